@@ -1,0 +1,107 @@
+"""Predictions beside measurements, and the numbers that sum them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Result", "Row", "Score", "Skipped", "score"]
+
+# |error| below this counts as this in the geometric mean, where one lucky zero would otherwise hide everything.
+GEOMEAN_FLOOR = 4e-4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prediction beside its measurement."""
+
+    metric: str
+    group: str
+    name: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Signed, as a fraction of the measurement."""
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that could not be handled, and why."""
+
+    row: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors as fractions: mean, geometric mean, median, 90th percentile and largest |error|, and the signed mean."""
+
+    n: int
+    mape: float
+    geomean: float
+    median: float
+    p90: float
+    max: float
+    bias: float
+
+
+def score(rows: Iterable[Row]) -> Score:
+    """Sum up the errors of some rows."""
+    signed = np.array([r.error for r in rows])
+    if not len(signed):
+        return Score(0, *([float("nan")] * 6))
+    size = np.abs(signed)
+    return Score(
+        n=len(signed),
+        mape=float(size.mean()),
+        geomean=float(np.exp(np.log(np.maximum(size, GEOMEAN_FLOOR)).mean())),
+        median=float(np.median(size)),
+        p90=float(np.quantile(size, 0.9)),
+        max=float(size.max()),
+        bias=float(signed.mean()),
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one accuracy command found: every row, and every row it could not handle."""
+
+    kind: str
+    path: str
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...] = field(default=())
+
+    def metrics(self, group: str | None = None) -> dict[str, Score]:
+        """A score per metric, over all rows or those of one group."""
+        rows = [r for r in self.rows if group in (None, r.group)]
+        return {m: score(r for r in rows if r.metric == m) for m in _distinct(r.metric for r in rows)}
+
+    def groups(self) -> list[str]:
+        return _distinct(r.group for r in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "path": self.path,
+            "n": len(self.rows),
+            "skipped": [asdict(s) for s in self.skipped],
+            "metrics": {m: asdict(s) for m, s in self.metrics().items()},
+            "groups": {g: {m: asdict(s) for m, s in self.metrics(g).items()} for g in self.groups()},
+        }
+
+
+def _distinct(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))
+
+
+def csv_lines(rows: Sequence[Row]) -> Iterable[tuple[str, ...]]:
+    """A header, then a line for every prediction beside its measurement."""
+    yield "metric", "group", "name", "predicted", "measured", "error"
+    for r in rows:
+        yield r.metric, r.group, r.name, f"{r.predicted:.9g}", f"{r.measured:.9g}", f"{r.error:.6g}"
