@@ -1,0 +1,86 @@
+"""The call tree of host threads, by containment, and who owns each stretch of a thread's time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["parents", "stretches"]
+
+Array = NDArray[Any]
+
+# A child may overrun its parent by this much: clocks are rounded to the microsecond in some traces.
+TOLERANCE_NS = 1000
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def parents(thread: Array, start: Array, end: Array, tolerance: int = TOLERANCE_NS) -> Array:
+    """The innermost event around each, or -1. Events come sorted by thread, start, longest first."""
+    n = len(start)
+    parent = np.full(n, -1, np.int32)
+    stack = np.empty(n, np.int32)
+    depth = 0
+    for i in range(n):
+        if i and thread[i] != thread[i - 1]:
+            depth = 0
+        while depth:
+            top = stack[depth - 1]
+            if start[i] < end[top] and end[i] <= end[top] + tolerance:
+                break
+            depth -= 1
+        if depth:
+            parent[i] = stack[depth - 1]
+        stack[depth] = i
+        depth += 1
+    return parent
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def stretches(thread: Array, start: Array, end: Array, parent: Array) -> tuple[Array, Array, Array]:
+    """Every thread's time as consecutive stretches (from, to, owner): the innermost event there, or -1 between events.
+
+    Each event has at least one stretch, if of no length, so that whatever hangs on the event has a place.
+    """
+    n = len(start)
+    lo = np.empty(4 * n + 4, np.int64)
+    hi = np.empty(4 * n + 4, np.int64)
+    owner = np.empty(4 * n + 4, np.int32)
+    k = 0
+    stack = np.empty(n + 1, np.int32)
+    depth = 0
+    now = 0
+    for i in range(n + 1):
+        if i == n or (i and thread[i] != thread[i - 1]):
+            while depth:
+                top = stack[depth - 1]
+                if end[top] > now:
+                    lo[k], hi[k], owner[k] = now, end[top], top
+                    k += 1
+                    now = end[top]
+                depth -= 1
+            if i == n:
+                break
+        if i == 0 or thread[i] != thread[i - 1]:
+            now = start[i]
+        while depth and stack[depth - 1] != parent[i]:
+            top = stack[depth - 1]
+            if end[top] > now:
+                lo[k], hi[k], owner[k] = now, end[top], top
+                k += 1
+                now = end[top]
+            depth -= 1
+        if start[i] > now:
+            lo[k], hi[k], owner[k] = now, start[i], stack[depth - 1] if depth else -1
+            k += 1
+            now = start[i]
+        # a leaf of no length, or one that a neighbour's rounding has overtaken, still gets its stretch
+        if i + 1 == n or parent[i + 1] != i:
+            lo[k], hi[k], owner[k] = now, max(now, end[i]), i
+            k += 1
+            now = max(now, end[i])
+        stack[depth] = i
+        depth += 1
+    return lo[:k], hi[:k], owner[:k]
