@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.engine import recursion
-from presage.errors import PresageError
+from presage.engine.deadlock import Deadlock, circle, told
+from presage.engine.order import memory_slots, predecessors, topological_order
+from presage.engine.recursion import Wiring
 
 __all__ = ["Builder", "Deadlock", "Edges", "Lane", "LaneKind", "Program"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
-
-
-class Deadlock(PresageError):
-    """The tasks wait for each other in a circle, as when two ranks call their collectives in different orders."""
 
 
 class LaneKind(Enum):
@@ -55,22 +53,29 @@ class Edges:
 
     @staticmethod
     def of(before: ArrayLike, after: ArrayLike, delay: ArrayLike = 0.0, from_start: ArrayLike = False) -> Edges:
-        b, a, d, s = np.broadcast_arrays(before, after, delay, from_start)
-        return Edges(b.astype(np.int32), a.astype(np.int32), d.astype(np.float64), s.astype(np.bool_))
+        b, a, d, s = np.broadcast_arrays(*map(np.atleast_1d, (before, after, delay, from_start)))
+        return Edges(whole(b, "task"), whole(a, "task"), d.astype(np.float64), s.astype(np.bool_))
 
     @staticmethod
     def none() -> Edges:
         return Edges.of([], [], [], [])
 
     def __add__(self, other: Edges) -> Edges:
-        pairs = ((getattr(self, k), getattr(other, k)) for k in ("before", "after", "delay", "from_start"))
-        return Edges(*(np.concatenate(pair) for pair in pairs))
+        return Edges.joined([self, other])
+
+    @staticmethod
+    def joined(parts: Sequence[Edges]) -> Edges:
+        """All of them in one: for many parts, much faster than adding them one by one."""
+        columns = ([getattr(e, k) for e in parts] for k in ("before", "after", "delay", "from_start"))
+        return Edges(*(np.concatenate(c) for c in columns)) if parts else Edges.none()
 
     def __len__(self) -> int:
         return len(self.before)
 
-    def shifted(self, tasks: int) -> Edges:
-        return Edges(self.before + np.int32(tasks), self.after + np.int32(tasks), self.delay, self.from_start)
+    def shifted(self, tasks: int, after: int | None = None) -> Edges:
+        """The same edges between tasks `tasks` further on; `after`, where it differs, shifts where they lead to."""
+        to = np.int32(tasks if after is None else after)
+        return Edges(self.before + np.int32(tasks), self.after + to, self.delay, self.from_start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,21 +110,37 @@ class Program:
         name: ArrayLike | None = None,
         names: Sequence[str] = ("",),
     ) -> Program:
-        on = np.ascontiguousarray(lane, np.int32)
+        on = whole(lane, "lane")
         n = len(on)
         edges = edges or Edges.none()
-        meet = np.full(n, -1, np.int32) if group is None else np.ascontiguousarray(group, np.int32)
-        rel = np.zeros(n) if release is None else np.ascontiguousarray(release, np.float64)
-        label = np.zeros(n, np.int32) if name is None else np.ascontiguousarray(name, np.int32)
-        _check(tuple(lanes), on, edges, meet, rel)
-        csr = _predecessors(n, edges + lane_order(on, np.array([x.gap for x in lanes])))
-        order = recursion.topological_order(csr[0], csr[1], meet, int(meet.max(initial=-1)) + 1)
+        meet = np.full(n, -1, np.int32) if group is None else _meetings(group)
+        rel = np.zeros(n) if release is None else np.array(release, np.float64, ndmin=1)
+        label = np.zeros(n, np.int32) if name is None else whole(name, "name")
+        _check_tasks(tuple(lanes), on, meet, rel, label, names)
+        _check_edges(n, edges)
+        csr = _predecessors(lanes, on, edges)
+        order = topological_order(csr[0], csr[1], meet, int(meet.max(initial=-1)) + 1)
+        program = Program(tuple(lanes), on, edges, meet, rel, label, tuple(names), *csr, order)
         if len(order) < n:
-            raise Deadlock(_circle(n, order, on, lanes, label, names))
-        return Program(tuple(lanes), on, edges, meet, rel, label, tuple(names), *csr, order)
+            raise Deadlock(told(circle(order, meet, csr[0], csr[1]), n - len(order), program._place))
+        return program
 
     def label(self, task: int) -> str:
         return self.names[self.name[task]]
+
+    def _place(self, task: int) -> str:
+        return f"{self.label(task) or f'task {task}'} on {self.lanes[self.lane[task]].name}"
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """Who waits for whom, as the recursion takes it."""
+        return Wiring(self.order, self.group, self.ptr, self.pred, self.delay, self.from_start, self.release)
+
+    @cached_property
+    def slots(self) -> tuple[Ints, int]:
+        """Where a pass that keeps no timeline holds each task's times, and how many such places there are."""
+        slot, used = memory_slots(self.order, self.group, self.ptr, self.pred)
+        return slot, used
 
     @property
     def rank(self) -> Ints:
@@ -130,43 +151,68 @@ class Program:
         return [i for i, x in enumerate(self.lanes) if x.kind is kind and rank in (None, x.rank)]
 
 
-def lane_order(lane: Ints, gap: Floats) -> Edges:
-    """The edges that make every lane a queue."""
-    by_lane = np.argsort(lane, kind="stable").astype(np.int32)
-    before, after = by_lane[:-1], by_lane[1:]
-    same = lane[before] == lane[after]
-    return Edges.of(before[same], after[same], gap[lane[after[same]]], False)
+def whole(values: ArrayLike, what: str) -> Ints:
+    """Indices as int32, or an error that names the one that is no index: a silent wrap would run another task."""
+    given = np.atleast_1d(values)
+    if given.dtype.kind not in "iub" and given.size:
+        bad = given[given != np.floor(given)] if given.dtype.kind == "f" else given
+        if bad.size:
+            raise ValueError(f"a {what} is a whole number, not {bad[0]!r}")
+    if given.dtype != np.int32 and given.size and (abs(int(given.min())) >> 31 or abs(int(given.max())) >> 31):
+        raise ValueError(f"a {what} is out of range: {max(given.min(), given.max(), key=abs)}")
+    return given.astype(np.int32)
 
 
-def _predecessors(n: int, edges: Edges) -> tuple[NDArray[np.int64], Ints, Floats, NDArray[np.bool_]]:
-    by_task = np.argsort(edges.after, kind="stable")
-    ptr = np.zeros(n + 1, np.int64)
-    np.cumsum(np.bincount(edges.after, minlength=n), out=ptr[1:])
-    return ptr, edges.before[by_task], edges.delay[by_task], edges.from_start[by_task]
+def _meetings(group: ArrayLike) -> Ints:
+    """Meeting ids, renumbered where they are too sparse to count by."""
+    given = np.atleast_1d(group)
+    if given.size and given.max() >= len(given):
+        _, index = np.unique(np.maximum(given, -1), return_inverse=True)
+        given = index.reshape(-1) - int(given.min() < 0)
+    return np.maximum(whole(given, "meeting"), np.int32(-1))
 
 
-def _check(lanes: tuple[Lane, ...], lane: Ints, edges: Edges, group: Ints, release: Floats) -> None:
+def _predecessors(lanes: Sequence[Lane], lane: Ints, edges: Edges) -> tuple[NDArray[np.int64], Ints, Floats, Any]:
+    gap = np.array([x.gap for x in lanes], np.float64)
+    before, after = (np.ascontiguousarray(x, np.int32) for x in (edges.before, edges.after))
+    delay, from_start = np.ascontiguousarray(edges.delay, np.float64), np.ascontiguousarray(edges.from_start, np.bool_)
+    return predecessors(lane, gap, before, after, delay, from_start)  # type: ignore[no-any-return]
+
+
+def _check_tasks(
+    lanes: tuple[Lane, ...], lane: Ints, group: Ints, release: Floats, name: Ints, names: Sequence[str]
+) -> None:
     n = len(lane)
-    if n and not (0 <= lane.min() and lane.max() < len(lanes)):
-        raise ValueError(f"a task names lane {lane.max()}, but there are {len(lanes)} lanes")
-    if len(group) != n or len(release) != n:
-        raise ValueError(f"{n} tasks, but {len(group)} group and {len(release)} release entries")
-    ends = np.concatenate([edges.before, edges.after])
-    if len(ends) and not (0 <= ends.min() and ends.max() < n):
-        raise ValueError(f"an edge names task {ends.max()}, but there are {n} tasks")
-    if not (np.isfinite(edges.delay).all() and np.isfinite(release).all()):
-        raise ValueError("a delay or a release time is not a finite number")
-    if (release < 0).any():
-        raise ValueError(f"negative release time {release.min()}")
+    for what, column in (("meeting", group), ("release", release), ("name", name)):
+        if column.shape != (n,):
+            raise ValueError(f"{n} tasks, but {what} entries of shape {column.shape}")
+    for what, column, count in (("lane", lane, len(lanes)), ("name", name, len(names))):
+        if (bad := _outside(column, count)) is not None:
+            raise ValueError(f"a task has {what} {bad}, but there are {count} {what}s")
+    for x in lanes:
+        if not 0 <= x.gap < np.inf:
+            raise ValueError(f"lane {x.name!r} has gap {x.gap}: not a number of seconds from 0 on")
+    if n and not (release.min() >= 0 and release.max() < np.inf):
+        bad_release = release[~((release >= 0) & (release < np.inf))][0]
+        raise ValueError(f"release time {bad_release}: not a number of seconds from 0 on")
 
 
-def _circle(
-    n: int, order: Ints, lane: Ints, lanes: Sequence[Lane], name: Ints, names: Sequence[str], show: int = 4
-) -> str:
-    stuck = np.setdiff1d(np.arange(n), order)
-    first = [stuck[lane[stuck] == i][0] for i in np.unique(lane[stuck])][:show]
-    heads = ", ".join(f"{names[name[t]] or f'task {t}'} on {lanes[lane[t]].name}" for t in first)
-    return f"{len(stuck)} tasks wait for each other in a circle; the first on each lane: {heads}"
+def _check_edges(n: int, edges: Edges) -> None:
+    shapes = {np.shape(x) for x in (edges.before, edges.after, edges.delay, edges.from_start)}
+    if shapes != {(len(edges.before),)}:
+        raise ValueError(f"edges with columns of different shapes: {sorted(shapes)}")
+    for ends in (edges.before, edges.after):
+        if (bad := _outside(ends, n)) is not None:
+            raise ValueError(f"an edge names task {bad}, but there are {n} tasks")
+    if len(edges) and not np.isfinite(edges.delay).all():
+        raise ValueError(f"an edge has delay {edges.delay[~np.isfinite(edges.delay)][0]}")
+
+
+def _outside(index: Ints, count: int) -> int | None:
+    """An index that is not one of 0..count-1."""
+    if not len(index) or (index.min() >= 0 and index.max() < count):
+        return None
+    return int(index.min() if index.min() < 0 else index.max())
 
 
 class Builder:
@@ -187,9 +233,7 @@ class Builder:
         self.lanes.append(Lane(name, rank, kind, gap))
         return len(self.lanes) - 1
 
-    def task(
-        self, lane: int, duration: float, name: str = "", after: Iterable[int] = (), release: float = 0.0
-    ) -> int:
+    def task(self, lane: int, duration: float, name: str = "", after: Iterable[int] = (), release: float = 0.0) -> int:
         """Add a task at the end of a lane; `after` are tasks that must have ended before."""
         t = len(self._lane)
         self._lane.append(lane)

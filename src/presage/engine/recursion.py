@@ -1,164 +1,241 @@
-"""The (max,+) recursion over tasks, forward and backward, compiled. Arrays in, arrays out; nothing else knows Numba.
+"""The (max,+) recursion over tasks, forward and backward, compiled. Arrays in, arrays out.
 
-`start` and `end` are (tasks, draws) arrays; the inner loops run over draws, which lie next to each other in memory.
+Times are (tasks, draws) arrays; the inner loops run over draws, which lie next to each other in memory.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["backward", "forward", "topological_order"]
+__all__ = ["Seconds", "Wiring", "backward", "chain", "forward", "forward_one", "ready_times"]
 
 Array = NDArray[Any]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def topological_order(ptr: Array, pred: Array, group: Array, groups: int) -> Array:
-    """Tasks so that predecessors come first and the members of a meeting stand together; shorter if there is a circle.
+class Wiring(NamedTuple):
+    """Who waits for whom: task t waits for pred[ptr[t]:ptr[t + 1]], its release and the others of its group."""
 
-    A meeting is one node: it is ready when every member's predecessors are done.
-    """
-    n = len(group)
-    node = np.empty(n, np.int32)  # task -> node: tasks without a meeting keep their number, meetings come after
-    for t in range(n):
-        node[t] = t if group[t] < 0 else n + group[t]
-    waits = np.zeros(n + groups, np.int64)
-    count = np.zeros(n + groups, np.int64)
-    head = np.zeros(n + 1, np.int64)  # successors by task, as a counting sort of the edges
-    for t in range(n):
-        waits[node[t]] += ptr[t + 1] - ptr[t]
-        count[node[t]] += 1
-        for k in range(ptr[t], ptr[t + 1]):
-            head[pred[k] + 1] += 1
-    for t in range(n):
-        head[t + 1] += head[t]
-    succ = np.empty(len(pred), np.int32)
-    fill = head[:-1].copy()
-    for t in range(n):
-        for k in range(ptr[t], ptr[t + 1]):
-            succ[fill[pred[k]]] = t
-            fill[pred[k]] += 1
-    first = np.zeros(groups + 1, np.int64)  # members by meeting
-    for g in range(groups):
-        first[g + 1] = first[g] + count[n + g]
-    members = np.empty(first[groups], np.int32)
-    put = first[:-1].copy()
-    for t in range(n):
-        if group[t] >= 0:
-            members[put[group[t]]] = t
-            put[group[t]] += 1
-    order = np.empty(n, np.int32)
-    tail = 0
-    for t in range(n):
-        if group[t] < 0 and waits[t] == 0:
-            order[tail] = t
-            tail += 1
-    for g in range(groups):
-        if waits[n + g] == 0:
-            for m in range(first[g], first[g + 1]):
-                order[tail] = members[m]
-                tail += 1
-    done = 0
-    while done < tail:
-        t = order[done]
-        done += 1
-        for k in range(head[t], head[t + 1]):
-            s = succ[k]
-            waits[node[s]] -= 1
-            if waits[node[s]] == 0:
-                if group[s] < 0:
-                    order[tail] = s
-                    tail += 1
-                else:
-                    for m in range(first[group[s]], first[group[s] + 1]):
-                        order[tail] = members[m]
-                        tail += 1
-    return order[:tail]
+    order: Array
+    group: Array
+    ptr: Array
+    pred: Array
+    delay: Array
+    from_start: Array
+    release: Array
+
+
+class Seconds(NamedTuple):
+    """What each task takes: draws[row] where row >= 0, else base."""
+
+    base: Array
+    row: Array
+    draws: Array
 
 
 @njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def forward(
-    order: Array,
-    group: Array,
-    ptr: Array,
-    pred: Array,
-    delay: Array,
-    from_start: Array,
-    release: Array,
-    base: Array,
-    row: Array,
-    draws: Array,
-    first: int,
-    start: Array,
-    end: Array,
+    w: Wiring, took: Seconds, first: int, width: int, slot: Array, start: Array, end: Array, part: Array, latest: Array
 ) -> None:
-    """Fill `start` and `end` for draws first..first+width. A task's duration is draws[row] where row >= 0, else base."""
-    n = len(order)
-    width = start.shape[1]
-    common = np.empty(width)
-    longest = np.empty(width)
+    """Fill `start` and `end`, at slot[task], for draws first..first+width, and raise `latest`[part[task]] to the ends.
+
+    `latest` has a column for every draw. Tasks with a negative part are left out of it.
+    """
+    common, longest = np.empty(width), np.empty(width)
     i = 0
-    while i < n:
-        g = group[order[i]]
-        stop = i + 1
-        while g >= 0 and stop < n and group[order[stop]] == g:
-            stop += 1
+    while i < len(w.order):
+        stop = _meeting_stop(w, i)
         for m in range(i, stop):
-            t = order[m]
-            ready = start[t]
-            ready[:] = release[t]
-            for k in range(ptr[t], ptr[t + 1]):
-                source = start[pred[k]] if from_start[k] else end[pred[k]]
-                d = delay[k]
-                for j in range(width):
-                    ready[j] = max(ready[j], source[j] + d)
+            _ready(w, w.order[m], slot, start, end, width)
         if stop == i + 1:
-            t = order[i]
-            if row[t] < 0:
-                for j in range(width):
-                    end[t, j] = start[t, j] + base[t]
-            else:
-                for j in range(width):
-                    end[t, j] = start[t, j] + draws[row[t], first + j]
+            t = w.order[i]
+            _copy(start[slot[t], :width], end[slot[t], :width])
+            _add(took, t, first, end[slot[t], :width])
         else:
-            common[:] = 0.0
-            longest[:] = 0.0
+            _meet(w, took, first, i, stop, slot, start, common, longest)
             for m in range(i, stop):
-                t = order[m]
-                for j in range(width):
-                    common[j] = max(common[j], start[t, j])
-                    longest[j] = max(longest[j], base[t] if row[t] < 0 else draws[row[t], first + j])
-            for m in range(i, stop):
-                t = order[m]
-                for j in range(width):
-                    start[t, j] = common[j]
-                    end[t, j] = common[j] + longest[j]
+                _copy(common, start[slot[w.order[m]], :width])
+                _copy(longest, end[slot[w.order[m]], :width])
+        for m in range(i, stop):
+            t = w.order[m]
+            if part[t] >= 0:
+                _raise(latest[part[t], first : first + width], end[slot[t], :width], 0.0)
+        i = stop
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _later(a: float, b: float) -> float:
+    """The larger; `max` also looks for NaN, of which there are none, and so branches where this selects."""
+    return a if a > b else b
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _meeting_stop(w: Wiring, i: int) -> int:
+    """One past the last place, in the order, of the meeting that begins at place i; i + 1 for a task of its own."""
+    g, stop = w.group[w.order[i]], i + 1
+    while g >= 0 and stop < len(w.order) and w.group[w.order[stop]] == g:
+        stop += 1
+    return stop
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _ready(w: Wiring, t: int, slot: Array, start: Array, end: Array, width: int) -> None:
+    """Put into `start` when task t could start by itself."""
+    ready = start[slot[t], :width]
+    ready[:] = w.release[t]
+    for k in range(w.ptr[t], w.ptr[t + 1]):
+        source = start if w.from_start[k] else end
+        _raise(ready, source[slot[w.pred[k]], :width], w.delay[k])
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _meet(
+    w: Wiring, took: Seconds, first: int, i: int, stop: int, slot: Array, start: Array, common: Array, longest: Array
+) -> None:
+    """The common start of the members at places i..stop, and their common end."""
+    common[:] = 0.0
+    longest[:] = 0.0
+    width = len(common)
+    for m in range(i, stop):
+        t = w.order[m]
+        _raise(common, start[slot[t], :width], 0.0)
+        if took.row[t] < 0:
+            for j in range(width):
+                longest[j] = _later(longest[j], took.base[t])
+        else:
+            _raise(longest, took.draws[took.row[t], first : first + width], 0.0)
+    for j in range(width):
+        longest[j] = common[j] + longest[j]
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _add(took: Seconds, t: int, first: int, to: Array) -> None:
+    if took.row[t] < 0:
+        seconds = took.base[t]
+        for j in range(len(to)):
+            to[j] += seconds
+    else:
+        draws = took.draws[took.row[t], first : first + len(to)]
+        for j in range(len(to)):
+            to[j] += draws[j]
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _raise(to: Array, offer: Array, delay: float) -> None:
+    for j in range(len(to)):
+        to[j] = _later(to[j], offer[j] + delay)
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _copy(source: Array, to: Array) -> None:
+    for j in range(len(to)):
+        to[j] = source[j]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def forward_one(w: Wiring, took: Array, start: Array, end: Array) -> None:
+    """`forward` for a single draw, where loops over draws would cost more than the work in them."""
+    i = 0
+    while i < len(w.order):
+        stop = _meeting_stop(w, i)
+        common, longest = 0.0, 0.0
+        for m in range(i, stop):
+            common = _later(common, _can_start(w, start, end, w.order[m]))
+            longest = _later(longest, took[w.order[m]])
+        for m in range(i, stop):
+            start[w.order[m]] = common
+            end[w.order[m]] = common + longest
         i = stop
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def backward(
-    order: Array, group: Array, ptr: Array, pred: Array, delay: Array, from_start: Array, took: Array, latest: Array
-) -> None:
-    """Lower `latest` (per task, preset to the allowed finish) to the latest end that delays nothing after it."""
-    i = len(order) - 1
+def ready_times(w: Wiring, start: Array, end: Array, ready: Array) -> None:
+    """When each task could have started by itself, from (tasks, draws) times that are known."""
+    for t in range(len(w.release)):
+        ready[t, :] = w.release[t]
+        for k in range(w.ptr[t], w.ptr[t + 1]):
+            source = start if w.from_start[k] else end
+            _raise(ready[t], source[w.pred[k]], w.delay[k])
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def backward(w: Wiring, start: Array, end: Array, slack: Array) -> None:
+    """Lower `slack` (per task, preset to finish - end) to what no later task minds.
+
+    It adds up how long each offer lies before the start it allows: never negative, and exactly zero where that offer
+    set the start, which differences of latest and earliest times would miss by a rounding.
+    """
+    i = len(w.order) - 1
     while i >= 0:
-        g = group[order[i]]
-        stop = i - 1
-        while g >= 0 and stop >= 0 and group[order[stop]] == g:
-            stop -= 1
-        soonest = np.inf
-        for m in range(stop + 1, i + 1):
-            soonest = min(soonest, latest[order[m]])
-        for m in range(stop + 1, i + 1):
-            t = order[m]
-            latest[t] = soonest
-            for k in range(ptr[t], ptr[t + 1]):
-                p = pred[k]
-                bound = soonest - took[t] - delay[k]
-                latest[p] = min(latest[p], bound + took[p] if from_start[k] else bound)
-        i = stop
+        first = i
+        g = w.group[w.order[i]]
+        while g >= 0 and first > 0 and w.group[w.order[first - 1]] == g:
+            first -= 1
+        least = np.inf
+        for m in range(first, i + 1):
+            least = min(least, slack[w.order[m]])
+        for m in range(first, i + 1):
+            t = w.order[m]
+            slack[t] = least
+            for k in range(w.ptr[t], w.ptr[t + 1]):
+                p = w.pred[k]
+                slack[p] = min(slack[p], least + (start[t] - _offer(w, k, start, end)))
+        i = first - 1
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _offer(w: Wiring, k: int, start: Array, end: Array) -> float:
+    """The start that edge k allows."""
+    begin, done = start[w.pred[k]], end[w.pred[k]]  # both read, so that the choice is a select and not a branch
+    return (begin if w.from_start[k] else done) + w.delay[k]
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def chain(w: Wiring, start: Array, end: Array, last: int) -> Array:
+    """The tasks that held up `last`, from it backwards: of each meeting, the member it started for."""
+    n = len(w.order)
+    place, path = np.empty(n, np.int64), np.empty(n, np.int64)
+    for i in range(n):
+        place[w.order[i]] = i
+    t, steps = last, 0
+    while t >= 0:
+        t = _last_member(w, place, start, end, t)
+        path[steps] = t
+        steps += 1
+        t = _holder(w, start, end, t)
+    return path[:steps]
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _last_member(w: Wiring, place: Array, start: Array, end: Array, t: int) -> int:
+    """The member of t's meeting that was ready last: t itself if no other was later."""
+    if w.group[t] < 0 or _can_start(w, start, end, t) >= start[t]:
+        return t
+    i = place[t]
+    while i > 0 and w.group[w.order[i - 1]] == w.group[t]:
+        i -= 1
+    while _can_start(w, start, end, w.order[i]) < start[t]:
+        i += 1
+    return int(w.order[i])
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _can_start(w: Wiring, start: Array, end: Array, t: int) -> float:
+    ready = w.release[t]
+    for k in range(w.ptr[t], w.ptr[t + 1]):
+        ready = _later(ready, _offer(w, k, start, end))
+    return ready
+
+
+@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+def _holder(w: Wiring, start: Array, end: Array, t: int) -> int:
+    """The task whose end (or start) let task t start, or -1 if its release did."""
+    best, holder = w.release[t], -1
+    for k in range(w.ptr[t], w.ptr[t + 1]):
+        offer = _offer(w, k, start, end)
+        if offer > best or (holder < 0 and offer == best):
+            best, holder = offer, w.pred[k]
+    return holder

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine.durations import Durations
 from presage.engine.program import Edges, Program
-from presage.engine.timeline import finish_times
+from presage.engine.timeline import latest_ends
 
 __all__ = ["period", "repeat"]
 
@@ -20,27 +20,31 @@ def repeat(program: Program, steps: int, carried: Edges | None = None) -> Progra
 
     Release times hold for the first copy only: what a later copy may start on, its edges must say.
     """
+    if steps < 0:
+        raise ValueError(f"{steps} steps")
     n, meets = len(program), int(program.group.max(initial=-1)) + 1
-    edges = Edges.none()
-    for k in range(steps):
-        edges = edges + program.edges.shifted(k * n)
-        if carried is not None and k:
-            edges = edges + Edges(
-                carried.before + np.int32((k - 1) * n),
-                carried.after + np.int32(k * n),
-                carried.delay,
-                carried.from_start,
-            )
-    group = [np.where(program.group >= 0, program.group + k * meets, -1) for k in range(steps)]
+    edges = [program.edges.shifted(k * n) for k in range(steps)]
+    if carried is not None and len(carried):
+        _check_carried(carried, n)
+        edges += [carried.shifted((k - 1) * n, k * n) for k in range(1, steps)]
+    copy = np.repeat(np.arange(steps, dtype=np.int32), n)
+    group = np.tile(program.group, steps)
     return Program.of(
         program.lanes,
         np.tile(program.lane, steps),
-        edges,
-        group=np.concatenate(group) if steps else None,
-        release=np.concatenate([program.release, np.zeros(n * (steps - 1))]),
+        Edges.joined(edges),
+        group=np.where(group >= 0, group + copy * meets, -1),
+        release=np.where(copy == 0, np.tile(program.release, steps), 0.0),
         name=np.tile(program.name, steps),
         names=program.names,
     )
+
+
+def _check_carried(carried: Edges, tasks: int) -> None:
+    for ends in (carried.before, carried.after):
+        if ends.min() < 0 or ends.max() >= tasks:
+            bad = ends.min() if ends.min() < 0 else ends.max()
+            raise ValueError(f"a carried edge names task {bad}, but a step has {tasks} tasks")
 
 
 def period(
@@ -49,9 +53,7 @@ def period(
     """Seconds per step once run-ahead has built up, per draw: the mean over the second half of `steps` steps."""
     if steps < 2:
         raise ValueError(f"a period needs at least 2 steps, not {steps}")
-    many = repeat(program, steps, carried)
-    n, half = len(program), steps // 2
-    ends = finish_times(many, Durations.of(durations).repeated(steps), np.arange(len(many)))
-    done = ends.reshape(steps, n, -1).max(axis=1)
-    done = np.maximum.accumulate(done, axis=0)
-    return np.asarray((done[-1] - done[half - 1]) / (steps - half))
+    many, half = repeat(program, steps, carried), steps // 2
+    copy = np.repeat(np.arange(steps, dtype=np.int32), len(program))
+    done = latest_ends(many, Durations.of(durations).repeated(steps), copy, steps)
+    return np.asarray((done.max(axis=0) - done[:half].max(axis=0)) / (steps - half))

@@ -11,15 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 from presage.engine import recursion
 from presage.engine.durations import Durations
 from presage.engine.intervals import length, subtract, union
-from presage.engine.program import LaneKind, Program
+from presage.engine.program import LaneKind, Program, whole
 
 __all__ = ["LaneUse", "Timeline", "finish_times", "simulate"]
 
 Floats = NDArray[np.float64]
 
-# Draws per pass of the recursion: wide enough to fill vector registers, narrow enough that a pass of a large
-# program stays in memory.
-WIDTH = 256
+# A pass over many draws is fastest when its rows stay in the cache and each is long enough to fill vector registers
+# and to pay for the walk over the graph; measured by bench/engine.py on programs of 80 to 100,000 rows.
+PASS_BYTES = 8 << 20
+WIDEST, NARROWEST = 512, 32
 
 
 @dataclass(frozen=True)
@@ -49,19 +50,17 @@ class Timeline:
 
     def draw(self, j: int) -> Timeline:
         """The timeline of one draw."""
-        return self if self.start.ndim == 1 else Timeline(self.program, self.start[:, j], self.end[:, j])
+        if self.start.ndim == 1:
+            return self
+        return Timeline(self.program, self.start[:, j].copy(), self.end[:, j].copy())
 
     @cached_property
     def ready(self) -> Floats:
         """When each task could have started by itself: `start - ready` is the wait for the others of its meeting."""
-        p, out = self.program, np.broadcast_to(self.program.release, self.start.T.shape).T.copy()
-        if len(p.pred):
-            flag = p.from_start if self.start.ndim == 1 else p.from_start[:, None]
-            delay = p.delay if self.start.ndim == 1 else p.delay[:, None]
-            offered = np.where(flag, self.start[p.pred], self.end[p.pred]) + delay
-            has = np.flatnonzero(np.diff(p.ptr))
-            out[has] = np.maximum(out[has], np.maximum.reduceat(offered, p.ptr[:-1][has], axis=0))
-        return out
+        ready = np.empty_like(self.start)
+        shape = (len(self.program), self.start.size // max(len(self.program), 1))
+        recursion.ready_times(self.program.wiring, *(x.reshape(shape) for x in (self.start, self.end, ready)))
+        return ready
 
     @property
     def wait(self) -> Floats:
@@ -70,44 +69,23 @@ class Timeline:
 
     @cached_property
     def slack(self) -> Floats:
-        """Seconds each task's end may slip before the finish does (one-draw timelines)."""
+        """Seconds each task may slip, start and end, before the finish does (one-draw timelines)."""
         self._one_draw("slack")
-        p = self.program
-        latest = np.full(len(p), self.finish)
-        recursion.backward(p.order, p.group, p.ptr, p.pred, p.delay, p.from_start, self.end - self.start, latest)
-        return latest - self.end
+        slack = np.asarray(self.finish - self.end)
+        recursion.backward(self.program.wiring, self.start, self.end, slack)
+        return slack
 
     @cached_property
     def critical_path(self) -> NDArray[np.int64]:
-        """The chain of tasks that sets the finish, first to last (one-draw timelines)."""
+        """The chain of tasks that sets the finish, first to last; of a meeting, the member that was ready last.
+
+        Each but the first starts when the one before it (or a mate of its meeting) lets it: one-draw timelines only.
+        """
         self._one_draw("critical path")
         if not len(self.program):
             return np.empty(0, np.int64)
-        path = [int(self.end.argmax())]
-        while (before := self._holder(path[-1])) >= 0:
-            path.append(before)
-        return np.array(path[::-1], np.int64)
-
-    def _holder(self, task: int) -> int:
-        """The task whose end (or start) set this task's start, or -1 if its release did."""
-        p = self.program
-        if p.group[task] >= 0:
-            members = self._members[p.group[task]]
-            task = int(members[self.ready[members].argmax()])
-        lo, hi = p.ptr[task], p.ptr[task + 1]
-        if lo == hi:
-            return -1
-        before = p.pred[lo:hi]
-        offered = np.where(p.from_start[lo:hi], self.start[before], self.end[before]) + p.delay[lo:hi]
-        best = int(offered.argmax())
-        return int(before[best]) if offered[best] >= p.release[task] else -1
-
-    @cached_property
-    def _members(self) -> dict[int, NDArray[np.int64]]:
-        grouped = np.flatnonzero(self.program.group >= 0)
-        by_group = grouped[np.argsort(self.program.group[grouped], kind="stable")]
-        ids, first = np.unique(self.program.group[by_group], return_index=True)
-        return dict(zip(ids.tolist(), np.split(by_group, first[1:]), strict=True)) if len(ids) else {}
+        path = recursion.chain(self.program.wiring, self.start, self.end, int(self.end.argmax()))
+        return np.asarray(path[::-1], np.int64)
 
     def lane_use(self) -> list[LaneUse]:
         """How each lane spends the time from 0 to the finish (one-draw timelines)."""
@@ -115,8 +93,8 @@ class Timeline:
         n, on = len(self.program.lanes), self.program.lane
         busy = np.bincount(on, self.end - self.start, n)
         wait = np.bincount(on, self.wait, n)
-        span = float(np.max(self.finish))
-        return [LaneUse(float(b), float(w), float(span - b - w)) for b, w in zip(busy, wait, strict=True)]
+        idle = np.maximum(self.finish - busy - wait, 0.0)  # a full lane may be over by a rounding
+        return [LaneUse(*map(float, use)) for use in zip(busy, wait, idle, strict=True)]
 
     def exposed_communication(self, rank: int) -> tuple[float, float]:
         """Seconds in which this rank only (transfers, waits for others) with no compute running beside it."""
@@ -136,30 +114,50 @@ class Timeline:
 
 def simulate(program: Program, durations: ArrayLike | Durations) -> Timeline:
     """Run the recursion: every task starts when its lane, its edges, its release and its meeting allow."""
-    d = _matching(program, durations)
-    start = np.empty((len(program), d.count))
-    end = np.empty_like(start)
-    for lo in range(0, d.count, WIDTH):
-        hi = min(lo + WIDTH, d.count)
-        s, e = np.empty((len(program), hi - lo)), np.empty((len(program), hi - lo))
-        _pass(program, d, lo, s, e)
-        start[:, lo:hi], end[:, lo:hi] = s, e
-    if not len(d.draws):
-        return Timeline(program, start[:, 0], end[:, 0])
-    return Timeline(program, start, end)
+    d, n = _matching(program, durations), len(program)
+    if d.count == 1 and not len(d.draws):
+        alone = Timeline(program, np.empty(n), np.empty(n))
+        recursion.forward_one(program.wiring, d.base, alone.start, alone.end)
+        return alone
+    all_draws = Timeline(program, np.empty((n, d.count)), np.empty((n, d.count)))
+    own, nowhere = np.arange(n, dtype=np.int32), np.full(n, -1, np.int32)
+    times = (own, all_draws.start, all_draws.end, nowhere, np.empty((0, d.count)))
+    recursion.forward(program.wiring, d.seconds, 0, d.count, *times)
+    return all_draws
 
 
 def finish_times(program: Program, durations: ArrayLike | Durations, tasks: ArrayLike | None = None) -> Floats:
     """Ends of some tasks (or the finish of all) over all draws, in memory that does not grow with the draws."""
+    n = len(program)
+    if tasks is None:
+        return latest_ends(program, durations, np.zeros(n, np.int32), 1)[0]
+    wanted = whole(tasks, "task")
+    if len(wanted) and not (wanted.min() >= 0 and wanted.max() < n):
+        raise ValueError(f"no task {wanted.min() if wanted.min() < 0 else wanted.max()}: there are {n}")
+    some, place = np.unique(wanted, return_inverse=True)
+    part = np.full(n, -1, np.int32)
+    part[some] = np.arange(len(some))
+    return latest_ends(program, durations, part, len(some))[place.reshape(-1)]
+
+
+def latest_ends(program: Program, durations: ArrayLike | Durations, part: NDArray[np.int32], parts: int) -> Floats:
+    """The latest end among the tasks of each part, over all draws: (parts, draws). A negative part counts nowhere."""
     d = _matching(program, durations)
-    wanted = None if tasks is None else np.asarray(tasks, np.int64)
-    out = np.empty((1 if wanted is None else len(wanted), d.count))
-    for lo in range(0, d.count, WIDTH):
-        hi = min(lo + WIDTH, d.count)
-        s, e = np.empty((len(program), hi - lo)), np.empty((len(program), hi - lo))
-        _pass(program, d, lo, s, e)
-        out[:, lo:hi] = e.max(axis=0) if wanted is None else e[wanted]
-    return out[0] if wanted is None else out
+    slot, used = program.slots
+    width = _width(used, d.count)
+    start, end = np.empty((2, used, width))
+    latest = np.zeros((parts, d.count))
+    for first in range(0, d.count, width):
+        step = min(width, d.count - first)
+        recursion.forward(program.wiring, d.seconds, first, step, slot, start, end, part, latest)
+    return latest
+
+
+def _width(rows: int, draws: int) -> int:
+    """Draws per pass: as many as fit, in passes of about one size."""
+    most = min(max(PASS_BYTES // (16 * max(rows, 1)), NARROWEST), WIDEST)
+    passes = -(-draws // most)
+    return -(-draws // passes)
 
 
 def _matching(program: Program, durations: ArrayLike | Durations) -> Durations:
@@ -167,10 +165,3 @@ def _matching(program: Program, durations: ArrayLike | Durations) -> Durations:
     if len(d) != len(program):
         raise ValueError(f"{len(program)} tasks, but {len(d)} durations")
     return d
-
-
-def _pass(program: Program, d: Durations, first: int, start: Floats, end: Floats) -> None:
-    p = program
-    recursion.forward(
-        p.order, p.group, p.ptr, p.pred, p.delay, p.from_start, p.release, d.base, d.row, d.draws, first, start, end
-    )

@@ -1,0 +1,359 @@
+"""An execution graph as a file gives it: nodes, the tensors they read and wrote, and the order they ran in.
+
+PyTorch execution traces (`et.py`) and Chakra graphs (`chakra.py`) both become an `ExecutionGraph`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from presage.errors import InputError
+
+__all__ = [
+    "NO_ATTRS",
+    "Argument",
+    "Arguments",
+    "ExecutionGraph",
+    "Node",
+    "TensorRef",
+    "consumers",
+    "global_rank",
+    "host_kind",
+    "ordered_graph",
+    "producers",
+    "tensors",
+    "topological_order",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """One mention of a tensor. Ids are reused after a tensor dies, so `id` alone names nothing: see `producers`."""
+
+    id: int
+    storage: int
+    offset: int
+    elements: int
+    itemsize: int
+    device: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Argument: TypeAlias = TensorRef | int | float | bool | str | tuple["Argument", ...] | None
+
+NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. `kind` is process, thread, annotation or op on the host, kernel, memcpy or memset on the GPU;
+    Chakra adds collective, send, recv, load, store, metadata, storage and other.
+
+    `parent` is the node it was called from. Times are None where the file has none. `sequence` pairs a forward op with
+    its backward; `record` is the id newer profilers also write beside their events.
+    """
+
+    id: int
+    name: str
+    kind: str = "op"
+    on_gpu: bool = False
+    parent: int | None = None
+    ctrl_deps: tuple[int, ...] = ()
+    data_deps: tuple[int, ...] = ()
+    thread: int | None = None
+    stream: int | None = None
+    sequence: int | None = None
+    fw_parent: int | None = None
+    record: int | None = None
+    inputs: tuple[Argument, ...] = ()
+    outputs: tuple[Argument, ...] = ()
+    op_schema: str = ""
+    start_us: float | None = None
+    duration_us: float | None = None
+    attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionGraph:
+    """The nodes of one rank in the order they began, no node before one it depends on.
+
+    `dangling` counts control dependencies on nodes that the file does not hold; they are kept in the nodes and ignored
+    by every function here.
+    """
+
+    path: str
+    schema: str
+    nodes: tuple[Node, ...]
+    rank: int | None = None
+    dangling: int = 0
+
+
+def ordered_graph(
+    path: str, schema: str, nodes: Sequence[Node], rank: int | None = None, cut_ctrl_deps: bool = False
+) -> ExecutionGraph:
+    """Check ids, dependencies and times, and put the nodes in the order they began.
+
+    With `cut_ctrl_deps`, control dependencies may name nodes that were left out of the file.
+    """
+    known: set[int] = set()
+    for node in nodes:
+        if node.id in known:
+            raise InputError(path, "two nodes have this id; ids must be unique", f"node {node.id}: id")
+        known.add(node.id)
+    dangling = sum(_check(path, node, known, cut_ctrl_deps) for node in nodes)
+    graph = ExecutionGraph(path, schema, tuple(sorted(nodes, key=_began(nodes))), rank, dangling)
+    order = topological_order(graph)
+    by_id = {node.id: node for node in graph.nodes}
+    return replace(graph, nodes=tuple(by_id[i] for i in order))
+
+
+def _began(nodes: Sequence[Node]) -> Any:
+    # Ids count up as nodes begin, until a tool merges GPU events in and hands out new ids; such files have times.
+    if all(node.start_us is not None for node in nodes):
+        return lambda node: (node.start_us, -(node.duration_us or 0.0), node.id)
+    return lambda node: node.id
+
+
+def _check(path: str, node: Node, known: set[int], cut_ctrl_deps: bool) -> int:
+    if node.parent is not None and node.parent not in known:
+        raise InputError(path, f"there is no node {node.parent} in the file", f"node {node.id}: parent")
+    for dep in node.data_deps:
+        if dep not in known:
+            raise InputError(path, f"there is no node {dep} in the file", f"node {node.id}: data_deps")
+    if node.duration_us is not None and node.duration_us < 0:
+        raise InputError(path, f"a negative duration ({node.duration_us} us)", f"node {node.id}: duration")
+    missing = sum(dep not in known for dep in node.ctrl_deps)
+    if missing and not cut_ctrl_deps:
+        raise InputError(path, "names nodes that are not in the file", f"node {node.id}: ctrl_deps")
+    return missing
+
+
+def _dependencies(node: Node) -> Iterator[int]:
+    if node.parent is not None:
+        yield node.parent
+    yield from node.ctrl_deps
+    yield from node.data_deps
+
+
+def topological_order(graph: ExecutionGraph) -> tuple[int, ...]:
+    """Node ids, each after its parent and its dependencies; among the free ones the earliest in `graph.nodes` first."""
+    position = {node.id: i for i, node in enumerate(graph.nodes)}
+    needs = [{position[d] for d in _dependencies(n) if d in position} for n in graph.nodes]
+    if all(max(before, default=-1) < i for i, before in enumerate(needs)):
+        return tuple(position)
+    return _earliest_first(graph, needs)
+
+
+def _earliest_first(graph: ExecutionGraph, needs: Sequence[set[int]]) -> tuple[int, ...]:
+    feeds: list[list[int]] = [[] for _ in needs]
+    for i, before in enumerate(needs):
+        for j in before:
+            feeds[j].append(i)
+    waiting = [len(before) for before in needs]
+    free = [i for i, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    while free:
+        i = heapq.heappop(free)
+        order.append(graph.nodes[i].id)
+        for j in feeds[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                heapq.heappush(free, j)
+    if len(order) < len(needs):
+        raise _cycle(graph, needs, waiting)
+    return tuple(order)
+
+
+def _cycle(graph: ExecutionGraph, needs: Sequence[set[int]], waiting: Sequence[int]) -> InputError:
+    # Each node left over waits for another such node, so walking back from any of them ends up on the cycle.
+    seen: dict[int, int] = {}
+    i = next(i for i, count in enumerate(waiting) if count)
+    while i not in seen:
+        seen[i] = len(seen)
+        i = min(j for j in needs[i] if waiting[j])
+    node, length = graph.nodes[i], len(seen) - seen[i]
+    return InputError(
+        graph.path, f"depends on itself ({length} nodes form a cycle); write the file anew", f"node {node.id}"
+    )
+
+
+def tensors(arguments: Iterable[Argument]) -> Iterator[TensorRef]:
+    """The tensors among the arguments, those inside lists too."""
+    for argument in arguments:
+        if isinstance(argument, TensorRef):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from tensors(argument)
+
+
+def producers(graph: ExecutionGraph, identity: Literal["tensor", "storage"] = "tensor") -> dict[int, tuple[int, ...]]:
+    """For each host node the nodes that last wrote what it reads.
+
+    A node reads when it begins and writes when it ends, after all it called; that keeps a caller from being its own
+    callee's producer. The same `storage` also ties together views of one buffer, needed for writes in place.
+    """
+    ends = _ends(graph)
+    writer: dict[Hashable, int] = {}
+    found: dict[int, tuple[int, ...]] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.on_gpu:  # carries a copy of the arguments of the op that launched it
+            continue
+        reads = (writer.get(_key(t, identity)) for t in tensors(node.inputs))
+        found[node.id] = tuple(dict.fromkeys(w for w in reads if w is not None))
+        for j in ends[i]:
+            done = graph.nodes[j]
+            writer.update((_key(t, identity), done.id) for t in tensors(done.outputs))
+    return found
+
+
+def _key(tensor: TensorRef, identity: str) -> Hashable:
+    return tensor.storage if identity == "storage" else (tensor.id, tensor.storage)
+
+
+def _ends(graph: ExecutionGraph) -> list[list[int]]:
+    """For each position the nodes that end there, callees first. A node ends with the last host node under it."""
+    position = {node.id: i for i, node in enumerate(graph.nodes)}
+    last = list(range(len(graph.nodes)))
+    ends: list[list[int]] = [[] for _ in last]
+    for i in reversed(last.copy()):
+        node = graph.nodes[i]
+        if node.on_gpu:
+            continue
+        ends[last[i]].append(i)
+        if node.parent is not None:
+            p = position[node.parent]
+            last[p] = max(last[p], last[i])
+    return ends
+
+
+def consumers(graph: ExecutionGraph, identity: Literal["tensor", "storage"] = "tensor") -> dict[int, tuple[int, ...]]:
+    """For each host node the nodes that read what it wrote: `producers` the other way round."""
+    found: dict[int, list[int]] = {node.id: [] for node in graph.nodes if not node.on_gpu}
+    for reader, writers in producers(graph, identity).items():
+        for writer in writers:
+            found[writer].append(reader)
+    return {node: tuple(readers) for node, readers in found.items()}
+
+
+DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e5m2": "float8_e5m2",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+    "long": "int64",
+    "long int": "int64",  # the same type under another compiler's name
+    "int": "int32",
+    "short": "int16",
+    "short int": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+}
+DEEPEST = 16
+
+
+class Arguments:
+    """Turns values, shapes and types as a file lists them into arguments. Equal tensors become one object.
+
+    What does not fit raises ValueError; the reader knows the file and the node to name.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, TensorRef] = {}
+
+    def read(self, values: Any, shapes: Any, types: Any) -> tuple[Argument, ...]:
+        if not (isinstance(values, list) and isinstance(shapes, list) and isinstance(types, list)):
+            raise ValueError("values, shapes and types must be lists")
+        if not len(values) == len(shapes) == len(types):
+            raise ValueError(f"{len(values)} values, {len(shapes)} shapes and {len(types)} types must be as many")
+        return tuple(map(self._argument, values, shapes, types))
+
+    def _argument(self, value: Any, shape: Any, kind: Any, depth: int = 0) -> Argument:
+        if not isinstance(kind, str):
+            raise ValueError(f"a type must be a text, not {kind!r:.40}")
+        if kind.startswith("Tensor("):
+            return self._tensor(value, shape, kind[len("Tensor(") : -1])
+        if not (isinstance(value, list) and "Tensor(" in kind):
+            return None if kind == "None" else _plain(value)
+        inner = _element_types(kind)
+        if depth > DEEPEST or not isinstance(shape, list) or not len(value) == len(shape) == len(inner):
+            raise ValueError(f"a list of {len(value)} does not fit its shapes or its type {kind:.40}")
+        return tuple(self._argument(v, s, k, depth + 1) for v, s, k in zip(value, shape, inner, strict=True))
+
+    def _tensor(self, value: Any, shape: Any, dtype: str) -> TensorRef | None:
+        try:
+            key = (*value, dtype, *shape)
+            return self._seen[key]
+        except KeyError:
+            pass
+        except TypeError:
+            raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor") from None
+        if "nullptr" in dtype:  # an optional tensor that was not given
+            return None
+        if len(value) != 6 or not all(type(x) is int for x in (*value[:5], *shape)) or not isinstance(value[5], str):
+            raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor")
+        tensor = TensorRef(*value, shape=tuple(shape), dtype=DTYPES.get(dtype, dtype))
+        return self._seen.setdefault(key, tensor)
+
+
+def _plain(value: Any, depth: int = 0) -> Argument:
+    if isinstance(value, list):
+        if depth > DEEPEST:
+            raise ValueError(f"lists inside lists, more than {DEEPEST} deep")
+        return tuple(_plain(v, depth + 1) for v in value)
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise ValueError(f"{value!r:.60} is not an argument")
+
+
+@lru_cache(maxsize=1 << 14)
+def _element_types(kind: str) -> tuple[str, ...]:
+    """The types inside `GenericList[Tensor(float),Int]`; commas inside brackets do not count."""
+    inside = kind[kind.find("[") + 1 : -1]
+    if "[" not in inside and "<" not in inside:
+        return tuple(inside.split(",")) if inside else ()
+    parts, depth, begin = [], 0, 0
+    for m in re.finditer(r"[\[(<]|[\])>]|,", inside):
+        depth += 1 if m[0] in "[(<" else -1 if m[0] in "])>" else 0
+        if m[0] == "," and depth == 0:
+            parts.append(inside[begin : m.start()])
+            begin = m.end()
+    return (*parts, inside[begin:])
+
+
+ROOT = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|(process|thread)\]")
+USER_SCOPE = 7
+PLACELESS = re.compile(r"_?(?:all|reduce_scatter)")
+
+
+def host_kind(name: str, scope: int | None) -> str:
+    if root := ROOT.fullmatch(name):
+        return root[1]
+    return "annotation" if scope == USER_SCOPE else "op"
+
+
+def global_rank(nodes: Iterable[Node]) -> int | None:
+    """The rank that wrote the trace, if its collectives say so: only traces since schema 1.0.2 do.
+
+    A collective's arguments end with (..., rank in group, name, splits in, splits out, first rank of the group,
+    stride, group size). Where a root exists, the root stands in the rank's place, so those collectives do not count.
+    """
+    said = {
+        first + rank * stride
+        for node in nodes
+        if node.name == "record_param_comms" and len(node.inputs) >= 7
+        for rank, name, _, _, first, stride, _ in [node.inputs[-7:]]
+        if isinstance(name, str) and PLACELESS.match(name)
+        if type(rank) is int and type(first) is int and type(stride) is int and first >= 0
+    }
+    return said.pop() if len(said) == 1 else None

@@ -1,0 +1,147 @@
+"""A Run: the traces of one job's ranks, on one clock, with their collectives matched."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import InputError
+from presage.traces import kineto
+from presage.traces.latencies import gpu_clock_shift
+from presage.traces.trace import Trace
+
+__all__ = ["Meeting", "Run", "read_run", "run_of"]
+
+# Collectives known by their kernel's name, where the trace has no metadata.
+KIND = re.compile(
+    r"(AllReduce|AllGather|ReduceScatter|Broadcast|AllToAll|SendRecv|Reduce|Gather|Scatter|Send|Recv)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One collective as its members saw it: (rank's place in the run, GPU event)."""
+
+    kind: str
+    members: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """All given ranks. `offset_ns[i]` is added to rank i's times to bring them onto the first rank's clock."""
+
+    traces: tuple[Trace, ...]
+    offset_ns: tuple[int, ...]
+    meetings: tuple[Meeting, ...] = field(repr=False)
+    gpu_shift_ns: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.traces)
+
+    def rank(self, i: int) -> int:
+        found = self.traces[i].rank
+        return i if found is None else found
+
+
+def read_run(paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False) -> Run:
+    """Read one run. With several files, every rank must be there unless `partial`."""
+    traces = [kineto.read(p, ignore) for p in sorted(map(str, paths))]
+    if not partial:
+        _check_ranks(traces)
+    return run_of(traces)
+
+
+def run_of(traces: Sequence[Trace]) -> Run:
+    """Put traces on one clock and match their collectives."""
+    ordered = sorted(traces, key=lambda t: (t.rank is None, t.rank or 0))
+    shifts = [gpu_clock_shift(t) for t in ordered]
+    moved = [t.shifted_gpu(ns) if ns else t for t, ns in zip(ordered, shifts, strict=True)]
+    origin = min(t.origin_ns for t in moved)
+    nominal = [t.origin_ns - origin for t in moved]
+    if len(moved) == 1:
+        return Run(tuple(moved), (0,), (), tuple(shifts))
+    meetings, offsets = _match(moved, nominal)
+    return Run(tuple(moved), tuple(offsets), tuple(meetings), tuple(shifts))
+
+
+def _check_ranks(traces: Sequence[Trace]) -> None:
+    if len(traces) < 2:
+        return
+    for t in traces:
+        if t.rank is None:
+            raise InputError(t.path, "does not say its rank; give one file of a single run alone", "distributedInfo.rank")
+    seen: dict[int, Trace] = {}
+    for t in traces:
+        if t.rank in seen:
+            raise InputError(t.path, f"is rank {t.rank}, as is {seen[t.rank].path}", "distributedInfo.rank")
+        seen[t.rank or 0] = t
+    world = traces[0].world or len(traces)
+    missing = sorted(set(range(world)) - set(seen))
+    if missing:
+        some = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        raise InputError(
+            traces[0].path, f"rank {some} of {world} missing; give all ranks, or --partial", "distributedInfo.world_size"
+        )
+
+
+def _match(traces: Sequence[Trace], nominal: Sequence[int]) -> tuple[list[Meeting], list[int]]:
+    """Match collectives rank by rank against the first that has them; the ends of matched ones set the offsets."""
+    lists = [_by_kind(t) for t in traces]
+    kinds = dict.fromkeys(k for found in lists for k in found)
+    members: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    differences: list[list[NDArray[np.int64]]] = [[] for _ in traces]
+    for kind in kinds:
+        having = [r for r in range(len(traces)) if kind in lists[r]]
+        lead = max(having, key=lambda r: (len(lists[r][kind]), -r))
+        ours = lists[lead][kind]
+        for r in having:
+            theirs = lists[r][kind]
+            ends = traces[r].gpu.end[theirs] + nominal[r]
+            place = _shift(traces[lead].gpu.end[ours] + nominal[lead], ends)
+            for k, event in enumerate(theirs):
+                members[kind, place + k].append((r, int(event)))
+            if r != lead:
+                reference = traces[lead].gpu.end[ours[place : place + len(theirs)]] + nominal[lead]
+                differences[r].append(reference - ends[: len(reference)] if lead == 0 else np.empty(0, np.int64))
+    offsets = [n + _centre(d) for n, d in zip(nominal, differences, strict=True)]
+    meetings = [Meeting(kind, tuple(m)) for (kind, _), m in members.items() if len(m) > 1]
+    return meetings, [o - offsets[0] for o in offsets]
+
+
+def _centre(parts: list[NDArray[np.int64]]) -> int:
+    values = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return int(np.median(values)) if len(values) else 0
+
+
+def _by_kind(trace: Trace) -> dict[str, NDArray[np.int64]]:
+    """A rank's collectives in time order, by what must agree between the ranks of one collective."""
+    out: dict[str, list[int]] = defaultdict(list)
+    found = np.flatnonzero(trace.is_collective)
+    for event in found[np.argsort(trace.gpu.start[found], kind="stable")]:
+        meta = trace.collectives.get(int(event))
+        if meta is not None and meta.name:
+            out[f"{meta.name}|{meta.group}|{meta.ranks}"].append(int(event))
+        else:
+            name = trace.gpu_name(int(event))
+            said = KIND.search(name)
+            out[said.group(1) if said else name].append(int(event))
+    return {k: np.array(v, np.int64) for k, v in out.items()}
+
+
+def _shift(reference: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
+    """How many of the reference's collectives precede this rank's first: where the differences of ends agree best."""
+    most = len(reference) - len(ends)
+    if most <= 0:
+        return 0
+    spread = [_disagreement(reference[k : k + len(ends)] - ends) for k in range(most + 1)]
+    return int(np.argmin(spread))
+
+
+def _disagreement(difference: NDArray[np.int64]) -> float:
+    return float(np.median(np.abs(difference)) + np.median(np.abs(difference - np.median(difference))))

@@ -1,0 +1,199 @@
+"""Who waited for whom: the dependencies a trace shows but does not state.
+
+Three kinds are inferred from times that meet: a host call that returns just after GPU work ends was waiting for that
+work; a thread that wakes just after another falls silent was waiting for it; a kernel that starts just after one of
+another stream ends, though launched long before, was waiting for that. A dependency only ever comes from a time that
+meets; where nothing meets, the time counts as work of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.traces.latencies import Latencies, earlier_end
+from presage.traces.trace import GpuEvents, HostEvents, HostKind, Sync, Trace
+
+__all__ = ["Blocked", "StreamWait", "blocking_calls", "stated_stream_waits", "stream_waits"]
+
+US = 1000
+Ints = NDArray[np.int64]
+
+SYNC_CALL = re.compile(r"Synchronize|^(cuda|hip)(Memcpy|Free|Malloc|HostAlloc|HostRegister)|StreamQuery|cuMem")
+DEVICE_WIDE = re.compile(r"(Device|Ctx)Synchronize|^(cuda|hip)Free")
+
+# Calls shorter than this do not block: they are the call's own cost.
+LEAST_BLOCK = 15 * US
+# A launch call this long, with this many kernels outstanding, found the launch queue full.
+FULL_QUEUE_CALL = 60 * US
+FULL_QUEUE_DEPTH = 400
+# Clocks are whole microseconds in some traces.
+CLOCK_SLOP = 2 * US
+# From one stream's kernel end to the start of a kernel of another stream that waited for it.
+STREAM_HANDOVER = 40 * US
+# A start later than its launch and its stream explain by more than this had another reason.
+UNEXPLAINED = 4 * US
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A host call that waited for GPU work: for these events' ends (or starts), then took `tail` ns to return."""
+
+    call: int
+    events: tuple[int, ...]
+    from_start: bool
+    tail: int
+
+
+@dataclass(frozen=True)
+class StreamWait:
+    """A GPU event that waited for one of another stream."""
+
+    before: int
+    after: int
+
+
+def launch_times(host: HostEvents, gpu: GpuEvents) -> Ints:
+    """When each GPU event was launched; its own start where the launch is not in the trace."""
+    return np.where(gpu.launch >= 0, host.start[gpu.launch] if len(host) else 0, gpu.start)
+
+
+def blocking_calls(trace: Trace) -> list[Blocked]:
+    """The calls into the runtime that waited for the GPU."""
+    host, gpu = trace.host, trace.gpu
+    if not len(gpu):
+        return []
+    kinds = [_call_kind(n) for n in trace.names]
+    kind = np.array(kinds, np.int8)[host.name]
+    calls = np.flatnonzero((host.kind == HostKind.CALL) & (host.end - host.start >= LEAST_BLOCK))
+    finder = _Finder(host, gpu)
+    found = (finder.blocked(int(c), int(kind[c])) for c in calls)
+    return [b for b in found if b is not None]
+
+
+PLAIN, SYNC, DEVICE_SYNC = 0, 1, 2
+
+
+def _call_kind(name: str) -> int:
+    if DEVICE_WIDE.search(name):
+        return DEVICE_SYNC
+    return SYNC if SYNC_CALL.search(name) else PLAIN
+
+
+class _Finder:
+    """Looks up which GPU work was under way during a call."""
+
+    def __init__(self, host: HostEvents, gpu: GpuEvents) -> None:
+        self.host, self.gpu = host, gpu
+        self.launched = launch_times(host, gpu)
+        self.by_end = np.argsort(gpu.end, kind="stable")
+        self.ends = gpu.end[self.by_end]
+        self.by_start = np.argsort(gpu.start, kind="stable")
+        self.starts = gpu.start[self.by_start]
+        self.launch_order = np.sort(self.launched)
+        self.streams = [np.flatnonzero(gpu.stream == s) for s in np.unique(gpu.stream)]
+
+    def blocked(self, call: int, kind: int) -> Blocked | None:
+        start, end = int(self.host.start[call]), int(self.host.end[call])
+        if kind == PLAIN:
+            return self._queue_full(call, start, end)
+        last = self._last_end(call, start, end)
+        if last is None:
+            return None
+        events = self._device_wide(start, end, last) if kind == DEVICE_SYNC else (last,)
+        return Blocked(call, events, False, max(0, end - int(self.gpu.end[last])))
+
+    def _last_end(self, call: int, start: int, end: int) -> int | None:
+        """The GPU event, launched before the call or by it, that ended last while the call ran."""
+        i = int(np.searchsorted(self.ends, end + CLOCK_SLOP, side="right")) - 1
+        while i >= 0 and self.ends[i] > start:
+            event = int(self.by_end[i])
+            if self.launched[event] < start or self.gpu.launch[event] == call:
+                return event
+            i -= 1
+        return None
+
+    def _device_wide(self, start: int, end: int, last: int) -> tuple[int, ...]:
+        """The last event launched before the call on every stream."""
+        events = {last}
+        for on in self.streams:
+            sent = on[self.launched[on] < start]
+            if len(sent) and self.gpu.end[sent[-1]] <= end + CLOCK_SLOP:
+                events.add(int(sent[-1]))
+        return tuple(sorted(events))
+
+    def _queue_full(self, call: int, start: int, end: int) -> Blocked | None:
+        if end - start < FULL_QUEUE_CALL:
+            return None
+        sent = int(np.searchsorted(self.launch_order, start))
+        begun = int(np.searchsorted(self.starts, start))
+        if sent - begun < FULL_QUEUE_DEPTH:
+            return None
+        i = int(np.searchsorted(self.starts, end, side="right")) - 1
+        if i < 0 or self.starts[i] <= start:
+            return None
+        event = int(self.by_start[i])
+        return Blocked(call, (event,), True, max(0, end - int(self.gpu.start[event])))
+
+
+def stream_waits(trace: Trace, lat: Latencies) -> tuple[list[StreamWait], Ints]:
+    """Waits between streams inferred from meeting times, and the late starts nothing explains (GPU event numbers)."""
+    host, gpu = trace.host, trace.gpu
+    if not len(gpu):
+        return [], np.empty(0, np.int64)
+    launched = launch_times(host, gpu)
+    explained = np.maximum(earlier_end(gpu) + lat.gap, launched + lat.of(gpu.kind))
+    late = np.flatnonzero((gpu.launch >= 0) & (gpu.start - explained > UNEXPLAINED))
+    by_end = np.argsort(gpu.end, kind="stable")
+    ends = gpu.end[by_end]
+    waits: list[StreamWait] = []
+    unexplained: list[int] = []
+    for i in late:
+        before = _cause(gpu, launched, by_end, ends, int(i), int(explained[i]))
+        if before is None:
+            unexplained.append(int(i))
+        else:
+            waits.append(StreamWait(before, int(i)))
+    return waits, np.array(unexplained, np.int64)
+
+
+def _cause(gpu: GpuEvents, launched: Ints, by_end: Ints, ends: Ints, event: int, explained: int) -> int | None:
+    """The event of another stream, launched earlier, whose end just before this start is the best reason for it."""
+    start = int(gpu.start[event])
+    earliest = max(start - STREAM_HANDOVER, explained - CLOCK_SLOP)
+    k = int(np.searchsorted(ends, start + CLOCK_SLOP, side="right")) - 1
+    while k >= 0 and ends[k] >= earliest:
+        other = int(by_end[k])
+        if gpu.stream[other] != gpu.stream[event] and launched[other] <= launched[event] and gpu.start[other] < start:
+            return other
+        k -= 1
+    return None
+
+
+def stated_stream_waits(trace: Trace) -> list[StreamWait]:
+    """Waits between streams that the GPU's own records state (`Stream Wait Event` with its recorded event)."""
+    host, gpu = trace.host, trace.gpu
+    stated = [s for s in trace.syncs if s.record_correlation is not None and s.wait_on_stream is not None]
+    if not stated:
+        return []
+    call_of = {int(c): i for i, c in enumerate(host.correlation) if c > 0 and host.kind[i] == HostKind.CALL}
+    launched = launch_times(host, gpu)
+    number = {s.stream: i for i, s in enumerate(trace.streams)}
+    waits = (_stated(s, host, gpu, launched, call_of, number) for s in stated if s.kind.startswith("Stream Wait"))
+    return [w for w in waits if w is not None]
+
+
+def _stated(
+    sync: Sync, host: HostEvents, gpu: GpuEvents, launched: Ints, call_of: dict[int, int], number: dict[int, int]
+) -> StreamWait | None:
+    record, wait = call_of.get(sync.record_correlation or -1), call_of.get(sync.correlation)
+    if record is None or wait is None:
+        return None
+    source = np.flatnonzero((gpu.stream == number.get(sync.wait_on_stream or 0, -1)) & (launched < host.start[record]))
+    target = np.flatnonzero((gpu.stream == number.get(sync.stream or 0, -1)) & (launched > host.start[wait]))
+    if not len(source) or not len(target) or gpu.start[target[0]] + CLOCK_SLOP < gpu.end[source[-1]]:
+        return None
+    return StreamWait(int(source[-1]), int(target[0]))
