@@ -43,9 +43,10 @@ class Durations:
         """
         if isinstance(values, Durations):
             return values
-        table = np.array(values, np.float64, ndmin=1, order="C")
+        table = np.ascontiguousarray(values, np.float64)
         if table.ndim == 2 and not draws:
-            return Durations(table.max(axis=1, initial=0.0), np.arange(len(table), dtype=np.int32), table)
+            base = table[:, 0].copy() if table.shape[1] else np.zeros(len(table))
+            return Durations(base, np.arange(len(table), dtype=np.int32), table)
         if table.ndim != 1:
             raise ValueError(f"durations of shape {table.shape}{' and draws by task' if draws else ''}")
         row = np.full(len(table), -1, np.int32)
@@ -60,7 +61,7 @@ class Durations:
     @property
     def count(self) -> int:
         """The number of draws."""
-        return self.draws.shape[1]
+        return int(self.draws.shape[1])
 
     @property
     def seconds(self) -> Seconds:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from presage.engine.compiled import compiled
 
 __all__ = ["memory_slots", "predecessors", "topological_order"]
 
 Array = NDArray[Any]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def predecessors(
     lane: Array, gap: Array, before: Array, after: Array, delay: Array, from_start: Array
 ) -> tuple[Array, Array, Array, Array]:
@@ -36,7 +37,7 @@ def predecessors(
     return ptr, pred, wait, begin
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _previous_on_lane(lane: Array, lanes: int) -> Array:
     """The task before each one on its lane, or -1: what makes every lane a queue."""
     last = np.full(lanes, -1, np.int32)
@@ -47,7 +48,7 @@ def _previous_on_lane(lane: Array, lanes: int) -> Array:
     return previous
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _starts(after: Array, previous: Array) -> Array:
     ptr = np.zeros(len(previous) + 1, np.int64)
     for a in after:
@@ -57,7 +58,7 @@ def _starts(after: Array, previous: Array) -> Array:
     return ptr
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def topological_order(ptr: Array, pred: Array, group: Array, groups: int) -> Array:
     """Tasks so that predecessors come first and the members of a meeting stand together; shorter if there is a circle.
 
@@ -81,7 +82,7 @@ def topological_order(ptr: Array, pred: Array, group: Array, groups: int) -> Arr
     return order[:tail]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _successors(ptr: Array, pred: Array) -> tuple[Array, Array]:
     n = len(ptr) - 1
     head = np.zeros(n + 1, np.int64)
@@ -98,7 +99,7 @@ def _successors(ptr: Array, pred: Array) -> tuple[Array, Array]:
     return head, succ
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _nodes(ptr: Array, group: Array, groups: int) -> tuple[Array, Array, Array]:
     """Members by meeting (first, members), and how many edges each node waits for: tasks, then meetings."""
     n = len(group)
@@ -119,7 +120,7 @@ def _nodes(ptr: Array, group: Array, groups: int) -> tuple[Array, Array, Array]:
     return first, members, waits
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _sources(group: Array, waits: Array, first: Array, members: Array, order: Array) -> int:
     """Put the nodes that wait for nothing first in `order`; how many tasks that makes."""
     n, tail = len(group), 0
@@ -132,7 +133,7 @@ def _sources(group: Array, waits: Array, first: Array, members: Array, order: Ar
     return tail
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _append(task: int, meeting: int, first: Array, members: Array, order: Array, tail: int) -> int:
     if meeting < 0:
         order[tail] = task
@@ -143,7 +144,7 @@ def _append(task: int, meeting: int, first: Array, members: Array, order: Array,
     return tail
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def memory_slots(order: Array, group: Array, ptr: Array, pred: Array) -> tuple[Array, int]:
     """A place in memory for each task's times, used again once nobody waits for them; how many places that takes.
 
@@ -170,7 +171,7 @@ def memory_slots(order: Array, group: Array, ptr: Array, pred: Array) -> tuple[A
     return slot, used
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _give_back(t: int, ptr: Array, pred: Array, left: Array, slot: Array, free: Array, spare: int) -> int:
     for k in range(ptr[t], ptr[t + 1]):
         left[pred[k]] -= 1

@@ -126,7 +126,7 @@ class Program:
         return program
 
     def label(self, task: int) -> str:
-        return self.names[self.name[task]]
+        return self.names[int(self.name[task])]
 
     def _place(self, task: int) -> str:
         return f"{self.label(task) or f'task {task}'} on {self.lanes[self.lane[task]].name}"
@@ -139,8 +139,7 @@ class Program:
     @cached_property
     def slots(self) -> tuple[Ints, int]:
         """Where a pass that keeps no timeline holds each task's times, and how many such places there are."""
-        slot, used = memory_slots(self.order, self.group, self.ptr, self.pred)
-        return slot, used
+        return memory_slots(self.order, self.group, self.ptr, self.pred)
 
     @property
     def rank(self) -> Ints:
@@ -172,11 +171,13 @@ def _meetings(group: ArrayLike) -> Ints:
     return np.maximum(whole(given, "meeting"), np.int32(-1))
 
 
-def _predecessors(lanes: Sequence[Lane], lane: Ints, edges: Edges) -> tuple[NDArray[np.int64], Ints, Floats, Any]:
+def _predecessors(
+    lanes: Sequence[Lane], lane: Ints, edges: Edges
+) -> tuple[NDArray[np.int64], Ints, Floats, NDArray[np.bool_]]:
     gap = np.array([x.gap for x in lanes], np.float64)
     before, after = (np.ascontiguousarray(x, np.int32) for x in (edges.before, edges.after))
     delay, from_start = np.ascontiguousarray(edges.delay, np.float64), np.ascontiguousarray(edges.from_start, np.bool_)
-    return predecessors(lane, gap, before, after, delay, from_start)  # type: ignore[no-any-return]
+    return predecessors(lane, gap, before, after, delay, from_start)
 
 
 def _check_tasks(
@@ -236,6 +237,10 @@ class Builder:
     def task(self, lane: int, duration: float, name: str = "", after: Iterable[int] = (), release: float = 0.0) -> int:
         """Add a task at the end of a lane; `after` are tasks that must have ended before."""
         t = len(self._lane)
+        if not 0 <= lane < len(self.lanes):
+            raise ValueError(f"no lane {lane}: there are {len(self.lanes)}")
+        if not 0 <= duration < np.inf:
+            raise ValueError(f"duration {duration}: not a number of seconds from 0 on")
         self._lane.append(lane)
         self._duration.append(duration)
         self._release.append(release)
@@ -251,6 +256,10 @@ class Builder:
     def meet(self, tasks: Iterable[int]) -> None:
         """These tasks start together, when the last of them can, and share one duration."""
         for t in tasks:
+            if not 0 <= t < len(self):
+                raise ValueError(f"no task {t} to meet: there are {len(self)}")
+            if self._group[t] not in (-1, self._groups):
+                raise ValueError(f"task {t} is in a meeting already")
             self._group[t] = self._groups
         self._groups += 1
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from presage.engine.compiled import compiled, inlined
 
 __all__ = ["Seconds", "Wiring", "backward", "chain", "forward", "forward_one", "ready_times"]
 
@@ -36,7 +37,7 @@ class Seconds(NamedTuple):
     draws: Array
 
 
-@njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@compiled
 def forward(
     w: Wiring, took: Seconds, first: int, width: int, slot: Array, start: Array, end: Array, part: Array, latest: Array
 ) -> None:
@@ -66,13 +67,13 @@ def forward(
         i = stop
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _later(a: float, b: float) -> float:
     """The larger; `max` also looks for NaN, of which there are none, and so branches where this selects."""
     return a if a > b else b
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _meeting_stop(w: Wiring, i: int) -> int:
     """One past the last place, in the order, of the meeting that begins at place i; i + 1 for a task of its own."""
     g, stop = w.group[w.order[i]], i + 1
@@ -81,7 +82,7 @@ def _meeting_stop(w: Wiring, i: int) -> int:
     return stop
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _ready(w: Wiring, t: int, slot: Array, start: Array, end: Array, width: int) -> None:
     """Put into `start` when task t could start by itself."""
     ready = start[slot[t], :width]
@@ -91,7 +92,7 @@ def _ready(w: Wiring, t: int, slot: Array, start: Array, end: Array, width: int)
         _raise(ready, source[slot[w.pred[k]], :width], w.delay[k])
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _meet(
     w: Wiring, took: Seconds, first: int, i: int, stop: int, slot: Array, start: Array, common: Array, longest: Array
 ) -> None:
@@ -111,7 +112,7 @@ def _meet(
         longest[j] = common[j] + longest[j]
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _add(took: Seconds, t: int, first: int, to: Array) -> None:
     if took.row[t] < 0:
         seconds = took.base[t]
@@ -123,19 +124,19 @@ def _add(took: Seconds, t: int, first: int, to: Array) -> None:
             to[j] += draws[j]
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _raise(to: Array, offer: Array, delay: float) -> None:
     for j in range(len(to)):
         to[j] = _later(to[j], offer[j] + delay)
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _copy(source: Array, to: Array) -> None:
     for j in range(len(to)):
         to[j] = source[j]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def forward_one(w: Wiring, took: Array, start: Array, end: Array) -> None:
     """`forward` for a single draw, where loops over draws would cost more than the work in them."""
     i = 0
@@ -151,7 +152,7 @@ def forward_one(w: Wiring, took: Array, start: Array, end: Array) -> None:
         i = stop
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def ready_times(w: Wiring, start: Array, end: Array, ready: Array) -> None:
     """When each task could have started by itself, from (tasks, draws) times that are known."""
     for t in range(len(w.release)):
@@ -161,7 +162,7 @@ def ready_times(w: Wiring, start: Array, end: Array, ready: Array) -> None:
             _raise(ready[t], source[w.pred[k]], w.delay[k])
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def backward(w: Wiring, start: Array, end: Array, slack: Array) -> None:
     """Lower `slack` (per task, preset to finish - end) to what no later task minds.
 
@@ -186,14 +187,14 @@ def backward(w: Wiring, start: Array, end: Array, slack: Array) -> None:
         i = first - 1
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _offer(w: Wiring, k: int, start: Array, end: Array) -> float:
     """The start that edge k allows."""
     begin, done = start[w.pred[k]], end[w.pred[k]]  # both read, so that the choice is a select and not a branch
-    return (begin if w.from_start[k] else done) + w.delay[k]
+    return float((begin if w.from_start[k] else done) + w.delay[k])
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def chain(w: Wiring, start: Array, end: Array, last: int) -> Array:
     """The tasks that held up `last`, from it backwards: of each meeting, the member it started for."""
     n = len(w.order)
@@ -209,7 +210,7 @@ def chain(w: Wiring, start: Array, end: Array, last: int) -> Array:
     return path[:steps]
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _last_member(w: Wiring, place: Array, start: Array, end: Array, t: int) -> int:
     """The member of t's meeting that was ready last: t itself if no other was later."""
     if w.group[t] < 0 or _can_start(w, start, end, t) >= start[t]:
@@ -222,15 +223,15 @@ def _last_member(w: Wiring, place: Array, start: Array, end: Array, t: int) -> i
     return int(w.order[i])
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _can_start(w: Wiring, start: Array, end: Array, t: int) -> float:
-    ready = w.release[t]
+    ready = float(w.release[t])
     for k in range(w.ptr[t], w.ptr[t + 1]):
         ready = _later(ready, _offer(w, k, start, end))
     return ready
 
 
-@njit(cache=True, forceinline=True)  # type: ignore[untyped-decorator]
+@inlined
 def _holder(w: Wiring, start: Array, end: Array, t: int) -> int:
     """The task whose end (or start) let task t start, or -1 if its release did."""
     best, holder = w.release[t], -1

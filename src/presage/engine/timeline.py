@@ -130,7 +130,7 @@ def finish_times(program: Program, durations: ArrayLike | Durations, tasks: Arra
     """Ends of some tasks (or the finish of all) over all draws, in memory that does not grow with the draws."""
     n = len(program)
     if tasks is None:
-        return latest_ends(program, durations, np.zeros(n, np.int32), 1)[0]
+        return latest_ends(program, durations, np.zeros(n, np.int32), 1).reshape(-1)
     wanted = whole(tasks, "task")
     if len(wanted) and not (wanted.min() >= 0 and wanted.max() < n):
         raise ValueError(f"no task {wanted.min() if wanted.min() < 0 else wanted.max()}: there are {n}")

@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
@@ -39,13 +40,9 @@ NAMED_ATTRS = frozenset({"rf_id", "fw_parent", "seq_id", "scope", "tid", "op_sch
 
 
 def read_chakra(path: str | Path) -> ExecutionGraph:
-    """The execution graph in a Chakra file of either form. Control dependencies may name nodes left out of it."""
+    """The execution graph in a Chakra file of either form."""
     data = read_bytes(Path(path))
-    if not data.strip():
-        raise InputError(path, "the file is empty")
-    if _is_json(data):
-        return _read_json(str(path), data)
-    return _read_protobuf(str(path), data)
+    return _read_json(str(path), data) if _is_json(data) else _read_protobuf(str(path), data)
 
 
 def _is_json(data: bytes) -> bool:
@@ -78,8 +75,26 @@ def _read_json(path: str, data: bytes) -> ExecutionGraph:
         if file.traceEvents is not None:
             raise InputError(path, "this is a Kineto profiler trace, not a Chakra graph; open it as a Kineto trace")
         raise InputError(path, "no such list in the file: this is not a Chakra graph", "workload_graph")
-    nodes = [_json_node(path, i, raw) for i, raw in enumerate(file.workload_graph)]
-    return ordered_graph(path, "chakra-json", nodes, cut_ctrl_deps=True)
+    return _graph(path, "chakra-json", [_json_node(path, i, raw) for i, raw in enumerate(file.workload_graph)])
+
+
+def _graph(path: str, schema: str, nodes: list[Node]) -> ExecutionGraph:
+    """The graph, less the control dependencies on nodes that were left out of the file."""
+    known = {node.id for node in nodes}
+    kept = [node if known.issuperset(node.ctrl_deps) else _within(node, known) for node in nodes]
+    written, rank = sum(len(node.ctrl_deps) for node in nodes), global_rank(nodes)
+    try:
+        return ordered_graph(path, schema, kept, rank, written - sum(len(node.ctrl_deps) for node in kept))
+    except InputError:
+        # Early converters gave nodes new ids and left the old ones in the control dependencies, which then run in
+        # circles. Chakra's own feeder goes by the data dependencies, and by themselves these may still be sound.
+        bare = [replace(node, parent=None, ctrl_deps=()) for node in nodes]
+        return ordered_graph(path, schema, bare, rank, written)
+
+
+def _within(node: Node, known: set[int]) -> Node:
+    ctrl_deps = tuple(dep for dep in node.ctrl_deps if dep in known)
+    return replace(node, ctrl_deps=ctrl_deps, parent=node.parent if node.parent in known else None)
 
 
 def _json_node(path: str, i: int, raw: dict[str, Any]) -> Node:
@@ -109,15 +124,10 @@ def _kind(number: int, name: str, on_host: bool, scope: int | None) -> str:
 
 # Protobuf. What does not fit raises ValueError; `_read_protobuf` adds the file and the message.
 
-ANOTHER_SCHEMA = (
-    "is not of the type it has in Chakra's schema since late 2023; convert the trace again with a newer Chakra"
-)
+ANOTHER_SCHEMA = "is not of its type in Chakra's schema since late 2023; convert the trace again with a newer Chakra"
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-NODE = {1: "id", 2: "name", 3: "type", 4: "ctrl_deps", 5: "data_deps", 6: "start_time_micros", 7: "duration_micros"} | {
-    8: "inputs",
-    9: "outputs",
-    10: "attr",
-}
+TIMES = ("start_time_micros", "duration_micros")
+NODE = ("", "id", "name", "type", "ctrl_deps", "data_deps", *TIMES, "inputs", "outputs", "attr")
 TEXTS = frozenset({"name", "inputs", "outputs", "attr"})
 LISTS = frozenset({"ctrl_deps", "data_deps"})
 
@@ -136,20 +146,16 @@ def _read_protobuf(path: str, data: bytes) -> ExecutionGraph:
                 nodes.append(_node(message, read, "schema" in meta))
             at = end
     except ValueError as e:
-        raise InputError(
-            path, f"not a readable Chakra graph: {e}", f"message {len(nodes) + (at > 0)} at byte {at}"
-        ) from None
-    known = {node.id for node in nodes}
-    nodes = [n if n.parent is None or n.parent in known else replace(n, parent=None) for n in nodes]
-    schema = meta.get("schema") or meta.get("version") or "chakra"
-    return ordered_graph(path, str(schema), nodes, global_rank(nodes), cut_ctrl_deps=True)
+        where = f"message {len(nodes) + (at > 0)} at byte {at}"
+        raise InputError(path, f"not a readable Chakra graph: {e}", where) from None
+    return _graph(path, str(meta.get("schema") or meta.get("version") or "chakra"), nodes)
 
 
 def _metadata(message: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, wire, value in _fields(message):
         if wire != BYTES:
-            raise ValueError("the first message is not Chakra's global metadata")
+            raise ValueError(f"the first message is no global metadata: field {number} {ANOTHER_SCHEMA}")
         if number == 2 or (number == 1 and value[:1] == b"\n"):  # attributes were field 1 before there was a version
             name, attribute = _attribute(value)
             found[name] = attribute
@@ -188,16 +194,13 @@ def _node(message: bytes, read: Arguments, converted: bool) -> Node:
 
 
 def _node_fields(message: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    values: dict[str, Any] = {"id": 0, "name": "", "type": 0, "ctrl_deps": [], "data_deps": [], "inputs": b""} | {
-        "outputs": b"",
-        "start_time_micros": None,
-        "duration_micros": None,
-    }
+    values: dict[str, Any] = dict.fromkeys(TIMES)
+    values |= {"id": 0, "type": 0, "name": "", "ctrl_deps": [], "data_deps": [], "inputs": b"", "outputs": b""}
     attrs: dict[str, Any] = {}
     for number, wire, value in _fields(message):
-        name = NODE.get(number)
-        if name is None:
+        if not 0 < number < len(NODE):
             continue
+        name = NODE[number]
         if wire != (BYTES if name in TEXTS else VARINT) and not (name in LISTS and wire == BYTES):
             raise ValueError(f"the node's field {number} ({name}) {ANOTHER_SCHEMA}")
         if name == "attr":
@@ -232,6 +235,7 @@ ESCAPED = re.compile(r"\\(x..|.)|\"", re.DOTALL)
 WORDS = {"True": "true", "False": "false", "None": "null", "inf": '"inf"', "-inf": '"-inf"', "nan": '"nan"'}
 
 
+@lru_cache(maxsize=1 << 9)  # shapes and types repeat; no caller changes what it gets
 def _literal(text: str) -> Any:
     """A list as Python prints it, without running anything: rewritten as JSON and decoded."""
     try:
@@ -255,6 +259,7 @@ def _escaped(m: re.Match[str]) -> str:
     return f"\\u00{m[1][1:]}" if m[1][0] == "x" else m[0]
 
 
+@lru_cache(maxsize=1 << 12)  # most nodes say the same of themselves
 def _attribute(message: bytes) -> tuple[str, Any]:
     name, found = "", None
     for number, wire, value in _fields(message):
@@ -374,11 +379,14 @@ def _varints(data: bytes) -> list[int]:
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    for byte in data[at : at + 10]:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            if value >> 64:
-                break
-            return value, at + shift // 7
-    raise ValueError("a number is cut short" if at + 10 > len(data) else "a number has more than 64 bits")
+    try:
+        while shift < 70:
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            if byte < 128 and value < 1 << 64:
+                return value, at
+            shift += 7
+    except IndexError:
+        raise ValueError("a number is cut short") from None
+    raise ValueError("a number has more than 64 bits")

@@ -131,6 +131,8 @@ def _not_json(text: bytes, error: str) -> str:
         return "the file is empty"
     if "truncated" in error:
         return "the JSON ends in the middle: stop the observer before reading, or copy the file again"
+    if text.lstrip()[:1] not in (b"{", b"["):
+        return "not JSON; if it is a Chakra graph in protobuf, open it as a Chakra graph"
     return f"not JSON ({error})"
 
 

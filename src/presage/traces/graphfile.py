@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -84,68 +85,61 @@ class Node:
 class ExecutionGraph:
     """The nodes of one rank in the order they began, no node before one it depends on.
 
-    `dangling` counts control dependencies on nodes that the file does not hold; they are kept in the nodes and ignored
-    by every function here.
+    `dropped_deps` counts control dependencies of the file that the nodes do not carry because they made no sense.
     """
 
     path: str
     schema: str
     nodes: tuple[Node, ...]
     rank: int | None = None
-    dangling: int = 0
+    dropped_deps: int = 0
 
 
 def ordered_graph(
-    path: str, schema: str, nodes: Sequence[Node], rank: int | None = None, cut_ctrl_deps: bool = False
+    path: str, schema: str, nodes: Sequence[Node], rank: int | None = None, dropped_deps: int = 0
 ) -> ExecutionGraph:
-    """Check ids, dependencies and times, and put the nodes in the order they began.
-
-    With `cut_ctrl_deps`, control dependencies may name nodes that were left out of the file.
-    """
+    """Check ids, dependencies and times, and put the nodes in the order they began."""
+    if not nodes:
+        raise InputError(path, "the file holds no node", "nodes")
     known: set[int] = set()
     for node in nodes:
         if node.id in known:
             raise InputError(path, "two nodes have this id; ids must be unique", f"node {node.id}: id")
         known.add(node.id)
-    dangling = sum(_check(path, node, known, cut_ctrl_deps) for node in nodes)
-    graph = ExecutionGraph(path, schema, tuple(sorted(nodes, key=_began(nodes))), rank, dangling)
-    order = topological_order(graph)
+    for node in nodes:
+        _check(path, node, known)
+    graph = ExecutionGraph(path, schema, tuple(sorted(nodes, key=_began(nodes))), rank, dropped_deps)
     by_id = {node.id: node for node in graph.nodes}
-    return replace(graph, nodes=tuple(by_id[i] for i in order))
+    return replace(graph, nodes=tuple(by_id[i] for i in topological_order(graph)))
 
 
-def _began(nodes: Sequence[Node]) -> Any:
+def _began(nodes: Sequence[Node]) -> Callable[[Node], tuple[float, ...]]:
     # Ids count up as nodes begin, until a tool merges GPU events in and hands out new ids; such files have times.
     if all(node.start_us is not None for node in nodes):
-        return lambda node: (node.start_us, -(node.duration_us or 0.0), node.id)
-    return lambda node: node.id
+        return lambda node: (node.start_us or 0.0, -(node.duration_us or 0.0), node.id)
+    return lambda node: (node.id,)
 
 
-def _check(path: str, node: Node, known: set[int], cut_ctrl_deps: bool) -> int:
-    if node.parent is not None and node.parent not in known:
-        raise InputError(path, f"there is no node {node.parent} in the file", f"node {node.id}: parent")
-    for dep in node.data_deps:
-        if dep not in known:
-            raise InputError(path, f"there is no node {dep} in the file", f"node {node.id}: data_deps")
-    if node.duration_us is not None and node.duration_us < 0:
-        raise InputError(path, f"a negative duration ({node.duration_us} us)", f"node {node.id}: duration")
-    missing = sum(dep not in known for dep in node.ctrl_deps)
-    if missing and not cut_ctrl_deps:
-        raise InputError(path, "names nodes that are not in the file", f"node {node.id}: ctrl_deps")
-    return missing
+def _check(path: str, node: Node, known: set[int]) -> None:
+    named = (("parent", _parents(node)), ("ctrl_deps", node.ctrl_deps), ("data_deps", node.data_deps))
+    for field_name, ids in named:
+        for i in ids:
+            if i not in known:
+                raise InputError(path, f"there is no node {i} in the file", f"node {node.id}: {field_name}")
+    if not isfinite(node.start_us or 0.0):
+        raise InputError(path, f"not a time ({node.start_us} us)", f"node {node.id}: start")
+    if not (isfinite(node.duration_us or 0.0) and (node.duration_us or 0.0) >= 0.0):
+        raise InputError(path, f"a duration must not be negative ({node.duration_us} us)", f"node {node.id}: duration")
 
 
-def _dependencies(node: Node) -> Iterator[int]:
-    if node.parent is not None:
-        yield node.parent
-    yield from node.ctrl_deps
-    yield from node.data_deps
+def _parents(node: Node) -> tuple[int, ...]:
+    return () if node.parent is None else (node.parent,)
 
 
 def topological_order(graph: ExecutionGraph) -> tuple[int, ...]:
     """Node ids, each after its parent and its dependencies; among the free ones the earliest in `graph.nodes` first."""
     position = {node.id: i for i, node in enumerate(graph.nodes)}
-    needs = [{position[d] for d in _dependencies(n) if d in position} for n in graph.nodes]
+    needs = [{position[d] for d in (*_parents(n), *n.ctrl_deps, *n.data_deps)} for n in graph.nodes]
     if all(max(before, default=-1) < i for i, before in enumerate(needs)):
         return tuple(position)
     return _earliest_first(graph, needs)
@@ -302,7 +296,9 @@ class Arguments:
             return None
         if len(value) != 6 or not all(type(x) is int for x in (*value[:5], *shape)) or not isinstance(value[5], str):
             raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor")
-        tensor = TensorRef(*value, shape=tuple(shape), dtype=DTYPES.get(dtype, dtype))
+        id_, storage, offset, elements, itemsize, device = value
+        name = DTYPES.get(dtype, dtype)
+        tensor = TensorRef(id_, storage, offset, elements, itemsize, device, tuple(shape), name)
         return self._seen.setdefault(key, tensor)
 
 

@@ -17,7 +17,7 @@ from presage.errors import InputError
 from presage.traces import calltree, kineto_schema, links
 from presage.traces.jsonfile import event_chunks
 from presage.traces.kineto_schema import GPU_CATEGORIES, HOST_CATEGORIES, IGNORED_CATEGORIES, NO_ARGS, Args, Event, File
-from presage.traces.trace import Collective, GpuEvents, HostEvents, Stream, Sync, Thread, Trace
+from presage.traces.trace import Collective, GpuEvents, HostEvents, HostKind, Stream, Sync, Thread, Trace
 
 __all__ = ["read"]
 
@@ -233,6 +233,8 @@ def _host(t: _Table) -> HostEvents:
     start, end = t.column("start", np.int64), t.column("end", np.int64)
     # of two events over the same span the region is outside, the call inside
     inwards = np.array([1, 0, 2])[kind]
+    order = np.lexsort((inwards, -end, start, thread))
+    start[order] = calltree.calls_inside(thread[order], start[order], end[order], kind[order] == HostKind.CALL)
     order = np.lexsort((inwards, -end, start, thread))
     thread, start, end = thread[order], start[order], end[order]
     return HostEvents(

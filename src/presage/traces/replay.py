@@ -40,7 +40,7 @@ class RankTasks:
     latencies: Latencies
     blocked: tuple[waits.Blocked, ...] = field(repr=False)
     stream_waits: tuple[waits.StreamWait, ...] = field(repr=False)
-    unexplained: int  # GPU events that started late for no reason found
+    hidden: Ints = field(repr=False)  # by GPU event: ns before its start in which its stream did what no event shows
     origin: int  # nanoseconds of the trace's clock at the program's 0
 
 
@@ -171,18 +171,18 @@ def _rank_part(run: Run, place: int, trace: Trace, origin: int, task0: int, lane
     host, gpu = trace.host, trace.gpu
     s = stretches(host)
     lat = latencies(host, gpu)
-    blocked = waits.blocking_calls(trace)
+    blocked = waits.blocking_calls(trace, s)
     stated = waits.stated_stream_waits(trace)
-    inferred, unexplained = waits.stream_waits(trace, lat)
+    inferred, hidden = waits.stream_waits(trace, lat)
     # a call that blocks is two tasks: `issue`, on which its own GPU work hangs, and the return after the wait
-    issues = np.array([s.first[b.call] for b in blocked], np.int64)
+    issues = np.array([b.stretch for b in blocked], np.int64)
     extra = np.zeros(len(s), np.int64)
     extra[issues] = 1
     stretch_task = task0 + np.arange(len(s)) + np.cumsum(extra)
     host_tasks = len(s) + len(blocked)
     gpu_task = task0 + host_tasks + np.arange(len(gpu))
     tasks = RankTasks(
-        place, trace, s, stretch_task, gpu_task, lat, tuple(blocked), tuple(stated + inferred), len(unexplained), origin
+        place, trace, s, stretch_task, gpu_task, lat, tuple(blocked), tuple(stated + inferred), hidden, origin
     )
     joins = handovers(host, s)
     lanes = _lanes(run, place, trace, lat)
@@ -197,7 +197,7 @@ def _rank_part(run: Run, place: int, trace: Trace, origin: int, task0: int, lane
         if join.silence >= 0:
             durations[at[join.silence]] = 0
     lane[host_tasks:] = len(trace.threads) + gpu.stream
-    durations[host_tasks:] = gpu.end - np.maximum(gpu.start, np.minimum(earlier_end(gpu), gpu.end))
+    durations[host_tasks:] = gpu.end - np.maximum(gpu.start, np.minimum(earlier_end(gpu), gpu.end)) + hidden
     _pin(release, at, s, joins, origin)
     orphan = np.flatnonzero(gpu.launch < 0)
     release[host_tasks + orphan] = gpu.start[orphan] - origin
@@ -243,7 +243,9 @@ def _edges(trace: Trace, r: RankTasks, joins: Sequence[Handover], issues: Ints) 
     )
     waited = [(r.gpu_task[e], r.stretch_task[i], b.from_start) for b, i in zip(r.blocked, issues, strict=True) for e in b.events]
     block = Edges.of(*_columns(waited, 2), 0.0, [w[2] for w in waited])
-    crossing = Edges.of(*_columns([(r.gpu_task[w.before], r.gpu_task[w.after]) for w in r.stream_waits], 2), _crossing_delay(trace, r))
+    crossed = [(r.gpu_task[w.before], r.gpu_task[w.after]) for w in r.stream_waits]
+    usual = [_crossing_delay(trace, r, for_room) for for_room in (False, True)]
+    crossing = Edges.of(*_columns(crossed, 2), [usual[w.for_room] for w in r.stream_waits])
     handed = [(r.stretch_task[j.before], r.stretch_task[j.after]) for j in joins]
     delay = np.array([max(0, s.lo[j.after] - s.hi[j.before]) for j in joins]) * NS
     return launch + block + crossing + Edges.of(*_columns(handed, 2), delay)
@@ -253,8 +255,8 @@ def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object
     return [[row[k] for row in rows] for k in range(width)]
 
 
-def _crossing_delay(trace: Trace, r: RankTasks) -> float:
-    """One constant a trace: the median time from the end waited for to the start."""
-    seen = [int(trace.gpu.start[w.after] - trace.gpu.end[w.before]) for w in r.stream_waits]
-    close = [d for d in seen if 0 <= d <= waits.STREAM_HANDOVER]
+def _crossing_delay(trace: Trace, r: RankTasks, for_room: bool) -> float:
+    """One constant a trace and kind of wait: the median time from the end waited for to the start."""
+    seen = [int(trace.gpu.start[w.after] - trace.gpu.end[w.before]) for w in r.stream_waits if w.for_room == for_room]
+    close = [d for d in seen if d <= waits.STREAM_HANDOVER]
     return float(np.median(close)) * NS if close else 0.0

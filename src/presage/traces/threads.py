@@ -28,7 +28,8 @@ class Stretches:
     hi: NDArray[np.int64]
     owner: NDArray[np.int32]
     thread: NDArray[np.int32]
-    first: NDArray[np.int32]  # the first stretch of each host event
+    first: NDArray[np.int32]  # the first stretch within each host event
+    longest: NDArray[np.int32]  # the longest stretch each host event owns, or -1
 
     def __len__(self) -> int:
         return len(self.lo)
@@ -54,7 +55,10 @@ def stretches(host: HostEvents) -> Stretches:
     first = np.full(len(host), -1, np.int32)
     pieces = np.flatnonzero(own)[::-1]
     first[owner[pieces]] = pieces
-    return Stretches(lo, hi, owner, thread, _inherited(host, first))
+    longest = np.full(len(host), -1, np.int32)
+    by_length = pieces[np.argsort((hi - lo)[pieces], kind="stable")]
+    longest[owner[by_length]] = by_length
+    return Stretches(lo, hi, owner, thread, _inherited(host, first), longest)
 
 
 def _inherited(host: HostEvents, first: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.traces.latencies import Latencies, earlier_end
+from presage.traces.threads import Stretches
 from presage.traces.trace import GpuEvents, HostEvents, HostKind, Sync, Trace
 
 __all__ = ["Blocked", "StreamWait", "blocking_calls", "stated_stream_waits", "stream_waits"]
@@ -34,15 +35,22 @@ FULL_QUEUE_DEPTH = 400
 CLOCK_SLOP = 2 * US
 # From one stream's kernel end to the start of a kernel of another stream that waited for it.
 STREAM_HANDOVER = 40 * US
+# A kernel that only lacked room starts while the last blocks of the one in its way still run: in this last part of it.
+ROOM_SHARE = 0.15
+ROOM_LEAST = 60 * US
+ROOM_MOST = 1000 * US
 # A start later than its launch and its stream explain by more than this had another reason.
 UNEXPLAINED = 4 * US
+# Above this, a late start that nothing in the trace explains is work the trace does not show (a graph's unrecorded
+# nodes, a wait for another process); below, it is the launch latency's own spread.
+HIDDEN_WORK = 100 * US
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A host call that waited for GPU work: for these events' ends (or starts), then took `tail` ns to return."""
+    """A stretch of a host call that waited for GPU work: for these events' ends (or starts), then `tail` ns to return."""
 
-    call: int
+    stretch: int
     events: tuple[int, ...]
     from_start: bool
     tail: int
@@ -50,10 +58,11 @@ class Blocked:
 
 @dataclass(frozen=True)
 class StreamWait:
-    """A GPU event that waited for one of another stream."""
+    """A GPU event that waited for one of another stream: for its result, or only for room on the GPU."""
 
     before: int
     after: int
+    for_room: bool = False
 
 
 def launch_times(host: HostEvents, gpu: GpuEvents) -> Ints:
@@ -61,15 +70,15 @@ def launch_times(host: HostEvents, gpu: GpuEvents) -> Ints:
     return np.where(gpu.launch >= 0, host.start[gpu.launch] if len(host) else 0, gpu.start)
 
 
-def blocking_calls(trace: Trace) -> list[Blocked]:
+def blocking_calls(trace: Trace, s: Stretches) -> list[Blocked]:
     """The calls into the runtime that waited for the GPU."""
     host, gpu = trace.host, trace.gpu
     if not len(gpu):
         return []
-    kinds = [_call_kind(n) for n in trace.names]
-    kind = np.array(kinds, np.int8)[host.name]
-    calls = np.flatnonzero((host.kind == HostKind.CALL) & (host.end - host.start >= LEAST_BLOCK))
-    finder = _Finder(host, gpu)
+    kind = np.array([_call_kind(n) for n in trace.names], np.int8)[host.name]
+    calls = np.flatnonzero((host.kind == HostKind.CALL) & (s.longest >= 0))
+    calls = calls[(s.hi - s.lo)[s.longest[calls]] >= LEAST_BLOCK]
+    finder = _Finder(host, gpu, s)
     found = (finder.blocked(int(c), int(kind[c])) for c in calls)
     return [b for b in found if b is not None]
 
@@ -86,8 +95,8 @@ def _call_kind(name: str) -> int:
 class _Finder:
     """Looks up which GPU work was under way during a call."""
 
-    def __init__(self, host: HostEvents, gpu: GpuEvents) -> None:
-        self.host, self.gpu = host, gpu
+    def __init__(self, host: HostEvents, gpu: GpuEvents, s: Stretches) -> None:
+        self.gpu, self.s = gpu, s
         self.launched = launch_times(host, gpu)
         self.by_end = np.argsort(gpu.end, kind="stable")
         self.ends = gpu.end[self.by_end]
@@ -97,14 +106,15 @@ class _Finder:
         self.streams = [np.flatnonzero(gpu.stream == s) for s in np.unique(gpu.stream)]
 
     def blocked(self, call: int, kind: int) -> Blocked | None:
-        start, end = int(self.host.start[call]), int(self.host.end[call])
+        stretch = int(self.s.longest[call])
+        start, end = int(self.s.lo[stretch]), int(self.s.hi[stretch])
         if kind == PLAIN:
-            return self._queue_full(call, start, end)
+            return self._queue_full(stretch, start, end)
         last = self._last_end(call, start, end)
         if last is None:
             return None
         events = self._device_wide(start, end, last) if kind == DEVICE_SYNC else (last,)
-        return Blocked(call, events, False, max(0, end - int(self.gpu.end[last])))
+        return Blocked(stretch, events, False, max(0, end - int(self.gpu.end[last])))
 
     def _last_end(self, call: int, start: int, end: int) -> int | None:
         """The GPU event, launched before the call or by it, that ended last while the call ran."""
@@ -125,7 +135,7 @@ class _Finder:
                 events.add(int(sent[-1]))
         return tuple(sorted(events))
 
-    def _queue_full(self, call: int, start: int, end: int) -> Blocked | None:
+    def _queue_full(self, stretch: int, start: int, end: int) -> Blocked | None:
         if end - start < FULL_QUEUE_CALL:
             return None
         sent = int(np.searchsorted(self.launch_order, start))
@@ -136,41 +146,52 @@ class _Finder:
         if i < 0 or self.starts[i] <= start:
             return None
         event = int(self.by_start[i])
-        return Blocked(call, (event,), True, max(0, end - int(self.gpu.start[event])))
+        return Blocked(stretch, (event,), True, max(0, end - int(self.gpu.start[event])))
 
 
 def stream_waits(trace: Trace, lat: Latencies) -> tuple[list[StreamWait], Ints]:
-    """Waits between streams inferred from meeting times, and the late starts nothing explains (GPU event numbers)."""
+    """Waits between streams inferred from meeting times, and by GPU event the ns of hidden work before its start."""
     host, gpu = trace.host, trace.gpu
+    hidden = np.zeros(len(gpu), np.int64)
     if not len(gpu):
-        return [], np.empty(0, np.int64)
+        return [], hidden
     launched = launch_times(host, gpu)
     explained = np.maximum(earlier_end(gpu) + lat.gap, launched + lat.of(gpu.kind))
     late = np.flatnonzero((gpu.launch >= 0) & (gpu.start - explained > UNEXPLAINED))
     by_end = np.argsort(gpu.end, kind="stable")
     ends = gpu.end[by_end]
     waits: list[StreamWait] = []
-    unexplained: list[int] = []
     for i in late:
-        before = _cause(gpu, launched, by_end, ends, int(i), int(explained[i]))
-        if before is None:
-            unexplained.append(int(i))
-        else:
-            waits.append(StreamWait(before, int(i)))
-    return waits, np.array(unexplained, np.int64)
+        wait = _cause(gpu, launched, by_end, ends, int(i), int(explained[i]))
+        if wait is not None:
+            waits.append(wait)
+        elif gpu.start[i] - explained[i] > HIDDEN_WORK:
+            hidden[i] = gpu.start[i] - explained[i]
+    return waits, hidden
 
 
-def _cause(gpu: GpuEvents, launched: Ints, by_end: Ints, ends: Ints, event: int, explained: int) -> int | None:
-    """The event of another stream, launched earlier, whose end just before this start is the best reason for it."""
+def _cause(gpu: GpuEvents, launched: Ints, by_end: Ints, ends: Ints, event: int, explained: int) -> StreamWait | None:
+    """The event of another stream whose end is the best reason for this start.
+
+    Best is one launched earlier that ended just before; else one, whenever launched, that was about to end.
+    """
     start = int(gpu.start[event])
     earliest = max(start - STREAM_HANDOVER, explained - CLOCK_SLOP)
-    k = int(np.searchsorted(ends, start + CLOCK_SLOP, side="right")) - 1
-    while k >= 0 and ends[k] >= earliest:
-        other = int(by_end[k])
-        if gpu.stream[other] != gpu.stream[event] and launched[other] <= launched[event] and gpu.start[other] < start:
-            return other
-        k -= 1
+    for latest, for_room in ((start + CLOCK_SLOP, False), (start + ROOM_MOST, True)):
+        k = int(np.searchsorted(ends, latest, side="right")) - 1
+        while k >= 0 and ends[k] >= earliest:
+            other = int(by_end[k])
+            possible = gpu.stream[other] != gpu.stream[event] and gpu.start[other] < start and ends[k] > explained
+            if possible and (_drains(gpu, other, start) if for_room else launched[other] <= launched[event]):
+                return StreamWait(other, event, for_room)
+            k -= 1
     return None
+
+
+def _drains(gpu: GpuEvents, event: int, at: int) -> bool:
+    """Whether a kernel is in its last part at that time, when some of its blocks have left room."""
+    took = int(gpu.end[event] - gpu.start[event])
+    return int(gpu.end[event]) - at <= max(ROOM_LEAST, ROOM_SHARE * took)
 
 
 def stated_stream_waits(trace: Trace) -> list[StreamWait]:
