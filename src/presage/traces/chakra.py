@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from presage.errors import InputError
-from presage.traces.et import decode_json
+from presage.traces.et import ABSENT, decode_json
 from presage.traces.graphfile import (
     NO_ATTRS,
     Argument,
@@ -53,8 +53,8 @@ def _is_json(data: bytes) -> bool:
 
 class _Graph(msgspec.Struct):
     workload_graph: list[dict[str, Any]] | None = None
-    nodes: msgspec.Raw | None = None
-    traceEvents: msgspec.Raw | None = None
+    nodes: msgspec.Raw = ABSENT
+    traceEvents: msgspec.Raw = ABSENT
 
 
 class _JsonNode(msgspec.Struct):
@@ -70,9 +70,9 @@ class _JsonNode(msgspec.Struct):
 def _read_json(path: str, data: bytes) -> ExecutionGraph:
     file = decode_json(path, data, msgspec.json.Decoder(_Graph))
     if file.workload_graph is None:
-        if file.nodes is not None:
+        if file.nodes != ABSENT:
             raise InputError(path, "this is a PyTorch execution trace, not a Chakra graph; open it as such")
-        if file.traceEvents is not None:
+        if file.traceEvents != ABSENT:
             raise InputError(path, "this is a Kineto profiler trace, not a Chakra graph; open it as a Kineto trace")
         raise InputError(path, "no such list in the file: this is not a Chakra graph", "workload_graph")
     return _graph(path, "chakra-json", [_json_node(path, i, raw) for i, raw in enumerate(file.workload_graph)])

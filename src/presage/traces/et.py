@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 NAMED_ATTRS = frozenset({"rf_id", "fw_parent", "seq_id", "scope", "tid", "op_schema"})
+
+
+ABSENT = msgspec.Raw()
 
 
 class _Attr(msgspec.Struct, gc=False):
@@ -76,8 +79,8 @@ class _Node(msgspec.Struct):
 class _File(msgspec.Struct):
     schema: str = ""
     nodes: list[msgspec.Raw] | None = None  # decoded one by one: all at once would take several times the memory
-    traceEvents: msgspec.Raw | None = None
-    workload_graph: msgspec.Raw | None = None
+    traceEvents: msgspec.Raw = ABSENT
+    workload_graph: msgspec.Raw = ABSENT
 
 
 class _Named(msgspec.Struct, gc=False):
@@ -102,9 +105,9 @@ def read_et(path: str | Path) -> ExecutionGraph:
 
 
 def _another_kind(path: str | Path, file: _File) -> InputError:
-    if file.traceEvents is not None:
+    if file.traceEvents != ABSENT:
         return InputError(path, "this is a Kineto profiler trace, not an execution trace; open it as a Kineto trace")
-    if file.workload_graph is not None:
+    if file.workload_graph != ABSENT:
         return InputError(
             path, "this is a Chakra graph in JSON, not a PyTorch execution trace; open it as a Chakra graph"
         )
@@ -200,6 +203,7 @@ def _arguments(
 
 GRAM = 8  # names in a row that rarely repeat within a step by chance
 RARE = 64  # a run of names found more often than this says little about where we are
+TRIES = 32
 REACH = {3: 1024, 2: 64, 1: 8}  # after a mismatch: how far away so many equal names in a row may lie
 
 
@@ -233,10 +237,10 @@ def link_to_kineto(
     theirs = {t: _Side(tuple(n), tuple((sequences or {}).get(t, ()))) for t, n in names.items()}
     positions = [-1] * len(graph.nodes)
     threads: dict[int, Hashable] = {}
-    for ours_id, theirs_id, start in _pairs(sides, theirs):
+    for ours_id, theirs_id, starts in _pairs(sides, theirs):
         if ours_id not in threads and theirs_id not in threads.values():
             threads[ours_id] = theirs_id
-            for i, j in _aligned(sides[ours_id].names, theirs[theirs_id].names, start):
+            for i, j in _best(sides[ours_id].names, theirs[theirs_id].names, starts):
                 positions[ours[ours_id][i]] = j
     return KinetoLink(threads, tuple(positions))
 
@@ -260,46 +264,57 @@ class _Side:
         return (((name, number), i) for i, (name, number) in enumerate(pairs) if number is not None)
 
 
-def _pairs(ours: Mapping[int, _Side], theirs: Mapping[Any, _Side]) -> list[tuple[int, Any, tuple[int, int]]]:
-    """(our thread, their thread, a match to begin at), the surest first. Sequence numbers are surer than names."""
+Keys: TypeAlias = Iterable[tuple[Hashable, int]]
+Match: TypeAlias = tuple[int, int]
+
+
+def _pairs(ours: Mapping[int, _Side], theirs: Mapping[Any, _Side]) -> list[tuple[int, Any, list[Match]]]:
+    """(our thread, their thread, matches to begin at), the surest first. Sequence numbers are surer than names."""
     found = []
     for a, mine in ours.items():
         for b, other in theirs.items():
             length = min(GRAM, len(mine.names), len(other.names))
-            sure, start = _vote(mine.numbered(), other.numbered())
-            likely, likely_start = _vote(mine.grams(length), other.grams(length))
+            sure, starts = _vote(mine.numbered(), other.numbered())
+            likely, likely_starts = _vote(mine.grams(length), other.grams(length))
             if sure or likely:
-                found.append(((sure, likely), a, b, start if sure else likely_start))
+                found.append(((sure, likely), a, b, starts or likely_starts))
     return [pair[1:] for pair in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
-def _vote(ours: Iterable[tuple[Hashable, int]], theirs: Iterable[tuple[Hashable, int]]) -> tuple[int, tuple[int, int]]:
-    """The shift that most of the rarer keys agree on: how many do, and the first of them as (our, their) position."""
+def _vote(ours: Keys, theirs: Keys) -> tuple[int, list[Match]]:
+    """The shifts that most of the rarer keys agree on: how many agree on the first of them, and a match for each."""
     places: dict[Hashable, list[int]] = {}
     for key, j in theirs:
         places.setdefault(key, []).append(j)
     shared = [(i, places[key]) for key, i in ours if key in places]
     limit = max(RARE, min((len(at) for _, at in shared), default=0))
     votes: Counter[int] = Counter()
-    first: dict[int, tuple[int, int]] = {}
+    first: dict[int, Match] = {}
     for i, at in shared:
         for j in at if len(at) <= limit else ():
             votes[j - i] += 1
             first.setdefault(j - i, (i, j))
-    if not votes:
-        return 0, (0, 0)
-    shift, count = votes.most_common(1)[0]
-    return count, first[shift]
+    most = votes.most_common(TRIES)
+    return (most[0][1] if most else 0), [first[shift] for shift, _ in most]
 
 
-def _aligned(ours: Sequence[str], theirs: Sequence[str], start: tuple[int, int]) -> Iterator[tuple[int, int]]:
+def _best(ours: Sequence[str], theirs: Sequence[str], starts: Iterable[Match]) -> list[Match]:
+    """Of the ways to line up the names the one that matches most of them, and of those the one without gaps.
+
+    Votes alone do not settle it: in a model of equal layers a shift by one layer gets nearly as many.
+    """
+    ways = (sorted(_aligned(ours, theirs, start)) for start in starts)
+    return max(ways, key=lambda way: (len(way), way[0][1] - way[-1][1]))
+
+
+def _aligned(ours: Sequence[str], theirs: Sequence[str], start: Match) -> Iterator[Match]:
     """Matched positions, walking forward and backward from one match."""
     i, j = start
     yield from ((i + a, j + b) for a, b in _walk(ours[i:], theirs[j:]))
     yield from ((i - 1 - a, j - 1 - b) for a, b in _walk(ours[:i][::-1], theirs[:j][::-1]))
 
 
-def _walk(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _walk(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[Match]:
     i = j = 0
     while i < len(ours) and j < len(theirs):
         if ours[i] == theirs[j]:
@@ -315,7 +330,7 @@ def _walk(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[int, int
             return
 
 
-def _resume(ours: Sequence[str], theirs: Sequence[str], i: int, j: int) -> tuple[int, int] | None:
+def _resume(ours: Sequence[str], theirs: Sequence[str], i: int, j: int) -> Match | None:
     """How much to skip on each side, as little as possible, to find names that agree again."""
     for length, reach in REACH.items():
         ahead: dict[Sequence[str], int] = {}

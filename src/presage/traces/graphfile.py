@@ -57,8 +57,9 @@ class Node:
     """One node. `kind` is process, thread, annotation or op on the host, kernel, memcpy or memset on the GPU;
     Chakra adds collective, send, recv, load, store, metadata, storage and other.
 
-    `parent` is the node it was called from. Times are None where the file has none. `sequence` pairs a forward op with
-    its backward; `record` is the id newer profilers also write beside their events.
+    `parent` is the node it was called from. A backward node has the `sequence` of the forward op it belongs to, and
+    `fw_parent` is what was running on the forward thread meanwhile (not the forward op). `record` is an id that newer
+    profilers also write beside their events. Times are None where the file has none.
     """
 
     id: int

@@ -31,6 +31,8 @@ Bools = NDArray[np.bool_]
 
 # Shorter gaps than this are host time: nobody looks for a missing wait in them.
 GAP = 1e-3
+# Times are single precision in the files: good to this many seconds in a step of a minute.
+ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +48,7 @@ def traced(steps: Steps) -> Order:
     edges: list[tuple[Ints, Ints]] = []
     lane = np.zeros(len(steps), np.int64)
     for ops in _workers(steps):
-        first = _ended_before(steps, ops)
-        edges.append(_needed(first, ops))
-        for kind in (True, False):
-            mine = np.flatnonzero(steps.named(*COMMUNICATION)[ops] == kind)
-            lane[ops[mine]] = lane.max() + 1 + _queues(first[np.ix_(mine, mine)])
+        edges.append(_in_turn(steps, ops, lane))
     return _order(edges, lane)
 
 
@@ -59,16 +57,22 @@ def streams(steps: Steps, sent: Messages) -> Order:
     lane = np.zeros(len(steps), np.int64)
     on_the_wire = steps.named("forward-send", "forward-recv", "backward-send", "backward-recv")
     for ops in _workers(steps):
-        others = ops[~on_the_wire[ops]]
-        first = _ended_before(steps, others)
-        edges.append(_needed(first, others))
-        lane[others] = lane.max() + 1 + _queues(first)
+        edges.append(_in_turn(steps, ops[~on_the_wire[ops]], lane))
         for kind in np.unique(steps.op[ops[on_the_wire[ops]]]):
             queue = ops[steps.op[ops] == kind]
             edges.append((queue[:-1], queue[1:]))
             lane[queue] = lane.max() + 1
-    edges += _data(steps, sent)
-    return _order(edges, lane)
+    return _order(edges + _data(steps, sent), lane)
+
+
+def _in_turn(steps: Steps, ops: Ints, lane: Ints) -> tuple[Ints, Ints]:
+    """The waits among a worker's operations as their times show them; fills in their lanes."""
+    first = _ended_before(steps, ops)
+    communicates = steps.named(*COMMUNICATION)[ops]
+    for kind in (False, True):
+        mine = np.flatnonzero(communicates == kind)
+        lane[ops[mine]] = lane.max() + 1 + _queues(first[np.ix_(mine, mine)])
+    return _needed(first, ops)
 
 
 def _order(edges: list[tuple[Ints, Ints]], lane: Ints) -> Order:
@@ -96,11 +100,15 @@ def _data(steps: Steps, sent: Messages) -> list[tuple[Ints, Ints]]:
 
 
 def _ended_before(steps: Steps, ops: Ints) -> Bools:
-    """[i, j]: operation i had ended when j started, in nearly every step."""
+    """[i, j]: operation i had ended when j started, in nearly every step.
+
+    Clocks may show an overlap where there was none, but hardly of more than half of an operation.
+    """
     start, end = steps.start[ops], steps.end[ops]
     count = np.zeros((len(ops), len(ops)), np.int32)
     for s, e in zip(start.T, end.T, strict=True):
-        count += (s[:, None] < s) & (e[:, None] - s <= CLOCK)
+        slack = np.clip((e - s) / 2, ROUNDING, CLOCK)
+        count += (s[:, None] < s) & (e[:, None] - s <= np.minimum(slack[:, None], slack))
     # operations come sorted by mean start, so keeping the upper triangle rules out circles among odd steps
     return np.triu(count >= MOST * start.shape[1], 1)
 

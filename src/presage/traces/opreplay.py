@@ -78,28 +78,36 @@ def replay(steps: Steps) -> Replay:
 def program_of(steps: Steps, order: Order, group: Ints, joins: list[Ints] | None = None) -> Program:
     """The tasks of every operation on its worker's lanes, then a task of no length for each untraced wait."""
     n, joins = len(steps), joins or []
-    ops = np.arange(n)
     lanes = _lanes(steps, order)
-    lane = np.stack([2 * order.lane, 2 * order.lane + 1, 2 * order.lane + 1], axis=1).ravel()
+    host = 2 * order.lane
+    lane = np.stack([host, host + 1, host + 1], axis=1).ravel()
+    ops = np.arange(n)
     edges = Edges.of(PARTS * order.before + 2, PARTS * order.after) + Edges.of(PARTS * ops, PARTS * ops + 1)
     for k, members in enumerate(joins):
-        rank = int(steps.table.rank[steps.rows[members[0], 0]])
-        lanes.append(Lane(f"untraced wait {k}", rank, LaneKind.COMMUNICATION))
         before = order.before[np.isin(order.after, members)]
         edges = edges + Edges.of(PARTS * before + 2, PARTS * n + k) + Edges.of(PARTS * n + k, PARTS * members)
     meet = np.full(PARTS * n + len(joins), -1)
     meet[1 : PARTS * n : PARTS] = np.unique(group, return_inverse=True)[1] - int((group < 0).any())
-    untraced = 2 * (int(order.lane.max()) + 1) + np.arange(len(joins))
-    names = (*steps.table.ops, *(f"{x}: host" for x in steps.table.ops), *(f"{x}: tail" for x in steps.table.ops), "join")
-    label = np.stack([steps.op + len(steps.table.ops), steps.op, steps.op + 2 * len(steps.table.ops)], axis=1).ravel()
+    name, names = _names(steps, len(joins))
     return Program.of(
-        lanes,
-        np.concatenate([lane, untraced]),
+        [*lanes, *(Lane(f"untraced wait {k}", _rank(steps, x[0]), LaneKind.HOST) for k, x in enumerate(joins))],
+        np.concatenate([lane, len(lanes) + np.arange(len(joins))]),
         edges,
         group=meet,
-        name=np.concatenate([label, np.full(len(joins), len(names) - 1)]),
+        name=name,
         names=names,
     )
+
+
+def _names(steps: Steps, joins: int) -> tuple[Ints, list[str]]:
+    """A label for every task: "forward-compute: host", "forward-compute", "forward-compute: tail"."""
+    kinds = [f"{x}{part}" for part in (": host", "", ": tail") for x in steps.table.ops]
+    label = np.stack([steps.op + k * len(steps.table.ops) for k in range(PARTS)], axis=1).ravel()
+    return np.concatenate([label, np.full(joins, len(kinds))]), [*kinds, "untraced wait"]
+
+
+def _rank(steps: Steps, op: int) -> int:
+    return int(steps.table.rank[steps.rows[op, 0]])
 
 
 def _lanes(steps: Steps, order: Order) -> list[Lane]:
@@ -110,8 +118,7 @@ def _lanes(steps: Steps, order: Order) -> list[Lane]:
         op = int(np.argmax(order.lane == queue))
         kind = LaneKind.COMMUNICATION if communicates[op] else LaneKind.COMPUTE
         name = f"dp {steps.dp[op]} stage {steps.stage[op]} {kind.value} {queue}"
-        rank = int(steps.table.rank[steps.rows[op, 0]])
-        out += [Lane(f"{name} host", rank, LaneKind.HOST), Lane(name, rank, kind)]
+        out += [Lane(f"{name} host", _rank(steps, op), LaneKind.HOST), Lane(name, _rank(steps, op), kind)]
     return out
 
 

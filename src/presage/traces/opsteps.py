@@ -167,33 +167,29 @@ def _with_compute(steps: Steps, kind: str, compute: Ints) -> dict[int, list[int]
     # the model's last chunk sends nothing forward and receives nothing backward; its first chunk the other way round
     alone = steps.model_chunk.max() if forward == sends else 0
     out: dict[int, list[int]] = {}
-    for worker, ops in _by_worker(steps, kind).items():
-        work = works.get(worker, [])
+    rows = _by_worker(steps, kind)
+    for worker, work in works.items():
         need = [w for w in work if steps.model_chunk[w] != alone]
-        for op, w in _matched(steps, ops, work, need, sends):
+        for op, w in _matched(steps, kind, rows.get(worker, []), work, need):
             compute[op] = w
             if steps.model_chunk[w] != alone:
                 out.setdefault(worker, []).append(op)
     return out
 
 
-def _matched(
-    steps: Steps, ops: list[int], work: list[int], need: list[int], sends: bool
-) -> Iterable[tuple[int, int]]:
-    """A worker's sends or receives beside their computations, in order."""
-    if work and len(ops) not in (0, len(need)):
+def _matched(steps: Steps, kind: str, ops: list[int], work: list[int], need: list[int]) -> Iterable[tuple[int, int]]:
+    """A worker's sends or receives of a kind beside their computations, in order."""
+    sends = kind.endswith("send")
+    if len(ops) != len(need):
         start, end = steps.start.mean(axis=1), steps.end.mean(axis=1)
         ran = (end[ops] >= end[work].min() - CLOCK) if sends else (start[ops] <= start[work].max() + CLOCK)
         ops = [op for op, yes in zip(ops, ran, strict=True) if yes]
-    if not ops:
-        return []
     for candidate in (need, work, [] if sends else work[1:]):
         if len(candidate) == len(ops):
             return zip(ops, candidate, strict=True)
-    name = steps.table.ops[steps.op[ops[0]]]
-    where = f"dp_rank {steps.dp[ops[0]]}, stage {steps.stage[ops[0]]}"
+    where = f"step {steps.ids[0]}, dp_rank {steps.dp[work[0]]}, stage {steps.stage[work[0]]}"
     what = f"{len(ops)} rows, but {len(need)} of {len(work)} computations need one"
-    raise InputError(steps.table.path, f"step {steps.ids[0]}, {where}: {what}", f"optype {name}")
+    raise InputError(steps.table.path, f"{where}: {what}", f"optype {kind}")
 
 
 def _by_worker(steps: Steps, *names: str) -> dict[int, list[int]]:

@@ -52,8 +52,8 @@ WHOLE = {
     "microbatch": "mb_id",
     "model_chunk": "gmc",
 }
-SECONDS = {"start": "start_ts", "duration": "duration"}
-COLUMNS = ("optype", *WHOLE.values(), *SECONDS.values())
+SECONDS = ("start_ts", "duration")
+COLUMNS = ("optype", *WHOLE.values(), *SECONDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +107,8 @@ def read(path: str | Path) -> OpTable:
     columns = _columns(path)
     ops, op = np.unique(np.array(columns["optype"]), return_inverse=True)
     whole = {field: _whole(path, name, columns[name]) for field, name in WHOLE.items()}
-    seconds = {field: _numbers(path, name, columns[name]) for field, name in SECONDS.items()}
-    table = OpTable(str(path), tuple(ops.tolist()), op.astype(np.int64), **whole, **seconds)
+    start, duration = (_numbers(path, name, columns[name]) for name in SECONDS)
+    table = OpTable(str(path), tuple(ops.tolist()), op.astype(np.int64), start=start, duration=duration, **whole)
     _check(path, table)
     return table
 

@@ -41,6 +41,7 @@ class RankTasks:
     blocked: tuple[waits.Blocked, ...] = field(repr=False)
     stream_waits: tuple[waits.StreamWait, ...] = field(repr=False)
     hidden: Ints = field(repr=False)  # by GPU event: ns before its start in which its stream did what no event shows
+    lead: Ints = field(repr=False)  # by GPU event: ns of its task before the event itself begins: the gap, and `hidden`
     origin: int  # nanoseconds of the trace's clock at the program's 0
 
 
@@ -161,9 +162,10 @@ def _meet(run: Run, parts: Sequence[_Part], durations: NDArray[np.float64]) -> I
     """Make matched collectives meetings, and their duration the shortest any member saw."""
     group = np.full(len(durations), -1, np.int64)
     for g, meeting in enumerate(run.meetings):
-        members = [int(parts[r].tasks.gpu_task[e]) for r, e in meeting.members]
+        members = np.array([parts[r].tasks.gpu_task[e] for r, e in meeting.members])
+        lead = np.array([parts[r].tasks.lead[e] for r, e in meeting.members]) * NS
         group[members] = g
-        durations[members] = durations[members].min()
+        durations[members] = (durations[members] - lead).min() + lead
     return group
 
 
@@ -182,10 +184,10 @@ def _rank_part(run: Run, place: int, trace: Trace, origin: int, task0: int, lane
     host_tasks = len(s) + len(blocked)
     gpu_task = task0 + host_tasks + np.arange(len(gpu))
     tasks = RankTasks(
-        place, trace, s, stretch_task, gpu_task, lat, tuple(blocked), tuple(stated + inferred), hidden, origin
+        place, trace, s, stretch_task, gpu_task, lat, tuple(blocked), tuple(stated + inferred), hidden, hidden + lat.gap, origin
     )
     joins = handovers(host, s)
-    lanes = _lanes(run, place, trace, lat)
+    lanes = _lanes(run, place, trace)
     n = host_tasks + len(gpu)
     lane, durations, release = np.empty(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
     at = stretch_task - task0
@@ -197,10 +199,11 @@ def _rank_part(run: Run, place: int, trace: Trace, origin: int, task0: int, lane
         if join.silence >= 0:
             durations[at[join.silence]] = 0
     lane[host_tasks:] = len(trace.threads) + gpu.stream
-    durations[host_tasks:] = gpu.end - np.maximum(gpu.start, np.minimum(earlier_end(gpu), gpu.end)) + hidden
+    # where kernels of one stream overlap, the later one counts from the earlier one's end
+    durations[host_tasks:] = gpu.end - np.maximum(gpu.start, np.minimum(earlier_end(gpu), gpu.end)) + tasks.lead
     _pin(release, at, s, joins, origin)
     orphan = np.flatnonzero(gpu.launch < 0)
-    release[host_tasks + orphan] = gpu.start[orphan] - origin
+    release[host_tasks + orphan] = np.maximum(0, gpu.start[orphan] - tasks.lead[orphan] - origin)
     edges = _edges(trace, tasks, joins, issues)
     names = [*trace.names, "(between ops)"]
     name = np.empty(n, np.int64)
@@ -210,7 +213,7 @@ def _rank_part(run: Run, place: int, trace: Trace, origin: int, task0: int, lane
     return _Part(lanes, lane + lane0, durations, release, edges, names, name, tasks)
 
 
-def _lanes(run: Run, place: int, trace: Trace, lat: Latencies) -> list[Lane]:
+def _lanes(run: Run, place: int, trace: Trace) -> list[Lane]:
     rank = run.rank(place)
     host = [Lane(f"rank {rank} {t.name or f'thread {t.tid}'}", rank, LaneKind.HOST) for t in trace.threads]
     comm = trace.is_collective
@@ -218,7 +221,7 @@ def _lanes(run: Run, place: int, trace: Trace, lat: Latencies) -> list[Lane]:
     for i, stream in enumerate(trace.streams):
         on = trace.gpu.stream == i
         kind = LaneKind.COMMUNICATION if comm[on].sum() * 2 > on.sum() else LaneKind.COMPUTE
-        out.append(Lane(f"rank {rank} stream {stream.stream}", rank, kind, lat.gap * NS))
+        out.append(Lane(f"rank {rank} stream {stream.stream}", rank, kind))
     return host + out
 
 
@@ -237,18 +240,20 @@ def _edges(trace: Trace, r: RankTasks, joins: Sequence[Handover], issues: Ints) 
     call = s.first[gpu.launch[linked]]
     blocks = np.zeros(len(s), np.int64)
     blocks[issues] = 1
-    # kernels of one graph launch hang on one call: only the first of each stream waits for the launch itself
-    launch = Edges.of(
-        r.stretch_task[call] - blocks[call], r.gpu_task[linked], r.latencies.of(gpu.kind[linked]) * NS, True
-    )
-    waited = [(r.gpu_task[e], r.stretch_task[i], b.from_start) for b, i in zip(r.blocked, issues, strict=True) for e in b.events]
-    block = Edges.of(*_columns(waited, 2), 0.0, [w[2] for w in waited])
+    delay = r.latencies.of(gpu.kind[linked]) - r.latencies.gap
+    launch = Edges.of(r.stretch_task[call] - blocks[call], r.gpu_task[linked], delay * NS, True)
+    waited = [
+        (r.gpu_task[e], r.stretch_task[b.stretch], r.lead[e] * NS if b.from_start else 0.0, b.from_start)
+        for b in r.blocked
+        for e in b.events
+    ]
+    block = Edges.of(*_columns(waited, 4))
     crossed = [(r.gpu_task[w.before], r.gpu_task[w.after]) for w in r.stream_waits]
     usual = [_crossing_delay(trace, r, for_room) for for_room in (False, True)]
     crossing = Edges.of(*_columns(crossed, 2), [usual[w.for_room] for w in r.stream_waits])
+    rest = [max(0, int(s.lo[j.after] - s.hi[j.before])) * NS for j in joins]
     handed = [(r.stretch_task[j.before], r.stretch_task[j.after]) for j in joins]
-    delay = np.array([max(0, s.lo[j.after] - s.hi[j.before]) for j in joins]) * NS
-    return launch + block + crossing + Edges.of(*_columns(handed, 2), delay)
+    return launch + block + crossing + Edges.of(*_columns(handed, 2), rest)
 
 
 def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
@@ -259,4 +264,4 @@ def _crossing_delay(trace: Trace, r: RankTasks, for_room: bool) -> float:
     """One constant a trace and kind of wait: the median time from the end waited for to the start."""
     seen = [int(trace.gpu.start[w.after] - trace.gpu.end[w.before]) for w in r.stream_waits if w.for_room == for_room]
     close = [d for d in seen if d <= waits.STREAM_HANDOVER]
-    return float(np.median(close)) * NS if close else 0.0
+    return (float(np.median(close)) - r.latencies.gap) * NS if close else 0.0

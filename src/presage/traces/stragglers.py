@@ -85,17 +85,17 @@ class Job:
         return self.mean(keep or (lambda s: np.ones(len(s), bool))) / self.mean()
 
     def by_replica(self) -> dict[int, float]:
-        return {d: self.slowdown(lambda s, d=d: s.dp == d) for d in range(self.table.replicas)}  # type: ignore[misc]
+        return {d: self.slowdown(_on("dp", d)) for d in range(self.table.replicas)}
 
     def by_stage(self) -> dict[int, float]:
-        return {k: self.slowdown(lambda s, k=k: s.stage == k) for k in range(self.table.stages)}  # type: ignore[misc]
+        return {k: self.slowdown(_on("stage", k)) for k in range(self.table.stages)}
 
     def by_op(self) -> dict[str, float]:
         """By operation type, sends and receives of one direction together."""
-        kinds: dict[str, list[str]] = {}
-        for name in self.table.ops:
-            kinds.setdefault(MESSAGES.get(name, name), []).append(name)
-        return {k: self.slowdown(lambda s, v=v: s.named(*v)) for k, v in kinds.items()}  # type: ignore[misc]
+        kinds: dict[str, list[int]] = {}
+        for k, name in enumerate(self.table.ops):
+            kinds.setdefault(MESSAGES.get(name, name), []).append(k)
+        return {name: self.slowdown(_on("op", *ops)) for name, ops in kinds.items()}
 
     def without_last_stage(self) -> float:
         """Mean seconds per step if the last stage alone were typical."""
@@ -124,6 +124,11 @@ class Job:
     def _by_step(self, times: Callable[[Part], Floats]) -> dict[int, float]:
         pairs = [(p.steps.ids, times(p)) for p in self.parts]
         return dict(sorted((int(i), float(t)) for ids, ts in pairs for i, t in zip(ids, ts, strict=True)))
+
+
+def _on(column: str, *values: int) -> Callable[[Steps], Bools]:
+    """The operations of some stages, replicas or types."""
+    return lambda steps: np.isin(getattr(steps, column), values)
 
 
 def job(table: OpTable) -> Job:

@@ -18,6 +18,9 @@ __all__ = ["Handover", "Stretches", "handovers", "stretches"]
 
 # A silence shorter than this is the host's own time between ops, not a wait.
 LEAST_SILENCE = 20_000
+# The other thread's work must fill this share of the silence, and end within this share of its end.
+LEAST_FILLED = 0.5
+LARGEST_REST = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +78,13 @@ def handovers(host: HostEvents, s: Stretches) -> list[Handover]:
     silent = s.owner < 0
     silent |= np.where(s.owner >= 0, host.kind[s.owner] == HostKind.ANNOTATION, False)
     quiet = {int(t): _quiet(s, silent, np.flatnonzero(s.thread == t)) for t in np.unique(s.thread)}
-    if len(quiet) < 2:
-        return []
+    # a thread that only polls the runtime (a watchdog) hands nothing over
+    working = {t: q for t, q in quiet.items() if (host.kind[host.thread == t] == HostKind.OP).any()}
     found: list[Handover] = []
     for thread, q in quiet.items():
         for k in np.flatnonzero((q.following >= 0) & (q.hi - q.lo >= LEAST_SILENCE)):
             lo, hi = int(q.lo[k]), int(q.hi[k])
-            fell = [f for other, theirs in quiet.items() if other != thread and (f := theirs.fell_within(lo, hi))]
+            fell = [f for other, theirs in working.items() if other != thread and (f := theirs.fell_within(lo, hi))]
             if fell:
                 found.append(Handover(max(fell)[1], int(q.following[k]), int(q.index[k])))
     return found
@@ -102,7 +105,13 @@ class _Quiet:
         k = int(np.searchsorted(self.lo, hi, side="right")) - 1
         if k < 0 or self.lo[k] <= lo or self.hi[k] < hi or self.before[k] < 0:
             return None
-        return int(self.lo[k]), int(self.before[k])
+        fell, since = int(self.lo[k]), max(lo, int(self.hi[0]))
+        length = hi - since
+        around = int(np.searchsorted(self.lo, since, side="right")) - 1  # the silence it may be in at `since`
+        woke = max(since, int(self.hi[around]))
+        if fell - woke < LEAST_FILLED * length or hi - fell > LARGEST_REST * length:
+            return None
+        return fell, int(self.before[k])
 
 
 def _quiet(s: Stretches, silent: NDArray[np.bool_], on: NDArray[np.int64]) -> _Quiet:

@@ -28,6 +28,9 @@ DEVICE_WIDE = re.compile(r"(Device|Ctx)Synchronize|^(cuda|hip)Free")
 
 # Calls shorter than this do not block: they are the call's own cost.
 LEAST_BLOCK = 15 * US
+# A stretch of an operator itself this long that ends with GPU work was waiting for it, if in a call that no event shows.
+LEAST_SILENT_BLOCK = 1000 * US
+SILENT_BLOCK_REST = 0.02
 # A launch call this long, with this many kernels outstanding, found the launch queue full.
 FULL_QUEUE_CALL = 60 * US
 FULL_QUEUE_DEPTH = 400
@@ -79,7 +82,10 @@ def blocking_calls(trace: Trace, s: Stretches) -> list[Blocked]:
     calls = np.flatnonzero((host.kind == HostKind.CALL) & (s.longest >= 0))
     calls = calls[(s.hi - s.lo)[s.longest[calls]] >= LEAST_BLOCK]
     finder = _Finder(host, gpu, s)
-    found = (finder.blocked(int(c), int(kind[c])) for c in calls)
+    found = [finder.blocked(int(c), int(kind[c])) for c in calls]
+    silent = np.flatnonzero((s.hi - s.lo >= LEAST_SILENT_BLOCK) & (s.owner >= 0))
+    silent = silent[host.kind[s.owner[silent]] == HostKind.OP]
+    found += [finder.silently(int(i)) for i in silent]
     return [b for b in found if b is not None]
 
 
@@ -116,12 +122,20 @@ class _Finder:
         events = self._device_wide(start, end, last) if kind == DEVICE_SYNC else (last,)
         return Blocked(stretch, events, False, max(0, end - int(self.gpu.end[last])))
 
+    def silently(self, stretch: int) -> Blocked | None:
+        """A wait inside an operator with no call recorded: only if GPU work that it met on the way ends with it."""
+        start, end = int(self.s.lo[stretch]), int(self.s.hi[stretch])
+        last = self._last_end(-1, start, end)
+        if last is None or end - int(self.gpu.end[last]) > SILENT_BLOCK_REST * (end - start):
+            return None
+        return Blocked(stretch, (last,), False, max(0, end - int(self.gpu.end[last])))
+
     def _last_end(self, call: int, start: int, end: int) -> int | None:
         """The GPU event, launched before the call or by it, that ended last while the call ran."""
         i = int(np.searchsorted(self.ends, end + CLOCK_SLOP, side="right")) - 1
         while i >= 0 and self.ends[i] > start:
             event = int(self.by_end[i])
-            if self.launched[event] < start or self.gpu.launch[event] == call:
+            if self.launched[event] < start or (call >= 0 and self.gpu.launch[event] == call):
                 return event
             i -= 1
         return None

@@ -1,0 +1,177 @@
+"""What-if edits of a replay: the same program with other durations. Each edit is a function Replay -> Replay."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import PresageError
+from presage.traces.replay import NS, RankTasks, Replay
+from presage.traces.trace import HostKind
+
+__all__ = ["TARGETS", "drop_rank_delay", "edited", "parse_remove", "parse_scale", "remove", "scale"]
+
+Edit = Callable[[Replay], Replay]
+Mask = NDArray[np.bool_]
+
+TARGETS = {
+    "kernel": "GPU kernels, copies and memsets by name",
+    "collective": "collectives by kernel name or stated name",
+    "op": "operators and regions by name: their host time and the GPU work they launch",
+    "host": "operators and regions by name: their host time only",
+    "call": "calls into the GPU runtime by name",
+}
+
+# A rank is late where it takes this much longer than the other ranks do at the same place.
+LATE_FACTOR = 2.0
+LATE_SECONDS = 500e-6
+
+
+def parse_scale(text: str) -> Edit:
+    """'kernel=REGEX:0.5': what matches takes half as long."""
+    what, sep, factor = text.rpartition(":")
+    try:
+        number = float(factor)
+    except ValueError:
+        number = -1.0
+    if not sep or not 0 <= number < float("inf"):
+        raise PresageError(f"--scale {text!r}: write TARGET=REGEX:FACTOR, such as 'kernel=gemm:0.5', FACTOR at least 0")
+    target, pattern = _target(what, "--scale")
+    return scale(target, pattern, number)
+
+
+def parse_remove(text: str) -> Edit:
+    """'op=REGEX': what matches is not there."""
+    target, pattern = _target(text, "--remove")
+    return remove(target, pattern)
+
+
+def _target(text: str, option: str) -> tuple[str, str]:
+    target, sep, pattern = text.partition("=")
+    if not sep or target not in TARGETS or not pattern:
+        raise PresageError(f"{option} {text!r}: write TARGET=REGEX with TARGET one of {', '.join(TARGETS)}")
+    return target, pattern
+
+
+def scale(target: str, pattern: str, factor: float) -> Edit:
+    """Multiply the time of what matches; the gaps before kernels stay."""
+
+    def edit(r: Replay) -> Replay:
+        mask = _matching(r, target, pattern)
+        lead = _leads(r)
+        return replace(r, durations=np.where(mask, lead + (r.durations - lead) * factor, r.durations))
+
+    return edit
+
+
+def remove(target: str, pattern: str) -> Edit:
+    """Take out what matches, gaps and all."""
+
+    def edit(r: Replay) -> Replay:
+        return replace(r, durations=np.where(_matching(r, target, pattern), 0.0, r.durations))
+
+    return edit
+
+
+def edited(r: Replay, edits: Iterable[Edit]) -> Replay:
+    """All edits, one after another."""
+    for edit in edits:
+        r = edit(r)
+    return r
+
+
+def _leads(r: Replay) -> NDArray[np.float64]:
+    lead = np.zeros(len(r.durations))
+    for rank in r.ranks:
+        lead[rank.gpu_task] = rank.lead * NS
+    return np.minimum(lead, r.durations)
+
+
+def _matching(r: Replay, target: str, pattern: str) -> Mask:
+    try:
+        regex = re.compile(pattern)
+    except re.error as e:
+        raise PresageError(f"{pattern!r} is not a regular expression: {e}") from e
+    mask = np.zeros(len(r.durations), np.bool_)
+    for rank in r.ranks:
+        named = np.array([regex.search(n) is not None for n in rank.trace.names], np.bool_)
+        mask |= _rank_mask(rank, target, named, regex, len(mask))
+    if not mask.any():
+        raise PresageError(f"no {target} matches {pattern!r}; `presage trace` lists what is there")
+    return mask
+
+
+def _rank_mask(rank: RankTasks, target: str, named: Mask, regex: re.Pattern[str], tasks: int) -> Mask:
+    trace, mask = rank.trace, np.zeros(tasks, np.bool_)
+    gpu_name = named[trace.gpu.name]
+    if target == "kernel":
+        mask[rank.gpu_task[gpu_name]] = True
+    elif target == "collective":
+        stated = [e for e, c in trace.collectives.items() if regex.search(c.name)]
+        gpu_name[stated] = True
+        mask[rank.gpu_task[gpu_name & trace.is_collective]] = True
+    else:
+        wanted = HostKind.CALL if target == "call" else None
+        inside = _within(rank, named, wanted)
+        owner = rank.stretches.owner
+        mask[rank.stretch_task[(owner >= 0) & inside[owner]]] = True
+        if target == "op":
+            launch = trace.gpu.launch
+            mask[rank.gpu_task[(launch >= 0) & inside[launch]]] = True
+    return mask
+
+
+def _within(rank: RankTasks, named: Mask, only: HostKind | None) -> Mask:
+    """Host events that match, and all inside them. Parents come before children, so one pass does."""
+    host = rank.trace.host
+    inside = named[host.name] & ((host.kind == only) if only is not None else (host.kind != HostKind.CALL))
+    for i, parent in enumerate(host.parent):
+        if parent >= 0 and inside[parent]:
+            inside[i] = True
+    return inside
+
+
+def drop_rank_delay(rank: int) -> Edit:
+    """Where this rank takes far longer than the others do at the same place, give it their median instead."""
+
+    def edit(r: Replay) -> Replay:
+        places = {r.run.rank(i): i for i in range(len(r.run))}
+        if rank not in places:
+            raise PresageError(f"--drop-rank-delay {rank}: the run has ranks {', '.join(map(str, sorted(places)))}")
+        if len(places) < 2:
+            raise PresageError("--drop-rank-delay compares ranks: give the traces of all ranks")
+        lists = [_by_place(r, x) for x in r.ranks]
+        mine = lists.pop(places[rank])
+        durations = r.durations.copy()
+        for key, tasks in mine.items():
+            others = [r.durations[found[key]] for found in lists if key in found]
+            if others:
+                _level(durations, tasks, others)
+        return replace(r, durations=durations)
+
+    return edit
+
+
+def _by_place(r: Replay, rank: RankTasks) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """A rank's tasks in time order by what they are: host stretches by owner, kernels (not collectives) by name."""
+    out: dict[tuple[str, str], list[int]] = defaultdict(list)
+    s, trace = rank.stretches, rank.trace
+    for i, task in enumerate(rank.stretch_task):
+        out["host", trace.host_name(s.owner[i]) if s.owner[i] >= 0 else ""].append(int(task))
+    for event in np.flatnonzero(~trace.is_collective):
+        out["gpu", trace.gpu_name(int(event))].append(int(rank.gpu_task[event]))
+    return {key: np.array(tasks, np.int64) for key, tasks in out.items()}
+
+
+def _level(durations: NDArray[np.float64], tasks: NDArray[np.int64], others: list[NDArray[np.float64]]) -> None:
+    """Lower the tasks that are late against the same occurrence on other ranks (or against their median)."""
+    same = [o for o in others if len(o) == len(tasks)]
+    usual = np.median(same, axis=0) if same else np.full(len(tasks), np.median(np.concatenate(others)))
+    took = durations[tasks]
+    late = (took > LATE_FACTOR * usual) & (took > usual + LATE_SECONDS)
+    durations[tasks[late]] = usual[late]
