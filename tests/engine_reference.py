@@ -54,7 +54,9 @@ class Sketch:
 
     def mates(self, job: int) -> list[int]:
         meeting = self.jobs[job].meeting
-        return [j for j in range(len(self.jobs)) if j == job or (meeting is not None and self.jobs[j].meeting == meeting)]
+        return [
+            j for j in range(len(self.jobs)) if j == job or (meeting is not None and self.jobs[j].meeting == meeting)
+        ]
 
     def seconds(self, job: int) -> float:
         return max(self.jobs[j].seconds for j in self.mates(job))
@@ -133,6 +135,46 @@ def step_ends(sketch: Sketch, steps: int, carried: tuple[Arrow, ...] = ()) -> li
     """When everything of the first k copies is done, for k = 1..steps."""
     run, n = times(copies(sketch, steps, carried)), len(sketch.jobs)
     return [max(run.end[: k * n], default=0.0) for k in range(1, steps + 1)]
+
+
+def rate(sketch: Sketch, carried: tuple[Arrow, ...] = ()) -> float:
+    """Seconds per step in the long run: the least at which no circle of waits, through however many steps, gains.
+
+    Found by halving. A circle gains if going round it again and again raises times without end.
+    """
+    n, two = len(sketch.jobs), copies(sketch, 2, carried)
+    length = [sketch.seconds(j) for j in range(n)]
+    waits = [
+        (mate % n, a.before % n, (0.0 if a.from_start else length[a.before % n]) + a.delay, a.before < n)
+        for j in range(n, 2 * n)
+        for a in two.arrows_in(j)
+        for mate in two.mates(j)
+    ]
+
+    def gains(period: float) -> bool:
+        time = [0.0] * n
+        for _ in range(n + 1):
+            raised = False
+            for after, before, seconds, crosses in waits:
+                offer = time[before] + seconds - period * crosses
+                if offer > time[after] + 1e-12:
+                    time[after], raised = offer, True
+        return raised
+
+    delays = [a.delay for a in (*sketch.arrows, *carried)] + [sketch.lines[j.line].gap for j in sketch.jobs]
+    low, high = 0.0, sum(length) + sum(map(abs, delays))
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gains(middle) else (low, middle)
+    return high
+
+
+def stuck(sketch: Sketch) -> set[int]:
+    """Jobs that never start: what is left when all that wait for nobody left are taken away, again and again."""
+    left = set(range(len(sketch.jobs)))
+    while free := {j for j in left if not any(a.before in left for m in sketch.mates(j) for a in sketch.arrows_in(m))}:
+        left -= free
+    return left
 
 
 def exposed(sketch: Sketch, rank: int, grid: float) -> tuple[float, float]:

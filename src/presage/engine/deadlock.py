@@ -40,4 +40,5 @@ def circle(order: Ints, group: Ints, ptr: Ints, pred: Ints) -> list[int]:
 def told(tasks: list[int], stuck: int, label: Callable[[int], str], show: int = 6) -> str:
     """One sentence on a circle: how many tasks it stops, and who waits for whom."""
     names = [label(t) for t in tasks[:show]] + ([f"{len(tasks) - show} more"] if len(tasks) > show else [])
-    return f"{stuck} tasks can never start; these wait for each other in a circle: " + " -> ".join([*names, names[0]])
+    ring = " -> ".join([*names, names[0]])
+    return f"{stuck} tasks can never start; each of these waits for the one before it, in a circle: {ring}"

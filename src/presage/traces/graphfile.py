@@ -173,10 +173,9 @@ def _cycle(graph: ExecutionGraph, needs: Sequence[set[int]], waiting: Sequence[i
     while i not in seen:
         seen[i] = len(seen)
         i = min(j for j in needs[i] if waiting[j])
-    node, length = graph.nodes[i], len(seen) - seen[i]
-    return InputError(
-        graph.path, f"depends on itself ({length} nodes form a cycle); write the file anew", f"node {node.id}"
-    )
+    length = len(seen) - seen[i]
+    problem = f"depends on itself in a circle of {length}; write the file anew"
+    return InputError(graph.path, problem, f"node {graph.nodes[i].id}")
 
 
 def tensors(arguments: Iterable[Argument]) -> Iterator[TensorRef]:

@@ -138,7 +138,7 @@ def _columns(path: Path) -> dict[str, tuple[str, ...]]:
 
 def _numbers(path: Path, name: str, values: tuple[str, ...]) -> Floats:
     try:
-        out = np.array(values, np.float64)
+        out = np.fromiter(map(float, values), np.float64, len(values))
     except ValueError:
         bad = next(n for n, x in enumerate(values) if not _is_number(x))
         raise InputError(path, f"line {bad + 2}: {values[bad]!r} is not a number", name) from None

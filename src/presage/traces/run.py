@@ -16,7 +16,7 @@ from presage.traces import kineto
 from presage.traces.latencies import gpu_clock_shift
 from presage.traces.trace import Trace
 
-__all__ = ["Meeting", "Run", "read_run", "run_of"]
+__all__ = ["Meeting", "Run", "files_of", "read_run", "run_of"]
 
 # Collectives known by their kernel's name, where the trace has no metadata.
 KIND = re.compile(
@@ -49,9 +49,31 @@ class Run:
         return i if found is None else found
 
 
-def read_run(paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False) -> Run:
+def files_of(paths: Iterable[str | Path]) -> list[Path]:
+    """The named files, and the trace files of the named folders."""
+    out: list[Path] = []
+    for path in map(Path, paths):
+        found = [path]
+        if path.is_dir():
+            found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+            if not found:
+                raise InputError(path, "no .json or .json.gz file in this folder")
+        out += found
+    return out
+
+
+def read_run(
+    paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False, need_gpu: bool = True
+) -> Run:
     """Read one run. With several files, every rank must be there unless `partial`."""
-    traces = [kineto.read(p, ignore) for p in sorted(map(str, paths))]
+    traces = [kineto.read(p, ignore) for p in paths]
+    for t in traces:
+        if need_gpu and not len(t.gpu):
+            raise InputError(
+                t.path,
+                "no GPU events (kernel, gpu_memcpy, gpu_memset); profile with CUDA activities, or pass --cpu-only",
+                "traceEvents[].cat",
+            )
     if not partial:
         _check_ranks(traces)
     return run_of(traces)

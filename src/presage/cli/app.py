@@ -1,0 +1,50 @@
+"""The `presage` command. Each subcommand lives in its module and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version as installed_version
+
+import typer
+
+from presage.cli import accuracy, replay, trace
+from presage.errors import PresageError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="presage",
+    help="How long machine-learning training will take, and how sure you can be, before you train.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("trace")(trace.command)
+app.command("replay")(replay.command)
+app.command("accuracy")(accuracy.command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(installed_version("presage"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run; a mistake of the user's ends with one sentence and exit code 2, never with a traceback."""
+    try:
+        app()
+    except PresageError as e:
+        typer.echo(f"presage: {e}", err=True)
+        sys.exit(e.exit_code)
+    except BrokenPipeError:  # the reader of a pipe has left: nothing to report, and nobody to report it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,79 @@
+"""What several commands share: options, consoles, JSON out, progress."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from presage.traces.run import Run
+
+__all__ = ["CpuOnly", "Ignore", "Json", "Partial", "Traces", "console", "emit", "load_run", "status"]
+
+Traces = Annotated[
+    list[Path], typer.Argument(metavar="TRACE...", help="Kineto files (.json, .json.gz) of one run, or their folder.")
+]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")]
+Ignore = Annotated[list[str], typer.Option("--ignore", metavar="CATEGORY", help="Leave out events of this category.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Accept a run with ranks missing.")]
+CpuOnly = Annotated[bool, typer.Option("--cpu-only", help="Accept traces without GPU events.")]
+
+
+def console() -> Console:
+    """A console that wraps nothing in a pipe."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def emit(json: str | None, value: dict[str, Any]) -> bool:
+    """Write the value as JSON if that was asked for; whether the tables should still be printed."""
+    if json is None:
+        return True
+    import msgspec
+
+    from presage.files import write_whole
+
+    data = msgspec.json.format(msgspec.json.encode(_finite(value)), indent=2) + b"\n"
+    if json == "-":
+        sys.stdout.buffer.write(data)
+        return False
+    write_whole(json, data)
+    return True
+
+
+def _finite(value: Any) -> Any:
+    """NaN is not JSON: unknown numbers become null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+@contextmanager
+def status(message: str) -> Iterator[None]:
+    """A spinner on a terminal, nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
+
+
+def load_run(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> Run:
+    """Read the traces that were named; a folder stands for the trace files in it."""
+    from presage.traces.run import files_of, read_run
+
+    files = files_of(paths)
+    with status(f"reading {len(files)} trace{'s' if len(files) > 1 else ''}"):
+        return read_run(files, ignore=ignore, partial=partial, need_gpu=not cpu_only)

@@ -1,0 +1,91 @@
+"""`presage replay`: the measured durations through the engine, as they were and with what-if edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, load_run, status
+
+
+def command(
+    traces: Traces,
+    scale: Annotated[
+        list[str], typer.Option("--scale", metavar="TARGET=REGEX:F", help="What matches takes F times as long.")
+    ] = [],  # noqa: B006
+    remove: Annotated[list[str], typer.Option("--remove", metavar="TARGET=REGEX", help="Without what matches.")] = [],  # noqa: B006
+    drop_rank_delay: Annotated[
+        list[int], typer.Option("--drop-rank-delay", metavar="RANK", help="This rank as fast as the others' median.")
+    ] = [],  # noqa: B006
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="OUT.json", help="Write predicted beside measured for Perfetto.")
+    ] = None,
+    json: Json = None,
+    ignore: Ignore = [],  # noqa: B006
+    partial: Partial = False,
+    cpu_only: CpuOnly = False,
+) -> None:
+    """Does presage understand this step well enough to reproduce it? And what if parts of it took other times?
+
+    TARGET is kernel, collective, op (host time and the GPU work it launches), host (host time only) or call.
+
+    presage replay rank_*.json.gz
+
+    presage replay rank_*.json.gz --scale 'kernel=gemm:0.5' --remove 'call=cudaMalloc|cudaFree'
+
+    presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json
+    """
+    from presage.files import write_whole
+    from presage.traces import edits
+    from presage.traces.perfetto import chrome_trace
+    from presage.traces.replay import measured_steps, replay_of
+
+    wanted = [edits.parse_scale(s) for s in scale] + [edits.parse_remove(s) for s in remove]
+    wanted += [edits.drop_rank_delay(r) for r in drop_rank_delay]
+    run = load_run(traces, ignore, partial, cpu_only)
+    with status("replaying"):
+        replay = replay_of(run)
+        timeline = replay.simulate()
+        changed = edits.edited(replay, wanted)
+        after = changed.simulate() if wanted else timeline
+    rows = []
+    for i in range(len(run)):
+        edited = changed.steps(after, i) if wanted else None
+        rows.append((run.rank(i), measured_steps(replay, i), replay.steps(timeline, i), edited))
+    if trace is not None:
+        write_whole(trace, chrome_trace(changed, after))
+    if emit(json, _found(rows, [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)])):
+        _print(rows, trace)
+
+
+def _found(rows: list[Any], edits: list[str]) -> dict[str, Any]:
+    ranks = [
+        {
+            "rank": rank,
+            "measured_s": [s.seconds for s in measured],
+            "replayed_s": [s.seconds for s in replayed],
+            "error": [r.seconds / m.seconds - 1 for m, r in zip(measured, replayed, strict=True)],
+            "edited_s": None if edited is None else [s.seconds for s in edited],
+        }
+        for rank, measured, replayed, edited in rows
+    ]
+    return {"kind": "replay", "edits": edits, "ranks": ranks}
+
+
+def _print(rows: list[Any], trace: Path | None) -> None:
+    from presage.report import tables
+    from presage.report.text import percent, seconds
+
+    out = console()
+    out.print(tables.replay_table(rows))
+    measured = max(sum(s.seconds for s in m) / len(m) for _, m, _, _ in rows)
+    replayed = max(sum(s.seconds for s in r) / len(r) for _, _, r, _ in rows)
+    error = percent(replayed / measured - 1, 2)
+    out.print(f"\nslowest rank: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
+    if rows[0][3] is not None:
+        edited = max(sum(s.seconds for s in e) / len(e) for *_, e in rows)
+        out.print(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")
+    if trace is not None:
+        out.print(f"timeline: {trace} (open it at ui.perfetto.dev)")

@@ -1,0 +1,135 @@
+"""Rich tables of what presage found in traces. Knows no physics: it prints values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from presage.accuracy.score import Result, Score
+from presage.report.text import percent, seconds, shorten
+from presage.traces.explain import Activity, Lateness, OpTime, PathPart
+from presage.traces.replay import StepTime
+from presage.traces.run import Meeting
+
+__all__ = [
+    "accuracy_table",
+    "activity_table",
+    "kernel_table",
+    "late_table",
+    "meeting_table",
+    "op_table",
+    "path_table",
+    "replay_table",
+    "step_table",
+]
+
+
+def _table(title: str, *columns: str, left: int = 1) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i < left else "right", overflow="fold")
+    return table
+
+
+def step_table(ranks: Sequence[tuple[int, Sequence[StepTime]]]) -> Table:
+    """Step times, a row a rank."""
+    most = max((len(steps) for _, steps in ranks), default=0)
+    shown = min(most, 8)
+    table = _table("Step times", "rank", "mean", *(f"step {i}" for i in range(shown)))
+    for rank, steps in ranks:
+        mean = sum(s.seconds for s in steps) / len(steps) if steps else float("nan")
+        table.add_row(str(rank), seconds(mean), *(seconds(s.seconds) for s in steps[:shown]))
+    return table
+
+
+def activity_table(rows: Sequence[tuple[int, Activity]]) -> Table:
+    """What each GPU did: shares of the span."""
+    columns = ("span", "GPU active", "compute", "exposed comm", "of it waiting", "overlap")
+    idle = ("idle", "host-bound", "sync", "gaps", "unexplained")
+    table = _table("GPU time (shares of the span)", "rank", *columns, *idle)
+    for rank, a in rows:
+        s = a.span
+        table.add_row(
+            str(rank),
+            seconds(s),
+            percent(a.active / s),
+            percent(a.compute / s),
+            percent(a.exposed_communication / s),
+            percent(a.waiting_for_ranks / s),
+            percent(a.overlap) if a.communication else "-",
+            percent(a.idle.total / s),
+            percent(a.idle.host / s),
+            percent(a.idle.sync / s),
+            percent(a.idle.gap / s),
+            percent(a.idle.unexplained / s),
+        )
+    return table
+
+
+def op_table(ops: Sequence[OpTime], top: int, rank: int) -> Table:
+    table = _table(f"Top ops by GPU time (rank {rank}, all steps)", "op", "calls", "GPU", "host")
+    for o in ops[:top]:
+        table.add_row(shorten(o.name.removeprefix("autograd::engine::evaluate_function: ")), str(o.calls), seconds(o.gpu), seconds(o.host))
+    return table
+
+
+def kernel_table(kernels: Sequence[OpTime], top: int, rank: int) -> Table:
+    total = sum(k.gpu for k in kernels)
+    table = _table(f"Top kernels (rank {rank}, all steps)", "kernel", "calls", "time", "share")
+    for k in kernels[:top]:
+        table.add_row(shorten(k.name), str(k.calls), seconds(k.gpu), percent(k.gpu / total))
+    return table
+
+
+def path_table(parts: Sequence[PathPart], top: int) -> Table:
+    total = sum(p.seconds for p in parts)
+    table = _table(f"Critical path ({seconds(total)})", "what", "name", "time", "share", left=2)
+    for p in parts[:top]:
+        name = p.name.removeprefix("autograd::engine::evaluate_function: ")
+        table.add_row(p.kind, shorten(name), seconds(p.seconds), percent(p.seconds / total))
+    return table
+
+
+def late_table(rows: Sequence[Lateness]) -> Table:
+    table = _table("Who is late at collectives", "rank", "times last", "made others wait", "waited itself")
+    for r in rows:
+        table.add_row(str(r.rank), str(r.times_last), seconds(r.made_others_wait), seconds(r.waited))
+    return table
+
+
+def meeting_table(rows: Sequence[tuple[Meeting, int, float, float]]) -> Table:
+    table = _table("Collectives that cost most waiting", "collective", "at", "last rank", "waited by all")
+    for meeting, last, waited, at in rows:
+        table.add_row(shorten(meeting.kind.split("|")[0]), seconds(at), str(last), seconds(waited))
+    return table
+
+
+def replay_table(rows: Sequence[tuple[int, Sequence[StepTime], Sequence[StepTime], Sequence[StepTime] | None]]) -> Table:
+    """Measured beside replayed, and beside the edited replay if there is one."""
+    edited = any(e is not None for *_, e in rows)
+    columns = ["step", "measured", "replayed", "error", *(["edited", "change"] if edited else [])]
+    table = _table("Replay", "rank", *columns)
+    for rank, measured, replayed, changed in rows:
+        for i, (m, r) in enumerate(zip(measured, replayed, strict=True)):
+            cells = [str(i), seconds(m.seconds), seconds(r.seconds), percent(r.seconds / m.seconds - 1, 2)]
+            if changed is not None:
+                cells += [seconds(changed[i].seconds), percent(changed[i].seconds / r.seconds - 1, 1)]
+            table.add_row(str(rank), *cells)
+    return table
+
+
+def accuracy_table(result: Result) -> Table:
+    """Errors overall and by group."""
+    columns = ("n", "MAPE", "geomean", "median", "p90", "max", "bias")
+    table = _table(f"Accuracy: {result.kind}", "metric", "group", *columns, left=2)
+    for metric, s in result.metrics().items():
+        table.add_row(metric, "all", *_cells(s), style="bold")
+    for group in result.groups():
+        for metric, s in result.metrics(group).items():
+            table.add_row(metric, group, *_cells(s))
+    return table
+
+
+def _cells(s: Score) -> list[str]:
+    return [str(s.n), *(percent(x, 2) for x in (s.mape, s.geomean, s.median, s.p90, s.max, s.bias))]
