@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -37,21 +38,54 @@ LINES = st.builds(
 )
 
 
+ANY_SECONDS = st.floats(0, 1e3, allow_subnormal=False)
+
+
+def sketches(nodes: int = 10, least: int = 0, exact: bool = True) -> st.SearchStrategy[Sketch]:
+    """Small ones that shrink well, and full ones in which most things matter."""
+    full = st.integers(0, 2**32).map(lambda seed: full_sketch(Random(seed), max(nodes, least), exact))
+    return st.one_of(small_sketches(nodes, least, SECONDS if exact else ANY_SECONDS), full, full)
+
+
 @st.composite
-def sketches(draw: Any, nodes: int = 10, least: int = 0, seconds: st.SearchStrategy[float] = SECONDS) -> Sketch:
+def small_sketches(draw: Any, nodes: int, least: int, seconds: st.SearchStrategy[float]) -> Sketch:
     """Some lanes, and on them single tasks and meetings, joined by arrows that lead forward."""
     lines = draw(st.lists(LINES, min_size=1, max_size=5))
     jobs: list[Job] = []
-    node: list[int] = []
     for k in range(draw(st.integers(least, nodes))):
         where = draw(st.lists(st.integers(0, len(lines) - 1), min_size=1, max_size=4, unique=True))
         meeting = k if len(where) > 1 or draw(st.booleans()) else None
         jobs += [Job(i, draw(seconds), draw(RELEASES), meeting, draw(st.integers(0, 99))) for i in where]
-        node += [k] * len(where)
     pairs = draw(st.lists(st.tuples(*[st.integers(0, max(len(jobs) - 1, 0))] * 2), max_size=12)) if jobs else []
-    forward = [(a, b) for a, b in map(sorted, pairs) if node[a] < node[b]]
-    arrows = [Arrow(a, b, draw(DELAYS), draw(st.booleans())) for a, b in forward]
-    return Sketch(tuple(lines), tuple(jobs), tuple(arrows))
+    arrows = [Arrow(*sorted(pair), draw(DELAYS), draw(st.booleans())) for pair in pairs]
+    return Sketch(tuple(lines), tuple(jobs), tuple(a for a in arrows if not_mates(jobs, a)))
+
+
+def full_sketch(random: Random, nodes: int, exact: bool) -> Sketch:
+    def seconds(high: int) -> float:
+        return random.randint(0, high) * GRID if exact else random.uniform(0, high * GRID)
+
+    kinds, gaps = [HOST, COMPUTE, COMMUNICATION], [0.0, 0.0, GRID]
+    lanes = range(random.randint(2, 6))
+    lines = [Line(random.randrange(3), random.choice(kinds), random.choice(gaps)) for _ in lanes]
+    jobs: list[Job] = []
+    for k in range(random.randint(nodes // 2 + 1, nodes)):
+        where = random.sample(range(len(lines)), random.choice([1, 1, 1, 2, len(lines)]))
+        meeting = k if len(where) > 1 else None
+        release = seconds(40) if random.random() < 0.2 else 0.0
+        jobs += [Job(i, seconds(24), release, meeting, random.randrange(99)) for i in where]
+    arrows = [random_arrow(random, len(jobs), seconds(12)) for _ in range(random.randint(1, 2 * len(jobs)))]
+    return Sketch(tuple(lines), tuple(jobs), tuple(a for a in arrows if not_mates(jobs, a)))
+
+
+def random_arrow(random: Random, jobs: int, delay: float) -> Arrow:
+    before, after = sorted([random.randrange(jobs), random.randrange(jobs)])
+    return Arrow(before, after, random.choice([0.0, delay, delay, -delay]), random.random() < 0.3)
+
+
+def not_mates(jobs: list[Job], arrow: Arrow) -> bool:
+    before, after = jobs[arrow.before], jobs[arrow.after]
+    return arrow.before != arrow.after and (before.meeting is None or before.meeting != after.meeting)
 
 
 @st.composite

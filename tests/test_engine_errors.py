@@ -251,3 +251,8 @@ def test_memory_does_not_hold_tasks_times_draws(ask: Callable[..., object]) -> N
     d = Durations(np.ones(tasks), np.zeros(tasks, np.int32), np.random.default_rng(0).random((1, draws)))
     ask(queue, d)  # compiled and warm
     assert peak_bytes(lambda: ask(queue, d)) < tasks * draws * 8 / 10
+
+
+def test_times_nobody_waits_for_take_no_memory() -> None:
+    assert Program.of([Lane(str(i)) for i in range(100)], np.arange(100)).slots[1] == 1
+    assert Program.of(ONE, np.zeros(100, int)).slots[1] == 2

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import engine_reference as reference
 from engine_reference import Arrow, Job, Sketch
 from engine_sketches import (
+    ANY_SECONDS,
     DELAYS,
     GRID,
     RELEASES,
@@ -29,8 +30,6 @@ from engine_sketches import (
     with_one,
 )
 from presage.engine import Durations, Timeline, finish_times, simulate, timeline
-
-ANY_SECONDS = st.floats(0, 1e3, allow_subnormal=False)
 
 
 def ends(sketch: Sketch) -> np.ndarray:
@@ -58,7 +57,7 @@ def test_equals_the_reference(sketch: Sketch) -> None:
 
 
 @law(150)
-@given(sketches(seconds=ANY_SECONDS))
+@given(sketches(exact=False))
 def test_equals_the_reference_off_the_grid(sketch: Sketch) -> None:
     built, expected = build(sketch), reference.times(sketch)
     run = built.run()
@@ -74,7 +73,7 @@ def test_equals_the_reference_off_the_grid(sketch: Sketch) -> None:
 
 
 @law()
-@given(with_job(seconds=ANY_SECONDS), ANY_SECONDS)
+@given(with_job(exact=False), ANY_SECONDS)
 def test_a_longer_task_makes_nothing_earlier(chosen: tuple[Sketch, int], more: float) -> None:
     sketch, job = chosen
     assert (ends(with_one(sketch, job, seconds=sketch.jobs[job].seconds + more)) >= ends(sketch)).all()
@@ -90,7 +89,7 @@ def test_one_more_task_makes_nothing_earlier(chosen: tuple[Sketch, int], seconds
 
 
 @law()
-@given(sketches(least=1, seconds=ANY_SECONDS), st.data())
+@given(sketches(least=1, exact=False), st.data())
 def test_shorter_tasks_make_nothing_later(sketch: Sketch, data: Any) -> None:
     n = len(sketch.jobs)
     part = data.draw(st.lists(st.floats(0, 1), min_size=n, max_size=n))
@@ -117,7 +116,7 @@ def test_a_later_release_makes_nothing_earlier(chosen: tuple[Sketch, int], later
 
 
 @law()
-@given(sketches(seconds=ANY_SECONDS))
+@given(sketches(exact=False))
 def test_a_lane_runs_one_task_at_a_time_in_order(sketch: Sketch) -> None:
     run = build(sketch).run()
     for i, lane in enumerate(run.program.lanes):
@@ -129,7 +128,7 @@ def test_a_lane_runs_one_task_at_a_time_in_order(sketch: Sketch) -> None:
 
 
 @law()
-@given(sketches(seconds=ANY_SECONDS))
+@given(sketches(exact=False))
 def test_waits_are_never_negative_and_someone_is_last(sketch: Sketch) -> None:
     built = build(sketch)
     wait = built.run().wait[built.task]
@@ -172,6 +171,12 @@ def test_the_critical_path_is_a_chain_that_sets_the_finish(sketch: Sketch) -> No
     assert not run.wait[run.critical_path].any(), "the path takes the last member of a meeting, which waits for nobody"
 
 
+def test_the_critical_path_goes_back_to_the_start_where_a_release_is_no_later_than_a_task() -> None:
+    line = (reference.Line(0, reference.COMPUTE),)
+    assert build(Sketch(line, (Job(0, 1.0), Job(0, 1.0, release=1.0)))).run().critical_path.tolist() == [0, 1]
+    assert build(Sketch(line, (Job(0, 1.0), Job(0, 1.0, release=1.5)))).run().critical_path.tolist() == [1]
+
+
 def test_the_critical_path_names_the_straggler_and_stays_on_its_lane_otherwise() -> None:
     lines = tuple(reference.Line(r, reference.COMPUTE) for r in range(2))
     even = Sketch(lines, (Job(0, 1), Job(1, 1), Job(0, 1, 0, 0), Job(1, 1, 0, 0), Job(0, 0), Job(1, 1)))
@@ -184,7 +189,7 @@ def test_the_critical_path_names_the_straggler_and_stays_on_its_lane_otherwise()
 
 
 @law()
-@given(sketches(seconds=ANY_SECONDS), st.randoms(use_true_random=False))
+@given(sketches(exact=False), st.randoms(use_true_random=False))
 def test_the_order_of_tasks_lanes_and_ranks_changes_nothing(sketch: Sketch, random: Any) -> None:
     places = random.sample(range(len(sketch.lines)), len(sketch.lines))
     lines = [sketch.lines[places.index(i)] for i in range(len(places))]
@@ -209,7 +214,7 @@ def test_the_numbers_of_meetings_change_nothing(sketch: Sketch, random: Any, str
 
 
 @law()
-@given(sketches(seconds=ANY_SECONDS), st.floats(0.01, 100))
+@given(sketches(exact=False), st.floats(0.01, 100))
 def test_all_times_scale_together(sketch: Sketch, c: float) -> None:
     scaled = Sketch(
         tuple(replace(x, gap=x.gap * c) for x in sketch.lines),
@@ -225,7 +230,7 @@ def test_all_times_scale_together(sketch: Sketch, c: float) -> None:
 @st.composite
 def noisy(draw: Any) -> tuple[Built, Durations]:
     """A program of which some tasks vary, and some of these share their draws."""
-    built = build(draw(sketches(least=1, seconds=ANY_SECONDS)))
+    built = build(draw(sketches(least=1, exact=False)))
     n, count = len(built.program), draw(st.integers(1, 9))
     rows = draw(st.integers(1, 4))
     draws = np.array(
@@ -267,7 +272,7 @@ def test_finish_times_equal_the_timeline(case: tuple[Built, Durations], width: i
 
 
 @law()
-@given(sketches(seconds=ANY_SECONDS), st.integers(1, 5))
+@given(sketches(exact=False), st.integers(1, 5))
 def test_draws_without_noise_equal_the_single_answer(sketch: Sketch, count: int) -> None:
     built = build(sketch)
     alone, table = built.run(), np.repeat(built.durations[:, None], count, axis=1)
@@ -303,7 +308,7 @@ def _long(rng: np.random.Generator, tasks: int, lanes: int) -> Built:
 
 
 @law()
-@given(sketches(seconds=ANY_SECONDS))
+@given(sketches(exact=False))
 def test_lane_use_adds_up_to_the_span(sketch: Sketch) -> None:
     built = build(sketch)
     run = built.run()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_reference import COMPUTE, HOST, Arrow, Job, Line, Sketch, copies, rate, step_ends, times
-from engine_sketches import DELAYS, build, edges, law, on_grid, sketches
+from engine_sketches import DELAYS, GRID, build, edges, law, on_grid, sketches
 from presage.engine import Builder, Durations, Edges, LaneKind, period, repeat, simulate
 
 
@@ -18,8 +18,10 @@ from presage.engine import Builder, Durations, Edges, LaneKind, period, repeat, 
 def cycles(draw: Any, nodes: int = 6) -> tuple[Sketch, tuple[Arrow, ...]]:
     """A step, and arrows from it into the next one."""
     sketch = draw(sketches(nodes=nodes, least=1))
-    job = st.integers(0, len(sketch.jobs) - 1)
-    return sketch, tuple(draw(st.lists(st.builds(Arrow, job, job, DELAYS, st.booleans()), max_size=4)))
+    n, random = len(sketch.jobs), draw(st.randoms(use_true_random=False))
+    arrow = st.builds(Arrow, st.integers(0, n - 1), st.integers(0, n - 1), DELAYS, st.booleans())
+    late_to_early = Arrow(random.randrange(n // 2, n), random.randrange(0, (n + 1) // 2), random.randrange(20) * GRID)
+    return sketch, tuple(draw(st.sampled_from([[], [late_to_early]])) + draw(st.lists(arrow, max_size=3)))
 
 
 @law()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CpuOnly", "Ignore", "Json", "Partial", "Traces", "console", "emit", "load_run", "status"]
 
 Traces = Annotated[
-    list[Path], typer.Argument(metavar="TRACE...", help="Kineto files (.json, .json.gz) of one run, or their folder.")
+    list[Path], typer.Argument(metavar="TRACE...", help="Kineto files (.json, .json.gz) of one run, their folder, or 'demo'.")
 ]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")]
 Ignore = Annotated[list[str], typer.Option("--ignore", metavar="CATEGORY", help="Leave out events of this category.")]

@@ -23,13 +23,16 @@ Threads with neither ops nor launches (the watchdog of a collective library) are
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,29 +49,20 @@ ENGINE = "autograd::engine::evaluate_function: "
 BACKWARD = (ENGINE, "torch::autograd::AccumulateGrad")
 MARKER = re.compile(r"ProfilerStep|Optimizer\.|enumerate\(|DistributedDataParallel\.|##")
 NO_REGION = "(no region)"
+ANY = "*"
+STACKS = {False: "without", True: "with"}
+CUT = 1.5
+CLOCK = 1e-6
+VERSION = 1
 
 
-class Kind(IntEnum):
-    T1 = 1
-    T2 = 2
-    T3 = 3
-    T4 = 4
-    T5 = 5
-    ALONE = 6
-    REGION = 7
-    SILENCE = 8
-    BLOCKED = 9
-
-
-class Role(IntEnum):
-    MAIN = 0
-    AUTOGRAD = 1
-    OTHER = 2
+Kind = IntEnum("Kind", "T1 T2 T3 T4 T5 ALONE REGION SILENCE BLOCKED")
+Role = IntEnum("Role", "MAIN AUTOGRAD OTHER")
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """A trace's host time cut up, by thread and time."""
+    """A trace's host time cut up. BLOCKED waits of calls that launch nothing lie within other segments."""
 
     kind: NDArray[np.int8]
     thread: Ints
@@ -77,30 +71,34 @@ class Segments:
     name: Ints  # index into the trace's names: what the key is made of, -1 for no region
     unit: Ints  # the op (or launch outside ops) it is a part of, a host event; -1 between ops
     events: Ints  # host events that the profiler recorded in it
-    blocked: Ints  # nanoseconds of it in which a call waited for the GPU
+    blocked: Ints  # nanoseconds of it that a BLOCKED segment accounts for
 
-    def __len__(self) -> int:
-        return len(self.kind)
+    @property
+    def ns(self) -> Ints:
+        return self.hi - self.lo - self.blocked
 
 
 def segments(trace: Trace) -> Segments:
-    """Cut the time of every thread that has ops."""
+    """Cut the time of every thread that has ops or launches."""
     host = trace.host
     launch = _launches(trace)
-    marks = np.array([bool(MARKER.match(n)) for n in trace.names], np.bool_)
-    op = (host.kind == HostKind.OP) & ~marks[host.name]
-    unit = _outermost(host, op | launch)
+    marker = np.array([bool(MARKER.match(n)) for n in trace.names], np.bool_)
+    unit = _outermost(host, launch | ((host.kind == HostKind.OP) & ~marker[host.name]))
     s = threads.stretches(host)
     blocked = np.array([b.stretch for b in waits.blocking_calls(trace, s)], np.int64)
     silent = np.array([h.silence for h in threads.handovers(host, s) if h.silence >= 0], np.int64)
     parts = []
     for t in np.unique(host.thread[unit[unit >= 0]]):
         lo, hi = np.searchsorted(host.thread, [t, t + 1])
-        cut = _Thread(host, np.arange(lo, hi), unit, launch)
-        cut.silence(s, silent[s.thread[silent] == t])
-        cut.block(s, blocked[s.thread[blocked] == t])
-        parts.append(cut.rows)
-    columns = {f.name: np.concatenate([p[f.name] for p in parts] or [np.empty(0, np.int64)]) for f in fields(Segments)}
+        cut = _thread(host, np.arange(lo, hi), unit, launch)
+        cut = _with_silence(cut, s, silent[s.thread[silent] == t])
+        parts.append(_with_waits(cut, host, s, blocked[s.thread[blocked] == t]))
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Segments]) -> Segments:
+    none = [np.empty(0, np.int64)]
+    columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts] or none) for f in fields(Segments)}
     return Segments(**{**columns, "kind": columns["kind"].astype(np.int8)})
 
 
@@ -130,72 +128,308 @@ def _ancestors(host: HostEvents, events: NDArray[Any]) -> Iterator[Ints]:
         events = np.where(events >= 0, host.parent[events], -1)
 
 
-class _Thread:
-    """The segments of one thread."""
-
-    def __init__(self, host: HostEvents, mine: Ints, unit: Ints, launch: Bools) -> None:
-        self.host = host
-        units = mine[unit[mine] == mine]
-        calls = mine[launch[mine]]
-        # rounded clocks make neighbours overlap now and then: the later one then starts where the earlier one ends
-        self.hi = np.maximum.accumulate(host.end[units])
-        self.lo = np.maximum(host.start[units], _shifted(self.hi, host.start[units[0]]))
-        rows = [*self._inside(units, calls, np.searchsorted(units, unit[calls])), *self._between(mine, units)]
-        columns = [np.concatenate(c) for c in zip(*(np.broadcast_arrays(*r) for r in rows), strict=True)]
-        order = np.lexsort((columns[2], columns[1]))
-        self.rows = dict(zip(("kind", "lo", "hi", "name", "unit", "events"), (c[order] for c in columns), strict=True))
-        self.rows["thread"] = np.full(len(order), host.thread[mine[0]], np.int64)
-        self.rows["blocked"] = np.zeros(len(order), np.int64)
-        nested = mine[(unit[mine] != mine) & ~launch[mine]]
-        self.rows["events"] += np.bincount(self._at(host.start[nested]), minlength=len(order))
-
-    def _inside(self, units: Ints, calls: Ints, of: Ints) -> Iterator[tuple[Any, ...]]:
-        """Rows (kind, lo, hi, name, unit, events) of the segments in units; `of` is each call's unit by number."""
-        host, lo, hi = self.host, self.lo, self.hi
-        to = np.maximum.accumulate(np.clip(host.end[calls], lo[of], hi[of]))
-        start = np.maximum(np.clip(host.start[calls], lo[of], hi[of]), _shifted(to, 0)) if len(calls) else to
-        count = np.bincount(of, minlength=len(units))
-        first = np.cumsum(count) - count
-        some, none = np.flatnonzero(count), np.flatnonzero(count == 0)
-        last = np.append(of[1:] != of[:-1], True)[: len(of)]
-        until = np.where(last, hi[of], np.append(start[1:], 0)[: len(of)])
-        op, name = host.kind[units] == HostKind.OP, host.name
-        some, after = some[op[some]], np.flatnonzero(op[of])
-        owner = units[of[after]]
-        yield Kind.ALONE, lo[none], hi[none], name[units[none]], units[none], 0
-        yield Kind.T2, lo[some], start[first[some]], name[units[some]], units[some], 0
-        yield Kind.T4, start, to, name[calls], units[of], (host.kind[units[of]] == HostKind.OP).astype(np.int64)
-        yield np.where(last, Kind.T3, Kind.T5)[after], to[after], until[after], name[owner], owner, 0
-
-    def _between(self, mine: Ints, units: Ints) -> Iterator[tuple[Any, ...]]:
-        """Rows of the segments between units. The profiler's record of a unit begins before it: it counts here."""
-        host = self.host
-        region, name = host.parent[units], np.append(host.name, -1)
-        same = region[1:] == region[:-1]
-        key = np.where(same, name[units[1:]], name[region[1:]])
-        yield np.where(same, Kind.T1, Kind.REGION), self.hi[:-1], self.lo[1:], key, -1, 1
-        ends = max(int(host.end[mine].max()), int(self.hi[-1]))
-        yield Kind.REGION, host.start[mine[:1]], self.lo[:1], name[region[:1]], -1, 1
-        yield Kind.REGION, self.hi[-1:], np.array([ends]), name[region[-1:]], -1, 0
-
-    def _at(self, times: Ints) -> Ints:
-        """The segment at each time: of several that start then, the longest."""
-        return np.maximum(np.searchsorted(self.rows["lo"], times, side="right") - 1, 0)
-
-    def silence(self, s: threads.Stretches, silent: Ints) -> None:
-        at = self._at((s.lo[silent] + s.hi[silent]) // 2)
-        at = at[np.isin(self.rows["kind"][at], (Kind.T1, Kind.REGION))]
-        self.rows["kind"][at] = Kind.SILENCE
-
-    def block(self, s: threads.Stretches, blocked: Ints) -> None:
-        rows, lo, hi = self.rows, s.lo[blocked], s.hi[blocked]
-        at = self._at((lo + hi) // 2)
-        launch = rows["kind"][at] == Kind.T4
-        rows["kind"][at[launch]] = Kind.BLOCKED
-        rest = at[~launch]
-        waited = np.minimum(hi[~launch], rows["hi"][rest]) - np.maximum(lo[~launch], rows["lo"][rest])
-        np.add.at(rows["blocked"], rest, waited)
+def _thread(host: HostEvents, mine: Ints, unit: Ints, launch: Bools) -> Segments:
+    """The segments of one thread, in order of time, as if no call and no gap were a wait."""
+    units, calls = mine[unit[mine] == mine], mine[launch[mine]]
+    # rounded clocks make neighbours overlap now and then: the later one then starts where the earlier one ends
+    hi = np.maximum.accumulate(host.end[units])
+    lo = np.maximum(host.start[units], _before(hi, host.start[units[0]]))
+    hi = np.maximum(hi, lo)
+    rows = [*_inside(host, units, lo, hi, calls, np.searchsorted(units, unit[calls]))]
+    rows += _between(host, mine, units, lo, hi)
+    columns = [np.concatenate(c) for c in zip(*(np.broadcast_arrays(*r) for r in rows), strict=True)]
+    order = np.lexsort((columns[2], columns[1]))
+    kind, starts, ends, name, owner, events = (c[order].astype(np.int64) for c in columns)
+    nested = mine[(unit[mine] != mine) & ~launch[mine]]
+    events += np.bincount(_at(starts, host.start[nested]), minlength=len(order))
+    thread, none = np.full(len(order), host.thread[mine[0]], np.int64), np.zeros(len(order), np.int64)
+    return Segments(kind.astype(np.int8), thread, starts, ends, name, owner, events, none)
 
 
-def _shifted(values: Ints, first: Any) -> Ints:
-    return np.append(first, values[:-1]).astype(np.int64)
+def _inside(host: HostEvents, units: Ints, lo: Ints, hi: Ints, calls: Ints, of: Ints) -> Iterator[tuple[Any, ...]]:
+    """Rows (kind, lo, hi, name, unit, events) of the segments in units. `of` is each launch's unit, by place."""
+    to = np.maximum.accumulate(np.clip(host.end[calls], lo[of], hi[of]))
+    start = np.maximum(np.clip(host.start[calls], lo[of], hi[of]), _before(to, lo[0]))
+    last = np.append(of[1:] != of[:-1], True)[: len(of)]
+    until = np.where(last, hi[of], np.append(start[1:], 0)[: len(of)])
+    first = np.append(True, last[:-1])[: len(of)]
+    in_op, name = host.kind[units[of]] == HostKind.OP, host.name
+    none = np.setdiff1d(np.arange(len(units)), of)
+    yield Kind.ALONE, lo[none], hi[none], name[units[none]], units[none], 0
+    head, tail = first & in_op, in_op
+    yield Kind.T2, lo[of[head]], start[head], name[units[of[head]]], units[of[head]], 0
+    yield Kind.T4, start, to, name[calls], units[of], 1
+    yield np.where(last, Kind.T3, Kind.T5)[tail], to[tail], until[tail], name[units[of[tail]]], units[of[tail]], 0
+
+
+def _between(host: HostEvents, mine: Ints, units: Ints, lo: Ints, hi: Ints) -> Iterator[tuple[Any, ...]]:
+    """Rows of the segments between units. What it costs to record an op is spent mostly before it: it counts here."""
+    region, name = host.parent[units], np.append(host.name, -1)
+    is_op = (host.kind[units] == HostKind.OP).astype(np.int64)
+    same = region[1:] == region[:-1]
+    key = np.where(same, name[units[1:]], name[region[1:]])
+    yield np.where(same, Kind.T1, Kind.REGION), hi[:-1], lo[1:], key, -1, is_op[1:]
+    yield Kind.REGION, host.start[mine[:1]], lo[:1], name[region[:1]], -1, is_op[:1]
+    yield Kind.REGION, hi[-1:], np.maximum(hi[-1:], host.end[mine].max()), name[region[-1:]], -1, 0
+
+
+def _before(values: Ints, first: Any) -> Ints:
+    return np.append(first, values)[:-1].astype(np.int64) if len(values) else values
+
+
+def _at(starts: Ints, times: Ints) -> Ints:
+    """The segment at each time: of several that start together, the longest."""
+    return np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+
+
+def _with_silence(cut: Segments, s: threads.Stretches, silent: Ints) -> Segments:
+    at = _at(cut.lo, (s.lo[silent] + s.hi[silent]) // 2)
+    kind = cut.kind.copy()
+    kind[at[np.isin(kind[at], (Kind.T1, Kind.REGION))]] = Kind.SILENCE
+    return replace(cut, kind=kind)
+
+
+def _with_waits(cut: Segments, host: HostEvents, s: threads.Stretches, blocked: Ints) -> Segments:
+    at = _at(cut.lo, (s.lo[blocked] + s.hi[blocked]) // 2)
+    launch = cut.kind[at] == Kind.T4
+    kind, waited = cut.kind.copy(), cut.blocked.copy()
+    kind[at[launch]] = Kind.BLOCKED
+    at, blocked = at[~launch], blocked[~launch]
+    lo, hi = np.maximum(s.lo[blocked], cut.lo[at]), np.minimum(s.hi[blocked], cut.hi[at])
+    np.add.at(waited, at, hi - lo)
+    none, name = np.zeros(len(at), np.int64), host.name[s.owner[blocked]].astype(np.int64)
+    also = Segments(none.astype(np.int8) + Kind.BLOCKED, cut.thread[at], lo, hi, name, cut.unit[at], none, none)
+    return _joined([replace(cut, kind=kind, blocked=waited), also])
+
+
+def roles(trace: Trace, of: Sequence[int]) -> dict[int, Role]:
+    """What each of these threads is for. MAIN has the step marks, else it is the busiest without backward ops, else the
+    busiest; of the others AUTOGRAD is whichever is named so or has backward ops."""
+    backward = np.array([n.startswith(BACKWARD) for n in trace.names], np.bool_)[trace.host.name]
+    goes_back = {t: bool(backward[trace.host.thread == t].any()) or "autograd" in trace.threads[t].name for t in of}
+    size = np.bincount(trace.host.thread, minlength=len(trace.threads))
+    marked = {step.thread for step in trace.steps}
+    main = max(of, key=lambda t: (t in marked, not goes_back[t], size[t]), default=-1)
+    return {t: Role.MAIN if t == main else Role.AUTOGRAD if goes_back[t] else Role.OTHER for t in of}
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Where overheads were seen: an overhead belongs to a GPU, a host and its software together, and to the profiler."""
+
+    gpus: tuple[str, ...] = ()
+    traces: tuple[str, ...] = ()  # file names, without folders
+    stacks: str = ""  # "with", "without" or "mixed": recording Python stacks slows the host
+
+    def __add__(self, other: Platform) -> Platform:
+        gpus = tuple(dict.fromkeys(self.gpus + other.gpus))
+        stacks = {self.stacks, other.stacks} - {""}
+        return Platform(
+            gpus, self.traces + other.traces, stacks.pop() if len(stacks) == 1 else "mixed" if stacks else ""
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Single measurements, one a segment, as columns."""
+
+    kind: NDArray[np.int8]
+    role: NDArray[np.int8]
+    key: Ints  # index into `keys`
+    ns: Ints
+    events: Ints  # host events the profiler recorded meanwhile
+    keys: tuple[str, ...]
+    platform: Platform
+
+
+def extract(trace: Trace) -> Samples:
+    """All samples of one trace."""
+    cut = segments(trace)
+    role = roles(trace, [int(t) for t in np.unique(cut.thread)])
+    number = np.array([role.get(t, Role.OTHER) for t in range(len(trace.threads))], np.int8)
+    labels = [_label(n) for n in trace.names] + [NO_REGION]
+    keys, place = np.unique(labels, return_inverse=True)
+    about = Platform(tuple(dict.fromkeys(trace.gpus)), (PurePath(trace.path).name,), STACKS[trace.has_stacks])
+    return Samples(cut.kind, number[cut.thread], place[cut.name], cut.ns, cut.events, tuple(map(str, keys)), about)
+
+
+def _label(name: str) -> str:
+    return "ProfilerStep" if name.startswith("ProfilerStep#") else name.removeprefix(ENGINE)
+
+
+def pool(parts: Iterable[Samples]) -> Samples:
+    """The samples of several traces as one: every sample weighs the same, whichever trace it came from."""
+    parts = list(parts)
+    keys = {k: i for i, k in enumerate(sorted({k for p in parts for k in p.keys}))}
+    place = [np.array([keys[k] for k in p.keys], np.int64)[p.key] for p in parts]
+    columns = {c: np.concatenate([getattr(p, c) for p in parts]) for c in ("kind", "role", "ns", "events")}
+    return Samples(
+        **columns, key=np.concatenate(place), keys=tuple(keys), platform=sum((p.platform for p in parts), Platform())
+    )
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """One overhead in seconds. All but `cut` and `cut_total` are of the `n` samples kept."""
+
+    n: int
+    mean: float
+    median: float
+    std: float
+    mad: float  # median distance from the median
+    p10: float
+    p90: float
+    cut: int = 0  # samples outside [Q1 - 1.5 IQR, Q3 + 1.5 IQR]
+    cut_total: float = 0.0  # seconds in them
+
+    @property
+    def mean_of_all(self) -> float:
+        """With what was cut: the mean that adds up to the time in the trace."""
+        return (self.mean * self.n + self.cut_total) / (self.n + self.cut)
+
+
+def overhead(seconds: NDArray[np.float64]) -> Overhead:
+    """Sum up samples. The interquartile range counts as no less than the coarsest clock, 1 us, or with whole
+    microseconds a sample of one tick more than most would be cut; below 4 samples there is no cut."""
+    q1, q3 = np.quantile(seconds, [0.25, 0.75])
+    reach = CUT * max(q3 - q1, CLOCK) if len(seconds) >= 4 else np.inf
+    keep = (seconds >= q1 - reach) & (seconds <= q3 + reach)
+    kept, lost = seconds[keep], seconds[~keep]
+    p10, median, p90 = np.quantile(kept, [0.1, 0.5, 0.9])
+    mad = np.median(np.abs(kept - median))
+    spread = [float(x) for x in (kept.mean(), median, kept.std(), mad, p10, p90)]
+    return Overhead(len(kept), *spread, len(lost), float(lost.sum()))
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Overheads by kind, key and thread role; key `ANY` pools all keys of its kind and role."""
+
+    table: Mapping[tuple[Kind, str, Role], Overhead]
+    platform: Platform
+    per_event_cost: float = 0.0  # seconds already taken off for every event the profiler recorded
+
+    def find(self, kind: Kind, key: str, role: Role = Role.MAIN) -> tuple[Overhead, str, Role] | None:
+        """The overhead, with the key and role it is really of: an unknown key gets another role's, then `ANY`."""
+        for k in (key, ANY):
+            for r in (role, *(r for r in Role if r != role)):
+                if (found := self.table.get((kind, k, r))) is not None:
+                    return found, k, r
+        return None
+
+    def to_toml(self, path: str | Path) -> None:
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        part.write_text("\n".join(_toml(self)) + "\n", encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Overheads:
+        return _read(Path(path))
+
+
+def overheads(samples: Samples, per_event_cost_ns: float = 0.0) -> Overheads:
+    """Sum up samples as seen, or net of the profiler's cost: so much less per event recorded, but never below 0."""
+    seconds = np.maximum(samples.ns - per_event_cost_ns * samples.events, 0.0) * NS
+    table: dict[tuple[Kind, str, Role], Overhead] = {}
+    for kind, role in sorted(set(zip(samples.kind.tolist(), samples.role.tolist(), strict=True))):
+        mine = np.flatnonzero((samples.kind == kind) & (samples.role == role))
+        mine = mine[np.argsort(samples.key[mine], kind="stable")]
+        table[Kind(kind), ANY, Role(role)] = overhead(seconds[mine])
+        edges = np.flatnonzero(np.diff(samples.key[mine])) + 1
+        for group in np.split(mine, edges):
+            table[Kind(kind), samples.keys[samples.key[group[0]]], Role(role)] = overhead(seconds[group])
+    return Overheads(table, samples.platform, per_event_cost_ns * NS)
+
+
+def merge(parts: Sequence[Overheads]) -> Overheads:
+    """Overheads of files as one. Counts, means and standard deviations are exactly those of all kept samples together;
+    median, mad, p10 and p90 are averages weighted by n: near, not exact. With traces at hand, `pool` is exact."""
+    costs = {p.per_event_cost for p in parts}
+    if len(costs) > 1:
+        raise PresageError("overheads net of different profiler costs cannot be merged")
+    keys = sorted({k for p in parts for k in p.table}, key=lambda k: (k[0], k[2], k[1] != ANY, k[1]))
+    table = {k: _merged([p.table[k] for p in parts if k in p.table]) for k in keys}
+    return Overheads(table, sum((p.platform for p in parts), Platform()), costs.pop() if costs else 0.0)
+
+
+def _merged(parts: Sequence[Overhead]) -> Overhead:
+    n = np.array([p.n for p in parts])
+    near = {
+        f: float(np.average([getattr(p, f) for p in parts], weights=n)) for f in ("median", "mad", "p10", "p90", "mean")
+    }
+    variance = np.average([p.std**2 + (p.mean - near["mean"]) ** 2 for p in parts], weights=n)
+    return Overhead(
+        n=int(n.sum()),
+        std=float(np.sqrt(variance)),
+        cut=sum(p.cut for p in parts),
+        cut_total=sum(p.cut_total for p in parts),
+        **near,
+    )
+
+
+def _unit(name: str) -> str:
+    return name if name in ("n", "cut") else name + "_us"
+
+
+def _toml(o: Overheads) -> Iterator[str]:
+    about = o.platform
+    yield f"# Host overheads; {ANY!r} stands for all keys of its kind and thread role together."
+    yield f"version = {VERSION}"
+    yield f"per_event_cost_us = {_number(o.per_event_cost)}"
+    yield f"gpus = [{', '.join(map(_text, about.gpus))}]"
+    yield f"traces = [{', '.join(map(_text, about.traces))}]"
+    yield f"stacks = {_text(about.stacks)}"
+    section = None
+    for (kind, key, role), x in o.table.items():
+        if (kind, role) != section:
+            section = (kind, role)
+            yield f"\n[{kind.name}.{role.name.lower()}]"
+        yield f"{_text(key)} = {{{', '.join(f'{_unit(f)} = {_number(v)}' for f, v in asdict(x).items())}}}"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(round(value / US, 4))
+
+
+def _text(value: str) -> str:
+    """A TOML basic string: JSON's escapes are valid in it, and it wants one more."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+class _Head(msgspec.Struct, forbid_unknown_fields=True):
+    version: Literal[1]
+    per_event_cost_us: float
+    gpus: tuple[str, ...]
+    traces: tuple[str, ...]
+    stacks: str
+
+
+def _read(path: Path) -> Overheads:
+    try:
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        head = msgspec.convert({k: v for k, v in whole.items() if not isinstance(v, dict)}, _Head)
+    except msgspec.ValidationError as e:
+        what, _, where = str(e).partition(" - at `$.")
+        raise InputError(path, what, where.strip("`") or None) from e
+    except (OSError, ValueError) as e:
+        raise InputError(path, f"cannot be read as TOML: {e}") from e
+    table = {}
+    for section, by_role in whole.items():
+        for role, rows in by_role.items() if isinstance(by_role, dict) else ():
+            if section not in Kind.__members__ or role.upper() not in Role.__members__ or not isinstance(rows, dict):
+                raise InputError(path, "no such kind of overhead and thread role", f"{section}.{role}")
+            for key, row in rows.items():
+                table[Kind[section], key, Role[role.upper()]] = _row(path, f"{section}.{role}.{_text(key)}", row)
+    return Overheads(table, Platform(head.gpus, head.traces, head.stacks), head.per_event_cost_us * US)
+
+
+def _row(path: Path, where: str, row: Any) -> Overhead:
+    named = {_unit(f.name): f.name for f in fields(Overhead)}
+    if not isinstance(row, dict) or row.keys() != named.keys():
+        raise InputError(path, f"must have just {', '.join(named)}", where)
+    for k, v in row.items():
+        whole = k in ("n", "cut")
+        if not isinstance(v, int if whole else int | float) or isinstance(v, bool) or not 0 <= v < np.inf:
+            raise InputError(path, f"is {v!r}, not a {'count' if whole else 'time'}", f"{where}.{k}")
+    return Overhead(**{f: row[k] if k == f else row[k] * US for k, f in named.items()})

@@ -29,15 +29,13 @@ R = TypeVar("R")
 def open_bytes(path: Path) -> IO[bytes]:
     """The file's bytes, decompressed if it is gzip, whatever its name says."""
     try:
-        raw = path.open("rb")
+        with path.open("rb") as raw:
+            magic = raw.read(2)
+        if not magic:
+            raise InputError(path, "the file is empty (0 bytes)")
+        return gzip.open(path, "rb") if magic == b"\x1f\x8b" else path.open("rb")  # type: ignore[return-value]
     except OSError as e:
         raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    magic = raw.read(2)
-    if not magic:
-        raw.close()
-        raise InputError(path, "the file is empty (0 bytes)")
-    raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if magic == b"\x1f\x8b" else raw  # type: ignore[return-value]
 
 
 def read_some(path: Path, stream: IO[bytes], size: int) -> bytes:

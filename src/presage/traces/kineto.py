@@ -21,6 +21,8 @@ from presage.traces.trace import Collective, GpuEvents, HostEvents, HostKind, St
 
 __all__ = ["read"]
 
+LATEST_US = 2**52  # beyond it, microseconds as floats lose their units' place; the year 2112 comes before
+
 
 def read(path: str | Path, ignore: Iterable[str] = ()) -> Trace:
     """Read one rank's trace. `ignore` names further categories of events to leave out."""
@@ -187,12 +189,11 @@ class _Columns:
             raise InputError(
                 self.path, f"event {e.name!r} ({e.cat}) has the negative duration {e.dur}", "traceEvents[].dur"
             )
-        if self.base_us is None:
-            self.base_us = int(ts[0]) if np.isfinite(ts[0]) else 0
-        start = (ts - self.base_us) * 1000
-        if not (np.abs(start) < 1e18).all() or not (dur < 1e15).all():
+        if not ((np.abs(ts) < LATEST_US).all() and (dur < LATEST_US).all()):
             raise InputError(self.path, "a time is not finite or absurdly large", "traceEvents[].ts")
-        first = np.rint(start).astype(np.int64)
+        if self.base_us is None:
+            self.base_us = int(ts[0])
+        first = np.rint((ts - self.base_us) * 1000).astype(np.int64)
         return first, first + np.rint(dur * 1000).astype(np.int64)
 
     def trace(self) -> Trace:

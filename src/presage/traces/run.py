@@ -22,6 +22,7 @@ __all__ = ["Meeting", "Run", "files_of", "read_run", "run_of"]
 KIND = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|AllToAll|SendRecv|Reduce|Gather|Scatter|Send|Recv)", re.IGNORECASE
 )
+DEMO = Path(__file__).resolve().parent.parent / "data" / "dlrm_mlperf_b2048.json.gz"
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Run:
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
-    """The named files, and the trace files of the named folders."""
+    """The named files, and the trace files of the named folders; `demo` is the trace that comes with presage."""
     out: list[Path] = []
     for path in map(Path, paths):
-        found = [path]
+        found = [DEMO if path == Path("demo") and not path.exists() else path]
         if path.is_dir():
             found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
             if not found:
