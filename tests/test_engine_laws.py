@@ -29,7 +29,7 @@ from engine_sketches import (
     with_jobs,
     with_one,
 )
-from presage.engine import Durations, Timeline, finish_times, simulate, timeline
+from presage.engine import Durations, Timeline, finish_times, latest_ends, simulate, timeline
 
 
 def ends(sketch: Sketch) -> np.ndarray:
@@ -272,6 +272,17 @@ def test_finish_times_equal_the_timeline(case: tuple[Built, Durations], width: i
 
 
 @law()
+@given(noisy(), st.data())
+def test_latest_ends_are_maxima_over_parts(case: tuple[Built, Durations], data: Any) -> None:
+    built, d = case
+    n, parts = len(built.program), data.draw(st.integers(1, 4))
+    part = np.array(data.draw(st.lists(st.integers(-1, parts - 1), min_size=n, max_size=n)), np.int32)
+    end = simulate(built.program, d).end
+    expected = [end[part == i].max(axis=0, initial=0.0) for i in range(parts)]
+    assert (latest_ends(built.program, d, part, parts) == expected).all()
+
+
+@law()
 @given(sketches(exact=False), st.integers(1, 5))
 def test_draws_without_noise_equal_the_single_answer(sketch: Sketch, count: int) -> None:
     built = build(sketch)
@@ -302,6 +313,15 @@ def _long(rng: np.random.Generator, tasks: int, lanes: int) -> Built:
     apart = [(b, a) for b, a in pairs if b // lanes != a // lanes]
     arrows = [Arrow(b, a, float(rng.random()), bool(rng.random() < 0.2)) for b, a in apart]
     return build(Sketch(lines, jobs, tuple(arrows)))
+
+
+def test_draws_may_lie_in_any_order_in_memory_and_be_of_any_number_type() -> None:
+    built = _long(np.random.default_rng(0), tasks=50, lanes=3)
+    draws = np.random.default_rng(1).integers(0, 9, (6, 50))
+    for table in (draws.T, np.asfortranarray(draws.T), draws.T.astype(np.float32), draws.T.tolist()):
+        assert (simulate(built.program, table).end == simulate(built.program, draws.T.astype(float)).end).all()
+        d = Durations(np.zeros(50, np.float32), np.arange(50), np.asarray(table))
+        assert (finish_times(built.program, d) == simulate(built.program, table).finish).all()
 
 
 # --- where the time goes

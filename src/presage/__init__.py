@@ -1,1 +1,60 @@
 """presage: how long machine-learning training will take, and how sure you can be."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
+    from presage.errors import InputError, PresageError
+    from presage.traces import edits, explain
+    from presage.traces.replay import Replay, measured_steps, replay_of
+    from presage.traces.run import Run, read_run, run_of
+
+# Names are loaded when first used, so that `import presage` costs nothing.
+_HOMES = {
+    "presage.engine": (
+        "Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"
+    ),
+    "presage.errors": "InputError PresageError",
+    "presage.traces.replay": "Replay measured_steps replay_of",
+    "presage.traces.run": "Run read_run run_of",
+}
+_MODULES = {"edits": "presage.traces.edits", "explain": "presage.traces.explain"}
+
+__all__ = [
+    "Builder",
+    "Durations",
+    "Edges",
+    "InputError",
+    "Lane",
+    "LaneKind",
+    "PresageError",
+    "Program",
+    "Replay",
+    "Run",
+    "Timeline",
+    "edits",
+    "explain",
+    "measured_steps",
+    "period",
+    "read_run",
+    "repeat",
+    "replay_of",
+    "run_of",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
+    for home, names in _HOMES.items():
+        if name in names.split():
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'presage' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

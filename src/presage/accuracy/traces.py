@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from presage.accuracy.optable import score_optable, whatif_slowdown
 from presage.accuracy.pipeline import score_pipeline
 from presage.accuracy.score import Result, Row, Skipped
@@ -36,7 +38,8 @@ def score_traces(paths: Iterable[str | Path], tell: Callable[[str], None] = lamb
     """Replay all that can be replayed under these paths. `tell` hears what is being read.
 
     A row is one step of one rank. Files of one folder that are all the ranks of one run are replayed together; any
-    other file by itself, its collectives as long as it saw them.
+    other file by itself, its collectives as long as it saw them. `busiest_lane` is the yardstick: the work of the
+    busiest thread or stream, with no dependencies at all.
     """
     given = [Path(p) for p in paths]
     rows: list[Row] = []
@@ -59,10 +62,10 @@ def _sources(root: Path) -> Iterator[_Source]:
         raise InputError(root, "no such file or folder")
     if root.is_file():
         kind = "table" if root.name.endswith(TABLE_ENDINGS) else "folder"
-        yield _Source(kind, root, (root,), root.parent.name)
+        yield _Source(kind, root, (root,), root.resolve().parent.name)
         return
     for folder in sorted([root, *(p for p in root.rglob("*") if p.is_dir())]):
-        name = str(folder.relative_to(root.parent))
+        name = str(Path(root.resolve().parent.name) / folder.relative_to(root.parent))
         if (folder / "config.json").exists() and any(folder.glob("pp_rank_*")):
             yield _Source("pipeline", folder, (), name)
             continue
@@ -137,9 +140,19 @@ def _replayed(replay: Replay, group: str) -> list[Row]:
     rows: list[Row] = []
     for i in range(len(replay.run)):
         file = Path(replay.ranks[i].trace.path).name
-        pairs = zip(measured_steps(replay, i), replay.steps(timeline, i), strict=True)
+        measured = measured_steps(replay, i)
+        pairs = zip(measured, replay.steps(timeline, i), strict=True)
         rows += [Row("replay", group, f"{file} {m.name}", p.seconds, m.seconds) for m, p in pairs if m.seconds > 0]
+        whole = measured[-1].done - measured[0].start
+        rows.append(Row("busiest_lane", group, f"{file} all steps", _busiest(replay, i), whole))
     return rows
+
+
+def _busiest(replay: Replay, place: int) -> float:
+    """What a model without dependencies would say: the busiest lane's work, all steps together."""
+    r = replay.ranks[place]
+    mine = np.concatenate([r.stretch_task, r.gpu_task])
+    return float(np.bincount(replay.program.lane[mine], replay.durations[mine]).max())
 
 
 _SCORES: dict[str, Callable[[_Source], Result]] = {"pipeline": _pipeline, "table": _table, "folder": _folder}

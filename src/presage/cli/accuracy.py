@@ -60,5 +60,9 @@ def _print(result: object) -> None:
     assert isinstance(result, Result)
     shown = console()
     shown.print(accuracy_table(result))
+    by_reason: dict[str, list[str]] = {}
     for s in result.skipped:
-        shown.print(f"skipped {s.row}: {s.reason}", style="yellow")
+        by_reason.setdefault(s.reason, []).append(s.row)
+    for reason, found in by_reason.items():
+        some = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        shown.print(f"skipped {len(found)}: {reason}: {some}", style="yellow")

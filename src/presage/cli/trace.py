@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from presage.cli import graph
 from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, load_run, status
 
 if TYPE_CHECKING:
@@ -29,10 +30,18 @@ def command(
 ) -> None:
     """Where the time goes: step times, GPU active and idle with causes, ops, host overheads, critical path, late ranks.
 
-    presage trace run/rank_*.json.gz
+    A PyTorch execution trace or a Chakra graph (one file) is summed up too: what it runs, without times.
+
+    presage trace demo
+
+    presage trace run/rank_*.json.gz --overheads host.toml
     """
+    from presage.traces import sniff
     from presage.traces.replay import replay_of
 
+    if len(traces) == 1 and traces[0].is_file() and sniff.is_graph(traces[0]):
+        graph.show(traces[0], top, json)
+        return
     run = load_run(traces, ignore, partial, cpu_only)
     with status("explaining"):
         replay = replay_of(run)

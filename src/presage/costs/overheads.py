@@ -12,7 +12,7 @@ innermost where calls nest. The time of a thread is cut without remainder into s
     ALONE    an op that launches nothing, whole (key: the op); where five overheads are all there is, it is in T5
     REGION   from an op to the next across a region's border (key: the region the next op is in), and the time a thread
              spends in regions before its first op and after its last
-    SILENCE  between ops, waiting for another thread (key: the next op)
+    SILENCE  between ops, waiting for another thread (key: the next op or region)
     BLOCKED  a call's wait for the GPU (key: the call): a launch that waited is here whole and not in T4; any other call
              that waited is taken out of the segment it is in
 
@@ -29,7 +29,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -40,31 +40,30 @@ from presage.errors import InputError, PresageError
 from presage.traces import threads, waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 
-NS = 1e-9
-US = 1e-6
+__all__ = ["ANY", "Kind", "Overhead", "Overheads", "Platform", "Role", "Samples", "Segments"]
+__all__ += ["extract", "merge", "overhead", "overheads", "pool", "roles", "segments"]
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-ENGINE = "autograd::engine::evaluate_function: "
-BACKWARD = (ENGINE, "torch::autograd::AccumulateGrad")
-MARKER = re.compile(r"ProfilerStep|Optimizer\.|enumerate\(|DistributedDataParallel\.|##")
-NO_REGION = "(no region)"
-ANY = "*"
-STACKS = {False: "without", True: "with"}
-CUT = 1.5
-CLOCK = 1e-6
-VERSION = 1
-
-
 Kind = IntEnum("Kind", "T1 T2 T3 T4 T5 ALONE REGION SILENCE BLOCKED")
 Role = IntEnum("Role", "MAIN AUTOGRAD OTHER")
+
+NS, US = 1e-9, 1e-6
+ANY = "*"  # the key that stands for all keys of its kind and role together
+NO_REGION = "(no region)"
+BACKWARD = ("autograd::engine::evaluate_function: ", "torch::autograd::AccumulateGrad")
+MARKER = re.compile(r"ProfilerStep|Optimizer\.|enumerate\(|DistributedDataParallel\.|##")
+NOT_IN_KEY = re.compile(r"^autograd::engine::evaluate_function: |(?<=^ProfilerStep)#.*")
+# Samples beyond this many interquartile ranges from the quartiles are cut. The range counts as no less than the tick of
+# the coarsest clocks, or where most samples are equal those one tick away would go.
+CUT, LEAST_RANGE = 1.5, 1 * US
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
     """A trace's host time cut up. BLOCKED waits of calls that launch nothing lie within other segments."""
 
-    kind: NDArray[np.int8]
+    kind: Ints
     thread: Ints
     lo: Ints
     hi: Ints
@@ -87,24 +86,18 @@ def segments(trace: Trace) -> Segments:
     s = threads.stretches(host)
     blocked = np.array([b.stretch for b in waits.blocking_calls(trace, s)], np.int64)
     silent = np.array([h.silence for h in threads.handovers(host, s) if h.silence >= 0], np.int64)
-    parts = []
+    parts = [Segments(*[np.empty(0, np.int64)] * 8)]
     for t in np.unique(host.thread[unit[unit >= 0]]):
         lo, hi = np.searchsorted(host.thread, [t, t + 1])
         cut = _thread(host, np.arange(lo, hi), unit, launch)
         cut = _with_silence(cut, s, silent[s.thread[silent] == t])
-        parts.append(_with_waits(cut, host, s, blocked[s.thread[blocked] == t]))
-    return _joined(parts)
-
-
-def _joined(parts: Sequence[Segments]) -> Segments:
-    none = [np.empty(0, np.int64)]
-    columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts] or none) for f in fields(Segments)}
-    return Segments(**{**columns, "kind": columns["kind"].astype(np.int8)})
+        parts += _with_waits(cut, host, s, blocked[s.thread[blocked] == t])
+    return Segments(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Segments)))
 
 
 def _launches(trace: Trace) -> Bools:
     """The calls that GPU work links to, without those that such calls are nested in."""
-    linked = np.unique(trace.gpu.launch[trace.gpu.launch >= 0]).astype(np.int64)
+    linked = np.unique(trace.gpu.launch[trace.gpu.launch >= 0])
     found = np.zeros(len(trace.host), np.bool_)
     found[linked] = True
     for around in _ancestors(trace.host, trace.host.parent[linked]):
@@ -121,7 +114,7 @@ def _outermost(host: HostEvents, wanted: Bools) -> Ints:
     return out
 
 
-def _ancestors(host: HostEvents, events: NDArray[Any]) -> Iterator[Ints]:
+def _ancestors(host: HostEvents, events: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """The events, then their parents, and so on until all are past the root (-1)."""
     while (events >= 0).any():
         yield events
@@ -133,8 +126,7 @@ def _thread(host: HostEvents, mine: Ints, unit: Ints, launch: Bools) -> Segments
     units, calls = mine[unit[mine] == mine], mine[launch[mine]]
     # rounded clocks make neighbours overlap now and then: the later one then starts where the earlier one ends
     hi = np.maximum.accumulate(host.end[units])
-    lo = np.maximum(host.start[units], _before(hi, host.start[units[0]]))
-    hi = np.maximum(hi, lo)
+    lo = np.maximum(host.start[units], _before(hi))
     rows = [*_inside(host, units, lo, hi, calls, np.searchsorted(units, unit[calls]))]
     rows += _between(host, mine, units, lo, hi)
     columns = [np.concatenate(c) for c in zip(*(np.broadcast_arrays(*r) for r in rows), strict=True)]
@@ -143,38 +135,37 @@ def _thread(host: HostEvents, mine: Ints, unit: Ints, launch: Bools) -> Segments
     nested = mine[(unit[mine] != mine) & ~launch[mine]]
     events += np.bincount(_at(starts, host.start[nested]), minlength=len(order))
     thread, none = np.full(len(order), host.thread[mine[0]], np.int64), np.zeros(len(order), np.int64)
-    return Segments(kind.astype(np.int8), thread, starts, ends, name, owner, events, none)
+    return Segments(kind, thread, starts, ends, name, owner, events, none)
 
 
 def _inside(host: HostEvents, units: Ints, lo: Ints, hi: Ints, calls: Ints, of: Ints) -> Iterator[tuple[Any, ...]]:
     """Rows (kind, lo, hi, name, unit, events) of the segments in units. `of` is each launch's unit, by place."""
     to = np.maximum.accumulate(np.clip(host.end[calls], lo[of], hi[of]))
-    start = np.maximum(np.clip(host.start[calls], lo[of], hi[of]), _before(to, lo[0]))
-    last = np.append(of[1:] != of[:-1], True)[: len(of)]
+    start = np.maximum(np.clip(host.start[calls], lo[of], hi[of]), _before(to))
+    first, last = _before(of) != of, np.append(of[1:], -1)[: len(of)] != of
     until = np.where(last, hi[of], np.append(start[1:], 0)[: len(of)])
-    first = np.append(True, last[:-1])[: len(of)]
-    in_op, name = host.kind[units[of]] == HostKind.OP, host.name
-    none = np.setdiff1d(np.arange(len(units)), of)
-    yield Kind.ALONE, lo[none], hi[none], name[units[none]], units[none], 0
-    head, tail = first & in_op, in_op
-    yield Kind.T2, lo[of[head]], start[head], name[units[of[head]]], units[of[head]], 0
-    yield Kind.T4, start, to, name[calls], units[of], 1
-    yield np.where(last, Kind.T3, Kind.T5)[tail], to[tail], until[tail], name[units[of[tail]]], units[of[tail]], 0
+    none, op = np.setdiff1d(np.arange(len(units)), of), host.kind[units[of]] == HostKind.OP
+    yield Kind.ALONE, lo[none], hi[none], host.name[units[none]], units[none], 0
+    yield Kind.T4, start, to, host.name[calls], units[of], 1
+    head, owner, name = first & op, units[of], host.name[units[of]]
+    yield Kind.T2, lo[of[head]], start[head], name[head], owner[head], 0
+    yield np.where(last, Kind.T3, Kind.T5)[op], to[op], until[op], name[op], owner[op], 0
 
 
 def _between(host: HostEvents, mine: Ints, units: Ints, lo: Ints, hi: Ints) -> Iterator[tuple[Any, ...]]:
     """Rows of the segments between units. What it costs to record an op is spent mostly before it: it counts here."""
     region, name = host.parent[units], np.append(host.name, -1)
-    is_op = (host.kind[units] == HostKind.OP).astype(np.int64)
+    recorded = (host.kind[units] == HostKind.OP).astype(np.int64)
     same = region[1:] == region[:-1]
     key = np.where(same, name[units[1:]], name[region[1:]])
-    yield np.where(same, Kind.T1, Kind.REGION), hi[:-1], lo[1:], key, -1, is_op[1:]
-    yield Kind.REGION, host.start[mine[:1]], lo[:1], name[region[:1]], -1, is_op[:1]
+    yield np.where(same, Kind.T1, Kind.REGION), hi[:-1], lo[1:], key, -1, recorded[1:]
+    yield Kind.REGION, host.start[mine[:1]], lo[:1], name[region[:1]], -1, recorded[:1]
     yield Kind.REGION, hi[-1:], np.maximum(hi[-1:], host.end[mine].max()), name[region[-1:]], -1, 0
 
 
-def _before(values: Ints, first: Any) -> Ints:
-    return np.append(first, values)[:-1].astype(np.int64) if len(values) else values
+def _before(values: Ints) -> Ints:
+    """Each value's predecessor, the first one's below all."""
+    return np.append(np.iinfo(np.int64).min, values)[:-1]
 
 
 def _at(starts: Ints, times: Ints) -> Ints:
@@ -183,23 +174,22 @@ def _at(starts: Ints, times: Ints) -> Ints:
 
 
 def _with_silence(cut: Segments, s: threads.Stretches, silent: Ints) -> Segments:
-    at = _at(cut.lo, (s.lo[silent] + s.hi[silent]) // 2)
-    kind = cut.kind.copy()
+    at, kind = _at(cut.lo, (s.lo[silent] + s.hi[silent]) // 2), cut.kind.copy()
     kind[at[np.isin(kind[at], (Kind.T1, Kind.REGION))]] = Kind.SILENCE
     return replace(cut, kind=kind)
 
 
-def _with_waits(cut: Segments, host: HostEvents, s: threads.Stretches, blocked: Ints) -> Segments:
-    at = _at(cut.lo, (s.lo[blocked] + s.hi[blocked]) // 2)
+def _with_waits(cut: Segments, host: HostEvents, s: threads.Stretches, blocked: Ints) -> tuple[Segments, Segments]:
+    """The segments with what was waited taken out, and the waits of calls that launch nothing."""
+    at, kind, waited = _at(cut.lo, (s.lo[blocked] + s.hi[blocked]) // 2), cut.kind.copy(), cut.blocked.copy()
     launch = cut.kind[at] == Kind.T4
-    kind, waited = cut.kind.copy(), cut.blocked.copy()
     kind[at[launch]] = Kind.BLOCKED
     at, blocked = at[~launch], blocked[~launch]
     lo, hi = np.maximum(s.lo[blocked], cut.lo[at]), np.minimum(s.hi[blocked], cut.hi[at])
     np.add.at(waited, at, hi - lo)
     none, name = np.zeros(len(at), np.int64), host.name[s.owner[blocked]].astype(np.int64)
-    also = Segments(none.astype(np.int8) + Kind.BLOCKED, cut.thread[at], lo, hi, name, cut.unit[at], none, none)
-    return _joined([replace(cut, kind=kind, blocked=waited), also])
+    taken = Segments(none + Kind.BLOCKED, cut.thread[at], lo, hi, name, cut.unit[at], none, none)
+    return replace(cut, kind=kind, blocked=waited), taken
 
 
 def roles(trace: Trace, of: Sequence[int]) -> dict[int, Role]:
@@ -207,34 +197,30 @@ def roles(trace: Trace, of: Sequence[int]) -> dict[int, Role]:
     busiest; of the others AUTOGRAD is whichever is named so or has backward ops."""
     backward = np.array([n.startswith(BACKWARD) for n in trace.names], np.bool_)[trace.host.name]
     goes_back = {t: bool(backward[trace.host.thread == t].any()) or "autograd" in trace.threads[t].name for t in of}
-    size = np.bincount(trace.host.thread, minlength=len(trace.threads))
-    marked = {step.thread for step in trace.steps}
+    size, marked = np.bincount(trace.host.thread), {step.thread for step in trace.steps}
     main = max(of, key=lambda t: (t in marked, not goes_back[t], size[t]), default=-1)
     return {t: Role.MAIN if t == main else Role.AUTOGRAD if goes_back[t] else Role.OTHER for t in of}
 
 
 @dataclass(frozen=True)
 class Platform:
-    """Where overheads were seen: an overhead belongs to a GPU, a host and its software together, and to the profiler."""
+    """Where overheads were seen. They belong to a GPU, its host and software together, and to how it was recorded."""
 
     gpus: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()  # file names, without folders
-    stacks: str = ""  # "with", "without" or "mixed": recording Python stacks slows the host
+    with_stacks: int = 0  # how many of the traces recorded Python stacks, which slows the host
 
     def __add__(self, other: Platform) -> Platform:
         gpus = tuple(dict.fromkeys(self.gpus + other.gpus))
-        stacks = {self.stacks, other.stacks} - {""}
-        return Platform(
-            gpus, self.traces + other.traces, stacks.pop() if len(stacks) == 1 else "mixed" if stacks else ""
-        )
+        return Platform(gpus, self.traces + other.traces, self.with_stacks + other.with_stacks)
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Single measurements, one a segment, as columns."""
 
-    kind: NDArray[np.int8]
-    role: NDArray[np.int8]
+    kind: Ints
+    role: Ints
     key: Ints  # index into `keys`
     ns: Ints
     events: Ints  # host events the profiler recorded meanwhile
@@ -246,31 +232,24 @@ def extract(trace: Trace) -> Samples:
     """All samples of one trace."""
     cut = segments(trace)
     role = roles(trace, [int(t) for t in np.unique(cut.thread)])
-    number = np.array([role.get(t, Role.OTHER) for t in range(len(trace.threads))], np.int8)
-    labels = [_label(n) for n in trace.names] + [NO_REGION]
-    keys, place = np.unique(labels, return_inverse=True)
-    about = Platform(tuple(dict.fromkeys(trace.gpus)), (PurePath(trace.path).name,), STACKS[trace.has_stacks])
-    return Samples(cut.kind, number[cut.thread], place[cut.name], cut.ns, cut.events, tuple(map(str, keys)), about)
-
-
-def _label(name: str) -> str:
-    return "ProfilerStep" if name.startswith("ProfilerStep#") else name.removeprefix(ENGINE)
+    number = np.array([role.get(t, 0) for t in range(len(trace.threads))], np.int64)
+    keys, key = np.unique([NOT_IN_KEY.sub("", n) for n in trace.names] + [NO_REGION], return_inverse=True)
+    about = Platform(tuple(dict.fromkeys(trace.gpus)), (Path(trace.path).name,), int(trace.has_stacks))
+    return Samples(cut.kind, number[cut.thread], key[cut.name], cut.ns, cut.events, tuple(keys.tolist()), about)
 
 
 def pool(parts: Iterable[Samples]) -> Samples:
     """The samples of several traces as one: every sample weighs the same, whichever trace it came from."""
     parts = list(parts)
     keys = {k: i for i, k in enumerate(sorted({k for p in parts for k in p.keys}))}
-    place = [np.array([keys[k] for k in p.keys], np.int64)[p.key] for p in parts]
-    columns = {c: np.concatenate([getattr(p, c) for p in parts]) for c in ("kind", "role", "ns", "events")}
-    return Samples(
-        **columns, key=np.concatenate(place), keys=tuple(keys), platform=sum((p.platform for p in parts), Platform())
-    )
+    key = np.concatenate([np.array([keys[k] for k in p.keys], np.int64)[p.key] for p in parts])
+    kind, role, ns, events = (np.concatenate([getattr(p, c) for p in parts]) for c in ("kind", "role", "ns", "events"))
+    return Samples(kind, role, key, ns, events, tuple(keys), sum((p.platform for p in parts), Platform()))
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """One overhead in seconds. All but `cut` and `cut_total` are of the `n` samples kept."""
+    """One overhead, in seconds. All but `cut` and `cut_total` are of the `n` samples kept."""
 
     n: int
     mean: float
@@ -279,8 +258,8 @@ class Overhead:
     mad: float  # median distance from the median
     p10: float
     p90: float
-    cut: int = 0  # samples outside [Q1 - 1.5 IQR, Q3 + 1.5 IQR]
-    cut_total: float = 0.0  # seconds in them
+    cut: int  # samples outside [Q1 - 1.5 IQR, Q3 + 1.5 IQR]; none are cut of fewer than 4
+    cut_total: float  # seconds in them
 
     @property
     def mean_of_all(self) -> float:
@@ -289,37 +268,31 @@ class Overhead:
 
 
 def overhead(seconds: NDArray[np.float64]) -> Overhead:
-    """Sum up samples. The interquartile range counts as no less than the coarsest clock, 1 us, or with whole
-    microseconds a sample of one tick more than most would be cut; below 4 samples there is no cut."""
+    """Sum up samples."""
     q1, q3 = np.quantile(seconds, [0.25, 0.75])
-    reach = CUT * max(q3 - q1, CLOCK) if len(seconds) >= 4 else np.inf
+    reach = CUT * max(q3 - q1, LEAST_RANGE) if len(seconds) >= 4 else np.inf
     keep = (seconds >= q1 - reach) & (seconds <= q3 + reach)
     kept, lost = seconds[keep], seconds[~keep]
-    p10, median, p90 = np.quantile(kept, [0.1, 0.5, 0.9])
-    mad = np.median(np.abs(kept - median))
-    spread = [float(x) for x in (kept.mean(), median, kept.std(), mad, p10, p90)]
-    return Overhead(len(kept), *spread, len(lost), float(lost.sum()))
+    p10, median, p90 = map(float, np.quantile(kept, [0.1, 0.5, 0.9]))
+    mean, std, mad = float(kept.mean()), float(kept.std()), float(np.median(np.abs(kept - median)))
+    return Overhead(len(kept), mean, median, std, mad, p10, p90, len(lost), float(lost.sum()))
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """Overheads by kind, key and thread role; key `ANY` pools all keys of its kind and role."""
+    """Overheads by kind, key and thread role."""
 
     table: Mapping[tuple[Kind, str, Role], Overhead]
     platform: Platform
     per_event_cost: float = 0.0  # seconds already taken off for every event the profiler recorded
 
     def find(self, kind: Kind, key: str, role: Role = Role.MAIN) -> tuple[Overhead, str, Role] | None:
-        """The overhead, with the key and role it is really of: an unknown key gets another role's, then `ANY`."""
-        for k in (key, ANY):
-            for r in (role, *(r for r in Role if r != role)):
-                if (found := self.table.get((kind, k, r))) is not None:
-                    return found, k, r
-        return None
+        """The overhead, with the key and role it is really of: what is unknown gets another role's, then `ANY`."""
+        order = [(k, r) for k in (key, ANY) for r in (role, *Role)]
+        return next(((self.table[kind, k, r], k, r) for k, r in order if (kind, k, r) in self.table), None)
 
     def to_toml(self, path: str | Path) -> None:
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
+        part = Path(f"{path}.part")
         part.write_text("\n".join(_toml(self)) + "\n", encoding="utf-8")
         part.replace(path)
 
@@ -332,60 +305,50 @@ def overheads(samples: Samples, per_event_cost_ns: float = 0.0) -> Overheads:
     """Sum up samples as seen, or net of the profiler's cost: so much less per event recorded, but never below 0."""
     seconds = np.maximum(samples.ns - per_event_cost_ns * samples.events, 0.0) * NS
     table: dict[tuple[Kind, str, Role], Overhead] = {}
-    for kind, role in sorted(set(zip(samples.kind.tolist(), samples.role.tolist(), strict=True))):
+    for kind, role in ((k, r) for k in Kind for r in Role):
         mine = np.flatnonzero((samples.kind == kind) & (samples.role == role))
         mine = mine[np.argsort(samples.key[mine], kind="stable")]
-        table[Kind(kind), ANY, Role(role)] = overhead(seconds[mine])
-        edges = np.flatnonzero(np.diff(samples.key[mine])) + 1
-        for group in np.split(mine, edges):
-            table[Kind(kind), samples.keys[samples.key[group[0]]], Role(role)] = overhead(seconds[group])
+        groups = np.split(mine, np.flatnonzero(np.diff(samples.key[mine])) + 1) if len(mine) else []
+        table |= {(kind, ANY, role): overhead(seconds[mine])} if groups else {}
+        table |= {(kind, samples.keys[samples.key[g[0]]], role): overhead(seconds[g]) for g in groups}
     return Overheads(table, samples.platform, per_event_cost_ns * NS)
 
 
 def merge(parts: Sequence[Overheads]) -> Overheads:
-    """Overheads of files as one. Counts, means and standard deviations are exactly those of all kept samples together;
-    median, mad, p10 and p90 are averages weighted by n: near, not exact. With traces at hand, `pool` is exact."""
-    costs = {p.per_event_cost for p in parts}
-    if len(costs) > 1:
-        raise PresageError("overheads net of different profiler costs cannot be merged")
+    """Saved overheads as one. Counts, totals, means and standard deviations are exactly those of all kept samples;
+    median, mad, p10 and p90 are weighted means, near but not exact. `pool` is exact where the traces are at hand."""
+    if len({p.per_event_cost for p in parts}) != 1:
+        raise PresageError("overheads to merge must be net of one and the same profiler cost")
     keys = sorted({k for p in parts for k in p.table}, key=lambda k: (k[0], k[2], k[1] != ANY, k[1]))
     table = {k: _merged([p.table[k] for p in parts if k in p.table]) for k in keys}
-    return Overheads(table, sum((p.platform for p in parts), Platform()), costs.pop() if costs else 0.0)
+    return Overheads(table, sum((p.platform for p in parts), Platform()), parts[0].per_event_cost)
 
 
 def _merged(parts: Sequence[Overhead]) -> Overhead:
-    n = np.array([p.n for p in parts])
-    near = {
-        f: float(np.average([getattr(p, f) for p in parts], weights=n)) for f in ("median", "mad", "p10", "p90", "mean")
-    }
-    variance = np.average([p.std**2 + (p.mean - near["mean"]) ** 2 for p in parts], weights=n)
-    return Overhead(
-        n=int(n.sum()),
-        std=float(np.sqrt(variance)),
-        cut=sum(p.cut for p in parts),
-        cut_total=sum(p.cut_total for p in parts),
-        **near,
-    )
-
-
-def _unit(name: str) -> str:
-    return name if name in ("n", "cut") else name + "_us"
+    column = {f.name: np.array([getattr(p, f.name) for p in parts]) for f in fields(Overhead)}
+    mean = {f: float(np.average(values, weights=column["n"])) for f, values in column.items()}
+    variance = column["std"] ** 2 + (column["mean"] - mean["mean"]) ** 2
+    mean["std"] = float(np.sqrt(np.average(variance, weights=column["n"])))
+    counts = {"n": int(column["n"].sum()), "cut": int(column["cut"].sum())}
+    return Overhead(**{**mean, **counts, "cut_total": float(column["cut_total"].sum())})  # type: ignore[arg-type]
 
 
 def _toml(o: Overheads) -> Iterator[str]:
-    about = o.platform
-    yield f"# Host overheads; {ANY!r} stands for all keys of its kind and thread role together."
-    yield f"version = {VERSION}"
+    yield f"# Host overheads; the key {ANY!r} stands for all keys of its kind and thread role together."
+    yield "version = 1"
     yield f"per_event_cost_us = {_number(o.per_event_cost)}"
-    yield f"gpus = [{', '.join(map(_text, about.gpus))}]"
-    yield f"traces = [{', '.join(map(_text, about.traces))}]"
-    yield f"stacks = {_text(about.stacks)}"
+    yield f"gpus = [{', '.join(map(_text, o.platform.gpus))}]"
+    yield f"traces = [{', '.join(map(_text, o.platform.traces))}]"
+    yield f"with_stacks = {o.platform.with_stacks}"
     section = None
     for (kind, key, role), x in o.table.items():
-        if (kind, role) != section:
-            section = (kind, role)
+        if section != (section := (kind, role)):
             yield f"\n[{kind.name}.{role.name.lower()}]"
         yield f"{_text(key)} = {{{', '.join(f'{_unit(f)} = {_number(v)}' for f, v in asdict(x).items())}}}"
+
+
+def _unit(name: str) -> str:
+    return name if name in ("n", "cut") else f"{name}_us"
 
 
 def _number(value: float) -> str:
@@ -402,7 +365,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     per_event_cost_us: float
     gpus: tuple[str, ...]
     traces: tuple[str, ...]
-    stacks: str
+    with_stacks: int
 
 
 def _read(path: Path) -> Overheads:
@@ -421,7 +384,7 @@ def _read(path: Path) -> Overheads:
                 raise InputError(path, "no such kind of overhead and thread role", f"{section}.{role}")
             for key, row in rows.items():
                 table[Kind[section], key, Role[role.upper()]] = _row(path, f"{section}.{role}.{_text(key)}", row)
-    return Overheads(table, Platform(head.gpus, head.traces, head.stacks), head.per_event_cost_us * US)
+    return Overheads(table, Platform(head.gpus, head.traces, head.with_stacks), head.per_event_cost_us * US)
 
 
 def _row(path: Path, where: str, row: Any) -> Overhead:
@@ -429,7 +392,7 @@ def _row(path: Path, where: str, row: Any) -> Overhead:
     if not isinstance(row, dict) or row.keys() != named.keys():
         raise InputError(path, f"must have just {', '.join(named)}", where)
     for k, v in row.items():
-        whole = k in ("n", "cut")
-        if not isinstance(v, int if whole else int | float) or isinstance(v, bool) or not 0 <= v < np.inf:
-            raise InputError(path, f"is {v!r}, not a {'count' if whole else 'time'}", f"{where}.{k}")
+        number = int if k in ("n", "cut") else int | float
+        if not isinstance(v, number) or isinstance(v, bool) or not 0 <= v < np.inf:
+            raise InputError(path, f"is {v!r}, not a {'count' if number is int else 'time'}", f"{where}.{k}")
     return Overhead(**{f: row[k] if k == f else row[k] * US for k, f in named.items()})

@@ -3,7 +3,7 @@
 from presage.engine.durations import Durations
 from presage.engine.program import Builder, Deadlock, Edges, Lane, LaneKind, Program
 from presage.engine.steady import period, repeat
-from presage.engine.timeline import LaneUse, Timeline, finish_times, simulate
+from presage.engine.timeline import LaneUse, Timeline, finish_times, latest_ends, simulate
 
 __all__ = [
     "Builder",
@@ -16,6 +16,7 @@ __all__ = [
     "Program",
     "Timeline",
     "finish_times",
+    "latest_ends",
     "period",
     "repeat",
     "simulate",

@@ -22,6 +22,9 @@ class Durations:
     draws: NDArray[np.float64]
 
     def __post_init__(self) -> None:
+        for name, kind in (("base", np.float64), ("row", np.int32), ("draws", np.float64)):
+            # one type and draws side by side, or the recursion is compiled anew and runs slowly
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), kind))
         # The compiled recursion reads draws[row] unchecked and adds blindly: nothing wrong may get past here.
         if self.base.shape != self.row.shape or self.base.ndim != 1 or self.draws.ndim != 2:
             shapes = f"{self.base.shape}, {self.row.shape} and {self.draws.shape}"

@@ -213,14 +213,16 @@ def chain(w: Wiring, start: Array, end: Array, last: int) -> Array:
 @inlined
 def _last_member(w: Wiring, place: Array, start: Array, end: Array, t: int) -> int:
     """The member of t's meeting that was ready last: t itself if no other was later."""
-    if w.group[t] < 0 or _can_start(w, start, end, t) >= start[t]:
+    if w.group[t] < 0:
         return t
-    i = place[t]
+    latest, last, i = _can_start(w, start, end, t), t, place[t]
     while i > 0 and w.group[w.order[i - 1]] == w.group[t]:
         i -= 1
-    while _can_start(w, start, end, w.order[i]) < start[t]:
-        i += 1
-    return int(w.order[i])
+    for m in range(i, _meeting_stop(w, i)):
+        ready = _can_start(w, start, end, w.order[m])
+        if ready > latest:
+            latest, last = ready, int(w.order[m])
+    return last
 
 
 @inlined

@@ -15,6 +15,7 @@ from presage.traces.run import Meeting
 __all__ = [
     "accuracy_table",
     "activity_table",
+    "count_table",
     "kernel_table",
     "late_table",
     "meeting_table",
@@ -133,3 +134,10 @@ def accuracy_table(result: Result) -> Table:
 
 def _cells(s: Score) -> list[str]:
     return [str(s.n), *(percent(x, 2) for x in (s.mape, s.geomean, s.median, s.p90, s.max, s.bias))]
+
+
+def count_table(title: str, rows: Sequence[tuple[str, int]]) -> Table:
+    table = _table(title, "what", "count")
+    for name, count in rows:
+        table.add_row(shorten(name), str(count))
+    return table

@@ -193,7 +193,7 @@ def ops(replay: Replay, place: int) -> list[OpTime]:
     for launch, ns in zip(trace.gpu.launch, trace.gpu.end - trace.gpu.start, strict=True):
         if launch >= 0 and top[launch] >= 0:
             found[int(trace.host.name[top[launch]])][2] += ns * NS
-    rows = [OpTime(trace.names[n], int(c), h, g) for n, (c, h, g) in found.items()]
+    rows = [OpTime(trace.names[n], int(c), float(h), float(g)) for n, (c, h, g) in found.items()]
     return sorted(rows, key=lambda x: (-x.gpu, -x.host, x.name))
 
 

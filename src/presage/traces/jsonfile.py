@@ -100,7 +100,8 @@ def _head(path: Path, stream: IO[bytes], text: bytearray) -> bytes:
             del text[: found.end()]
             return head
     if bytes(text).lstrip()[:1] == b"{":
-        raise InputError(path, "no such list in the file: this is not a Kineto (Chrome) trace", "traceEvents")
+        what = "an execution graph, which holds no times" if b'"nodes"' in text else "not a Kineto (Chrome) trace"
+        raise InputError(path, f"no such list in the file: it is {what}", "traceEvents")
     raise InputError(path, "not JSON: a trace starts with '{' or '['")
 
 

@@ -14,6 +14,7 @@ from presage.traces.replay import NS, RankTasks, Replay
 __all__ = ["chrome_trace"]
 
 US = 1e6
+SHORTEST = 1e-9  # seconds: what is shorter would be drawn as nothing
 COLOUR = {LaneKind.HOST: "host", LaneKind.COMPUTE: "kernel", LaneKind.COMMUNICATION: "collective"}
 
 
@@ -59,7 +60,7 @@ def _rank(
     working = rank.stretch_task[rank.stretches.owner >= 0]
     for task in [*working.tolist(), *rank.gpu_task.tolist()]:
         waited = 0.0 if wait is None else float(wait[task])
-        if took[task] + waited <= 0:
+        if took[task] + waited < SHORTEST:
             continue
         event = {
             "ph": "X",

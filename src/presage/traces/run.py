@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError
-from presage.traces import kineto
+from presage.traces import kineto, sniff
 from presage.traces.latencies import gpu_clock_shift
 from presage.traces.trace import Trace
 
@@ -56,9 +56,10 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         found = [DEMO if path == Path("demo") and not path.exists() else path]
         if path.is_dir():
-            found = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+            files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+            found = [p for p in files if sniff.kind(p) == "kineto"]
             if not found:
-                raise InputError(path, "no .json or .json.gz file in this folder")
+                raise InputError(path, "no Kineto trace (.json or .json.gz) in this folder")
         out += found
     return out
 
