@@ -67,12 +67,18 @@ def main() -> None:
         runs = [(measured("orjson", file), measured("presage", file)) for _ in range(3)]
         loads, read = (min(r[i][0] for r in runs) for i in (0, 1))
         peaks = [runs[0][i][1] for i in (0, 1)]
-        print(f"{args.mb} MB, {events} events: orjson.loads {loads:.2f} s, presage {read:.2f} s, ratio {read / loads:.2f} (bar 3)")
+        print(
+            f"{args.mb} MB, {events} events: orjson.loads {loads:.2f} s, presage {read:.2f} s, "
+            f"ratio {read / loads:.2f} (bar 3)"
+        )
         print(f"  peak memory: orjson.loads {peaks[0] / 1e9:.2f} GB, presage {peaks[1] / 1e9:.2f} GB")
         if args.large_mb:
             events = enlarged(args.trace, file, args.large_mb * 10**6)
             seconds, peak = measured("presage", file)
-            print(f"{args.large_mb} MB, {events} events: presage {seconds:.1f} s, peak memory {peak / 1e9:.2f} GB (bar 10 GB)")
+            print(
+                f"{args.large_mb} MB, {events} events: presage {seconds:.1f} s, "
+                f"peak memory {peak / 1e9:.2f} GB (bar 10 GB)"
+            )
 
 
 if __name__ == "__main__":

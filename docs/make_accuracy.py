@@ -1,6 +1,6 @@
 """Re-prove every claim on the measured data and write docs/accuracy.md.
 
-    python docs/make_accuracy.py ../shared
+python docs/make_accuracy.py ../shared
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def summary(result: Result) -> list[str]:
         line("pipeline schedule (1F1B), delays of the other half", metric(result, "replay", "primus"), "1%"),
         line("operation tables, ST", metric(result, "replay", "trace-ST"), "median 0.4%"),
         line("operation tables, AR", metric(result, "replay", "trace-AR"), "median 0.4%"),
-        line("the same, host time of the other half of the steps", [r for r in tables if r.metric == "replay_median_host"]),
+        line(
+            "the same, host time of the other half of the steps",
+            [r for r in tables if r.metric == "replay_median_host"],
+        ),
         line("published slowdowns (AR 1.973, ST 1.179)", [r for r in tables if r.metric == "slowdown"], "1%"),
         line("yardstick: the busiest thread or stream alone, one rank", [r for r in plain if not is_run(r)]),
         line("yardstick: the same, all ranks of a run", [r for r in plain if is_run(r)]),
@@ -96,7 +99,7 @@ def hidden_share(data: Path) -> list[str]:
     for path in sorted((data / "traces").rglob("*.json.gz")) + sorted((data / "h200" / "traces").glob("*.json.gz")):
         try:
             replay = replay_of(read_run([path]))
-        except Exception:  # noqa: S112  (not a trace: the accuracy table names those)
+        except Exception:
             continue
         hidden = float(replay.ranks[0].hidden.sum()) * 1e-9
         lo, hi = replay.ranks[0].trace.span
@@ -126,13 +129,13 @@ def page(result: Result, data: Path) -> str:
         [
             "# Accuracy: every claim, re-proved by `make accuracy`",
             "",
-            "This page is written by `make accuracy` from the measured data. Errors are of step times, as fractions of the",
-            "measured ones. A row is one step of one rank.",
+            "This page is written by `make accuracy` from the measured data. Errors are of step times, as fractions of",
+            "the measured ones. A row is one step of one rank.",
             "",
             "## Replay of traces (`presage accuracy traces`)",
             "",
-            "Measured durations, no start times, through the engine ([how](replay.md)). Host time of a step is taken from",
-            "that step, so this proves the dependencies, the waits and the recursion, not a model of durations.",
+            "Measured durations, no start times, through the engine ([how](replay.md)). Host time of a step is taken",
+            "from that step, so this proves the dependencies, the waits and the recursion, not a model of durations.",
             "",
             *summary(result),
             "",
@@ -142,10 +145,10 @@ def page(result: Result, data: Path) -> str:
             "",
             "### Without the injected sleep",
             "",
-            "Rank 2 sleeps 1 s in every step of the first two runs. The replay without it exposes what the other ranks did",
-            "meanwhile (`cudaMalloc` calls of up to 94 ms). There is no run of the same model without the sleep to score",
-            "against: the runs that never slept are another, larger model (three times the ops) and a 2-GPU one, so these",
-            "are neighbours, not a measured truth.",
+            "Rank 2 sleeps 1 s in every step of the first two runs. The replay without it exposes what the other ranks",
+            "did meanwhile (`cudaMalloc` calls of up to 94 ms). There is no run of the same model without the sleep to",
+            "score against: the runs that never slept are another, larger model (three times the ops) and a 2-GPU one,",
+            "so these are neighbours, not a measured truth.",
             "",
             *without_sleep(data),
             "",

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.errors import InputError
-from presage.traces.chakra import read_chakra
-from presage.traces.graphfile import ExecutionGraph, TensorRef, producers, tensors, topological_order
+from presage.traces.graphs.chakra import read_chakra
+from presage.traces.graphs.graphfile import ExecutionGraph, TensorRef, producers, tensors, topological_order
 
 
 @cache

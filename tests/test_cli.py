@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from synthetic import Tracer
 
 PRESAGE = str(Path(sys.executable).with_name("presage"))
@@ -32,7 +33,7 @@ def test_the_demo_needs_nothing() -> None:
     assert found["critical_path"]
 
 
-def test_replay_json(tmp_path: Path) -> None:
+def test_replay_json() -> None:
     found = json.loads(run("replay", "demo", "--scale", "kernel=.*:0.5", "--json", "-").stdout)
     (rank,) = found["ranks"]
     assert max(abs(e) for e in rank["error"]) < 0.005

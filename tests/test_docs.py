@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```console\n\$ (presage .*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```console\n\$ (presage [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWN = [(page.name, *found) for page in PAGES for found in BLOCK.findall(page.read_text())]
 
 

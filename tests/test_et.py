@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.errors import InputError
-from presage.traces.et import KinetoLink, link_to_kineto, read_et
-from presage.traces.graphfile import (
+from presage.traces.graphs.et import KinetoLink, link_to_kineto, read_et
+from presage.traces.graphs.graphfile import (
     ExecutionGraph,
     Node,
     TensorRef,

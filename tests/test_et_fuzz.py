@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.errors import InputError
-from presage.traces.chakra import read_chakra
-from presage.traces.et import link_to_kineto, read_et
-from presage.traces.graphfile import ExecutionGraph, consumers, topological_order
+from presage.traces.graphs.chakra import read_chakra
+from presage.traces.graphs.et import link_to_kineto, read_et
+from presage.traces.graphs.graphfile import ExecutionGraph, consumers, topological_order
 from test_chakra import attr, chakra, field, node
 
 fuzz = settings(max_examples=300, deadline=None, derandomize=True)

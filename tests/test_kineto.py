@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import Tracer
 
 from presage.errors import InputError
 from presage.traces import jsonfile, kineto
 from presage.traces.trace import GpuKind, HostKind
+from synthetic import Tracer
 
 
 def small() -> Tracer:
@@ -118,7 +118,9 @@ def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
     whole = kineto.read(path)
     monkeypatch.setattr(jsonfile, "CHUNK", chunk)
     pieces = kineto.read(path)
-    assert [whole.host_name(i) for i in range(len(whole.host))] == [pieces.host_name(i) for i in range(len(pieces.host))]
+    assert [whole.host_name(i) for i in range(len(whole.host))] == [
+        pieces.host_name(i) for i in range(len(pieces.host))
+    ]
     assert np.array_equal(whole.host.start, pieces.host.start)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic import Tracer
 
 from presage.errors import InputError, PresageError
 from presage.traces import kineto
 from presage.traces.replay import replay_of
 from presage.traces.run import run_of
+from synthetic import Tracer
 
 FUZZ = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -82,7 +82,9 @@ def test_fields_of_other_types(tmp_path_factory: pytest.TempPathFactory, fields:
 
 
 @FUZZ
-@given(st.dictionaries(st.sampled_from(["correlation", "stream", "device", "bytes", "Input Dims"]), NUMBERS, min_size=1))
+@given(
+    st.dictionaries(st.sampled_from(["correlation", "stream", "device", "bytes", "Input Dims"]), NUMBERS, min_size=1)
+)
 def test_arguments_of_other_types(tmp_path_factory: pytest.TempPathFactory, args: dict[str, object]) -> None:
     t = Tracer()
     t.launch("gemm", 30, 45, 20)

@@ -12,8 +12,8 @@ import pytest
 from presage.accuracy.optable import score_optable, whatif_slowdown
 from presage.engine import Builder, simulate
 from presage.errors import InputError
-from presage.traces import opreplay, opsteps, optable, stragglers
-from presage.traces.pipeline import Op, orders
+from presage.traces.tables import opreplay, opsteps, optable, stragglers
+from presage.traces.tables.pipeline import Op, orders
 
 HEADER = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,mb_id,gmc"
 ROW = "0,0,0,1,forward-compute,0.0,1.0,0,0,0,0"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from presage.accuracy.pipeline import score_pipeline
 from presage.engine import simulate
 from presage.errors import InputError
-from presage.traces import pipeline
-from presage.traces.pipeline import Delays, orders
+from presage.traces.tables import pipeline
+from presage.traces.tables.pipeline import Delays, orders
 
 
 @pytest.fixture(scope="module")

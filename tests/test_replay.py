@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import Tracer
 
 from presage.errors import InputError, PresageError
 from presage.traces import edits, explain
 from presage.traces.replay import Replay, measured_steps, replay_of
 from presage.traces.run import read_run
+from synthetic import Tracer
 
 
 def replay(*paths: Path, **options: bool) -> Replay:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 # Names are loaded when first used, so that `import presage` costs nothing.
 _HOMES = {
-    "presage.engine": (
-        "Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"
-    ),
+    "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
     "presage.traces.replay": "Replay measured_steps replay_of",
     "presage.traces.run": "Run read_run run_of",

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from presage.accuracy.score import Result, Row, Skipped
 from presage.errors import InputError
-from presage.traces import opreplay, optable, stragglers
 from presage.traces.jsonfile import read_bytes
-from presage.traces.opreplay import Replay
-from presage.traces.optable import OpTable
-from presage.traces.stragglers import Job
+from presage.traces.tables import opreplay, optable, stragglers
+from presage.traces.tables.opreplay import Replay
+from presage.traces.tables.optable import OpTable
+from presage.traces.tables.stragglers import Job
 
 __all__ = ["Answer", "Removed", "published", "score_optable", "whatif_slowdown"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from presage.accuracy.score import Result, Row, Skipped
-from presage.traces import pipeline
-from presage.traces.pipeline import Delays, PipelineRun
+from presage.traces.tables import pipeline
+from presage.traces.tables.pipeline import Delays, PipelineRun
 
 __all__ = ["score_pipeline"]
 

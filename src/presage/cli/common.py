@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["CpuOnly", "Ignore", "Json", "Partial", "Traces", "console", "emit", "load_run", "status"]
 
 Traces = Annotated[
-    list[Path], typer.Argument(metavar="TRACE...", help="Kineto files (.json, .json.gz) of one run, their folder, or 'demo'.")
+    list[Path],
+    typer.Argument(metavar="TRACE...", help="Kineto files (.json, .json.gz) of one run, their folder, or 'demo'."),
 ]
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")]
+Json = Annotated[
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")
+]
 Ignore = Annotated[list[str], typer.Option("--ignore", metavar="CATEGORY", help="Leave out events of this category.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept a run with ranks missing.")]
 CpuOnly = Annotated[bool, typer.Option("--cpu-only", help="Accept traces without GPU events.")]

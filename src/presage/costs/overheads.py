@@ -17,8 +17,8 @@ innermost where calls nest. The time of a thread is cut without remainder into s
              that waited is taken out of the segment it is in
 
 so T2 + T3 + T4s + T5s + BLOCKED is an op's duration and all kinds together are a thread's span, to the nanosecond.
-A call that launches nothing is part of the segment it is in. A launch outside any op stands for an op that is all T4.
-Threads with neither ops nor launches (the watchdog of a collective library) are left out.
+A call that launches nothing is part of the segment it is in; a launch outside any op is an op that is all T4; threads
+with neither ops nor launches (the watchdog of a collective library) are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from presage.traces import threads, waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 
 __all__ = ["ANY", "Kind", "Overhead", "Overheads", "Platform", "Role", "Samples", "Segments"]
-__all__ += ["extract", "merge", "overhead", "overheads", "pool", "roles", "segments"]
+__all__ += ["extract", "from_toml", "merge", "overhead", "overheads", "pool", "roles", "segments"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -180,7 +180,7 @@ def _with_silence(cut: Segments, s: threads.Stretches, silent: Ints) -> Segments
 
 
 def _with_waits(cut: Segments, host: HostEvents, s: threads.Stretches, blocked: Ints) -> tuple[Segments, Segments]:
-    """The segments with what was waited taken out, and the waits of calls that launch nothing."""
+    """The segments less the waits of calls that launch nothing, and these waits."""
     at, kind, waited = _at(cut.lo, (s.lo[blocked] + s.hi[blocked]) // 2), cut.kind.copy(), cut.blocked.copy()
     launch = cut.kind[at] == Kind.T4
     kind[at[launch]] = Kind.BLOCKED
@@ -228,14 +228,18 @@ class Samples:
     platform: Platform
 
 
-def extract(trace: Trace) -> Samples:
-    """All samples of one trace."""
+def extract(trace: Trace, skip_steps: int = 0) -> Samples:
+    """The samples of one trace. The first step pays for the profiler's buffers: skip it where there are others (a trace
+    with no more marked steps than that is taken whole)."""
     cut = segments(trace)
-    role = roles(trace, [int(t) for t in np.unique(cut.thread)])
-    number = np.array([role.get(t, 0) for t in range(len(trace.threads))], np.int64)
+    since = trace.steps[skip_steps].start if 0 < skip_steps < len(trace.steps) else trace.span[0]
+    seen = (cut.lo >= since) & ((cut.kind != Kind.REGION) | (cut.hi > cut.lo))
+    role = roles(trace, np.unique(cut.thread).tolist())
+    number = np.array([role.get(t, 0) for t in range(len(trace.threads))], np.int64)[cut.thread]
     keys, key = np.unique([NOT_IN_KEY.sub("", n) for n in trace.names] + [NO_REGION], return_inverse=True)
+    kind, number, key, ns, events = (c[seen] for c in (cut.kind, number, key[cut.name], cut.ns, cut.events))
     about = Platform(tuple(dict.fromkeys(trace.gpus)), (Path(trace.path).name,), int(trace.has_stacks))
-    return Samples(cut.kind, number[cut.thread], key[cut.name], cut.ns, cut.events, tuple(keys.tolist()), about)
+    return Samples(kind, number, key, ns, events, tuple(keys.tolist()), about)
 
 
 def pool(parts: Iterable[Samples]) -> Samples:
@@ -295,10 +299,6 @@ class Overheads:
         part = Path(f"{path}.part")
         part.write_text("\n".join(_toml(self)) + "\n", encoding="utf-8")
         part.replace(path)
-
-    @classmethod
-    def from_toml(cls, path: str | Path) -> Overheads:
-        return _read(Path(path))
 
 
 def overheads(samples: Samples, per_event_cost_ns: float = 0.0) -> Overheads:
@@ -368,9 +368,10 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     with_stacks: int
 
 
-def _read(path: Path) -> Overheads:
+def from_toml(path: str | Path) -> Overheads:
+    """Read what `Overheads.to_toml` wrote; times come back to a tenth of a nanosecond."""
     try:
-        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        whole = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         head = msgspec.convert({k: v for k, v in whole.items() if not isinstance(v, dict)}, _Head)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
@@ -387,12 +388,12 @@ def _read(path: Path) -> Overheads:
     return Overheads(table, Platform(head.gpus, head.traces, head.with_stacks), head.per_event_cost_us * US)
 
 
-def _row(path: Path, where: str, row: Any) -> Overhead:
+def _row(path: str | Path, where: str, row: Any) -> Overhead:
     named = {_unit(f.name): f.name for f in fields(Overhead)}
     if not isinstance(row, dict) or row.keys() != named.keys():
         raise InputError(path, f"must have just {', '.join(named)}", where)
     for k, v in row.items():
         number = int if k in ("n", "cut") else int | float
-        if not isinstance(v, number) or isinstance(v, bool) or not 0 <= v < np.inf:
+        if not isinstance(v, number) or isinstance(v, bool) or not int(k == "n") <= v < np.inf:
             raise InputError(path, f"is {v!r}, not a {'count' if number is int else 'time'}", f"{where}.{k}")
     return Overhead(**{f: row[k] if k == f else row[k] * US for k, f in named.items()})

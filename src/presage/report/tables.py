@@ -71,7 +71,12 @@ def activity_table(rows: Sequence[tuple[int, Activity]]) -> Table:
 def op_table(ops: Sequence[OpTime], top: int, rank: int) -> Table:
     table = _table(f"Top ops by GPU time (rank {rank}, all steps)", "op", "calls", "GPU", "host")
     for o in ops[:top]:
-        table.add_row(shorten(o.name.removeprefix("autograd::engine::evaluate_function: ")), str(o.calls), seconds(o.gpu), seconds(o.host))
+        table.add_row(
+            shorten(o.name.removeprefix("autograd::engine::evaluate_function: ")),
+            str(o.calls),
+            seconds(o.gpu),
+            seconds(o.host),
+        )
     return table
 
 
@@ -106,7 +111,9 @@ def meeting_table(rows: Sequence[tuple[Meeting, int, float, float]]) -> Table:
     return table
 
 
-def replay_table(rows: Sequence[tuple[int, Sequence[StepTime], Sequence[StepTime], Sequence[StepTime] | None]]) -> Table:
+def replay_table(
+    rows: Sequence[tuple[int, Sequence[StepTime], Sequence[StepTime], Sequence[StepTime] | None]],
+) -> Table:
     """Measured beside replayed, and beside the edited replay if there is one."""
     edited = any(e is not None for *_, e in rows)
     columns = ["step", "measured", "replayed", "error", *(["edited", "change"] if edited else [])]

@@ -1,1 +1,1 @@
-
+"""Traces in (Kineto, execution graphs, operation tables), replay and explanation of them, Perfetto JSON out."""

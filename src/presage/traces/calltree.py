@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from presage.engine.compiled import compiled
 
 __all__ = ["calls_inside", "parents", "stretches"]
 
@@ -16,7 +17,7 @@ Array = NDArray[Any]
 TOLERANCE_NS = 1000
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def parents(thread: Array, start: Array, end: Array, tolerance: int = TOLERANCE_NS) -> Array:
     """The innermost event around each, or -1. Events come sorted by thread, start, longest first."""
     n = len(start)
@@ -38,7 +39,7 @@ def parents(thread: Array, start: Array, end: Array, tolerance: int = TOLERANCE_
     return parent
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def calls_inside(thread: Array, start: Array, end: Array, is_call: Array, tolerance: int = TOLERANCE_NS) -> Array:
     """Starts of events, those of runtime calls moved so that no operator begins inside a call.
 
@@ -61,7 +62,7 @@ def calls_inside(thread: Array, start: Array, end: Array, is_call: Array, tolera
     return moved
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def stretches(thread: Array, start: Array, end: Array, parent: Array) -> tuple[Array, Array, Array]:
     """Every thread's time as consecutive stretches (from, to, owner): the innermost event there, or -1 between events.
 

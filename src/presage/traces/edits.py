@@ -129,7 +129,7 @@ def _rank_mask(rank: RankTasks, target: str, named: Mask, regex: re.Pattern[str]
 def _within(rank: RankTasks, named: Mask, only: HostKind | None) -> Mask:
     """Host events that match, and all inside them. Parents come before children, so one pass does."""
     host = rank.trace.host
-    inside = named[host.name] & ((host.kind == only) if only is not None else (host.kind != HostKind.CALL))
+    inside: Mask = named[host.name] & ((host.kind == only) if only is not None else (host.kind != HostKind.CALL))
     for i, parent in enumerate(host.parent):
         if parent >= 0 and inside[parent]:
             inside[i] = True
@@ -145,7 +145,7 @@ def drop_rank_delay(rank: int) -> Edit:
             raise PresageError(f"--drop-rank-delay {rank}: the run has ranks {', '.join(map(str, sorted(places)))}")
         if len(places) < 2:
             raise PresageError("--drop-rank-delay compares ranks: give the traces of all ranks")
-        lists = [_by_place(r, x) for x in r.ranks]
+        lists = [_by_place(x) for x in r.ranks]
         mine = lists.pop(places[rank])
         durations = r.durations.copy()
         for key, tasks in mine.items():
@@ -157,7 +157,7 @@ def drop_rank_delay(rank: int) -> Edit:
     return edit
 
 
-def _by_place(r: Replay, rank: RankTasks) -> dict[tuple[str, str], NDArray[np.int64]]:
+def _by_place(rank: RankTasks) -> dict[tuple[str, str], NDArray[np.int64]]:
     """A rank's tasks in time order by what they are: host stretches by owner, kernels (not collectives) by name."""
     out: dict[tuple[str, str], list[int]] = defaultdict(list)
     s, trace = rank.stretches, rank.trace

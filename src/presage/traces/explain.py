@@ -1,10 +1,11 @@
-"""Where the time of a run goes: GPU activity and idleness with its causes, ops, kernels, the critical path, late ranks."""
+"""Where the time of a run goes: GPU activity, idleness and its causes, ops, kernels, the critical path, late ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,9 @@ class Activity:
     compute: float
     communication: float
     exposed_communication: float
-    waiting_for_ranks: float  # of the exposed communication, the part spent before the last rank arrived; nan if unknown
+    waiting_for_ranks: (
+        float  # of the exposed communication, the part spent before the last rank arrived; nan if unknown
+    )
     idle: Idle
 
     @property
@@ -145,7 +148,7 @@ def _idle(r: RankTasks, busy: Floats, lo: float, hi: float) -> Idle:
     return Idle(*(float(p) for p in parts))
 
 
-def _causes(a: float, b: float, launched: float, latency: float, returns: Floats) -> Floats:
+def _causes(a: float, b: float, launched: float, latency: float, returns: NDArray[np.floating[Any]]) -> Floats:
     """(host, sync, gap, unexplained) seconds of one idle span a..b that ended with an event launched at `launched`."""
     called = min(max(launched, a), b)
     ready = min(max(launched + latency, a), b)

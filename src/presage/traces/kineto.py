@@ -115,9 +115,9 @@ class _Columns:
                 if (kind := HOST_CATEGORIES.get(category)) is not None:
                     host.append(e)
                     host_kind.append(kind)
-                elif (kind := GPU_CATEGORIES.get(category)) is not None:
+                elif (work := GPU_CATEGORIES.get(category)) is not None:
                     gpu.append(e)
-                    gpu_kind.append(kind)
+                    gpu_kind.append(work)
                 else:
                     self._other(e, category)
             elif e.cat == "fwdbwd" and e.ts is not None:
@@ -205,7 +205,9 @@ class _Columns:
         host, order = _host(self.host), _gpu_order(self.gpu)
         gpu = _gpu(self.gpu, order, host)
         if not len(host) and not len(gpu):
-            raise InputError(self.path, "no operator, call or kernel in it: not a PyTorch profiler trace", "traceEvents")
+            raise InputError(
+                self.path, "no operator, call or kernel in it: not a PyTorch profiler trace", "traceEvents"
+            )
         place = np.argsort(order)
         names = tuple(self.names)
         return Trace(

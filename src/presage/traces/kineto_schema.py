@@ -11,7 +11,17 @@ import msgspec
 from presage.errors import InputError
 from presage.traces.trace import GpuKind, HostKind
 
-__all__ = ["GPU_CATEGORIES", "HOST_CATEGORIES", "IGNORED_CATEGORIES", "NO_ARGS", "Args", "Event", "File", "events", "file"]
+__all__ = [
+    "GPU_CATEGORIES",
+    "HOST_CATEGORIES",
+    "IGNORED_CATEGORIES",
+    "NO_ARGS",
+    "Args",
+    "Event",
+    "File",
+    "events",
+    "file",
+]
 
 # 2021 said 'Operator', 'Runtime', 'Kernel'; later profilers 'cpu_op', 'cuda_runtime', 'kernel'.
 HOST_CATEGORIES = {

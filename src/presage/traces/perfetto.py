@@ -27,7 +27,9 @@ def chrome_trace(replay: Replay, timeline: Timeline) -> bytes:
         lead = np.zeros(len(replay.program))
         lead[rank.gpu_task] = np.minimum(rank.lead * NS, (timeline.end - timeline.start)[rank.gpu_task])
         begun = timeline.start + lead
-        _rank(events, replay, rank, 2 * place + 1, "predicted", begun, timeline.end, timeline.end - begun, timeline.wait)
+        _rank(
+            events, replay, rank, 2 * place + 1, "predicted", begun, timeline.end, timeline.end - begun, timeline.wait
+        )
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
 
 
@@ -68,8 +70,8 @@ def _rank(
             "cat": COLOUR[program.lanes[program.lane[task]].kind],
             "pid": pid,
             "tid": int(program.lane[task]),
-            "ts": round((start[task] - waited) * US, 3),
-            "dur": round((end[task] - start[task] + waited) * US, 3),
+            "ts": round(float(start[task] - waited) * US, 3),
+            "dur": round(float(end[task] - start[task] + waited) * US, 3),
         }
         if waited > 0:
             event["args"] = {"waited for other ranks (us)": round(waited * US, 3)}

@@ -99,7 +99,9 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
         return
     for t in traces:
         if t.rank is None:
-            raise InputError(t.path, "does not say its rank; give one file of a single run alone", "distributedInfo.rank")
+            raise InputError(
+                t.path, "does not say its rank; give one file of a single run alone", "distributedInfo.rank"
+            )
     seen: dict[int, Trace] = {}
     for t in traces:
         if t.rank in seen:
@@ -110,7 +112,9 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
     if missing:
         some = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
         raise InputError(
-            traces[0].path, f"rank {some} of {world} missing; give all ranks, or --partial", "distributedInfo.world_size"
+            traces[0].path,
+            f"rank {some} of {world} missing; give all ranks, or --partial",
+            "distributedInfo.world_size",
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from presage.traces.chakra import read_chakra
-from presage.traces.et import read_et
-from presage.traces.graphfile import ExecutionGraph
+from presage.traces.graphs.chakra import read_chakra
+from presage.traces.graphs.et import read_et
+from presage.traces.graphs.graphfile import ExecutionGraph
 from presage.traces.jsonfile import open_bytes, read_some
 
 __all__ = ["is_graph", "read_graph"]

@@ -133,10 +133,10 @@ class Trace:
     has_stacks: bool = False
 
     def host_name(self, event: int) -> str:
-        return self.names[self.host.name[event]]
+        return self.names[int(self.host.name[event])]
 
     def gpu_name(self, event: int) -> str:
-        return self.names[self.gpu.name[event]]
+        return self.names[int(self.gpu.name[event])]
 
     @property
     def span(self) -> tuple[int, int]:

@@ -28,7 +28,7 @@ DEVICE_WIDE = re.compile(r"(Device|Ctx)Synchronize|^(cuda|hip)Free")
 
 # Calls shorter than this do not block: they are the call's own cost.
 LEAST_BLOCK = 15 * US
-# A stretch of an operator itself this long that ends with GPU work was waiting for it, if in a call that no event shows.
+# A stretch of an operator itself this long that ends with GPU work was waiting for it in a call that no event shows.
 LEAST_SILENT_BLOCK = 1000 * US
 SILENT_BLOCK_REST = 0.02
 # A launch call this long, with this many kernels outstanding, found the launch queue full.
@@ -51,7 +51,7 @@ HIDDEN_WORK = 100 * US
 
 @dataclass(frozen=True)
 class Blocked:
-    """A stretch of a host call that waited for GPU work: for these events' ends (or starts), then `tail` ns to return."""
+    """A stretch of a host call that waited for the ends (or starts) of GPU events, then took `tail` ns to return."""
 
     stretch: int
     events: tuple[int, ...]

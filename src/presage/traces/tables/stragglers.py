@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Program, finish_times
-from presage.traces.opreplay import PARTS, without_host
-from presage.traces.opsteps import Steps, split
-from presage.traces.optable import COMMUNICATION, OpTable
+from presage.traces.tables.opreplay import PARTS, without_host
+from presage.traces.tables.opsteps import Steps, split
+from presage.traces.tables.optable import COMMUNICATION, OpTable
 
 __all__ = ["Job", "idealised", "job", "typical"]
 

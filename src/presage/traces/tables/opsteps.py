@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError
-from presage.traces.optable import BACKWARD, FORWARD, OpTable
+from presage.traces.tables.optable import BACKWARD, FORWARD, OpTable
 
 __all__ = ["Messages", "Steps", "meetings", "messages", "split", "transfers"]
 

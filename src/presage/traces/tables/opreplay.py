@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Edges, Lane, LaneKind, Program, finish_times
-from presage.traces import oporder
-from presage.traces.oporder import Order
-from presage.traces.opsteps import Steps, meetings, messages, split, transfers
-from presage.traces.optable import COMMUNICATION, OpTable
+from presage.traces.tables import oporder
+from presage.traces.tables.oporder import Order
+from presage.traces.tables.opsteps import Steps, meetings, messages, split, transfers
+from presage.traces.tables.optable import COMMUNICATION, OpTable
 
 __all__ = ["PARTS", "Replay", "program_of", "replay", "replays", "without_host"]
 
@@ -125,7 +125,7 @@ def _lanes(steps: Steps, order: Order) -> list[Lane]:
 def without_host(steps: Steps) -> tuple[Program, Floats]:
     """The steps as streams with no host time: the program, and every operation's seconds from its last participant on.
 
-    The form in which straggler analyses ask what would have been: see `presage.traces.stragglers`.
+    The form in which straggler analyses ask what would have been: see `presage.traces.tables.stragglers`.
     """
     sent = messages(steps)
     group = meetings(steps, sent)

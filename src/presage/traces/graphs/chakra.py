@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from presage.errors import InputError
-from presage.traces.et import ABSENT, decode_json
-from presage.traces.graphfile import (
+from presage.traces.graphs.et import ABSENT, decode_json
+from presage.traces.graphs.graphfile import (
     NO_ATTRS,
     Argument,
     Arguments,

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.traces.opsteps import CLOCK, MOST, Messages, Steps
-from presage.traces.optable import BACKWARD, COMMUNICATION, FORWARD
+from presage.traces.tables.opsteps import CLOCK, MOST, Messages, Steps
+from presage.traces.tables.optable import BACKWARD, COMMUNICATION, FORWARD
 
 __all__ = ["Order", "arrivals", "joins", "streams", "traced"]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from presage.errors import InputError
-from presage.traces.graphfile import (
+from presage.traces.graphs.graphfile import (
     NO_ATTRS,
     Argument,
     Arguments,
