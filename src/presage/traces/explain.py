@@ -39,9 +39,9 @@ Floats = NDArray[np.float64]
 class Idle:
     """Seconds with nothing running on the GPU, by what it waited for."""
 
-    host: float  # the next kernel was not launched yet
+    host: float  # the next kernel was not launched yet, or only just
     sync: float  # the host had been waiting for the GPU and was only then going on
-    gap: float  # from one queued kernel to the next, and from launch to start
+    gap: float  # from one queued kernel to the next
     unexplained: float
 
     @property
@@ -150,13 +150,12 @@ def _idle(r: RankTasks, busy: Floats, lo: float, hi: float) -> Idle:
 
 def _causes(a: float, b: float, launched: float, latency: float, returns: NDArray[np.floating[Any]]) -> Floats:
     """(host, sync, gap, unexplained) seconds of one idle span a..b that ended with an event launched at `launched`."""
-    called = min(max(launched, a), b)
     ready = min(max(launched + latency, a), b)
-    k = int(np.searchsorted(returns, called, side="right")) - 1
+    k = int(np.searchsorted(returns, min(launched, ready), side="right")) - 1
     back = float(returns[k]) if k >= 0 and returns[k] > a else a
     rest = b - ready
     unexplained = rest if rest > HIDDEN_WORK * NS else 0.0
-    return np.array([called - back, back - a, ready - called + rest - unexplained, unexplained])
+    return np.array([ready - back, back - a, rest - unexplained, unexplained])
 
 
 @dataclass(frozen=True)
