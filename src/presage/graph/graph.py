@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -59,7 +60,9 @@ class Ref(msgspec.Struct, frozen=True, gc=False, tag="t", tag_field="k"):
     id: int
 
 
-Arg: TypeAlias = Ref | bool | int | float | str | None | list["Arg"]
+# A scalar, a tensor, or lists of them two deep: what op schemas have.
+Single: TypeAlias = Ref | bool | int | float | str | None
+Arg: TypeAlias = Single | list[Single | list[Single]]
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -125,7 +128,7 @@ class Graph(msgspec.Struct, frozen=True):
         return [self.tensors[i] for i in op.outputs]
 
 
-def _refs(arguments: tuple[Arg, ...] | list[Arg]) -> list[int]:
+def _refs(arguments: Iterable[Arg]) -> list[int]:
     out: list[int] = []
     for a in arguments:
         if isinstance(a, Ref):

@@ -147,7 +147,7 @@ def drop_rank_delay(rank: int) -> Edit:
             raise PresageError("--drop-rank-delay compares ranks: give the traces of all ranks")
         lists = [_by_place(x) for x in r.ranks]
         mine = lists.pop(places[rank])
-        durations = r.durations.copy()
+        durations = r.durations.astype(np.float64)
         for key, tasks in mine.items():
             others = [r.durations[found[key]].astype(np.float64) for found in lists if key in found]
             if others:
