@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -128,7 +128,7 @@ class Graph(msgspec.Struct, frozen=True):
         return [self.tensors[i] for i in op.outputs]
 
 
-def _refs(arguments: Iterable[Arg]) -> list[int]:
+def _refs(arguments: Iterable[Any]) -> list[int]:
     out: list[int] = []
     for a in arguments:
         if isinstance(a, Ref):
