@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from presage.traces.run import Run
 
-__all__ = ["CpuOnly", "Ignore", "Json", "Partial", "Traces", "console", "emit", "load_run", "status"]
+__all__ = ["CpuOnly", "Ignore", "Json", "Partial", "Traces", "console", "emit", "labels", "load_runs", "status"]
 
 Traces = Annotated[
     list[Path],
@@ -73,10 +73,17 @@ def status(message: str) -> Iterator[None]:
         yield
 
 
-def load_run(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> Run:
+def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> list[Run]:
     """Read the traces that were named; a folder stands for the trace files in it."""
-    from presage.traces.run import files_of, read_run
+    from presage.traces.run import files_of, read_runs
 
     files = files_of(paths)
     with status(f"reading {len(files)} trace{'s' if len(files) > 1 else ''}"):
-        return read_run(files, ignore=ignore, partial=partial, need_gpu=not cpu_only)
+        return read_runs(files, ignore=ignore, partial=partial, need_gpu=not cpu_only)
+
+
+def labels(runs: list[Run]) -> list[list[str]]:
+    """What to call each rank of each run: its number, or its file's name where there are several runs."""
+    if len(runs) == 1:
+        return [[str(runs[0].rank(i)) for i in range(len(runs[0]))]]
+    return [[Path(t.path).name.removesuffix(".gz").removesuffix(".json") for t in run.traces] for run in runs]

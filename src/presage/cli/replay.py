@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, load_run, status
+from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, labels, load_runs, status
 
 
 def command(
@@ -37,6 +37,7 @@ def command(
 
     presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json
     """
+    from presage.errors import PresageError
     from presage.files import write_whole
     from presage.traces import edits
     from presage.traces.perfetto import chrome_trace
@@ -44,16 +45,19 @@ def command(
 
     wanted = [edits.parse_scale(s) for s in scale] + [edits.parse_remove(s) for s in remove]
     wanted += [edits.drop_rank_delay(r) for r in drop_rank_delay]
-    run = load_run(traces, ignore, partial, cpu_only)
-    with status("replaying"):
-        replay = replay_of(run)
-        timeline = replay.simulate()
-        changed = edits.edited(replay, wanted)
-        after = changed.simulate() if wanted else timeline
+    runs = load_runs(traces, ignore, partial, cpu_only)
+    if trace is not None and len(runs) > 1:
+        raise PresageError("--trace draws one run: give the traces of one")
     rows = []
-    for i in range(len(run)):
-        edited = changed.steps(after, i) if wanted else None
-        rows.append((run.rank(i), measured_steps(replay, i), replay.steps(timeline, i), edited))
+    for run, names in zip(runs, labels(runs), strict=True):
+        with status("replaying"):
+            replay = replay_of(run)
+            timeline = replay.simulate()
+            changed = edits.edited(replay, wanted)
+            after = changed.simulate() if wanted else timeline
+        for i, name in enumerate(names):
+            edited = changed.steps(after, i) if wanted else None
+            rows.append((name, measured_steps(replay, i), replay.steps(timeline, i), edited))
     if trace is not None:
         write_whole(trace, chrome_trace(changed, after))
     if emit(json, _found(rows, [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)])):
@@ -83,7 +87,7 @@ def _print(rows: list[Any], trace: Path | None) -> None:
     measured = max(sum(s.seconds for s in m) / len(m) for _, m, _, _ in rows)
     replayed = max(sum(s.seconds for s in r) / len(r) for _, _, r, _ in rows)
     error = percent(replayed / measured - 1, 2)
-    out.print(f"\nslowest rank: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
+    out.print(f"\nslowest: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
     if rows[0][3] is not None:
         edited = max(sum(s.seconds for s in e) / len(e) for *_, e in rows)
         out.print(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")

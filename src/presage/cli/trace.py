@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import graph
-from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, load_run, status
+from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, labels, load_runs, status
 
 if TYPE_CHECKING:
+    from presage.costs.overheads import Overheads
     from presage.engine import Timeline
     from presage.traces.replay import Replay
 
@@ -42,15 +43,32 @@ def command(
     if len(traces) == 1 and traces[0].is_file() and sniff.is_graph(traces[0]):
         graph.show(traces[0], top, json)
         return
-    run = load_run(traces, ignore, partial, cpu_only)
+    runs = load_runs(traces, ignore, partial, cpu_only)
     with status("explaining"):
-        replay = replay_of(run)
-        timeline = replay.simulate()
-        found = _found(replay, timeline, top)
+        replays = [replay_of(run) for run in runs]
+        timelines = [r.simulate() for r in replays]
+        pooled = host_overheads(replays)
+        found = _found(replays, timelines, pooled, top)
     if overheads is not None:
-        _pooled(replay).to_toml(overheads)
+        pooled.to_toml(overheads)
     if emit(json, found):
-        _print(replay, timeline, top, _place(replay, rank))
+        _print(replays, timelines, pooled, top, _place(replays[0], rank))
+
+
+def host_overheads(replays: list[Replay]) -> Overheads:
+    """T1 to T5 over all ranks, as the profiler saw them; first steps, which carry its own start-up, left out."""
+    from presage.costs.overheads import extract, overheads, pool
+
+    traces = [r.trace for replay in replays for r in replay.ranks]
+    return overheads(pool([extract(t, skip_steps=int(len(t.steps) > 1)) for t in traces]))
+
+
+def overhead_rows(found: Overheads) -> list[dict[str, Any]]:
+    """One row for each overhead of each op on each kind of thread."""
+    return [
+        {"kind": kind.name, "key": key, "thread": role.name.lower(), **asdict(value)}
+        for (kind, key, role), value in found.table.items()
+    ]
 
 
 def _place(replay: Replay, rank: int | None) -> int:
@@ -62,58 +80,68 @@ def _place(replay: Replay, rank: int | None) -> int:
     return places[rank] if rank is not None else 0
 
 
-def _found(replay: Replay, timeline: Timeline, top: int) -> dict[str, Any]:
+def _found(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int) -> dict[str, Any]:
     from presage.traces import explain
-    from presage.traces.replay import measured_steps
 
-    ranks = []
-    for i, r in enumerate(replay.ranks):
-        trace = r.trace
-        ranks.append(
-            {
-                "rank": replay.run.rank(i),
-                "path": trace.path,
-                "gpus": trace.gpus[:1],
-                "host_events": len(trace.host),
-                "gpu_events": len(trace.gpu),
-                "linked_share": float((trace.gpu.launch >= 0).mean()) if len(trace.gpu) else 0.0,
-                "clock_offset_us": replay.run.offset_ns[i] / 1e3,
-                "gpu_clock_shift_us": replay.run.gpu_shift_ns[i] / 1e3,
-                "ignored_events": trace.ignored,
-                "steps_s": [s.seconds for s in measured_steps(replay, i)],
-                "replayed_steps_s": [s.seconds for s in replay.steps(timeline, i)],
-                "activity_s": asdict(explain.activity(replay, i)),
-                "ops": [asdict(o) for o in explain.ops(replay, i)[:top]],
-                "kernels": [asdict(o) for o in explain.kernels(replay, i)[:top]],
-            }
-        )
+    late = explain.lateness(replays[0]) if len(replays[0].run) > 1 else []
     return {
         "kind": "trace",
-        "ranks": ranks,
-        "critical_path": [asdict(p) for p in explain.critical_parts(replay, timeline)[:top]],
-        "late": [asdict(x) for x in explain.lateness(replay)] if len(replay.run) > 1 else [],
+        "ranks": [_rank(r, t, i, top) for r, t in zip(replays, timelines, strict=True) for i in range(len(r.run))],
+        "overheads": overhead_rows(pooled),
+        "critical_path": [asdict(p) for p in explain.critical_parts(replays[0], timelines[0])[:top]],
+        "late": [asdict(x) for x in late],
     }
 
 
-def _print(replay: Replay, timeline: Timeline, top: int, place: int) -> None:
+def _rank(replay: Replay, timeline: Timeline, i: int, top: int) -> dict[str, Any]:
+    from presage.traces import explain
+    from presage.traces.replay import measured_steps
+
+    trace = replay.ranks[i].trace
+    return {
+        "rank": replay.run.rank(i),
+        "path": trace.path,
+        "gpus": trace.gpus[:1],
+        "host_events": len(trace.host),
+        "gpu_events": len(trace.gpu),
+        "linked_share": float((trace.gpu.launch >= 0).mean()) if len(trace.gpu) else 0.0,
+        "clock_offset_us": replay.run.offset_ns[i] / 1e3,
+        "gpu_clock_shift_us": replay.run.gpu_shift_ns[i] / 1e3,
+        "hidden_gpu_s": float(replay.ranks[i].hidden.sum()) * 1e-9,
+        "ignored_events": trace.ignored,
+        "steps_s": [s.seconds for s in measured_steps(replay, i)],
+        "replayed_steps_s": [s.seconds for s in replay.steps(timeline, i)],
+        "activity_s": asdict(explain.activity(replay, i)),
+        "ops": [asdict(o) for o in explain.ops(replay, i)[:top]],
+        "kernels": [asdict(o) for o in explain.kernels(replay, i)[:top]],
+    }
+
+
+def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int, place: int) -> None:
     from presage.report import tables
     from presage.traces import explain
     from presage.traces.replay import measured_steps
 
-    out, rank = console(), replay.run.rank(place)
-    everyone = range(len(replay.run))
-    print_tables = [
-        tables.step_table([(replay.run.rank(i), measured_steps(replay, i)) for i in everyone]),
-        tables.activity_table([(replay.run.rank(i), explain.activity(replay, i)) for i in everyone]),
-        tables.op_table(explain.ops(replay, place), top, rank),
-        tables.kernel_table(explain.kernels(replay, place), top, rank),
-        tables.path_table(explain.critical_parts(replay, timeline), top),
+    names = labels([r.run for r in replays])
+    every = [(r, i, names[k][i]) for k, r in enumerate(replays) for i in range(len(r.run))]
+    shown = [
+        tables.step_table([(name, measured_steps(r, i)) for r, i, name in every]),
+        tables.activity_table([(name, explain.activity(r, i)) for r, i, name in every]),
     ]
-    if len(replay.run) > 1:
-        print_tables.append(tables.late_table(explain.lateness(replay)))
-        print_tables.append(tables.meeting_table(explain.late_meetings(replay, top)))
-    gpu = replay.ranks[place].trace.gpus
-    out.print(f"[bold]{len(replay.run)} rank(s)[/bold], {gpu[0] if gpu else 'GPU not named'}\n")
-    for table in print_tables:
+    one, name = replays[0], names[0][place]
+    if len(replays) == 1:
+        shown.append(tables.op_table(explain.ops(one, place), top, name))
+        shown.append(tables.kernel_table(explain.kernels(one, place), top, name))
+    shown.append(tables.overhead_table(pooled, top))
+    if len(replays) == 1:
+        shown.append(tables.path_table(explain.critical_parts(one, timelines[0]), top))
+    if len(one.run) > 1:
+        shown.append(tables.late_table(explain.lateness(one)))
+        shown.append(tables.meeting_table(explain.late_meetings(one, top)))
+    gpu = one.ranks[place].trace.gpus
+    out = console()
+    what = f"{len(one.run)} rank{'s' if len(one.run) > 1 else ''}" if len(replays) == 1 else f"{len(replays)} traces"
+    out.print(f"[bold]{what}[/bold], {gpu[0] if gpu else 'GPU not named'}\n")
+    for table in shown:
         out.print(table)
         out.print()

@@ -78,7 +78,7 @@ class Op(msgspec.Struct, frozen=True):
     outputs: tuple[int, ...]
     phase: Phase
     thread: Thread
-    module: str = ""  # 'blocks.3.attn.qkv', the module whose forward ran it, or whose forward's op this is the backward of
+    module: str = ""  # 'blocks.3.attn.qkv': where its forward (or the forward it is the backward of) ran
     within: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # names of the inputs, in order, where the op's schema has them
     writes: tuple[int, ...] = ()  # tensors among its inputs that it changes in place

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from presage.accuracy.score import Result, Score
+from presage.costs.overheads import ANY, Kind, Overhead, Overheads
 from presage.report.text import percent, seconds, shorten
 from presage.traces.explain import Activity, Lateness, OpTime, PathPart
 from presage.traces.replay import StepTime
@@ -20,6 +21,7 @@ __all__ = [
     "late_table",
     "meeting_table",
     "op_table",
+    "overhead_table",
     "path_table",
     "replay_table",
     "step_table",
@@ -33,18 +35,18 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
     return table
 
 
-def step_table(ranks: Sequence[tuple[int, Sequence[StepTime]]]) -> Table:
+def step_table(ranks: Sequence[tuple[str, Sequence[StepTime]]]) -> Table:
     """Step times, a row a rank."""
     most = max((len(steps) for _, steps in ranks), default=0)
     shown = min(most, 8)
     table = _table("Step times", "rank", "mean", *(f"step {i}" for i in range(shown)))
     for rank, steps in ranks:
         mean = sum(s.seconds for s in steps) / len(steps) if steps else float("nan")
-        table.add_row(str(rank), seconds(mean), *(seconds(s.seconds) for s in steps[:shown]))
+        table.add_row(rank, seconds(mean), *(seconds(s.seconds) for s in steps[:shown]))
     return table
 
 
-def activity_table(rows: Sequence[tuple[int, Activity]]) -> Table:
+def activity_table(rows: Sequence[tuple[str, Activity]]) -> Table:
     """What each GPU did: shares of the span."""
     columns = ("span", "GPU active", "compute", "exposed comm", "of it waiting", "overlap")
     idle = ("idle", "host-bound", "sync", "gaps", "unexplained")
@@ -52,7 +54,7 @@ def activity_table(rows: Sequence[tuple[int, Activity]]) -> Table:
     for rank, a in rows:
         s = a.span
         table.add_row(
-            str(rank),
+            rank,
             seconds(s),
             percent(a.active / s),
             percent(a.compute / s),
@@ -68,7 +70,7 @@ def activity_table(rows: Sequence[tuple[int, Activity]]) -> Table:
     return table
 
 
-def op_table(ops: Sequence[OpTime], top: int, rank: int) -> Table:
+def op_table(ops: Sequence[OpTime], top: int, rank: str) -> Table:
     table = _table(f"Top ops by GPU time (rank {rank}, all steps)", "op", "calls", "GPU", "host")
     for o in ops[:top]:
         table.add_row(
@@ -80,12 +82,40 @@ def op_table(ops: Sequence[OpTime], top: int, rank: int) -> Table:
     return table
 
 
-def kernel_table(kernels: Sequence[OpTime], top: int, rank: int) -> Table:
+def kernel_table(kernels: Sequence[OpTime], top: int, rank: str) -> Table:
     total = sum(k.gpu for k in kernels)
     table = _table(f"Top kernels (rank {rank}, all steps)", "kernel", "calls", "time", "share")
     for k in kernels[:top]:
         table.add_row(shorten(k.name), str(k.calls), seconds(k.gpu), percent(k.gpu / total))
     return table
+
+
+MEANINGS = {
+    Kind.T1: "T1 between ops",
+    Kind.T2: "T2 before the first launch",
+    Kind.T3: "T3 after the last launch",
+    Kind.T4: "T4 the launch call",
+    Kind.T5: "T5 between launches",
+    Kind.ALONE: "op without a launch",
+}
+
+
+def overhead_table(found: Overheads, top: int) -> Table:
+    """The five host overheads over all ops, then for the ops that cost the host most."""
+    table = _table(
+        "Host overheads (as profiled)", "overhead", "op", "thread", "n", "median", "mean", "p10", "p90", left=3
+    )
+    rows = [(kind, key, role, o) for (kind, key, role), o in found.table.items() if kind in MEANINGS]
+    for kind, _, role, o in sorted((r for r in rows if r[1] == ANY), key=lambda r: (r[0], r[2])):
+        table.add_row(MEANINGS[kind], "all", role.name.lower(), *_overhead_cells(o))
+    single = sorted((r for r in rows if r[1] != ANY), key=lambda r: -r[3].n * r[3].mean)
+    for kind, key, role, o in single[:top]:
+        table.add_row(MEANINGS[kind], shorten(key, 40), role.name.lower(), *_overhead_cells(o))
+    return table
+
+
+def _overhead_cells(o: Overhead) -> list[str]:
+    return [str(o.n), *(seconds(x) for x in (o.median, o.mean, o.p10, o.p90))]
 
 
 def path_table(parts: Sequence[PathPart], top: int) -> Table:
@@ -112,7 +142,7 @@ def meeting_table(rows: Sequence[tuple[Meeting, int, float, float]]) -> Table:
 
 
 def replay_table(
-    rows: Sequence[tuple[int, Sequence[StepTime], Sequence[StepTime], Sequence[StepTime] | None]],
+    rows: Sequence[tuple[str, Sequence[StepTime], Sequence[StepTime], Sequence[StepTime] | None]],
 ) -> Table:
     """Measured beside replayed, and beside the edited replay if there is one."""
     edited = any(e is not None for *_, e in rows)
@@ -123,7 +153,7 @@ def replay_table(
             cells = [str(i), seconds(m.seconds), seconds(r.seconds), percent(r.seconds / m.seconds - 1, 2)]
             if changed is not None:
                 cells += [seconds(changed[i].seconds), percent(changed[i].seconds / r.seconds - 1, 1)]
-            table.add_row(str(rank), *cells)
+            table.add_row(rank, *cells)
     return table
 
 

@@ -16,7 +16,7 @@ from presage.traces import kineto, sniff
 from presage.traces.latencies import gpu_clock_shift
 from presage.traces.trace import Trace
 
-__all__ = ["Meeting", "Run", "files_of", "read_run", "run_of"]
+__all__ = ["Meeting", "Run", "files_of", "read_run", "read_runs", "run_of"]
 
 # Collectives known by their kernel's name, where the trace has no metadata.
 KIND = re.compile(
@@ -68,6 +68,25 @@ def read_run(
     paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False, need_gpu: bool = True
 ) -> Run:
     """Read one run. With several files, every rank must be there unless `partial`."""
+    traces = _read(paths, ignore, need_gpu)
+    if not partial:
+        _check_ranks(traces)
+    return run_of(traces)
+
+
+def read_runs(
+    paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False, need_gpu: bool = True
+) -> list[Run]:
+    """Read one run of many ranks, or several runs of one rank each: files that name no world are runs of their own."""
+    traces = _read(paths, ignore, need_gpu)
+    if all((t.world or 1) == 1 for t in traces):
+        return [run_of([t]) for t in traces]
+    if not partial:
+        _check_ranks(traces)
+    return [run_of(traces)]
+
+
+def _read(paths: Iterable[str | Path], ignore: Iterable[str], need_gpu: bool) -> list[Trace]:
     traces = [kineto.read(p, ignore) for p in paths]
     for t in traces:
         if need_gpu and not len(t.gpu):
@@ -76,9 +95,7 @@ def read_run(
                 "no GPU events (kernel, gpu_memcpy, gpu_memset); profile with CUDA activities, or pass --cpu-only",
                 "traceEvents[].cat",
             )
-    if not partial:
-        _check_ranks(traces)
-    return run_of(traces)
+    return traces
 
 
 def run_of(traces: Sequence[Trace]) -> Run:
