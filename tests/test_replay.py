@@ -171,7 +171,7 @@ def test_activity_adds_up(tmp_path: Path) -> None:
     a = explain.activity(r, 0)
     assert a.compute + a.exposed_communication + a.idle.total == pytest.approx(a.span)
     assert a.compute == pytest.approx(1000e-6)
-    assert a.idle.gap == pytest.approx(18e-6 + 6e-6, abs=3e-6)
+    assert a.idle.gap == pytest.approx(9 * 2e-6, abs=3e-6)
 
 
 def sets(shared: Path) -> dict[str, list[Path]]:
@@ -210,3 +210,18 @@ def test_the_late_ranks_of_megatron(shared: Path) -> None:
     late = explain.lateness(replay(*sets(shared)["megatron"]))
     worst = sorted(late, key=lambda x: -x.made_others_wait)[:2]
     assert {x.rank for x in worst} == {0, 6}
+
+
+def test_collectives_that_cannot_have_met_are_not_matched(tmp_path: Path) -> None:
+    """Same kind, same order, but an iteration apart: each rank keeps its own, and they are counted."""
+    for rank, at in ((0, 100), (1, 5000)):
+        t = Tracer(rank, 2)
+        t.step(0, 0, 6000)
+        t.op("all_reduce", at - 20, 10)
+        t.kernel("ncclDevKernel_AllReduce", at, 50, t.call("cudaLaunchKernelExC", at - 10, 4), stream=20)
+        t.kernel("ncclDevKernel_AllReduce", 5500, 50, t.call("cudaLaunchKernelExC", 5400, 4), stream=20)
+        t.kernel("ncclDevKernel_AllReduce", 5700, 50, t.call("cudaLaunchKernelExC", 5600, 4), stream=20)
+        t.write(tmp_path / f"{rank}.json")
+    run = read_run(sorted(tmp_path.iterdir()))
+    assert (len(run.meetings), run.mismatched) == (2, 1)
+    assert step_us(replay_of(run)) == pytest.approx(6000, abs=3)

@@ -88,6 +88,7 @@ def _found(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, 
         "kind": "trace",
         "ranks": [_rank(r, t, i, top) for r, t in zip(replays, timelines, strict=True) for i in range(len(r.run))],
         "overheads": overhead_rows(pooled),
+        "mismatched_collectives": sum(r.run.mismatched for r in replays),
         "critical_path": [asdict(p) for p in explain.critical_parts(replays[0], timelines[0])[:top]],
         "late": [asdict(x) for x in late],
     }

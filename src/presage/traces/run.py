@@ -22,6 +22,8 @@ __all__ = ["Meeting", "Run", "files_of", "read_run", "read_runs", "run_of"]
 KIND = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|AllToAll|SendRecv|Reduce|Gather|Scatter|Send|Recv)", re.IGNORECASE
 )
+# How far apart in time the members of one collective may seem, clocks being what they are.
+APART_NS = 200_000
 DEMO = Path(__file__).resolve().parent.parent / "data" / "dlrm_mlperf_b2048.json.gz"
 
 
@@ -41,6 +43,7 @@ class Run:
     offset_ns: tuple[int, ...]
     meetings: tuple[Meeting, ...] = field(repr=False)
     gpu_shift_ns: tuple[int, ...] = ()
+    mismatched: int = 0  # collectives matched by kind and order that cannot have met: each rank's is on its own
 
     def __len__(self) -> int:
         return len(self.traces)
@@ -107,8 +110,16 @@ def run_of(traces: Sequence[Trace]) -> Run:
     nominal = [t.origin_ns - origin for t in moved]
     if len(moved) == 1:
         return Run(tuple(moved), (0,), (), tuple(shifts))
-    meetings, offsets = _match(moved, nominal)
-    return Run(tuple(moved), tuple(offsets), tuple(meetings), tuple(shifts))
+    matched, offsets = _match(moved, nominal)
+    meetings = tuple(m for m in matched if _were_together(m, moved, offsets))
+    return Run(tuple(moved), tuple(offsets), meetings, tuple(shifts), len(matched) - len(meetings))
+
+
+def _were_together(meeting: Meeting, traces: Sequence[Trace], offsets: Sequence[int]) -> bool:
+    """A collective ends on no rank before it has begun on all: what does was matched wrongly (or is no collective)."""
+    starts = [int(traces[r].gpu.start[e]) + offsets[r] for r, e in meeting.members]
+    ends = [int(traces[r].gpu.end[e]) + offsets[r] for r, e in meeting.members]
+    return max(starts) <= min(ends) + APART_NS
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:
