@@ -1,0 +1,145 @@
+"""Run training steps on a GPU and record them: step times, memory, and one Kineto trace each. Needs torch and numpy only.
+
+    python tools/record.py workloads/varied.py OUT_DIR [--minutes 8] [--only REGEX]
+
+Cases already in OUT_DIR/measured.json are left alone, so a run that was cut goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import importlib.util
+import json
+import re
+import time
+from pathlib import Path
+
+import torch
+
+# Flow arrows repeat the correlation ids; the rest is of no use to timing or matching.
+DROPPED = ("ac2g", "gpu_user_annotation")
+DROPPED_ARGUMENTS = (
+    "queued", "context", "cbid", "est. achieved occupancy %", "blocks per SM", "warps per SM", "Record function id",
+    "Ev Idx", "memory bandwidth (GB/s)", "registers per thread", "shared memory", "Concrete Inputs",
+)  # fmt: skip
+
+WARM_UP, TIMED_SECONDS, MOST_STEPS = 5, 1.0, 60
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def timed(step) -> dict:
+    """Back-to-back steps between two synchronisations, and each step's time by events."""
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    once = time.perf_counter() - start
+    count = max(5, min(MOST_STEPS, int(TIMED_SECONDS / once)))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    start = time.perf_counter()
+    marks[0].record()
+    for k in range(count):
+        step()
+        marks[k + 1].record()
+    issued = time.perf_counter() - start
+    torch.cuda.synchronize()
+    total = time.perf_counter() - start
+    each = [marks[k].elapsed_time(marks[k + 1]) for k in range(count)]
+    return {
+        "iters": count,
+        "step_ms": 1e3 * total / count,
+        "issue_ms": 1e3 * issued / count,
+        "per_step_ms": [round(x, 4) for x in each],
+    }
+
+
+def traced(step, path: Path) -> dict:
+    """Two profiled steps; the kernel time of one."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
+        for k in range(2):
+            with record_function(f"ProfilerStep#{k}"):
+                step()
+        torch.cuda.synchronize()
+    raw = path.with_suffix("")
+    prof.export_chrome_trace(str(raw))
+    trace = json.loads(raw.read_text())
+    raw.unlink()
+    trace.pop("traceName", None)
+    trace["traceEvents"] = [slim(e) for e in trace["traceEvents"] if e.get("cat") not in DROPPED]
+    busy = sum(e["dur"] for e in trace["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
+    kernels = sum(e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") for e in trace["traceEvents"])
+    path.write_bytes(gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), 9))
+    return {"gpu_active_ms": busy / 2e3, "kernels": kernels / 2}
+
+
+def slim(event: dict) -> dict:
+    if "args" in event:
+        event["args"] = {k: v for k, v in event["args"].items() if k not in DROPPED_ARGUMENTS}
+    return event
+
+
+def record(build, name: str, out: Path) -> dict:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(0)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step = build("cuda", name)
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    row = timed(step)
+    row["peak_alloc"] = torch.cuda.max_memory_allocated()
+    row["peak_reserved"] = torch.cuda.max_memory_reserved()
+    return row | traced(step, out / f"{name}.json.gz")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    listing = args.out / "measured.json"
+    found = json.loads(listing.read_text()) if listing.exists() else {"platform": platform(), "cases": {}}
+    module, end = load(args.workloads), time.monotonic() + 60 * args.minutes
+    for name in module.CASES:
+        if name in found["cases"] or not re.search(args.only, name):
+            continue
+        if time.monotonic() > end:
+            print("out of time; run again to go on")
+            break
+        try:
+            row = record(module.build, name, args.out)
+        except Exception as e:  # noqa: BLE001  (one case must not cost the others)
+            row = {"error": f"{type(e).__name__}: {e}"[:500]}
+        found["cases"][name] = row
+        listing.write_text(json.dumps(found, indent=1))
+        print(name, {k: v for k, v in row.items() if k != "per_step_ms"}, flush=True)
+
+
+def platform() -> dict:
+    gpu = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": gpu.name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+if __name__ == "__main__":
+    main()
