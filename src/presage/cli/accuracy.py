@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit, status
+from presage.cli.common import Json, console, emit
 
-KINDS = ("traces",)
+if TYPE_CHECKING:
+    from presage.accuracy.score import Skipped
+
+KINDS = {
+    "traces": "folders or files of traces: replay against the measured steps",
+    "capture": "WORKLOADS.py TRACES_DIR: captured ops against the ops of a GPU run's traces",
+    "workloads": "WORKLOADS.py MEASURED.json: predictions of whole training steps (peak memory)",
+}
+Tell = Callable[[str], None]
 
 
 def command(
@@ -22,8 +32,12 @@ def command(
 ) -> None:
     """Re-prove a claim on a data set of ours or of yours: n, MAPE, geomean, median, p90, max and bias.
 
-    traces: replay of Kineto runs (a folder whose files are all ranks of one run is one run), of pipeline schedule
-    folders, and of per-operation tables.
+    traces PATH...: replay of Kineto runs (a folder whose files are all ranks of one run is one run), of pipeline
+    schedule folders, and of per-operation tables.
+
+    capture WORKLOADS.py TRACES_DIR: what is captured without a GPU against what a GPU ran, op by op.
+
+    workloads WORKLOADS.py MEASURED.json: peak memory of captured steps against measured.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
@@ -31,38 +45,94 @@ def command(
 
     if kind not in KINDS:
         raise PresageError(f"no accuracy kind {kind!r}: there is {', '.join(KINDS)}")
+    with _telling() as tell:
+        _RUN[kind](paths, out, json, tell)
+
+
+@contextmanager
+def _telling() -> Iterator[Tell]:
+    """What is being worked on, beside a spinner on a terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as spinner:
+        yield lambda name: spinner.update(name)
+
+
+def _traces(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.traces import score_traces
 
-    with status("replaying"):
-        result = score_traces(paths)
+    _finish(score_traces(paths, tell), out, json)
+
+
+def _workloads(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.workloads import score_workloads
+
+    _finish(score_workloads(*_pair(paths, "workloads"), tell), out, json)
+
+
+def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.capture import score_capture
+    from presage.report.tables import capture_table
+
+    result = score_capture(*_pair(paths, "capture"), tell)
     if out is not None:
-        _save(out, result.rows)
+        rows = [("case", "phase", "side", "op", "kernel_seconds")]
+        for case in result.cases:
+            rows += [(case.case, p, "trace", str(op), f"{op.seconds:.9g}") for p, op in case.only_in_trace]
+            rows += [(case.case, p, "capture", str(op), "") for p, op in case.only_in_capture]
+        _save(out, rows)
     if emit(json, result.to_json()):
-        _print(result)
+        console().print(capture_table(result.cases))
+        _print_skipped(result.skipped)
 
 
-def _save(path: Path, rows: object) -> None:
+_RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
+    "traces": _traces,
+    "capture": _capture,
+    "workloads": _workloads,
+}
+
+
+def _pair(paths: list[Path], kind: str) -> tuple[Path, Path]:
+    from presage.errors import PresageError
+
+    if len(paths) != 2:
+        raise PresageError(f"accuracy {kind} takes two paths: {KINDS[kind].split(':')[0]}")
+    return paths[0], paths[1]
+
+
+def _finish(result: Any, out: Path | None, json: str | None) -> None:
+    from presage.accuracy.score import csv_lines
+    from presage.report.tables import accuracy_table
+
+    if out is not None:
+        _save(out, list(csv_lines(result.rows)))
+    if emit(json, result.to_json()):
+        console().print(accuracy_table(result))
+        _print_skipped(result.skipped)
+
+
+def _save(path: Path, lines: Sequence[Sequence[str]]) -> None:
     import csv
     import io
 
-    from presage.accuracy.score import csv_lines
     from presage.files import write_whole
 
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(csv_lines(rows))  # type: ignore[arg-type]
+    csv.writer(text, lineterminator="\n").writerows(lines)
     write_whole(path, text.getvalue().encode())
 
 
-def _print(result: object) -> None:
-    from presage.accuracy.score import Result
-    from presage.report.tables import accuracy_table
-
-    assert isinstance(result, Result)
-    shown = console()
-    shown.print(accuracy_table(result))
+def _print_skipped(skipped: Sequence[Skipped]) -> None:
+    """Rows left out, those with one reason in one line."""
     by_reason: dict[str, list[str]] = {}
-    for s in result.skipped:
+    for s in skipped:
         by_reason.setdefault(s.reason, []).append(s.row)
     for reason, found in by_reason.items():
         some = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        shown.print(f"skipped {len(found)}: {reason}: {some}", style="yellow")
+        console().print(f"skipped {len(found)}: {reason}: {some}", style="yellow")

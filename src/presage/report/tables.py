@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from presage.accuracy.capture import CaseMatch
 from presage.accuracy.score import Result, Score
 from presage.costs.overheads import ANY, Kind, Overhead, Overheads
 from presage.report.text import percent, seconds, shorten
@@ -16,6 +17,7 @@ from presage.traces.run import Meeting
 __all__ = [
     "accuracy_table",
     "activity_table",
+    "capture_table",
     "count_table",
     "kernel_table",
     "late_table",
@@ -177,4 +179,13 @@ def count_table(title: str, rows: Sequence[tuple[str, int]]) -> Table:
     table = _table(title, "what", "count")
     for name, count in rows:
         table.add_row(shorten(name), str(count))
+    return table
+
+
+def capture_table(cases: Sequence[CaseMatch]) -> Table:
+    """How much of each case's kernel time was captured op by op, and the largest piece that was not."""
+    table = _table("Captured against traced", "case", "kernel time", "matched", "ops", "matched ops", "largest miss")
+    for c in cases:
+        miss = f"{c.only_in_trace[0][0]}: {shorten(str(c.only_in_trace[0][1]), 70)}" if c.only_in_trace else ""
+        table.add_row(c.case, seconds(c.seconds), percent(c.share, 2), str(c.ops), str(c.matched_ops), miss)
     return table

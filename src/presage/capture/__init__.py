@@ -1,0 +1,5 @@
+"""A PyTorch training step as a Graph, captured on a machine with no GPU."""
+
+from presage.capture.run import capture
+
+__all__ = ["capture"]

@@ -1,0 +1,115 @@
+"""What a recorder keeps: the calls as they came, the tensors they saw, and when memory was taken and given back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from presage.graph.graph import Arg, Phase, Role, Storage, Tensor, Thread
+
+__all__ = ["Call", "Memory", "Moment"]
+
+
+@dataclass
+class Call:
+    """One op as PyTorch's dispatcher saw it, before it is put into CUDA's words."""
+
+    index: int
+    name: str
+    overload: str
+    host: bool  # ran on the host, for real
+    inputs: tuple[Arg, ...] = ()
+    outputs: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    view: bool = False
+    sync: bool = False
+    opaque: bool = False
+    phase: Phase = "forward"
+    thread: Thread = "main"
+    module: str = ""
+    line: str = ""
+    sequence: int = -1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Storage `storage` is taken or given back before call number `call`."""
+
+    call: int
+    storage: int
+    allocates: bool
+
+
+@dataclass
+class Memory:
+    """Numbers tensors and storages. Holds none of them alive: a storage's end is told by a weak reference."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # bytes of each storage
+    roles: dict[int, tuple[Role, str, str]] = field(default_factory=dict)
+    moments: list[Moment] = field(default_factory=list)
+    _alive: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _now: Callable[[], int] | None = None
+
+    def start(self, now: Callable[[], int]) -> None:
+        self._now = now
+
+    def stop(self) -> None:
+        self._now = None
+
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        handle = _handle(tensor)
+        key = handle._cdata
+        found = self._alive.get(key)
+        if found is not None:
+            return found[0]
+        number = len(self.sizes)
+        self.sizes.append(handle.nbytes())
+        self._alive[key] = (number, weakref.ref(handle, lambda _, k=key, n=number: self._ended(k, n)))
+        if self._now is not None:
+            self.moments.append(Moment(self._now() - 1, number, True))
+        return number
+
+    def _ended(self, key: int, number: int) -> None:
+        if self._alive.get(key, (-1,))[0] == number:
+            del self._alive[key]
+        if self._now is not None:
+            self.moments.append(Moment(self._now(), number, False))
+
+    def tensor(self, x: torch.Tensor) -> int:
+        storage = self.storage_of(x)
+        strided = x.layout == torch.strided
+        shape = tuple(int(n) for n in x.shape)
+        strides = tuple(int(n) for n in x.stride()) if strided else ()
+        offset = int(x.storage_offset()) if strided else 0
+        key = (storage, shape, strides, x.dtype, offset)
+        if key not in self._known:
+            self._known[key] = len(self.tensors)
+            dtype = str(x.dtype).removeprefix("torch.")
+            self.tensors.append(Tensor(len(self.tensors), storage, shape, strides, dtype, offset))
+        return self._known[key]
+
+    def name(self, x: torch.Tensor | None, role: Role, name: str = "", module: str = "") -> None:
+        """Say what a tensor's memory is for."""
+        if x is not None and x.device.type == "cuda":
+            self.roles[self.storage_of(x)] = (role, name, module)
+
+    def storages(self, default: dict[int, Role], modules: dict[int, str]) -> list[Storage]:
+        out = []
+        for i, nbytes in enumerate(self.sizes):
+            role, name, module = self.roles.get(i, (default.get(i, "activation"), "", modules.get(i, "")))
+            out.append(Storage(i, nbytes, role, name, module))
+        return out
+
+
+def _handle(tensor: torch.Tensor) -> Any:
+    """The object whose life is the memory's: a sparse tensor's is that of its values."""
+    if tensor.layout != torch.strided:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return tensor._values().untyped_storage()
+    return tensor.untyped_storage()

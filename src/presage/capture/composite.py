@@ -1,0 +1,98 @@
+"""Ops that PyTorch takes apart differently on CUDA than elsewhere, taken apart as CUDA does, for the stand-in backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from presage.capture.attention import attention
+from presage.capture.recurrent import gru, gru_packed, lstm, lstm_packed, rnn_relu, rnn_tanh
+
+__all__ = ["OVERRIDES", "register"]
+
+aten = torch.ops.aten
+INT_MAX = 2**31 - 1
+_library: list[torch.library.Library] = []
+
+
+def _cudnn_batch_norm_takes(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    training: bool,
+    eps: float,
+    enabled: bool,
+) -> bool:
+    if not enabled or weight is None or bias is None or x.dtype == torch.bfloat16 or weight.dtype == torch.bfloat16:
+        return False
+    statistics = (mean is not None and var is not None) or (mean is None and var is None and training)
+    return (
+        statistics
+        and (x.dtype != torch.float16 or weight.dtype == torch.float32)
+        and x.dim() >= 3
+        and x.shape[0] <= (880801 if training else 65535)
+        and eps >= 1e-5 - 1e-12
+        and x.numel() <= INT_MAX
+    )
+
+
+def _layout(x: torch.Tensor) -> torch.memory_format:
+    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    if x.dim() == 5 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d):
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def batch_norm_impl_index(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    if x.numel() and _cudnn_batch_norm_takes(x, weight, bias, mean, var, training, eps, cudnn_enabled):
+        whole = x.contiguous(memory_format=_layout(x))
+        out, save_mean, save_var, reserve = aten.cudnn_batch_norm(
+            whole, weight, bias, mean, var, training, momentum, eps
+        )
+        return out, save_mean, save_var, reserve, 1
+    reserve = torch.empty(0, dtype=torch.uint8, device=x.device)
+    out, save_mean, save_var = aten.native_batch_norm(x, weight, bias, mean, var, training, momentum, eps)
+    return out, save_mean, save_var, reserve, 0
+
+
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if train and 0 < p < 1 and x.numel():
+        return aten.native_dropout(x, p, train)[0]  # type: ignore[no-any-return]
+    if p == 0 or not train or not x.numel():
+        return x
+    return x.mul(torch.zeros([], device=x.device))
+
+
+OVERRIDES: dict[str, Callable[..., Any]] = {
+    "_batch_norm_impl_index": batch_norm_impl_index,
+    "dropout": dropout,
+    "scaled_dot_product_attention": attention,
+    "lstm.input": lstm,
+    "lstm.data": lstm_packed,
+    "gru.input": gru,
+    "gru.data": gru_packed,
+    "rnn_tanh.input": rnn_tanh,
+    "rnn_relu.input": rnn_relu,
+}
+
+
+def register() -> None:
+    library = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
+    for name, function in OVERRIDES.items():
+        library.impl(name, function)
+    _library.append(library)

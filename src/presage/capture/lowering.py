@@ -1,0 +1,164 @@
+"""From recorded calls to the ops a CUDA run shows: each call becomes the ops, nested in it, that CUDA's code for it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+from presage.capture.calls import Call, Moment
+from presage.graph.graph import DTYPE_BYTES, Arg, Event, Op, Ref, Role, Storage, Tensor
+
+__all__ = ["Builder", "Rule", "contiguous"]
+
+Rule: TypeAlias = Callable[["Builder", Call], None]
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides."""
+    out: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(out))
+
+
+class Builder:
+    """Collects the ops of the calls it is led through, one call at a time."""
+
+    def __init__(self, tensors: list[Tensor], storages: list[Storage]) -> None:
+        self.tensors, self.storages = tensors, storages
+        self.ops: list[Op] = []
+        self.events: list[Event] = []
+        self.call: Call | None = None
+        self.within: tuple[str, ...] = ()
+        self._temporaries: list[int] = []
+        self._spare: list[int] = []  # storages whose allocation is due in this call
+
+    def begin(self, call: Call, within: tuple[str, ...], allocated: list[int]) -> None:
+        self.call, self.within, self._spare = call, within, allocated
+        for storage in allocated:
+            self.events.append(Event(len(self.ops), storage, True))
+
+    def end(self) -> None:
+        for storage in reversed(self._temporaries):
+            self.events.append(Event(len(self.ops), storage, False))
+        self._temporaries, self.call = [], None
+
+    @contextmanager
+    def inside(self, *names: str) -> Iterator[None]:
+        before = self.within
+        self.within = (*before, *names)
+        try:
+            yield
+        finally:
+            self.within = before
+
+    def get(self, ref: Arg | int) -> Tensor:
+        if isinstance(ref, Ref):
+            return self.tensors[ref.id]
+        assert isinstance(ref, int)
+        return self.tensors[ref]
+
+    def new(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None) -> Ref:
+        """A temporary tensor, given back at the end of the call."""
+        shape = tuple(shape)
+        storage = self.add_storage(prod(shape) * DTYPE_BYTES[dtype])
+        return self.view(storage, shape, dtype, strides)
+
+    def add_storage(self, nbytes: int) -> int:
+        assert self.call is not None
+        number = len(self.storages)
+        self.storages.append(Storage(number, nbytes, "workspace", "", self.call.module))
+        self.events.append(Event(len(self.ops), number, True))
+        self._temporaries.append(number)
+        return number
+
+    def view(
+        self, storage: int, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None, offset: int = 0
+    ) -> Ref:
+        shape = tuple(shape)
+        steps = tuple(strides) if strides is not None else contiguous(shape)
+        self.tensors.append(Tensor(len(self.tensors), storage, shape, steps, dtype, offset))
+        return Ref(len(self.tensors) - 1)
+
+    def reshaped(self, ref: Arg | int, shape: Sequence[int], strides: Sequence[int] | None = None) -> Ref:
+        """A view of another shape over the same memory."""
+        t = self.get(ref)
+        return self.view(t.storage, shape, t.dtype, strides, t.offset)
+
+    def op(
+        self,
+        name: str,
+        inputs: Sequence[Arg] = (),
+        outputs: Sequence[Ref | int] = (),
+        *,
+        writes: Sequence[Ref | int] = (),
+        kernels: bool = True,
+        overload: str = "",
+        sync: bool = False,
+    ) -> None:
+        c = self.call
+        assert c is not None
+        self.ops.append(
+            Op(
+                name=name,
+                overload=overload,
+                inputs=tuple(inputs),
+                outputs=tuple(o.id if isinstance(o, Ref) else o for o in outputs),
+                phase=c.phase,
+                thread=c.thread,
+                module=c.module,
+                within=self.within,
+                names=names_of(name, overload, len(inputs)),
+                writes=tuple(w.id if isinstance(w, Ref) else w for w in writes),
+                kernels=kernels,
+                sync=sync,
+                opaque=c.opaque,
+                sequence=c.sequence,
+                line=c.line,
+            )
+        )
+
+    def same(self, *, kernels: bool | None = None) -> None:
+        """The call as it is."""
+        c = self.call
+        assert c is not None
+        launches = not c.view if kernels is None else kernels
+        self.op(
+            c.name, c.inputs, c.outputs, writes=c.writes, kernels=launches, overload=c.overload, sync=c.sync
+        )
+
+    def host(self, name: str, *inputs: Arg, outputs: Sequence[Ref | int] = ()) -> None:
+        """An op that launches nothing."""
+        self.op(name, inputs, outputs, kernels=False)
+
+    def empty(self, shape: Sequence[int], dtype: str, name: str = "aten::empty") -> Ref:
+        """A temporary, with the op that makes it."""
+        out = self.new(shape, dtype)
+        self.op(name, [list(shape)], [out], kernels=False)
+        return out
+
+    def out(self, place: int = 0) -> Ref:
+        """An output of the call."""
+        assert self.call is not None
+        return Ref(self.call.outputs[place])
+
+
+_names: dict[tuple[str, str, int], tuple[str, ...]] = {}
+
+
+def names_of(name: str, overload: str, count: int) -> tuple[str, ...]:
+    """Names of an op's inputs, where its schema has as many."""
+    key = (name, overload, count)
+    if key not in _names:
+        space, _, short = name.partition("::")
+        packet = getattr(getattr(torch.ops, space), short, None) if short.isidentifier() else None
+        op = getattr(packet, overload or "default", None) if packet is not None else None
+        found = tuple(a.name for a in op._schema.arguments) if op is not None else ()
+        _names[key] = found if len(found) == count else ()
+    return _names[key]

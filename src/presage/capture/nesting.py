@@ -1,0 +1,77 @@
+"""What each call was nested in, as PyTorch's own profiler saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._C import _profiler
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+
+__all__ = ["Nested", "profiled"]
+
+_HOST, _GPU = "host#", "gpu#"
+
+
+@dataclass(frozen=True)
+class Nested:
+    """A recorded call (`call` >= 0) or an event of the host's alone, with the ops around it, outermost first."""
+
+    start: int
+    call: int
+    name: str
+    within: tuple[str, ...]
+    sequence: int
+    thread: int
+
+
+@dataclass
+class Profile:
+    nested: list[Nested] = field(default_factory=list)
+
+
+@contextmanager
+def profiled() -> Iterator[Profile]:
+    """Profile what runs inside; the result is filled in at the end."""
+    config = _profiler.ProfilerConfig(
+        _profiler.ProfilerState.KINETO, False, False, False, False, False, _profiler._ExperimentalConfig()
+    )
+    activities = {_profiler.ProfilerActivity.CPU}
+    out = Profile()
+    _prepare_profiler(config, activities)
+    _enable_profiler(config, activities)
+    try:
+        yield out
+    finally:
+        result = _disable_profiler()
+    out.nested = sorted(_walk(result.experimental_event_tree()), key=lambda n: n.start)
+
+
+def _walk(roots: Any) -> Iterator[Nested]:
+    todo: list[tuple[Any, tuple[str, ...], int]] = [(e, (), -1) for e in reversed(roots)]
+    while todo:
+        event, within, sequence = todo.pop()
+        name = event.name
+        number = getattr(event.extra_fields, "sequence_number", -1) if event.typed[0].name == "TorchOp" else -1
+        number = number if 0 <= number < 1 << 62 else sequence
+        children = event.children
+        if name.startswith(_GPU):
+            yield Nested(event.start_time_ns, int(name[len(_GPU) :]), "", within, sequence, event.start_tid)
+            continue
+        if name.startswith(_HOST):
+            yield Nested(event.start_time_ns, int(name[len(_HOST) :]), "", within, sequence, event.start_tid)
+            # what a host op runs inside is real: a foreach over host tensors is one op for each
+            todo += [(c, within, number) for c in reversed(children)]
+            continue
+        if not children and name.startswith("aten::"):
+            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid)
+            continue
+        inner = within if _is_region(event) else (*within, name)
+        todo += [(c, inner, number) for c in reversed(children)]
+
+
+def _is_region(event: Any) -> bool:
+    return event.name.startswith(("Optimizer.", "ProfilerStep", "PyTorch Profiler", "PythonDispatchMode", "PythonSubclass"))

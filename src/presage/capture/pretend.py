@@ -1,0 +1,204 @@
+"""While this lasts, Python code sees a CUDA device: `device="cuda"` works, `torch.cuda` answers, tensors say `cuda:0`.
+
+Underneath, such tensors are fake tensors on the stand-in backend: PyTorch's C++ sees that backend, Python sees CUDA.
+Everything replaced here is put back when the context ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch._subclasses.fake_tensor as fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from presage.capture import autocast, cuda_module
+from presage.capture.backend import CUDA, NAME, stand_in
+
+__all__ = ["cuda"]
+
+_device_of = torch.ops.prim.device.default
+_MISSING = object()
+
+
+@contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` for a while; an attribute that was inherited is inherited again after."""
+    before = vars(owner).get(name, _MISSING)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+@contextmanager
+def cuda() -> Iterator[None]:
+    """Python code inside sees one H200."""
+    stand_in()
+    default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    with ExitStack() as stack:
+        for owner, name, value in [*_fake_tensor_patches(), *_autocast_patches(), *cuda_module.patches()]:
+            stack.enter_context(patched(owner, name, value))
+        stack.enter_context(_foreach_takes_fakes())
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
+        # A module moved to the GPU keeps its parameters' identity: tied weights stay tied, optimizers keep theirs.
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") builds on the host, then copies
+        stack.callback(_restore_default_device, default)
+        stack.callback(autocast.clear)
+        stack.enter_context(_Devices())
+        yield
+
+
+def _restore_default_device(device: torch.device | None) -> None:
+    if torch._GLOBAL_DEVICE_CONTEXT.__dict__ or device is not None:
+        torch.set_default_device(device)
+
+
+@contextmanager
+def _foreach_takes_fakes() -> Iterator[None]:
+    """Optimizers choose their foreach form only for plain tensors, which on a GPU these would be."""
+    from torch.optim import optimizer
+
+    optimizer._foreach_supported_types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        optimizer._foreach_supported_types.remove(FakeTensor)
+
+
+def _seen_from_cpp(tensor: FakeTensor, in_kernel: bool) -> torch.device:
+    if in_kernel:
+        return torch.device("meta")
+    return stand_in() if tensor.fake_device.type == "cuda" else tensor.fake_device
+
+
+def _normalized(device: torch.device) -> torch.device:
+    return CUDA if device.type in ("cuda", NAME) else device
+
+
+def _swap(one: Any, other: Any) -> None:
+    """Two tensors change places. PyTorch's own refuses where weak references exist, as fake tensors' own do."""
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    torch._C._swap_tensor_impl(one, other)
+
+
+def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
+    subclass, tensor_dispatch, mode_dispatch = (
+        torch.Tensor._make_subclass,
+        FakeTensor.__torch_dispatch__.__func__,  # type: ignore[attr-defined]
+        FakeTensorMode.dispatch,
+    )
+
+    def make_subclass(cls: Any, data: Any, require_grad: bool = False, **kwargs: Any) -> Any:
+        device = kwargs.get("device_for_backend_keys")
+        if device is not None and device.type == "cuda":
+            kwargs["device_for_backend_keys"] = stand_in()
+        return subclass(cls, data, require_grad, **kwargs)
+
+    def dispatch_tensor(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _device_of:
+            return _seen_from_cpp(args[0], args[0].fake_mode.in_kernel_invocation)
+        return tensor_dispatch(cls, func, types, args, kwargs or {})
+
+    def dispatch_mode(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _device_of:
+            return _seen_from_cpp(args[0], self.in_kernel_invocation)
+        kwargs = kwargs or {}
+        if (device := kwargs.get("device")) is not None and device.type == NAME:
+            kwargs = {**kwargs, "device": CUDA}
+        return mode_dispatch(self, func, types, args, kwargs)
+
+    return [
+        (torch.Tensor, "_make_subclass", staticmethod(make_subclass)),
+        (FakeTensor, "__torch_dispatch__", classmethod(dispatch_tensor)),
+        (FakeTensorMode, "dispatch", dispatch_mode),
+        (FakeTensor, "is_cuda", property(lambda t: t.fake_device.type == "cuda")),
+        (FakeTensor, "get_device", lambda t: 0 if t.fake_device.type == "cuda" else -1),
+        (torch.utils, "swap_tensors", _swap),
+        (FakeTensor, "_normalize_fake_device", staticmethod(_normalized)),
+        (fake_tensor, "init_gpu_context", lambda device: None),  # noqa: ARG005
+    ]
+
+
+def _autocast_patches() -> list[tuple[Any, str, Any]]:
+    """`torch.autocast("cuda")` and the questions about it are led to the stand-in's autocast."""
+    kind = torch.amp.autocast_mode.autocast
+    begin, enter, clear = kind.__init__, kind.__enter__, torch.clear_autocast_cache
+
+    def init(self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, NAME if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def on_enter(self: Any) -> Any:
+        self.device = NAME if self.device == "cuda" else self.device
+        return enter(self)
+
+    def forget() -> None:
+        autocast.clear()
+        clear()
+
+    patches = [(kind, "__init__", init), (kind, "__enter__", on_enter), (torch, "clear_autocast_cache", forget)]
+    for name in ("get_autocast_dtype", "set_autocast_dtype", "set_autocast_enabled", "is_autocast_enabled"):
+        patches.append((torch, name, _for_cuda(getattr(torch, name))))
+    patches.append((torch, "get_autocast_gpu_dtype", lambda: torch._C.get_autocast_dtype(NAME)))
+    available = torch.amp.autocast_mode.is_autocast_available
+    for owner in (torch.amp, torch.amp.autocast_mode):
+        patches.append((owner, "is_autocast_available", lambda d: d == "cuda" or available(d)))
+    return patches
+
+
+def _for_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        # no device in a question about autocast means CUDA
+        args = args if args and isinstance(args[0], str) or kwargs else (NAME, *args)
+        args = tuple(NAME if a == "cuda" else a for a in args)
+        kwargs = {k: NAME if v == "cuda" else v for k, v in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return ask
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.split(":")[0] == "cuda"
+
+
+_DEVICE_FIRST = {torch.Tensor.to, torch.Tensor.new_empty, torch.Tensor.type}
+
+
+class _Devices(TorchFunctionMode):
+    """Leads every mention of CUDA in a call of PyTorch to the stand-in."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            return _to_cuda(*args, **kwargs)
+        if func is torch.Tensor.is_pinned:
+            return False
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        if _is_cuda(kwargs.get("device")) or isinstance(kwargs.get("device"), int):
+            kwargs = {**kwargs, "device": stand_in()}
+        if func is torch.Tensor.to and len(args) > 1 and (_is_cuda(args[1]) or type(args[1]) is int):
+            args = (args[0], stand_in(), *args[2:])
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)
+
+
+def _to_cuda(
+    tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+) -> torch.Tensor:
+    del device
+    return tensor.to(CUDA, non_blocking=non_blocking, memory_format=memory_format)

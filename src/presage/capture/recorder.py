@@ -1,0 +1,288 @@
+"""Runs a step's ops without running them, and keeps what each was called with."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from presage.capture import cuda_module
+from presage.capture.backend import CUDA, NAME, stand_in
+from presage.capture.calls import Call, Memory
+from presage.capture.composite import OVERRIDES
+from presage.capture.place import Places
+from presage.errors import PresageError
+from presage.graph.graph import Arg, Ref
+
+__all__ = ["Recorder"]
+
+aten = torch.ops.aten
+REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; larger ones (weights, mostly) are fake too
+_device_of = torch.ops.prim.device.default
+_scalar = aten._local_scalar_dense.default
+_copies = (aten._to_copy.default, aten.copy_.default)
+_overrides = {
+    getattr(getattr(aten, n.partition(".")[0]), n.partition(".")[2] or "default"): f for n, f in OVERRIDES.items()
+}
+
+
+class Recorder(TorchDispatchMode):
+    """Every op of PyTorch comes by here, after autocast and autograd have had their turn.
+
+    Ops on the GPU run on fake tensors; ops on small host tensors run for real, so that code that looks at its own
+    numbers (samplers, schedules, step counts) works.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.recording = False
+        self.calls: list[Call] = []
+        self.memory = Memory()
+        self.places = Places()
+        self.notes: dict[str, None] = {}
+        self.before = 0  # storages numbered below this were there before the recorded step
+        self.values: dict[int, float] = {}  # what scalars on the GPU were set to, by storage
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """The stretch of the run that becomes the graph."""
+        self.recording = True
+        self.memory.start(lambda: len(self.calls))
+        cuda_module.listeners.append(self._waited)
+        try:
+            yield
+        finally:
+            cuda_module.listeners.remove(self._waited)
+            self.recording = False
+            self.memory.stop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        kwargs = kwargs or {}
+        if func is _device_of:
+            return _seen_from_cpp(args[0])
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        if kwargs:
+            kwargs = _led_to_cuda(kwargs)
+        leaves = tree_leaves((args, kwargs))
+        on_gpu = any(_on_gpu(x) for x in leaves)
+        if not on_gpu and not any(isinstance(x, FakeTensor) for x in leaves) and not _large(func, args):
+            return self._run_host(func, args, kwargs)
+        if func in _overrides:
+            with self:
+                return _overrides[func](*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and on_gpu:
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        if not on_gpu:
+            return self._fake_host(func, args, kwargs)
+        return self._run_gpu(func, args, kwargs)
+
+    def _run_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self.recording:
+            return func(*args, **kwargs)
+        call = self._begin(func, host=True)
+        with _mark(call):
+            return func(*args, **kwargs)
+
+    def _fake_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is _scalar:
+            return self._value(args[0])
+        with _explained(func, self.places), self.fake:
+            return func(*args, **kwargs)
+
+    def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = tree_map(self._faked, (args, kwargs))
+        if "generator" in kwargs:
+            kwargs = {**kwargs, "generator": None}
+        if not self.recording:
+            return self._outcome(func, args, kwargs, None)
+        call = self._begin(func, host=False)
+        call.inputs = self._arguments(func, args, kwargs)
+        with _mark(call):
+            out = self._outcome(func, args, kwargs, call)
+        self._finish(call, func, args, kwargs, out)
+        return out
+
+    def _outcome(self, func: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
+        if func is _scalar:
+            if call:
+                call.sync = True
+            return self._value(args[0])
+        try:
+            with _explained(func, self.places), self.fake:
+                out = func(*args, **kwargs)
+        except UnsupportedOperatorException:
+            out = self._opaque(func, args, call)
+        if func in _copies:
+            out = self._copied_to_host(func, args, kwargs, out, call)
+        self._remember(func, args, out)
+        return out
+
+    def _remember(self, func: Any, args: Any, out: Any) -> None:
+        """Constants that GPU scalars were filled with: a value read back later is likely still that."""
+        if isinstance(out, torch.Tensor) and out.numel() == 1 and not out.is_sparse:
+            name = func._schema.name
+            value = {"aten::zeros": 0.0, "aten::zeros_like": 0.0, "aten::ones": 1.0, "aten::zero_": 0.0}.get(name)
+            if name in ("aten::full", "aten::fill_", "aten::full_like", "aten::scalar_tensor"):
+                given = args[0 if name == "aten::scalar_tensor" else 1]
+                value = float(given) if isinstance(given, int | float) else None
+            if value is not None:
+                self.values[self.memory.storage_of(out)] = value
+
+    def _value(self, tensor: torch.Tensor) -> Any:
+        known = self.values.get(self.memory.storage_of(tensor))
+        if known is None:
+            self.note(f"the value of a tensor was read at {self.places.line()}: taken to be 1 (false, for a truth value)")
+            known = 0.0 if tensor.dtype == torch.bool else 1.0
+        return torch.tensor(known, dtype=tensor.dtype).item()
+
+    def _copied_to_host(self, func: Any, args: Any, kwargs: Any, out: Any, call: Call | None) -> Any:
+        source = args[0] if func is aten._to_copy.default else args[1]
+        if not (_on_gpu(source) and out.device.type == "cpu"):
+            return out
+        waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+        if call:
+            call.sync = waits
+        if func is aten._to_copy.default and out.numel() <= REAL_ELEMENTS:
+            self.note(f"a tensor was copied to the host at {self.places.line()}: its numbers are taken to be 0")
+            return torch.zeros(out.shape, dtype=out.dtype)
+        return out
+
+    def _opaque(self, func: Any, args: Any, call: Call | None) -> Any:
+        """A custom op with nothing to say about its outputs: each is taken to be like its first input."""
+        self.note(f"{func.name()} has no fake implementation: its outputs are taken to be like its first input")
+        if call:
+            call.opaque = True
+        first = next((x for x in tree_leaves(args) if _on_gpu(x)), None)
+        with self.fake:
+            out = tuple(None if first is None else torch.empty_like(first) for _ in func._schema.returns)
+        return out[0] if len(out) == 1 else (out or None)
+
+    def _faked(self, x: Any) -> Any:
+        """A host tensor as an argument of a GPU op: only its shape matters."""
+        if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor) or x.is_sparse:
+            return x
+        with self.fake:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+
+    def _begin(self, func: Any, host: bool) -> Call:
+        schema = func._schema
+        call = Call(index=len(self.calls), name=schema.name, overload=schema.overload_name, host=host)
+        self.places.fill(call)
+        self.calls.append(call)
+        return call
+
+    def _finish(self, call: Call, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        schema = func._schema
+        call.view = _is_view(schema)
+        outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and _on_gpu(x)]
+        call.outputs = tuple(self.memory.tensor(x) for x in outputs)
+        given = list(args)
+        for place, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = given[place] if place < len(given) else kwargs.get(argument.name)
+                written = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and _on_gpu(x)]
+                call.writes += tuple(self.memory.tensor(x) for x in written)
+
+    def _arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Arg, ...]:
+        out: list[Arg] = []
+        for place, argument in enumerate(func._schema.arguments):
+            if place < len(args):
+                value = args[place]
+            elif argument.name in kwargs:
+                value = kwargs[argument.name]
+            else:
+                value = argument.default_value if argument.has_default_value() else None
+            out.append(self._argument(value))
+        return tuple(out)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return Ref(self.memory.tensor(value)) if _on_gpu(value) else None
+        if isinstance(value, list | tuple):
+            return [self._argument(v) for v in value]
+        if isinstance(value, bool | int | float | str) or value is None:
+            return value
+        return str(value).removeprefix("torch.")
+
+    def note(self, text: str) -> None:
+        if self.recording:
+            self.notes[text] = None
+
+    def _waited(self, name: str) -> None:
+        call = Call(index=len(self.calls), name=name, overload="", host=True, sync=True)
+        self.places.fill(call)
+        self.calls.append(call)
+        with _mark(call):
+            pass
+
+
+def _mark(call: Call) -> Any:
+    """Shows up in PyTorch's own profile, which so tells what the call was nested in."""
+    return torch._C._profiler._RecordFunctionFast(f"{'host' if call.host else 'gpu'}#{call.index}")
+
+
+def _seen_from_cpp(tensor: Any) -> torch.device:
+    return stand_in() if tensor.fake_device.type == "cuda" else tensor.fake_device
+
+
+def _on_gpu(x: Any) -> bool:
+    if isinstance(x, FakeTensor):
+        return x.fake_device.type == "cuda"
+    return isinstance(x, torch.device) and x.type in ("cuda", NAME)
+
+
+def _led_to_cuda(kwargs: dict[str, Any]) -> dict[str, Any]:
+    device = kwargs.get("device")
+    if device is not None and device.type == NAME:
+        return {**kwargs, "device": CUDA}
+    return kwargs
+
+
+def _large(func: Any, args: Any) -> bool:
+    """A factory of a large host tensor: weights on their way to the GPU."""
+    if not args or not isinstance(args[0], list | tuple) or not all(type(n) is int for n in args[0]):
+        return False
+    size = 1
+    for n in args[0]:
+        size *= n
+    return size > REAL_ELEMENTS and func._schema.returns and not any(isinstance(a, torch.Tensor) for a in args)
+
+
+def _is_view(schema: Any) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+@contextmanager
+def _explained(func: Any, places: Places) -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as e:
+        raise PresageError(
+            f"{places.line() or 'the step'}: the size of what {func._schema.name} returns depends on the numbers in "
+            "its input, which a capture does not have; give it a fixed size (a mask, or padding) for the capture"
+        ) from e
+    except UnsupportedOperatorException:
+        raise
+    except Exception as e:
+        # Some of PyTorch's own exceptions cannot be carried from autograd's thread to the caller's.
+        raise RuntimeError(f"{func._schema.name}: {e}") from e

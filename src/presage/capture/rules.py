@@ -1,0 +1,28 @@
+"""Which ops CUDA's code for an op runs, by the op's name. An op without a rule is its own single leaf."""
+
+from __future__ import annotations
+
+from presage.capture.calls import Call
+from presage.capture.lowering import Builder, Rule
+
+__all__ = ["lower"]
+
+RULES: dict[str, Rule] = {}
+HOST = {
+    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+    "aten::resize_", "aten::set_", "aten::as_strided", "aten::detach", "aten::lift_fresh", "aten::_local_scalar_dense",
+    "aten::detach_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::as_strided_",
+    "aten::_unsafe_view", "aten::_reshape_alias", "aten::scalar_tensor", "aten::alias", "aten::_coalesced_",
+    "aten::_sparse_coo_tensor_with_dims_and_tensors",
+}  # fmt: skip
+
+
+def lower(builder: Builder, call: Call) -> None:
+    if call.host:
+        builder.same(kernels=False)
+        return
+    rule = RULES.get(call.name)
+    if rule is not None and not call.opaque:
+        rule(builder, call)
+    else:
+        builder.same(kernels=not call.view and call.name not in HOST)

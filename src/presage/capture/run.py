@@ -1,0 +1,191 @@
+"""Captures: a training step, run without a GPU, as a Graph."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from presage.capture import pretend
+from presage.capture.calls import Memory
+from presage.capture.lowering import Builder
+from presage.capture.nesting import Nested, profiled
+from presage.capture.recorder import Recorder
+from presage.capture.rules import lower
+from presage.errors import PresageError
+from presage.graph.graph import Event, Graph, Op, Role
+
+__all__ = ["Step", "capture"]
+
+Step = Callable[[], Any]
+
+
+def capture(
+    function: Callable[..., Step], arguments: dict[str, Any] | None = None, *, source: str = "", warm_up: int = 1
+) -> Graph:
+    """One training step as it would run on an H200.
+
+    `function(device, **arguments)` builds the model on `device` and returns a callable that runs one step. It is built
+    once, run `warm_up` times (optimizers make their state on the first step), and once more for the record.
+    """
+    arguments = arguments or {}
+    with _settings_kept(), pretend.cuda():
+        recorder = Recorder()
+        with recorder.places.following(), recorder:
+            step = _users(lambda: function("cuda", **arguments))
+            if not callable(step):
+                raise PresageError(f"{source or function}: it must return a callable that runs one step, not {step!r}")
+            for _ in range(warm_up):
+                _users(step)
+            nested = _record(recorder, step)
+    flags = _flags()
+    return _graph(recorder, nested, source, arguments, flags)
+
+
+def _record(recorder: Recorder, step: Step) -> list[Nested]:
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    recorder.places.forget()
+    _name_memory(recorder)
+    recorder.places.before_step.append(lambda _: _name_gradients(recorder))
+    recorder.before = len(recorder.memory.sizes)
+    try:
+        with profiled() as profile, recorder.listening():
+            _users(step)
+        _name_memory(recorder)
+    finally:
+        if was_on:
+            gc.enable()
+    return profile.nested
+
+
+def _users(run: Callable[[], Any]) -> Any:
+    """Run the user's code; what goes wrong in it is told with the user's line."""
+    try:
+        return run()
+    except PresageError:
+        raise
+    except Exception as e:
+        frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
+        users = [f for f in frames if "/presage/capture/" not in f.filename]
+        where = f"{users[-1].filename}:{users[-1].lineno}" if users else "the step"
+        raise PresageError(f"{where}: {type(e).__name__}: {e}") from e
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """The user's code may set PyTorch's switches: they are put back."""
+    yield
+
+
+def _flags() -> dict[str, bool | str]:
+    cudnn = torch.backends.cudnn
+    return {
+        "allow_tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "cudnn.allow_tf32": bool(cudnn.allow_tf32),
+        "cudnn.benchmark": bool(cudnn.benchmark),
+        "cudnn.deterministic": bool(cudnn.deterministic),
+        "cudnn.enabled": bool(cudnn.enabled),
+        "deterministic_algorithms": bool(torch.are_deterministic_algorithms_enabled()),
+        "float32_matmul_precision": str(torch.get_float32_matmul_precision()),
+    }
+
+
+def _name_memory(recorder: Recorder) -> None:
+    memory, places = recorder.memory, recorder.places
+    for root in places.roots:
+        for name, p in root.named_parameters():
+            memory.name(p, "parameter", name, name.rpartition(".")[0])
+        for name, b in root.named_buffers():
+            memory.name(b, "buffer", name, name.rpartition(".")[0])
+    for optimizer in places.optimizers.values():
+        for state in optimizer.state.values():
+            for key, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    memory.name(value, "optimizer", str(key))
+    _name_gradients(recorder)
+
+
+def _name_gradients(recorder: Recorder) -> None:
+    seen: dict[int, tuple[str, torch.Tensor]] = {}
+    for root in recorder.places.roots:
+        seen |= {id(p): (name, p) for name, p in root.named_parameters()}
+    for optimizer in recorder.places.optimizers.values():
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                seen.setdefault(id(p), ("", p))
+    for name, p in seen.values():
+        recorder.memory.name(p.grad, "gradient", name, name.rpartition(".")[0])
+
+
+def _graph(
+    recorder: Recorder, nested: list[Nested], source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
+) -> Graph:
+    memory = recorder.memory
+    before: dict[int, Role] = dict.fromkeys(range(recorder.before), "input")
+    builder = Builder(memory.tensors, memory.storages(before, _homes(recorder)))
+    starts = _lower_all(builder, recorder, nested)
+    events = _frees(memory, starts, len(builder.ops)) + builder.events
+    order = sorted(range(len(events)), key=lambda i: (events[i].op, events[i].allocates))
+    return Graph(
+        ops=tuple(builder.ops),
+        tensors=tuple(builder.tensors),
+        storages=tuple(builder.storages),
+        events=tuple(events[i] for i in order),
+        source=source,
+        arguments={k: str(v) for k, v in arguments.items()},
+        flags=flags,
+        torch=torch.__version__,
+        notes=tuple(recorder.notes),
+    )
+
+
+def _homes(recorder: Recorder) -> dict[int, str]:
+    """The module in which each storage was made."""
+    calls = recorder.calls
+    return {m.storage: calls[m.call].module for m in recorder.memory.moments if m.allocates and 0 <= m.call < len(calls)}
+
+
+def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested]) -> list[int]:
+    """Lower every call in order; returns the number of the first op of each call."""
+    allocated: dict[int, list[int]] = defaultdict(list)
+    for m in recorder.memory.moments:
+        if m.allocates:
+            allocated[m.call].append(m.storage)
+    starts: list[int] = []
+    phases = "forward"
+    for n in nested:
+        if n.call < 0:
+            builder.ops.append(_host_event(n, recorder, len(starts)))
+            continue
+        call = recorder.calls[n.call]
+        starts.append(len(builder.ops))
+        if call.name == "aten::detach" and (not n.within or n.within[-1] not in ("aten::detach", "detach")):
+            continue  # autograd detaches what it saves only where tensors are subclasses, as fake ones are
+        within = n.within[:-1] if n.within and n.within[-1] == call.name else n.within
+        if n.sequence >= 0:
+            call.sequence = n.sequence
+        builder.begin(call, within, allocated[n.call])
+        lower(builder, call)
+        builder.end()
+    return starts
+
+
+def _host_event(n: Nested, recorder: Recorder, call: int) -> Op:
+    """An op that never reached a device: it belongs where its neighbour in time does."""
+    near = recorder.calls[min(call, len(recorder.calls) - 1)]
+    return Op(n.name, "", (), (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
+
+
+def _frees(memory: Memory, starts: list[int], end: int) -> list[Event]:
+    out = []
+    for m in memory.moments:
+        if not m.allocates:
+            out.append(Event(starts[m.call] if m.call < len(starts) else end, m.storage, False))
+    return out

@@ -1,0 +1,87 @@
+"""Rich tables of what a graph holds. Knows no physics: it prints values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from presage.graph.summary import Row, collapsed
+
+__all__ = ["amount", "family_table", "module_table", "phase_table", "size"]
+
+
+def amount(value: float) -> str:
+    """A count with a decimal prefix: 950, 1.23 k, 45.6 G."""
+    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value:.4g}" if value else "-"
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a binary prefix: 1.23 KiB, 45.6 GiB."""
+    for scale, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(nbytes) >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes:.0f} B" if nbytes else "-"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
+    return table
+
+
+def module_table(rows: Sequence[Row], total: Row) -> Table:
+    """Modules with all that is in them; equal neighbours ('layer.0' to 'layer.11') share a row that holds their sum."""
+    columns = ("ops", "kernels", "FLOPs fwd", "FLOPs bwd", "bytes moved", "parameters", "activations")
+    table = _table("Modules", "module", *columns)
+    above: list[str] = []  # names of the rows this one is inside of
+    for row in collapsed(rows):
+        above = [*above[: row.depth], row.name]
+        table.add_row("  " * row.depth + escape(_label(row, above)), *_cells(row))
+    table.add_row("total", *_cells(total), style="bold")
+    return table
+
+
+def _label(row: Row, above: Sequence[str]) -> str:
+    """The module's own name: its parent stands above it."""
+    name = row.name.removeprefix(f"{above[row.depth - 1]}.") if row.depth else row.name
+    return f"{name}  ({row.alike} alike)" if row.alike > 1 else name
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        str(row.ops),
+        str(row.kernels),
+        amount(row.flops_forward),
+        amount(row.flops_backward),
+        size(row.moved),
+        amount(row.parameters),
+        size(row.saved_bytes),
+    ]
+
+
+def phase_table(rows: Sequence[Row], total: Row) -> Table:
+    return _work_table("Phases", "phase", [*rows, total], total)
+
+
+def family_table(rows: Sequence[Row], total: Row) -> Table:
+    return _work_table("Families of ops (those that launch kernels)", "family", rows, total)
+
+
+def _work_table(title: str, first: str, rows: Sequence[Row], total: Row) -> Table:
+    table = _table(title, first, "ops", "kernels", "FLOPs", "share", "read", "written", "share", "FLOPs/byte")
+    for r in rows:
+        intensity = f"{r.flops / r.moved:.4g}" if r.moved and r.flops else "-"
+        shares = (_share(r.flops, total.flops), _share(r.moved, total.moved))
+        cells = (amount(r.flops), shares[0], size(r.read), size(r.written), shares[1], intensity)
+        table.add_row(r.name, str(r.ops), str(r.kernels), *cells, style="bold" if r is total else None)
+    return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if part and whole else "-"
