@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'presage[torch]'")
 
@@ -14,6 +18,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from presage.capture import capture  # noqa: E402
+from presage.cli import graph as graph_command  # noqa: E402
 from presage.graph import edit, save, summary, work  # noqa: E402
 from presage.graph.check import check  # noqa: E402
 from presage.graph.diff import diff  # noqa: E402
@@ -152,3 +157,26 @@ def test_captured_graphs_can_be_saved_edited_and_compared() -> None:
     assert found.count("added") == found.count("removed") == found.count("moved") == 0
     assert all("shape" in c.what for c in found.changes)
     assert not diff(small, capture(gpt))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+import torch
+def build(device, batch=4, sizes=(8, 8), bias=True):
+    layers = [torch.nn.Linear(a, b, bias=bias, device=device) for a, b in zip(sizes, sizes[1:])]
+    model, x = torch.nn.Sequential(*layers), torch.zeros(batch, sizes[0], device=device)
+    return lambda: model(x).sum().backward()
+"""
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(graph_command.command)
+    given = ["--arg", "batch=16", "--arg", "sizes=[32, 64, 8]", "--arg", "bias=false"]
+    found = CliRunner().invoke(app, ["train.py:build", *given, "--json", "-", "--out", "step.presage"])
+    assert found.exit_code == 0, found.exception
+    value = json.loads(found.stdout)
+    assert value["arguments"] == {"batch": "16", "sizes": "[32, 64, 8]", "bias": "False"}
+    assert value["total"]["flops_forward"] == 2 * 16 * (32 * 64 + 64 * 8)
+    assert [m["parameters"] for m in value["modules"][:2]] == [32 * 64, 64 * 8]
+    again = CliRunner().invoke(app, ["step.presage", "--diff", "step.presage"])
+    assert "no difference" in again.stdout

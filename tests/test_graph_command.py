@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from graph_sketches import training_step
-from presage.cli import graph_command
-from presage.cli.graph_command import parse_arguments
+from presage.cli import graph as graph_command
+from presage.cli.graph import parse_arguments
 from presage.errors import PresageError
 from presage.graph import save
 from presage.report.graph_tables import amount, size

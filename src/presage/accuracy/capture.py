@@ -137,8 +137,11 @@ def _enclosing(trace: Trace) -> tuple[list[int], list[str]]:
 def _trace_key(trace: Trace, event: int) -> Key:
     dims = _json(trace, int(trace.host.dims[event]))
     types = _json(trace, int(trace.host.types[event]))
-    tensors = [(tuple(d), DTYPES[t]) for d, t in zip(dims, types, strict=False) if isinstance(t, str) and t in DTYPES]
-    return trace.host_name(event), tuple(tensors)
+    # a tensor without dimensions may be a wrapped Python number, which no trace tells apart
+    found = zip(dims, types, strict=False)
+    return trace.host_name(event), tuple(
+        (tuple(d), DTYPES[t]) for d, t in found if isinstance(t, str) and t in DTYPES and d
+    )
 
 
 def _json(trace: Trace, place: int) -> list[Any]:
@@ -156,7 +159,7 @@ def captured_ops(graph: Graph) -> dict[str, list[LeafOp]]:
 
 def _graph_key(graph: Graph, op: Op) -> Key:
     tensors = [graph.tensors[a.id] for a in op.inputs if isinstance(a, Ref)]
-    return op.name, tuple((t.shape, t.dtype) for t in tensors)
+    return op.name, tuple((t.shape, t.dtype) for t in tensors if t.shape)
 
 
 def match(case: str, traced: dict[str, list[LeafOp]], captured: dict[str, list[LeafOp]]) -> CaseMatch:

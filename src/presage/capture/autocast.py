@@ -88,14 +88,18 @@ def _eligible(x: Any) -> bool:
 def _low(op: _Op, *args: Any, **kwargs: Any) -> Any:
     dtype = torch.get_autocast_dtype("presage")
     with _past_autocast():
-        args, kwargs = tree_map(lambda x: _cast(x, dtype), (args, kwargs))
-        return op(*args, **kwargs)
+        return _run(op, args, kwargs, dtype)
+
+
+def _run(op: _Op, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    # The casts run from the last argument to the first, as the compiler of PyTorch's C++ has it.
+    cast = [tree_map(lambda x: _cast(x, dtype), a) for a in reversed(args)]
+    return op(*reversed(cast), **tree_map(lambda x: _cast(x, dtype), kwargs))
 
 
 def _full(op: _Op, *args: Any, **kwargs: Any) -> Any:
     with _past_autocast():
-        args, kwargs = tree_map(lambda x: _cast(x, torch.float32), (args, kwargs))
-        return op(*args, **kwargs)
+        return _run(op, args, kwargs, torch.float32)
 
 
 def _full_output(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,8 +127,7 @@ def _widest(op: _Op, *args: Any, **kwargs: Any) -> Any:
         seen = [x.dtype for x in torch.utils._pytree.tree_leaves((args, kwargs)) if _eligible(x)]
         low = torch.get_autocast_dtype("presage")
         dtype = torch.float32 if torch.float32 in seen else low
-        args, kwargs = tree_map(lambda x: _cast(x, dtype), (args, kwargs))
-        return op(*args, **kwargs)
+        return _run(op, args, kwargs, dtype)
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:

@@ -33,6 +33,7 @@ class Call:
     module: str = ""
     line: str = ""
     sequence: int = -1
+    called: str = ""  # the op autograd called, where it would have called this one on plain tensors
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Memory:
     sizes: list[int] = field(default_factory=list)  # bytes of each storage
     roles: dict[int, tuple[Role, str, str]] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
+    sparse: dict[int, tuple[int, ...]] = field(default_factory=dict)  # shapes of sparse tensors' values
     _alive: dict[int, tuple[int, Any]] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _now: Callable[[], int] | None = None
@@ -91,6 +93,8 @@ class Memory:
         if key not in self._known:
             self._known[key] = len(self.tensors)
             dtype = str(x.dtype).removeprefix("torch.")
+            if not strided:
+                self.sparse[len(self.tensors)] = tuple(_values(x).shape)
             self.tensors.append(Tensor(len(self.tensors), storage, shape, strides, dtype, offset))
         return self._known[key]
 
@@ -109,7 +113,9 @@ class Memory:
 
 def _handle(tensor: torch.Tensor) -> Any:
     """The object whose life is the memory's: a sparse tensor's is that of its values."""
-    if tensor.layout != torch.strided:
-        with torch.utils._python_dispatch._disable_current_modes():
-            return tensor._values().untyped_storage()
-    return tensor.untyped_storage()
+    return (tensor if tensor.layout == torch.strided else _values(tensor)).untyped_storage()
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.utils._python_dispatch._disable_current_modes():
+        return tensor._values()

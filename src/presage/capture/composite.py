@@ -10,7 +10,7 @@ import torch
 from presage.capture.attention import attention
 from presage.capture.recurrent import gru, gru_packed, lstm, lstm_packed, rnn_relu, rnn_tanh
 
-__all__ = ["OVERRIDES", "register"]
+__all__ = ["OVERRIDES", "WHOLE", "register"]
 
 aten = torch.ops.aten
 INT_MAX = 2**31 - 1
@@ -78,6 +78,7 @@ def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return x.mul(torch.zeros([], device=x.device))
 
 
+WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle")  # taken apart elsewhere, whole on CUDA
 OVERRIDES: dict[str, Callable[..., Any]] = {
     "_batch_norm_impl_index": batch_norm_impl_index,
     "dropout": dropout,
@@ -96,3 +97,12 @@ def register() -> None:
     for name, function in OVERRIDES.items():
         library.impl(name, function)
     _library.append(library)
+    backend = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    for name in WHOLE:
+        backend.impl(name, _never_reached)
+    _library.append(backend)
+
+
+def _never_reached(*args: Any, **kwargs: Any) -> Any:
+    """Registered so that the op counts as the backend's own and is not taken apart; the recorder comes before it."""
+    raise NotImplementedError

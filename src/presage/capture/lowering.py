@@ -30,8 +30,9 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 class Builder:
     """Collects the ops of the calls it is led through, one call at a time."""
 
-    def __init__(self, tensors: list[Tensor], storages: list[Storage]) -> None:
+    def __init__(self, tensors: list[Tensor], storages: list[Storage], sparse: dict[int, tuple[int, ...]]) -> None:
         self.tensors, self.storages = tensors, storages
+        self.sparse = sparse  # shapes of the values of sparse tensors
         self.ops: list[Op] = []
         self.events: list[Event] = []
         self.call: Call | None = None
@@ -104,12 +105,15 @@ class Builder:
     ) -> None:
         c = self.call
         assert c is not None
+        results = [o.id if isinstance(o, Ref) else o for o in outputs]
+        if results and not any(self.tensors[i].elements for i in results):
+            kernels = False  # nothing to compute
         self.ops.append(
             Op(
                 name=name,
                 overload=overload,
                 inputs=tuple(inputs),
-                outputs=tuple(o.id if isinstance(o, Ref) else o for o in outputs),
+                outputs=tuple(results),
                 phase=c.phase,
                 thread=c.thread,
                 module=c.module,

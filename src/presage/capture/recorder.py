@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from presage.capture import cuda_module
 from presage.capture.backend import CUDA, NAME, stand_in
 from presage.capture.calls import Call, Memory
-from presage.capture.composite import OVERRIDES
+from presage.capture.composite import OVERRIDES, WHOLE
+from presage.capture.inplace import as_on_plain_tensors
+from presage.capture.layouts import as_on_cuda
 from presage.capture.place import Places
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
@@ -56,6 +59,7 @@ class Recorder(TorchDispatchMode):
         self.memory = Memory()
         self.places = Places()
         self.notes: dict[str, None] = {}
+        self.failure: Exception | None = None  # what went wrong on autograd's thread
         self.before = 0  # storages numbered below this were there before the recorded step
         self.values: dict[int, float] = {}  # what scalars on the GPU were set to, by storage
 
@@ -87,14 +91,22 @@ class Recorder(TorchDispatchMode):
         if func in _overrides:
             with self:
                 return _overrides[func](*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd") and on_gpu:
+        if on_gpu and _is_composite(func):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        if not on_gpu:
-            return self._fake_host(func, args, kwargs)
-        return self._run_gpu(func, args, kwargs)
+        run = self._run_gpu if on_gpu else self._fake_host
+        if threading.get_ident() == self.places.main:
+            if self.failure is not None:
+                raise self.failure
+            return run(func, args, kwargs)
+        try:
+            return run(func, args, kwargs)
+        except Exception as e:
+            # An exception must not leave autograd's thread: the backend's stream guard would end the process.
+            self.failure = self.failure or e
+            return self._guess(func, args)
 
     def _run_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.recording:
@@ -110,12 +122,18 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
+        called = func._schema.name
+        if (node := torch._C._current_autograd_node()) is not None and not torch.is_grad_enabled():
+            if func is aten.clone.default and args[0].is_sparse and "AccumulateGrad" in node.name():
+                return args[0]  # a plain sparse gradient is taken over, not copied
+            func, args = as_on_plain_tensors(func, args, node)
         args, kwargs = tree_map(self._faked, (args, kwargs))
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
         if not self.recording:
             return self._outcome(func, args, kwargs, None)
         call = self._begin(func, host=False)
+        call.called = called
         call.inputs = self._arguments(func, args, kwargs)
         with _mark(call):
             out = self._outcome(func, args, kwargs, call)
@@ -127,9 +145,11 @@ class Recorder(TorchDispatchMode):
             if call:
                 call.sync = True
             return self._value(args[0])
+        if func is aten.add_.Tensor and isinstance(args[1], torch.Tensor) and args[1].is_sparse:
+            return args[0]  # its shape is all there is to know, and fake tensors cannot add these
         try:
             with _explained(func, self.places), self.fake:
-                out = func(*args, **kwargs)
+                out = as_on_cuda(func, args, func(*args, **kwargs))
         except UnsupportedOperatorException:
             out = self._opaque(func, args, call)
         if func in _copies:
@@ -172,6 +192,9 @@ class Recorder(TorchDispatchMode):
         self.note(f"{func.name()} has no fake implementation: its outputs are taken to be like its first input")
         if call:
             call.opaque = True
+        return self._guess(func, args)
+
+    def _guess(self, func: Any, args: Any) -> Any:
         first = next((x for x in tree_leaves(args) if _on_gpu(x)), None)
         with self.fake:
             out = tuple(None if first is None else torch.empty_like(first) for _ in func._schema.returns)
@@ -266,6 +289,13 @@ def _large(func: Any, args: Any) -> bool:
     for n in args[0]:
         size *= n
     return size > REAL_ELEMENTS and func._schema.returns and not any(isinstance(a, torch.Tensor) for a in args)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """It reaches the recorder only where autograd is off (inference mode), and is still to be taken apart."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return bool(composite) and func._schema.name.removeprefix("aten::") not in WHOLE
 
 
 def _is_view(schema: Any) -> bool:

@@ -37,11 +37,11 @@ def capture(
     with _settings_kept(), pretend.cuda():
         recorder = Recorder()
         with recorder.places.following(), recorder:
-            step = _users(lambda: function("cuda", **arguments))
+            step = _users(recorder, lambda: function("cuda", **arguments))
             if not callable(step):
                 raise PresageError(f"{source or function}: it must return a callable that runs one step, not {step!r}")
             for _ in range(warm_up):
-                _users(step)
+                _users(recorder, step)
             nested = _record(recorder, step)
     flags = _flags()
     return _graph(recorder, nested, source, arguments, flags)
@@ -57,7 +57,7 @@ def _record(recorder: Recorder, step: Step) -> list[Nested]:
     recorder.before = len(recorder.memory.sizes)
     try:
         with profiled() as profile, recorder.listening():
-            _users(step)
+            _users(recorder, step)
         _name_memory(recorder)
     finally:
         if was_on:
@@ -65,13 +65,19 @@ def _record(recorder: Recorder, step: Step) -> list[Nested]:
     return profile.nested
 
 
-def _users(run: Callable[[], Any]) -> Any:
+def _users(recorder: Recorder, run: Callable[[], Any]) -> Any:
     """Run the user's code; what goes wrong in it is told with the user's line."""
     try:
-        return run()
+        out = run()
+        if recorder.failure is not None:
+            raise recorder.failure
+        return out
     except PresageError:
         raise
-    except Exception as e:
+    except Exception as error:
+        e = recorder.failure or error
+        if isinstance(e, PresageError):
+            raise e from error
         frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
         users = [f for f in frames if "/presage/capture/" not in f.filename]
         where = f"{users[-1].filename}:{users[-1].lineno}" if users else "the step"
@@ -129,7 +135,7 @@ def _graph(
 ) -> Graph:
     memory = recorder.memory
     before: dict[int, Role] = dict.fromkeys(range(recorder.before), "input")
-    builder = Builder(memory.tensors, memory.storages(before, _homes(recorder)))
+    builder = Builder(memory.tensors, memory.storages(before, _homes(recorder)), memory.sparse)
     starts = _lower_all(builder, recorder, nested)
     events = _frees(memory, starts, len(builder.ops)) + builder.events
     order = sorted(range(len(events)), key=lambda i: (events[i].op, events[i].allocates))
@@ -168,7 +174,7 @@ def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested]) -> li
         starts.append(len(builder.ops))
         if call.name == "aten::detach" and (not n.within or n.within[-1] not in ("aten::detach", "detach")):
             continue  # autograd detaches what it saves only where tensors are subclasses, as fake ones are
-        within = n.within[:-1] if n.within and n.within[-1] == call.name else n.within
+        within = n.within[:-1] if n.within and n.within[-1] in (call.name, call.called) else n.within
         if n.sequence >= 0:
             call.sequence = n.sequence
         builder.begin(call, within, allocated[n.call])

@@ -8,7 +8,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from presage.cli import accuracy, replay, trace
+from presage.cli import accuracy, graph, replay, trace
 from presage.errors import PresageError
 
 __all__ = ["app", "main"]
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("trace")(trace.command)
 app.command("replay")(replay.command)
+app.command("graph")(graph.command)
 app.command("accuracy")(accuracy.command)
 
 

@@ -1,38 +1,174 @@
-"""`presage trace` of an execution graph file (PyTorch ET or Chakra): what it holds."""
+"""`presage graph`: what a training step runs, module by module, without running it."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from presage.cli.common import console, emit
+import typer
+
+from presage.cli.common import Json, console, emit, status
+from presage.errors import PresageError
+
+if TYPE_CHECKING:
+    from presage.graph.diff import Diff
+    from presage.graph.graph import Graph
+
+__all__ = ["Arguments", "command", "graph_of", "parse_arguments"]
+
+Arguments = Annotated[
+    list[str],
+    typer.Option("--arg", metavar="K=V", help="An argument of FUNCTION: a number, true, false, text, or a JSON list."),
+]
 
 
-def show(path: Path, top: int, json: str | None) -> None:
-    """Sum up one graph file."""
-    from presage.report.tables import count_table
-    from presage.traces.sniff import read_graph
+def command(
+    step: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
+            "Or a graph saved with --out.",
+        ),
+    ],
+    arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    depth: Annotated[int, typer.Option("--depth", min=1, help="How deep to list modules.")] = 2,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.presage", help="Save the graph.")] = None,
+    diff: Annotated[
+        str | None,
+        typer.Option("--diff", metavar="OTHER.presage", help="Say what changed from OTHER to this graph."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """What one training step runs: ops, FLOPs, bytes, parameters and activations, by module, phase and family.
 
-    graph = read_graph(path)
-    kinds = Counter(n.kind for n in graph.nodes)
-    names = Counter(n.name for n in graph.nodes if n.kind in ("op", "kernel", "collective"))
-    found = {
+    No GPU is needed and no weights are made. FLOPs count matrix multiplies, convolutions and attention, two per
+    multiply-add. Bytes are the least that has to move: each input once, each output once. Activations are what the
+    forward leaves in memory for the backward.
+
+    presage graph train.py:build --arg batch=8 --arg 'sizes=[64, 32]' --depth 3
+
+    presage graph train.py:build --arg batch=16 --diff batch8.presage
+    """
+    graph = graph_of(step, arg)
+    other = graph_of(diff, ()) if diff is not None else None
+    if out is not None:
+        from presage.graph import save
+
+        save.write(graph, out)
+    found = _difference(other, graph) if other is not None else None
+    if emit(json, _value(graph, depth, found)):
+        _print(graph, depth, found)
+
+
+def graph_of(step: str, arguments: Sequence[str]) -> Graph:
+    """The graph of FILE.py:FUNCTION, captured with these arguments, or of a saved file."""
+    from presage.graph import save
+
+    if save.is_saved(step) or step.endswith(save.SUFFIX):
+        if arguments:
+            raise PresageError(f"--arg: {step} is a saved graph, which takes no arguments")
+        return save.read(step)
+    values = parse_arguments(arguments)
+    try:
+        from presage.capture import capture, load
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] != "torch":
+            raise
+        raise PresageError(
+            "capturing a training step needs torch (its CPU build is enough): pip install 'presage[torch]'"
+        ) from e
+    with status(f"capturing {step}"):
+        return capture(load(step), values, source=step)
+
+
+def parse_arguments(items: Sequence[str]) -> dict[str, Any]:
+    """`--arg K=V` as Python values."""
+    out: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise PresageError(f"--arg {item}: should be NAME=VALUE")
+        if name in out:
+            raise PresageError(f"--arg {item}: {name} is given twice")
+        out[name] = _value_of(name, text)
+    return out
+
+
+def _value_of(name: str, text: str) -> Any:
+    """A number, true, false, none; JSON where it begins like a list, an object or a quoted text; else the text."""
+    import msgspec
+
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if text[:1] in ("[", "{", '"'):
+        try:
+            return msgspec.json.decode(text.encode())
+        except msgspec.DecodeError as e:
+            raise PresageError(f"--arg {name}={text}: is not valid JSON: {e}") from e
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _difference(before: Graph, after: Graph) -> Diff:
+    from presage.graph.diff import diff
+
+    return diff(before, after)
+
+
+def _value(graph: Graph, depth: int, found: Diff | None) -> dict[str, Any]:
+    from presage.graph import summary
+    from presage.graph.diff import KINDS
+
+    def row(r: summary.Row) -> dict[str, Any]:
+        return {k: v for k, v in asdict(r).items() if k not in ("depth", "alike")} | {"flops": r.flops}
+
+    value: dict[str, Any] = {
         "kind": "graph",
-        "path": str(path),
-        "schema": graph.schema,
-        "rank": graph.rank,
-        "nodes": len(graph.nodes),
-        "dropped_deps": graph.dropped_deps,
-        "nodes_by_kind": dict(kinds.most_common()),
-        "top_names": dict(names.most_common(top)),
+        "source": graph.source,
+        "arguments": graph.arguments,
+        "torch": str(graph.torch),
+        "flags": graph.flags,
+        "notes": list(graph.notes),
+        "total": row(summary.total(graph)),
+        "phases": [row(r) for r in summary.by_phase(graph)],
+        "modules": [{**row(r), "depth": r.depth} for r in summary.by_module(graph, depth)],
+        "families": [row(r) for r in summary.by_family(graph)],
     }
-    if not emit(json, found):
-        return
-    out = console()
-    rank = "not stated" if graph.rank is None else str(graph.rank)
-    out.print(f"execution graph, schema {graph.schema}, rank {rank}, {len(graph.nodes)} nodes\n")
-    out.print(count_table("Nodes by kind", kinds.most_common()))
+    if found is not None:
+        counts = {kind: found.count(kind) for kind in KINDS}
+        value["diff"] = {"same": found.same, **counts, "changes": [asdict(c) for c in found.changes]}
+    return value
+
+
+def _print(graph: Graph, depth: int, found: Diff | None) -> None:
+    from rich.markup import escape
+
+    from presage.graph import summary
+    from presage.report import graph_tables
+
+    out, total = console(), summary.total(graph)
+    given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
+    out.print(f"[bold]{escape(graph.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')}\n")
+    out.print(graph_tables.module_table(summary.by_module(graph, depth), total))
     out.print()
-    out.print(count_table("Most frequent", names.most_common(top)))
-    if graph.dropped_deps:
-        out.print(f"\n{graph.dropped_deps} control dependencies point nowhere or in a circle and were left out")
+    out.print(graph_tables.phase_table(summary.by_phase(graph), total))
+    out.print()
+    out.print(graph_tables.family_table(summary.by_family(graph), total))
+    if total.useful_flops != total.flops:
+        hidden = 1 - total.useful_flops / total.flops
+        out.print(f"\n{100 * hidden:.1f}% of the FLOPs are attention scores that a causal mask throws away")
+    for note in graph.notes:
+        out.print(f"\nnote: {escape(note)}")
+    if found is not None:
+        from presage.graph.diff import lines
+
+        out.print("\n[bold]Difference[/bold]")
+        out.print("\n".join(escape(line) for line in lines(found)), soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli import graph
+from presage.cli import graph_file
 from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, labels, load_runs, status
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def command(
     from presage.traces.replay import replay_of
 
     if len(traces) == 1 and traces[0].is_file() and sniff.is_graph(traces[0]):
-        graph.show(traces[0], top, json)
+        graph_file.show(traces[0], top, json)
         return
     runs = load_runs(traces, ignore, partial, cpu_only)
     with status("explaining"):

@@ -219,12 +219,13 @@ def _compared(a: _Entry, b: _Entry) -> tuple[tuple[str, ...], str]:
 
 
 def _orders(entry: _Entry) -> list[list[int]]:
-    """For each tensor its dimensions from the widest stride to the narrowest: row-major, channels last, transposed."""
     facets = dict(entry.facets)
-    return [
-        sorted((i for i, n in enumerate(shape) if n > 1 and strides), key=lambda i, at=strides: -at[i])  # type: ignore[misc]
-        for shape, strides in zip(facets["shape"], facets["strides"], strict=True)
-    ]
+    return [_order(n, strides) for n, strides in zip(facets["shape"], facets["strides"], strict=True)]
+
+
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
+    """Dimensions from the widest stride to the narrowest: tells row-major, channels last and transposed apart."""
+    return sorted((i for i, n in enumerate(shape) if n > 1 and strides), key=lambda i: -strides[i])
 
 
 def _tensors(entry: _Entry) -> str:

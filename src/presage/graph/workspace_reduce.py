@@ -1,8 +1,8 @@
 """The scratch memory of PyTorch's CUDA reductions: how a reduction is spread over the GPU, and what that costs.
 
-A reduction with few outputs and many inputs is cut into several thread blocks per output. The blocks leave their partial
-results in a buffer, and a counter per column of blocks tells which of them is the last. The shape of the launch follows
-the iterator's shape, so the buffer's size is known exactly.
+A reduction with few outputs and many inputs is cut into several thread blocks per output. The blocks leave their
+partial results in a buffer, and a counter per column of blocks tells which of them is the last. The shape of the launch
+follows from the shape of the iteration, so the buffer's size is known exactly.
 """
 
 from __future__ import annotations

@@ -1,0 +1,225 @@
+"""Copies, fills, factories and views: what CUDA runs inside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from presage.capture.calls import Call
+from presage.capture.lowering import Builder, Rule
+from presage.graph.graph import Arg, Ref
+
+__all__ = ["RULES", "VIEWS", "contiguous", "copy", "fill", "zeros_like"]
+
+
+def copy(b: Builder, to: Arg, source: Arg, *, sync: bool = False) -> None:
+    written = [to] if isinstance(to, Ref) else []
+    b.op("aten::copy_", [to, source, False], written, writes=written, sync=sync)
+
+
+def fill(b: Builder, to: Ref, value: float = 0) -> None:
+    """`zero_`: a fill with 0."""
+    with b.inside("aten::zero_"):
+        b.op("aten::fill_", [to, value], [to], writes=[to], overload="Scalar")
+
+
+def zeros_like(b: Builder, ref: Ref) -> Ref:
+    t = b.get(ref)
+    with b.inside("aten::zeros_like"):
+        b.host("aten::empty_like", ref)
+        out = b.new(t.shape, t.dtype)
+        fill(b, out)
+    return out
+
+
+def contiguous(b: Builder, ref: Arg, strides: Sequence[int] | None = None) -> Arg:
+    """`contiguous()`: a copy where the tensor is not laid out so already."""
+    if not isinstance(ref, Ref):
+        return ref
+    t = b.get(ref)
+    if _laid_out(t.shape, t.strides, strides) if strides else t.is_contiguous:
+        return ref
+    with b.inside("aten::contiguous", "aten::clone"):
+        out = b.new(t.shape, t.dtype, strides)
+        with b.inside("aten::empty_like"):
+            b.host("aten::empty")
+        copy(b, out, ref)
+    return out
+
+
+def _laid_out(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> bool:
+    return all(n == 1 or s == w for n, s, w in zip(shape, strides, wanted, strict=True))
+
+
+def _to_copy(b: Builder, call: Call) -> None:
+    out: Arg = b.out() if call.outputs else None
+    with b.inside("aten::_to_copy"):
+        b.host("aten::empty_strided")
+        copy(b, out, call.inputs[0], sync=call.sync)
+
+
+def _copy(b: Builder, call: Call) -> None:
+    b.same(kernels=True)
+
+
+def _clone(b: Builder, call: Call) -> None:
+    with b.inside("aten::clone"):
+        b.host("aten::empty_like", call.inputs[0])
+        copy(b, b.out(), call.inputs[0])
+
+
+def _filled(*makers: str, zero: bool = True, value: float = 0) -> Rule:
+    def rule(b: Builder, call: Call) -> None:
+        with b.inside(call.name):
+            with b.inside(*makers[:-1]):
+                b.host(makers[-1])
+            if zero:
+                fill(b, b.out())
+            else:
+                b.op("aten::fill_", [b.out(), value], call.outputs, writes=call.outputs, overload="Scalar")
+
+    return rule
+
+
+def _zero_(b: Builder, call: Call) -> None:
+    fill(b, b.out())
+
+
+def _random(inner: str) -> Rule:
+    def rule(b: Builder, call: Call) -> None:
+        with b.inside(call.name):
+            b.host("aten::empty")
+            b.op(inner, [b.out()], call.outputs, writes=call.outputs)
+
+    return rule
+
+
+def _arange(b: Builder, call: Call) -> None:
+    out = b.get(b.out())
+    with b.inside("aten::arange"):
+        b.host("aten::empty")
+        b.op("aten::arange", [0, 0, 1, b.view(out.storage, (0,), out.dtype)], call.outputs, overload="start_out")
+
+
+def _viewed_by(*names: str) -> Rule:
+    def rule(b: Builder, call: Call) -> None:
+        with b.inside(call.name, *names[:-1]):
+            b.op(names[-1], [call.inputs[0]], call.outputs[:1], kernels=False)
+
+    return rule
+
+
+def _many_views(*names: str) -> Rule:
+    def rule(b: Builder, call: Call) -> None:
+        for out in call.outputs:
+            with b.inside(call.name, *names[:-1]):
+                b.op(names[-1], [call.inputs[0]], [out], kernels=False)
+
+    return rule
+
+
+def _padded(b: Builder, call: Call) -> None:
+    pads = call.inputs[1]
+    assert isinstance(pads, list)
+    source = b.get(call.inputs[0])
+    with b.inside("aten::constant_pad_nd"):
+        if all(isinstance(p, int) and p <= 0 for p in pads):
+            with b.inside("aten::clone"):
+                b.host("aten::empty_like", call.inputs[0])
+                copy(b, b.out(), b.reshaped(call.inputs[0], b.get(b.out()).shape, source.strides))
+            return
+        b.host("aten::empty")
+        b.op("aten::fill_", [b.out(), 0], call.outputs, writes=call.outputs, overload="Scalar")
+        for p in pads:
+            if p:
+                with b.inside("aten::narrow", "aten::slice"):
+                    b.host("aten::as_strided")
+        inner = b.reshaped(b.out(), source.shape, b.get(b.out()).strides)
+        copy(b, inner, call.inputs[0])
+
+
+def _part_backward(view: str) -> Rule:
+    def rule(b: Builder, call: Call) -> None:
+        grad = b.get(call.inputs[0])
+        whole = b.get(b.out())
+        with b.inside(call.name):
+            with b.inside("aten::zeros"):
+                b.host("aten::empty")
+                fill(b, b.out())
+            with b.inside(view):
+                b.host("aten::as_strided", b.out())
+            strides = whole.strides[-len(grad.shape) :] if grad.shape else ()
+            copy(b, b.reshaped(b.out(), grad.shape, strides), call.inputs[0])
+
+    return rule
+
+
+def _stack(b: Builder, call: Call) -> None:
+    tensors, dim = call.inputs[0], call.inputs[1]
+    assert isinstance(tensors, list)
+    first = b.get(tensors[0])  # type: ignore[arg-type]
+    place = dim + len(first.shape) + 1 if isinstance(dim, int) and dim < 0 else dim
+    with b.inside("aten::stack"):
+        if isinstance(place, int) and place < len(first.shape):
+            b.op("aten::cat", [tensors, place], call.outputs)
+            b.host("aten::view", b.out(), outputs=call.outputs)
+            return
+        for t in tensors:
+            with b.inside("aten::unsqueeze"):
+                b.host("aten::as_strided", t)  # type: ignore[arg-type]
+        b.op("aten::cat", [tensors, place], call.outputs)
+
+
+def _repeat(b: Builder, call: Call) -> None:
+    source, repeats = b.get(call.inputs[0]), call.inputs[1]
+    assert isinstance(repeats, list)
+    counts = tuple(n for n in repeats if isinstance(n, int))
+    sizes = (1,) * (len(counts) - len(source.shape)) + source.shape
+    shape = (*counts, *sizes)
+    with b.inside("aten::repeat"):
+        for name in ("aten::expand", "aten::empty", "aten::unfold", "aten::expand_as"):
+            b.host(name)
+        if prod(shape):
+            copy(b, b.reshaped(b.out(), shape), b.reshaped(call.inputs[0], shape, (0,) * len(shape)))
+
+
+RULES: dict[str, Rule] = {
+    "aten::_to_copy": _to_copy,
+    "aten::copy_": _copy,
+    "aten::clone": _clone,
+    "aten::zeros": _filled("aten::empty"),
+    "aten::zeros_like": _filled("aten::empty_like"),
+    "aten::new_zeros": _filled("aten::new_empty", "aten::empty"),
+    "aten::ones": _filled("aten::empty", zero=False, value=1),
+    "aten::ones_like": _filled("aten::empty_like", zero=False, value=1),
+    "aten::new_ones": _filled("aten::new_empty", zero=False, value=1),
+    "aten::full": _filled("aten::empty", zero=False),
+    "aten::full_like": _filled("aten::empty_like", zero=False),
+    "aten::new_full": _filled("aten::new_empty", zero=False),
+    "aten::scalar_tensor": _filled("aten::empty", zero=False),
+    "aten::zero_": _zero_,
+    "aten::rand": _random("aten::uniform_"),
+    "aten::rand_like": _random("aten::uniform_"),
+    "aten::randn": _random("aten::normal_"),
+    "aten::randn_like": _random("aten::normal_"),
+    "aten::randint": _random("aten::random_"),
+    "aten::randint_like": _random("aten::random_"),
+    "aten::bernoulli": _random("aten::bernoulli_"),
+    "aten::arange": _arange,
+    "aten::constant_pad_nd": _padded,
+    "aten::slice_backward": _part_backward("aten::slice"),
+    "aten::select_backward": _part_backward("aten::select"),
+    "aten::diagonal_backward": _part_backward("aten::diagonal"),
+    "aten::stack": _stack,
+    "aten::repeat": _repeat,
+}
+VIEWS: dict[str, Rule] = {
+    "aten::t": _viewed_by("aten::transpose", "aten::as_strided"),
+    "aten::unbind": _many_views("aten::select", "aten::as_strided"),
+    "aten::split": _many_views("aten::narrow", "aten::slice", "aten::as_strided"),
+    "aten::split_with_sizes": _many_views("aten::as_strided"),
+    "aten::detach": _viewed_by("detach"),
+}
+for _name in ("transpose", "expand", "permute", "select", "slice", "squeeze", "unsqueeze", "unfold", "diagonal"):
+    VIEWS[f"aten::{_name}"] = _viewed_by("aten::as_strided")
+RULES |= VIEWS

@@ -1,0 +1,80 @@
+"""The memory of cuDNN's recurrent layers: what the forward pass keeps for the backward one, and the scratch of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from presage.graph.arguments import argument
+from presage.graph.graph import Graph, Op
+
+__all__ = ["Recurrent", "of", "reserves", "scratch"]
+
+KEPT = {0: 1, 1: 1, 2: 5, 3: 6}  # by cuDNN's mode (ReLU, tanh, LSTM, GRU): values kept per hidden unit and time step
+GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A stack of recurrent layers over a batch of sequences."""
+
+    mode: int
+    steps: int
+    batch: int
+    features: int
+    hidden: int
+    layers: int
+    directions: int
+    itemsize: int
+
+    @property
+    def states(self) -> int:
+        """Bytes of one layer's hidden states over all time steps."""
+        return self.itemsize * self.steps * self.batch * self.hidden * self.directions
+
+    @property
+    def kept(self) -> int:
+        """The reserve: gates and cells of every layer, and the output of every layer but the last. As seen, exactly."""
+        return self.states * (KEPT[self.mode] * self.layers + self.layers - 1) + ALIGNMENT
+
+    @property
+    def weights(self) -> int:
+        wide = self.hidden * self.directions
+        inputs = self.features + (self.layers - 1) * wide + self.layers * self.hidden
+        return self.itemsize * GATES[self.mode] * self.hidden * self.directions * inputs
+
+    @property
+    def scratch(self) -> int:
+        """Weights laid out anew, one layer's gates and two of its states, and a fixed part. Seen within a third."""
+        return self.weights + (GATES[self.mode] + 2) * self.states + 16 * 1024 * 1024
+
+
+def of(graph: Graph, op: Op) -> Recurrent | None:
+    """The layers that a `_cudnn_rnn` op, or its backward, runs."""
+    shift = 4 if op.name.endswith("backward") else 0  # the backward takes four more tensors first
+    x = graph.inputs_of(op)[:1]
+    places = (("mode", 6), ("hidden_size", 7), ("num_layers", 9))
+    mode, hidden, layers = (argument(op, name, place + shift) for name, place in places)
+    if not (isinstance(mode, int) and isinstance(hidden, int) and isinstance(layers, int)):
+        return None
+    if not x or len(x[0].shape) != 3 or mode not in KEPT:
+        return None
+    steps, batch, features = x[0].shape
+    both = 2 if argument(op, "bidirectional", 13 + shift) is True else 1
+    return Recurrent(mode, steps, batch, features, hidden, layers, both, x[0].itemsize)
+
+
+def scratch(graph: Graph, op: Op) -> tuple[int, ...]:
+    found = of(graph, op)
+    return (found.scratch,) if found is not None else ()
+
+
+def reserves(graph: Graph) -> dict[int, int]:
+    """Bytes of the reserves, by storage, where the graph has them without a size, which only cuDNN knows."""
+    out: dict[int, int] = {}
+    for op in graph.ops:
+        found = of(graph, op) if op.name == "aten::_cudnn_rnn" else None
+        for t in graph.outputs_of(op) if found is not None else ():
+            if found is not None and t.dtype == "uint8" and graph.storages[t.storage].nbytes == 0:
+                out[t.storage] = found.kept
+    return out

@@ -1,0 +1,230 @@
+"""Memory of hand-made steps: peaks, holdings, and the scratch rules against sizes seen on an H200."""
+
+from __future__ import annotations
+
+from io import StringIO
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from presage.graph.allocator import MIB, rounded
+from presage.graph.graph import Event, Graph, Op, Ref, Role, Storage, Tensor, Thread
+from presage.graph.memory import profile
+from presage.graph.workspace import transient
+from presage.graph.workspace_reduce import buffers
+from presage.graph.workspace_rnn import Recurrent
+from presage.report.memory_tables import module_table, peak_table, role_table, top_table
+
+
+def strides(shape: tuple[int, ...], last: bool = False) -> tuple[int, ...]:
+    """Row-major strides, or channels-last ones."""
+    if last:
+        n, c, h, w = shape
+        return (c * h * w, 1, w * c, c) if n else ()
+    out: list[int] = []
+    for size in reversed(shape):
+        out.insert(0, prod(shape[len(shape) - len(out) :]) if size else 0)
+    return tuple(out)
+
+
+def tensor(place: int, shape: tuple[int, ...], dtype: str = "float32", last: bool = False) -> Tensor:
+    return Tensor(place, 0, shape, strides(shape, last), dtype)
+
+
+def one_op(name: str, inputs: list[Any], outputs: list[Tensor] | None = None, **flags: bool) -> tuple[Graph, Op]:
+    """A graph of one op; tensors among the inputs are given as they are."""
+    tensors: list[Tensor] = []
+
+    def place(t: Tensor) -> int:
+        tensors.append(Tensor(len(tensors), 0, t.shape, t.strides, t.dtype))
+        return len(tensors) - 1
+
+    arguments = tuple(Ref(place(i)) if isinstance(i, Tensor) else i for i in inputs)
+    op = Op(name, "", arguments, tuple(place(t) for t in outputs or []), "backward", "autograd")
+    return Graph((op,), tuple(tensors), (), (), flags={k.replace("_allow", ".allow"): v for k, v in flags.items()}), op
+
+
+def op(name: str = "aten::relu", thread: Thread = "main") -> Op:
+    return Op(name, "", (), (), "forward", thread, module="net")
+
+
+def step(ops: list[Op], storages: list[tuple[int, Role]], events: list[tuple[int, int, bool]]) -> Graph:
+    made = tuple(Storage(i, n, role, f"s{i}", "net.block") for i, (n, role) in enumerate(storages))
+    return Graph(tuple(ops), (), made, tuple(Event(*e) for e in events))
+
+
+def test_peak_is_where_most_is_alive() -> None:
+    g = step(
+        [op(), op(), op(), op()],
+        [(30 * MIB, "parameter"), (20 * MIB, "activation"), (10 * MIB, "activation"), (30 * MIB, "gradient")],
+        [(0, 1, True), (1, 2, True), (2, 1, False), (2, 3, True), (3, 2, False), (4, 3, False)],
+    )
+    p = profile(g)
+    assert (p.peak_allocated, p.peak_op, p.before, p.after) == (70 * MIB, 2, 30 * MIB, 30 * MIB)
+    assert p.timeline.allocated.tolist() == [50 * MIB, 60 * MIB, 70 * MIB, 60 * MIB]
+    assert p.by_role() == {"parameter": 30 * MIB, "gradient": 30 * MIB, "activation": 10 * MIB}
+    assert p.by_module(1) == {"net": 70 * MIB}
+    assert [h.name for h in p.top(2)] == ["s0", "s3"]
+    assert p.peak_reserved >= p.peak_allocated
+    assert 0 <= p.fragmentation < 1
+
+
+def test_gradients_freed_at_the_start_are_those_the_step_before_made() -> None:
+    g = step(
+        [op(), op()],
+        [(40 * MIB, "parameter"), (40 * MIB, "gradient"), (40 * MIB, "gradient")],
+        [(0, 1, False), (1, 2, True)],
+    )
+    p = profile(g, steps=4)
+    assert (p.before, p.after, p.peak_allocated, p.peak_reserved) == (80 * MIB, 80 * MIB, 80 * MIB, 80 * MIB)
+
+
+def test_each_thread_has_its_own_cublas_workspace_for_good() -> None:
+    g = step([op("aten::mm"), op("aten::mm", "autograd"), op("aten::mm")], [(512, "parameter")], [])
+    p = profile(g, steps=1)
+    assert p.timeline.allocated.tolist() == [512 + 32 * MIB, 512 + 64 * MIB, 512 + 64 * MIB]
+    assert p.by_role()["workspace"] == 64 * MIB
+
+
+def test_a_bias_row_goes_through_cublaslt() -> None:
+    g, _ = one_op("aten::addmm", [tensor(0, (64,)), tensor(0, (32, 16)), tensor(0, (16, 64))])
+    assert profile(g, steps=1).peak_allocated == 33 * MIB
+
+
+def test_an_empty_step() -> None:
+    p = profile(step([], [], []))
+    assert (p.peak_allocated, p.peak_reserved, p.peak_op, p.holdings) == (0, 0, -1, ())
+    assert p.fragmentation == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 40 * MIB), st.integers(0, 9), st.integers(0, 9)), max_size=25))
+def test_holdings_add_up_to_the_peak(pieces: list[tuple[int, int, int]]) -> None:
+    events = [(min(a, b), i, True) for i, (_, a, b) in enumerate(pieces)]
+    events += [(max(a, b) + 1, i, False) for i, (_, a, b) in enumerate(pieces)]
+    g = step(
+        [op() for _ in range(10)], [(n, "activation") for n, _, _ in pieces], sorted(events, key=lambda e: (e[0], e[2]))
+    )
+    p = profile(g, steps=1)
+    assert sum(h.nbytes for h in p.holdings) == p.peak_allocated == max([0, *p.timeline.allocated.tolist()])
+    more = profile(step(list(g.ops), [(n, "activation") for n, _, _ in pieces] + [(MIB, "parameter")], sorted(events)))
+    assert more.peak_allocated >= p.peak_allocated
+
+
+# Buffers that the caching allocator's history shows on an H200, PyTorch 2.11.
+REDUCTIONS = [
+    ((8192, 2304), (0,), (139198464, 72)),
+    ((16384, 2048), (0,), (138412032, 64)),
+    ((12544, 1536), (0,), (138412032, 48)),
+    ((6272, 96), (0,), (1204224, 8)),
+    ((2048, 64), (1,), ()),
+    ((50257, 4096), (), (6284, 4)),
+]
+
+
+@pytest.mark.parametrize(("shape", "dims", "seen"), REDUCTIONS)
+def test_reduction_buffers_as_seen(shape: tuple[int, ...], dims: tuple[int, ...], seen: tuple[int, ...]) -> None:
+    assert buffers(shape, strides(shape), dims) == seen
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.data())
+def test_reduction_buffers_never_exceed_a_full_gpu_of_partial_results(shape: list[int], data: st.DataObject) -> None:
+    dims = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1))
+    found = buffers(shape, strides(tuple(shape)), dims)
+    assert sum(found) <= 4 * 4 * 2 * 132 * 2048 * max(1, prod(shape) // 2**20) + 2**20
+
+
+def test_embedding_backward_as_seen() -> None:
+    inputs = [tensor(0, (8192, 2048), "bfloat16"), tensor(0, (8192,), "int64"), 128256, -1, False]
+    assert transient(*one_op("aten::embedding_dense_backward", inputs))[-2:] == (72088, 73818112)
+    few = [tensor(0, (300, 128)), tensor(0, (300,), "int64"), 500, -1, False]
+    assert transient(*one_op("aten::embedding_dense_backward", few)) == ()
+
+
+def test_attention_backward_as_seen() -> None:
+    q, k = tensor(0, (2, 32, 4096, 64), "bfloat16"), tensor(0, (2, 8, 4096, 64), "bfloat16")
+    assert transient(*one_op("aten::_scaled_dot_product_cudnn_attention_backward", [q, q, k, k])) == (135266560,)
+    q = tensor(0, (4, 16, 2048, 128), "bfloat16")
+    assert transient(*one_op("aten::_scaled_dot_product_cudnn_attention_backward", [q, q, q, q])) == (67633408,)
+    q = tensor(0, (2, 8, 1000, 96))
+    found = transient(*one_op("aten::_scaled_dot_product_efficient_attention_backward", [q, q, q, q]))
+    assert found == (64000, 8392704)
+
+
+CONVOLUTIONS = [  # batch, channels, filters, side, kernel, dtype, tf32, channels-last, bytes seen in a forward call
+    (32, 64, 64, 112, 3, "float32", True, False, 205668499),
+    (32, 64, 64, 112, 3, "bfloat16", True, False, 102834323),
+    (32, 64, 64, 112, 3, "float32", False, False, 0),
+    (32, 64, 64, 112, 3, "float32", False, True, 205668368),
+    (16, 256, 128, 56, 1, "bfloat16", True, False, 0),
+    (32, 64, 64, 112, 3, "bfloat16", True, True, 0),
+]
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution_workspaces_as_seen(case: tuple[Any, ...]) -> None:
+    n, c, k, side, kernel, dtype, tf32, last, seen = case
+    x, w = tensor(0, (n, c, side, side), dtype, last), tensor(0, (k, c, kernel, kernel), dtype, last and kernel > 1)
+    y = tensor(0, (n, k, side, side), dtype, last)
+    found = sum(transient(*one_op("aten::convolution", [x, w, None], [y], cudnn_allow_tf32=tf32)))
+    assert found == pytest.approx(seen, abs=1024)
+
+
+def test_weight_gradient_by_winograd_as_seen() -> None:
+    x, w = tensor(0, (16, 256, 14, 14)), tensor(0, (256, 256, 3, 3))
+    mask = [False, True, False]
+    assert transient(*one_op("aten::convolution_backward", [x, x, w, mask], cudnn_allow_tf32=False)) == (28311552,)
+
+
+def test_forward_fourier_as_seen() -> None:
+    x, w = tensor(0, (16, 256, 56, 56)), tensor(0, (256, 256, 3, 3))
+    assert transient(*one_op("aten::convolution", [x, w, None], [x], cudnn_allow_tf32=False)) == (2355363840,)
+
+
+RESERVES = [  # mode, steps, batch, features, hidden, layers, directions, itemsize, bytes seen
+    (2, 100, 32, 128, 256, 2, 1, 4, 36045056),
+    (2, 50, 64, 256, 512, 1, 2, 2, 32768256),
+    (3, 200, 16, 512, 512, 3, 1, 4, 131072256),
+    (1, 200, 16, 512, 512, 3, 1, 2, 16384256),
+]
+
+
+@pytest.mark.parametrize("case", RESERVES)
+def test_recurrent_reserves_as_seen(case: tuple[int, ...]) -> None:
+    *shape, seen = case
+    assert Recurrent(*shape).kept == seen
+
+
+def test_a_reserve_without_a_size_gets_one() -> None:
+    x, state, reserve = (100, 32, 128), (2, 32, 256), Tensor(2, 2, (0,), (1,), "uint8")
+    tensors = (Tensor(0, 0, x, strides(x), "float32"), Tensor(1, 1, state, strides(state), "float32"), reserve)
+    inputs = (Ref(0), [Ref(1)], 4, None, Ref(1), None, 2, 256, 0, 2, False, 0.0, True, False, [], None)
+    made = (Storage(0, 512, "input"), Storage(1, 512, "activation"), Storage(2, 0, "activation"))
+    rnn = Op("aten::_cudnn_rnn", "", inputs, (1, 2), "forward", "main")
+    g = Graph((rnn,), tensors, made, (Event(0, 1, True), Event(0, 2, True), Event(1, 1, False), Event(1, 2, False)))
+    assert rounded(36045056) in [h.nbytes for h in profile(g).holdings]
+
+
+def test_larger_batches_never_need_less() -> None:
+    def bytes_of(n: int) -> int:
+        x, w = tensor(0, (n, 64, 56, 56), "bfloat16"), tensor(0, (64, 64, 3, 3), "bfloat16")
+        return sum(transient(*one_op("aten::convolution_backward", [x, x, w, [True, True, True]])))
+
+    assert all(a <= b for a, b in pairwise(bytes_of(n) for n in (1, 2, 8, 32, 128)))
+
+
+def test_tables_name_what_is_alive() -> None:
+    p = profile(
+        step([op("aten::mm")], [(30 * MIB, "parameter"), (4 * MIB, "activation")], [(0, 1, True), (1, 1, False)])
+    )
+    console = Console(width=120, record=True, file=StringIO())
+    for table in (peak_table(p, "aten::mm"), role_table(p), module_table(p), top_table(p)):
+        console.print(table)
+    text = console.export_text()
+    assert all(word in text for word in ("66 MiB", "parameters", "activations", "workspace", "net.block", "aten::mm"))
