@@ -123,7 +123,7 @@ def _efficient_takes(
         and _rows_whole(q, k, v)
         and q.shape[-1] % alignment == 0
         and v.shape[-1] % alignment == 0
-        and (mask is None or mask.dim() in (2, 4))
+        and (mask is None or (mask.dim() in (2, 4) and not mask.requires_grad))
     )
 
 
@@ -134,11 +134,11 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The kernel reads rows of 16 elements: a mask whose rows do not fill them is copied into one whose rows do."""
+    """The kernel reads rows of 8 elements: a mask whose rows do not fill them is copied into one whose rows do."""
     keys = mask.shape[-1]
-    if keys % 16 == 0:
+    if keys % 8 == 0:
         return mask
-    wide: Any = torch.nn.functional.pad(mask, (0, 16 - keys % 16))
+    wide: Any = torch.nn.functional.pad(mask, (0, 8 - keys % 8))
     return wide[..., :keys]  # type: ignore[no-any-return]
 
 

@@ -78,10 +78,27 @@ def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return x.mul(torch.zeros([], device=x.device))
 
 
+def group_norm(
+    x: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> torch.Tensor:
+    del cudnn_enabled
+    batch, channels = x.shape[:2]
+    weight = None if weight is None else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    rest = x.numel() // max(batch * channels, 1)
+    return aten.native_group_norm(x.contiguous(), weight, bias, batch, channels, rest, groups, eps)[0]  # type: ignore[no-any-return]
+
+
 WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle")  # taken apart elsewhere, whole on CUDA
 OVERRIDES: dict[str, Callable[..., Any]] = {
     "_batch_norm_impl_index": batch_norm_impl_index,
     "dropout": dropout,
+    "group_norm": group_norm,
     "scaled_dot_product_attention": attention,
     "lstm.input": lstm,
     "lstm.data": lstm_packed,

@@ -14,6 +14,11 @@ __all__ = ["as_on_plain_tensors"]
 
 aten = torch.ops.aten
 _IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
+_INTO_ZEROS = {
+    aten.index_add.default: aten.index_add_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+}
 _OWN_NODES = {"BinaryCrossEntropyWithLogitsBackward0"}  # gradient formulas with an in-place form for plain tensors
 _STORAGE_HOLDERS = 2  # the tensor, and the handle by which it was counted
 _TENSOR_HOLDERS = 4  # autograd's buffer, and those of the call on its way here
@@ -25,6 +30,8 @@ def as_on_plain_tensors(func: Any, args: Any, node: Any) -> tuple[Any, Any]:
         return aten._index_put_impl_.default, (*args[:3], bool(args[3]) if len(args) > 3 else False, True)
     if func in _IN_PLACE and node.name() in _OWN_NODES and _only_here(args[0], None):
         return _IN_PLACE[func], args
+    if func in _INTO_ZEROS and _only_here(args[0], None):
+        return _INTO_ZEROS[func], args
     if func is aten.add.Tensor and len(args) == 2:
         one, other = args
         if one.layout == other.layout == torch.strided and one.shape == other.shape:

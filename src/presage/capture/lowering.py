@@ -37,6 +37,7 @@ class Builder:
         self.events: list[Event] = []
         self.call: Call | None = None
         self.within: tuple[str, ...] = ()
+        self.merged: dict[int, int] = {}  # storages that on CUDA are another one, changed in place
         self._temporaries: list[int] = []
         self._spare: list[int] = []  # storages whose allocation is due in this call
 
@@ -49,6 +50,10 @@ class Builder:
         for storage in reversed(self._temporaries):
             self.events.append(Event(len(self.ops), storage, False))
         self._temporaries, self.call = [], None
+
+    def merge(self, storage: int, into: int) -> None:
+        """The first storage never was: the second lives on in its place."""
+        self.merged[storage] = self.merged.get(into, into)
 
     @contextmanager
     def inside(self, *names: str) -> Iterator[None]:

@@ -68,12 +68,16 @@ def _restore_default_device(device: torch.device | None) -> None:
 def _foreach_takes_fakes() -> Iterator[None]:
     """Optimizers choose their foreach form only for plain tensors, which on a GPU these would be."""
     from torch.optim import optimizer
+    from torch.utils import _foreach_utils
 
-    optimizer._foreach_supported_types.append(FakeTensor)
+    lists = (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
+    for taken in lists:
+        taken.append(FakeTensor)
     try:
         yield
     finally:
-        optimizer._foreach_supported_types.remove(FakeTensor)
+        for taken in lists:
+            taken.remove(FakeTensor)
 
 
 def _seen_from_cpp(tensor: FakeTensor, in_kernel: bool) -> torch.device:
@@ -184,6 +188,9 @@ class _Devices(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return _to_cuda(*args, **kwargs)
+        if func is torch.Tensor.__setitem__ and isinstance(args[2], bool | int | float) and args[0].is_cuda:
+            # a number put into a CUDA tensor travels as a host scalar
+            return func(args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
         if func is torch.Tensor.is_pinned:
             return False
         if func is torch.Tensor.pin_memory:

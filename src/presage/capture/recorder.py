@@ -28,6 +28,7 @@ from presage.capture.calls import Call, Memory
 from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.inplace import as_on_plain_tensors
 from presage.capture.layouts import as_on_cuda
+from presage.capture.outcomes import OUTCOMES
 from presage.capture.place import Places
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
@@ -147,6 +148,11 @@ class Recorder(TorchDispatchMode):
             return self._value(args[0])
         if func is aten.add_.Tensor and isinstance(args[1], torch.Tensor) and args[1].is_sparse:
             return args[0]  # its shape is all there is to know, and fake tensors cannot add these
+        if not func._schema.returns:
+            return None  # a fused optimizer's step, or the like: it changes its inputs, whose shapes stay
+        if func in OUTCOMES:
+            with self.fake:
+                return OUTCOMES[func](*args, **kwargs)
         try:
             with _explained(func, self.places), self.fake:
                 out = as_on_cuda(func, args, func(*args, **kwargs))
@@ -161,7 +167,8 @@ class Recorder(TorchDispatchMode):
         """Constants that GPU scalars were filled with: a value read back later is likely still that."""
         if isinstance(out, torch.Tensor) and out.numel() == 1 and not out.is_sparse:
             name = func._schema.name
-            value = {"aten::zeros": 0.0, "aten::zeros_like": 0.0, "aten::ones": 1.0, "aten::zero_": 0.0}.get(name)
+            # a mask asked whether all of it is set most often is, and whether any is wrong, is not
+            value = {"aten::all": 1.0, "aten::any": 0.0, "aten::zeros": 0.0, "aten::zeros_like": 0.0, "aten::ones": 1.0, "aten::zero_": 0.0}.get(name)
             if name in ("aten::full", "aten::fill_", "aten::full_like", "aten::scalar_tensor"):
                 given = args[0 if name == "aten::scalar_tensor" else 1]
                 value = float(given) if isinstance(given, int | float) else None

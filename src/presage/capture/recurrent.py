@@ -10,6 +10,7 @@ import torch
 __all__ = ["gru", "gru_packed", "lstm", "lstm_packed", "rnn_relu", "rnn_tanh"]
 
 aten = torch.ops.aten
+DROPOUT_STATE = 132 * 2048 * 24  # bytes of random state: one per thread an H200 runs at once
 RELU, TANH, LSTM, GRU = 0, 1, 2, 3  # cuDNN's modes
 
 
@@ -30,8 +31,9 @@ def _run(
     size = cell.shape[2] if cell is not None else hidden.shape[2]
     projected = hidden.shape[2] if cell is not None and cell.shape[2] != hidden.shape[2] else 0
     per_layer = (4 if biased else 2) + (1 if projected else 0)
-    state = torch.empty(0, dtype=torch.uint8, device=x.device) if train and dropout > 0 and layers > 1 else None
-    buffer = torch.empty(sum(w.numel() for w in weights), dtype=x.dtype, device=x.device)
+    state = torch.empty(1, dtype=torch.uint8, device=x.device).expand(DROPOUT_STATE) if train and dropout > 0 else None
+    # The weights lie in one buffer already; a stand-in of its shape must not count as memory.
+    buffer = torch.empty(1, dtype=x.dtype, device=x.device).expand(sum(w.numel() for w in weights))
     out = aten._cudnn_rnn(
         x, list(weights), per_layer, buffer, hidden, cell, mode, size, projected, layers, batch_first,
         float(dropout), train, both_ways, list(batches), state,

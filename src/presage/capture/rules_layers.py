@@ -8,7 +8,7 @@ from math import ceil, prod
 from presage.capture.calls import Call
 from presage.capture.lowering import Builder, Rule
 from presage.capture.lowering import contiguous as row_major
-from presage.capture.rules_memory import contiguous, copy, fill
+from presage.capture.rules_memory import contiguous, copy, fill, zeros_like
 from presage.graph.graph import Arg, Ref, Tensor
 
 __all__ = ["RULES"]
@@ -67,6 +67,8 @@ def _convolution(b: Builder, call: Call) -> None:
     x, w, bias, stride, padding, dilation, transposed, out_padding, groups = call.inputs[:9]
     assert isinstance(groups, int)
     with b.inside("aten::convolution", "aten::_convolution"):
+        if len(b.get(x).shape) == 3:
+            x = contiguous(b, x)  # so that a permuted one is not taken for channels-last
         x, w = _flat(b, x), _flat(b, w)
         xt, wt = b.get(x), b.get(w)
         wants = _layout(xt, wt)
@@ -103,6 +105,8 @@ def _convolution_backward(b: Builder, call: Call) -> None:
     assert isinstance(groups, int) and isinstance(mask, list)
     b.same()
     with b.inside(call.name):
+        if len(b.get(x).shape) == 3:
+            x = contiguous(b, x)
         grad, x, w = _flat(b, grad), _flat(b, x), _flat(b, w)
         xt, wt, gt = b.get(x), b.get(w), b.get(grad)
         wants = _layout(xt, wt)
@@ -111,21 +115,13 @@ def _convolution_backward(b: Builder, call: Call) -> None:
             contiguous(b, grad)
             contiguous(b, x)
         else:
+            grad = contiguous(b, grad, _channels_last(gt.shape) if channels_last else row_major(gt.shape))
             if mask[1]:
                 contiguous(b, x, wants)
-            _to_layout(b, grad, _channels_last(gt.shape) if channels_last else row_major(gt.shape))
         if mask[2]:
             out = b.call.outputs[-1] if b.call else 0
             dims: list[Arg] = [0, *range(2, len(gt.shape))]
             b.op("aten::sum", [grad, dims, False, None], [out], overload="dim_IntList")  # type: ignore[list-item]
-
-
-def _to_layout(b: Builder, ref: Arg, strides: Sequence[int]) -> None:
-    t = b.get(ref)
-    if any(n > 1 and s != w for n, s, w in zip(t.shape, t.strides, strides, strict=True)):
-        with b.inside("aten::to", "aten::_to_copy"):
-            b.host("aten::empty")
-            copy(b, b.new(t.shape, t.dtype, strides), ref)
 
 
 def _last_power_of_2(n: int) -> int:
@@ -232,10 +228,10 @@ def _efficient_attention_backward(b: Builder, call: Call) -> None:
             call.outputs,
         )  # fmt: skip
         with b.inside("aten::_efficient_attention_backward"):
-            _efficient_backward_parts(b, grad, q, out)
+            _efficient_backward_parts(b, grad, q, k, out)
 
 
-def _efficient_backward_parts(b: Builder, grad: Arg, q: Arg, out: Arg) -> None:
+def _efficient_backward_parts(b: Builder, grad: Arg, q: Arg, k: Arg, out: Arg) -> None:
     contiguous(b, grad)
     g, query = b.get(grad), b.get(q)
     batch, length, heads, depth = query.shape
@@ -255,7 +251,7 @@ def _efficient_backward_parts(b: Builder, grad: Arg, q: Arg, out: Arg) -> None:
     b.op("aten::sum", [product, [-1], False, None], [rows], overload="dim_IntList")
     turned = b.reshaped(rows, (batch, heads, length), (heads * length, 1, heads))
     contiguous(b, turned)
-    if query.dtype == wide:
+    if query.dtype == wide and b.get(k).shape[1] > 64:
         # partial sums of the queries' gradient, 64 rows and a 16-byte head each
         blocks = ceil(length / 64) * ceil(depth / 64)
         fill(b, b.empty((batch * heads * blocks * (64 * 64 * 4 + 16),), "uint8"))
@@ -272,6 +268,59 @@ def _recurrent(b: Builder, call: Call) -> None:
             contiguous(b, b.reshaped(call.inputs[0], shape, strides))
 
 
+def _positions_first(b: Builder, ref: Arg) -> Arg:
+    t = b.get(ref)
+    with b.inside("aten::transpose"):
+        b.host("aten::as_strided", ref)
+    return b.reshaped(ref, (t.shape[1], t.shape[0], t.shape[2]), (t.strides[1], t.strides[0], t.strides[2]))
+
+
+def _recurrent_backward(b: Builder, call: Call) -> None:
+    b.same()
+    x, buffer, hx, cx, out, grad, grad_h, grad_c = (call.inputs[i] for i in (0, 3, 4, 5, 6, 7, 8, 9))
+    with b.inside(call.name):
+        for state, given in ((hx, grad_h), (cx, grad_c)):
+            if isinstance(state, Ref) and not isinstance(given, Ref):
+                zeros_like(b, state)
+        batch_first = bool(call.inputs[14])
+        for ref in (x, grad, x):
+            if isinstance(ref, Ref):
+                contiguous(b, _positions_first(b, ref) if batch_first else ref)
+        weights = b.new(b.get(buffer).shape, b.get(buffer).dtype)
+        with b.inside("aten::zeros"):
+            b.host("aten::empty")
+            fill(b, weights)
+
+
+def _grouped(b: Builder, call: Call) -> None:
+    """Low precision has its own kernel; the rest reads the group sizes back and multiplies group by group."""
+    one, two, offsets = call.inputs[:3]
+    x, y = b.get(one), b.get(two)
+    if x.dtype == "bfloat16" or not isinstance(offsets, Ref):
+        b.same()
+        return
+    groups = b.get(offsets).shape[0]
+    with b.inside(call.name):
+        with b.inside("aten::to", "aten::_to_copy"):
+            copy(b, None, offsets, sync=True)
+        for g in range(groups):
+            a_shape, b_shape = _group_shapes(x.shape, y.shape, groups)
+            left, right = b.reshaped(one, a_shape), b.reshaped(two, b_shape)
+            out = b.reshaped(b.out(), (a_shape[0], b_shape[1]))
+            b.op("aten::mm", [left, right, out], [out], writes=[out], overload="out")
+            del g
+
+
+def _group_shapes(x: Sequence[int], y: Sequence[int], groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """One group's factors, the rows shared out evenly."""
+    if len(x) == 2 and len(y) == 2:
+        share = x[1] // groups
+        return (x[0], share), (share, y[1])
+    if len(x) == 2:
+        return (x[0] // groups, x[1]), (y[1], y[2])
+    return (x[1], x[2]), (y[0], y[1] // groups)
+
+
 RULES: dict[str, Rule] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
@@ -284,4 +333,6 @@ RULES: dict[str, Rule] = {
     "aten::_scaled_dot_product_efficient_attention": _efficient_attention,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
     "aten::_cudnn_rnn": _recurrent,
+    "aten::_cudnn_rnn_backward": _recurrent_backward,
+    "aten::_grouped_mm": _grouped,
 }

@@ -32,6 +32,8 @@ def _scalar_form(b: Builder, call: Call) -> None:
 def _add(b: Builder, call: Call) -> None:
     """To a dense tensor a sparse one is added row by row."""
     other = call.inputs[1]
+    if _add_in_place(b, call):
+        return
     if not isinstance(other, Ref) or other.id not in b.sparse:
         _scalar_form(b, call)
         return
@@ -42,13 +44,53 @@ def _add(b: Builder, call: Call) -> None:
         b.op("aten::index_add_", [call.inputs[0], 0, index, rows, 1], call.outputs, writes=call.writes)
 
 
+_IN_PLACE_INSIDE = ("aten::linear", "aten::_scaled_dot_product_attention_math")
+
+
+def _add_in_place(b: Builder, call: Call) -> bool:
+    """These add a bias or a mask into what they have just made, but not where tensors are subclasses, as fakes are."""
+    if call.name != "aten::add" or not b.within or b.within[-1] not in _IN_PLACE_INSIDE:
+        return False
+    target = call.inputs[0]
+    if not isinstance(target, Ref) or b.get(target).shape != b.get(b.out()).shape:
+        return False
+    b.op("aten::add_", call.inputs, [target], writes=[target], overload=call.overload)
+    b.merge(b.get(b.out()).storage, b.get(target).storage)
+    return True
+
+
 def _whole_form(b: Builder, call: Call) -> None:
     """A reduction over everything calls the one over given dimensions."""
-    if call.overload in ("", "default"):
-        with b.inside(call.name):
+    with b.inside(*([call.name] if call.overload in ("", "default") else [])):
+        if call.overload in ("", "default"):
             b.op(call.name, [call.inputs[0], None, False, None], call.outputs, overload="dim")
-    else:
-        b.same()
+        else:
+            b.same()
+        _widened(b, call)
+
+
+def _widened(b: Builder, call: Call) -> None:
+    """Whole numbers and truth values are first copied into the type they are summed in."""
+    x, out = b.get(call.inputs[0]), b.get(b.out())
+    whole = x.dtype == "bool" or "int" in x.dtype
+    if x.dtype != out.dtype and (whole or call.name == "aten::cumsum"):
+        with b.inside(call.name, "aten::to", "aten::_to_copy"):
+            b.host("aten::empty_strided")
+            copy(b, b.new(x.shape, out.dtype), call.inputs[0])
+
+
+def _running(b: Builder, call: Call) -> None:
+    b.same()
+    _widened(b, call)
+
+
+def _foreach_norm(b: Builder, call: Call) -> None:
+    """Partial norms, one per piece of 65,536 elements, of as many pieces as the largest tensor has."""
+    b.same()
+    sizes = [b.get(t).elements for t in call.inputs[0] if isinstance(t, Ref)]  # type: ignore[union-attr]
+    pieces = -(-max(sizes, default=0) // 65536)
+    with b.inside(call.name, "aten::zeros"):
+        fill(b, b.empty((len(sizes) * pieces,), "float32"))
 
 
 def _pow(b: Builder, call: Call) -> None:
@@ -115,7 +157,7 @@ def _safe_softmax(b: Builder, call: Call) -> None:
         with b.inside("aten::scalar_tensor"):
             b.host("aten::empty")
             b.op("aten::fill_", [zero, 0], [zero], writes=[zero], overload="Scalar")
-        b.op("aten::where", [gone, zero, soft], call.outputs, overload="self")
+        b.op("aten::where", [gone, zero, soft, b.out()], call.outputs, overload="self_out")
 
 
 def _mean_of(b: Builder, call: Call, reduction: Arg) -> None:
@@ -257,6 +299,9 @@ RULES: dict[str, Rule] = {
     "aten::relu_": renamed("aten::clamp_min_", 0),
     "aten::sum": _whole_form,
     "aten::mean": _whole_form,
+    "aten::cumsum": _running,
+    "aten::cumprod": _running,
+    "aten::_foreach_norm": _foreach_norm,
     "aten::pow": _pow,
     "aten::rsub": _rsub,
     "aten::abs": _into("aten::abs"),

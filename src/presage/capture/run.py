@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from presage.capture import pretend
 from presage.capture.calls import Memory
@@ -18,7 +19,7 @@ from presage.capture.nesting import Nested, profiled
 from presage.capture.recorder import Recorder
 from presage.capture.rules import lower
 from presage.errors import PresageError
-from presage.graph.graph import Event, Graph, Op, Role
+from presage.graph.graph import Event, Graph, Op, Role, Tensor
 
 __all__ = ["Step", "capture"]
 
@@ -138,10 +139,11 @@ def _graph(
     builder = Builder(memory.tensors, memory.storages(before, _homes(recorder)), memory.sparse)
     starts = _lower_all(builder, recorder, nested)
     events = _frees(memory, starts, len(builder.ops)) + builder.events
+    tensors, events = _merged(builder, events)
     order = sorted(range(len(events)), key=lambda i: (events[i].op, events[i].allocates))
     return Graph(
         ops=tuple(builder.ops),
-        tensors=tuple(builder.tensors),
+        tensors=tuple(tensors),
         storages=tuple(builder.storages),
         events=tuple(events[i] for i in order),
         source=source,
@@ -150,6 +152,18 @@ def _graph(
         torch=torch.__version__,
         notes=tuple(recorder.notes),
     )
+
+
+def _merged(builder: Builder, events: list[Event]) -> tuple[list[Tensor], list[Event]]:
+    """Where one storage took another's place: the place is kept until its last holder lets go."""
+    into = builder.merged
+    if not into:
+        return builder.tensors, events
+    tensors = [t if t.storage not in into else replace(t, storage=into[t.storage]) for t in builder.tensors]
+    last = {e.storage: e for e in events if not e.allocates and e.storage in into}
+    kept = {into[s]: max(e.op for k, e in last.items() if into[k] == into[s]) for s in last}
+    out = [e for e in events if e.storage not in into and not (e.storage in into.values() and not e.allocates)]
+    return tensors, out + [Event(op, storage, False) for storage, op in kept.items()]
 
 
 def _homes(recorder: Recorder) -> dict[int, str]:
