@@ -141,11 +141,35 @@ def _value(graph: Graph, depth: int, found: Diff | None) -> dict[str, Any]:
         "phases": [row(r) for r in summary.by_phase(graph)],
         "modules": [{**row(r), "depth": r.depth} for r in summary.by_module(graph, depth)],
         "families": [row(r) for r in summary.by_family(graph)],
+        "memory": _memory(graph),
     }
     if found is not None:
         counts = {kind: found.count(kind) for kind in KINDS}
         value["diff"] = {"same": found.same, **counts, "changes": [asdict(c) for c in found.changes]}
     return value
+
+
+def _print_memory(graph: Graph) -> None:
+    from presage.graph.memory import profile
+    from presage.report import memory_tables
+
+    out, memory = console(), profile(graph)
+    where = graph.ops[memory.peak_op].name if 0 <= memory.peak_op < len(graph.ops) else ""
+    for table in (memory_tables.peak_table(memory, where), memory_tables.role_table(memory)):
+        out.print()
+        out.print(table)
+
+
+def _memory(graph: Graph) -> dict[str, Any]:
+    from presage.graph.memory import profile
+
+    m = profile(graph)
+    return {
+        "peak_allocated_bytes": m.peak_allocated,
+        "peak_reserved_bytes": m.peak_reserved,
+        "peak_op": m.peak_op,
+        "at_peak_by_role": m.by_role(),
+    }
 
 
 def _print(graph: Graph, depth: int, found: Diff | None) -> None:
@@ -162,6 +186,7 @@ def _print(graph: Graph, depth: int, found: Diff | None) -> None:
     out.print(graph_tables.phase_table(summary.by_phase(graph), total))
     out.print()
     out.print(graph_tables.family_table(summary.by_family(graph), total))
+    _print_memory(graph)
     if total.useful_flops != total.flops:
         hidden = 1 - total.useful_flops / total.flops
         out.print(f"\n{100 * hidden:.1f}% of the FLOPs are attention scores that a causal mask throws away")
