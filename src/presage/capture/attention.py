@@ -1,4 +1,4 @@
-"""Which attention a GPU of compute capability 9 runs (PyTorch 2.11, cuDNN 9.19): cuDNN, flash, memory-efficient or math."""
+"""Which attention an H200 runs (PyTorch 2.11, cuDNN 9.19): cuDNN, flash, memory-efficient or math."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    choice = choose(q, k, v, mask, dropout, causal, enable_gqa)
+    choice = choose(q, k, v, mask, causal, enable_gqa)
     if choice == "math":
         math = aten._scaled_dot_product_attention_math
         return math(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
@@ -50,11 +50,12 @@ def choose(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
-    dropout: float,
     causal: bool,
     gqa: bool,
 ) -> Choice:
     """The first of CUDA's backends, in its order of preference, that takes these tensors and is not switched off."""
+    if mask is not None and mask.shape[-1] > 1 and mask.stride(-1) != 1:
+        return "math"
     if q.dim() != 4 or q.dtype != k.dtype or q.dtype != v.dtype or 0 in (*q.shape, *k.shape):
         return "math"
     if _cudnn_takes(q, k, v, mask, causal, gqa):
@@ -112,10 +113,8 @@ def _flash_takes(
     )
 
 
-def _efficient_takes(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, gqa: bool
-) -> bool:
-    if not _on("mem_efficient") or q.dtype not in (*LOW, torch.float32) or gqa and q.shape[1] != k.shape[1]:
+def _efficient_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, gqa: bool) -> bool:
+    if not _on("mem_efficient") or q.dtype not in (*LOW, torch.float32) or (gqa and q.shape[1] != k.shape[1]):
         return False
     alignment = 4 if q.dtype == torch.float32 else 8
     return (
@@ -123,7 +122,7 @@ def _efficient_takes(
         and _rows_whole(q, k, v)
         and q.shape[-1] % alignment == 0
         and v.shape[-1] % alignment == 0
-        and (mask is None or (mask.dim() in (2, 4) and not mask.requires_grad))
+        and (mask is None or (mask.dim() in (2, 4)))
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from presage.graph.graph import Arg, Phase, Role, Storage, Tensor, Thread
 
@@ -53,13 +55,17 @@ class Memory:
     sizes: list[int] = field(default_factory=list)  # bytes of each storage
     roles: dict[int, tuple[Role, str, str]] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
+    host: int = -1
     sparse: dict[int, tuple[int, ...]] = field(default_factory=dict)  # shapes of sparse tensors' values
     _alive: dict[int, tuple[int, Any]] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _now: Callable[[], int] | None = None
 
     def start(self, now: Callable[[], int]) -> None:
+        """The recorded step begins; what is alive now was there before it."""
         self._now = now
+        self.before = {number for number, _ in self._alive.values()}
 
     def stop(self) -> None:
         self._now = None
@@ -72,19 +78,27 @@ class Memory:
             return found[0]
         number = len(self.sizes)
         self.sizes.append(handle.nbytes())
-        self._alive[key] = (number, weakref.ref(handle, lambda _, k=key, n=number: self._ended(k, n)))
+        self._alive[key] = (number, weakref.ref(handle, partial(self._ended, key, number)))
         if self._now is not None:
             self.moments.append(Moment(self._now() - 1, number, True))
         return number
 
-    def _ended(self, key: int, number: int) -> None:
+    def _ended(self, key: int, number: int, _: Any) -> None:
         if self._alive.get(key, (-1,))[0] == number:
             del self._alive[key]
         if self._now is not None:
             self.moments.append(Moment(self._now(), number, False))
 
+    def _host(self) -> int:
+        """All host memory is one storage of no bytes: of host tensors only the shape matters."""
+        if self.host < 0:
+            self.host = len(self.sizes)
+            self.sizes.append(0)
+            self.roles[self.host] = ("input", "host memory", "")
+        return self.host
+
     def tensor(self, x: torch.Tensor) -> int:
-        storage = self.storage_of(x)
+        storage = self.storage_of(x) if x.device.type == "cuda" else self._host()
         strided = x.layout == torch.strided
         shape = tuple(int(n) for n in x.shape)
         strides = tuple(int(n) for n in x.stride()) if strided else ()
@@ -103,12 +117,18 @@ class Memory:
         if x is not None and x.device.type == "cuda":
             self.roles[self.storage_of(x)] = (role, name, module)
 
-    def storages(self, default: dict[int, Role], modules: dict[int, str]) -> list[Storage]:
-        out = []
-        for i, nbytes in enumerate(self.sizes):
-            role, name, module = self.roles.get(i, (default.get(i, "activation"), "", modules.get(i, "")))
-            out.append(Storage(i, nbytes, role, name, module))
-        return out
+    def compact(self, modules: dict[int, str]) -> tuple[list[Tensor], list[Storage], list[Moment]]:
+        """Tensors, storages and moments of the recorded step alone, its storages numbered from 0."""
+        made = {m.storage for m in self.moments if m.allocates}
+        number = {old: new for new, old in enumerate(sorted(self.before | made | ({self.host} - {-1})))}
+        storages = []
+        for old, new in number.items():
+            unnamed: Role = "activation" if old in made else "input"
+            role, name, module = self.roles.get(old, (unnamed, "", modules.get(old, "")))
+            storages.append(Storage(new, self.sizes[old], role, name, module))
+        tensors = [replace(t, storage=number[t.storage]) for t in self.tensors]
+        moments = [Moment(m.call, number[m.storage], m.allocates) for m in self.moments]
+        return tensors, storages, moments
 
 
 def _handle(tensor: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Ops that PyTorch takes apart differently on CUDA than elsewhere, taken apart as CUDA does, for the stand-in backend."""
+"""Ops that PyTorch takes apart differently on CUDA than elsewhere, taken apart as CUDA does, for the stand-in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["OVERRIDES", "WHOLE", "register"]
 
 aten = torch.ops.aten
 INT_MAX = 2**31 - 1
-_library: list[torch.library.Library] = []
+_library: list[Any] = []
 
 
 def _cudnn_batch_norm_takes(
@@ -94,11 +94,24 @@ def group_norm(
     return aten.native_group_norm(x.contiguous(), weight, bias, batch, channels, rest, groups, eps)[0]  # type: ignore[no-any-return]
 
 
+def _softmax_of(op: Any) -> Callable[..., torch.Tensor]:
+    """Half precision goes in and float32 comes out of one kernel; other types are converted first."""
+
+    def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if x.dtype == torch.float16 and dtype == torch.float32:
+            return op(x, dim, True)  # type: ignore[no-any-return]
+        return op(x if dtype is None else x.to(dtype), dim, False)  # type: ignore[no-any-return]
+
+    return run
+
+
 WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle")  # taken apart elsewhere, whole on CUDA
 OVERRIDES: dict[str, Callable[..., Any]] = {
     "_batch_norm_impl_index": batch_norm_impl_index,
     "dropout": dropout,
     "group_norm": group_norm,
+    "softmax.int": _softmax_of(aten._softmax),
+    "log_softmax.int": _softmax_of(aten._log_softmax),
     "scaled_dot_product_attention": attention,
     "lstm.input": lstm,
     "lstm.data": lstm_packed,
@@ -110,11 +123,12 @@ OVERRIDES: dict[str, Callable[..., Any]] = {
 
 
 def register() -> None:
-    library = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
+    make: Any = torch.library.Library
+    library = make("aten", "IMPL", "AutogradPrivateUse1")
     for name, function in OVERRIDES.items():
         library.impl(name, function)
     _library.append(library)
-    backend = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    backend = make("aten", "IMPL", "PrivateUse1")
     for name in WHOLE:
         backend.impl(name, _never_reached)
     _library.append(backend)

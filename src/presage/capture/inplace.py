@@ -34,9 +34,9 @@ def as_on_plain_tensors(func: Any, args: Any, node: Any) -> tuple[Any, Any]:
         return _INTO_ZEROS[func], args
     if func is aten.add.Tensor and len(args) == 2:
         one, other = args
-        if one.layout == other.layout == torch.strided and one.shape == other.shape:
-            if _only_here(one, _TENSOR_HOLDERS):
-                return aten.add_.Tensor, (one, other)
+        alike = one.layout == other.layout == torch.strided and one.shape == other.shape
+        if alike and _only_here(one, _TENSOR_HOLDERS):
+            return aten.add_.Tensor, (one, other)
     return func, args
 
 
@@ -47,5 +47,5 @@ def _only_here(tensor: Any, holders: int | None) -> bool:
     if holders is not None and tensor._use_count() > holders:  # type: ignore[attr-defined]
         return False
     handle = tensor.untyped_storage()
-    count = torch._C._storage_Use_Count(handle._cdata)  # type: ignore[attr-defined]
+    count = torch._C._storage_Use_Count(handle._cdata)
     return count <= _STORAGE_HOLDERS and bool(is_dense(tensor))

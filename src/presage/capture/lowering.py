@@ -1,16 +1,16 @@
-"""From recorded calls to the ops a CUDA run shows: each call becomes the ops, nested in it, that CUDA's code for it runs."""
+"""From recorded calls to the ops a CUDA run shows: each becomes those that CUDA's code for it runs, nested in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-from presage.capture.calls import Call, Moment
-from presage.graph.graph import DTYPE_BYTES, Arg, Event, Op, Ref, Role, Storage, Tensor
+from presage.capture.calls import Call
+from presage.graph.graph import DTYPE_BYTES, Arg, Event, Op, Ref, Storage, Tensor
 
 __all__ = ["Builder", "Rule", "contiguous"]
 
@@ -112,7 +112,7 @@ class Builder:
         assert c is not None
         results = [o.id if isinstance(o, Ref) else o for o in outputs]
         if results and not any(self.tensors[i].elements for i in results):
-            kernels = False  # nothing to compute
+            kernels = sync = False  # nothing to compute or to wait for
         self.ops.append(
             Op(
                 name=name,
@@ -138,9 +138,7 @@ class Builder:
         c = self.call
         assert c is not None
         launches = not c.view if kernels is None else kernels
-        self.op(
-            c.name, c.inputs, c.outputs, writes=c.writes, kernels=launches, overload=c.overload, sync=c.sync
-        )
+        self.op(c.name, c.inputs, c.outputs, writes=c.writes, kernels=launches, overload=c.overload, sync=c.sync)
 
     def host(self, name: str, *inputs: Arg, outputs: Sequence[Ref | int] = ()) -> None:
         """An op that launches nothing."""

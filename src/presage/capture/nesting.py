@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch._C import _profiler
 from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
 
 __all__ = ["Nested", "profiled"]
 
 _HOST, _GPU = "host#", "gpu#"
+_REGIONS = ("Optimizer.", "ProfilerStep", "PyTorch Profiler", "PythonDispatchMode", "PythonSubclass")
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,34 @@ def profiled() -> Iterator[Profile]:
     )
     activities = {_profiler.ProfilerActivity.CPU}
     out = Profile()
-    _prepare_profiler(config, activities)
-    _enable_profiler(config, activities)
+    with _silent():
+        _prepare_profiler(config, activities)
+        _enable_profiler(config, activities)
     try:
         yield out
     finally:
-        result = _disable_profiler()
+        with _silent():
+            result = _disable_profiler()
     out.nested = sorted(_walk(result.experimental_event_tree()), key=lambda n: n.start)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """The profiler's library announces its start and stop on the standard error's file, past Python."""
+    sys.stderr.flush()
+    try:
+        saved = os.dup(2)
+    except OSError:
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def _walk(roots: Any) -> Iterator[Nested]:
@@ -74,4 +97,4 @@ def _walk(roots: Any) -> Iterator[Nested]:
 
 
 def _is_region(event: Any) -> bool:
-    return event.name.startswith(("Optimizer.", "ProfilerStep", "PyTorch Profiler", "PythonDispatchMode", "PythonSubclass"))
+    return str(event.name).startswith(_REGIONS)

@@ -39,13 +39,15 @@ def _recurrent(
 
 
 def _recurrent_backward(x: Any, weights: Any, stride: int, buffer: Any, hx: Any, cx: Any, *rest: Any) -> Any:
-    del stride, buffer, rest
+    del stride, buffer
+    batch_first = rest[8] and x.dim() == 3
     flat = x.new_empty(sum(w.numel() for w in weights))
     grads, start = [], 0
     for w in weights:
         grads.append(flat.narrow(0, start, w.numel()).view(w.shape))
         start += w.numel()
-    return torch.empty_like(x), torch.empty_like(hx), None if cx is None else torch.empty_like(cx), grads
+    grad = x.new_empty(x.shape[1], x.shape[0], x.shape[2]).transpose(0, 1) if batch_first else torch.empty_like(x)
+    return grad, torch.empty_like(hx), None if cx is None else torch.empty_like(cx), grads
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

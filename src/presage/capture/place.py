@@ -93,7 +93,7 @@ class Places:
         call.module, call.line = stack[-1] if stack else "", self.line()
         call.phase = self._phase(call.thread == "autograd" or node is not None, bool(stack))
         if torch.is_grad_enabled():
-            call.sequence = torch.autograd._get_sequence_nr() - 1
+            call.sequence = torch._C._autograd._get_sequence_nr() - 1
             self._forward.setdefault(call.sequence, (call.module, call.line))
 
     def _phase(self, backward: bool, in_module: bool) -> Any:

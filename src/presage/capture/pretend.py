@@ -80,6 +80,10 @@ def _foreach_takes_fakes() -> Iterator[None]:
             taken.remove(FakeTensor)
 
 
+class _NotFake:
+    """Nothing is an instance of this."""
+
+
 def _seen_from_cpp(tensor: FakeTensor, in_kernel: bool) -> torch.device:
     if in_kernel:
         return torch.device("meta")
@@ -129,6 +133,8 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         (FakeTensorMode, "dispatch", dispatch_mode),
         (FakeTensor, "is_cuda", property(lambda t: t.fake_device.type == "cuda")),
         (FakeTensor, "get_device", lambda t: 0 if t.fake_device.type == "cuda" else -1),
+        # Libraries take fake tensors for a sign that a compiler is at work, and run other code then.
+        (torch._subclasses, "FakeTensor", _NotFake),
         (torch.utils, "swap_tensors", _swap),
         (FakeTensor, "_normalize_fake_device", staticmethod(_normalized)),
         (fake_tensor, "init_gpu_context", lambda device: None),  # noqa: ARG005
@@ -137,7 +143,7 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
 
 def _autocast_patches() -> list[tuple[Any, str, Any]]:
     """`torch.autocast("cuda")` and the questions about it are led to the stand-in's autocast."""
-    kind = torch.amp.autocast_mode.autocast
+    kind: Any = torch.amp.autocast_mode.autocast
     begin, enter, clear = kind.__init__, kind.__enter__, torch.clear_autocast_cache
 
     def init(self: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
@@ -164,7 +170,7 @@ def _autocast_patches() -> list[tuple[Any, str, Any]]:
 def _for_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
         # no device in a question about autocast means CUDA
-        args = args if args and isinstance(args[0], str) or kwargs else (NAME, *args)
+        args = args if (args and isinstance(args[0], str)) or kwargs else (NAME, *args)
         args = tuple(NAME if a == "cuda" else a for a in args)
         kwargs = {k: NAME if v == "cuda" else v for k, v in kwargs.items()}
         return function(*args, **kwargs)
@@ -178,13 +184,10 @@ def _is_cuda(value: Any) -> bool:
     return isinstance(value, str) and value.split(":")[0] == "cuda"
 
 
-_DEVICE_FIRST = {torch.Tensor.to, torch.Tensor.new_empty, torch.Tensor.type}
-
-
 class _Devices(TorchFunctionMode):
     """Leads every mention of CUDA in a call of PyTorch to the stand-in."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return _to_cuda(*args, **kwargs)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +17,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from presage.capture import cuda_module
 from presage.capture.backend import CUDA, NAME, stand_in
@@ -37,6 +34,11 @@ __all__ = ["Recorder"]
 
 aten = torch.ops.aten
 REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; larger ones (weights, mostly) are fake too
+# A mask asked whether all of it is set most often is; asked whether any of it is wrong, is not.
+LIKELY = {
+    "aten::all": 1.0, "aten::eq": 1.0, "aten::any": 0.0, "aten::zeros": 0.0, "aten::zeros_like": 0.0,
+    "aten::zero_": 0.0, "aten::ones": 1.0, "aten::ones_like": 1.0,
+}  # fmt: skip
 _device_of = torch.ops.prim.device.default
 _scalar = aten._local_scalar_dense.default
 _copies = (aten._to_copy.default, aten.copy_.default)
@@ -45,7 +47,7 @@ _overrides = {
 }
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every op of PyTorch comes by here, after autocast and autograd have had their turn.
 
     Ops on the GPU run on fake tensors; ops on small host tensors run for real, so that code that looks at its own
@@ -53,7 +55,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.recording = False
         self.calls: list[Call] = []
@@ -61,7 +63,6 @@ class Recorder(TorchDispatchMode):
         self.places = Places()
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
-        self.before = 0  # storages numbered below this were there before the recorded step
         self.values: dict[int, float] = {}  # what scalars on the GPU were set to, by storage
 
     @contextmanager
@@ -77,7 +78,7 @@ class Recorder(TorchDispatchMode):
             self.recording = False
             self.memory.stop()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _device_of:
             return _seen_from_cpp(args[0])
@@ -132,13 +133,20 @@ class Recorder(TorchDispatchMode):
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
         if not self.recording:
-            return self._outcome(func, args, kwargs, None)
+            return self._followed(self._outcome(func, args, kwargs, None))
         call = self._begin(func, host=False)
         call.called = called
         call.inputs = self._arguments(func, args, kwargs)
         with _mark(call):
             out = self._outcome(func, args, kwargs, call)
         self._finish(call, func, args, kwargs, out)
+        return out
+
+    def _followed(self, out: Any) -> Any:
+        """Know of memory taken before the recorded step, so that it is not taken for new in it."""
+        for x in tree_leaves(out):
+            if isinstance(x, FakeTensor) and _on_gpu(x):
+                self.memory.storage_of(x)
         return out
 
     def _outcome(self, func: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
@@ -151,6 +159,8 @@ class Recorder(TorchDispatchMode):
         if not func._schema.returns:
             return None  # a fused optimizer's step, or the like: it changes its inputs, whose shapes stay
         if func in OUTCOMES:
+            if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+                self.note(f"the sizes of the groups at {self.places.line()} are not known: taken to be equal")
             with self.fake:
                 return OUTCOMES[func](*args, **kwargs)
         try:
@@ -159,36 +169,39 @@ class Recorder(TorchDispatchMode):
         except UnsupportedOperatorException:
             out = self._opaque(func, args, call)
         if func in _copies:
-            out = self._copied_to_host(func, args, kwargs, out, call)
+            out = self._copied_over(func, args, kwargs, out, call)
         self._remember(func, args, out)
         return out
 
     def _remember(self, func: Any, args: Any, out: Any) -> None:
         """Constants that GPU scalars were filled with: a value read back later is likely still that."""
-        if isinstance(out, torch.Tensor) and out.numel() == 1 and not out.is_sparse:
-            name = func._schema.name
-            # a mask asked whether all of it is set most often is, and whether any is wrong, is not
-            value = {"aten::all": 1.0, "aten::any": 0.0, "aten::zeros": 0.0, "aten::zeros_like": 0.0, "aten::ones": 1.0, "aten::zero_": 0.0}.get(name)
-            if name in ("aten::full", "aten::fill_", "aten::full_like", "aten::scalar_tensor"):
-                given = args[0 if name == "aten::scalar_tensor" else 1]
-                value = float(given) if isinstance(given, int | float) else None
-            if value is not None:
-                self.values[self.memory.storage_of(out)] = value
+        if not isinstance(out, torch.Tensor) or out.is_sparse or out.numel() != 1 or out.device.type != "cuda":
+            return
+        name = func._schema.name
+        value = LIKELY.get(name)
+        if name in ("aten::full", "aten::fill_", "aten::full_like", "aten::scalar_tensor"):
+            given = args[0 if name == "aten::scalar_tensor" else 1]
+            value = float(given) if isinstance(given, int | float) else None
+        elif name in ("aten::_to_copy", "aten::clone") and isinstance(args[0], FakeTensor):
+            value = self.values.get(self.memory.storage_of(args[0]))
+        if value is not None:
+            self.values[self.memory.storage_of(out)] = value
 
     def _value(self, tensor: torch.Tensor) -> Any:
         known = self.values.get(self.memory.storage_of(tensor))
         if known is None:
-            self.note(f"the value of a tensor was read at {self.places.line()}: taken to be 1 (false, for a truth value)")
+            self.note(f"a tensor's value was read at {self.places.line()}: taken to be 1 (a truth value: false)")
             known = 0.0 if tensor.dtype == torch.bool else 1.0
         return torch.tensor(known, dtype=tensor.dtype).item()
 
-    def _copied_to_host(self, func: Any, args: Any, kwargs: Any, out: Any, call: Call | None) -> Any:
+    def _copied_over(self, func: Any, args: Any, kwargs: Any, out: Any, call: Call | None) -> Any:
         source = args[0] if func is aten._to_copy.default else args[1]
-        if not (_on_gpu(source) and out.device.type == "cpu"):
+        if not isinstance(source, torch.Tensor) or _on_gpu(source) == _on_gpu(out):
             return out
-        waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-        if call:
-            call.sync = waits
+        if call:  # either way the host waits for the copy, unless told not to
+            call.sync = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+        if _on_gpu(out):
+            return out
         if func is aten._to_copy.default and out.numel() <= REAL_ELEMENTS:
             self.note(f"a tensor was copied to the host at {self.places.line()}: its numbers are taken to be 0")
             return torch.zeros(out.shape, dtype=out.dtype)
@@ -224,7 +237,8 @@ class Recorder(TorchDispatchMode):
     def _finish(self, call: Call, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         schema = func._schema
         call.view = _is_view(schema)
-        outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and _on_gpu(x)]
+        copied = func in _copies
+        outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and (_on_gpu(x) or copied)]
         call.outputs = tuple(self.memory.tensor(x) for x in outputs)
         given = list(args)
         for place, argument in enumerate(schema.arguments):
@@ -247,7 +261,8 @@ class Recorder(TorchDispatchMode):
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return Ref(self.memory.tensor(value)) if _on_gpu(value) else None
+            # a number in a host tensor is a number; anything larger has a shape that an op shows
+            return Ref(self.memory.tensor(value)) if _on_gpu(value) or value.dim() else None
         if isinstance(value, list | tuple):
             return [self._argument(v) for v in value]
         if isinstance(value, bool | int | float | str) or value is None:

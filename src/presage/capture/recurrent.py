@@ -52,9 +52,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _run(
-        LSTM, x, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-    )
+    return _run(LSTM, x, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
 
 def lstm_packed(
@@ -69,9 +67,7 @@ def lstm_packed(
     bidirectional: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     sizes = batch_sizes.tolist()
-    return _run(
-        LSTM, data, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
-    )
+    return _run(LSTM, data, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
 
 
 def _gated(mode: int) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from presage.capture.calls import Call
 from presage.capture.lowering import Builder, Rule
 from presage.capture.rules_memory import contiguous, copy, fill
@@ -78,8 +76,13 @@ def _segments(b: Builder, count: int, dtype: str, out: Ref) -> None:
             b.empty((count,), dtype)
     _counted(b, count, dtype)
     _cleared(b, out)
-    for _ in range(7):
-        b.empty((count,), dtype)
+    table = b.get(out)
+    width = -(-table.shape[-1] // 32) * 32
+    segments = min(count, table.shape[0])
+    parts = segments + count // 10  # a segment of more than 10 rows is summed in parts
+    for size in (count, 1, segments, segments, 1, parts):
+        b.empty((size,), dtype)
+    b.empty((parts * width,), "float32")
 
 
 def _embedding_backward(b: Builder, call: Call) -> None:
@@ -104,7 +107,9 @@ def _bag_backward(b: Builder, call: Call) -> None:
         if sparse:
             with b.inside("aten::_embedding_bag_sparse_backward", "aten::index_select"):
                 picked = b.out() if call.outputs else b.new((b.get(index).elements, g.shape[1]), g.dtype)
-                _gathered(b, grad, 0, bag_of, b.view(b.get(picked).storage, (b.get(index).elements, g.shape[1]), g.dtype))
+                _gathered(
+                    b, grad, 0, bag_of, b.view(b.get(picked).storage, (b.get(index).elements, g.shape[1]), g.dtype)
+                )
             return
         b.op(
             "aten::_embedding_bag_dense_backward",
@@ -173,14 +178,13 @@ def _copied_first(b: Builder, call: Call) -> None:
 
 def _sort(b: Builder, call: Call) -> None:
     x = b.get(call.inputs[0])
-    inner = [a for a in call.inputs]
     with b.inside(*(["aten::sort"] if call.overload != "stable" else [])):
-        b.op("aten::sort", inner, call.outputs, overload="stable")
+        b.op("aten::sort", call.inputs, call.outputs, overload="stable")
         with b.inside("aten::sort"):
             copy(b, b.out(), call.inputs[0])
             dims = [a for a in call.inputs[1:] if isinstance(a, int) and not isinstance(a, bool)]
             count = x.shape[dims[0]] if dims and x.shape else 1
-            if count <= 4096 and prod(x.shape):
+            if count <= 4096 and x.elements:
                 _counted(b, count, "int64")
                 copy(b, b.out(1), b.out(1))
                 copy(b, b.out(), b.out())

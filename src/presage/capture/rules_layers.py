@@ -78,7 +78,7 @@ def _convolution(b: Builder, call: Call) -> None:
             name = "aten::_conv_depthwise2d" if len(xt.shape) == 4 else "aten::conv_depthwise3d"
             b.op(name, [x, w, list(wt.shape[2:]), bias, stride, padding, dilation], call.outputs)
             return
-        out = _flat_output(b, call)
+        out = _flat_output(b)
         if transposed:
             b.op(
                 "aten::cudnn_convolution_transpose",
@@ -94,7 +94,7 @@ def _convolution(b: Builder, call: Call) -> None:
             b.op("aten::add_", [out, b.reshaped(bias, shape), 1], [out], writes=[out], overload="Tensor")
 
 
-def _flat_output(b: Builder, call: Call) -> Ref:
+def _flat_output(b: Builder) -> Ref:
     t = b.get(b.out())
     return b.reshaped(b.out(), (*t.shape[:2], 1, t.shape[2])) if len(t.shape) == 3 else b.out()
 
@@ -115,13 +115,24 @@ def _convolution_backward(b: Builder, call: Call) -> None:
             contiguous(b, grad)
             contiguous(b, x)
         else:
-            grad = contiguous(b, grad, _channels_last(gt.shape) if channels_last else row_major(gt.shape))
+            if not channels_last:
+                grad = contiguous(b, grad)
             if mask[1]:
                 contiguous(b, x, wants)
+            if channels_last:
+                _to_channels_last(b, grad)
         if mask[2]:
             out = b.call.outputs[-1] if b.call else 0
             dims: list[Arg] = [0, *range(2, len(gt.shape))]
             b.op("aten::sum", [grad, dims, False, None], [out], overload="dim_IntList")  # type: ignore[list-item]
+
+
+def _to_channels_last(b: Builder, ref: Arg) -> None:
+    t, wants = b.get(ref), _channels_last(b.get(ref).shape)
+    if any(n > 1 and s != w for n, s, w in zip(t.shape, t.strides, wants, strict=True)):
+        with b.inside("aten::to", "aten::_to_copy"):
+            b.host("aten::empty")
+            copy(b, b.new(t.shape, t.dtype, wants), ref)
 
 
 def _last_power_of_2(n: int) -> int:
@@ -193,6 +204,25 @@ def _cudnn_attention(b: Builder, call: Call) -> None:
 def _cudnn_attention_backward(b: Builder, call: Call) -> None:
     with b.inside(call.name):
         b.op("aten::_cudnn_attention_backward", call.inputs, call.outputs)
+
+
+def _flash_attention(b: Builder, call: Call) -> None:
+    q, k, v, dropout, causal, debug = call.inputs[:6]
+    lengths = b.get(q).shape[2], b.get(k).shape[2]
+    with b.inside(call.name):
+        parts = [_swapped(b, t) for t in (q, k, v)]
+        b.op(
+            "aten::_flash_attention_forward",
+            [*parts, None, None, *lengths, dropout, causal, debug, call.inputs[6], None, None, None, None],
+            call.outputs,
+        )
+
+
+def _flash_attention_backward(b: Builder, call: Call) -> None:
+    grad, q, k, v, out, lse, *rest = call.inputs
+    with b.inside(call.name):
+        parts = [_swapped(b, t) for t in (grad, q, k, v, out)]
+        b.op("aten::_flash_attention_backward", [*parts, lse, *rest], call.outputs)
 
 
 def _swapped(b: Builder, ref: Arg) -> Arg:
@@ -277,7 +307,7 @@ def _positions_first(b: Builder, ref: Arg) -> Arg:
 
 def _recurrent_backward(b: Builder, call: Call) -> None:
     b.same()
-    x, buffer, hx, cx, out, grad, grad_h, grad_c = (call.inputs[i] for i in (0, 3, 4, 5, 6, 7, 8, 9))
+    x, buffer, hx, cx, grad, grad_h, grad_c = (call.inputs[i] for i in (0, 3, 4, 5, 7, 8, 9))
     with b.inside(call.name):
         for state, given in ((hx, grad_h), (cx, grad_c)):
             if isinstance(state, Ref) and not isinstance(given, Ref):
@@ -332,6 +362,8 @@ RULES: dict[str, Rule] = {
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
     "aten::_scaled_dot_product_efficient_attention": _efficient_attention,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
+    "aten::_scaled_dot_product_flash_attention": _flash_attention,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
     "aten::_cudnn_rnn": _recurrent,
     "aten::_cudnn_rnn_backward": _recurrent_backward,
     "aten::_grouped_mm": _grouped,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from presage.capture.calls import Call
 from presage.capture.lowering import Builder, Rule
-from presage.capture.rules_memory import contiguous, copy, fill, zeros_like
+from presage.capture.rules_memory import contiguous, copy, fill
 from presage.graph.graph import Arg, Ref
 
 __all__ = ["RULES"]
@@ -277,7 +277,9 @@ def _masked_fill(b: Builder, call: Call) -> None:
         with b.inside("aten::clone"):
             b.host("aten::empty_like", source)
             copy(b, b.out(), source)
-        b.op("aten::masked_fill_", [b.out(), *call.inputs[1:]], call.outputs, writes=call.outputs, overload=call.overload)
+        b.op(
+            "aten::masked_fill_", [b.out(), *call.inputs[1:]], call.outputs, writes=call.outputs, overload=call.overload
+        )
 
 
 def _roll(b: Builder, call: Call) -> None:
@@ -293,7 +295,18 @@ def _roll(b: Builder, call: Call) -> None:
             source = out
 
 
-_SCALAR_FORMS = "add sub mul div remainder fmod bitwise_and bitwise_or bitwise_xor floor_divide".split()
+_SCALAR_FORMS = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "remainder",
+    "fmod",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "floor_divide",
+]
 RULES: dict[str, Rule] = {
     "aten::relu": renamed("aten::clamp_min", 0),
     "aten::relu_": renamed("aten::clamp_min_", 0),

@@ -58,7 +58,7 @@ def _to_copy(b: Builder, call: Call) -> None:
         copy(b, out, call.inputs[0], sync=call.sync)
 
 
-def _copy(b: Builder, call: Call) -> None:
+def _copy(b: Builder, _: Call) -> None:
     b.same(kernels=True)
 
 
@@ -81,7 +81,7 @@ def _filled(*makers: str, zero: bool = True, value: float = 0) -> Rule:
     return rule
 
 
-def _zero_(b: Builder, call: Call) -> None:
+def _zero_(b: Builder, _: Call) -> None:
     fill(b, b.out())
 
 

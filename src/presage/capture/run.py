@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import gc
-import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from presage.capture import pretend
-from presage.capture.calls import Memory
+from presage.capture import pretend, settings
+from presage.capture.calls import Moment
+from presage.capture.explain import users_line
 from presage.capture.lowering import Builder
 from presage.capture.nesting import Nested, profiled
 from presage.capture.recorder import Recorder
 from presage.capture.rules import lower
 from presage.errors import PresageError
-from presage.graph.graph import Event, Graph, Op, Role, Tensor
+from presage.graph.graph import Event, Graph, Op, Tensor
 
 __all__ = ["Step", "capture"]
 
@@ -35,7 +34,7 @@ def capture(
     once, run `warm_up` times (optimizers make their state on the first step), and once more for the record.
     """
     arguments = arguments or {}
-    with _settings_kept(), pretend.cuda():
+    with settings.kept(), pretend.cuda():
         recorder = Recorder()
         with recorder.places.following(), recorder:
             step = _users(recorder, lambda: function("cuda", **arguments))
@@ -44,7 +43,7 @@ def capture(
             for _ in range(warm_up):
                 _users(recorder, step)
             nested = _record(recorder, step)
-    flags = _flags()
+        flags = settings.flags()
     return _graph(recorder, nested, source, arguments, flags)
 
 
@@ -55,7 +54,6 @@ def _record(recorder: Recorder, step: Step) -> list[Nested]:
     recorder.places.forget()
     _name_memory(recorder)
     recorder.places.before_step.append(lambda _: _name_gradients(recorder))
-    recorder.before = len(recorder.memory.sizes)
     try:
         with profiled() as profile, recorder.listening():
             _users(recorder, step)
@@ -79,29 +77,8 @@ def _users(recorder: Recorder, run: Callable[[], Any]) -> Any:
         e = recorder.failure or error
         if isinstance(e, PresageError):
             raise e from error
-        frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
-        users = [f for f in frames if "/presage/capture/" not in f.filename]
-        where = f"{users[-1].filename}:{users[-1].lineno}" if users else "the step"
+        where = users_line(e) or users_line(error) or "the step"
         raise PresageError(f"{where}: {type(e).__name__}: {e}") from e
-
-
-@contextmanager
-def _settings_kept() -> Iterator[None]:
-    """The user's code may set PyTorch's switches: they are put back."""
-    yield
-
-
-def _flags() -> dict[str, bool | str]:
-    cudnn = torch.backends.cudnn
-    return {
-        "allow_tf32": bool(torch.backends.cuda.matmul.allow_tf32),
-        "cudnn.allow_tf32": bool(cudnn.allow_tf32),
-        "cudnn.benchmark": bool(cudnn.benchmark),
-        "cudnn.deterministic": bool(cudnn.deterministic),
-        "cudnn.enabled": bool(cudnn.enabled),
-        "deterministic_algorithms": bool(torch.are_deterministic_algorithms_enabled()),
-        "float32_matmul_precision": str(torch.get_float32_matmul_precision()),
-    }
 
 
 def _name_memory(recorder: Recorder) -> None:
@@ -134,11 +111,10 @@ def _name_gradients(recorder: Recorder) -> None:
 def _graph(
     recorder: Recorder, nested: list[Nested], source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
 ) -> Graph:
-    memory = recorder.memory
-    before: dict[int, Role] = dict.fromkeys(range(recorder.before), "input")
-    builder = Builder(memory.tensors, memory.storages(before, _homes(recorder)), memory.sparse)
-    starts = _lower_all(builder, recorder, nested)
-    events = _frees(memory, starts, len(builder.ops)) + builder.events
+    made, storages, moments = recorder.memory.compact(_homes(recorder))
+    builder = Builder(made, storages, recorder.memory.sparse)
+    starts = _lower_all(builder, recorder, nested, moments)
+    events = _frees(moments, starts, len(builder.ops)) + builder.events
     tensors, events = _merged(builder, events)
     order = sorted(range(len(events)), key=lambda i: (events[i].op, events[i].allocates))
     return Graph(
@@ -169,17 +145,18 @@ def _merged(builder: Builder, events: list[Event]) -> tuple[list[Tensor], list[E
 def _homes(recorder: Recorder) -> dict[int, str]:
     """The module in which each storage was made."""
     calls = recorder.calls
-    return {m.storage: calls[m.call].module for m in recorder.memory.moments if m.allocates and 0 <= m.call < len(calls)}
+    return {
+        m.storage: calls[m.call].module for m in recorder.memory.moments if m.allocates and 0 <= m.call < len(calls)
+    }
 
 
-def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested]) -> list[int]:
+def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested], moments: list[Moment]) -> list[int]:
     """Lower every call in order; returns the number of the first op of each call."""
     allocated: dict[int, list[int]] = defaultdict(list)
-    for m in recorder.memory.moments:
+    for m in moments:
         if m.allocates:
             allocated[m.call].append(m.storage)
     starts: list[int] = []
-    phases = "forward"
     for n in nested:
         if n.call < 0:
             builder.ops.append(_host_event(n, recorder, len(starts)))
@@ -203,9 +180,9 @@ def _host_event(n: Nested, recorder: Recorder, call: int) -> Op:
     return Op(n.name, "", (), (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
 
 
-def _frees(memory: Memory, starts: list[int], end: int) -> list[Event]:
+def _frees(moments: list[Moment], starts: list[int], end: int) -> list[Event]:
     out = []
-    for m in memory.moments:
+    for m in moments:
         if not m.allocates:
             out.append(Event(starts[m.call] if m.call < len(starts) else end, m.storage, False))
     return out
