@@ -185,7 +185,7 @@ def match(case: str, traced: dict[str, list[LeafOp]], captured: dict[str, list[L
 def _aligned(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[int, int, int]]:
     numbers: dict[Key, int] = {}
     left, right = ([numbers.setdefault(k, len(numbers)) for k in side] for side in (a, b))
-    return [tuple(m) for m in SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()]  # type: ignore[misc]
+    return [tuple(m) for m in SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()]
 
 
 def score_capture(

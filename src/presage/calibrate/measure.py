@@ -1,7 +1,7 @@
 """Runs calls under the profiler and returns, for every leaf op in them, how long its kernels took.
 
-A leaf op is the innermost operator around a launch. Each call is run a few times after warm-up on the same random data,
-so small tensors are in cache, as they are in a training step that has just written them; the median of the repeats counts.
+A leaf op is the innermost operator around a launch. Each call is run a few times after warm-up on the same random
+data, so small tensors are in cache, as they are in a training step that has just written them; the median counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["REPEATS", "leaf_rows", "profiled_batch"]
@@ -22,7 +22,9 @@ GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 Row = dict[str, Any]
 
 
-def profiled_batch(torch: Any, calls: list[tuple[str, Callable[[], Callable[[], Any]]]]) -> dict[str, list[Row] | str]:
+def profiled_batch(
+    torch: Any, calls: Sequence[tuple[str, Callable[[], Callable[[], Any]]]]
+) -> dict[str, list[Row] | str]:
     """For each (name, make): make() gives a call; its leaf ops, or why it could not be run."""
     from torch.profiler import ProfilerActivity, profile, record_function
 

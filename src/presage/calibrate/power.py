@@ -12,7 +12,9 @@ QUERY = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.
 
 
 def _loads(torch: Any) -> dict[str, Any]:
-    r = lambda *s, d="bfloat16": torch.randn(*s, device="cuda", dtype=getattr(torch, d))  # noqa: E731
+    def r(*shape: int, d: str = "bfloat16") -> Any:
+        return torch.randn(*shape, device="cuda", dtype=getattr(torch, d))
+
     a, b = r(8192, 8192), r(8192, 8192)
     c, d = r(4096, 4096, d="float32"), r(4096, 4096, d="float32")
     x, y = r(2**28), r(2**28)
@@ -47,7 +49,9 @@ def _one(torch: Any, name: str, call: Any, seconds: float) -> dict[str, Any]:
         call()
     torch.cuda.synchronize()
     time.sleep(0.5)
-    times, samples, begin = [], [], time.perf_counter()
+    times: list[float] = []
+    samples: list[list[float]] = []
+    begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

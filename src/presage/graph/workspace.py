@@ -203,6 +203,8 @@ def _efficient_attention_backward(graph: Graph, op: Op) -> Buffers:
     """The query's gradient in float32, in whole tiles of 64 rows and 64 columns, with a counter for each."""
     dy, q = graph.inputs_of(op)[:2]
     heads, rows, depth = prod(q.shape[:2]), q.shape[2], q.shape[3]
+    if op.name == "aten::_efficient_attention_backward":  # takes heads after rows
+        heads, rows = q.shape[0] * q.shape[2], q.shape[1]
     tiles, wide = -(-rows // 64), -(-depth // 64) * 64
     copy = () if _is_dense(dy) else (dy.nbytes,)
     return (*copy, 4 * heads * rows, heads * tiles * (64 * wide * 4 + 16))

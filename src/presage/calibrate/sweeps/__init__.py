@@ -21,7 +21,7 @@ Parameters = dict[str, Any]
 class Family(NamedTuple):
     sample: Callable[[np.random.Generator], Parameters]
     build: Callable[[Any, Parameters], Callable[[], Any]]
-    count: int  # how many draws a full sweep takes
+    draws: int  # of a full sweep
 
 
 FAMILIES: dict[str, Family] = {
@@ -34,4 +34,4 @@ FAMILIES: dict[str, Family] = {
 def draw(name: str, seed: int = 0) -> list[Parameters]:
     """The family's draws: the same for the same seed, and a longer sweep begins with a shorter one."""
     rng = np.random.default_rng([seed, sum(map(ord, name))])
-    return [FAMILIES[name].sample(rng) for _ in range(FAMILIES[name].count)]
+    return [FAMILIES[name].sample(rng) for _ in range(FAMILIES[name].draws)]

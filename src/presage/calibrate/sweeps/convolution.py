@@ -33,10 +33,21 @@ def sample_conv(rng: np.random.Generator) -> dict[str, Any]:
         if flops > 1e5 and flops / rate < LONGEST and moved < 3e9:
             break
     return {
-        "kind": kind, "dims": dims, "n": n, "i": i, "o": o, "size": size, "k": k, "stride": stride, "groups": groups,
-        "padding": int(pick(rng, (0, k // 2), [0.2, 0.8])), "dilation": 2 if k == 3 and rng.random() < 0.06 else 1,
-        "transposed": transposed, "channels_last": bool(dims > 1 and rng.random() < 0.5), "bias": bool(rng.random() < 0.3),
-    }  # fmt: skip
+        "kind": kind,
+        "dims": dims,
+        "n": n,
+        "i": i,
+        "o": o,
+        "size": size,
+        "k": k,
+        "stride": stride,
+        "groups": groups,
+        "padding": int(pick(rng, (0, k // 2), [0.2, 0.8])),
+        "dilation": 2 if k == 3 and rng.random() < 0.06 else 1,
+        "transposed": transposed,
+        "channels_last": bool(dims > 1 and rng.random() < 0.5),
+        "bias": bool(rng.random() < 0.3),
+    }
 
 
 def build_conv(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
@@ -44,9 +55,17 @@ def build_conv(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
     dtype = "float32" if p["kind"] == "tf32" else p["kind"]
     name = f"Conv{'Transpose' if p['transposed'] else ''}{p['dims']}d"
     m = getattr(torch.nn, name)(
-        p["i"], p["o"], p["k"], p["stride"], p["padding"], dilation=p["dilation"], groups=p["groups"], bias=p["bias"],
-        device="cuda", dtype=getattr(torch, dtype),
-    )  # fmt: skip
+        p["i"],
+        p["o"],
+        p["k"],
+        p["stride"],
+        p["padding"],
+        dilation=p["dilation"],
+        groups=p["groups"],
+        bias=p["bias"],
+        device="cuda",
+        dtype=getattr(torch, dtype),
+    )
     x = tensor(torch, (p["n"], p["i"], *[p["size"]] * p["dims"]), dtype)
     if p["channels_last"]:
         last = torch.channels_last if p["dims"] == 2 else torch.channels_last_3d
@@ -64,10 +83,14 @@ def build_conv(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
 
 def sample_pool(rng: np.random.Generator) -> dict[str, Any]:
     return {
-        "what": pick(rng, ("max", "avg", "adaptive", "nearest", "bilinear")), "dtype": pick(rng, ("float32", "bfloat16")),
-        "n": log_int(rng, 1, 256), "c": typical(rng, 8, 1024), "size": log_int(rng, 8, 128),
-        "k": pick(rng, (2, 3)), "channels_last": bool(rng.random() < 0.5),
-    }  # fmt: skip
+        "what": pick(rng, ("max", "avg", "adaptive", "nearest", "bilinear")),
+        "dtype": pick(rng, ("float32", "bfloat16")),
+        "n": log_int(rng, 1, 256),
+        "c": typical(rng, 8, 1024),
+        "size": log_int(rng, 8, 128),
+        "k": pick(rng, (2, 3)),
+        "channels_last": bool(rng.random() < 0.5),
+    }
 
 
 def build_pool(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
@@ -95,10 +118,15 @@ def build_pool(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
 
 def sample_rnn(rng: np.random.Generator) -> dict[str, Any]:
     return {
-        "what": pick(rng, ("LSTM", "GRU", "RNN"), [0.5, 0.35, 0.15]), "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
-        "b": log_int(rng, 4, 512), "s": log_int(rng, 8, 256), "i": typical(rng, 32, 1024), "d": typical(rng, 32, 1024),
-        "layers": pick(rng, (1, 2, 3)), "both": bool(rng.random() < 0.25),
-    }  # fmt: skip
+        "what": pick(rng, ("LSTM", "GRU", "RNN"), [0.5, 0.35, 0.15]),
+        "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
+        "b": log_int(rng, 4, 512),
+        "s": log_int(rng, 8, 256),
+        "i": typical(rng, 32, 1024),
+        "d": typical(rng, 32, 1024),
+        "layers": pick(rng, (1, 2, 3)),
+        "both": bool(rng.random() < 0.25),
+    }
 
 
 def build_rnn(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:

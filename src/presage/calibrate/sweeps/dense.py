@@ -61,10 +61,17 @@ def sample_attention(rng: np.random.Generator) -> dict[str, Any]:
         if 4 * b * h * s * t * d / (3e13 if dtype == "float32" else 3e14) < LONGEST and b * h * (s + t) * d < 3e8:
             break
     return {
-        "dtype": dtype, "b": b, "h": h, "s": s, "t": t, "d": d,
-        "causal": bool(s == t and rng.random() < 0.5), "dropout": 0.1 if rng.random() < 0.15 else 0.0,
-        "bias": bool(rng.random() < 0.1), "interleaved": bool(rng.random() < 0.5),
-    }  # fmt: skip
+        "dtype": dtype,
+        "b": b,
+        "h": h,
+        "s": s,
+        "t": t,
+        "d": d,
+        "causal": bool(s == t and rng.random() < 0.5),
+        "dropout": 0.1 if rng.random() < 0.15 else 0.0,
+        "bias": bool(rng.random() < 0.1),
+        "interleaved": bool(rng.random() < 0.5),
+    }
 
 
 def build_attention(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:

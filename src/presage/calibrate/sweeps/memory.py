@@ -25,11 +25,14 @@ def sample_pointwise(rng: np.random.Generator) -> dict[str, Any]:
     rows, columns = _rows(rng)
     what = pick(rng, ("unary", "binary", "scalar", "inplace", "activation", "where", "compare", "cast", "addcmul"))
     return {
-        "what": what, "dtype": pick(rng, DTYPES, [0.5, 0.4, 0.1]), "rows": rows, "columns": columns,
+        "what": what,
+        "dtype": pick(rng, DTYPES, [0.5, 0.4, 0.1]),
+        "rows": rows,
+        "columns": columns,
         "op": pick(rng, {"unary": UNARY, "activation": ACTIVATIONS}.get(what, BINARY)),
         "layout": pick(rng, ("plain", "row", "column", "transposed", "sliced"), [0.6, 0.15, 0.05, 0.12, 0.08]),
         "other": pick(rng, DTYPES),
-    }  # fmt: skip
+    }
 
 
 def _laid_out(torch: Any, p: dict[str, Any], dtype: str) -> Any:
@@ -86,8 +89,14 @@ def sample_copy(rng: np.random.Generator) -> dict[str, Any]:
     shape = [min(first, 4096), *dims]
     what = pick(rng, ("permute", "clone", "fill", "zeros", "cat", "stack", "split", "copy", "pad", "slice_backward"))
     order = [int(i) for i in rng.permutation(4)]
-    return {"what": what, "dtype": pick(rng, ("float32", "bfloat16")), "shape": shape, "order": order,
-            "parts": log_int(rng, 2, 32), "dim": int(rng.integers(0, 4))}  # fmt: skip
+    return {
+        "what": what,
+        "dtype": pick(rng, ("float32", "bfloat16")),
+        "shape": shape,
+        "order": order,
+        "parts": log_int(rng, 2, 32),
+        "dim": int(rng.integers(0, 4)),
+    }
 
 
 def build_copy(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
@@ -126,9 +135,11 @@ def sample_reduce(rng: np.random.Generator) -> dict[str, Any]:
     rows, columns = _rows(rng)
     return {
         "what": pick(rng, ("sum", "mean", "amax", "norm", "var", "argmax", "cumsum", "any")),
-        "dtype": pick(rng, ("float32", "bfloat16")), "rows": rows, "columns": columns,
+        "dtype": pick(rng, ("float32", "bfloat16")),
+        "rows": rows,
+        "columns": columns,
         "dim": pick(rng, ("last", "first", "all", "middle"), [0.35, 0.35, 0.15, 0.15]),
-    }  # fmt: skip
+    }
 
 
 def build_reduce(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
@@ -151,8 +162,14 @@ def build_reduce(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
 
 def sample_random(rng: np.random.Generator) -> dict[str, Any]:
     rows, columns = _rows(rng)
-    return {"what": pick(rng, ("dropout", "randn", "rand", "bernoulli", "randint", "arange"), [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]),
-            "dtype": pick(rng, ("float32", "bfloat16")), "rows": rows, "columns": columns}  # fmt: skip
+    return {
+        "what": pick(
+            rng, ("dropout", "randn", "rand", "bernoulli", "randint", "arange"), [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
+        ),
+        "dtype": pick(rng, ("float32", "bfloat16")),
+        "rows": rows,
+        "columns": columns,
+    }
 
 
 def build_random(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:

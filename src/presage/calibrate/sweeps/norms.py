@@ -19,8 +19,16 @@ def sample_norm(rng: np.random.Generator) -> dict[str, Any]:
         if what in ("layer", "batch_flat")
         else max(1, int(log_int(rng, 1e4, 1.5e8) / (channels * size**2)))
     )
-    return {"what": what, "dtype": pick(rng, ("float32", "bfloat16")), "rows": int(rows), "channels": channels, "size": size,
-            "groups": pick(rng, (1, 8, 32)), "channels_last": bool(rng.random() < 0.5), "mixed": bool(rng.random() < 0.5)}  # fmt: skip
+    return {
+        "what": what,
+        "dtype": pick(rng, ("float32", "bfloat16")),
+        "rows": int(rows),
+        "channels": channels,
+        "size": size,
+        "groups": pick(rng, (1, 8, 32)),
+        "channels_last": bool(rng.random() < 0.5),
+        "mixed": bool(rng.random() < 0.5),
+    }
 
 
 def build_norm(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
@@ -53,9 +61,13 @@ def build_norm(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
 def sample_softmax(rng: np.random.Generator) -> dict[str, Any]:
     columns = typical(rng, 2, 200000)
     return {
-        "what": pick(rng, ("softmax", "log_softmax", "cross_entropy", "bce", "mse", "nll"), [0.3, 0.2, 0.25, 0.1, 0.1, 0.05]),
-        "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]), "rows": log_int(rng, 1, max(2.0, 1.2e8 / columns)), "columns": columns,
-    }  # fmt: skip
+        "what": pick(
+            rng, ("softmax", "log_softmax", "cross_entropy", "bce", "mse", "nll"), [0.3, 0.2, 0.25, 0.1, 0.1, 0.05]
+        ),
+        "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
+        "rows": log_int(rng, 1, max(2.0, 1.2e8 / columns)),
+        "columns": columns,
+    }
 
 
 def build_softmax(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:

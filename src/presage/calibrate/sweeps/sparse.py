@@ -25,8 +25,15 @@ def sample_embedding(rng: np.random.Generator) -> dict[str, Any]:
     what = pick(rng, ("embedding", "bag", "bag_sparse"), [0.45, 0.45, 0.1])
     pool = 1 if rng.random() < 0.3 else log_int(rng, 1, 128)
     count = log_int(rng, 16, min(4e6, 1e9 / dim))
-    return {"what": what, "dim": dim, "rows": rows, "count": max(pool, count // pool * pool), "pool": pool,
-            "alpha": pick(rng, (0.0, 0.0, 0.6, 0.9, 1.05, 1.2)), "dtype": pick(rng, ("float32", "bfloat16"), [0.85, 0.15])}  # fmt: skip
+    return {
+        "what": what,
+        "dim": dim,
+        "rows": rows,
+        "count": max(pool, count // pool * pool),
+        "pool": pool,
+        "alpha": pick(rng, (0.0, 0.0, 0.6, 0.9, 1.05, 1.2)),
+        "dtype": pick(rng, ("float32", "bfloat16"), [0.85, 0.15]),
+    }
 
 
 def build_embedding(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
@@ -52,9 +59,17 @@ def build_embedding(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
 def sample_index(rng: np.random.Generator) -> dict[str, Any]:
     columns = typical(rng, 1, 2048)
     rows = log_int(rng, 2, 1e8 / columns)
-    return {"what": pick(rng, ("index", "index_select", "gather", "index_add", "scatter_add", "index_put", "masked_fill", "index_both")),
-            "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]), "rows": rows, "columns": columns,
-            "count": log_int(rng, 1, 1e8 / columns), "alpha": pick(rng, (0.0, 0.0, 0.9, 1.1))}  # fmt: skip
+    return {
+        "what": pick(
+            rng,
+            ("index", "index_select", "gather", "index_add", "scatter_add", "index_put", "masked_fill", "index_both"),
+        ),
+        "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
+        "rows": rows,
+        "columns": columns,
+        "count": log_int(rng, 1, 1e8 / columns),
+        "alpha": pick(rng, (0.0, 0.0, 0.9, 1.1)),
+    }
 
 
 def build_index(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
@@ -89,8 +104,12 @@ def build_index(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
 
 def sample_sort(rng: np.random.Generator) -> dict[str, Any]:
     columns = log_int(rng, 2, 1e6)
-    return {"what": pick(rng, ("sort", "topk", "argsort", "unique")), "dtype": pick(rng, ("float32", "int64")),
-            "rows": log_int(rng, 1, max(2.0, 2e7 / columns)), "columns": columns}  # fmt: skip
+    return {
+        "what": pick(rng, ("sort", "topk", "argsort", "unique")),
+        "dtype": pick(rng, ("float32", "int64")),
+        "rows": log_int(rng, 1, max(2.0, 2e7 / columns)),
+        "columns": columns,
+    }
 
 
 def build_sort(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
