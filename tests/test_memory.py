@@ -84,6 +84,30 @@ def test_gradients_freed_at_the_start_are_those_the_step_before_made() -> None:
     assert (p.before, p.after, p.peak_allocated, p.peak_reserved) == (80 * MIB, 80 * MIB, 80 * MIB, 80 * MIB)
 
 
+def test_the_first_step_makes_the_optimizer_state_out_of_what_the_backward_pass_gave_back() -> None:
+    update = Op("aten::relu", "", (), (), "optimizer", "main")
+    g = step(
+        [op(), update],
+        [(40 * MIB, "parameter"), (40 * MIB, "optimizer"), (80 * MIB, "activation")],
+        [(0, 2, True), (1, 2, False)],
+    )
+    first, later = profile(g, steps=1), profile(g)
+    assert (first.before, first.after, first.peak_reserved) == (40 * MIB, 80 * MIB, 120 * MIB)
+    assert (later.before, later.after, later.peak_allocated) == (80 * MIB, 80 * MIB, 160 * MIB)
+    assert later.by_role() == {"activation": 80 * MIB, "parameter": 40 * MIB, "optimizer": 40 * MIB}
+
+
+def test_state_without_an_update_is_there_from_the_second_step_on() -> None:
+    assert profile(step([op()], [(4 * MIB, "optimizer")], [])).before == 4 * MIB
+
+
+def test_a_library_used_late_in_one_step_is_alive_early_in_the_next() -> None:
+    g = step([op(), op("aten::mm", "autograd")], [(40 * MIB, "activation")], [(0, 0, True), (1, 0, False)])
+    p = profile(g)
+    assert (p.peak_op, p.peak_allocated) == (0, 72 * MIB)
+    assert sum(h.nbytes for h in p.holdings) == p.peak_allocated
+
+
 def test_each_thread_has_its_own_cublas_workspace_for_good() -> None:
     g = step([op("aten::mm"), op("aten::mm", "autograd"), op("aten::mm")], [(512, "parameter")], [])
     p = profile(g, steps=1)
@@ -159,6 +183,14 @@ def test_attention_backward_as_seen() -> None:
     assert found == (64000, 8392704)
 
 
+def test_kernels_own_attention_ops_take_heads_after_rows() -> None:
+    for kind, dtype in (("efficient", "float32"), ("flash", "bfloat16")):
+        q, k = (tensor(0, (2, heads, 1000, 64), dtype) for heads in (8, 4))
+        turned = [tensor(0, (2, 1000, t.shape[1], 64), dtype) for t in (q, q, k, k)]
+        around = transient(*one_op(f"aten::_scaled_dot_product_{kind}_attention_backward", [q, q, k, k]))
+        assert transient(*one_op(f"aten::_{kind}_attention_backward", turned)) == around
+
+
 CONVOLUTIONS = [  # batch, channels, filters, side, kernel, dtype, tf32, channels-last, bytes seen in a forward call
     (32, 64, 64, 112, 3, "float32", True, False, 205668499),
     (32, 64, 64, 112, 3, "bfloat16", True, False, 102834323),
@@ -189,6 +221,51 @@ def test_forward_fourier_as_seen() -> None:
     assert transient(*one_op("aten::convolution", [x, w, None], [x], cudnn_allow_tf32=False)) == (2355363840,)
 
 
+def test_forward_fourier_of_unequal_channels_as_seen() -> None:
+    x, w, y = tensor(0, (32, 64, 32, 32)), tensor(0, (128, 64, 3, 3)), tensor(0, (32, 128, 32, 32))
+    assert transient(*one_op("aten::convolution", [x, w, None], [y], cudnn_allow_tf32=False)) == (346324992,)
+
+
+WEIGHT_GRADIENTS = [  # input, weight, output, bytes seen of a float32 weight gradient without TF32
+    ((64, 256, 14, 14), (256, 256, 3, 3), (64, 256, 7, 7), 18415632),
+    ((128, 576, 7, 7), (160, 576, 1, 1), (128, 160, 7, 7), 18464784),
+    ((16, 96, 56, 56), (192, 96, 2, 2), (16, 192, 28, 28), 0),
+    ((32, 512, 28, 28), (128, 512, 1, 1), (32, 128, 28, 28), 0),
+]
+
+
+@pytest.mark.parametrize(("shape", "weight", "out", "seen"), WEIGHT_GRADIENTS)
+def test_many_short_sums_are_computed_channels_last(
+    shape: tuple[int, ...], weight: tuple[int, ...], out: tuple[int, ...], seen: int
+) -> None:
+    inputs = [tensor(0, out), tensor(0, shape), tensor(0, weight), [False, True, False]]
+    found = sum(transient(*one_op("aten::convolution_backward", inputs, cudnn_allow_tf32=False)))
+    assert found == pytest.approx(seen, abs=1024)
+
+
+def test_a_group_has_as_many_channels_in_as_out() -> None:
+    def bytes_of(channels: int, filters: int) -> int:
+        x, y = tensor(0, (16, channels, 28, 28), "bfloat16"), tensor(0, (16, filters, 28, 28), "bfloat16")
+        return sum(transient(*one_op("aten::convolution", [x, tensor(0, (filters, 8, 3, 3), "bfloat16"), None], [y])))
+
+    assert bytes_of(256, 256) == pytest.approx(12881936, abs=1024)  # as seen
+    assert bytes_of(128, 256) == pytest.approx(2 * 6422528 + 2 * 36864, abs=1024)
+
+
+def test_grouped_volumes_are_copied_group_by_group() -> None:
+    x, w, y = (tensor(0, s) for s in ((4, 16, 32, 32, 32), (32, 4, 3, 3, 3), (4, 32, 16, 16, 16)))
+    found = transient(*one_op("aten::convolution", [x, w, None], [y], cudnn_allow_tf32=False))
+    assert found == (x.nbytes + y.nbytes,)
+
+
+@pytest.mark.parametrize(("dropout", "train", "state"), [(0.2, True, 24 * 2048 * 132), (0.2, False, 0), (0.0, True, 0)])
+def test_recurrent_dropout_keeps_a_state(dropout: float, train: bool, state: int) -> None:
+    x = tensor(0, (100, 32, 128))
+    rest: list[Any] = [[], 4, None, None, None, 1, 256, 0, 2, False, dropout, train, False, [], None]
+    p = profile(one_op("aten::_cudnn_rnn", [x, *rest])[0])
+    assert sum(h.nbytes for h in p.holdings if h.name.startswith("cudnn dropout")) == state
+
+
 RESERVES = [  # mode, steps, batch, features, hidden, layers, directions, itemsize, bytes seen
     (2, 100, 32, 128, 256, 2, 1, 4, 36045056),
     (2, 50, 64, 256, 512, 1, 2, 2, 32768256),
@@ -206,7 +283,7 @@ def test_recurrent_reserves_as_seen(case: tuple[int, ...]) -> None:
 def test_a_reserve_without_a_size_gets_one() -> None:
     x, state, reserve = (100, 32, 128), (2, 32, 256), Tensor(2, 2, (0,), (1,), "uint8")
     tensors = (Tensor(0, 0, x, strides(x), "float32"), Tensor(1, 1, state, strides(state), "float32"), reserve)
-    inputs = (Ref(0), [Ref(1)], 4, None, Ref(1), None, 2, 256, 0, 2, False, 0.0, True, False, [], None)
+    inputs: tuple[Any, ...] = (Ref(0), [Ref(1)], 4, None, Ref(1), None, 2, 256, 0, 2, False, 0.0, True, False, [], None)
     made = (Storage(0, 512, "input"), Storage(1, 512, "activation"), Storage(2, 0, "activation"))
     rnn = Op("aten::_cudnn_rnn", "", inputs, (1, 2), "forward", "main")
     g = Graph((rnn,), tensors, made, (Event(0, 1, True), Event(0, 2, True), Event(1, 1, False), Event(1, 2, False)))

@@ -145,7 +145,7 @@ def _trace_key(trace: Trace, event: int) -> Key:
 
 
 def _json(trace: Trace, place: int) -> list[Any]:
-    return msgspec.json.decode(trace.shapes[place]) if place >= 0 else []  # type: ignore[no-any-return]
+    return msgspec.json.decode(trace.shapes[place]) if place >= 0 else []
 
 
 def captured_ops(graph: Graph) -> dict[str, list[LeafOp]]:
@@ -185,7 +185,8 @@ def match(case: str, traced: dict[str, list[LeafOp]], captured: dict[str, list[L
 def _aligned(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[int, int, int]]:
     numbers: dict[Key, int] = {}
     left, right = ([numbers.setdefault(k, len(numbers)) for k in side] for side in (a, b))
-    return [tuple(m) for m in SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()]
+    blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
+    return [(m.a, m.b, m.size) for m in blocks]
 
 
 def score_capture(

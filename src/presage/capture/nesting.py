@@ -14,6 +14,7 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 
 __all__ = ["Nested", "profiled"]
 
+_ENGINE = "autograd::engine::evaluate_function"
 _HOST, _GPU = "host#", "gpu#"
 _REGIONS = ("Optimizer.", "ProfilerStep", "PyTorch Profiler", "PythonDispatchMode", "PythonSubclass")
 
@@ -92,6 +93,8 @@ def _walk(roots: Any) -> Iterator[Nested]:
         if not children and name.startswith("aten::"):
             yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid)
             continue
+        if name.startswith(_ENGINE) and not any(outer.startswith(_ENGINE) for outer in within):
+            within = ()  # autograd has a thread of its own on a GPU: nothing of the caller's is around it
         inner = within if _is_region(event) else (*within, name)
         todo += [(c, inner, number) for c in reversed(children)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,12 +13,18 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 from presage.capture.calls import Call
+from presage.graph.graph import Thread
 
-__all__ = ["Places"]
+__all__ = ["Places", "host_thread"]
 
 _OURS = str(Path(__file__).parent)
 _NO_NUMBER = 1 << 62  # nodes that accumulate gradients have a number above it
 _TORCH = str(Path(torch.__file__).parent)
+
+
+def host_thread() -> Thread:
+    """The thread a GPU run would be on: autograd has one of its own, though while capturing it borrows the caller's."""
+    return "main" if torch._C._current_autograd_node() is None else "autograd"
 
 
 class Places:
@@ -30,8 +35,7 @@ class Places:
         self.roots: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.in_optimizer = False
-        self.main = threading.get_ident()
-        self._stacks: dict[int, list[str]] = {}
+        self._stacks: dict[Thread, list[str]] = {}
         self._forward: dict[int, tuple[str, str]] = {}  # module and line of the op with that autograd number
         self.before_step: list[Any] = []
 
@@ -59,11 +63,11 @@ class Places:
             self.roots.append(module)
             for name, child in module.named_modules(prefix=prefix):
                 self.names.setdefault(id(child), name)
-        self._stacks.setdefault(threading.get_ident(), []).append(self.names[id(module)])
+        self._stacks.setdefault(host_thread(), []).append(self.names[id(module)])
 
     def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         del module, inputs, output
-        stack = self._stacks.get(threading.get_ident())
+        stack = self._stacks.get(host_thread())
         if stack:
             stack.pop()
 
@@ -80,10 +84,10 @@ class Places:
 
     def fill(self, call: Call) -> None:
         """Write down where a call comes from."""
-        thread = threading.get_ident()
+        thread = host_thread()
         stack = self._stacks.get(thread)
         node = torch._C._current_autograd_node()
-        call.thread = "main" if thread == self.main else "autograd"
+        call.thread = thread
         if node is not None and not stack:
             number = node._sequence_nr()
             call.sequence = number if number < _NO_NUMBER else -1

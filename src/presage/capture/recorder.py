@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -26,7 +25,7 @@ from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.inplace import as_on_plain_tensors
 from presage.capture.layouts import as_on_cuda
 from presage.capture.outcomes import OUTCOMES
-from presage.capture.place import Places
+from presage.capture.place import Places, host_thread
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
@@ -99,14 +98,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         run = self._run_gpu if on_gpu else self._fake_host
-        if threading.get_ident() == self.places.main:
+        if host_thread() == "main":
             if self.failure is not None:
                 raise self.failure
             return run(func, args, kwargs)
         try:
             return run(func, args, kwargs)
         except Exception as e:
-            # An exception must not leave autograd's thread: the backend's stream guard would end the process.
+            # An exception must not leave autograd's engine: the backend's stream guard would end the process.
             self.failure = self.failure or e
             return self._guess(func, args)
 

@@ -34,7 +34,8 @@ def capture(
     once, run `warm_up` times (optimizers make their state on the first step), and once more for the record.
     """
     arguments = arguments or {}
-    with settings.kept(), pretend.cuda():
+    # autograd's own threads know only the devices that were there when the process first ran a backward
+    with settings.kept(), pretend.cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = Recorder()
         with recorder.places.following(), recorder:
             step = _users(recorder, lambda: function("cuda", **arguments))

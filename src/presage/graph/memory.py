@@ -72,7 +72,8 @@ class MemoryProfile:
 def profile(graph: Graph, *, steps: int = 2) -> MemoryProfile:
     """Replay a step `steps` times, so that what the first leaves in the allocator's cache is there for the next.
 
-    The last step's timeline and holdings are told; the peaks are the highest of all steps.
+    The first is the first of a run: it finds no gradients and makes the optimizer's state itself. The last step's
+    timeline and holdings are told; the peaks are the highest of all steps.
     """
     machine = _Machine(graph)
     machine.begin()
@@ -130,14 +131,23 @@ class _Machine:
         self.live: dict[int, tuple[Block | None, int]] = {}  # storage: its block, and since which op
         self.sizes: dict[int, int] = {}  # storage: bytes it got the last time
         self.libraries: dict[tuple[str, str], tuple[int, int]] = {}  # bytes, and since which op
+        self.later: list[int] = []  # optimizer state that the first step is still to make
         self.events = _by_op(graph)
         self.reserves = reserves(graph)
 
     def begin(self) -> None:
-        """What is there before the first step: made in the order of the storages."""
+        """What is there before the first step: made in the order of the storages.
+
+        Gradients that a step finds are those of the step before, so the first one finds none; and an optimizer makes
+        its state in its first step, out of what the backward pass has given back.
+        """
         made = {e.storage for e in self.graph.events if e.allocates}
         for s in self.graph.storages:
-            if s.id not in made:
+            if s.id in made or s.role == "gradient":
+                continue
+            if s.role == "optimizer":
+                self.later.append(s.id)
+            else:
                 self._make(s.id, -1)
 
     def rewind(self) -> None:
@@ -146,6 +156,8 @@ class _Machine:
         A storage that the step freed but had not made is there again under the block of one that it made and kept: a
         gradient, say, that is freed at the start and remade in every step.
         """
+        self.later = []
+        self.libraries = {key: (size, -1) for key, (size, _) in self.libraries.items()}
         made = {e.storage for e in self.graph.events if e.allocates}
         kept = [s for s in self.live if s in made]
         gone = [s.id for s in self.graph.storages if s.id not in made and s.id not in self.live]
@@ -164,7 +176,7 @@ class _Machine:
         trace = _Trace(self.state.allocated)
         trace.start = set(self.live)
         for number, op in enumerate(self.graph.ops):
-            self._apply(number)
+            self._apply(number, first_update=bool(self.later) and op.phase == "optimizer")
             scratch = self._scratch(number, op)
             trace.allocated.append(self.state.allocated)
             trace.reserved.append(self.state.reserved)
@@ -202,8 +214,14 @@ class _Machine:
         self.live[storage] = block, number
         self.sizes[storage] = block.size if block is not None else 0
 
-    def _apply(self, number: int) -> None:
-        for storage, allocates in self.events.get(number, ()):
+    def _apply(self, number: int, first_update: bool = False) -> None:
+        """What is freed and allocated before an op; optimizer state that is still to be made comes in between."""
+        events = self.events.get(number, [])
+        if first_update:
+            place = next((i for i, (_, allocates) in enumerate(events) if allocates), len(events))
+            events = [*events[:place], *((storage, True) for storage in self.later), *events[place:]]
+            self.later = []
+        for storage, allocates in events:
             if allocates:
                 self._make(storage, number)
             elif storage in self.live:

@@ -24,13 +24,16 @@ Rule: TypeAlias = Callable[[Graph, Op], Buffers]
 
 # PyTorch gives cuBLAS 32 MiB per handle and stream on compute capability 9, and cuBLASLt 1 MiB of its own. Both come
 # out of the caching allocator at the first use and stay. Every host thread has its own handle: the main thread and
-# autograd's count separately.
-LIBRARY = {"cublas": 32 * 1024 * 1024, "cublaslt": 1024 * 1024}
+# autograd's count separately. Recurrent layers with dropout have cuDNN keep the state of a random number generator, of
+# 24 bytes, for each of the 2048 threads of the 132 multiprocessors.
+LIBRARY = {"cublas": 32 * 1024 * 1024, "cublaslt": 1024 * 1024, "cudnn dropout": 24 * 2048 * 132}
 _CUBLAS = frozenset(aten("mm addmm bmm baddbmm addbmm mv addmv dot vdot _addmm_activation linear matmul"))
 
 
 def library(graph: Graph, op: Op) -> tuple[str, ...]:
     """The library workspaces an op needs to be there: keys of LIBRARY."""
+    if op.name == "aten::_cudnn_rnn":
+        return ("cudnn dropout",) if rnn.drops(op) else ()
     if op.name not in _CUBLAS or not op.kernels:
         return ()
     return ("cublas", "cublaslt") if _adds_bias_in_place(graph, op) else ("cublas",)
@@ -199,24 +202,29 @@ def _cudnn_attention_backward(graph: Graph, op: Op) -> Buffers:
     return (*copy, 4 * q.elements + 4 * prod(q.shape[:3]) + shared + 256)
 
 
+def _heads_first(op: Op, t: Tensor) -> tuple[int, int, int, int]:
+    """Batch, heads, rows and head size: the kernels' own ops take heads after rows, those around them before."""
+    batch, second, third, depth = t.shape
+    return (batch, second, third, depth) if "scaled_dot_product" in op.name else (batch, third, second, depth)
+
+
 def _efficient_attention_backward(graph: Graph, op: Op) -> Buffers:
     """The query's gradient in float32, in whole tiles of 64 rows and 64 columns, with a counter for each."""
     dy, q = graph.inputs_of(op)[:2]
-    heads, rows, depth = prod(q.shape[:2]), q.shape[2], q.shape[3]
-    if op.name == "aten::_efficient_attention_backward":  # takes heads after rows
-        heads, rows = q.shape[0] * q.shape[2], q.shape[1]
+    batch, heads, rows, depth = _heads_first(op, q)
     tiles, wide = -(-rows // 64), -(-depth // 64) * 64
     copy = () if _is_dense(dy) else (dy.nbytes,)
-    return (*copy, 4 * heads * rows, heads * tiles * (64 * wide * 4 + 16))
+    return (*copy, 4 * batch * heads * rows, batch * heads * tiles * (64 * wide * 4 + 16))
 
 
 def _flash_attention_backward(graph: Graph, op: Op) -> Buffers:
     """The query's gradient in float32 and the row sums, rows rounded up to 128, head size to 32."""
     _, q, k = graph.inputs_of(op)[:3]
-    heads, rows, depth = prod(q.shape[:2]), -(-q.shape[2] // 128) * 128, -(-q.shape[3] // 32) * 32
-    shared = 2 * k.itemsize * heads * k.shape[2] * k.shape[3] if q.shape[1] != k.shape[1] else 0
-    sums = (4 * heads * rows * depth, 4 * heads * rows)
-    return (*sums, shared) if shared else sums
+    batch, heads, rows, depth = _heads_first(op, q)
+    _, key_heads, keys, _ = _heads_first(op, k)
+    rows, wide = -(-rows // 128) * 128, -(-depth // 32) * 32
+    sums = (4 * batch * heads * rows * wide, 4 * batch * heads * rows)
+    return (*sums, 2 * k.itemsize * batch * heads * keys * depth) if heads != key_heads else sums
 
 
 def _binary_cross_entropy(graph: Graph, op: Op) -> Buffers:

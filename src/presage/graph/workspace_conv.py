@@ -207,18 +207,19 @@ def _forward_fourier(s: Shape) -> int:
 def _takes_whole_fourier(s: Shape) -> bool:
     """Large batches of small and middle-sized images; channels that are at least halved, in batches of any size.
 
-    Seen over 160 shapes, of which this gets nine in ten right. Of halved channels only one was among them.
+    This gets all but 8 right of 159 shapes that were seen, 36 of which took it. Only one of them halved its channels.
     """
     side = isqrt(s.area_out)
-    if not _winograd_fits(s) or s.channels_last or min(s.channels, s.filters) < 64 or not 7 <= side <= 56:
+    if not _winograd_fits(s) or min(s.channels, s.filters) < 64 or not 7 <= side <= 56:
         return False
-    if 30 < side and s.channels >= 2 * s.filters:
+    if s.channels != s.filters and (s.channels_last or side <= 30):
+        return False
+    if s.channels >= 2 * s.filters:
         return True
     if side > 32:
         return s.channels == s.filters >= 128 and s.batch >= 16
-    wide = s.filters == 2 * s.channels and side > 30
-    enough = s.batch >= (24 if side > 30 and not wide else 32) and s.batch * s.channels * s.area_out >= 2_000_000
-    return enough and (wide or s.channels == s.filters)
+    enough = 24 if side > 30 and s.channels == s.filters else 32
+    return s.batch >= enough and s.batch * s.channels * s.area_out >= 2_000_000 and s.filters <= 2 * s.channels
 
 
 def _spectrum(side: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from presage.graph.arguments import argument
 from presage.graph.graph import Graph, Op
 
-__all__ = ["Recurrent", "of", "reserves", "scratch"]
+__all__ = ["Recurrent", "drops", "of", "reserves", "scratch"]
 
 KEPT = {0: 1, 1: 1, 2: 5, 3: 6}  # by cuDNN's mode (ReLU, tanh, LSTM, GRU): values kept per hidden unit and time step
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
@@ -62,6 +62,12 @@ def of(graph: Graph, op: Op) -> Recurrent | None:
     steps, batch, features = x[0].shape
     both = 2 if argument(op, "bidirectional", 13 + shift) is True else 1
     return Recurrent(mode, steps, batch, features, hidden, layers, both, x[0].itemsize)
+
+
+def drops(op: Op) -> bool:
+    """Whether a `_cudnn_rnn` op drops values out between its layers."""
+    dropout = argument(op, "dropout", 11)
+    return isinstance(dropout, float | int) and dropout > 0 and argument(op, "train", 12) is True
 
 
 def scratch(graph: Graph, op: Op) -> tuple[int, ...]:
