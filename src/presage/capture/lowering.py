@@ -138,7 +138,9 @@ class Builder:
         c = self.call
         assert c is not None
         launches = not c.view if kernels is None else kernels
-        self.op(c.name, c.inputs, c.outputs, writes=c.writes, kernels=launches, overload=c.overload, sync=c.sync)
+        # an in-place op without kernels (squeeze_) gives its tensor another shape and leaves the data alone
+        writes = c.writes if launches or c.host else ()
+        self.op(c.name, c.inputs, c.outputs, writes=writes, kernels=launches, overload=c.overload, sync=c.sync)
 
     def host(self, name: str, *inputs: Arg, outputs: Sequence[Ref | int] = ()) -> None:
         """An op that launches nothing."""
