@@ -13,6 +13,8 @@ import gzip
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -104,13 +106,24 @@ def record(build, name: str, out: Path) -> dict:
     return row | traced(step, out / f"{name}.json.gz")
 
 
+def alone(args, name: str) -> dict:
+    """One case in a process of its own, so that nothing of the others (workspaces, random states) is in its memory."""
+    call = [sys.executable, __file__, str(args.workloads), str(args.out), "--one", name]
+    said = subprocess.run(call, capture_output=True, text=True)
+    return json.loads(said.stdout.splitlines()[-1]) if said.returncode == 0 else {"error": said.stderr[-500:]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--one", default="", help="only this case, its row to standard output")
     args = parser.parse_args()
+    if args.one:
+        print(json.dumps(record(load(args.workloads).build, args.one, args.out)))
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     listing = args.out / "measured.json"
     found = json.loads(listing.read_text()) if listing.exists() else {"platform": platform(), "cases": {}}
@@ -121,10 +134,7 @@ def main() -> None:
         if time.monotonic() > end:
             print("out of time; run again to go on")
             break
-        try:
-            row = record(module.build, name, args.out)
-        except Exception as e:
-            row = {"error": f"{type(e).__name__}: {e}"[:500]}
+        row = alone(args, name)
         found["cases"][name] = row
         listing.write_text(json.dumps(found, indent=1))
         print(name, {k: v for k, v in row.items() if k != "per_step_ms"}, flush=True)

@@ -142,6 +142,12 @@ class Builder:
         writes = c.writes if launches or c.host else ()
         self.op(c.name, c.inputs, c.outputs, writes=writes, kernels=launches, overload=c.overload, sync=c.sync)
 
+    def drop(self, ref: Arg | int) -> None:
+        """Give a temporary back before its call ends."""
+        storage = self.get(ref).storage
+        self._temporaries.remove(storage)
+        self.events.append(Event(len(self.ops), storage, False))
+
     def host(self, name: str, *inputs: Arg, outputs: Sequence[Ref | int] = ()) -> None:
         """An op that launches nothing."""
         self.op(name, inputs, outputs, kernels=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -101,6 +102,20 @@ def _swap(one: Any, other: Any) -> None:
     torch._C._swap_tensor_impl(one, other)
 
 
+def _deepcopied(tensor: Any, memo: dict[int, Any]) -> Any:
+    """A copy with memory of its own. PyTorch's copies the storage, and a fake tensor's views then do not share it."""
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, tensor.requires_grad)
+        else:
+            copy.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copy.grad = deepcopy(tensor.grad, memo)
+        memo[id(tensor)] = copy
+    return memo[id(tensor)]
+
+
 def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
     subclass, tensor_dispatch, mode_dispatch = (
         torch.Tensor._make_subclass,
@@ -136,6 +151,7 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         # Libraries take fake tensors for a sign that a compiler is at work, and run other code then.
         (torch._subclasses, "FakeTensor", _NotFake),
         (torch.utils, "swap_tensors", _swap),
+        (FakeTensor, "__deepcopy__", _deepcopied),
         (FakeTensor, "_normalize_fake_device", staticmethod(_normalized)),
         (fake_tensor, "init_gpu_context", lambda device: None),  # noqa: ARG005
     ]

@@ -281,6 +281,8 @@ def _efficient_backward_parts(b: Builder, grad: Arg, q: Arg, k: Arg, out: Arg) -
     b.op("aten::sum", [product, [-1], False, None], [rows], overload="dim_IntList")
     turned = b.reshaped(rows, (batch, heads, length), (heads * length, 1, heads))
     contiguous(b, turned)
+    b.drop(product)
+    b.drop(rows)
     if query.dtype == wide and b.get(k).shape[1] > 64:
         # partial sums of the queries' gradient, 64 rows and a 16-byte head each
         blocks = ceil(length / 64) * ceil(depth / 64)

@@ -121,7 +121,8 @@ def _graph(
     return Graph(
         ops=tuple(builder.ops),
         tensors=tuple(tensors),
-        storages=tuple(builder.storages),
+        # a merged storage is another's memory: without events of its own it must not count as there from before
+        storages=tuple(replace(s, nbytes=0) if s.id in builder.merged else s for s in builder.storages),
         events=tuple(events[i] for i in order),
         source=source,
         arguments={k: str(v) for k, v in arguments.items()},

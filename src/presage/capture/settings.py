@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,10 +45,15 @@ def kept() -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     sdp = {n: getattr(torch._C, f"_get_{n}_sdp_enabled")() for n in _SDP}
     state, grad = torch.get_rng_state(), torch.is_grad_enabled()
+    # what fails on fake tensors is told once, as the user's error, and not also logged with a traceback of torch's
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             yield
     finally:
+        log.setLevel(level)
         torch.set_float32_matmul_precision(precision)
         for owner, name, value in before:
             setattr(owner, name, value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,7 +82,8 @@ def graph_of(step: str, arguments: Sequence[str]) -> Graph:
         raise PresageError(
             "capturing a training step needs torch (its CPU build is enough): pip install 'presage[torch]'"
         ) from e
-    with status(f"capturing {step}"):
+    # what the user's code prints must not get between the lines of our own output
+    with status(f"capturing {step}"), redirect_stdout(sys.stderr):
         return capture(load(step), values, source=step)
 
 
