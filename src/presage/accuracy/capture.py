@@ -22,6 +22,7 @@ from presage.errors import InputError, PresageError
 from presage.graph import Graph, Op, Ref
 from presage.traces import kineto
 from presage.traces.trace import HostKind, Step, Trace
+from presage.traces.transplant import innermost_op
 
 __all__ = ["CaptureResult", "CaseMatch", "LeafOp", "captured_ops", "leaf_ops", "match", "score_capture"]
 
@@ -107,7 +108,7 @@ class CaptureResult:
 def leaf_ops(trace: Trace, step: Step) -> dict[str, list[LeafOp]]:
     """The ops that launched kernels in one step, by phase, in the order the host ran them."""
     host, gpu = trace.host, trace.gpu
-    inner, phase = _enclosing(trace)
+    inner, phase = innermost_op(trace), _phases(trace)
     seconds: dict[int, float] = defaultdict(float)
     for launch, ns in zip(gpu.launch, gpu.end - gpu.start, strict=True):
         if launch >= 0 and step.start <= host.start[launch] < step.end and inner[launch] >= 0:
@@ -119,19 +120,16 @@ def leaf_ops(trace: Trace, step: Step) -> dict[str, list[LeafOp]]:
     return out
 
 
-def _enclosing(trace: Trace) -> tuple[list[int], list[str]]:
-    """For each host event the innermost operator around it, and the phase its annotations put it in."""
+def _phases(trace: Trace) -> list[str]:
+    """For each host event the phase its annotations put it in."""
     host = trace.host
-    inner = [-1] * len(host)
     phase = ["forward"] * len(host)
     for i, parent in enumerate(host.parent):
         if parent >= 0:
-            inner[i], phase[i] = inner[parent], phase[parent]
-        if host.kind[i] == HostKind.OP:
-            inner[i] = i
-        elif host.kind[i] == HostKind.ANNOTATION and trace.host_name(i).startswith("Optimizer.step"):
+            phase[i] = phase[parent]
+        if host.kind[i] == HostKind.ANNOTATION and trace.host_name(i).startswith("Optimizer.step"):
             phase[i] = "optimizer"
-    return inner, phase
+    return phase
 
 
 def _trace_key(trace: Trace, event: int) -> Key:

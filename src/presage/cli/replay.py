@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, labels, load_runs, status
+
+if TYPE_CHECKING:
+    from presage.traces.replay import Replay
 
 
 def command(
@@ -19,6 +22,10 @@ def command(
     drop_rank_delay: Annotated[
         list[int], typer.Option("--drop-rank-delay", metavar="RANK", help="This rank as fast as the others' median.")
     ] = [],  # noqa: B006
+    kernels_from: Annotated[
+        Path | None,
+        typer.Option("--kernels-from", metavar="TRACE", help="With the kernel times of another such trace."),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write predicted beside measured for Perfetto.")
     ] = None,
@@ -36,6 +43,8 @@ def command(
     presage replay rank_*.json.gz --scale 'kernel=gemm:0.5' --remove 'call=cudaMalloc|cudaFree'
 
     presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json
+
+    presage replay batch_64.json.gz --kernels-from batch_256.json.gz
     """
     from presage.errors import PresageError
     from presage.files import write_whole
@@ -45,6 +54,7 @@ def command(
 
     wanted = [edits.parse_scale(s) for s in scale] + [edits.parse_remove(s) for s in remove]
     wanted += [edits.drop_rank_delay(r) for r in drop_rank_delay]
+    is_edited = bool(wanted) or kernels_from is not None
     runs = load_runs(traces, ignore, partial, cpu_only)
     if trace is not None and len(runs) > 1:
         raise PresageError("--trace draws one run: give the traces of one")
@@ -54,14 +64,29 @@ def command(
             replay = replay_of(run)
             timeline = replay.simulate()
             changed = edits.edited(replay, wanted)
-            after = changed.simulate() if wanted else timeline
+            if kernels_from is not None:
+                changed = _with_kernels(changed, kernels_from, ignore)
+            after = changed.simulate() if is_edited else timeline
         for i, name in enumerate(names):
-            edited = changed.steps(after, i) if wanted else None
+            edited = changed.steps(after, i) if is_edited else None
             rows.append((name, measured_steps(replay, i), replay.steps(timeline, i), edited))
     if trace is not None:
         write_whole(trace, chrome_trace(changed, after))
-    if emit(json, _found(rows, [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)])):
+    told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
+    told += [f"kernels from {kernels_from}"] if kernels_from else []
+    if emit(json, _found(rows, told)):
         _print(rows, trace)
+
+
+def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
+    from presage.traces.replay import replay_of
+    from presage.traces.run import read_run
+    from presage.traces.transplant import kernels_of
+
+    changed, covered = kernels_of(replay, replay_of(read_run([path], ignore=ignore)))
+    if covered < 1:
+        typer.echo(f"{covered:.1%} of the kernel time of {path} found its operator", err=True)
+    return changed
 
 
 def _found(rows: list[Any], edits: list[str]) -> dict[str, Any]:
