@@ -118,8 +118,8 @@ def transplanted(data: Path) -> list[str]:
             changed, covered = kernels_of(both[i], both[j])
             predicted = changed.steps(changed.simulate(), 0)[1].seconds * 1e3
             own, measured = (measured_steps(both[k], 0)[1].seconds * 1e3 for k in (i, j))
-            cells = f"{covered:.0%} | {own:.1f} ms | {predicted:.1f} ms | {measured:.1f} ms | {predicted / measured - 1:+.1%}"
-            out.append(f"| {pair[i]} | {pair[j]} | {cells} |")
+            times = " | ".join(f"{t:.1f} ms" for t in (own, predicted, measured))
+            out.append(f"| {pair[i]} | {pair[j]} | {covered:.0%} | {times} | {predicted / measured - 1:+.1%} |")
     return out
 
 
@@ -218,8 +218,8 @@ def page(result: Result, capture: dict[str, CaptureResult], peaks: dict[str, Res
             "",
             "### With another trace's kernels (`presage replay A --kernels-from B`)",
             "",
-            "From a host-bound step to a GPU-bound one the error is about 1%. Into a host-bound step it is the difference",
-            "between the two traces' hosts, which on this machine differ by up to 2x from run to run.",
+            "From a host-bound step to a GPU-bound one the error is about 1%. Into a host-bound step it is the",
+            "difference between the two traces' hosts, which on this machine differ by up to 2x from run to run.",
             "",
             *transplanted(data),
             "",
