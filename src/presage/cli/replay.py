@@ -62,16 +62,15 @@ def command(
     for run, names in zip(runs, labels(runs), strict=True):
         with status("replaying"):
             replay = replay_of(run)
-            timeline = replay.simulate()
             changed = edits.edited(replay, wanted)
             if kernels_from is not None:
                 changed = _with_kernels(changed, kernels_from, ignore)
-            after = changed.simulate() if is_edited else timeline
+            before, after = replay.simulate(), changed.simulate()
         for i, name in enumerate(names):
             edited = changed.steps(after, i) if is_edited else None
-            rows.append((name, measured_steps(replay, i), replay.steps(timeline, i), edited))
-    if trace is not None:
-        write_whole(trace, chrome_trace(changed, after))
+            rows.append((name, measured_steps(replay, i), replay.steps(before, i), edited))
+        if trace is not None:
+            write_whole(trace, chrome_trace(changed, after))
     told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
     told += [f"kernels from {kernels_from}"] if kernels_from else []
     if emit(json, _found(rows, told)):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "log_int", "pick", "tensor", "typical"]
+__all__ = ["DTYPES", "both_ways", "log_int", "pick", "tensor", "typical"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 MOST_BYTES = 6e9
@@ -32,6 +33,18 @@ def typical(rng: np.random.Generator, low: float, high: float) -> int:
 
 def pick(rng: np.random.Generator, options: Any, p: Any = None) -> Any:
     return options[int(rng.choice(len(options), p=p))]
+
+
+def both_ways(torch: Any, run: Callable[[], Any], leaves: Sequence[Any], grad: Any = None) -> Callable[[], None]:
+    """Forward and backward of `run`; the gradients of `leaves` are dropped after each call."""
+    given = torch.randn_like(run()) if grad is None else grad
+
+    def call() -> None:
+        run().backward(given)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return call
 
 
 def tensor(torch: Any, shape: Any, dtype: str, grad: bool = False, order: Any = None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import log_int, pick, tensor, typical
+from presage.calibrate.sweeps.common import both_ways, log_int, pick, tensor, typical
 
 LONGEST = 15e-3
 
@@ -71,14 +71,7 @@ def build_conv(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
         last = torch.channels_last if p["dims"] == 2 else torch.channels_last_3d
         m, x = m.to(memory_format=last), x.to(memory_format=last)
     x.requires_grad_(True)
-    grad = torch.randn_like(m(x))
-
-    def call() -> None:
-        m(x).backward(grad)
-        x.grad = None
-        m.zero_grad(set_to_none=True)
-
-    return call
+    return both_ways(torch, lambda: m(x), [x, *m.parameters()])
 
 
 def sample_pool(rng: np.random.Generator) -> dict[str, Any]:
@@ -107,13 +100,7 @@ def build_pool(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
         "nearest": lambda: f.interpolate(x, scale_factor=2, mode="nearest"),
         "bilinear": lambda: f.interpolate(x, scale_factor=2, mode="bilinear"),
     }[p["what"]]
-    grad = torch.randn_like(go())
-
-    def call() -> None:
-        go().backward(grad)
-        x.grad = None
-
-    return call
+    return both_ways(torch, go, [x])
 
 
 def sample_rnn(rng: np.random.Generator) -> dict[str, Any]:
@@ -135,14 +122,7 @@ def build_rnn(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
     make = getattr(torch.nn, p["what"])
     m = make(p["i"], p["d"], p["layers"], batch_first=True, bidirectional=p["both"], device="cuda", dtype=kind)
     x = tensor(torch, (p["b"], p["s"], p["i"]), p["dtype"], True)
-    grad = torch.randn_like(m(x)[0])
-
-    def call() -> None:
-        m(x)[0].backward(grad)
-        x.grad = None
-        m.zero_grad(set_to_none=True)
-
-    return call
+    return both_ways(torch, lambda: m(x)[0], [x, *m.parameters()])
 
 
 FAMILIES = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import MOST_BYTES, log_int, pick, tensor, typical
+from presage.calibrate.sweeps.common import MOST_BYTES, both_ways, log_int, pick, tensor, typical
 
 # Rough H200 rates, only to keep a draw's time bounded.
 RATE = {"float32": 5e13, "tf32": 4e14, "bfloat16": 7e14, "float16": 7e14}
@@ -81,13 +81,9 @@ def build_attention(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
     k, v = (tensor(torch, (p["b"], p["h"], p["t"], p["d"]), p["dtype"], True, order) for _ in range(2))
     bias = tensor(torch, (1, 1, p["s"], p["t"]), p["dtype"]) if p["bias"] and not p["causal"] else None
     grad = tensor(torch, shape, p["dtype"], order=order)
-
-    def call() -> None:
-        attend = torch.nn.functional.scaled_dot_product_attention
-        attend(q, k, v, attn_mask=bias, is_causal=p["causal"], dropout_p=p["dropout"]).backward(grad)
-        q.grad = k.grad = v.grad = None
-
-    return call
+    options = {"attn_mask": bias, "is_causal": p["causal"], "dropout_p": p["dropout"]}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return both_ways(torch, lambda: attend(q, k, v, **options), [q, k, v], grad)
 
 
 FAMILIES = {"gemm": (sample_gemm, build_gemm, 1500), "attention": (sample_attention, build_attention, 320)}

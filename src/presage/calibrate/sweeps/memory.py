@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import DTYPES, log_int, pick, tensor, typical
+from presage.calibrate.sweeps.common import DTYPES, both_ways, log_int, pick, tensor, typical
 
 UNARY = ("neg", "abs", "exp", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "reciprocal", "square", "erf")
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "softplus", "elu", "leaky_relu", "mish", "hardswish")
@@ -56,13 +56,7 @@ def build_pointwise(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
         return lambda: getattr(torch, op)(y)
     if what == "activation":
         x.requires_grad_(True)
-        grad = torch.randn_like(x)
-
-        def both() -> None:
-            getattr(torch.nn.functional, op)(x).backward(grad)
-            x.grad = None
-
-        return both
+        return both_ways(torch, lambda: getattr(torch.nn.functional, op)(x), [x])
     y = _laid_out(torch, p, p["dtype"])
     if what == "binary":
         return lambda: getattr(torch, op)(x, y)
@@ -121,13 +115,7 @@ def build_copy(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
     if what == "slice_backward":
         x.requires_grad_(True)
         half = max(1, p["shape"][-1] // 2)
-        grad = torch.randn_like(x[..., :half])
-
-        def both() -> None:
-            x[..., :half].backward(grad)
-            x.grad = None
-
-        return both
+        return both_ways(torch, lambda: x[..., :half], [x])
     return lambda: x.clone()
 
 
@@ -176,13 +164,7 @@ def build_random(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
     shape, kind = (p["rows"], p["columns"]), getattr(torch, p["dtype"])
     if p["what"] == "dropout":
         x = tensor(torch, shape, p["dtype"], True)
-        grad = torch.randn_like(x)
-
-        def both() -> None:
-            torch.nn.functional.dropout(x, 0.1).backward(grad)
-            x.grad = None
-
-        return both
+        return both_ways(torch, lambda: torch.nn.functional.dropout(x, 0.1), [x])
     if p["what"] == "bernoulli":
         x = torch.rand(shape, device="cuda")
         return lambda: torch.bernoulli(x)

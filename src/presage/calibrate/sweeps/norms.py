@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import log_int, pick, tensor, typical
+from presage.calibrate.sweeps.common import both_ways, log_int, pick, tensor, typical
 
 
 def sample_norm(rng: np.random.Generator) -> dict[str, Any]:
@@ -48,14 +48,7 @@ def build_norm(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
         if p["channels_last"]:
             x = x.to(memory_format=torch.channels_last)
     x.requires_grad_(True)
-    grad = torch.randn_like(x)
-
-    def call() -> None:
-        m(x).backward(grad)
-        x.grad = None
-        m.zero_grad(set_to_none=True)
-
-    return call
+    return both_ways(torch, lambda: m(x), [x, *m.parameters()])
 
 
 def sample_softmax(rng: np.random.Generator) -> dict[str, Any]:
@@ -83,13 +76,7 @@ def build_softmax(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
         "bce": lambda: f.binary_cross_entropy_with_logits(x, other),
         "mse": lambda: f.mse_loss(x, other),
     }[p["what"]]
-    grad = torch.randn_like(go())
-
-    def call() -> None:
-        go().backward(grad)
-        x.grad = None
-
-    return call
+    return both_ways(torch, go, [x])
 
 
 FAMILIES = {"norm": (sample_norm, build_norm, 420), "softmax": (sample_softmax, build_softmax, 260)}

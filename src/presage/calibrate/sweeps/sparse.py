@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import log_int, pick, tensor, typical
+from presage.calibrate.sweeps.common import both_ways, log_int, pick, tensor, typical
 
 
 def indices(torch: Any, count: int, rows: int, alpha: float) -> Any:
@@ -47,13 +47,7 @@ def build_embedding(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
         m = torch.nn.EmbeddingBag(p["rows"], p["dim"], mode="sum", sparse=sparse, device="cuda", dtype=kind)
         offsets = torch.arange(0, p["count"], p["pool"], device="cuda")
         run = lambda: m(i, offsets)  # noqa: E731
-    grad = torch.randn_like(run())
-
-    def call() -> None:
-        run().backward(grad)
-        m.weight.grad = None
-
-    return call
+    return both_ways(torch, run, [m.weight])
 
 
 def sample_index(rng: np.random.Generator) -> dict[str, Any]:
@@ -94,12 +88,7 @@ def build_index(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
     if what == "index_put":
         return lambda: x.index_put_((i,), source, accumulate=True)
     x.requires_grad_(True)
-
-    def both() -> None:
-        x[i].backward(source)
-        x.grad = None
-
-    return both
+    return both_ways(torch, lambda: x[i], [x], source)
 
 
 def sample_sort(rng: np.random.Generator) -> dict[str, Any]:
