@@ -63,6 +63,18 @@ def test_accuracy_of_one_file(tmp_path: Path) -> None:
     assert (tmp_path / "rows.csv").read_text().startswith("metric,group,name,predicted,measured,error\n")
 
 
+def test_accuracy_goes_on_past_unknown_categories(tmp_path: Path) -> None:
+    t = Tracer()
+    t.step(0, 0, 100)
+    t.op("aten::add", 0, 90)
+    t.launch("add", 40, 50, 5)
+    t.add("banana", "b", 1, 1)
+    t.write(tmp_path / "t.json")
+    result = json.loads(run("accuracy", "traces", tmp_path, "--json", "-").stdout)
+    assert result["metrics"]["replay"]["n"] == 1
+    assert "categories not known" in result["skipped"][0]["reason"]
+
+
 def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
     """Files a user may give by mistake, and a word the answer must contain."""
     no_gpu, unknown, negative, good = Tracer(), Tracer(), Tracer(), Tracer()

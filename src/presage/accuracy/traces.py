@@ -100,7 +100,9 @@ def _folder(source: _Source) -> Result:
     read: list[Trace] = []
     for file in source.files:
         try:
-            read.append(_usable(file))
+            trace, unknown = _usable(file)
+            read.append(trace)
+            skipped += [Skipped(f"{source.name}/{file.name}", unknown)] if unknown else []
         except InputError as e:
             skipped.append(Skipped(f"{source.name}/{file.name}", e.problem))
     for traces in _runs(read):
@@ -111,11 +113,17 @@ def _folder(source: _Source) -> Result:
     return Result("traces", str(source.path), tuple(rows), tuple(skipped))
 
 
-def _usable(file: Path) -> Trace:
-    trace = kineto.read(file)
+def _usable(file: Path) -> tuple[Trace, str]:
+    """A trace that can be replayed, and what had to be left out of it."""
+    try:
+        trace, unknown = kineto.read(file), ""
+    except InputError as e:
+        if e.field != "traceEvents[].cat":
+            raise
+        trace, unknown = kineto.read(file, ["*"]), "replayed without events of categories not known"
     if not len(trace.gpu):
         raise InputError(file, "no GPU events")
-    return trace
+    return trace, unknown
 
 
 def _runs(traces: list[Trace]) -> list[list[Trace]]:

@@ -25,7 +25,7 @@ LATEST_US = 2**52  # beyond it, microseconds as floats lose their units' place; 
 
 
 def read(path: str | Path, ignore: Iterable[str] = ()) -> Trace:
-    """Read one rank's trace. `ignore` names further categories of events to leave out."""
+    """Read one rank's trace. `ignore` names further categories of events to leave out; '*' stands for all unknown."""
     path = Path(path)
     columns = _Columns(path, {c.lower() for c in ignore})
     with _no_collector():
@@ -136,7 +136,7 @@ class _Columns:
             self.syncs.append(
                 Sync(kind, _integer(a.correlation, -1), on, _integer(a.wait_on_stream), _integer(a.record))
             )
-        elif category in self.ignore:
+        elif category in self.ignore or "*" in self.ignore:
             self.ignored[e.cat or "(none)"] += 1
         else:
             self.unknown[e.cat] += 1
@@ -200,7 +200,9 @@ class _Columns:
         if self.unknown:
             found = ", ".join(f"{c!r} ({n} events)" for c, n in self.unknown.most_common(5))
             raise InputError(
-                self.path, f"unknown categories {found}; leave them out with --ignore CATEGORY", "traceEvents[].cat"
+                self.path,
+                f"unknown categories {found}; leave them out with --ignore CATEGORY (or '*')",
+                "traceEvents[].cat",
             )
         host, order = _host(self.host), _gpu_order(self.gpu)
         gpu = _gpu(self.gpu, order, host)
