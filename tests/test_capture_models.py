@@ -120,3 +120,30 @@ def test_after_an_earlier_backward() -> None:
     assert len(capture(MODELS["bert"]).ops) > 100
     (x * 3).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 5.0))
+
+
+def test_adding_in_a_users_own_backward() -> None:
+    """An addition in a custom autograd function is the user's own, also of a number; autograd's sums are in place."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # noqa: ANN001, ANN205
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):  # noqa: ANN001, ANN205
+            (x,) = ctx.saved_tensors
+            return grad * (1 + x) + grad
+
+    def build(device: str):  # noqa: ANN202
+        w = torch.nn.Parameter(torch.randn(8, 8, device=device))
+
+        def step() -> None:
+            w.grad = None
+            (Doubled.apply(w) + w.tanh()).sum().backward()
+
+        return step
+
+    backward = [op.name for op in capture(build).ops if op.kernels and op.phase == "backward"]
+    assert backward.count("aten::add") >= 2

@@ -5,6 +5,7 @@ Whether it may depends on who else holds the tensor, which reference counts tell
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -32,12 +33,27 @@ def as_on_plain_tensors(func: Any, args: Any, node: Any) -> tuple[Any, Any]:
         return _IN_PLACE[func], args
     if func in _INTO_ZEROS and _only_here(args[0], None):
         return _INTO_ZEROS[func], args
-    if func is aten.add.Tensor and len(args) == 2:
+    if func is aten.add.Tensor and len(args) == 2 and not _in_users_backward():
         one, other = args
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            return func, args
         alike = one.layout == other.layout == torch.strided and one.shape == other.shape
         if alike and _only_here(one, _TENSOR_HOLDERS):
             return aten.add_.Tensor, (one, other)
     return func, args
+
+
+def _in_users_backward() -> bool:
+    """Whether an op was called by the backward of the user's own autograd function, and not by autograd's engine."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if name == "apply" and path.endswith("function.py") and "autograd" in path:
+            return True
+        if name == "_engine_run_backward":
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _only_here(tensor: Any, holders: int | None) -> bool:
