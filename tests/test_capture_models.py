@@ -127,16 +127,16 @@ def test_adding_in_a_users_own_backward() -> None:
 
     class Doubled(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x):  # noqa: ANN001, ANN205
+        def forward(ctx, x):
             ctx.save_for_backward(x)
             return x * 2
 
         @staticmethod
-        def backward(ctx, grad):  # noqa: ANN001, ANN205
+        def backward(ctx, grad):
             (x,) = ctx.saved_tensors
             return grad * (1 + x) + grad
 
-    def build(device: str):  # noqa: ANN202
+    def build(device: str):
         w = torch.nn.Parameter(torch.randn(8, 8, device=device))
 
         def step() -> None:
