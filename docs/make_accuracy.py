@@ -183,73 +183,87 @@ def memory(results: dict[str, Result]) -> list[str]:
     return [*out, "", f"The ten farthest off: {listed}."]
 
 
-def page(result: Result, capture: dict[str, CaptureResult], peaks: dict[str, Result], data: Path) -> str:
+def replay_part(result: Result, data: Path) -> list[str]:
     reasons: dict[str, int] = {}
     for s in result.skipped:
         reasons[s.reason] = reasons.get(s.reason, 0) + 1
     left_out = [f"- {n}: {reason}" for reason, n in sorted(reasons.items(), key=lambda kv: -kv[1])]
-    return "\n".join(
-        [
-            "# Accuracy: every claim, re-proved by `make accuracy`",
-            "",
-            "This page is written by `make accuracy` from the measured data. Errors are of step times, as fractions of",
-            "the measured ones. A row is one step of one rank.",
-            "",
-            "## Replay of traces (`presage accuracy traces`)",
-            "",
-            "Measured durations, no start times, through the engine ([how](replay.md)). Host time of a step is taken",
-            "from that step, so this proves the dependencies, the waits and the recursion, not a model of durations.",
-            "The traces of data/h200_varied were recorded after the rules were made, and changed nothing in them.",
-            "",
-            *summary(result),
-            "",
-            "### What the trace does not explain",
-            "",
-            *hidden_share(data),
-            "",
-            "### Without the injected sleep",
-            "",
-            "Rank 2 sleeps 1 s in every step of the first two runs. The replay without it exposes what the other ranks",
-            "did meanwhile (`cudaMalloc` calls of up to 94 ms). There is no run of the same model without the sleep to",
-            "score against: the runs that never slept are another, larger model (three times the ops) and a 2-GPU one,",
-            "so these are neighbours, not a measured truth.",
-            "",
-            *without_sleep(data),
-            "",
-            "### With another trace's kernels (`presage replay A --kernels-from B`)",
-            "",
-            "From a host-bound step to a GPU-bound one the error is about 1%. Into a host-bound step it is the",
-            "difference between the two traces' hosts, which on this machine differ by up to 2x from run to run.",
-            "",
-            *transplanted(data),
-            "",
-            "### By set",
-            "",
-            *groups(result),
-            "",
-            "### Left out",
-            "",
-            *left_out,
-            "",
-            "## Capture without a GPU (`presage accuracy capture`)",
-            "",
-            "Captured ops against the leaf ops (the innermost operator around a launch) of the same step's trace on an",
-            "H200: name, shapes and dtypes of the inputs, in order per phase; the share is of kernel time. Bar: 99% in",
-            "every one of the 25. The rules were made on both sets, so neither is a blind test.",
-            "",
-            *captured(capture),
-            "",
-            "## Peak memory (`presage accuracy workloads`)",
-            "",
-            "The captured step through the allocator model against `torch.cuda.max_memory_allocated`. The varied cases",
-            "were measured in one process, so each peak holds what earlier cases left behind: cuDNN's dropout state of",
-            "6.5 MB and, in the UNets, which multiply no matrices, cuBLAS workspaces of 65 MB. torch's own MemTracker",
-            "(`tools/memtracker.py`) runs on 20 of the 25 with a MAPE of 35.8% and a largest error of 151%.",
-            "",
-            *memory(peaks),
-            "",
-        ]
-    )
+    return [
+        "## Replay of traces (`presage accuracy traces`)",
+        "",
+        "Measured durations, no start times, through the engine ([how](replay.md)). Host time of a step is taken",
+        "from that step, so this proves the dependencies, the waits and the recursion, not a model of durations.",
+        "The traces of data/h200_varied were recorded after the rules were made, and changed nothing in them.",
+        "",
+        *summary(result),
+        "",
+        "### What the trace does not explain",
+        "",
+        *hidden_share(data),
+        "",
+        "### Without the injected sleep",
+        "",
+        "Rank 2 sleeps 1 s in every step of the first two runs. The replay without it exposes what the other ranks",
+        "did meanwhile (`cudaMalloc` calls of up to 94 ms). There is no run of the same model without the sleep to",
+        "score against: the runs that never slept are another, larger model (three times the ops) and a 2-GPU one,",
+        "so these are neighbours, not a measured truth.",
+        "",
+        *without_sleep(data),
+        "",
+        "### With another trace's kernels (`presage replay A --kernels-from B`)",
+        "",
+        "From a host-bound step to a GPU-bound one the error is about 1%. Into a host-bound step it is the",
+        "difference between the two traces' hosts, which on this machine differ by up to 2x from run to run.",
+        "",
+        *transplanted(data),
+        "",
+        "### By set",
+        "",
+        *groups(result),
+        "",
+        "### Left out",
+        "",
+        *left_out,
+        "",
+    ]
+
+
+def capture_part(results: dict[str, CaptureResult]) -> list[str]:
+    return [
+        "## Capture without a GPU (`presage accuracy capture`)",
+        "",
+        "Captured ops against the leaf ops (the innermost operator around a launch) of the same step's trace on an",
+        "H200: name, shapes and dtypes of the inputs, in order per phase; the share is of kernel time. Bar: 99% in",
+        "every one of the 25. The rules were made on both sets, so neither is a blind test.",
+        "",
+        *captured(results),
+        "",
+    ]
+
+
+def memory_part(results: dict[str, Result]) -> list[str]:
+    return [
+        "## Peak memory (`presage accuracy workloads`)",
+        "",
+        "The captured step through the allocator model against `torch.cuda.max_memory_allocated`. The varied cases",
+        "were measured in one process, so each peak holds what earlier cases left behind: cuDNN's dropout state of",
+        "6.5 MB and, in the UNets, which multiply no matrices, cuBLAS workspaces of 65 MB. torch's own MemTracker",
+        "(`tools/memtracker.py`) runs on 20 of the 25 with a MAPE of 35.8% and a largest error of 151%.",
+        "",
+        *memory(results),
+        "",
+    ]
+
+
+def page(result: Result, capture: dict[str, CaptureResult], peaks: dict[str, Result], data: Path) -> str:
+    head = [
+        "# Accuracy: every claim, re-proved by `make accuracy`",
+        "",
+        "This page is written by `make accuracy` from the measured data. Errors are of step times, as fractions of",
+        "the measured ones. A row is one step of one rank.",
+        "",
+    ]
+    return "\n".join([*head, *replay_part(result, data), *capture_part(capture), *memory_part(peaks)])
 
 
 def main() -> None:

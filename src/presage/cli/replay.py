@@ -52,8 +52,11 @@ def command(
     from presage.traces.perfetto import chrome_trace
     from presage.traces.replay import measured_steps, replay_of
 
-    wanted = [edits.parse_scale(s) for s in scale] + [edits.parse_remove(s) for s in remove]
-    wanted += [edits.drop_rank_delay(r) for r in drop_rank_delay]
+    wanted = [
+        *map(edits.parse_scale, scale),
+        *map(edits.parse_remove, remove),
+        *map(edits.drop_rank_delay, drop_rank_delay),
+    ]
     is_edited = bool(wanted) or kernels_from is not None
     runs = load_runs(traces, ignore, partial, cpu_only)
     if trace is not None and len(runs) > 1:

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from presage.graph.summary import Row, collapsed
+from presage.report.plain import plain_table
 
 __all__ = ["amount", "family_table", "module_table", "phase_table", "size"]
 
@@ -28,17 +29,10 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B" if nbytes else "-"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
-    return table
-
-
 def module_table(rows: Sequence[Row], total: Row) -> Table:
     """Modules with all that is in them; equal neighbours ('layer.0' to 'layer.11') share a row that holds their sum."""
     columns = ("ops", "kernels", "FLOPs fwd", "FLOPs bwd", "bytes moved", "parameters", "activations")
-    table = _table("Modules", "module", *columns)
+    table = plain_table("Modules", "module", *columns, fold=False)
     above: list[str] = []  # names of the rows this one is inside of
     for row in collapsed(rows):
         above = [*above[: row.depth], row.name]
@@ -74,7 +68,9 @@ def family_table(rows: Sequence[Row], total: Row) -> Table:
 
 
 def _work_table(title: str, first: str, rows: Sequence[Row], total: Row) -> Table:
-    table = _table(title, first, "ops", "kernels", "FLOPs", "share", "read", "written", "share", "FLOPs/byte")
+    table = plain_table(
+        title, first, "ops", "kernels", "FLOPs", "share", "read", "written", "share", "FLOPs/byte", fold=False
+    )
     for r in rows:
         intensity = f"{r.flops / r.moved:.4g}" if r.moved and r.flops else "-"
         shares = (_share(r.flops, total.flops), _share(r.moved, total.moved))

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from presage.graph.memory import MemoryProfile
 from presage.report.graph_tables import size
+from presage.report.plain import plain_table
 
 __all__ = ["module_table", "peak_table", "role_table", "top_table"]
 
@@ -25,7 +26,7 @@ WORDS = {
 
 def peak_table(profile: MemoryProfile, peak_op: str) -> Table:
     """The peaks and where they are reached."""
-    table = _table("Memory", "", "bytes")
+    table = plain_table("Memory", "", "bytes", fold=False)
     table.add_row("peak allocated", size(profile.peak_allocated))
     table.add_row("peak reserved", size(profile.peak_reserved))
     table.add_row("unused of reserved", f"{profile.fragmentation:.1%}")
@@ -47,7 +48,7 @@ def module_table(profile: MemoryProfile, depth: int = 2, rows: int = 20) -> Tabl
 
 def top_table(profile: MemoryProfile, count: int = 10) -> Table:
     """The largest single pieces alive at the peak."""
-    table = _table("Largest at the peak", "name", "kind", "module", "bytes")
+    table = plain_table("Largest at the peak", "name", "kind", "module", "bytes", fold=False)
     for h in profile.top(count):
         table.add_row(escape(h.name or f"storage {h.storage}"), WORDS[h.role], escape(h.module), size(h.nbytes))
     return table
@@ -55,14 +56,7 @@ def top_table(profile: MemoryProfile, count: int = 10) -> Table:
 
 def _shares(title: str, what: str, amounts: Mapping[str, int]) -> Table:
     total = sum(amounts.values())
-    table = _table(title, what, "bytes", "share")
+    table = plain_table(title, what, "bytes", "share", fold=False)
     for name, n in amounts.items():
         table.add_row(escape(name), size(n), f"{n / total:.1%}")
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
     return table

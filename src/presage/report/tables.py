@@ -9,6 +9,7 @@ from rich.table import Table
 from presage.accuracy.capture import CaseMatch
 from presage.accuracy.score import Result, Score
 from presage.costs.overheads import ANY, Kind, Overhead, Overheads
+from presage.report.plain import plain_table
 from presage.report.text import percent, seconds, shorten
 from presage.traces.explain import Activity, Lateness, OpTime, PathPart
 from presage.traces.replay import StepTime
@@ -30,18 +31,11 @@ __all__ = [
 ]
 
 
-def _table(title: str, *columns: str, left: int = 1) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", overflow="fold")
-    return table
-
-
 def step_table(ranks: Sequence[tuple[str, Sequence[StepTime]]]) -> Table:
     """Step times, a row a rank."""
     most = max((len(steps) for _, steps in ranks), default=0)
     shown = min(most, 8)
-    table = _table("Step times", "rank", "mean", *(f"step {i}" for i in range(shown)))
+    table = plain_table("Step times", "rank", "mean", *(f"step {i}" for i in range(shown)))
     for rank, steps in ranks:
         mean = sum(s.seconds for s in steps) / len(steps) if steps else float("nan")
         table.add_row(rank, seconds(mean), *(seconds(s.seconds) for s in steps[:shown]))
@@ -52,7 +46,7 @@ def activity_table(rows: Sequence[tuple[str, Activity]]) -> Table:
     """What each GPU did: shares of the span."""
     columns = ("span", "GPU active", "compute", "exposed comm", "of it waiting", "overlap")
     idle = ("idle", "host-bound", "sync", "gaps", "unexplained")
-    table = _table("GPU time (shares of the span)", "rank", *columns, *idle)
+    table = plain_table("GPU time (shares of the span)", "rank", *columns, *idle)
     for rank, a in rows:
         s = a.span
         table.add_row(
@@ -73,7 +67,7 @@ def activity_table(rows: Sequence[tuple[str, Activity]]) -> Table:
 
 
 def op_table(ops: Sequence[OpTime], top: int, rank: str) -> Table:
-    table = _table(f"Top ops by GPU time (rank {rank}, all steps)", "op", "calls", "GPU", "host")
+    table = plain_table(f"Top ops by GPU time (rank {rank}, all steps)", "op", "calls", "GPU", "host")
     for o in ops[:top]:
         table.add_row(
             shorten(o.name.removeprefix("autograd::engine::evaluate_function: ")),
@@ -86,7 +80,7 @@ def op_table(ops: Sequence[OpTime], top: int, rank: str) -> Table:
 
 def kernel_table(kernels: Sequence[OpTime], top: int, rank: str) -> Table:
     total = sum(k.gpu for k in kernels)
-    table = _table(f"Top kernels (rank {rank}, all steps)", "kernel", "calls", "time", "share")
+    table = plain_table(f"Top kernels (rank {rank}, all steps)", "kernel", "calls", "time", "share")
     for k in kernels[:top]:
         table.add_row(shorten(k.name), str(k.calls), seconds(k.gpu), percent(k.gpu / total))
     return table
@@ -104,7 +98,7 @@ MEANINGS = {
 
 def overhead_table(found: Overheads, top: int) -> Table:
     """The five host overheads over all ops, then for the ops that cost the host most."""
-    table = _table(
+    table = plain_table(
         "Host overheads (as profiled)", "overhead", "op", "thread", "n", "median", "mean", "p10", "p90", left=3
     )
     rows = [(kind, key, role, o) for (kind, key, role), o in found.table.items() if kind in MEANINGS]
@@ -122,7 +116,7 @@ def _overhead_cells(o: Overhead) -> list[str]:
 
 def path_table(parts: Sequence[PathPart], top: int) -> Table:
     total = sum(p.seconds for p in parts)
-    table = _table(f"Critical path ({seconds(total)})", "what", "name", "time", "share", left=2)
+    table = plain_table(f"Critical path ({seconds(total)})", "what", "name", "time", "share", left=2)
     for p in parts[:top]:
         name = p.name.removeprefix("autograd::engine::evaluate_function: ")
         table.add_row(p.kind, shorten(name), seconds(p.seconds), percent(p.seconds / total))
@@ -130,14 +124,14 @@ def path_table(parts: Sequence[PathPart], top: int) -> Table:
 
 
 def late_table(rows: Sequence[Lateness]) -> Table:
-    table = _table("Who is late at collectives", "rank", "times last", "made others wait", "waited itself")
+    table = plain_table("Who is late at collectives", "rank", "times last", "made others wait", "waited itself")
     for r in rows:
         table.add_row(str(r.rank), str(r.times_last), seconds(r.made_others_wait), seconds(r.waited))
     return table
 
 
 def meeting_table(rows: Sequence[tuple[Meeting, int, float, float]]) -> Table:
-    table = _table("Collectives that cost most waiting", "collective", "at", "last rank", "waited by all")
+    table = plain_table("Collectives that cost most waiting", "collective", "at", "last rank", "waited by all")
     for meeting, last, waited, at in rows:
         table.add_row(shorten(meeting.kind.split("|")[0]), seconds(at), str(last), seconds(waited))
     return table
@@ -149,7 +143,7 @@ def replay_table(
     """Measured beside replayed, and beside the edited replay if there is one."""
     edited = any(e is not None for *_, e in rows)
     columns = ["step", "measured", "replayed", "error", *(["edited", "change"] if edited else [])]
-    table = _table("Replay", "rank", *columns)
+    table = plain_table("Replay", "rank", *columns)
     for rank, measured, replayed, changed in rows:
         for i, (m, r) in enumerate(zip(measured, replayed, strict=True)):
             cells = [str(i), seconds(m.seconds), seconds(r.seconds), percent(r.seconds / m.seconds - 1, 2)]
@@ -162,7 +156,7 @@ def replay_table(
 def accuracy_table(result: Result) -> Table:
     """Errors overall and by group."""
     columns = ("n", "MAPE", "geomean", "median", "p90", "max", "bias")
-    table = _table(f"Accuracy: {result.kind}", "metric", "group", *columns, left=2)
+    table = plain_table(f"Accuracy: {result.kind}", "metric", "group", *columns, left=2)
     for metric, s in result.metrics().items():
         table.add_row(metric, "all", *_cells(s), style="bold")
     for group in result.groups():
@@ -176,7 +170,7 @@ def _cells(s: Score) -> list[str]:
 
 
 def count_table(title: str, rows: Sequence[tuple[str, int]]) -> Table:
-    table = _table(title, "what", "count")
+    table = plain_table(title, "what", "count")
     for name, count in rows:
         table.add_row(shorten(name), str(count))
     return table
@@ -184,7 +178,9 @@ def count_table(title: str, rows: Sequence[tuple[str, int]]) -> Table:
 
 def capture_table(cases: Sequence[CaseMatch]) -> Table:
     """How much of each case's kernel time was captured op by op, and the largest piece that was not."""
-    table = _table("Captured against traced", "case", "kernel time", "matched", "ops", "matched ops", "largest miss")
+    table = plain_table(
+        "Captured against traced", "case", "kernel time", "matched", "ops", "matched ops", "largest miss"
+    )
     for c in cases:
         miss = f"{c.only_in_trace[0][0]}: {shorten(str(c.only_in_trace[0][1]), 70)}" if c.only_in_trace else ""
         table.add_row(c.case, seconds(c.seconds), percent(c.share, 2), str(c.ops), str(c.matched_ops), miss)

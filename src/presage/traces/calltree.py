@@ -77,25 +77,18 @@ def stretches(thread: Array, start: Array, end: Array, parent: Array) -> tuple[A
     depth = 0
     now = 0
     for i in range(n + 1):
-        if i == n or (i and thread[i] != thread[i - 1]):
-            while depth:
-                top = stack[depth - 1]
-                if end[top] > now:
-                    lo[k], hi[k], owner[k] = now, end[top], top
-                    k += 1
-                    now = end[top]
-                depth -= 1
-            if i == n:
-                break
-        if i == 0 or thread[i] != thread[i - 1]:
-            now = start[i]
-        while depth and stack[depth - 1] != parent[i]:
+        new_thread = i == 0 or i == n or thread[i] != thread[i - 1]
+        while depth and (new_thread or stack[depth - 1] != parent[i]):
             top = stack[depth - 1]
             if end[top] > now:
                 lo[k], hi[k], owner[k] = now, end[top], top
                 k += 1
                 now = end[top]
             depth -= 1
+        if i == n:
+            break
+        if new_thread:
+            now = start[i]
         if start[i] > now:
             lo[k], hi[k], owner[k] = now, start[i], stack[depth - 1] if depth else -1
             k += 1

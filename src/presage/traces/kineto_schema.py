@@ -68,7 +68,6 @@ Number: TypeAlias = int | float | str | None
 
 class Args(msgspec.Struct, gc=False, frozen=True):
     correlation: Number = None
-    external: Number = msgspec.field(name="External id", default=None)
     stream: Number = None
     device: Number = None
     sequence: Number = msgspec.field(name="Sequence number", default=None)
