@@ -50,13 +50,10 @@ def command(
     from presage.files import write_whole
     from presage.traces import edits
     from presage.traces.perfetto import chrome_trace
-    from presage.traces.replay import measured_steps, replay_of
+    from presage.traces.replay import replay_of
 
-    wanted = [
-        *map(edits.parse_scale, scale),
-        *map(edits.parse_remove, remove),
-        *map(edits.drop_rank_delay, drop_rank_delay),
-    ]
+    wanted = [*map(edits.parse_scale, scale), *map(edits.parse_remove, remove)]
+    wanted += map(edits.drop_rank_delay, drop_rank_delay)
     is_edited = bool(wanted) or kernels_from is not None
     runs = load_runs(traces, ignore, partial, cpu_only)
     if trace is not None and len(runs) > 1:
@@ -68,16 +65,30 @@ def command(
             changed = edits.edited(replay, wanted)
             if kernels_from is not None:
                 changed = _with_kernels(changed, kernels_from, ignore)
-            before, after = replay.simulate(), changed.simulate()
-        for i, name in enumerate(names):
-            edited = changed.steps(after, i) if is_edited else None
-            rows.append((name, measured_steps(replay, i), replay.steps(before, i), edited))
+            rows += _rows(replay, changed if is_edited else None, names)
         if trace is not None:
-            write_whole(trace, chrome_trace(changed, after))
+            write_whole(trace, chrome_trace(changed, changed.simulate()))
     told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
     told += [f"kernels from {kernels_from}"] if kernels_from else []
     if emit(json, _found(rows, told)):
         _print(rows, trace)
+
+
+def _rows(replay: Replay, changed: Replay | None, names: list[str]) -> list[Any]:
+    """For each rank its name and its steps: measured, replayed, and with the edits if there are any."""
+    from presage.traces.replay import measured_steps
+
+    before = replay.simulate()
+    after = changed.simulate() if changed is not None else None
+    return [
+        (
+            name,
+            measured_steps(replay, i),
+            replay.steps(before, i),
+            changed.steps(after, i) if changed is not None and after is not None else None,
+        )
+        for i, name in enumerate(names)
+    ]
 
 
 def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
