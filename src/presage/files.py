@@ -12,11 +12,11 @@ from presage.errors import PresageError
 __all__ = ["write_whole"]
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+def write_whole(path: str | Path, data: bytes, level: int = 6) -> None:
     """Write to a neighbour, then rename, so that a failure leaves no half file. Names ending in .gz are compressed."""
     path = Path(path)
     if path.suffix == ".gz":
-        data = gzip.compress(data, 6)
+        data = gzip.compress(data, level, mtime=0)  # the same data, the same file
     try:
         handle, name = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
     except OSError as e:

@@ -132,7 +132,20 @@ def latencies(torch: Any) -> dict[str, Any]:
         "synchronize_us": timed(torch.cuda.synchronize),
         "launch_and_wait_us": timed(launch_and_wait),
         "item_us": timed(x.item),
+        "kernel_pitch_us": [round(_pitch(torch, x), 3) for _ in range(5)],
     }
+
+
+def _pitch(torch: Any, x: Any, count: int = 800) -> float:
+    """Microseconds from one tiny kernel's start to the next one's, when all are queued behind a long one."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    torch.cuda._sleep(100_000_000)
+    marks[0].record()
+    for _ in range(count):
+        x.add_(1)
+    marks[1].record()
+    torch.cuda.synchronize()
+    return float(1e3 * marks[0].elapsed_time(marks[1]) / count)
 
 
 def copies(torch: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Runs calls under the profiler and returns, for every leaf op in them, how long its kernels took.
 
-A leaf op is the innermost operator around a launch. Each call is run a few times after warm-up on the same random
-data, so small tensors are in cache, as they are in a training step that has just written them; the median counts.
+A leaf op is the innermost operator around a launch. Each call runs on random data, after warm-up, in two states of the
+cache: warm (again and again on the same tensors, so what fits into the L2 cache is there) and cold (a large buffer is
+written just before, so nothing is). The medians of both count; a training step lies between them.
 """
 
 from __future__ import annotations
@@ -10,47 +11,81 @@ import json
 import os
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["REPEATS", "leaf_rows", "profiled_batch"]
+__all__ = ["REPEATS", "Flush", "Make", "leaf_rows", "profiled_batch", "read_batch"]
 
-REPEATS, WARM_UP = 5, 3
+REPEATS, WARM_UP = 4, 2
+LONG_CALL = 4e-3  # seconds; a longer call runs fewer times, so that the clock does not fall under it
+TOO_LONG = 1.5  # seconds; a call that takes longer is given up
+FLUSH_OP, FLUSH_BYTES = "aten::bitwise_not_", 1 << 27
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 Row = dict[str, Any]
+Parts = Sequence[Callable[[], Any]]
+Make = Callable[[], Parts]
+Leaf = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
-def profiled_batch(
-    torch: Any, calls: Sequence[tuple[str, Callable[[], Callable[[], Any]]]]
-) -> dict[str, list[Row] | str]:
-    """For each (name, make): make() gives a call; its leaf ops, or why it could not be run."""
-    from torch.profiler import ProfilerActivity, profile, record_function
+class Flush:
+    """Writes a buffer larger than any cache."""
 
-    failed: dict[str, list[Row] | str] = {}
+    def __init__(self, torch: Any) -> None:
+        self.buffer = torch.zeros(FLUSH_BYTES // 4, device="cuda", dtype=torch.int32)
+
+    def __call__(self) -> None:
+        self.buffer.bitwise_not_()
+
+
+def profiled_batch(torch: Any, calls: Sequence[tuple[str, Make]], flush: Flush) -> tuple[str, dict[str, str]]:
+    """Runs each (name, make): make() gives the parts of a call. A trace file to be read, and what could not be run."""
+    from torch.profiler import ProfilerActivity, profile
+
+    failed: dict[str, str] = {}
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
         for name, make in calls:
             try:
-                call = make()
-                for _ in range(WARM_UP):
-                    call()
-                for k in range(REPEATS):
-                    with record_function(f"#{name}#{k}"):
-                        call()
-                torch.cuda.synchronize()
+                _run(torch, name, make(), flush)
             except Exception as e:  # one draw that torch refuses must not cost the others
                 failed[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
-            call = None  # type: ignore[assignment]
+                if "CUDA error" in failed[name] or "AcceleratorError" in failed[name]:
+                    raise  # nothing can be measured in this process any more
         torch.cuda.synchronize()
-    return {name: failed.get(name) or rows for name, rows in _read(prof, [n for n, _ in calls]).items()}
-
-
-def _read(prof: Any, names: list[str]) -> dict[str, list[Row]]:
     handle, path = tempfile.mkstemp(suffix=".json")
     os.close(handle)
+    prof.export_chrome_trace(path)
+    return path, failed
+
+
+def _run(torch: Any, name: str, parts: Parts, flush: Flush) -> None:
+    from torch.profiler import record_function
+
+    for _ in range(WARM_UP):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for part in parts:
+            part()
+            torch.cuda.synchronize()
+            spent = time.perf_counter() - start
+            if spent > TOO_LONG:
+                raise RuntimeError(f"too slow to repeat: {spent:.2f} s so far")
+    repeats = REPEATS if spent < LONG_CALL else 2
+    for state in ("warm", "cold"):
+        for k in range(repeats):
+            with record_function(f"#{name}#{state}#{k}"):
+                for part in parts:
+                    if state == "cold":
+                        flush()
+                    part()
+    torch.cuda.synchronize()
+
+
+def read_batch(path: str, names: list[str]) -> dict[str, list[Row]]:
+    """The rows of a trace file, which is removed."""
     try:
-        prof.export_chrome_trace(path)
         with open(path) as f:
             events = json.load(f)["traceEvents"]
     finally:
@@ -59,7 +94,7 @@ def _read(prof: Any, names: list[str]) -> dict[str, list[Row]]:
 
 
 def leaf_rows(events: list[dict[str, Any]], names: list[str]) -> dict[str, list[Row]]:
-    """By call: its leaf ops in order, each with its inputs and the median time of its kernels."""
+    """By call: its leaf ops in order, each with its inputs and the median times of its kernels."""
     named = (e for e in events if e.get("cat") == "cpu_op")
     ops = {e["args"]["External id"]: e for e in named if "External id" in e.get("args", {})}
     windows = sorted(
@@ -71,10 +106,10 @@ def leaf_rows(events: list[dict[str, Any]], names: list[str]) -> dict[str, list[
     for e in events:
         if e.get("cat") in GPU_CATEGORIES and e["args"].get("External id") in ops:
             kernels[e["args"]["External id"]].append(e)
-    seen: dict[str, list[list[tuple[dict[str, Any], list[dict[str, Any]]]]]] = {n: [] for n in names}
+    seen: dict[str, dict[str, list[list[Leaf]]]] = {n: {"warm": [], "cold": []} for n in names}
     leaves = sorted(((ops[i]["ts"], ops[i], ks) for i, ks in kernels.items()), key=lambda x: x[0])
     at = 0
-    for start, end, name, _ in windows:
+    for start, end, name, state, _ in windows:
         while at < len(leaves) and leaves[at][0] < start:
             at += 1
         found = []
@@ -82,33 +117,48 @@ def leaf_rows(events: list[dict[str, Any]], names: list[str]) -> dict[str, list[
             found.append((leaves[at][1], sorted(leaves[at][2], key=lambda k: k["ts"])))
             at += 1
         if name in seen:
-            seen[name].append(found)
-    return {name: _combined(repeats) for name, repeats in seen.items()}
+            seen[name][state].append(found)
+    return {name: _combined(states["warm"], states["cold"]) for name, states in seen.items()}
 
 
-def _combined(repeats: list[list[tuple[dict[str, Any], list[dict[str, Any]]]]]) -> list[Row]:
+def _combined(warm: list[list[Leaf]], cold: list[list[Leaf]]) -> list[Row]:
     """The repeats side by side; those that ran other ops than the most common sequence are left out."""
-    if not repeats:
+    if not warm:
         return []
-    shapes = [tuple(op["name"] for op, _ in r) for r in repeats]
+    shapes = [tuple(op["name"] for op, _ in r) for r in warm]
     usual = max(set(shapes), key=shapes.count)
-    kept = [r for r, s in zip(repeats, shapes, strict=True) if s == usual]
-    out = []
-    for position in zip(*kept, strict=True):
-        op, ks = position[-1]
-        totals = [sum(k["dur"] for k in other) for _, other in position]
-        args = op["args"]
-        out.append(
-            {
-                "op": op["name"],
-                "dims": args.get("Input Dims", []),
-                "types": args.get("Input type", []),
-                "strides": args.get("Input Strides", []),
-                "concrete": args.get("Concrete Inputs", []),
-                "us": round(statistics.median(totals), 3),
-                "spread_us": round(max(totals) - min(totals), 3),
-                "n": len(totals),
-                "kernels": [[k["name"][:96], round(k["dur"], 3)] for k in ks],
-            }
-        )
-    return out
+    kept = [r for r, s in zip(warm, shapes, strict=True) if s == usual]
+    rows = [_row(position) for position in zip(*kept, strict=True)]
+    colder = [c for c in map(_unflushed, cold) if tuple(op["name"] for op, _ in c[0]) == usual]
+    if colder:
+        for place, row in enumerate(rows):
+            if colder[0][1][place]:
+                row["cold_us"] = round(statistics.median(_totals([c[0][place] for c in colder])), 3)
+    return rows
+
+
+def _unflushed(leaves: list[Leaf]) -> tuple[list[Leaf], list[bool]]:
+    """The leaves of a cold call without the flushes, and which of them came right after one."""
+    is_flush = [op["name"] == FLUSH_OP for op, _ in leaves]
+    keep = [i for i, flush in enumerate(is_flush) if not flush]
+    return [leaves[i] for i in keep], [i > 0 and is_flush[i - 1] for i in keep]
+
+
+def _totals(position: Sequence[Leaf]) -> list[float]:
+    return [sum(k["dur"] for k in kernels) for _, kernels in position]
+
+
+def _row(position: Sequence[Leaf]) -> Row:
+    op, kernels = position[-1]
+    totals, args = _totals(position), op["args"]
+    return {
+        "op": op["name"],
+        "dims": args.get("Input Dims", []),
+        "types": args.get("Input type", []),
+        "strides": args.get("Input Strides", []),
+        "concrete": args.get("Concrete Inputs", []),
+        "us": round(statistics.median(totals), 3),
+        "spread_us": round(max(totals) - min(totals), 3),
+        "n": len(totals),
+        "kernels": [[k["name"][:80], round(k["dur"], 3)] for k in kernels],
+    }

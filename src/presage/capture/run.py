@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from presage.capture import pretend, settings
 from presage.capture.calls import Moment
-from presage.capture.explain import users_line
 from presage.capture.lowering import Builder
 from presage.capture.nesting import Nested, profiled
 from presage.capture.recorder import Recorder
 from presage.capture.rules import lower
 from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op, Tensor
+from presage.usercode import users_line
 
 __all__ = ["Step", "capture"]
 

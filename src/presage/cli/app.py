@@ -8,7 +8,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from presage.cli import accuracy, graph, replay, trace
+from presage.cli import accuracy, calibrate, gpus, graph, measure, pack, replay, trace
 from presage.errors import PresageError
 
 __all__ = ["app", "main"]
@@ -20,10 +20,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# These run on bare machines too, as `python -m presage.NAME`, and own their options.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 app.command("trace")(trace.command)
 app.command("replay")(replay.command)
 app.command("graph")(graph.command)
 app.command("accuracy")(accuracy.command)
+for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):
+    app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)
+app.command("pack")(pack.command)
+app.command("gpus")(gpus.command)
 
 
 def _version(wanted: bool) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from presage.cli.common import Json, console, emit, status
 from presage.errors import PresageError
+from presage.usercode import parse_arguments
 
 if TYPE_CHECKING:
     from presage.graph.diff import Diff
@@ -85,39 +86,6 @@ def graph_of(step: str, arguments: Sequence[str]) -> Graph:
     # what the user's code prints must not get between the lines of our own output
     with status(f"capturing {step}"), redirect_stdout(sys.stderr):
         return capture(load(step), values, source=step)
-
-
-def parse_arguments(items: Sequence[str]) -> dict[str, Any]:
-    """`--arg K=V` as Python values."""
-    out: dict[str, Any] = {}
-    for item in items:
-        name, equals, text = item.partition("=")
-        if not equals or not name.isidentifier():
-            raise PresageError(f"--arg {item}: should be NAME=VALUE")
-        if name in out:
-            raise PresageError(f"--arg {item}: {name} is given twice")
-        out[name] = _value_of(name, text)
-    return out
-
-
-def _value_of(name: str, text: str) -> Any:
-    """A number, true, false, none; JSON where it begins like a list, an object or a quoted text; else the text."""
-    import msgspec
-
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    if text[:1] in ("[", "{", '"'):
-        try:
-            return msgspec.json.decode(text.encode())
-        except msgspec.DecodeError as e:
-            raise PresageError(f"--arg {name}={text}: is not valid JSON: {e}") from e
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _difference(before: Graph, after: Graph) -> Diff:

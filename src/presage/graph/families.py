@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from presage.graph.flops import has_rule
-
 __all__ = ["FAMILIES", "family"]
 
 FAMILIES = (
@@ -41,6 +39,6 @@ def family(name: str) -> str:
     for found, pattern in _PATTERNS:
         if pattern.search(name):
             return found
-    if has_rule(name) or _MATRIX.search(name):
+    if _MATRIX.search(name):
         return "matrix multiply"
     return "elementwise" if name.startswith("aten::") else "other"

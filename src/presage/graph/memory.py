@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.graph.allocator import Allocator, Block, rounded
+from presage.graph.chip import H200, Chip
 from presage.graph.graph import Graph, Op, Role, Storage
-from presage.graph.workspace import LIBRARY, library, transient
+from presage.graph.workspace import library, library_bytes, transient
 from presage.graph.workspace_rnn import reserves
 
 __all__ = ["Holding", "MemoryProfile", "Scored", "Timeline", "profile", "score"]
@@ -69,13 +70,13 @@ class MemoryProfile:
         return self.holdings[:count]
 
 
-def profile(graph: Graph, *, steps: int = 2) -> MemoryProfile:
+def profile(graph: Graph, *, steps: int = 2, chip: Chip = H200) -> MemoryProfile:
     """Replay a step `steps` times, so that what the first leaves in the allocator's cache is there for the next.
 
     The first is the first of a run: it finds no gradients and makes the optimizer's state itself. The last step's
-    timeline and holdings are told; the peaks are the highest of all steps.
+    timeline and holdings are told; the peaks are the highest of all steps. Scratch is sized as on `chip`, a GPU.
     """
-    machine = _Machine(graph)
+    machine = _Machine(graph, chip)
     machine.begin()
     trace = machine.step()
     for _ in range(steps - 1):
@@ -125,8 +126,9 @@ class _Trace:
 class _Machine:
     """The allocator with a step's storages in it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, chip: Chip) -> None:
         self.graph = graph
+        self.chip = chip
         self.state = Allocator()
         self.live: dict[int, tuple[Block | None, int]] = {}  # storage: its block, and since which op
         self.sizes: dict[int, int] = {}  # storage: bytes it got the last time
@@ -206,7 +208,7 @@ class _Machine:
                 yield Holding(f"{name} ({thread} thread)", "", "workspace", size, -1)
         if trace.peak_op >= 0:
             op = self.graph.ops[trace.peak_op]
-            for n in transient(self.graph, op):
+            for n in transient(self.graph, op, self.chip):
                 yield Holding(op.name, op.module, "workspace", rounded(n), trace.peak_op)
 
     def _make(self, storage: int, number: int) -> None:
@@ -230,9 +232,9 @@ class _Machine:
     def _scratch(self, number: int, op: Op) -> list[Block | None]:
         for name in library(self.graph, op):
             if (name, op.thread) not in self.libraries:
-                block = self.state.allocate(LIBRARY[name])
+                block = self.state.allocate(library_bytes(self.chip)[name])
                 self.libraries[name, op.thread] = block.size if block is not None else 0, number
-        return [self.state.allocate(n) for n in transient(self.graph, op)]
+        return [self.state.allocate(n) for n in transient(self.graph, op, self.chip)]
 
 
 def _by_op(graph: Graph) -> dict[int, list[tuple[int, bool]]]:

@@ -9,29 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from presage.graph import workspace_conv as conv
 from presage.graph import workspace_rnn as rnn
 from presage.graph.arguments import argument, aten
+from presage.graph.chip import H200, Chip
 from presage.graph.graph import Graph, Op, Tensor
 from presage.graph.workspace_reduce import buffers as reduction_buffers
 
-__all__ = ["LIBRARY", "RULES", "Buffers", "library", "transient"]
+__all__ = ["RULES", "RULES_OF_CHIP", "Buffers", "library", "library_bytes", "transient"]
 
+R = TypeVar("R")
 Buffers: TypeAlias = tuple[int, ...]  # bytes of each buffer, all alive together
 Rule: TypeAlias = Callable[[Graph, Op], Buffers]
+RuleOfChip: TypeAlias = Callable[[Graph, Op, Chip], Buffers]  # where the size depends on the GPU
 
-# PyTorch gives cuBLAS 32 MiB per handle and stream on compute capability 9, and cuBLASLt 1 MiB of its own. Both come
-# out of the caching allocator at the first use and stay. Every host thread has its own handle: the main thread and
-# autograd's count separately. Recurrent layers with dropout have cuDNN keep the state of a random number generator, of
-# 24 bytes, for each of the 2048 threads of the 132 multiprocessors.
-LIBRARY = {"cublas": 32 * 1024 * 1024, "cublaslt": 1024 * 1024, "cudnn dropout": 24 * 2048 * 132}
 _CUBLAS = frozenset(aten("mm addmm bmm baddbmm addbmm mv addmv dot vdot _addmm_activation linear matmul"))
 
 
+def library_bytes(chip: Chip = H200) -> dict[str, int]:
+    """The workspaces of libraries.
+
+    PyTorch gives cuBLAS some per handle and stream, 32 MiB on compute capability 9, and cuBLASLt its own. Both come out
+    of the caching allocator at the first use and stay. Every host thread has its own handle: the main thread and
+    autograd's count separately. Recurrent layers with dropout have cuDNN keep the state of a random number generator,
+    of 24 bytes, for each thread of all multiprocessors.
+    """
+    dropout = 24 * chip.threads_per_sm * chip.sms
+    return {"cublas": chip.cublas_workspace, "cublaslt": chip.cublaslt_workspace, "cudnn dropout": dropout}
+
+
 def library(graph: Graph, op: Op) -> tuple[str, ...]:
-    """The library workspaces an op needs to be there: keys of LIBRARY."""
+    """The library workspaces an op needs to be there: keys of `library_bytes`."""
     if op.name == "aten::_cudnn_rnn":
         return ("cudnn dropout",) if rnn.drops(op) else ()
     if op.name not in _CUBLAS or not op.kernels:
@@ -39,10 +49,13 @@ def library(graph: Graph, op: Op) -> tuple[str, ...]:
     return ("cublas", "cublaslt") if _adds_bias_in_place(graph, op) else ("cublas",)
 
 
-def transient(graph: Graph, op: Op) -> Buffers:
+def transient(graph: Graph, op: Op, chip: Chip = H200) -> Buffers:
     """Buffers an op holds only while it runs."""
-    rule = RULES.get(op.name)
-    return rule(graph, op) if rule is not None and op.kernels else ()
+    if not op.kernels:
+        return ()
+    if op.name in RULES_OF_CHIP:
+        return RULES_OF_CHIP[op.name](graph, op, chip)
+    return RULES[op.name](graph, op) if op.name in RULES else ()
 
 
 def _adds_bias_in_place(graph: Graph, op: Op) -> bool:
@@ -63,10 +76,10 @@ def _is_dense(t: Tensor) -> bool:
     return all(stride != 0 or size == 1 for stride, size in zip(t.strides, t.shape, strict=True))
 
 
-def _reduction(accumulate: int) -> Rule:
+def _reduction(accumulate: int) -> RuleOfChip:
     """Blocks that share an output leave partial results, of `accumulate` bytes, in a buffer."""
 
-    def rule(graph: Graph, op: Op) -> Buffers:
+    def rule(graph: Graph, op: Op, chip: Chip) -> Buffers:
         x = _first(graph, op)
         dims = argument(op, "dim", 1)
         axes = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else dims
@@ -74,7 +87,7 @@ def _reduction(accumulate: int) -> Rule:
         if not x.shape:
             return ()
         size = 2 * accumulate if x.dtype in ("float64", "int64") and accumulate == 4 else accumulate
-        return reduction_buffers(x.shape, x.strides, axes, size)
+        return reduction_buffers(x.shape, x.strides, axes, size, chip)
 
     return rule
 
@@ -95,18 +108,18 @@ def _layer_norm(graph: Graph, op: Op) -> Buffers:
     return () if x.is_contiguous else (x.nbytes,)
 
 
-def _layer_norm_backward(graph: Graph, op: Op) -> Buffers:
+def _layer_norm_backward(graph: Graph, op: Op, chip: Chip) -> Buffers:
     """Copies of what is not contiguous; for many short rows the weight's gradient is summed in two steps."""
     dy, x = graph.inputs_of(op)[:2]
     copies = tuple(t.nbytes for t in (dy, x) if not t.is_contiguous)
     normalized = argument(op, "normalized_shape", 2)
     columns = prod(n for n in normalized if isinstance(n, int)) if isinstance(normalized, list) else x.shape[-1]
     rows = x.elements // max(1, columns)
-    if rows <= 64 * 1024 or columns // 32 >= 66:
+    if rows <= 64 * 1024 or columns // 32 >= chip.sms // 2:
         return copies
     parts = -(-rows // 32)
     partial = parts * columns * x.itemsize
-    return (*copies, partial, partial, *reduction_buffers((parts, columns), (columns, 1), (0,)))
+    return (*copies, partial, partial, *reduction_buffers((parts, columns), (columns, 1), (0,), chip=chip))
 
 
 def _group_norm(graph: Graph, op: Op) -> Buffers:
@@ -245,17 +258,20 @@ def _coalesce(graph: Graph, op: Op) -> Buffers:
     return (8 * count, 8 * count, 16 * count + 512)
 
 
-def _named(names: str, rule: Rule) -> dict[str, Rule]:
+def _named(names: str, rule: R) -> dict[str, R]:
     return dict.fromkeys(aten(names), rule)
 
 
-RULES: dict[str, Rule] = {
+RULES_OF_CHIP: dict[str, RuleOfChip] = {
     **_named("sum mean prod norm linalg_vector_norm amax amin any all logsumexp", _reduction(4)),
     **_named("max min argmax argmin var std var_mean std_mean", _reduction(16)),
+    **_named("native_layer_norm_backward _fused_rms_norm_backward", _layer_norm_backward),
+    **_named("convolution_backward", conv.backward),
+}
+RULES: dict[str, Rule] = {
     **_named("mm addmm bmm baddbmm", _expanded_operands),
     **_named("_softmax_backward_data", _softmax_backward),
     **_named("native_layer_norm _fused_rms_norm", _layer_norm),
-    **_named("native_layer_norm_backward _fused_rms_norm_backward", _layer_norm_backward),
     **_named("native_group_norm native_group_norm_backward", _group_norm),
     **_named("native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward", _batch_norm),
     **_named("sort argsort", _sort),
@@ -272,6 +288,5 @@ RULES: dict[str, Rule] = {
     **_named("max_pool2d_with_indices_backward avg_pool2d_backward reflection_pad2d_backward roll", _contiguous_first),
     **_named("_coalesce", _coalesce),
     **_named("convolution _convolution cudnn_convolution cudnn_convolution_transpose", conv.forward),
-    **_named("convolution_backward", conv.backward),
     **_named("_cudnn_rnn _cudnn_rnn_backward", rnn.scratch),
 }

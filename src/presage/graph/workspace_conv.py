@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isqrt, prod
 
+from presage.graph.chip import Chip
 from presage.graph.graph import Graph, Op, Tensor
 from presage.graph.workspace_reduce import buffers as reduction_buffers
 
@@ -110,7 +111,7 @@ def forward(graph: Graph, op: Op) -> tuple[int, ...]:
     return _nonzero((s.copies if s.channels_last and s.channels >= 32 else 0) + _forward_fourier(s))
 
 
-def backward(graph: Graph, op: Op) -> tuple[int, ...]:
+def backward(graph: Graph, op: Op, chip: Chip) -> tuple[int, ...]:
     """The larger of the two gradients' scratch, for they are computed one after the other."""
     tensors = graph.inputs_of(op)
     if len(tensors) < 3:
@@ -119,8 +120,8 @@ def backward(graph: Graph, op: Op) -> tuple[int, ...]:
     s = _shape(graph, x, weight, dy)
     relaid = 0 if _is_last(dy) == s.channels_last and _dense(dy) else dy.nbytes
     wants_input, _, wants_bias = _wanted(op)
-    scratch = max(_data(s) if wants_input else 0, _weight(s))
-    bias = sum(reduction_buffers(dy.shape, dy.strides, (0, *range(2, len(dy.shape))))) if wants_bias else 0
+    scratch = max(_data(s) if wants_input else 0, _weight(s, chip))
+    bias = sum(reduction_buffers(dy.shape, dy.strides, (0, *range(2, len(dy.shape))), chip=chip)) if wants_bias else 0
     return _nonzero(relaid) + _nonzero(scratch) if relaid + scratch >= bias else (bias,)
 
 
@@ -141,12 +142,12 @@ def _data(s: Shape) -> int:
     return (s.copies if s.channels_last else 0) + _fourier(s)
 
 
-def _weight(s: Shape) -> int:
+def _weight(s: Shape, chip: Chip) -> int:
     """Scratch of the weight's gradient."""
     if s.depthwise:
         return 0
     if s.tensor_cores:
-        return _tensor_core_weight(s)
+        return _tensor_core_weight(s, chip)
     copies = s.copies if s.channels_last and s.channels >= 32 else 0
     if _winograd_fits(s):
         return copies + _winograd(s)
@@ -163,23 +164,23 @@ def _many_short_sums(s: Shape) -> bool:
     return s.channels >= 32 and s.batch * s.area_out < 100 * tiles
 
 
-def _tensor_core_weight(s: Shape) -> int:
+def _tensor_core_weight(s: Shape, chip: Chip) -> int:
     if s.channels_last:
-        return (s.input_bytes if s.padded and not s.image_layer else 0) + _split(s)
+        return (s.input_bytes if s.padded and not s.image_layer else 0) + _split(s, chip)
     if s.image_layer and s.itemsize == 4:
         return 0
     per_image = 4 * s.batch * s.filters * s.channels  # one product per image, summed afterwards
     aligned = s.itemsize == 2 or (s.channels % 4 == 0 and s.filters % 4 == 0)
     if s.as_product and aligned and per_image <= 1.6 * s.copies:
         return per_image
-    return s.copies + _split(s)
+    return s.copies + _split(s, chip)
 
 
-def _split(s: Shape) -> int:
+def _split(s: Shape, chip: Chip) -> int:
     """Partial weight gradients in float32: as many as fill the GPU, each from its own part of the images."""
     rows = s.channels // s.groups * prod(s.kernel)
     tiles = -(-s.filters // 128) * -(-rows // 64)
-    return min(4 * s.filters * rows * (132 // tiles if tiles <= 66 else 0), SPLIT_LIMIT)
+    return min(4 * s.filters * rows * (chip.sms // tiles if tiles <= chip.sms // 2 else 0), SPLIT_LIMIT)
 
 
 def _fourier(s: Shape) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from presage.graph.chip import H200, Chip
+
 __all__ = ["Launch", "buffers", "spread"]
 
 THREADS = 512  # threads a block
@@ -38,7 +40,7 @@ def buffers(
     strides: Sequence[int],
     dims: Sequence[int],
     accumulate: int = 4,
-    multiprocessors: int = 132,
+    chip: Chip = H200,
 ) -> tuple[int, ...]:
     """What a reduction of a tensor over `dims` (all where empty) allocates beside its output."""
     axes = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
@@ -46,10 +48,10 @@ def buffers(
     kept = [(strides[i], n) for i, n in enumerate(shape) if i not in axes and n > 1]
     if not reduced or 0 in shape:
         return ()
-    return spread(_joined(sorted(reduced)), _joined(sorted(kept)), multiprocessors).buffers(accumulate)
+    return spread(_joined(sorted(reduced)), _joined(sorted(kept)), chip).buffers(accumulate)
 
 
-def spread(reduced: list[tuple[int, int]], kept: list[tuple[int, int]], multiprocessors: int) -> Launch:
+def spread(reduced: list[tuple[int, int]], kept: list[tuple[int, int]], chip: Chip) -> Launch:
     """The launch for a reduction over axes given as (stride, size), fastest first."""
     inputs, outputs = _size(reduced), _size(kept)
     along_rows = not kept or reduced[0][0] < kept[0][0]
@@ -65,7 +67,7 @@ def spread(reduced: list[tuple[int, int]], kept: list[tuple[int, int]], multipro
     else:
         step_out *= height
     blocks = _up(outputs // vector, step_out)
-    target = multiprocessors * (2048 // (width * height))
+    target = chip.sms * (chip.threads_per_sm // (width * height))
     values = _up(inputs, step_in)
     count = 1
     if across_warps and values >= MANY and blocks <= target:

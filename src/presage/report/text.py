@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["percent", "seconds", "shorten"]
+__all__ = ["amount", "percent", "seconds", "shorten", "size"]
 
 
 def seconds(value: float) -> str:
@@ -27,3 +27,19 @@ def shorten(name: str, width: int = 60) -> str:
         return name
     half = (width - 3) // 2
     return f"{name[: width - 3 - half]}...{name[-half:]}"
+
+
+def amount(value: float) -> str:
+    """A count with a decimal prefix: 950, 1.23 k, 45.6 G."""
+    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value:.4g}" if value else "-"
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a binary prefix: 1.23 KiB, 45.6 GiB."""
+    for scale, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(nbytes) >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes:.0f} B" if nbytes else "-"

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "both_ways", "log_int", "pick", "tensor", "typical"]
+__all__ = ["DTYPES", "Parts", "both_ways", "log_int", "near", "one", "pick", "tensor", "typical", "values"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 MOST_BYTES = 6e9
+
+Parts = Sequence[Callable[[], Any]]
 
 
 def log_int(rng: np.random.Generator, low: float, high: float) -> int:
@@ -35,16 +37,36 @@ def pick(rng: np.random.Generator, options: Any, p: Any = None) -> Any:
     return options[int(rng.choice(len(options), p=p))]
 
 
-def both_ways(torch: Any, run: Callable[[], Any], leaves: Sequence[Any], grad: Any = None) -> Callable[[], None]:
-    """Forward and backward of `run`; the gradients of `leaves` are dropped after each call."""
-    given = torch.randn_like(run()) if grad is None else grad
+def values(rng: np.random.Generator, usual: Sequence[int], share: float, low: float, high: float) -> int:
+    """One of the usual sizes with this probability, else any."""
+    return int(pick(rng, usual)) if rng.random() < share else typical(rng, low, high)
 
-    def call() -> None:
-        run().backward(given)
+
+def near(rng: np.random.Generator, choices: dict[Any, float]) -> Any:
+    """A key, with probability proportional to its value."""
+    weights = np.array(list(choices.values()))
+    return pick(rng, list(choices), weights / weights.sum())
+
+
+def one(call: Callable[[], Any]) -> Parts:
+    """A call of one part."""
+    return (call,)
+
+
+def both_ways(torch: Any, run: Callable[[], Any], leaves: Sequence[Any], grad: Any = None) -> Parts:
+    """Forward, then backward of `run`; the gradients of `leaves` are dropped after each call."""
+    given = torch.randn_like(run()) if grad is None else grad
+    made: list[Any] = []
+
+    def forward() -> None:
+        made.append(run())
+
+    def backward() -> None:
+        made.pop().backward(given)
         for leaf in leaves:
             leaf.grad = None
 
-    return call
+    return forward, backward
 
 
 def tensor(torch: Any, shape: Any, dtype: str, grad: bool = False, order: Any = None) -> Any:

@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import both_ways, log_int, pick, tensor, typical
+from presage.calibrate.sweeps.common import Parts, both_ways, log_int, near, pick, tensor, values
+from presage.calibrate.sweeps.convolution import BATCHES, CHANNELS, SIZES
+from presage.calibrate.sweeps.dense import OUTPUTS, SEQUENCES, WIDTHS
 
 
 def sample_norm(rng: np.random.Generator) -> dict[str, Any]:
-    what = pick(rng, ("layer", "batch", "group", "batch_flat"), [0.45, 0.3, 0.15, 0.1])
-    channels = typical(rng, 16, 8192 if what == "layer" else 2048)
-    size = log_int(rng, 4, 112)
-    rows = (
-        log_int(rng, 8, 1.5e8 / channels)
-        if what in ("layer", "batch_flat")
-        else max(1, int(log_int(rng, 1e4, 1.5e8) / (channels * size**2)))
-    )
+    what = near(rng, {"layer": 0.36, "rms": 0.1, "batch": 0.32, "group": 0.13, "batch_flat": 0.09})
+    flat = what in ("layer", "rms", "batch_flat")
+    while True:
+        channels = values(rng, WIDTHS, 0.8, 16, 8192) if flat else values(rng, CHANNELS, 0.85, 8, 2048)
+        size = values(rng, SIZES[2], 0.85, 4, 160)
+        if flat:
+            tokens = values(rng, SEQUENCES, 0.8, 8, 4096) * values(rng, (1, 2, 4, 8, 16, 32, 64), 0.8, 1, 128)
+            rows = tokens if rng.random() < 0.75 else log_int(rng, 1, 262144)
+        else:
+            rows = values(rng, BATCHES, 0.8, 1, 512)
+        if rows * channels * (1 if flat else size**2) < 3e8:
+            break
     return {
         "what": what,
-        "dtype": pick(rng, ("float32", "bfloat16")),
+        "dtype": near(rng, {"float32": 0.5, "bfloat16": 0.42, "float16": 0.08}),
         "rows": int(rows),
         "channels": channels,
         "size": size,
-        "groups": pick(rng, (1, 8, 32)),
-        "channels_last": bool(rng.random() < 0.5),
-        "mixed": bool(rng.random() < 0.5),
+        "groups": int(pick(rng, (1, 8, 16, 32))),
+        "channels_last": bool(rng.random() < 0.45),
+        "mixed": bool(rng.random() < 0.7),
+        "affine": bool(rng.random() < 0.9),
     }
 
 
-def build_norm(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
-    nn, c = torch.nn, p["channels"]
-    weights = torch.float32 if p["mixed"] and p["what"] != "layer" else getattr(torch, p["dtype"])
-    if p["what"] == "layer":
-        m, x = nn.LayerNorm(c, device="cuda", dtype=weights), tensor(torch, (p["rows"], c), p["dtype"])
-    elif p["what"] == "batch_flat":
-        m, x = nn.BatchNorm1d(c, device="cuda", dtype=weights), tensor(torch, (p["rows"], c), p["dtype"])
+def build_norm(torch: Any, p: dict[str, Any]) -> Parts:
+    nn, c, what = torch.nn, p["channels"], p["what"]
+    kind = getattr(torch, p["dtype"])
+    weights = torch.float32 if p["mixed"] and what.startswith("batch") else kind
+    options = {"device": "cuda", "dtype": weights}
+    if what in ("layer", "rms"):
+        make = nn.LayerNorm if what == "layer" else nn.RMSNorm
+        m, x = make(c, elementwise_affine=p["affine"], **options), tensor(torch, (p["rows"], c), p["dtype"])
+    elif what == "batch_flat":
+        m, x = nn.BatchNorm1d(c, **options), tensor(torch, (p["rows"], c), p["dtype"])
     else:
         x = tensor(torch, (p["rows"], c, p["size"], p["size"]), p["dtype"])
-        if p["what"] == "batch":
-            m = nn.BatchNorm2d(c, device="cuda", dtype=weights)
-        else:
-            groups = next(g for g in (p["groups"], 8, 1) if c % g == 0)
-            m = nn.GroupNorm(groups, c, device="cuda", dtype=getattr(torch, p["dtype"]))
+        groups = next(g for g in (p["groups"], 8, 1) if c % g == 0)
+        m = nn.BatchNorm2d(c, **options) if what == "batch" else nn.GroupNorm(groups, c, **options)
         if p["channels_last"]:
             x = x.to(memory_format=torch.channels_last)
     x.requires_grad_(True)
@@ -52,31 +58,45 @@ def build_norm(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
 
 
 def sample_softmax(rng: np.random.Generator) -> dict[str, Any]:
-    columns = typical(rng, 2, 200000)
+    what = near(rng, {
+        "softmax": 0.3, "log_softmax": 0.16, "cross_entropy": 0.2, "softmax_to_float": 0.08, "nll": 0.04, "bce": 0.07,
+        "mse": 0.05, "smooth_l1": 0.03, "l1": 0.02, "kl_div": 0.02, "huber": 0.03,
+    })  # fmt: skip
+    if what.startswith("softmax"):
+        columns = values(rng, SEQUENCES, 0.75, 2, 8192)
+    else:
+        columns = values(rng, OUTPUTS, 0.6, 2, 200000)
+    tokens = values(rng, SEQUENCES, 0.8, 8, 4096) * values(rng, (1, 2, 4, 8, 16, 32), 0.8, 1, 128)
+    rows = tokens if rng.random() < 0.7 else log_int(rng, 1, 1e6)
     return {
-        "what": pick(
-            rng, ("softmax", "log_softmax", "cross_entropy", "bce", "mse", "nll"), [0.3, 0.2, 0.25, 0.1, 0.1, 0.05]
-        ),
-        "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
-        "rows": log_int(rng, 1, max(2.0, 1.2e8 / columns)),
+        "what": what,
+        "dtype": near(rng, {"float32": 0.6, "bfloat16": 0.34, "float16": 0.06}),
+        "rows": int(min(rows, max(1.0, 5e8 / columns))),
         "columns": columns,
     }
 
 
-def build_softmax(torch: Any, p: dict[str, Any]) -> Callable[[], Any]:
-    f = torch.nn.functional
+def build_softmax(torch: Any, p: dict[str, Any]) -> Parts:
+    f, what = torch.nn.functional, p["what"]
     x = tensor(torch, (p["rows"], p["columns"]), p["dtype"], True)
-    target = torch.randint(0, p["columns"], (p["rows"],), device="cuda")
+    if what in ("cross_entropy", "nll"):
+        target = torch.randint(0, p["columns"], (p["rows"],), device="cuda")
+        loss = f.cross_entropy if what == "cross_entropy" else f.nll_loss
+        return both_ways(torch, lambda: loss(x, target), [x])
+    if what.endswith("softmax"):
+        return both_ways(torch, lambda: getattr(x, what)(-1), [x])
+    if what == "softmax_to_float":
+        return both_ways(torch, lambda: x.softmax(-1, dtype=torch.float32), [x])
     other = torch.rand_like(x.detach())
-    go = {
-        "softmax": lambda: x.softmax(-1),
-        "log_softmax": lambda: x.log_softmax(-1),
-        "cross_entropy": lambda: f.cross_entropy(x, target),
-        "nll": lambda: f.nll_loss(x, target),
-        "bce": lambda: f.binary_cross_entropy_with_logits(x, other),
-        "mse": lambda: f.mse_loss(x, other),
-    }[p["what"]]
-    return both_ways(torch, go, [x])
+    losses = {
+        "bce": f.binary_cross_entropy_with_logits,
+        "mse": f.mse_loss,
+        "smooth_l1": f.smooth_l1_loss,
+        "l1": f.l1_loss,
+        "huber": f.huber_loss,
+        "kl_div": f.kl_div,
+    }
+    return both_ways(torch, lambda: losses[what](x, other), [x])
 
 
-FAMILIES = {"norm": (sample_norm, build_norm, 420), "softmax": (sample_softmax, build_softmax, 260)}
+FAMILIES = {"norm": (sample_norm, build_norm, 3500), "softmax": (sample_softmax, build_softmax, 2000)}

@@ -1,0 +1,52 @@
+"""`presage gpus`: which GPUs are known, and who says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, console, emit
+
+if TYPE_CHECKING:
+    from presage.hardware.gpu import Gpu
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One GPU, by its name here or its driver's; or a .toml file.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """The GPUs presage knows, with the source and date of every figure.
+
+    A GPU is a TOML file: give the path of yours to check it. Predictions on a GPU also need its calibration pack
+    (presage calibrate).
+
+    presage gpus
+
+    presage gpus h200
+    """
+    from presage.hardware import gpu, gpus
+
+    found = [gpu(name)] if name is not None else list(gpus())
+    if emit(json, {"kind": "gpus", "gpus": [_value(g) for g in found]}):
+        _print(found, one=name is not None)
+
+
+def _value(g: Gpu) -> dict[str, Any]:
+    """Figures in the units of their keys, each with its source."""
+    figures = {
+        key: {"value": value, "source": g.facts.sources[key].text, "date": g.facts.sources[key].date}
+        for key, value in g.facts.as_written().items()
+    }
+    return {"key": g.key, **g.facts.texts, "figures": figures}
+
+
+def _print(found: list[Gpu], one: bool) -> None:
+    from presage.report.hardware_tables import figure_table, gpu_table, source_table
+
+    out = console()
+    for table in [figure_table(found[0])] if one else [gpu_table(found), source_table(found)]:
+        out.print(table)
+        out.print()

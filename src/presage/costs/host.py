@@ -1,0 +1,214 @@
+"""What a step costs the host: seconds per op as T1 to T5, shared by all workloads of a machine.
+
+    T1  between the last op and this one     T4  the launch calls
+    T2  from its start to its first launch   T5  between its launches
+    T3  from its last launch to its end      (an op that launches nothing: all in T2)
+
+The sum of an op's terms (see `host_units`) is its host time at the machine's usual pace, without a profiler. How it
+splits around the launches is one share for all ops. A host's pace differs from run to run and from thread to thread:
+`pace` says by how much. The numbers are a file (`data/h200/host.toml`), made by `tools/fit_host.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.costs.host_units import Term, ending, extra_launches, named, terms, units
+from presage.errors import InputError, PresageError
+from presage.graph.graph import Graph
+
+__all__ = ["Calls", "Fitted", "HostCosts", "HostModel", "Pace", "host_model", "read", "to_toml"]
+
+Floats = NDArray[np.float64]
+US = 1e-6
+ROLES = ("forward", "backward", "optimizer")
+
+
+class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a host's speed varies, as standard deviations of the logarithm, of each thread by itself."""
+
+    run_sd: float  # from run to run
+    step_sd: float  # from step to step within a run
+    step_correlation: float  # of a step with the one before
+
+
+class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The small times between host and GPU, in microseconds as in the file."""
+
+    launch_call_us: float  # one launch call (T4)
+    before_launch: float  # the share of an op's other host time that comes before its first launch
+    launch_latency_us: float  # from a launch call's start to the kernel's, on an idle stream
+    kernel_gap_us: float  # between two kernels of a stream, both queued
+    queue_depth: int  # launches the host may be ahead of the GPU
+
+
+class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the numbers are from."""
+
+    gpu: str
+    software: str
+    date: str
+    traces: int
+    steps: int  # steps measured without a profiler that set the level
+    profiler_us_per_event: float  # what the profiler's own cost was found to be, and taken off
+    left_out_error: float  # mean absolute error of those steps' host time, each left out of the fit in turn
+    left_out_sd: float  # standard deviation of the logarithm of the same
+
+
+@dataclass(frozen=True, eq=False)
+class HostCosts:
+    """Host seconds by op, at the usual pace; `end` comes after the last."""
+
+    t1: Floats
+    t2: Floats
+    t3: Floats
+    t4: Floats  # all launch calls of the op
+    t5: Floats  # all times between them
+    end: float
+    unknown: tuple[str, ...]  # ops that the model has never seen: they got the mean of their class
+
+    @property
+    def seconds(self) -> Floats:
+        return self.t1 + self.t2 + self.t3 + self.t4 + self.t5
+
+    @property
+    def total(self) -> float:
+        return float(self.seconds.sum()) + self.end
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """Microseconds by term, and what else a host is like."""
+
+    fitted: Fitted
+    pace: Pace
+    calls: Calls
+    us: Mapping[str, float]
+
+    def costs(self, graph: Graph, launches: Sequence[int]) -> HostCosts:
+        """The host seconds of every op, given how many things each launches."""
+        if len(launches) != len(graph.ops):
+            raise ValueError(f"{len(graph.ops)} ops, but launches of {len(launches)}")
+        n, found = len(graph.ops), units(graph)
+        gap, own, extra = np.zeros(n), np.zeros(n), np.zeros(n)
+        for i, before, mine in terms(graph, found):
+            gap[i], own[i] = self._sum(before), self._sum(mine)
+            extra[i] = self._sum(extra_launches(graph.ops[i].name, launches[i]))
+        seconds = np.maximum(np.array([gap, own, extra]), 0.0) * US
+        return self._split(*seconds, np.asarray(launches, np.float64), self._sum(ending(found)), self._unknown(graph))
+
+    def _sum(self, found: Iterable[Term]) -> float:
+        return sum(self._of(key) * times for key, times in found if times)
+
+    def _of(self, key: str) -> float:
+        value = self.us.get(key)
+        return value if value is not None else self._elsewhere.get(_without_role(key), 0.0) if named(key) else 0.0
+
+    @cached_property
+    def _elsewhere(self) -> dict[str, float]:
+        """How a name differs from its class in the other roles, for those it was never seen in."""
+        out: dict[str, list[float]] = {}
+        for key, value in self.us.items():
+            if named(key):
+                out.setdefault(_without_role(key), []).append(value)
+        return {key: float(np.mean(values)) for key, values in out.items()}
+
+    def _unknown(self, graph: Graph) -> tuple[str, ...]:
+        known = {key.partition(": ")[2] for key in self.us if key.startswith("leaf")}
+        return tuple(sorted({op.name for op in graph.ops} - known))
+
+    def _split(
+        self, gap: Floats, own: Floats, extra: Floats, launches: Floats, end: float, unknown: tuple[str, ...]
+    ) -> HostCosts:
+        """An op's time around its launches: first launch in its own time, others in the extra."""
+        call = self.calls.launch_call_us * US
+        first = np.where(launches > 0, np.minimum(call, own / 2), 0.0)
+        later = np.minimum(call * np.maximum(launches - 1, 0), extra)
+        rest = own - first
+        before = np.where(launches > 0, self.calls.before_launch * rest, rest)
+        return HostCosts(gap, before, rest - before, first + later, extra - later, max(end, 0.0) * US, unknown)
+
+
+def _without_role(key: str) -> str:
+    kind, _, name = key.partition(": ")
+    return f"{' '.join(w for w in kind.split() if w not in ROLES)}: {name}"
+
+
+def host_model(gpu: str | Path = "h200") -> HostModel:
+    """The host model that ships for a GPU's machine, or one from a file."""
+    if isinstance(gpu, Path) or str(gpu).endswith(".toml"):
+        return read(gpu)
+    place = files("presage") / "data" / str(gpu) / "host.toml"
+    if not place.is_file():
+        raise PresageError(f"no host model of {gpu!r} ships with presage: give a file made by tools/fit_host.py")
+    return _parsed(str(place), place.read_text(encoding="utf-8"))
+
+
+def read(path: str | Path) -> HostModel:
+    """A host model from its file."""
+    try:
+        return _parsed(str(path), Path(path).read_text(encoding="utf-8"))
+    except OSError as e:
+        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    fitted: Fitted
+    pace: Pace
+    calls: Calls
+    us: dict[str, float]
+    names_us: dict[str, dict[str, float]]
+
+
+def _parsed(path: str, text: str) -> HostModel:
+    try:
+        found = msgspec.convert(tomllib.loads(text), _File)
+    except msgspec.ValidationError as e:
+        what, _, where = str(e).partition(" - at `$.")
+        raise InputError(path, what, where.strip("`") or None) from e
+    except tomllib.TOMLDecodeError as e:
+        raise InputError(path, f"is not TOML: {e}") from e
+    if found.version != 1:
+        raise InputError(path, f"is version {found.version}, and this presage reads 1", "version")
+    terms = found.us | {f"{kind}: {n}": v for kind, names in found.names_us.items() for n, v in names.items()}
+    return HostModel(found.fitted, found.pace, found.calls, terms)
+
+
+def to_toml(model: HostModel) -> str:
+    """The file's text."""
+    return "\n".join(_lines(model)) + "\n"
+
+
+def _lines(model: HostModel) -> Iterator[str]:
+    yield "# Host time of a training step, in microseconds a term (presage.costs.host_units says what the terms are)."
+    yield "# Made by tools/fit_host.py; names_us: how an op of that name differs from its class."
+    yield "version = 1"
+    for section in ("fitted", "pace", "calls"):
+        yield f"\n[{section}]"
+        yield from (f"{k} = {_number(v)}" for k, v in msgspec.structs.asdict(getattr(model, section)).items())
+    yield "\n[us]"
+    yield from (f"{json.dumps(k)} = {_number(v)}" for k, v in sorted(model.us.items()) if not named(k))
+    section = ""
+    for key, value in sorted(model.us.items()):
+        if named(key):
+            kind, _, name = key.partition(": ")
+            if kind != section:
+                yield f"\n[names_us.{json.dumps(kind)}]"
+                section = kind
+            yield f"{json.dumps(name)} = {_number(value)}"
+
+
+def _number(value: Any) -> str:
+    return json.dumps(round(value, 3) if isinstance(value, float) else value)

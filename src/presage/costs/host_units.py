@@ -1,0 +1,250 @@
+"""A step's ops as the host runs them: in units (what a profiler shows as one outermost op), and what each adds.
+
+An op's host time is a sum of a few small terms, each with a key: `gap`s between units, ops around it (`wrap`) that it
+is the first to run in, the op itself (`leaf`), tensors in its lists, launches beyond the first. A key is a class
+(`leaf forward kernel`), or a class and a name (`leaf forward kernel: aten::mm`) for how that name differs from its
+class. A sum of terms carries over to steps that were never traced: what is new there is the order, seldom the ops.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from presage.graph.families import family
+from presage.graph.graph import Graph, Op, Ref
+
+__all__ = ["Role", "Term", "Unit", "ending", "extra_launches", "longest_list", "named", "role", "terms", "units"]
+
+Role: TypeAlias = Literal["forward", "backward", "optimizer"]
+Term: TypeAlias = tuple[str, float]  # a key, and how many times
+
+ENGINE = "autograd::engine::evaluate_function: "
+ACCUMULATE = "AccumulateGrad"
+NODE = 2  # a backward node is two ops of the profiler's: the engine's call and the node itself
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Ops that one outermost op of the profiler's holds: their places in the graph, first to last."""
+
+    name: str
+    thread: str
+    ops: tuple[int, ...]
+
+
+def role(op: Op) -> Role:
+    """Where an op runs: on autograd's thread, in the optimizer (no gradients, tight loops), or in the user's code."""
+    if op.thread == "autograd":
+        return "backward"
+    return "optimizer" if op.phase == "optimizer" else "forward"
+
+
+def named(key: str) -> bool:
+    """Whether a key is of one name and not of a class."""
+    return ": " in key
+
+
+def units(graph: Graph) -> list[Unit]:
+    """The graph's ops in the profiler's outermost ops, in order."""
+    found: list[list[int]] = []
+    newest = _newest(graph)
+    for i, op in enumerate(graph.ops):
+        if found and _goes_on(graph.ops, found[-1], op, newest):
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return [Unit(_outermost(graph.ops[u[0]]), graph.ops[u[0]].thread, tuple(u)) for u in found]
+
+
+def _newest(graph: Graph) -> int:
+    """The highest number that autograd gave in the forward pass: higher ones are of ops that a backward recomputes."""
+    return max((op.sequence for op in graph.ops if op.thread == "main"), default=-1)
+
+
+def _outermost(op: Op) -> str:
+    return op.within[0] if op.within else op.name
+
+
+def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, newest: int) -> bool:
+    """Whether an op belongs to the unit that was last; `newest` is the highest number of a forward op."""
+    first, last = ops[unit[0]], ops[unit[-1]]
+    if not op.within or _outermost(first) != op.within[0] or (op.phase, op.thread) != (first.phase, first.thread):
+        return False
+    if op.thread == "autograd":
+        return not op.within[0].endswith(ACCUMULATE) and _same_node(last, op, newest)
+    if (op.module, op.line) != (first.module, first.line):
+        return False
+    if not first.within or op.within[0].startswith("aten::_foreach"):
+        return True
+    # the first thing inside comes again after others: the same op is called anew
+    return not _second(op) == _second(first) != _second(last)
+
+
+def _same_node(last: Op, op: Op, newest: int) -> bool:
+    """Whether two ops in backward nodes of one name are of the same node: recomputed ones are numbered anew inside it."""
+    if _nested(last) and not _nested(op):
+        return False
+    return op.sequence == last.sequence or max(op.sequence, last.sequence) > newest
+
+
+def _nested(op: Op) -> bool:
+    """Whether a backward pass runs it that itself runs within a backward node."""
+    return any(name.startswith(ENGINE) for name in op.within[1:])
+
+
+def _second(op: Op) -> str:
+    return op.within[1] if len(op.within) > 1 else op.name
+
+
+def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term], list[Term]]]:
+    """For each op in order its place, the terms before it (if something begins with it), and its own.
+
+    Launches beyond an op's first are not among them: how many there are is the kernels' to say.
+    """
+    skipped, newest = _Empty(graph), _newest(graph)
+    parameters = sum(s.role == "parameter" for s in graph.storages)
+    before, module, nodes = None, "", set[int]()
+    for unit in found:
+        first = graph.ops[unit.ops[0]]
+        gap = [*_between(before, first, unit, parameters, len(nodes), _list(graph, unit))]
+        if first.thread == "autograd":
+            gap.append(("empty backward node", skipped.before(first.sequence)))
+            nodes = set()
+        else:
+            skipped.begin()
+            nodes |= {graph.ops[i].sequence for i in unit.ops if graph.ops[i].sequence >= 0}
+        if role(first) == "forward":
+            gap.append(("module border", _borders(module, first.module)))
+            module = first.module
+        last = None
+        for i in unit.ops:
+            op = graph.ops[i]
+            again = _is_recomputed(op, newest)
+            gap += _inside(last, op, again)
+            yield i, gap, [*_own(op, last, again)]
+            gap, last = [], op
+        before = first
+
+
+def ending(found: Sequence[Unit]) -> list[Term]:
+    """The terms after the last op: what the step made is given back."""
+    return [("step end", 1.0), ("step end, a unit", float(len(found)))]
+
+
+def _between(
+    before: Op | None, first: Op, unit: Unit, parameters: int, nodes: int, tensors: int
+) -> Iterator[Term]:
+    """From the end of the last unit to the start of this one."""
+    where = role(first)
+    if where == "optimizer" and (before is None or role(before) != "optimizer"):
+        yield "optimizer begins", 1.0
+        yield "optimizer begins, a parameter", float(parameters)
+    if before is None:
+        yield "step begins", 1.0
+        yield "step begins, a parameter", float(parameters)
+    elif before.thread != first.thread:
+        yield f"to the {first.thread} thread", 1.0
+        if first.thread == "autograd":
+            yield "to the autograd thread, a node", float(nodes)
+    else:
+        yield f"gap {where}", 1.0
+        yield f"gap {where}: {unit.name.removeprefix(ENGINE)}", 1.0
+        if where == "optimizer":
+            yield "gap optimizer, a tensor", float(tensors)
+
+
+def _is_recomputed(op: Op, newest: int) -> bool:
+    """Whether a backward node runs it as forward code, to have again what a checkpoint did not keep."""
+    return op.thread == "autograd" and op.sequence > newest and not _nested(op)
+
+
+def _inside(last: Op | None, op: Op, again: bool) -> Iterator[Term]:
+    """Gaps within a unit: between recomputed ops, which are Python's, and between the nodes of a backward in it."""
+    if again:
+        inner = op.within[NODE:]
+        if last is None or not inner or _shared(last, op) <= NODE:
+            yield "gap forward", 1.0
+            yield f"gap forward: {inner[0] if inner else op.name}", 1.0
+            yield "module border", _borders(last.module if last else "", op.module)
+    elif last is not None and _nested(op) and op.sequence != last.sequence:
+        yield "gap backward", 1.0
+
+
+def _own(op: Op, last: Op | None, again: bool) -> Iterator[Term]:
+    """What the op itself takes, with the ops around it that it is the first to run in."""
+    where = "forward" if again else role(op)
+    for depth in range(_shared(last, op) if last else 0, len(op.within)):
+        name = op.within[depth].removeprefix(ENGINE)
+        if not depth or name != op.within[depth - 1].removeprefix(ENGINE):
+            around = "backward" if again and depth < NODE else where
+            yield f"wrap {around}", 1.0
+            yield f"wrap {around}: {name}", 1.0
+    kind = "kernel" if op.kernels else "plain"
+    yield f"leaf {where} {kind}", 1.0
+    yield f"leaf {where} {kind}: {op.name}", 1.0
+    if tensors := longest_list(op):
+        yield "listed tensor", float(tensors)
+        yield f"listed tensor: {op.name}", float(tensors)
+
+
+def _shared(last: Op, op: Op) -> int:
+    """How many of the ops around it were around the last op too; from another line, only a backward node."""
+    same = _common(last.within, op.within)
+    moved = op.thread == "autograd" and (last.module, last.line) != (op.module, op.line)
+    return min(same, NODE) if moved else same
+
+
+def extra_launches(name: str, launches: int, ops: int = 1) -> Iterator[Term]:
+    """Launches of some ops beyond one each: a second often goes with more work, further ones are a loop in C++."""
+    if launches > ops:
+        yield "second launch", float(min(launches - ops, ops))
+        yield f"second launch: {name}", float(min(launches - ops, ops))
+    if launches > 2 * ops:
+        yield "further launch recurrent" if family(name) == "recurrent" else "further launch", float(launches - 2 * ops)
+        yield f"further launch: {name}", float(launches - 2 * ops)
+
+
+def longest_list(op: Op) -> int:
+    """The number of tensors in the longest list among an op's inputs."""
+    return max((sum(isinstance(x, Ref) for x in a) for a in op.inputs if isinstance(a, list)), default=0)
+
+
+def _list(graph: Graph, unit: Unit) -> int:
+    return max(longest_list(graph.ops[i]) for i in unit.ops)
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> int:
+    same = 0
+    while same < min(len(a), len(b)) and a[same] == b[same]:
+        same += 1
+    return same
+
+
+def _borders(a: str, b: str) -> float:
+    """How many modules are left and entered on the way from one to another."""
+    here, there = a.split(".") if a else [], b.split(".") if b else []
+    return float(len(here) + len(there) - 2 * _common(here, there))
+
+
+class _Empty:
+    """Backward nodes that run no op, which the graph does not hold: numbers of forward ops that no backward op has."""
+
+    def __init__(self, graph: Graph) -> None:
+        forward = {op.sequence for op in graph.ops if role(op) == "forward" and op.sequence >= 0}
+        self.numbers = sorted(forward - {op.sequence for op in graph.ops if op.thread == "autograd"})
+        self.last = -1
+
+    def begin(self) -> None:
+        self.last = -1
+
+    def before(self, sequence: int) -> float:
+        """How many lie between the last node and this one: autograd goes through them from the highest down."""
+        if sequence < 0:
+            return 0.0
+        since, self.last = self.last, sequence
+        if since < sequence:
+            return 0.0
+        return float(max(0, bisect_left(self.numbers, since) - bisect_right(self.numbers, sequence)))

@@ -1,0 +1,137 @@
+"""Fact files: TOML whose figures stand under the source they are taken from.
+
+name = "..."
+
+[[figures]]
+source = "which document or measurement"
+date = "2024-11"
+memory_bandwidth_GBps = 4800
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from presage.errors import InputError, PresageError
+
+__all__ = ["Facts", "Figure", "Source", "find", "read", "shipped", "unknown"]
+
+DATE = re.compile(r"^\d{4}(-\d\d){0,2}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who says so, and when."""
+
+    text: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number a file may hold: its unit in SI units, and between what it can lie, in the file's unit."""
+
+    unit: float
+    low: float
+    high: float
+    required: bool = True
+    whole: bool = False  # no fractions, as for things that are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A fact file, checked: texts as they are, figures in SI units, the source of each."""
+
+    key: str
+    texts: dict[str, Any]
+    figures: dict[str, float]
+    sources: dict[str, Source]
+    units: dict[str, float]
+
+    def as_written(self) -> dict[str, float]:
+        """The figures in the units of their keys."""
+        return {name: value / self.units[name] for name, value in self.figures.items()}
+
+
+def read(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> Facts:
+    """Read a file of these texts and figures; anything else in it is an error."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise InputError(path, f"not valid TOML: {e}") from e
+    groups = table.pop("figures", None)
+    if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
+        raise InputError(path, "no [[figures]] in it", "figures")
+    _check_texts(path, table, texts)
+    figures: dict[str, float] = {}
+    sources: dict[str, Source] = {}
+    for group in groups:
+        source = _source(path, group)
+        for name, value in group.items():
+            if name in figures:
+                raise InputError(path, "is given twice", name)
+            figures[name], sources[name] = _figure(path, name, value, known), source
+    missing = [name for name, figure in known.items() if figure.required and name not in figures]
+    if missing:
+        raise InputError(path, "is missing", missing[0])
+    return Facts(path.stem, table, figures, sources, {name: known[name].unit for name in figures})
+
+
+def shipped(kind: str) -> Iterator[Path]:
+    """The fact files of a kind (a folder's name) that come with presage."""
+    with_facts = (Path(str(f)) for f in files("presage.hardware").joinpath(kind).iterdir())
+    return iter(sorted(f for f in with_facts if f.suffix == ".toml"))
+
+
+def find(kind: str, name: str) -> Path | None:
+    """The file that a user's word names: a path to one, or one that comes with presage."""
+    if name.endswith(".toml"):
+        return Path(name)
+    return next((f for f in shipped(kind) if f.stem == name.lower()), None)
+
+
+def _check_texts(path: Path, table: Mapping[str, Any], texts: Mapping[str, type]) -> None:
+    for name, value in table.items():
+        if name not in texts:
+            raise InputError(path, f"is not known here; there is {', '.join([*texts, 'figures'])}", name)
+        if not isinstance(value, texts[name]) or not value:
+            raise InputError(path, f"should be a {texts[name].__name__}, and not empty", name)
+    for name in texts:
+        if name not in table:
+            raise InputError(path, "is missing", name)
+
+
+def _source(path: Path, group: dict[str, Any]) -> Source:
+    text, date = group.pop("source", None), group.pop("date", None)
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(path, "every [[figures]] says where its figures are from", "source")
+    if not isinstance(date, str) or not DATE.match(date):
+        raise InputError(path, f"is {date!r}; should be text like 2024, 2024-11 or 2024-11-30", "date")
+    return Source(text, date)
+
+
+def _figure(path: Path, name: str, value: Any, known: Mapping[str, Figure]) -> float:
+    if name not in known:
+        raise InputError(path, f"is not known here; there is {', '.join(known)}", name)
+    figure = known[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(path, f"is {value!r}, not a number", name)
+    if not figure.low <= value <= figure.high:
+        raise InputError(path, f"is {value:g}, which cannot be: {figure.low:g} to {figure.high:g} could", name)
+    if figure.whole and value != int(value):
+        raise InputError(path, f"is {value:g}, not a whole number", name)
+    return value * figure.unit
+
+
+def unknown(kind: str, name: str) -> PresageError:
+    """What to say to a name that nothing has."""
+    there = ", ".join(f.stem for f in shipped(f"{kind}s"))
+    return PresageError(f"no {kind} {name!r}; there is {there}, or the path of a .toml file")

@@ -1,0 +1,134 @@
+"""One kind of GPU: what its vendor says of it, and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from presage.errors import InputError
+from presage.hardware.facts import Facts, Figure, find, read, shipped, unknown
+
+__all__ = ["FIGURES", "Gpu", "gpu", "gpus", "read_gpu"]
+
+KIND = "gpus"
+TEXTS = {"name": str, "driver_names": list, "architecture": str, "compute_capability": str}
+MHZ, GB, TERA, MIB, GIB = 1e6, 1e9, 1e12, 1024.0**2, 1024.0**3
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+FIGURES = {
+    "sms": Figure(1, 1, 1000, whole=True),
+    "threads_per_sm": Figure(1, 512, 4096, whole=True),
+    "base_clock_MHz": Figure(MHZ, 100, 5000, required=False),
+    "boost_clock_MHz": Figure(MHZ, 100, 5000),
+    "memory_GiB": Figure(GIB, 1, 4096),
+    "usable_memory_bytes": Figure(1, 1e9, 4e12, required=False, whole=True),
+    "memory_bandwidth_GBps": Figure(GB, 50, 100_000),
+    "l2_MiB": Figure(MIB, 0.25, 4096),
+    "l3_MiB": Figure(MIB, 1, 65_536, required=False),
+    "power_limit_W": Figure(1, 10, 5000),
+    "peak_fp32_TFLOPS": Figure(TERA, 1, 10_000),  # vector units
+    "peak_tf32_TFLOPS": Figure(TERA, 5, 100_000, required=False),  # from here on tensor cores, without sparsity
+    "peak_fp16_TFLOPS": Figure(TERA, 5, 100_000),
+    "peak_bf16_TFLOPS": Figure(TERA, 5, 100_000, required=False),
+    "peak_fp8_TFLOPS": Figure(TERA, 10, 100_000, required=False),
+    "link_both_ways_GBps": Figure(GB / 2, 10, 20_000, required=False),  # vendors add up both directions
+    "pcie_both_ways_GBps": Figure(GB / 2, 8, 1024),
+    "sustained_copy_GBps": Figure(GB, 25, 100_000, required=False),
+    "sustained_bf16_TFLOPS": Figure(TERA, 5, 100_000, required=False),
+    "cublas_workspace_MiB": Figure(MIB, 1, 1024),
+    "cublaslt_workspace_MiB": Figure(MIB, 1, 1024),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Facts of a GPU in SI units: bytes, bytes/s one way, FLOP/s, Hz, W. None where not known or not there."""
+
+    key: str
+    name: str
+    driver_names: tuple[str, ...]
+    architecture: str
+    compute_capability: str
+    sms: int
+    threads_per_sm: int
+    base_clock: float | None
+    boost_clock: float
+    memory: int  # what programs can have, where that was seen; else what the vendor says
+    memory_bandwidth: float
+    l2: int
+    l3: int | None
+    power_limit: float
+    peak: dict[str, float] = field(hash=False)  # by dtype, dense: fp32 on vector units, the others on tensor cores
+    link: float | None  # NVLink or Infinity Fabric
+    pcie: float
+    sustained_copy: float | None  # bytes read and written
+    sustained_bf16: float | None  # under the power limit
+    cublas_workspace: int  # that PyTorch gives each handle
+    cublaslt_workspace: int
+    facts: Facts = field(compare=False, repr=False)  # the figures by their keys in the file, and their sources
+
+
+def gpu(name: str) -> Gpu:
+    """A GPU by its short name (h200), by what its driver calls it (NVIDIA H200), or from a .toml file."""
+    path = find(KIND, name)
+    if path is not None:
+        return read_gpu(path)
+    for known in gpus():
+        if name.lower() in (n.lower() for n in known.driver_names):
+            return known
+    raise unknown("gpu", name)
+
+
+@cache
+def gpus() -> tuple[Gpu, ...]:
+    """All that come with presage."""
+    return tuple(read_gpu(path) for path in shipped(KIND))
+
+
+def read_gpu(path: str | Path) -> Gpu:
+    """A GPU from its fact file."""
+    facts = read(Path(path), TEXTS, FIGURES)
+    f = facts.figures
+    _check(Path(path), facts)
+    return Gpu(
+        key=facts.key,
+        name=facts.texts["name"],
+        driver_names=tuple(facts.texts["driver_names"]),
+        architecture=facts.texts["architecture"],
+        compute_capability=facts.texts["compute_capability"],
+        sms=int(f["sms"]),
+        threads_per_sm=int(f["threads_per_sm"]),
+        base_clock=f.get("base_clock_MHz"),
+        boost_clock=f["boost_clock_MHz"],
+        memory=int(f.get("usable_memory_bytes", f["memory_GiB"])),
+        memory_bandwidth=f["memory_bandwidth_GBps"],
+        l2=int(f["l2_MiB"]),
+        l3=int(f["l3_MiB"]) if "l3_MiB" in f else None,
+        power_limit=f["power_limit_W"],
+        peak={d: f[f"peak_{d}_TFLOPS"] for d in DTYPES if f"peak_{d}_TFLOPS" in f},
+        link=f.get("link_both_ways_GBps"),
+        pcie=f["pcie_both_ways_GBps"],
+        sustained_copy=f.get("sustained_copy_GBps"),
+        sustained_bf16=f.get("sustained_bf16_TFLOPS"),
+        cublas_workspace=int(f["cublas_workspace_MiB"]),
+        cublaslt_workspace=int(f["cublaslt_workspace_MiB"]),
+        facts=facts,
+    )
+
+
+def _check(path: Path, facts: Facts) -> None:
+    """Figures that contradict each other."""
+    for less, more in (
+        ("base_clock_MHz", "boost_clock_MHz"),
+        ("usable_memory_bytes", "memory_GiB"),
+        ("sustained_copy_GBps", "memory_bandwidth_GBps"),
+        ("sustained_bf16_TFLOPS", "peak_bf16_TFLOPS"),
+        ("peak_fp32_TFLOPS", "peak_tf32_TFLOPS"),
+        ("peak_tf32_TFLOPS", "peak_fp16_TFLOPS"),
+        ("peak_fp16_TFLOPS", "peak_fp8_TFLOPS"),
+    ):
+        if facts.figures.get(less, 0) > facts.figures.get(more, float("inf")):
+            raise InputError(path, f"is more than {more}, which cannot be", less)
+    if not all(isinstance(n, str) and n for n in facts.texts["driver_names"]):
+        raise InputError(path, "should be a list of texts", "driver_names")

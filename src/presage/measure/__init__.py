@@ -1,0 +1,4 @@
+"""Running a training step on this machine's GPU and timing it. Needs Python, torch and numpy only.
+
+python -m presage.measure FILE.py:FUNCTION [--arg K=V]... [--predicted PRED.json]
+"""

@@ -1,0 +1,130 @@
+"""Runs a training step on this machine's GPU and prints what it took, beside what was predicted.
+
+FUNCTION(device, **args) of FILE.py builds a model and returns a callable that runs one training step, as for
+`presage graph` and `presage predict`. It runs 10 steps to warm up, then about 2.5 seconds of them back to back, then 2
+under the profiler. Needs Python, torch and numpy only, and nobody else on the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from presage.errors import PresageError
+from presage.files import write_whole
+from presage.hardware import gpu as gpu_facts
+from presage.measure.activity import profiled
+from presage.measure.prediction import Prediction, can_predict, predict, read
+from presage.measure.result import Result, page, to_json
+from presage.measure.timing import timed
+from presage.usercode import load, parse_arguments, users_line
+
+__all__ = ["main"]
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    values, told = parse_arguments(args.arg), read(args.predicted) if args.predicted else None
+    torch = _torch()
+    name = torch.cuda.get_device_name()
+    why = ""
+    with redirect_stdout(sys.stderr):  # what the user's code prints must not get between the lines of our own output
+        if told is None:
+            told, why = _own_prediction(args, name)
+        build = load(args.step)
+        timing, step = _users(args.step, lambda: timed(torch, lambda: _step(build("cuda", **values)), args.steps))
+        activity = _users(args.step, lambda: profiled(torch, step))
+    result = Result(args.step, values, _machine(torch, name), timing, activity, told, why)
+    if args.json is not None:
+        data = json.dumps(_finite(to_json(result)), indent=2) + "\n"
+        if args.json == "-":
+            print(data, end="")
+            return
+        write_whole(args.json, data.encode())
+    print(page(result))
+
+
+def _parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        prog="presage measure", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out.add_argument("step", metavar="FILE.py:FUNCTION", help="what builds the step")
+    out.add_argument("--arg", action="append", default=[], metavar="K=V", help="an argument of FUNCTION; repeatable")
+    out.add_argument("--steps", type=_positive, metavar="N", help="time N steps (default: about 2.5 seconds of them)")
+    out.add_argument("--json", metavar="FILE|-", help="write JSON to FILE, or to stdout with '-'")
+    out.add_argument("--predicted", type=Path, metavar="PRED.json", help="what presage predict --json wrote elsewhere")
+    out.add_argument("--no-predict", action="store_true", help="do not predict here, even where all of presage is")
+    return out
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("should be 1 or more")
+    return value
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as e:
+        raise PresageError("measuring needs torch, which is not installed here: pip install torch") from e
+    if not torch.cuda.is_available():
+        raise PresageError("no CUDA GPU here; run it on a machine with one (presage predict needs none)")
+    return torch
+
+
+def _own_prediction(args: argparse.Namespace, gpu: str) -> tuple[Prediction | None, str]:
+    """What this presage says of the step, or why it says nothing."""
+    if args.no_predict:
+        return None, ""
+    if not can_predict():
+        return None, "not predicted: only a part of presage is installed here; give --predicted PRED.json"
+    try:
+        return predict(args.step, args.arg, gpu_facts(gpu).key), ""
+    except PresageError as e:
+        return None, f"not predicted: {e}"
+
+
+def _step(made: Any) -> Callable[[], Any]:
+    if not callable(made):
+        raise PresageError(f"it must return a callable that runs one step, not {made!r}")
+    return made  # type: ignore[no-any-return]
+
+
+def _users(source: str, run: Callable[[], Any]) -> Any:
+    """What goes wrong in the user's code is told with the user's line."""
+    try:
+        return run()
+    except PresageError:
+        raise
+    except Exception as e:
+        raise PresageError(f"{users_line(e) or source}: {type(e).__name__}: {e}") from e
+
+
+def _machine(torch: Any, name: str) -> dict[str, Any]:
+    cudnn = torch.backends.cudnn.version()
+    return {"gpu": name, "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn}
+
+
+def _finite(value: Any) -> Any:
+    """NaN is not JSON: unknown numbers become null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PresageError as error:
+        print(f"presage: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,74 @@
+"""What the GPU did in a step, from the profiler: time and kernels of each family of ops.
+
+A kernel counts for its leaf op, the innermost operator around its launch. Copies and memsets are kernels here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from presage.graph.families import family
+
+__all__ = ["STEPS", "Activity", "Work", "activity", "profiled"]
+
+STEPS = 2  # that are profiled
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+NO_OP = "other"  # of kernels whose launch was in no operator
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """GPU work of one step."""
+
+    seconds: float  # durations added up
+    kernels: float
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """GPU work of one step, in all and by family of ops, the longest first."""
+
+    total: Work
+    families: dict[str, Work]
+
+
+def profiled(torch: Any, step: Callable[[], Any]) -> Activity:
+    """Run a step under the profiler and read what it recorded."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+    handle, path = tempfile.mkstemp(suffix=".json")
+    os.close(handle)
+    try:
+        prof.export_chrome_trace(path)
+        with open(path) as f:
+            events = json.load(f)["traceEvents"]
+    finally:
+        os.unlink(path)
+    return activity(events, STEPS)
+
+
+def activity(events: Sequence[dict[str, Any]], steps: int) -> Activity:
+    """From the events of a Kineto trace of so many steps."""
+    ops = {e["args"]["External id"]: e["name"] for e in events if e.get("cat") == "cpu_op" and _linked(e)}
+    found: dict[str, list[float]] = defaultdict(list)
+    for e in events:
+        if e.get("cat") in GPU:
+            op = ops.get(e["args"]["External id"]) if _linked(e) else None
+            found[family(op) if op is not None else NO_OP].append(1e-6 * e["dur"])
+    works = {name: Work(sum(times) / steps, len(times) / steps) for name, times in found.items()}
+    total = Work(sum(w.seconds for w in works.values()), sum(w.kernels for w in works.values()))
+    return Activity(total, dict(sorted(works.items(), key=lambda kv: -kv[1].seconds)))
+
+
+def _linked(event: dict[str, Any]) -> bool:
+    return "External id" in event.get("args", {})

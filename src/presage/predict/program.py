@@ -1,0 +1,160 @@
+"""A step's ops as tasks: two host threads that take turns, and a GPU stream that works behind them.
+
+    main, autograd   a task for each launch: the host time since the launch before it. Ops that launch nothing are part
+                     of the next task of their thread; what follows a thread's last launch is a task of its own
+    stream           a task for each launch: an equal part of its op's kernel time, after the gap between two kernels
+
+A kernel starts no sooner than the launch latency after its call began. The host may be `queue_depth` launches ahead of
+the GPU. Where an op waits for the GPU, its thread goes on when all that was launched has ended. The step after begins
+where this one's host ended, whatever the GPU still has to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.costs.host import US, Calls, HostCosts
+from presage.costs.optime import OpTime
+from presage.engine import Edges, Lane, LaneKind, Program
+from presage.graph.graph import Graph
+
+__all__ = ["AUTOGRAD", "MAIN", "STREAM", "StepTasks", "program", "step_tasks"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MAIN, AUTOGRAD, STREAM = 0, 1, 2
+REST = -1  # the op of a task that is the rest of a thread's time
+
+
+@dataclass(frozen=True, eq=False)
+class StepTasks:
+    """The tasks of one step, in the order they are issued: lane, op (or REST), seconds at the usual pace."""
+
+    lane: Ints
+    op: Ints
+    seconds: Floats
+    launch: Ints  # by kernel task (in order) the host task that launches it
+    kernel: Ints  # the kernel tasks, in order
+    waits: Ints  # host tasks that wait for all kernels before them
+    turns: tuple[tuple[int, int], ...]  # (host task, host task of the other thread that follows it)
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+
+@dataclass
+class _Issue:
+    """Collects tasks as the host goes through the ops."""
+
+    lane: list[int]
+    op: list[int]
+    seconds: list[float]
+    launch: list[int]
+    kernel: list[int]
+    waits: list[int]
+    turns: list[tuple[int, int]]
+    pending: float = 0.0
+    on: int = MAIN
+    last: int = -1  # the last host task
+    waiting: bool = False
+
+    def host(self, op: int) -> int:
+        """A task of the host time that is pending."""
+        task = self._task(self.on, op, self.pending)
+        if self.last >= 0 and self.lane[self.last] != self.on:
+            self.turns.append((self.last, task))
+        if self.waiting:
+            self.waits.append(task)
+        self.last, self.pending, self.waiting = task, 0.0, False
+        return task
+
+    def kernels(self, op: int, seconds: float) -> None:
+        self.launch.append(self.last)
+        self.kernel.append(self._task(STREAM, op, seconds))
+
+    def switch(self, lane: int) -> None:
+        if lane != self.on:
+            if self.pending or self.waiting or self.last < 0:
+                self.host(REST)
+            self.on = lane
+
+    def _task(self, lane: int, op: int, seconds: float) -> int:
+        self.lane.append(lane)
+        self.op.append(op)
+        self.seconds.append(seconds)
+        return len(self.lane) - 1
+
+
+def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Calls) -> StepTasks:
+    """One step's tasks."""
+    if len(times) != len(graph.ops):
+        raise ValueError(f"{len(graph.ops)} ops, but times of {len(times)}")
+    gap = calls.kernel_gap_us * US
+    issue = _Issue([], [], [], [], [], [], [])
+    before, after, between, call = (x.tolist() for x in (host.t1 + host.t2, host.t3, host.t5, host.t4))
+    for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
+        issue.switch(AUTOGRAD if op.thread == "autograd" else MAIN)
+        issue.pending += before[i]
+        n = time.launches
+        for k in range(n):
+            issue.host(i)
+            issue.kernels(i, time.seconds / n + gap)
+            issue.pending += call[i] / n + (between[i] / (n - 1) if k < n - 1 else 0.0)
+        if op.sync:
+            issue.host(i)
+            issue.waiting = True
+        issue.pending += after[i] if n else after[i] + call[i] + between[i]
+    issue.switch(MAIN)
+    issue.pending += host.end
+    issue.host(REST)
+    return _tasks(issue)
+
+
+def _tasks(issue: _Issue) -> StepTasks:
+    lane, op, launch, kernel, waits = (
+        np.array(x, np.int64) for x in (issue.lane, issue.op, issue.launch, issue.kernel, issue.waits)
+    )
+    return StepTasks(lane, op, np.array(issue.seconds), launch, kernel, waits, tuple(issue.turns))
+
+
+def program(tasks: StepTasks, steps: int, calls: Calls, names: Sequence[str]) -> Program:
+    """`steps` steps, one after another. `names` are those of the ops."""
+    first = np.arange(steps) * len(tasks)
+    labels = list(dict.fromkeys([*names, "(host)"]))
+    number = {name: k for k, name in enumerate(labels)}
+    of_op = np.array([number[n] for n in names] + [number["(host)"]])
+    return Program.of(
+        [
+            Lane("main thread", 0, LaneKind.HOST),
+            Lane("autograd thread", 0, LaneKind.HOST),
+            Lane("GPU stream", 0, LaneKind.COMPUTE),
+        ],
+        np.tile(tasks.lane, steps),
+        Edges.joined([*_edges(tasks, first, calls)]),
+        name=np.tile(of_op[tasks.op], steps),
+        names=labels,
+    )
+
+
+def _edges(tasks: StepTasks, first: Ints, calls: Calls) -> Iterator[Edges]:
+    """Launch to kernel, kernel to the launch that needs its place in the queue, GPU to waiting host, thread to thread.
+
+    `first` is each step's first task. A kernel task begins with the gap to the one before: it may start that much
+    sooner, and its kernel starts that much later.
+    """
+    every = first[:, None]
+    launch, kernel = (every + tasks.launch).ravel(), (every + tasks.kernel).ravel()
+    gap, depth = calls.kernel_gap_us * US, calls.queue_depth
+    yield Edges.of(launch, kernel, max(calls.launch_latency_us * US - gap, 0.0))
+    yield Edges.of(kernel[:-depth], launch[depth:], gap, True)
+    behind = np.searchsorted(tasks.kernel, tasks.waits) - 1
+    some = behind >= 0
+    yield Edges.of((every + tasks.kernel[behind[some]]).ravel(), (every + tasks.waits[some]).ravel())
+    if tasks.turns:
+        turns = np.array(tasks.turns, np.int64)
+        yield Edges.of((every + turns[:, 0]).ravel(), (every + turns[:, 1]).ravel())

@@ -1,0 +1,120 @@
+"""The user's own code: the function that `FILE.py:FUNCTION` names, the cases of a workloads file, `--arg K=V`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from presage.errors import InputError, PresageError
+
+__all__ = ["load", "load_cases", "parse_arguments", "users_line"]
+
+Around = Callable[[], AbstractContextManager[None]]  # what the file is imported in
+_OURS = str(Path(__file__).parent)
+_PYTHON = str(Path(traceback.__file__).parent)
+
+
+def load(target: str, around: Around = nullcontext) -> Callable[..., Callable[[], Any]]:
+    """The function that `FILE.py:FUNCTION` names."""
+    path, colon, name = target.rpartition(":")
+    if not colon or not path or not name:
+        raise PresageError(f"{target}: say which function of which file builds the step, as FILE.py:FUNCTION")
+    module = _imported(Path(path), around)
+    function = getattr(module, name, None)
+    if function is None:
+        there = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:12])
+        raise InputError(path, f"no function {name!r} in it; it has {there or 'none'}")
+    if not callable(function):
+        raise InputError(path, f"{name!r} is no function but {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
+def load_cases(path: str | Path, around: Around = nullcontext) -> dict[str, Callable[..., Callable[[], Any]]]:
+    """The cases of a workloads file, `CASES[name] = (builder, arguments)`, each as a function of the device."""
+    module = _imported(Path(path), around)
+    cases = getattr(module, "CASES", None)
+    if not isinstance(cases, dict):
+        raise InputError(path, "no dictionary CASES in it, of names to (builder, arguments)")
+    return {name: partial(builder, **arguments) for name, (builder, arguments) in cases.items()}
+
+
+def parse_arguments(items: Sequence[str]) -> dict[str, Any]:
+    """`--arg K=V` as Python values."""
+    out: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise PresageError(f"--arg {item}: should be NAME=VALUE")
+        if name in out:
+            raise PresageError(f"--arg {item}: {name} is given twice")
+        out[name] = _value_of(name, text)
+    return out
+
+
+def users_line(error: BaseException) -> str:
+    """`FILE:LINE` of the innermost frame that is neither PyTorch's, Python's nor ours."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    not_users = ("<", _OURS, *([str(Path(torch).parent)] if torch else []))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        installed = "site-packages" in frame.filename
+        if not frame.filename.startswith(not_users) and (installed or not frame.filename.startswith(_PYTHON)):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _value_of(name: str, text: str) -> Any:
+    """A number, true, false, none; JSON where it begins like a list, an object or a quoted text; else the text."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if text[:1] in ("[", "{", '"'):
+        try:
+            return json.loads(text)
+        except ValueError as e:
+            raise PresageError(f"--arg {name}={text}: is not valid JSON: {e}") from e
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _imported(path: Path, around: Around) -> ModuleType:
+    if not path.is_file():
+        raise InputError(path, "no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(path, "not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        with around(), _neighbours_importable(path):
+            spec.loader.exec_module(module)
+    except PresageError:
+        raise
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt):
+            raise
+        raise PresageError(f"{users_line(e) or path}: {type(e).__name__}: {e}") from e
+    return module
+
+
+@contextmanager
+def _neighbours_importable(path: Path) -> Iterator[None]:
+    """Files beside the user's can be imported by it, as when it is run itself."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
