@@ -19,7 +19,7 @@ from presage.accuracy.workloads import measured_cases
 from presage.capture import capture, load_cases
 from presage.costs.host import Calls, Fitted, HostModel, Pace, to_toml
 from presage.costs.host_fit import Fit, fit, host_us, profiler_cost
-from presage.costs.host_rows import Row, launch_calls, rows, traced_units
+from presage.costs.host_rows import Row, launch_calls, rows, share_found, traced_units
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.graph.graph import Graph
@@ -31,6 +31,8 @@ from presage.traces.trace import Trace
 QUEUE_DEPTH = 1021
 # The GPU waits for the host below this share of active time; above the other, it is the GPU that sets the step.
 HOST_BOUND, GPU_BOUND = 0.7, 0.93
+# A trace with less of the graph's ops than this (one that nests them otherwise) teaches nothing.
+LEAST_FOUND = 0.6
 
 
 def read_cases(workloads: Path, folder: Path) -> dict[str, tuple[Graph, Trace]]:
@@ -89,6 +91,9 @@ def calls_of(cases: Mapping[str, tuple[Graph, Trace]], found: Fit, measured: Map
 def model_of(
     cases: Mapping[str, tuple[Graph, Trace]], measured: Mapping[str, dict], platform: Mapping[str, str]
 ) -> HostModel:
+    poor = {n for n, (graph, trace) in cases.items() if share_found(graph, trace, trace.steps[-1]) < LEAST_FOUND}
+    cases = {n: case for n, case in cases.items() if n not in poor}
+    print(f"left out, as too few of their ops are in the trace: {', '.join(sorted(poor)) or 'none'}")
     steps = {name: rows(graph, trace, trace.steps[-1]) for name, (graph, trace) in cases.items()}
     host_bound = [n for n in steps if measured[n]["gpu_active_ms"] < HOST_BOUND * measured[n]["step_ms"]]
     unprofiled = {n: 1e3 * measured[n]["step_ms"] for n in host_bound}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
+    from presage.prediction.api import predict
+    from presage.prediction.step import Prediction, predict_step
     from presage.traces import edits, explain
     from presage.traces.replay import Replay, measured_steps, replay_of
     from presage.traces.run import Run, read_run, run_of
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
+    "presage.prediction.api": "predict",
+    "presage.prediction.step": "Prediction predict_step",
     "presage.traces.replay": "Replay measured_steps replay_of",
     "presage.traces.run": "Run read_run run_of",
 }
@@ -28,6 +32,7 @@ __all__ = [
     "InputError",
     "Lane",
     "LaneKind",
+    "Prediction",
     "PresageError",
     "Program",
     "Replay",
@@ -37,6 +42,8 @@ __all__ = [
     "explain",
     "measured_steps",
     "period",
+    "predict",
+    "predict_step",
     "read_run",
     "repeat",
     "replay_of",

@@ -108,7 +108,7 @@ class CaptureResult:
 def leaf_ops(trace: Trace, step: Step) -> dict[str, list[LeafOp]]:
     """The ops that launched kernels in one step, by phase, in the order the host ran them."""
     host, gpu = trace.host, trace.gpu
-    inner, phase = innermost_op(trace), _phases(trace)
+    inner, phase = innermost_op(trace), phases_of(trace)
     seconds: dict[int, float] = defaultdict(float)
     for launch, ns in zip(gpu.launch, gpu.end - gpu.start, strict=True):
         if launch >= 0 and step.start <= host.start[launch] < step.end and inner[launch] >= 0:
@@ -116,11 +116,11 @@ def leaf_ops(trace: Trace, step: Step) -> dict[str, list[LeafOp]]:
     out: dict[str, list[LeafOp]] = {p: [] for p in PHASES}
     for event in sorted(seconds, key=lambda e: int(host.start[e])):
         where = "backward" if host.thread[event] != step.thread else phase[event]
-        out[where].append(LeafOp(_trace_key(trace, event), seconds[event]))
+        out[where].append(LeafOp(trace_key(trace, event), seconds[event]))
     return out
 
 
-def _phases(trace: Trace) -> list[str]:
+def phases_of(trace: Trace) -> list[str]:
     """For each host event the phase its annotations put it in."""
     host = trace.host
     phase = ["forward"] * len(host)
@@ -132,7 +132,7 @@ def _phases(trace: Trace) -> list[str]:
     return phase
 
 
-def _trace_key(trace: Trace, event: int) -> Key:
+def trace_key(trace: Trace, event: int) -> Key:
     dims = _json(trace, int(trace.host.dims[event]))
     types = _json(trace, int(trace.host.types[event]))
     # a tensor without dimensions may be a wrapped Python number, which no trace tells apart
@@ -151,11 +151,11 @@ def captured_ops(graph: Graph) -> dict[str, list[LeafOp]]:
     out: dict[str, list[LeafOp]] = {p: [] for p in PHASES}
     for op in graph.ops:
         if op.kernels:
-            out[op.phase if op.phase in PHASES else "forward"].append(LeafOp(_graph_key(graph, op)))
+            out[op.phase if op.phase in PHASES else "forward"].append(LeafOp(graph_key(graph, op)))
     return out
 
 
-def _graph_key(graph: Graph, op: Op) -> Key:
+def graph_key(graph: Graph, op: Op) -> Key:
     tensors = [graph.tensors[a.id] for a in op.inputs if isinstance(a, Ref)]
     return op.name, tuple((t.shape, t.dtype) for t in tensors if t.shape)
 
@@ -167,7 +167,7 @@ def match(case: str, traced: dict[str, list[LeafOp]], captured: dict[str, list[L
     extra: list[tuple[str, LeafOp]] = []
     for phase in PHASES:
         theirs, ours = traced[phase], captured[phase]
-        blocks = _aligned([x.key for x in theirs], [x.key for x in ours])
+        blocks = aligned([x.key for x in theirs], [x.key for x in ours])
         paired = {i + k for i, _, n in blocks for k in range(n)}
         used = {j + k for _, j, n in blocks for k in range(n)}
         matched_seconds += sum(theirs[i].seconds for i in paired)
@@ -180,7 +180,7 @@ def match(case: str, traced: dict[str, list[LeafOp]], captured: dict[str, list[L
     return CaseMatch(case, seconds, matched_seconds, len(everything), matched_ops, tuple(missing), tuple(extra))
 
 
-def _aligned(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[int, int, int]]:
+def aligned(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[int, int, int]]:
     numbers: dict[Key, int] = {}
     left, right = ([numbers.setdefault(k, len(numbers)) for k in side] for side in (a, b))
     blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
@@ -206,13 +206,13 @@ def score_capture(
         try:
             trace = kineto.read(files[name])
             graph = capture(function, source=f"{workloads}:{name}")
-            cases.append(match(name, leaf_ops(trace, _last_step(trace)), captured_ops(graph)))
+            cases.append(match(name, leaf_ops(trace, last_step(trace)), captured_ops(graph)))
         except PresageError as e:
             skipped.append(Skipped(name, str(e)))
     return CaptureResult(f"{workloads} {traces}", tuple(cases), tuple(skipped))
 
 
-def _last_step(trace: Trace) -> Step:
+def last_step(trace: Trace) -> Step:
     if not trace.steps:
         raise InputError(trace.path, "no ProfilerStep in it: profile with schedule() and step()", "traceEvents")
     return trace.steps[-1]

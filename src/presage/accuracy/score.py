@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -76,6 +76,7 @@ class Result:
     path: str
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...] = field(default=())
+    rates: Mapping[str, float] = field(default_factory=dict)  # metrics that are one number and not errors of rows
 
     def metrics(self, group: str | None = None) -> dict[str, Score]:
         """A score per metric, over all rows or those of one group."""
@@ -91,7 +92,7 @@ class Result:
             "path": self.path,
             "n": len(self.rows),
             "skipped": [asdict(s) for s in self.skipped],
-            "metrics": {m: asdict(s) for m, s in self.metrics().items()},
+            "metrics": {m: asdict(s) for m, s in self.metrics().items()} | dict(self.rates),
             "groups": {g: {m: asdict(s) for m, s in self.metrics(g).items()} for g in self.groups()},
         }
 

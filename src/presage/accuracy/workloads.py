@@ -1,49 +1,175 @@
-"""The claims on whole training steps, captured without a GPU, against what a GPU measured."""
+"""The claims on whole training steps, captured without a GPU, against what a GPU measured.
+
+Of several runs of a case the median counts. A step is the GPU's where its kernels are active for more than 93% of it,
+else the host's. Beside a case's trace the parts can be judged by themselves: the step from measured kernel times, with
+no overheads at all (the sum of the kernels), with the host model's, and with those of the trace itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from presage.accuracy.optimes import measured_times
 from presage.accuracy.score import Result, Row, Skipped
+from presage.costs.host import HostModel, host_model
+from presage.costs.host_fit import own_terms
+from presage.costs.host_rows import rows as host_rows
+from presage.costs.optime import OpTime
 from presage.errors import InputError, PresageError
+from presage.graph.graph import Graph
 from presage.graph.memory import profile
+from presage.hardware import gpu as find_gpu
+from presage.prediction.api import kernel_times
+from presage.prediction.draws import Spread
+from presage.prediction.step import GPU_BOUND, STEPS, Prediction, predict_step, step_program
+from presage.traces import kineto
 from presage.traces.jsonfile import read_bytes
+from presage.traces.trace import Trace
 
-__all__ = ["measured_cases", "score_workloads"]
+__all__ = ["Case", "measured_cases", "score_cases", "score_workloads"]
+
+MS = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured step: what was captured, the runs, and its trace where there is one."""
+
+    name: str
+    graph: Graph
+    runs: Sequence[Mapping[str, Any]]
+    trace: Trace | None = None
+
+    def median(self, key: str) -> float | None:
+        """Over the runs that have it."""
+        seen = [float(r[key]) for r in self.runs if key in r]
+        return float(np.median(seen)) if seen else None
+
+    @property
+    def bound(self) -> str | None:
+        step, active = self.median("step_ms"), self.median("gpu_active_ms")
+        if step is None or active is None:
+            return None
+        return "step_gpu_bound" if active > GPU_BOUND * step else "step_host_bound"
 
 
 def score_workloads(
-    workloads: str | Path, measured: str | Path, tell: Callable[[str], None] = lambda _: None
+    workloads: str | Path,
+    measured: str | Path,
+    tell: Callable[[str], None] = lambda _: None,
+    traces: str | Path | None = None,
+    gpu: str = "h200",
 ) -> Result:
-    """Capture every measured case of a workloads file and predict its peak memory."""
+    """Capture every measured case of a workloads file and predict its step and its peak memory."""
     from presage.capture import capture, load_cases
 
+    functions, skipped = load_cases(workloads), list[Skipped]()
+
+    def cases() -> Iterator[Case]:
+        for name, runs in measured_cases(measured).items():
+            tell(name)
+            if name not in functions:
+                skipped.append(Skipped(name, f"{Path(workloads).name} has no such case"))
+                continue
+            try:
+                graph = capture(functions[name], source=f"{workloads}:{name}")
+                yield Case(name, graph, runs, _trace(traces, name))
+            except PresageError as e:
+                skipped.append(Skipped(name, str(e)))
+
+    found = score_cases(cases(), gpu)
+    paths = " ".join(map(str, (workloads, measured, *([traces] if traces else []))))
+    return Result("workloads", paths, found.rows, (*skipped, *found.skipped), found.rates)
+
+
+def _trace(folder: str | Path | None, name: str) -> Trace | None:
+    path = next((p for p in sorted(Path(folder).glob(f"{name}.json*"))), None) if folder else None
+    return kineto.read(path) if path else None
+
+
+def score_cases(cases: Iterator[Case], gpu: str = "h200") -> Result:
+    """All metrics of some cases."""
     rows: list[Row] = []
     skipped: list[Skipped] = []
-    functions = load_cases(workloads)
-    for name, runs in measured_cases(measured).items():
-        tell(name)
-        if name not in functions:
-            skipped.append(Skipped(name, f"{Path(workloads).name} has no such case"))
-            continue
+    hits: list[tuple[bool, float]] = []
+    host = host_model(gpu)
+    for case in cases:
+        rows += _memory_rows(case)
         try:
-            memory = profile(capture(functions[name], source=f"{workloads}:{name}"))
+            times = kernel_times(case.graph, gpu)
         except PresageError as e:
-            skipped.append(Skipped(name, str(e)))
-            continue
-        for metric, key, value in (
-            ("peak_memory", "peak_alloc", memory.peak_allocated),
-            ("peak_reserved", "peak_reserved", memory.peak_reserved),
-        ):
-            seen = [r[key] for r in runs if key in r]
-            if seen:
-                rows.append(Row(metric, name, key, float(value), float(np.median(seen))))
-    return Result("workloads", f"{workloads} {measured}", tuple(rows), tuple(skipped))
+            skipped.append(Skipped(case.name, str(e)))
+        else:
+            found = predict_step(case.graph, times, find_gpu(gpu), host)
+            rows += _step_rows(case, found)
+            hits += _hit(case, found)
+        rows += _rows_by_trace(case, host)
+    return Result("workloads", "", tuple(rows), tuple(skipped), _rates(hits))
+
+
+def _rates(hits: Sequence[tuple[bool, float]]) -> dict[str, float]:
+    if not hits:
+        return {}
+    hit, width = zip(*hits, strict=True)
+    return {"interval_hit_rate": float(np.mean(hit)), "interval_width": float(np.median(width))}
+
+
+def _memory_rows(case: Case) -> Iterator[Row]:
+    memory = profile(case.graph)
+    for metric, key, value in (
+        ("peak_memory", "peak_alloc", memory.peak_allocated),
+        ("peak_reserved", "peak_reserved", memory.peak_reserved),
+    ):
+        seen = case.median(key)
+        if seen is not None:
+            yield Row(metric, case.name, key, float(value), seen)
+
+
+def _step_rows(case: Case, found: Prediction) -> Iterator[Row]:
+    active = case.median("gpu_active_ms")
+    if active is not None:
+        yield Row("gpu_active", case.name, "gpu_active_ms", found.gpu_active, active * MS)
+    yield from _step_row(case, found.step.p50)
+
+
+def _step_row(case: Case, seconds: float, of: str = "") -> Iterator[Row]:
+    step = case.median("step_ms")
+    if step is not None and case.bound is not None:
+        yield Row(f"{case.bound}{of}", case.name, "step_ms", seconds, step * MS)
+
+
+def _hit(case: Case, found: Prediction) -> Iterator[tuple[bool, float]]:
+    """For a step of the host's: whether its interval has a run in common with those measured, and how wide it is."""
+    if case.bound == "step_host_bound":
+        runs = [r["step_ms"] * MS for r in case.runs if "step_ms" in r]
+        hit = found.step.p5 <= max(runs) and found.step.p95 >= min(runs)
+        yield hit, found.step.p95 / found.step.p5 - 1
+
+
+def _rows_by_trace(case: Case, host: HostModel) -> Iterator[Row]:
+    """The step from the kernel times of its trace, with no overheads, the shared ones, and the trace's own."""
+    if case.trace is None or not case.trace.steps:
+        return
+    step = case.trace.steps[-1]
+    times = measured_times(case.graph, case.trace, step)
+    yield from _step_row(case, sum(t.seconds for t in times), "_kernel_sum")
+    yield from _step_row(case, _p50(case.graph, times, host), "_shared_overheads")
+    own = own_terms(host_rows(case.graph, case.trace, step), host.us, host.fitted.profiler_us_per_event)
+    mine = step_program(case.graph, times, host.with_terms(own.us))
+    yield from _step_row(case, mine.at_pace(own.paces.main, own.paces.autograd).usual(STEPS), "_own_overheads")
+
+
+def _p50(graph: Graph, times: Sequence[OpTime], host: HostModel) -> float:
+    took = step_program(graph, times, host).step_seconds(
+        200, STEPS, Spread(host.pace, kernels=0.0), np.random.default_rng(0)
+    )
+    return float(np.median(took))
 
 
 def measured_cases(path: str | Path) -> dict[str, list[dict[str, Any]]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KINDS = {
     "traces": "folders or files of traces: replay against the measured steps",
     "capture": "WORKLOADS.py TRACES_DIR: captured ops against the ops of a GPU run's traces",
-    "workloads": "WORKLOADS.py MEASURED.json: predictions of whole training steps (peak memory)",
+    "workloads": "WORKLOADS.py MEASURED.json [TRACES_DIR]: predictions of whole training steps",
 }
 Tell = Callable[[str], None]
 
@@ -37,7 +37,9 @@ def command(
 
     capture WORKLOADS.py TRACES_DIR: what is captured without a GPU against what a GPU ran, op by op.
 
-    workloads WORKLOADS.py MEASURED.json: peak memory of captured steps against measured.
+    workloads WORKLOADS.py MEASURED.json: GPU active time, step time and peak memory of captured steps against measured.
+    With TRACES_DIR also the step from measured kernel times: with no host overheads (the sum of the kernels), with
+    presage's, and with those of the trace itself.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
@@ -72,7 +74,8 @@ def _traces(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -
 def _workloads(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.workloads import score_workloads
 
-    _finish(score_workloads(*_pair(paths, "workloads"), tell), out, json)
+    traces = paths[2] if len(paths) == 3 else None
+    _finish(score_workloads(*_pair(paths[:2], "workloads"), tell, traces), out, json)
 
 
 def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
@@ -114,6 +117,8 @@ def _finish(result: Any, out: Path | None, json: str | None) -> None:
         _save(out, list(csv_lines(result.rows)))
     if emit(json, result.to_json()):
         console().print(accuracy_table(result))
+        for name, value in result.rates.items():
+            console().print(f"{name}: {100 * value:.0f}%")
         _print_skipped(result.skipped)
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from presage.cli import accuracy, calibrate, gpus, graph, measure, pack, replay, trace
+from presage.cli import accuracy, calibrate, gpus, graph, measure, pack, predict, replay, trace
 from presage.errors import PresageError
 
 __all__ = ["app", "main"]
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 # These run on bare machines too, as `python -m presage.NAME`, and own their options.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command("predict")(predict.command)
 app.command("trace")(trace.command)
 app.command("replay")(replay.command)
 app.command("graph")(graph.command)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -105,8 +105,13 @@ class HostModel:
         for i, before, mine in terms(graph, found):
             gap[i], own[i] = self._sum(before), self._sum(mine)
             extra[i] = self._sum(extra_launches(graph.ops[i].name, launches[i]))
-        seconds = np.maximum(np.array([gap, own, extra]), 0.0) * US
-        return self._split(*seconds, np.asarray(launches, np.float64), self._sum(ending(found)), self._unknown(graph))
+        gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
+        counts, end = np.asarray(launches, np.float64), max(self._sum(ending(found)), 0.0) * US
+        return self._split(gap, own, extra, counts, end, self._unknown(graph))
+
+    def with_terms(self, us: Mapping[str, float]) -> HostModel:
+        """The same host with other terms."""
+        return replace(self, us=us)
 
     def _sum(self, found: Iterable[Term]) -> float:
         return sum(self._of(key) * times for key, times in found if times)
@@ -137,7 +142,7 @@ class HostModel:
         later = np.minimum(call * np.maximum(launches - 1, 0), extra)
         rest = own - first
         before = np.where(launches > 0, self.calls.before_launch * rest, rest)
-        return HostCosts(gap, before, rest - before, first + later, extra - later, max(end, 0.0) * US, unknown)
+        return HostCosts(gap, before, rest - before, first + later, extra - later, end, unknown)
 
 
 def _without_role(key: str) -> str:

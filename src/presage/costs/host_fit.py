@@ -13,7 +13,7 @@ the middle four fifths, with steps measured without a profiler in which the GPU 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from presage.costs.host_rows import Row
 from presage.costs.host_units import named
 
-__all__ = ["Fit", "Paces", "fit", "host_us", "paces", "profiler_cost"]
+__all__ = ["Fit", "OwnTerms", "Paces", "fit", "host_us", "own_terms", "paces", "profiler_cost"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -65,7 +65,7 @@ class _Table:
     lane: Ints  # which step and thread
 
     def predicted(self, beta: Floats) -> Floats:
-        return np.bincount(self.row, self.times * beta[self.key], len(self.us))
+        return np.asarray(np.bincount(self.row, self.times * beta[self.key], len(self.us)), np.float64)
 
 
 def fit(steps: Mapping[str, Sequence[Row]], per_event: float, prior: Mapping[str, float] | None = None) -> Fit:
@@ -120,7 +120,7 @@ def _solved(
 ) -> Floats:
     """Weighted least squares with every term held to its first value."""
     n, (row, place, product) = len(table.keys), pairs
-    square = np.bincount(place, product * weight[row] ** 2, n * n).reshape(n, n)
+    square = np.asarray(np.bincount(place, product * weight[row] ** 2, n * n), np.float64).reshape(n, n)
     right = np.bincount(table.key, table.times * (weight**2 * net)[table.row], n)
     square[np.diag_indices(n)] += hold**2
     return np.asarray(np.linalg.solve(square, right + hold**2 * first))
@@ -143,6 +143,21 @@ def paces(rows: Sequence[Row], us: Mapping[str, float], per_event: float) -> Pac
         seen[r.thread] += r.us
         due[r.thread] += sum(us.get(k, 0.0) * v for k, v in r.terms.items()) + per_event * r.events
     return Paces(*(seen[t] / due[t] if due[t] > 0 else 1.0 for t in THREADS))
+
+
+@dataclass(frozen=True)
+class OwnTerms:
+    """What one trace says of its own workload: microseconds by term at pace 1, and how fast its threads were."""
+
+    us: Mapping[str, float]
+    paces: Paces
+
+
+def own_terms(rows: Sequence[Row], us: Mapping[str, float], per_event: float) -> OwnTerms:
+    """A model's terms, moved to what one trace shows."""
+    found = paces(rows, us, per_event)
+    even = [replace(r, us=r.us / getattr(found, r.thread)) for r in rows]
+    return OwnTerms({**us, **fit({"own": even}, per_event, prior=us).us}, found)
 
 
 def host_us(rows: Sequence[Row], us: Mapping[str, float]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from presage.traces import threads, waits
 from presage.traces.trace import HostKind, Step, Trace
 from presage.traces.transplant import innermost_op
 
-__all__ = ["Row", "TracedUnit", "launch_calls", "rows", "traced_units"]
+__all__ = ["Row", "TracedUnit", "launch_calls", "rows", "share_found", "traced_units"]
 
 # A call that waited still takes this long by itself.
 LEAST_CALL_NS = 5_000
@@ -76,6 +76,12 @@ def rows(graph: Graph, trace: Trace, step: Step) -> list[Row]:
     left = [term for k in range(last + 1, len(mine)) for part in given[k] for term in part]
     events = sum(s.events for s in seen[last_seen + 1 :])
     return [*out, _row("main", step.end - since, events, [*left, *ending(mine)])]
+
+
+def share_found(graph: Graph, trace: Trace, step: Step) -> float:
+    """The share of the graph's units that the trace has: where it is low, rows do not belong to their terms."""
+    mine = units(graph)
+    return len([*_matched(graph, mine, traced_units(trace, step))]) / max(1, len(mine))
 
 
 def _row(thread: str, ns: int, events: int, found: Iterable[Term]) -> Row:

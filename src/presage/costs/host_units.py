@@ -84,7 +84,7 @@ def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, newest: int) -> boo
 
 
 def _same_node(last: Op, op: Op, newest: int) -> bool:
-    """Whether two ops in backward nodes of one name are of the same node: recomputed ones are numbered anew inside it."""
+    """Whether two ops in backward nodes of one name are of one node: what it recomputes is numbered anew."""
     if _nested(last) and not _nested(op):
         return False
     return op.sequence == last.sequence or max(op.sequence, last.sequence) > newest
@@ -105,6 +105,7 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
     Launches beyond an op's first are not among them: how many there are is the kernels' to say.
     """
     skipped, newest = _Empty(graph), _newest(graph)
+    checkpoints = _checkpoints(graph, newest)
     parameters = sum(s.role == "parameter" for s in graph.storages)
     before, module, nodes = None, "", set[int]()
     for unit in found:
@@ -112,9 +113,9 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
         gap = [*_between(before, first, unit, parameters, len(nodes), _list(graph, unit))]
         if first.thread == "autograd":
             gap.append(("empty backward node", skipped.before(first.sequence)))
-            nodes = set()
         else:
             skipped.begin()
+            nodes = nodes if before is not None and before.thread == "main" else set()
             nodes |= {graph.ops[i].sequence for i in unit.ops if graph.ops[i].sequence >= 0}
         if role(first) == "forward":
             gap.append(("module border", _borders(module, first.module)))
@@ -123,8 +124,9 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
         for i in unit.ops:
             op = graph.ops[i]
             again = _is_recomputed(op, newest)
-            gap += _inside(last, op, again)
-            yield i, gap, [*_own(op, last, again)]
+            start = [(checkpoints[i], 1.0)] if i in checkpoints else []
+            gap, inside = (gap, start) if again else (gap + start, [])
+            yield i, gap, [*inside, *_inside(last, op, again), *_own(op, last, again)]
             gap, last = [], op
         before = first
 
@@ -134,9 +136,7 @@ def ending(found: Sequence[Unit]) -> list[Term]:
     return [("step end", 1.0), ("step end, a unit", float(len(found)))]
 
 
-def _between(
-    before: Op | None, first: Op, unit: Unit, parameters: int, nodes: int, tensors: int
-) -> Iterator[Term]:
+def _between(before: Op | None, first: Op, unit: Unit, parameters: int, nodes: int, tensors: int) -> Iterator[Term]:
     """From the end of the last unit to the start of this one."""
     where = role(first)
     if where == "optimizer" and (before is None or role(before) != "optimizer"):
@@ -147,8 +147,7 @@ def _between(
         yield "step begins, a parameter", float(parameters)
     elif before.thread != first.thread:
         yield f"to the {first.thread} thread", 1.0
-        if first.thread == "autograd":
-            yield "to the autograd thread, a node", float(nodes)
+        yield f"to the {first.thread} thread, a node", float(nodes)
     else:
         yield f"gap {where}", 1.0
         yield f"gap {where}: {unit.name.removeprefix(ENGINE)}", 1.0
@@ -159,6 +158,21 @@ def _between(
 def _is_recomputed(op: Op, newest: int) -> bool:
     """Whether a backward node runs it as forward code, to have again what a checkpoint did not keep."""
     return op.thread == "autograd" and op.sequence > newest and not _nested(op)
+
+
+def _checkpoints(graph: Graph, newest: int) -> dict[int, str]:
+    """Ops with which a recomputation begins, and those of the forward pass that it repeats: random states are kept."""
+    out: dict[int, str] = {}
+    first = {(op.module, op.name): i for i, op in reversed([*enumerate(graph.ops)]) if op.thread == "main"}
+    before = False
+    for i, op in enumerate(graph.ops):
+        again = _is_recomputed(op, newest)
+        if again and not before:
+            out[i] = "recomputation begins"
+            if (op.module, op.name) in first:
+                out[first[op.module, op.name]] = "checkpoint begins"
+        before = again
+    return out
 
 
 def _inside(last: Op | None, op: Op, again: bool) -> Iterator[Term]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from presage.engine import LaneKind, Timeline
 from presage.traces.replay import NS, RankTasks, Replay
 
-__all__ = ["chrome_trace"]
+__all__ = ["chrome_trace", "timeline_trace"]
 
 US = 1e6
 SHORTEST = 1e-9  # seconds: what is shorter would be drawn as nothing
@@ -30,6 +30,22 @@ def chrome_trace(replay: Replay, timeline: Timeline) -> bytes:
         _rank(
             events, replay, rank, 2 * place + 1, "predicted", begun, timeline.end, timeline.end - begun, timeline.wait
         )
+    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
+
+
+def timeline_trace(timeline: Timeline, process: str) -> bytes:
+    """The JSON text of one timeline, as one process with a row a lane."""
+    program = timeline.program
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": process}}]
+    for i, lane in enumerate(program.lanes):
+        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": i, "args": {"name": lane.name}})
+        events.append({"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": i, "args": {"sort_index": i}})
+    rows = zip(program.lane.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True)
+    for task, (lane, start, end) in enumerate(rows):
+        if end - start >= SHORTEST:
+            kind = COLOUR[program.lanes[lane].kind]
+            times = {"ts": round(start * US, 3), "dur": round((end - start) * US, 3)}
+            events.append({"ph": "X", "name": program.label(task), "cat": kind, "pid": 0, "tid": lane, **times})
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
 
 

@@ -14,7 +14,7 @@ from presage.costs.host import Pace
 from presage.engine import Durations, Program
 from presage.engine.timeline import latest_ends
 from presage.noise.pace import factors, step_paces
-from presage.predict.program import AUTOGRAD, MAIN, STREAM, StepTasks
+from presage.prediction.program import AUTOGRAD, MAIN, STREAM, StepTasks
 
 __all__ = ["CALM", "Spread", "durations", "step_seconds"]
 

@@ -1,0 +1,80 @@
+"""What of an op's inputs is still in the L2 cache when it runs, from the order of ops in the step.
+
+Between two uses of a tensor other ops read and write. The calibration pack says how much of that it takes until a tensor
+is gone (`cache` table): what was read counts more than what was written. An op's time then lies between its times with a
+warm and with a cold cache, by the share of its input bytes that has to come from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.graph.graph import Graph
+from presage.graph.work import bytes_moved
+
+__all__ = ["Cache", "cold_shares", "fit_cache"]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A tensor is all there up to `kept` bytes of other traffic (and half its own), gone from `lost` bytes on."""
+
+    kept: float
+    lost: float
+    read_weight: float  # a byte read pushes out as much as so many bytes written
+
+    def cold(self, distance: float, size: float) -> float:
+        return float(np.clip((distance + size / 2 - self.kept) / (self.lost - self.kept), 0.0, 1.0))
+
+
+def fit_cache(rows: Sequence[dict[str, Any]]) -> Cache:
+    """From the pack's table: microseconds to read a tensor again, by its bytes and the bytes between."""
+    size, between = (np.array([float(r[k]) for r in rows]) for k in ("bytes", "between"))
+    us, read = np.array([float(r["us"]) for r in rows]), np.array([r["how"] == "read" for r in rows])
+    share = np.zeros(len(rows))
+    for one in set(zip(size, read, strict=True)):
+        same = (size == one[0]) & (read == one[1])
+        low, high = us[same & (between == 0)].mean(), np.median(us[same & (between >= 64 << 20)])
+        share[same] = np.clip((us[same] - low) / max(high - low, 1e-9), 0, 1)
+    best = min(_candidates(), key=lambda c: _misfit(c, size, between, read, share))
+    return best
+
+
+def _candidates() -> list[Cache]:
+    mega = 2.0**20
+    return [
+        Cache(kept * mega, lost * mega, weight)
+        for kept in range(2, 30, 2)
+        for lost in range(24, 64, 2)
+        if lost > kept
+        for weight in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
+    ]
+
+
+def _misfit(c: Cache, size: npt.NDArray[Any], between: npt.NDArray[Any], read: npt.NDArray[Any], share: Any) -> float:
+    distance = between * np.where(read, c.read_weight, 1.0)
+    guess = np.clip((distance + size / 2 - c.kept) / (c.lost - c.kept), 0, 1)
+    return float(((guess - share) ** 2).sum())
+
+
+def cold_shares(graph: Graph, cache: Cache) -> npt.NDArray[np.float64]:
+    """For each op the share of its input bytes that is not in the cache."""
+    traffic, last = 0.0, dict.fromkeys(range(len(graph.storages)), -1e18)
+    out = np.zeros(len(graph.ops))
+    for i, op in enumerate(graph.ops):
+        if not op.kernels:
+            continue
+        inputs = {t.storage: min(t.nbytes, graph.storages[t.storage].nbytes) for t in graph.inputs_of(op)}
+        total = sum(inputs.values())
+        cold = sum(n * cache.cold(traffic - last[s], n) for s, n in inputs.items())
+        out[i] = cold / total if total else 0.0
+        moved = bytes_moved(graph, op)
+        traffic += moved.written + cache.read_weight * cold
+        for t in (*graph.inputs_of(op), *graph.outputs_of(op)):
+            last[t.storage] = traffic
+    return out

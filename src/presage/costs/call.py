@@ -1,0 +1,176 @@
+"""A Call: one op with its inputs, as a kernel model sees it, from a captured graph or from a calibration pack."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, TypeAlias
+
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor
+
+__all__ = ["DTYPES", "Call", "Shape", "Value", "from_graph", "from_leaf"]
+
+# The profiler's names of element types.
+DTYPES = {
+    "float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16", "long int": "int64",
+    "long": "int64", "int": "int32", "short int": "int16", "short": "int16", "signed char": "int8",
+    "unsigned char": "uint8", "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tensor without its numbers."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @cached_property
+    def elements(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def width(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.width
+
+    @cached_property
+    def distinct(self) -> int:
+        """Bytes in memory: an element that a stride of zero repeats counts once."""
+        if len(self.strides) != len(self.sizes):
+            return self.nbytes
+        return prod(n for n, s in zip(self.sizes, self.strides, strict=True) if s or not n) * self.width
+
+    @cached_property
+    def order(self) -> tuple[tuple[int, int], ...]:
+        """(size, stride) of the dimensions that matter, the fastest first, neighbours joined where memory allows."""
+        if len(self.strides) != len(self.sizes):
+            return ((self.elements, 1),)
+        dims = sorted((s, n) for n, s in zip(self.sizes, self.strides, strict=True) if n > 1)
+        joined: list[tuple[int, int]] = []
+        for stride, size in dims:
+            if joined and joined[-1][0] * joined[-1][1] == stride:
+                joined[-1] = (joined[-1][0] * size, joined[-1][1])
+            else:
+                joined.append((size, stride))
+        return tuple(joined)
+
+    @property
+    def is_dense(self) -> bool:
+        """No holes and no repeats, in whatever order."""
+        return not self.order or (len(self.order) == 1 and self.order[0][1] == 1)
+
+    @cached_property
+    def is_contiguous(self) -> bool:
+        expected = 1
+        if len(self.strides) != len(self.sizes):
+            return True
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if size > 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+Single: TypeAlias = Shape | bool | int | float | str | None
+Value: TypeAlias = Single | tuple[Any, ...]  # a list of shapes or of numbers
+
+
+@dataclass(frozen=True)
+class Call:
+    """`facts` are what shapes do not tell: how many looked-up rows are distinct (`distinct`), how often the most
+    frequent one comes (`most`)."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    tf32: bool = False
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def tensors(self) -> tuple[Shape, ...]:
+        """All tensors among the inputs, lists flattened."""
+        return tuple(_shapes(self.inputs))
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """The same for calls that cost the same."""
+        return self.name, self.inputs, self.tf32, tuple(sorted(self.facts.items()))
+
+    def shape(self, place: int) -> Shape | None:
+        value = self.inputs[place] if place < len(self.inputs) else None
+        return value if isinstance(value, Shape) else None
+
+    def number(self, place: int, default: float = 0.0) -> float:
+        value = self.inputs[place] if place < len(self.inputs) else None
+        return float(value) if isinstance(value, (bool, int, float)) else default
+
+    def numbers(self, place: int) -> tuple[float, ...]:
+        value = self.inputs[place] if place < len(self.inputs) else None
+        items = value if isinstance(value, tuple) else (value,)
+        return tuple(float(v) for v in items if isinstance(v, (bool, int, float)))
+
+
+def _shapes(values: tuple[Value, ...]) -> Iterator[Shape]:
+    for value in values:
+        if isinstance(value, Shape):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _shapes(value)
+
+
+# ---- from a captured graph
+
+
+def from_graph(graph: Graph, op: Op, facts: Mapping[str, float] | None = None) -> Call:
+    inputs = tuple(_value(graph, a) for a in op.inputs)
+    flag = "cudnn.allow_tf32" if "conv" in op.name or "rnn" in op.name else "allow_tf32"
+    return Call(op.name, inputs, bool(graph.flags.get(flag, False)), facts or {})
+
+
+def _value(graph: Graph, argument: Any) -> Value:
+    if isinstance(argument, Ref):
+        return shape_of(graph.tensors[argument.id])
+    if isinstance(argument, list):
+        return tuple(_value(graph, a) for a in argument)
+    return argument  # type: ignore[no-any-return]
+
+
+def shape_of(tensor: Tensor) -> Shape:
+    return Shape(tensor.shape, tensor.strides, tensor.dtype)
+
+
+# ---- from a pack
+
+
+def from_leaf(leaf: Any, params: Mapping[str, Any]) -> Call:
+    """A leaf op of a pack's row. What the profiler leaves out is in the draw's parameters."""
+    parts = zip(leaf.dims, leaf.types, leaf.strides, leaf.concrete, strict=False)
+    inputs = [_seen(dims, kind, strides, text, params) for dims, kind, strides, text in parts]
+    if leaf.op == "aten::index" and "count" in params:
+        inputs[1] = (Shape((int(params["count"]),), (1,), "int64"),)
+    facts = {k: float(params[k]) for k in ("distinct", "most") if k in params}
+    tf32 = params.get("kind") == "tf32" or params.get("tf32", False)
+    return Call(leaf.op, tuple(inputs), bool(tf32), facts)
+
+
+def _seen(dims: Any, kind: str, strides: Any, text: Any, params: Mapping[str, Any]) -> Value:
+    if kind in DTYPES and isinstance(dims, list):
+        return Shape(tuple(dims), tuple(strides), DTYPES[kind])
+    if kind == "TensorList":
+        dtype = str(params.get("dtype", "float32"))
+        if not dims:  # a list of lists the profiler does not spell out
+            dims = [[n] for n in params.get("sizes", ())]
+        lists = strides if len(strides) == len(dims) else [[1] for _ in dims]
+        return tuple(Shape(tuple(d), tuple(s), dtype) for d, s in zip(dims, lists, strict=True))
+    try:
+        found = ast.literal_eval(text) if isinstance(text, str) and text else None
+    except (ValueError, SyntaxError):
+        found = text
+    return tuple(found) if isinstance(found, list) else found  # type: ignore[no-any-return]

@@ -1,0 +1,42 @@
+"""Kernel models, one family a module: each states its law, its features, and which ops it is for."""
+
+from presage.costs.families import (
+    attention,
+    conv,
+    copy,
+    embedding,
+    gemm,
+    index,
+    norm,
+    optimizer,
+    pointwise,
+    reduce,
+    rnn,
+    small,
+    softmax,
+)
+from presage.costs.families.common import Family, Law
+
+__all__ = ["BY_OP", "FAMILIES", "Family", "Law"]
+
+FAMILIES: dict[str, Family] = {
+    f.name: f
+    for f in (
+        gemm.FAMILY,
+        conv.FAMILY,
+        attention.FAMILY,
+        rnn.FAMILY,
+        pointwise.FAMILY,
+        copy.FAMILY,
+        reduce.FAMILY,
+        norm.FAMILY,
+        softmax.FAMILY,
+        embedding.FAMILY,
+        index.FAMILY,
+        small.SORT,
+        small.POOL,
+        small.RANDOM,
+        optimizer.FAMILY,
+    )
+}
+BY_OP: dict[str, Family] = {op: f for f in FAMILIES.values() for op in f.ops}

@@ -1,0 +1,55 @@
+"""Copies and casts from any layout to any other, fills, concatenation.
+
+Law: bytes read and written over the bandwidth. Features: both layouts, the length of runs that are contiguous in both,
+the widths; for concatenation the number of pieces and the length of a piece's run.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from presage.costs.call import Call, Shape
+from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
+from presage.costs.rates import Rates
+
+__all__ = ["FAMILY"]
+
+CODES = codes(("copy_", "fill_", "zero_", "cat", "roll", "clone", "repeat", "stack"))
+FILLS = ("aten::fill_", "aten::zero_")
+
+
+def law(call: Call, rates: Rates) -> Law:
+    moved = float(sum(t.distinct for t in call.tensors))
+    if call.name in FILLS:
+        return moved_law(0.0, float(call.tensors[0].distinct), rates)
+    if call.name == "aten::copy_":
+        return moved_law(moved - call.tensors[0].distinct, float(call.tensors[0].nbytes), rates)
+    return moved_law(moved, moved, rates)
+
+
+def features(call: Call, law: Law) -> list[float]:
+    first, second = (*call.tensors, None, None)[:2]
+    pieces = len(call.tensors)
+    if call.name == "aten::cat" and first is not None:
+        dim = int(call.number(1)) % max(1, len(first.sizes))
+        run = prod(first.sizes[dim:])
+        joined = [float(dim), ln(run), ln(prod(first.sizes[:dim])), ln(max(t.elements for t in call.tensors))]
+    else:
+        joined = [0.0, *_runs(first, second)]
+    return [*plain_features(call, law, CODES.get(call.name, -1.0), 2), ln(pieces), *joined]
+
+
+def _runs(target: Shape | None, source: Shape | None) -> list[float]:
+    """Of a copy: the run contiguous in both, and the source's stride and size along the target's fastest dimension."""
+    if target is None or source is None or len(target.strides) != len(source.strides) or target.sizes != source.sizes:
+        return [0.0, 0.0, 0.0]
+    dims = sorted((t, n, s) for t, n, s in zip(target.strides, target.sizes, source.strides, strict=True) if n > 1)
+    run, expected = 1, 1
+    for t, n, s in dims:
+        if t != expected or s != expected:
+            break
+        run, expected = run * n, expected * n
+    return [ln(run), ln(dims[0][2] if dims else 1), ln(dims[0][1] if dims else 1)]
+
+
+FAMILY = Family("copy", frozenset(CODES), law, features, rounds=900, leaves=47)

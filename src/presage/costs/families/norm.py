@@ -1,0 +1,52 @@
+"""Layer, RMS, batch and group normalisation, both ways.
+
+Law: the activations read and written over the bandwidth (two reads forward, four transfers backward). Features: rows
+and columns of what is normalised, the layout, the types.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from presage.costs.call import Call, Shape
+from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
+from presage.costs.rates import Rates
+
+__all__ = ["FAMILY"]
+
+CODES = codes(
+    "native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm "
+    "cudnn_batch_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward".split()
+)
+
+
+def activations(call: Call) -> Shape:
+    """The activations (backward: their gradient): what comes first, but for cuDNN's backward."""
+    return call.tensors[0]
+
+
+def law(call: Call, rates: Rates) -> Law:
+    x = activations(call)
+    backward = call.name.endswith("backward")
+    return moved_law((3 if backward else 2) * x.nbytes, x.nbytes, rates, 2)
+
+
+def features(call: Call, law: Law) -> list[float]:
+    x = activations(call)
+    channels = x.sizes[1] if len(x.sizes) > 1 else 1
+    if "layer" in call.name or "rms" in call.name:
+        place = 1 if not call.name.endswith("backward") else 2
+        columns = prod(int(n) for n in call.numbers(place)) or (x.sizes[-1] if x.sizes else 1)
+    else:
+        columns = max(1, prod(x.sizes[2:]))
+    last = float(len(x.strides) > 2 and x.strides[1] == 1)
+    rows = x.elements / max(1, columns)
+    groups = call.number(6) if "group" in call.name else 0.0
+    widths = [float(t.width) for t in call.tensors[1:3]] + [0.0] * 2
+    return [
+        *plain_features(call, law, CODES[call.name], 2), ln(channels), ln(columns), ln(rows), last, ln(x.sizes[0]), *widths[:2],
+        rows / 132 % 1.0 if rows < 5000 else -1.0, groups,
+    ]  # fmt: skip
+
+
+FAMILY = Family("norm", frozenset(CODES), law, features, rounds=700, leaves=31)

@@ -1,0 +1,68 @@
+"""Optimizer ops over lists of tensors, foreach and fused: many tensors a launch.
+
+Law: the bytes of the lists read and written over the bandwidth, a launch for every so many tensors or elements.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from presage.costs.call import Call, Shape
+from presage.costs.families.common import Family, Law, codes, ln, moved_law
+from presage.costs.rates import Rates
+
+__all__ = ["FAMILY"]
+
+NAMES = (
+    "_fused_adamw_ _fused_adam_ _fused_sgd_ _foreach_add_ _foreach_mul_ _foreach_addcdiv_ _foreach_addcmul_ _foreach_sqrt "
+    "_foreach_lerp_ _foreach_div_ _foreach_mul _foreach_norm _foreach_abs _foreach_maximum_ _foreach_add _foreach_sub_ "
+    "_foreach_neg _foreach_reciprocal _foreach_copy_ _foreach_zero_ _foreach_pow _foreach_sign_ _fused_adagrad_ "
+    "_amp_foreach_non_finite_check_and_unscale_ _foreach_clamp_max_ _foreach_clamp_min_ _foreach_exp"
+).split()
+CODES = codes(NAMES)
+ALIKE = {f"aten::{a}": f"aten::{b}" for a, b in {
+    "_foreach_sub_": "_foreach_add_", "_foreach_neg": "_foreach_sqrt", "_foreach_reciprocal": "_foreach_sqrt",
+    "_foreach_copy_": "_foreach_add_", "_foreach_zero_": "_foreach_mul_", "_foreach_pow": "_foreach_sqrt",
+    "_foreach_sign_": "_foreach_mul_", "_fused_adagrad_": "_fused_sgd_", "_foreach_clamp_max_": "_foreach_maximum_",
+    "_foreach_clamp_min_": "_foreach_maximum_", "_foreach_exp": "_foreach_sqrt",
+    "_amp_foreach_non_finite_check_and_unscale_": "_foreach_mul_", "_foreach_add": "_foreach_add_",
+}.items()}  # fmt: skip
+# Lists that are only read. A fused optimizer reads gradients; what an in-place op changes is its first list.
+FUSED_WRITES = {"aten::_fused_adamw_": 3, "aten::_fused_adam_": 3, "aten::_fused_sgd_": 2, "aten::_fused_adagrad_": 2}
+CHUNK, TENSORS = 65536, 110  # elements of a block, tensors of a launch at most
+
+
+def lists(call: Call) -> list[tuple[Shape, ...]]:
+    """The lists of tensors with more than a number in each."""
+    found = [v for v in call.inputs if isinstance(v, tuple) and v and isinstance(v[0], Shape)]
+    return [v for v in found if any(s.elements > 1 for s in v)] or found[:1]
+
+
+def law(call: Call, rates: Rates) -> Law:
+    many = lists(call)
+    sizes = [sum(s.nbytes for s in one) for one in many]
+    if call.name in FUSED_WRITES:
+        written = sizes[0] * FUSED_WRITES[call.name] if len(many) > 2 else sizes[0]
+    else:
+        written = 0 if call.name == "aten::_foreach_norm" else sizes[0]
+    return moved_law(float(sum(sizes)), float(written), rates, _launches(many[0]))
+
+
+def _launches(tensors: tuple[Shape, ...]) -> int:
+    blocks = sum(ceil(s.elements / CHUNK) for s in tensors)
+    return max(1, ceil(len(tensors) / TENSORS), ceil(blocks / 320))
+
+
+def features(call: Call, law: Law) -> list[float]:
+    many = lists(call)
+    first = many[0]
+    sizes = [s.elements for s in first]
+    total, blocks = sum(sizes), sum(ceil(n / CHUNK) for n in sizes)
+    return [
+        CODES[ALIKE.get(call.name, call.name)], float(len(many)), float(first[0].width), ln(len(first)), ln(total), ln(max(sizes)),
+        ln(total / len(first)), ln(blocks), total / (blocks * CHUNK), ln(_launches(first)), ln(law.bytes), ln(law.seconds),
+        blocks / 320 / ceil(blocks / 320),
+    ]  # fmt: skip
+
+
+FAMILY = Family("optimizer", frozenset(CODES), law, features, rounds=400, leaves=15)

@@ -1,0 +1,90 @@
+"""Elementwise ops: one output element from the elements at the same place of each input.
+
+Law: the distinct bytes of the inputs and the bytes of the output over the bandwidth. Features: which op, and for each
+tensor its size, type, layout and length of runs (contiguous tensors get vectorised kernels, others do not).
+"""
+
+from __future__ import annotations
+
+from presage.costs.call import Call, Shape
+from presage.costs.families.common import Family, Law, codes, moved_law, plain_features
+from presage.costs.rates import Rates
+
+__all__ = ["FAMILY", "alike", "canonical", "output"]
+
+NAMES = tuple(
+    "neg abs exp log log1p sqrt rsqrt tanh sigmoid sin cos reciprocal erf floor sign relu isneginf gelu silu mish "
+    "hardswish softplus elu leaky_relu log_sigmoid_forward hardtanh pow mul add div sub clamp clamp_min gt lt eq ge le ne "
+    "maximum minimum gelu_backward silu_backward threshold_backward tanh_backward sigmoid_backward mish_backward "
+    "hardswish_backward leaky_relu_backward elu_backward softplus_backward hardtanh_backward where masked_fill addcmul "
+    "addcdiv lerp native_dropout_backward tril sgn remainder xlogy bitwise_not isnan logical_not "
+    "log_sigmoid_backward _prelu_kernel _prelu_kernel_backward triu".split()
+)
+CODES = codes(NAMES)
+COMPARES = frozenset("gt lt eq ge le ne isneginf isnan logical_not logical_and logical_or isinf isfinite".split())
+FLOATS = ("float64", "float32", "bfloat16", "float16")
+
+
+def canonical(name: str) -> str:
+    """The op's name without the mark of an in-place op."""
+    short = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return ALIKE.get(short, short)
+
+
+# Ops that run the same kernels but for the arithmetic, which is free.
+ALIKE = {
+    f"aten::{a}": f"aten::{b}"
+    for a, b in {
+        "square": "pow", "ceil": "floor", "round": "floor", "trunc": "floor", "log2": "log", "log10": "log",
+        "expm1": "exp", "exp2": "exp", "tan": "sin", "asin": "sin", "acos": "cos", "atan": "tanh", "sinh": "tanh",
+        "cosh": "tanh", "erfc": "erf", "erfinv": "erf", "relu6": "hardtanh", "selu": "elu", "celu": "elu", "rsub": "sub",
+        "bitwise_and": "maximum", "bitwise_or": "maximum", "logical_and": "gt", "logical_or": "gt", "floor_divide": "div",
+        "fmod": "remainder", "clamp_max": "clamp_min", "hardsigmoid": "hardtanh", "hardsigmoid_backward":
+        "hardtanh_backward", "logit": "log", "softsign": "sigmoid", "threshold": "clamp_min", "atan2": "pow",
+        "isinf": "isneginf", "isfinite": "isneginf", "fmax": "maximum", "fmin": "minimum", "logit_backward":
+        "sigmoid_backward", "masked_scale": "mul", "special_entr": "log", "polygamma": "log", "digamma": "log", "lgamma":
+        "log", "clamp_min_": "clamp_min", "copysign": "maximum", "logaddexp": "xlogy", "hypot": "pow", "frac": "floor",
+    }.items()
+}  # fmt: skip
+
+
+def alike(call: Call) -> str | None:
+    """For an op without a model of its own: one that moves as many tensors."""
+    return {1: "aten::exp", 2: "aten::add", 3: "aten::addcmul"}.get(len(call.tensors))
+
+
+def output(call: Call) -> tuple[int, int]:
+    """Elements and width of the result."""
+    elements = max((t.elements for t in call.tensors), default=1)
+    if canonical(call.name).removeprefix("aten::") in COMPARES:
+        return elements, 1
+    if call.name.endswith("_") and call.tensors:
+        return call.tensors[0].elements, call.tensors[0].width
+    sized = [t for t in call.tensors if t.sizes] or list(call.tensors)
+    return elements, max((_rank(t) for t in sized), default=(0, 4))[1]
+
+
+def _rank(t: Shape) -> tuple[int, int]:
+    """Floats before whole numbers before booleans, then by width."""
+    return (2 if t.dtype in FLOATS else 1 if t.dtype != "bool" else 0), t.width
+
+
+def law(call: Call, rates: Rates) -> Law:
+    elements, width = output(call)
+    return moved_law(sum(t.distinct for t in call.tensors), elements * width, rates)
+
+
+def features(call: Call, law: Law) -> list[float]:
+    elements, width = output(call)
+    code = CODES.get(canonical(call.name), -1.0)
+    return [*plain_features(call, law, code), float(width), float(call.name.endswith("_")), float(_plain(call))]
+
+
+def _plain(call: Call) -> bool:
+    """Every tensor of the same sizes and strides: one long row."""
+    sized = [t for t in call.tensors if t.sizes]
+    return all((t.sizes, t.strides) == (sized[0].sizes, sized[0].strides) and t.is_dense for t in sized)
+
+
+OPS = frozenset([*CODES, *(f"{n}_" for n in CODES), *ALIKE, *(f"{n}_" for n in ALIKE)])
+FAMILY = Family("pointwise", OPS, law, features, rounds=900, leaves=47)

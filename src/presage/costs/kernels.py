@@ -1,0 +1,150 @@
+"""Kernel times of a captured step on a calibrated GPU: law times correction, cache state, power limit.
+
+An op without a model is timed like one that moves as many tensors (`likeness`) or by its FLOPs and bytes (`roofline`);
+either way it is told, and none is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.costs.cache import cold_shares
+from presage.costs.call import Call, from_graph
+from presage.costs.families import BY_OP, FAMILIES, Law
+from presage.costs.families.conv import gradients
+from presage.costs.families.pointwise import alike
+from presage.costs.models import Models
+from presage.costs.optime import OpTime, Source
+from presage.costs.power import TENSOR_KINDS, slowdown
+from presage.graph.families import family
+from presage.graph.graph import Graph, Op
+from presage.graph.work import bytes_moved, flops
+
+__all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
+
+Floats = npt.NDArray[np.float64]
+COMPUTE = ("gemm", "conv", "attention", "rnn")
+
+
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """One call with a warm and with a cold cache, at the full clock."""
+
+    warm: float
+    cold: float
+    launches: float
+    law: Law
+
+    def at(self, share: float) -> float:
+        return self.warm + share * (self.cold - self.warm)
+
+
+def call_times(models: Models, calls: Sequence[Call]) -> list[CallTime]:
+    """Every call's times; the calls must be of ops that have a model."""
+    unique = {c.key: c for c in calls}
+    by_family: dict[str, list[Call]] = {}
+    for call in unique.values():
+        by_family.setdefault(BY_OP[call.name].name, []).append(call)
+    found: dict[Any, CallTime] = {}
+    for name, some in by_family.items():
+        found |= _family_times(models, name, some)
+    return [found[c.key] for c in calls]
+
+
+def _family_times(models: Models, name: str, calls: Sequence[Call]) -> dict[Any, CallTime]:
+    model = FAMILIES[name]
+    laws = [model.law(c, models.rates) for c in calls]
+    x = np.array([[*model.features(c, law), 0.0] for c, law in zip(calls, laws, strict=True)], np.float32)
+    seconds = np.array([law.seconds for law in laws])
+    warm = seconds * np.exp(models.trees[name].predict(x))
+    launches = np.exp(models.counts[name].predict(x))
+    x[:, -1] = 1.0
+    cold = seconds * np.exp(models.trees[name].predict(x))
+    columns = zip(calls, warm, np.maximum(cold, warm), launches, laws, strict=True)
+    return {c.key: CallTime(float(w), float(d), float(n), law) for c, w, d, n, law in columns}
+
+
+@dataclass(frozen=True)
+class StepKernels:
+    """The kernels of a step at the full clock, and what they demand in power."""
+
+    models: Models
+    times: tuple[OpTime, ...]
+    demand: Floats  # W, by op
+    tensor: npt.NDArray[np.bool_]  # works on tensor cores
+
+    def slowdown(self, idle: float = 0.0) -> float:
+        """How much longer tensor-core kernels take, when the GPU idles so many seconds a step."""
+        seconds = np.array([t.seconds for t in self.times])
+        return slowdown(self.models.power, self.demand, seconds, self.tensor, idle)
+
+    def limited(self, idle: float = 0.0) -> list[OpTime]:
+        """The times under the power limit."""
+        factor = self.slowdown(idle)
+        return [
+            replace(t, seconds=t.seconds * factor) if hot else t
+            for t, hot in zip(self.times, self.tensor.tolist(), strict=True)
+        ]
+
+
+def step_kernels(graph: Graph, models: Models) -> StepKernels:
+    """Kernel time of every op of a step."""
+    shares = cold_shares(graph, models.cache)
+    plans = [_plan(graph, op) for op in graph.ops]
+    calls = [c for _, parts in plans for c in parts]
+    timed = iter(call_times(models, calls))
+    times, demand, tensor = [], np.zeros(len(plans)), np.zeros(len(plans), np.bool_)
+    for i, (op, (source, parts)) in enumerate(zip(graph.ops, plans, strict=True)):
+        found = [next(timed) for _ in parts]
+        times.append(_op_time(graph, op, models, source, found, float(shares[i])))
+        if found and times[-1].seconds > 0:
+            kind = _kind(parts[0])
+            tensor[i] = BY_OP[parts[0].name].name in COMPUTE and kind in TENSOR_KINDS
+            work, moved = (sum(getattr(t.law, k) for t in found) for k in ("flops", "bytes"))
+            demand[i] = models.power.demand(times[-1].seconds, work, kind, moved)
+        elif op.kernels:
+            demand[i] = models.power.base
+    return StepKernels(models, tuple(times), demand, tensor)
+
+
+def _kind(call: Call) -> str:
+    tensors = [t for t in call.tensors if t.sizes]
+    dtype = tensors[-1].dtype if tensors else "float32"
+    return "tf32" if dtype == "float32" and call.tf32 else dtype
+
+
+def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
+    """How an op is to be timed, and the calls it is the sum of."""
+    if not op.kernels:
+        return "none", []
+    call = from_graph(graph, op)
+    if op.name in BY_OP and (call.tensors or op.name == "aten::arange"):
+        return "model", gradients(call)
+    like = alike(call)
+    if like and family(op.name) == "elementwise":
+        return "likeness", [Call(like, call.tensors)]
+    return "roofline", []
+
+
+def _op_time(
+    graph: Graph, op: Op, models: Models, source: Source, found: list[CallTime], share: float
+) -> OpTime:
+    kind = family(op.name)
+    if source == "none":
+        return OpTime(0.0, 0, kind, "none")
+    if source == "roofline":
+        return OpTime(_roofline(graph, op, models), 1, kind, "roofline")
+    launches = max(1, round(sum(t.launches for t in found)))
+    return OpTime(sum(t.at(share) for t in found), launches, kind, source)
+
+
+def _roofline(graph: Graph, op: Op, models: Models) -> float:
+    inputs = graph.inputs_of(op)
+    rate = models.rates.rate(inputs[0].dtype if inputs else "float32", bool(graph.flags.get("allow_tf32")))
+    moved = bytes_moved(graph, op).total / models.rates.bandwidth
+    return models.rates.floor + max(flops(graph, op) / rate, moved)

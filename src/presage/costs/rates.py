@@ -1,0 +1,33 @@
+"""What the laws need to know of a GPU: round rates in SI units, from its data sheet. The trees correct what they miss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from presage.hardware.gpu import Gpu
+
+__all__ = ["Rates"]
+
+REACHED_BANDWIDTH, REACHED_FLOPS = 0.88, 0.8  # of the peak, by streaming kernels and by large products
+FLOOR = 1.2e-6  # seconds of the shortest kernel
+
+
+@dataclass(frozen=True)
+class Rates:
+    bandwidth: float  # bytes a second
+    flops: dict[str, float]  # a second, by kind of number
+    sms: int
+    floor: float = FLOOR
+
+    @staticmethod
+    def of(gpu: Gpu) -> Rates:
+        flops = {kind: REACHED_FLOPS * peak for kind, peak in gpu.peak.items()}
+        return Rates(REACHED_BANDWIDTH * gpu.memory_bandwidth, flops, gpu.sms)
+
+    def rate(self, dtype: str, tf32: bool = False) -> float:
+        """FLOPs a second of products of this type of number."""
+        names = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32" if tf32 else "fp32", "float64": "fp64"}
+        name = names.get(dtype, "fp32")
+        return self.flops.get(name) or self.flops["fp32"]

@@ -1,0 +1,122 @@
+"""Where a step's time goes: by family of ops, by module, and which ops cost most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from presage.costs.optime import OpTime
+from presage.graph import work
+from presage.graph.graph import Graph, Op
+from presage.hardware import Gpu
+from presage.prediction.roofline import least_seconds
+
+__all__ = ["Costly", "Coverage", "Part", "costliest", "coverage", "families", "modules"]
+
+MODELLED = ("model", "likeness")
+OUTSIDE = {"optimizer": "(optimizer)", "other": "(other)"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of a step: seconds of its kernels, seconds its ops cost the host."""
+
+    name: str
+    gpu: float
+    share: float  # of the GPU time
+    host: float
+    ops: int
+
+
+@dataclass(frozen=True)
+class Costly:
+    """Ops alike in name, shapes and phase: all of them together."""
+
+    name: str
+    shapes: str
+    phase: str
+    module: str  # of the first of them
+    calls: int
+    seconds: float
+    share: float  # of the GPU time
+    efficiency: float  # the least time the GPU's peaks allow over this
+    limit: str  # what the least time is set by: compute or memory
+    source: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the GPU time comes from models of the ops themselves, and what had to do without."""
+
+    modelled_fraction: float
+    fallback_ops: tuple[str, ...]  # from FLOPs and bytes alone
+    unknown_host_ops: tuple[str, ...]  # their host time is their class's mean
+
+
+def families(times: Sequence[OpTime], host: Sequence[float]) -> tuple[Part, ...]:
+    """The ops that launch something by family, most GPU time first."""
+    return _parts((t.family, t.seconds, h) for t, h in zip(times, host, strict=True) if t.launches)
+
+
+def modules(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[Part, ...]:
+    """By top-level module, most GPU time first."""
+    rows = zip(graph.ops, times, host, strict=True)
+    return _parts((_module(op), t.seconds, h) for op, t, h in rows)
+
+
+def _module(op: Op) -> str:
+    return op.module.split(".")[0] if op.module else OUTSIDE.get(op.phase, "(top level)")
+
+
+def _parts(rows: Iterable[tuple[str, float, float]]) -> tuple[Part, ...]:
+    found: dict[str, list[float]] = {}
+    for name, gpu, host in rows:
+        sums = found.setdefault(name, [0.0, 0.0, 0.0])
+        sums[0], sums[1], sums[2] = sums[0] + gpu, sums[1] + host, sums[2] + 1
+    total = sum(s[0] for s in found.values())
+    parts = [Part(name, g, g / total if total else 0.0, h, int(n)) for name, (g, h, n) in found.items()]
+    return tuple(sorted(parts, key=lambda p: (-p.gpu, -p.host)))
+
+
+def costliest(graph: Graph, times: Sequence[OpTime], gpu: Gpu, count: int = 10) -> tuple[Costly, ...]:
+    """The ops that take the GPU longest, those alike together."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
+        if time.launches:
+            groups.setdefault((op.name, _shapes(graph, op), op.phase), []).append(i)
+    total = sum(t.seconds for t in times)
+    sums = {key: sum(times[i].seconds for i in ops) for key, ops in groups.items()}
+    top = sorted(groups, key=lambda key: -sums[key])[:count]
+    return tuple(_costly(graph, times, gpu, groups[key], sums[key], total) for key in top)
+
+
+def _costly(
+    graph: Graph, times: Sequence[OpTime], gpu: Gpu, ops: Sequence[int], seconds: float, total: float
+) -> Costly:
+    op = graph.ops[ops[0]]
+    least = sum(least_seconds(graph, graph.ops[i], gpu) for i in ops)
+    moved = work.bytes_moved(graph, op)
+    by_memory = (moved.read + moved.written) / gpu.memory_bandwidth
+    limit = "compute" if least_seconds(graph, op, gpu) > by_memory else "memory"
+    share, efficiency = seconds / total if total else 0.0, least / seconds if seconds else 0.0
+    source = times[ops[0]].source
+    where = (op.name, _shapes(graph, op), op.phase, op.module)
+    return Costly(*where, len(ops), seconds, share, efficiency, limit, source)
+
+
+def _shapes(graph: Graph, op: Op, most: int = 3) -> str:
+    """The inputs, shortly: bf16[8192x1024] bf16[1024x4096]."""
+    tensors = [t for t in graph.inputs_of(op) if t.shape]
+    told = [f"{_short(t.dtype)}[{'x'.join(map(str, t.shape))}]" for t in tensors[:most]]
+    return " ".join(told) + (f" and {len(tensors) - most} more" if len(tensors) > most else "")
+
+
+def _short(dtype: str) -> str:
+    return dtype.replace("bfloat", "bf").replace("float", "f").replace("int", "i")
+
+
+def coverage(graph: Graph, times: Sequence[OpTime], unknown_host_ops: tuple[str, ...]) -> Coverage:
+    total = sum(t.seconds for t in times)
+    modelled = sum(t.seconds for t in times if t.source in MODELLED)
+    without = {op.name for op, t in zip(graph.ops, times, strict=True) if t.source == "roofline"}
+    return Coverage(modelled / total if total else 1.0, tuple(sorted(without)), unknown_host_ops)

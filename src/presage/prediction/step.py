@@ -1,0 +1,174 @@
+"""A Prediction: how long a step will take, how sure that is, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.costs.host import HostModel
+from presage.costs.optime import OpTime
+from presage.engine import Timeline, simulate
+from presage.graph.graph import Graph
+from presage.graph.memory import profile
+from presage.hardware import Gpu
+from presage.prediction import breakdown
+from presage.prediction.breakdown import Costly, Coverage, Part
+from presage.prediction.draws import CALM, Spread, durations, step_seconds
+from presage.prediction.program import StepTasks, program, step_tasks
+
+__all__ = ["Bound", "Prediction", "Quantiles", "StepProgram", "predict_step", "step_program"]
+
+Bound: TypeAlias = Literal["gpu", "host", "communication"]
+MS = 1e3
+GPU_BOUND = 0.93  # above this share of active time a step is the GPU's
+DRAWS, STEPS = 200, 8
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Seconds: what nine of ten runs lie between, and the middle."""
+
+    mean: float
+    p5: float
+    p50: float
+    p95: float
+
+    @staticmethod
+    def of(seconds: NDArray[np.float64]) -> Quantiles:
+        return Quantiles(float(seconds.mean()), *map(float, np.quantile(seconds, [0.05, 0.5, 0.95])))
+
+
+@dataclass(frozen=True, eq=False)
+class StepProgram:
+    """A step as the engine takes it."""
+
+    graph: Graph
+    tasks: StepTasks
+    host: HostModel
+    host_seconds: NDArray[np.float64]  # by op
+    host_total: float
+    unknown_host_ops: tuple[str, ...]
+
+    def step_seconds(self, draws: int, steps: int, spread: Spread, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Seconds a step in each draw."""
+        many = program(self.tasks, steps, self.host.calls, [op.name for op in self.graph.ops])
+        return step_seconds(many, durations(self.tasks, steps, draws, spread, rng), steps)
+
+    def at_pace(self, main: float, autograd: float) -> StepProgram:
+        """The same step where the host's threads take so many times as long."""
+        factor = np.array([main, autograd, 1.0])[self.tasks.lane]
+        return replace(self, tasks=replace(self.tasks, seconds=self.tasks.seconds * factor))
+
+    def usual(self, steps: int) -> float:
+        """Seconds a step at the usual pace, with no spread at all."""
+        return float(self.step_seconds(1, steps, CALM, np.random.default_rng())[0])
+
+    def timeline(self, steps: int) -> Timeline:
+        """When each task of the first steps runs, at the usual pace."""
+        many = program(self.tasks, steps, self.host.calls, [op.name for op in self.graph.ops])
+        return simulate(many, np.tile(self.tasks.seconds, steps))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a training step will take on a kind of machine. Times in seconds, memory in bytes."""
+
+    source: str
+    arguments: Mapping[str, str]
+    gpu: str
+    step: Quantiles
+    gpu_active: float  # all kernels together
+    host: float  # what the host needs by itself, at its usual pace
+    peak_memory: int
+    memory: int  # what the GPU has
+    bound: Bound
+    launches: int
+    families: tuple[Part, ...]
+    modules: tuple[Part, ...]
+    costliest: tuple[Costly, ...]
+    coverage: Coverage
+    notes: tuple[str, ...]
+    draws: int
+    steps: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values with the units in their keys."""
+        return {
+            "kind": "prediction",
+            "source": self.source,
+            "arguments": dict(self.arguments),
+            "gpu": self.gpu,
+            "step_ms": {k: v * MS for k, v in asdict(self.step).items()},
+            "gpu_active_ms": self.gpu_active * MS,
+            "host_ms": self.host * MS,
+            "peak_memory_bytes": self.peak_memory,
+            "gpu_memory_bytes": self.memory,
+            "bound": self.bound,
+            "launches": self.launches,
+            "breakdown": {p.name: _part(p) for p in self.families},
+            "modules": {p.name: _part(p) for p in self.modules},
+            "costliest": [_costly(c) for c in self.costliest],
+            "coverage": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.coverage).items()},
+            "notes": list(self.notes),
+            "draws": self.draws,
+            "steps": self.steps,
+        }
+
+
+def _part(p: Part) -> dict[str, Any]:
+    return {"ms": p.gpu * MS, "share": p.share, "host_ms": p.host * MS, "ops": p.ops}
+
+
+def _costly(c: Costly) -> dict[str, Any]:
+    out = asdict(c)
+    return {"op": out.pop("name"), "ms": out.pop("seconds") * MS, **out}
+
+
+def step_program(graph: Graph, times: Sequence[OpTime], host: HostModel) -> StepProgram:
+    """A captured step with what its ops cost the GPU and the host."""
+    costs = host.costs(graph, [t.launches for t in times])
+    return StepProgram(
+        graph, step_tasks(graph, times, costs, host.calls), host, costs.seconds, costs.total, costs.unknown
+    )
+
+
+def predict_step(
+    graph: Graph,
+    times: Sequence[OpTime],
+    gpu: Gpu,
+    host: HostModel,
+    *,
+    spread: Spread | None = None,
+    draws: int = DRAWS,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Prediction:
+    """The prediction for a captured step whose kernel times are given, one for each op of the graph."""
+    built = step_program(graph, times, host)
+    active = sum(t.seconds for t in times)
+    spread = spread or Spread(host.pace)
+    took = Quantiles.of(built.step_seconds(draws, steps, spread, np.random.default_rng(seed)))
+    by_op = built.host_seconds.tolist()
+    return Prediction(
+        source=graph.source,
+        arguments=graph.arguments,
+        gpu=gpu.name,
+        step=took,
+        gpu_active=active,
+        host=built.host_total,
+        peak_memory=profile(graph).peak_allocated,
+        memory=gpu.memory,
+        bound="gpu" if active > GPU_BOUND * took.p50 else "host",
+        launches=sum(t.launches for t in times),
+        families=breakdown.families(times, by_op),
+        modules=breakdown.modules(graph, times, by_op),
+        costliest=breakdown.costliest(graph, times, gpu),
+        coverage=breakdown.coverage(graph, times, built.unknown_host_ops),
+        notes=graph.notes,
+        draws=draws,
+        steps=steps,
+    )
