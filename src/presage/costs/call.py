@@ -99,6 +99,11 @@ class Call:
         return tuple(_shapes(self.inputs))
 
     @cached_property
+    def sized(self) -> tuple[Shape, ...]:
+        """The tensors that have dimensions: a single number is as good as a constant, wherever it is."""
+        return tuple(t for t in self.tensors if t.sizes)
+
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """The same for calls that cost the same."""
         return self.name, self.inputs, self.tf32, tuple(sorted(self.facts.items()))
@@ -165,8 +170,6 @@ def _seen(dims: Any, kind: str, strides: Any, text: Any, params: Mapping[str, An
         return Shape(tuple(dims), tuple(strides), DTYPES[kind])
     if kind == "TensorList":
         dtype = str(params.get("dtype", "float32"))
-        if not dims:  # a list of lists the profiler does not spell out
-            dims = [[n] for n in params.get("sizes", ())]
         lists = strides if len(strides) == len(dims) else [[1] for _ in dims]
         return tuple(Shape(tuple(d), tuple(s), dtype) for d, s in zip(dims, lists, strict=True))
     try:

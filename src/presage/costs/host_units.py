@@ -8,6 +8,7 @@ class. A sum of terms carries over to steps that were never traced: what is new 
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def units(graph: Graph) -> list[Unit]:
 
 def _newest(graph: Graph) -> int:
     """The highest number that autograd gave in the forward pass: higher ones are of ops that a backward recomputes."""
-    return max((op.sequence for op in graph.ops if op.thread == "main"), default=-1)
+    newest = max((op.sequence for op in graph.ops if op.thread == "main"), default=-1)
+    return newest if newest >= 0 else sys.maxsize
 
 
 def _outermost(op: Op) -> str:

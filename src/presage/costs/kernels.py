@@ -17,6 +17,7 @@ from presage.costs.cache import cold_shares
 from presage.costs.call import Call, from_graph
 from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.conv import gradients
+from presage.costs.families.copy import strided
 from presage.costs.families.pointwise import alike
 from presage.costs.models import Models
 from presage.costs.optime import OpTime, Source
@@ -28,6 +29,8 @@ from presage.graph.work import bytes_moved, flops
 __all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
 
 Floats = npt.NDArray[np.float64]
+READ = 0.6  # of what a streaming kernel moves, what it reads
+
 COMPUTE = ("gemm", "conv", "attention", "rnn")
 
 
@@ -40,8 +43,13 @@ class CallTime:
     launches: float
     law: Law
 
+    latent: bool  # waits for its inputs before it computes; else it streams
+
     def at(self, share: float) -> float:
-        return self.warm + share * (self.cold - self.warm)
+        """With this share of the inputs in memory. A stream reads memory and cache at the same time."""
+        if self.latent:
+            return self.warm + share * (self.cold - self.warm)
+        return max(self.warm, self.cold * (1 - READ * (1 - share)))
 
 
 def call_times(models: Models, calls: Sequence[Call]) -> list[CallTime]:
@@ -65,8 +73,11 @@ def _family_times(models: Models, name: str, calls: Sequence[Call]) -> dict[Any,
     launches = np.exp(models.counts[name].predict(x))
     x[:, -1] = 1.0
     cold = seconds * np.exp(models.trees[name].predict(x))
+    if name == "optimizer":  # whose lists the sweep finds in the cache or not, as their sizes will
+        cold = np.maximum(cold, seconds)
     columns = zip(calls, warm, np.maximum(cold, warm), launches, laws, strict=True)
-    return {c.key: CallTime(float(w), float(d), float(n), law) for c, w, d, n, law in columns}
+    latent = name in COMPUTE
+    return {c.key: CallTime(float(w), float(d), float(n), law, latent) for c, w, d, n, law in columns}
 
 
 @dataclass(frozen=True)
@@ -113,9 +124,12 @@ def step_kernels(graph: Graph, models: Models) -> StepKernels:
 
 
 def _kind(call: Call) -> str:
-    tensors = [t for t in call.tensors if t.sizes]
-    dtype = tensors[-1].dtype if tensors else "float32"
-    return "tf32" if dtype == "float32" and call.tf32 else dtype
+    """The type of number the tensor cores see: the narrowest among the inputs."""
+    kinds = {t.dtype for t in call.tensors if t.sizes}
+    for kind in ("bfloat16", "float16"):
+        if kind in kinds:
+            return kind
+    return "tf32" if call.tf32 else "float32"
 
 
 def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
@@ -124,7 +138,7 @@ def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
         return "none", []
     call = from_graph(graph, op)
     if op.name in BY_OP and (call.tensors or op.name == "aten::arange"):
-        return "model", gradients(call)
+        return "model", [part for half in gradients(call) for part in strided(half)]
     like = alike(call)
     if like and family(op.name) == "elementwise":
         return "likeness", [Call(like, call.tensors)]

@@ -1,10 +1,14 @@
 """The pace of host threads: how much longer than usual they take, run by run and step by step.
 
 Each thread sits on a core of its own, so each has its own pace. It is lognormal with median 1: one factor for a whole
-run, times one for each step that goes with the step before it (a first-order process).
+run, times one for each step that goes with the step before it (a first-order process). The few steps that are drawn
+stand for the many of a run, over which the steps' own factors even out: they have mean 1 (of the logarithm, 0) exactly.
+Factors of whole runs are spread evenly over their distribution, in random order: few draws give steady quantiles.
 """
 
 from __future__ import annotations
+
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +20,17 @@ Floats = NDArray[np.float64]
 
 def factors(rng: np.random.Generator, sd: float, draws: int) -> Floats:
     """One factor a draw with median 1."""
-    return np.exp(sd * rng.standard_normal(draws))
+    normal = NormalDist()
+    even = np.array([normal.inv_cdf((k + 0.5) / draws) for k in range(draws)])
+    return np.exp(sd * rng.permutation(even))
 
 
 def step_paces(
     rng: np.random.Generator, run_sd: float, step_sd: float, correlation: float, steps: int, draws: int
 ) -> Floats:
     """The pace of one thread in each step of each draw: (steps, draws)."""
-    run = run_sd * rng.standard_normal(draws)
-    fresh = rng.standard_normal((steps, draws))
-    state = np.empty((steps, draws))
-    for k in range(steps):
-        state[k] = fresh[k] if k == 0 else correlation * state[k - 1] + np.sqrt(1 - correlation**2) * fresh[k]
-    return np.asarray(np.exp(run + step_sd * state))
+    run = factors(rng, run_sd, draws)
+    state = rng.standard_normal((steps, draws))
+    for k in range(1, steps):
+        state[k] = correlation * state[k - 1] + np.sqrt(1 - correlation**2) * state[k]
+    return np.asarray(run * np.exp(step_sd * (state - state.mean(axis=0))))

@@ -14,6 +14,7 @@ from presage.costs.families import (
     rnn,
     small,
     softmax,
+    sort,
 )
 from presage.costs.families.common import Family, Law
 
@@ -33,7 +34,7 @@ FAMILIES: dict[str, Family] = {
         softmax.FAMILY,
         embedding.FAMILY,
         index.FAMILY,
-        small.SORT,
+        sort.FAMILY,
         small.POOL,
         small.RANDOM,
         optimizer.FAMILY,

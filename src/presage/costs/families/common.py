@@ -42,36 +42,32 @@ def alignment(n: int, most: int = 64) -> int:
     return min(n & -n, most) if n > 0 else most
 
 
-def shape_features(t: Shape | None, reference: Shape | None = None) -> list[float]:
-    """Size, width, kind of layout, length of the runs in memory."""
+def shape_features(t: Shape | None, whole: int = 0) -> list[float]:
+    """Size, width, kind of layout, length of the runs in memory, and how often each element is used of `whole`."""
     if t is None:
         return [-1.0] * 6
-    order = t.order
+    own = t.distinct // t.width
+    order = tuple((n, s) for n, s in t.order if s)
     inner = order[0] if order else (1, 1)
-    if t.is_contiguous:
-        kind = 0.0
-    elif t.is_dense:
-        kind = 1.0
-    elif any(s == 0 and n > 1 for n, s in zip(t.sizes, t.strides, strict=False)):
-        kind = 2.0
-    else:
-        kind = 3.0
-    smaller = ln(reference.elements / t.elements) if reference is not None and t.elements else 0.0
+    repeated = own < max(whole, t.elements)
+    kind = 2.0 if repeated else 0.0 if t.is_contiguous else 1.0 if t.is_dense else 3.0
     run = inner[0] if inner[1] == 1 else 1
-    return [ln(t.distinct), float(t.width), kind, ln(run), float(len(order)), smaller]
+    return [ln(t.distinct), float(t.width), kind, ln(run), float(len(order)), ln(max(whole, t.elements) / max(own, 1))]
 
 
-def plain_features(call: Call, law: Law, code: float, tensors: int = 3) -> list[float]:
-    """What most families use: which op, its law, its tensors, the ends of the largest one, its first numbers."""
-    largest = max(call.tensors, key=lambda t: t.elements, default=None)
-    out = [code, ln(law.seconds), ln(law.bytes), float(len(call.tensors))]
+def plain_features(
+    call: Call, law: Law, code: float, tensors: int = 3, whole: int = 0, given: Sequence[Shape] | None = None
+) -> list[float]:
+    """What most families use: which op, its law, its tensors, the largest one as it lies in memory."""
+    shapes = call.sized if given is None else given
+    largest = max(shapes, key=lambda t: t.elements, default=None)
+    out = [code, ln(law.seconds), ln(law.bytes), float(len(shapes))]
     for place in range(tensors):
-        out += shape_features(call.tensors[place] if place < len(call.tensors) else None, largest)
-    sizes = largest.sizes if largest is not None and largest.sizes else (1,)
-    out += [ln(sizes[0]), ln(sizes[-1]), ln(sizes[-2] if len(sizes) > 1 else 1), float(len(sizes))]
-    out += [float(alignment(sizes[-1], 16)), ln(largest.elements if largest is not None else 1)]
-    numbers = [float(v) for v in call.inputs if isinstance(v, (bool, int, float))][:3]
-    return out + numbers + [0.0] * (3 - len(numbers))
+        out += shape_features(shapes[place] if place < len(shapes) else None, whole)
+    order = largest.order if largest is not None else ()
+    inner, second = (*(n for n, _ in order), 1, 1)[:2]
+    out += [ln(inner), ln(second), float(len(order)), float(alignment(inner, 16))]
+    return out
 
 
 def codes(names: Sequence[str]) -> dict[str, float]:

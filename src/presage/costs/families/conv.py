@@ -1,114 +1,149 @@
 """Convolutions: forward, data gradient, weight gradient; any layout, groups, dilation, transposed.
 
-A backward op that needs both gradients is the sum of two calls, one for each. Law: the FLOPs of the implicit product at
-the rate of its type (depthwise: of plain arithmetic), or the bytes of the three tensors, whichever is longer.
+A backward op that needs both gradients is the sum of two calls, one for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil, prod
 from typing import NamedTuple
 
-from presage.costs.call import Call, Shape
+from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, alignment, ln
+from presage.costs.families.conv_shape import BACKWARD, DEPTHWISE, FORWARD, TRANSPOSED, Conv, conv
 from presage.costs.rates import Rates
 
-__all__ = ["BACKWARD", "FAMILY", "gradients"]
+__all__ = ["BACKWARD", "FAMILY", "gradients", "law"]
 
-FORWARD, TRANSPOSED = ("aten::cudnn_convolution", "aten::_conv_depthwise2d", "aten::conv_depthwise3d"), (
-    "aten::cudnn_convolution_transpose",
-)
-BACKWARD = "aten::convolution_backward"
 KINDS = {"bfloat16": 0.0, "float16": 1.0, "tf32": 2.0, "float32": 3.0}
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (64, 32), (32, 64), (32, 32))  # fmt: skip
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+STEP = 32  # products a step of the inner loop adds up
+STEP_SECONDS, TILE_SECONDS = 6e-8, 7e-7  # the least time of a step, and what starting and ending a tile takes
+CACHE_BANDWIDTH = 5e12  # bytes a second from the L2 to all SMs
+CONVERTING = 0.55  # of the bandwidth, by kernels that change the layout
+LAUNCHED = 3e-6
 
 
-class Conv(NamedTuple):
-    what: int  # 0 forward, 1 data gradient, 2 weight gradient
+class Product(NamedTuple):
+    """The matrix product that a convolution is, for each of its groups: [m, inner * taps] x [inner * taps, n]."""
+
+    m: int
     n: int
-    i: int
-    o: int
-    spatial: tuple[int, ...]  # of the larger side
-    out: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: float
-    padding: float
-    dilation: float
-    groups: int
-    transposed: bool
-    kind: str
-    width: int
-    channels_last: bool
-    native: bool
+    taps: int
+    inner: int
+    outer: int  # n in so many pieces that no tile spans (the taps of a weight gradient)
 
 
-def conv(call: Call) -> Conv:
-    backward = call.name == BACKWARD
-    x, w = (call.tensors[1], call.tensors[2]) if backward else (call.tensors[0], call.tensors[1])
-    transposed, groups, (stride, padding, dilation) = _settings(call)
-    spatial, kernel = x.sizes[2:], w.sizes[2:]
-    if backward:
-        out = call.tensors[0].sizes[2:]
+def product(c: Conv) -> Product:
+    large, small = c.n * prod(c.large), c.n * prod(c.small)
+    i, o = c.c // c.groups, c.k // c.groups
+    if c.role == 2:
+        return Product(o, i, 1, small, c.taps)
+    return Product(small, o, c.taps, i, 1) if c.role == 0 else Product(large, i, c.taps, o, 1)
+
+
+def tile_times(c: Conv, rates: Rates) -> list[float]:
+    """Seconds with each shape of tile: whole waves of tiles, each as many steps as its slowest part allows."""
+    p = product(c)
+    rate = rates.rate("float32" if c.kind in ("tf32", "float32") else c.kind, c.kind == "tf32") / rates.sms
+    steps = max(1, ceil(p.taps * ceil(p.inner / STEP) / (prod(c.stride) if c.role == 1 else 1)))
+    out = []
+    for a, b in TILES:
+        tiles = ceil(p.m / a) * ceil(p.n / b) * p.outer * c.groups
+        loads = (a + b) * STEP * c.width * rates.sms / CACHE_BANDWIDTH
+        step = max(2.0 * a * b * STEP / rate, loads, STEP_SECONDS)
+        out.append(min(_split(c, rates, tiles, steps, step)))
+    return out
+
+
+def _split(c: Conv, rates: Rates, tiles: int, steps: int, step: float) -> Iterator[float]:
+    """Seconds with the inner loop in so many parts; only weight gradients split it, and add the parts up in float32."""
+    for parts in SPLITS if c.role == 2 else (1,):
+        if parts == 1 or parts <= steps:
+            adding = 0.0 if parts == 1 else 8.0 * parts * c.sides[2] / c.width / rates.bandwidth
+            yield ceil(tiles * parts / rates.sms) * (ceil(steps / parts) * step + TILE_SECONDS) + adding
+
+
+def native_time(c: Conv) -> float:
+    """PyTorch's depthwise kernels: a thread a number, or for weights a block a weight with a warp for each image."""
+    if c.role < 2:
+        places = c.n * c.k * prod(c.small) if c.role == 0 else c.n * c.c * prod(c.large)
+        return places * (8e-12 + 0.55e-12 * c.taps)
+    rows, weights = ceil(prod(c.small) / 32), c.k * c.taps
+    serial = ceil(c.n / 8) * rows * ceil(weights / (132 * 8)) * 1.3e-7
+    return max(weights * c.n * (rows * 5e-11 + 3e-11), serial)
+
+
+def converted(c: Conv) -> tuple[int, float]:
+    """How many tensors cuDNN must bring into channels-last order or back, and their bytes: all where they are not so,
+    but not weights of a single tap, nor anything for plain float32."""
+    if c.channels_last or c.native or c.kind not in ("bfloat16", "float16", "tf32"):
+        return 0, 0.0
+    large, small, weights = c.sides
+    needed = [s for s, places in ((large, prod(c.large)), (small, prod(c.small)), (weights, c.taps)) if places > 1]
+    return len(needed), sum(needed)
+
+
+class Parts(NamedTuple):
+    tiles: list[float]
+    native: float
+    moving: float
+    converting: float
+    main: float
+
+
+def parts(c: Conv, rates: Rates) -> Parts:
+    tiles, native, moving = tile_times(c, rates), native_time(c), sum(c.sides) / rates.bandwidth
+    number, size = converted(c)
+    converting = number * 1.2e-6 + 2 * size / (rates.bandwidth * CONVERTING / 0.88)
+    if c.native:
+        main = max(native, moving)
+    elif c.depthwise:
+        main = max(c.flops / rates.rate("float32") * 8, moving)
     else:
-        out = _output(spatial, kernel, stride, padding, dilation, transposed)
-    i, o = x.sizes[1], (w.sizes[1] * groups if transposed else w.sizes[0])
-    mask = call.numbers(10) if backward else ()
-    what = 0 if not backward else (1 if mask and mask[0] else 2)
-    kind = "tf32" if x.dtype == "float32" and call.tf32 else x.dtype
-    return Conv(what, x.sizes[0], i, o, spatial, out, kernel, stride, padding, dilation, groups, transposed, kind, x.width,
-                _channels_last(x), "depthwise" in call.name)  # fmt: skip
-
-
-def _settings(call: Call) -> tuple[bool, int, tuple[float, float, float]]:
-    """Transposed or not, groups, and the first of strides, paddings and dilations, wherever the op has them."""
-    first = lambda place: (call.numbers(place) or (0.0,))[0]  # noqa: E731
-    if call.name == BACKWARD:
-        return bool(call.number(7)), int(call.number(9, 1)), (first(4), first(5), first(6))
-    if call.name == "aten::_conv_depthwise2d" or call.name == "aten::conv_depthwise3d":
-        return False, call.tensors[0].sizes[1], (first(4), first(5), first(6))
-    if call.name in TRANSPOSED:
-        return True, int(call.number(6, 1)), (first(4), first(2), first(5))
-    return False, int(call.number(5, 1)), (first(3), first(2), first(4))
-
-
-def _output(
-    spatial: tuple[int, ...], kernel: tuple[int, ...], stride: float, padding: float, dilation: float, transposed: bool
-) -> tuple[int, ...]:
-    pairs = list(zip(spatial, kernel, strict=False))
-    if transposed:
-        return tuple(int((s - 1) * stride - 2 * padding + dilation * (k - 1) + 1) for s, k in pairs)
-    return tuple(int((s + 2 * padding * (k > 1 or s > 1) - dilation * (k - 1) - 1) // max(stride, 1) + 1) for s, k in pairs)
-
-
-def _channels_last(x: Shape) -> bool:
-    return len(x.strides) > 2 and x.strides[1] == 1 and x.sizes[1] > 1
+        main = max(min(tiles), moving)
+    return Parts(tiles, native, moving, converting, main)
 
 
 def law(call: Call, rates: Rates) -> Law:
     c = conv(call)
-    points = prod(c.spatial if c.transposed else c.out)
-    flops = 2.0 * c.n * points * c.o * (c.i // c.groups) * prod(c.kernel)
-    moved = c.width * (c.n * (c.i * prod(c.spatial) + c.o * prod(c.out)) + c.o * c.i // c.groups * prod(c.kernel))
-    rate = rates.rate("float32" if c.groups == c.i and c.i > 1 else call.tensors[0].dtype, c.kind == "tf32") * 0.7
-    return Law(2 * rates.floor + max(flops / rate, moved / rates.bandwidth), flops, moved)
+    p = parts(c, rates)
+    return Law(LAUNCHED + p.converting + p.main, c.flops, sum(c.sides))
+
+
+# Features need no GPU's own rates, only a fixed scale: round numbers of an H200.
+SCALE = Rates(4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4e14, "fp32": 5.3e13, "fp64": 2.7e13}, 132)
 
 
 def features(call: Call, law: Law) -> list[float]:
     c = conv(call)
-    points, size = prod(c.out), prod(c.spatial)
-    m, n, k = (
-        (c.n * points, c.o // c.groups, c.i // c.groups * prod(c.kernel)),
-        (c.n * size, c.i // c.groups, c.o // c.groups * prod(c.kernel)),
-        (c.o // c.groups, c.i // c.groups * prod(c.kernel), c.n * points),
-    )[c.what]
-    waves = ceil(m / 128) * ceil(n / 128) * c.groups / 132
+    p, g = parts(c, SCALE), product(c)
+    whole = LAUNCHED + p.converting + p.main
+    large, small, weights = c.sides
+    i, o = c.c // c.groups, c.k // c.groups
+    alone = c.groups * (min(tile_times(c._replace(c=i, k=o, groups=1), SCALE)) + LAUNCHED)
     return [
-        KINDS.get(c.kind, 4.0), float(c.what), float(c.channels_last), float(c.transposed), float(c.native),
-        float(len(c.kernel)), ln(c.n), ln(c.i), ln(c.o), ln(size), ln(points), float(c.kernel[-1]), float(c.kernel[0]),
-        c.stride, c.padding, c.dilation, ln(c.groups), ln(c.i / c.groups), ln(c.o / c.groups),
-        float(alignment(c.i // c.groups, 32)), float(alignment(c.o // c.groups, 32)), float(alignment(c.n, 32)),
-        float(c.spatial[-1]), float(c.out[-1]), float(alignment(c.out[-1], 8)), ln(m), ln(n), ln(k), ln(waves),
-        waves / ceil(waves), ln(law.flops), ln(law.bytes), ln(law.flops / max(law.bytes, 1)), ln(law.seconds),
-        float(c.groups == c.i), ln(c.o / c.i),
+        *_shape_features(c), ln(g.m), ln(g.n), ln(g.inner * g.taps), ln(g.m * g.n * g.outer * c.groups), ln(c.flops),
+        ln(large), ln(small), ln(weights), ln(large / small), ln(c.flops / (large + small + weights)), ln(whole),
+        ln(p.main / whole), ln(p.moving / whole), ln(p.converting / whole + 1e-6), ln(p.native / whole),
+        ln(alone / whole), ln(c.flops / SCALE.rate("float32") / whole), ln(law.seconds / whole),
+        *(ln(t / whole) for t in p.tiles),
+        ceil(g.m / 128) * 128 / g.m, ceil(g.n / 128) * 128 / g.n, ceil(g.n / 64) * 64 / g.n, ceil(i / 64) * 64 / i,
+        ceil(o / 64) * 64 / o,
+    ]  # fmt: skip
+
+
+def _shape_features(c: Conv) -> list[float]:
+    i, o = c.c // c.groups, c.k // c.groups
+    return [
+        KINDS.get(c.kind, 4.0), float(c.role), float(c.channels_last), float(c.transposed), float(c.native),
+        float(sum(n > 1 for n in c.large)), ln(c.n), ln(c.c), ln(c.k), ln(i), ln(o), ln(c.groups), float(c.depthwise),
+        ln(prod(c.large)), ln(prod(c.small)), float(c.large[-1]), float(c.small[-1]), float(c.kernel[-1]), float(c.taps),
+        float(c.stride[-1]), float(prod(c.stride)), float(c.padding[-1]), float(c.dilation[-1]),
+        float(alignment(i)), float(alignment(o)), float(alignment(prod(c.small), 32)), float(alignment(prod(c.large), 32)),
+        float(alignment(c.n, 32)), ln(c.k / c.c),
     ]  # fmt: skip
 
 
@@ -121,4 +156,4 @@ def gradients(call: Call) -> list[Call]:
     return [Call(call.name, (*call.inputs[:10], way), call.tf32, call.facts) for way in ways]
 
 
-FAMILY = Family("conv", frozenset((*FORWARD, *TRANSPOSED, BACKWARD)), law, features, rounds=1200, leaves=47)
+FAMILY = Family("conv", frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE)), law, features, rounds=1500, leaves=31)

@@ -12,9 +12,10 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "contiguous", "strided"]
 
 CODES = codes(("copy_", "fill_", "zero_", "cat", "roll", "clone", "repeat", "stack"))
+KINDS = {"float32": 0.0, "bfloat16": 1.0, "float16": 2.0, "bool": 3.0, "int64": 4.0, "float64": 5.0, "int32": 6.0}
 FILLS = ("aten::fill_", "aten::zero_")
 
 
@@ -36,7 +37,32 @@ def features(call: Call, law: Law) -> list[float]:
         joined = [float(dim), ln(run), ln(prod(first.sizes[:dim])), ln(max(t.elements for t in call.tensors))]
     else:
         joined = [0.0, *_runs(first, second)]
-    return [*plain_features(call, law, CODES.get(call.name, -1.0), 2), ln(pieces), *joined]
+    return [*plain_features(call, law, CODES.get(call.name, -1.0), 2), ln(pieces), *joined, *_regime(first, second)]
+
+
+def _regime(target: Shape | None, source: Shape | None) -> list[float]:
+    """Types of both, and which kernel: 0 a plain copy, 1 a cast of one long row, 2 strided, 3 strided with a cast."""
+    if target is None or source is None:
+        return [KINDS.get(target.dtype, 7.0) if target else -1.0, -1.0, -1.0]
+    same = target.sizes == source.sizes and target.strides == source.strides and target.is_dense
+    same = same or (target.is_contiguous and source.is_contiguous)
+    cast = target.dtype != source.dtype
+    return [KINDS.get(target.dtype, 7.0), KINDS.get(source.dtype, 7.0), float(cast) + (0.0 if same else 2.0)]
+
+
+def strided(call: Call) -> list[Call]:
+    """Concatenation of pieces that are not contiguous runs a strided copy."""
+    if call.name != "aten::cat" or all(t.is_contiguous for t in call.tensors):
+        return [call]
+    rough = max(call.tensors, key=lambda t: (not t.is_contiguous, t.elements))
+    times = max(1, sum(t.elements for t in call.tensors) // max(1, rough.elements))
+    source = Shape((times, *rough.sizes), (2 * rough.elements, *rough.strides), rough.dtype)
+    return [Call("aten::copy_", (contiguous(source.sizes, rough.dtype), source))]
+
+
+def contiguous(sizes: tuple[int, ...], dtype: str) -> Shape:
+    strides = tuple(prod(sizes[i + 1 :]) for i in range(len(sizes)))
+    return Shape(sizes, strides, dtype)
 
 
 def _runs(target: Shape | None, source: Shape | None) -> list[float]:

@@ -40,12 +40,17 @@ def lists(call: Call) -> list[tuple[Shape, ...]]:
 
 def law(call: Call, rates: Rates) -> Law:
     many = lists(call)
-    sizes = [sum(s.nbytes for s in one) for one in many]
+    sizes = [sum(_moved(s) for s in one) for one in many]
     if call.name in FUSED_WRITES:
         written = sizes[0] * FUSED_WRITES[call.name] if len(many) > 2 else sizes[0]
     else:
         written = 0 if call.name == "aten::_foreach_norm" else sizes[0]
     return moved_law(float(sum(sizes)), float(written), rates, _launches(many[0]))
+
+
+def _moved(t: Shape) -> int:
+    """Bytes; of short numbers twice as many where their count forbids vectors of four."""
+    return t.nbytes * (2 if t.width < 4 and t.elements % 4 else 1)
 
 
 def _launches(tensors: tuple[Shape, ...]) -> int:
@@ -61,7 +66,7 @@ def features(call: Call, law: Law) -> list[float]:
     return [
         CODES[ALIKE.get(call.name, call.name)], float(len(many)), float(first[0].width), ln(len(first)), ln(total), ln(max(sizes)),
         ln(total / len(first)), ln(blocks), total / (blocks * CHUNK), ln(_launches(first)), ln(law.bytes), ln(law.seconds),
-        blocks / 320 / ceil(blocks / 320),
+        blocks / 320 / ceil(blocks / 320), sum(n for n in sizes if n % 4 == 0) / total,
     ]  # fmt: skip
 
 

@@ -6,11 +6,13 @@ tensor its size, type, layout and length of runs (contiguous tensors get vectori
 
 from __future__ import annotations
 
+from math import prod
+
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, moved_law, plain_features
+from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY", "alike", "canonical", "output"]
+__all__ = ["FAMILY", "alike", "broadcast", "canonical", "output"]
 
 NAMES = tuple(
     "neg abs exp log log1p sqrt rsqrt tanh sigmoid sin cos reciprocal erf floor sign relu isneginf gelu silu mish "
@@ -50,18 +52,24 @@ ALIKE = {
 
 def alike(call: Call) -> str | None:
     """For an op without a model of its own: one that moves as many tensors."""
-    return {1: "aten::exp", 2: "aten::add", 3: "aten::addcmul"}.get(len(call.tensors))
+    return {1: "aten::exp", 2: "aten::add", 3: "aten::addcmul"}.get(len(call.sized))
 
 
 def output(call: Call) -> tuple[int, int]:
     """Elements and width of the result."""
-    elements = max((t.elements for t in call.tensors), default=1)
+    elements = prod(broadcast(call))
     if canonical(call.name).removeprefix("aten::") in COMPARES:
         return elements, 1
-    if call.name.endswith("_") and call.tensors:
-        return call.tensors[0].elements, call.tensors[0].width
-    sized = [t for t in call.tensors if t.sizes] or list(call.tensors)
-    return elements, max((_rank(t) for t in sized), default=(0, 4))[1]
+    if call.name.endswith("_") and call.sized:
+        return call.sized[0].elements, call.sized[0].width
+    return elements, max((_rank(t) for t in call.sized), default=(0, 4))[1]
+
+
+def broadcast(call: Call) -> tuple[int, ...]:
+    """Sizes of the result: each dimension as large as the largest input's."""
+    longest = max((len(t.sizes) for t in call.sized), default=0)
+    padded = [(1,) * (longest - len(t.sizes)) + t.sizes for t in call.sized]
+    return tuple(max(n) if 0 not in n else 0 for n in zip(*padded, strict=True))
 
 
 def _rank(t: Shape) -> tuple[int, int]:
@@ -71,19 +79,30 @@ def _rank(t: Shape) -> tuple[int, int]:
 
 def law(call: Call, rates: Rates) -> Law:
     elements, width = output(call)
-    return moved_law(sum(t.distinct for t in call.tensors), elements * width, rates)
+    return moved_law(sum(t.distinct for t in call.sized), elements * width, rates)
 
 
 def features(call: Call, law: Law) -> list[float]:
     elements, width = output(call)
     code = CODES.get(canonical(call.name), -1.0)
-    return [*plain_features(call, law, code), float(width), float(call.name.endswith("_")), float(_plain(call))]
+    return [
+        *plain_features(call, law, code, 3, elements, _ordered(call)), float(width), float(call.name.endswith("_")), _regime(call, elements, width),
+        ln(elements), float(len(broadcast(call))),
+    ]  # fmt: skip
 
 
-def _plain(call: Call) -> bool:
-    """Every tensor of the same sizes and strides: one long row."""
-    sized = [t for t in call.tensors if t.sizes]
-    return all((t.sizes, t.strides) == (sized[0].sizes, sized[0].strides) and t.is_dense for t in sized)
+def _ordered(call: Call) -> list[Shape]:
+    """The tensors, those that are broadcast last, whichever side of the op they are on."""
+    return sorted(call.sized, key=lambda t: -t.distinct // t.width)
+
+
+def _regime(call: Call, elements: int, width: int) -> float:
+    """Which kernel: 0 vectorised, 1 one long row with casts, 2 strided or broadcast, 3 that with casts."""
+    sized = [t for t in call.sized if t.elements > 1]
+    mixed = len({t.dtype for t in sized}) > 1 or (bool(sized) and sized[0].width != width)
+    same = all((t.sizes, t.strides) == (sized[0].sizes, sized[0].strides) for t in sized)
+    plain = same and all(t.is_dense and t.elements == elements for t in sized)
+    return float(mixed) + (0.0 if plain else 2.0)
 
 
 OPS = frozenset([*CODES, *(f"{n}_" for n in CODES), *ALIKE, *(f"{n}_" for n in ALIKE)])

@@ -1,4 +1,4 @@
-"""Families with few rows: sorting, pooling and upsampling, random numbers. All by bytes moved."""
+"""Families with few rows: pooling and upsampling, random numbers. All by bytes moved."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
-__all__ = ["POOL", "RANDOM", "SORT"]
+__all__ = ["POOL", "RANDOM"]
 
-SORTS = codes(("sort", "topk", "nonzero", "_unique2", "argsort", "unique_dim", "searchsorted", "histc", "bincount"))
 POOLS = codes(
     "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward adaptive_max_pool2d "
     "adaptive_max_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d "
@@ -22,19 +21,10 @@ POOLS_ALIKE = {
     "aten::adaptive_max_pool3d": "aten::adaptive_max_pool2d",
     "aten::adaptive_max_pool3d_backward": "aten::adaptive_max_pool2d_backward",
 }  # fmt: skip
-RANDOMS = codes(("native_dropout", "bernoulli_", "uniform_", "normal_", "random_", "arange", "exponential_", "randperm"))
+RANDOMS = codes(
+    ("native_dropout", "bernoulli_", "uniform_", "normal_", "random_", "arange", "exponential_", "randperm")
+)
 RANDOMS_ALIKE = {"aten::exponential_": "aten::uniform_"}
-
-
-def _sort_law(call: Call, rates: Rates) -> Law:
-    x = call.tensors[0]
-    return moved_law(4.0 * x.nbytes, 4.0 * x.nbytes, rates, 4)
-
-
-def _sort_features(call: Call, law: Law) -> list[float]:
-    x = call.tensors[0]
-    columns = x.sizes[-1] if x.sizes else 1
-    return [*plain_features(call, law, SORTS[call.name], 1), ln(columns), ln(x.elements / max(1, columns))]
 
 
 def _pool_law(call: Call, rates: Rates) -> Law:
@@ -73,6 +63,5 @@ def _random_features(call: Call, law: Law) -> list[float]:
     return plain_features(call, law, RANDOMS[RANDOMS_ALIKE.get(call.name, call.name)], 1)
 
 
-SORT = Family("sort", frozenset(SORTS), _sort_law, _sort_features, rounds=300, leaves=15)
 POOL = Family("pool", frozenset(POOLS), _pool_law, _pool_features, rounds=400, leaves=23)
 RANDOM = Family("random", frozenset(RANDOMS), _random_law, _random_features, rounds=400, leaves=23)
