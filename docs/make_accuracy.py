@@ -289,7 +289,7 @@ def ablation(results: dict[str, Result]) -> list[str]:
     """The step from the kernel times of its trace, with three kinds of overheads."""
     lines = [
         "What the overheads are worth, with kernel times from the trace so that only the host is judged. The host",
-        "model was fitted on the varied cases: there it is no blind test ([each left out in turn](prediction.md): 11%).",
+        "model was fitted on the varied cases: there it is no blind test (for that see [prediction](prediction.md)).",
         "",
         HEAD,
     ]

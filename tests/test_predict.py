@@ -207,6 +207,19 @@ def test_coverage_names_what_had_no_model() -> None:
     assert p.coverage.modelled_fraction == pytest.approx(1 - sources.count("roofline") / len(sources))
 
 
+def test_a_step_that_launches_nothing_is_the_hosts() -> None:
+    s = Sketch()
+    s.op("view", [s.tensor(4)], [], kernels=False)
+    empty = Sketch().graph()
+    nothing = [OpTime(0.0, 0, "elementwise", "none")]
+    for graph, times in ((s.graph(), nothing), (empty, [])):
+        p = predict_step(graph, times, H200, HOST, draws=5)
+        assert p.bound == "host"
+        assert p.gpu_active == p.launches == 0
+        assert p.step.p50 > 0
+        assert p.coverage.modelled_fraction == 1.0
+
+
 def test_one_time_for_each_op() -> None:
     graph = training_step(2)
     with pytest.raises(ValueError, match="launches of 3"):

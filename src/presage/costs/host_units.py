@@ -8,7 +8,6 @@ class. A sum of terms carries over to steps that were never traced: what is new 
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,45 +50,42 @@ def named(key: str) -> bool:
 def units(graph: Graph) -> list[Unit]:
     """The graph's ops in the profiler's outermost ops, in order."""
     found: list[list[int]] = []
-    newest = _newest(graph)
+    made = _made_in_backward(graph)
     for i, op in enumerate(graph.ops):
-        if found and _goes_on(graph.ops, found[-1], op, newest):
+        if found and _goes_on(graph.ops, found[-1], op, made[i] or made[found[-1][-1]]):
             found[-1].append(i)
         else:
             found.append([i])
     return [Unit(_outermost(graph.ops[u[0]]), graph.ops[u[0]].thread, tuple(u)) for u in found]
 
 
-def _newest(graph: Graph) -> int:
-    """The highest number that autograd gave in the forward pass: higher ones are of ops that a backward recomputes."""
-    newest = max((op.sequence for op in graph.ops if op.thread == "main"), default=-1)
-    return newest if newest >= 0 else sys.maxsize
+def _made_in_backward(graph: Graph) -> list[bool]:
+    """Which ops autograd numbered in a backward pass: higher than all of the forward before it."""
+    newest, out = -1, []
+    for op in graph.ops:
+        newest = max(newest, op.sequence) if op.thread == "main" else newest
+        out.append(op.thread == "autograd" and 0 <= newest < op.sequence)
+    return out
 
 
 def _outermost(op: Op) -> str:
     return op.within[0] if op.within else op.name
 
 
-def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, newest: int) -> bool:
-    """Whether an op belongs to the unit that was last; `newest` is the highest number of a forward op."""
+def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, made: bool) -> bool:
+    """Whether an op belongs to the unit that was last; `made`: it or the op before is numbered in a backward pass."""
     first, last = ops[unit[0]], ops[unit[-1]]
     if not op.within or _outermost(first) != op.within[0] or (op.phase, op.thread) != (first.phase, first.thread):
         return False
     if op.thread == "autograd":
-        return not op.within[0].endswith(ACCUMULATE) and _same_node(last, op, newest)
+        apart = _nested(last) and not _nested(op)  # a node that recomputes runs its own backward last
+        return not op.within[0].endswith(ACCUMULATE) and not apart and (made or op.sequence == last.sequence)
     if (op.module, op.line) != (first.module, first.line):
         return False
     if not first.within or op.within[0].startswith("aten::_foreach"):
         return True
     # the first thing inside comes again after others: the same op is called anew
     return not _second(op) == _second(first) != _second(last)
-
-
-def _same_node(last: Op, op: Op, newest: int) -> bool:
-    """Whether two ops in backward nodes of one name are of one node: what it recomputes is numbered anew."""
-    if _nested(last) and not _nested(op):
-        return False
-    return op.sequence == last.sequence or max(op.sequence, last.sequence) > newest
 
 
 def _nested(op: Op) -> bool:
@@ -106,8 +102,8 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
 
     Launches beyond an op's first are not among them: how many there are is the kernels' to say.
     """
-    skipped, newest = _Empty(graph), _newest(graph)
-    checkpoints = _checkpoints(graph, newest)
+    skipped, recomputed = _Empty(graph), _recomputed(graph)
+    checkpoints = _checkpoints(graph, recomputed)
     parameters = sum(s.role == "parameter" for s in graph.storages)
     before, module, nodes = None, "", set[int]()
     for unit in found:
@@ -125,7 +121,7 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
         last = None
         for i in unit.ops:
             op = graph.ops[i]
-            again = _is_recomputed(op, newest)
+            again = recomputed[i]
             start = [(checkpoints[i], 1.0)] if i in checkpoints else []
             gap, inside = (gap, start) if again else (gap + start, [])
             yield i, gap, [*inside, *_inside(last, op, again), *_own(op, last, again)]
@@ -157,23 +153,20 @@ def _between(before: Op | None, first: Op, unit: Unit, parameters: int, nodes: i
             yield "gap optimizer, a tensor", float(tensors)
 
 
-def _is_recomputed(op: Op, newest: int) -> bool:
-    """Whether a backward node runs it as forward code, to have again what a checkpoint did not keep."""
-    return op.thread == "autograd" and op.sequence > newest and not _nested(op)
+def _recomputed(graph: Graph) -> list[bool]:
+    """Which ops a backward node runs as forward code, to have again what a checkpoint did not keep."""
+    return [made and not _nested(op) for op, made in zip(graph.ops, _made_in_backward(graph), strict=True)]
 
 
-def _checkpoints(graph: Graph, newest: int) -> dict[int, str]:
+def _checkpoints(graph: Graph, recomputed: Sequence[bool]) -> dict[int, str]:
     """Ops with which a recomputation begins, and those of the forward pass that it repeats: random states are kept."""
     out: dict[int, str] = {}
     first = {(op.module, op.name): i for i, op in reversed([*enumerate(graph.ops)]) if op.thread == "main"}
-    before = False
     for i, op in enumerate(graph.ops):
-        again = _is_recomputed(op, newest)
-        if again and not before:
+        if recomputed[i] and not recomputed[i - 1]:
             out[i] = "recomputation begins"
             if (op.module, op.name) in first:
                 out[first[op.module, op.name]] = "checkpoint begins"
-        before = again
     return out
 
 

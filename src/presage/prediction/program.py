@@ -12,7 +12,7 @@ where this one's host ended, whatever the GPU still has to do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,17 +51,17 @@ class StepTasks:
 class _Issue:
     """Collects tasks as the host goes through the ops."""
 
-    lane: list[int]
-    op: list[int]
-    seconds: list[float]
-    launch: list[int]
-    kernel: list[int]
-    waits: list[int]
-    turns: list[tuple[int, int]]
-    pending: float = 0.0
+    lane: list[int] = field(default_factory=list)
+    op: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    launch: list[int] = field(default_factory=list)
+    kernel: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    pending: float = 0.0  # host time since the last host task
     on: int = MAIN
     last: int = -1  # the last host task
-    waiting: bool = False
+    waiting: bool = False  # the next host task waits for the GPU
 
     def host(self, op: int) -> int:
         """A task of the host time that is pending."""
@@ -74,10 +74,12 @@ class _Issue:
         return task
 
     def kernels(self, op: int, seconds: float) -> None:
+        """A kernel that the last host task launched."""
         self.launch.append(self.last)
         self.kernel.append(self._task(STREAM, op, seconds))
 
     def switch(self, lane: int) -> None:
+        """Go on with another thread; what is pending ends this one's turn."""
         if lane != self.on:
             if self.pending or self.waiting or self.last < 0:
                 self.host(REST)
@@ -95,7 +97,7 @@ def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Ca
     if len(times) != len(graph.ops):
         raise ValueError(f"{len(graph.ops)} ops, but times of {len(times)}")
     gap = calls.kernel_gap_us * US
-    issue = _Issue([], [], [], [], [], [], [])
+    issue = _Issue()
     before, after, between, call = (x.tolist() for x in (host.t1 + host.t2, host.t3, host.t5, host.t4))
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
         issue.switch(AUTOGRAD if op.thread == "autograd" else MAIN)

@@ -10,6 +10,7 @@ from presage.costs.families import (
     norm,
     optimizer,
     pointwise,
+    pool,
     reduce,
     rnn,
     small,
@@ -35,7 +36,7 @@ FAMILIES: dict[str, Family] = {
         embedding.FAMILY,
         index.FAMILY,
         sort.FAMILY,
-        small.POOL,
+        pool.FAMILY,
         small.RANDOM,
         optimizer.FAMILY,
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from presage.costs.call import Call, Shape
 from presage.costs.rates import Rates
 
-__all__ = ["Family", "Law", "alignment", "codes", "ln", "moved_law", "plain_features", "shape_features"]
+__all__ = ["Family", "Law", "alignment", "codes", "flat", "ln", "moved_law", "plain_features", "shape_features"]
 
 
 class Law(NamedTuple):
@@ -53,6 +53,12 @@ def shape_features(t: Shape | None, whole: int = 0) -> list[float]:
     kind = 2.0 if repeated else 0.0 if t.is_contiguous else 1.0 if t.is_dense else 3.0
     run = inner[0] if inner[1] == 1 else 1
     return [ln(t.distinct), float(t.width), kind, ln(run), float(len(order)), ln(max(whole, t.elements) / max(own, 1))]
+
+
+def flat(shapes: Sequence[Shape]) -> list[Shape]:
+    """The same tensors as long rows, where all lie in memory alike and without holes; else as they are."""
+    alike = all((t.sizes, t.strides) == (shapes[0].sizes, shapes[0].strides) and t.is_dense for t in shapes)
+    return [Shape((t.elements,), (1,), t.dtype) for t in shapes] if alike else list(shapes)
 
 
 def plain_features(

@@ -17,12 +17,13 @@ from presage.costs.rates import Rates
 __all__ = ["BACKWARD", "FAMILY", "gradients", "law"]
 
 KINDS = {"bfloat16": 0.0, "float16": 1.0, "tf32": 2.0, "float32": 3.0}
-TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (64, 32), (32, 64), (32, 32))  # fmt: skip
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (64, 32),
+         (32, 64), (32, 32))  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 STEP = 32  # products a step of the inner loop adds up
-STEP_SECONDS, TILE_SECONDS = 6e-8, 7e-7  # the least time of a step, and what starting and ending a tile takes
-CACHE_BANDWIDTH = 5e12  # bytes a second from the L2 to all SMs
-CONVERTING = 0.55  # of the bandwidth, by kernels that change the layout
+STEP_SECONDS, TILE_SECONDS = 8e-8, 7e-7  # the least time of a step, and what starting and ending a tile takes
+CACHE_BANDWIDTH = 1e13  # bytes a second from the L2 to all SMs
+CONVERTING = 0.62  # of the bandwidth, by kernels that change the layout
 LAUNCHED = 3e-6
 
 
@@ -97,7 +98,7 @@ class Parts(NamedTuple):
 def parts(c: Conv, rates: Rates) -> Parts:
     tiles, native, moving = tile_times(c, rates), native_time(c), sum(c.sides) / rates.bandwidth
     number, size = converted(c)
-    converting = number * 1.2e-6 + 2 * size / (rates.bandwidth * CONVERTING / 0.88)
+    converting = number * 1.2e-6 + 2 * size / (rates.bandwidth * CONVERTING)
     if c.native:
         main = max(native, moving)
     elif c.depthwise:
@@ -136,14 +137,14 @@ def features(call: Call, law: Law) -> list[float]:
 
 
 def _shape_features(c: Conv) -> list[float]:
-    i, o = c.c // c.groups, c.k // c.groups
+    i, o, large, small = c.c // c.groups, c.k // c.groups, prod(c.large), prod(c.small)
     return [
         KINDS.get(c.kind, 4.0), float(c.role), float(c.channels_last), float(c.transposed), float(c.native),
         float(sum(n > 1 for n in c.large)), ln(c.n), ln(c.c), ln(c.k), ln(i), ln(o), ln(c.groups), float(c.depthwise),
-        ln(prod(c.large)), ln(prod(c.small)), float(c.large[-1]), float(c.small[-1]), float(c.kernel[-1]), float(c.taps),
-        float(c.stride[-1]), float(prod(c.stride)), float(c.padding[-1]), float(c.dilation[-1]),
-        float(alignment(i)), float(alignment(o)), float(alignment(prod(c.small), 32)), float(alignment(prod(c.large), 32)),
-        float(alignment(c.n, 32)), ln(c.k / c.c),
+        ln(large), ln(small), float(c.large[-1]), float(c.small[-1]), float(c.kernel[-1]), float(c.taps),
+        float(c.stride[-1]), float(prod(c.stride)), float(c.padding[-1]), float(c.dilation[-1]), float(alignment(i)),
+        float(alignment(o)), float(alignment(small, 32)), float(alignment(large, 32)), float(alignment(c.n, 32)),
+        ln(c.k / c.c),
     ]  # fmt: skip
 
 
@@ -156,4 +157,4 @@ def gradients(call: Call) -> list[Call]:
     return [Call(call.name, (*call.inputs[:10], way), call.tf32, call.facts) for way in ways]
 
 
-FAMILY = Family("conv", frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE)), law, features, rounds=1500, leaves=31)
+FAMILY = Family("conv", frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE)), law, features, rounds=1500, leaves=47)

@@ -1,6 +1,6 @@
-"""What a convolution is, in one form for all ops that do one: forward, its gradients, transposed, depthwise, 1-D to 3-D.
+"""What a convolution is, in one form for all ops that do one: forward, gradients, transposed, depthwise, 1-D to 3-D.
 
-A transposed convolution is a plain one run backwards, so its forward is the data gradient of the plain one from its large
+A transposed convolution is a plain one run backwards: its forward is the data gradient of the plain one from its large
 side to its small side, and its data gradient is the plain one's forward. `role` is what the kernel does after that.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
+from presage.costs.families.common import Family, Law, codes, flat, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY", "contiguous", "strided"]
@@ -29,15 +29,17 @@ def law(call: Call, rates: Rates) -> Law:
 
 
 def features(call: Call, law: Law) -> list[float]:
-    first, second = (*call.tensors, None, None)[:2]
-    pieces = len(call.tensors)
-    if call.name == "aten::cat" and first is not None:
+    joins = call.name == "aten::cat"
+    given = call.sized if joins else flat(call.sized[:2])
+    first, second = (*given, None, None)[:2]
+    if joins and first is not None:
         dim = int(call.number(1)) % max(1, len(first.sizes))
         run = prod(first.sizes[dim:])
-        joined = [float(dim), ln(run), ln(prod(first.sizes[:dim])), ln(max(t.elements for t in call.tensors))]
+        joined = [float(dim), ln(run), ln(prod(first.sizes[:dim])), ln(max(t.elements for t in given))]
     else:
         joined = [0.0, *_runs(first, second)]
-    return [*plain_features(call, law, CODES.get(call.name, -1.0), 2), ln(pieces), *joined, *_regime(first, second)]
+    code = CODES.get(call.name, -1.0)
+    return [*plain_features(call, law, code, 2, 0, given), ln(len(given)), *joined, *_regime(first, second)]
 
 
 def _regime(target: Shape | None, source: Shape | None) -> list[float]:

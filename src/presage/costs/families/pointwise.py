@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
+from presage.costs.families.common import Family, Law, codes, flat, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY", "alike", "broadcast", "canonical", "output"]
@@ -93,7 +93,7 @@ def features(call: Call, law: Law) -> list[float]:
 
 def _ordered(call: Call) -> list[Shape]:
     """The tensors, those that are broadcast last, whichever side of the op they are on."""
-    return sorted(call.sized, key=lambda t: -t.distinct // t.width)
+    return flat(sorted(call.sized, key=lambda t: -t.distinct // t.width))
 
 
 def _regime(call: Call, elements: int, width: int) -> float:

@@ -1,0 +1,196 @@
+"""Pooling and upsampling, forward and backward, 2-D and 3-D.
+
+These are PyTorch's own kernels, each with a law of its own: a launch, and so many picoseconds for every byte, number and
+window (`terms`, `COSTS`; in planar order and channels last). Most are far from bandwidth: bilinear upsampling in planar
+order has a thread for each place of one plane, which goes through all planes; adaptive pooling a thread for each window.
+
+Features: op, layout, sizes of both sides, window, and each term's share. Sweep: 250 draws of 1-512 images, 8-1824
+channels, 4-256 places a side, windows 2 and 3, scale 2.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import NamedTuple
+
+from presage.costs.call import Call
+from presage.costs.families.common import Family, Law, alignment, codes, ln
+from presage.costs.rates import Rates
+
+__all__ = ["FAMILY", "Pool", "pool"]
+
+POOLS = ("max_pool2d_with_indices", "avg_pool2d", "adaptive_max_pool2d", "_adaptive_avg_pool2d")
+SCALES = ("upsample_nearest2d", "upsample_bilinear2d")
+OPS = codes([op + way for op in (*POOLS, *SCALES) for way in ("", "_backward")])
+ALIKE = {
+    "aten::avg_pool3d": "aten::avg_pool2d", "aten::avg_pool3d_backward": "aten::avg_pool2d_backward",
+    "aten::adaptive_max_pool3d": "aten::adaptive_max_pool2d",
+    "aten::adaptive_max_pool3d_backward": "aten::adaptive_max_pool2d_backward",
+}  # fmt: skip
+PICO, MICRO = 1e-12, 1e-6
+BLOCKS, THREADS = 132 * 8, 132 * 1024  # at once
+CACHED = 4e7  # bytes that stay in the L2
+# What `terms` count for, by op: in planar order, and channels last. Fitted to the draws that are not held out.
+COSTS = {
+    "aten::max_pool2d_with_indices": (
+        (1.8, 0.0, 0.0, 0.85, 8.6, 0.0, 0.0),
+        (5.2, 0.73, 0.0, 1.7, 0.65, 0.0, 0.0),
+    ),
+    "aten::max_pool2d_with_indices_backward": (
+        (1.5, 0.0, 8.9, 0.51, 0.0, 6.5, 0.0),
+        (8.3, 1.6, 1.1, 1.1, 0.0, 0.0, 0.0),
+    ),
+    "aten::avg_pool2d": (
+        (2.4, 0.43, 0.0, 0.36, 8.1, 0.0, 0.0),
+        (2.8, 0.86, 0.0, 1.8, 7.7, 0.0, 0.0),
+    ),
+    "aten::avg_pool2d_backward": (
+        (2.7, 0.85, 7.5, 1.5, 31.0, 0.0, 0.0),
+        (2.8, 0.26, 8.3, 1.2, 31.0, 0.0, 0.0),
+    ),
+    "aten::adaptive_max_pool2d": (
+        (3.5, 0.0, 0.0, 2.2, 62.0, 2.2, 0.0),
+        (2.1, 0.0, 0.0, 1.9, 55.0, 3.9, 0.0),
+    ),
+    "aten::adaptive_max_pool2d_backward": (
+        (1.2, 0.0, 0.0, 0.0, 15.0, 0.0, 0.0),
+        (1.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    ),
+    "aten::_adaptive_avg_pool2d": (
+        (2.4, 0.55, 52.0, 0.95, 0.0, 1.9, 0.0),
+        (8.1, 0.0, 0.0, 2.9, 0.0, 0.0, 0.0),
+    ),
+    "aten::_adaptive_avg_pool2d_backward": (
+        (1.7, 6.9, 0.3, 0.0, 7.2, 2.0, 0.0),
+        (6.0, 0.41, 2.5, 0.0, 10.0, 0.12, 0.0),
+    ),
+    "aten::upsample_nearest2d": (
+        (1.4, 0.06, 0.0, 2.5, 0.0, 0.0, 0.0),
+        (1.5, 0.15, 6.2, 0.0, 0.0, 0.0, 0.0),
+    ),
+    "aten::upsample_nearest2d_backward": (
+        (1.9, 0.45, 0.0, 1.2, 0.0, 87.0, 0.0),
+        (0.88, 0.5, 0.0, 3.0, 0.0, 0.0, 0.0),
+    ),
+    "aten::upsample_bilinear2d": (
+        (0.0, 0.2, 0.81, 0.0, 0.0, 80.0, 1.9),
+        (1.2, 0.0, 9.2, 0.0, 0.0, 4.1, 0.0),
+    ),
+    "aten::upsample_bilinear2d_backward": (
+        (0.67, 0.076, 0.0, 8.6, 0.0, 82.0, 0.0),
+        (1.9, 0.0, 0.0, 8.7, 0.0, 0.0, 0.0),
+    ),
+}
+# How much slower half-precision numbers are added atomically, in planar order.
+ATOMIC_HALF = {"aten::upsample_bilinear2d_backward": 2.3, "aten::_adaptive_avg_pool2d_backward": 4.0}
+
+
+class Pool(NamedTuple):
+    """Planes of `near` places (the forward's input) and `far` ones (its output)."""
+
+    name: str  # of the 2-D op
+    backward: bool
+    planes: int
+    near: int
+    far: int
+    row: int  # length of the near side's rows
+    window: int  # near places a far one looks at
+    overlap: int  # far places that look at a near one
+    width: int
+    channels: int
+    channels_last: bool
+    indices: bool
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """Numbers made, and places looked at for each."""
+        if self.backward:
+            return self.planes * self.near, self.overlap
+        return self.planes * self.far, self.window
+
+    @property
+    def moved(self) -> float:
+        return float(self.planes * (self.width * (self.near + self.far) + 8 * self.indices * self.far))
+
+
+def pool(call: Call) -> Pool:
+    name, backward = ALIKE.get(call.name, call.name), call.name.endswith("backward")
+    first, upsample = call.tensors[0], call.name.startswith("aten::upsample")
+    lead, dims = (2, len(first.sizes) - 2) if len(first.sizes) > 3 else (1, len(first.sizes) - 1)
+    far = first.sizes[lead:]
+    if not backward:
+        near = far
+        far = _far(call, near, upsample)
+    elif upsample:
+        near = tuple(int(n) for n in call.numbers(2))[-dims:] or far
+    else:
+        near = call.tensors[1].sizes[lead:]
+    window, overlap = _window(call, near, far, backward)
+    last = len(first.strides) > 2 and first.sizes[1] > 1 and first.strides[1] == 1 and not first.is_contiguous
+    planes, channels = prod(first.sizes[:lead]), first.sizes[lead - 1]
+    last = last and (channels >= 16 or name != "aten::upsample_bilinear2d")  # with few channels it goes by planes
+    return Pool(name, backward, planes, prod(near), prod(far), near[-1], window, overlap, first.width, channels,
+                last, "max" in name)  # fmt: skip
+
+
+def _far(call: Call, near: tuple[int, ...], upsample: bool) -> tuple[int, ...]:
+    """The output's sizes: given, or by scales, or by window, stride and padding."""
+    given = call.numbers(1)
+    if upsample or "adaptive" in call.name:
+        if len(given) == len(near):
+            return tuple(int(n) for n in given)
+        scales = [v for place in (2, 3, 4) for v in call.numbers(place) if v > 1] or [2.0]
+        return tuple(int(n * scales[0]) for n in near)
+    size, stride, padding = (_spread(call.numbers(p), len(near)) for p in (1, 2, 3))
+    steps = zip(near, size, stride or size, padding or (0,) * len(near), strict=True)
+    return tuple(max(1, int((n + 2 * p - k) // max(1, s) + 1)) for n, k, s, p in steps)
+
+
+def _spread(found: tuple[float, ...], dims: int) -> tuple[float, ...]:
+    return found * dims if len(found) == 1 else found[:dims]
+
+
+def _window(call: Call, near: tuple[int, ...], far: tuple[int, ...], backward: bool) -> tuple[int, int]:
+    """Places that a far number looks at, and far numbers that look at a near place."""
+    place = 2 if backward else 1
+    if "adaptive" in call.name or call.name.startswith("aten::upsample"):
+        pairs = list(zip(near, far, strict=False))
+        return prod(ceil(n / max(1, f)) for n, f in pairs), prod(ceil(f / max(1, n)) for n, f in pairs)
+    size, stride = _spread(call.numbers(place), len(near)), _spread(call.numbers(place + 1), len(near))
+    per = prod(ceil(k / max(1, s)) for k, s in zip(size, stride or size, strict=False))
+    return int(prod(size)), per
+
+
+def terms(p: Pool) -> tuple[float, ...]:
+    """What a kernel's time adds up from: a launch, bytes moved at 4 TB/s, picoseconds of numbers made, of places looked
+    at for them and of far numbers; windows, and planes, gone through one after the other."""
+    numbers, places = p.work
+    windows = ceil(p.planes / BLOCKS) * p.window * 1e-8
+    planes = p.planes * max(1.0, p.far / THREADS) * (1e-7 if p.moved < CACHED else 1.9e-7)
+    far = p.planes * p.far
+    return (MICRO, p.moved / 4e12, numbers * PICO, numbers * places * PICO, far * PICO, windows, planes)
+
+
+def kernel_time(p: Pool) -> float:
+    cost = COSTS[p.name][p.channels_last]
+    half = ATOMIC_HALF.get(p.name, 1.0) if p.width == 2 and not p.channels_last else 1.0
+    return half * sum(c * t for c, t in zip(cost, terms(p), strict=True))
+
+
+def law(call: Call, rates: Rates) -> Law:
+    p = pool(call)
+    return Law(max(rates.floor, kernel_time(p)), 0.0, p.moved)
+
+
+def features(call: Call, law: Law) -> list[float]:
+    p = pool(call)
+    numbers, places = p.work
+    return [
+        OPS[p.name], float(p.width), float(p.channels_last), ln(p.planes), ln(p.near), ln(p.far), ln(p.row),
+        float(p.window), float(p.overlap), ln(p.far / p.near), ln(numbers), ln(numbers * places), ln(law.seconds),
+        ln(p.moved), ln(p.channels), float(alignment(p.channels, 32)), float(alignment(p.near, 16)),
+        ln(p.planes / p.channels), ln(places), *(ln(t / law.seconds) for t in terms(p)),
+    ]  # fmt: skip
+
+
+FAMILY = Family("pool", frozenset((*OPS, *ALIKE)), law, features, rounds=600, leaves=15)
