@@ -25,7 +25,7 @@ from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
 from presage.graph.memory import profile
 from presage.hardware import gpu as find_gpu
-from presage.prediction.api import kernel_times
+from presage.prediction.api import kernel_times, machine
 from presage.prediction.draws import Spread
 from presage.prediction.step import GPU_BOUND, STEPS, Prediction, predict_step, step_program
 from presage.traces import kineto
@@ -98,18 +98,17 @@ def score_cases(cases: Iterator[Case], gpu: str = "h200") -> Result:
     rows: list[Row] = []
     skipped: list[Skipped] = []
     hits: list[tuple[bool, float]] = []
-    host = host_model(gpu)
+    where = machine(gpu)
     for case in cases:
         rows += _memory_rows(case)
         try:
-            times = kernel_times(case.graph, gpu)
+            found = predict_step(case.graph, kernel_times(case.graph, where), where.models.gpu, where.host)
         except PresageError as e:
             skipped.append(Skipped(case.name, str(e)))
         else:
-            found = predict_step(case.graph, times, find_gpu(gpu), host)
             rows += _step_rows(case, found)
             hits += _hit(case, found)
-        rows += _rows_by_trace(case, host)
+        rows += _rows_by_trace(case, where.host)
     return Result("workloads", "", tuple(rows), tuple(skipped), _rates(hits))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = ["Models", "fit_models", "load", "save"]
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "data"
 FILE = "kernels.npz"
+CALIBRATED = "h200"  # whose corrections a GPU without a pack gets
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Models:
     cache: Cache
     power: Power
     source: dict[str, Any] = field(default_factory=dict)  # the pack's header, rows by family
+
+    @property
+    def transferred(self) -> str:
+        """The GPU the corrections were measured on, where it is another one."""
+        return "" if self.source.get("key", self.gpu.key) == self.gpu.key else str(self.source["gpu"])
 
     @property
     def rates(self) -> Rates:
@@ -54,7 +60,7 @@ def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> Mode
         data = table(family, found[name], rates)
         trees[name], counts[name] = fit_family(family, data), fit_counts(family, found[name], data)
         rows[name] = len(found[name])
-    source = {"gpu": pack.header.gpu, "torch": pack.header.torch, "date": pack.header.date, "rows": rows}
+    source = {"key": chip.key, "gpu": pack.header.gpu, "torch": pack.header.torch, "date": pack.header.date, "rows": rows}
     return Models(chip, trees, counts, fit_cache(pack.table("cache")), fit_power(pack.table("power")), source)
 
 
@@ -76,17 +82,19 @@ def save(models: Models, path: Path) -> None:
 
 
 def load(name: str | Path) -> Models:
-    """The models of a GPU that comes with presage (h200), or fitted from the pack in a folder (kept beside it)."""
-    folder = SHIPPED / str(name)
-    if (folder / FILE).exists():
-        return _loaded(folder / FILE)
+    """The models of a GPU by its name (h200), or of a calibration pack's folder (fitted once, kept beside it).
+
+    A GPU that was never calibrated gets another's corrections over its own law; `Models.transferred` says whose.
+    """
     given = Path(name)
-    if not given.is_dir():
-        known = ", ".join(sorted(p.parent.name for p in SHIPPED.glob(f"*/{FILE}")))
-        raise PresageError(f"no kernel models of {name!r}: there are {known}; or give the folder of a calibration pack")
-    if not (given / FILE).exists():
-        save(fit_models(read(given)), given / FILE)
-    return _loaded(given / FILE)
+    if given.is_dir():
+        if not (given / FILE).exists():
+            save(fit_models(read(given)), given / FILE)
+        return _loaded(given / FILE)
+    chip = gpu(str(name))
+    if (SHIPPED / chip.key / FILE).exists():
+        return _loaded(SHIPPED / chip.key / FILE)
+    return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip)
 
 
 @lru_cache(4)

@@ -83,6 +83,8 @@ def _mixed(
 
 def slowdown(power: Power, demand: npt.NDArray[Any], seconds: npt.NDArray[Any], tensor: npt.NDArray[Any], idle: float) -> float:
     """How much longer tensor-core kernels take in a step of these kernels and so many idle seconds."""
+    if not tensor.any():
+        return 1.0
     factor = 1.0
     for _ in range(30):
         now = seconds * np.where(tensor, factor, 1.0)

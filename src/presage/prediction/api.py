@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from presage.costs.host import host_model
+from presage.costs.host import HostModel, host_model
+from presage.costs.kernels import step_kernels
+from presage.costs.models import CALIBRATED, Models, load
 from presage.costs.optime import OpTime
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph
-from presage.hardware import gpu as find_gpu
 from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, predict_step, step_program
 
-__all__ = ["kernel_times", "predict", "program_of"]
+__all__ = ["Machine", "kernel_times", "machine", "predict", "program_of"]
 
-KERNELS = "presage.costs.kernels"
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of machine as far as it was measured: the kernels of its GPU, and its host."""
+
+    models: Models
+    host: HostModel
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        other = self.models.transferred
+        if not other:
+            return ()
+        name = self.models.gpu.name
+        return (f"{name} was not calibrated: kernel corrections and host costs are those measured with an {other}",)
+
+
+def machine(gpu: str | Path = "h200") -> Machine:
+    """A GPU by its name, or the folder of a calibration pack; the host that was measured with it, or else the H200's."""
+    models = load(gpu)
+    try:
+        host = host_model(models.gpu.key)
+    except PresageError:
+        host = host_model(CALIBRATED)
+    return Machine(models, host)
 
 
 def predict(
     step: str | Path | Graph,
-    gpu: str = "h200",
+    gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
     *,
     draws: int = DRAWS,
@@ -32,24 +56,26 @@ def predict(
 ) -> Prediction:
     """How long a training step will take: FILE.py:FUNCTION with its arguments, a saved graph's file, or a Graph."""
     graph = step if isinstance(step, Graph) else _graph(str(step), arguments or {})
-    facts = find_gpu(gpu)
-    host, times = host_model(facts.key), kernel_times(graph, facts.key)
-    return predict_step(graph, times, facts, host, draws=draws, steps=steps, seed=seed)
+    where = machine(gpu)
+    times = kernel_times(graph, where)
+    found = predict_step(graph, times, where.models.gpu, where.host, draws=draws, steps=steps, seed=seed)
+    return replace(found, notes=(*found.notes, *where.notes))
 
 
-def program_of(graph: Graph, gpu: str = "h200") -> StepProgram:
+def program_of(graph: Graph, gpu: str | Path = "h200") -> StepProgram:
     """The step as tasks on lanes, for timelines."""
-    key = find_gpu(gpu).key
-    return step_program(graph, kernel_times(graph, key), host_model(key))
+    where = machine(gpu)
+    return step_program(graph, kernel_times(graph, where), where.host)
 
 
-def kernel_times(graph: Graph, gpu: str) -> Sequence[OpTime]:
-    """What each op's kernels take on a GPU that was calibrated."""
-    models = getattr(import_module(KERNELS), "kernel_times", None) if find_spec(KERNELS) else None
-    if models is None:
-        raise PresageError("this presage has no kernel models yet: it cannot say how long a step's kernels take")
-    found: Sequence[OpTime] = models(graph, gpu)
-    return found
+def kernel_times(graph: Graph, where: Machine) -> list[OpTime]:
+    """What each op's kernels take. How far the power limit slows them depends on how long the GPU waits for the host,
+    which the step at the full clock tells."""
+    full = step_kernels(graph, where.models)
+    if full.slowdown() == 1.0:
+        return list(full.times)
+    usual = step_program(graph, full.times, where.host).usual(STEPS)
+    return full.limited(max(0.0, usual - sum(t.seconds for t in full.times)))
 
 
 def _graph(step: str, arguments: Mapping[str, Any]) -> Graph:

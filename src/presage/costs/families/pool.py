@@ -1,8 +1,9 @@
 """Pooling and upsampling, forward and backward, 2-D and 3-D.
 
-These are PyTorch's own kernels, each with a law of its own: a launch, and so many picoseconds for every byte, number and
-window (`terms`, `COSTS`; in planar order and channels last). Most are far from bandwidth: bilinear upsampling in planar
-order has a thread for each place of one plane, which goes through all planes; adaptive pooling a thread for each window.
+These are PyTorch's own kernels, each with a law of its own: a launch, and so many picoseconds for every byte, number
+and window (`terms`, `COSTS`; in planar order and channels last). Most are far from bandwidth: bilinear upsampling in
+planar order has a thread for each place of one plane, which goes through all planes; adaptive pooling has a thread for
+each window.
 
 Features: op, layout, sizes of both sides, window, and each term's share. Sweep: 250 draws of 1-512 images, 8-1824
 channels, 4-256 places a side, windows 2 and 3, scale 2.
@@ -37,7 +38,7 @@ COSTS = {
         (5.2, 0.73, 0.0, 1.7, 0.65, 0.0, 0.0),
     ),
     "aten::max_pool2d_with_indices_backward": (
-        (1.5, 0.0, 8.9, 0.51, 0.0, 6.5, 0.0),
+        (1.5, 0.0095, 8.9, 0.51, 0.0, 6.5, 0.0),
         (8.3, 1.6, 1.1, 1.1, 0.0, 0.0, 0.0),
     ),
     "aten::avg_pool2d": (
@@ -53,15 +54,15 @@ COSTS = {
         (2.1, 0.0, 0.0, 1.9, 55.0, 3.9, 0.0),
     ),
     "aten::adaptive_max_pool2d_backward": (
-        (1.2, 0.0, 0.0, 0.0, 15.0, 0.0, 0.0),
-        (1.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        (1.2, 0.0, 0.0, 0.0065, 15.0, 0.0, 0.0),
+        (1.1, 0.0, 0.0, 0.013, 0.0, 0.018, 0.0069),
     ),
     "aten::_adaptive_avg_pool2d": (
         (2.4, 0.55, 52.0, 0.95, 0.0, 1.9, 0.0),
         (8.1, 0.0, 0.0, 2.9, 0.0, 0.0, 0.0),
     ),
     "aten::_adaptive_avg_pool2d_backward": (
-        (1.7, 6.9, 0.3, 0.0, 7.2, 2.0, 0.0),
+        (1.7, 8.3, 0.0, 0.0, 0.44, 1.4, 0.0),
         (6.0, 0.41, 2.5, 0.0, 10.0, 0.12, 0.0),
     ),
     "aten::upsample_nearest2d": (
@@ -73,12 +74,12 @@ COSTS = {
         (0.88, 0.5, 0.0, 3.0, 0.0, 0.0, 0.0),
     ),
     "aten::upsample_bilinear2d": (
-        (0.0, 0.2, 0.81, 0.0, 0.0, 80.0, 1.9),
+        (0.0, 0.34, 0.62, 0.0, 0.0, 77.0, 1.9),
         (1.2, 0.0, 9.2, 0.0, 0.0, 4.1, 0.0),
     ),
     "aten::upsample_bilinear2d_backward": (
-        (0.67, 0.076, 0.0, 8.6, 0.0, 82.0, 0.0),
-        (1.9, 0.0, 0.0, 8.7, 0.0, 0.0, 0.0),
+        (0.67, 0.06, 0.0, 8.7, 0.0, 82.0, 0.0),
+        (2.0, 0.0, 0.0, 8.7, 0.0, 0.0, 0.0),
     ),
 }
 # How much slower half-precision numbers are added atomically, in planar order.
