@@ -17,14 +17,13 @@ import numpy as np
 
 from presage.accuracy.optimes import measured_times
 from presage.accuracy.score import Result, Row, Skipped
-from presage.costs.host import HostModel, host_model
+from presage.costs.host import HostModel
 from presage.costs.host_fit import own_terms
 from presage.costs.host_rows import rows as host_rows
 from presage.costs.optime import OpTime
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
 from presage.graph.memory import profile
-from presage.hardware import gpu as find_gpu
 from presage.prediction.api import kernel_times, machine
 from presage.prediction.draws import Spread
 from presage.prediction.step import GPU_BOUND, STEPS, Prediction, predict_step, step_program

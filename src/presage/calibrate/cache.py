@@ -1,4 +1,4 @@
-"""How long what was written stays in the L2 cache: a tensor is written, others are read or written, it is read again."""
+"""How long what was written stays in the L2 cache: write a tensor, read or write others, read it again."""
 
 from __future__ import annotations
 

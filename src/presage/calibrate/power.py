@@ -1,7 +1,7 @@
 """Clock and power under sustained load: at its power limit a GPU lowers its clock, and compute-bound work slows.
 
-Each load runs for a second or two, alone, mixed with others, or with pauses. Kept: time per call at first and later, the
-clock, the watts (energy over time), and the FLOPs and bytes of a call.
+Each load runs for a second or two, alone, mixed with others, or with pauses. Kept: time per call at first and later,
+the clock, the watts (energy over time), and the FLOPs and bytes of a call.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def _one(
     calls = max(1, int(CHUNK / (sum(each) / 1e3)))
     time.sleep(REST)
     first = _timed(torch, load, others, min(3, calls))
-    times, clocks = [], []
+    times: list[tuple[float, float]] = []
+    clocks: list[int] = []
     begin, joules, since = time.perf_counter(), 0.0, 0.0
     while time.perf_counter() - begin < seconds:
         chunk = time.perf_counter()

@@ -105,7 +105,8 @@ def _softmax_of(op: Any) -> Callable[..., torch.Tensor]:
     return run
 
 
-WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle")  # taken apart elsewhere, whole on CUDA
+# Taken apart elsewhere, whole on CUDA.
+WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm", "_fused_rms_norm_backward")
 OVERRIDES: dict[str, Callable[..., Any]] = {
     "_batch_norm_impl_index": batch_norm_impl_index,
     "dropout": dropout,

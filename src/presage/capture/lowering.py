@@ -30,8 +30,15 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 class Builder:
     """Collects the ops of the calls it is led through, one call at a time."""
 
-    def __init__(self, tensors: list[Tensor], storages: list[Storage], sparse: dict[int, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        storages: list[Storage],
+        sparse: dict[int, tuple[int, ...]],
+        facts: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
         self.tensors, self.storages = tensors, storages
+        self.facts = facts or {}  # how often the values of index tensors repeat
         self.sparse = sparse  # shapes of the values of sparse tensors
         self.ops: list[Op] = []
         self.events: list[Event] = []
@@ -95,7 +102,13 @@ class Builder:
     def reshaped(self, ref: Arg | int, shape: Sequence[int], strides: Sequence[int] | None = None) -> Ref:
         """A view of another shape over the same memory."""
         t = self.get(ref)
-        return self.view(t.storage, shape, t.dtype, strides, t.offset)
+        return self.alike(self.view(t.storage, shape, t.dtype, strides, t.offset), t.id)
+
+    def alike(self, new: Ref, old: Arg | int) -> Ref:
+        """The new tensor, which holds the values of the old one."""
+        if (known := self.facts.get(self.get(old).id)) is not None:
+            self.facts[new.id] = known
+        return new
 
     def op(
         self,

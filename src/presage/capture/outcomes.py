@@ -64,8 +64,25 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
     return a.new_empty(shape, dtype=dtype)
 
 
+def _rms_norm(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
+    """The normalised rows, and one over the root of each row's mean square, which the backward needs."""
+    del weight, eps
+    kept = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = x.new_empty((*x.shape[: x.dim() - len(shape)], *[1] * len(shape)), dtype=kept)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), rows
+
+
+def _rms_norm_backward(grad: Any, x: Any, shape: Any, rows: Any, weight: Any, wanted: Any) -> Any:
+    del grad, shape, rows
+    whole = torch.contiguous_format
+    given = zip((x, weight), wanted, strict=True)
+    return tuple(torch.empty_like(t, memory_format=whole) if want and t is not None else None for t, want in given)
+
+
 OUTCOMES: dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn.default: _recurrent,
     aten._cudnn_rnn_backward.default: _recurrent_backward,
     aten._grouped_mm.default: _grouped_mm,
+    aten._fused_rms_norm.default: _rms_norm,
+    aten._fused_rms_norm_backward.default: _rms_norm_backward,
 }

@@ -26,6 +26,7 @@ from presage.capture.inplace import as_on_plain_tensors
 from presage.capture.layouts import as_on_cuda
 from presage.capture.outcomes import OUTCOMES
 from presage.capture.place import Places, host_thread
+from presage.capture.shadows import Shadows
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
@@ -62,6 +63,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places = Places()
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
+        self.shadows = Shadows()
         self.values: dict[int, float] = {}  # what scalars on the GPU were set to, by storage
 
     @contextmanager
@@ -120,7 +122,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _scalar:
             return self._value(args[0])
         with _explained(func, self.places), self.fake:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+        self.shadows.follow(func, args, kwargs, out)
+        return out
 
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
         called = func._schema.name
@@ -128,17 +132,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is aten.clone.default and args[0].is_sparse and "AccumulateGrad" in node.name():
                 return args[0]  # a plain sparse gradient is taken over, not copied
             func, args = as_on_plain_tensors(func, args, node)
-        args, kwargs = tree_map(self._faked, (args, kwargs))
+        given = args, kwargs
+        args, kwargs = tree_map(self._faked, given)
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
         if not self.recording:
-            return self._followed(self._outcome(func, args, kwargs, None))
+            out = self._followed(self._outcome(func, args, kwargs, None))
+            self.shadows.follow(func, *given, out)
+            return out
         call = self._begin(func, host=False)
         call.called = called
         call.inputs = self._arguments(func, args, kwargs)
+        self.shadows.ask(func, *given, self.memory)
         with _mark(call):
             out = self._outcome(func, args, kwargs, call)
         self._finish(call, func, args, kwargs, out)
+        self.shadows.follow(func, *given, out)
         return out
 
     def _followed(self, out: Any) -> Any:

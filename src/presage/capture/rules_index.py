@@ -42,7 +42,7 @@ def _embedding(b: Builder, call: Call) -> None:
             t = b.get(index)
             if not t.is_contiguous:
                 with b.inside("aten::reshape", "aten::clone"):
-                    whole = b.new(t.shape, t.dtype)
+                    whole = b.alike(b.new(t.shape, t.dtype), index)
                     b.host("aten::empty_like", index)
                     copy(b, whole, index)
                 index = whole

@@ -14,6 +14,7 @@ from presage.graph.graph import Arg, Ref, Tensor
 __all__ = ["RULES"]
 
 SMS = 132
+PARTIALS = 1 << 20  # most partial sums of a layer norm's gradients
 
 
 def _channels_last(shape: Sequence[int]) -> tuple[int, ...]:
@@ -185,7 +186,7 @@ def _layer_norm_backward(b: Builder, call: Call) -> None:
         rows = b.get(x).elements // max(columns, 1)
         if rows > 64 * 1024 and columns // 32 < SMS // 2:
             dtype = b.get(call.outputs[1]).dtype if len(call.outputs) > 1 else "float32"
-            parts = [b.new((ceil(rows / 32), columns), dtype) for _ in call.outputs[1:]]
+            parts = [b.new((min(ceil(rows / 32), PARTIALS // columns), columns), dtype) for _ in call.outputs[1:]]
             for part, out in zip(parts, call.outputs[1:], strict=True):
                 b.op("aten::sum", [part, [0], False, None], [out], overload="dim_IntList")
 
@@ -360,6 +361,8 @@ RULES: dict[str, Rule] = {
     "aten::native_batch_norm_backward": _batch_norm,
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _layer_norm_backward,
+    "aten::_fused_rms_norm": _layer_norm,
+    "aten::_fused_rms_norm_backward": _layer_norm_backward,
     "aten::_scaled_dot_product_cudnn_attention": _cudnn_attention,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
     "aten::_scaled_dot_product_efficient_attention": _efficient_attention,

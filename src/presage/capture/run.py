@@ -113,7 +113,7 @@ def _graph(
     recorder: Recorder, nested: list[Nested], source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
 ) -> Graph:
     made, storages, moments = recorder.memory.compact(_homes(recorder))
-    builder = Builder(made, storages, recorder.memory.sparse)
+    builder = Builder(made, storages, recorder.memory.sparse, recorder.shadows.facts())
     starts = _lower_all(builder, recorder, nested, moments)
     events = _frees(moments, starts, len(builder.ops)) + builder.events
     tensors, events = _merged(builder, events)
@@ -129,6 +129,7 @@ def _graph(
         flags=flags,
         torch=torch.__version__,
         notes=tuple(recorder.notes),
+        facts=builder.facts,
     )
 
 

@@ -29,7 +29,12 @@ def command(
         ),
     ],
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="The GPU to predict for (presage gpus), or the folder of a calibration pack.")] = "h200",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu", metavar="NAME", help="The GPU to predict for (presage gpus), or the folder of a calibration pack."
+        ),
+    ] = "h200",
     draws: Annotated[
         int, typer.Option("--draws", metavar="N", min=1, help="Runs to draw for the spread of the step time.")
     ] = 200,

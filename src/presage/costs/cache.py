@@ -1,8 +1,8 @@
 """What of an op's inputs is still in the L2 cache when it runs, from the order of ops in the step.
 
-Between two uses of a tensor other ops read and write. The calibration pack says how much of that it takes until a tensor
-is gone (`cache` table): what was read counts more than what was written. An op's time then lies between its times with a
-warm and with a cold cache, by the share of its input bytes that has to come from memory.
+Between two uses of a tensor other ops read and write. The calibration pack says how much of that it takes until a
+tensor is gone (`cache` table): what was read counts more than what was written. An op's time then lies between its
+times with a warm and with a cold cache, by the share of its input bytes that has to come from memory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def fit_cache(rows: Sequence[dict[str, Any]]) -> Cache:
         same = (size == one[0]) & (read == one[1])
         low, high = us[same & (between == 0)].mean(), np.median(us[same & (between >= 64 << 20)])
         share[same] = np.clip((us[same] - low) / max(high - low, 1e-9), 0, 1)
-    best = min(_candidates(), key=lambda c: _misfit(c, size, between, read, share))
-    return best
+    return min(_candidates(), key=lambda c: _misfit(c, size, between, read, share))
 
 
 def _candidates() -> list[Cache]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
 
+from presage.graph.arguments import references
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor
 
 __all__ = ["DTYPES", "Call", "Shape", "Value", "from_graph", "from_leaf"]
@@ -136,7 +137,13 @@ def _shapes(values: tuple[Value, ...]) -> Iterator[Shape]:
 def from_graph(graph: Graph, op: Op, facts: Mapping[str, float] | None = None) -> Call:
     inputs = tuple(_value(graph, a) for a in op.inputs)
     flag = "cudnn.allow_tf32" if "conv" in op.name or "rnn" in op.name else "allow_tf32"
-    return Call(op.name, inputs, bool(graph.flags.get(flag, False)), facts or {})
+    return Call(op.name, inputs, bool(graph.flags.get(flag, False)), facts or _known(graph, op))
+
+
+def _known(graph: Graph, op: Op) -> Mapping[str, float]:
+    """Facts of the op's index, where the graph has any."""
+    known = next((graph.facts[i] for i in references(op.inputs) if i in graph.facts), None) if graph.facts else None
+    return {} if known is None else {"distinct": float(known[0]), "most": float(known[1])}
 
 
 def _value(graph: Graph, argument: Any) -> Value:
@@ -176,4 +183,4 @@ def _seen(dims: Any, kind: str, strides: Any, text: Any, params: Mapping[str, An
         found = ast.literal_eval(text) if isinstance(text, str) and text else None
     except (ValueError, SyntaxError):
         found = text
-    return tuple(found) if isinstance(found, list) else found  # type: ignore[no-any-return]
+    return tuple(found) if isinstance(found, list) else found

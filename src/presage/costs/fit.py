@@ -44,7 +44,7 @@ def samples(pack: Pack) -> dict[str, list[Sample]]:
                 if family is not None and leaf.seconds > 0:
                     call = from_leaf(leaf, row.params)
                     # the profiler does not spell out lists of single numbers
-                    listed = "_foreach_" not in leaf.op and "_fused_" not in leaf.op or bool(call.inputs[0])
+                    listed = bool(call.inputs[0]) or ("_foreach_" not in leaf.op and "_fused_" not in leaf.op)
                     if (call.tensors or leaf.op == "aten::arange") and listed:
                         out[family.name].append(Sample(call, leaf.seconds, leaf.cold, len(leaf.kernels), number))
     return out

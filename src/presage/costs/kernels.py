@@ -18,7 +18,7 @@ from presage.costs.call import Call, from_graph
 from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.conv import gradients
 from presage.costs.families.copy import strided
-from presage.costs.families.pointwise import alike
+from presage.costs.families.pointwise import alike, canonical
 from presage.costs.models import Models
 from presage.costs.optime import OpTime, Source
 from presage.costs.power import TENSOR_KINDS, slowdown
@@ -31,6 +31,7 @@ __all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
 Floats = npt.NDArray[np.float64]
 READ = 0.6  # of what a streaming kernel moves, what it reads
 
+MOVES = ("add", "sub", "mul", "neg", "abs", "clamp_min", "threshold_backward", "where", "masked_fill", "maximum", "gt")
 COMPUTE = ("gemm", "conv", "attention", "rnn")
 
 
@@ -117,7 +118,7 @@ def step_kernels(graph: Graph, models: Models) -> StepKernels:
             kind = _kind(parts[0])
             tensor[i] = BY_OP[parts[0].name].name in COMPUTE and kind in TENSOR_KINDS
             work, moved = (sum(getattr(t.law, k) for t in found) for k in ("flops", "bytes"))
-            demand[i] = models.power.demand(times[-1].seconds, work, kind, moved)
+            demand[i] = models.power.demand(times[-1].seconds, work, kind, moved, _works(parts[0]))
         elif op.kernels:
             demand[i] = models.power.base
     return StepKernels(models, tuple(times), demand, tensor)
@@ -130,6 +131,13 @@ def _kind(call: Call) -> str:
         if kind in kinds:
             return kind
     return "tf32" if call.tf32 else "float32"
+
+
+def _works(call: Call) -> bool:
+    """Whether every element is worked on, not only moved."""
+    if BY_OP[call.name].name in ("norm", "softmax"):
+        return True
+    return BY_OP[call.name].name == "pointwise" and canonical(call.name).split("::")[1] not in MOVES
 
 
 def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
@@ -145,9 +153,7 @@ def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
     return "roofline", []
 
 
-def _op_time(
-    graph: Graph, op: Op, models: Models, source: Source, found: list[CallTime], share: float
-) -> OpTime:
+def _op_time(graph: Graph, op: Op, models: Models, source: Source, found: list[CallTime], share: float) -> OpTime:
     kind = family(op.name)
     if source == "none":
         return OpTime(0.0, 0, kind, "none")

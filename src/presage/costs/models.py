@@ -55,12 +55,20 @@ def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> Mode
     trees, counts, rows = {}, {}, {}
     for name, family in FAMILIES.items():
         if len(found[name]) < 40:
-            raise PresageError(f"{pack.folders[0]}: only {len(found[name])} rows of {name}; calibrate that family first")
+            raise PresageError(
+                f"{pack.folders[0]}: only {len(found[name])} rows of {name}; calibrate that family first"
+            )
         tell(name)
         data = table(family, found[name], rates)
         trees[name], counts[name] = fit_family(family, data), fit_counts(family, found[name], data)
         rows[name] = len(found[name])
-    source = {"key": chip.key, "gpu": pack.header.gpu, "torch": pack.header.torch, "date": pack.header.date, "rows": rows}
+    source = {
+        "key": chip.key,
+        "gpu": pack.header.gpu,
+        "torch": pack.header.torch,
+        "date": pack.header.date,
+        "rows": rows,
+    }
     return Models(chip, trees, counts, fit_cache(pack.table("cache")), fit_power(pack.table("power")), source)
 
 
@@ -103,7 +111,9 @@ def _loaded(path: Path) -> Models:
         with np.load(path, allow_pickle=False) as arrays:
             about = json.loads(bytes(arrays["about"]))
             if about["version"] != VERSION:
-                raise InputError(path, f"version {about['version']}, this presage reads {VERSION}; fit it again", "about")
+                raise InputError(
+                    path, f"version {about['version']}, this presage reads {VERSION}; fit it again", "about"
+                )
             held = dict(arrays)
     except (KeyError, ValueError, OSError) as e:
         raise InputError(path, f"not a file of kernel models ({e})") from e

@@ -1,8 +1,8 @@
 """The power limit: a step that would draw more than the GPU may runs its compute-bound kernels slower.
 
-A kernel's demand is its energy (so much a FLOP by type of number, so much a byte) over its time at the full clock, above
-what the GPU draws anyway. Where the average demand over the step exceeds the limit, kernels that work on tensor cores
-take `1 + slope x excess / limit` times as long; the excess falls as they do, and the point where both agree is taken.
+A kernel's demand is its energy (so much a FLOP by type of number, so much a byte) over its time at the full clock,
+above what the GPU draws anyway. Where the average demand over the step exceeds the limit, kernels on tensor cores take
+`1 + slope x excess / limit` times as long; the excess falls as they do, and the point where both agree is taken.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ __all__ = ["Power", "fit_power", "slowdown"]
 class Power:
     limit: float  # W
     base: float  # W, a busy GPU doing next to nothing
-    per_byte: float  # J
+    per_byte: float  # J, of kernels that only move
+    per_worked_byte: float  # J, of kernels that work on every element: activations, normalisation, softmax
     per_flop: dict[str, float]  # J, by type of number: bfloat16, float16, tf32, float32
     slope: float  # how much longer tensor-core kernels take, per unit of excess demand over the limit
 
-    def demand(self, seconds: float, flops: float, kind: str, moved: float) -> float:
+    def demand(self, seconds: float, flops: float, kind: str, moved: float, works: bool = False) -> float:
         """Watts of a kernel at the full clock."""
-        energy = flops * self.per_flop.get(kind, self.per_flop["float32"]) + moved * self.per_byte
+        bytes_cost = moved * (self.per_worked_byte if works else self.per_byte)
+        energy = flops * self.per_flop.get(kind, self.per_flop["float32"]) + bytes_cost
         return self.base + energy / max(seconds, 1e-9)
 
 
@@ -42,6 +44,9 @@ def fit_power(table: dict[str, Any]) -> Power:
     base = float(alone["gemm_bf16_small"]["watts"]) if "gemm_bf16_small" in alone else 2 * float(table["idle_watts"])
     copy = alone["copy"]
     per_byte = (copy["watts"] - base) / (copy["bytes"] / copy["ms"] * 1e3)
+    worked = [
+        (min(r["watts"], limit) - base) / (r["bytes"] / r["ms"] * 1e3) for r in (alone["gelu"], alone["layer_norm"])
+    ]
     per_flop = {"float32": _energy(alone["gemm_fp32"], min(limit, alone["gemm_fp32"]["watts"]), base, per_byte)}
     slope = 0.0
     for load, kind in (("gemm_bf16", "bfloat16"), ("gemm_tf32", "tf32")):
@@ -49,7 +54,7 @@ def fit_power(table: dict[str, Any]) -> Power:
         per_flop[kind] = _energy({**alone[load], "ms": _full_clock(loads, load)}, demand, base, per_byte)
         slope = slope_here if kind == "bfloat16" else slope
     per_flop["float16"] = per_flop["bfloat16"]
-    return Power(limit, base, per_byte, per_flop, slope)
+    return Power(limit, base, per_byte, sum(worked) / len(worked), per_flop, slope)
 
 
 def _energy(row: dict[str, Any], watts: float, base: float, per_byte: float) -> float:
@@ -81,7 +86,9 @@ def _mixed(
     return best[1], best[2]
 
 
-def slowdown(power: Power, demand: npt.NDArray[Any], seconds: npt.NDArray[Any], tensor: npt.NDArray[Any], idle: float) -> float:
+def slowdown(
+    power: Power, demand: npt.NDArray[Any], seconds: npt.NDArray[Any], tensor: npt.NDArray[Any], idle: float
+) -> float:
     """How much longer tensor-core kernels take in a step of these kernels and so many idle seconds."""
     if not tensor.any():
         return 1.0

@@ -1,4 +1,4 @@
-"""What the laws need to know of a GPU: round rates in SI units, from its data sheet. The trees correct what they miss."""
+"""What the laws need to know of a GPU: round rates in SI units, from its data sheet. Trees correct what they miss."""
 
 from __future__ import annotations
 

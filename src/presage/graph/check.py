@@ -24,13 +24,14 @@ def faults(graph: Graph) -> Iterator[tuple[str, str]]:
     - tensors and storages stand at the place their id says, and everything an op or tensor refers to is there;
     - sizes are not negative, a tensor has a stride per dimension (or none if it is sparse) and a dtype of known size;
     - what an op writes in place is among its inputs;
+    - facts are about tensors that are there, of whose values at least one is distinct and comes at least once;
     - events are in program order; a storage is allocated at most once, freed at most once, and not before that;
     - no op uses a storage before it is allocated, or after it is freed.
 
     Lifetimes are looked at only where all references hold.
     """
     broken = False
-    for fault in (*_places(graph), *_references(graph), *_event_references(graph)):
+    for fault in (*_places(graph), *_references(graph), *_event_references(graph), *_facts(graph)):
         broken = True
         yield fault
     if not broken:
@@ -84,6 +85,14 @@ def _event_references(graph: Graph) -> Iterator[tuple[str, str]]:
         elif e.op < before:
             yield f"events[{i}].op", f"is {e.op}, before the event ahead of it ({before})"
         before = max(before, e.op)
+
+
+def _facts(graph: Graph) -> Iterator[tuple[str, str]]:
+    for i, (distinct, most) in graph.facts.items():
+        if not 0 <= i < len(graph.tensors):
+            yield f"facts[{i}]", f"names a tensor that is not there (there are {len(graph.tensors)})"
+        elif distinct < 1 or most < 1:
+            yield f"facts[{i}]", f"says that {distinct} values are distinct and one comes {most} times"
 
 
 def uses(graph: Graph, op: Op) -> set[int]:

@@ -106,6 +106,7 @@ def _compact(graph: Graph, kept: set[int]) -> Graph:
         tensors=tuple(replace(t, id=i, storage=place[t.storage]) for i, t in enumerate(tensors)),
         storages=tuple(replace(graph.storages[s], id=i) for s, i in place.items()),
         events=tuple(replace(e, storage=place[e.storage]) for e in graph.events),
+        facts={new[i]: known for i, known in graph.facts.items() if i in new},
     )
 
 

@@ -119,6 +119,8 @@ class Graph(msgspec.Struct, frozen=True):
     flags: dict[str, bool | str] = {}  # 'allow_tf32', 'cudnn.allow_tf32', ...
     torch: str = ""
     notes: tuple[str, ...] = ()  # what could not be captured exactly
+    # Of tensors that look something up, by id, where known: distinct values, and how often the most frequent one comes.
+    facts: dict[int, tuple[int, int]] = {}
 
     def inputs_of(self, op: Op) -> list[Tensor]:
         """The tensors among an op's inputs, lists flattened, in order."""

@@ -36,7 +36,7 @@ class Machine:
 
 
 def machine(gpu: str | Path = "h200") -> Machine:
-    """A GPU by its name, or the folder of a calibration pack; the host that was measured with it, or else the H200's."""
+    """A GPU by its name, or a calibration pack's folder; the host that was measured with it, or else the H200's."""
     models = load(gpu)
     try:
         host = host_model(models.gpu.key)

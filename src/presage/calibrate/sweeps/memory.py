@@ -104,7 +104,7 @@ def sample_reduce(rng: np.random.Generator) -> dict[str, Any]:
                 "max": 0.04,
                 "prod": 0.03,
             },
-        ),  # fmt: skip
+        ),
         "dtype": near(rng, {"float32": 0.5, "bfloat16": 0.42, "float16": 0.08}),
         "rows": rows,
         "columns": columns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,62 +11,83 @@ from presage.calibrate.sweeps.common import Parts, log_int, near, one, pick, ten
 
 __all__ = ["FAMILIES", "extent"]
 
-Call = Callable[..., Any]
 
-UNARY: dict[str, Call] = {
-    **{n: (lambda n: lambda t, x: getattr(t, n)(x))(n) for n in (
-        "neg", "abs", "exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "reciprocal", "erf",
-        "floor", "sign", "relu", "isneginf", "square")},
-    **{n: (lambda n: lambda t, x: getattr(t.nn.functional, n)(x))(n) for n in (
-        "gelu", "silu", "mish", "hardswish", "softplus", "elu", "leaky_relu", "logsigmoid", "hardtanh", "relu6")},
-    "pow2": lambda t, x: x.pow(2),
-    "pow3": lambda t, x: x.pow(3.0),
-    "mul_scalar": lambda t, x: x * 1.5,
-    "add_scalar": lambda t, x: x + 1.5,
-    "div_scalar": lambda t, x: x / 1.5,
-    "clamp": lambda t, x: x.clamp(-1, 1),
-    "clamp_min": lambda t, x: x.clamp_min(0.0),
-    "clamp_min_": lambda t, x: x.clamp_min_(0.0),
-    "gt_scalar": lambda t, x: x > 0.5,
-    "mul_scalar_": lambda t, x: x.mul_(1.0),
-    "gelu_tanh": lambda t, x: t.nn.functional.gelu(x, approximate="tanh"),
-    "tril": lambda t, x: x.tril(),
-}  # fmt: skip
-BINARY: dict[str, Call] = {
-    **{n: (lambda n: lambda t, x, y: getattr(t, n)(x, y))(n) for n in (
-        "add", "mul", "sub", "div", "maximum", "minimum", "gt", "eq", "lt", "ge", "add", "mul", "pow")},
-    "add_": lambda t, x, y: x.add_(y),
-    "mul_": lambda t, x, y: x.mul_(y),
-    "add_alpha_": lambda t, x, y: x.add_(y, alpha=0.5),
-    "copy_": lambda t, x, y: x.copy_(y),
-    "gelu_backward": lambda t, x, y: t.ops.aten.gelu_backward(x, y),
-    "gelu_backward_tanh": lambda t, x, y: t.ops.aten.gelu_backward(x, y, approximate="tanh"),
-    "silu_backward": lambda t, x, y: t.ops.aten.silu_backward(x, y),
-    "threshold_backward": lambda t, x, y: t.ops.aten.threshold_backward(x, y, 0),
-    "tanh_backward": lambda t, x, y: t.ops.aten.tanh_backward(x, y),
-    "sigmoid_backward": lambda t, x, y: t.ops.aten.sigmoid_backward(x, y),
-    "mish_backward": lambda t, x, y: t.ops.aten.mish_backward(x, y),
-    "hardswish_backward": lambda t, x, y: t.ops.aten.hardswish_backward(x, y),
-    "leaky_relu_backward": lambda t, x, y: t.ops.aten.leaky_relu_backward(x, y, 0.01, False),
-    "elu_backward": lambda t, x, y: t.ops.aten.elu_backward(x, 1.0, 1.0, 1.0, False, y),
-    "softplus_backward": lambda t, x, y: t.ops.aten.softplus_backward(x, y, 1.0, 20.0),
-    "hardtanh_backward": lambda t, x, y: t.ops.aten.hardtanh_backward(x, y, -1.0, 1.0),
-}  # fmt: skip
-MASKED: dict[str, Call] = {
-    "where": lambda t, x, y, mask: t.where(mask, x, y),
-    "masked_fill": lambda t, x, y, mask: x.masked_fill(mask, 0.0),
-    "masked_fill_": lambda t, x, y, mask: x.masked_fill_(mask, 0.0),
-    "dropout_backward": lambda t, x, y, mask: t.ops.aten.native_dropout_backward(x, mask, 1.1),
-    "mul_mask": lambda t, x, y, mask: x * mask,
+class Spec(NamedTuple):
+    """An op of torch.ops.aten: which tensors it takes (x, y, z, mask), and what comes after them."""
+
+    op: str
+    tensors: str
+    extra: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def _specs(tensors: str, names: str, **others: Spec) -> dict[str, Spec]:
+    return {n: Spec(n, tensors) for n in names.split()} | others
+
+
+UNARY = _specs(
+    "x",
+    "neg abs exp log log1p sqrt rsqrt tanh sigmoid sin cos reciprocal erf floor sign relu isneginf square gelu silu "
+    "mish hardswish softplus elu leaky_relu",
+    logsigmoid=Spec("log_sigmoid", "x"),
+    hardtanh=Spec("hardtanh", "x"),
+    relu6=Spec("relu6", "x"),
+    pow2=Spec("pow", "x", (2,)),
+    pow3=Spec("pow", "x", (3.0,)),
+    mul_scalar=Spec("mul", "x", (1.5,)),
+    add_scalar=Spec("add", "x", (1.5,)),
+    div_scalar=Spec("div", "x", (1.5,)),
+    clamp=Spec("clamp", "x", (-1, 1)),
+    clamp_min=Spec("clamp_min", "x", (0.0,)),
+    clamp_min_=Spec("clamp_min_", "x", (0.0,)),
+    gt_scalar=Spec("gt", "x", (0.5,)),
+    mul_scalar_=Spec("mul_", "x", (1.0,)),
+    gelu_tanh=Spec("gelu", "x", (), (("approximate", "tanh"),)),
+    tril=Spec("tril", "x"),
+)
+BINARY = _specs(
+    "xy",
+    "add mul sub div maximum minimum gt eq lt ge pow",
+    add_=Spec("add_", "xy"),
+    mul_=Spec("mul_", "xy"),
+    add_alpha_=Spec("add_", "xy", (), (("alpha", 0.5),)),
+    copy_=Spec("copy_", "xy"),
+    gelu_backward=Spec("gelu_backward", "xy"),
+    gelu_backward_tanh=Spec("gelu_backward", "xy", (), (("approximate", "tanh"),)),
+    silu_backward=Spec("silu_backward", "xy"),
+    threshold_backward=Spec("threshold_backward", "xy", (0,)),
+    tanh_backward=Spec("tanh_backward", "xy"),
+    sigmoid_backward=Spec("sigmoid_backward", "xy"),
+    mish_backward=Spec("mish_backward", "xy"),
+    hardswish_backward=Spec("hardswish_backward", "xy"),
+    leaky_relu_backward=Spec("leaky_relu_backward", "xy", (0.01, False)),
+    elu_backward=Spec("elu_backward", "x_y", (1.0, 1.0, 1.0, False)),
+    softplus_backward=Spec("softplus_backward", "xy", (1.0, 20.0)),
+    hardtanh_backward=Spec("hardtanh_backward", "xy", (-1.0, 1.0)),
+)
+MASKED = {
+    "where": Spec("where", "mxy"),
+    "masked_fill": Spec("masked_fill", "xm", (0.0,)),
+    "masked_fill_": Spec("masked_fill_", "xm", (0.0,)),
+    "dropout_backward": Spec("native_dropout_backward", "xm", (1.1,)),
+    "mul_mask": Spec("mul", "xm"),
 }
-TERNARY: dict[str, Call] = {
-    "addcmul": lambda t, x, y, z: t.addcmul(x, y, z),
-    "addcdiv": lambda t, x, y, z: t.addcdiv(x, y, z),
-    "addcmul_": lambda t, x, y, z: x.addcmul_(y, z, value=0.01),
-    "addcdiv_": lambda t, x, y, z: x.addcdiv_(y, z, value=0.01),
-    "lerp_": lambda t, x, y, z: x.lerp_(y, 0.1),
+TERNARY = {
+    "addcmul": Spec("addcmul", "xyz"),
+    "addcdiv": Spec("addcdiv", "xyz"),
+    "addcmul_": Spec("addcmul_", "xyz", (), (("value", 0.01),)),
+    "addcdiv_": Spec("addcdiv_", "xyz", (), (("value", 0.01),)),
+    "lerp_": Spec("lerp_", "xy", (0.1,)),
 }
-CLASSES: dict[str, dict[str, Call]] = {"unary": UNARY, "binary": BINARY, "masked": MASKED, "ternary": TERNARY}
+CLASSES: dict[str, dict[str, Spec]] = {"unary": UNARY, "binary": BINARY, "masked": MASKED, "ternary": TERNARY}
+
+
+def call_of(torch: Any, spec: Spec, **tensors: Any) -> Callable[[], Any]:
+    """The op on these tensors; `_` in the spec stands for where the extra arguments go."""
+    op = getattr(torch.ops.aten, spec.op)
+    before, _, after = spec.tensors.partition("_")
+    given = [*(tensors[k] for k in before), *spec.extra, *(tensors[k] for k in after)]
+    return lambda: op(*given, **dict(spec.options))
 
 
 def extent(rng: np.random.Generator, most: float = 3e8) -> tuple[int, int]:
@@ -119,26 +140,22 @@ def _laid_out(torch: Any, p: dict[str, Any], dtype: str, layout: str) -> Any:
 
 
 def build_pointwise(torch: Any, p: dict[str, Any]) -> Parts:
-    what, layout, call = p["what"], p["layout"], CLASSES[p["what"]][p["op"]]
+    what, layout, spec = p["what"], p["layout"], CLASSES[p["what"]][p["op"]]
     strided = layout in ("transposed", "sliced")
     if what == "unary":
-        x = _laid_out(torch, p, p["dtype"], layout if strided else "plain")
-        return one(lambda: call(torch, x))
+        return one(call_of(torch, spec, x=_laid_out(torch, p, p["dtype"], layout if strided else "plain")))
     x = _laid_out(torch, p, p["dtype"], layout if strided and p["both"] else "plain")
     y = _laid_out(torch, p, p["other"], "plain" if layout == "middle" else layout)
     if layout == "middle" and p["rows"] % p["split"] == 0:
         x = x.view(-1, p["split"], p["columns"])
         y = tensor(torch, (p["rows"] // p["split"], 1, p["columns"]), p["other"])
     if what == "binary":
-        return one(lambda: call(torch, x, y))
+        return one(call_of(torch, spec, x=x, y=y))
     if what == "masked":
         shape = (1, *y.shape[1:]) if layout == "middle" and y.dim() == 3 else tuple(x.shape)
-        mask = tensor(torch, shape, "bool")
-        other = y if p["op"] == "where" else None
-        return one(lambda: call(torch, x, other, mask))
+        return one(call_of(torch, spec, x=x, y=y, m=tensor(torch, shape, "bool")))
     z = _laid_out(torch, p, p["dtype"], "plain").view_as(x)
-    y = y.to(x.dtype)
-    return one(lambda: call(torch, x, y, z))
+    return one(call_of(torch, spec, x=x, y=y.to(x.dtype), z=z))
 
 
 FAMILIES = {"pointwise": (sample_pointwise, build_pointwise, 7000)}

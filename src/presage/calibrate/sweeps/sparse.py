@@ -76,7 +76,7 @@ def sample_index(rng: np.random.Generator) -> dict[str, Any]:
                 "scatter",
                 "index_copy",
             ),
-        ),  # fmt: skip
+        ),
         "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
         "rows": log_int(rng, 2, 2e8 / columns),
         "columns": columns,

@@ -76,9 +76,10 @@ def plain_features(
     return out
 
 
-def codes(names: Sequence[str]) -> dict[str, float]:
-    """A number for each op, in-place and plain ones alike."""
-    return {f"aten::{name}": float(i) for i, name in enumerate(names)}
+def codes(names: str | Sequence[str]) -> dict[str, float]:
+    """A number for each op, by its full name, from a line or a list of short ones."""
+    each = names.split() if isinstance(names, str) else names
+    return {f"aten::{name}": float(i) for i, name in enumerate(each)}
 
 
 def moved_law(read: float, written: float, rates: Rates, kernels: int = 1) -> Law:

@@ -81,6 +81,7 @@ def features(call: Call, law: Law) -> list[float]:
 
 
 OPS = frozenset(
-    f"aten::{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "addmm_", "baddbmm_", "mv", "addmv", "dot", "_addmm_activation")
+    f"aten::{n}"
+    for n in ("mm", "addmm", "bmm", "baddbmm", "addmm_", "baddbmm_", "mv", "addmv", "dot", "_addmm_activation")
 )
 FAMILY = Family("gemm", OPS, law, features, rounds=1500, leaves=63)

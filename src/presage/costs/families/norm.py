@@ -18,7 +18,7 @@ BLOCK = 2e9  # bytes a second that one block gets through, two to an SM
 
 CODES = codes(
     "native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm "
-    "cudnn_batch_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward".split()
+    "cudnn_batch_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward"
 )
 
 
@@ -57,8 +57,9 @@ def features(call: Call, law: Law) -> list[float]:
     widths = [float(t.width) for t in call.tensors[1:3]] + [0.0] * 2
     blocks = channels / 132 if channels > 1 else rows / 132
     return [
-        *plain_features(call, law, CODES[call.name], 2), ln(channels), ln(columns), ln(rows), float(_channels_last(x)), ln(batch),
-        *widths[:2], ln(ceil(blocks)), blocks / ceil(blocks), ln(x.elements / channels), groups, ln(batch * max(1.0, groups)),
+        *plain_features(call, law, CODES[call.name], 2), ln(channels), ln(columns), ln(rows), float(_channels_last(x)),
+        ln(batch), *widths[:2], ln(ceil(blocks)), blocks / ceil(blocks), ln(x.elements / channels), groups,
+        ln(batch * max(1.0, groups)),
     ]  # fmt: skip
 
 

@@ -13,13 +13,12 @@ from presage.costs.rates import Rates
 
 __all__ = ["FAMILY"]
 
-NAMES = (
-    "_fused_adamw_ _fused_adam_ _fused_sgd_ _foreach_add_ _foreach_mul_ _foreach_addcdiv_ _foreach_addcmul_ _foreach_sqrt "
-    "_foreach_lerp_ _foreach_div_ _foreach_mul _foreach_norm _foreach_abs _foreach_maximum_ _foreach_add _foreach_sub_ "
-    "_foreach_neg _foreach_reciprocal _foreach_copy_ _foreach_zero_ _foreach_pow _foreach_sign_ _fused_adagrad_ "
-    "_amp_foreach_non_finite_check_and_unscale_ _foreach_clamp_max_ _foreach_clamp_min_ _foreach_exp"
-).split()
-CODES = codes(NAMES)
+CODES = codes(
+    "_fused_adamw_ _fused_adam_ _fused_sgd_ _foreach_add_ _foreach_mul_ _foreach_addcdiv_ _foreach_addcmul_ "
+    "_foreach_sqrt _foreach_lerp_ _foreach_div_ _foreach_mul _foreach_norm _foreach_abs _foreach_maximum_ _foreach_add "
+    "_foreach_sub_ _foreach_neg _foreach_reciprocal _foreach_copy_ _foreach_zero_ _foreach_pow _foreach_sign_ "
+    "_fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_ _foreach_clamp_max_ _foreach_clamp_min_ _foreach_exp"
+)
 ALIKE = {f"aten::{a}": f"aten::{b}" for a, b in {
     "_foreach_sub_": "_foreach_add_", "_foreach_neg": "_foreach_sqrt", "_foreach_reciprocal": "_foreach_sqrt",
     "_foreach_copy_": "_foreach_add_", "_foreach_zero_": "_foreach_mul_", "_foreach_pow": "_foreach_sqrt",
@@ -64,8 +63,9 @@ def features(call: Call, law: Law) -> list[float]:
     sizes = [s.elements for s in first]
     total, blocks = sum(sizes), sum(ceil(n / CHUNK) for n in sizes)
     return [
-        CODES[ALIKE.get(call.name, call.name)], float(len(many)), float(first[0].width), ln(len(first)), ln(total), ln(max(sizes)),
-        ln(total / len(first)), ln(blocks), total / (blocks * CHUNK), ln(_launches(first)), ln(law.bytes), ln(law.seconds),
+        CODES[ALIKE.get(call.name, call.name)], float(len(many)), float(first[0].width), ln(len(first)), ln(total),
+        ln(max(sizes)), ln(total / len(first)), ln(blocks), total / (blocks * CHUNK), ln(_launches(first)),
+        ln(law.bytes), ln(law.seconds),
         blocks / 320 / ceil(blocks / 320), sum(n for n in sizes if n % 4 == 0) / total,
     ]  # fmt: skip
 

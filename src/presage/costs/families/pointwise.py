@@ -14,16 +14,15 @@ from presage.costs.rates import Rates
 
 __all__ = ["FAMILY", "alike", "broadcast", "canonical", "output"]
 
-NAMES = tuple(
+CODES = codes(
     "neg abs exp log log1p sqrt rsqrt tanh sigmoid sin cos reciprocal erf floor sign relu isneginf gelu silu mish "
-    "hardswish softplus elu leaky_relu log_sigmoid_forward hardtanh pow mul add div sub clamp clamp_min gt lt eq ge le ne "
-    "maximum minimum gelu_backward silu_backward threshold_backward tanh_backward sigmoid_backward mish_backward "
+    "hardswish softplus elu leaky_relu log_sigmoid_forward hardtanh pow mul add div sub clamp clamp_min gt lt eq ge le "
+    "ne maximum minimum gelu_backward silu_backward threshold_backward tanh_backward sigmoid_backward mish_backward "
     "hardswish_backward leaky_relu_backward elu_backward softplus_backward hardtanh_backward where masked_fill addcmul "
     "addcdiv lerp native_dropout_backward tril sgn remainder xlogy bitwise_not isnan logical_not "
-    "log_sigmoid_backward _prelu_kernel _prelu_kernel_backward triu".split()
+    "log_sigmoid_backward _prelu_kernel _prelu_kernel_backward triu"
 )
-CODES = codes(NAMES)
-COMPARES = frozenset("gt lt eq ge le ne isneginf isnan logical_not logical_and logical_or isinf isfinite".split())
+COMPARES = frozenset(codes("gt lt eq ge le ne isneginf isnan logical_not logical_and logical_or isinf isfinite"))
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -34,20 +33,15 @@ def canonical(name: str) -> str:
 
 
 # Ops that run the same kernels but for the arithmetic, which is free.
-ALIKE = {
-    f"aten::{a}": f"aten::{b}"
-    for a, b in {
-        "square": "pow", "ceil": "floor", "round": "floor", "trunc": "floor", "log2": "log", "log10": "log",
-        "expm1": "exp", "exp2": "exp", "tan": "sin", "asin": "sin", "acos": "cos", "atan": "tanh", "sinh": "tanh",
-        "cosh": "tanh", "erfc": "erf", "erfinv": "erf", "relu6": "hardtanh", "selu": "elu", "celu": "elu", "rsub": "sub",
-        "bitwise_and": "maximum", "bitwise_or": "maximum", "logical_and": "gt", "logical_or": "gt", "floor_divide": "div",
-        "fmod": "remainder", "clamp_max": "clamp_min", "hardsigmoid": "hardtanh", "hardsigmoid_backward":
-        "hardtanh_backward", "logit": "log", "softsign": "sigmoid", "threshold": "clamp_min", "atan2": "pow",
-        "isinf": "isneginf", "isfinite": "isneginf", "fmax": "maximum", "fmin": "minimum", "logit_backward":
-        "sigmoid_backward", "masked_scale": "mul", "special_entr": "log", "polygamma": "log", "digamma": "log", "lgamma":
-        "log", "clamp_min_": "clamp_min", "copysign": "maximum", "logaddexp": "xlogy", "hypot": "pow", "frac": "floor",
-    }.items()
+_ALIKE = {
+    "sin": "tan asin", "cos": "acos", "floor": "ceil round trunc frac", "log": "log2 log10 logit special_entr digamma "
+    "lgamma", "exp": "expm1 exp2", "tanh": "atan sinh cosh", "erf": "erfc erfinv", "pow": "square atan2 hypot",
+    "hardtanh": "relu6 hardsigmoid", "hardtanh_backward": "hardsigmoid_backward", "elu": "selu celu", "sub": "rsub",
+    "maximum": "bitwise_and bitwise_or fmax copysign", "minimum": "fmin", "gt": "logical_and logical_or",
+    "div": "floor_divide", "remainder": "fmod", "clamp_min": "clamp_max threshold", "sigmoid": "softsign",
+    "isneginf": "isinf isfinite", "sigmoid_backward": "logit_backward", "mul": "masked_scale", "xlogy": "logaddexp",
 }  # fmt: skip
+ALIKE = {f"aten::{other}": f"aten::{one}" for one, others in _ALIKE.items() for other in others.split()}
 
 
 def alike(call: Call) -> str | None:
@@ -58,7 +52,7 @@ def alike(call: Call) -> str | None:
 def output(call: Call) -> tuple[int, int]:
     """Elements and width of the result."""
     elements = prod(broadcast(call))
-    if canonical(call.name).removeprefix("aten::") in COMPARES:
+    if canonical(call.name) in COMPARES:
         return elements, 1
     if call.name.endswith("_") and call.sized:
         return call.sized[0].elements, call.sized[0].width
@@ -86,8 +80,8 @@ def features(call: Call, law: Law) -> list[float]:
     elements, width = output(call)
     code = CODES.get(canonical(call.name), -1.0)
     return [
-        *plain_features(call, law, code, 3, elements, _ordered(call)), float(width), float(call.name.endswith("_")), _regime(call, elements, width),
-        ln(elements), float(len(broadcast(call))),
+        *plain_features(call, law, code, 3, elements, _ordered(call)), float(width), float(call.name.endswith("_")),
+        _regime(call, elements, width), ln(elements), float(len(broadcast(call))),
     ]  # fmt: skip
 
 

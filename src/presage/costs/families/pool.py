@@ -5,8 +5,9 @@ and window (`terms`, `COSTS`; in planar order and channels last). Most are far f
 planar order has a thread for each place of one plane, which goes through all planes; adaptive pooling has a thread for
 each window.
 
-Features: op, layout, sizes of both sides, window, and each term's share. Sweep: 250 draws of 1-512 images, 8-1824
-channels, 4-256 places a side, windows 2 and 3, scale 2.
+Features: op, layout, sizes of both sides, window, and each term's share. Sweep: 550 draws of 1-512 images,
+4-2048 channels, 4-256 places a side, windows of 2 and 3, scale 2. Error on held-out draws (H200): 7% (geometric mean),
+nine of ten under 46%; beyond the fitted sizes 5%. Adaptive pooling is the worst (14-24%), the others are at 2-8%.
 """
 
 from __future__ import annotations
@@ -194,4 +195,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("pool", frozenset((*OPS, *ALIKE)), law, features, rounds=600, leaves=15)
+FAMILY = Family("pool", frozenset((*OPS, *ALIKE)), law, features, rounds=300, leaves=15)

@@ -14,8 +14,10 @@ from presage.costs.rates import Rates
 
 __all__ = ["FAMILY"]
 
-CODES = codes("sum mean amax argmax linalg_vector_norm var cumsum any max prod all min amin argmin std norm "
-              "logsumexp var_mean cumprod".split())  # fmt: skip
+CODES = codes(
+    "sum mean amax argmax linalg_vector_norm var cumsum any max prod all min amin argmin std norm logsumexp var_mean "
+    "cumprod"
+)
 ALIKE = {"aten::amin": "aten::amax", "aten::argmin": "aten::argmax", "aten::min": "aten::max", "aten::all": "aten::any",
          "aten::std": "aten::var", "aten::norm": "aten::linalg_vector_norm", "aten::var_mean": "aten::var",
          "aten::cumprod": "aten::cumsum", "aten::logsumexp": "aten::sum"}  # fmt: skip
@@ -50,7 +52,8 @@ def features(call: Call, law: Law) -> list[float]:
     name = ALIKE.get(call.name, call.name)
     return [
         *plain_features(call, law, CODES.get(name, -1.0), 1), ln(kept), ln(over), ln(inner[0] if inner else 1),
-        float(bool(inner)), ln(first_kept + 1), ln(first_over + 1), ln(outer), ln(max(1, kept) / max(1, outer)), float(len(dims)),
+        float(bool(inner)), ln(first_kept + 1), ln(first_over + 1), ln(outer), ln(max(1, kept) / max(1, outer)),
+        float(len(dims)),
     ]  # fmt: skip
 
 

@@ -12,12 +12,16 @@ from presage.costs.rates import Rates
 __all__ = ["FAMILY"]
 
 CODES = codes(
-    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data nll_loss_forward nll_loss_backward mse_loss "
-    "mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward nll_loss2d_forward "
-    "nll_loss2d_backward binary_cross_entropy binary_cross_entropy_backward".split()
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data nll_loss_forward nll_loss_backward "
+    "mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward "
+    "nll_loss2d_forward nll_loss2d_backward binary_cross_entropy binary_cross_entropy_backward"
 )
-ALIKE = {"aten::nll_loss2d_forward": "aten::nll_loss_forward", "aten::nll_loss2d_backward": "aten::nll_loss_backward",
-         "aten::binary_cross_entropy": "aten::huber_loss", "aten::binary_cross_entropy_backward": "aten::huber_loss_backward"}  # fmt: skip
+ALIKE = {
+    "aten::nll_loss2d_forward": "aten::nll_loss_forward",
+    "aten::nll_loss2d_backward": "aten::nll_loss_backward",
+    "aten::binary_cross_entropy": "aten::huber_loss",
+    "aten::binary_cross_entropy_backward": "aten::huber_loss_backward",
+}
 
 
 def law(call: Call, rates: Rates) -> Law:
@@ -35,7 +39,13 @@ def features(call: Call, law: Law) -> list[float]:
     name = ALIKE.get(call.name, call.name)
     rows = x.elements / max(1, columns)
     to_float = float(len(call.inputs) > 2 and call.inputs[2] is True)  # short numbers in, long ones out
-    return [*plain_features(call, law, CODES[name], 2), ln(columns), ln(rows), to_float, rows / 132 % 1 if rows < 5000 else -1.0]
+    return [
+        *plain_features(call, law, CODES[name], 2),
+        ln(columns),
+        ln(rows),
+        to_float,
+        rows / 132 % 1 if rows < 5000 else -1.0,
+    ]
 
 
 FAMILY = Family("softmax", frozenset(CODES), law, features, rounds=600, leaves=31)

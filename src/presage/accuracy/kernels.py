@@ -1,0 +1,179 @@
+"""The claims on kernel times: held-out shapes of a calibration pack, and published tables of many GPUs.
+
+From a pack every family is fitted anew without a random fifth of the draws and without its largest shapes, and scored
+on both. No call of a row that is scored is fitted, even where another draw has it too. A table is predicted with the
+models of its GPU, or, where that was never calibrated, with the H200's corrections of that GPU's own laws
+(`transferred`), at the full clock and with a warm cache, for tables repeat one call.
+
+Tables time small kernels with what surrounds them, a floor of 2 to 20 us that is no kernel's. It is not modelled:
+short rows count in `time`, and those over 20 us, where it matters less, once more in `time_over_20us`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.accuracy.kernel_tables import KernelTable, Measured, read_table
+from presage.accuracy.score import Result, Row, Score, Skipped
+from presage.costs.families import FAMILIES
+from presage.costs.fit import Sample, Table, fit_family, held_out, samples, table
+from presage.costs.kernels import call_times
+from presage.costs.models import Models, load
+from presage.costs.pack import Pack
+from presage.costs.pack import read as read_pack
+from presage.costs.rates import Rates
+from presage.errors import InputError, PresageError
+from presage.hardware import Gpu, gpu
+
+__all__ = ["KernelResult", "models_of", "score_kernels", "score_pack", "score_table", "within_bars"]
+
+GEOMEAN_BAR, P90_BAR = 0.05, 0.15
+LONG = 20e-6
+CALIBRATED = "h200"
+LEAST = 40  # samples that a family is fitted from
+ENDINGS = (".csv", ".csv.gz")
+
+Tell = Callable[[str], None]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class KernelResult(Result):
+    """Rows of several metrics; what counts is the metric `time`."""
+
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"n": sum(r.metric == "time" for r in self.rows), "notes": list(self.notes)}
+
+
+def score_kernels(paths: Iterable[str | Path], tell: Tell = lambda _: None) -> KernelResult:
+    """Score folders of packs, and tables or folders of tables."""
+    found = [_score(p, tell) for p in map(Path, paths)]
+    if len(found) == 1:
+        return found[0]
+    rows = tuple(r for f in found for r in f.rows)
+    skipped = tuple(s for f in found for s in f.skipped)
+    return KernelResult("kernels", ", ".join(f.path for f in found), rows, skipped, notes=_notes(found))
+
+
+def _notes(results: Iterable[KernelResult]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(n for r in results for n in r.notes))
+
+
+def _score(path: Path, tell: Tell) -> KernelResult:
+    if (path / "header.json").exists():
+        return score_pack(read_pack(path), tell)
+    if path.is_dir():
+        tables = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS))
+        if not tables:
+            raise InputError(
+                path, "neither a calibration pack (header.json) nor tables of kernel times (.csv, .csv.gz)"
+            )
+        return replace(score_kernels(tables, tell), path=str(path))
+    if not path.exists():
+        raise InputError(path, "no such file or folder")
+    tell(path.name)
+    return score_table(read_table(path))
+
+
+# ---- a pack
+
+
+def score_pack(pack: Pack, tell: Tell = lambda _: None, families: Iterable[str] | None = None) -> KernelResult:
+    """Every family (or these) of a pack, fitted on the rest."""
+    rates, found = Rates.of(gpu(pack.header.gpu)), samples(pack)
+    rows: list[Row] = []
+    skipped = []
+    for name in FAMILIES if families is None else families:
+        if len(found[name]) < LEAST:
+            skipped.append(Skipped(name, f"fewer than {LEAST} rows in the pack"))
+            continue
+        tell(name)
+        rows += _family_rows(name, found[name], rates)
+    result = KernelResult("kernels", str(pack.folders[0]), tuple(rows), tuple(skipped))
+    passed = within_bars(result)
+    share = {"families_within_bars": sum(passed.values()) / len(passed)} if passed else {}
+    missed = [f"{n} (geomean {s.geomean:.1%}, p90 {s.p90:.1%})" for n, s in _held(result).items() if not passed[n]]
+    bars = f"bars on held-out shapes: geomean {GEOMEAN_BAR:.0%}, p90 {P90_BAR:.0%}"
+    note = f"{bars}: {sum(passed.values())} of {len(passed)} families within both"
+    return replace(result, rates=share, notes=(note + (f"; not {', '.join(missed)}" if missed else ""),))
+
+
+def _held(result: Result) -> dict[str, Score]:
+    return {g: result.metrics(g)["time"] for g in result.groups()}
+
+
+def within_bars(result: Result) -> dict[str, bool]:
+    """Whether each family's held-out shapes are within both bars."""
+    return {g: s.geomean <= GEOMEAN_BAR and s.p90 <= P90_BAR for g, s in _held(result).items()}
+
+
+def _family_rows(name: str, some: list[Sample], rates: Rates) -> Iterator[Row]:
+    data = table(FAMILIES[name], some, rates)
+    fifth, large = held_out(some, data)
+    fitted = data.part(_apart(some, data, fifth | large))
+    predicted = data.law * np.exp(fit_family(FAMILIES[name], fitted).predict(data.x.astype(np.float32)))
+    for metric, base, keep in (("time", "law", fifth), ("time_extrapolated", "law_extrapolated", large)):
+        for i in np.flatnonzero(keep):
+            label = f"{_label(some[data.sample[i]])} {'cold' if data.x[i, -1] else 'warm'}"
+            yield Row(metric, name, label, float(predicted[i]), float(data.seconds[i]))
+            yield Row(base, name, label, float(data.law[i]), float(data.seconds[i]))
+
+
+def _apart(some: list[Sample], data: Table, scored: Array) -> Array:
+    """The rows that are fitted: of calls that no scored row has."""
+    keys = [s.call.key for s in some]
+    kept_out = {keys[i] for i in data.sample[scored]}
+    return np.array([keys[i] not in kept_out for i in data.sample], np.bool_)
+
+
+def _label(sample: Sample) -> str:
+    shapes = [f"{t.dtype}{list(t.sizes)}" for t in sample.call.tensors[:4]]
+    return f"{sample.call.name.removeprefix('aten::')} {' '.join(shapes)}"
+
+
+# ---- a table
+
+
+def models_of(chip: Gpu) -> tuple[Models, bool]:
+    """The models of a GPU; else the H200's with that GPU's laws, and that they are transferred."""
+    try:
+        return load(chip.key), False
+    except PresageError:
+        return replace(load(CALIBRATED), gpu=chip), True
+
+
+def score_table(found: KernelTable, models: Callable[[Gpu], tuple[Models, bool]] = models_of) -> KernelResult:
+    """Every shape of a table that has a model."""
+    rows: list[Row] = []
+    notes: list[str] = []
+    ordered = sorted(found.shapes, key=lambda s: (s.gpu.key, s.kernel))
+    for _, group in groupby(ordered, key=lambda s: s.gpu.key):
+        shapes = list(group)
+        chosen, transferred = models(shapes[0].gpu)
+        rows += _shape_rows(shapes, chosen, transferred)
+        if transferred:
+            notes.append(
+                f"{shapes[0].gpu.name}: never calibrated; the H200's corrections of its own laws (transferred)"
+            )
+    return KernelResult("kernels", str(found.path), tuple(rows), found.skipped, notes=tuple(notes))
+
+
+def _shape_rows(shapes: list[Measured], models: Models, transferred: bool) -> Iterator[Row]:
+    times = call_times(models, [s.call for s in shapes])
+    for s, t in zip(shapes, times, strict=True):
+        group = f"{s.gpu.key} {s.kernel}" + (" (transferred)" if transferred else "")
+        yield Row("time", group, s.name, t.warm, s.seconds)
+        if s.seconds > LONG:
+            yield Row("time_over_20us", group, s.name, t.warm, s.seconds)
+        yield Row("law", group, s.name, t.law.seconds, s.seconds)
+        if s.spread is not None:
+            yield Row("collectors", group, s.name, s.seconds * (1 + s.spread), s.seconds)

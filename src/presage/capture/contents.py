@@ -1,0 +1,155 @@
+"""What a storage holds, as the ops that put it there: nothing is computed unless somebody asks for the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["MOST_BYTES", "MOST_ELEMENTS", "Blank", "Content", "Copy", "View", "Worker"]
+
+MOST_ELEMENTS = 1 << 24  # of one tensor
+MOST_BYTES = 1 << 29  # in memory at once
+MOST_WORK = 1 << 32  # bytes of results of one capture, one after the other
+MOST_DEPTH = 100  # ops one after the other
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A tensor of which only the shape matters."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A host tensor as it was: its bytes from the first element to the last."""
+
+    data: bytes
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        if not self.data:
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        return torch.frombuffer(bytearray(self.data), dtype=self.dtype).as_strided(self.shape, self.strides)
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """All of one storage: an op's output, or what an op that works in place made of `base`. Without an op: zeros."""
+
+    dtype: torch.dtype
+    elements: int
+    op: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    output: View | None = None  # where in the storage the output lies
+    place: int = 0  # which of the op's outputs it is
+    base: Content | None = None
+    seed: int | None = None  # of an op that draws random numbers
+    depth: int = field(init=False, default=1)  # ops that have to run one after the other
+
+    def __post_init__(self) -> None:
+        below = [v.content.depth for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, View)]
+        below += [self.base.depth] if self.base is not None else []
+        object.__setattr__(self, "depth", 1 + max(below, default=0))
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in a storage."""
+
+    content: Content
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def once(self, dim: int) -> View:
+        """Without what repeats by a stride of 0 in other dimensions: such an index picks whole rows along `dim`."""
+        kept = dim % max(len(self.shape), 1)
+        sizes = enumerate(zip(self.shape, self.strides, strict=True))
+        return replace(self, shape=tuple(min(n, 1) if s == 0 and d != kept else n for d, (n, s) in sizes))
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        flat = whole if whole.dtype == self.dtype else whole.view(self.dtype)
+        return flat.as_strided(self.shape, self.strides, self.offset)
+
+
+class TooMuch(Exception):
+    """More work or memory than the answer is worth."""
+
+
+class Worker:
+    """Runs the ops behind contents, on the host."""
+
+    def __init__(self) -> None:
+        self.work, self.room = MOST_WORK, MOST_BYTES
+        self._made: dict[int, torch.Tensor] = {}
+
+    def numbers(self, view: View) -> np.ndarray[Any, Any] | None:
+        """A tensor's numbers, or None where they cannot be had."""
+        if prod(view.shape) > MOST_ELEMENTS:
+            return None
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                return self._read(view).numpy()
+        except Exception:  # the user's ops, on values that are ours: whatever goes wrong, there is just no answer
+            return None
+
+    def forget(self) -> None:
+        """Give back the memory of what has been computed so far."""
+        self._made.clear()
+        self.room = MOST_BYTES
+
+    def _read(self, view: View) -> torch.Tensor:
+        return view.of(self._whole(view.content))
+
+    def _whole(self, content: Content) -> torch.Tensor:
+        if id(content) not in self._made:
+            self._spend(content.elements * content.dtype.itemsize)
+            self._made[id(content)] = self._computed(content)
+        return self._made[id(content)]
+
+    def _spend(self, nbytes: int) -> None:
+        self.work -= nbytes
+        self.room -= nbytes
+        if self.work < 0 or self.room < 0:
+            raise TooMuch
+
+    def _computed(self, c: Content) -> torch.Tensor:
+        if c.op is None:
+            return torch.zeros(c.elements, dtype=c.dtype, device="cpu")
+        if c.base is not None:
+            whole = self._whole(c.base).clone()
+            self._run(c, whole)
+            return whole
+        out = tree_leaves(self._run(c, None))[c.place]
+        if out.numel() == c.elements and out.is_contiguous() and c.output is None:
+            return out.reshape(-1).to(c.dtype)  # type: ignore[no-any-return]
+        whole = torch.zeros(c.elements, dtype=c.dtype, device="cpu")
+        assert c.output is not None
+        c.output.of(whole).copy_(out)
+        return whole
+
+    def _run(self, c: Content, changed: torch.Tensor | None) -> Any:
+        """The op itself; tensors in the storage it changes are views of `changed`."""
+
+        def real(x: Any) -> Any:
+            if isinstance(x, View):
+                return x.of(changed) if changed is not None and x.content is c.base else self._read(x)
+            if isinstance(x, Blank):
+                return torch.empty((), dtype=x.dtype, device="cpu").expand(x.shape)
+            return x.tensor() if isinstance(x, Copy) else x
+
+        args, kwargs = tree_map(real, (c.args, c.kwargs))
+        if c.seed is not None:
+            torch.default_generator.manual_seed(c.seed)
+        return c.op(*args, **kwargs)
