@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["MOST_BYTES", "MOST_ELEMENTS", "Blank", "Content", "Copy", "View", "Worker"]
+__all__ = ["MOST_BYTES", "MOST_ELEMENTS", "Blank", "Content", "Copy", "View", "Worker", "leaves", "mapped"]
 
 MOST_ELEMENTS = 1 << 24  # of one tensor
 MOST_BYTES = 1 << 29  # in memory at once
 MOST_WORK = 1 << 32  # bytes of results of one capture, one after the other
 MOST_DEPTH = 100  # ops one after the other
+
+
+def leaves(value: Any) -> list[Any]:
+    """What is in lists of lists (arguments of ops are no deeper nests than that)."""
+    if isinstance(value, (list, tuple, ValuesView)):
+        return [x for v in value for x in leaves(v)]
+    return [value]
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same lists with other leaves."""
+    return [mapped(function, v) for v in value] if isinstance(value, (list, tuple)) else function(value)
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class Content:
     dtype: torch.dtype
     elements: int
     op: Any = None
-    args: tuple[Any, ...] = ()
+    args: Sequence[Any] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     output: View | None = None  # where in the storage the output lies
     place: int = 0  # which of the op's outputs it is
@@ -57,7 +69,8 @@ class Content:
     depth: int = field(init=False, default=1)  # ops that have to run one after the other
 
     def __post_init__(self) -> None:
-        below = [v.content.depth for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, View)]
+        given = leaves((self.args, self.kwargs.values()))
+        below = [v.content.depth for v in given if isinstance(v, View)]
         below += [self.base.depth] if self.base is not None else []
         object.__setattr__(self, "depth", 1 + max(below, default=0))
 
@@ -131,7 +144,7 @@ class Worker:
             whole = self._whole(c.base).clone()
             self._run(c, whole)
             return whole
-        out = tree_leaves(self._run(c, None))[c.place]
+        out = leaves(self._run(c, None))[c.place]
         if out.numel() == c.elements and out.is_contiguous() and c.output is None:
             return out.reshape(-1).to(c.dtype)  # type: ignore[no-any-return]
         whole = torch.zeros(c.elements, dtype=c.dtype, device="cpu")
@@ -149,7 +162,7 @@ class Worker:
                 return torch.empty((), dtype=x.dtype, device="cpu").expand(x.shape)
             return x.tensor() if isinstance(x, Copy) else x
 
-        args, kwargs = tree_map(real, (c.args, c.kwargs))
+        args, kwargs = mapped(real, c.args), {k: mapped(real, v) for k, v in c.kwargs.items()}
         if c.seed is not None:
             torch.default_generator.manual_seed(c.seed)
         return c.op(*args, **kwargs)

@@ -16,9 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves, tree_map
 
-from presage.capture.contents import MOST_BYTES, MOST_DEPTH, MOST_ELEMENTS, Blank, Content, Copy, View, Worker
+from presage.capture.contents import (
+    MOST_BYTES,
+    MOST_DEPTH,
+    MOST_ELEMENTS,
+    Blank,
+    Content,
+    Copy,
+    View,
+    Worker,
+    leaves,
+    mapped,
+)
 
 __all__ = ["Shadows"]
 
@@ -33,14 +43,15 @@ SHAPED = {  # like another tensor, whose numbers do not matter
     "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
     "new_full",
 }  # fmt: skip
+UNREAD = SHAPED | EMPTY
 MADE = {
     "zeros", "ones", "full", "arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "scalar_tensor",
 }  # fmt: skip
 PLAIN = {
     "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "exp", "exp2", "expm1", "log",
-    "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "frac",
-    "square", "sin", "cos", "tanh", "sigmoid", "erf", "erfinv", "clamp", "clamp_min", "clamp_max", "minimum", "maximum",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift",
+    "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "sign", "floor", "ceil", "round", "trunc",
+    "frac", "square", "sin", "cos", "tanh", "sigmoid", "erf", "erfinv", "clamp", "clamp_min", "clamp_max", "minimum",
+    "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift",
     "logical_and", "logical_or", "logical_not", "logical_xor", "eq", "ne", "lt", "le", "gt", "ge", "where", "isnan",
     "lerp", "masked_fill", "_to_copy", "clone", "cat", "stack", "repeat", "roll", "flip", "index", "index_select",
     "gather", "take", "index_put", "index_fill", "index_copy", "index_add", "scatter", "scatter_add", "sort", "argsort",
@@ -64,23 +75,24 @@ class Shadows:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """After an op: what its outputs hold, or what became of the tensors it changed."""
-        written = _written(func, args, kwargs)
-        if not written and not _is_known(func):
-            return
-        content = None
-        if written:
-            if _is_known(func) and len(written) == 1:
-                content = self._changed(func, args, kwargs, written[0])
+        if _write_arguments(func):
+            written = _written(func, args, kwargs)
+            known = len(written) == 1 and _is_known(func)
+            content = self._changed(func, args, kwargs, written[0]) if known else None
             for t in written:
                 self._hold(t, content)
-            return
-        self._outputs(func, args, kwargs, out)
+        elif _is_known(func) and (_short(func) in UNREAD or all(self._is_open(x) for x in args)):
+            self._outputs(func, args, kwargs, out)
+
+    def _is_open(self, x: Any) -> bool:
+        """A quick look: whether the numbers may be known."""
+        return not isinstance(x, FakeTensor) or (_is_strided(x) and x.untyped_storage()._cdata in self._held)
 
     def ask(self, func: Any, args: Any, kwargs: Any, memory: Any) -> None:
         """Before an op of the step: if it looks something up, its index is worth knowing."""
         for place, name in _index_arguments(func):
             value = args[place] if place < len(args) else kwargs.get(name)
-            found = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+            found = [x for x in leaves(value) if isinstance(x, torch.Tensor)]
             if len(found) == 1 and found[0].dtype in WHOLE_NUMBERS and (view := self._view(found[0])) is not None:
                 dim = args[1] if name == "index" and len(args) > 1 and type(args[1]) is int else None
                 self._asked.setdefault(memory.tensor(found[0]), view if dim is None else view.once(dim))
@@ -116,9 +128,9 @@ class Shadows:
             del self._held[key]
 
     def _outputs(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        inputs = [x for x in leaves((args, kwargs.values())) if isinstance(x, torch.Tensor)]
         given = {x.untyped_storage()._cdata for x in inputs if _is_strided(x)}
-        made = [(i, o) for i, o in enumerate(tree_leaves(out)) if isinstance(o, FakeTensor) and _is_strided(o)]
+        made = [(i, o) for i, o in enumerate(leaves(out)) if isinstance(o, FakeTensor) and _is_strided(o)]
         fresh = [(i, o) for i, o in made if o.untyped_storage()._cdata not in given and o.numel() <= MOST_ELEMENTS]
         if not fresh:
             return
@@ -158,11 +170,12 @@ class Shadows:
                 return self._copy(x)
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
-        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
-        if not shaped and any(self._view(x) is None for x in leaves):
+        fakes = [x for x in leaves((args, kwargs.values())) if isinstance(x, FakeTensor)]
+        if not shaped and any(self._view(x) is None for x in fakes):
             return None
-        found = tree_map(number, (args, _on_host(func, kwargs, out)))
-        return None if any(x is _UNKNOWN for x in tree_leaves(found)) else found
+        options = {k: mapped(number, v) for k, v in _on_host(func, kwargs, out).items()}
+        found = mapped(number, args), options
+        return None if any(x is _UNKNOWN for x in leaves((found[0], options.values()))) else found
 
     def _copy(self, x: torch.Tensor) -> Any:
         """A host tensor as it is now, read without any op: a profile of the step would show it."""
@@ -239,17 +252,25 @@ def _write_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
+@cache
+def _names(func: Any) -> frozenset[str]:
+    return frozenset(a.name for a in func._schema.arguments)
+
+
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     values = [args[i] if i < len(args) else kwargs.get(name) for i, name in _write_arguments(func)]
-    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
+    return [x for x in leaves(values) if isinstance(x, torch.Tensor)]
 
 
 def _on_host(func: Any, kwargs: Any, out: torch.Tensor) -> dict[str, Any]:
     """Options of the same op on the host: where it runs, of which type, and whose random numbers."""
-    names = {a.name for a in func._schema.arguments}
-    own = {"device": torch.device("cpu"), "dtype": kwargs.get("dtype") or out.dtype, "pin_memory": None}
-    own["generator"] = torch.default_generator if kwargs.get("generator") is not None else None
-    wanted = {k: v for k, v in own.items() if k in names and (k in kwargs or (k == "device"))}
-    if _short(func) in MADE | RANDOM and "dtype" in names:
-        wanted["dtype"] = own["dtype"]
-    return {**kwargs, **wanted}
+    names = _names(func)
+    own = dict(kwargs)
+    if "device" in names:
+        own["device"] = torch.device("cpu")
+    if "dtype" in names and _short(func) in MADE | RANDOM:
+        own["dtype"] = out.dtype
+    if own.get("generator") is not None:
+        own["generator"] = torch.default_generator
+    own.pop("pin_memory", None)
+    return own

@@ -18,6 +18,7 @@ KINDS = {
     "traces": "folders or files of traces: replay against the measured steps",
     "capture": "WORKLOADS.py TRACES_DIR: captured ops against the ops of a GPU run's traces",
     "workloads": "WORKLOADS.py MEASURED.json [TRACES_DIR]: predictions of whole training steps",
+    "kernels": "a calibration pack's folder (held-out shapes), or tables of measured kernel times",
 }
 Tell = Callable[[str], None]
 
@@ -40,6 +41,9 @@ def command(
     workloads WORKLOADS.py MEASURED.json: GPU active time, step time and peak memory of captured steps against measured.
     With TRACES_DIR also the step from measured kernel times: with no host overheads (the sum of the kernels), with
     presage's, and with those of the trace itself.
+
+    kernels PATH...: of a calibration pack every kernel family, fitted without the shapes it is scored on; of tables of
+    measured kernel times every shape, on GPUs that were never calibrated too.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
@@ -78,6 +82,15 @@ def _workloads(paths: list[Path], out: Path | None, json: str | None, tell: Tell
     _finish(score_workloads(*_pair(paths[:2], "workloads"), tell, traces), out, json)
 
 
+def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.kernels import score_kernels
+
+    result = score_kernels(paths, tell)
+    _finish(result, out, json)
+    if json != "-":
+        console().print(*result.notes, sep="\n")
+
+
 def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.capture import score_capture
     from presage.report.tables import capture_table
@@ -98,6 +111,7 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "traces": _traces,
     "capture": _capture,
     "workloads": _workloads,
+    "kernels": _kernels,
 }
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.graph.graph import Graph
-from presage.graph.work import bytes_moved
+from presage.graph.graph import Graph, Op
 
 __all__ = ["Cache", "cold_shares", "fit_cache"]
 
@@ -29,7 +28,7 @@ class Cache:
     read_weight: float  # a byte read pushes out as much as so many bytes written
 
     def cold(self, distance: float, size: float) -> float:
-        return float(np.clip((distance + size / 2 - self.kept) / (self.lost - self.kept), 0.0, 1.0))
+        return min(1.0, max(0.0, (distance + size / 2 - self.kept) / (self.lost - self.kept)))
 
 
 def fit_cache(rows: Sequence[dict[str, Any]]) -> Cache:
@@ -61,6 +60,11 @@ def _misfit(c: Cache, size: npt.NDArray[Any], between: npt.NDArray[Any], read: n
     return float(((guess - share) ** 2).sum())
 
 
+def changed(graph: Graph, op: Op) -> set[int]:
+    """Storages of the inputs that an op changes in place."""
+    return {graph.tensors[i].storage for i in op.writes}
+
+
 def cold_shares(graph: Graph, cache: Cache) -> npt.NDArray[np.float64]:
     """For each op the share of its input bytes that is not in the cache."""
     traffic, last = 0.0, dict.fromkeys(range(len(graph.storages)), -1e18)
@@ -72,8 +76,8 @@ def cold_shares(graph: Graph, cache: Cache) -> npt.NDArray[np.float64]:
         total = sum(inputs.values())
         cold = sum(n * cache.cold(traffic - last[s], n) for s, n in inputs.items())
         out[i] = cold / total if total else 0.0
-        moved = bytes_moved(graph, op)
-        traffic += moved.written + cache.read_weight * cold
-        for t in (*graph.inputs_of(op), *graph.outputs_of(op)):
-            last[t.storage] = traffic
+        written = {t.storage: t.nbytes for t in graph.outputs_of(op)} | {s: inputs[s] for s in changed(graph, op)}
+        traffic += sum(written.values()) + cache.read_weight * cold
+        for storage in (*inputs, *written):
+            last[storage] = traffic
     return out
