@@ -11,10 +11,11 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## replay a trace that ships with presage, explain it, and ask it a what-if
+demo: $(READY) ## predict a training step from its code, then replay a trace that ships with presage with a what-if
 	@mkdir -p out
-	$(BIN)/presage trace demo --top 5
-	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --trace out/demo.json
+	$(BIN)/presage predict examples/gpt.py:build --arg batch=8 --trace out/predicted.json
+	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --trace out/replayed.json
+	@echo "Open out/predicted.json and out/replayed.json in https://ui.perfetto.dev"
 
 test: $(READY) lint ## all tests
 	$(BIN)/python -m pytest -n 2
@@ -27,9 +28,10 @@ lint: $(READY) ## style and types
 accuracy: $(READY) ## re-prove every claim on the measured data and rewrite docs/accuracy.md
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 
-bench: $(READY) ## speed of the engine and the trace reader beside the alternatives
+bench: $(READY) ## speed of the engine, the trace reader and predictions, beside the alternatives where there are any
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/reader.py
+	$(BIN)/python bench/predict.py
 
 clean:
 	rm -rf .venv out build dist

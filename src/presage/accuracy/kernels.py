@@ -1,9 +1,10 @@
 """The claims on kernel times: held-out shapes of a calibration pack, and published tables of many GPUs.
 
 From a pack every family is fitted anew without a random fifth of the draws and without its largest shapes, and scored
-on both. No call of a row that is scored is fitted, even where another draw has it too. A table is predicted with the
-models of its GPU, or, where that was never calibrated, with the H200's corrections of that GPU's own laws
-(`transferred`), at the full clock and with a warm cache, for tables repeat one call.
+on both. No call of a row that is scored is fitted, even where another draw has it too; how well two measurements of
+one call agree is `repeated`, and the laws alone are `law`. A table is predicted with the models of its GPU, or, where
+that was never calibrated, with the H200's corrections of that GPU's own laws (`transferred`), at the full clock and
+with a warm cache, for tables repeat one call.
 
 Tables time small kernels with what surrounds them, a floor of 2 to 20 us that is no kernel's. It is not modelled:
 short rows count in `time`, and those over 20 us, where it matters less, once more in `time_over_20us`.
@@ -25,18 +26,17 @@ from presage.accuracy.score import Result, Row, Score, Skipped
 from presage.costs.families import FAMILIES
 from presage.costs.fit import Sample, Table, fit_family, held_out, samples, table
 from presage.costs.kernels import call_times
-from presage.costs.models import Models, load
+from presage.costs.models import FILE, SHIPPED, Models, load
 from presage.costs.pack import Pack
 from presage.costs.pack import read as read_pack
 from presage.costs.rates import Rates
-from presage.errors import InputError, PresageError
+from presage.errors import InputError
 from presage.hardware import Gpu, gpu
 
 __all__ = ["KernelResult", "models_of", "score_kernels", "score_pack", "score_table", "within_bars"]
 
 GEOMEAN_BAR, P90_BAR = 0.05, 0.15
 LONG = 20e-6
-CALIBRATED = "h200"
 LEAST = 40  # samples that a family is fitted from
 ENDINGS = (".csv", ".csv.gz")
 
@@ -126,6 +126,16 @@ def _family_rows(name: str, some: list[Sample], rates: Rates) -> Iterator[Row]:
             label = f"{_label(some[data.sample[i]])} {'cold' if data.x[i, -1] else 'warm'}"
             yield Row(metric, name, label, float(predicted[i]), float(data.seconds[i]))
             yield Row(base, name, label, float(data.law[i]), float(data.seconds[i]))
+    yield from _repeats(name, some)
+
+
+def _repeats(name: str, some: list[Sample]) -> Iterator[Row]:
+    """Calls that two draws have, the later as if it were predicted by the earlier: what no model can go below."""
+    first: dict[Any, Sample] = {}
+    for s in some:
+        earlier = first.setdefault(s.call.key, s)
+        if earlier.draw != s.draw:
+            yield Row("repeated", name, f"{_label(s)} warm", earlier.seconds, s.seconds)
 
 
 def _apart(some: list[Sample], data: Table, scored: Array) -> Array:
@@ -144,11 +154,8 @@ def _label(sample: Sample) -> str:
 
 
 def models_of(chip: Gpu) -> tuple[Models, bool]:
-    """The models of a GPU; else the H200's with that GPU's laws, and that they are transferred."""
-    try:
-        return load(chip.key), False
-    except PresageError:
-        return replace(load(CALIBRATED), gpu=chip), True
+    """The models of a GPU, and whether they are another's corrections of its own laws."""
+    return load(chip.key), not (SHIPPED / chip.key / FILE).exists()
 
 
 def score_table(found: KernelTable, models: Callable[[Gpu], tuple[Models, bool]] = models_of) -> KernelResult:

@@ -176,18 +176,20 @@ def _layer_norm(b: Builder, call: Call) -> None:
 
 
 def _layer_norm_backward(b: Builder, call: Call) -> None:
+    """Also an RMS norm's. Of many short rows the weights' gradients are summed in two steps."""
     b.same()
-    grad, x, shape = call.inputs[0], call.inputs[1], call.inputs[2]
-    assert isinstance(shape, list)
+    grad, x, shape, wanted = call.inputs[0], call.inputs[1], call.inputs[2], call.inputs[-1]
+    assert isinstance(shape, list) and isinstance(wanted, list)
     columns = prod(n for n in shape if isinstance(n, int))
     with b.inside(call.name):
         contiguous(b, grad)
         contiguous(b, x)
         rows = b.get(x).elements // max(columns, 1)
         if rows > 64 * 1024 and columns // 32 < SMS // 2:
-            dtype = b.get(call.outputs[1]).dtype if len(call.outputs) > 1 else "float32"
-            parts = [b.new((min(ceil(rows / 32), PARTIALS // columns), columns), dtype) for _ in call.outputs[1:]]
-            for part, out in zip(parts, call.outputs[1:], strict=True):
+            sums = call.outputs[1 if wanted[0] else 0 :]
+            size = (min(ceil(rows / 32), PARTIALS // columns), columns)
+            parts = [b.new(size, b.get(out).dtype) for out in sums]
+            for part, out in zip(parts, sums, strict=True):
                 b.op("aten::sum", [part, [0], False, None], [out], overload="dim_IntList")
 
 

@@ -81,9 +81,18 @@ def _rows(family: Family, some: Iterable[Sample], rates: Rates) -> Iterator[tupl
 def fit_family(family: Family, rows: Table, seed: int = 0) -> Trees:
     """Trees for ln(measured / law)."""
     target = np.log(rows.seconds / rows.law)
-    extra = {"feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
-    return fit(rows.x, target, rounds=family.rounds, leaves=family.leaves, rate=0.05, min_leaf=8, seed=seed,
-               objective="regression_l1", extra=extra)  # fmt: skip
+    extra = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1, "alpha": 0.1}
+    return fit(
+        rows.x,
+        target,
+        rounds=family.rounds,
+        leaves=family.leaves,
+        rate=0.05,
+        min_leaf=8,
+        seed=seed,
+        objective="huber",
+        extra=extra,
+    )
 
 
 def held_out(some: list[Sample], rows: Table, seed: int = 0) -> tuple[Array, Array]:

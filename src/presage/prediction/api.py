@@ -14,7 +14,11 @@ from presage.costs.optime import OpTime
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph
+from presage.prediction.draws import Spread
 from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, predict_step, step_program
+
+# Standard deviation of a step's GPU time about its prediction: on the GPU that was calibrated, and on another.
+CALIBRATED_HERE, TRANSFERRED = 0.04, 0.2
 
 __all__ = ["Machine", "kernel_times", "machine", "predict", "program_of"]
 
@@ -25,6 +29,11 @@ class Machine:
 
     models: Models
     host: HostModel
+
+    @property
+    def spread(self) -> Spread:
+        """How far runs may lie from the prediction."""
+        return Spread(self.host.pace, kernels=TRANSFERRED if self.models.transferred else CALIBRATED_HERE)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -58,7 +67,9 @@ def predict(
     graph = step if isinstance(step, Graph) else _graph(str(step), arguments or {})
     where = machine(gpu)
     times = kernel_times(graph, where)
-    found = predict_step(graph, times, where.models.gpu, where.host, draws=draws, steps=steps, seed=seed)
+    found = predict_step(
+        graph, times, where.models.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
+    )
     return replace(found, notes=(*found.notes, *where.notes))
 
 

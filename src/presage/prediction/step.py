@@ -160,7 +160,7 @@ def predict_step(
         step=took,
         gpu_active=active,
         host=built.host_total,
-        peak_memory=profile(graph).peak_allocated,
+        peak_memory=profile(graph, chip=gpu).peak_allocated,
         memory=gpu.memory,
         bound="gpu" if active > GPU_BOUND * took.p50 else "host",
         launches=sum(t.launches for t in times),

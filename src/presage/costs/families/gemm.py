@@ -1,8 +1,9 @@
 """Matrix products: mm, addmm, bmm, baddbmm and their relatives.
 
-Law: the products run in tiles, `sms` of them at a time, so the time is that of whole waves of the best of a few tile
-shapes, or that of moving the three matrices, whichever is longer. Features: the sizes, how they divide by tiles and by
-powers of two, the layouts, the type of number.
+Law: the product runs in tiles, one to an SM at a time, so its time is that of whole waves of the best of some tile
+shapes, each as long as its arithmetic or its loads; long inner dimensions may be split over tiles and added up after.
+Or it is the time of moving the three matrices, where that is longer. Features: the sizes, how they divide by tiles and
+by powers of two, the best tile, the layouts, the type of number.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ from presage.costs.rates import Rates
 __all__ = ["FAMILY", "Product", "product"]
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (128, 64), (64, 64), (128, 192), (192, 128), (64, 256))
+# What libraries have, either way round, and the share of an SM's rate that such a tile reaches.
+SHAPES = (
+    (64, 8), (64, 16), (64, 32), (64, 64), (64, 128), (64, 256), (64, 320), (128, 32), (128, 96), (128, 128), (128, 160),
+    (128, 192), (128, 256), (192, 192), (160, 256),
+)  # fmt: skip
+REACHED = ((128 * 128, 1.0), (128 * 64, 0.9), (64 * 64, 0.7), (0, 0.5))
+SPLITS = (1, 2, 4, 8, 16, 32)
+STEP = 64  # elements of the inner dimension that a tile takes at once
+LOADS = 2.6  # times the memory bandwidth that tiles load from the cache, each piece for two of them
+TILE_COST, SPLIT_COST = 1.2e-6, 2e-6  # seconds
 KINDS = {"bfloat16": 0.0, "float16": 1.0, "tf32": 2.0, "float32": 3.0, "float64": 4.0}
 ADDED = {"aten::addmm": 1, "aten::addmm_": 1, "aten::baddbmm": 2, "aten::baddbmm_": 2, "aten::_addmm_activation": 1,
          "aten::addmv": 1, "aten::addbmm": 2}  # fmt: skip
@@ -57,25 +68,57 @@ def _layout(t: Shape) -> int:
     return 1 if t.sizes[-2] == 1 or t.strides[-2] == 1 else 2
 
 
+class Tiling(NamedTuple):
+    """The quickest way to cut a product up."""
+
+    seconds: float
+    rows: int
+    columns: int
+    splits: int
+    waves: float
+
+
+def tiling(p: Product, rates: Rates) -> Tiling:
+    rate = rates.rate("float32" if p.kind == "tf32" else p.kind, p.kind == "tf32") / rates.sms
+    loads = LOADS * rates.bandwidth / rates.sms
+    ways = ((a, b) for one, other in SHAPES for a, b in {(one, other), (other, one)})
+    return min(_cut(p, a, b, s, rate, loads, rates) for a, b in ways for s in SPLITS if _may_split(p, a, b, s, rates))
+
+
+def _may_split(p: Product, a: int, b: int, splits: int, rates: Rates) -> bool:
+    tiles = p.batch * ceil(p.m / a) * ceil(p.n / b)
+    return splits == 1 or (p.k >= 256 * splits and tiles * splits <= 2 * rates.sms)
+
+
+def _cut(p: Product, a: int, b: int, splits: int, rate: float, loads: float, rates: Rates) -> Tiling:
+    waves = p.batch * ceil(p.m / a) * ceil(p.n / b) * splits / rates.sms
+    reached = next(share for size, share in REACHED if a * b >= size)
+    inner = ceil(p.k / splits / STEP) * STEP
+    tile = inner * max(2 * a * b / (rate * reached), (a + b) * p.width / loads) + TILE_COST
+    added = SPLIT_COST + 8.0 * p.batch * p.m * p.n * splits / (2 * rates.bandwidth) if splits > 1 else 0.0
+    return Tiling(ceil(waves) * tile + added, a, b, splits, waves)
+
+
 def law(call: Call, rates: Rates) -> Law:
     p = product(call)
-    rate = rates.rate(call.tensors[0].dtype if p.added == 0 else call.tensors[1].dtype, p.kind == "tf32")
-    waves = min(ceil(p.batch * ceil(p.m / a) * ceil(p.n / b) / rates.sms) * a * b for a, b in TILES)
     moved = p.width * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
-    seconds = 2 * rates.floor + max(2.0 * waves * rates.sms * p.k / rate, moved / rates.bandwidth)
+    seconds = rates.floor + max(tiling(p, rates).seconds, moved / rates.bandwidth)
     return Law(seconds, 2.0 * p.batch * p.m * p.n * p.k, moved)
 
 
 def features(call: Call, law: Law) -> list[float]:
     p = product(call)
+    t = tiling(p, REFERENCE)
     out = [
         KINDS.get(p.kind, 5.0), float(p.left), float(p.right), float(p.added), ln(p.batch), ln(p.m), ln(p.n), ln(p.k),
         float(alignment(p.m, 16)), float(alignment(p.n, 16)), float(alignment(p.k, 16)), ln(law.flops), ln(law.bytes),
         ln(law.flops / max(law.bytes, 1)), ln(p.batch * p.m * p.n), ln(p.m / p.n), ln(law.seconds),
-        float(p.m % 128), float(p.n % 128), float(p.k % 64), ln(min(p.m, p.n)),
+        float(p.m % 128), float(p.n % 128), float(p.k % 64), ln(min(p.m, p.n)), float(t.rows), float(t.columns),
+        float(t.splits), t.waves / ceil(t.waves), ln(ceil(t.waves)), ln(t.seconds), ln(t.seconds / law.seconds),
+        p.m % t.rows / t.rows, p.n % t.columns / t.columns,
     ]  # fmt: skip
     for a, b in TILES:
-        waves = p.batch * ceil(p.m / a) * ceil(p.n / b) / 132
+        waves = p.batch * ceil(p.m / a) * ceil(p.n / b) / REFERENCE.sms
         out += [waves / ceil(waves), ln(ceil(waves))]
     return out
 
@@ -84,4 +127,6 @@ OPS = frozenset(
     f"aten::{n}"
     for n in ("mm", "addmm", "bmm", "baddbmm", "addmm_", "baddbmm_", "mv", "addmv", "dot", "_addmm_activation")
 )
-FAMILY = Family("gemm", OPS, law, features, rounds=1500, leaves=63)
+# The GPU whose tiles the features speak of; the law speaks of the one at hand.
+REFERENCE = Rates(4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4.0e14, "fp32": 5.4e13, "fp64": 5.4e13}, 132)
+FAMILY = Family("gemm", OPS, law, features, rounds=2000, leaves=63)
