@@ -296,14 +296,15 @@ def test_errors_say_what_to_do(saved: Path) -> None:
         run(saved, "--arg", "batch=8")
     with pytest.raises(PresageError, match="h300"):
         run(saved, "--gpu", "h300")
-    with pytest.raises(PresageError, match="host model"):
-        run(saved, "--gpu", "t4")
+    with pytest.raises(PresageError, match="header"):
+        run(saved, "--gpu", saved.parent)
 
 
-def test_without_kernel_models_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "KERNELS", "presage.costs.no_such_models")
-    with pytest.raises(PresageError, match="no kernel models"):
-        ps.predict(training_step(2))
+def test_a_gpu_that_was_never_calibrated_is_predicted_and_says_so() -> None:
+    here, there = (ps.predict(training_step(6), gpu=name, draws=60) for name in ("h200", "t4"))
+    assert there.gpu_active > here.gpu_active
+    assert any("not calibrated" in note for note in there.notes)
+    assert not here.notes
 
 
 def test_from_python(saved: Path) -> None:

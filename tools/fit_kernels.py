@@ -2,7 +2,7 @@
 
     python tools/fit_kernels.py data/h200_pack src/presage/data/h200/kernels.npz
 
-Takes a minute or two. `presage predict --gpu FOLDER` does the same with a pack of your own and keeps the file beside it.
+Takes a minute or two. `presage predict --gpu FOLDER` does the same with a pack of your own and keeps the file there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def main() -> None:
     models = fit_models(read(args.pack), lambda name: print("fitting", name, flush=True))
     save(models, args.out)
     rows = sum(models.source["rows"].values())
-    print(f"{args.out}: {len(models.trees)} families from {rows:,} measured ops, {args.out.stat().st_size / 1e6:.1f} MB")
+    print(
+        f"{args.out}: {len(models.trees)} families from {rows:,} measured ops, {args.out.stat().st_size / 1e6:.1f} MB"
+    )
 
 
 if __name__ == "__main__":
