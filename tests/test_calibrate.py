@@ -25,7 +25,7 @@ def measured(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_draws_are_repeatable_and_are_what_was_measured(name: str) -> None:
-    rows = [row["p"] for row in measured(name)]
+    rows = [row["p"] for row in measured(name) if "design" not in row["p"]]  # an earlier design drew the others
     assert draw(name, count=5) != draw(name, seed=1, count=5)
     for seed, count in SEEDS.get(name, [(0, len(rows))]):
         drawn = json.loads(json.dumps(draw(name, seed, count)))

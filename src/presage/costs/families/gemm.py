@@ -2,7 +2,9 @@
 
 Law: the product runs in tiles, one to an SM at a time, so its time is that of whole waves of the best of some tile
 shapes, each as long as its arithmetic or its loads; long inner dimensions may be split over tiles and added up after.
-Or it is the time of moving the three matrices, where that is longer. Features: the sizes, how they divide by tiles and
+Or it is the time of moving the three matrices, where that is longer. Tensor cores want rows in memory that start at
+multiples of 16 bytes and are several times slower else; what counts is the dimension that is contiguous, so an odd
+number of tokens costs nothing forward and much in a weight gradient. Features: the sizes, how they divide by tiles and
 by powers of two, the best tile, the layouts, the type of number.
 """
 
@@ -28,6 +30,7 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 STEP = 64  # elements of the inner dimension that a tile takes at once
 LOADS = 2.6  # times the memory bandwidth that tiles load from the cache, each piece for two of them
 TILE_COST, SPLIT_COST = 1.2e-6, 2e-6  # seconds
+UNALIGNED = {2: 0.17, 4: 0.29, 8: 0.33}  # of the rate of tensor cores, by bytes that rows start at multiples of
 KINDS = {"bfloat16": 0.0, "float16": 1.0, "tf32": 2.0, "float32": 3.0, "float64": 4.0}
 ADDED = {"aten::addmm": 1, "aten::addmm_": 1, "aten::baddbmm": 2, "aten::baddbmm_": 2, "aten::_addmm_activation": 1,
          "aten::addmv": 1, "aten::addbmm": 2}  # fmt: skip
@@ -68,6 +71,12 @@ def _layout(t: Shape) -> int:
     return 1 if t.sizes[-2] == 1 or t.strides[-2] == 1 else 2
 
 
+def rows(p: Product) -> tuple[int, int, int]:
+    """Powers of two that divide the rows as they lie in memory: of the left matrix, of the right one, of all three."""
+    left, right = alignment(p.m if p.left else p.k, 16), alignment(p.k if p.right else p.n, 16)
+    return left, right, min(left, right, alignment(p.n, 16))
+
+
 class Tiling(NamedTuple):
     """The quickest way to cut a product up."""
 
@@ -80,6 +89,8 @@ class Tiling(NamedTuple):
 
 def tiling(p: Product, rates: Rates) -> Tiling:
     rate = rates.rate("float32" if p.kind == "tf32" else p.kind, p.kind == "tf32") / rates.sms
+    if p.kind in ("bfloat16", "float16", "tf32"):
+        rate *= UNALIGNED.get(p.width * rows(p)[2], 1.0)
     loads = LOADS * rates.bandwidth / rates.sms
     ways = ((a, b) for one, other in SHAPES for a, b in {(one, other), (other, one)})
     return min(_cut(p, a, b, s, rate, loads, rates) for a, b in ways for s in SPLITS if _may_split(p, a, b, s, rates))
@@ -111,9 +122,11 @@ def features(call: Call, law: Law) -> list[float]:
     t = tiling(p, REFERENCE)
     out = [
         KINDS.get(p.kind, 5.0), float(p.left), float(p.right), float(p.added), ln(p.batch), ln(p.m), ln(p.n), ln(p.k),
-        float(alignment(p.m, 16)), float(alignment(p.n, 16)), float(alignment(p.k, 16)), ln(law.flops), ln(law.bytes),
+        *(float(n) for n in rows(p)), ln(law.flops), ln(law.bytes),
         ln(law.flops / max(law.bytes, 1)), ln(p.batch * p.m * p.n), ln(p.m / p.n), ln(law.seconds),
-        float(p.m % 128), float(p.n % 128), float(p.k % 64), ln(min(p.m, p.n)), float(t.rows), float(t.columns),
+        ceil(p.m / 128) * 128 / p.m, ceil(p.n / 128) * 128 / p.n, ceil(p.k / 64) * 64 / p.k,
+        ln(law.flops / law.seconds), ln(law.bytes / law.seconds), float(min(p.m, p.n)), ln(p.k / min(p.m, p.n)),
+        float(p.width * (p.m if p.left else p.k) % 128), ln(min(p.m, p.n)), float(t.rows), float(t.columns),
         float(t.splits), t.waves / ceil(t.waves), ln(ceil(t.waves)), ln(t.seconds), ln(t.seconds / law.seconds),
         p.m % t.rows / t.rows, p.n % t.columns / t.columns,
     ]  # fmt: skip
