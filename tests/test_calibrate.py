@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from presage.calibrate.measure import FLUSH_OP, leaf_rows
+from presage.calibrate.stuck import Stuck
 from presage.calibrate.sweeps import FAMILIES, draw
 
 PACK = Path(__file__).resolve().parent.parent / "data" / "h200_pack"
@@ -90,3 +91,14 @@ def test_leaf_ops_get_their_kernels_warm_and_cold() -> None:
     assert [name for name, _ in product["kernels"]] == ["gemm", "reduce"]
     assert product["cold_us"] == 10
     assert "cold_us" not in added  # what the op before it wrote is in the cache
+
+
+def test_a_draw_that_never_came_back_is_left_out_next_time(tmp_path: Path) -> None:
+    first = Stuck(tmp_path, "conv")
+    assert not first.draws
+    first.at(7)  # and then the process is killed
+    second = Stuck(tmp_path, "conv")
+    assert second.draws == {7}
+    second.at(8)
+    second.done()
+    assert Stuck(tmp_path, "conv").draws == {7}

@@ -20,6 +20,7 @@ from presage.costs.families import BY_OP, FAMILIES
 from presage.costs.kernels import CallTime, call_times, step_kernels
 from presage.costs.models import load, save
 from presage.costs.power import Power, fit_power, slowdown
+from presage.errors import PresageError
 from presage.graph.graph import Graph, Op, Ref, Storage, Tensor
 
 PACK = Path(__file__).resolve().parent.parent / "data" / "h200_pack"
@@ -118,6 +119,15 @@ def test_an_op_without_a_model_is_told_and_not_free() -> None:
     found = step_kernels(step("aten::neg", "aten::acosh", "custom::scan"), models).times
     assert [t.source for t in found] == ["model", "likeness", "roofline"]
     assert min(t.seconds for t in found) > 4e-6
+
+
+def test_arguments_a_model_cannot_read_get_a_roofline() -> None:
+    """A pooling without a window makes no sense to its model."""
+    (found,) = step_kernels(step("aten::max_pool2d_with_indices"), load("h200")).times
+    assert found.source == "roofline"
+    assert found.seconds > 4e-6
+    with pytest.raises(PresageError, match="aten::mm"):
+        call_times(load("h200"), [Call("aten::mm", (matrix(2, 2),))])
 
 
 def test_views_cost_nothing() -> None:

@@ -19,9 +19,11 @@ from typing import Any
 from presage.calibrate import cache, host, power
 from presage.calibrate.measure import REPEATS, Flush, profiled_batch, read_batch
 from presage.calibrate.nvml import Gauge
+from presage.calibrate.stuck import Stuck
 from presage.calibrate.sweeps import FAMILIES, draw
 
 BATCH = 100
+NEVER_BACK = "did not come back when it was last tried"
 VERSION = 2
 
 
@@ -64,17 +66,23 @@ def done(path: Path) -> int:
 def sweep(torch: Any, name: str, out: Path, end: float, seed: int, pool: ProcessPoolExecutor) -> bool:
     """Measure a family's draws that are not there yet; whether it is complete. Traces are read in other processes."""
     path, draws, flush, gauge = out / f"{name}.jsonl", draw(name, seed), Flush(torch), Gauge()
+    if path.with_suffix(".jsonl.gz").exists():
+        print(f"{name}: packed already; give another folder to add to it and merge them with presage pack", flush=True)
+        return True
     at = begun = done(path)
-    start = time.monotonic()
+    start, stuck = time.monotonic(), Stuck(out, name)
     waiting: list[tuple[list[dict[str, Any]], dict[str, str], int, Future[Any]]] = []
     size = BATCH if FAMILIES[name].draws > 1000 else BATCH // 4
     with path.open("a") as f:
         while at < len(draws) and time.monotonic() < end:
             some = draws[at : at + size]
-            calls = [(str(k), partial(FAMILIES[name].build, torch, p)) for k, p in enumerate(some)]
-            trace, failed = profiled_batch(torch, calls, flush)
-            job = pool.submit(read_batch, trace, [n for n, _ in calls])
-            waiting.append((some, failed, gauge.mhz(), job))
+            failed = {str(k): NEVER_BACK for k in range(len(some)) if at + k in stuck.draws}
+            calls = [
+                (str(k), partial(FAMILIES[name].build, torch, p)) for k, p in enumerate(some) if str(k) not in failed
+            ]
+            trace, refused = profiled_batch(torch, calls, flush, partial(_under_way, stuck, at))
+            stuck.done()
+            waiting.append((some, failed | refused, gauge.mhz(), pool.submit(read_batch, trace, [n for n, _ in calls])))
             at += len(some)
             torch.cuda.empty_cache()
             _write(f, waiting, keep=3)
@@ -82,6 +90,10 @@ def sweep(torch: Any, name: str, out: Path, end: float, seed: int, pool: Process
             print(f"{name}: {at}/{len(draws)}, about {left:.0f} s to go", flush=True)
         _write(f, waiting, keep=0)
     return at >= len(draws)
+
+
+def _under_way(stuck: Stuck, first: int, name: str) -> None:
+    stuck.at(first + int(name))
 
 
 def _write(f: Any, waiting: list[Any], keep: int) -> None:

@@ -40,13 +40,16 @@ class Flush:
         self.buffer.bitwise_not_()
 
 
-def profiled_batch(torch: Any, calls: Sequence[tuple[str, Make]], flush: Flush) -> tuple[str, dict[str, str]]:
+def profiled_batch(
+    torch: Any, calls: Sequence[tuple[str, Make]], flush: Flush, before: Callable[[str], None] = lambda _: None
+) -> tuple[str, dict[str, str]]:
     """Runs each (name, make): make() gives the parts of a call. A trace file to be read, and what could not be run."""
     from torch.profiler import ProfilerActivity, profile
 
     failed: dict[str, str] = {}
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
         for name, make in calls:
+            before(name)
             try:
                 _run(torch, name, make(), flush)
             except Exception as e:  # one draw that torch refuses must not cost the others

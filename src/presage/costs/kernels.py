@@ -6,22 +6,23 @@ either way it is told, and none is free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from presage.costs.cache import cold_shares
 from presage.costs.call import Call, from_graph
-from presage.costs.families import BY_OP, FAMILIES, Law
+from presage.costs.families import BY_OP, Law
 from presage.costs.families.conv import gradients
 from presage.costs.families.copy import strided
 from presage.costs.families.pointwise import alike, canonical
 from presage.costs.models import Models
 from presage.costs.optime import OpTime, Source
 from presage.costs.power import TENSOR_KINDS, slowdown
+from presage.errors import PresageError
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
 from presage.graph.work import bytes_moved, flops
@@ -30,7 +31,6 @@ __all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
 
 Floats = npt.NDArray[np.float64]
 READ = 0.6  # of what a streaming kernel moves, what it reads
-
 MOVES = ("add", "sub", "mul", "neg", "abs", "clamp_min", "threshold_backward", "where", "masked_fill", "maximum", "gt")
 COMPUTE = ("gemm", "conv", "attention", "rnn")
 
@@ -43,7 +43,6 @@ class CallTime:
     cold: float
     launches: float
     law: Law
-
     latent: bool  # waits for its inputs before it computes; else it streams
 
     def at(self, share: float) -> float:
@@ -53,22 +52,50 @@ class CallTime:
         return max(self.warm, self.cold * (1 - READ * (1 - share)))
 
 
+class Described(NamedTuple):
+    """A call as its family's model sees it."""
+
+    call: Call
+    law: Law
+    features: Sequence[float]
+
+
+def describe(models: Models, calls: Iterable[Call]) -> dict[Any, Described]:
+    """Each different call by its key. One with arguments that its family does not know is left out."""
+    out: dict[Any, Described] = {}
+    for call in {c.key: c for c in calls}.values():
+        family = BY_OP[call.name]
+        try:
+            law = family.law(call, models.rates)
+            out[call.key] = Described(call, law, [*family.features(call, law), 0.0])
+        except (ValueError, IndexError, KeyError, TypeError, ArithmeticError):
+            continue
+    return out
+
+
 def call_times(models: Models, calls: Sequence[Call]) -> list[CallTime]:
     """Every call's times; the calls must be of ops that have a model."""
-    unique = {c.key: c for c in calls}
-    by_family: dict[str, list[Call]] = {}
-    for call in unique.values():
-        by_family.setdefault(BY_OP[call.name].name, []).append(call)
-    found: dict[Any, CallTime] = {}
-    for name, some in by_family.items():
-        found |= _family_times(models, name, some)
+    described = describe(models, calls)
+    unknown = next((c for c in calls if c.key not in described), None)
+    if unknown is not None:
+        raise PresageError(f"{unknown.name}: its model cannot read these inputs: {unknown.inputs}")
+    found = times_of(models, described)
     return [found[c.key] for c in calls]
 
 
-def _family_times(models: Models, name: str, calls: Sequence[Call]) -> dict[Any, CallTime]:
-    model = FAMILIES[name]
-    laws = [model.law(c, models.rates) for c in calls]
-    x = np.array([[*model.features(c, law), 0.0] for c, law in zip(calls, laws, strict=True)], np.float32)
+def times_of(models: Models, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
+    by_family: dict[str, dict[Any, Described]] = {}
+    for key, one in described.items():
+        by_family.setdefault(BY_OP[one.call.name].name, {})[key] = one
+    found: dict[Any, CallTime] = {}
+    for name, some in by_family.items():
+        found |= _family_times(models, name, some)
+    return found
+
+
+def _family_times(models: Models, name: str, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
+    laws = [d.law for d in described.values()]
+    x = np.array([d.features for d in described.values()], np.float32)
     seconds = np.array([law.seconds for law in laws])
     warm = seconds * np.exp(models.trees[name].predict(x))
     launches = np.exp(models.counts[name].predict(x))
@@ -76,9 +103,9 @@ def _family_times(models: Models, name: str, calls: Sequence[Call]) -> dict[Any,
     cold = seconds * np.exp(models.trees[name].predict(x))
     if name == "optimizer":  # whose lists the sweep finds in the cache or not, as their sizes will
         cold = np.maximum(cold, seconds)
-    columns = zip(calls, warm, np.maximum(cold, warm), launches, laws, strict=True)
+    columns = zip(described, warm, np.maximum(cold, warm), launches, laws, strict=True)
     latent = name in COMPUTE
-    return {c.key: CallTime(float(w), float(d), float(n), law, latent) for c, w, d, n, law in columns}
+    return {key: CallTime(float(w), float(d), float(n), law, latent) for key, w, d, n, law in columns}
 
 
 @dataclass(frozen=True)
@@ -108,11 +135,12 @@ def step_kernels(graph: Graph, models: Models) -> StepKernels:
     """Kernel time of every op of a step."""
     shares = cold_shares(graph, models.cache)
     plans = [_plan(graph, op) for op in graph.ops]
-    calls = [c for _, parts in plans for c in parts]
-    timed = iter(call_times(models, calls))
+    timed = times_of(models, describe(models, (c for _, parts in plans for c in parts)))
     times, demand, tensor = [], np.zeros(len(plans)), np.zeros(len(plans), np.bool_)
     for i, (op, (source, parts)) in enumerate(zip(graph.ops, plans, strict=True)):
-        found = [next(timed) for _ in parts]
+        found = [timed[c.key] for c in parts if c.key in timed]
+        if len(found) < len(parts):
+            source, found = "roofline", []
         times.append(_op_time(graph, op, models, source, found, float(shares[i])))
         if found and times[-1].seconds > 0:
             kind = _kind(parts[0])
