@@ -21,6 +21,7 @@ from presage.accuracy.score import Skipped
 from presage.errors import InputError, PresageError
 from presage.graph import Graph, Op, Ref
 from presage.traces import kineto
+from presage.traces.dtypes import DTYPES
 from presage.traces.trace import HostKind, Step, Trace
 from presage.traces.transplant import innermost_op
 
@@ -29,22 +30,6 @@ __all__ = ["CaptureResult", "CaseMatch", "LeafOp", "captured_ops", "leaf_ops", "
 Key: TypeAlias = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
 
 PHASES = ("forward", "backward", "optimizer")
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::BFloat16": "bfloat16",
-    "c10::Half": "float16",
-    "long int": "int64",
-    "long": "int64",
-    "int": "int32",
-    "short int": "int16",
-    "short": "int16",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-}
 
 
 @dataclass(frozen=True)

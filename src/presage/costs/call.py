@@ -11,15 +11,9 @@ from typing import Any, TypeAlias
 
 from presage.graph.arguments import references
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor
+from presage.traces.dtypes import DTYPES
 
-__all__ = ["DTYPES", "Call", "Shape", "Value", "from_graph", "from_leaf"]
-
-# The profiler's names of element types.
-DTYPES = {
-    "float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16", "long int": "int64",
-    "long": "int64", "int": "int32", "short int": "int16", "short": "int16", "signed char": "int8",
-    "unsigned char": "uint8", "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
-}  # fmt: skip
+__all__ = ["Call", "Shape", "Value", "from_graph", "from_leaf"]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ __all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
 
 Floats = npt.NDArray[np.float64]
 READ = 0.6  # of what a streaming kernel moves, what it reads
+KEPT_LISTS = 1e8  # bytes of an optimizer's lists that are still in the cache when it runs again at once
 MOVES = ("add", "sub", "mul", "neg", "abs", "clamp_min", "threshold_backward", "where", "masked_fill", "maximum", "gt")
 COMPUTE = ("gemm", "conv", "attention", "rnn")
 
@@ -101,8 +102,9 @@ def _family_times(models: Models, name: str, described: Mapping[Any, Described])
     launches = np.exp(models.counts[name].predict(x))
     x[:, -1] = 1.0
     cold = seconds * np.exp(models.trees[name].predict(x))
-    if name == "optimizer":  # whose lists the sweep finds in the cache or not, as their sizes will
-        cold = np.maximum(cold, seconds)
+    if name == "optimizer":  # the sweep finds short lists in the cache, where a step never leaves them
+        short = np.array([law.bytes < KEPT_LISTS for law in laws])
+        cold = np.where(short, np.maximum(cold, seconds), cold)
     columns = zip(described, warm, np.maximum(cold, warm), launches, laws, strict=True)
     latent = name in COMPUTE
     return {key: CallTime(float(w), float(d), float(n), law, latent) for key, w, d, n, law in columns}
