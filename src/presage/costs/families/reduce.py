@@ -6,10 +6,10 @@ dimension is the fastest in memory.
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
+from presage.costs.families.common import Family, Law, alignment, codes, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY"]
@@ -21,6 +21,8 @@ CODES = codes(
 ALIKE = {"aten::amin": "aten::amax", "aten::argmin": "aten::argmax", "aten::min": "aten::max", "aten::all": "aten::any",
          "aten::std": "aten::var", "aten::norm": "aten::linalg_vector_norm", "aten::var_mean": "aten::var",
          "aten::cumprod": "aten::cumsum", "aten::logsumexp": "aten::sum"}  # fmt: skip
+SCANS = ("aten::cumsum", "aten::cumprod")
+ROW = 0.35e-6  # seconds from one row to the next
 PLACE = {"aten::linalg_vector_norm": 2, "aten::norm": 2}  # of the dimensions among the inputs, where it is not 1
 
 
@@ -32,28 +34,42 @@ def reduced(call: Call) -> tuple[int, ...]:
     return dims or tuple(range(len(x.sizes)))
 
 
+def segments(call: Call) -> list[tuple[bool, int]]:
+    """The input as it lies in memory, fastest first: stretches that are reduced (True) or kept, with their sizes."""
+    x, dims = call.tensors[0], reduced(call)
+    order = sorted((s, i, n) for i, (n, s) in enumerate(zip(x.sizes, x.strides, strict=False)) if n > 1)
+    out: list[tuple[bool, int]] = []
+    for _, i, n in order:
+        if out and out[-1][0] == (i in dims):
+            out[-1] = (out[-1][0], out[-1][1] * n)
+        else:
+            out.append((i in dims, n))
+    return out
+
+
 def law(call: Call, rates: Rates) -> Law:
-    x = call.tensors[0]
-    dims = reduced(call)
-    kept = prod(n for i, n in enumerate(x.sizes) if i not in dims)
-    written = x.nbytes if call.name in ("aten::cumsum", "aten::cumprod") else kept * x.width
-    return moved_law(float(x.distinct), float(written), rates)
+    """A running sum along any but the fastest dimension goes from row to row, one after the other."""
+    x, parts = call.tensors[0], segments(call)
+    kept = prod(n for over, n in parts if not over)
+    if call.name not in SCANS:
+        return moved_law(float(x.distinct), float(kept * x.width), rates)
+    moved = moved_law(float(x.distinct), float(x.nbytes), rates)
+    if not parts or parts[0][0]:
+        return moved
+    rows = max((n for over, n in parts if over), default=1)
+    return Law(max(moved.seconds, rows * ROW * min(1.0, (kept / 32) ** 0.5)), 0.0, moved.bytes)
 
 
 def features(call: Call, law: Law) -> list[float]:
-    x, dims = call.tensors[0], reduced(call)
-    kept = prod(n for i, n in enumerate(x.sizes) if i not in dims)
-    over = max(1, x.elements // max(1, kept))
-    sizes = [(s, n, i) for i, (n, s) in enumerate(zip(x.sizes, x.strides, strict=False)) if n > 1]
-    inner = [n for s, n, i in sizes if i in dims and s == 1]
-    first_kept = min((s for s, n, i in sizes if i not in dims), default=0)
-    first_over = min((s for s, n, i in sizes if i in dims), default=0)
-    outer = prod(n for s, n, i in sizes if i not in dims and s > first_over)
+    parts = segments(call)
+    kept, over = (prod(n for which, n in parts if which is wanted) for wanted in (False, True))
+    first, second, third, fourth = (*(n for _, n in parts), 1, 1, 1, 1)[:4]
     name = ALIKE.get(call.name, call.name)
+    blocks = kept / 132
     return [
-        *plain_features(call, law, CODES.get(name, -1.0), 1), ln(kept), ln(over), ln(inner[0] if inner else 1),
-        float(bool(inner)), ln(first_kept + 1), ln(first_over + 1), ln(outer), ln(max(1, kept) / max(1, outer)),
-        float(len(dims)),
+        *plain_features(call, law, CODES.get(name, -1.0), 1), ln(kept), ln(over), float(bool(parts) and parts[0][0]),
+        ln(first), ln(second), ln(third), ln(fourth), float(len(parts)), float(first % 32), blocks / ceil(blocks),
+        float(alignment(first, 16)),
     ]  # fmt: skip
 
 
