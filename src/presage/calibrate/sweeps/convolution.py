@@ -178,7 +178,7 @@ def build_rnn(torch: Any, p: dict[str, Any]) -> Parts:
 
 
 FAMILIES = {
-    "conv": (sample_conv, build_conv, 8000),
+    "conv": (sample_conv, build_conv, 5000),
     "pool": (sample_pool, build_pool, 700),
     "rnn": (sample_rnn, build_rnn, 200),
 }

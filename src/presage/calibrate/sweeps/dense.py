@@ -171,4 +171,4 @@ def build_attention(torch: Any, p: dict[str, Any]) -> Parts:
     return both_ways(torch, run, [q, k, v], grad)
 
 
-FAMILIES = {"gemm": (sample_gemm, build_gemm, 20000), "attention": (sample_attention, build_attention, 3000)}
+FAMILIES = {"gemm": (sample_gemm, build_gemm, 20000), "attention": (sample_attention, build_attention, 1500)}
