@@ -103,8 +103,9 @@ def held_out(some: list[Sample], rows: Table, seed: int = 0) -> tuple[Array, Arr
     return chosen[draws] & ~large, large
 
 
-def fit_counts(family: Family, some: list[Sample], rows: Table) -> Trees:
-    """Trees for ln(launches)."""
-    target = np.log(np.array([max(1, s.launches) for s in some], np.float64)[rows.sample])
+def fit_counts(family: Family, some: list[Sample], rows: Table, rates: Rates) -> Trees:
+    """Trees for ln(launches / the law's)."""
+    expected = [max(1, s.launches) / family.law(s.call, rates).launches for s in some]
+    target = np.log(np.array(expected)[rows.sample])
     return fit(rows.x, target, rounds=80, leaves=min(15, family.leaves), rate=0.15, min_leaf=8,
                objective="regression_l1")  # fmt: skip

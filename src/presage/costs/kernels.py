@@ -19,6 +19,8 @@ from presage.costs.families import BY_OP, Law
 from presage.costs.families.conv import gradients
 from presage.costs.families.copy import strided
 from presage.costs.families.pointwise import alike, canonical
+from presage.costs.families.rnn import FAMILY as RNN
+from presage.costs.families.rnn import lanes
 from presage.costs.models import Models
 from presage.costs.optime import OpTime, Source
 from presage.costs.power import TENSOR_KINDS, slowdown
@@ -99,7 +101,7 @@ def _family_times(models: Models, name: str, described: Mapping[Any, Described])
     x = np.array([d.features for d in described.values()], np.float32)
     seconds = np.array([law.seconds for law in laws])
     warm = seconds * np.exp(models.trees[name].predict(x))
-    launches = np.exp(models.counts[name].predict(x))
+    launches = np.array([law.launches for law in laws]) * np.exp(models.counts[name].predict(x))
     x[:, -1] = 1.0
     cold = seconds * np.exp(models.trees[name].predict(x))
     if name == "optimizer":  # the sweep finds short lists in the cache, where a step never leaves them
@@ -190,7 +192,8 @@ def _op_time(graph: Graph, op: Op, models: Models, source: Source, found: list[C
     if source == "roofline":
         return OpTime(_roofline(graph, op, models), 1, kind, "roofline")
     launches = max(1, round(sum(t.launches for t in found)))
-    return OpTime(sum(t.at(share) for t in found), launches, kind, source)
+    at_once = lanes(from_graph(graph, op), launches) if BY_OP.get(op.name) is RNN else 1.0
+    return OpTime(sum(t.at(share) for t in found), launches, kind, source, at_once)
 
 
 def _roofline(graph: Graph, op: Op, models: Models) -> float:

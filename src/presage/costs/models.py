@@ -33,7 +33,7 @@ CALIBRATED = "h200"  # whose corrections a GPU without a pack gets
 class Models:
     gpu: Gpu
     trees: dict[str, Trees]  # by family: ln(seconds / law)
-    counts: dict[str, Trees]  # by family: ln(launches)
+    counts: dict[str, Trees]  # by family: ln(launches / the law's)
     cache: Cache
     power: Power
     source: dict[str, Any] = field(default_factory=dict)  # the pack's header, rows by family
@@ -60,7 +60,7 @@ def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> Mode
             )
         tell(name)
         data = table(family, found[name], rates)
-        trees[name], counts[name] = fit_family(family, data), fit_counts(family, found[name], data)
+        trees[name], counts[name] = fit_family(family, data), fit_counts(family, found[name], data, rates)
         rows[name] = len(found[name])
     source = {
         "key": chip.key,

@@ -18,3 +18,4 @@ class OpTime:
     launches: int  # kernels, copies and memsets
     family: str  # presage.graph.families.family(op.name)
     source: Source  # none: it launches nothing
+    at_once: float = 1.0  # how many of its kernels run side by side: recurrent layers work on several streams

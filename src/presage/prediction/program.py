@@ -105,7 +105,7 @@ def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Ca
         n = time.launches
         for k in range(n):
             issue.host(i)
-            issue.kernels(i, time.seconds / n + gap)
+            issue.kernels(i, (time.seconds / n + gap) / time.at_once)
             issue.pending += call[i] / n + (between[i] / (n - 1) if k < n - 1 else 0.0)
         if op.sync:
             issue.host(i)

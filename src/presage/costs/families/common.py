@@ -19,6 +19,7 @@ class Law(NamedTuple):
     seconds: float
     flops: float
     bytes: float
+    launches: float = 1.0  # about how many
 
 
 @dataclass(frozen=True)

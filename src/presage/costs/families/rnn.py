@@ -17,10 +17,11 @@ from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, ln
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "lanes"]
 
 NAMES = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+OVERLAP = 0.85  # of a second layer's work beside the first's
 PERSISTENT = 128  # hidden units up to which one kernel goes over all steps
 
 # Weights of the parts below, by least squares of ln(time) over the draws that are not held out.
@@ -89,9 +90,18 @@ def parts(call: Call, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
+def lanes(call: Call, launches: int) -> float:
+    """How many kernels run side by side: layers and directions have streams of their own, which almost fill where every
+    step launches (two layers of an LSTM: 1.85 in a trace); a persistent kernel runs alone."""
+    r = rnn(call)
+    return 1.0 + OVERLAP * (min(r.layers * r.ways, 2) - 1) if launches > r.steps else 1.0
+
+
 def law(call: Call, rates: Rates) -> Law:
     seconds = sum(w * part for w, part in zip(WEIGHTS[path(call)], parts(call, rates), strict=True))
-    return Law(seconds, sum(flops(rnn(call))) * (2 if call.name.endswith("backward") else 1), 0.0)
+    r = rnn(call)
+    launches = 8.0 * r.layers if "persistent" in path(call) else 2.0 * r.steps * r.layers * r.ways
+    return Law(seconds, sum(flops(r)) * (2 if call.name.endswith("backward") else 1), 0.0, launches)
 
 
 def features(call: Call, law: Law) -> list[float]:
