@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from commands import runner
 from graph_sketches import training_step
 from presage.cli import graph as graph_command
 from presage.cli.graph import parse_arguments
@@ -17,16 +16,7 @@ from presage.errors import PresageError
 from presage.graph import save
 from presage.report.graph_tables import amount, size
 
-app = typer.Typer()
-app.command()(graph_command.command)
-
-
-def run(*args: str | Path) -> str:
-    found = CliRunner().invoke(app, [str(a) for a in args])
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    assert found.exit_code == 0, found.output
-    return found.stdout
+run = runner(graph_command.command)
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import presage as ps
+from commands import runner
 from graph_sketches import Sketch, training_step
 from presage.accuracy.workloads import Case, score_cases
 from presage.cli import predict as predict_command
@@ -237,16 +236,7 @@ def test_a_step_of_2500_kernels_takes_less_than_a_second() -> None:
 
 
 # ---------------------------------------------------------------- the command, with kernel models of ours
-app = typer.Typer()
-app.command()(predict_command.command)
-
-
-def run(*args: str | Path) -> str:
-    found = CliRunner().invoke(app, [str(a) for a in args])
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    assert found.exit_code == 0, found.output
-    return found.stdout
+run = runner(predict_command.command)
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 from typing import Any
 
-from presage.calibrate.measure import leaf_rows
+from presage.calibrate.measure import exported, read_batch
 
 __all__ = ["reuse"]
 
@@ -43,13 +41,5 @@ def reuse(torch: Any) -> list[dict[str, Any]]:
 
 
 def _rows(prof: Any, count: int) -> dict[str, float | None]:
-    import json
-
-    handle, path = tempfile.mkstemp(suffix=".json")
-    os.close(handle)
-    prof.export_chrome_trace(path)
-    with open(path) as f:
-        events = json.load(f)["traceEvents"]
-    os.unlink(path)
-    found = leaf_rows(events, [str(n) for n in range(count)])
+    found = read_batch(exported(prof), [str(n) for n in range(count)])
     return {n: statistics.median(r["us"] for r in rows) if rows else None for n, rows in found.items()}

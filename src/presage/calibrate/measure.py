@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["REPEATS", "Flush", "Make", "leaf_rows", "profiled_batch", "read_batch"]
+__all__ = ["REPEATS", "Flush", "Make", "events_of", "exported", "leaf_rows", "profiled_batch", "read_batch"]
 
 REPEATS, WARM_UP = 4, 2
 LONG_CALL = 4e-3  # seconds; a longer call runs fewer times, so that the clock does not fall under it
@@ -57,10 +57,25 @@ def profiled_batch(
                 if "CUDA error" in failed[name] or "AcceleratorError" in failed[name]:
                     raise  # nothing can be measured in this process any more
         torch.cuda.synchronize()
+    return exported(prof), failed
+
+
+def exported(prof: Any) -> str:
+    """The path of a trace file of what was profiled."""
     handle, path = tempfile.mkstemp(suffix=".json")
     os.close(handle)
     prof.export_chrome_trace(path)
-    return path, failed
+    return path
+
+
+def events_of(path: str) -> list[dict[str, Any]]:
+    """The events of a trace file, which is removed."""
+    try:
+        with open(path) as f:
+            found: list[dict[str, Any]] = json.load(f)["traceEvents"]
+    finally:
+        os.unlink(path)
+    return found
 
 
 def _run(torch: Any, name: str, parts: Parts, flush: Flush) -> None:
@@ -88,12 +103,7 @@ def _run(torch: Any, name: str, parts: Parts, flush: Flush) -> None:
 
 def read_batch(path: str, names: list[str]) -> dict[str, list[Row]]:
     """The rows of a trace file, which is removed."""
-    try:
-        with open(path) as f:
-            events = json.load(f)["traceEvents"]
-    finally:
-        os.unlink(path)
-    return leaf_rows(events, names)
+    return leaf_rows(events_of(path), names)
 
 
 def leaf_rows(events: list[dict[str, Any]], names: list[str]) -> dict[str, list[Row]]:

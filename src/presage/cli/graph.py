@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from presage.graph.diff import Diff
     from presage.graph.graph import Graph
 
-__all__ = ["Arguments", "command", "graph_of", "parse_arguments"]
+__all__ = ["Arguments", "Step", "command", "graph_of", "parse_arguments"]
 
+Step = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
+        "Or a graph saved with presage graph --out.",
+    ),
+]
 Arguments = Annotated[
     list[str],
     typer.Option("--arg", metavar="K=V", help="An argument of FUNCTION: a number, true, false, text, or a JSON list."),
@@ -28,14 +36,7 @@ Arguments = Annotated[
 
 
 def command(
-    step: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION",
-            help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
-            "Or a graph saved with --out.",
-        ),
-    ],
+    step: Step,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     depth: Annotated[int, typer.Option("--depth", min=1, help="How deep to list modules.")] = 2,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.presage", help="Save the graph.")] = None,

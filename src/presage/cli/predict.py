@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from presage.cli.common import Json, console, emit, status
-from presage.cli.graph import Arguments, graph_of
+from presage.cli.graph import Arguments, Step, graph_of
 
 if TYPE_CHECKING:
     from presage.graph.graph import Graph
@@ -20,14 +20,7 @@ DRAWN_STEPS = 3
 
 
 def command(
-    step: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION",
-            help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
-            "Or a graph saved with presage graph --out.",
-        ),
-    ],
+    step: Step,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     gpu: Annotated[
         str,

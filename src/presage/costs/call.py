@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any, TypeAlias
 
@@ -173,8 +173,14 @@ def _seen(dims: Any, kind: str, strides: Any, text: Any, params: Mapping[str, An
         dtype = str(params.get("dtype", "float32"))
         lists = strides if len(strides) == len(dims) else [[1] for _ in dims]
         return tuple(Shape(tuple(d), tuple(s), dtype) for d, s in zip(dims, lists, strict=True))
+    return _literal(text) if isinstance(text, str) and text else None
+
+
+@cache
+def _literal(text: str) -> Value:
+    """A number, a flag or a list of them as the profiler writes it; other text as it is."""
     try:
-        found = ast.literal_eval(text) if isinstance(text, str) and text else None
+        found = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        found = text
+        return text
     return tuple(found) if isinstance(found, list) else found

@@ -15,27 +15,21 @@ import numpy.typing as npt
 
 from presage.costs.cache import cold_shares
 from presage.costs.call import Call, from_graph
-from presage.costs.families import BY_OP, Law
-from presage.costs.families.conv import gradients
-from presage.costs.families.copy import strided
-from presage.costs.families.pointwise import alike, canonical
-from presage.costs.families.rnn import FAMILY as RNN
-from presage.costs.families.rnn import lanes
+from presage.costs.families import BY_OP, FAMILIES, Law
+from presage.costs.families.pointwise import alike
 from presage.costs.models import Models
 from presage.costs.optime import OpTime, Source
 from presage.costs.power import TENSOR_KINDS, slowdown
+from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS
+from presage.costs.roofline import least_seconds
 from presage.errors import PresageError
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
-from presage.graph.work import bytes_moved, flops
 
 __all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
 
 Floats = npt.NDArray[np.float64]
 READ = 0.6  # of what a streaming kernel moves, what it reads
-KEPT_LISTS = 1e8  # bytes of an optimizer's lists that are still in the cache when it runs again at once
-MOVES = ("add", "sub", "mul", "neg", "abs", "clamp_min", "threshold_backward", "where", "masked_fill", "maximum", "gt")
-COMPUTE = ("gemm", "conv", "attention", "rnn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +98,10 @@ def _family_times(models: Models, name: str, described: Mapping[Any, Described])
     launches = np.array([law.launches for law in laws]) * np.exp(models.counts[name].predict(x))
     x[:, -1] = 1.0
     cold = seconds * np.exp(models.trees[name].predict(x))
-    if name == "optimizer":  # the sweep finds short lists in the cache, where a step never leaves them
-        short = np.array([law.bytes < KEPT_LISTS for law in laws])
-        cold = np.where(short, np.maximum(cold, seconds), cold)
-    columns = zip(described, warm, np.maximum(cold, warm), launches, laws, strict=True)
-    latent = name in COMPUTE
-    return {key: CallTime(float(w), float(d), float(n), law, latent) for key, w, d, n, law in columns}
+    family = FAMILIES[name]
+    least = np.maximum(warm, [family.cold(law) for law in laws])
+    columns = zip(described, warm, np.maximum(cold, least), launches, laws, strict=True)
+    return {key: CallTime(float(w), float(d), float(n), law, family.computes) for key, w, d, n, law in columns}
 
 
 @dataclass(frozen=True)
@@ -145,12 +137,12 @@ def step_kernels(graph: Graph, models: Models) -> StepKernels:
         found = [timed[c.key] for c in parts if c.key in timed]
         if len(found) < len(parts):
             source, found = "roofline", []
-        times.append(_op_time(graph, op, models, source, found, float(shares[i])))
+        times.append(_op_time(graph, op, models, source, parts, found, float(shares[i])))
         if found and times[-1].seconds > 0:
-            kind = _kind(parts[0])
-            tensor[i] = BY_OP[parts[0].name].name in COMPUTE and kind in TENSOR_KINDS
+            kind, model = _kind(parts[0]), BY_OP[parts[0].name]
+            tensor[i] = model.computes and kind in TENSOR_KINDS
             work, moved = (sum(getattr(t.law, k) for t in found) for k in ("flops", "bytes"))
-            demand[i] = models.power.demand(times[-1].seconds, work, kind, moved, _works(parts[0]))
+            demand[i] = models.power.demand(times[-1].seconds, work, kind, moved, model.works(parts[0]))
         elif op.kernels:
             demand[i] = models.power.base
     return StepKernels(models, tuple(times), demand, tensor)
@@ -165,39 +157,28 @@ def _kind(call: Call) -> str:
     return "tf32" if call.tf32 else "float32"
 
 
-def _works(call: Call) -> bool:
-    """Whether every element is worked on, not only moved."""
-    if BY_OP[call.name].name in ("norm", "softmax"):
-        return True
-    return BY_OP[call.name].name == "pointwise" and canonical(call.name).split("::")[1] not in MOVES
-
-
 def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
     """How an op is to be timed, and the calls it is the sum of."""
     if not op.kernels:
         return "none", []
     call = from_graph(graph, op)
     if op.name in BY_OP and (call.tensors or op.name == "aten::arange"):
-        return "model", [part for half in gradients(call) for part in strided(half)]
+        return "model", BY_OP[op.name].parts(call)
     like = alike(call)
     if like and family(op.name) == "elementwise":
         return "likeness", [Call(like, call.tensors)]
     return "roofline", []
 
 
-def _op_time(graph: Graph, op: Op, models: Models, source: Source, found: list[CallTime], share: float) -> OpTime:
+def _op_time(
+    graph: Graph, op: Op, models: Models, source: Source, parts: list[Call], found: list[CallTime], share: float
+) -> OpTime:
     kind = family(op.name)
     if source == "none":
         return OpTime(0.0, 0, kind, "none")
     if source == "roofline":
-        return OpTime(_roofline(graph, op, models), 1, kind, "roofline")
+        seconds = least_seconds(graph, op, models.gpu, REACHED_FLOPS, REACHED_BANDWIDTH)
+        return OpTime(models.rates.floor + seconds, 1, kind, "roofline")
     launches = max(1, round(sum(t.launches for t in found)))
-    at_once = lanes(from_graph(graph, op), launches) if BY_OP.get(op.name) is RNN else 1.0
+    at_once = BY_OP[parts[0].name].at_once(parts[0], launches)
     return OpTime(sum(t.at(share) for t in found), launches, kind, source, at_once)
-
-
-def _roofline(graph: Graph, op: Op, models: Models) -> float:
-    inputs = graph.inputs_of(op)
-    rate = models.rates.rate(inputs[0].dtype if inputs else "float32", bool(graph.flags.get("allow_tf32")))
-    moved = bytes_moved(graph, op).total / models.rates.bandwidth
-    return models.rates.floor + max(flops(graph, op) / rate, moved)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from presage.hardware.gpu import Gpu
 
-__all__ = ["Rates"]
+__all__ = ["REACHED_BANDWIDTH", "REACHED_FLOPS", "REFERENCE_SMS", "Rates"]
 
 REACHED_BANDWIDTH, REACHED_FLOPS = 0.88, 0.8  # of the peak, by streaming kernels and by large products
+REFERENCE_SMS = 132  # of the GPU whose waves features speak of, whichever the law is for
 FLOOR = 1.2e-6  # seconds of the shortest kernel
 
 

@@ -5,20 +5,17 @@ A kernel counts for its leaf op, the innermost operator around its launch. Copie
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from presage.calibrate.measure import GPU_CATEGORIES, events_of, exported
 from presage.graph.families import family
 
 __all__ = ["STEPS", "Activity", "Work", "activity", "profiled"]
 
 STEPS = 2  # that are profiled
-GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 NO_OP = "other"  # of kernels whose launch was in no operator
 
 
@@ -46,15 +43,7 @@ def profiled(torch: Any, step: Callable[[], Any]) -> Activity:
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()
-    handle, path = tempfile.mkstemp(suffix=".json")
-    os.close(handle)
-    try:
-        prof.export_chrome_trace(path)
-        with open(path) as f:
-            events = json.load(f)["traceEvents"]
-    finally:
-        os.unlink(path)
-    return activity(events, STEPS)
+    return activity(events_of(exported(prof)), STEPS)
 
 
 def activity(events: Sequence[dict[str, Any]], steps: int) -> Activity:
@@ -62,7 +51,7 @@ def activity(events: Sequence[dict[str, Any]], steps: int) -> Activity:
     ops = {e["args"]["External id"]: e["name"] for e in events if e.get("cat") == "cpu_op" and _linked(e)}
     found: dict[str, list[float]] = defaultdict(list)
     for e in events:
-        if e.get("cat") in GPU:
+        if e.get("cat") in GPU_CATEGORIES:
             op = ops.get(e["args"]["External id"]) if _linked(e) else None
             found[family(op) if op is not None else NO_OP].append(1e-6 * e["dur"])
     works = {name: Work(sum(times) / steps, len(times) / steps) for name, times in found.items()}

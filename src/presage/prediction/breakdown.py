@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from presage.costs.optime import OpTime
+from presage.costs.roofline import least_seconds
 from presage.graph import work
 from presage.graph.graph import Graph, Op
 from presage.hardware import Gpu
-from presage.prediction.roofline import least_seconds
 
 __all__ = ["Costly", "Coverage", "Part", "costliest", "coverage", "families", "modules"]
 

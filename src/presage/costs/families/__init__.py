@@ -11,9 +11,9 @@ from presage.costs.families import (
     optimizer,
     pointwise,
     pool,
+    random,
     reduce,
     rnn,
-    small,
     softmax,
     sort,
 )
@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
         index.FAMILY,
         sort.FAMILY,
         pool.FAMILY,
-        small.RANDOM,
+        random.FAMILY,
         optimizer.FAMILY,
     )
 }

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, alignment, ln
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
 
@@ -151,16 +151,16 @@ def features(call: Call, law: Law) -> list[float]:
     kind = kernel(call)
     own, other = (a.t, a.s) if a.backward else (a.s, a.t)
     blocks, total, longest = tiles(kind.own, kind.other, own, other, a.causal)
-    waves = a.b * a.h * blocks / (132 * kind.held)
+    waves = a.b * a.h * blocks / (REFERENCE_SMS * kind.held)
     return [
         float(OPS.index(call.name)), KINDS.get(q.dtype, 3.0), float(a.d), float(a.causal), float(a.dropout),
         float(a.bias), float(a.interleaved), float(alignment(a.s, 128)), float(alignment(a.t, 128)), ln(waves),
         waves / ceil(waves), ln(a.b * a.h), ln(longest),
-        ln(longest / max(longest, a.b * a.h * total / 132 / kind.held)), ln(law.seconds),
+        ln(longest / max(longest, a.b * a.h * total / REFERENCE_SMS / kind.held)), ln(law.seconds),
         ln(law.flops / law.seconds), ln(law.bytes / law.seconds),
         own / kind.own / ceil(own / kind.own), other / kind.other / ceil(other / kind.other),
         ln(min(a.s, 512)), ln(min(a.t, 512)), ln(a.s / a.t),
     ]  # fmt: skip
 
 
-FAMILY = Family("attention", frozenset(OPS), law, features, rounds=800, leaves=15)
+FAMILY = Family("attention", frozenset(OPS), law, features, rounds=800, leaves=15, computes=True)

@@ -32,6 +32,11 @@ class Family:
     features: Callable[[Call, Law], Sequence[float]]
     rounds: int = 600
     leaves: int = 31
+    computes: bool = False  # waits for its inputs, then works at the clock's pace; others stream
+    parts: Callable[[Call], list[Call]] = lambda call: [call]  # the calls that an op is the sum of
+    works: Callable[[Call], bool] = lambda _: False  # on every element, which takes power; others only move them
+    at_once: Callable[[Call, float], float] = lambda *_: 1.0  # kernels side by side, given how many there are
+    cold: Callable[[Law], float] = lambda _: 0.0  # least seconds with a cold cache, where the sweep cannot tell
 
 
 def ln(x: float) -> float:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, alignment, ln
 from presage.costs.families.conv_shape import BACKWARD, DEPTHWISE, FORWARD, TRANSPOSED, Conv, conv
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["BACKWARD", "FAMILY", "gradients", "law"]
 
@@ -86,7 +86,7 @@ def native_time(c: Conv) -> float:
         places = c.n * c.k * prod(c.small) if c.role == 0 else c.n * c.c * prod(c.large)
         return places * (8e-12 + 0.55e-12 * c.taps)
     rows, weights = ceil(prod(c.small) / 32), c.k * c.taps
-    serial = ceil(c.n / 8) * rows * ceil(weights / (132 * 8)) * 1.3e-7
+    serial = ceil(c.n / 8) * rows * ceil(weights / (REFERENCE_SMS * 8)) * 1.3e-7
     return max(weights * c.n * (rows * 5e-11 + 3e-11), serial)
 
 
@@ -134,7 +134,7 @@ def law(call: Call, rates: Rates) -> Law:
 
 
 # Features need no GPU's own rates, only a fixed scale: round numbers of an H200.
-SCALE = Rates(4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4e14, "fp32": 5.3e13, "fp64": 2.7e13}, 132)
+SCALE = Rates(4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4e14, "fp32": 5.3e13, "fp64": 2.7e13}, REFERENCE_SMS)
 
 
 def features(call: Call, law: Law) -> list[float]:
@@ -175,4 +175,5 @@ def gradients(call: Call) -> list[Call]:
     return [Call(call.name, (*call.inputs[:10], way), call.tf32, call.facts) for way in ways]
 
 
-FAMILY = Family("conv", frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE)), law, features, rounds=1500, leaves=47)
+OPS = frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE))
+FAMILY = Family("conv", OPS, law, features, rounds=1500, leaves=47, computes=True, parts=gradients)

@@ -80,4 +80,4 @@ def _runs(target: Shape | None, source: Shape | None) -> list[float]:
     return [ln(run), ln(dims[0][2] if dims else 1), ln(dims[0][1] if dims else 1)]
 
 
-FAMILY = Family("copy", frozenset(CODES), law, features, rounds=900, leaves=47)
+FAMILY = Family("copy", frozenset(CODES), law, features, rounds=900, leaves=47, parts=strided)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import Family, Law, alignment, ln
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY", "Product", "product"]
 
@@ -141,5 +141,7 @@ OPS = frozenset(
     for n in ("mm", "addmm", "bmm", "baddbmm", "addmm_", "baddbmm_", "mv", "addmv", "dot", "_addmm_activation")
 )
 # The GPU whose tiles the features speak of; the law speaks of the one at hand.
-REFERENCE = Rates(4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4.0e14, "fp32": 5.4e13, "fp64": 5.4e13}, 132)
-FAMILY = Family("gemm", OPS, law, features, rounds=2000, leaves=63)
+REFERENCE = Rates(
+    4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4.0e14, "fp32": 5.4e13, "fp64": 5.4e13}, REFERENCE_SMS
+)
+FAMILY = Family("gemm", OPS, law, features, rounds=2000, leaves=63, computes=True)

@@ -10,7 +10,7 @@ from math import ceil, prod
 
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
 
@@ -55,7 +55,7 @@ def features(call: Call, law: Law) -> list[float]:
     rows = x.elements / max(1, columns)
     groups = call.number(8 if call.name.endswith("backward") else 6) if "group" in call.name else 0.0
     widths = [float(t.width) for t in call.tensors[1:3]] + [0.0] * 2
-    blocks = channels / 132 if channels > 1 else rows / 132
+    blocks = channels / REFERENCE_SMS if channels > 1 else rows / REFERENCE_SMS
     return [
         *plain_features(call, law, CODES[call.name], 2), ln(channels), ln(columns), ln(rows), float(_channels_last(x)),
         ln(batch), *widths[:2], ln(ceil(blocks)), blocks / ceil(blocks), ln(x.elements / channels), groups,
@@ -63,4 +63,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("norm", frozenset(CODES), law, features, rounds=1000, leaves=31)
+FAMILY = Family("norm", frozenset(CODES), law, features, rounds=1000, leaves=31, works=lambda _: True)

@@ -28,6 +28,7 @@ ALIKE = {f"aten::{a}": f"aten::{b}" for a, b in {
 }.items()}  # fmt: skip
 # Lists that are only read. A fused optimizer reads gradients; what an in-place op changes is its first list.
 FUSED_WRITES = {"aten::_fused_adamw_": 3, "aten::_fused_adam_": 3, "aten::_fused_sgd_": 2, "aten::_fused_adagrad_": 2}
+KEPT_LISTS = 1e8  # bytes of the lists that are still in the cache when an optimizer runs again at once
 CHUNK, TENSORS = 65536, 110  # elements of a block, tensors of a launch at most
 
 
@@ -70,4 +71,9 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("optimizer", frozenset(CODES), law, features, rounds=400, leaves=15)
+def cold(law: Law) -> float:
+    """The sweep finds short lists in the cache, where a step never leaves them."""
+    return law.seconds if law.bytes < KEPT_LISTS else 0.0
+
+
+FAMILY = Family("optimizer", frozenset(CODES), law, features, rounds=400, leaves=15, cold=cold)

@@ -23,6 +23,7 @@ CODES = codes(
     "log_sigmoid_backward _prelu_kernel _prelu_kernel_backward triu"
 )
 COMPARES = frozenset(codes("gt lt eq ge le ne isneginf isnan logical_not logical_and logical_or isinf isfinite"))
+MOVES = frozenset(codes("add sub mul neg abs clamp_min threshold_backward where masked_fill maximum gt"))
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -99,5 +100,10 @@ def _regime(call: Call, elements: int, width: int) -> float:
     return float(mixed) + (0.0 if plain else 2.0)
 
 
+def works(call: Call) -> bool:
+    """Whether elements are worked on, not only moved."""
+    return canonical(call.name) not in MOVES
+
+
 OPS = frozenset([*CODES, *(f"{n}_" for n in CODES), *ALIKE, *(f"{n}_" for n in ALIKE)])
-FAMILY = Family("pointwise", OPS, law, features, rounds=900, leaves=47)
+FAMILY = Family("pointwise", OPS, law, features, rounds=900, leaves=47, works=works)

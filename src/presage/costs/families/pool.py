@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, alignment, codes, ln
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY", "Pool", "pool"]
 
@@ -30,7 +30,7 @@ ALIKE = {
     "aten::adaptive_max_pool3d_backward": "aten::adaptive_max_pool2d_backward",
 }  # fmt: skip
 PICO, MICRO = 1e-12, 1e-6
-BLOCKS, THREADS = 132 * 8, 132 * 1024  # at once
+BLOCKS, THREADS = REFERENCE_SMS * 8, REFERENCE_SMS * 1024  # at once
 CACHED = 4e7  # bytes that stay in the L2
 # What `terms` count for, by op: in planar order, and channels last. Fitted to the draws that are not held out.
 COSTS = {

@@ -10,7 +10,7 @@ from math import ceil, prod
 
 from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, alignment, codes, ln, moved_law, plain_features
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
 
@@ -65,7 +65,7 @@ def features(call: Call, law: Law) -> list[float]:
     kept, over = (prod(n for which, n in parts if which is wanted) for wanted in (False, True))
     first, second, third, fourth = (*(n for _, n in parts), 1, 1, 1, 1)[:4]
     name = ALIKE.get(call.name, call.name)
-    blocks = kept / 132
+    blocks = kept / REFERENCE_SMS
     return [
         *plain_features(call, law, CODES.get(name, -1.0), 1), ln(kept), ln(over), float(bool(parts) and parts[0][0]),
         ln(first), ln(second), ln(third), ln(fourth), float(len(parts)), float(first % 32), blocks / ceil(blocks),

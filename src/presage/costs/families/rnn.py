@@ -17,7 +17,7 @@ from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, ln
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY", "lanes"]
+__all__ = ["FAMILY"]
 
 NAMES = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
@@ -90,7 +90,7 @@ def parts(call: Call, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
-def lanes(call: Call, launches: int) -> float:
+def lanes(call: Call, launches: float) -> float:
     """How many kernels run side by side: layers and directions have streams of their own, which almost fill where every
     step launches (two layers of an LSTM: 1.85 in a trace); a persistent kernel runs alone."""
     r = rnn(call)
@@ -113,4 +113,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("rnn", frozenset(NAMES), law, features, rounds=150, leaves=4)
+FAMILY = Family("rnn", frozenset(NAMES), law, features, rounds=150, leaves=4, computes=True, at_once=lanes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
 
@@ -44,8 +44,8 @@ def features(call: Call, law: Law) -> list[float]:
         ln(columns),
         ln(rows),
         to_float,
-        rows / 132 % 1 if rows < 5000 else -1.0,
+        rows / REFERENCE_SMS % 1 if rows < 5000 else -1.0,
     ]
 
 
-FAMILY = Family("softmax", frozenset(CODES), law, features, rounds=600, leaves=31)
+FAMILY = Family("softmax", frozenset(CODES), law, features, rounds=600, leaves=31, works=lambda _: True)

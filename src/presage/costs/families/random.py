@@ -6,15 +6,13 @@ from presage.costs.call import Call
 from presage.costs.families.common import Family, Law, codes, moved_law, plain_features
 from presage.costs.rates import Rates
 
-__all__ = ["RANDOM"]
+__all__ = ["FAMILY"]
 
-RANDOMS = codes(
-    ("native_dropout", "bernoulli_", "uniform_", "normal_", "random_", "arange", "exponential_", "randperm")
-)
-RANDOMS_ALIKE = {"aten::exponential_": "aten::uniform_"}
+CODES = codes(("native_dropout", "bernoulli_", "uniform_", "normal_", "random_", "arange", "exponential_", "randperm"))
+ALIKE = {"aten::exponential_": "aten::uniform_"}
 
 
-def _random_law(call: Call, rates: Rates) -> Law:
+def law(call: Call, rates: Rates) -> Law:
     if call.name == "aten::arange":
         return moved_law(0.0, 8 * abs(call.number(1) - call.number(0)), rates)
     x = call.tensors[0]
@@ -22,8 +20,8 @@ def _random_law(call: Call, rates: Rates) -> Law:
     return moved_law(float(both), float(x.nbytes + both // max(1, x.width)), rates)
 
 
-def _random_features(call: Call, law: Law) -> list[float]:
-    return plain_features(call, law, RANDOMS[RANDOMS_ALIKE.get(call.name, call.name)], 1)
+def features(call: Call, law: Law) -> list[float]:
+    return plain_features(call, law, CODES[ALIKE.get(call.name, call.name)], 1)
 
 
-RANDOM = Family("random", frozenset(RANDOMS), _random_law, _random_features, rounds=400, leaves=23)
+FAMILY = Family("random", frozenset(CODES), law, features, rounds=400, leaves=23)

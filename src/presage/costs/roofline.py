@@ -8,13 +8,13 @@ from presage.hardware import Gpu
 
 __all__ = ["least_seconds", "rate"]
 
-SHORT = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+SHORT = {"float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
-def least_seconds(graph: Graph, op: Op, gpu: Gpu) -> float:
-    """No less is possible: every FLOP at the peak rate, or every byte once through memory."""
-    flops, moved = work.flops(graph, op), work.bytes_moved(graph, op)
-    return max(flops / rate(graph, op, gpu), (moved.read + moved.written) / gpu.memory_bandwidth)
+def least_seconds(graph: Graph, op: Op, gpu: Gpu, flops_share: float = 1.0, bytes_share: float = 1.0) -> float:
+    """Every FLOP at this share of the peak rate, or every byte once through memory; at the peaks the least possible."""
+    flops, moved = work.flops(graph, op), work.bytes_moved(graph, op).total
+    return max(flops / (flops_share * rate(graph, op, gpu)), moved / (bytes_share * gpu.memory_bandwidth))
 
 
 def rate(graph: Graph, op: Op, gpu: Gpu) -> float:

@@ -1,0 +1,25 @@
+"""Commands, run as a user would, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+
+def runner(command: Callable[..., Any]) -> Callable[..., str]:
+    """What the command prints, given its arguments; its errors are raised."""
+    app = typer.Typer()
+    app.command()(command)
+
+    def run(*args: str | Path) -> str:
+        found = CliRunner().invoke(app, [str(a) for a in args])
+        if found.exception and not isinstance(found.exception, SystemExit):
+            raise found.exception
+        assert found.exit_code == 0, found.output
+        return found.stdout
+
+    return run
