@@ -13,7 +13,7 @@ from presage.graph.arguments import references
 from presage.graph.check import uses
 from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor
 
-__all__ = ["replace_ops", "select", "without"]
+__all__ = ["replace_ops", "select", "spans", "stretched", "without"]
 
 
 def select(graph: Graph, predicate: Callable[[Op], bool]) -> Graph:
@@ -72,19 +72,26 @@ def _still_needed(old: Graph, new: Graph, changes: Mapping[int, Sequence[Op]]) -
 
 def _fitted(graph: Graph, kept: set[int], new: set[int]) -> tuple[Event, ...]:
     """The events of the storages kept, moved as far as their use asks, and those of the new ones."""
+    first, last = spans(graph)
+    events = [stretched(e, first, last) for e in graph.events if e.storage in kept]
+    for s in sorted(new & kept):
+        events += [Event(first[s], s, True), Event(last[s] + 1, s, False)]
+    return tuple(sorted(events, key=lambda e: e.op))  # a stable sort: events at one place keep their order
+
+
+def spans(graph: Graph) -> tuple[dict[int, int], dict[int, int]]:
+    """The first and the last op that touches each storage."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, op in enumerate(graph.ops):
         for s in uses(graph, op):
             first.setdefault(s, i)
             last[s] = i
-    events = [_moved(e, first, last) for e in graph.events if e.storage in kept]
-    for s in sorted(new & kept):
-        events += [Event(first[s], s, True), Event(last[s] + 1, s, False)]
-    return tuple(sorted(events, key=lambda e: e.op))  # a stable sort: events at one place keep their order
+    return first, last
 
 
-def _moved(event: Event, first: Mapping[int, int], last: Mapping[int, int]) -> Event:
+def stretched(event: Event, first: Mapping[int, int], last: Mapping[int, int]) -> Event:
+    """The event, earlier or later where an op needs the storage."""
     if event.storage not in first:
         return event
     op = min(event.op, first[event.storage]) if event.allocates else max(event.op, last[event.storage] + 1)

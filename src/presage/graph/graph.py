@@ -87,6 +87,8 @@ class Op(msgspec.Struct, frozen=True):
     opaque: bool = False  # known only by its inputs and outputs (a custom op without a fake implementation)
     sequence: int = -1  # autograd's number: a backward op has its forward op's
     line: str = ""  # 'model.py:41', the user's line, where known
+    stream: str = ""  # where its kernels run; '' is the stream of all that is not told otherwise
+    group: str = ""  # of a collective, the dimension of ranks that take part: 'dp', 'tp'
 
 
 class Storage(msgspec.Struct, frozen=True, gc=False):

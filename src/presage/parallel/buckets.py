@@ -1,0 +1,68 @@
+"""Gradients in buckets, as PyTorch's reducer fills them: in the order they are ready, up to a size, by dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from presage.graph.graph import Ref
+from presage.parallel.draft import Draft, Life, op
+from presage.parallel.gradients import Gradient
+
+__all__ = ["Bucket", "buckets", "fill"]
+
+MIB = 1024.0**2
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are sent together."""
+
+    gradients: tuple[Gradient, ...]
+    ready: int  # after this op all of them are, and all of the buckets before
+
+    @property
+    def elements(self) -> int:
+        return sum(g.tensor.elements for g in self.gradients)
+
+    @property
+    def dtype(self) -> str:
+        return self.gradients[0].tensor.dtype
+
+
+def buckets(found: Sequence[Gradient], limit_mb: float = 25.0, first_mb: float = 1.0) -> list[Bucket]:
+    """Gradients in ready order, cut where a bucket has reached its limit; the first one's limit is smaller.
+
+    Buckets are sent in order: one that is full waits for those before it.
+    """
+    open_: dict[str, list[Gradient]] = {}
+    closed: list[list[Gradient]] = []
+    for g in found:
+        mine = open_.setdefault(g.tensor.dtype, [])
+        mine.append(g)
+        limit = (limit_mb if closed else first_mb) * MIB
+        if sum(x.tensor.nbytes for x in mine) >= limit:
+            closed.append(open_.pop(g.tensor.dtype))
+    closed += [rest for rest in open_.values() if rest]
+    out, ready = [], -1
+    for members in closed:
+        ready = max(ready, max(g.ready for g in members))
+        out.append(Bucket(tuple(members), ready))
+    return out
+
+
+def fill(draft: Draft, bucket: Bucket, share: float, name: str, dtype: str = "", life: Life = "always") -> int:
+    """A bucket's memory, and the copies that bring each gradient into it when it is ready, times `share`.
+
+    Gives the bucket's tensor; the gradients' tensors in it follow it in the draft.
+    """
+    dtype = dtype or bucket.dtype
+    flat = draft.buffer(bucket.elements, dtype, "gradient", name, life)
+    offset = 0
+    for g in bucket.gradients:
+        view = draft.tensor(draft.tensors[flat].storage, g.tensor.shape, dtype, offset)
+        offset += g.tensor.elements
+        like = draft.source.ops[g.ready]
+        copy = op("aten::mul", [Ref(g.tensor.id), share, Ref(view)], outputs=(view,), like=like, overload="out")
+        draft.after(g.ready, copy)
+    return flat

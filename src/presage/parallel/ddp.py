@@ -1,0 +1,107 @@
+"""Data parallelism: every rank has the whole model, and gradients are averaged over the ranks in buckets.
+
+What PyTorch's DistributedDataParallel does in a step that is not the first: each gradient is copied into its bucket as
+it becomes ready; a full bucket's all-reduce runs beside the rest of the backward pass; what reads gradients afterwards
+waits for all. With `gradient_as_bucket_view` gradients then live in the buckets, else they are copied back. Buffers
+(running means of normalisations) are sent out by the first rank before the forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from presage.graph.graph import Graph, Ref
+from presage.parallel.buckets import Bucket, buckets, fill
+from presage.parallel.draft import Draft, op, read_elsewhere
+from presage.parallel.gradients import (
+    Gradient,
+    backward_passes,
+    earlier_gradients,
+    gradients,
+    parameters,
+    whole_tensors,
+)  # fmt: skip
+
+__all__ = ["Ddp", "ddp"]
+
+GROUP = "dp"
+
+
+@dataclass(frozen=True)
+class Ddp:
+    """How DistributedDataParallel is set up; the defaults are PyTorch's."""
+
+    bucket_cap_mb: float = 25.0
+    first_bucket_mb: float = 1.0
+    gradient_as_bucket_view: bool = False
+    broadcast_buffers: bool = True
+    no_sync: bool = True  # of several backward passes in a step only the last one's gradients are sent
+
+
+DEFAULT = Ddp()
+
+
+def ddp(graph: Graph, ranks: int, options: Ddp = DEFAULT, group: str = GROUP) -> Graph:
+    """The step of one of `ranks` data-parallel ranks."""
+    if ranks == 1:
+        return graph
+    draft = Draft(graph)
+    if options.broadcast_buffers:
+        _broadcast_buffers(draft, group)
+    passes = backward_passes(graph)
+    for backward in passes[-1:] if options.no_sync else passes:
+        found = gradients(graph, backward)
+        filled = [
+            (bucket, _reduce(draft, bucket, ranks, group, f"bucket {k}"))
+            for k, bucket in enumerate(buckets(found, options.bucket_cap_mb, options.first_bucket_mb))
+        ]
+    _note_unused(draft, found)
+    _finish(draft, filled, passes[-1][-1], options.gradient_as_bucket_view)
+    return draft.graph()
+
+
+def _reduce(draft: Draft, bucket: Bucket, ranks: int, group: str, name: str) -> int:
+    """A bucket is filled and all-reduced."""
+    flat = fill(draft, bucket, 1 / ranks, name)
+    like = draft.source.ops[bucket.ready]
+    reduce = op("c10d::allreduce_", [[Ref(flat)]], writes=(flat,), like=like, stream=group, group=group)
+    draft.after(bucket.ready, reduce)
+    return flat
+
+
+def _finish(draft: Draft, filled: list[tuple[Bucket, int]], end: int, as_view: bool) -> None:
+    """The buckets become the gradients, or are copied back into them."""
+    views = {g.storage: (g, flat + 1 + k) for bucket, flat in filled for k, g in enumerate(bucket.gradients)}
+    if as_view:
+        read_elsewhere(draft, {s: view for s, (_, view) in views.items()}, end)
+        draft.life |= dict.fromkeys(views, "while used")
+        for s in earlier_gradients(draft.source):  # they were parts of the buckets
+            draft.resize(s.id, 0)
+        return
+    like = draft.source.ops[end]
+    for g, view in views.values():
+        draft.after(end, op("aten::copy_", [Ref(g.tensor.id), Ref(view)], writes=(g.tensor.id,), like=like))
+
+
+def _broadcast_buffers(draft: Draft, group: str) -> None:
+    """All buffers, flat by dtype, from the first rank; then back to where they belong."""
+    tensors = whole_tensors(draft.source)
+    by_dtype: dict[str, list[int]] = {}
+    for s in draft.source.storages:
+        if s.role == "buffer" and s.id in tensors:
+            by_dtype.setdefault(tensors[s.id].dtype, []).append(tensors[s.id].id)
+    for dtype, members in by_dtype.items():
+        flat = draft.buffer(sum(draft.tensors[t].elements for t in members), dtype, "workspace", "buffers")
+        draft.before(
+            0,
+            op("aten::cat", [[Ref(t) for t in members], 0], outputs=(flat,), phase="forward"),
+            op("c10d::broadcast_", [[Ref(flat)]], writes=(flat,), phase="forward", stream=group, group=group),
+            *(op("aten::copy_", [Ref(t), Ref(flat)], writes=(t,), phase="forward") for t in members),
+        )
+
+
+def _note_unused(draft: Draft, found: list[Gradient]) -> None:
+    without = {p.name for p in parameters(draft.source)} - {g.parameter for g in found}
+    if without:
+        some = ", ".join(sorted(without)[:3])
+        draft.notes.append(f"{len(without)} parameters get no gradient in this step and are not sent ({some})")

@@ -1,0 +1,71 @@
+"""Parameters and their gradients in a captured step: which belong together, and when a gradient is ready."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from presage.errors import PresageError
+from presage.graph.check import uses
+from presage.graph.graph import Graph, Storage, Tensor
+
+__all__ = ["Gradient", "backward_passes", "earlier_gradients", "gradients", "parameters", "whole_tensors"]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A parameter's gradient, and after which op it is ready."""
+
+    parameter: str
+    storage: int
+    tensor: Tensor
+    ready: int
+
+
+def parameters(graph: Graph) -> list[Storage]:
+    """The parameters' memory, in the model's order."""
+    return [s for s in graph.storages if s.role == "parameter"]
+
+
+def whole_tensors(graph: Graph) -> dict[int, Tensor]:
+    """The largest tensor in each memory: the parameter or gradient itself, not a piece of it."""
+    largest: dict[int, Tensor] = {}
+    for t in graph.tensors:
+        if t.storage not in largest or t.elements > largest[t.storage].elements:
+            largest[t.storage] = t
+    return largest
+
+
+def backward_passes(graph: Graph) -> list[range]:
+    """The places of each backward pass: from its first op to its last, with none of a forward pass between."""
+    out: list[range] = []
+    forward = True
+    for i, op in enumerate(graph.ops):
+        if op.phase == "backward":
+            out = [*out, range(i, i + 1)] if forward else [*out[:-1], range(out[-1].start, i + 1)]
+        forward = op.phase == "forward" or (forward and op.phase != "backward")
+    if not out:
+        raise PresageError("the step has no backward pass: there is nothing to train on several ranks")
+    return out
+
+
+def gradients(graph: Graph, backward: range) -> list[Gradient]:
+    """The gradients that a backward pass makes or adds to, in the order they are ready."""
+    last: dict[int, int] = {}
+    for i in backward:
+        last |= dict.fromkeys(uses(graph, graph.ops[i]), i)
+    tensors = whole_tensors(graph)
+    found = [
+        Gradient(s.name, s.id, tensors[s.id], last[s.id])
+        for s in graph.storages
+        if s.role == "gradient" and s.id in last
+    ]
+    if not found:
+        raise PresageError("the step makes no gradients of parameters: there is nothing for the ranks to share")
+    return sorted(found, key=lambda g: (g.ready, g.storage))
+
+
+def earlier_gradients(graph: Graph) -> list[Storage]:
+    """Gradients of the step before, which this one finds and frees."""
+    made = {e.storage for e in graph.events if e.allocates}
+    used = {s for op in graph.ops if op.phase == "backward" for s in uses(graph, op)}
+    return [s for s in graph.storages if s.role == "gradient" and s.id not in made | used]
