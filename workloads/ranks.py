@@ -118,6 +118,54 @@ def resnet_ddp(device, batch=64, view=False):
     return _images(DistributedDataParallel(_resnet(device, batch), gradient_as_bucket_view=view), device, batch)
 
 
+class Stack(nn.Module):
+    """Blocks of so many small layers each: all host, so that what frameworks cost it shows."""
+
+    def __init__(self, width, layers):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(layers)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _stacks(device, layers, blocks, width=256):
+    return nn.Sequential(*[Stack(width, layers) for _ in range(blocks)]).to(device)
+
+
+def _stacks_step(model, device, fused=True, width=256):
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    x = torch.randn(512, width, device=device)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def stacks(device, layers=2, blocks=8, fused=True):
+    return _stacks_step(_stacks(device, layers, blocks), device, fused)
+
+
+def stacks_ddp(device, layers=2, blocks=8, view=False, fused=True):
+    group_of_one(device)
+    model = DistributedDataParallel(_stacks(device, layers, blocks), gradient_as_bucket_view=view)
+    return _stacks_step(model, device, fused)
+
+
+def stacks_fsdp(device, layers=2, blocks=8, fused=True):
+    fake_group()
+    model = _stacks(device, layers, blocks)
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    return _stacks_step(model, device, fused)
+
+
 CASES = {
     "gpt": (gpt, {}),
     "gpt_b1": (gpt, {"batch": 1}),
@@ -132,6 +180,13 @@ CASES = {
     "resnet": (resnet, {}),
     "resnet_ddp": (resnet_ddp, {}),
     "resnet_ddp_view": (resnet_ddp, {"view": True}),
+    **{
+        f"{function.__name__}_{layers}": (function, {"layers": layers})
+        for function in (stacks, stacks_ddp, stacks_fsdp)
+        for layers in (2, 20)
+    },
+    "stacks_ddp_view_20": (stacks_ddp, {"layers": 20, "view": True}),
+    "stacks_fsdp_foreach_20": (stacks_fsdp, {"layers": 20, "fused": False}),
 }
 
 

@@ -19,6 +19,7 @@ KINDS = {
     "capture": "WORKLOADS.py TRACES_DIR: captured ops against the ops of a GPU run's traces",
     "workloads": "WORKLOADS.py MEASURED.json [TRACES_DIR]: predictions of whole training steps",
     "kernels": "a calibration pack's folder (held-out shapes), or tables of measured kernel times",
+    "collectives": "TABLE.csv: collective times as nccl-tests measures them",
 }
 Tell = Callable[[str], None]
 
@@ -44,6 +45,8 @@ def command(
 
     kernels PATH...: of a calibration pack every kernel family, fitted without the shapes it is scored on; of tables of
     measured kernel times every shape, on GPUs that were never calibrated too.
+
+    collectives TABLE.csv: every third size of each curve left out and predicted; every GPU left out; and as shipped.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
@@ -91,6 +94,15 @@ def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) 
         console().print(*result.notes, sep="\n")
 
 
+def _collectives(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.collectives import score_collectives
+    from presage.errors import PresageError
+
+    if len(paths) != 1:
+        raise PresageError(f"accuracy collectives takes one path: {KINDS['collectives'].split(':')[0]}")
+    _finish(score_collectives(paths[0], tell), out, json)
+
+
 def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.capture import score_capture
     from presage.report.tables import capture_table
@@ -112,6 +124,7 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "capture": _capture,
     "workloads": _workloads,
     "kernels": _kernels,
+    "collectives": _collectives,
 }
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from presage.cli import accuracy, calibrate, gpus, graph, measure, pack, predict, replay, trace
+from presage.cli import accuracy, calibrate, gpus, graph, measure, pack, platforms, predict, replay, trace
 from presage.errors import PresageError
 
 __all__ = ["app", "main"]
@@ -31,6 +31,7 @@ for _name, _command in (("measure", measure.command), ("calibrate", calibrate.co
     app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)
 app.command("pack")(pack.command)
 app.command("gpus")(gpus.command)
+app.command("platforms")(platforms.command)
 
 
 def _version(wanted: bool) -> None:

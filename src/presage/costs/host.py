@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.costs.hooks import hook_us
 from presage.costs.host_units import Term, ending, extra_launches, named, terms, units
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
@@ -103,7 +104,8 @@ class HostModel:
         n, found = len(graph.ops), units(graph)
         gap, own, extra = np.zeros(n), np.zeros(n), np.zeros(n)
         for i, before, mine in terms(graph, found):
-            gap[i], own[i] = self._sum(before), self._sum(mine)
+            hook = hook_us(graph.ops[i])
+            gap[i], own[i] = self._sum(before), self._sum(mine) if hook is None else hook
             extra[i] = self._sum(extra_launches(graph.ops[i].name, launches[i]))
         gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
         counts, end = np.asarray(launches, np.float64), max(self._sum(ending(found)), 0.0) * US
@@ -131,7 +133,7 @@ class HostModel:
 
     def _unknown(self, graph: Graph) -> tuple[str, ...]:
         known = {key.partition(": ")[2] for key in self.us if key.startswith("leaf")}
-        return tuple(sorted({op.name for op in graph.ops} - known))
+        return tuple(sorted({op.name for op in graph.ops if hook_us(op) is None} - known))
 
     def _split(
         self, gap: Floats, own: Floats, extra: Floats, launches: Floats, end: float, unknown: tuple[str, ...]

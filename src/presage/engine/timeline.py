@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine import recursion
 from presage.engine.durations import Durations
-from presage.engine.intervals import length, subtract, union
+from presage.engine.intervals import intersect, length, subtract, union
 from presage.engine.program import LaneKind, Program, whole
 
 __all__ = ["LaneUse", "Timeline", "finish_times", "latest_ends", "simulate"]
@@ -96,16 +96,21 @@ class Timeline:
         idle = np.maximum(self.finish - busy - wait, 0.0)  # a full lane may be over by a rounding
         return [LaneUse(*map(float, use)) for use in zip(busy, wait, idle, strict=True)]
 
-    def exposed_communication(self, rank: int) -> tuple[float, float]:
+    def exposed_communication(self, rank: int, window: tuple[float, float] | None = None) -> tuple[float, float]:
         """Seconds in which this rank only (transfers, waits for others) with no compute running beside it."""
-        self._one_draw("exposed communication")
-        p = self.program
-        comm = np.isin(p.lane, p.lanes_of(LaneKind.COMMUNICATION, rank))
-        work = np.isin(p.lane, p.lanes_of(LaneKind.COMPUTE, rank))
-        compute = union(self.start[work], self.end[work])
-        transfer = subtract(union(self.start[comm], self.end[comm]), compute)
-        both = subtract(union(self.ready[comm], self.end[comm]), compute)
-        return length(transfer), length(both) - length(transfer)
+        transfer, both = (self._outside(begin, rank, window) for begin in (self.start, self.ready))
+        return transfer, both - transfer
+
+    def _outside(self, begin: Floats, rank: int, window: tuple[float, float] | None) -> float:
+        """Seconds from `begin` to the end of a rank's communication, without those of its compute."""
+        comm, work = (self.spans(kind, rank) for kind in (LaneKind.COMMUNICATION, LaneKind.COMPUTE))
+        alone = subtract(union(begin[comm], self.end[comm]), union(self.start[work], self.end[work]))
+        return length(alone if window is None else intersect(alone, np.array([window])))
+
+    def spans(self, kind: LaneKind, rank: int) -> NDArray[np.bool_]:
+        """Which tasks are on a rank's lanes of this kind."""
+        self._one_draw("a rank's share")
+        return np.isin(self.program.lane, self.program.lanes_of(kind, rank))
 
     def _one_draw(self, what: str) -> None:
         if self.start.ndim != 1:

@@ -1,6 +1,7 @@
-"""What is known about GPUs and hosts, as values with their sources. The facts are TOML files, units in their keys."""
+"""What is known about GPUs, hosts and platforms, as values with their sources. Facts are TOML, units in their keys."""
 
 from presage.hardware.gpu import Gpu, gpu, gpus
 from presage.hardware.host import Host, host, hosts
+from presage.hardware.platform import Link, Platform, platform, platforms
 
-__all__ = ["Gpu", "Host", "gpu", "gpus", "host", "hosts"]
+__all__ = ["Gpu", "Host", "Link", "Platform", "gpu", "gpus", "host", "hosts", "platform", "platforms"]

@@ -20,7 +20,7 @@ from typing import Any
 
 from presage.errors import InputError, PresageError
 
-__all__ = ["Facts", "Figure", "Source", "find", "read", "shipped", "unknown"]
+__all__ = ["Facts", "Figure", "Source", "checked", "find", "load", "read", "shipped", "unknown"]
 
 DATE = re.compile(r"^\d{4}(-\d\d){0,2}$")
 
@@ -61,12 +61,21 @@ class Facts:
 
 def read(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> Facts:
     """Read a file of these texts and figures; anything else in it is an error."""
+    return checked(path, load(path), texts, known)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What is in a TOML file, not checked."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise InputError(path, f"cannot be read: {e.strerror or e}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise InputError(path, f"not valid TOML: {e}") from e
+
+
+def checked(path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]) -> Facts:
+    """The texts and figures of a table; anything else in it is an error."""
     groups = table.pop("figures", None)
     if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
         raise InputError(path, "no [[figures]] in it", "figures")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from presage.graph.graph import Ref
-from presage.parallel.draft import Draft, Life, op
+from presage.parallel.draft import Draft, Life, hook, op
 from presage.parallel.gradients import Gradient
 
 __all__ = ["Bucket", "buckets", "fill"]
@@ -24,6 +24,10 @@ class Bucket:
     @property
     def elements(self) -> int:
         return sum(g.tensor.elements for g in self.gradients)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(g.tensor.nbytes for g in self.gradients)
 
     @property
     def dtype(self) -> str:
@@ -57,12 +61,12 @@ def fill(draft: Draft, bucket: Bucket, share: float, name: str, dtype: str = "",
     Gives the bucket's tensor; the gradients' tensors in it follow it in the draft.
     """
     dtype = dtype or bucket.dtype
-    flat = draft.buffer(bucket.elements, dtype, "gradient", name, life)
+    flat = draft.buffer(bucket.elements, dtype, "buffer" if life == "always" else "gradient", name, life)
     offset = 0
     for g in bucket.gradients:
         view = draft.tensor(draft.tensors[flat].storage, g.tensor.shape, dtype, offset)
         offset += g.tensor.elements
         like = draft.source.ops[g.ready]
         copy = op("aten::mul", [Ref(g.tensor.id), share, Ref(view)], outputs=(view,), like=like, overload="out")
-        draft.after(g.ready, copy)
+        draft.after(g.ready, hook("DDP::gradient", (view,), like), copy)
     return flat

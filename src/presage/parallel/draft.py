@@ -13,7 +13,7 @@ from presage.graph.arguments import references
 from presage.graph.edit import spans, stretched
 from presage.graph.graph import DTYPE_BYTES, Event, Graph, Op, Phase, Ref, Role, Storage, Tensor, Thread
 
-__all__ = ["Draft", "Life", "op", "read_elsewhere", "retarget"]
+__all__ = ["Draft", "Life", "hook", "op", "read_elsewhere", "retarget"]
 
 # How long memory lives: from its first use in the step to its last, from its first use on, or all the time.
 Life: TypeAlias = Literal["while used", "kept", "always"]
@@ -93,6 +93,7 @@ def op(
     stream: str = "",
     group: str = "",
     overload: str = "",
+    kernels: bool = True,
 ) -> Op:
     """An op that a strategy adds; `like` is one whose phase, thread and module it shares."""
     return Op(
@@ -106,7 +107,13 @@ def op(
         writes=tuple(writes),
         stream=stream,
         group=group,
+        kernels=kernels,
     )
+
+
+def hook(name: str, tensors: Iterable[int], like: Op) -> Op:
+    """Work of a framework's own on the host, about these tensors."""
+    return op(name, [[Ref(t) for t in tensors]], like=like, kernels=False)
 
 
 def retarget(one: Op, new: Mapping[int, int]) -> Op:

@@ -8,7 +8,11 @@ What PyTorch's `fully_shard` does when every block is wrapped, and the whole mod
               gradients are copied into one buffer and reduce-scattered beside what follows
     update    on the rank's own parts
 
-The root's parameters are gathered once and stay until its gradients are sent, at the end of the backward pass.
+The root's parameters are gathered once and stay until its gradients are sent, at the end of the backward pass, unless
+it is asked to free them too.
+
+A gather waits until what an earlier one brought is copied out, a copy of gradients until the block before has sent its
+own: `turn`s, memory of no size that both write, keep that order.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref
-from presage.parallel.draft import Draft, op, retarget
+from presage.parallel.draft import Draft, hook, op, retarget
 from presage.parallel.gradients import Gradient, backward_passes, earlier_gradients, gradients, whole_tensors
 from presage.parallel.shards import shard_elements, shard_update
 from presage.parallel.units import ROOT, Unit, units
@@ -34,7 +38,8 @@ ALL_GATHER, REDUCE_SCATTER = "c10d::_allgather_base_", "c10d::_reduce_scatter_ba
 class Fsdp:
     """How `fully_shard` is set up; empty dtypes are the model's own."""
 
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool = True  # blocks are gathered anew for the backward pass
+    reshard_root: bool = False  # and so is the root
     master_dtype: str = ""  # of the parts that are kept and updated
     reduce_dtype: str = ""  # gradients are sent in it
 
@@ -57,9 +62,8 @@ class _Sharding:
         self.units = units(graph)
         self.passes = backward_passes(graph)
         self.parts: dict[int, int] = {}  # the rank's part of each parameter and gradient, by the storage of the whole
-        self.where: dict[tuple[str, int, int], int] = {}  # gathered: by phase, pass and the parameter's own storage
-        self._send = self.draft.storage(0, "workspace", "reduce-scatter input")
-        self._buffers: dict[str, int] = {}  # where each unit was gathered last
+        self.wholes: dict[tuple[str, int, int], int] = {}  # gathered, by phase, pass and the parameter's own storage
+        self._gathered: dict[str, tuple[int, int]] = {}  # of each unit the last gather's output, and its turn
         self._kept: dict[str, int] = {}  # each unit's gradients
         self._alike: dict[tuple[int, int], int] = {}
 
@@ -68,13 +72,15 @@ class _Sharding:
         root = [u for u in self.units if u.name == ROOT]
         for u in self.units:
             self._keep_part(u)
-        for k, backward in enumerate(self.passes):
+        for k in range(len(self.passes)):
             self._forward(k)
-            if self.options.reshard_after_forward:
-                self._backward([u for u in blocks if u.backward[k]], k)
-            self._reduce([*blocks, *root], k, backward)
+            self._backward(k)
+            self._reduce([*blocks, *root], k)
         self._move_uses()
-        shard_update(self.draft, self.ranks, self.passes[-1][-1], self.parts, self.options.master_dtype)
+        end = self.passes[-1][-1]
+        mine = [self.parts[p.id] for u in self.units for p in u.parameters]
+        self.draft.after(end, hook("FSDP::update", mine, self.source.ops[-1]))
+        shard_update(self.draft, self.ranks, end, self.parts, self.options.master_dtype)
         for s in earlier_gradients(self.source):
             self.draft.resize(s.id, s.nbytes // self.ranks)
         return self.draft.graph()
@@ -89,75 +95,98 @@ class _Sharding:
             self.parts[p.id] = self.draft.tensor(p.id, (elements,), dtype)
 
     def _forward(self, k: int) -> None:
-        """Gathers before each unit; two buffers take turns, so that one can fill while the other is copied out."""
-        buffers = [self.draft.storage(0, "workspace", "all-gather output") for _ in range(2)]
+        """Gathers before each unit; one may run while what the one before brought is copied out."""
+        turns = [self._turn(), self._turn()]
         begin = self.passes[k - 1][-1] + 1 if k else 0
         for n, u in enumerate(u for u in self.units if u.forward[k]):
-            place = begin if u.name == ROOT else _first(u.forward[k])
-            self.draft.before(place, *self._gather(u, buffers[n % 2], place), self._spread(u, "forward", k, place))
+            place, last = u.forward[k] or (0, 0)
+            place = begin if u.name == ROOT else place
+            self.draft.before(place, *self._gather(u, turns[n % 2], place), *self._spread(u, "forward", k, place))
+            if self._again(u):
+                self._reshard(u, "forward", k, self.passes[k].start - 1 if u.name == ROOT else last)
 
-    def _backward(self, blocks: list[Unit], k: int) -> None:
-        """Each block gathers the next before it begins; there is one buffer, free when it is copied out."""
-        buffer = self.draft.storage(0, "workspace", "all-gather output")
-        order = sorted(blocks, key=lambda u: _first(u.backward[k]))
+    def _backward(self, k: int) -> None:
+        """Each unit gathers the next before it begins, when what it gathered itself is copied out."""
+        turn = self._turn()
+        begins = {u: self._begin(u, k) for u in self.units if u.backward[k] and self._again(u)}
+        order = sorted(begins, key=lambda u: (begins[u], u.name != ROOT))
         for n, u in enumerate(order):
-            place = _first(u.backward[k])
+            place = begins[u]
             if n == 0:
-                self.draft.before(place, *self._gather(u, buffer, place))
-            self.draft.before(place, self._spread(u, "backward", k, place))
+                self.draft.before(place, *self._gather(u, turn, place))
+            self.draft.before(place, *self._spread(u, "backward", k, place))
             if n + 1 < len(order):
-                self.draft.before(place, *self._gather(order[n + 1], buffer, place))
+                self.draft.before(place, *self._gather(order[n + 1], turn, place))
 
-    def _gather(self, unit: Unit, buffer: int, place: int) -> tuple[Op, Op]:
-        """The rank's parts side by side, and all ranks' parts gathered in a buffer."""
+    def _again(self, unit: Unit) -> bool:
+        """Whether a unit is freed after the forward pass and gathered for the backward pass."""
+        return self.options.reshard_root if unit.name == ROOT else self.options.reshard_after_forward
+
+    def _begin(self, unit: Unit, k: int) -> int:
+        """Where a unit's backward pass begins; the root's, with the first op that is not the loss's."""
+        if unit.name == ROOT:
+            return min(span[0] for u in self.units if (span := u.backward[k]))
+        return (unit.backward[k] or (0, 0))[0]
+
+    def _turn(self) -> int:
+        return self.draft.buffer(0, "uint8", "workspace", "turn", life="always")
+
+    def _reshard(self, unit: Unit, phase: str, k: int, place: int) -> None:
+        """A unit's parameters stay up to here, all of them."""
+        gathered = [self.wholes[phase, k, p.id] for p in unit.parameters]
+        self.draft.after(place, hook("FSDP::reshard", gathered, self.source.ops[place]))
+
+    def _gather(self, unit: Unit, turn: int, place: int) -> tuple[Op, ...]:
+        """The rank's parts side by side, and all ranks' parts gathered."""
         draft, like, dtype = self.draft, self.source.ops[place], self._dtype(unit)
         sizes = [shard_elements(self.tensors[p.id], self.ranks) for p in unit.parameters]
-        total = sum(sizes) * self.ranks
-        self._buffers[unit.name] = buffer
-        draft.resize(buffer, max(draft.storages[buffer].nbytes, total * DTYPE_BYTES[dtype]))
         mine = draft.buffer(sum(sizes), dtype, "workspace", f"{unit.name} all-gather input")
-        flat = draft.tensor(buffer, (total,), dtype)
+        flat = draft.buffer(sum(sizes) * self.ranks, dtype, "workspace", f"{unit.name} all-gather output")
+        self._gathered[unit.name] = flat, turn
         views = self._views(draft.tensors[mine].storage, [(n,) for n in sizes], sizes, dtype)
-        copy = _copies(views, [self.parts[p.id] for p in unit.parameters], like, COPY_IN)
-        args = [Ref(flat), Ref(mine)]
-        return copy, op(ALL_GATHER, args, writes=(flat,), like=like, stream=self.group, group=self.group)
+        parts = [self.parts[p.id] for p in unit.parameters]
+        both = [Ref(flat), Ref(mine), Ref(turn)]
+        gather = op(ALL_GATHER, both, writes=(flat, turn), like=like, stream=self.group, group=self.group)
+        return hook("FSDP::all_gather", parts, like), _copies(views, parts, like, COPY_IN), gather
 
-    def _spread(self, unit: Unit, phase: str, k: int, place: int) -> Op:
+    def _spread(self, unit: Unit, phase: str, k: int, place: int) -> tuple[Op, Op]:
         """What was gathered, copied to where the parameters are used."""
-        draft, like = self.draft, self.source.ops[place]
+        draft, like, (flat, turn) = self.draft, self.source.ops[place], self._gathered[unit.name]
         whole = [self.tensors[p.id] for p in unit.parameters]
         sizes = [shard_elements(t, self.ranks) * self.ranks for t in whole]
-        views = self._views(self._buffers[unit.name], [t.shape for t in whole], sizes, self._dtype(unit))
+        views = self._views(draft.tensors[flat].storage, [t.shape for t in whole], sizes, self._dtype(unit))
         out = []
         for p, t in zip(unit.parameters, whole, strict=True):
             storage = draft.storage(t.nbytes, "parameter", f"{p.name} (gathered)", p.module)
-            self.where[phase, k, p.id] = storage
             out.append(draft.alike(t.id, storage))
-        return _copies(out, views, like)
+            self.wholes[phase, k, p.id] = out[-1]
+        return hook("FSDP::all_gather_copy_out", out, like), _copies(out, views, like, turn=turn)
 
-    def _reduce(self, order: list[Unit], k: int, backward: range) -> None:
+    def _reduce(self, order: list[Unit], k: int) -> None:
         """After each unit its gradients are sent; each rank keeps the sum of its part."""
+        backward, turn = self.passes[k], self._turn()
         found: dict[str, Gradient] = {g.parameter: g for g in gradients(self.source, backward)}
         for u in order:
             mine = [found[p.name] for p in u.parameters if p.name in found]
             if mine:
-                span = u.backward[k]
-                last = max(*(g.ready for g in mine), span[1] if span else 0)
-                self._send_gradients(u, mine, backward[-1] if u.name == ROOT else last)
+                last = max(*(g.ready for g in mine), (u.backward[k] or (0, 0))[1])
+                place = backward[-1] if u.name == ROOT else last
+                self._reshard(u, "backward" if self._again(u) else "forward", k, place)
+                self._send(u, mine, place, turn)
 
-    def _send_gradients(self, unit: Unit, mine: list[Gradient], place: int) -> None:
+    def _send(self, unit: Unit, mine: list[Gradient], place: int, turn: int) -> None:
         draft, like = self.draft, self.source.ops[place]
         dtype = self.options.reduce_dtype or mine[0].tensor.dtype
         sizes = [shard_elements(g.tensor, self.ranks) for g in mine]
-        total = sum(sizes) * self.ranks
-        draft.resize(self._send, max(draft.storages[self._send].nbytes, total * DTYPE_BYTES[dtype]))
-        flat = draft.tensor(self._send, (total,), dtype)
+        flat = draft.buffer(sum(sizes) * self.ranks, dtype, "workspace", "reduce-scatter input")
         wholes = [n * self.ranks for n in sizes]
-        views = self._views(self._send, [g.tensor.shape for g in mine], wholes, dtype)
+        views = self._views(draft.tensors[flat].storage, [g.tensor.shape for g in mine], wholes, dtype)
         part = draft.buffer(sum(sizes), dtype, "gradient", f"{unit.name} gradients")
+        both = [Ref(part), Ref(flat), Ref(turn)]
         ops = [
-            _copies(views, [g.tensor.id for g in mine], like),
-            op(REDUCE_SCATTER, [Ref(part), Ref(flat)], writes=(part,), like=like, stream=self.group, group=self.group),
+            hook("FSDP::post_backward_reduce", views, like),
+            _copies(views, [g.tensor.id for g in mine], like, turn=turn),
+            op(REDUCE_SCATTER, both, writes=(part, turn), like=like, stream=self.group, group=self.group),
         ]
         draft.life |= dict.fromkeys((g.storage for g in mine), "while used")
         draft.after(place, *ops, *self._keep_gradients(unit, mine, part, sizes, like))
@@ -187,9 +216,9 @@ class _Sharding:
             new = {}
             for t in (*self.source.inputs_of(one), *self.source.outputs_of(one)):
                 places = [(phase, k, t.storage) for phase in (one.phase, "forward")]
-                found = next((self.where[p] for p in places if p in self.where), None)
+                found = next((self.wholes[p] for p in places if p in self.wholes), None)
                 if found is not None:
-                    new[t.id] = self._moved(t.id, found)
+                    new[t.id] = self._moved(t.id, self.draft.tensors[found].storage)
             self.draft.ops[i] = retarget(self.draft.ops[i], new)
 
     def _moved(self, tensor: int, storage: int) -> int:
@@ -208,10 +237,8 @@ class _Sharding:
         return self.tensors[unit.parameters[0].id].dtype
 
 
-def _copies(to: Sequence[int], source: Sequence[int], like: Op, stream: str = "") -> Op:
-    return op("aten::_foreach_copy_", [[*map(Ref, to)], [*map(Ref, source)]], writes=to, like=like, stream=stream)
-
-
-def _first(span: tuple[int, int] | None) -> int:
-    assert span is not None
-    return span[0]
+def _copies(to: Sequence[int], source: Sequence[int], like: Op, stream: str = "", turn: int | None = None) -> Op:
+    lists = [[*map(Ref, to)], [*map(Ref, source)]]
+    extra = [] if turn is None else [turn]
+    inputs = [*lists, *map(Ref, extra)]
+    return op("aten::_foreach_copy_", inputs, writes=[*to, *extra], like=like, stream=stream)

@@ -2,56 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from presage.costs.host import HostModel, host_model
-from presage.costs.kernels import step_kernels
-from presage.costs.models import CALIBRATED, Models, load
-from presage.costs.optime import OpTime
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph
-from presage.prediction.draws import Spread
+from presage.hardware import Platform
+from presage.hardware import platform as _platform
+from presage.parallel.strategy import Strategy
+from presage.parallel.strategy import strategy as _strategy
+from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, predict_step, step_program
+from presage.prediction.team import RankKind, Team, predict_team, team
 
-# Standard deviation of a step's GPU time about its prediction: on the GPU that was calibrated, and on another.
-CALIBRATED_HERE, TRANSFERRED = 0.04, 0.2
-
-__all__ = ["Machine", "kernel_times", "machine", "predict", "program_of"]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A kind of machine as far as it was measured: the kernels of its GPU, and its host."""
-
-    models: Models
-    host: HostModel
-
-    @property
-    def spread(self) -> Spread:
-        """How far runs may lie from the prediction."""
-        return Spread(self.host.pace, kernels=TRANSFERRED if self.models.transferred else CALIBRATED_HERE)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        other = self.models.transferred
-        if not other:
-            return ()
-        name = self.models.gpu.name
-        return (f"{name} was not calibrated: kernel corrections and host costs are those measured with an {other}",)
-
-
-def machine(gpu: str | Path = "h200") -> Machine:
-    """A GPU by its name, or a calibration pack's folder; the host that was measured with it, or else the H200's."""
-    models = load(gpu)
-    try:
-        host = host_model(models.gpu.key)
-    except PresageError:
-        host = host_model(CALIBRATED)
-    return Machine(models, host)
+__all__ = ["Machine", "kernel_times", "machine", "predict", "predict_ranks", "program_of", "team_of"]
 
 
 def predict(
@@ -79,14 +46,46 @@ def program_of(graph: Graph, gpu: str | Path = "h200") -> StepProgram:
     return step_program(graph, kernel_times(graph, where), where.host)
 
 
-def kernel_times(graph: Graph, where: Machine) -> list[OpTime]:
-    """What each op's kernels take. How far the power limit slows them depends on how long the GPU waits for the host,
-    which the step at the full clock tells."""
-    full = step_kernels(graph, where.models)
-    if full.slowdown() == 1.0:
-        return list(full.times)
-    usual = step_program(graph, full.times, where.host).usual(STEPS)
-    return full.limited(max(0.0, usual - sum(t.seconds for t in full.times)))
+def predict_ranks(
+    step: str | Path | Graph | Sequence[Graph],
+    ranks: int,
+    strategy: str | Strategy = "ddp",
+    platform: str | Platform = "dgx-h200",
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, str] | None = None,
+    tensor: int = 1,
+    kinds: Mapping[int, RankKind] | None = None,
+    draws: int = DRAWS,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Prediction:
+    """How long a training step will take on many ranks. `step` is one rank's, captured as for one GPU.
+
+    `tensor`: ranks that share each layer. `kinds`: ranks that differ, by number; several graphs are their steps.
+    """
+    found = team_of(step, ranks, strategy, platform, arguments, options=options, tensor=tensor, kinds=kinds)
+    return predict_team(found, machine(found.platform.gpu.key), draws=draws, steps=steps, seed=seed)
+
+
+def team_of(
+    step: str | Path | Graph | Sequence[Graph],
+    ranks: int,
+    strategy: str | Strategy = "ddp",
+    platform: str | Platform = "dgx-h200",
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, str] | None = None,
+    tensor: int = 1,
+    kinds: Mapping[int, RankKind] | None = None,
+) -> Team:
+    """The ranks of a job as the engine takes them, for predictions and timelines."""
+    if isinstance(step, str | Path):
+        step = _graph(str(step), arguments or {})
+    graphs = [step] if isinstance(step, Graph) else list(step)
+    place = _platform(platform) if isinstance(platform, str) else platform
+    way = _strategy(strategy, options, tensor) if isinstance(strategy, str) else strategy
+    return team(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
 
 def _graph(step: str, arguments: Mapping[str, Any]) -> Graph:

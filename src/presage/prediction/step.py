@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,10 @@ from presage.prediction.breakdown import Costly, Coverage, Part
 from presage.prediction.draws import CALM, Spread, durations, step_seconds
 from presage.prediction.program import StepTasks, program, step_tasks
 
-__all__ = ["Bound", "Prediction", "Quantiles", "StepProgram", "predict_step", "step_program"]
+if TYPE_CHECKING:
+    from presage.prediction.many import ManyRanks
+
+__all__ = ["Bound", "Prediction", "Quantiles", "StepProgram", "predict_step", "prediction", "step_program"]
 
 Bound: TypeAlias = Literal["gpu", "host", "communication"]
 MS = 1e3
@@ -94,6 +97,7 @@ class Prediction:
     notes: tuple[str, ...]
     draws: int
     steps: int
+    many: ManyRanks | None = None  # where the step is one of several ranks
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
@@ -116,6 +120,7 @@ class Prediction:
             "notes": list(self.notes),
             "draws": self.draws,
             "steps": self.steps,
+            **(self.many.to_json() if self.many else {}),
         }
 
 
@@ -149,20 +154,28 @@ def predict_step(
 ) -> Prediction:
     """The prediction for a captured step whose kernel times are given, one for each op of the graph."""
     built = step_program(graph, times, host)
-    active = sum(t.seconds for t in times)
     spread = spread or Spread(host.pace)
     took = Quantiles.of(built.step_seconds(draws, steps, spread, np.random.default_rng(seed)))
-    by_op = built.host_seconds.tolist()
+    active = sum(t.seconds for t in times)
+    bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
+    return prediction(built, times, gpu, took, bound, draws, steps)
+
+
+def prediction(
+    built: StepProgram, times: Sequence[OpTime], gpu: Gpu, took: Quantiles, bound: Bound, draws: int, steps: int
+) -> Prediction:
+    """All that is told of a step that takes so long."""
+    graph, by_op = built.graph, built.host_seconds.tolist()
     return Prediction(
         source=graph.source,
         arguments=graph.arguments,
         gpu=gpu.name,
         step=took,
-        gpu_active=active,
+        gpu_active=sum(t.seconds for t in times if t.family != "communication"),
         host=built.host_total,
         peak_memory=profile(graph, chip=gpu).peak_allocated,
         memory=gpu.memory,
-        bound="gpu" if active > GPU_BOUND * took.p50 else "host",
+        bound=bound,
         launches=sum(t.launches for t in times),
         families=breakdown.families(times, by_op),
         modules=breakdown.modules(graph, times, by_op),

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from presage.hardware.facts import Source
+from presage.costs.collectives.table import Bus
+from presage.hardware.facts import Facts, Source
 from presage.hardware.gpu import Gpu
+from presage.hardware.platform import Platform
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
+from presage.report.text import seconds
 
-__all__ = ["figure_table", "gpu_table", "source_table"]
+__all__ = ["busbw_table", "figure_table", "gpu_table", "link_table", "platform_table", "source_table"]
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:
@@ -55,10 +58,53 @@ def figure_table(gpu: Gpu) -> Table:
     """Every figure of one GPU as its file has it, beside its source."""
     table = plain_table(gpu.name, "figure", "value", "date", "source", left=4)
     table.columns[1].justify = "right"
+    _add_figures(table, gpu.facts)
+    return table
+
+
+def _add_figures(table: Table, facts: Facts, *before: str) -> None:
+    """A row a figure; a source is told once."""
     above = None
-    for name, value in gpu.facts.as_written().items():
-        source = gpu.facts.sources[name]
+    for name, value in facts.as_written().items():
+        source = facts.sources[name]
         told = (source.date, escape(source.text)) if source != above else ("", "")
-        table.add_row(name, f"{value:.12g}", *told)
+        table.add_row(*before, name, f"{value:.12g}", *told)
         above = source
+
+
+def platform_table(platforms: Sequence[Platform]) -> Table:
+    """A row a platform."""
+    columns = ("in a domain", "within it", "across")
+    table = plain_table(
+        "Platforms (links one way, for each GPU)", "name", "platform", "GPU", *columns, left=3, fold=False
+    )
+    for p in platforms:
+        near, *far = (f"{k.name} {k.bandwidth / 1e9:.4g} GB/s" for k in p.links)
+        table.add_row(escape(p.key), escape(p.name), p.gpu.key, str(p.domain), near, ", ".join(far) or "-")
+    return table
+
+
+def link_table(platform: Platform) -> Table:
+    """Every tier of one platform, its figures as its file has them, beside their sources."""
+    table = plain_table(f"{platform.name}: links", "link", "figure", "value", "date", "source", left=5)
+    table.columns[2].justify = "right"
+    for link in platform.links:
+        kind = f"{link.fabric}, {link.topology}" + (", reduces" if link.in_network else "")
+        table.add_row(escape(link.name), "kind", "", "", escape(kind))
+        facts = link.facts
+        if facts is None or "bandwidth_GBps" not in facts.figures:
+            table.add_row("", "bandwidth_GBps", f"{link.bandwidth / 1e9:.12g}", "", f"presage gpus {platform.gpu.key}")
+        if facts is not None:
+            _add_figures(table, facts, "")
+    return table
+
+
+def busbw_table(found: Sequence[Bus]) -> Table:
+    """Predicted times and bus bandwidths by size."""
+    sizes = [size(int(m)) for m in found[0].nbytes] if found else []
+    table = plain_table("Predicted: time, bus bandwidth in GB/s", "collective", "ranks", "a domain", *sizes, "from")
+    for bus in found:
+        cells = [f"{seconds(t)}  {b / 1e9:.3g}" for t, b in zip(bus.seconds, bus.busbw, strict=True)]
+        table.add_row(bus.op, str(bus.group.ranks), str(bus.group.per_domain), *cells, bus.origin)
+    table.columns[-1].justify = "left"
     return table

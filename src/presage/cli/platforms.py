@@ -1,0 +1,88 @@
+"""`presage platforms`: which machines with many GPUs are known, and what collectives take on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, console, emit
+
+if TYPE_CHECKING:
+    from presage.hardware import Platform
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One platform, by its name here; or a .toml file.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """The platforms presage knows: GPUs, the links between them with their sources, and predicted bus bandwidths.
+
+    A platform is a TOML file: give the path of yours to check it.
+
+    presage platforms
+
+    presage platforms dgx-h100
+    """
+    from presage.hardware import platform, platforms
+
+    found = [platform(name)] if name is not None else list(platforms())
+    value = {"kind": "platforms", "platforms": [_value(p, one=name is not None) for p in found]}
+    if emit(json, value):
+        _print(found, one=name is not None)
+
+
+def _value(p: Platform, one: bool) -> dict[str, Any]:
+    """Links in SI units, figures in the units of their keys with their sources; of one platform its collectives too."""
+    links = [
+        {
+            "name": k.name,
+            "fabric": k.fabric,
+            "topology": k.topology,
+            "in_network": k.in_network,
+            "ranks": k.ranks,
+            "bandwidth": k.bandwidth,
+            "latency": k.latency,
+            "figures": _figures(k.facts),
+        }
+        for k in p.links
+    ]
+    value = {"key": p.key, "name": p.name, "gpu": p.gpu.key, "domain": p.domain, "links": links}
+    return value | {"collectives": _collectives(p)} if one else value
+
+
+def _figures(facts: Any) -> dict[str, Any]:
+    return {
+        key: {"value": value, "source": facts.sources[key].text, "date": facts.sources[key].date}
+        for key, value in facts.as_written().items()
+    }
+
+
+def _collectives(p: Platform) -> list[dict[str, Any]]:
+    from presage.costs.collectives.table import bus_table
+
+    return [
+        {
+            "op": c.op,
+            "ranks": c.group.ranks,
+            "per_domain": c.group.per_domain,
+            "from": c.origin,
+            "bytes": list(c.nbytes),
+            "seconds": list(c.seconds),
+            "busbw": list(c.busbw),
+        }
+        for c in bus_table(p)
+    ]
+
+
+def _print(found: list[Platform], one: bool) -> None:
+    from presage.costs.collectives.table import bus_table
+    from presage.report.hardware_tables import busbw_table, link_table, platform_table
+
+    out = console()
+    tables = [link_table(found[0]), busbw_table(bus_table(found[0]))] if one else [platform_table(found)]
+    for table in tables:
+        out.print(table)
+        out.print()

@@ -1,0 +1,140 @@
+"""Fitting the laws and the corrections on measured tables.
+
+A row belongs to the protocol that NCCL's tuner takes for it, so each protocol's coefficients are a least-squares
+problem of five numbers, none negative, in relative errors; measurements far off count little. They lean on starting
+values where rows are few: a fabric's on those of any fabric, and those on NCCL's own constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.costs.collectives.correction import Corrections, fitted
+from presage.costs.collectives.group import Group
+from presage.costs.collectives.law import ANY, PROTOCOLS, US, Coefficients, Laws, Way, law, terms, ways
+from presage.costs.collectives.paths import paths, reach
+from presage.hardware import Platform
+
+__all__ = ["Fitted", "Measured", "fit"]
+
+Array = npt.NDArray[np.float64]
+START = {
+    "ll": Coefficients(6.6, 1.0, 2.0, 0.0, 0.0),
+    "ll128": Coefficients(14.0, 3.2, 1.1, 0.0, 0.0),
+    "simple": Coefficients(8.4, 5.7, 1.1, 0.0, 0.0),
+    "nvls": Coefficients(25.0, 0.0, 1.4, 0.0, 0.0),
+    "direct_ll": Coefficients(6.6, 0.5, 2.0, 50.0, 0.0),
+    "direct": Coefficients(8.4, 0.5, 1.1, 0.0, 0.0),
+}
+SCALES = Coefficients(5.0, 2.0, 1.0, 1.0, 3.0)  # by how much coefficients differ between machines
+ONE_PEER = {"direct_ll": replace(SCALES, own=50.0)}  # it sends to each peer by one slow channel
+LEAN = 0.1  # a coefficient one scale off its starting value weighs as one row that is so far off
+OUTLIER = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One row of a table."""
+
+    platform: Platform
+    op: str
+    group: Group
+    nbytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Laws by fabric, and corrections by curve."""
+
+    laws: Laws
+    corrections: Corrections
+
+
+def fit(rows: Sequence[Measured]) -> Fitted:
+    """Laws from rows within one domain, then corrections from all rows."""
+    near = [r for r in rows if r.group.domains == 1]
+    any_law = _fabric(near, START)
+    laws = {ANY: any_law}
+    for fabric in dict.fromkeys(r.platform.links[0].fabric for r in near):
+        laws[fabric] = _fabric([r for r in near if r.platform.links[0].fabric == fabric], any_law)
+    return Fitted(laws, _corrections(rows, laws))
+
+
+def _fabric(rows: Iterable[Measured], start: dict[str, Coefficients]) -> dict[str, Coefficients]:
+    by_protocol: dict[str, list[list[float]]] = {p: [] for p in start}
+    for r in rows:
+        protocol, row = _row(r)
+        by_protocol[protocol].append(row)
+    return {
+        p: _solve(np.array(found).reshape(-1, 5), start[p], ONE_PEER.get(p, SCALES)) for p, found in by_protocol.items()
+    }
+
+
+def _row(r: Measured) -> tuple[str, list[float]]:
+    """The protocol a row was made by, and its terms as shares of its time."""
+    links, sizes = r.platform.links, reach(r.platform.links, r.group)
+    found = [(p, k) for p in paths(r.op, r.group, links) for k in PROTOCOLS[p.algorithm]]
+    nominal = {links[0].fabric: START, ANY: START}
+    taken = _taken(ways(r.op, r.group, r.platform, nominal), r.nbytes)
+    path, protocol = found[taken]
+    hops, _, wire, _, own, root, _ = terms(path, protocol, links, sizes, r.op)
+    scaled = [US, hops, wire * r.nbytes, own * r.nbytes, root * r.nbytes**0.5]
+    return protocol, [v / r.seconds for v in scaled]
+
+
+def _taken(found: Sequence[Way], nbytes: float) -> int:
+    """Which way the tuner takes; the nominally fastest where its mind is not known."""
+    thought = [w.thought for w in found]
+    if any(t is None for t in thought):
+        return int(np.argmin([w.seconds(np.array([nbytes]))[0] for w in found]))
+    return int(np.argmin([t.latency + t.per_byte * nbytes for t in thought if t is not None]))
+
+
+def _solve(rows: Array, start: Coefficients, scales: Coefficients) -> Coefficients:
+    """rows x coefficients = 1, nearly; and coefficients near their start."""
+    strength = LEAN / np.array(astuple(scales))
+    lean, goal = np.diag(strength), strength * np.array(astuple(start))
+    weight = np.ones(len(rows))
+    for _ in range(8):
+        a = np.concatenate([rows * weight[:, None], lean])
+        found = nonnegative(a, np.concatenate([weight, goal]))
+        weight = np.sqrt(1 / np.maximum(np.abs(rows @ found - 1) / OUTLIER, 1.0))
+    return Coefficients(*(float(v) for v in found))
+
+
+def nonnegative(a: Array, b: Array) -> Array:
+    """Least squares with no negative unknowns, by trying every set of those that are not zero (there are few)."""
+    gram, right = a.T @ a, a.T @ b
+    best, least = np.zeros(a.shape[1]), 0.0
+    for k in range(1, a.shape[1] + 1):
+        for chosen in map(list, combinations(range(a.shape[1]), k)):
+            x = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], right[chosen], rcond=None)[0]
+            loss = float(x @ gram[np.ix_(chosen, chosen)] @ x - 2 * right[chosen] @ x)
+            if (x >= 0).all() and loss < least:
+                best, least = np.zeros(a.shape[1]), loss
+                best[chosen] = x
+    return best
+
+
+def _typical(seconds: list[float]) -> float:
+    """The median, the lower of two: what disturbs a measurement makes it longer."""
+    return sorted(seconds)[(len(seconds) - 1) // 2]
+
+
+def _corrections(rows: Sequence[Measured], laws: Laws) -> Corrections:
+    curves: dict[tuple[str, str, Group], list[Measured]] = {}
+    for r in rows:
+        curves.setdefault((r.platform.key, r.op, r.group), []).append(r)
+    found = {}
+    for key, of in curves.items():
+        nbytes = np.unique([r.nbytes for r in of])
+        seconds = np.array([_typical([r.seconds for r in of if r.nbytes == m]) for m in nbytes])
+        expected = law(ways(of[0].op, of[0].group, of[0].platform, laws), nbytes)
+        found[key] = fitted(nbytes, np.log(seconds / expected))
+    return Corrections(found, {r.platform.key: r.platform.fabrics for r in rows})

@@ -1,0 +1,148 @@
+"""One kind of machine with many GPUs: which GPUs, and the links between them, tier by tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from presage.errors import InputError
+from presage.hardware.facts import Facts, Figure, checked, find, load, shipped, unknown
+from presage.hardware.gpu import Gpu, gpu
+
+__all__ = ["Link", "Platform", "platform", "platforms", "read_platform"]
+
+KIND = "platforms"
+TEXTS = {"name": str, "gpu": str}
+LINK_TEXTS = {"name": str, "fabric": str, "topology": str, "in_network": str}
+TOPOLOGIES = ("switch", "mesh", "cube", "pairs", "host", "fat-tree")
+IN_NETWORK = {"none": False, "nvls": True, "sharp": True}
+GB, US = 1e9, 1e-6
+FIGURES = {
+    "ranks": Figure(1, 2, 10_000_000, whole=True),
+    "bandwidth_GBps": Figure(GB, 0.1, 20_000, required=False),
+    "latency_us": Figure(US, 0.01, 1000),
+    "nics": Figure(1, 1, 1024, required=False, whole=True),
+}
+OF_GPU = {"gpu link": "link", "gpu pcie": "pcie"}  # what `bandwidth` may refer to
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One tier of the network, in SI units: bytes/s one way for each GPU, seconds a hop."""
+
+    name: str  # nvlink, pcie, infiniband ...
+    fabric: str  # its generation; machines of one fabric share what was measured on it
+    ranks: int  # GPUs within its reach
+    bandwidth: float
+    latency: float
+    topology: str  # switch, mesh, cube (DGX-1), pairs (bridges), host (PCIe, CPUs), fat-tree (a network of nodes)
+    in_network: bool  # the switch reduces: NVLS, SHARP
+    nics: int | None = None  # network cards in a node
+    facts: Facts | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """GPUs and their links, the innermost first."""
+
+    key: str
+    name: str
+    gpu: Gpu
+    links: tuple[Link, ...]
+    facts: tuple[Facts, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def domain(self) -> int:
+        """GPUs of the innermost tier: a node, an NVLink domain, a bridged pair."""
+        return self.links[0].ranks
+
+    @property
+    def fabrics(self) -> str:
+        """Those of all its links, the innermost first: "nvlink4 infiniband"."""
+        return " ".join(link.fabric for link in self.links)
+
+
+def platform(name: str) -> Platform:
+    """A platform by its short name (dgx-h100), or from a .toml file."""
+    path = find(KIND, name)
+    if path is None:
+        raise unknown("platform", name)
+    return _shipped(path) if not name.endswith(".toml") else read_platform(path)
+
+
+@cache
+def _shipped(path: Path) -> Platform:
+    return read_platform(path)
+
+
+@cache
+def platforms() -> tuple[Platform, ...]:
+    """All that come with presage."""
+    return tuple(_shipped(path) for path in shipped(KIND))
+
+
+def read_platform(path: str | Path) -> Platform:
+    """A platform from its fact file."""
+    path = Path(path)
+    table = load(path)
+    tiers = table.pop("links", None)
+    if not isinstance(tiers, list) or not tiers or not all(isinstance(t, dict) for t in tiers):
+        raise InputError(path, "no [[links]] in it", "links")
+    top = checked(path, table | {"figures": []}, TEXTS, {})
+    chip = _gpu(path, top.texts["gpu"])
+    links = tuple(_link(path, tier, chip) for tier in tiers)
+    _check(path, links)
+    return Platform(path.stem, top.texts["name"], chip, links, tuple(link.facts for link in links if link.facts))
+
+
+def _gpu(path: Path, name: str) -> Gpu:
+    """A GPU by name; a .toml beside the platform's file may be given too."""
+    return gpu(str(path.parent / name) if name.endswith(".toml") else name)
+
+
+def _link(path: Path, tier: dict[str, Any], chip: Gpu) -> Link:
+    refers = tier.pop("bandwidth", None)
+    facts = checked(path, tier, LINK_TEXTS, FIGURES)
+    texts, f = facts.texts, facts.figures
+    for name, known in (("topology", TOPOLOGIES), ("in_network", tuple(IN_NETWORK))):
+        if texts[name] not in known:
+            raise InputError(path, f"is {texts[name]!r}; there is {', '.join(known)}", name)
+    return Link(
+        name=texts["name"],
+        fabric=texts["fabric"],
+        ranks=int(f["ranks"]),
+        bandwidth=_bandwidth(path, refers, f.get("bandwidth_GBps"), chip),
+        latency=f["latency_us"],
+        topology=texts["topology"],
+        in_network=IN_NETWORK[texts["in_network"]],
+        nics=int(f["nics"]) if "nics" in f else None,
+        facts=facts,
+    )
+
+
+def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float:
+    """What is written, or what the GPU's own file says of its link."""
+    if (refers is None) == (given is None):
+        raise InputError(path, f"give one of bandwidth ({' or '.join(OF_GPU)}) and bandwidth_GBps", "bandwidth")
+    if given is not None:
+        return given
+    if refers not in OF_GPU:
+        raise InputError(path, f"is {refers!r}; there is {', '.join(OF_GPU)}", "bandwidth")
+    found = getattr(chip, OF_GPU[refers])
+    if found is None:
+        raise InputError(path, f"is {refers!r}, which {chip.key} has none of", "bandwidth")
+    return float(found)
+
+
+def _check(path: Path, links: tuple[Link, ...]) -> None:
+    """Tiers that contradict each other."""
+    for inner, outer in pairwise(links):
+        if outer.ranks <= inner.ranks:
+            raise InputError(path, f"of {outer.name} is no more than of {inner.name} within it", "ranks")
+        if outer.ranks % inner.ranks:
+            raise InputError(path, f"of {outer.name} is no multiple of those of {inner.name} within it", "ranks")
+        if outer.bandwidth > inner.bandwidth:
+            raise InputError(path, f"of {outer.name} is more than of {inner.name} within it", "bandwidth_GBps")

@@ -1,0 +1,103 @@
+"""A Strategy: how a model is trained on many ranks. Applied to one rank's captured step it gives the step of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from presage.errors import PresageError
+from presage.graph.graph import DTYPE_BYTES, Graph
+from presage.parallel.ddp import Ddp, ddp
+from presage.parallel.fsdp import Fsdp, fsdp
+from presage.parallel.layout import Layout
+from presage.parallel.tensor import tensor_parallel
+from presage.parallel.zero import Zero, zero
+
+__all__ = ["STRATEGIES", "Strategy", "strategy"]
+
+Options: TypeAlias = Ddp | Fsdp | Zero
+
+
+@dataclass(frozen=True)
+class Known:
+    """A kind of data parallelism: what it is called, what can be said about it, and what applies it."""
+
+    about: str
+    options: Options | None
+    apply: Callable[..., Graph] | None
+
+
+STRATEGIES = {
+    "ddp": Known("DistributedDataParallel: gradients all-reduced in buckets", Ddp(), ddp),
+    "fsdp": Known("FSDP2, ZeRO-3: parameters gathered block by block, gradients reduce-scattered", Fsdp(), fsdp),
+    "zero1": Known("ZeRO-1: gradients all-reduced, updates sharded, parameters gathered", Zero(1), zero),
+    "zero2": Known("ZeRO-2: gradients reduce-scattered, updates sharded, parameters gathered", Zero(2), zero),
+    "zero3": Known("as fsdp", Fsdp(), fsdp),
+    "tp": Known("tensor parallelism alone: linear pairs and attention heads cut over the ranks", None, None),
+}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Data parallelism of some kind over groups of `tensor` ranks that share each layer."""
+
+    name: str
+    options: Options | None
+    tensor: int = 1
+
+    def layout(self, ranks: int) -> Layout:
+        """Ranks that share a layer are neighbours."""
+        tensor = ranks if self.name == "tp" else self.tensor
+        if ranks % tensor:
+            raise PresageError(f"{ranks} ranks cannot be cut into groups of {tensor}: ranks = tensor x data")
+        return Layout((("tp", tensor), ("dp", ranks // tensor)))
+
+    def step(self, graph: Graph, ranks: int) -> Graph:
+        """One rank's step of the captured one, which is that of a model on one GPU."""
+        layout = self.layout(ranks)
+        if layout.size("tp") > 1:
+            graph = tensor_parallel(graph, layout.size("tp"))
+        apply = STRATEGIES[self.name].apply
+        return graph if apply is None else apply(graph, layout.size("dp"), self.options)
+
+
+def strategy(name: str, options: Mapping[str, str] | None = None, tensor: int = 1) -> Strategy:
+    """A strategy by its name, with options as a user writes them."""
+    if name not in STRATEGIES:
+        raise PresageError(f"no strategy {name!r}: there is {', '.join(STRATEGIES)}")
+    default = STRATEGIES[name].options
+    given = dict(options or {})
+    if default is None:
+        if given:
+            raise PresageError(f"strategy {name} has no options, and was given {', '.join(given)}")
+        return Strategy(name, None, tensor)
+    known = {f.name: f for f in fields(default)} if not isinstance(default, Zero) else _but_stage(default)
+    unknown = next((k for k in given if k not in known), None)
+    if unknown is not None:
+        raise PresageError(f"strategy {name} has no option {unknown!r}: there is {', '.join(known)}")
+    values = {k: _value(k, text, getattr(default, k)) for k, text in given.items()}
+    return Strategy(name, type(default)(**{f.name: getattr(default, f.name) for f in fields(default)} | values), tensor)
+
+
+def _but_stage(default: Zero) -> dict[str, Any]:
+    return {f.name: f for f in fields(default) if f.name != "stage"}
+
+
+def _value(name: str, text: str, like: Any) -> Any:
+    """An option's value, of the type its default has."""
+    if isinstance(like, bool):
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise PresageError(f"option {name} is true or false, not {text!r}")
+        return text.lower() in ("true", "1", "yes")
+    if isinstance(like, float):
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < float("inf"):
+            raise PresageError(f"option {name} is a number above 0, not {text!r}")
+        return value
+    if name.endswith("_dtype") and text not in DTYPE_BYTES:
+        raise PresageError(f"option {name} is a dtype such as float32 or bfloat16, not {text!r}")
+    return text
