@@ -186,7 +186,7 @@ CASES = {
         for layers in (2, 20)
     },
     "stacks_ddp_view_20": (stacks_ddp, {"layers": 20, "view": True}),
-    "stacks_fsdp_foreach_20": (stacks_fsdp, {"layers": 20, "fused": False}),
+    "stacks_fsdp_loop_20": (stacks_fsdp, {"layers": 20, "fused": False}),
 }
 
 

@@ -105,7 +105,7 @@ class HostModel:
         gap, own, extra = np.zeros(n), np.zeros(n), np.zeros(n)
         for i, before, mine in terms(graph, found):
             hook = hook_us(graph.ops[i])
-            gap[i], own[i] = self._sum(before), self._sum(mine) if hook is None else hook
+            gap[i], own[i] = (self._sum(before), self._sum(mine)) if hook is None else (0.0, hook)
             extra[i] = self._sum(extra_launches(graph.ops[i].name, launches[i]))
         gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
         counts, end = np.asarray(launches, np.float64), max(self._sum(ending(found)), 0.0) * US

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from presage.graph.graph import Ref
-from presage.parallel.draft import Draft, Life, hook, op
+from presage.parallel.draft import Draft, Life, op
 from presage.parallel.gradients import Gradient
 
 __all__ = ["Bucket", "buckets", "fill"]
@@ -67,6 +67,8 @@ def fill(draft: Draft, bucket: Bucket, share: float, name: str, dtype: str = "",
         view = draft.tensor(draft.tensors[flat].storage, g.tensor.shape, dtype, offset)
         offset += g.tensor.elements
         like = draft.source.ops[g.ready]
-        copy = op("aten::mul", [Ref(g.tensor.id), share, Ref(view)], outputs=(view,), like=like, overload="out")
-        draft.after(g.ready, hook("DDP::gradient", (view,), like), copy)
+        inputs = [Ref(g.tensor.id), share, Ref(view)]
+        draft.after(
+            g.ready, op("aten::mul", inputs, outputs=(view,), like=like, overload="out", within="reducer::mul_out")
+        )
     return flat

@@ -70,7 +70,7 @@ def _reduce(draft: Draft, bucket: Bucket, ranks: int, group: str, name: str) -> 
     flat = fill(draft, bucket, 1 / ranks, name)
     like = draft.source.ops[bucket.ready]
     reduce = op("c10d::allreduce_", [[Ref(flat)]], writes=(flat,), like=like, stream=group, group=group)
-    draft.after(bucket.ready, hook("DDP::bucket", (flat,), like), reduce)
+    draft.after(bucket.ready, reduce)
     return flat
 
 
@@ -85,7 +85,9 @@ def _finish(draft: Draft, filled: list[tuple[Bucket, int]], end: int, as_view: b
         return
     like = draft.source.ops[end]
     for g, view in views.values():
-        draft.after(end, op("aten::copy_", [Ref(g.tensor.id), Ref(view)], writes=(g.tensor.id,), like=like))
+        both = [Ref(g.tensor.id), Ref(view)]
+        back = "reducer::copy_bucket_to_grad"
+        draft.after(end, op("aten::copy_", both, writes=(g.tensor.id,), like=like, within=back))
 
 
 def _broadcast_buffers(draft: Draft, group: str) -> None:

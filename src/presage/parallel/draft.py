@@ -94,6 +94,7 @@ def op(
     group: str = "",
     overload: str = "",
     kernels: bool = True,
+    within: str = "",
 ) -> Op:
     """An op that a strategy adds; `like` is one whose phase, thread and module it shares."""
     return Op(
@@ -108,6 +109,7 @@ def op(
         stream=stream,
         group=group,
         kernels=kernels,
+        within=(within,) if within else (),
     )
 
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from presage.graph.arguments import references
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref
 from presage.parallel.draft import Draft, hook, op, retarget
 from presage.parallel.gradients import Gradient, backward_passes, earlier_gradients, gradients, whole_tensors
@@ -78,9 +79,11 @@ class _Sharding:
             self._reduce([*blocks, *root], k)
         self._move_uses()
         end = self.passes[-1][-1]
-        mine = [self.parts[p.id] for u in self.units for p in u.parameters]
-        self.draft.after(end, hook("FSDP::update", mine, self.source.ops[-1]))
         shard_update(self.draft, self.ranks, end, self.parts, self.options.master_dtype)
+        for i in range(end + 1, len(self.source.ops)):
+            one = self.draft.ops[i]
+            if one.kernels:
+                self.draft.before(i, hook("FSDP::update", references(one.inputs), one))
         for s in earlier_gradients(self.source):
             self.draft.resize(s.id, s.nbytes // self.ranks)
         return self.draft.graph()
@@ -147,7 +150,12 @@ class _Sharding:
         parts = [self.parts[p.id] for p in unit.parameters]
         both = [Ref(flat), Ref(mine), Ref(turn)]
         gather = op(ALL_GATHER, both, writes=(flat, turn), like=like, stream=self.group, group=self.group)
-        return hook("FSDP::all_gather", parts, like), _copies(views, parts, like, COPY_IN), gather
+        hooks = [hook("FSDP::all_gather", parts, like), *self._cast(dtype, like)]
+        return *hooks, _copies(views, parts, like, COPY_IN), gather
+
+    def _cast(self, dtype: str, like: Op) -> list[Op]:
+        """What it costs the host to have parts in another dtype."""
+        return [hook("FSDP::cast", (), like)] if self.options.master_dtype not in ("", dtype) else []
 
     def _spread(self, unit: Unit, phase: str, k: int, place: int) -> tuple[Op, Op]:
         """What was gathered, copied to where the parameters are used."""
@@ -185,6 +193,7 @@ class _Sharding:
         both = [Ref(part), Ref(flat), Ref(turn)]
         ops = [
             hook("FSDP::post_backward_reduce", views, like),
+            *self._cast(mine[0].tensor.dtype, like),
             _copies(views, [g.tensor.id for g in mine], like, turn=turn),
             op(REDUCE_SCATTER, both, writes=(part, turn), like=like, stream=self.group, group=self.group),
         ]
