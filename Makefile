@@ -33,6 +33,7 @@ bench: $(READY) ## speed of the engine, the trace reader and predictions, beside
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/reader.py
 	$(BIN)/python bench/predict.py
+	$(BIN)/python bench/ranks.py
 
 clean:
 	rm -rf .venv out build dist

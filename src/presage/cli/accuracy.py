@@ -20,6 +20,7 @@ KINDS = {
     "workloads": "WORKLOADS.py MEASURED.json [TRACES_DIR]: predictions of whole training steps",
     "kernels": "a calibration pack's folder (held-out shapes), or tables of measured kernel times",
     "collectives": "TABLE.csv: collective times as nccl-tests measures them",
+    "ranks": "WORKLOADS.py RUNS.csv: predictions of published training runs on several GPUs",
 }
 Tell = Callable[[str], None]
 
@@ -45,6 +46,9 @@ def command(
 
     kernels PATH...: of a calibration pack every kernel family, fitted without the shapes it is scored on; of tables of
     measured kernel times every shape, on GPUs that were never calibrated too.
+
+    ranks WORKLOADS.py RUNS.csv: the models of published training runs, built, captured and spread over their GPUs: step
+    time and, where it is published, peak memory. Beside them the kernels alone, and with no overlap.
 
     collectives TABLE.csv: every third size of each curve left out and predicted; every GPU left out; and as shipped.
 
@@ -103,6 +107,12 @@ def _collectives(paths: list[Path], out: Path | None, json: str | None, tell: Te
     _finish(score_collectives(paths[0], tell), out, json)
 
 
+def _ranks(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.ranks import score_ranks
+
+    _finish(score_ranks(*_pair(paths, "ranks"), tell), out, json)
+
+
 def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.capture import score_capture
     from presage.report.tables import capture_table
@@ -125,6 +135,7 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "workloads": _workloads,
     "kernels": _kernels,
     "collectives": _collectives,
+    "ranks": _ranks,
 }
 
 

@@ -1,4 +1,4 @@
-"""`presage predict`: how long a training step will take on a GPU that is not here."""
+"""`presage predict`: how long a training step will take on GPUs that are not here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import typer
 
 from presage.cli.common import Json, console, emit, status
 from presage.cli.graph import Arguments, Step, graph_of
+from presage.cli.ranks import (
+    Asked,
+    Options,
+    PlatformName,
+    RankCount,
+    RankSpecs,
+    StrategyName,
+    Tensor,
+    asked,
+)
 
 if TYPE_CHECKING:
-    from presage.graph.graph import Graph
+    from presage.engine import Timeline
     from presage.prediction.step import Prediction
 
 __all__ = ["command"]
@@ -23,11 +33,19 @@ def command(
     step: Step,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     gpu: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--gpu", metavar="NAME", help="The GPU to predict for (presage gpus), or the folder of a calibration pack."
+            "--gpu",
+            metavar="NAME",
+            help="The GPU to predict for (presage gpus), or the folder of a calibration pack; h200 if nothing is said.",
         ),
-    ] = "h200",
+    ] = None,
+    platform: PlatformName = None,
+    ranks: RankCount = None,
+    strategy: StrategyName = None,
+    tensor: Tensor = 1,
+    option: Options = [],  # noqa: B006
+    rank: RankSpecs = [],  # noqa: B006
     draws: Annotated[
         int, typer.Option("--draws", metavar="N", min=1, help="Runs to draw for the spread of the step time.")
     ] = 200,
@@ -44,43 +62,90 @@ def command(
     The step time is that of a run on a machine of this kind: its host may be faster or slower than usual, so it comes
     with the range that nine runs of ten lie in.
 
+    Many ranks: the step that FUNCTION builds is one rank's, as on one GPU (the batch is the rank's own); the strategy
+    makes of it what each rank runs.
+
     presage predict train.py:build --arg batch=8 --gpu h200
+
+    presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
 
     presage predict step.presage --json - --trace out.json
     """
-    from presage.prediction.api import predict
-
-    graph = graph_of(step, arg)
-    with status(f"predicting {step}"):
-        found = predict(graph, gpu, draws=draws, steps=steps)
-        if trace is not None:
-            _draw(graph, gpu, trace)
+    many = asked(gpu, platform, ranks, strategy, tensor, option, rank)
+    if many is not None:
+        found, drawn = _ranks(step, arg, many, draws, steps, trace)
+    else:
+        found, drawn = _one(step, arg, gpu or "h200", draws, steps, trace)
+    if trace is not None and drawn is not None:
+        _draw(drawn, found, trace)
     if emit(json, found.to_json()):
         _print(found, trace)
 
 
-def _draw(graph: Graph, gpu: str, path: Path) -> None:
+def _one(
+    step: str, arg: list[str], gpu: str, draws: int, steps: int, trace: Path | None
+) -> tuple[Prediction, Timeline | None]:
+    from presage.prediction.api import predict, program_of
+
+    graph = graph_of(step, arg)
+    with status(f"predicting {step}"):
+        found = predict(graph, gpu, draws=draws, steps=steps)
+        return found, program_of(graph, gpu).timeline(DRAWN_STEPS) if trace else None
+
+
+def _ranks(
+    step: str, arg: list[str], many: Asked, draws: int, steps: int, trace: Path | None
+) -> tuple[Prediction, Timeline | None]:
+    from presage.prediction.api import machine, team_of
+    from presage.prediction.team import predict_team
+
+    graphs = [graph_of(step, arg), *(graph_of(step, _instead(arg, own)) for own in many.variants)]
+    with status(f"predicting {step} on {many.ranks} ranks"):
+        found = team_of(
+            graphs, many.ranks, many.strategy, many.platform, options=many.options, tensor=many.tensor, kinds=many.kinds
+        )
+        told = predict_team(found, machine(found.platform.gpu.key), draws=draws, steps=steps)
+        return told, found.timeline() if trace else None
+
+
+def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:
+    """A rank's own arguments in place of those for all."""
+    names = {item.partition("=")[0] for item in own}
+    return [*(a for a in arg if a.partition("=")[0] not in names), *own]
+
+
+def _draw(timeline: Timeline, found: Prediction, path: Path) -> None:
     """The first steps at the host's usual pace."""
     from presage.files import write_whole
-    from presage.prediction.api import program_of
     from presage.traces.perfetto import timeline_trace
 
-    write_whole(path, timeline_trace(program_of(graph, gpu).timeline(DRAWN_STEPS), f"predicted: {graph.source}"))
+    names = {0: f"predicted: {found.source}"}
+    if found.many is not None:
+        names = {k.rank: _named(k.rank, k.ranks) for k in found.many.kinds}
+    write_whole(path, timeline_trace(timeline, names))
+
+
+def _named(rank: int, ranks: int) -> str:
+    return f"rank {rank}" + (f" (and {ranks - 1} like it)" if ranks > 1 else "")
 
 
 def _print(found: Prediction, trace: Path | None) -> None:
     from rich.markup import escape
 
     from presage.report import prediction_tables as tables
+    from presage.report.rank_tables import rank_table, sent_table
 
     out = console()
     out.print(tables.headline(found), soft_wrap=True)
-    for table in (
-        tables.step_table(found),
+    shown = [tables.step_table(found)]
+    if found.many is not None:
+        shown += [rank_table(found.many), sent_table(found.many)]
+    shown += [
         tables.part_table("Families of ops", "family", found.families),
         tables.part_table("Modules", "module", found.modules),
         tables.costly_table(found.costliest),
-    ):
+    ]
+    for table in shown:
         out.print()
         out.print(table)
     for remark in tables.remarks(found):

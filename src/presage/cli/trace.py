@@ -125,14 +125,16 @@ def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, 
 
     names = labels([r.run for r in replays])
     every = [(r, i, names[k][i]) for k, r in enumerate(replays) for i in range(len(r.run))]
+    cpu_only = all(r.ranks[i].trace.cpu_only for r, i, _ in every)
     shown = [
         tables.step_table([(name, measured_steps(r, i)) for r, i, name in every]),
-        tables.activity_table([(name, explain.activity(r, i)) for r, i, name in every]),
+        tables.activity_table([(name, explain.activity(r, i)) for r, i, name in every], "CPU" if cpu_only else "GPU"),
     ]
     one, name = replays[0], names[0][place]
     if len(replays) == 1:
-        shown.append(tables.op_table(explain.ops(one, place), top, name))
-        shown.append(tables.kernel_table(explain.kernels(one, place), top, name))
+        kinds = ("collective", "collective") if cpu_only else ("GPU", "kernel")
+        shown.append(tables.op_table(explain.ops(one, place), top, name, kinds[0]))
+        shown.append(tables.kernel_table(explain.kernels(one, place), top, name, kinds[1]))
     shown.append(tables.overhead_table(pooled, top))
     if len(replays) == 1:
         shown.append(tables.path_table(explain.critical_parts(one, timelines[0]), top))
@@ -142,7 +144,7 @@ def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, 
     gpu = one.ranks[place].trace.gpus
     out = console()
     what = f"{len(one.run)} rank{'s' if len(one.run) > 1 else ''}" if len(replays) == 1 else f"{len(replays)} traces"
-    out.print(f"[bold]{what}[/bold], {gpu[0] if gpu else 'GPU not named'}\n")
+    out.print(f"[bold]{what}[/bold], {gpu[0] if gpu else 'CPU only' if cpu_only else 'GPU not named'}\n")
     for table in shown:
         out.print(table)
         out.print()

@@ -54,14 +54,23 @@ def gradients(graph: Graph, backward: range) -> list[Gradient]:
     for i in backward:
         last |= dict.fromkeys(uses(graph, graph.ops[i]), i)
     tensors = whole_tensors(graph)
+    shapes = {p.name: tensors[p.id].shape for p in parameters(graph) if p.id in tensors}
     found = [
-        Gradient(s.name, s.id, tensors[s.id], last[s.id])
+        Gradient(s.name, s.id, _shaped(graph, tensors[s.id], shapes.get(s.name)), last[s.id])
         for s in graph.storages
         if s.role == "gradient" and s.id in last
     ]
     if not found:
         raise PresageError("the step makes no gradients of parameters: there is nothing for the ranks to share")
     return sorted(found, key=lambda g: (g.ready, g.storage))
+
+
+def _shaped(graph: Graph, whole: Tensor, shape: tuple[int, ...] | None) -> Tensor:
+    """The tensor of a gradient's memory that has its parameter's shape, if there is one: a sum may have kept a 1."""
+    if shape is None or whole.shape == shape:
+        return whole
+    alike = (t for t in graph.tensors[whole.id :] if t.storage == whole.storage and t.shape == shape)
+    return next(alike, whole)
 
 
 def earlier_gradients(graph: Graph) -> list[Storage]:

@@ -45,6 +45,7 @@ class Strategy:
     name: str
     options: Options | None
     tensor: int = 1
+    vocabulary: bool = False  # ranks that share a layer share out the classes too: embedding, head and loss
 
     def layout(self, ranks: int) -> Layout:
         """Ranks that share a layer are neighbours."""
@@ -57,7 +58,7 @@ class Strategy:
         """One rank's step of the captured one, which is that of a model on one GPU."""
         layout = self.layout(ranks)
         if layout.size("tp") > 1:
-            graph = tensor_parallel(graph, layout.size("tp"))
+            graph = tensor_parallel(graph, layout.size("tp"), vocabulary=self.vocabulary)
         apply = STRATEGIES[self.name].apply
         return graph if apply is None else apply(graph, layout.size("dp"), self.options)
 

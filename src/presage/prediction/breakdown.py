@@ -79,10 +79,10 @@ def _parts(rows: Iterable[tuple[str, float, float]]) -> tuple[Part, ...]:
 
 
 def costliest(graph: Graph, times: Sequence[OpTime], gpu: Gpu, count: int = 10) -> tuple[Costly, ...]:
-    """The ops that take the GPU longest, those alike together."""
+    """The ops that take the GPU longest, those alike together; collectives are told of elsewhere."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
-        if time.launches:
+        if time.launches and time.family != "communication":
             groups.setdefault((op.name, _shapes(graph, op), op.phase), []).append(i)
     total = sum(t.seconds for t in times)
     sums = {key: sum(times[i].seconds for i in ops) for key, ops in groups.items()}
@@ -106,7 +106,7 @@ def _costly(
 
 def _shapes(graph: Graph, op: Op, most: int = 3) -> str:
     """The inputs, shortly: bf16[8192x1024] bf16[1024x4096]."""
-    tensors = [t for t in graph.inputs_of(op) if t.shape]
+    tensors = [t for t in graph.inputs_of(op) if t.shape and t.elements]
     told = [f"{_short(t.dtype)}[{'x'.join(map(str, t.shape))}]" for t in tensors[:most]]
     return " ".join(told) + (f" and {len(tensors) - most} more" if len(tensors) > most else "")
 

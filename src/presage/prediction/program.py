@@ -164,20 +164,15 @@ def _as_tasks(pairs: Sequence[tuple[int, int]], first: dict[int, int], last: dic
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-def lanes(tasks: StepTasks, rank: int = 0, label: str = "") -> list[Lane]:
-    """The lanes of one rank: host threads, then streams. `label` goes before their names."""
+def lanes(tasks: StepTasks, rank: int = 0) -> list[Lane]:
+    """The lanes of one rank: host threads, then streams."""
     met = {group for _, group in tasks.meetings}
+    kinds = [LaneKind.COMMUNICATION if name in met else LaneKind.COMPUTE for name in tasks.streams]
+    names = [f"stream {name}" if name else "GPU stream" for name in tasks.streams]
     return [
-        Lane(f"{label}main thread", rank, LaneKind.HOST),
-        Lane(f"{label}autograd thread", rank, LaneKind.HOST),
-        *(
-            Lane(
-                f"{label}{f'stream {name}' if name else 'GPU stream'}",
-                rank,
-                LaneKind.COMMUNICATION if name in met else LaneKind.COMPUTE,
-            )
-            for name in tasks.streams
-        ),
+        Lane("main thread", rank, LaneKind.HOST),
+        Lane("autograd thread", rank, LaneKind.HOST),
+        *(Lane(name, rank, kind) for name, kind in zip(names, kinds, strict=True)),
     ]
 
 

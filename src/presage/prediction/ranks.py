@@ -76,7 +76,7 @@ def rank_program(members: Sequence[Member], steps: int) -> Ranks:
     lane, name, waits = [], [], []
     for start, m in zip(starts, members, strict=True):
         lane.append(np.tile(m.tasks.lane + len(all_lanes), steps))
-        all_lanes += lanes(m.tasks, m.fold.rank, f"rank {m.fold.rank} " if len(members) > 1 else "")
+        all_lanes += lanes(m.tasks, m.fold.rank)
         name.append(np.tile(_labels(m, names), steps))
         waits.append(edges(m.tasks, steps, m.step.host.calls).shifted(start))
     group = _meetings(members, starts, sum(sizes), steps)

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from presage.prediction.breakdown import Costly, Part
+from presage.prediction.many import ManyRanks
 from presage.prediction.step import Prediction
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
@@ -25,7 +26,8 @@ BOUND = {
 def headline(p: Prediction) -> str:
     """What was asked, and the answer in one line."""
     given = ", ".join(f"{k}={v}" for k, v in p.arguments.items())
-    asked = f"[bold]{escape(p.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')} on {escape(p.gpu)}"
+    where = p.gpu if p.many is None else f"{p.many.ranks} ranks ({p.many.strategy}) of {p.many.platform}"
+    asked = f"[bold]{escape(p.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')} on {escape(where)}"
     s = p.step
     return f"{asked}\n{seconds(s.p50)} a step, nine runs of ten between {seconds(s.p5)} and {seconds(s.p95)}"
 
@@ -34,15 +36,26 @@ def step_table(p: Prediction) -> Table:
     """The figures of the step."""
     table = plain_table("Step", "", "", "")
     table.show_header = False
-    for name, value, remark in (
+    rows = [
         ("step time", seconds(p.step.p50), f"mean {seconds(p.step.mean)}"),
         ("GPU active", seconds(p.gpu_active), f"{percent(p.gpu_active / p.step.p50)} of the step"),
         ("host, by itself", seconds(p.host), f"{p.launches} launches"),
         ("bound", p.bound, BOUND[p.bound]),
         ("peak memory", size(p.peak_memory), f"of {size(p.memory)}"),
-    ):
-        table.add_row(name, value, remark)
+    ]
+    if p.many is not None:
+        rows[2:2] = _communication(p.many)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _communication(m: ManyRanks) -> list[tuple[str, str, str]]:
+    return [
+        ("communication", seconds(m.communication), "transfers, waits for other ranks not counted"),
+        ("  exposed", seconds(m.exposed), "with no kernels beside"),
+        ("wait for ranks", seconds(m.wait), "the longest of all ranks, with no kernels beside"),
+    ]
 
 
 def part_table(title: str, first: str, parts: Sequence[Part], most: int = 20) -> Table:

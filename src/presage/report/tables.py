@@ -42,11 +42,11 @@ def step_table(ranks: Sequence[tuple[str, Sequence[StepTime]]]) -> Table:
     return table
 
 
-def activity_table(rows: Sequence[tuple[str, Activity]]) -> Table:
-    """What each GPU did: shares of the span."""
-    columns = ("span", "GPU active", "compute", "exposed comm", "of it waiting", "overlap")
+def activity_table(rows: Sequence[tuple[str, Activity]], device: str = "GPU") -> Table:
+    """What each GPU (or CPU) did: shares of the span."""
+    columns = ("span", f"{device} active", "compute", "exposed comm", "of it waiting", "overlap")
     idle = ("idle", "host-bound", "sync", "gaps", "unexplained")
-    table = plain_table("GPU time (shares of the span)", "rank", *columns, *idle)
+    table = plain_table(f"{device} time (shares of the span)", "rank", *columns, *idle)
     for rank, a in rows:
         s = a.span
         table.add_row(
@@ -66,8 +66,8 @@ def activity_table(rows: Sequence[tuple[str, Activity]]) -> Table:
     return table
 
 
-def op_table(ops: Sequence[OpTime], top: int, rank: str) -> Table:
-    table = plain_table(f"Top ops by GPU time (rank {rank}, all steps)", "op", "calls", "GPU", "host")
+def op_table(ops: Sequence[OpTime], top: int, rank: str, off_host: str = "GPU") -> Table:
+    table = plain_table(f"Top ops by {off_host} time (rank {rank}, all steps)", "op", "calls", off_host, "host")
     for o in ops[:top]:
         table.add_row(
             shorten(o.name.removeprefix("autograd::engine::evaluate_function: ")),
@@ -78,9 +78,9 @@ def op_table(ops: Sequence[OpTime], top: int, rank: str) -> Table:
     return table
 
 
-def kernel_table(kernels: Sequence[OpTime], top: int, rank: str) -> Table:
+def kernel_table(kernels: Sequence[OpTime], top: int, rank: str, what: str = "kernel") -> Table:
     total = sum(k.gpu for k in kernels)
-    table = plain_table(f"Top kernels (rank {rank}, all steps)", "kernel", "calls", "time", "share")
+    table = plain_table(f"Top {what}s (rank {rank}, all steps)", what, "calls", "time", "share")
     for k in kernels[:top]:
         table.add_row(shorten(k.name), str(k.calls), seconds(k.gpu), percent(k.gpu / total))
     return table

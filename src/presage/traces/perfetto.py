@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.engine import LaneKind, Timeline
+from presage.engine import LaneKind, Program, Timeline
 from presage.traces.replay import NS, RankTasks, Replay
 
 __all__ = ["chrome_trace", "timeline_trace"]
 
 US = 1e6
 SHORTEST = 1e-9  # seconds: what is shorter would be drawn as nothing
+WAIT = "waiting for other ranks"
 COLOUR = {LaneKind.HOST: "host", LaneKind.COMPUTE: "kernel", LaneKind.COMMUNICATION: "collective"}
 
 
@@ -33,20 +35,33 @@ def chrome_trace(replay: Replay, timeline: Timeline) -> bytes:
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
 
 
-def timeline_trace(timeline: Timeline, process: str) -> bytes:
-    """The JSON text of one timeline, as one process with a row a lane."""
-    program = timeline.program
-    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": process}}]
+def timeline_trace(timeline: Timeline, processes: Mapping[int, str]) -> bytes:
+    """The JSON text of one timeline: a process for each rank, by these names, with a row a lane.
+
+    A wait for other ranks is drawn by itself, before the collective that waits.
+    """
+    program, events = timeline.program, list[dict[str, Any]]()
+    for rank, name in processes.items():
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
     for i, lane in enumerate(program.lanes):
-        events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": i, "args": {"name": lane.name}})
-        events.append({"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": i, "args": {"sort_index": i}})
-    rows = zip(program.lane.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True)
-    for task, (lane, start, end) in enumerate(rows):
+        place = {"ph": "M", "pid": lane.rank, "tid": i}
+        events.append({**place, "name": "thread_name", "args": {"name": lane.name}})
+        events.append({**place, "name": "thread_sort_index", "args": {"sort_index": i}})
+    for task, wait in enumerate(timeline.wait.tolist()):
+        start, end = float(timeline.start[task]), float(timeline.end[task])
+        if wait >= SHORTEST:
+            events.append(_drawn(program, task, WAIT, "wait", start - wait, start))
         if end - start >= SHORTEST:
-            kind = COLOUR[program.lanes[lane].kind]
-            times = {"ts": round(start * US, 3), "dur": round((end - start) * US, 3)}
-            events.append({"ph": "X", "name": program.label(task), "cat": kind, "pid": 0, "tid": lane, **times})
+            kind = COLOUR[program.lanes[program.lane[task]].kind]
+            events.append(_drawn(program, task, program.label(task), kind, start, end))
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
+
+
+def _drawn(program: Program, task: int, name: str, kind: str, start: float, end: float) -> dict[str, Any]:
+    lane = int(program.lane[task])
+    times = {"ts": round(start * US, 3), "dur": round((end - start) * US, 3)}
+    return {"ph": "X", "name": name, "cat": kind, "pid": program.lanes[lane].rank, "tid": lane, **times}
 
 
 def _measured(replay: Replay, rank: RankTasks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,0 +1,146 @@
+"""What `presage predict` is told about many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from presage.errors import PresageError
+
+if TYPE_CHECKING:
+    from presage.hardware import Platform
+    from presage.prediction.team import RankKind
+
+__all__ = ["Asked", "Options", "PlatformName", "RankCount", "RankSpecs", "StrategyName", "Tensor", "asked"]
+
+RankCount = Annotated[
+    int | None,
+    typer.Option("--ranks", metavar="N", min=1, help="Train on so many ranks (default: all GPUs of one node)."),
+]
+StrategyName = Annotated[
+    str | None,
+    typer.Option("--strategy", metavar="NAME", help="ddp (the default), fsdp, zero1, zero2, zero3 or tp."),
+]
+PlatformName = Annotated[
+    str | None,
+    typer.Option("--platform", metavar="NAME", help="The machines of the ranks (presage platforms), or a .toml file."),
+]
+Tensor = Annotated[
+    int, typer.Option("--tensor", metavar="N", min=1, help="Ranks that share each layer; the others share the data.")
+]
+Options = Annotated[
+    list[str],
+    typer.Option("--option", metavar="K=V", help="An option of the strategy, such as bucket_cap_mb=50; repeatable."),
+]
+RankSpecs = Annotated[
+    list[str],
+    typer.Option(
+        "--rank",
+        metavar="R:K=V,...",
+        help="A rank that differs, or several (2-5): speed=0.9 (of its GPU), host=1.3 (times as long), or arguments of "
+        "FUNCTION such as batch=16; repeatable.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Many ranks, as the user asked for them."""
+
+    platform: str
+    ranks: int
+    strategy: str
+    tensor: int
+    options: dict[str, str]
+    kinds: dict[int, RankKind] = field(default_factory=dict)
+    variants: tuple[tuple[str, ...], ...] = ()  # --arg values of the steps that some ranks run instead, K=V each
+
+
+def asked(
+    gpu: str | None,
+    platform: str | None,
+    ranks: int | None,
+    strategy: str | None,
+    tensor: int,
+    options: Sequence[str],
+    specs: Sequence[str],
+) -> Asked | None:
+    """What was asked for, or None where it is one GPU."""
+    if platform is None and strategy is None and ranks in (None, 1) and tensor == 1:
+        if options or specs:
+            raise PresageError("--option and --rank are about many ranks: say how many with --ranks, or --platform")
+        return None
+    place = _place(gpu, platform)
+    count = ranks or place.domain
+    kinds, variants = _kinds(specs, count)
+    given = dict(_pair(o, "--option") for o in options)
+    return Asked(platform or place.key, count, strategy or "ddp", tensor, given, kinds, variants)
+
+
+def _place(gpu: str | None, platform: str | None) -> Platform:
+    """The platform by its name, or the first node with the GPU that was asked for."""
+    from presage.hardware import gpu as gpu_of
+    from presage.hardware import platform as platform_of
+    from presage.hardware import platforms
+
+    if platform is None:
+        wanted = gpu_of(gpu or "h200")
+        fits = [p for p in platforms() if p.gpu.key == wanted.key]
+        if not fits:
+            raise PresageError(f"no platform with {wanted.name} is known: give one with --platform (presage platforms)")
+        return max(fits, key=lambda p: (p.key.startswith("dgx"), p.domain))
+    place = platform_of(platform)
+    if gpu is not None and gpu_of(gpu).key != place.gpu.key:
+        raise PresageError(f"--platform {platform} has {place.gpu.name}: leave --gpu out, or choose another platform")
+    return place
+
+
+def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankKind], tuple[tuple[str, ...], ...]]:
+    """Ranks that differ, and the steps that some of them run instead of the usual one."""
+    from presage.prediction.team import RankKind
+
+    kinds: dict[int, RankKind] = {}
+    variants: list[tuple[str, ...]] = []
+    for spec in specs:
+        places, colon, rest = spec.partition(":")
+        values: Mapping[str, str] = dict(_pair(item, f"--rank {spec}") for item in rest.split(",")) if colon else {}
+        if not values:
+            raise PresageError(f"--rank {spec}: should be RANK:NAME=VALUE, such as 3:speed=0.8 or 2-5:host=1.3")
+        own = tuple(f"{k}={v}" for k, v in values.items() if k not in ("speed", "host"))
+        if own and own not in variants:
+            variants.append(own)
+        numbers = {k: _number(values[k], spec) for k in ("speed", "host") if k in values}
+        step = variants.index(own) + 1 if own else 0
+        kind = RankKind(**numbers, step=step, arguments=tuple(_pair(item, spec) for item in own))
+        for rank in _places(places, spec, count):
+            if rank in kinds:
+                raise PresageError(f"--rank {spec}: rank {rank} was told of before")
+            kinds[rank] = kind
+    return kinds, tuple(variants)
+
+
+def _places(text: str, spec: str, count: int) -> range:
+    first, _, last = text.partition("-")
+    if not first.isdigit() or (last and not last.isdigit()):
+        raise PresageError(f"--rank {spec}: {text!r} is no rank and no range of ranks like 2-5")
+    found = range(int(first), int(last or first) + 1)
+    if not found or found[-1] >= count:
+        raise PresageError(f"--rank {spec}: the ranks are 0 to {count - 1}")
+    return found
+
+
+def _number(text: str, spec: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise PresageError(f"--rank {spec}: {text!r} is not a number") from None
+
+
+def _pair(item: str, where: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise PresageError(f"{where}: {item!r} should be NAME=VALUE")
+    return name.strip(), value.strip()
