@@ -18,7 +18,7 @@ from presage.hardware import gpu
 from presage.hardware.gpu import gpus
 from presage.traces import kineto
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data" / "h200_overlap"
 KINDS = st.sampled_from(["products", "attention", "streams", "scattered"])
 

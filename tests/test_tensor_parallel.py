@@ -13,7 +13,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="capturing needs torch: pip install 'presage[torch]'")
 
 from part_models import BATCH, HEADS, LAYERS, LENGTH, WIDTH, Model, builder  # noqa: E402
-
 from presage.capture import capture, load, load_cases  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph import flops  # noqa: E402
@@ -23,7 +22,7 @@ from presage.graph.graph import Graph, Op, Ref  # noqa: E402
 from presage.graph.memory import profile  # noqa: E402
 from presage.parallel.tensor import tensor_parallel  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CUT = ("attention.qkv", "attention.out", "feed.up", "feed.down")
 
 
