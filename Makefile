@@ -28,6 +28,7 @@ lint: $(READY) ## style and types
 accuracy: $(READY) ## re-prove every claim on the measured data and rewrite docs/accuracy.md
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 	$(BIN)/python docs/make_kernels.py $(DATA)
+	$(BIN)/python docs/make_ranks.py $(DATA)
 
 bench: $(READY) ## speed of the engine, the trace reader and predictions, beside the alternatives where there are any
 	$(BIN)/python bench/engine.py

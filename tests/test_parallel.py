@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from presage.parallel.zero import Zero, zero  # noqa: E402
 ROOT_DIR = Path(__file__).parent.parent
 MEASURED = json.loads((ROOT_DIR / "data/h200_ranks/measured.json").read_text())["cases"]
 RANKS = 8
+TRACE = "traces/hta/resnet50_ddp_a100_rank0of2_collective_meta.json.gz"
 SMALL = {"width": 256, "heads": 4, "layers": 3, "vocab": 1024, "batch": 2, "sequence": 128}
 
 
@@ -136,6 +138,18 @@ def test_ddp_sends_buffers_before_the_forward_pass() -> None:
     assert "broadcast" not in kinds[2:]
     without = ddp(captured("workloads/ranks.py:resnet", batch=8), RANKS, Ddp(broadcast_buffers=False))
     assert not sent(without, "broadcast")
+
+
+def test_ddp_sends_what_a_real_run_sent(shared: Path) -> None:
+    """ResNet-50 on two A100s: the sizes of a step's collectives in its trace, in order."""
+    events = json.loads(gzip.decompress((shared / TRACE).read_bytes()))["traceEvents"]
+    kernels = sorted((e for e in events if e.get("cat") == "kernel" and "nccl" in e["name"]), key=lambda e: e["ts"])
+    bytes_of = {"Float": 4, "Long": 8}
+    real = [e["args"]["In msg nelems"] * bytes_of[e["args"]["dtype"]] for e in kernels]
+    graph = capture(load(f"{shared}/h200/workloads.py:build"), {"name": "resnet50_b32_fp32"})
+    found = ddp(graph, 2)
+    mine = [collective_bytes(found, op) for op in found.ops if collective(op)]
+    assert real == mine * 3  # steps
 
 
 def test_one_rank_is_the_step_itself() -> None:

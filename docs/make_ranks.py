@@ -1,0 +1,182 @@
+"""Score predictions for ranks: one rank's step as measured, collectives, public runs; write docs/ranks_accuracy.md.
+
+python docs/make_ranks.py ../shared
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from presage.accuracy.collectives import score_collectives
+from presage.accuracy.ranks import score_ranks
+from presage.accuracy.score import Result, Score
+from presage.capture import capture, load
+from presage.costs.optime import OpTime
+from presage.graph.collective import collective
+from presage.graph.graph import Graph
+from presage.graph.memory import profile
+from presage.parallel.ddp import Ddp, ddp
+from presage.parallel.fsdp import Fsdp, fsdp
+from presage.prediction.machine import kernel_times, machine
+from presage.prediction.step import step_program
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = Path(__file__).with_name("ranks_accuracy.md")
+DATA = ROOT / "data" / "h200_ranks"
+RANKS = 8
+TRACED_STEPS = 2
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+
+VIEW, MIXED = Ddp(gradient_as_bucket_view=True), Fsdp(reshard_root=True, master_dtype="float32", reduce_dtype="float32")
+BF16 = {"autocast": False, "bf16": True}
+CASES: dict[str, tuple[str, dict[str, Any], Callable[..., Graph] | None, Any]] = {
+    "gpt": ("gpt", {}, None, None),
+    "gpt_ddp": ("gpt", {}, ddp, Ddp()),
+    "gpt_ddp_view": ("gpt", {}, ddp, VIEW),
+    "gpt_b1": ("gpt", {"batch": 1}, None, None),
+    "gpt_ddp_b1": ("gpt", {"batch": 1}, ddp, Ddp()),
+    "gpt_bf16": ("gpt", BF16, None, None),
+    "gpt_fsdp": ("gpt", BF16, fsdp, MIXED),
+    "gpt_fsdp_b1": ("gpt", {"batch": 1, **BF16}, fsdp, MIXED),
+    "gpt_fsdp_bf16": ("gpt", BF16, fsdp, Fsdp(reshard_root=True)),
+    "gpt_fsdp_kept": ("gpt", BF16, fsdp, Fsdp(reshard_after_forward=False)),
+    "resnet": ("resnet", {}, None, None),
+    "resnet_ddp": ("resnet", {}, ddp, Ddp()),
+    "resnet_ddp_view": ("resnet", {}, ddp, VIEW),
+    "stacks_2": ("stacks", {"layers": 2}, None, None),
+    "stacks_ddp_2": ("stacks", {"layers": 2}, ddp, Ddp()),
+    "stacks_fsdp_2": ("stacks", {"layers": 2}, fsdp, Fsdp()),
+    "stacks_20": ("stacks", {"layers": 20}, None, None),
+    "stacks_ddp_20": ("stacks", {"layers": 20}, ddp, Ddp()),
+    "stacks_ddp_view_20": ("stacks", {"layers": 20}, ddp, VIEW),
+    "stacks_fsdp_20": ("stacks", {"layers": 20}, fsdp, Fsdp()),
+    "stacks_fsdp_loop_20": ("stacks", {"layers": 20, "fused": False}, fsdp, Fsdp()),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case's step, GPU time and peak memory: predicted, then measured. Seconds and bytes."""
+
+    name: str
+    step: tuple[float, float]
+    active: tuple[float, float]
+    memory: tuple[float, float]
+
+
+def rows() -> Iterator[Row]:
+    measured = json.loads((DATA / "measured.json").read_text())["cases"]
+    where = machine("h200")
+    for name, (function, arguments, apply, options) in CASES.items():
+        graph = capture(load(f"{ROOT}/workloads/ranks.py:{function}"), dict(arguments))
+        graph = apply(graph, RANKS, options) if apply else graph
+        times = [
+            OpTime(0.0, 1, "communication", "model") if collective(op) else t
+            for op, t in zip(graph.ops, kernel_times(graph, where), strict=True)
+        ]
+        real = measured[name]
+        sent = copies(DATA / f"{name}.json.gz") if "fsdp" in name else 0.0
+        yield Row(
+            name,
+            (step_program(graph, times, where.host).usual(8), real["step_ms"] / 1e3),
+            (sum(t.seconds for t in times), real["gpu_active_ms"] / 1e3 - sent),
+            (profile(graph).peak_allocated, real["peak_alloc"]),
+        )
+
+
+def copies(trace: Path) -> float:
+    """Seconds a step of the copies with which the fake process group stands in for all-gathers."""
+    events = [e for e in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] if e.get("ph") == "X"]
+    spans = [(e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "c10d::_allgather_base_"]
+    calls = {
+        e["args"]["correlation"]
+        for e in events
+        if e.get("cat") == "cuda_runtime" and any(t == e["tid"] and a <= e["ts"] < b for t, a, b in spans)
+    }
+    took = [e["dur"] for e in events if e.get("cat") in GPU and e["args"].get("correlation") in calls]
+    return sum(took) / TRACED_STEPS / 1e6
+
+
+def table(found: list[Row]) -> Iterator[str]:
+    yield "| case | step, predicted | measured | error | GPU time, predicted | measured | error | peak memory error |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for r in found:
+        cells = [f"{1e3 * x:.2f} ms" for x in r.step] + [error(r.step)]
+        cells += [f"{1e3 * x:.2f} ms" for x in r.active] + [
+            error(r.active),
+            f"{100 * (r.memory[0] / r.memory[1] - 1):+.2f}%",
+        ]
+        yield f"| {r.name} | {' | '.join(cells)} |"
+
+
+def error(pair: tuple[float, float]) -> str:
+    return f"{100 * (pair[0] / pair[1] - 1):+.1f}%"
+
+
+def summary(found: list[Row]) -> Iterator[str]:
+    ranks = [r for r in found if "ddp" in r.name or "fsdp" in r.name]
+    for what, pairs in (
+        ("GPU time", [r.active for r in ranks]),
+        ("step", [r.step for r in ranks]),
+        ("peak memory", [r.memory for r in ranks]),
+    ):
+        off = np.abs(np.array([p / m - 1 for p, m in pairs]))
+        mean, middle, most = (100 * x for x in (off.mean(), np.median(off), off.max()))
+        yield f"- {what}: n {len(off)}, MAPE {mean:.2f}%, median {middle:.2f}%, max {most:.1f}%"
+
+
+def scores(metrics: dict[str, Score]) -> Iterator[str]:
+    yield "| metric | n | MAPE | geomean | median | p90 | max | bias |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, s in metrics.items():
+        cells = (s.mape, s.geomean, s.median, s.p90, s.max, s.bias)
+        yield f"| {name} | {s.n} | {' | '.join(f'{100 * x:.1f}%' for x in cells)} |"
+
+
+def by_group(found: Result, metric: str) -> dict[str, Score]:
+    some = {group: found.metrics(group).get(metric) for group in found.groups()}
+    return {group: s for group, s in some.items() if s is not None and s.n}
+
+
+def page(shared: Path) -> Iterator[str]:
+    found = list(rows())
+    yield from (INTRO, "## One rank's step, on an H200", "", ONE, "", *summary(found), "", *table(found), "")
+    sent = score_collectives(shared / "runs" / "nccl_busbw.csv")
+    yield from ("## Collectives", "", SENT, "", *scores(sent.metrics()), "", "A GPU left out of the fit, by GPU:", "")
+    yield from (*scores(by_group(sent, "gpu_left_out")), "")
+    runs = score_ranks(ROOT / "workloads" / "public.py", shared / "runs" / "public_runs.csv")
+    yield from ("## Public runs", "", RUNS, "", *scores(runs.metrics()), "", *scores(by_group(runs, "step_time")))
+
+
+INTRO = """# How right predictions for ranks are
+
+Written by `make accuracy` (docs/make_ranks.py), on the data named below.
+"""
+ONE = """PyTorch 2.11's own DDP and FSDP2 as one of several ranks (workloads/ranks.py, data/h200_ranks): FSDP2 with a
+fake process group whose collectives move nothing, DDP as the only rank of a real one. So all is measured but
+the transfers, which are 0 in the predictions too; the copies by which the fake group stands in for all-
+gathers are taken off. presage sees only the twin without ranks. The constants of the hooks
+(presage.costs.hooks) were set on these steps, so the steps are no blind test; GPU time and memory have no
+constant set on them, but for what DDP keeps of its first step's buckets."""
+SENT = """Of `nccl_busbw.csv`: `time`, every third size of each curve left out of the fit; `gpu_left_out`, a whole GPU
+type; `shipped`, the model as it ships; `interpolated`, a straight line between neighbours for comparison;
+`repeated`, one measurement against another."""
+RUNS = """Rows of `public_runs.csv` of one node with up to 8 GPUs that a captured PyTorch model can stand for
+(workloads/public.py): nothing was tuned on them. The GPUs are A100 and H100, which were never calibrated
+here."""
+
+
+def main() -> None:
+    PAGE.write_text("\n".join(page(Path(sys.argv[1]))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
