@@ -143,13 +143,13 @@ def test_a_public_trace_of_one_rank_of_300(shared: Path) -> None:
 
 # Real runs. Steps are long waits for data with little computing, because the ranks share two cores with other tests.
 RANKS = int(os.environ.get("PRESAGE_GLOO_RANKS", "2"))
-SLOW, LOAD, DELAY, STEPS = 1, 0.3, 0.4, 5
+SLOW, LOAD, DELAY, STEPS = 1, 0.4, 0.5, 4
 
 
 def record(out: Path, *, load: float, delay: float) -> Replay:
     """Train for real, one process a rank, and read what the profiler saw."""
     late = ["--slow-rank", str(SLOW), "--delay-ms", str(delay * 1e3)] if delay else []
-    sizes = ["--ranks", str(RANKS), "--steps", str(STEPS), "--load-ms", str(load * 1e3)]
+    sizes = ["--ranks", str(RANKS), "--steps", str(STEPS), "--batch", "64", "--load-ms", str(load * 1e3)]
     command = [sys.executable, str(ROOT / "examples/gloo.py"), "--out", str(out), *sizes, *late]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -70,16 +70,16 @@ class Activity:
 
 
 def activity(replay: Replay, place: int) -> Activity:
-    """How the GPU of one rank spent the trace's steps, as measured."""
+    """How the GPU of one rank spent the trace's steps, as measured; without a GPU, the host's operators compute."""
     r = replay.ranks[place]
     gpu = r.trace.gpu
     lo, hi = _window(r)
     start, end = np.clip(gpu.start * NS, lo, hi), np.clip(gpu.end * NS, lo, hi)
     comm = r.trace.is_collective
-    compute = union(start[~comm], end[~comm])
+    compute = _host_compute(r, lo, hi) if r.trace.cpu_only else union(start[~comm], end[~comm])
     communication = union(start[comm], end[comm])
     exposed = subtract(communication, compute)
-    busy = union(start, end)
+    busy = union(*np.concatenate([compute, communication]).T)
     waiting = _waiting(replay, place)
     return Activity(
         span=hi - lo,
@@ -90,6 +90,14 @@ def activity(replay: Replay, place: int) -> Activity:
         waiting_for_ranks=float("nan") if waiting is None else length(intersect(exposed, waiting)),
         idle=_idle(r, busy, lo, hi),
     )
+
+
+def _host_compute(r: RankTasks, lo: float, hi: float) -> Floats:
+    """When operators ran on the host's threads, for a rank without a GPU."""
+    s = r.stretches
+    on = np.flatnonzero(s.owner >= 0)
+    on = np.setdiff1d(on[r.trace.host.kind[s.owner[on]] == HostKind.OP], r.issues)
+    return union(np.clip(s.lo[on] * NS, lo, hi), np.clip(s.hi[on] * NS, lo, hi))
 
 
 def _window(r: RankTasks) -> tuple[float, float]:
@@ -130,8 +138,8 @@ def _arrivals(replay: Replay) -> list[list[int]]:
 def _idle(r: RankTasks, busy: Floats, lo: float, hi: float) -> Idle:
     """Split every idle span by what the first event after it had waited for."""
     idle = subtract(np.array([[lo, hi]]), busy)
-    if not len(r.trace.gpu):
-        return Idle(hi - lo, 0.0, 0.0, 0.0)
+    if r.trace.cpu_only:
+        return Idle(length(idle), 0.0, 0.0, 0.0)
     launched = launch_times(r.trace.host, r.trace.gpu) * NS
     by_start = np.argsort(r.trace.gpu.start, kind="stable")
     starts = r.trace.gpu.start[by_start] * NS
@@ -267,18 +275,30 @@ class Lateness:
 
 
 def lateness(replay: Replay) -> list[Lateness]:
-    """Who is late: per rank how often it came last, how long others waited for it, and how long it waited."""
+    """Who is late: per rank how often it came last, how long others waited for it, and how long it waited.
+
+    A rank that waits in two collectives at once waits once.
+    """
     n = len(replay.run)
-    last, caused, waited = np.zeros(n, int), np.zeros(n), np.zeros(n)
+    last = np.zeros(n, int)
+    spans: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)  # by who waited, and for whom
     for meeting, times in zip(replay.run.meetings, _arrivals(replay), strict=True):
         latest = max(times)
         who = meeting.members[times.index(latest)][0]
         last[who] += 1
         for (member, _), at in zip(meeting.members, times, strict=True):
-            waited[member] += (latest - at) * NS
-            caused[who] += (latest - at) * NS
-    rows = zip(range(n), last, caused, waited, strict=True)
-    return [Lateness(replay.run.rank(i), int(a), float(b), float(c)) for i, a, b, c in rows]
+            spans[member, who].append((at * NS, latest * NS))
+    rows = []
+    for i in range(n):
+        caused = sum(_covered(found) for (_, who), found in spans.items() if who == i)
+        waited = _covered([x for (member, _), found in spans.items() if member == i for x in found])
+        rows.append(Lateness(replay.run.rank(i), int(last[i]), caused, waited))
+    return rows
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    table = np.array(spans).reshape(-1, 2)
+    return length(union(table[:, 0], table[:, 1]))
 
 
 def late_meetings(replay: Replay, most: int = 10) -> list[tuple[Meeting, int, float, float]]:

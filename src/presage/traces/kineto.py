@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError
 from presage.traces import calltree, kineto_schema, links
+from presage.traces.gloo import lifted
 from presage.traces.jsonfile import event_chunks
 from presage.traces.kineto_schema import GPU_CATEGORIES, HOST_CATEGORIES, IGNORED_CATEGORIES, NO_ARGS, Args, Event, File
 from presage.traces.trace import Collective, GpuEvents, HostEvents, HostKind, Stream, Sync, Thread, Trace
@@ -34,7 +35,7 @@ def read(path: str | Path, ignore: Iterable[str] = ()) -> Trace:
             if about is not None:
                 columns.about(about)
             columns.take(events)
-    return columns.trace()
+    return lifted(columns.trace())
 
 
 @contextmanager
@@ -93,6 +94,7 @@ class _Columns:
         self.world: int | None = None
         self.base_ns = 0
         self.stacks = False
+        self.machine = ""
         self.gpu_count = 0
 
     def about(self, file: File) -> None:
@@ -103,6 +105,7 @@ class _Columns:
             self.world = _integer(file.distributed.world)
         self.base_ns = file.base or self.base_ns
         self.stacks = self.stacks or bool(file.stacks)
+        self.machine = self.machine or str(file.machine or "")
 
     def take(self, events: list[Event]) -> None:
         host: list[Event] = []
@@ -230,6 +233,7 @@ class _Columns:
             forward_of=links.forward_of(host, self.flows, self.base_us or 0),
             ignored=dict(self.ignored),
             has_stacks=self.stacks or "python_function" in self.ignored,
+            machine=self.machine,
         )
 
 

@@ -113,6 +113,7 @@ class File(msgspec.Struct, gc=False, frozen=True):
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     base: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
     stacks: Any = msgspec.field(name="with_stack", default=None)
+    machine: Any = msgspec.field(name="host_name", default=None)
 
 
 EVENTS = msgspec.json.Decoder(list[Event])

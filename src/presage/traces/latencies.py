@@ -42,21 +42,22 @@ def earlier_end(gpu: GpuEvents) -> NDArray[np.int64]:
     return before
 
 
-def latencies(host: HostEvents, gpu: GpuEvents) -> Latencies:
-    """Estimated robustly: medians where the stream was idle, a trimmed mean where it was queued."""
+def latencies(host: HostEvents, gpu: GpuEvents, fewest: int = 5) -> Latencies:
+    """Medians where the stream was idle, a trimmed mean where it was queued; the usual ones for want of `fewest`."""
     linked = gpu.launch >= 0
     before = earlier_end(gpu)
     called = np.where(linked, host.start[gpu.launch] if len(host) else 0, 0)
     delay = gpu.start - called
     idle = linked & (called >= before) & (delay > 0) & (delay < 200 * US)
-    launch = tuple(_median(delay[idle & (gpu.kind == k)], _median(delay[idle], USUAL_LAUNCH)) for k in GpuKind)
+    any_kind = _median(delay[idle], USUAL_LAUNCH, fewest)
+    launch = tuple(_median(delay[idle & (gpu.kind == k)], any_kind, fewest) for k in GpuKind)
     gap = gpu.start - before
     queued = linked & (called + 3 * max(launch) < before) & (gap >= 0) & (gap < 10 * US)
     return Latencies((launch[0], launch[1], launch[2]), _trimmed_mean(gap[queued], USUAL_GAP))
 
 
-def _median(values: NDArray[np.int64], default: int) -> int:
-    return int(np.median(values)) if len(values) >= 5 else default
+def _median(values: NDArray[np.int64], default: int, fewest: int) -> int:
+    return int(np.median(values)) if len(values) >= fewest else default
 
 
 def _trimmed_mean(values: NDArray[np.int64], default: int) -> int:
@@ -68,7 +69,7 @@ def _trimmed_mean(values: NDArray[np.int64], default: int) -> int:
 def gpu_clock_shift(trace: Trace) -> int:
     """Nanoseconds to add to the GPU's times so that no kernel starts before its launch; 0 where the clocks agree."""
     linked = trace.gpu.launch >= 0
-    if not linked.any():
+    if not linked.any() or trace.cpu_only:
         return 0
     delay = trace.gpu.start[linked] - trace.host.start[trace.gpu.launch[linked]]
     soonest = int(np.quantile(delay, 0.005))

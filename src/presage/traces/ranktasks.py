@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Edges, Lane, LaneKind
-from presage.traces import waits
+from presage.traces import gloo, waits
 from presage.traces.latencies import Latencies, earlier_end, latencies
 from presage.traces.threads import Handover, Stretches, handovers, stretches
-from presage.traces.trace import Trace
+from presage.traces.trace import HOST_DEVICE, Trace
 
 __all__ = ["NS", "Columns", "RankTasks", "edges_of", "lanes_of", "rank_tasks", "task_columns"]
 
@@ -36,6 +36,7 @@ class RankTasks:
     handovers: tuple[Handover, ...] = field(repr=False)
     stream_waits: tuple[waits.StreamWait, ...] = field(repr=False)
     hidden: Ints = field(repr=False)  # by GPU event: ns before its start in which its stream did what no event shows
+    taken_up_late: Ints = field(repr=False)  # by collective of a host thread: ns that it began later than usual
     origin: int  # nanoseconds of the trace's clock at the program's 0
     first_task: int
 
@@ -73,20 +74,31 @@ class RankTasks:
 def rank_tasks(place: int, trace: Trace, origin: int, first_task: int) -> RankTasks:
     """Find out what waits for what on one rank."""
     s = stretches(trace.host)
-    lat = latencies(trace.host, trace.gpu)
+    # what is usual among GPUs says nothing of host threads: there one example is better
+    lat = latencies(trace.host, trace.gpu, fewest=1 if trace.cpu_only else 5)
     inferred, hidden = waits.stream_waits(trace, lat)
+    none = np.zeros_like(hidden)
+    blocked = gloo.waits(trace, s) if trace.cpu_only else waits.blocking_calls(trace, s)
+    waiting = {b.stretch for b in blocked}
     return RankTasks(
         place=place,
         trace=trace,
         stretches=s,
         latencies=lat,
-        blocked=tuple(waits.blocking_calls(trace, s)),
-        handovers=tuple(handovers(trace.host, s)),
+        blocked=tuple(blocked),
+        handovers=tuple(h for h in handovers(trace.host, s) if h.silence not in waiting),
         stream_waits=(*waits.stated_stream_waits(trace), *inferred),
-        hidden=hidden,
+        hidden=none if trace.cpu_only else hidden,
+        taken_up_late=_beyond_usual(trace, lat, hidden > 0) if trace.cpu_only else none,
         origin=origin,
         first_task=first_task,
     )
+
+
+def _beyond_usual(trace: Trace, lat: Latencies, late: NDArray[np.bool_]) -> Ints:
+    """By collective that a worker took up late (it had to wait for a core itself) by how much: it arrived that late."""
+    usual = waits.launch_times(trace.host, trace.gpu) + lat.of(trace.gpu.kind)
+    return np.where(late, trace.gpu.start - usual, 0)
 
 
 def lanes_of(r: RankTasks, rank: int) -> list[Lane]:
@@ -96,7 +108,8 @@ def lanes_of(r: RankTasks, rank: int) -> list[Lane]:
     for i, stream in enumerate(r.trace.streams):
         on = r.trace.gpu.stream == i
         kind = LaneKind.COMMUNICATION if comm[on].sum() * 2 > on.sum() else LaneKind.COMPUTE
-        lanes.append(Lane(f"rank {rank} stream {stream.stream}", rank, kind))
+        what = "collectives" if stream.device == HOST_DEVICE else "stream"
+        lanes.append(Lane(f"rank {rank} {what} {stream.stream}", rank, kind))
     return lanes
 
 
@@ -154,7 +167,7 @@ def _launches(r: RankTasks) -> Edges:
     gpu = r.trace.gpu
     linked = np.flatnonzero(gpu.launch >= 0)
     call = r.stretches.first[gpu.launch[linked]]
-    delay = r.latencies.of(gpu.kind[linked]) - r.latencies.gap
+    delay = r.latencies.of(gpu.kind[linked]) + r.taken_up_late[linked] - r.latencies.gap
     return Edges.of(r.stretch_task[call] - r.blocks[call], r.gpu_task[linked], delay * NS, True)
 
 

@@ -3,8 +3,8 @@
 What is taken from the trace: how long each stretch of host time, each call and each kernel took; in which order; and
 the dependencies that it states or that `waits` and `threads` infer. What is not: when anything started. A start is
 pinned only for what began before the window (a thread's first event, a kernel without a launch). Launch latency and
-kernel-to-kernel gap are two constants a trace; the transfer time of a collective is the shortest any rank saw, and the
-waiting of the others must come out of the recursion.
+kernel-to-kernel gap are two constants a trace; the transfer time of a collective is the shortest any rank saw (on one
+clock: from the last arrival to the first end), and the waiting of the others must come out of the recursion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from presage.engine import Edges, Program, Timeline, simulate
 from presage.traces import waits
 from presage.traces.ranktasks import NS, RankTasks, edges_of, lanes_of, rank_tasks, task_columns
-from presage.traces.run import Run
+from presage.traces.run import Meeting, Run
 from presage.traces.trace import Trace
 
 __all__ = ["NS", "RankTasks", "Replay", "StepTime", "measured_steps", "replay_of"]
@@ -126,11 +126,36 @@ def _joined(columns: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> NDArr
 
 
 def _meet(run: Run, ranks: Sequence[RankTasks], durations: Floats) -> NDArray[np.int64]:
-    """Make matched collectives meetings, and their duration the shortest any member saw."""
+    """Make matched collectives meetings, and their duration the shortest any member saw.
+
+    On one clock it is the time from the last arrival to the first end, and who ended later was kept up by itself.
+    """
     group = np.full(len(durations), -1, np.int64)
+    waiting = [_woken_by(r) for r in ranks] if run.one_clock else []
     for g, meeting in enumerate(run.meetings):
         members = np.array([ranks[r].gpu_task[e] for r, e in meeting.members])
         lead = np.array([ranks[r].lead[e] for r, e in meeting.members]) * NS
         group[members] = g
-        durations[members] = (durations[members] - lead).min() + lead
+        took = (durations[members] - lead).min()
+        if run.one_clock:
+            start, end = (_seconds(ranks, meeting, column) for column in ("start", "end"))
+            took = max(0.0, float(end.min() - start.max()))
+            for (r, e), late in zip(meeting.members, end - end.min(), strict=True):
+                durations[waiting[r].get(e, [])] += late
+        durations[members] = took + lead
     return group
+
+
+def _seconds(ranks: Sequence[RankTasks], meeting: Meeting, column: str) -> Floats:
+    """The start or end of each member, in seconds from the run's origin."""
+    at = [int(getattr(ranks[r].trace.gpu, column)[e]) - ranks[r].origin for r, e in meeting.members]
+    return np.array(at) * NS
+
+
+def _woken_by(r: RankTasks) -> dict[int, list[int]]:
+    """By GPU event the tasks of the host that went on when it ended."""
+    found: dict[int, list[int]] = {}
+    for b in r.blocked:
+        last = max(b.events, key=lambda e: int(r.trace.gpu.end[e]))
+        found.setdefault(last, []).append(int(r.stretch_task[b.stretch]))
+    return found

@@ -15,6 +15,7 @@ from presage.errors import InputError
 from presage.traces import kineto, sniff
 from presage.traces.latencies import gpu_clock_shift
 from presage.traces.trace import Trace
+from presage.traces.waits import launch_times
 
 __all__ = ["Meeting", "Run", "files_of", "read_run", "read_runs", "run_of"]
 
@@ -44,6 +45,7 @@ class Run:
     meetings: tuple[Meeting, ...] = field(repr=False)
     gpu_shift_ns: tuple[int, ...] = ()
     mismatched: int = 0  # collectives matched by kind and order that cannot have met: each rank's is on its own
+    one_clock: bool = False  # all times are of one clock, so that times of different ranks compare exactly
 
     def __len__(self) -> int:
         return len(self.traces)
@@ -111,8 +113,17 @@ def run_of(traces: Sequence[Trace]) -> Run:
     if len(moved) == 1:
         return Run(tuple(moved), (0,), (), tuple(shifts))
     matched, offsets = _match(moved, nominal)
+    one_clock = _one_clock(moved)
+    if one_clock:
+        offsets = [n - nominal[0] for n in nominal]
     meetings = tuple(m for m in matched if _were_together(m, moved, offsets))
-    return Run(tuple(moved), tuple(offsets), meetings, tuple(shifts), len(matched) - len(meetings))
+    return Run(tuple(moved), tuple(offsets), meetings, tuple(shifts), len(matched) - len(meetings), one_clock)
+
+
+def _one_clock(traces: Sequence[Trace]) -> bool:
+    """Whether all times come from the clock of one machine: its name is the same, and no GPU's clock is involved."""
+    machines = {t.machine for t in traces}
+    return len(machines) == 1 and machines != {""} and all(t.cpu_only for t in traces)
 
 
 def _were_together(meeting: Meeting, traces: Sequence[Trace], offsets: Sequence[int]) -> bool:
@@ -179,7 +190,9 @@ def _by_kind(trace: Trace) -> dict[str, NDArray[np.int64]]:
     """A rank's collectives in time order, by what must agree between the ranks of one collective."""
     out: dict[str, list[int]] = defaultdict(list)
     found = np.flatnonzero(trace.is_collective)
-    for event in found[np.argsort(trace.gpu.start[found], kind="stable")]:
+    # host threads take up collectives side by side, in an order of their own; they were asked for in the same order
+    order = launch_times(trace.host, trace.gpu) if trace.cpu_only else trace.gpu.start
+    for event in found[np.argsort(order[found], kind="stable")]:
         meta = trace.collectives.get(int(event))
         if meta is not None and meta.name:
             out[f"{meta.name}|{meta.group}|{meta.ranks}"].append(int(event))

@@ -9,7 +9,22 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Collective", "GpuEvents", "GpuKind", "HostEvents", "HostKind", "Step", "Stream", "Sync", "Thread", "Trace"]
+__all__ = [
+    "HOST_DEVICE",
+    "Collective",
+    "GpuEvents",
+    "GpuKind",
+    "HostEvents",
+    "HostKind",
+    "Step",
+    "Stream",
+    "Sync",
+    "Thread",
+    "Trace",
+]
+
+# The device of streams that are threads of the host, which carry the collectives of ranks without a GPU.
+HOST_DEVICE = -1
 
 Ints = NDArray[np.int64]
 Small = NDArray[np.int32]
@@ -95,7 +110,7 @@ class HostEvents:
 
 @dataclass(frozen=True, eq=False)
 class GpuEvents:
-    """Sorted by stream, then start."""
+    """Work off the host threads that asked for it, sorted by stream, then start."""
 
     kind: NDArray[np.int8]
     name: Small
@@ -104,7 +119,7 @@ class GpuEvents:
     end: Ints
     correlation: Ints
     bytes: Ints
-    launch: Small  # the host call that launched it, or -1 (launched before the window)
+    launch: Small  # the host call (or operator) that launched it, or -1 (launched before the window)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -131,12 +146,18 @@ class Trace:
     forward_of: Small = field(repr=False)  # for a backward host event the forward one, else -1
     ignored: dict[str, int]  # events left out, by category
     has_stacks: bool = False
+    machine: str = ""  # the host's name, where the trace has it
 
     def host_name(self, event: int) -> str:
         return self.names[int(self.host.name[event])]
 
     def gpu_name(self, event: int) -> str:
         return self.names[int(self.gpu.name[event])]
+
+    @property
+    def cpu_only(self) -> bool:
+        """Whether no GPU was at work: then `gpu` holds at most the collectives of host threads."""
+        return all(s.device == HOST_DEVICE for s in self.streams)
 
     @property
     def span(self) -> tuple[int, int]:
