@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands import runner
 from presage.accuracy.public_rows import read_setups, setup
@@ -13,10 +14,8 @@ from presage.accuracy.ranks import Found, score_ranks
 from presage.capture import capture, load
 from presage.cli import accuracy as command
 from presage.errors import InputError, PresageError
-from presage.graph.graph import DTYPE_BYTES
 from presage.parallel.ddp import Ddp
 from presage.parallel.fsdp import Fsdp
-from presage.parallel.gradients import parameters, whole_tensors
 from presage.prediction.api import predict_ranks
 
 BUILDERS = Path(__file__).resolve().parent.parent / "workloads/public.py"
@@ -25,7 +24,7 @@ MPT = {
     "framework": "Composer",
     "model": "mpt-tiny",
     "hidden": "64",
-    "layers": "3",
+    "layers": "2",
     "heads": "2",
     "kv_heads": "2",
     "ffn": "256",
@@ -56,6 +55,7 @@ GPT = MPT | {
     "gpus_per_node": "4",
     "n_gpus": "4",
     "heads": "4",
+    "kv_heads": "4",
     "tp": "4",
     "dp": "1",
     "fsdp_zero": "none",
@@ -117,6 +117,7 @@ def test_megatron_shares_the_vocabulary_and_sends_gradients_at_the_end() -> None
         ({"gpus_per_node": "6", "n_gpus": "6"}, "no platform has 6 A100"),
         ({"fsdp_zero": "none"}, "fully sharded"),
         ({"hidden": ""}, "hidden is not stated"),
+        ({"kv_heads": "1"}, "grouped queries"),
         ({"kv_heads": "MLA"}, "kv_heads is 'MLA', no number"),
         ({"step_time_s_derived": ""}, "no step time"),
     ],
@@ -173,22 +174,23 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "layers", "published"),
-    [("mpt", 12, 124_441_344), ("gpt", 12, 124_475_904), ("llama", 2, None)],
+    ("width", "heads", "layers", "sequence", "published"),
+    [(1024, 16, 24, 512, 354_412_544), (4096, 32, 32, 1024, 6_654_664_704), (7168, 56, 48, 4096, 29_989_894_144)],
 )
-def test_models_have_the_published_parameters(family: str, layers: int, published: int | None) -> None:
-    """MPT-125M as llm-foundry prints it; GPT-2 small with 50304 classes; Llama 3 8B by its layers."""
-    sizes = {"batch": 1, "sequence": 1024, "width": 768, "heads": 12, "layers": layers, "ffn": 3072, "vocab": 50368}
-    if family == "gpt":
-        sizes["vocab"] = 50304
-    if family == "llama":
-        sizes |= {"width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256}
-        published = 8_030_261_248 - 30 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
-    graph = capture(load(f"{BUILDERS}:build"), {"family": family, **sizes})
-    tensors = whole_tensors(graph)
-    assert sum(tensors[p.id].elements for p in parameters(graph)) == published
-    dtype = {tensors[p.id].dtype for p in parameters(graph)}
-    assert {DTYPE_BYTES[d] for d in dtype} == {4 if family == "gpt" else 2}
+def test_mpt_has_as_many_parameters_as_published(
+    width: int, heads: int, layers: int, sequence: int, published: int
+) -> None:
+    made = {"device": "meta", "dtype": torch.bfloat16}
+    model = load(f"{BUILDERS}:Mpt")(50368, width, heads, layers, 4 * width, sequence, False, True, made)
+    assert sum(p.numel() for p in model.parameters()) == published  # type: ignore[attr-defined]
+
+
+def test_other_models_have_as_many_parameters_as_published() -> None:
+    made = {"device": "meta"}
+    llama = load(f"{BUILDERS}:Llama")(128256, 4096, 32, 8, 32, 14336, False, made)
+    assert sum(p.numel() for p in llama.parameters()) == 8_030_261_248  # type: ignore[attr-defined]
+    gpt = load(f"{BUILDERS}:Gpt")(50257, 1280, 20, 36, 5120, 1024, False, made)
+    assert sum(p.numel() for p in gpt.parameters()) == 774_030_080  # type: ignore[attr-defined]
 
 
 def test_a_published_run(shared: Path, tmp_path: Path) -> None:

@@ -194,6 +194,19 @@ def test_fsdp_gathers_for_every_backward_pass() -> None:
     assert len(sent(found, "reduce_scatter")) == 3 * (1 + once)
 
 
+def test_fsdp_frees_gradients_of_every_backward_pass() -> None:
+    """Each pass has its own, sent and freed; no pass adds whole gradients to those of another."""
+    graph = captured("workloads/varied.py:decoder", **_accumulating())
+    found = fsdp(graph, RANKS)
+    whole = [g.storage for backward in backward_passes(graph) for g in gradients(graph, backward)]
+    freed = {e.storage for e in found.events if not e.allocates}
+    assert set(whole) <= freed
+    adding = [op for op in found.ops if op.name == "aten::add_" and op.kernels and op.writes]
+    added = [op for op in adding if found.storages[found.tensors[op.writes[0]].storage].role == "gradient"]
+    assert added
+    assert all(op.stream for op in added)  # parts, beside what was sent
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("master", ["", "float64"])
 def test_zero_shards_the_update(stage: int, master: str) -> None:

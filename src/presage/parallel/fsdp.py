@@ -25,7 +25,14 @@ from itertools import accumulate
 from presage.graph.arguments import references
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref
 from presage.parallel.draft import Draft, hook, op, retarget
-from presage.parallel.gradients import Gradient, backward_passes, earlier_gradients, gradients, whole_tensors
+from presage.parallel.gradients import (
+    Gradient,
+    backward_passes,
+    earlier_gradients,
+    fresh_gradients,
+    gradients,
+    whole_tensors,
+)
 from presage.parallel.shards import shard_elements, shard_update
 from presage.parallel.units import ROOT, Unit, units
 
@@ -50,7 +57,7 @@ DEFAULT = Fsdp()
 
 def fsdp(graph: Graph, ranks: int, options: Fsdp = DEFAULT, group: str = GROUP) -> Graph:
     """The step of one of `ranks` ranks."""
-    return graph if ranks == 1 else _Sharding(graph, ranks, options, group).graph()
+    return graph if ranks == 1 else _Sharding(fresh_gradients(graph), ranks, options, group).graph()
 
 
 class _Sharding:

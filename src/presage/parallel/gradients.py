@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from presage.errors import PresageError
-from presage.graph.check import uses
-from presage.graph.graph import Graph, Storage, Tensor
+from msgspec.structs import replace
 
-__all__ = ["Gradient", "backward_passes", "earlier_gradients", "gradients", "parameters", "whole_tensors"]
+from presage.errors import PresageError
+from presage.graph.arguments import references
+from presage.graph.check import uses
+from presage.graph.graph import Graph, Op, Storage, Tensor
+
+__all__ = [
+    "Gradient", "backward_passes", "earlier_gradients", "fresh_gradients", "gradients", "parameters", "whole_tensors",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,3 +83,27 @@ def earlier_gradients(graph: Graph) -> list[Storage]:
     made = {e.storage for e in graph.events if e.allocates}
     used = {s for op in graph.ops if op.phase == "backward" for s in uses(graph, op)}
     return [s for s in graph.storages if s.role == "gradient" and s.id not in made | used]
+
+
+def fresh_gradients(graph: Graph) -> Graph:
+    """The step where every backward pass makes gradients of its own, for what came before is sent and freed by then.
+
+    On one GPU each microbatch's gradients are added to those there; here what would be added is the gradient.
+    """
+    ops, storages = list(graph.ops), list(graph.storages)
+    for i in (i for backward in backward_passes(graph)[1:] for i in backward):
+        found = _added(graph, ops[i])
+        if found is not None:
+            total, new = found
+            storages[new] = replace(storages[new], role="gradient", name=total.name, module=total.module)
+            ops[i] = replace(ops[i], inputs=(), names=(), outputs=(), writes=(), kernels=False)
+    return replace(graph, ops=tuple(ops), storages=tuple(storages))
+
+
+def _added(graph: Graph, op: Op) -> tuple[Storage, int] | None:
+    """The gradient that an op adds to, and the memory of what it adds; None if it is no such op."""
+    if op.name != "aten::add_" or not op.kernels or len(op.writes) != 1:
+        return None
+    total = graph.storages[graph.tensors[op.writes[0]].storage]
+    others = [s for i in references(op.inputs) if (s := graph.tensors[i].storage) != total.id]
+    return (total, others[0]) if total.role == "gradient" and len(others) == 1 else None
