@@ -1,0 +1,161 @@
+"""How often the rows of a table are used in a batch: counted from data, or expected of a skew.
+
+The skew is that of a power law: row number r (by how often it is asked for, from 1) has the integral of x^-alpha from r
+to r + 1 as its share of the lookups; alpha 0 is uniform. So one number says how rows repeat in a batch of any size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import lgamma
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BINS", "FIRST", "STEEPEST", "Lookups", "Reuse", "fitted_alpha", "zipf"]
+
+Array = npt.NDArray[Any]
+BINS = 17  # of use counts: bin k has the rows used 2^k to 2^(k+1) - 1 times, the last is open
+FIRST: Array = 2.0 ** np.arange(BINS)
+LAST: Array = np.append(FIRST[1:] - 1, np.inf)
+EXACT, SEGMENTS = 64, 160  # row numbers taken one by one, and how many ranges the others fall into
+LARGE = 6  # the first bin whose counts (64 and more) are not added up one by one
+COUNTS: Array = np.arange(FIRST[LARGE - 1])[:, None]
+FACTORIALS: Array = np.array([lgamma(k + 1.0) for k in COUNTS[:, 0]])[:, None]
+STEEPEST = 4.0
+ROUNDED = 2e-5  # shares of a histogram below this may be mere rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """What one table is asked for in one batch."""
+
+    count: float
+    distinct: float  # rows
+    rows: Array  # by bin
+    uses: Array  # by bin: the mean count of its rows
+
+    @staticmethod
+    def of(count: float, rows: Array, uses: Array) -> Lookups:
+        return Lookups(count, float(rows.sum()), rows, uses)
+
+    @staticmethod
+    def all_new(count: float) -> Lookups:
+        """No row comes twice."""
+        rows = np.zeros(BINS)
+        rows[0] = count
+        return Lookups.of(count, rows, FIRST)
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """A skew, or a histogram counted in a batch of so many lookups; either is enough."""
+
+    alpha: float | None = None
+    hist: tuple[float, ...] = ()  # share of the distinct rows, by bin
+    lookups: float = 0.0  # of the batch that was counted, as are the next two
+    distinct: float = 0.0
+    top: float = 0.0  # uses of the most frequent row
+    parts: int = 1  # of a table cut by rows, this is one part: its rows are every so many of the whole's
+
+    def at(self, lookups: float, rows: float) -> Lookups:
+        """What `lookups` of a table of so many rows ask for: as counted, if they were that many, else by the skew."""
+        whole, of = lookups * self.parts, rows * self.parts
+        if self.hist and abs(whole - self.lookups) <= 0.02 * self.lookups:
+            found = _counted(self, whole, of)
+        else:
+            found = zipf(self.skew(of), round(of), whole)
+        return Lookups(lookups, found.distinct / self.parts, found.rows / self.parts, found.uses)
+
+    def skew(self, rows: float) -> float:
+        """alpha, from the distinct rows where it is not given."""
+        if self.alpha is not None:
+            return self.alpha
+        return fitted_alpha(self.distinct, self.lookups, round(rows)) if self.lookups else 0.0
+
+
+def _counted(reuse: Reuse, lookups: float, rows: float) -> Lookups:
+    """Rows as counted; mean counts within bins by the skew where it is known, else so that the lookups come out."""
+    share = np.zeros(BINS)
+    share[: len(reuse.hist)] = reuse.hist[:BINS]
+    found = reuse.distinct * share / max(1e-12, float(share.sum()))
+    top = reuse.top or lookups
+    high = np.minimum(LAST, np.maximum(FIRST, top))
+    if reuse.alpha is not None:
+        return _by_skew(zipf(reuse.alpha, round(rows), lookups), found, share, high)
+    if reuse.top:  # a histogram of many rows may have lost its few most frequent ones to rounding
+        found = np.where((top >= FIRST) & (top <= LAST), np.maximum(found, 1.0), found)
+    below, above = 0.0, 1.0  # how far from the lower to the upper end, on a logarithmic scale
+    for _ in range(30):
+        middle = (below + above) / 2
+        few = float((found * FIRST ** (1 - middle) * high**middle).sum()) < lookups
+        below, above = (middle, above) if few else (below, middle)
+    return Lookups(lookups, reuse.distinct, found, FIRST ** (1 - below) * high**below)
+
+
+def _by_skew(expected: Lookups, found: Array, share: Array, high: Array) -> Lookups:
+    """What a histogram leaves open, from what is expected: mean counts, and rows of shares that rounding spoils."""
+    rows = np.where(share < ROUNDED, expected.rows, found)
+    uses = np.clip(expected.uses, FIRST, np.maximum(high, expected.uses))
+    more = (expected.count - rows[0]) / max(1e-12, float((rows * uses)[1:].sum()))
+    return Lookups(expected.count, float(found.sum()), rows, np.clip(uses * max(0.0, more), FIRST, LAST))
+
+
+@lru_cache(16384)
+def zipf(alpha: float, rows: int, lookups: float) -> Lookups:
+    """What is expected of a skew."""
+    many, share = _segments(alpha, max(1, rows))
+    mean = np.maximum(1e-300, lookups * share)
+    below, fewer = _cdfs(mean)
+    found = np.maximum(0.0, np.diff(below, axis=0)) @ many
+    used = np.maximum(0.0, np.diff(fewer, axis=0)) @ (many * mean)
+    uses = np.clip(used / np.maximum(found, 1e-12), FIRST, LAST)
+    return Lookups.of(lookups, found, np.where(found > 1e-9, uses, FIRST))
+
+
+def _segments(alpha: float, rows: int) -> tuple[Array, Array]:
+    """Ranges of row numbers: how many rows, and the share of lookups that one of them has."""
+    ones = np.arange(1.0, min(rows, EXACT) + 2)
+    rest = np.geomspace(EXACT + 1, rows + 1, SEGMENTS)[1:] if rows > EXACT else np.zeros(0)
+    ends = np.concatenate([ones, rest])
+    total = _area(np.array(rows + 1.0), alpha)
+    many = np.diff(ends)
+    return many, np.diff(_area(ends, alpha)) / many / total
+
+
+def _area(x: Array, alpha: float) -> Array:
+    """Of x^-alpha from 1 to x."""
+    e = 1.0 - alpha
+    return np.asarray(np.log(x) if abs(e) < 1e-9 else np.expm1(e * np.log(x)) / e)
+
+
+def _cdfs(mean: Array) -> tuple[Array, Array]:
+    """P(a Poisson number is below a bin's first count), and below that less one; both end with certainty.
+
+    Small counts by adding up their terms, large ones by Wilson and Hilferty's cube root.
+    """
+    terms = np.exp(COUNTS * np.log(mean) - mean - FACTORIALS)
+    small = np.concatenate([np.zeros((2, len(mean))), np.cumsum(terms, axis=0)])  # from P(at most -2) on
+    k = np.concatenate([FIRST[LARGE:] - 1, FIRST[LARGE:] - 2])[:, None]
+    z = 3 * np.sqrt(k + 1) * (1 - 1 / (9 * (k + 1)) - np.cbrt(mean / (k + 1)))
+    large = 0.5 * (1 + np.tanh(0.7978845608 * (z + 0.044715 * z**3)))
+    one, half = np.ones((1, len(mean))), len(k) // 2
+    first = FIRST[:LARGE].astype(int)
+    return (
+        np.concatenate([small[first + 1], large[:half], one]),
+        np.concatenate([small[first], large[half:], one]),
+    )
+
+
+@lru_cache(16384)
+def fitted_alpha(distinct: float, lookups: float, rows: int) -> float:
+    """The skew that is expected to give so many distinct rows."""
+    if distinct >= zipf(0.0, rows, lookups).distinct:
+        return 0.0
+    low, high = 0.0, STEEPEST
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if zipf(middle, rows, lookups).distinct > distinct else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,1 @@
+"""Index data of embedding tables: files of it, and what they tell of how rows are used."""
