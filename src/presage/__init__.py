@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
-    from presage.prediction.api import predict
+    from presage.prediction.api import predict, predict_ranks
     from presage.prediction.step import Prediction, predict_step
     from presage.traces import edits, explain
     from presage.traces.replay import Replay, measured_steps, replay_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
-    "presage.prediction.api": "predict",
+    "presage.prediction.api": "predict predict_ranks",
     "presage.prediction.step": "Prediction predict_step",
     "presage.traces.replay": "Replay measured_steps replay_of",
     "presage.traces.run": "Run read_run run_of",
@@ -43,6 +43,7 @@ __all__ = [
     "measured_steps",
     "period",
     "predict",
+    "predict_ranks",
     "predict_step",
     "read_run",
     "repeat",
