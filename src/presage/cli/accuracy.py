@@ -20,7 +20,10 @@ KINDS = {
     "workloads": "WORKLOADS.py MEASURED.json [TRACES_DIR]: predictions of whole training steps",
     "kernels": "a calibration pack's folder (held-out shapes), or tables of measured kernel times",
     "collectives": "TABLE.csv: collective times as nccl-tests measures them",
+    "embeddings": "GROUPS.json: times of table-batched embedding lookups, forward and backward",
+    "sharding": "PLACEMENTS.json: which of several measured placements of tables is predicted to be fastest",
     "ranks": "WORKLOADS.py RUNS.csv: predictions of published training runs on several GPUs",
+    "dlrm": "RUNS.csv: predictions of MLPerf's recommendation runs",
 }
 Tell = Callable[[str], None]
 
@@ -50,7 +53,15 @@ def command(
     ranks WORKLOADS.py RUNS.csv: the models of published training runs, built, captured and spread over their GPUs: step
     time and, where it is published, peak memory. Beside them the kernels alone, and with no overlap.
 
+    dlrm RUNS.csv: MLPerf's DLRM-DCNv2 runs: the step without host time, with it, and what embeddings take of it.
+
     collectives TABLE.csv: every third size of each curve left out and predicted; every GPU left out; and as shipped.
+
+    embeddings GROUPS.json: groups of tables, fitted on a random half and scored on the other; with rows taken as
+    uniform, and as never repeating; and as shipped.
+
+    sharding PLACEMENTS.json: of each task the placement predicted to be fastest against the one measured to be, beside
+    what simple costs, TorchRec's estimator and the heuristics themselves would pick.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
@@ -100,17 +111,45 @@ def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) 
 
 def _collectives(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.collectives import score_collectives
-    from presage.errors import PresageError
 
-    if len(paths) != 1:
-        raise PresageError(f"accuracy collectives takes one path: {KINDS['collectives'].split(':')[0]}")
-    _finish(score_collectives(paths[0], tell), out, json)
+    _finish(score_collectives(_one(paths, "collectives"), tell), out, json)
+
+
+def _embeddings(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.embeddings import score_embeddings
+
+    result = score_embeddings(_one(paths, "embeddings"), tell)
+    _finish(result, out, json)
+    if json != "-":
+        console().print(*result.notes, sep="\n")
+
+
+def _sharding(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.sharding import score_sharding
+    from presage.report.embedding_tables import sharding_table
+
+    result = score_sharding(_one(paths, "sharding"), tell)
+    if out is not None:
+        rows = [(t, p, str(r), n, f"{a:.9g}", f"{b:.9g}", f"{a / b - 1:.6g}") for t, p, r, n, a, b in result.ranks]
+        _save(out, [("task", "placement", "rank", "phase", "predicted", "measured", "error"), *rows])
+    if emit(json, result.to_json()):
+        console().print(sharding_table(result))
+        _print_skipped(result.skipped)
 
 
 def _ranks(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.ranks import score_ranks
 
     _finish(score_ranks(*_pair(paths, "ranks"), tell), out, json)
+
+
+def _dlrm(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.dlrm import score_dlrm
+    from presage.errors import PresageError
+
+    if len(paths) != 1:
+        raise PresageError(f"accuracy dlrm takes one path: {KINDS['dlrm'].split(':')[0]}")
+    _finish(score_dlrm(paths[0], tell), out, json)
 
 
 def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
@@ -135,8 +174,19 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "workloads": _workloads,
     "kernels": _kernels,
     "collectives": _collectives,
+    "embeddings": _embeddings,
+    "sharding": _sharding,
     "ranks": _ranks,
+    "dlrm": _dlrm,
 }
+
+
+def _one(paths: list[Path], kind: str) -> Path:
+    from presage.errors import PresageError
+
+    if len(paths) != 1:
+        raise PresageError(f"accuracy {kind} takes one path: {KINDS[kind].split(':')[0]}")
+    return paths[0]
 
 
 def _pair(paths: list[Path], kind: str) -> tuple[Path, Path]:

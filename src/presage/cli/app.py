@@ -8,7 +8,21 @@ from importlib.metadata import version as installed_version
 
 import typer
 
-from presage.cli import accuracy, calibrate, gpus, graph, measure, pack, platforms, predict, replay, trace
+from presage.cli import (
+    accuracy,
+    calibrate,
+    dlrm,
+    gpus,
+    graph,
+    indices,
+    measure,
+    pack,
+    platforms,
+    predict,
+    replay,
+    shard,
+    trace,
+)
 from presage.errors import PresageError
 
 __all__ = ["app", "main"]
@@ -26,6 +40,9 @@ app.command("predict")(predict.command)
 app.command("trace")(trace.command)
 app.command("replay")(replay.command)
 app.command("graph")(graph.command)
+app.command("indices")(indices.command)
+app.command("shard")(shard.command)
+app.command("dlrm")(dlrm.command)
 app.command("accuracy")(accuracy.command)
 for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):
     app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)

@@ -1,0 +1,118 @@
+"""MLPerf's recommendation runs (DLRM-DCNv2): the step predicted beside the one measured. Nothing is fitted on the rows.
+
+Measured with HugeCTR: whole steps as CUDA graphs, dense layers in fp16, pooled rows sent in fp16, own fused kernels and
+plans. presage has FBGEMM's kernels, PyTorch's ops and its own plan. `step_time` is without host time, as CUDA graphs
+have next to none; `with_host` is the same step launched op by op from Python, as TorchRec does; `embeddings` only what
+the tables take (a part, so below).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from presage.accuracy.score import Result, Row, Skipped
+from presage.errors import InputError, PresageError
+from presage.jobs.dlrm import DlrmJob
+from presage.jobs.dlrm_team import dlrm_team, predict_dlrm
+from presage.plan.files import read_tables
+
+__all__ = ["mlperf_job", "score_dlrm"]
+
+Tell = Callable[[str], None]
+SOURCE = "mlperf_dlrm"
+# What the table calls a GPU and how many a node has, and the platform.
+PLATFORMS = (
+    (r"h100.*sxm", 8, "dgx-h100"),
+    (r"h100.*sxm", 4, "4xh100"),
+    (r"h200.*sxm", 8, "dgx-h200"),
+    (r"a100.*80gb.*sxm", 8, "dgx-a100"),
+    (r"^b200$", 8, "dgx-b200"),
+    (r"^gb200$", 4, "gb200-nvl72"),
+)
+NO_HOST = 1e-3
+SEARCH = 20.0  # seconds at most
+
+
+@dataclass(frozen=True)
+class _Run:
+    line: int
+    gpu: str
+    platform: str
+    ranks: int
+    batch: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"line {self.line}: {self.ranks} {self.gpu}, batch {self.batch}"
+
+
+def score_dlrm(path: str | Path, tell: Tell = lambda _: None) -> Result:
+    """Score the rows of a table of public runs."""
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    known: dict[tuple[str, int, int], Mapping[str, float]] = {}
+    for line, row in _read(Path(path)):
+        try:
+            run = _run(line, row)
+            tell(run.name)
+            key = run.platform, run.ranks, run.batch
+            if key not in known:
+                known[key] = _predicted(run)
+        except PresageError as e:
+            skipped.append(Skipped(f"line {line}", str(e)))
+            continue
+        rows += [Row(metric, run.gpu, run.name, value, run.seconds) for metric, value in known[key].items()]
+    return Result("dlrm", str(path), tuple(rows), tuple(skipped))
+
+
+def mlperf_job(platform: str, ranks: int, batch: int) -> DlrmJob:
+    """The reference model, in the precision of the submissions."""
+    tables, _ = read_tables(Path(str(files("presage").joinpath("data/dlrm/mlperf_dcnv2.json"))))
+    return DlrmJob("dlrm-dcnv2", tables, batch, ranks, platform, interaction="dcn", precision="fp16", wire="fp16")
+
+
+def _predicted(run: _Run) -> dict[str, float]:
+    job = mlperf_job(run.platform, run.ranks, run.batch)
+    team = dlrm_team(job, seconds=SEARCH, pace=NO_HOST)
+    bare = predict_dlrm(team, draws=1).step.p50
+    whole = dlrm_team(job, given=team.plan)
+    return {
+        "step_time": bare,
+        "with_host": predict_dlrm(whole, draws=1).step.p50,
+        "embeddings": team.cost.seconds,
+    }
+
+
+def _read(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """The table's rows of this kind, with their lines."""
+    try:
+        with path.open(newline="", encoding="utf-8") as f:
+            table = csv.DictReader(f)
+            missing = [c for c in ("source_key", "gpu", "n_gpus", "global_batch") if c not in (table.fieldnames or ())]
+            if missing:
+                raise InputError(path, "no such column", missing[0])
+            found = [(line, row) for line, row in enumerate(table, 2) if row["source_key"] == SOURCE]
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(path, str(e)) from e
+    if not found:
+        raise InputError(path, f"has no rows of {SOURCE}", "source_key")
+    yield from found
+
+
+def _run(line: int, row: Mapping[str, str]) -> _Run:
+    try:
+        node, ranks, batch = (int(row[k]) for k in ("gpus_per_node", "n_gpus", "global_batch"))
+        seconds = float(row["step_time_s"] or row["step_time_s_derived"])
+    except ValueError as e:
+        raise PresageError(f"a number is missing ({e})") from None
+    fits = (p for pattern, count, p in PLATFORMS if count == node and re.search(pattern, row["gpu"].lower()))
+    place = next(fits, None)
+    if place is None:
+        raise PresageError(f"no platform with {node} {row['gpu']} a node is known")
+    return _Run(line, row["gpu"], place, ranks, batch, seconds)

@@ -1,0 +1,1 @@
+"""presage's times in other tools."""

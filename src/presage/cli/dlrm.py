@@ -1,0 +1,110 @@
+"""`presage dlrm`: how long a step of a recommendation job will take on its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, console, emit
+from presage.cli.shard import search_bar
+
+if TYPE_CHECKING:
+    from presage.jobs.dlrm_team import DlrmTeam
+    from presage.prediction.step import Prediction
+
+__all__ = ["command"]
+
+MS = 1e3
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/sharding.md.")],
+    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", min=1, help="Instead of the job's.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="B", min=1, help="Instead of the job's.")] = None,
+    platform: Annotated[str | None, typer.Option("--platform", metavar="NAME", help="Instead of the job's.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="PLAN", help="auto, a heuristic's name, or a .json file; instead of the job's."),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="To search at most.")] = 20.0,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", min=1, help="Runs to draw for the spread of the step time.")
+    ] = 200,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the plan.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline for Perfetto.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """How long will a step of this recommendation job take? Embedding tables sharded, dense layers data-parallel.
+
+    Every rank has its own lookups; indices, pooled rows and gradients go all to all; all ranks through one engine.
+
+    presage dlrm examples/dlrm/criteo.toml
+
+    presage dlrm job.toml --ranks 16 --plan size_lookup_greedy --trace out.json
+    """
+    from presage.jobs.dlrm import read_job
+    from presage.jobs.dlrm_team import dlrm_team, predict_dlrm
+
+    given = {"ranks": ranks, "batch": batch, "platform": platform, "plan": plan}
+    asked = replace(read_job(job), **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+    with search_bar() as tell:
+        team = dlrm_team(asked, seconds=seconds, tell=tell)
+        found = predict_dlrm(team, draws=draws)
+    _files(team, found, out, trace)
+    if emit(json, _value(team, found)):
+        _print(team, found, trace)
+
+
+def _files(team: DlrmTeam, found: Prediction, out: Path | None, trace: Path | None) -> None:
+    if out is not None:
+        from presage.plan.files import save_plan
+
+        save_plan(team.plan, team.job.tables, out)
+    if trace is not None and found.many is not None:
+        from presage.files import write_whole
+        from presage.traces.perfetto import timeline_trace
+
+        write_whole(trace, timeline_trace(team.team.timeline(), {k.rank: f"rank {k.rank}" for k in found.many.kinds}))
+
+
+def _value(team: DlrmTeam, found: Prediction) -> dict[str, Any]:
+    from presage.plan.files import plan_json
+
+    return found.to_json() | {
+        "kind": "dlrm",
+        "batch": team.job.batch,
+        "embeddings_ms": {k: v * MS for k, v in team.cost.phases.items()},
+        "imbalance_ms": team.cost.imbalance * MS,
+        "plan": plan_json(team.plan, team.job.tables),
+    }
+
+
+def _print(team: DlrmTeam, found: Prediction, trace: Path | None) -> None:
+    from rich.markup import escape
+
+    from presage.report import prediction_tables as tables
+    from presage.report.rank_tables import rank_table, sent_table
+    from presage.report.shard_tables import load_table, phase_table
+
+    out = console()
+    out.print(tables.headline(found), soft_wrap=True)
+    shown = [tables.step_table(found)]
+    if found.many is not None:
+        shown += [rank_table(found.many), sent_table(found.many)]
+    shown += [
+        phase_table(team.cost),
+        load_table(team.cost),
+        tables.part_table("Families of ops", "family", found.families),
+    ]
+    for table in shown:
+        out.print()
+        out.print(table)
+    for remark in tables.remarks(found):
+        out.print(f"\n{escape(remark)}", soft_wrap=True)
+    if trace is not None:
+        out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)

@@ -1,0 +1,157 @@
+"""`presage shard`: which rank should hold which embedding table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, console, emit
+
+if TYPE_CHECKING:
+    from presage.costs.embeddings import Table
+    from presage.hardware import Platform
+    from presage.plan.problem import Problem
+    from presage.plan.search import Found
+
+__all__ = ["command", "search_bar"]
+
+MS, GIB = 1e3, 1024.0**3
+DEMO_BATCH = 4096  # a rank
+
+
+def command(
+    tables: Annotated[
+        Path, typer.Argument(metavar="TABLES.json", help="Tables as `presage indices` writes them, or 'demo'.")
+    ],
+    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, help="GPUs to place them on.")],
+    platform: Annotated[
+        str, typer.Option("--platform", metavar="NAME", help="The machines (presage platforms), or a .toml file.")
+    ] = "dgx-h200",
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", metavar="B", min=1, help="Samples of a step, of all ranks together; else the file's."),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", metavar="GiB", min=0.001, help="Of a GPU, for tables; else four fifths of it."),
+    ] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="rowwise_adagrad or sgd.")] = "rowwise_adagrad",
+    lengths: Annotated[str, typer.Option("--lengths", help="Of bags: fixed or poisson.")] = "fixed",
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="To search at most.")] = 20.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="K", min=0, help="Of what is tried at random.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the plan.")] = None,
+    json: Json = None,
+) -> None:
+    """The best plan found for embedding tables on many GPUs: each whole on a rank, cut by columns or rows, or on all.
+
+    Best is the shortest step of the embeddings: indices to the ranks that hold the tables, lookups, pooled rows back,
+    gradients, updates; every phase as long as its slowest rank. Beside it the plans of the usual heuristics.
+
+    presage shard tables.json --ranks 16 --platform dgx-h100 --batch 65536
+
+    presage shard demo --ranks 4
+    """
+    problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
+    from presage.plan.search import search
+
+    with search_bar() as tell:
+        found = search(problem, seconds=seconds, seed=seed, tell=tell)
+    if out is not None:
+        from presage.plan.files import save_plan
+
+        save_plan(found.plan, problem.tables, out)
+    if emit(json, _value(problem, found)):
+        _print(problem, found, out)
+
+
+def _problem(
+    path: Path, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
+) -> Problem:
+    from presage.errors import PresageError
+    from presage.hardware import platform
+    from presage.plan.files import read_tables
+    from presage.plan.problem import Problem
+
+    place = platform(name)
+    tables, counted = _demo(ranks, place) if str(path) == "demo" and not path.exists() else read_tables(path)
+    if batch is None and counted is None:
+        raise PresageError(f"{path} does not tell the batch: give --batch")
+    return Problem(tables, batch or counted or 0, ranks, place, (memory or 0.0) * GIB, optimizer, lengths)
+
+
+def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
+    """A random task."""
+    import numpy as np
+
+    from presage.plan.tasks import draw_task
+
+    return draw_task(ranks, float(place.gpu.memory), np.random.default_rng(0)), DEMO_BATCH * ranks
+
+
+@contextmanager
+def search_bar() -> Iterator[Callable[[float, float], None]]:
+    """Progress and the best step so far, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _best: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("searching"), BarColumn(), TextColumn("best {task.fields[best]:.4g} ms"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("search", total=1.0, best=float("nan"))
+        yield lambda done, best: bar.update(task, completed=done, best=best * MS)
+
+
+def _value(problem: Problem, found: Found) -> dict[str, Any]:
+    from presage.plan.files import plan_json
+
+    load = found.cost.load
+    columns = zip(
+        *(x.tolist() for x in (load.forward, load.backward, load.indices, load.output, load.memory)), strict=True
+    )
+    ranks = [
+        {"forward_ms": f * MS, "backward_ms": b * MS, "indices_bytes": i, "output_bytes": o, "memory_bytes": m}
+        for f, b, i, o, m in columns
+    ]
+    return {
+        "kind": "shard",
+        "platform": problem.platform.key,
+        "ranks": problem.ranks,
+        "batch": problem.batch,
+        "step_ms": found.cost.seconds * MS,
+        "phases_ms": {k: v * MS for k, v in found.cost.phases.items()},
+        "bound_ms": found.bound * MS,
+        "gap": found.gap,
+        "search_seconds": found.seconds,
+        "complete": found.complete,
+        "memory_limit_bytes": problem.limit,
+        "load": ranks,
+        "alternatives": [
+            {
+                "name": a.name,
+                "step_ms": a.cost.seconds * MS if a.cost else None,
+                "worse": a.cost.seconds / found.cost.seconds - 1 if a.cost else None,
+                "fits": a.cost is not None and not a.cost.over,
+            }
+            for a in found.alternatives
+        ],
+        "plan": plan_json(found.plan, problem.tables),
+    }
+
+
+def _print(problem: Problem, found: Found, path: Path | None) -> None:
+    from presage.report import shard_tables as tables
+
+    out = console()
+    out.print(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name), soft_wrap=True)
+    for table in (tables.phase_table(found.cost), tables.load_table(found.cost), tables.alternative_table(found)):
+        out.print()
+        out.print(table)
+    if path is not None:
+        out.print(f"\nplan: {path}", soft_wrap=True)

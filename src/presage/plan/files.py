@@ -1,0 +1,108 @@
+"""Tables and plans as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from presage.costs.embeddings import Reuse, Table
+from presage.errors import InputError, PresageError
+from presage.files import write_whole
+from presage.plan.sharding import COLUMN, TABLE, Placed, Plan
+
+__all__ = ["plan_json", "read_plan", "read_tables", "save_plan", "tables_of"]
+
+
+def read_tables(path: str | Path) -> tuple[tuple[Table, ...], int | None]:
+    """Tables of a JSON file as `presage indices` writes it, and the batch they were counted in, if it is told."""
+    value = _load(Path(path))
+    rows = value.get("tables") if isinstance(value, dict) else value
+    if not isinstance(rows, list) or not rows:
+        raise InputError(path, "no list of tables in it", "tables")
+    batch = value.get("batch") if isinstance(value, dict) else None
+    if batch is not None and (not isinstance(batch, int) or batch < 1):
+        raise InputError(path, f"is {batch!r}, not a number of samples", "batch")
+    return tables_of(rows, path), batch
+
+
+def tables_of(rows: Sequence[Any], path: str | Path) -> tuple[Table, ...]:
+    """Tables from plain values: name, rows, dim, pooling, and alpha or a counted histogram. `count` repeats one."""
+    out: list[Table] = []
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise InputError(path, "is no table of values", f"tables[{i}]")
+        count = row.get("count", 1)
+        for k in range(count if isinstance(count, int) else 1):
+            name = str(row.get("name", i))
+            out.append(_table(row, f"{name}.{k}" if count != 1 else name, path, i))
+    names = [t.name for t in out]
+    twice = next((n for n in names if names.count(n) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise InputError(path, f"two tables are called {twice!r}", "tables")
+    return tuple(out)
+
+
+def _table(row: Mapping[str, Any], name: str, path: str | Path, place: int) -> Table:
+    try:
+        reuse = Reuse(
+            None if row.get("alpha") is None else float(row["alpha"]),
+            tuple(float(x) for x in row.get("hist") or ()),
+            lookups=float(row.get("lookups") or 0.0),
+            distinct=float(row.get("distinct") or 0.0),
+            top=float(row.get("top") or 0.0),
+        )
+        if reuse.alpha is None and not reuse.hist and not reuse.distinct:
+            reuse = Reuse(alpha=0.0)
+        return Table(
+            name, int(row["rows"]), int(row["dim"]), float(row["pooling"]), reuse, str(row.get("dtype", "float32"))
+        )
+    except KeyError as e:
+        raise InputError(path, "is missing", f"tables[{place}].{e.args[0]}") from None
+    except (TypeError, ValueError, PresageError) as e:
+        raise InputError(path, str(e), f"tables[{place}]") from None
+
+
+def plan_json(plan: Plan, tables: Sequence[Table]) -> dict[str, Any]:
+    placed = {
+        t.name: {"sharding": p.sharding, "ranks": list(p.ranks)} for t, p in zip(tables, plan.tables, strict=True)
+    }
+    return {"kind": "sharding plan", "ranks": plan.ranks, "tables": placed}
+
+
+def save_plan(plan: Plan, tables: Sequence[Table], path: str | Path) -> None:
+    write_whole(path, (json.dumps(plan_json(plan, tables), indent=1) + "\n").encode())
+
+
+def read_plan(path: str | Path, tables: Sequence[Table]) -> Plan:
+    """A plan for these tables, by their names."""
+    value = _load(Path(path))
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("tables"), dict)
+        or not isinstance(value.get("ranks"), int)
+    ):
+        raise InputError(path, 'is no plan: {"ranks": N, "tables": {NAME: {"sharding", "ranks"}}}')
+    out = []
+    for t in tables:
+        one = value["tables"].get(t.name)
+        if not isinstance(one, dict):
+            raise InputError(path, f"has no table {t.name!r}", "tables")
+        kind, ranks = str(one.get("sharding")), one.get("ranks", [])
+        if not isinstance(ranks, list) or not all(isinstance(r, int) for r in ranks):
+            raise InputError(path, "is no list of ranks", f"tables.{t.name}.ranks")
+        out.append(Placed(kind, tuple(ranks) if kind in (TABLE, COLUMN) else ()))
+    try:
+        return Plan(value["ranks"], tuple(out))
+    except PresageError as e:
+        raise InputError(path, str(e)) from None
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as e:
+        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
+    except (ValueError, UnicodeDecodeError) as e:
+        raise InputError(path, f"is not JSON ({e})") from e
