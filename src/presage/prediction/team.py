@@ -71,6 +71,9 @@ def team(
 ) -> Team:
     """`count` ranks that run the first of the captured steps, but for those in `kinds`."""
     layout = strategy.layout(count)
+    reach = platform.links[-1].ranks
+    if count > reach:
+        raise PresageError(f"{count} ranks do not fit: {platform.name} ({platform.key}) links {reach} GPUs")
     groups = groups_of(layout, platform)
     outside = [r for r in kinds or {} if not 0 <= r < count]
     if outside:
