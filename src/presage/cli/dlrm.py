@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli.common import Json, emit
+from presage.cli.predicted import draw, show
 from presage.cli.shard import search_bar
 
 if TYPE_CHECKING:
@@ -65,11 +66,8 @@ def _files(team: DlrmTeam, found: Prediction, out: Path | None, trace: Path | No
         from presage.plan.files import save_plan
 
         save_plan(team.plan, team.job.tables, out)
-    if trace is not None and found.many is not None:
-        from presage.files import write_whole
-        from presage.traces.perfetto import timeline_trace
-
-        write_whole(trace, timeline_trace(team.team.timeline(), {k.rank: f"rank {k.rank}" for k in found.many.kinds}))
+    if trace is not None:
+        draw(team.team.timeline(), found, trace)
 
 
 def _value(team: DlrmTeam, found: Prediction) -> dict[str, Any]:
@@ -85,26 +83,8 @@ def _value(team: DlrmTeam, found: Prediction) -> dict[str, Any]:
 
 
 def _print(team: DlrmTeam, found: Prediction, trace: Path | None) -> None:
-    from rich.markup import escape
-
-    from presage.report import prediction_tables as tables
-    from presage.report.rank_tables import rank_table, sent_table
+    from presage.report.prediction_tables import part_table
     from presage.report.shard_tables import load_table, phase_table
 
-    out = console()
-    out.print(tables.headline(found), soft_wrap=True)
-    shown = [tables.step_table(found)]
-    if found.many is not None:
-        shown += [rank_table(found.many), sent_table(found.many)]
-    shown += [
-        phase_table(team.cost),
-        load_table(team.cost),
-        tables.part_table("Families of ops", "family", found.families),
-    ]
-    for table in shown:
-        out.print()
-        out.print(table)
-    for remark in tables.remarks(found):
-        out.print(f"\n{escape(remark)}", soft_wrap=True)
-    if trace is not None:
-        out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)
+    families = part_table("Families of ops", "family", found.families)
+    show(found, trace, [phase_table(team.cost), load_table(team.cost), families])

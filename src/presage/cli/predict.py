@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Json, console, emit, status
+from presage.cli.common import Json, emit, status
 from presage.cli.graph import Arguments, Step, graph_of
+from presage.cli.predicted import draw, show
 from presage.cli.ranks import (
     Asked,
     Options,
@@ -77,7 +78,7 @@ def command(
     else:
         found, drawn = _one(step, arg, gpu or "h200", draws, steps, trace)
     if trace is not None and drawn is not None:
-        _draw(drawn, found, trace)
+        draw(drawn, found, trace)
     if emit(json, found.to_json()):
         _print(found, trace)
 
@@ -114,41 +115,9 @@ def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:
     return [*(a for a in arg if a.partition("=")[0] not in names), *own]
 
 
-def _draw(timeline: Timeline, found: Prediction, path: Path) -> None:
-    """The first steps at the host's usual pace."""
-    from presage.files import write_whole
-    from presage.traces.perfetto import timeline_trace
-
-    names = {0: f"predicted: {found.source}"}
-    if found.many is not None:
-        names = {k.rank: _named(k.rank, k.ranks) for k in found.many.kinds}
-    write_whole(path, timeline_trace(timeline, names))
-
-
-def _named(rank: int, ranks: int) -> str:
-    return f"rank {rank}" + (f" (and {ranks - 1} like it)" if ranks > 1 else "")
-
-
 def _print(found: Prediction, trace: Path | None) -> None:
-    from rich.markup import escape
+    from presage.report.prediction_tables import costly_table, part_table
 
-    from presage.report import prediction_tables as tables
-    from presage.report.rank_tables import rank_table, sent_table
-
-    out = console()
-    out.print(tables.headline(found), soft_wrap=True)
-    shown = [tables.step_table(found)]
-    if found.many is not None:
-        shown += [rank_table(found.many), sent_table(found.many)]
-    shown += [
-        tables.part_table("Families of ops", "family", found.families),
-        tables.part_table("Modules", "module", found.modules),
-        tables.costly_table(found.costliest),
-    ]
-    for table in shown:
-        out.print()
-        out.print(table)
-    for remark in tables.remarks(found):
-        out.print(f"\n{escape(remark)}", soft_wrap=True)
-    if trace is not None:
-        out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)
+    families = part_table("Families of ops", "family", found.families)
+    modules = part_table("Modules", "module", found.modules)
+    show(found, trace, [families, modules, costly_table(found.costliest)])
