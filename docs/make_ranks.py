@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from presage.costs.optime import OpTime
 from presage.graph.collective import collective
 from presage.graph.graph import Graph
 from presage.graph.memory import profile
-from presage.parallel.ddp import Ddp, ddp
-from presage.parallel.fsdp import Fsdp, fsdp
+from presage.parallel.strategy import strategy
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
 
@@ -35,31 +34,8 @@ RANKS = 8
 TRACED_STEPS = 2
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
-VIEW, MIXED = Ddp(gradient_as_bucket_view=True), Fsdp(reshard_root=True, master_dtype="float32", reduce_dtype="float32")
-BF16 = {"autocast": False, "bf16": True}
-CASES: dict[str, tuple[str, dict[str, Any], Callable[..., Graph] | None, Any]] = {
-    "gpt": ("gpt", {}, None, None),
-    "gpt_ddp": ("gpt", {}, ddp, Ddp()),
-    "gpt_ddp_view": ("gpt", {}, ddp, VIEW),
-    "gpt_b1": ("gpt", {"batch": 1}, None, None),
-    "gpt_ddp_b1": ("gpt", {"batch": 1}, ddp, Ddp()),
-    "gpt_bf16": ("gpt", BF16, None, None),
-    "gpt_fsdp": ("gpt", BF16, fsdp, MIXED),
-    "gpt_fsdp_b1": ("gpt", {"batch": 1, **BF16}, fsdp, MIXED),
-    "gpt_fsdp_bf16": ("gpt", BF16, fsdp, Fsdp(reshard_root=True)),
-    "gpt_fsdp_kept": ("gpt", BF16, fsdp, Fsdp(reshard_after_forward=False)),
-    "resnet": ("resnet", {}, None, None),
-    "resnet_ddp": ("resnet", {}, ddp, Ddp()),
-    "resnet_ddp_view": ("resnet", {}, ddp, VIEW),
-    "stacks_2": ("stacks", {"layers": 2}, None, None),
-    "stacks_ddp_2": ("stacks", {"layers": 2}, ddp, Ddp()),
-    "stacks_fsdp_2": ("stacks", {"layers": 2}, fsdp, Fsdp()),
-    "stacks_20": ("stacks", {"layers": 20}, None, None),
-    "stacks_ddp_20": ("stacks", {"layers": 20}, ddp, Ddp()),
-    "stacks_ddp_view_20": ("stacks", {"layers": 20}, ddp, VIEW),
-    "stacks_fsdp_20": ("stacks", {"layers": 20}, fsdp, Fsdp()),
-    "stacks_fsdp_loop_20": ("stacks", {"layers": 20, "fused": False}, fsdp, Fsdp()),
-}
+PLAIN = {"gpt": {}, "gpt_b1": {"batch": 1}, "gpt_bf16": {"autocast": False, "bf16": True}, "resnet": {},
+         "stacks_2": {"layers": 2}, "stacks_20": {"layers": 20}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,9 +51,8 @@ class Row:
 def rows() -> Iterator[Row]:
     measured = json.loads((DATA / "measured.json").read_text())["cases"]
     where = machine("h200")
-    for name, (function, arguments, apply, options) in CASES.items():
-        graph = capture(load(f"{ROOT}/workloads/ranks.py:{function}"), dict(arguments))
-        graph = apply(graph, RANKS, options) if apply else graph
+    for name in sorted(measured, key=lambda n: (n.split("_")[0], "_ddp" in n or "_fsdp" in n, n)):
+        graph = of_case(name)
         times = [
             OpTime(0.0, 1, "communication", "model") if collective(op) else t
             for op, t in zip(graph.ops, kernel_times(graph, where), strict=True)
@@ -90,6 +65,15 @@ def rows() -> Iterator[Row]:
             (sum(t.seconds for t in times), real["gpu_active_ms"] / 1e3 - sent),
             (profile(graph).peak_allocated, real["peak_alloc"]),
         )
+
+
+def of_case(name: str) -> Graph:
+    """The step of a case: captured, or made by a strategy of its twin without ranks."""
+    if name in PLAIN:
+        return capture(load(f"{ROOT}/workloads/ranks.py:{name.split('_')[0]}"), dict(PLAIN[name]))
+    twin, arguments, kind, options = runpy.run_path(str(ROOT / "workloads" / "ranks.py"))["TWINS"][name]
+    graph = capture(load(f"{ROOT}/workloads/ranks.py:{twin}"), dict(arguments))
+    return strategy(kind, options).step(graph, RANKS)
 
 
 def copies(trace: Path) -> float:

@@ -76,7 +76,7 @@ def gpt_fsdp(device, batch=8, sequence=1024, mixed=True, reshard=True, **sizes):
     return _step(model, device, batch, sequence, False)
 
 
-def _resnet(device, batch, channels_last=False):
+def _resnet(device):
     from torch.nn import functional as F
 
     class Block(nn.Module):
@@ -110,12 +110,12 @@ def _images(model, device, batch):
 
 
 def resnet(device, batch=64):
-    return _images(_resnet(device, batch), device, batch)
+    return _images(_resnet(device), device, batch)
 
 
 def resnet_ddp(device, batch=64, view=False):
     group_of_one(device)
-    return _images(DistributedDataParallel(_resnet(device, batch), gradient_as_bucket_view=view), device, batch)
+    return _images(DistributedDataParallel(_resnet(device), gradient_as_bucket_view=view), device, batch)
 
 
 class Stack(nn.Module):
@@ -187,6 +187,27 @@ CASES = {
     },
     "stacks_ddp_view_20": (stacks_ddp, {"layers": 20, "view": True}),
     "stacks_fsdp_loop_20": (stacks_fsdp, {"layers": 20, "fused": False}),
+}
+
+# Of each step with ranks the twin without, its arguments, and the strategy that makes the one of the other.
+_VIEW, _BF16 = {"gradient_as_bucket_view": "true"}, {"autocast": False, "bf16": True}
+_MIXED = {"reshard_root": "true", "master_dtype": "float32", "reduce_dtype": "float32"}
+TWINS = {
+    "gpt_ddp": ("gpt", {}, "ddp", {}),
+    "gpt_ddp_view": ("gpt", {}, "ddp", _VIEW),
+    "gpt_ddp_b1": ("gpt", {"batch": 1}, "ddp", {}),
+    "gpt_fsdp": ("gpt", _BF16, "fsdp", _MIXED),
+    "gpt_fsdp_b1": ("gpt", {"batch": 1, **_BF16}, "fsdp", _MIXED),
+    "gpt_fsdp_bf16": ("gpt", _BF16, "fsdp", {"reshard_root": "true"}),
+    "gpt_fsdp_kept": ("gpt", _BF16, "fsdp", {"reshard_after_forward": "false"}),
+    "resnet_ddp": ("resnet", {}, "ddp", {}),
+    "resnet_ddp_view": ("resnet", {}, "ddp", _VIEW),
+    "stacks_ddp_2": ("stacks", {"layers": 2}, "ddp", {}),
+    "stacks_ddp_20": ("stacks", {"layers": 20}, "ddp", {}),
+    "stacks_ddp_view_20": ("stacks", {"layers": 20}, "ddp", _VIEW),
+    "stacks_fsdp_2": ("stacks", {"layers": 2}, "fsdp", {}),
+    "stacks_fsdp_20": ("stacks", {"layers": 20}, "fsdp", {}),
+    "stacks_fsdp_loop_20": ("stacks", {"layers": 20, "fused": False}, "fsdp", {}),
 }
 
 

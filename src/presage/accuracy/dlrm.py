@@ -8,13 +8,12 @@ the tables take (a part, so below).
 
 from __future__ import annotations
 
-import csv
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from presage.accuracy.public_table import platform_name, read_table
 from presage.accuracy.score import Result, Row, Skipped
 from presage.errors import InputError, PresageError
 from presage.jobs.dlrm import DlrmJob
@@ -25,15 +24,7 @@ __all__ = ["mlperf_job", "score_dlrm"]
 
 Tell = Callable[[str], None]
 SOURCE = "mlperf_dlrm"
-# What the table calls a GPU and how many a node has, and the platform.
-PLATFORMS = (
-    (r"h100.*sxm", 8, "dgx-h100"),
-    (r"h100.*sxm", 4, "4xh100"),
-    (r"h200.*sxm", 8, "dgx-h200"),
-    (r"a100.*80gb.*sxm", 8, "dgx-a100"),
-    (r"^b200$", 8, "dgx-b200"),
-    (r"^gb200$", 4, "gb200-nvl72"),
-)
+COLUMNS = ("source_key", "gpu", "n_gpus", "global_batch")
 NO_HOST = 1e-3
 SEARCH = 20.0  # seconds at most
 
@@ -89,20 +80,12 @@ def _predicted(run: _Run) -> dict[str, float]:
     }
 
 
-def _read(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+def _read(path: Path) -> list[tuple[int, Mapping[str, str]]]:
     """The table's rows of this kind, with their lines."""
-    try:
-        with path.open(newline="", encoding="utf-8") as f:
-            table = csv.DictReader(f)
-            missing = [c for c in ("source_key", "gpu", "n_gpus", "global_batch") if c not in (table.fieldnames or ())]
-            if missing:
-                raise InputError(path, "no such column", missing[0])
-            found = [(line, row) for line, row in enumerate(table, 2) if row["source_key"] == SOURCE]
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(path, str(e)) from e
+    found = [(line, row) for line, row in read_table(path, COLUMNS) if row["source_key"] == SOURCE]
     if not found:
         raise InputError(path, f"has no rows of {SOURCE}", "source_key")
-    yield from found
+    return found
 
 
 def _run(line: int, row: Mapping[str, str]) -> _Run:
@@ -111,8 +94,4 @@ def _run(line: int, row: Mapping[str, str]) -> _Run:
         seconds = float(row["step_time_s"] or row["step_time_s_derived"])
     except ValueError as e:
         raise PresageError(f"a number is missing ({e})") from None
-    fits = (p for pattern, count, p in PLATFORMS if count == node and re.search(pattern, row["gpu"].lower()))
-    place = next(fits, None)
-    if place is None:
-        raise PresageError(f"no platform with {node} {row['gpu']} a node is known")
-    return _Run(line, row["gpu"], place, ranks, batch, seconds)
+    return _Run(line, row["gpu"], platform_name(row["gpu"], node), ranks, batch, seconds)

@@ -11,31 +11,20 @@ What a framework does is told by its documentation and sources, not by the times
 
 from __future__ import annotations
 
-import csv
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from presage.accuracy.public_table import platform_name, read_table
 from presage.accuracy.score import Skipped
-from presage.errors import InputError, PresageError
+from presage.errors import PresageError
 from presage.parallel.strategy import Strategy, strategy
 
 __all__ = ["Setup", "read_setups", "setup"]
 
 FAMILIES = {"llm_foundry": "mpt", "torchtitan": "llama", "neusight_train": "gpt"}
-# What tables call a GPU, how many a node has, and the platform: the first that fits.
-PLATFORMS = (
-    (r"h100.*96gb|h100.*pcie|a100.*pcie|h20\b|h800|a800", None, None),
-    (r"a100.*40gb", 8, "dgx-a100-40"),
-    (r"a100.*40gb", 4, "4xa100"),
-    (r"a100.*80gb", 8, "dgx-a100"),
-    (r"h100", 8, "dgx-h100"),
-    (r"h100", 4, "4xh100"),
-    (r"h200", 8, "dgx-h200"),
-    (r"b200", 8, "dgx-b200"),
-)
+COLUMNS = ("source_key", "gpu", "n_gpus")
 SIZES = {
     "batch": "micro_batch",
     "sequence": "seq_len",
@@ -76,24 +65,12 @@ def read_setups(path: str | Path) -> tuple[list[Setup], list[Skipped]]:
     """The runs of a table that presage can predict, and why it cannot the others."""
     found: list[Setup] = []
     skipped: list[Skipped] = []
-    for line, row in _rows(Path(path)):
+    for line, row in read_table(Path(path), COLUMNS):
         try:
             found.append(setup(row, line))
         except PresageError as e:
             skipped.append(Skipped(f"line {line}", str(e)))
     return found, skipped
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as f:
-            table = csv.DictReader(f)
-            missing = [c for c in ("source_key", "gpu", "n_gpus") if c not in (table.fieldnames or ())]
-            if missing:
-                raise InputError(path, "no such column", missing[0])
-            yield from ((line, row) for line, row in enumerate(table, 2))
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(path, str(e)) from e
 
 
 def setup(row: Mapping[str, str], line: int = 0) -> Setup:
@@ -111,7 +88,7 @@ def setup(row: Mapping[str, str], line: int = 0) -> Setup:
         gpu=row["gpu"],
         model=row["model"],
         arguments=_arguments(row),
-        platform=_platform(row),
+        platform=platform_name(row["gpu"], _whole(row, "gpus_per_node")),
         ranks=_whole(row, "n_gpus"),
         strategy=_strategy(row),
         accumulate=accumulate,
@@ -160,16 +137,6 @@ def _accumulate(row: Mapping[str, str]) -> int:
     if whole % each:
         raise PresageError("microbatches of different sizes")
     return whole // each
-
-
-def _platform(row: Mapping[str, str]) -> str:
-    gpu, node = row["gpu"], _whole(row, "gpus_per_node")
-    for pattern, size, name in PLATFORMS:
-        if re.search(pattern, gpu.lower()) and size in (None, node):
-            if name is None:
-                break
-            return name
-    raise PresageError(f"no platform has {node} {gpu} a node")
 
 
 def _strategy(row: Mapping[str, str]) -> Strategy:

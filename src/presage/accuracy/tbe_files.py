@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from presage.accuracy.score import Skipped
 from presage.costs.embeddings import Lookups, Reuse, Table
@@ -18,6 +18,8 @@ from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, gpu
 
 __all__ = ["Groups", "Placement", "Task", "read_groups", "read_tasks"]
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -55,26 +57,27 @@ class Task:
 def read_groups(path: str | Path) -> Groups:
     """Groups with their times; those that cannot be used are told."""
     value = _load(Path(path), "groups")
-    out, skipped = [], []
-    for i, g in enumerate(value["groups"]):
-        name = f"group {g.get('id', i)}" if isinstance(g, dict) else f"group number {i}"
-        try:
-            out.append(_group(name, g))
-        except (KeyError, TypeError, ValueError, PresageError) as e:
-            skipped.append(Skipped(name, _reason(e)))
-    return Groups(_chip(value), tuple(out), _repeats(value, out), tuple(skipped))
+    out, skipped = _usable(value["groups"], "group", "id", _group)
+    return Groups(_chip(value), out, _repeats(value, out), skipped)
 
 
 def read_tasks(path: str | Path) -> tuple[Gpu, tuple[Task, ...], tuple[Skipped, ...]]:
     value = _load(Path(path), "tasks")
+    return _chip(value), *_usable(value["tasks"], "task", "task", _task)
+
+
+def _usable(
+    entries: Sequence[Any], what: str, key: str, made: Callable[[str, Any], Made]
+) -> tuple[tuple[Made, ...], tuple[Skipped, ...]]:
+    """What is made of each entry; those of which nothing can be made are told."""
     out, skipped = [], []
-    for i, t in enumerate(value["tasks"]):
-        name = f"task {t.get('task', i)}" if isinstance(t, dict) else f"task number {i}"
+    for i, entry in enumerate(entries):
+        name = f"{what} {entry.get(key, i)}" if isinstance(entry, dict) else f"{what} number {i}"
         try:
-            out.append(_task(name, t))
+            out.append(made(name, entry))
         except (KeyError, TypeError, ValueError, PresageError) as e:
             skipped.append(Skipped(name, _reason(e)))
-    return _chip(value), tuple(out), tuple(skipped)
+    return tuple(out), tuple(skipped)
 
 
 def _load(path: Path, key: str) -> dict[str, Any]:
@@ -150,7 +153,7 @@ def _group(name: str, g: Mapping[str, Any]) -> Measured:
     )
 
 
-def _repeats(value: Mapping[str, Any], groups: list[Measured]) -> tuple[tuple[str, str, float, float], ...]:
+def _repeats(value: Mapping[str, Any], groups: Sequence[Measured]) -> tuple[tuple[str, str, float, float], ...]:
     first, out = {g.name: g for g in groups}, []
     for r in value.get("repeats") or []:
         g = first.get(f"group {r.get('id')}")

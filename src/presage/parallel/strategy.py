@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from presage.errors import PresageError
@@ -31,8 +32,12 @@ class Known:
 STRATEGIES = {
     "ddp": Known("DistributedDataParallel: gradients all-reduced in buckets", Ddp(), ddp),
     "fsdp": Known("FSDP2, ZeRO-3: parameters gathered block by block, gradients reduce-scattered", Fsdp(), fsdp),
-    "zero1": Known("ZeRO-1: gradients all-reduced, updates sharded, parameters gathered", Zero(1), zero),
-    "zero2": Known("ZeRO-2: gradients reduce-scattered, updates sharded, parameters gathered", Zero(2), zero),
+    "zero1": Known(
+        "ZeRO-1: gradients all-reduced, updates sharded, parameters gathered", Zero(), partial(zero, stage=1)
+    ),
+    "zero2": Known(
+        "ZeRO-2: gradients reduce-scattered, updates sharded, parameters gathered", Zero(), partial(zero, stage=2)
+    ),
     "zero3": Known("as fsdp", Fsdp(), fsdp),
     "tp": Known("tensor parallelism alone: linear pairs and attention heads cut over the ranks", None, None),
 }
@@ -73,16 +78,12 @@ def strategy(name: str, options: Mapping[str, str] | None = None, tensor: int = 
         if given:
             raise PresageError(f"strategy {name} has no options, and was given {', '.join(given)}")
         return Strategy(name, None, tensor)
-    known = {f.name: f for f in fields(default)} if not isinstance(default, Zero) else _but_stage(default)
+    known = [f.name for f in fields(default)]
     unknown = next((k for k in given if k not in known), None)
     if unknown is not None:
         raise PresageError(f"strategy {name} has no option {unknown!r}: there is {', '.join(known)}")
     values = {k: _value(k, text, getattr(default, k)) for k, text in given.items()}
-    return Strategy(name, type(default)(**{f.name: getattr(default, f.name) for f in fields(default)} | values), tensor)
-
-
-def _but_stage(default: Zero) -> dict[str, Any]:
-    return {f.name: f for f in fields(default) if f.name != "stage"}
+    return Strategy(name, replace(default, **values), tensor)
 
 
 def _value(name: str, text: str, like: Any) -> Any:

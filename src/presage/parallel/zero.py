@@ -24,7 +24,6 @@ GROUP = "dp"
 class Zero:
     """How the optimizer is sharded. An empty dtype is the model's own."""
 
-    stage: int = 1
     bucket_cap_mb: float = 25.0
     master_dtype: str = ""  # of the parts that are updated, where they are kept beside the model's
 
@@ -32,17 +31,17 @@ class Zero:
 DEFAULT = Zero()
 
 
-def zero(graph: Graph, ranks: int, options: Zero = DEFAULT, group: str = GROUP) -> Graph:
-    """The step of one of `ranks` ranks."""
+def zero(graph: Graph, ranks: int, options: Zero = DEFAULT, group: str = GROUP, *, stage: int = 1) -> Graph:
+    """The step of one of `ranks` ranks, in stage 1 or 2."""
     if ranks == 1:
         return graph
     draft, end = Draft(graph), backward_passes(graph)[-1]
     some = buckets(gradients(graph, end), options.bucket_cap_mb, options.bucket_cap_mb)
     held: dict[int, int] = {}
     for k, bucket in enumerate(some):
-        held |= _send(draft, bucket, ranks, options.stage, group, f"bucket {k}")
+        held |= _send(draft, bucket, ranks, stage, group, f"bucket {k}")
     for s in earlier_gradients(graph):
-        draft.resize(s.id, 0 if options.stage == 1 else s.nbytes // ranks)
+        draft.resize(s.id, 0 if stage == 1 else s.nbytes // ranks)
     masters = _parts(draft, ranks, options.master_dtype)
     shard_update(draft, ranks, end[-1], held | masters, options.master_dtype)
     _gather(draft, some, masters, ranks, group)

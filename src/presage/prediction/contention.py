@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ from presage.prediction.ranks import Ranks
 __all__ = ["Beside", "beside", "contended"]
 
 Floats = NDArray[np.float64]
+Way: TypeAlias = Literal["ring", "nvls", "pairs"]
+PASSES: dict[Way, float] = {"ring": 3.0, "nvls": 2.0, "pairs": 3.0}  # bytes through memory for each received
 ROUNDS = 2
 
 
@@ -85,15 +88,21 @@ def _traffic(graph: Graph, times: Sequence[OpTime], platform: Platform, groups: 
         kind = collective(op)
         if kind is None or op.group not in groups or time.seconds <= 0:
             continue
-        nvls = kind == "all_reduce" and platform.links[0].in_network and groups[op.group].ranks > 2
-        way = "nvls" if nvls else "pairs" if kind in ("all_to_all", "send_recv") else "ring"
+        way = _way(kind, platform, groups[op.group])
         seconds += time.seconds
         moved += volume(kind, groups[op.group].ranks) * collective_bytes(graph, op)
-        used += channels(platform.gpu, way) * time.seconds  # type: ignore[arg-type]
-        through += (2.0 if nvls else 3.0) * time.seconds
+        used += channels(platform.gpu, way) * time.seconds
+        through += PASSES[way] * time.seconds
     if not seconds:
         return None
     return _Traffic(moved / seconds, max(1, round(used / seconds)), through / seconds)
+
+
+def _way(kind: str, platform: Platform, group: Group) -> Way:
+    """How NCCL does a large one."""
+    if kind in ("all_to_all", "send_recv"):
+        return "pairs"
+    return "nvls" if kind == "all_reduce" and platform.links[0].in_network and group.ranks > 2 else "ring"
 
 
 def contended(ranks: Ranks, slow: Sequence[Beside]) -> Ranks:

@@ -53,10 +53,9 @@ def durations(tasks: StepTasks, steps: int, draws: int, spread: Spread, rng: np.
     return Durations.of(table.reshape(steps * len(tasks), draws))
 
 
-def step_seconds(program: Program, took: Durations, steps: int) -> Floats:
-    """Seconds a step, by draw: the mean over the steps after the first few."""
-    copy = np.repeat(np.arange(steps, dtype=np.int32), len(program) // steps)
-    done = latest_ends(program, took, copy, steps)
+def step_seconds(program: Program, took: Durations, step: NDArray[np.int32], steps: int) -> Floats:
+    """Seconds a step, by draw: the mean over the steps after the first few. `step` is the one each task is of."""
+    done = latest_ends(program, took, step, steps)
     skipped = min(WARM_UP, steps - 1)
     start = done[skipped - 1] if skipped else np.zeros(took.count)
     return np.asarray((done[-1] - start) / (steps - skipped))

@@ -13,13 +13,12 @@ from presage.costs.collectives import Collectives, Group
 from presage.costs.optime import OpTime
 from presage.engine import Durations, LaneKind, Timeline
 from presage.engine.intervals import intersect, length, union
-from presage.engine.timeline import latest_ends
 from presage.graph.collective import collective, collective_bytes
 from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.noise.pace import RANK_SD, factors, step_paces
 from presage.parallel.layout import Layout
-from presage.prediction.draws import WARM_UP, Spread
+from presage.prediction.draws import WARM_UP, Spread, step_seconds
 from presage.prediction.program import AUTOGRAD, MAIN, STREAM
 from presage.prediction.ranks import Member, Ranks
 
@@ -27,7 +26,6 @@ __all__ = ["Kind", "ManyRanks", "Sent", "collective_times", "draw_steps", "group
 
 Floats = NDArray[np.float64]
 MS = 1e3
-SETTLED = 2  # steps after which one is like the next
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def sent(graph: Graph, platform: Platform, groups: Mapping[str, Group]) -> tuple
 def rank_uses(ranks: Ranks, timeline: Timeline) -> list[tuple[float, float, float, float]]:
     """Compute, transfers, transfers exposed and waits exposed of each member, seconds a step once it has settled."""
     ends = [float(timeline.end[ranks.step == k].max()) for k in range(ranks.steps)]
-    settled = min(SETTLED, ranks.steps - 1)
+    settled = min(WARM_UP, ranks.steps - 1)
     window = ends[settled - 1], ends[-1]
     steps = ranks.steps - settled
     out = []
@@ -171,9 +169,7 @@ def draw_steps(ranks: Ranks, draws: int, spread: Spread, rng: np.random.Generato
         common[lane] = step_paces(rng, p.run_sd, p.step_sd, p.step_correlation, ranks.steps, draws)
     common[STREAM] = factors(rng, spread.kernels, draws)
     took = np.concatenate([_drawn(m, common, spread.gpu, rng) for m in ranks.members])
-    done = latest_ends(ranks.program, Durations.of(took), ranks.step, ranks.steps)
-    skipped = min(WARM_UP, ranks.steps - 1)
-    return np.asarray((done[-1] - done[skipped - 1]) / (ranks.steps - skipped))
+    return step_seconds(ranks.program, Durations.of(took), ranks.step, ranks.steps)
 
 
 def _drawn(m: Member, common: Floats, gpu_sd: float, rng: np.random.Generator) -> Floats:

@@ -59,7 +59,8 @@ class StepProgram:
     def step_seconds(self, draws: int, steps: int, spread: Spread, rng: np.random.Generator) -> NDArray[np.float64]:
         """Seconds a step in each draw."""
         many = program(self.tasks, steps, self.host.calls, [op.name for op in self.graph.ops])
-        return step_seconds(many, durations(self.tasks, steps, draws, spread, rng), steps)
+        step = np.repeat(np.arange(steps, dtype=np.int32), len(self.tasks))
+        return step_seconds(many, durations(self.tasks, steps, draws, spread, rng), step, steps)
 
     def at_pace(self, main: float, autograd: float) -> StepProgram:
         """The same step where the host's threads take so many times as long."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from presage.costs.optime import OpTime
-from presage.engine import Timeline
+from presage.engine import Durations, Timeline
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.graph.memory import profile
@@ -16,6 +16,7 @@ from presage.hardware import Platform
 from presage.parallel.layout import Layout, fold
 from presage.parallel.strategy import Strategy
 from presage.prediction.contention import beside, contended
+from presage.prediction.draws import step_seconds
 from presage.prediction.machine import Machine, kernel_times
 from presage.prediction.many import Kind, ManyRanks, collective_times, draw_steps, groups_of, rank_uses, sent
 from presage.prediction.ranks import Member, Ranks, rank_program
@@ -101,12 +102,10 @@ def predict_team(found: Team, where: Machine, *, draws: int, steps: int, seed: i
     many = rank_program(members, steps)
     draws = max(1, min(draws, int(CELLS // max(len(many.member), 1)) or 1))
     if draws == 1:
-        timeline = many.timeline()
-        ends = [float(timeline.end[many.step == k].max()) for k in range(steps)]
-        settled = min(2, steps - 1)
-        took = Quantiles.of(np.array([(ends[-1] - ends[settled - 1]) / (steps - settled)]))
+        drawn = step_seconds(many.program, Durations.of(many.seconds), many.step, steps)
     else:
-        took = Quantiles.of(draw_steps(many, draws, where.spread, np.random.default_rng(seed)))
+        drawn = draw_steps(many, draws, where.spread, np.random.default_rng(seed))
+    took = Quantiles.of(drawn)
     told = _many(found)
     first = found.steps[found.kinds[0].step]
     out = prediction(
