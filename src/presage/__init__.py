@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
+    from presage.jobs.files import read_transformer_job
+    from presage.jobs.job import Job
+    from presage.jobs.predict import JobPrediction, predict_job
     from presage.prediction.api import predict, predict_ranks
     from presage.prediction.step import Prediction, predict_step
     from presage.traces import edits, explain
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
+    "presage.jobs.files": "read_transformer_job",
+    "presage.jobs.job": "Job",
+    "presage.jobs.predict": "JobPrediction predict_job",
     "presage.prediction.api": "predict predict_ranks",
     "presage.prediction.step": "Prediction predict_step",
     "presage.traces.replay": "Replay measured_steps replay_of",
@@ -30,6 +36,8 @@ __all__ = [
     "Durations",
     "Edges",
     "InputError",
+    "Job",
+    "JobPrediction",
     "Lane",
     "LaneKind",
     "Prediction",
@@ -43,9 +51,11 @@ __all__ = [
     "measured_steps",
     "period",
     "predict",
+    "predict_job",
     "predict_ranks",
     "predict_step",
     "read_run",
+    "read_transformer_job",
     "repeat",
     "replay_of",
     "run_of",

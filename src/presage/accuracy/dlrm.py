@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from presage.jobs.dlrm import DlrmJob
 from presage.jobs.dlrm_team import dlrm_team, predict_dlrm
 from presage.plan.files import read_tables
 
-__all__ = ["mlperf_job", "score_dlrm"]
+__all__ = ["dlrm_seconds", "mlperf_job", "score_dlrm"]
 
 Tell = Callable[[str], None]
 SOURCE = "mlperf_dlrm"
@@ -60,6 +61,18 @@ def score_dlrm(path: str | Path, tell: Tell = lambda _: None) -> Result:
             continue
         rows += [Row(metric, run.gpu, run.name, value, run.seconds) for metric, value in known[key].items()]
     return Result("dlrm", str(path), tuple(rows), tuple(skipped))
+
+
+def dlrm_seconds(row: Mapping[str, str]) -> float:
+    """A row's step without host time."""
+    run = _run(0, row)
+    return _bare(run.platform, run.ranks, run.batch)
+
+
+@cache
+def _bare(platform: str, ranks: int, batch: int) -> float:
+    job = mlperf_job(platform, ranks, batch)
+    return predict_dlrm(dlrm_team(job, seconds=SEARCH, pace=NO_HOST), draws=1).step.p50
 
 
 def mlperf_job(platform: str, ranks: int, batch: int) -> DlrmJob:

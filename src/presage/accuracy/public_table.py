@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
+from presage.accuracy.interconnect import Interconnect, read_interconnect
 from presage.errors import InputError, PresageError
+from presage.hardware import Gpu, Platform, cluster, gpu, gpu_named, platforms
+from presage.hardware.cluster import usual_network
 
-__all__ = ["platform_name", "read_table"]
+__all__ = ["platform_name", "platform_of_run", "read_table"]
 
-# What the table calls a GPU, how many a node has, and the platform: the first that fits. None: like none that is known.
-PLATFORMS = (
-    (r"h100.*96gb|pcie|nvl$|h20\b|h800|a800", None, None),
-    (r"a100.*40gb", 8, "dgx-a100-40"),
-    (r"a100.*40gb", 4, "4xa100"),
-    (r"a100.*80gb", 8, "dgx-a100"),
-    (r"h100", 8, "dgx-h100"),
-    (r"h100", 4, "4xh100"),
-    (r"h200", 8, "dgx-h200"),
-    (r"^b200", 8, "dgx-b200"),
-    (r"^gb200", 4, "gb200-nvl72"),
-)
+USUAL_NODE = 8
+TRAY = 8  # cards that are counted are those of a tray, where a node is said to be a whole rack
+PCIE_TWIN = {"a100_40gb": "a100_pcie_40gb", "a100_80gb": "a100_pcie_80gb", "h100_sxm": "h100_pcie"} | {
+    "v100_16gb": "v100_pcie_32gb",
+    "v100_32gb": "v100_pcie_32gb",
+}
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
@@ -39,10 +36,26 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapp
 
 
 def platform_name(gpu: str, per_node: int) -> str:
-    """The platform with so many of a GPU in a node."""
-    for pattern, size, name in PLATFORMS:
-        if re.search(pattern, gpu.lower()) and size in (None, per_node):
-            if name is None:
-                break
-            return name
-    raise PresageError(f"no platform has {per_node} {gpu} a node")
+    """The platform that ships with presage with so many of a GPU in a node."""
+    found = platform_of_run(gpu, per_node)
+    if found not in platforms():
+        raise PresageError(f"no platform has {per_node} {gpu} a node")
+    return found.key
+
+
+@cache
+def platform_of_run(gpu_text: str, per_node: int = 0, interconnect: str = "") -> Platform:
+    """The platform of a run as a table describes it: the GPU's name, GPUs a node (0: not said), and the links."""
+    chip, size = gpu_named(gpu_text), per_node or USUAL_NODE
+    said = read_interconnect(interconnect, size, usual_network(chip, size) / size)
+    if said.pcie_only and "sxm" not in gpu_text.lower():
+        chip = gpu(PCIE_TWIN.get(chip.key, chip.key))
+    tray = said.cards if said.cards and said.cards <= TRAY < size else size
+    domain = _domain(chip, said, tray, size)
+    return cluster(chip, tray, said.node_Gbps, fabric=said.fabric or "infiniband", domain=domain, nics=said.cards)
+
+
+def _domain(chip: Gpu, said: Interconnect, tray: int, size: int) -> int | None:
+    """GPUs that share NVLink, where that is not a node: a rack that is named, or counted as a node."""
+    named = said.domain if chip.link and said.domain and said.domain % tray == 0 else None
+    return named or (size if tray < size else None)

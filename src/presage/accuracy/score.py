@@ -23,6 +23,7 @@ class Row:
     name: str
     predicted: float
     measured: float
+    also: tuple[str, ...] = ()  # further groups it belongs to
 
     @property
     def error(self) -> float:
@@ -80,11 +81,12 @@ class Result:
 
     def metrics(self, group: str | None = None) -> dict[str, Score]:
         """A score per metric, over all rows or those of one group."""
-        rows = [r for r in self.rows if group in (None, r.group)]
+        rows = [r for r in self.rows if group in (None, r.group, *r.also)]
         return {m: score(r for r in rows if r.metric == m) for m in _distinct(r.metric for r in rows)}
 
     def groups(self) -> list[str]:
-        return _distinct(r.group for r in self.rows)
+        """The groups of rows, then those that cut across them."""
+        return _distinct([*(r.group for r in self.rows), *(g for r in self.rows for g in r.also)])
 
     def to_json(self) -> dict[str, Any]:
         return {

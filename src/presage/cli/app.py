@@ -15,6 +15,7 @@ from presage.cli import (
     gpus,
     graph,
     indices,
+    job,
     measure,
     pack,
     platforms,
@@ -43,6 +44,7 @@ app.command("graph")(graph.command)
 app.command("indices")(indices.command)
 app.command("shard")(shard.command)
 app.command("dlrm")(dlrm.command)
+app.command("job")(job.command)
 app.command("accuracy")(accuracy.command)
 for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):
     app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)

@@ -14,7 +14,7 @@ __all__ = ["FIGURES", "Gpu", "gpu", "gpus", "read_gpu"]
 KIND = "gpus"
 TEXTS = {"name": str, "driver_names": list, "architecture": str, "compute_capability": str}
 MHZ, GB, TERA, MIB, GIB = 1e6, 1e9, 1e12, 1024.0**2, 1024.0**3
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 
 FIGURES = {
     "sms": Figure(1, 1, 1000, whole=True),
@@ -32,6 +32,7 @@ FIGURES = {
     "peak_fp16_TFLOPS": Figure(TERA, 5, 100_000),
     "peak_bf16_TFLOPS": Figure(TERA, 5, 100_000, required=False),
     "peak_fp8_TFLOPS": Figure(TERA, 10, 100_000, required=False),
+    "peak_fp4_TFLOPS": Figure(TERA, 10, 100_000, required=False),
     "link_both_ways_GBps": Figure(GB / 2, 10, 20_000, required=False),  # vendors add up both directions
     "pcie_both_ways_GBps": Figure(GB / 2, 8, 1024),
     "sustained_copy_GBps": Figure(GB, 25, 100_000, required=False),
@@ -127,6 +128,7 @@ def _check(path: Path, facts: Facts) -> None:
         ("peak_fp32_TFLOPS", "peak_tf32_TFLOPS"),
         ("peak_tf32_TFLOPS", "peak_fp16_TFLOPS"),
         ("peak_fp16_TFLOPS", "peak_fp8_TFLOPS"),
+        ("peak_fp8_TFLOPS", "peak_fp4_TFLOPS"),
     ):
         if facts.figures.get(less, 0) > facts.figures.get(more, float("inf")):
             raise InputError(path, f"is more than {more}, which cannot be", less)

@@ -20,23 +20,23 @@ __all__ = ["busbw_table", "figure_table", "gpu_table", "link_table", "platform_t
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:
     """A row a GPU. Rates are dense; links one way."""
-    rates = ("fp32", "tf32", "fp16", "bf16", "fp8")
-    columns = ("SMs", "boost", "memory", "bandwidth", "L2", "power", *rates, "link", "PCIe")
-    title = "GPUs (TFLOP/s without sparsity; links one way)"
+    rates = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
+    columns = ("SMs", "MHz", "memory", "GB/s", "L2", "power", *rates, "link", "PCIe")
+    title = "GPUs (TFLOP/s without sparsity; links one way, in GB/s)"
     table = plain_table(title, "name", "GPU", *columns, left=2, fold=False)
     for g in gpus:
         table.add_row(
             escape(g.key),
             escape(g.name),
             str(g.sms),
-            f"{g.boost_clock / 1e6:.0f} MHz",
+            f"{g.boost_clock / 1e6:.0f}",
             size(g.memory),
-            f"{g.memory_bandwidth / 1e9:.0f} GB/s",
+            f"{g.memory_bandwidth / 1e9:.0f}",
             size(g.l2),
             f"{g.power_limit:.0f} W",
-            *(f"{g.peak[d] / 1e12:.4g}" if d in g.peak else "-" for d in rates),
-            f"{g.link / 1e9:.0f} GB/s" if g.link else "-",
-            f"{g.pcie / 1e9:.0f} GB/s",
+            *(f"{g.peak[d] / 1e12:{'.0f' if g.peak[d] >= 1e15 else '.4g'}}" if d in g.peak else "-" for d in rates),
+            f"{g.link / 1e9:.0f}" if g.link else "-",
+            f"{g.pcie / 1e9:.0f}",
         )
     return table
 

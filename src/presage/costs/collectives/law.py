@@ -30,11 +30,15 @@ ANY = "any"  # the fabric of links that nothing was measured on
 PROTOCOLS = {
     "ring": ("ll", "ll128", "simple"),
     "tree": ("ll", "ll128", "simple"),
+    "pat": ("simple",),
     "nvls": ("nvls",),
     "direct": ("direct_ll", "direct"),
 }
 # Over a network of nodes: what a hop costs beside one of LL (NCCL's tuner: 5, 8.5 and 14 us), and bytes beside payload.
 NETWORK_HOP = {"ll": 1.0, "ll128": 1.7, "simple": 2.8, "nvls": 2.8, "direct_ll": 0.5, "direct": 0.5}
+# Of a ring that gathers or scatters among several ranks a node, for latencies overlap (NCCL's tuner: 2.7, 4 and 14 us).
+# All-reduces have trees for few bytes; their ring is as the one measured table over nodes has it, p4de's.
+RING_HOP = {"ll": 0.54, "ll128": 0.8, "simple": 2.8}
 NETWORK_BYTES = {"ll": 2.0, "ll128": 16 / 15, "direct_ll": 2.0}
 # Of a network card's rate: 24 GB/s of 200 Gb/s and 46 to 48 of 400 (NCCL's maintainers, nccl-tests issues 119 and 290).
 NETWORK_RATE = 0.95
@@ -94,10 +98,11 @@ def _way(name: str, x: tuple[float, ...], c: Coefficients, thought: Line | None)
 def terms(path: Path, protocol: str, links: Sequence[Link], sizes: Sequence[int], op: str) -> tuple[float, ...]:
     """What coefficients multiply: seconds of hops (near, far), seconds a byte (near, far, kept), roots (near, far)."""
     near = far = wire = far_wire = root = far_root = 0.0
+    hop = RING_HOP if path.algorithm == "ring" and sizes[0] > 1 and op != "all_reduce" else NETWORK_HOP
     for link, n, hops, share in zip(links, sizes, path.hops, path.share, strict=True):
         per_byte = share / (link.bandwidth * width(link, n, op))
         if link.topology == "fat-tree":
-            far += hops * link.latency * NETWORK_HOP[protocol]
+            far += hops * link.latency * hop[protocol]
             far_wire = max(far_wire, per_byte * NETWORK_BYTES.get(protocol, 1.0) / NETWORK_RATE)
             far_root = max(far_root, NETWORK_RAMP * (per_byte * link.latency) ** 0.5)
         else:

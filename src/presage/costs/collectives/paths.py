@@ -18,13 +18,16 @@ __all__ = ["Path", "paths", "reach", "width"]
 
 CUBE = {2: 1 / 3, 3: 2 / 3, 4: 2 / 3}  # of the six NVLinks of a DGX-1's GPU, those to so many neighbours
 CUBE_ROUTED = 0.45  # of it for an all-to-all, for many pairs have no link: 46 GB/s were seen on eight V100
+# Parallel aggregated trees (NCCL 2.23 and on), as NCCL's tuner counts them beside a ring's hops of 14 us: a fifth of a
+# hop for each rank, two sevenths for each level of the trees, and three quarters of the bandwidth.
+PAT_RANK, PAT_LEVEL, PAT_RATE = 0.2, 2 / 7, 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
     """One algorithm for one op in one group."""
 
-    algorithm: str  # ring, tree, nvls, direct
+    algorithm: str  # ring, tree, pat, nvls, direct
     hops: tuple[float, ...]  # one after another, on each tier
     share: tuple[float, ...]  # bytes over a rank's link of each tier, per byte of the op
     own: float  # bytes a rank keeps, or sends to one peer, per byte of the op
@@ -63,6 +66,8 @@ def paths(op: str, group: Group, links: Sequence[Link]) -> list[Path]:
     hosted = any(k.topology == "host" and n > 1 for k, n in zip(links, sizes, strict=True))
     if op in ("all_reduce", "broadcast") and group.domains > 1 and not hosted:
         found.append(_tree(op, sizes, links))
+    if op in ("all_gather", "reduce_scatter") and sizes[0] == 1 and len(links) == 2 and not hosted:
+        found.append(_aggregated(sizes))
     if op == "all_reduce" and links[0].in_network and sizes[0] > 2:
         found.append(_switch(op, sizes, links))
     return found
@@ -108,6 +113,13 @@ def _tree(op: str, sizes: Sequence[int], links: Sequence[Link]) -> Path:
     near = sizes[0] - 1
     hops, share = _branches(op, sizes, links)
     return Path("tree", (_turns(op) * near, *hops), (_turns(op) * bool(near), *share), 1 / sizes[0])
+
+
+def _aggregated(sizes: Sequence[int]) -> Path:
+    """Trees that send what is for many ranks at once. NCCL has them for one rank a node."""
+    n = sizes[1]
+    hops = PAT_RANK * n + PAT_LEVEL * math.ceil(math.log2(n)) if n > 1 else 0.0
+    return Path("pat", (0.0, hops), (0.0, (n - 1) / n / PAT_RATE), 1.0)
 
 
 def _switch(op: str, sizes: Sequence[int], links: Sequence[Link]) -> Path:

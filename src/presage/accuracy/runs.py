@@ -1,0 +1,87 @@
+"""Public training runs: the step time and peak memory of each row's job beside what was measured.
+
+`step_time` is presage as it ships, whose few global efficiencies were fitted on the development rows of such a table;
+`step_time_left_out` is with efficiencies fitted without any row of that row's source. Sources that the fit never saw
+have one figure in both. `unfitted` is with every efficiency at what the laws alone say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from presage.accuracy.dlrm import dlrm_seconds
+from presage.accuracy.public_table import read_table
+from presage.accuracy.run_jobs import job_of_run, run_seconds
+from presage.accuracy.score import Result, Row, Skipped
+from presage.errors import PresageError
+from presage.jobs.efficiency import LAWS, left_out, shipped
+from presage.jobs.job import Job
+from presage.jobs.memory import job_memory
+from presage.jobs.step import step
+
+__all__ = ["COLUMNS", "score_runs"]
+
+Tell = Callable[[str], None]
+COLUMNS = (
+    "source_key", "complete", "framework", "model", "hidden", "layers", "heads", "kv_heads", "ffn", "mlp_type", "vocab",
+    "seq_len", "moe_experts", "moe_topk", "moe_ffn", "gpu", "gpus_per_node", "interconnect", "n_gpus", "tp", "pp", "vpp",
+    "cp", "ep", "fsdp_zero", "micro_batch", "global_batch", "precision", "recompute", "step_time_s",
+    "step_time_s_derived", "notes",
+)  # fmt: skip
+GIB = 1024.0**3
+SCALES = ((8, "1-8 GPUs"), (64, "9-64 GPUs"), (512, "65-512 GPUs"), (2048, "513-2048 GPUs"))
+
+
+def score_runs(path: str | Path, tell: Tell = lambda _: None) -> Result:
+    """Score the rows of a table of public runs."""
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    refused = 0
+    for line, row in read_table(Path(path), COLUMNS):
+        tell(f"line {line}: {row['source_key']} {row['model']}")
+        try:
+            found, fits = _scored(line, row)
+        except PresageError as e:
+            skipped.append(Skipped(f"line {line} ({row['source_key']})", str(e)))
+            continue
+        rows += found
+        refused += not fits
+    rates = {"runs called out of memory": refused / max(1, sum(r.metric == "step_time" for r in rows))}
+    return Result("runs", str(path), tuple(rows), tuple(skipped), rates)
+
+
+def _scored(line: int, row: Mapping[str, str]) -> tuple[list[Row], bool]:
+    source, seconds = row["source_key"], run_seconds(row)
+    if row["complete"] == "dlrm":
+        name, also = f"line {line}: {row['model']}", ("recommendation", f"GPU {row['gpu']}")
+        took = dlrm_seconds(row)
+        return [Row(m, source, name, took, seconds, also) for m in ("step_time", "step_time_left_out")], True
+    job = job_of_run(row)
+    name, also = _name(line, row, job), _groups(row, job)
+    rows = [
+        Row(metric, source, name, step(job, e).seconds, seconds, also)
+        for metric, e in (
+            ("step_time", shipped()),
+            ("step_time_left_out", left_out(source)),
+            ("step_time_unfitted", LAWS),
+        )
+    ]
+    memory = job_memory(job)
+    return rows + list(_memory(row, name, also, memory.peak)), memory.fits
+
+
+def _memory(row: Mapping[str, str], name: str, also: tuple[str, ...], peak: float) -> Iterator[Row]:
+    if row.get("peak_mem_gib", "").strip():
+        yield Row("peak_memory", row["source_key"], name, peak, float(row["peak_mem_gib"]) * GIB, also)
+
+
+def _name(line: int, row: Mapping[str, str], job: Job) -> str:
+    p = job.parallel
+    plan = f"tp{p.tp} pp{p.pp}x{p.virtual} cp{p.cp} ep{p.ep} dp{job.dp} mb{job.micro_batch}"
+    return f"line {line}: {row['model']} on {job.gpus} {row['gpu']}, {plan}, batch {job.global_batch}, {row['precision']}"
+
+
+def _groups(row: Mapping[str, str], job: Job) -> tuple[str, ...]:
+    scale = next((name for most, name in SCALES if job.gpus <= most), "over 2048 GPUs")
+    return f"GPU {row['gpu']}", scale, "MoE" if job.model.experts else "dense"

@@ -1,0 +1,118 @@
+"""`presage job`: how long a step of a transformer's training will take on many GPUs, from its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, console, emit
+from presage.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from presage.jobs.predict import JobPrediction
+
+__all__ = ["command", "said"]
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
+    change: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: parallel.tp=4; repeatable."),
+    ] = [],  # noqa: B006
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T: days, energy and cost of it.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
+    ] = None,
+    power: Annotated[
+        float | None, typer.Option("--power", metavar="W", help="That a GPU draws at work (default: its limit).")
+    ] = None,
+    pue: Annotated[
+        float | None,
+        typer.Option("--pue", metavar="X", help="Watts of the building for each of its GPUs' (default 1)."),
+    ] = None,
+    flops: Annotated[
+        str | None,
+        typer.Option(
+            "--flops", metavar="NAME", help="How FLOPs are counted: '6N + causal attention', 'full attention', '6N'."
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages for Perfetto.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """How long will a step of this job take, does it fit, and what will the training cost? From a config, with no GPU.
+
+    presage job examples/jobs/llama3.1-405b.toml --tokens 15T --price 2.5
+
+    presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
+    """
+    from presage.jobs.flops import DEFAULT
+    from presage.jobs.predict import predict_job
+    from presage.jobs.spend import counted
+
+    many = None if tokens is None else counted(tokens)
+    terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
+    found = predict_job(job, said(job, gpus, change, terms), convention=flops or DEFAULT)
+    if trace is not None:
+        _draw(found, trace)
+    if emit(json, found.to_json(many)):
+        _print(found, many, trace)
+
+
+def said(job: Path, gpus: int | None, change: list[str], terms: dict[str, float | None]) -> dict[str, Any]:
+    """What options say instead of the job's file."""
+    from presage.hardware.facts import load
+    from presage.jobs.overrides import overrides
+
+    table = load(job)
+    if "embeddings" in table:
+        raise InputError(job, f"is a recommendation job: use presage dlrm {job}")
+    out = overrides(change, table)
+    if gpus is not None:
+        out["parallel"] = {"dp": None} | out.get("parallel", {}) | {"gpus": gpus}
+    out["cluster"] = out.get("cluster", {}) | {k: v for k, v in terms.items() if v is not None}
+    return out
+
+
+def _draw(found: JobPrediction, path: Path) -> None:
+    from presage.files import write_whole
+    from presage.jobs.timeline import job_timeline
+    from presage.traces.perfetto import timeline_trace
+
+    names = {s.number: f"stage {s.number} ({s.layers} layers)" for s in found.stages}
+    write_whole(path, timeline_trace(job_timeline(found.step), names))
+
+
+def _print(found: JobPrediction, tokens: float | None, trace: Path | None) -> None:
+    from rich.markup import escape
+
+    from presage.report import job_tables as tables
+
+    out = console()
+    out.print(tables.headline(found), soft_wrap=True)
+    for table in _tables(found, tokens):
+        out.print()
+        out.print(table)
+    for remark in tables.remarks(found):
+        out.print(f"\n{escape(remark)}", soft_wrap=True)
+    if trace is not None:
+        out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)
+
+
+def _tables(found: JobPrediction, tokens: float | None) -> list[Table]:
+    from presage.report import job_tables as tables
+
+    out = [tables.step_table(found, tokens), tables.breakdown_table(found)]
+    if found.job.parallel.pp > 1:
+        out.append(tables.stage_table(found))
+    out.append(tables.memory_table(found))
+    return out if found.memory.fits else [*out, tables.help_table(found)]

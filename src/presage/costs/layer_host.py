@@ -1,0 +1,214 @@
+"""What a transformer's layer costs the host in each framework: ops counted, times what an op takes.
+
+Where a microbatch is small the GPU waits for the host, and the step is as long as the host takes to launch it. Counts
+and times are in `data/layer_host.toml` with their sources: layers captured from plain PyTorch and priced by the host
+model of an H200's machine, what Megatron adds from a trace of it, collectives from `hooks`. None is fitted on steps.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from presage.errors import InputError, PresageError
+
+__all__ = ["ALIASES", "LayerHost", "eras", "hosts_known", "layer_host"]
+
+US = 1e-6
+GRAPH_US = 8.0  # a layer's share of launching a CUDA graph
+ENDS_FORWARD = 10  # launches of embedding, norm, head and loss, where a framework adds none of its own
+COMPILED_KERNELS = 9  # of a compiled layer's forward: four products, attention, four fused ones
+ALIASES = {"deepspeed": "megatron-2021", "megatron-deepspeed": "megatron-2021"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHost:
+    """Seconds of the host, at its usual pace."""
+
+    forward: float  # of one layer for one microbatch, its tensor-parallel collectives with it
+    backward: float
+    recompute: float  # the forward again, and what checkpointing adds
+    ends_forward: float  # batch, embedding, head and loss of a microbatch
+    ends_backward: float
+    optimizer: float  # once a step
+    collective: float
+    send: float  # a send between stages, or its receive
+    optimizer_layer: float = 0.0  # and for each layer
+
+
+class _Captured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    forward: float = 0.0
+    backward: float = 0.0
+    launches_forward: int = 0
+    launches_backward: int = 0
+
+
+class _Layers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    date: str
+    layers: dict[str, _Captured]
+
+
+class _Traced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    date: str
+    function: float
+    region: float
+    kernel: float
+    python: float
+    ends_launches: int
+    ends_plain: int
+
+
+class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kernel_forward: float
+    kernel_backward: float
+    plain: float
+    empty_node: float
+    checkpoint: float
+    threads: float
+    collective: float
+    parameter_step: float
+    parameter_copy: float
+    optimizer: float
+
+
+class _Framework(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layer: str
+    functions: int
+    empty_functions: int
+    regions: int
+    region_kernels_backward: int
+    python: bool
+    ends_backward_launches: int
+    parameters: int
+    copies: int
+    optimizer_launches: int
+
+
+class _Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    date: str
+    launches_forward: int
+    launches_backward: int
+    collectives: int
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    captured: _Layers
+    traced: _Traced
+    terms: _Terms
+    frameworks: dict[str, _Framework]
+    experts: _Experts
+    eras: dict[str, float]
+
+
+@cache
+def _file() -> _File:
+    place = files("presage").joinpath("data/layer_host.toml")
+    try:
+        return msgspec.convert(tomllib.loads(place.read_text(encoding="utf-8")), _File)
+    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as e:
+        raise InputError(str(place), str(e)) from e
+
+
+def hosts_known() -> tuple[str, ...]:
+    """The frameworks there are, other names of them included."""
+    return (*_file().frameworks, *ALIASES)
+
+
+def eras() -> tuple[str, ...]:
+    """The generations of hosts."""
+    return tuple(_file().eras)
+
+
+@cache
+def layer_host(
+    framework_host: str,
+    era: str = "h100",
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    experts: bool = False,
+    fused_attention: bool = True,
+) -> LayerHost:
+    """The host's seconds in a framework, on a host of a GPU generation's time."""
+    found = _file()
+    which = found.frameworks.get(ALIASES.get(framework_host, framework_host))
+    if which is None:
+        raise PresageError(f"no host costs of {framework_host!r}: there is {', '.join(hosts_known())}")
+    if era not in found.eras:
+        raise PresageError(f"no era {era!r} of hosts: there is {', '.join(found.eras)}")
+    made = _graph(found) if framework_host == "graph" else _made(found, which, fused_attention)
+    if experts and framework_host != "graph":
+        made = _with_experts(found, made, framework_host == "compiled")
+    if tp > 1 and framework_host != "graph":
+        made = _with_collectives(made, sequence_parallel)
+    return _paced(made, found.eras[era])
+
+
+def _made(f: _File, which: _Framework, fused: bool) -> LayerHost:
+    """Microseconds, by part."""
+    forward, backward = _layer(f, which, fused)
+    t, seen = f.terms, f.traced
+    ends = seen.ends_launches if which.python else ENDS_FORWARD
+    return LayerHost(
+        forward=forward,
+        backward=backward,
+        recompute=forward + t.checkpoint,
+        ends_forward=ends * t.kernel_forward + (seen.ends_plain if which.python else ENDS_FORWARD) * t.plain,
+        ends_backward=which.ends_backward_launches * t.kernel_backward + t.threads,
+        optimizer=t.optimizer + which.optimizer_launches * t.parameter_copy,
+        collective=t.collective,
+        send=t.collective + seen.function,
+        optimizer_layer=which.parameters * t.parameter_step + which.copies * t.parameter_copy,
+    )
+
+
+def _layer(f: _File, which: _Framework, fused: bool) -> tuple[float, float]:
+    """One layer on one rank, forward and backward."""
+    t, seen = f.terms, f.traced
+    ops = f.captured.layers.get(which.layer, _Captured())
+    more = _Captured() if fused or not which.layer else f.captured.layers["unfused_more"]
+    around = which.functions * seen.function
+    forward = ops.forward + more.forward + around + which.regions * seen.region + which.python * seen.python
+    inside = seen.region + which.region_kernels_backward * (seen.kernel if not which.layer else t.kernel_backward)
+    backward = ops.backward + more.backward + around + which.empty_functions * t.empty_node + which.regions * inside
+    return forward + (0.0 if which.layer else COMPILED_KERNELS * seen.kernel), backward
+
+
+def _graph(f: _File) -> LayerHost:
+    """All of a step's passes in CUDA graphs; the optimizer outside."""
+    t = f.terms
+    return LayerHost(
+        GRAPH_US, GRAPH_US, GRAPH_US, GRAPH_US, GRAPH_US, t.optimizer, GRAPH_US, GRAPH_US, t.parameter_step
+    )
+
+
+def _with_experts(f: _File, h: LayerHost, compiled: bool) -> LayerHost:
+    """Routing is many small ops; a compiler launches them more cheaply."""
+    ahead, back = (f.traced.kernel,) * 2 if compiled else (f.terms.kernel_forward, f.terms.kernel_backward)
+    forward = f.experts.launches_forward * ahead + f.experts.collectives * h.collective
+    backward = f.experts.launches_backward * back + f.experts.collectives * h.collective
+    return _plus(h, forward, backward)
+
+
+def _with_collectives(h: LayerHost, sequence_parallel: bool) -> LayerHost:
+    """An all-reduce a block and pass; or a gather and a scatter, and backward a gather of what was kept split."""
+    ahead, back = (4, 6) if sequence_parallel else (2, 2)
+    return _plus(h, ahead * h.collective, back * h.collective)
+
+
+def _plus(h: LayerHost, forward: float, backward: float) -> LayerHost:
+    values = {f: getattr(h, f) for f in LayerHost.__slots__}
+    more = {"forward": forward, "backward": backward, "recompute": forward}
+    return LayerHost(**{f: v + more.get(f, 0.0) for f, v in values.items()})
+
+
+def _paced(h: LayerHost, pace: float) -> LayerHost:
+    """Seconds at an era's pace."""
+    return LayerHost(**{f: getattr(h, f) * US * pace for f in LayerHost.__slots__})

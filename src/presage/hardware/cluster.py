@@ -1,0 +1,163 @@
+"""A platform from a few words: which GPU, how many a node, and how fast the network between nodes is.
+
+Within a node GPUs have their own links: NVLink through switches (eight, sixteen, a rack of 72) or to each other (four),
+AMD's Infinity Fabric to each other, else PCIe through the host. Bridges between pairs of PCIe cards are not counted.
+A network's rate is the node's, all cards together, and its GPUs share it alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from presage.errors import PresageError
+from presage.hardware.gpu import Gpu
+from presage.hardware.names import gpu_named
+from presage.hardware.platform import Link, Platform, platforms
+
+__all__ = ["FABRICS", "active", "cluster", "usual_network"]
+
+US, GBIT = 1e-6, 1e9 / 8
+NVLINK = {"Volta": "nvlink2", "Ampere": "nvlink3", "Hopper": "nvlink4", "Blackwell": "nvlink5"}
+REDUCES = ("nvlink4", "nvlink5")  # whose switches can
+BRIDGED = ("a100_pcie_40gb", "a100_pcie_80gb", "a40", "h100_nvl", "h100_pcie")  # their NVLinks join two cards only
+RACK = {"gb200": 72, "gb300": 72}
+USED_XGMI = 0.75  # of an Infinity Fabric link: 48 of 64 GB/s (rocm.blogs.amd.com, RCCL bandwidth on MI300X, 2025-03)
+QUAD_VOLTA = 2 / 3  # of six NVLinks four go to the three others of four V100
+NODES = 131_072  # more than anyone has
+# Latency of a hop, and what the fabric is called in platform files, which say where these are from. Slingshot and
+# Omni-Path are taken as RoCE is; EFA's generation goes with the GPU's.
+FABRICS = {"infiniband": 5.0, "roce": 6.0, "omnipath": 6.0, "slingshot": 6.0, "ethernet": 25.0, "efa": 70.0}
+CALLED = {"ethernet": "tcp", "slingshot": "roce"}
+EFA = {"nvlink3": ("efa1", 70.0), "nvlink4": ("efa2", 40.0), "nvlink5": ("efa3", 27.0)}
+# Gb/s of network a GPU that are usual, by GPU, then by generation of its links; a PCIe card shares 100 Gb/s with eight.
+USUAL_BY_GPU = {
+    "b300": 800.0,
+    "gb300": 800.0,
+    "l40s": 50.0,
+    "h100_nvl": 50.0,
+    "h200_nvl": 100.0,
+    "mi250": 100.0,
+    "mi250x": 100.0,
+    "mi210": 25.0,
+}
+USUAL = {"nvlink2": 50.0, "nvlink3": 200.0, "nvlink4": 400.0, "nvlink5": 400.0, "xgmi": 400.0}
+USUAL_PCIE = 12.5
+
+
+def cluster(
+    gpu: str | Gpu,
+    per_node: int,
+    network_Gbps: float | None = None,
+    *,
+    fabric: str = "infiniband",
+    domain: int | None = None,
+    nics: int | None = None,
+    name: str = "",
+) -> Platform:
+    """Nodes of so many GPUs with so many Gb/s of network each (left out: what is usual for the GPU). `domain`: GPUs
+    that share NVLink, where that is not a node. What is equal to a platform that ships with presage is that one."""
+    chip = gpu_named(gpu) if isinstance(gpu, str) else gpu
+    _check(per_node, network_Gbps, fabric, domain)
+    made = _made(chip, per_node, network_Gbps, fabric, domain, nics)
+    return replace(made, name=name) if name else made
+
+
+@cache
+def _made(chip: Gpu, per_node: int, gbps: float | None, fabric: str, domain: int | None, nics: int | None) -> Platform:
+    given = usual_network(chip, per_node) if gbps is None else gbps
+    near = _near(chip, per_node, domain or RACK.get(chip.key, per_node))
+    far = _network(chip, fabric, near, given * GBIT / per_node, nics or per_node)
+    key = f"{per_node}x{chip.key}-{far.name}-{given:g}G"
+    text = f"{per_node} {chip.name} a node, {given:g} Gb/s {far.name}"
+    made = Platform(key, text, chip, (*near, far))
+    same = (p for p in platforms() if p.gpu == chip and _alike(p.links, made.links))
+    return next(same, made)
+
+
+def usual_network(chip: Gpu, per_node: int) -> float:
+    """Gb/s of network that a node of so many of a GPU usually has."""
+    kind = _kind(chip, per_node)
+    return per_node * USUAL_BY_GPU.get(chip.key, USUAL.get(kind, USUAL_PCIE))
+
+
+def active(platform: Platform, ranks: int) -> Platform:
+    """The platform as so many ranks of each node see it while the others keep still: each has a card for itself, or its
+    part of one, but never more than one card."""
+    far = platform.links[-1]
+    if far.topology != "fat-tree" or far.nics is None:
+        return platform
+    node = max(k.ranks for k in platform.links[:-1]) if len(platform.links) > 1 else 1
+    rate = far.bandwidth * node / max(min(ranks, node), min(far.nics, node))
+    wider = replace(far, bandwidth=min(max(rate, far.bandwidth), platform.links[0].bandwidth))
+    return replace(platform, links=(*platform.links[:-1], wider))
+
+
+def _check(per_node: int, gbps: float | None, fabric: str, domain: int | None) -> None:
+    if per_node < 1:
+        raise PresageError(f"a node cannot have {per_node} GPUs")
+    if gbps is not None and not 0 < gbps < 1e6:
+        raise PresageError(f"a node cannot have {gbps:g} Gb/s of network")
+    if fabric not in FABRICS:
+        raise PresageError(f"no network {fabric!r}: there is {', '.join(FABRICS)}")
+    if domain is not None and (domain < 1 or (domain % per_node and per_node % domain)):
+        raise PresageError(
+            f"{domain} GPUs that share NVLink and {per_node} in a node: one must be a multiple of the other"
+        )
+
+
+def _kind(chip: Gpu, per_node: int) -> str:
+    """What joins a node's GPUs."""
+    if chip.link is None or chip.key in BRIDGED or (chip.key == "h200_nvl" and per_node > 4):
+        return "pcie"
+    return "xgmi" if "CDNA" in chip.architecture else NVLINK.get(chip.architecture.split()[0], "nvlink5")
+
+
+def _near(chip: Gpu, per_node: int, domain: int) -> tuple[Link, ...]:
+    """The links within a node, or within what shares NVLink."""
+    kind = _kind(chip, per_node)
+    if kind == "pcie":
+        return (_pcie(chip, per_node),)
+    inner = _mesh(chip, kind, domain) if kind == "xgmi" or domain == 4 else _switch(chip, kind, domain)
+    return (inner, _pcie(chip, per_node)) if domain < per_node else (inner,)
+
+
+def _pcie(chip: Gpu, ranks: int) -> Link:
+    return Link("pcie", "pcie", ranks, chip.pcie, 1.0 * US, "host", False)
+
+
+def _mesh(chip: Gpu, kind: str, ranks: int) -> Link:
+    assert chip.link is not None
+    share = USED_XGMI if kind == "xgmi" else QUAD_VOLTA if kind == "nvlink2" else 1.0
+    return Link("xgmi" if kind == "xgmi" else "nvlink", kind, ranks, chip.link * share, 0.6 * US, "mesh", False)
+
+
+def _switch(chip: Gpu, kind: str, ranks: int) -> Link:
+    assert chip.link is not None
+    topology = "cube" if kind == "nvlink2" and ranks == 8 else "switch"
+    return Link("nvlink", kind, ranks, chip.link, 0.6 * US, topology, kind in REDUCES)
+
+
+def _network(chip: Gpu, fabric: str, near: tuple[Link, ...], bandwidth: float, nics: int) -> Link:
+    """One tier over all nodes; no card is quicker than what joins GPUs."""
+    called, latency = CALLED.get(fabric, fabric), FABRICS[fabric]
+    if fabric == "efa":
+        newer = chip.key in ("h200", "h200_nvl")
+        called, latency = EFA["nvlink5"] if newer else EFA.get(near[0].fabric, ("efa1", FABRICS["efa"]))
+    within = min(k.bandwidth for k in near)
+    reach = max(k.ranks for k in near)
+    return Link(fabric, called, reach * NODES, min(bandwidth, within), latency * US, "fat-tree", False, nics)
+
+
+def _alike(one: tuple[Link, ...], other: tuple[Link, ...]) -> bool:
+    """Whether links are the same but for how far the last reaches and rounding."""
+    if len(one) != len(other):
+        return False
+    return all(_same(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _same(a: Link, b: Link) -> bool:
+    if (a.fabric, a.topology, a.in_network) != (b.fabric, b.topology, b.in_network):
+        return False
+    near = abs(a.bandwidth / b.bandwidth - 1) < 1e-6 and abs(a.latency / b.latency - 1) < 1e-6
+    return near and (a.topology == "fat-tree" or a.ranks == b.ranks)

@@ -1,0 +1,164 @@
+"""What blocks cost on one rank: seconds by kind of work, and what the power limit and the host need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from presage.costs.chip import Chip
+from presage.costs.collectives import Collectives
+from presage.costs.collectives.group import Group
+from presage.costs.overlap import channels
+from presage.errors import PresageError
+from presage.hardware import Gpu
+from presage.jobs.efficiency import Efficiency
+from presage.jobs.groups import Groups, groups
+from presage.jobs.job import Job
+from presage.jobs.ops import Attend, Op, Product, Stream, Talk
+
+__all__ = ["Cost", "Pricer"]
+
+USUALLY_HELD = 0.2
+GAP = 1.0e-6  # seconds between two queued kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds at the full clock by kind; transfers as far as nothing hides them."""
+
+    product: float = 0.0
+    attention: float = 0.0
+    stream: float = 0.0
+    tp: float = 0.0
+    cp: float = 0.0
+    ep: float = 0.0
+    weight: float = 0.0  # of the products, those for gradients of weights
+    flops: float = 0.0  # of products
+    attention_flops: float = 0.0
+    nbytes: float = 0.0
+    launches: float = 0.0
+    talks: float = 0.0
+
+    def __add__(self, o: Cost) -> Cost:
+        return Cost(
+            self.product + o.product, self.attention + o.attention, self.stream + o.stream, self.tp + o.tp,
+            self.cp + o.cp, self.ep + o.ep, self.weight + o.weight, self.flops + o.flops,
+            self.attention_flops + o.attention_flops, self.nbytes + o.nbytes, self.launches + o.launches,
+            self.talks + o.talks,
+        )  # fmt: skip
+
+    def __mul__(self, times: float) -> Cost:
+        return Cost(
+            self.product * times, self.attention * times, self.stream * times, self.tp * times, self.cp * times,
+            self.ep * times, self.weight * times, self.flops * times, self.attention_flops * times,
+            self.nbytes * times, self.launches * times, self.talks * times,
+        )  # fmt: skip
+
+    def seconds(self, slowdown: float = 1.0) -> float:
+        """On the GPU; tensor-core kernels slowed down by the power limit."""
+        return (self.product + self.attention) * slowdown + self.stream + self.tp + self.cp + self.ep
+
+    @property
+    def compute(self) -> float:
+        return self.product + self.attention + self.stream
+
+
+@lru_cache(256)
+def held(gpu: Gpu) -> float:
+    """The share of multiprocessors that a collective's channels hold."""
+    try:
+        return min(0.5, channels(gpu) / gpu.sms)
+    except PresageError:
+        return USUALLY_HELD
+
+
+class Pricer:
+    """Prices blocks of one job."""
+
+    def __init__(self, job: Job, efficiency: Efficiency) -> None:
+        self.job, self.e = job, efficiency
+        self.chip = Chip.of(job.platform.gpu)
+        self.collectives = Collectives.of(job.platform)
+        self.groups: Groups = groups(job)
+        self.held = held(job.platform.gpu)  # of the multiprocessors, by a collective's channels
+
+    def cost(self, ops: Iterable[Op]) -> Cost:
+        total = Cost()
+        for op in ops:
+            total += self.one(op)
+        return total
+
+    def one(self, op: Op) -> Cost:
+        if isinstance(op, Product):
+            return self._product(op)
+        if isinstance(op, Stream):
+            took = self.chip.stream(op.nbytes) * self.e.stream + GAP * op.launches
+            return Cost(stream=took, nbytes=op.nbytes, launches=op.launches)
+        if isinstance(op, Attend):
+            return self._attend(op)
+        return self._talk(op)
+
+    def _product(self, op: Product) -> Cost:
+        took = self._product_seconds(op) * self.e.product + GAP
+        flops = 2.0 * op.m * op.n * op.k * op.groups * op.batch
+        width = 4 if op.kind in ("fp32", "tf32") else 1 if op.kind in ("fp8", "mxfp8") else 2
+        moved = float(width * op.groups * op.batch) * (op.m * op.k + op.n * op.k + op.m * op.n)
+        return Cost(product=took, weight=took if op.sums else 0.0, flops=flops, nbytes=moved, launches=1)
+
+    def _product_seconds(self, op: Product) -> float:
+        kept = self.job.framework.gradient_bytes
+        if op.groups > 1:
+            took = self.chip.grouped(op.groups, op.m, op.n, op.k, op.kind)
+        else:
+            sums = op.sums and kept == 4
+            took = self.chip.product(op.m, op.n, op.k, op.kind, op.batch, op.sums, op.along, sums)
+        if op.sums and kept == 2:  # a kernel of its own adds them up
+            took += self.chip.stream(6.0 * op.groups * op.m * op.n)
+        return took
+
+    def _attend(self, op: Attend) -> Cost:
+        kind = "fp16" if self.job.precision == "fp16" else "bf16"
+        took = self.chip.attention(
+            op.batch, op.heads, op.kv_heads, op.queries, op.keys, op.dim, op.value_dim,
+            op.causal, op.window, op.backward, op.style, kind,
+        )  # fmt: skip
+        flops = 2.0 * op.batch * op.heads * op.queries * op.keys * (op.dim + op.value_dim)
+        flops *= (0.5 if op.causal else 1.0) * (2.5 if op.backward else 1.0)
+        return Cost(attention=took * self.e.attention + GAP, attention_flops=flops, launches=1)
+
+    def talk_seconds(self, op: str, nbytes: float, over: str) -> float:
+        """A collective by itself."""
+        group = getattr(self.groups, over)
+        e = self.e.inside if group.domains == 1 else self.e.between
+        return float(self.collectives.seconds(op, nbytes, group)) * e
+
+    def _talk(self, op: Talk) -> Cost:
+        alone = self.dispatch(op.nbytes) if op.over == "ep" else self.talk_seconds(op.op, op.nbytes, op.over)
+        left = self._left(op, alone)
+        return Cost(**{op.over: left}, talks=1)  # type: ignore[arg-type]
+
+    def dispatch(self, nbytes: float) -> float:
+        """Tokens to the ranks of their experts. In two steps a token crosses the network once for each domain that has
+        one of its experts, however many it has there."""
+        group, e = self.groups.ep, self.job.model.experts
+        if group.domains == 1 or e is None or not self.job.framework.two_step_dispatch:
+            return self.talk_seconds("all_to_all", nbytes, "ep")
+        domains, chosen = group.domains, e.top_k
+        copies = domains * (1 - (1 - 1 / domains) ** chosen) / chosen
+        across = self.collectives.seconds("all_to_all", nbytes * copies, Group(domains, 1)) * self.e.between
+        within = self.collectives.seconds("all_to_all", nbytes, Group(group.per_domain, group.per_domain)) * self.e.inside
+        return float(max(across, within))
+
+    def _left(self, op: Talk, alone: float) -> float:
+        """What is left of a transfer that runs beside a product or attention: cut into as many parts as there are ranks,
+        the first (or last) of which has nothing to hide behind; or as a whole, holding some multiprocessors."""
+        o, by = self.job.overlap, op.beside
+        cut = o.tensor if op.over == "tp" else o.context
+        if by is None or not (cut or (op.whole and self.job.framework.async_backward)):
+            return alone
+        cover = self._attend(by).attention if isinstance(by, Attend) else self._product_seconds(by) * self.e.product
+        if not cut:
+            return max(0.0, alone - cover) + self.held * min(alone, cover)
+        part = 1 / getattr(self.groups, op.over).ranks
+        return max(alone * part, alone - cover * (1 - part))

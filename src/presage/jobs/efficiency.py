@@ -1,0 +1,55 @@
+"""A handful of global factors between what presage's laws say and what whole training runs show.
+
+They are fitted on public runs (`tools/fit_runs.py`), the same for every model, GPU, framework and source. The file also
+has what the fit gives without each source in turn, so that errors on a source can be shown that it had no part in.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["LAWS", "Efficiency", "left_out", "shipped"]
+
+FILE = "data/jobs/efficiency.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Factors on seconds: 1 is what the laws say."""
+
+    product: float = 1.0
+    attention: float = 1.0
+    stream: float = 1.0
+    inside: float = 1.0  # transfers within a node
+    between: float = 1.0  # and over the network
+    host: float = 1.0
+    jitter: float = 0.0  # what waiting for the slowest adds, for each doubling of the ranks
+
+
+LAWS = Efficiency()
+
+
+@cache
+def shipped() -> Efficiency:
+    """Fitted on all development rows."""
+    return _made(_file()["fitted"])
+
+
+@cache
+def left_out(source: str) -> Efficiency:
+    """Fitted without a source; of one that the fit never saw, what ships."""
+    found = _file().get("left_out", {}).get(source)
+    return _made(found) if found else shipped()
+
+
+@cache
+def _file() -> dict[str, Any]:
+    return tomllib.loads(files("presage").joinpath(FILE).read_text(encoding="utf-8"))
+
+
+def _made(table: dict[str, float]) -> Efficiency:
+    return Efficiency(**{f.name: float(table[f.name]) for f in fields(Efficiency) if f.name in table})

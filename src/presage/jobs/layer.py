@@ -1,0 +1,256 @@
+"""The blocks of one layer of a Transformer on one rank: what runs forward and backward for one microbatch.
+
+Sizes are those of a rank: tokens of its microbatch and context part, widths over tensor-parallel ranks. With sequence
+parallelism what lies between tensor-parallel blocks has only a part of the tokens.
+"""
+
+from __future__ import annotations
+
+from presage.jobs.job import Job
+from presage.jobs.ops import Attend, Block, Op, Product, Stream, Talk
+
+__all__ = ["layer_blocks", "low_precision"]
+
+LOW = ("fp8", "mxfp8", "nvfp4")
+UNFUSED = ("unfused", "fused-softmax")
+
+
+def low_precision(kind: str) -> bool:
+    return kind in LOW
+
+
+def layer_blocks(job: Job, layer: int) -> tuple[Block, ...]:
+    """Of one layer."""
+    sizes = Sizes(job)
+    attention = latent_blocks(job, sizes) if job.model.latent else plain_blocks(job, sizes)
+    rest = expert_blocks(job, sizes) if job.model.has_experts(layer) else dense_blocks(job, sizes)
+    return (norm(job, sizes, "norm1"), *attention, residual(job, sizes), norm(job, sizes, "norm2"), *rest, residual(job, sizes))
+
+
+class Sizes:
+    """Numbers that many blocks need."""
+
+    __slots__ = ("between", "bytes", "head", "keys", "kind", "tokens", "tp", "width")
+
+    def __init__(self, job: Job) -> None:
+        p, m = job.parallel, job.model
+        self.tp, self.tokens, self.width = p.tp, job.rank_tokens, m.hidden
+        self.between = self.tokens // p.tp if p.sequence else self.tokens  # tokens between tensor-parallel blocks
+        self.kind = job.precision
+        self.bytes = 4 if job.precision in ("fp32", "tf32") else 2
+        self.head = max(1, m.heads // p.tp)
+        self.keys = max(1, m.kv_heads // p.tp)
+
+
+# ---- pieces
+
+
+def norm(job: Job, s: Sizes, name: str) -> Block:
+    """Reads and writes the activations once; in fp32 steps where it is not fused."""
+    once = s.between * s.width * s.bytes
+    passes, launches = (2.0, 1) if job.framework.fused_norms or job.framework.compiled else (8.0, 5)
+    return Block.of(name, [Stream(passes * once, launches)], [Stream((passes + 1.5) * once, launches + 1)])
+
+
+def residual(job: Job, s: Sizes) -> Block:
+    """Bias, dropout and addition to the residual stream."""
+    once = s.between * s.width
+    passes = 3 * s.bytes + (1 if job.framework.dropout else 0)
+    back = (2 * s.bytes + 1) * once if job.framework.dropout else s.bytes * once
+    return Block.of("residual", [Stream(passes * once)], [Stream(back)])
+
+
+def linear(
+    job: Job, s: Sizes, name: str, rows: int, n: int, k: int, *, enters: bool = False, leaves: bool = False
+) -> Block:
+    """A linear layer. `enters` a tensor-parallel block: its input is gathered; `leaves`: its output is reduced."""
+    product = Product(rows, n, k, s.kind)
+    back = Product(rows, k, n, s.kind, along=False)
+    weight = Product(n, k, rows, s.kind, sums=True, along=False)
+    forward: list[Op | None] = [_cast(s, rows * k), product]
+    backward: list[Op | None] = [_cast(s, rows * n), back, weight, _bias(job, s, rows * n)]
+    if s.tp > 1 and (enters or leaves):
+        whole = rows * (k if enters else n) * s.bytes
+        gather = job.parallel.sequence
+        if enters and gather:
+            forward.insert(0, Talk("all_gather", whole, "tp", product))
+            backward[1:1] = [Talk("all_gather", whole, "tp", back, True)]  # the input again, for the weights' gradient
+        if enters:
+            backward.append(Talk("reduce_scatter" if gather else "all_reduce", whole, "tp", weight, True))
+        if leaves:
+            forward.append(Talk("reduce_scatter" if gather else "all_reduce", whole, "tp", product))
+            if gather:
+                backward.insert(0, Talk("all_gather", whole, "tp", back))
+    return Block.of(name, forward, backward)
+
+
+def _cast(s: Sizes, numbers: float) -> Stream | None:
+    """Into the low precision, as it is and transposed."""
+    return Stream(4.0 * numbers) if low_precision(s.kind) else None
+
+
+def _bias(job: Job, s: Sizes, numbers: float) -> Stream | None:
+    """Gradient of a bias: a sum over rows."""
+    return Stream(s.bytes * numbers) if job.model.bias else None
+
+
+# ---- attention
+
+
+def plain_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
+    """Multi-head, grouped-query or multi-query attention."""
+    m = job.model
+    into = s.head * m.head_dim + 2 * s.keys * m.head_dim
+    rotated = s.tokens * (s.head + s.keys) * m.head_dim * s.bytes if m.positions == "rope" else 0
+    passes = 2 if job.framework.compiled or job.framework.fused_norms else 6
+    return (
+        linear(job, s, "qkv", s.tokens, into, s.width, enters=True),
+        Block.of("rope", [_pass(passes * rotated)], [_pass(passes * rotated)]),
+        *_core(job, s, m.head_dim, m.head_dim, s.keys),
+        linear(job, s, "proj", s.tokens, s.width, s.head * m.head_dim, leaves=True),
+    )
+
+
+def latent_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
+    """Multi-head latent attention: narrow products that every tensor-parallel rank does, then wide ones cut by heads."""
+    m = job.model
+    assert m.latent is not None
+    z = m.latent
+    dim = z.rope + z.nope
+    down = linear(job, s, "down_proj", s.between, (z.query_rank or 0) + z.key_rank + z.rope, s.width)
+    narrow = Stream(4.0 * s.between * (z.query_rank + z.key_rank) * s.bytes / 2, 2)
+    if z.query_rank:
+        query = linear(job, s, "up_proj", s.tokens, s.head * dim, z.query_rank, enters=True)
+    else:
+        query = linear(job, s, "qkv", s.tokens, s.head * dim, s.width, enters=True)
+    key = linear(job, s, "up_proj", s.tokens, s.head * (z.nope + z.value), z.key_rank, enters=True)
+    joined = s.tokens * s.head * (2 * dim + z.value) * s.bytes  # rotated parts are joined to the others
+    return (
+        down,
+        Block.of("norm", [narrow], [narrow, narrow]),
+        query,
+        key,
+        Block.of("rope", [Stream(2.0 * joined, 3)], [Stream(2.0 * joined, 3)]),
+        *_core(job, s, dim, z.value, s.head),
+        linear(job, s, "proj", s.tokens, s.width, s.head * z.value, leaves=True),
+    )
+
+
+def _core(job: Job, s: Sizes, dim: int, value: int, keys: int) -> tuple[Block, ...]:
+    style = job.framework.attention
+    if style in UNFUSED:
+        return (_unfused(job, s, dim, value),)
+    p, m = job.parallel, job.model
+    queries = job.sequence // p.cp
+    # with context parallelism a rank has an early and a late part, so each has its fair share of the causal half
+    ahead, back = (
+        Attend(job.micro_batch, s.head, keys, queries, job.sequence, dim, value, m.causal, m.window, b, style)
+        for b in (False, True)
+    )
+    talk = _context(job, s, keys * (dim + value))
+    return (
+        Block.of("core_attn", [talk and talk._replace(beside=ahead), ahead], [
+            talk and talk._replace(nbytes=2 * talk.nbytes, beside=back), _pass(s.tokens * s.head * value * 2 * s.bytes), back
+        ]),
+    )  # fmt: skip
+
+
+def _context(job: Job, s: Sizes, width: int) -> Talk | None:
+    """Keys and values of the other context-parallel ranks."""
+    if job.parallel.cp == 1:
+        return None
+    return Talk("all_gather", float(job.micro_batch * job.sequence * width * s.bytes), "cp")
+
+
+def _unfused(job: Job, s: Sizes, dim: int, value: int) -> Block:
+    """Scores as a matrix in memory: a product, a softmax, dropout, a product."""
+    queries, heads = job.sequence // job.parallel.cp, job.micro_batch * s.head
+    kind = "bf16" if low_precision(s.kind) else s.kind
+    scores = float(heads) * queries * job.sequence
+    one = Product(queries, job.sequence, dim, kind, batch=heads)
+    two = Product(queries, value, job.sequence, kind, batch=heads)
+    fused = job.framework.attention == "fused-softmax" or job.framework.compiled
+    soft = Stream(2 * s.bytes * scores) if fused else Stream((6 * s.bytes + 4) * scores, 4)
+    dropped = (2 * s.bytes + 1) * scores if job.framework.dropout else 0.0
+    moved = 2.0 * s.bytes * job.micro_batch * queries * s.head * dim
+    backs = [one._replace(n=dim, k=job.sequence), Product(job.sequence, dim, queries, kind, batch=heads),
+             two._replace(n=job.sequence, k=value), Product(job.sequence, value, queries, kind, batch=heads)]  # fmt: skip
+    soft_back = Stream(3 * s.bytes * scores) if fused else Stream((6 * s.bytes + 4) * scores, 4)
+    return Block.of(
+        "core_attn",
+        [Stream(2 * moved, 2), one, soft, _pass(dropped), two, Stream(moved)],
+        [Stream(moved), *backs, _pass(dropped), soft_back, Stream(2 * moved, 2)],
+    )
+
+
+def _pass(nbytes: float) -> Stream | None:
+    return Stream(nbytes) if nbytes else None
+
+
+# ---- feed-forward
+
+
+def dense_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
+    m = job.model
+    width = m.ffn // s.tp
+    return (
+        linear(job, s, "mlp_up", s.tokens, width * (2 if m.gated else 1), s.width, enters=True),
+        activation(job, s, s.tokens * width),
+        linear(job, s, "mlp_down", s.tokens, s.width, width, leaves=True),
+    )
+
+
+def activation(job: Job, s: Sizes, numbers: float) -> Block:
+    """Of so many outputs; a gated one reads two."""
+    reads = 2 if job.model.gated else 1
+    forward, backward = (reads + 1) * s.bytes * numbers, (2 * reads + 1) * s.bytes * numbers
+    if job.framework.fused_norms or job.framework.compiled:
+        return Block.of("act", [Stream(forward)], [Stream(backward)])
+    more = 2 * s.bytes * numbers * (1 if job.model.gated else 0)
+    return Block.of("act", [Stream(forward + more, 2)], [Stream(backward + more, 3)])
+
+
+def expert_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
+    """Router, dispatch, expert products, combine; shared experts beside them."""
+    m, p = job.model, job.parallel
+    e = m.experts
+    assert e is not None
+    tokens = s.between if p.sequence or p.tp == 1 else s.tokens // s.tp  # each rank routes its part
+    routed = tokens * e.top_k * (e.capacity or e.imbalance)  # tokens that reach a rank's experts
+    here = max(1, e.experts // p.ep)
+    rows = max(1, round(routed * p.expert_tp / here))
+    width = e.ffn // p.expert_tp
+    router = Product(tokens, e.experts, s.width, "fp32" if s.bytes == 4 else "tf32")
+    moved = tokens * e.top_k * s.width * s.bytes
+    spread = Talk("all_to_all", float(routed * s.width * s.bytes), "ep") if p.ep > 1 else None
+    scores = Stream(12.0 * tokens * e.experts, 8)
+    blocks = [
+        Block.of("router", [router, scores], [scores, router, router]),
+        Block.of("dispatch", [Stream(2.0 * moved, 3), spread, Stream(2.0 * routed * s.width * s.bytes, 2)],
+                 [Stream(2.0 * routed * s.width * s.bytes, 2), spread, Stream(2.0 * moved, 2)]),
+        experts(s, "moe_up", here, rows, width * (2 if m.gated else 1), s.width),
+        activation(job, s, rows * here * width),
+        experts(s, "moe_down", here, rows, s.width, width),
+        Block.of("combine", [Stream(2.0 * routed * s.width * s.bytes, 2), spread, Stream(3.0 * moved, 3)],
+                 [Stream(3.0 * moved, 2), spread, Stream(2.0 * routed * s.width * s.bytes, 2)]),
+    ]  # fmt: skip
+    return tuple(blocks) + (shared(job, s, e.shared_ffn) if e.shared_ffn else ())
+
+
+def experts(s: Sizes, name: str, groups: int, rows: int, n: int, k: int) -> Block:
+    """A linear layer of each expert of a rank."""
+    forward = Product(rows, n, k, s.kind, groups)
+    return Block.of(
+        name,
+        [_cast(s, rows * groups * k), forward],
+        [_cast(s, rows * groups * n), Product(rows, k, n, s.kind, groups, along=False), Product(n, k, rows, s.kind, groups, sums=True, along=False)],
+    )
+
+
+def shared(job: Job, s: Sizes, ffn: int) -> tuple[Block, ...]:
+    width, gate = ffn // s.tp, 2 if job.model.gated else 1
+    return (
+        linear(job, s, "shared_up", s.tokens, width * gate, s.width, enters=True),
+        activation(job, s, s.tokens * width),
+        linear(job, s, "shared_down", s.tokens, s.width, width, leaves=True),
+    )

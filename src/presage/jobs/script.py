@@ -1,0 +1,187 @@
+"""Arguments (--name value) of a training script: shell, a plain list, JSON or YAML. Nothing in it is run.
+
+A shell script's variables are followed as far as they are plain: assignments in order, ${NAME:-default}, whole-number
+arithmetic in $((...)). Branches are not decided: all are read, and of two values the later is taken, with a note.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from presage.errors import InputError
+
+__all__ = ["Arguments", "Script", "number", "read_script"]
+
+Arguments = dict[str, list[list[str]]]  # by name, with underscores: the values of each time it is given
+
+CALLS = re.compile(r"`[^`]*`")
+HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+SBATCH = re.compile(r"^#SBATCH\s+--(nodes|gres|gpus-per-node|ntasks-per-node)[= ](\S+)", re.MULTILINE)
+ASSIGNED = re.compile(
+    r"(?:^|[\s;(])([A-Za-z_]\w*)=(\$\(\([^)]*(?:\([^)]*\)[^)]*)*\)\)|\"[^\"]*\"|'[^']*'|[^\s;\"'()]*)", re.MULTILINE
+)
+SUM = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
+USED = re.compile(r"--([A-Za-z][\w-]*)[ =]+['\"]?\$\{?(\w+)")
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+class Script(NamedTuple):
+    """What is in a file."""
+
+    arguments: Arguments
+    variables: dict[str, str]
+    unsure: dict[str, str]  # arguments whose variables are set more than once, to other values
+
+
+def read_script(path: str | Path) -> Script:
+    """The arguments of a file, and the variables it sets."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    if path.suffix in (".json", ".yaml", ".yml"):
+        return _structured(path, text)
+    return _shell(text)
+
+
+# ---- JSON and YAML
+
+
+def _structured(path: Path, text: str) -> Script:
+    found = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
+    if isinstance(found, list):
+        return _shell(" ".join(map(str, found)))
+    if not isinstance(found, dict):
+        raise InputError(path, "is neither a list of arguments nor a table of them")
+    out: Arguments = {}
+    for name, value in _leaves(found):
+        if value is not None and value is not False:
+            values = [] if value is True else [str(v) for v in value] if isinstance(value, list) else [str(value)]
+            out.setdefault(_named(name), []).append(values)
+    return Script(out, {}, {})
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as e:
+        raise InputError(path, f"is not JSON: {e}") from e
+
+
+def _yaml(path: Path, text: str) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError as e:
+        raise InputError(path, "YAML needs pyyaml, which is not installed: give a shell script or JSON") from e
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise InputError(path, f"is not YAML: {' '.join(str(e).split())}") from e
+
+
+def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values, of tables within tables too."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield str(name), value
+
+
+# ---- shell
+
+
+def _shell(text: str) -> Script:
+    variables = _batch(text)
+    text = COMMENT.sub("", HEREDOC.sub("\n", text)).replace("\\\n", " ")
+    text = CALLS.sub("", text)
+    twice: set[str] = set()
+    for found in ASSIGNED.finditer(text):
+        name, value = found[1], " ".join(_expanded(found[2].strip("\"'"), variables).split())
+        if not value.startswith("-"):  # not a list of arguments: those are found where they stand
+            if variables.get(name, value) != value:
+                twice.add(name)
+            variables[name] = value
+    unsure = {_named(a): v for a, v in USED.findall(text) if v in twice}
+    return Script(_arguments(text, variables), variables, unsure)
+
+
+def _batch(text: str) -> dict[str, str]:
+    """Nodes and GPUs that SLURM is asked for."""
+    out = {}
+    for name, value in SBATCH.findall(text):
+        if name == "nodes":
+            out["SLURM_NNODES"] = out["SLURM_JOB_NUM_NODES"] = value
+        elif "gpu" in name + value:
+            out["SLURM_GPUS_ON_NODE"] = value.split(":")[-1]
+    return out
+
+
+def _arguments(text: str, variables: Mapping[str, str]) -> Arguments:
+    text = SUM.sub(lambda found: _expanded(found[0], variables), text)
+    words = re.split(r"[\s()\"']+", re.sub(r"'(\([^']*\))'", lambda f: f[1].replace("(", "⟨").replace(")", "⟩"), text))
+    out: Arguments = {}
+    values: list[str] = []
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, has, value = word.partition("=")
+            values = [_value(value, variables)] if has else []
+            out.setdefault(_named(name), []).append(values)
+        elif word and re.match(r"[A-Za-z_]\w*\+?=", word):
+            values = []  # the next variable: what follows is of no argument
+        elif word:
+            values.append(_value(word, variables))
+    return out
+
+
+def _value(word: str, variables: Mapping[str, str]) -> str:
+    return _expanded(word, variables).replace("⟨", "(").replace("⟩", ")").strip("\"';")
+
+
+def _named(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """With its variables in place; nothing for those that are not set."""
+    for _ in range(8):  # variables within variables
+        again = VARIABLE.sub(lambda f: variables.get(f[1] or f[3]) or f[2] or "", text)
+        if again == text:
+            break
+        text = again
+    return SUM.sub(lambda f: str(_sum(f[1])), text)
+
+
+def _sum(text: str) -> int | str:
+    """Whole-number arithmetic; nothing for anything else."""
+    try:
+        return _node(ast.parse(re.sub(r"\b0+(\d)", r"\1", text.strip()), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return ""
+
+
+def _node(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_node(node.left), _node(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_node(node.operand)
+    raise ValueError("no arithmetic")
+
+
+def number(text: str) -> float:
+    """As Python and shells write them: 1_000, 1e6."""
+    return float(text.replace("_", "").replace(",", ""))

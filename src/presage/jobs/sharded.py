@@ -1,0 +1,81 @@
+"""A chunk's passes with what runs beside them: the host that launches, and gathers of sharded parameters (FSDP, ZeRO-3).
+
+While a transfer runs beside compute it holds some multiprocessors, and compute gets on with the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from presage.costs.hooks import HOOKS_US
+from presage.costs.layer_host import LayerHost
+from presage.jobs.cost import Pricer
+from presage.jobs.job import Job
+from presage.jobs.stages import Chunk
+from presage.jobs.traffic import reduction
+from presage.jobs.weights import weights
+
+__all__ = ["ChunkTime", "chunk_time"]
+
+US = 1e-6
+GATHER = ("all_gather", "all_gather_copy_out", "reshard")  # hooks of FSDP in each pass
+PARAMETERS = 8  # tensors of a block
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTime:
+    """Seconds of one microbatch."""
+
+    forward: float
+    backward: float
+    weight: float  # of the backward pass, what gradients of weights take
+    waits: float  # for parameters and gradients on their way, and for multiprocessors that their transfers hold
+    host: float  # for the host
+
+
+def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
+    ahead = c.passes.forward.seconds(slow)
+    back = (c.passes.backward + c.passes.again).seconds(slow)
+    gather, reduce = _transfers(job, pricer, c)
+    taken, parts = pricer.held, max(1, c.layers)
+    forward = max(gather, ahead + taken * gather) + gather / parts
+    again = gather if job.parallel.zero == 3 else 0.0
+    backward = max(again + reduce, back + taken * (again + reduce)) + reduce / parts
+    waits = forward - ahead + backward - back
+    launches = _host(job, c, host)
+    late = [max(0.0, h * pricer.e.host - t) for h, t in zip(launches, (forward, backward), strict=True)]
+    return ChunkTime(forward + late[0], backward + late[1], c.passes.backward.weight * slow, waits, sum(late))
+
+
+def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:
+    """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them."""
+    if not (job.parallel.zero == 3 or job.parallel.fsdp):
+        return 0.0, 0.0
+    w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
+    parts = max(1, c.layers)
+    gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes / parts, "shard") * parts
+    reduce = reduction(job, pricer, w.shared * f.reduce_bytes / parts, "shard", "replicas") * parts
+    if w.experts:
+        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, "expert_dp")
+        reduce += pricer.talk_seconds("reduce_scatter", w.experts * f.reduce_bytes, "expert_dp")
+    return gather, reduce
+
+
+def _host(job: Job, c: Chunk, host: LayerHost) -> tuple[float, float]:
+    """Seconds the host takes to launch both passes."""
+    ahead, back = c.layers * host.forward, c.layers * host.backward
+    if job.recompute.mode == "full":
+        back += c.layers * host.recompute * job.recompute.share
+    if c.first or c.last:
+        ahead, back = ahead + host.ends_forward, back + host.ends_backward
+    if job.parallel.pp > 1:
+        ahead, back = ahead + host.send, back + host.send
+    if job.parallel.fsdp:
+        gather = sum(_hook(name) for name in GATHER) * c.layers
+        ahead, back = ahead + gather, back + gather + _hook("post_backward_reduce") * c.layers
+    return ahead, back
+
+
+def _hook(name: str) -> float:
+    once, each = HOOKS_US[f"FSDP::{name}"]
+    return (once + PARAMETERS * each) * US

@@ -1,0 +1,151 @@
+"""A Transformer: what a model is made of, whatever it runs on. Dense or mixture of experts, any kind of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["GATED", "Experts", "Latent", "Transformer"]
+
+GATED = ("swiglu", "geglu", "reglu")  # three matrices in a feed-forward block; all others have two
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: queries and keys go through narrow matrices (DeepSeek)."""
+
+    query_rank: int  # 0: queries are made at once
+    key_rank: int
+    rope: int  # of a head's dimensions, those with a position
+    nope: int  # and those without
+    value: int  # dimensions of a head's values
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of feed-forward blocks."""
+
+    experts: int
+    top_k: int
+    ffn: int  # width of one expert
+    shared_ffn: int = 0  # width of all shared experts together
+    dense_layers: int = 0  # the first so many layers have none
+    every: int = 1  # of the others, every so many
+    capacity: float = 0.0  # a factor: tokens beyond it are dropped, experts are padded up to it. 0: none is dropped
+    imbalance: float = 1.0  # tokens of the busiest rank's experts over the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """One stack of layers between an embedding and a vocabulary head."""
+
+    hidden: int
+    layers: int
+    heads: int
+    vocab: int
+    ffn: int
+    kv_heads: int
+    head_dim: int
+    activation: str = "swiglu"  # swiglu, geglu, gelu, relu, relu2 ...
+    norm: str = "rmsnorm"  # or layernorm
+    bias: bool = False  # of the linear layers
+    tied: bool = False  # the head has the embedding's weights
+    positions: str = "rope"  # rope, learned, none
+    max_positions: int = 0  # learned ones
+    window: int = 0  # tokens a query sees; 0: all before it
+    window_every: int = 1  # every so many layers has the window; the others see all
+    latent: Latent | None = None
+    experts: Experts | None = None
+    predicted: int = 0  # further tokens predicted, a layer each (DeepSeek's MTP)
+    causal: bool = True
+    name: str = ""
+
+    @property
+    def gated(self) -> bool:
+        return self.activation in GATED
+
+    @property
+    def query_width(self) -> int:
+        """All heads' queries together."""
+        return self.heads * (self.latent.rope + self.latent.nope if self.latent else self.head_dim)
+
+    @property
+    def value_width(self) -> int:
+        """All heads' outputs together."""
+        return self.heads * (self.latent.value if self.latent else self.head_dim)
+
+    @property
+    def key_width(self) -> int:
+        """All keys of a layer together."""
+        return self.kv_heads * self.head_dim
+
+    def has_experts(self, layer: int) -> bool:
+        e = self.experts
+        return e is not None and layer >= e.dense_layers and (layer - e.dense_layers) % e.every == 0
+
+    @property
+    def expert_layers(self) -> int:
+        return sum(self.has_experts(i) for i in range(self.layers))
+
+    # ---- parameters
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer."""
+        h, bias = self.hidden, int(self.bias)
+        if self.latent is None:
+            into, out = self.heads * self.head_dim + 2 * self.key_width, self.heads * self.head_dim
+            return (h + bias) * into + (out + bias) * h
+        m = self.latent
+        query = h * m.query_rank + m.query_rank * (self.query_width + 1) if m.query_rank else h * self.query_width
+        key = h * (m.key_rank + m.rope) + m.key_rank * (1 + self.heads * (m.nope + m.value))
+        return query + key + self.value_width * h
+
+    def block_parameters(self, ffn: int) -> int:
+        """Of a feed-forward block of this width."""
+        h, bias, up = self.hidden, int(self.bias), 2 if self.gated else 1
+        return (h + bias) * up * ffn + (ffn + bias) * h
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of one normalisation."""
+        return self.hidden * (2 if self.norm == "layernorm" else 1)
+
+    def layer_parameters(self, layer: int) -> int:
+        """Of one layer, all experts included."""
+        return self.outside_expert_parameters(layer) + self.expert_parameters(layer)
+
+    def outside_expert_parameters(self, layer: int) -> int:
+        """Of one layer, all but the routed experts."""
+        fixed = self.attention_parameters + 2 * self.norm_parameters
+        if not self.has_experts(layer):
+            return fixed + self.block_parameters(self.ffn)
+        e = self.experts
+        assert e is not None
+        return fixed + self.hidden * e.experts + (self.block_parameters(e.shared_ffn) if e.shared_ffn else 0)
+
+    def expert_parameters(self, layer: int) -> int:
+        """Of one layer's routed experts."""
+        e = self.experts
+        return e.experts * self.block_parameters(e.ffn) if e and self.has_experts(layer) else 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden + (self.max_positions * self.hidden if self.positions == "learned" else 0)
+
+    @property
+    def head_parameters(self) -> int:
+        """The last normalisation, and the head where it has weights of its own."""
+        return self.norm_parameters + (0 if self.tied else self.vocab * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All of them; further-token layers not counted, as model cards do."""
+        layers = sum(self.layer_parameters(i) for i in range(self.layers))
+        return self.embedding_parameters + layers + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those a token meets: of the experts only the chosen ones."""
+        e = self.experts
+        idle = (e.experts - e.top_k) * self.block_parameters(e.ffn) * self.expert_layers if e else 0
+        return self.parameters - idle

@@ -1,0 +1,204 @@
+"""The words of job files: which keys each section has, of which type, and what is said to others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from presage.errors import InputError
+
+__all__ = [
+    "ClusterWords", "ExpertWords", "FrameworkWords", "JobWords", "LatentWords", "ModelWords", "OverlapWords",
+    "ParallelWords", "RecomputeWords", "TrainingWords", "converted", "known", "merged", "plain",
+]  # fmt: skip
+
+Words = TypeVar("Words", bound=msgspec.Struct)
+
+
+class ExpertWords(msgspec.Struct):
+    experts: int
+    top_k: int
+    ffn: int | None = None  # the model's
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    every: int = 1
+    capacity: float = 0.0
+    imbalance: float = 1.0
+
+
+class LatentWords(msgspec.Struct):
+    key_rank: int
+    query_rank: int = 0
+    rope: int = 64
+    nope: int = 128
+    value: int = 128
+
+
+class ModelWords(msgspec.Struct):
+    preset: str | None = None
+    config: str | None = None  # a Hugging Face config.json
+    name: str | None = None
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    vocab: int | None = None
+    ffn: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    activation: str | None = None
+    norm: str | None = None
+    bias: bool | None = None
+    tied: bool | None = None
+    positions: str | None = None
+    max_positions: int | None = None
+    window: int | None = None
+    window_every: int | None = None
+    predicted: int | None = None
+    causal: bool | None = None
+    experts: ExpertWords | None = None
+    latent: LatentWords | None = None
+
+
+class RecomputeWords(msgspec.Struct):
+    mode: str = "none"
+    modules: list[str] = []
+    share: float = 1.0
+
+
+class TrainingWords(msgspec.Struct):
+    sequence: int | None = None
+    micro_batch: int = 1
+    global_batch: int | None = None
+    microbatches: int | None = None  # the other way to say `global_batch`
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    recompute: str | RecomputeWords = "none"
+
+
+class ParallelWords(msgspec.Struct):
+    gpus: int | None = None
+    tp: int = 1
+    sequence_parallel: bool | None = None  # where there is tp: as the framework does
+    pp: int = 1
+    virtual: int = 1
+    schedule: str | None = None
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
+    dp: int | None = None
+    zero: int | None = None
+    fsdp: bool = False
+    shard: int | None = None
+    replicate: int | None = None  # copies of what is sharded; the other way to say `shard`
+    layers_as: list[int] = []
+    ends_as_layers: bool = False
+
+
+class OverlapWords(msgspec.Struct):
+    tensor: bool | None = None
+    gradients: bool | None = None
+    parameters: bool | None = None
+    pipeline: bool | None = None
+    context: bool | None = None
+    experts: bool | None = None
+
+
+class FrameworkWords(msgspec.Struct):
+    name: str | None = None
+    attention: str | None = None
+    compiled: bool | None = None
+    fused_norms: bool | None = None
+    dropout: bool | None = None
+    fused_loss: bool | None = None
+    gradient_bytes: int | None = None
+    reduce_bytes: int | None = None
+    gather_bytes: int | None = None
+    host: str | None = None
+    p2p_syncs: bool | None = None
+    bucket_MB: float | None = None
+    two_step_dispatch: bool | None = None
+    sequence: bool | None = None
+    async_backward: bool | None = None
+
+
+class ClusterWords(msgspec.Struct):
+    platform: str | None = None
+    gpu: str | None = None
+    per_node: int = 8
+    network_Gbps: float | None = None
+    fabric: str | None = None
+    domain: int | None = None  # GPUs that share NVLink, where that is not a node
+    power_W: float | None = None  # of a GPU at work; these three say what a job spends: see jobs/spend.py
+    price_per_gpu_hour: float | None = None
+    pue: float | None = None
+
+
+class JobWords(msgspec.Struct):
+    name: str = ""
+    arguments: str | None = None  # a Megatron script
+    titan: str | None = None  # a TorchTitan file
+    model: ModelWords = msgspec.field(default_factory=ModelWords)
+    training: TrainingWords = msgspec.field(default_factory=TrainingWords)
+    parallel: ParallelWords = msgspec.field(default_factory=ParallelWords)
+    overlap: OverlapWords = msgspec.field(default_factory=OverlapWords)
+    framework: str | FrameworkWords = "megatron-core"
+    cluster: ClusterWords = msgspec.field(default_factory=ClusterWords)
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelWords, "model.experts": ExpertWords, "model.latent": LatentWords, "training": TrainingWords,
+    "training.recompute": RecomputeWords, "parallel": ParallelWords, "overlap": OverlapWords,
+    "framework": FrameworkWords, "cluster": ClusterWords,
+}  # fmt: skip
+
+
+def converted(path: str | Path, table: Mapping[str, Any], kind: type[Words], section: str = "") -> Words:
+    """A table as its section; keys and types that are none are named."""
+    known(path, table, kind, section)
+    try:
+        return msgspec.convert(dict(table), kind)
+    except msgspec.ValidationError as e:
+        what, _, where = str(e).partition(" - at `$")
+        field = ".".join(p for p in (section, where.strip("`.")) if p)
+        raise InputError(path, what, field or None) from e
+
+
+def known(path: str | Path, table: Mapping[str, Any], kind: type[msgspec.Struct], section: str) -> None:
+    """Every key is one of the section's, in tables within it too."""
+    keys = kind.__struct_fields__
+    for key, value in table.items():
+        here = f"{section}.{key}" if section else key
+        if key not in keys:
+            raise InputError(path, f"is not known here{_hint(key, keys, section)}", here)
+        if isinstance(value, Mapping) and here in SECTIONS:
+            known(path, value, SECTIONS[here], here)
+
+
+def _hint(key: str, known: tuple[str, ...], section: str) -> str:
+    """The nearest key of the section, or the section that has the key, or all keys."""
+    near = get_close_matches(key, known, 1, 0.7)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    homes = [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__ and name != section]
+    if homes:
+        return f": it belongs in [{homes[0]}]"
+    return f"; there is {', '.join(known)}"
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables on tables, key by key; a text or a number replaces what was there."""
+    out = dict(base)
+    for key, value in over.items():
+        before = out.get(key)
+        out[key] = merged(before, value) if isinstance(value, Mapping) and isinstance(before, Mapping) else value
+    return out
+
+
+def plain(words: msgspec.Struct) -> dict[str, Any]:
+    """What a section says, without what it leaves open."""
+    found = {name: getattr(words, name) for name in words.__struct_fields__}
+    return {k: plain(v) if isinstance(v, msgspec.Struct) else v for k, v in found.items() if v is not None}

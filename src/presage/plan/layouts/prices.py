@@ -1,0 +1,49 @@
+"""What layouts need and take: pure functions of a job and a few layouts, to be run anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from presage.jobs.efficiency import Efficiency
+from presage.jobs.job import Job
+from presage.jobs.memory import job_memory
+from presage.jobs.step import least, step
+from presage.plan.layouts.layout import Layout, laid
+from presage.plan.layouts.space import Family, Space
+
+__all__ = ["Surveyed", "price", "survey"]
+
+
+class Surveyed(NamedTuple):
+    """Of some families: how many layouts are legal, and those that fit."""
+
+    legal: int
+    smallest: float  # bytes that the most frugal of all legal ones needs
+    layouts: list[Layout]
+    needed: list[float]  # bytes
+    bound: list[float]  # seconds: no step takes less
+
+
+def survey(space: Space, efficiency: Efficiency | None, families: Sequence[Family]) -> Surveyed:
+    """All layouts of families: which fit, and what their steps take at least."""
+    job, memory = space.job, float(space.job.platform.gpu.memory)
+    legal, smallest = 0, float("inf")
+    fits: list[Layout] = []
+    needed: list[float] = []
+    bound: list[float] = []
+    for family in families:
+        for x in space.layouts(family):
+            made = laid(job, x)
+            bytes_needed = job_memory(made).needed
+            legal, smallest = legal + 1, min(smallest, bytes_needed)
+            if bytes_needed <= memory:
+                fits.append(x)
+                needed.append(bytes_needed)
+                bound.append(least(made, efficiency))
+    return Surveyed(legal, smallest, fits, needed, bound)
+
+
+def price(job: Job, efficiency: Efficiency | None, layouts: Sequence[Layout]) -> list[float]:
+    """Seconds of their steps."""
+    return [float(step(laid(job, x), efficiency).seconds) for x in layouts]

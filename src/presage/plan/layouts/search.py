@@ -1,0 +1,180 @@
+"""`search(job, gpus) -> Found`: all legal layouts of a job, those that fit in memory, and the best of them.
+
+First every layout is surveyed: does it fit, and what does its step take at least? Then layouts are priced in rounds,
+those with the least bounds first, until none that is left could matter (see `race`). The rounds are the same however
+many workers there are, and so is what is found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from presage.errors import PresageError
+from presage.jobs.check import check, problems
+from presage.jobs.efficiency import Efficiency
+from presage.jobs.job import Job
+from presage.plan.layouts.cluster import ray_cluster
+from presage.plan.layouts.found import Counts, Found, Priced, Short, priced
+from presage.plan.layouts.layout import Layout, laid
+from presage.plan.layouts.pool import Pool, processes
+from presage.plan.layouts.prices import Surveyed, price, survey
+from presage.plan.layouts.race import Race, front
+from presage.plan.layouts.space import Family, Keep, Space
+
+__all__ = ["OBJECTIVES", "Progress", "search"]
+
+OBJECTIVES = ("mean", "cost")
+ROUND = 512  # layouts that are priced before others are set aside anew
+PIECE = 32  # of them in one piece of work
+FAMILIES = 4  # in one piece of work
+
+
+class Progress(NamedTuple):
+    """Where a search stands."""
+
+    what: str  # surveying, pricing
+    done: int
+    total: int
+    best: float  # seconds, of what is known
+
+
+Tell = Callable[[Progress], None]
+
+
+def search(
+    job: Job,
+    gpus: int | Sequence[int],
+    *,
+    objective: str = "mean",
+    limit: int | None = None,
+    workers: int = 1,
+    ray: str | None = None,
+    keep: Keep | None = None,
+    top: int = 10,
+    prune: bool = True,
+    efficiency: Efficiency | None = None,
+    tell: Tell | None = None,
+) -> Found:
+    """The best layouts of a job on so many GPUs, or on the best of several numbers of them.
+
+    The best has the shortest step (`mean`), or the fewest GPU-seconds a step (`cost`: for several numbers of GPUs).
+    `keep` holds knobs fast: {"tp": {"8"}}. At most `limit` layouts are priced. Without `prune` all that fit are.
+    """
+    begun = time.perf_counter()
+    _check_objective(objective)
+    space = Space(job, (gpus,) if isinstance(gpus, int) else tuple(gpus), keep or {})
+    families = _families(space)
+    with _pool(workers, ray) as pool:
+        field = _surveyed(space, families, efficiency, pool, tell or _nothing)
+        race = _race(field, objective, top, prune)
+        complete = _run(race, field.layouts, partial(price, job, efficiency), pool, objective, limit, tell or _nothing)
+    return _found(job, field, race, objective, efficiency, complete, time.perf_counter() - begun)
+
+
+def _check_objective(objective: str) -> None:
+    if objective == "p95":
+        raise PresageError("objective p95 needs a noise model of the cluster, and there is none yet: take mean or cost")
+    if objective not in OBJECTIVES:
+        raise PresageError(f"no objective {objective!r}: there is {', '.join(OBJECTIVES)}")
+
+
+def _families(space: Space) -> list[Family]:
+    for gpus in space.gpus:
+        reach = space.job.platform.links[-1].ranks
+        if not 1 <= gpus <= reach:
+            raise PresageError(f"{gpus} GPUs: {space.job.platform.key} has 1 to {reach}")
+    found = list(space.families())
+    first = next((x for f in found for x in space.layouts(f)), None)
+    if first is None:
+        held = "".join(f", {k} {' or '.join(sorted(v))}" for k, v in space.keep.items())
+        raise PresageError(
+            f"no legal plan on {' or '.join(map(str, space.gpus))} GPUs with a global batch of "
+            f"{space.job.global_batch} samples{held}: the number of replicas must divide the batch"
+        )
+    check(laid(space.job, first))  # what is wrong with one is wrong with all
+    return found
+
+
+def _pool(workers: int, ray: str | None) -> AbstractContextManager[Pool]:
+    return ray_cluster(ray) if ray else processes(workers)
+
+
+def _surveyed(
+    space: Space, families: list[Family], efficiency: Efficiency | None, pool: Pool, tell: Tell
+) -> Surveyed:
+    """All families, a few at a time."""
+    total = Surveyed(0, float("inf"), [], [], [])
+    done = 0
+    for part in pool.map(partial(survey, space, efficiency), _pieces(families, FAMILIES)):
+        done = min(done + FAMILIES, len(families))
+        total = total._replace(legal=total.legal + part.legal, smallest=min(total.smallest, part.smallest))
+        for whole, more in zip(total[2:], part[2:], strict=True):
+            whole.extend(more)  # type: ignore[attr-defined]
+        tell(Progress("surveying", done, len(families), float("nan")))
+    return total
+
+
+def _pieces(items: list[Family], size: int) -> list[list[Family]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def _race(field: Surveyed, objective: str, top: int, prune: bool) -> Race:
+    bound = np.array(field.bound)
+    if objective == "cost":
+        bound = bound * [x.gpus for x in field.layouts]
+    return Race(field.layouts, bound, np.array(field.needed), top, prune)
+
+
+def _run(
+    race: Race, layouts: list[Layout], price_them: Callable[[list[Layout]], list[float]], pool: Pool, objective: str,
+    limit: int | None, tell: Tell,
+) -> bool:  # fmt: skip
+    """Price until all is certain; False where the limit came first."""
+    done, most = 0, limit if limit is not None else len(layouts)
+    while len(now := race.next(ROUND)):
+        now = now[: most - done]
+        if not len(now):
+            return False
+        pieces = [now[i : i + PIECE] for i in range(0, len(now), PIECE)]
+        found = pool.map(price_them, [[layouts[i] for i in piece] for piece in pieces])
+        for piece, seconds in zip(pieces, found, strict=True):
+            many = np.array([layouts[i].gpus for i in piece]) if objective == "cost" else 1
+            race.value[piece] = np.array(seconds) * many
+            done += len(piece)
+            tell(Progress("pricing", done, len(layouts), float(race.value.min())))
+    return True
+
+
+def _found(
+    job: Job, field: Surveyed, race: Race, objective: str, efficiency: Efficiency | None, complete: bool, took: float
+) -> Found:
+    ranked = race.ranked()
+    counts = Counts(
+        field.legal, field.legal - len(field.layouts), len(field.layouts) - len(ranked), len(ranked), field.smallest
+    )
+
+    def short(i: int) -> Short:
+        x = field.layouts[i]
+        return Short(x, float(race.value[i]) / (x.gpus if objective == "cost" else 1), field.needed[i])
+
+    best = tuple(priced(laid(job, field.layouts[i]), efficiency) for i in ranked[: race.top])
+    by_knob = {name: {word: short(i) for word, i in found.items()} for name, found in race.best_by_knob().items()}
+    edge = tuple(short(i) for i in front(race.value, race.needed, ranked))
+    return Found(objective, best, edge, by_knob, _own(job, field, efficiency), counts, complete, took, efficiency)
+
+
+def _own(job: Job, field: Surveyed, efficiency: Efficiency | None) -> Priced | None:
+    """The job as it is, where it has as many GPUs as were searched for."""
+    counted = {x.gpus for x in field.layouts}
+    return priced(job, efficiency) if job.gpus in counted and not problems(job) else None
+
+
+def _nothing(_: Progress) -> None:
+    pass
+

@@ -1,0 +1,171 @@
+"""Fits of a chip's laws: least mean error in logarithms, by the simplex method, over rows that are not held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+from chip_rows import Attention, Product
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from presage.costs.chip import attention as attend
+from presage.costs.chip import product as gemm
+from presage.costs.chip.product import Tiling
+from presage.hardware import Gpu
+
+Floats = NDArray[np.float64]
+HEATED = 2e-3  # seconds of a product whose collectors' clock has half fallen
+MOST = 0.5  # an error in logarithms beyond which a row does not count more
+US = 1e-6
+LAUNCHES = 3.0  # microseconds of a short attention kernel; backward there are three
+FREE = ("reach", "small", "fixed", "fill", "smooth", "overlap", "bandwidth", "store", "split", "launch")
+START = {
+    "reach": 0.8, "small": 5.0, "fixed": 1.0, "fill": 10.0, "smooth": 0.5, "overlap": 5.0, "bandwidth": 0.85,
+    "store": 0.2, "split": 3.0, "launch": 2.5, "heat": 0.05,
+}  # fmt: skip
+MENUS: dict[str, tuple[tuple[int, int], ...]] = {
+    "ampere": ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (128, 64), (64, 128), (64, 64)),
+    "hopper": (
+        (128, 256), (256, 128), (192, 192), (128, 192), (192, 128), (320, 128), (128, 320), (128, 128), (64, 256),
+        (256, 64), (128, 64), (64, 128), (64, 64),
+    ),
+    "blackwell": (
+        (256, 256), (256, 192), (192, 256), (128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128),
+        (128, 64), (64, 64),
+    ),
+    "vector": ((128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (32, 32)),
+}  # fmt: skip
+compiled = numba.njit(gemm.law)
+
+
+@numba.njit
+def _all(x, slow, moved, stored, menu, sms, bandwidth, fill, smooth, overlap, store, split, launch):  # type: ignore[no-untyped-def]
+    out = np.empty(len(x))
+    for i in range(len(x)):
+        m, n, k, batch = x[i]
+        out[i] = compiled(
+            m, n, k, batch, slow[i], moved[i], stored[i], menu, sms, bandwidth, fill, smooth, overlap, store, split,
+            launch,
+        )  # fmt: skip
+    return out
+
+
+class ProductFit:
+    """Rows of one type of number on one GPU, and what a tiling says of them."""
+
+    def __init__(self, gpu: Gpu, kind: str, rows: Sequence[Product], menu: str, out: float = 0.0) -> None:
+        self.gpu, self.peak, self.menu = gpu, gpu.peak.get(kind, gpu.peak["fp32"]), MENUS[menu]
+        self.x = np.array([(r.m, r.n, r.k, r.batch) for r in rows], np.int64)
+        self.seconds = np.array([r.seconds for r in rows])
+        self.held = np.array([r.held for r in rows])
+        self.flops = np.array([r.flops for r in rows])
+        width = gemm.WIDTHS[kind]
+        tensor = kind != "fp32"
+        self.slow = np.array(
+            [gemm.aligned(r.m, r.n, r.k, r.left, r.right, width) if tensor else 1.0 for r in rows], np.float64
+        )
+        m, n, k, batch = self.x.T.astype(np.float64)
+        self.stored = (out or max(width, 2.0)) * batch * m * n
+        self.moved = width * batch * (m * k + k * n) + self.stored
+
+    def tiling(self, p: dict[str, float]) -> Tiling:
+        return Tiling(
+            self.menu, p["reach"], p["small"], p["fixed"] * US, p["fill"], min(p["smooth"], 1.0),
+            min(p["overlap"], 12.0), p["bandwidth"], p["store"], p["split"] * US, p["launch"] * US,
+        )  # fmt: skip
+
+    def predicted(self, t: Tiling, heat: float = 0.0, keep: Any = slice(None)) -> Floats:
+        """Seconds; `heat` is how much longer the longest products took for the clock that fell under them."""
+        menu = gemm.tiles(t, self.peak / self.gpu.sms)
+        took = _all(
+            self.x[keep], self.slow[keep], self.moved[keep], self.stored[keep], menu, float(self.gpu.sms),
+            t.bandwidth * self.gpu.memory_bandwidth, t.fill, t.smooth, t.overlap, t.store, t.split, t.launch,
+        )  # fmt: skip
+        return np.asarray(took * (1 + heat * took / (took + HEATED)))
+
+    def fit(self, heated: bool, most: int = 3000, start: dict[str, float] = START) -> tuple[Tiling, float]:
+        """The tiling, and the heat of the rows where their clock may have fallen."""
+        free = [*FREE, "heat"] if heated else list(FREE)
+        rows = np.flatnonzero(~self.held & (self.slow == 1.0))
+        keep = np.random.default_rng(0).choice(rows, min(most, len(rows)), replace=False)
+
+        def tried(logs: Floats) -> tuple[Tiling, float]:
+            p = dict(zip(free, np.exp(logs), strict=True))
+            return self.tiling(p), p.get("heat", 0.0)
+
+        def miss(logs: Floats) -> float:
+            t, heat = tried(logs)
+            apart = np.abs(np.log(self.predicted(t, heat, keep) / self.seconds[keep]))
+            return float(np.minimum(apart, MOST).mean())
+
+        return tried(simplex(miss, np.log([start[name] for name in free])))
+
+
+def simplex(miss: Callable[[Floats], float], start: Floats, rounds: int = 4, calls: int = 1500) -> Floats:
+    at = start
+    for _ in range(rounds):
+        options = {"maxiter": calls, "maxfev": calls, "adaptive": True, "xatol": 1e-3, "fatol": 1e-6}
+        at = minimize(miss, at, method="Nelder-Mead", options=options).x
+    return np.asarray(at)
+
+
+class AttentionFit:
+    """Rows of one style in one direction on one GPU."""
+
+    def __init__(self, gpu: Gpu, rows: Sequence[Attention], backward: bool, bandwidth: float) -> None:
+        self.gpu, self.rows, self.bandwidth = gpu, rows, bandwidth
+        self.seconds = np.array([r.seconds for r in rows])
+        self.held = np.array([r.held for r in rows])
+        self.causal = np.array([r.causal for r in rows])
+        walks = [attend.walks(r.length, r.length, r.causal, r.window) for r in rows]
+        self.blocks, self.tiles, self.longest = (np.array(c, np.float64) for c in zip(*walks, strict=True))
+        self.heads = np.array([r.batch * r.heads for r in rows], np.float64)
+        both = np.array([r.dim + r.value_dim for r in rows], np.float64)
+        self.width = both / 2
+        times = attend.BACKWARD if backward else 1.0
+        self.flops = 2.0 * attend.ROWS**2 * both * times * gpu.sms / gpu.peak.get("bf16", gpu.peak["fp16"])
+        sides = np.array(
+            [
+                r.batch * r.length * (r.heads * (3 if backward else 1) + r.kv_heads * (2 if backward else 1))
+                for r in rows
+            ]
+        )
+        self.nbytes = 2.0 * both * sides
+        self.widths = sorted(set(self.width.tolist()))
+        self.launch = LAUNCHES * (3.0 if backward else 1.0)
+
+    def kernel(self, logs: Floats) -> tuple[attend.Kernel, float]:
+        p = np.exp(logs)
+        w = len(self.widths)
+        block, tail, smooth, moved, heat = p[w : w + 5]
+        return attend.Kernel(
+            tuple(self.widths), tuple(p[:w].tolist()), block * US, tail, min(smooth, 1.0), moved, self.launch * US
+        ), heat
+
+    def predicted(self, k: attend.Kernel, heat: float = 0.0) -> Floats:
+        """As the law says, all rows at once."""
+        share = np.array([attend.share(k, w) for w in self.width])
+        tile = self.flops / share
+        waves = self.heads * self.blocks / self.gpu.sms
+        work = self.heads * (self.tiles * tile + self.blocks * k.block) / self.gpu.sms
+        tail = k.tail * self.longest * tile * np.minimum(1.0, waves)
+        whole = work * (1.0 + (1.0 - k.smooth) * np.where(waves > 1, np.ceil(waves) / waves - 1.0, 0.0))
+        work = np.where(self.causal, work + tail, whole)
+        took = k.launch + np.maximum(self.longest * tile + k.block, work) + k.moved * self.nbytes / self.bandwidth
+        return np.asarray(took * (1 + heat * took / (took + HEATED)))
+
+    def fit(self, heated: bool) -> tuple[attend.Kernel, float]:
+        keep = ~self.held
+        least = 0.05 if heated else 1e-9
+
+        def miss(logs: Floats) -> float:
+            k, heat = self.kernel(logs)
+            apart = np.abs(np.log(self.predicted(k, heat if heated else 0.0)[keep] / self.seconds[keep]))
+            return float(np.minimum(apart, MOST).mean())
+
+        start = np.log([*([0.5] * len(self.widths)), 1.0, 0.5, 0.5, 0.5, least])
+        k, heat = self.kernel(simplex(miss, start, rounds=5, calls=3000))
+        return k, heat if heated else 0.0

@@ -1,0 +1,127 @@
+"""Fit the few global efficiencies of jobs on public runs, and what they would be without each source.
+
+    python tools/fit_runs.py ../shared/runs/public_runs.csv
+
+Logarithms of predicted over measured step times, made small by weighted least squares with a Huber weight; every source
+counts as the square root of its rows. Each logarithm of a factor is held towards 0 by a prior, which matters only where
+no row tells. Steps are linearised about the last fit, and again, until nothing moves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from presage.accuracy.public_table import read_table
+from presage.accuracy.run_jobs import job_of_run, run_seconds
+from presage.accuracy.runs import COLUMNS
+from presage.errors import PresageError
+from presage.jobs.efficiency import Efficiency
+from presage.jobs.job import Job
+from presage.jobs.step import step
+
+OUT = Path(__file__).resolve().parents[1] / "src/presage/data/jobs/efficiency.toml"
+NAMES = [f.name for f in fields(Efficiency)]
+PRIOR = {"jitter": 0.01}  # standard deviation of a factor's logarithm, of jitter itself
+USUAL = 0.25
+HUBER = 0.1
+NUDGE = {"jitter": 0.002}
+MOST = 150  # rows of one source that take part, evenly taken
+ROUNDS = 4
+
+
+def main() -> None:
+    rows = read(Path(sys.argv[1]))
+    print(f"{len(rows)} rows of {len({s for s, _, _ in rows})} sources")
+    x = np.zeros(len(NAMES))
+    for _ in range(ROUNDS):
+        base, slopes = linear(rows, x)
+        x = solved(rows, base, slopes, x, without="")
+        print({n: round(float(v), 4) for n, v in zip(NAMES, factors(x), strict=True)})
+    base, slopes = linear(rows, x)
+    sources = sorted({s for s, _, _ in rows})
+    parts = {"": solved(rows, base, slopes, x, "")} | {s: solved(rows, base, slopes, x, s) for s in sources}
+    write(parts, len(rows))
+
+
+def read(path: Path) -> list[tuple[str, Job, float]]:
+    """Source, job and measured seconds of the rows that take part."""
+    found = []
+    for _, row in read_table(path, COLUMNS):
+        try:
+            if row["complete"] != "dlrm":
+                found.append((row["source_key"], job_of_run(row), run_seconds(row)))
+        except PresageError:
+            continue
+    of = Counter(s for s, _, _ in found)
+    seen: Counter[str] = Counter()
+    kept = []
+    for one in found:
+        every = max(1, -(-of[one[0]] // MOST))
+        if seen[one[0]] % every == 0:
+            kept.append(one)
+        seen[one[0]] += 1
+    return kept
+
+
+def factors(x: np.ndarray) -> list[float]:
+    return [float(v) if n == "jitter" else float(np.exp(v)) for n, v in zip(NAMES, x, strict=True)]
+
+
+def efficiency(x: np.ndarray) -> Efficiency:
+    return replace(Efficiency(), **dict(zip(NAMES, factors(x), strict=True)))
+
+
+def errors(rows: list[tuple[str, Job, float]], x: np.ndarray) -> np.ndarray:
+    e = efficiency(x)
+    return np.array([np.log(step(job, e).seconds / seconds) for _, job, seconds in rows])
+
+
+def linear(rows: list[tuple[str, Job, float]], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    base = errors(rows, x)
+    slopes = np.zeros((len(rows), len(NAMES)))
+    for k, name in enumerate(NAMES):
+        by = NUDGE.get(name, 0.02)
+        moved = x.copy()
+        moved[k] += by
+        slopes[:, k] = (errors(rows, moved) - base) / by
+    return base, slopes
+
+
+def solved(
+    rows: list[tuple[str, Job, float]], base: np.ndarray, slopes: np.ndarray, x: np.ndarray, without: str
+) -> np.ndarray:
+    """The factors that make the linearised errors small."""
+    sources = [s for s, _, _ in rows]
+    of = Counter(sources)
+    counts = np.array([0.0 if s == without else of[s] ** -0.5 for s in sources])
+    held = np.diag([PRIOR.get(n, USUAL) ** -2 for n in NAMES]) * 0.02
+    at = x.copy()
+    for _ in range(50):
+        left = base + slopes @ (at - x)
+        weight = counts * np.minimum(1.0, HUBER / np.maximum(np.abs(left), 1e-9))
+        normal = slopes.T @ (weight[:, None] * slopes) + held
+        move = np.linalg.solve(normal, slopes.T @ (weight * left) + held @ at)
+        at = at - move
+        at[NAMES.index("jitter")] = max(0.0, at[NAMES.index("jitter")])
+        if np.abs(move).max() < 1e-6:
+            break
+    return at
+
+
+def write(parts: dict[str, np.ndarray], rows: int) -> None:
+    lines = [f"# Made by tools/fit_runs.py from {rows} public runs; see docs/runs.md.", ""]
+    for source, x in parts.items():
+        lines.append(f'[left_out."{source}"]' if source else "[fitted]")
+        lines += [f"{n} = {v:.4f}" for n, v in zip(NAMES, factors(x), strict=True)]
+        lines.append("")
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
