@@ -17,27 +17,31 @@ from presage.costs.chip.product import Tiling
 from presage.hardware import Gpu
 
 Floats = NDArray[np.float64]
-HEATED = 2e-3  # seconds of a product whose collectors' clock has half fallen
+HEATED = 1.2e-3  # seconds of a kernel under whose repeats the clock half falls: the H200's table beside our bursts
 MOST = 0.5  # an error in logarithms beyond which a row does not count more
 US = 1e-6
+MOST_OF = (8.0, 1.0, 1.0, 1.5)  # block, tail, smooth, moved
 LAUNCHES = 3.0  # microseconds of a short attention kernel; backward there are three
 FREE = ("reach", "small", "fixed", "fill", "smooth", "overlap", "bandwidth", "store", "split", "launch")
 START = {
     "reach": 0.8, "small": 5.0, "fixed": 1.0, "fill": 10.0, "smooth": 0.5, "overlap": 5.0, "bandwidth": 0.85,
     "store": 0.2, "split": 3.0, "launch": 2.5, "heat": 0.05,
 }  # fmt: skip
+# What cannot be is not tried: matrix units of AMD do float32 at twice the vector peak, hence the reach.
+BOUNDS = {
+    "reach": (0.1, 1.9), "small": (0.1, 60.0), "fixed": (0.05, 20.0), "fill": (1.0, 256.0), "smooth": (0.0, 1.0),
+    "overlap": (1.5, 12.0), "bandwidth": (0.4, 0.95), "store": (0.01, 1.0), "split": (1.0, 40.0), "launch": (1.0, 30.0),
+}  # fmt: skip
 MENUS: dict[str, tuple[tuple[int, int], ...]] = {
     "ampere": ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (128, 64), (64, 128), (64, 64)),
-    "hopper": (
-        (128, 256), (256, 128), (192, 192), (128, 192), (192, 128), (320, 128), (128, 320), (128, 128), (64, 256),
-        (256, 64), (128, 64), (64, 128), (64, 64),
-    ),
-    "blackwell": (
-        (256, 256), (256, 192), (192, 256), (128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128),
-        (128, 64), (64, 64),
-    ),
+    "hopper": ((128, 256), (256, 128), (192, 192), (128, 192), (128, 128), (64, 256), (128, 64), (64, 64)),
+    "blackwell": ((256, 256), (256, 192), (128, 256), (256, 128), (128, 128), (64, 256), (128, 64), (64, 64)),
     "vector": ((128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (32, 32)),
 }  # fmt: skip
+TURNED = 1.5  # Hopper in tf32: weight gradients beside forward products (pack, medians)
+# Of the full rate, by 2, 4 and 8 bytes: an H200 (pack) falls back on kernels of the A100, whose own rate is not so far
+# above them; a B200's is further.
+UNALIGNED = {"Hopper": (0.17, 0.29, 0.33), "Ampere": (0.33, 0.55, 0.62), "Blackwell": (0.08, 0.14, 0.16)}
 compiled = numba.njit(gemm.law)
 
 
@@ -53,6 +57,11 @@ def _all(x, slow, moved, stored, menu, sms, bandwidth, fill, smooth, overlap, st
     return out
 
 
+def heated(seconds: Floats, heat: float) -> Floats:
+    """What collectors see: their repeats of long kernels lower the clock."""
+    return np.asarray(seconds * (1 + heat * seconds**2 / (seconds**2 + HEATED**2)))
+
+
 class ProductFit:
     """Rows of one type of number on one GPU, and what a tiling says of them."""
 
@@ -64,32 +73,35 @@ class ProductFit:
         self.flops = np.array([r.flops for r in rows])
         width = gemm.WIDTHS[kind]
         tensor = kind != "fp32"
-        self.slow = np.array(
-            [gemm.aligned(r.m, r.n, r.k, r.left, r.right, width) if tensor else 1.0 for r in rows], np.float64
-        )
+        self.turned = TURNED if kind == "tf32" and gpu.architecture == "Hopper" else 1.0
+        self.unaligned = UNALIGNED.get(gpu.architecture, UNALIGNED["Ampere"])
+        odd = [gemm.aligned(r.m, r.n, r.k, r.left, r.right, width, self.unaligned) if tensor else 1.0 for r in rows]
+        self.usual = np.array(odd) == 1.0
+        self.slow = np.array(odd) * np.where([r.left for r in rows], self.turned, 1.0)
         m, n, k, batch = self.x.T.astype(np.float64)
         self.stored = (out or max(width, 2.0)) * batch * m * n
         self.moved = width * batch * (m * k + k * n) + self.stored
 
     def tiling(self, p: dict[str, float]) -> Tiling:
+        p = {name: min(max(value, BOUNDS[name][0]), BOUNDS[name][1]) for name, value in p.items() if name in BOUNDS}
         return Tiling(
-            self.menu, p["reach"], p["small"], p["fixed"] * US, p["fill"], min(p["smooth"], 1.0),
-            min(p["overlap"], 12.0), p["bandwidth"], p["store"], p["split"] * US, p["launch"] * US,
+            self.menu, p["reach"], p["small"], p["fixed"] * US, p["fill"], p["smooth"], p["overlap"], p["bandwidth"],
+            p["store"], p["split"] * US, p["launch"] * US, self.unaligned, self.turned,
         )  # fmt: skip
 
     def predicted(self, t: Tiling, heat: float = 0.0, keep: Any = slice(None)) -> Floats:
         """Seconds; `heat` is how much longer the longest products took for the clock that fell under them."""
         menu = gemm.tiles(t, self.peak / self.gpu.sms)
         took = _all(
-            self.x[keep], self.slow[keep], self.moved[keep], self.stored[keep], menu, float(self.gpu.sms),
+            self.x[keep], self.slow[keep], self.moved[keep], self.stored[keep], menu, self.gpu.sms,
             t.bandwidth * self.gpu.memory_bandwidth, t.fill, t.smooth, t.overlap, t.store, t.split, t.launch,
         )  # fmt: skip
-        return np.asarray(took * (1 + heat * took / (took + HEATED)))
+        return heated(took, heat)
 
-    def fit(self, heated: bool, most: int = 3000, start: dict[str, float] = START) -> tuple[Tiling, float]:
+    def fit(self, falls: bool, most: int = 3000, start: dict[str, float] = START) -> tuple[Tiling, float]:
         """The tiling, and the heat of the rows where their clock may have fallen."""
-        free = [*FREE, "heat"] if heated else list(FREE)
-        rows = np.flatnonzero(~self.held & (self.slow == 1.0))
+        free = [*FREE, "heat"] if falls else list(FREE)
+        rows = np.flatnonzero(~self.held & self.usual)
         keep = np.random.default_rng(0).choice(rows, min(most, len(rows)), replace=False)
 
         def tried(logs: Floats) -> tuple[Tiling, float]:
@@ -137,13 +149,13 @@ class AttentionFit:
         self.widths = sorted(set(self.width.tolist()))
         self.launch = LAUNCHES * (3.0 if backward else 1.0)
 
-    def kernel(self, logs: Floats) -> tuple[attend.Kernel, float]:
-        p = np.exp(logs)
+    def kernel(self, logs: Floats, like: attend.Kernel | None) -> attend.Kernel:
+        """Of shares by width and seconds of a block; the rest is another kernel's, or given too."""
         w = len(self.widths)
-        block, tail, smooth, moved, heat = p[w : w + 5]
-        return attend.Kernel(
-            tuple(self.widths), tuple(p[:w].tolist()), block * US, tail, min(smooth, 1.0), moved, self.launch * US
-        ), heat
+        p = [*np.exp(logs[w:]), *((like.tail, like.smooth, like.moved) if like else ())]
+        block, tail, smooth, moved = (float(min(max(v, 0.01), most)) for v, most in zip(p, MOST_OF, strict=True))
+        reach = tuple(min(v, 0.9) for v in np.exp(logs[:w]).tolist())
+        return attend.Kernel(tuple(self.widths), reach, block * US, tail, smooth, moved, self.launch * US)
 
     def predicted(self, k: attend.Kernel, heat: float = 0.0) -> Floats:
         """As the law says, all rows at once."""
@@ -153,19 +165,19 @@ class AttentionFit:
         work = self.heads * (self.tiles * tile + self.blocks * k.block) / self.gpu.sms
         tail = k.tail * self.longest * tile * np.minimum(1.0, waves)
         whole = work * (1.0 + (1.0 - k.smooth) * np.where(waves > 1, np.ceil(waves) / waves - 1.0, 0.0))
-        work = np.where(self.causal, work + tail, whole)
+        most = waves * (self.longest * tile + k.block)
+        work = np.where(self.causal, np.minimum(work + tail, most), whole)
         took = k.launch + np.maximum(self.longest * tile + k.block, work) + k.moved * self.nbytes / self.bandwidth
-        return np.asarray(took * (1 + heat * took / (took + HEATED)))
+        return heated(took, heat)
 
-    def fit(self, heated: bool) -> tuple[attend.Kernel, float]:
+    def fit(self, heat: float, like: attend.Kernel | None) -> attend.Kernel:
+        """The kernel, where the clock fell by so much in the longest rows."""
         keep = ~self.held
-        least = 0.05 if heated else 1e-9
 
         def miss(logs: Floats) -> float:
-            k, heat = self.kernel(logs)
-            apart = np.abs(np.log(self.predicted(k, heat if heated else 0.0)[keep] / self.seconds[keep]))
+            apart = np.abs(np.log(self.predicted(self.kernel(logs, like), heat)[keep] / self.seconds[keep]))
             return float(np.minimum(apart, MOST).mean())
 
-        start = np.log([*([0.5] * len(self.widths)), 1.0, 0.5, 0.5, 0.5, least])
-        k, heat = self.kernel(simplex(miss, start, rounds=5, calls=3000))
-        return k, heat if heated else 0.0
+        rest = [1.0] if like else [1.0, 0.5, 0.5, 0.5]
+        start = np.log([*([0.5] * len(self.widths)), *rest])
+        return self.kernel(simplex(miss, start, rounds=5, calls=3000), like)

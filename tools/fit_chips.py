@@ -1,54 +1,39 @@
-"""Fit the laws of chips (costs/chip) and write src/presage/data/chips and the error tables of docs/chips.md.
+"""Fit the laws of chips (costs/chip): writes src/presage/data/chips/*.json, and errors into docs/chips.md.
 
-    python tools/fit_chips.py ../shared [h200 a100_80gb ...]
+    python tools/fit_chips.py ../shared [--score] [h200 a100_80gb ...]
 
 Reads the published kernel tables in SHARED/kernels and our own measurements in data/h200_pack and data/h200_jobs. A
 fifth of the shapes of each is held out (`held` in chip_rows.py). Only the parameters are kept. Needs SciPy, which
-LightGBM brings (the `fit` extra). Chips named are fitted anew, the others read back; all are scored.
+LightGBM brings (the `fit` extra). --score fits nothing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chip_facts import ALIKE, FACTS, FLASH1, FP8, REACH, RELATED, SHARES, STREAMS, SUSTAINED
 from chip_fits import US, AttentionFit, Floats, ProductFit, simplex
-from chip_rows import (
-    Attention,
-    Product,
-    attention_table,
-    gemm_table,
-    jobs,
-    jobs_attention,
-    jobs_products,
-    neusight,
-    pack_products,
-)
+from chip_power import fit_power, flop_energy
+from chip_rows import Product, jobs
+from chip_score import write_scores
+from chip_sources import JOBS, Sources
 
 from presage.costs.chip import Chip
 from presage.costs.chip import attention as attend
 from presage.costs.chip.product import Tiling
-from presage.costs.chip.store import FOLDER, parameters
-from presage.hardware import Gpu, gpu
+from presage.costs.chip.store import FOLDER, merged, parameters
+from presage.hardware import gpu
 
-ROOT = Path(__file__).resolve().parent.parent
-PACK, JOBS = ROOT / "data" / "h200_pack", ROOT / "data" / "h200_jobs"
+File = dict[str, Any]
 LAUNCH = 2.0  # microseconds of the shortest product on an H200 in a full queue; tables add what engines do around it
-CLOCK = 1980.0  # MHz, of the H200
-TABLES = {"a100_80gb": "a100_sxm", "h100_sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
-MENU = {"a100_80gb": "ampere", "h100_sxm": "hopper", "h200": "hopper", "b200": "blackwell", "l40s": "ampere"}
-FLOAT32 = {  # whose float32 products NeuSight timed, under which name
-    "a100_80gb": "NVIDIA A100-PCIE-40GB", "h100_sxm": "NVIDIA H100 80GB HBM3", "v100_pcie_32gb": "Tesla V100-PCIE-32GB",
-    "l4": "NVIDIA L4", "t4": "Tesla T4", "p100_pcie": "Tesla P100-PCIE-16GB", "mi210": "AMD Instinct MI210",
-}  # fmt: skip
-MEASURED = {"a100_80gb": "a100_pcie_40gb"}  # the GPU that float32 figures are of, where it is another
-STYLE = {"a100_80gb": "flash2", "h100_sxm": "flash3", "h200": "flash3", "b200": "flash3", "l40s": "flash2"}
-USUAL = 512  # rows from which on products count; those of training have more
+CLOCK = 1980e6  # Hz, of the H200
+OWN = "h200"  # measured by ourselves; the others lean on it
 
 
 def rounded(value: Any) -> Any:
@@ -59,122 +44,175 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def tiling_file(t: Tiling, launch: float | None = None) -> dict[str, Any]:
+def tiling_file(t: Tiling, launch: float) -> File:
     found = asdict(t)
     split, fixed, own = found.pop("split"), found.pop("fixed"), found.pop("launch")
-    times = {"tile_us": fixed / US, "split_us": split / US, "launch_us": own / US if launch is None else launch}
-    return {**found, **times}
+    return {**found, "tile_us": fixed / US, "split_us": split / US, "launch_us": min(own / US, launch)}
 
 
-def kernel_file(k: attend.Kernel) -> dict[str, Any]:
+def kernel_file(k: attend.Kernel) -> File:
     reach = {f"{w:g}": r for w, r in zip(k.widths, k.reach, strict=True)}
-    return {
-        "reach": reach, "block_us": k.block / US, "tail": k.tail, "smooth": k.smooth, "moved": k.moved,
-        "launch_us": k.launch / US,
-    }  # fmt: skip
+    times = {"block_us": k.block / US, "launch_us": k.launch / US}
+    return {"reach": reach, "tail": k.tail, "smooth": k.smooth, "moved": k.moved, **times}
 
 
-def usual(rows: Sequence[Product]) -> list[Product]:
-    return [r for r in rows if r.m * r.batch >= USUAL and min(r.n, r.k) >= 128]
-
-
-def long(rows: Sequence[Attention]) -> list[Attention]:
-    """Attention of training: many tokens, whole sequences."""
-    return [r for r in rows if r.length >= 512 and r.batch * r.length >= 2048]
-
-
-class Fitter:
-    def __init__(self, shared: Path) -> None:
-        self.tables = shared / "kernels" / "aiconfigurator"
-        self.neusight = shared / "kernels" / "neusight"
-
-    def products(self, key: str) -> dict[str, tuple[str, str, list[Product], bool]]:
-        """By type of number: the GPU measured, its menu, rows, whether the clock may have fallen in them."""
-        out: dict[str, tuple[str, str, list[Product], bool]] = {}
-        if key == "h200":
-            menu = MENU[key]
-            for kind, name in (("bf16", "bfloat16"), ("tf32", "tf32"), ("fp32", "float32")):
-                rows = usual(pack_products(PACK, name))
-                rows += jobs_products(JOBS, "bf16") if kind == "bf16" else []
-                out[kind] = (key, menu if kind != "fp32" else "vector", rows, False)
-            out["fp8"] = (key, menu, jobs_products(JOBS, "fp8"), False)
-        elif key in TABLES:
-            out["bf16"] = (key, MENU[key], usual(gemm_table(self.tables / f"{TABLES[key]}_gemm.csv.gz")), True)
-        if key in FLOAT32:
-            rows = neusight(self.neusight, FLOAT32[key])
-            out["fp32"] = (MEASURED.get(key, key), "vector", rows, False)
-        return out
-
-    def attention(self, key: str) -> dict[str, tuple[list[Attention], bool, bool]]:
-        """By style and direction: rows, whether backward, whether the clock may have fallen in them."""
-        if key == "h200":
-            styles = (("flash3", "cudnn"), ("flash2", "flash"))
-            return {
-                f"{style} {way}": (jobs_attention(JOBS, backend, way), way == "backward", False)
-                for style, backend in styles
-                for way in ("forward", "backward")
-            }
-        if key not in TABLES or key == "h100_sxm":
-            return {}
-        path = self.tables / f"{TABLES[key]}_context_attention.csv.gz"
-        return {f"{STYLE[key]} forward": (long(attention_table(path)), False, True)}
-
-
-def fit_products(fitter: Fitter, key: str) -> tuple[dict[str, Any], float]:
+def products(sources: Sources, key: str) -> tuple[File, float]:
     """Files of tilings, and the heat of the table's longest products."""
     out, heat = {}, 0.0
-    for kind, (of, menu, rows, heated) in fitter.products(key).items():
-        fit = ProductFit(gpu(of), kind, rows, menu)
-        t, found = fit.fit(heated)
+    for kind, source in sources.products(key).items():
+        fit = ProductFit(gpu(source.gpu), kind, source.rows, source.menu)
+        t, found = fit.fit(source.heated)
         heat = found if kind == "bf16" else heat
-        floor = LAUNCH * CLOCK * 1e6 / gpu(of).boost_clock
-        out[kind] = tiling_file(t, min(t.launch / US, floor))
-        print(key, kind, rounded(out[kind]), f"heat {found:.3f}", score(fit.predicted(t, found), fit), flush=True)
+        out[kind] = tiling_file(t, LAUNCH * CLOCK / gpu(source.gpu).boost_clock)
+        tell(key, kind, fit.predicted(t, found), fit)
     return out, heat
 
 
-def score(predicted: Floats, fit: ProductFit | AttentionFit) -> str:
+def tell(key: str, name: str, predicted: Floats, fit: ProductFit | AttentionFit) -> None:
     e = np.abs(predicted / fit.seconds - 1)
     parts = [("fitted", e[~fit.held]), ("held out", e[fit.held])]
-    return ", ".join(f"{name} {np.median(x):.1%} p90 {np.quantile(x, 0.9):.1%} n {len(x)}" for name, x in parts if len(x))
+    text = ", ".join(f"{n} {np.median(x):.1%} p90 {np.quantile(x, 0.9):.1%} n {len(x)}" for n, x in parts if len(x))
+    print(f"{key} {name}: {text}", flush=True)
 
 
-def fit_attention(fitter: Fitter, key: str, bandwidth: float) -> dict[str, Any]:
+def attention(sources: Sources, key: str, heat: float) -> File:
+    """Tables show how long sequences run; what short ones cost besides is the engines', so the H200's is taken."""
     out = {}
-    for name, (rows, backward, heated) in fitter.attention(key).items():
-        fit = AttentionFit(gpu(key), rows, backward, bandwidth)
-        k, heat = fit.fit(heated)
+    for name, rows in sources.attention(key).items():
+        bandwidth = SHARES.get(key, SHARES[OWN]) * gpu(key).memory_bandwidth
+        fit = AttentionFit(gpu(key), rows, name.endswith("backward"), bandwidth)
+        like = parameters(OWN).attention[name] if key != OWN else None
+        k = fit.fit(heat / 2, like)  # its kernels draw less than products do
         out[name] = kernel_file(k)
-        print(key, name, rounded(out[name]), f"heat {heat:.3f}", score(fit.predicted(k, heat), fit), flush=True)
+        tell(key, name, fit.predicted(k, heat / 2), fit)
     return out
 
 
-def fit_grouped(chip: Chip) -> dict[str, float]:
+def grouped(chip: Chip) -> File:
     """Experts' products beside single ones, on our H200."""
     rows = [r for r in jobs(JOBS, "experts") if isinstance(r["bf16"], float)]
-    seconds = np.array([r["bf16"] for r in rows])
+    seconds, groups = np.array([r["bf16"] for r in rows]), np.array([r["groups"] for r in rows])
     shapes = [(r["m"], r["n"], r["k"], r["groups"]) for r in rows]
-    kind = chip._kinds["bf16"]
+    keep = ~np.array([Product(m, n, k, 1, 0.0).held for m, n, k, _ in shapes])
 
     def predicted(p: Floats) -> Floats:
         share, group, launch = np.exp(p)
-        took = [chip._seconds(kind, m, n, k, g, False, False, 0.0, 1 / share) for m, n, k, g in shapes]
-        return np.array(took) + np.array([g for *_, g in shapes]) * group * US + launch * US
+        took = [chip.shaped("bf16", m, n, k, g, slow=1 / share) for m, n, k, g in shapes]
+        return np.asarray(np.array(took) + groups * group * US + launch * US)
 
     def miss(p: Floats) -> float:
-        return float(np.minimum(np.abs(np.log(predicted(p) / seconds)), 0.5).mean())
+        return float(np.minimum(np.abs(np.log(predicted(p) / seconds))[keep], 0.5).mean())
 
     best = simplex(miss, np.log([0.9, 0.1, 5.0]), rounds=2, calls=400)
-    e = np.abs(predicted(best) / seconds - 1)
-    print("grouped", np.exp(best), f"median {np.median(e):.1%} p90 {np.quantile(e, 0.9):.1%} n {len(e)}", flush=True)
     share, group, launch = np.exp(best).tolist()
     return {"share": share, "group_us": group, "launch_us": launch}
 
 
+def own_file(sources: Sources) -> File:
+    """The H200's: everything measured."""
+    found, _ = products(sources, OWN)
+    fused = attention(sources, OWN, 0.0)
+    for way in ("forward", "backward"):
+        fused[f"flash1 {way}"] = slower(fused[f"flash2 {way}"], FLASH1)
+        empty = {"share": 1.0, "group_us": 0.0, "launch_us": 0.0}
+    file = {
+        "gpu": OWN, "clock_MHz": CLOCK / 1e6, "source": FACTS[OWN], "launch_us": 1.5, "products": found,
+        "grouped": empty, "attention": fused, "stream": STREAMS, "power": fit_power(JOBS),
+    }  # fmt: skip
+    write(OWN, file)
+    return {**file, "grouped": grouped(Chip(gpu(OWN)))}
+
+
+def slower(kernel: File, share: float) -> File:
+    return {**kernel, "reach": {w: r * share for w, r in kernel["reach"].items()}}
+
+
+def other_file(sources: Sources, key: str, own: File) -> File:
+    """One with a table, or with facts of the like; what neither has is the H200's, as shares of the peak."""
+    found, heat = products(sources, key)
+    base = RELATED.get(key, OWN)
+    file: File = {"gpu": key, "base": base, "clock_MHz": gpu(key).boost_clock / 1e6, "source": FACTS[key]}
+    for kind, reach in REACH.get(key, {}).items():
+        found[kind] = {**merged(FOLDER / f"{base}.json")["products"][kind], "reach": reach}
+    if "bf16" in found:
+        for kind in ("fp8", "tf32"):
+            ratio = own["products"][kind]["reach"] / own["products"]["bf16"]["reach"]
+            if kind == "fp8" and gpu(key).architecture != gpu(OWN).architecture:
+                ratio = FP8
+            found[kind] = {**found["bf16"], "reach": found["bf16"]["reach"] * ratio}
+    file["products"] = found
+    measured = attention(sources, key, heat)
+    file["attention"] = alike(own, ALIKE[key]) if key in ALIKE else related_attention(measured, own, key)
+    if key in SHARES:
+        scale = SHARES[key] / SHARES[OWN]
+        file["stream"] = {kind: share * scale for kind, share in STREAMS.items()}
+    write(key, file)
+    lasting = 1 + heat if heat else SUSTAINED.get(key, 0.0)
+    if lasting:
+        file["power"] = flop_energy(Chip(gpu(key)), own["power"], lasting)
+    return file
+
+
+def related_attention(measured: File, own: File, key: str) -> File:
+    """Forward as measured; other head widths and the way back as they are to it on the H200."""
+    if not measured:
+        return {}
+    style = next(iter(measured)).split()[0]
+    forward = measured[f"{style} forward"]
+    there = own["attention"][f"{style} forward"]["reach"]
+    scale = forward["reach"]["128"] / there["128"]
+    reach = {w: forward["reach"].get(w, r * scale) for w, r in there.items()}
+    forward = {**forward, "reach": reach}
+    back = own["attention"][f"{style} backward"]
+    backward = {
+        **back,
+        "reach": {w: r * reach.get(w, scale) / there[w] for w, r in back["reach"].items() if w in there},
+    }
+    out = {f"{style} forward": forward, f"{style} backward": backward}
+    if style == "flash2":  # where the newer kernels do not run
+        out |= {f"flash3 {way}": out[f"flash2 {way}"] for way in ("forward", "backward")}
+        out |= {f"flash1 {way}": slower(out[f"flash2 {way}"], FLASH1) for way in ("forward", "backward")}
+        return out
+    return out | older(own, key)
+
+
+def alike(own: File, reach: float) -> File:
+    """FlashAttention-2 in every style's place, at this share for heads of 128."""
+    out = {}
+    for way in ("forward", "backward"):
+        second = own["attention"][f"flash2 {way}"]
+        kernel = slower(second, reach / own["attention"]["flash2 forward"]["reach"]["128"])
+        out |= {f"{style} {way}": kernel for style in ("flash2", "flash3")}
+        out[f"flash1 {way}"] = slower(kernel, FLASH1)
+    return out
+
+
+def older(own: File, key: str) -> File:
+    """Kernels written for older tensor cores run at the rate they have on the H200, by SM and clock."""
+    this, that = gpu(key), gpu(OWN)
+    rate = this.sms * this.boost_clock / (that.sms * that.boost_clock) * that.peak["bf16"] / this.peak["bf16"]
+    names = [f"{s} {w}" for s in ("flash1", "flash2") for w in ("forward", "backward")]
+    return {name: slower(own["attention"][name], rate) for name in names}
+
+
+def write(key: str, file: File) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    text = json.dumps(rounded(file), indent=1)
+    text = re.sub(r"\[\s+([\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)  # short lists on a line
+    (FOLDER / f"{key}.json").write_text(text + "\n")
+    parameters.cache_clear()
+
+
+def main() -> None:
+    arguments = [a for a in sys.argv[1:] if a != "--score"]
+    sources = Sources(Path(arguments[0]))
+    if "--score" not in sys.argv:
+        own = own_file(sources)
+        write(OWN, own)
+        for key in arguments[1:] or [k for k in FACTS if k != OWN]:
+            write(key, other_file(sources, key, own))
+    write_scores(sources)
+
+
 if __name__ == "__main__":
-    shared = Path(sys.argv[1])
-    fitter = Fitter(shared)
-    for key in sys.argv[2:]:
-        products, heat = fit_products(fitter, key)
-        found = {"products": products, "heat": heat, "attention": fit_attention(fitter, key, 0.88 * gpu(key).memory_bandwidth)}
-        Path(f"/tmp/dev/K/fit_{key}.json").write_text(json.dumps(rounded(found), indent=1))
+    main()

@@ -26,7 +26,7 @@ from presage.jobs.step import step
 
 OUT = Path(__file__).resolve().parents[1] / "src/presage/data/jobs/efficiency.toml"
 NAMES = [f.name for f in fields(Efficiency)]
-PRIOR = {"jitter": 0.01}  # standard deviation of a factor's logarithm, of jitter itself
+PRIOR = {"jitter": 0.002}  # standard deviation of a factor's logarithm, of jitter itself
 USUAL = 0.25
 HUBER = 0.1
 NUDGE = {"jitter": 0.002}
@@ -54,7 +54,9 @@ def read(path: Path) -> list[tuple[str, Job, float]]:
     for _, row in read_table(path, COLUMNS):
         try:
             if row["complete"] != "dlrm":
-                found.append((row["source_key"], job_of_run(row), run_seconds(row)))
+                job = job_of_run(row)
+                step(job)
+                found.append((row["source_key"], job, run_seconds(row)))
         except PresageError:
             continue
     of = Counter(s for s, _, _ in found)
@@ -98,7 +100,7 @@ def solved(
     """The factors that make the linearised errors small."""
     sources = [s for s, _, _ in rows]
     of = Counter(sources)
-    counts = np.array([0.0 if s == without else of[s] ** -0.5 for s in sources])
+    counts = np.array([0.0 if s == without else of[s] ** -0.25 for s in sources])
     held = np.diag([PRIOR.get(n, USUAL) ** -2 for n in NAMES]) * 0.02
     at = x.copy()
     for _ in range(50):

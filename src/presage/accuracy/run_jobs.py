@@ -51,12 +51,13 @@ def job_of_run(row: Row) -> Job:
         raise PresageError(f"its configuration is not complete ({row['complete']})")
     platform = platform_of_run(row["gpu"], _whole(row, "gpus_per_node", 8), row["interconnect"])
     software = framework_of(row, platform.gpu)
-    parallel = parallel_of(row, software)
+    model = model_of(row)
+    parallel = parallel_of(row, software, model)
     gpus = _whole(row, "n_gpus")
     micro = _whole(row, "micro_batch", 0)
     whole = _whole(row, "global_batch")
     return Job(
-        model=model_of(row),
+        model=model,
         platform=platform,
         gpus=gpus,
         sequence=_whole(row, "seq_len"),
@@ -66,9 +67,15 @@ def job_of_run(row: Row) -> Job:
         precision=precision_of(row["precision"]),
         recompute=recompute_of(row["recompute"], software),
         overlap=overlap_of_run(row, software, parallel),
-        framework=software,
+        framework=replace(software, host="graph") if _summed(row) else software,
+        optimizer="none" if _summed(row) else "adam",
         name=row["model"],
     )
+
+
+def _summed(row: Row) -> bool:
+    """Whether its time is a sum over ops: without an optimizer, and without waiting for the host."""
+    return "sum of per-op" in row["notes"] and row["n_gpus"] == "1"
 
 
 def _whole(row: Row, column: str, default: int | None = None) -> int:
@@ -141,9 +148,16 @@ def framework_of(row: Row, chip: Gpu) -> Framework:
         found = framework("torchtitan-eager" if "fsdp" in row["fsdp_zero"] else "megatron-core", chip)
     if re.search(r"cuda graph full", row["notes"]):
         found = replace(found, host="graph")
+    if _bare(row):
+        found = replace(found, async_backward=False)
     if "titan" in text and re.search(r"2024", row.get("source_file", "")):  # its loss was not compiled then
         found = replace(found, fused_loss=False)
     return found
+
+
+def _bare(row: Row) -> bool:
+    """Whether nothing is sent beside compute."""
+    return bool(re.search(r"no overlap|overlap off", f"{row['framework']} {row['notes']}".lower()))
 
 
 def precision_of(text: str) -> str:
@@ -176,7 +190,7 @@ def recompute_of(text: str, software: Framework) -> Recompute:
     return Recompute("selective", found or ("core_attn",))
 
 
-def parallel_of(row: Row, software: Framework) -> Parallel:
+def parallel_of(row: Row, software: Framework, model: Transformer) -> Parallel:
     tp, pp, cp = (_whole(row, k, 1) for k in ("tp", "pp", "cp"))
     virtual, ep = _whole(row, "vpp", 1), _whole(row, "ep", 1)
     zero, fsdp, shard = sharding_of(row["fsdp_zero"])
@@ -185,15 +199,15 @@ def parallel_of(row: Row, software: Framework) -> Parallel:
     return Parallel(
         tp=tp, sequence=tp > 1 and software.sequence, pp=pp, virtual=virtual if pp > 1 else 1, cp=cp, ep=ep,
         expert_tp=expert_tp, zero=zero, fsdp=fsdp, shard=shard,
-        ends_as_layers=_ends(row, pp * (virtual if pp > 1 else 1)),
+        ends_as_layers=_ends(row, pp * (virtual if pp > 1 else 1), model.predicted),
     )  # fmt: skip
 
 
-def _ends(row: Row, slots: int) -> bool:
+def _ends(row: Row, slots: int, predicted: int) -> bool:
     """Whether embedding and head are dealt out as layers."""
     said = re.search(r"embeddings? (balanced|and loss count)|count as layers|ASYM", row["notes"])
     layers = _whole(row, "layers")
-    return slots > 1 and (bool(said) or (layers % slots != 0 and (layers + 2) % slots == 0))
+    return slots > 1 and (bool(said) or (layers % slots != 0 and (layers + 2 + predicted) % slots == 0))
 
 
 def sharding_of(text: str) -> tuple[int, bool, int]:
@@ -211,7 +225,7 @@ def sharding_of(text: str) -> tuple[int, bool, int]:
 
 def overlap_of_run(row: Row, software: Framework, parallel: Parallel) -> Overlap:
     text = f"{row['framework']} {row['notes']}".lower()
-    if re.search(r"no overlap|overlap off", text):
+    if _bare(row):
         return Overlap(False, False, False, False, False, False)
     usual = overlap_of(software.key)
     tensor = (usual.tensor or "async tp" in text or "asynctp" in text) and "vanilla tp" not in text

@@ -18,6 +18,7 @@ from presage.cli import (
     job,
     measure,
     pack,
+    plan,
     platforms,
     predict,
     replay,
@@ -45,6 +46,7 @@ app.command("indices")(indices.command)
 app.command("shard")(shard.command)
 app.command("dlrm")(dlrm.command)
 app.command("job")(job.command)
+app.command("plan")(plan.command)
 app.command("accuracy")(accuracy.command)
 for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):
     app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)

@@ -21,6 +21,7 @@ __all__ = ["ALIASES", "LayerHost", "eras", "hosts_known", "layer_host"]
 US = 1e-6
 GRAPH_US = 8.0  # a layer's share of launching a CUDA graph
 ENDS_FORWARD = 10  # launches of embedding, norm, head and loss, where a framework adds none of its own
+SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 6, 5  # launches more where softmax is PyTorch's: cast, scale, mask, softmax, cast
 COMPILED_KERNELS = 9  # of a compiled layer's forward: four products, attention, four fused ones
 ALIASES = {"deepspeed": "megatron-2021", "megatron-deepspeed": "megatron-2021"}
 
@@ -135,6 +136,7 @@ def layer_host(
     sequence_parallel: bool = False,
     experts: bool = False,
     fused_attention: bool = True,
+    fused_softmax: bool = True,
 ) -> LayerHost:
     """The host's seconds in a framework, on a host of a GPU generation's time."""
     found = _file()
@@ -144,6 +146,8 @@ def layer_host(
     if era not in found.eras:
         raise PresageError(f"no era {era!r} of hosts: there is {', '.join(found.eras)}")
     made = _graph(found) if framework_host == "graph" else _made(found, which, fused_attention)
+    if not fused_softmax and framework_host != "graph":
+        made = _plus(made, SOFTMAX_FORWARD * found.terms.kernel_forward, SOFTMAX_BACKWARD * found.terms.kernel_backward)
     if experts and framework_host != "graph":
         made = _with_experts(found, made, framework_host == "compiled")
     if tp > 1 and framework_host != "graph":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from presage.costs.chip import Chip
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.group import Group
-from presage.costs.overlap import channels
+from presage.costs.overlap import channels, contention
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.jobs.efficiency import Efficiency
@@ -19,8 +19,8 @@ from presage.jobs.ops import Attend, Op, Product, Stream, Talk
 
 __all__ = ["Cost", "Pricer"]
 
-USUALLY_HELD = 0.2
-GAP = 1.0e-6  # seconds between two queued kernels
+USUALLY_HELD = 0.2  # of the multiprocessors, where channels are not known
+REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory by large products; rounds of tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,10 @@ class Cost:
             self.nbytes * times, self.launches * times, self.talks * times,
         )  # fmt: skip
 
+    def slower(self, times: float) -> Cost:
+        """With products that take so many times as long."""
+        return replace(self, product=self.product * times, weight=self.weight * times)
+
     def seconds(self, slowdown: float = 1.0) -> float:
         """On the GPU; tensor-core kernels slowed down by the power limit."""
         return (self.product + self.attention) * slowdown + self.stream + self.tp + self.cp + self.ep
@@ -66,11 +70,16 @@ class Cost:
 
 @lru_cache(256)
 def held(gpu: Gpu) -> float:
-    """The share of multiprocessors that a collective's channels hold."""
+    """What compute loses while a collective runs beside it: of large products, the usual kernels of training."""
     try:
-        return min(0.5, channels(gpu) / gpu.sms)
+        used = channels(gpu)
     except PresageError:
-        return USUALLY_HELD
+        used = round(USUALLY_HELD * gpu.sms)
+    received = REACHED * (gpu.link or gpu.pcie)
+    beside = contention(
+        gpu, bytes_per_second=received, channels=used, computes=True, memory_share=DRAWN, waves=WAVES
+    )
+    return 1 - 1 / beside.compute
 
 
 class Pricer:
@@ -81,7 +90,7 @@ class Pricer:
         self.chip = Chip.of(job.platform.gpu)
         self.collectives = Collectives.of(job.platform)
         self.groups: Groups = groups(job)
-        self.held = held(job.platform.gpu)  # of the multiprocessors, by a collective's channels
+        self.held = held(job.platform.gpu)
 
     def cost(self, ops: Iterable[Op]) -> Cost:
         total = Cost()
@@ -93,14 +102,14 @@ class Pricer:
         if isinstance(op, Product):
             return self._product(op)
         if isinstance(op, Stream):
-            took = self.chip.stream(op.nbytes) * self.e.stream + GAP * op.launches
+            took = self.chip.stream(op.nbytes, op.launches, op.kind) * self.e.stream
             return Cost(stream=took, nbytes=op.nbytes, launches=op.launches)
         if isinstance(op, Attend):
             return self._attend(op)
         return self._talk(op)
 
     def _product(self, op: Product) -> Cost:
-        took = self._product_seconds(op) * self.e.product + GAP
+        took = self._product_seconds(op) * self.e.product
         flops = 2.0 * op.m * op.n * op.k * op.groups * op.batch
         width = 4 if op.kind in ("fp32", "tf32") else 1 if op.kind in ("fp8", "mxfp8") else 2
         moved = float(width * op.groups * op.batch) * (op.m * op.k + op.n * op.k + op.m * op.n)
@@ -125,7 +134,7 @@ class Pricer:
         )  # fmt: skip
         flops = 2.0 * op.batch * op.heads * op.queries * op.keys * (op.dim + op.value_dim)
         flops *= (0.5 if op.causal else 1.0) * (2.5 if op.backward else 1.0)
-        return Cost(attention=took * self.e.attention + GAP, attention_flops=flops, launches=1)
+        return Cost(attention=took * self.e.attention, attention_flops=flops, launches=1)
 
     def talk_seconds(self, op: str, nbytes: float, over: str) -> float:
         """A collective by itself."""

@@ -22,6 +22,7 @@ class Efficiency:
     """Factors on seconds: 1 is what the laws say."""
 
     product: float = 1.0
+    backward: float = 1.0  # products of the backward pass, on top of that
     attention: float = 1.0
     stream: float = 1.0
     inside: float = 1.0  # transfers within a node

@@ -17,7 +17,7 @@ def embedding_block(job: Job) -> Block:
     talk = Talk(op, rows, "tp") if s.tp > 1 else None
     more = 2 * rows if job.framework.dropout else 0.0
     again = Talk("all_gather", rows, "tp") if s.tp > 1 and job.parallel.sequence else None
-    return Block.of("embedding", [Stream(2 * rows + more, 3), talk], [again, Stream(6 * rows + more, 4)])
+    return Block.of("embedding", [Stream(2 * rows + more, 3, "embedding"), talk], [again, Stream(6 * rows + more, 4, "embedding")])
 
 
 def head_blocks(job: Job) -> tuple[Block, ...]:
@@ -30,7 +30,7 @@ def head_blocks(job: Job) -> tuple[Block, ...]:
     # forward reads logits, finds maximum and sum; backward writes their gradient. Unfused: fp32 copies of each step.
     ahead, back = ((2, 4), (12, 3)) if job.framework.fused_loss or job.framework.compiled else ((38, 8), (18, 4))
     talk = Talk("all_reduce", 4.0 * 3 * s.tokens, "tp") if s.tp > 1 else None
-    loss = Block.of("loss", [Stream(ahead[0] * logits, ahead[1]), talk], [Stream(back[0] * logits, back[1])])
+    loss = Block.of("loss", [Stream(ahead[0] * logits, ahead[1], "loss"), talk], [Stream(back[0] * logits, back[1], "loss")])
     return norm(job, s, "norm"), head, loss
 
 

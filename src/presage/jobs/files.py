@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
 from presage.hardware.facts import load
 from presage.jobs.check import check
-from presage.jobs.dlrm import DlrmJob, read_job
 from presage.jobs.framework import Framework
 from presage.jobs.frameworks import framework, switches
 from presage.jobs.job import Job, Parallel, Recompute
@@ -31,6 +30,9 @@ from presage.jobs.words import (
     merged,
     plain,
 )
+
+if TYPE_CHECKING:
+    from presage.jobs.dlrm import DlrmJob
 
 __all__ = ["Described", "job_of", "read_any", "read_described", "read_transformer_job"]
 
@@ -73,6 +75,8 @@ def read_described(path: str | Path, overrides: Table | None = None, checked: bo
 
 def read_any(path: str | Path) -> Job | DlrmJob:
     """A job of any kind: recommendation jobs have [embeddings]."""
+    from presage.jobs.dlrm import read_job  # which loads the embeddings' models
+
     return read_job(path) if "embeddings" in load(Path(path)) else read_transformer_job(path)
 
 
@@ -197,15 +201,11 @@ def _shard(path: str | Path, p: ParallelWords, holders: int) -> int:
     """Ranks that share one copy of what is sharded, told by their number or by the number of copies."""
     if p.replicate is None:
         return p.shard or 0
-    if p.shard and p.shard * p.replicate != holders:
-        raise InputError(
-            path, f"dp x cp = shard x replicate: {holders} is not {p.shard} x {p.replicate}", "parallel.replicate"
-        )
-    if p.replicate < 1 or holders % p.replicate:
-        raise InputError(
-            path, f"dp x cp = shard x replicate: {holders} is no multiple of {p.replicate}", "parallel.replicate"
-        )
-    return holders // p.replicate
+    shard = p.shard or (holders // p.replicate if p.replicate > 0 else 0)
+    if shard * p.replicate != holders:
+        what = f"dp x cp = shard x replicate: {holders} is not {shard} x {p.replicate}"
+        raise InputError(path, what, "parallel.replicate")
+    return shard
 
 
 def _recompute(path: str | Path, t: TrainingWords) -> Recompute:

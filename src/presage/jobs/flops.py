@@ -1,6 +1,6 @@
 """FLOPs of a job's step by the conventions in use, and the peaks they are held against.
 
-All count 2 FLOPs a multiply-add, and a backward pass as two forward passes. Of experts those count that a token goes to.
+All count 2 FLOPs a multiply-add, and a backward pass as two forward passes. Of experts, those a token goes to count.
 """
 
 from __future__ import annotations

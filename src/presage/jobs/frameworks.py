@@ -20,7 +20,7 @@ from presage.jobs.words import FrameworkWords, OverlapWords, converted, plain
 __all__ = ["ATTENTIONS", "HOSTS", "framework", "frameworks", "overlap_of", "read_framework", "switches"]
 
 ATTENTIONS = ("unfused", "fused-softmax", "flash1", "flash2", "flash3")
-HOSTS = ("megatron-core", "megatron-2021", "deepspeed", "torch", "compiled", "graph")
+HOSTS = ("megatron-core", "megatron-2021", "deepspeed", "torch", "torch-gpt", "compiled", "graph")
 SINCE = {"hopper": 9.0, "blackwell": 10.0}  # compute capability
 MB = 1e6
 

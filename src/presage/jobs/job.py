@@ -97,7 +97,7 @@ class Job:
         """How many layers each chunk of each stage has: [stage][chunk]."""
         p = self.parallel
         slots = p.pp * p.virtual
-        counts = list(p.layers_as) or _dealt(self.model.layers, slots, p.ends_as_layers)
+        counts = list(p.layers_as) or _dealt(self.model, slots, p.ends_as_layers)
         return tuple(tuple(counts[chunk * p.pp + stage] for chunk in range(p.virtual)) for stage in range(p.pp))
 
     def first_layer(self, stage: int, chunk: int) -> int:
@@ -107,11 +107,14 @@ class Job:
         return sum(split[s][c] for s, c in before)
 
 
-def _dealt(layers: int, slots: int, ends: bool) -> list[int]:
-    """As even as can be, the later slots with one less; embedding and head may take a layer's place each."""
-    total = layers + (2 if ends else 0)
+def _dealt(model: Transformer, slots: int, ends: bool) -> list[int]:
+    """As even as can be, the later slots with one less; embedding and head (with layers of its own, where further tokens
+    are predicted) may take layers' places."""
+    last = 1 + model.predicted if ends else 0
+    total = model.layers + last + (1 if ends else 0)
     counts = [total // slots + (i < total % slots) for i in range(slots)]
-    if ends:
-        counts[0] -= 1
-        counts[-1] -= 1
+    counts[0] -= 1 if ends else 0
+    for i in reversed(range(slots)):  # from the end, where the last slot alone is too small
+        taken = min(last, counts[i])
+        counts[i], last = counts[i] - taken, last - taken
     return counts

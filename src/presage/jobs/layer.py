@@ -9,7 +9,7 @@ from __future__ import annotations
 from presage.jobs.job import Job
 from presage.jobs.ops import Attend, Block, Op, Product, Stream, Talk
 
-__all__ = ["layer_blocks", "low_precision"]
+__all__ = ["layer_blocks", "low_precision", "softmax_fused"]
 
 LOW = ("fp8", "mxfp8", "nvfp4")
 UNFUSED = ("unfused", "fused-softmax")
@@ -22,6 +22,7 @@ def low_precision(kind: str) -> bool:
 def layer_blocks(job: Job, layer: int) -> tuple[Block, ...]:
     """Of one layer."""
     sizes = Sizes(job)
+    sizes.window = job.model.window if job.model.has_window(layer) else 0
     attention = latent_blocks(job, sizes) if job.model.latent else plain_blocks(job, sizes)
     rest = expert_blocks(job, sizes) if job.model.has_experts(layer) else dense_blocks(job, sizes)
     return (norm(job, sizes, "norm1"), *attention, residual(job, sizes), norm(job, sizes, "norm2"), *rest, residual(job, sizes))
@@ -30,13 +31,13 @@ def layer_blocks(job: Job, layer: int) -> tuple[Block, ...]:
 class Sizes:
     """Numbers that many blocks need."""
 
-    __slots__ = ("between", "bytes", "head", "keys", "kind", "tokens", "tp", "width")
+    __slots__ = ("between", "bytes", "head", "keys", "kind", "tokens", "tp", "width", "window")
 
     def __init__(self, job: Job) -> None:
         p, m = job.parallel, job.model
         self.tp, self.tokens, self.width = p.tp, job.rank_tokens, m.hidden
         self.between = self.tokens // p.tp if p.sequence else self.tokens  # tokens between tensor-parallel blocks
-        self.kind = job.precision
+        self.kind, self.window = job.precision, m.window
         self.bytes = 4 if job.precision in ("fp32", "tf32") else 2
         self.head = max(1, m.heads // p.tp)
         self.keys = max(1, m.kv_heads // p.tp)
@@ -49,7 +50,7 @@ def norm(job: Job, s: Sizes, name: str) -> Block:
     """Reads and writes the activations once; in fp32 steps where it is not fused."""
     once = s.between * s.width * s.bytes
     passes, launches = (2.0, 1) if job.framework.fused_norms or job.framework.compiled else (8.0, 5)
-    return Block.of(name, [Stream(passes * once, launches)], [Stream((passes + 1.5) * once, launches + 1)])
+    return Block.of(name, [Stream(passes * once, launches, "norm")], [Stream((passes + 1) * once, launches + 1, "norm_backward")])
 
 
 def residual(job: Job, s: Sizes) -> Block:
@@ -57,7 +58,8 @@ def residual(job: Job, s: Sizes) -> Block:
     once = s.between * s.width
     passes = 3 * s.bytes + (1 if job.framework.dropout else 0)
     back = (2 * s.bytes + 1) * once if job.framework.dropout else s.bytes * once
-    return Block.of("residual", [Stream(passes * once)], [Stream(back)])
+    kind = "dropout" if job.framework.dropout else "pointwise"
+    return Block.of("residual", [Stream(passes * once, 1, kind)], [Stream(back, 1, kind)])
 
 
 def linear(
@@ -86,12 +88,12 @@ def linear(
 
 def _cast(s: Sizes, numbers: float) -> Stream | None:
     """Into the low precision, as it is and transposed."""
-    return Stream(4.0 * numbers) if low_precision(s.kind) else None
+    return Stream(4.0 * numbers, 1, "cast") if low_precision(s.kind) else None
 
 
 def _bias(job: Job, s: Sizes, numbers: float) -> Stream | None:
     """Gradient of a bias: a sum over rows."""
-    return Stream(s.bytes * numbers) if job.model.bias else None
+    return Stream(s.bytes * numbers, 1, "reduce") if job.model.bias else None
 
 
 # ---- attention
@@ -118,7 +120,7 @@ def latent_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     z = m.latent
     dim = z.rope + z.nope
     down = linear(job, s, "down_proj", s.between, (z.query_rank or 0) + z.key_rank + z.rope, s.width)
-    narrow = Stream(4.0 * s.between * (z.query_rank + z.key_rank) * s.bytes / 2, 2)
+    narrow = Stream(2.0 * s.between * (z.query_rank + z.key_rank) * s.bytes, 2, "norm")
     if z.query_rank:
         query = linear(job, s, "up_proj", s.tokens, s.head * dim, z.query_rank, enters=True)
     else:
@@ -141,10 +143,11 @@ def _core(job: Job, s: Sizes, dim: int, value: int, keys: int) -> tuple[Block, .
     if style in UNFUSED:
         return (_unfused(job, s, dim, value),)
     p, m = job.parallel, job.model
-    queries = job.sequence // p.cp
-    # with context parallelism a rank has an early and a late part, so each has its fair share of the causal half
+    queries, seen, masked = job.sequence // p.cp, job.sequence, m.causal
+    if p.cp > 1 and m.causal:  # a rank has an early and a late part, so each sees half of the keys on average
+        seen, masked = min(seen // 2, s.window or seen), False
     ahead, back = (
-        Attend(job.micro_batch, s.head, keys, queries, job.sequence, dim, value, m.causal, m.window, b, style)
+        Attend(job.micro_batch, s.head, keys, queries, seen, dim, value, masked, s.window, b, style)
         for b in (False, True)
     )
     talk = _context(job, s, keys * (dim + value))
@@ -169,22 +172,30 @@ def _unfused(job: Job, s: Sizes, dim: int, value: int) -> Block:
     scores = float(heads) * queries * job.sequence
     one = Product(queries, job.sequence, dim, kind, batch=heads)
     two = Product(queries, value, job.sequence, kind, batch=heads)
-    fused = job.framework.attention == "fused-softmax" or job.framework.compiled
-    soft = Stream(2 * s.bytes * scores) if fused else Stream((6 * s.bytes + 4) * scores, 4)
+    fused = softmax_fused(job)
+    soft = Stream(2 * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
     dropped = (2 * s.bytes + 1) * scores if job.framework.dropout else 0.0
     moved = 2.0 * s.bytes * job.micro_batch * queries * s.head * dim
     backs = [one._replace(n=dim, k=job.sequence), Product(job.sequence, dim, queries, kind, batch=heads),
              two._replace(n=job.sequence, k=value), Product(job.sequence, value, queries, kind, batch=heads)]  # fmt: skip
-    soft_back = Stream(3 * s.bytes * scores) if fused else Stream((6 * s.bytes + 4) * scores, 4)
+    soft_back = Stream(3 * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
     return Block.of(
         "core_attn",
-        [Stream(2 * moved, 2), one, soft, _pass(dropped), two, Stream(moved)],
-        [Stream(moved), *backs, _pass(dropped), soft_back, Stream(2 * moved, 2)],
+        [Stream(2 * moved, 2, "copy"), one, soft, _pass(dropped, "dropout"), two, Stream(moved, 1, "copy")],
+        [Stream(moved, 1, "copy"), *backs, _pass(dropped, "dropout"), soft_back, Stream(2 * moved, 2, "copy")],
     )
 
 
-def _pass(nbytes: float) -> Stream | None:
-    return Stream(nbytes) if nbytes else None
+def softmax_fused(job: Job) -> bool:
+    """Megatron's kernel takes four rows of scores at a time, of fp16 or bf16, and falls back to PyTorch's ops where
+    heads times samples is no multiple of that."""
+    if job.framework.compiled or job.framework.attention not in UNFUSED:
+        return True
+    return job.framework.attention == "fused-softmax" and job.micro_batch * job.model.heads // job.parallel.tp % 4 == 0
+
+
+def _pass(nbytes: float, kind: str = "pointwise") -> Stream | None:
+    return Stream(nbytes, 1, kind) if nbytes else None
 
 
 # ---- feed-forward

@@ -8,6 +8,7 @@ from typing import Any
 
 from presage.errors import InputError
 from presage.jobs.layout import expert_layers, pipeline_layout
+from presage.jobs.presets import known
 from presage.jobs.script import Arguments, number, read_script
 
 __all__ = ["arguments_sections", "read_arguments"]
@@ -18,6 +19,8 @@ GPUS = ("nproc_per_node", "gpus_per_node", "devices")
 NODES = ("nnodes", "num_nodes", "nodes")
 SET_GPUS = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPN", "SLURM_GPUS_ON_NODE")
 SET_NODES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES")
+SHOWN = 40  # arguments that are listed
+OFF = ("false", "0", "no", "none")
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 QUIET = re.compile(  # of no matter for a step's time: not worth a note
     r"^(lr|min_lr|lr_.*|adam_.*|sgd_.*|weight_decay.*|clip_grad|init_method.*|log_.*|tensorboard.*|wandb.*|save.*|load.*|no_load.*|"
@@ -68,9 +71,18 @@ class _Given:
     def flag(self, *names: str) -> bool:
         """Given, and not as false."""
         values = [self.found[n][-1] for n in names if n in self]
-        return any(not v or v[0].lower() not in ("false", "0", "no", "none") for v in values)
+        return any(not v or v[0].lower() not in OFF for v in values)
+
+    def off(self, name: str) -> bool:
+        """Given, as false."""
+        return name in self and bool(self.found[name][-1]) and self.found[name][-1][0].lower() in OFF
+
+    def any(self, name: str, part: str) -> bool:
+        """One of the values an argument is given has this in it."""
+        return name in self and any(part in v.lower() for values in self.found[name] for v in values)
 
     def text(self, *names: str) -> str | None:
+        self.asked.update(names)
         for name in names:
             if name in self:
                 values = self.found[name][-1]
@@ -97,8 +109,10 @@ class _Given:
     def notes(self) -> tuple[str, ...]:
         """Arguments not read, and those read that are given twice with other values."""
         unread = [_argument(n) for n in self.found if n not in self.asked and not QUIET.match(n)]
-        twice = [n for n in self.found if n in self.asked and len({tuple(v[:1]) for v in self.found[n]}) > 1]
-        out = [f"not read: {', '.join(unread)}"] if unread else []
+        ours = self.asked - {"name", "type"}  # NeMo's, of many things
+        twice = [n for n in self.found if n in ours and len({tuple(v[:1]) for v in self.found[n]}) > 1]
+        more = [f"and {len(unread) - SHOWN} more"] if len(unread) > SHOWN else []
+        out = [f"not read: {', '.join([*unread[:SHOWN], *more])}"] if unread else []
         out += [f"{_argument(n)} is given more than once: the last is taken" for n in twice]
         return tuple(out)
 
@@ -137,8 +151,9 @@ def _model(a: _Given) -> Table:
 
 def _vocab(a: _Given) -> int | None:
     given = a.whole("padded_vocab_size", "vocab_size", "pad_vocab_size_to", "override_vocab_size")
-    kind = (a.text("tokenizer_type") or ("gpt2bpetokenizer" if "merge_file" in a else "")).lower()
-    return given or VOCABULARIES.get(kind)
+    kind = a.text("tokenizer_type", "type") or ("gpt2bpetokenizer" if "merge_file" in a else "")
+    like = known(kind)  # tokenizers go by the names of models
+    return given or VOCABULARIES.get(kind.lower()) or (like.vocab if like else None)
 
 
 def _style(a: _Given) -> Table:
@@ -149,9 +164,8 @@ def _style(a: _Given) -> Table:
     out: Table = {
         "activation": _activation(a),
         "norm": "rmsnorm" if "rmsnorm" in norm else "layernorm",
-        "bias": not (a.flag("disable_bias_linear") or (a.text("bias") or "").lower() == "false"),
-        "tied": not a.flag("untie_embeddings_and_output_weights")
-        and (a.text("share_embeddings_and_output_weights") or "").lower() != "false",
+        "bias": not (a.flag("disable_bias_linear") or a.off("bias")),
+        "tied": not (a.flag("untie_embeddings_and_output_weights") or a.off("share_embeddings_and_output_weights")),
         "positions": "rope" if rope else "learned" if learned else "none",
     }
     if learned:
@@ -222,12 +236,13 @@ def _training(a: _Given, model: Table, parallel: Table) -> Table:
 def _precision(a: _Given) -> str:
     if "fp4_format" in a:
         return "nvfp4"
-    if a.text("fp8_format", "fp8") not in (None, "None", "False") or a.flag("fp8_hybrid", "fp8_e4m3"):
-        return "mxfp8" if (a.text("fp8_recipe") or "") == "mxfp8" else "fp8"
+    bf16, fp16 = a.flag("bf16"), a.flag("fp16")
     named = (a.text("precision") or "").lower()
-    if a.flag("bf16") or "bf16" in named:
+    if a.flag("fp8_format", "fp8") or (a.flag("fp8_hybrid", "fp8_e4m3") and "fp8" not in a):
+        return "mxfp8" if (a.text("fp8_recipe") or "") == "mxfp8" else "fp8"
+    if bf16 or "bf16" in named:
         return "bf16"
-    return "fp16" if a.flag("fp16") or named.startswith("16") else "fp32"
+    return "fp16" if fp16 or named.startswith("16") else "fp32"
 
 
 def _recompute(a: _Given, model: Table, parallel: Table) -> str | Table:
@@ -321,7 +336,7 @@ def _sharding(a: _Given) -> Table:
     stage = a.whole("zero_stage")
     fsdp = a.flag("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "fsdp")
     strategy = a.text("data_parallel_sharding_strategy")
-    distributed = a.flag("use_distributed_optimizer")
+    distributed = a.flag("use_distributed_optimizer") or a.any("name", "distributed")  # NeMo's optim.name
     if fsdp:
         zero = SHARDING.get(strategy or "", 3)
         return {"fsdp": zero >= 2, "zero": zero}
@@ -338,7 +353,7 @@ def _overlap(a: _Given, parallel: Table) -> Table:
         "tensor": a.flag("tp_comm_overlap", "ub_tp_comm_overlap"),
         "gradients": a.flag("overlap_grad_reduce", "overlap_grad_sync"),
         "parameters": a.flag("overlap_param_gather", "overlap_param_sync"),
-        "pipeline": not a.flag("no_overlap_p2p_communication") and chunks,
+        "pipeline": not (a.flag("no_overlap_p2p_communication") or a.off("overlap_p2p_comm")) and chunks,
         "experts": a.flag("overlap_moe_expert_parallel_comm"),
     }
 
@@ -356,13 +371,13 @@ def _framework(a: _Given) -> Table:
     out["dropout"] = any(
         (0.1 if (v := a.number(n)) is None else v) > 0 for n in ("attention_dropout", "hidden_dropout")
     )
-    if a.flag("grad_reduce_in_bf16"):
+    if a.flag("grad_reduce_in_bf16") or a.any("grad_sync_dtype", "bf16") or a.off("grad_reduce_in_fp32"):
         out |= {"gradient_bytes": 2, "reduce_bytes": 2}
     elif a.flag("accumulate_allreduce_grads_in_fp32", "bf16"):
         out |= {"gradient_bytes": 4, "reduce_bytes": 4}
     elif a.flag("fp16"):
         out |= {"gradient_bytes": 2, "reduce_bytes": 2}
-    if a.flag("fp8_param_gather"):
+    if a.flag("fp8_param_gather", "fp8_params"):
         out["gather_bytes"] = 1
     out["fused_loss"] = a.flag("cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
     if a.flag("enable_cuda_graph", "external_cuda_graph") or a.text("cuda_graph_impl") not in (None, "none"):

@@ -41,9 +41,8 @@ def _experts(job: Job) -> list[str]:
     if e is None:
         return []
     if p.ep * p.expert_tp > domain:
-        out.append(
-            f"ep = {p.ep} reaches beyond the {domain} GPUs of a node: tokens go to their experts over the network"
-        )
+        sizes = f"ep x expert_tp = {p.ep} x {p.expert_tp}"
+        out.append(f"{sizes} reaches beyond the {domain} GPUs of a node: tokens cross the network to their experts")
     if e.imbalance == 1 and not e.capacity:
         out.append("experts are as busy as each other (imbalance = 1): real routing is slower")
     return out

@@ -42,6 +42,7 @@ class Stream(NamedTuple):
 
     nbytes: float
     launches: int = 1
+    kind: str = "pointwise"  # how much of the bandwidth such kernels reach: see costs/chip
 
 
 class Talk(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from presage.errors import PresageError
+from presage.jobs.words import SECTIONS
 
 __all__ = ["overrides"]
 
@@ -21,7 +22,10 @@ def overrides(pairs: Iterable[str], table: Mapping[str, Any]) -> dict[str, Any]:
         key, equals, text = (part.strip() for part in pair.partition("="))
         if not equals or not all(key.split(".")):
             raise PresageError(f"--set {pair}: write KEY=VALUE with the key of the job's file, such as parallel.tp=8")
-        _put(out, key, _value(text), table)
+        value = _value(text)
+        if key in SECTIONS and key not in WORDS and not isinstance(value, Mapping):
+            raise PresageError(f"--set {pair}: {key} is a section: say one of its keys, such as parallel.tp=8")
+        _put(out, key, value, table)
     return out
 
 

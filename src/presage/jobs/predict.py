@@ -192,6 +192,7 @@ def predict_job(
     `overrides` go over, section by section: {"parallel": {"tp": 8}}."""
     notes: tuple[str, ...] = ()
     if not isinstance(job, Job):
-        terms = terms or read_terms(job, overrides)
-        job, notes = read_described(job, overrides)
+        path = job
+        job, notes = read_described(path, overrides)
+        terms = terms or read_terms(path, overrides)
     return JobPrediction(job, step(job), job_memory(job), terms or Terms(), convention, (*notes, *origins(job)))

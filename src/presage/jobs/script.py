@@ -67,7 +67,7 @@ def _structured(path: Path, text: str) -> Script:
         raise InputError(path, "is neither a list of arguments nor a table of them")
     out: Arguments = {}
     for name, value in _leaves(found):
-        if value is not None and value is not False:
+        if value is not None:
             values = [] if value is True else [str(v) for v in value] if isinstance(value, list) else [str(value)]
             out.setdefault(_named(name), []).append(values)
     return Script(out, {}, {})

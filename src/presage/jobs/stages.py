@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from presage.jobs.cost import Cost, Pricer
@@ -49,39 +50,31 @@ class Chunk:
     first: bool  # has the embedding
     last: bool  # has the head
     passes: Passes
-    layer: Passes  # of its layers, one on average
 
 
 NOTHING = Passes(Cost(), Cost(), Cost())
 
 
 def chunks(job: Job, pricer: Pricer) -> list[list[Chunk]]:
-    """Of every stage."""
-    p, split = job.parallel, job.stage_layers()
-    known: dict[bool, Passes] = {}
-
-    def layer(number: int) -> Passes:
-        kind = job.model.has_experts(number)
-        if kind not in known:
-            known[kind] = layer_passes(job, pricer, number)
-        return known[kind]
-
-    out = []
-    for stage in range(p.pp):
-        row = []
-        for chunk in range(p.virtual):
-            start, count = job.first_layer(stage, chunk), split[stage][chunk]
-            moe = sum(job.model.has_experts(i) for i in range(start, start + count))
-            passes = NOTHING
-            if moe:
-                passes += layer(next(i for i in range(start, start + count) if job.model.has_experts(i))) * moe
-            if count > moe:
-                passes += layer(next(i for i in range(start, start + count) if not job.model.has_experts(i))) * (count - moe)
-            each = passes * (1 / count) if count else NOTHING
+    """Of every stage. Layers of one kind cost the same."""
+    p, split, m = job.parallel, job.stage_layers(), job.model
+    known: dict[tuple[bool, bool], Passes] = {}
+    out: list[list[Chunk]] = [[] for _ in range(p.pp)]
+    start = 0
+    for chunk in range(p.virtual):
+        for stage in range(p.pp):
+            count = split[stage][chunk]
+            kinds = Counter((m.has_experts(i), m.has_window(i)) for i in range(start, start + count))
+            total = NOTHING
+            for kind, times in kinds.items():
+                if kind not in known:
+                    number = next(i for i in range(start, m.layers) if (m.has_experts(i), m.has_window(i)) == kind)
+                    known[kind] = layer_passes(job, pricer, number)
+                total += known[kind] * times
             first, last = stage == chunk == 0, stage == p.pp - 1 and chunk == p.virtual - 1
-            passes += ends(job, pricer, first, last)
-            row.append(Chunk(count, moe, first, last, passes, each))
-        out.append(row)
+            experts = sum(times for (has, _), times in kinds.items() if has)
+            out[stage].append(Chunk(count, experts, first, last, total + ends(job, pricer, first, last)))
+            start += count
     return out
 
 
@@ -98,7 +91,7 @@ def layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
 
 
 def passes(pricer: Pricer, block: Block) -> Passes:
-    return Passes(pricer.cost(block.forward), pricer.cost(block.backward), Cost())
+    return Passes(pricer.cost(block.forward), pricer.cost(block.backward).slower(pricer.e.backward), Cost())
 
 
 def repeated(r: Recompute, block: Block) -> float:

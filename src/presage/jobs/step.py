@@ -11,6 +11,7 @@ from presage.costs.layer_host import LayerHost, layer_host
 from presage.jobs.cost import Cost, Pricer
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.job import Job
+from presage.jobs.layer import softmax_fused
 from presage.jobs.sharded import chunk_time
 from presage.jobs.stages import Chunk, chunks
 from presage.jobs.traffic import exchange, exposed_gathers, exposed_reductions
@@ -19,7 +20,8 @@ from presage.parallel.pipeline import Run, Schedule, run
 
 __all__ = ["Step", "step"]
 
-ADAM_BYTES = 46.0  # a parameter: gradient twice, moments and master copy read and written, the copy for the next step
+# Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
+UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "sgd": 22.0, "none": 0.0}
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,9 @@ def _work(row: list[Chunk]) -> tuple[Cost, Cost]:
 
 def layer_host_of(job: Job) -> LayerHost:
     era = "a100" if job.platform.gpu.architecture in ("Volta", "Ampere", "Turing", "Pascal") else "h100"
-    f = job.framework
-    return layer_host(
-        f.host, era, job.parallel.tp, job.parallel.sequence, job.model.experts is not None,
-        f.attention not in ("unfused", "fused-softmax"),
-    )  # fmt: skip
+    f, p = job.framework, job.parallel
+    fused = f.attention not in ("unfused", "fused-softmax")
+    return layer_host(f.host, era, p.tp, p.sequence, job.model.experts is not None, fused, softmax_fused(job))
 
 
 def composed(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost, slow: float) -> Step:
@@ -126,6 +126,8 @@ def _replicas(job, pricer, plan, done, forward, backward) -> tuple[float, float]
 
 def _update(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost) -> float:
     """The optimizer, on the rank with most parameters of its own."""
+    if job.optimizer == "none":
+        return 0.0
     most = 0.0
     for row in plan:
         shared = experts = 0.0
@@ -135,7 +137,9 @@ def _update(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost) 
         if job.parallel.zero:
             shared, experts = shared / job.sharding, experts / max(1, job.expert_dp)
         most = max(most, shared + experts)
-    return max(pricer.chip.stream(ADAM_BYTES * most) * pricer.e.stream, host.optimizer * pricer.e.host)
+    layers = max(sum(c.layers for c in row) for row in plan)
+    launched = (host.optimizer + layers * host.optimizer_layer) * pricer.e.host
+    return max(pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, 46.0) * most, 1, "optimizer") * pricer.e.stream, launched)
 
 
 def _parts(row, passes, slow: float, microbatches: int) -> dict[str, float]:

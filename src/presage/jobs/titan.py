@@ -34,7 +34,7 @@ KNOWN = {
     ),
     "activation_checkpoint": ("mode", "selective_ac_option"),
     "optimizer": ("name",),
-    "compile": ("enable",),
+    "compile": ("enable", "components"),
     "float8": ("enable_float8_linear",),
 }  # fmt: skip
 QUIET_KEYS = re.compile(
@@ -144,7 +144,8 @@ def _batches(get: _Getter, parallel: Table, batch: int) -> dict[str, Any]:
     """A replica's batch is one microbatch, or several of a pipeline."""
     each = batch
     if parallel["pp"] > 1:
-        count = get.whole("pipeline_parallel_microbatches", "experimental")
+        old = get("pipeline_parallel_degree", "experimental") is not None  # as many microbatches as stages
+        count = get.whole("pipeline_parallel_microbatches", "experimental", default=parallel["pp"] if old else 0)
         each = batch // count if count else get.whole("pipeline_parallel_microbatch_size", "parallelism", default=1)
     out: dict[str, Any] = {"micro_batch": max(1, each)}
     whole = get.whole("global_batch_size", "training", default=-1)
@@ -175,7 +176,10 @@ def _recompute(get: _Getter) -> str:
 
 def _framework(get: _Getter) -> dict[str, Any]:
     compiled = bool(get("enable", "compile") or get("compile", "training"))
-    out: dict[str, Any] = {"name": "torchtitan" if compiled else "torchtitan-eager"}
+    parts = get("components", "compile") or ["model", "loss"]
+    out: dict[str, Any] = {"name": "torchtitan" if compiled and "model" in parts else "torchtitan-eager"}
+    if compiled and "loss" in parts:
+        out["fused_loss"] = True
     if str(get("mixed_precision_reduce", "training")) == "bfloat16":
         out["reduce_bytes"] = 2
     return out

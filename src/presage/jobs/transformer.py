@@ -52,7 +52,7 @@ class Transformer:
     positions: str = "rope"  # rope, learned, none
     max_positions: int = 0  # learned ones
     window: int = 0  # tokens a query sees; 0: all before it
-    window_every: int = 1  # every so many layers has the window; the others see all
+    window_every: int = 1  # every so many layers has the window, from the first on; the others see all
     latent: Latent | None = None
     experts: Experts | None = None
     predicted: int = 0  # further tokens predicted, a layer each (DeepSeek's MTP)
@@ -81,6 +81,9 @@ class Transformer:
     def has_experts(self, layer: int) -> bool:
         e = self.experts
         return e is not None and layer >= e.dense_layers and (layer - e.dense_layers) % e.every == 0
+
+    def has_window(self, layer: int) -> bool:
+        return bool(self.window) and layer % self.window_every == 0
 
     @property
     def expert_layers(self) -> int:

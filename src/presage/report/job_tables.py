@@ -53,8 +53,9 @@ def headline(p: JobPrediction) -> str:
     what = f"[bold]{escape(job.name or m.name or 'job')}[/bold]"
     where = f"{job.gpus:,} x {job.platform.gpu.name} ({job.platform.key})"
     loss, took = p.loss
-    most = f"; {percent(took / p.seconds)} of it goes to {_part(loss)}" if took > LEAST * p.seconds else ""
-    answer = f"{seconds(p.seconds)} a step: {_rate(p.tokens_per_second_per_gpu)} tokens/s/GPU, MFU {percent(p.mfu)}"
+    most = f"; {percent(took / p.seconds)} of the step goes to {_part(loss)}" if took > LEAST * p.seconds else ""
+    use = percent(p.mfu) + (f" of {p.peak[0]}'s peak" if len(p.mfu_by_peak) > 1 else "")
+    answer = f"{seconds(p.seconds)} a step: {_rate(p.tokens_per_second_per_gpu)} tokens/s/GPU, MFU {use}"
     return f"{what}, {_parameters(p)}, on {escape(where)}\n{_spread(p)}\n{answer}; {_fits(p)}{most}"
 
 

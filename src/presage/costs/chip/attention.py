@@ -47,7 +47,7 @@ def share(kernel: Kernel, width: float) -> float:
 def walks(queries: int, keys: int, causal: bool, window: int) -> tuple[int, float, float]:
     """Of one head: blocks, tiles of all of them, tiles of the longest."""
     blocks, across = ceil(queries / ROWS), ceil(keys / ROWS)
-    longest = min(across, ceil(window / ROWS) + 1) if window else across
+    longest = min(across, ceil(window / ROWS) + 2) if window else across  # the window's edges cut tiles at both ends
     if not causal:
         both = min(across, 2 * longest - 1) if window else across
         return blocks, float(blocks * both), float(both)
@@ -65,7 +65,8 @@ def law(
     waves = heads * blocks / sms
     work = heads * (tiles * tile + blocks * k.block) / sms
     if causal:
-        work += k.tail * longest * tile * min(1.0, waves)
+        tail = k.tail * longest * tile * min(1.0, waves)
+        work = min(work + tail, waves * (longest * tile + k.block))  # without a mask it could not be quicker
     elif waves > 1.0:
         work *= 1.0 + (1.0 - k.smooth) * (ceil(waves) / waves - 1.0)
     return k.launch + max(longest * tile + k.block, work) + k.moved * nbytes / bandwidth

@@ -16,9 +16,10 @@ from presage.hardware.gpu import Gpu
 __all__ = ["Chip"]
 
 KINDS = tuple(gemm.WIDTHS)
-SCALED = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp8"}  # fitted as
+FITTED_AS = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp8"}
 STAND_INS = {"nvfp4": "mxfp8", "mxfp8": "fp8", "fp8": "bf16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 REMEMBERED = 65_536  # calls
+SUMMED = 4.0  # bytes an element at the rate of copies: what a sum in fp32 costs beside a result in bf16 (h200_jobs)
 
 
 class _Kind(NamedTuple):
@@ -33,6 +34,8 @@ class _Kind(NamedTuple):
     store: float
     split: float
     launch: float
+    unaligned: tuple[float, float, float]
+    turned: float
     tensor: bool
 
 
@@ -64,15 +67,18 @@ class Chip:
     ) -> float:  # fmt: skip
         """y[m, n] = x[m, k] w[k, n], `batch` times. `left`: x lies with m contiguous; `right`: w with k contiguous.
         `accumulate`: y is an fp32 sum, read and written."""
-        return self._seconds(self._kinds[kind], m, n, k, batch, left, right, 8.0 if accumulate else 0.0, 1.0)
+        extra = SUMMED * batch * m * n / self._bandwidth["copy"] if accumulate else 0.0
+        return self.shaped(kind, m, n, k, batch, left, right) + extra
 
-    def _seconds(
-        self, p: _Kind, m: int, n: int, k: int, batch: int, left: bool, right: bool, out: float, slow: float
+    def shaped(
+        self, kind: str, m: int, n: int, k: int, batch: int, left: bool = False, right: bool = False, slow: float = 1.0
     ) -> float:
-        stored = (out or max(p.width, 2.0)) * batch * m * n
+        """A product whose arithmetic is `slow` times slower than the law's."""
+        p = self._kinds[kind]
+        stored = max(p.width, 2.0) * batch * m * n
         moved = p.width * batch * (m * k + k * n) + stored
         if p.tensor:
-            slow *= gemm.aligned(m, n, k, left, right, p.width)
+            slow *= gemm.aligned(m, n, k, left, right, p.width, p.unaligned) * (p.turned if left else 1.0)
         return gemm.law(
             m, n, k, batch, slow, moved, stored, p.menu, self.gpu.sms, p.bandwidth, p.fill, p.smooth, p.overlap,
             p.store, p.split, p.launch,
@@ -80,10 +86,9 @@ class Chip:
 
     def _grouped(self, groups: int, m: int, n: int, k: int, kind: str = "bf16") -> float:
         """`groups` products of m rows each in one launch."""
-        g, p = self.parameters.grouped, self._kinds[kind]
-        slow = 1.0 / g["share"]
+        g = self.parameters.grouped
         extra = (groups * g["group_us"] + g["launch_us"]) * 1e-6 * self._slower
-        return self._seconds(p, m, n, k, groups, False, False, 0.0, slow) + extra
+        return self.shaped(kind, m, n, k, groups, slow=1.0 / g["share"]) + extra
 
     def _attend(
         self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, value_dim: int = 0,
@@ -91,6 +96,7 @@ class Chip:
     ) -> float:  # fmt: skip
         """The fused kernels of one direction. Under a causal mask the queries are the last of the keys."""
         value_dim = value_dim or dim
+        style = style if style in attend.STYLES else "flash2"
         k = self._attention[f"{style} {'backward' if backward else 'forward'}"]
         peak = self._peak(kind) / self.gpu.sms
         both = dim + value_dim
@@ -132,11 +138,12 @@ def _kind(gpu: Gpu, p: Parameters, kind: str, slower: float) -> _Kind:
     there = kind
     while there not in peak:
         there = STAND_INS[there]
-    fitted = p.products[SCALED.get(there, there)]
+    fitted = p.products[FITTED_AS.get(there, there)]
     return _Kind(
         gemm.tiles(replace(fitted, fixed=fitted.fixed * slower), peak[there] / gpu.sms), gemm.WIDTHS[there],
         fitted.bandwidth * gpu.memory_bandwidth, fitted.fill, fitted.smooth, fitted.overlap, fitted.store,
-        fitted.split * slower, fitted.launch * slower, there != "fp32",
+        fitted.split * slower, fitted.launch * slower, fitted.unaligned, fitted.turned,
+        there != "fp32",
     )  # fmt: skip
 
 

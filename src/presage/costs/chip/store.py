@@ -13,7 +13,7 @@ from presage.costs.chip.product import Tiling
 from presage.errors import InputError
 from presage.hardware.gpu import Gpu
 
-__all__ = ["FOLDER", "Parameters", "parameters", "read", "relative"]
+__all__ = ["FOLDER", "Parameters", "merged", "parameters", "read", "relative"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "chips"
 US, PICO = 1e-6, 1e-12
@@ -53,7 +53,7 @@ def parameters(key: str) -> Parameters:
 
 def read(path: Path) -> Parameters:
     """A file of them; what it lacks comes from the one it names as its base."""
-    found = _merged(path)
+    found = merged(path)
     try:
         return Parameters(
             key=found["gpu"],
@@ -69,14 +69,15 @@ def read(path: Path) -> Parameters:
         raise InputError(path, f"not a chip's parameters: {e}") from e
 
 
-def _merged(path: Path) -> dict[str, Any]:
+def merged(path: Path) -> dict[str, Any]:
+    """What a file says, and what the one it names as its base says besides."""
     try:
         own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise InputError(path, f"cannot be read: {e}") from e
     if not own.get("base"):
         return own
-    out = _merged(path.with_name(f"{own['base']}.json"))
+    out = merged(path.with_name(f"{own['base']}.json"))
     for name, value in own.items():
         out[name] = {**out[name], **value} if isinstance(value, dict) and isinstance(out.get(name), dict) else value
     return out
@@ -86,7 +87,8 @@ def _tiling(p: dict[str, Any]) -> Tiling:
     return Tiling(
         menu=tuple((int(a), int(b)) for a, b in p["menu"]), reach=p["reach"], small=p["small"], fixed=p["tile_us"] * US,
         fill=p["fill"], smooth=p["smooth"], overlap=p["overlap"], bandwidth=p["bandwidth"], store=p["store"],
-        split=p["split_us"] * US, launch=p["launch_us"] * US,
+        split=p["split_us"] * US, launch=p["launch_us"] * US, unaligned=tuple(p["unaligned"]),
+        turned=p["turned"],
     )  # fmt: skip
 
 

@@ -93,11 +93,11 @@ def recompute_word(r: Recompute) -> str:
 
 
 def words(x: Layout) -> str:
-    """A plan in a line: tp8 pp16 v4 dp128 mb1 zero1 full."""
+    """A plan in a line: tp8 pp16 v4 dp128 mb1 zero1 full. `ends`: embedding and head take a layer's place each."""
     degrees = [
         (x.tp, f"tp{x.tp}"), (x.cp, f"cp{x.cp}"), (x.pp, f"pp{x.pp}"), (x.virtual, f"v{x.virtual}"),
-        (2 * (x.schedule in ("zero-bubble", "gpipe") and x.pp > 1), x.schedule), (x.ep, f"ep{x.ep}"),
-        (x.expert_tp, f"etp{x.expert_tp}"),
+        (2 * (x.schedule in ("zero-bubble", "gpipe") and x.pp > 1), x.schedule), (2 * (x.ends and x.pp > 1), "ends"),
+        (x.ep, f"ep{x.ep}"), (x.expert_tp, f"etp{x.expert_tp}"),
     ]  # fmt: skip
     said = [word for degree, word in degrees if degree > 1]
     said += [f"dp{x.dp}", f"mb{x.micro_batch}"]

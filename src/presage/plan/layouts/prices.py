@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.job import Job
-from presage.jobs.memory import job_memory
+from presage.jobs.memory.memory import most_needed
 from presage.jobs.step import least, step
 from presage.plan.layouts.layout import Layout, laid
 from presage.plan.layouts.space import Family, Space
@@ -35,7 +35,7 @@ def survey(space: Space, efficiency: Efficiency | None, families: Sequence[Famil
     for family in families:
         for x in space.layouts(family):
             made = laid(job, x)
-            bytes_needed = job_memory(made).needed
+            bytes_needed = most_needed(made)
             legal, smallest = legal + 1, min(smallest, bytes_needed)
             if bytes_needed <= memory:
                 fits.append(x)

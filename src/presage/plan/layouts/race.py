@@ -7,7 +7,6 @@ the front of time and memory. Its bound proves it: no step takes less.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +72,7 @@ class Race:
         return out
 
 
-def front(value: Any, needed: Any, ranked: Ints) -> list[int]:
+def front(needed: Floats, ranked: Ints) -> list[int]:
     """Of ranked ones those that no other beats in both, the fastest first."""
     out: list[int] = []
     for i in ranked.tolist():

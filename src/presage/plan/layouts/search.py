@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ from presage.errors import PresageError
 from presage.jobs.check import check, problems
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.job import Job
+from presage.jobs.predict import JobPrediction
 from presage.plan.layouts.cluster import ray_cluster
-from presage.plan.layouts.found import Counts, Found, Priced, Short, priced
+from presage.plan.layouts.found import Counts, Found, Short, priced
 from presage.plan.layouts.layout import Layout, laid
 from presage.plan.layouts.pool import Pool, processes
 from presage.plan.layouts.prices import Surveyed, price, survey
@@ -30,7 +32,7 @@ from presage.plan.layouts.space import Family, Keep, Space
 __all__ = ["OBJECTIVES", "Progress", "search"]
 
 OBJECTIVES = ("mean", "cost")
-ROUND = 512  # layouts that are priced before others are set aside anew
+ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
 PIECE = 32  # of them in one piece of work
 FAMILIES = 4  # in one piece of work
 
@@ -41,7 +43,8 @@ class Progress(NamedTuple):
     what: str  # surveying, pricing
     done: int
     total: int
-    best: float  # seconds, of what is known
+    plans: int  # surveyed or priced so far
+    best: float  # of what is known
 
 
 Tell = Callable[[Progress], None]
@@ -73,8 +76,9 @@ def search(
     with _pool(workers, ray) as pool:
         field = _surveyed(space, families, efficiency, pool, tell or _nothing)
         race = _race(field, objective, top, prune)
-        complete = _run(race, field.layouts, partial(price, job, efficiency), pool, objective, limit, tell or _nothing)
-    return _found(job, field, race, objective, efficiency, complete, time.perf_counter() - begun)
+        one = partial(price, job, efficiency)
+        complete = _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
+    return _found(space, field, race, objective, efficiency, complete, time.perf_counter() - begun)
 
 
 def _check_objective(objective: str) -> None:
@@ -105,9 +109,7 @@ def _pool(workers: int, ray: str | None) -> AbstractContextManager[Pool]:
     return ray_cluster(ray) if ray else processes(workers)
 
 
-def _surveyed(
-    space: Space, families: list[Family], efficiency: Efficiency | None, pool: Pool, tell: Tell
-) -> Surveyed:
+def _surveyed(space: Space, families: list[Family], efficiency: Efficiency | None, pool: Pool, tell: Tell) -> Surveyed:
     """All families, a few at a time."""
     total = Surveyed(0, float("inf"), [], [], [])
     done = 0
@@ -116,7 +118,7 @@ def _surveyed(
         total = total._replace(legal=total.legal + part.legal, smallest=min(total.smallest, part.smallest))
         for whole, more in zip(total[2:], part[2:], strict=True):
             whole.extend(more)  # type: ignore[attr-defined]
-        tell(Progress("surveying", done, len(families), float("nan")))
+        tell(Progress("surveying", done, len(families), total.legal, float("inf")))
     return total
 
 
@@ -133,11 +135,11 @@ def _race(field: Surveyed, objective: str, top: int, prune: bool) -> Race:
 
 def _run(
     race: Race, layouts: list[Layout], price_them: Callable[[list[Layout]], list[float]], pool: Pool, objective: str,
-    limit: int | None, tell: Tell,
+    limit: int | None, tell: Tell, surveyed: int,
 ) -> bool:  # fmt: skip
     """Price until all is certain; False where the limit came first."""
     done, most = 0, limit if limit is not None else len(layouts)
-    while len(now := race.next(ROUND)):
+    while len(now := race.next(min(max(ROUND[0], done), ROUND[1]))):
         now = now[: most - done]
         if not len(now):
             return False
@@ -147,14 +149,14 @@ def _run(
             many = np.array([layouts[i].gpus for i in piece]) if objective == "cost" else 1
             race.value[piece] = np.array(seconds) * many
             done += len(piece)
-            tell(Progress("pricing", done, len(layouts), float(race.value.min())))
+            tell(Progress("pricing", done, len(layouts), surveyed + done, float(race.value.min())))
     return True
 
 
 def _found(
-    job: Job, field: Surveyed, race: Race, objective: str, efficiency: Efficiency | None, complete: bool, took: float
+    space: Space, field: Surveyed, race: Race, objective: str, efficiency: Efficiency | None, complete: bool, took: float
 ) -> Found:
-    ranked = race.ranked()
+    job, ranked = space.job, race.ranked()
     counts = Counts(
         field.legal, field.legal - len(field.layouts), len(field.layouts) - len(ranked), len(ranked), field.smallest
     )
@@ -165,16 +167,16 @@ def _found(
 
     best = tuple(priced(laid(job, field.layouts[i]), efficiency) for i in ranked[: race.top])
     by_knob = {name: {word: short(i) for word, i in found.items()} for name, found in race.best_by_knob().items()}
-    edge = tuple(short(i) for i in front(race.value, race.needed, ranked))
-    return Found(objective, best, edge, by_knob, _own(job, field, efficiency), counts, complete, took, efficiency)
+    edge = tuple(short(i) for i in front(race.needed, ranked))
+    return Found(objective, best, edge, by_knob, _own(job, space.gpus, efficiency), counts, complete, took, efficiency)
 
 
-def _own(job: Job, field: Surveyed, efficiency: Efficiency | None) -> Priced | None:
-    """The job as it is, where it has as many GPUs as were searched for."""
-    counted = {x.gpus for x in field.layouts}
-    return priced(job, efficiency) if job.gpus in counted and not problems(job) else None
+def _own(job: Job, counted: tuple[int, ...], efficiency: Efficiency | None) -> JobPrediction | None:
+    """The job's own plan on the GPUs searched for (of several numbers, its own), where it is legal there."""
+    gpus = job.gpus if job.gpus in counted else counted[0] if len(counted) == 1 else 0
+    made = replace(job, gpus=gpus)
+    return priced(made, efficiency) if gpus and not problems(made) else None
 
 
 def _nothing(_: Progress) -> None:
     pass
-

@@ -1,4 +1,4 @@
-"""The space of a search: all legal layouts of a job on so many GPUs, made from divisors, none that `check` would turn down.
+"""The space of a search: all legal layouts of a job on so many GPUs, made from divisors; `check` turns down none.
 
 A family has what a layer's prices depend on; the layouts of one differ in schedule, sharding and recomputation.
 """
@@ -137,9 +137,9 @@ class Space:
 
     def _chunks(self, pp: int) -> list[int]:
         """Chunks of a stage: powers of two, and what leaves all alike."""
-        layers = self.job.model.layers
+        layers, more = self.job.model.layers, 2 + self.job.model.predicted
         every = range(2, (layers + 2) // pp + 1)
-        return [v for v in every if not v & (v - 1) or not layers % (pp * v) or not (layers + 2) % (pp * v)]
+        return [v for v in every if not v & (v - 1) or not layers % (pp * v) or not (layers + more) % (pp * v)]
 
     def _ends(self, slots: int) -> list[bool]:
         """Whether embedding and head may take a layer's place; only where layers alone do not come out even."""

@@ -1,0 +1,212 @@
+"""`presage plan`: the best way to lay a training job out over GPUs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, console, emit
+
+if TYPE_CHECKING:
+    from presage.jobs.job import Job
+    from presage.jobs.predict import JobPrediction
+    from presage.plan.layouts import Found, Layout, Progress, Short
+
+__all__ = ["command"]
+
+MS = 1e3
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="N[,N...]", help="GPUs to use; of several numbers the best is found.")
+    ],
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
+    micro_batch: Annotated[
+        list[int], typer.Option("--micro-batch", metavar="N", min=1, help="Only these; repeatable.")
+    ] = [],  # noqa: B006
+    keep: Annotated[
+        list[str],
+        typer.Option("--keep", metavar="KNOB=VALUE,...", help="Hold knobs fast: tp=8,recompute=none; repeatable."),
+    ] = [],  # noqa: B006
+    change: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: training.sequence=4096."),
+    ] = [],  # noqa: B006
+    objective: Annotated[
+        str, typer.Option("--objective", help="mean: the shortest step; cost: the fewest GPU-seconds a step.")
+    ] = "mean",
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Price at most so many plans.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes to search with.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="auto|ADDRESS", help="Search on a Ray cluster: this one's, or at.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.toml", help="Write the best plan's job.")] = None,
+    json: Json = None,
+) -> None:
+    """The best way to lay a job out over GPUs: every legal plan, those that fit in memory, ranked and explained.
+
+    A plan keeps the model, the batch, the sequence and the software; it chooses tensor, pipeline, context and expert
+    parallelism, the schedule, the size of a microbatch, what is sharded and what is computed again.
+
+    presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --workers 2
+
+    presage plan job.toml --gpus 1024 --keep tp=8,cp=1 --out best.toml
+    """
+    from presage.plan.layouts import parse_keep, search
+
+    found_keep = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
+    read, cluster = _read(job, change)
+    with _bar() as tell:
+        found = search(
+            read, _numbers(gpus), objective=objective, limit=limit, workers=workers, ray=ray, keep=found_keep, top=top,
+            tell=tell,
+        )  # fmt: skip
+    if out is not None and found.best:
+        _write(found.best[0].job, cluster, job, out)
+    if emit(json, _value(read, found)):
+        _print(read, found, out)
+    if not found.best:
+        raise typer.Exit(1)
+
+
+def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
+    """The job as its file has it, and what it says of the cluster."""
+    from presage.cli.job import said
+    from presage.hardware.facts import load
+    from presage.jobs.files import read_transformer_job
+
+    over = said(path, None, change, {})
+    return read_transformer_job(path, over, checked=False), load(path).get("cluster", {}) | over.get("cluster", {})
+
+
+def _numbers(text: str) -> list[int]:
+    from presage.errors import PresageError
+
+    try:
+        return sorted({int(part.replace("_", "")) for part in text.split(",")})
+    except ValueError:
+        raise PresageError(f"--gpus {text}: it should be a number of GPUs, or several: 1024,2048") from None
+
+
+def _write(best: Job, cluster: dict[str, Any], source: Path, path: Path) -> None:
+    from presage.files import write_whole
+    from presage.plan.layouts import layout_of, words
+    from presage.plan.layouts.written import cluster_beside, job_toml
+
+    comment = f"The best plan that `presage plan {source.name} --gpus {best.gpus}` found: {words(layout_of(best))}"
+    write_whole(path, job_toml(best, cluster_beside(cluster, source, path), comment).encode())
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    """Progress, plans a second and the best step so far, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"),
+        TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    begun = time.perf_counter()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("surveying", total=1.0, best="", speed="")
+
+        def tell(p: Any) -> None:
+            speed = f"{p.plans / (time.perf_counter() - begun):,.0f} plans/s"
+            best = f"best {p.best:.4g} s" if p.best < float("inf") else ""
+            bar.update(task, description=p.what, completed=p.done, total=p.total, speed=speed, best=best)
+
+        yield tell
+
+
+# ---- JSON
+
+
+def _value(job: Job, found: Found) -> dict[str, Any]:
+    c = found.counts
+    return {
+        "kind": "plan",
+        "name": job.name,
+        "platform": job.platform.key,
+        "objective": found.objective,
+        "complete": found.complete,
+        "search_seconds": found.took,
+        "counts": {
+            "legal": c.legal, "too_large": c.too_large, "set_aside": c.set_aside, "priced": c.priced,
+            "smallest_bytes": c.smallest,
+        },
+        "best": [_prediction(p) for p in found.best],
+        "own": _prediction(found.own) if found.own else None,
+        "front": [_short(s) for s in found.front],
+        "by_knob": {name: {word: _short(s) for word, s in rows.items()} for name, rows in found.by_knob.items()},
+        "explanation": _explained(found),
+    }  # fmt: skip
+
+
+def _explained(found: Found) -> list[str]:
+    from presage.report.plan_tables import explanation
+
+    return explanation(found) if found.best else []
+
+
+def _prediction(p: JobPrediction) -> dict[str, Any]:
+    from presage.plan.layouts import layout_of
+
+    return {
+        **_layout(layout_of(p.job)),
+        "step_ms": p.seconds * MS,
+        "mfu": p.mfu,
+        "tokens_per_second_per_gpu": p.tokens_per_second_per_gpu,
+        "memory_bytes": p.memory.needed,
+        "fits": p.memory.fits,
+        "breakdown_ms": {name: took * MS for name, took in p.breakdown.items()},
+    }
+
+
+def _short(s: Short) -> dict[str, Any]:
+    return {**_layout(s.layout), "step_ms": s.seconds * MS, "memory_bytes": s.needed}
+
+
+def _layout(x: Layout) -> dict[str, Any]:
+    from presage.plan.layouts import words
+    from presage.plan.layouts.layout import recompute_word
+
+    return {"plan": words(x), **x._asdict(), "dp": x.dp, "recompute": recompute_word(x.recompute)}
+
+
+# ---- tables
+
+
+def _print(job: Job, found: Found, path: Path | None) -> None:
+    from rich.markup import escape
+
+    from presage.report import plan_tables as tables
+
+    out = console()
+    if not found.best:
+        out.print(tables.nothing_fits(job, found.counts), soft_wrap=True)
+        return
+    out.print(tables.headline(job, found), soft_wrap=True)
+    out.print(tables.counts_line(found.counts, found.complete), soft_wrap=True)
+    for table in (tables.best_table(found), tables.front_table(found.front), tables.knob_table(found)):
+        out.print()
+        out.print(table)
+    out.print()
+    for sentence in tables.explanation(found):
+        out.print(escape(sentence), soft_wrap=True)
+    if path is not None:
+        out.print(f"\njob of the best plan: {escape(str(path))}", soft_wrap=True)

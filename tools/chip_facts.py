@@ -1,0 +1,42 @@
+"""What is known of chips beside the tables: published figures, and general knowledge that is said to be such."""
+
+from __future__ import annotations
+
+TABLE = "bf16 products and attention forward: aiconfigurator's tables (Apache-2.0), medians of collectors"
+FLOAT32 = "float32 products: NeuSight's tables (MIT)"
+BACK = (
+    "attention backward, fp8, experts' products: as they are to the forward, to bf16 and to single products on an H200"
+)
+MAMF = "github.com/stas00/ml-engineering, compute/accelerator, maximum achievable matmul FLOPS (2024 to 2026)"
+FACTS = {
+    "h200": "measured by ourselves: data/h200_pack and data/h200_jobs (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, 2026-11)",
+    "a100_80gb": f"{TABLE}; {FLOAT32}, of the 40 GB PCIe card; {BACK}",
+    "h100_sxm": f"bf16 products: as the A100's; {FLOAT32}; the rest is the H200's, which has the same SMs",
+    "b200": f"{TABLE}; {BACK}",
+    "l40s": f"{TABLE}; {BACK}",
+    "v100_pcie_32gb": f"{FLOAT32}; tensor cores as on an A100; its sustained share by general knowledge",
+    "l4": f"{FLOAT32}; the rest as shares of the peak as on an L40S",
+    "t4": f"{FLOAT32}; the rest as on a V100",
+    "p100_pcie": f"{FLOAT32}; the rest as on a V100",
+    "mi210": f"{FLOAT32}, which run on matrix units there; bf16 products reach 0.77 of the peak: {MAMF}, MI250X",
+    "mi300x": f"bf16 products, 668 to 782 TFLOP/s sustained: {MAMF}; fused attention by general knowledge",
+}
+RELATED = {"l4": "l40s", "v100_pcie_32gb": "a100_80gb", "t4": "v100_pcie_32gb", "p100_pcie": "v100_pcie_32gb",
+           "mi300x": "mi210"}  # fmt: skip
+# Of the memory bandwidth that copies reach: our H200; NeuSight's element-wise kernels.
+SHARES = {"h200": 0.88, "a100_80gb": 0.87, "v100_pcie_32gb": 0.90, "l4": 0.78, "t4": 0.74, "p100_pcie": 0.74}
+# On the H200, by kind of kernel: medians of large calls of the pack, casts of data/h200_jobs.
+STREAMS = {
+    "copy": 0.88, "pointwise": 0.85, "norm": 0.66, "norm_backward": 0.45, "softmax": 0.55, "loss": 0.5,
+    "optimizer": 0.67, "dropout": 0.65, "cast": 0.72, "embedding": 0.45, "reduce": 0.57, "other": 0.8,
+}  # fmt: skip
+# How much longer large products take for good than at the full clock, where no table shows it (general knowledge).
+SUSTAINED = {"v100_pcie_32gb": 1.05, "mi210": 1.05, "mi300x": 1.3}
+# Of the peak that products reach at the full clock where no table says it, from the sustained rates named above.
+REACH = {"v100_pcie_32gb": {"bf16": 0.8}, "mi210": {"bf16": 0.81}, "mi300x": {"bf16": 0.68, "fp32": 0.68}}
+# Fused attention there is FlashAttention-2's, at about these shares of the peak (general knowledge).
+ALIKE = {"mi210": 0.38, "mi300x": 0.38}
+# Reach in fp8 over that in bf16 beyond Hopper: a B200 0.763 / 0.776, a GB200 0.723 / 0.729 (the same list).
+FP8 = 0.985
+# FlashAttention-2 is about twice as fast as its predecessor both ways (arXiv 2307.08691, abstract).
+FLASH1 = 0.5
