@@ -30,6 +30,20 @@ STREAMS = {
     "copy": 0.88, "pointwise": 0.85, "norm": 0.66, "norm_backward": 0.45, "softmax": 0.55, "loss": 0.5,
     "optimizer": 0.67, "dropout": 0.65, "cast": 0.72, "embedding": 0.45, "reduce": 0.57, "other": 0.8,
 }  # fmt: skip
+# Energy a FLOP over the H200's, which we measured. The tables' clocks fall less, for their calls are too few to heat a GPU.
+ENERGIES = {
+    "h100_sxm": 1.0,  # the same die
+    "a100_80gb": 1.43,  # TSMC's N7 against its N5 class: 30% less power at one speed, as TSMC says of N5 (general knowledge)
+    # Large bf16 products measured for a training simulator reach 0.45 to 0.51 of 2,250 TFLOP/s for good: MooreThreads/SimuMax,
+    # configs/system/b200_bf16_ceperm.json (Apache-2.0). A like process alone would say 1.0.
+    "b200": 1.2,
+}
+# Of the memory bandwidth on an A100, where other kernels than copies differ from the H200's: NeuSight's softmax and
+# norms; for the others, kernels bound by instructions: its SMs have 0.58 of the H200's rate, its memory 0.42.
+A100_STREAMS = {
+    "norm": 0.66, "norm_backward": 0.55, "softmax": 0.72, "loss": 0.66, "optimizer": 0.8, "dropout": 0.82, "cast": 0.8,
+    "embedding": 0.55, "reduce": 0.75,
+}  # fmt: skip
 # How much longer large products take for good than at the full clock, where no table shows it (general knowledge).
 SUSTAINED = {"v100_pcie_32gb": 1.05, "mi210": 1.05, "mi300x": 1.3}
 # Of the peak that products reach at the full clock where no table says it, from the sustained rates named above.

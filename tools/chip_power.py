@@ -99,5 +99,9 @@ def flop_energy(chip: Chip, own: dict[str, Any], lasting: float) -> dict[str, fl
     seconds = chip.product(LARGE, LARGE, LARGE, kind)
     demand = ((lasting - 1) / own["slope"] * limit + limit * (1 - own["base_share"])) * lasting  # watts above the base
     bf16 = (demand * seconds - 6.0 * LARGE**2 * own["byte_pJ"] * PICO) / (2.0 * LARGE**3) / PICO
-    scale = bf16 / own["bf16_pJ"]
+    return scaled_energy(own, bf16 / own["bf16_pJ"])
+
+
+def scaled_energy(own: dict[str, Any], scale: float) -> dict[str, float]:
+    """The same chip with FLOPs that take so many times as much."""
     return {k: v * scale if k.endswith("_pJ") and k != "byte_pJ" else v for k, v in own.items()}

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chip_facts import ALIKE, FACTS, FLASH1, FP8, REACH, RELATED, SHARES, STREAMS, SUSTAINED
+from chip_facts import A100_STREAMS, ENERGIES, ALIKE, FACTS, FLASH1, FP8, REACH, RELATED, SHARES, STREAMS, SUSTAINED
 from chip_fits import US, AttentionFit, Floats, ProductFit, simplex
-from chip_power import fit_power, flop_energy
+from chip_power import fit_power, flop_energy, scaled_energy
 from chip_rows import Product, jobs
 from chip_score import write_scores
 from chip_sources import JOBS, Sources
@@ -146,9 +146,13 @@ def other_file(sources: Sources, key: str, own: File) -> File:
     if key in SHARES:
         scale = SHARES[key] / SHARES[OWN]
         file["stream"] = {kind: share * scale for kind, share in STREAMS.items()}
+    if key == "a100_80gb":
+        file["stream"] |= A100_STREAMS
     write(key, file)
     lasting = 1 + heat if heat else SUSTAINED.get(key, 0.0)
-    if lasting:
+    if key in ENERGIES:
+        file["power"] = scaled_energy(own["power"], ENERGIES[key])
+    elif lasting:
         file["power"] = flop_energy(Chip(gpu(key)), own["power"], lasting)
     return file
 

@@ -100,7 +100,7 @@ def solved(
     """The factors that make the linearised errors small."""
     sources = [s for s, _, _ in rows]
     of = Counter(sources)
-    counts = np.array([0.0 if s == without else of[s] ** -0.25 for s in sources])
+    counts = np.array([0.0 if s == without else of[s] ** -1.0 for s in sources])
     held = np.diag([PRIOR.get(n, USUAL) ** -2 for n in NAMES]) * 0.02
     at = x.copy()
     for _ in range(50):

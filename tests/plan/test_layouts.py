@@ -74,7 +74,7 @@ def test_the_space_has_every_legal_plan_once(model: Transformer, gpus: int, batc
 
 
 def brute(base: Job, gpus: int) -> list[Layout]:
-    """All combinations of degrees, schedules, sharding and recomputation within the limits of the space, legal or not."""
+    """All combinations of degrees, schedules, sharding and recomputation, legal or not, that the space may have."""
     degrees = range(1, gpus + 1)
     experts = base.model.experts
     ep = range(1, experts.experts + 1) if experts else [1]

@@ -91,6 +91,7 @@ class Pricer:
         self.collectives = Collectives.of(job.platform)
         self.groups: Groups = groups(job)
         self.held = held(job.platform.gpu)
+        self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
 
     def cost(self, ops: Iterable[Op]) -> Cost:
         total = Cost()
@@ -109,13 +110,17 @@ class Pricer:
         return self._talk(op)
 
     def _product(self, op: Product) -> Cost:
-        took = self._product_seconds(op) * self.e.product
+        took = self._product_seconds(op)
         flops = 2.0 * op.m * op.n * op.k * op.groups * op.batch
         width = 4 if op.kind in ("fp32", "tf32") else 1 if op.kind in ("fp8", "mxfp8") else 2
         moved = float(width * op.groups * op.batch) * (op.m * op.k + op.n * op.k + op.m * op.n)
         return Cost(product=took, weight=took if op.sums else 0.0, flops=flops, nbytes=moved, launches=1)
 
     def _product_seconds(self, op: Product) -> float:
+        """As in training; the efficiency is that of tensor cores, which fp32 does not use."""
+        return self._law(op) * (1.0 if op.kind == "fp32" else self.e.product)
+
+    def _law(self, op: Product) -> float:
         kept = self.job.framework.gradient_bytes
         if op.groups > 1:
             took = self.chip.grouped(op.groups, op.m, op.n, op.k, op.kind)
@@ -166,7 +171,7 @@ class Pricer:
         cut = o.tensor if op.over == "tp" else o.context
         if by is None or not (cut or (op.whole and self.job.framework.async_backward)):
             return alone
-        cover = self._attend(by).attention if isinstance(by, Attend) else self._product_seconds(by) * self.e.product
+        cover = self._attend(by).attention if isinstance(by, Attend) else self._product_seconds(by)
         if not cut:
             return max(0.0, alone - cover) + self.held * min(alone, cover)
         part = 1 / getattr(self.groups, op.over).ranks

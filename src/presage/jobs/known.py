@@ -1,7 +1,7 @@
-"""Known: what was worked out for one plan of a job and holds for its other plans, so that thousands of them pay for it once.
+"""Known: what was worked out for one plan of a job and holds for its others, so that thousands of them pay for it once.
 
-Plans of a job have its model, platform, sequence, precision and software in common. Beyond these a layer's price depends
-on a few degrees (`layer_key`), and whatever is kept says in its key what else it depends on.
+Plans of a job have its model, platform, sequence, precision and software in common. Beyond these, a layer's price
+depends on a few degrees (`layer_key`), and whatever is kept says in its key what else it depends on.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
 
 
 def passes(pricer: Pricer, block: Block) -> Passes:
-    return Passes(pricer.cost(block.forward), pricer.cost(block.backward).slower(pricer.e.backward), Cost())
+    return Passes(pricer.cost(block.forward), pricer.cost(block.backward).slower(pricer.backward), Cost())
 
 
 def repeated(r: Recompute, block: Block) -> float:

@@ -49,6 +49,8 @@ def step(job: Job, efficiency: Efficiency | None = None) -> Step:
 def slowdown(job: Job, pricer: Pricer, plan: list[list[Chunk]], seconds: float) -> float:
     """By the power limit, of the stage that computes most; the rest of the step is other work and waiting."""
     ahead, back = max((_work(row) for row in plan), key=lambda w: w[0].compute + w[1].compute)
+    if job.precision == "fp32":
+        return 1.0  # no tensor cores
     n, both = job.microbatches, ahead + back
     tensor = (both.product + both.attention) * n
     flops = {

@@ -87,15 +87,20 @@ def front_table(front: Sequence[Short]) -> Table:
 
 def knob_table(found: Found) -> Table:
     """What it costs to be held to a choice: the best plan with each."""
-    table = plain_table("The best plan with each choice, and how much slower it is than the best of all", "knob", "choices")
+    table = plain_table(
+        "The best plan with each choice, and how much slower it is than the best of all", "knob", "choices"
+    )
     best = next(iter(found.by_knob["tp"].values()))
-    scale = {"mean": lambda s: s.seconds, "cost": lambda s: s.seconds * s.layout.gpus}[found.objective]
     for name, choices in found.by_knob.items():
         if len(choices) > 1:
-            told = (f"{word} {_worse(scale(s) / scale(best) - 1)}" for word, s in choices.items())
+            told = (f"{word} {_worse(_value(found, s) / _value(found, best) - 1)}" for word, s in choices.items())
             table.add_row(BY.get(name, name), "   ".join(told))
     table.columns[1].justify = "left"
     return table
+
+
+def _value(found: Found, s: Short) -> float:
+    return s.seconds * (s.layout.gpus if found.objective == "cost" else 1)
 
 
 def _worse(share: float) -> str:

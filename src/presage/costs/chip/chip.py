@@ -19,6 +19,7 @@ KINDS = tuple(gemm.WIDTHS)
 FITTED_AS = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp8"}
 STAND_INS = {"nvfp4": "mxfp8", "mxfp8": "fp8", "fp8": "bf16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 REMEMBERED = 65_536  # calls
+MOST_BASE = 0.4  # of the power limit
 SUMMED = 4.0  # bytes an element at the rate of copies: what a sum in fp32 costs beside a result in bf16 (h200_jobs)
 
 
@@ -161,6 +162,5 @@ def _slowed(k: attend.Kernel, slower: float) -> attend.Kernel:
 
 def _power(gpu: Gpu, p: Parameters) -> Power:
     energies = {k.removesuffix("_pJ"): v * 1e-12 for k, v in p.power.items() if k.endswith("_pJ") and k != "byte_pJ"}
-    return Power(
-        gpu.power_limit, p.power["base_share"] * gpu.power_limit, p.power["byte_pJ"] * 1e-12, energies, p.power["slope"]
-    )
+    base = min(p.power["base_share"] * p.limit, MOST_BASE * gpu.power_limit)  # of the chip, not of a limit set on it
+    return Power(gpu.power_limit, base, p.power["byte_pJ"] * 1e-12, energies, p.power["slope"])

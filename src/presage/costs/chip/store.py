@@ -11,7 +11,7 @@ from typing import Any
 from presage.costs.chip.attention import Kernel
 from presage.costs.chip.product import Tiling
 from presage.errors import InputError
-from presage.hardware.gpu import Gpu
+from presage.hardware.gpu import Gpu, gpu
 
 __all__ = ["FOLDER", "Parameters", "merged", "parameters", "read", "relative"]
 
@@ -31,6 +31,7 @@ class Parameters:
 
     key: str
     clock: float  # Hz, of the GPU they were fitted on
+    limit: float  # W, of that GPU
     products: dict[str, Tiling]  # by type of number
     grouped: dict[str, float]  # share of the rate of single products, seconds a group, seconds a launch
     attention: dict[str, Kernel]  # by style and direction: "flash2 forward"
@@ -58,6 +59,7 @@ def read(path: Path) -> Parameters:
         return Parameters(
             key=found["gpu"],
             clock=found["clock_MHz"] * 1e6,
+            limit=gpu(found["gpu"]).power_limit,
             products={kind: _tiling(p) for kind, p in found["products"].items()},
             grouped={k: float(v) for k, v in found["grouped"].items()},
             attention={name: _kernel(p) for name, p in found["attention"].items()},

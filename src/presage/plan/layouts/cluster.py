@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 3  # tasks for each CPU that wait or run
 RETRIES = 5  # of a task whose worker or node is lost
+CONNECT = 5.0  # seconds to wait for an answer
 
 
 class _Cluster:
@@ -34,12 +37,16 @@ class _Cluster:
             yield self._result(waiting.popleft())
 
     def _result(self, reference: Any) -> Any:
+        errors = self.ray.exceptions
         try:
             return self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError as e:
-            raise e.as_instanceof_cause() from None
-        except self.ray.exceptions.RayError as e:
-            raise PresageError(f"the Ray cluster lost a part of the search for good: {_first_line(e)}") from e
+        except errors.RayTaskError as e:
+            if isinstance(e.cause, errors.RaySystemError):
+                what = f"{_line(e.cause)}; presage must be installed on its nodes"
+                raise PresageError(f"a part of the search cannot run on the Ray cluster: {what}") from e
+            raise e.cause from None
+        except errors.RayError as e:
+            raise PresageError(f"the Ray cluster lost a part of the search for good: {_line(e)}") from e
 
 
 def _called(function: Callable[[Item], Result], item: Item) -> Result:
@@ -55,10 +62,11 @@ def ray_cluster(address: str) -> Iterator[Pool]:
         raise PresageError("Ray is not installed: pip install 'presage[ray]'") from None
     ours = not ray.is_initialized()
     if ours:
+        _reached(address)
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as e:
-            raise PresageError(f"no Ray cluster at {address!r}: {_first_line(e)}; `ray start --head` makes one") from e
+            raise PresageError(_none_at(address, _line(e))) from e
     try:
         yield _Cluster(ray)
     finally:
@@ -66,5 +74,21 @@ def ray_cluster(address: str) -> Iterator[Pool]:
             ray.shutdown()
 
 
-def _first_line(e: Exception) -> str:
+def _reached(address: str) -> None:
+    """Raises where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECT).close()
+    except (OSError, OverflowError) as e:
+        raise PresageError(_none_at(address, _line(e))) from e
+
+
+def _none_at(address: str, why: str) -> str:
+    return f"no Ray cluster at {address!r}: {why}; `ray start --head` makes one"
+
+
+def _line(e: Exception) -> str:
+    """The first one of what an error says."""
     return (str(e).strip().splitlines() or [type(e).__name__])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from presage.jobs.efficiency import Efficiency
@@ -27,7 +28,7 @@ class Surveyed(NamedTuple):
 
 def survey(space: Space, efficiency: Efficiency | None, families: Sequence[Family]) -> Surveyed:
     """All layouts of families: which fit, and what their steps take at least."""
-    job, memory = space.job, float(space.job.platform.gpu.memory)
+    job, memory = _same(space.job), float(space.job.platform.gpu.memory)
     legal, smallest = 0, float("inf")
     fits: list[Layout] = []
     needed: list[float] = []
@@ -46,4 +47,11 @@ def survey(space: Space, efficiency: Efficiency | None, families: Sequence[Famil
 
 def price(job: Job, efficiency: Efficiency | None, layouts: Sequence[Layout]) -> list[float]:
     """Seconds of their steps."""
+    job = _same(job)
     return [float(step(laid(job, x), efficiency).seconds) for x in layouts]
+
+
+@lru_cache(8)
+def _same(job: Job) -> Job:
+    """The first job that equals this one: copies that come from elsewhere are slower to look up things by."""
+    return job

@@ -154,7 +154,13 @@ def _run(
 
 
 def _found(
-    space: Space, field: Surveyed, race: Race, objective: str, efficiency: Efficiency | None, complete: bool, took: float
+    space: Space,
+    field: Surveyed,
+    race: Race,
+    objective: str,
+    efficiency: Efficiency | None,
+    complete: bool,
+    took: float,
 ) -> Found:
     job, ranked = space.job, race.ranked()
     counts = Counts(
