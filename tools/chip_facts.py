@@ -29,15 +29,17 @@ SHARES = {"h200": 0.88, "a100_80gb": 0.87, "v100_pcie_32gb": 0.90, "l4": 0.78, "
 STREAMS = {
     "copy": 0.88, "pointwise": 0.85, "norm": 0.66, "norm_backward": 0.45, "softmax": 0.55, "loss": 0.5,
     "optimizer": 0.67, "dropout": 0.65, "cast": 0.72, "embedding": 0.45, "reduce": 0.57, "other": 0.8,
+    "permute": 0.5,  # rows of tokens to their experts: SimuMax's B200 file has 0.50 and 0.51
 }  # fmt: skip
 # Energy a FLOP over the H200's, which we measured. The tables' clocks fall less, for their calls are too few to heat a GPU.
 ENERGIES = {
     "h100_sxm": 1.0,  # the same die
     "a100_80gb": 1.43,  # TSMC's N7 against its N5 class: 30% less power at one speed, as TSMC says of N5 (general knowledge)
     # Large bf16 products measured for a training simulator reach 0.45 to 0.51 of 2,250 TFLOP/s for good: MooreThreads/SimuMax,
-    # configs/system/b200_bf16_ceperm.json (Apache-2.0). A like process alone would say 1.0.
+    # configs/system/b200_bf16_ceperm.json (Apache-2.0). A like process alone would say 1.0, as is taken for other types.
     "b200": 1.2,
 }
+ENERGIES_OF = {"b200": ("bf16", "fp16")}
 # Of the memory bandwidth on an A100, where other kernels than copies differ from the H200's: NeuSight's softmax and
 # norms; for the others, kernels bound by instructions: its SMs have 0.58 of the H200's rate, its memory 0.42.
 A100_STREAMS = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chip_facts import A100_STREAMS, ENERGIES, ALIKE, FACTS, FLASH1, FP8, REACH, RELATED, SHARES, STREAMS, SUSTAINED
+from chip_facts import A100_STREAMS, ALIKE, ENERGIES, ENERGIES_OF, FACTS, FLASH1, FP8, REACH, RELATED, SHARES, STREAMS, SUSTAINED
 from chip_fits import US, AttentionFit, Floats, ProductFit, simplex
 from chip_power import fit_power, flop_energy, scaled_energy
 from chip_rows import Product, jobs
@@ -151,7 +151,7 @@ def other_file(sources: Sources, key: str, own: File) -> File:
     write(key, file)
     lasting = 1 + heat if heat else SUSTAINED.get(key, 0.0)
     if key in ENERGIES:
-        file["power"] = scaled_energy(own["power"], ENERGIES[key])
+        file["power"] = scaled_energy(own["power"], ENERGIES[key], ENERGIES_OF.get(key, ()))
     elif lasting:
         file["power"] = flop_energy(Chip(gpu(key)), own["power"], lasting)
     return file

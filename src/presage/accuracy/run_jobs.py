@@ -148,6 +148,8 @@ def framework_of(row: Row, chip: Gpu) -> Framework:
         found = framework("torchtitan-eager" if "fsdp" in row["fsdp_zero"] else "megatron-core", chip)
     if re.search(r"cuda graph full", row["notes"]):
         found = replace(found, host="graph")
+    if re.search(r"dispatcher (hybridep|deepep)", row["notes"]):
+        found = replace(found, fused_dispatch=True)
     if _bare(row):
         found = replace(found, async_backward=False)
     if "titan" in text and re.search(r"2024", row.get("source_file", "")):  # its loss was not compiled then

@@ -122,10 +122,10 @@ class Pricer:
 
     def _law(self, op: Product) -> float:
         kept = self.job.framework.gradient_bytes
+        sums = op.sums and kept == 4
         if op.groups > 1:
-            took = self.chip.grouped(op.groups, op.m, op.n, op.k, op.kind)
+            took = self.chip.grouped(op.groups, op.m, op.n, op.k, op.kind, sums)
         else:
-            sums = op.sums and kept == 4
             took = self.chip.product(op.m, op.n, op.k, op.kind, op.batch, op.sums, op.along, sums)
         if op.sums and kept == 2:  # a kernel of its own adds them up
             took += self.chip.stream(6.0 * op.groups * op.m * op.n)

@@ -37,6 +37,7 @@ class Framework:
     p2p_syncs: bool = False  # the host waits after each send between stages
     bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
     two_step_dispatch: bool = True  # tokens cross the network once a domain (DeepEP and its like)
+    fused_dispatch: bool = False  # and are sorted by expert as they arrive
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient
     overlap: Overlap = field(default_factory=Overlap)  # unless a job says otherwise

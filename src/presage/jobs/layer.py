@@ -13,6 +13,7 @@ __all__ = ["layer_blocks", "low_precision", "softmax_fused"]
 
 LOW = ("fp8", "mxfp8", "nvfp4")
 UNFUSED = ("unfused", "fused-softmax")
+PADDED = 16  # tokens of an expert are a multiple of it
 
 
 def low_precision(kind: str) -> bool:
@@ -229,22 +230,24 @@ def expert_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     tokens = s.between if p.sequence or p.tp == 1 else s.tokens // s.tp  # each rank routes its part
     routed = tokens * e.top_k * (e.capacity or e.imbalance)  # tokens that reach a rank's experts
     here = max(1, e.experts // p.ep)
-    rows = max(1, round(routed * p.expert_tp / here))
+    rows = max(1, round(routed * p.expert_tp / here / PADDED)) * PADDED
     width = e.ffn // p.expert_tp
     router = Product(tokens, e.experts, s.width, "fp32" if s.bytes == 4 else "tf32")
     moved = tokens * e.top_k * s.width * s.bytes
     spread = Talk("all_to_all", float(routed * s.width * s.bytes), "ep") if p.ep > 1 else None
     scores = Stream(12.0 * tokens * e.experts, 8)
+    here_bytes = 2.0 * routed * s.width * s.bytes
+    sorted_ = Stream(here_bytes, 2, "permute")
+    fused = job.framework.fused_dispatch
+    out, back = (None if fused else Stream(share * moved, 3, "permute") for share in (1.5, 1.5))
     blocks = [
         Block.of("router", [router, scores], [scores, router, router]),
-        Block.of("dispatch", [Stream(2.0 * moved, 3), spread, Stream(2.0 * routed * s.width * s.bytes, 2)],
-                 [Stream(2.0 * routed * s.width * s.bytes, 2), spread, Stream(2.0 * moved, 2)]),
+        Block.of("dispatch", [out, spread, sorted_], [sorted_, spread, out]),
         experts(s, "moe_up", here, rows, width * (2 if m.gated else 1), s.width),
         activation(job, s, rows * here * width),
         experts(s, "moe_down", here, rows, s.width, width),
-        Block.of("combine", [Stream(2.0 * routed * s.width * s.bytes, 2), spread, Stream(3.0 * moved, 3)],
-                 [Stream(3.0 * moved, 2), spread, Stream(2.0 * routed * s.width * s.bytes, 2)]),
-    ]  # fmt: skip
+        Block.of("combine", [sorted_, spread, back], [back, spread, sorted_]),
+    ]
     return tuple(blocks) + (shared(job, s, e.shared_ffn) if e.shared_ffn else ())
 
 

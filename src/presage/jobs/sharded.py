@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from presage.costs.hooks import HOOKS_US
 from presage.costs.layer_host import LayerHost
-from presage.jobs.cost import Pricer
+from presage.jobs.cost import Cost, Pricer
 from presage.jobs.job import Job
 from presage.jobs.stages import Chunk
 from presage.jobs.traffic import reduction
@@ -37,8 +37,8 @@ class ChunkTime:
 
 
 def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
-    ahead = c.passes.forward.seconds(slow)
-    back = (c.passes.backward + c.passes.again).seconds(slow)
+    ahead = _beside_experts(job, pricer, c.passes.forward, slow)
+    back = _beside_experts(job, pricer, c.passes.backward + c.passes.again, slow)
     gather, reduce = _transfers(job, pricer, c)
     taken, parts = pricer.held, max(1, c.layers)
     forward = max(gather, ahead + taken * gather) + gather / parts
@@ -48,6 +48,15 @@ def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float)
     launches = _host(job, c, host)
     late = [max(0.0, h * pricer.e.host - t) for h, t in zip(launches, (forward, backward), strict=True)]
     return ChunkTime(forward + late[0], backward + late[1], c.passes.backward.weight * slow, waits, sum(late))
+
+
+def _beside_experts(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
+    """Seconds of a pass; tokens on their way to experts may run beside another microbatch's pass the other way."""
+    took = c.seconds(slow)
+    if not job.overlap.experts or not c.ep:
+        return took
+    hidden = min(c.ep, took - c.ep) * (1 - 1 / job.microbatches)
+    return took - hidden * (1 - pricer.held)
 
 
 def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:

@@ -68,8 +68,10 @@ class Chip:
     ) -> float:  # fmt: skip
         """y[m, n] = x[m, k] w[k, n], `batch` times. `left`: x lies with m contiguous; `right`: w with k contiguous.
         `accumulate`: y is an fp32 sum, read and written."""
-        extra = SUMMED * batch * m * n / self._bandwidth["copy"] if accumulate else 0.0
-        return self.shaped(kind, m, n, k, batch, left, right) + extra
+        return self.shaped(kind, m, n, k, batch, left, right) + self._sums(batch * m * n if accumulate else 0)
+
+    def _sums(self, results: int) -> float:
+        return SUMMED * results / self._bandwidth["copy"]
 
     def shaped(
         self, kind: str, m: int, n: int, k: int, batch: int, left: bool = False, right: bool = False, slow: float = 1.0
@@ -85,10 +87,11 @@ class Chip:
             p.store, p.split, p.launch,
         )  # fmt: skip
 
-    def _grouped(self, groups: int, m: int, n: int, k: int, kind: str = "bf16") -> float:
-        """`groups` products of m rows each in one launch."""
+    def _grouped(self, groups: int, m: int, n: int, k: int, kind: str = "bf16", accumulate: bool = False) -> float:
+        """`groups` products of m rows each in one launch; `accumulate` as in `product`."""
         g = self.parameters.grouped
         extra = (groups * g["group_us"] + g["launch_us"]) * 1e-6 * self._slower
+        extra += self._sums(groups * m * n if accumulate else 0)
         return self.shaped(kind, m, n, k, groups, slow=1.0 / g["share"]) + extra
 
     def _attend(

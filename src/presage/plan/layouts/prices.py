@@ -15,6 +15,8 @@ from presage.plan.layouts.space import Family, Space
 
 __all__ = ["Surveyed", "price", "survey"]
 
+SIZE = Layout._fields.index("micro_batch")
+
 
 class Surveyed(NamedTuple):
     """Of some families: how many layouts are legal, and those that fit."""
@@ -27,22 +29,28 @@ class Surveyed(NamedTuple):
 
 
 def survey(space: Space, efficiency: Efficiency | None, families: Sequence[Family]) -> Surveyed:
-    """All layouts of families: which fit, and what their steps take at least."""
+    """All layouts of families: which fit, and what their steps take at least.
+
+    Larger microbatches need no less memory, so what does not fit with small ones is not looked at with larger ones.
+    """
     job, memory = _same(space.job), float(space.job.platform.gpu.memory)
-    legal, smallest = 0, float("inf")
-    fits: list[Layout] = []
-    needed: list[float] = []
-    bound: list[float] = []
+    out = Surveyed(0, float("inf"), [], [], [])
+    legal, smallest, full = 0, float("inf"), set[tuple[object, ...]]()
     for family in families:
         for x in space.layouts(family):
+            legal, key = legal + 1, (*x[:SIZE], *x[SIZE + 1 :])
+            if key in full:
+                continue
             made = laid(job, x)
-            bytes_needed = most_needed(made)
-            legal, smallest = legal + 1, min(smallest, bytes_needed)
-            if bytes_needed <= memory:
-                fits.append(x)
-                needed.append(bytes_needed)
-                bound.append(least(made, efficiency))
-    return Surveyed(legal, smallest, fits, needed, bound)
+            needed = most_needed(made)
+            smallest = min(smallest, needed)
+            if needed > memory:
+                full.add(key)
+                continue
+            out.layouts.append(x)
+            out.needed.append(needed)
+            out.bound.append(least(made, efficiency))
+    return out._replace(legal=legal, smallest=smallest)
 
 
 def price(job: Job, efficiency: Efficiency | None, layouts: Sequence[Layout]) -> list[float]:

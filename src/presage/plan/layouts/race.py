@@ -27,7 +27,7 @@ class Race:
         self.bound, self.needed, self.top, self.prune = bound, needed, top, prune
         self.value = np.full(len(layouts), np.inf)
         self.order = np.argsort(bound, kind="stable")
-        self.words = {name: np.unique([knob(x, name) for x in layouts], return_inverse=True) for name in COMPARED}
+        self.words = {name: _coded([knob(x, name) for x in layouts]) for name in COMPARED}
 
     def next(self, most: int) -> Ints:
         """The next to be priced, those with the least bounds first; none when all is certain."""
@@ -37,11 +37,11 @@ class Race:
         return np.asarray(left[:most])
 
     def _aside(self, of: Ints) -> NDArray[np.bool_]:
-        bound = self.bound[of]
+        bound, known = self.bound[of], np.flatnonzero(np.isfinite(self.value))
         aside = bound > self._nth_best()
-        for _, codes in self.words.values():
-            best = np.full(codes.max() + 1, np.inf)
-            np.minimum.at(best, codes, self.value)
+        for words, codes in self.words.values():
+            best = np.full(len(words), np.inf)
+            np.minimum.at(best, codes[known], self.value[known])
             aside &= bound > best[codes[of]]
         return np.asarray(aside & (bound > self._least_within(self.needed[of])))
 
@@ -68,8 +68,15 @@ class Race:
         for name, (words, codes) in self.words.items():
             firsts, at = np.unique(codes[ranked], return_index=True)
             order = np.argsort(at, kind="stable")
-            out[name] = {str(words[c]): int(ranked[i]) for c, i in zip(firsts[order], at[order], strict=True)}
+            out[name] = {words[c]: int(ranked[i]) for c, i in zip(firsts[order], at[order], strict=True)}
         return out
+
+
+def _coded(words: list[str]) -> tuple[list[str], Ints]:
+    """The words there are, and each one's number."""
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int64)
+    return list(numbers), codes
 
 
 def front(needed: Floats, ranked: Ints) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ __all__ = ["OBJECTIVES", "Progress", "search"]
 OBJECTIVES = ("mean", "cost")
 ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
 PIECE = 32  # of them in one piece of work
-FAMILIES = 4  # in one piece of work
+FAMILIES = 8  # in one piece of work, at least
 
 
 class Progress(NamedTuple):
@@ -112,9 +113,9 @@ def _pool(workers: int, ray: str | None) -> AbstractContextManager[Pool]:
 def _surveyed(space: Space, families: list[Family], efficiency: Efficiency | None, pool: Pool, tell: Tell) -> Surveyed:
     """All families, a few at a time."""
     total = Surveyed(0, float("inf"), [], [], [])
-    done = 0
-    for part in pool.map(partial(survey, space, efficiency), _pieces(families, FAMILIES)):
-        done = min(done + FAMILIES, len(families))
+    pieces, done = _pieces(families), 0
+    for piece, part in zip(pieces, pool.map(partial(survey, space, efficiency), pieces), strict=True):
+        done += len(piece)
         total = total._replace(legal=total.legal + part.legal, smallest=min(total.smallest, part.smallest))
         for whole, more in zip(total[2:], part[2:], strict=True):
             whole.extend(more)  # type: ignore[attr-defined]
@@ -122,8 +123,15 @@ def _surveyed(space: Space, families: list[Family], efficiency: Efficiency | Non
     return total
 
 
-def _pieces(items: list[Family], size: int) -> list[list[Family]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
+def _pieces(families: list[Family]) -> list[list[Family]]:
+    """Those that differ in the size of microbatches alone stay together, the smaller sizes first."""
+    out: list[list[Family]] = []
+    for _, alike in groupby(families, key=lambda f: f._replace(micro_batch=0)):
+        if out and len(out[-1]) < FAMILIES:
+            out[-1].extend(alike)
+        else:
+            out.append(list(alike))
+    return out
 
 
 def _race(field: Surveyed, objective: str, top: int, prune: bool) -> Race:
