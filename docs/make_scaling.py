@@ -24,12 +24,7 @@ DOCS = Path(__file__).resolve().parent
 PAGE, PLOT = DOCS / "scaling.md", DOCS / "scaling.svg"
 PLATFORM = "dgx-h100"
 GPUS = [2**k for k in range(3, 17)]
-KEEP = parse_keep(
-    [
-        "micro_batch=1,micro_batch=2,micro_batch=4,cp=1,cp=2,cp=4,expert_tp=1",
-        "sharding=zero1,sharding=zero2,sharding=fsdp",
-    ]
-)
+KEEP = ["micro_batch=1,micro_batch=2,micro_batch=4", "sharding=zero1,sharding=zero2,sharding=fsdp", "cp=1,cp=2"]
 GIB = 1024.0**3
 
 
@@ -40,12 +35,13 @@ class Model(NamedTuple):
     weak: float  # samples a GPU
     most: int  # samples a step at most
     strong: int  # samples a step
+    keep: list[str]
     color: str
 
 
 MODELS = [
-    Model("llama3.1-405b", "Llama 3.1 405B, dense", 8192, 1 / 8, 8192, 2048, "#1f6fb4"),
-    Model("deepseek-v3", "DeepSeek-V3 671B, mixture of experts", 4096, 1.0, 16384, 16384, "#c8553d"),
+    Model("llama3.1-405b", "Llama 3.1 405B, dense", 8192, 1 / 8, 8192, 2048, ["cp=4"], "#1f6fb4"),
+    Model("deepseek-v3", "DeepSeek-V3 671B, mixture of experts", 4096, 1.0, 16384, 16384, ["expert_tp=1"], "#c8553d"),
 ]
 
 
@@ -63,7 +59,7 @@ def point(model: Model, gpus: int, batch: int, workers: int) -> Point:
     place = platform(PLATFORM)
     software = framework("megatron-core", place.gpu)
     job = Job(preset(model.key), place, gpus, model.sequence, 1, batch, overlap=software.overlap, framework=software)
-    found = search(job, gpus, keep=KEEP, workers=workers, top=1)
+    found = search(job, gpus, keep=parse_keep(KEEP + model.keep), workers=workers, top=1)
     return Point(gpus, batch, found.best[0] if found.best else None, found.counts.legal, found.counts.smallest)
 
 
@@ -101,8 +97,9 @@ TAIL = """## How it was made
 
     python docs/make_scaling.py
 
-The searches leave open tensor, pipeline and expert parallelism, the schedule and its chunks, context parallelism of 1, 2
-or 4, microbatches of 1, 2 or 4 samples, ZeRO-1, ZeRO-2 or FSDP, and recomputation. `presage plan` alone leaves more open.
+The searches leave open tensor, pipeline and expert parallelism, the schedule and its chunks, context parallelism of 1
+or 2 (and 4 for the dense model), microbatches of 1, 2 or 4 samples, ZeRO-1, ZeRO-2 or FSDP, and recomputation.
+`presage plan` alone leaves more open.
 """
 
 
@@ -144,14 +141,15 @@ def sentences(model: Model, weak: list[Point], strong: list[Point]) -> list[str]
     runs = [(p, p.best) for p in weak if p.best is not None]
     steps = [(p, p.best) for p in strong if p.best is not None]
     (first, _), (top, best), (last, far) = runs[0], max(runs, key=lambda r: r[1].mfu), runs[-1]
-    (low, slow), (high, quick) = steps[0], steps[-1]
+    (low, slow), (high, quick) = max(steps, key=lambda r: r[1].mfu), steps[-1]
     more, speedup = high.gpus / low.gpus, slow.seconds / quick.seconds
     return [
-        f"It fits from {first.gpus:,} GPUs on. With a growing batch its MFU is best at {top.gpus:,} GPUs ({best.mfu:.1%}) "
-        f"and {far.mfu:.1%} at {last.gpus:,}, {best.tokens_per_second_per_gpu:,.0f} and "
-        f"{far.tokens_per_second_per_gpu:,.0f} tokens/s/GPU. With {model.strong:,} samples a step, {more:,.0f} times the "
-        f"GPUs ({low.gpus:,} to {high.gpus:,}) make a step {speedup:.1f} times as fast: {slow.seconds:.3g} s to "
-        f"{quick.seconds:.3g} s, {speedup / more:.0%} of what they could."
+        f"It fits from {first.gpus:,} GPUs on. With a growing batch its MFU is best at {top.gpus:,} GPUs "
+        f"({best.mfu:.1%}, {best.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), and {far.mfu:.1%} at {last.gpus:,} "
+        f"({far.tokens_per_second_per_gpu:,.0f}).",
+        f"With {model.strong:,} samples a step it is best at {low.gpus:,} GPUs ({slow.mfu:.1%}); {more:,.0f} times as "
+        f"many make a step {speedup:,.3g} times as fast, {slow.seconds:.3g} s to {quick.seconds:.3g} s: "
+        f"{speedup / more:.0%} of what they could.",
     ]
 
 

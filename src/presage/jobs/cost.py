@@ -103,7 +103,7 @@ class Pricer:
         if isinstance(op, Product):
             return self._product(op)
         if isinstance(op, Stream):
-            took = self.chip.stream(op.nbytes, op.launches, op.kind) * self.e.stream
+            took = self.chip.stream(op.nbytes, op.launches, op.kind)
             return Cost(stream=took, nbytes=op.nbytes, launches=op.launches)
         if isinstance(op, Attend):
             return self._attend(op)
@@ -139,13 +139,11 @@ class Pricer:
         )  # fmt: skip
         flops = 2.0 * op.batch * op.heads * op.queries * op.keys * (op.dim + op.value_dim)
         flops *= (0.5 if op.causal else 1.0) * (2.5 if op.backward else 1.0)
-        return Cost(attention=took * self.e.attention, attention_flops=flops, launches=1)
+        return Cost(attention=took, attention_flops=flops, launches=1)
 
     def talk_seconds(self, op: str, nbytes: float, over: str) -> float:
         """A collective by itself."""
-        group = getattr(self.groups, over)
-        e = self.e.inside if group.domains == 1 else self.e.between
-        return float(self.collectives.seconds(op, nbytes, group)) * e
+        return float(self.collectives.seconds(op, nbytes, getattr(self.groups, over)))
 
     def _talk(self, op: Talk) -> Cost:
         alone = self.dispatch(op.nbytes) if op.over == "ep" else self.talk_seconds(op.op, op.nbytes, op.over)
@@ -160,8 +158,8 @@ class Pricer:
             return self.talk_seconds("all_to_all", nbytes, "ep")
         domains, chosen = group.domains, e.top_k
         copies = domains * (1 - (1 - 1 / domains) ** chosen) / chosen
-        across = self.collectives.seconds("all_to_all", nbytes * copies, Group(domains, 1)) * self.e.between
-        within = self.collectives.seconds("all_to_all", nbytes, Group(group.per_domain, group.per_domain)) * self.e.inside
+        across = self.collectives.seconds("all_to_all", nbytes * copies, Group(domains, 1))
+        within = self.collectives.seconds("all_to_all", nbytes, Group(group.per_domain, group.per_domain))
         return float(max(across, within))
 
     def _left(self, op: Talk, alone: float) -> float:

@@ -1,7 +1,9 @@
-"""A handful of global factors between what presage's laws say and what whole training runs show.
+"""Two factors between what presage's laws say and what whole training runs show.
 
-They are fitted on public runs (`tools/fit_runs.py`), the same for every model, GPU, framework and source. The file also
-has what the fit gives without each source in turn, so that errors on a source can be shown that it had no part in.
+Products on tensor cores take longer in training than by themselves: operands come from memory rather than from cache,
+and other things run beside them. The factors are fitted on public runs (`tools/fit_runs.py`), the same for every model,
+GPU, framework and source. The file also has what the fit gives without each source in turn, so that errors on a source
+can be shown that it had no part in.
 """
 
 from __future__ import annotations
@@ -21,14 +23,8 @@ FILE = "data/jobs/efficiency.toml"
 class Efficiency:
     """Factors on seconds: 1 is what the laws say."""
 
-    product: float = 1.0
-    backward: float = 1.0  # products of the backward pass, on top of that
-    attention: float = 1.0
-    stream: float = 1.0
-    inside: float = 1.0  # transfers within a node
-    between: float = 1.0  # and over the network
-    host: float = 1.0
-    jitter: float = 0.0  # what waiting for the slowest adds, for each doubling of the ranks
+    product: float = 1.0  # products on tensor cores
+    backward: float = 1.0  # those of the backward pass, on top of that
 
 
 LAWS = Efficiency()

@@ -174,12 +174,13 @@ def _unfused(job: Job, s: Sizes, dim: int, value: int) -> Block:
     one = Product(queries, job.sequence, dim, kind, batch=heads)
     two = Product(queries, value, job.sequence, kind, batch=heads)
     fused = softmax_fused(job)
-    soft = Stream(2 * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
+    seen = 0.5 if fused and job.model.causal and not job.framework.compiled else 1.0  # Megatron's kernel skips masked scores
+    soft = Stream((1 + seen) * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
     dropped = (2 * s.bytes + 1) * scores if job.framework.dropout else 0.0
     moved = 2.0 * s.bytes * job.micro_batch * queries * s.head * dim
     backs = [one._replace(n=dim, k=job.sequence), Product(job.sequence, dim, queries, kind, batch=heads),
              two._replace(n=job.sequence, k=value), Product(job.sequence, value, queries, kind, batch=heads)]  # fmt: skip
-    soft_back = Stream(3 * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
+    soft_back = Stream((1 + 2 * seen) * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
     return Block.of(
         "core_attn",
         [Stream(2 * moved, 2, "copy"), one, soft, _pass(dropped, "dropout"), two, Stream(moved, 1, "copy")],

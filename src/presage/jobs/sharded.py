@@ -46,7 +46,7 @@ def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float)
     backward = max(again + reduce, back + taken * (again + reduce)) + reduce / parts
     waits = forward - ahead + backward - back
     launches = _host(job, c, host)
-    late = [max(0.0, h * pricer.e.host - t) for h, t in zip(launches, (forward, backward), strict=True)]
+    late = [max(0.0, h - t) for h, t in zip(launches, (forward, backward), strict=True)]
     return ChunkTime(forward + late[0], backward + late[1], c.passes.backward.weight * slow, waits, sum(late))
 
 

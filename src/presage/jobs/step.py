@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2
 
 import numpy as np
 
@@ -77,7 +76,7 @@ def layer_host_of(job: Job) -> LayerHost:
 
 
 def composed(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost, slow: float) -> Step:
-    e, p = pricer.e, job.parallel
+    p = job.parallel
     passes = [[chunk_time(job, pricer, c, host, slow) for c in row] for row in plan]
     forward = np.array([[x.forward for x in row] for row in passes])
     backward = np.array([[x.backward for x in row] for row in passes])
@@ -90,11 +89,10 @@ def composed(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost,
     reduced, gathered = _replicas(job, pricer, plan, done, forward, backward)
     update = _update(job, pricer, plan, host)
     seconds = done.total + reduced + gathered + update
-    jitter = seconds * e.jitter * log2(job.gpus) if job.gpus > 1 else 0.0
     worst = int(np.argmax(done.busy))
     parts = _parts(plan[worst], passes[worst], slow, job.microbatches)
-    parts |= {"bubble": max(0.0, done.total - sum(parts.values())), "dp": reduced + gathered, "optimizer": update, "jitter": jitter}
-    return Step(seconds + jitter, parts, done, slow, forward, backward)
+    parts |= {"bubble": max(0.0, done.total - sum(parts.values())), "dp": reduced + gathered, "optimizer": update}
+    return Step(seconds, parts, done, slow, forward, backward)
 
 
 def _send(job: Job, pricer: Pricer) -> float:
@@ -140,8 +138,8 @@ def _update(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost) 
             shared, experts = shared / job.sharding, experts / max(1, job.expert_dp)
         most = max(most, shared + experts)
     layers = max(sum(c.layers for c in row) for row in plan)
-    launched = (host.optimizer + layers * host.optimizer_layer) * pricer.e.host
-    return max(pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, 46.0) * most, 1, "optimizer") * pricer.e.stream, launched)
+    launched = (host.optimizer + layers * host.optimizer_layer)
+    return max(pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, 46.0) * most, 1, "optimizer"), launched)
 
 
 def _parts(row, passes, slow: float, microbatches: int) -> dict[str, float]:
