@@ -166,7 +166,7 @@ def plot(found: dict[str, dict[str, list[Point]]], path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
     panels = [
         ("MFU", lambda b: 100 * b.mfu, "% of bf16's peak"),
-        ("Throughput", lambda b: b.tokens_per_second, "tokens/s"),
+        ("Throughput", lambda b: b.tokens_per_second_per_gpu, "tokens/s/GPU"),
         ("Step time", lambda b: b.seconds, "s"),
     ]
     for axis, (title, value, unit) in zip(axes, panels, strict=True):
@@ -174,10 +174,11 @@ def plot(found: dict[str, dict[str, list[Point]]], path: Path) -> None:
             for kind, style in (("weak", "-o"), ("strong", "--s")):
                 draw(axis, found[model.key][kind], value, style, model, kind)
         dress(axis, title, unit)
-    axes[0].set_ylim(0)
-    for axis in axes[1:]:
-        axis.set_yscale("log")
-    ideal(axes[1], found)
+    for axis in axes[:2]:
+        axis.set_ylim(0)
+    axes[2].set_yscale("log")
+    ideal(axes[2], found)
+    unfit(axes[0], found)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110)
 
@@ -200,13 +201,20 @@ def dress(axis: Any, title: str, unit: str) -> None:
 
 
 def ideal(axis: Any, found: dict[str, dict[str, list[Point]]]) -> None:
-    """In proportion to the GPUs, from the fewest that do."""
+    """In proportion to the GPUs, from where a fixed batch makes best use of them."""
     for model in MODELS:
-        first = next(p for p in found[model.key]["strong"] if p.best is not None)
-        assert first.best is not None
-        ends = [first.gpus, GPUS[-1]]
-        rate = first.best.tokens_per_second
-        axis.plot(ends, [rate, rate * ends[1] / ends[0]], ":", color="#999999", linewidth=1, zorder=0)
+        runs = [(p.gpus, p.best) for p in found[model.key]["strong"] if p.best is not None]
+        gpus, best = max(runs, key=lambda r: r[1].mfu)
+        ends = [gpus, GPUS[-1]]
+        axis.plot(ends, [best.seconds, best.seconds * gpus / GPUS[-1]], ":", color="#777777", linewidth=1.2, zorder=0)
+
+
+def unfit(axis: Any, found: dict[str, dict[str, list[Point]]]) -> None:
+    """Where nothing is drawn."""
+    first = [next(p.gpus for p in found[m.key]["weak"] if p.best is not None) for m in MODELS]
+    short = [m.name.split(",")[0].split()[-1] for m in MODELS]
+    said = "\n".join(f"{name}: {gpus} or more" for name, gpus in zip(short, first, strict=True))
+    axis.text(GPUS[0], 2, f"fewer GPUs have\ntoo little memory\n{said}", fontsize=8, color="#666666", va="bottom")
 
 
 def main() -> None:

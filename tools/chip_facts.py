@@ -46,6 +46,13 @@ A100_STREAMS = {
     "norm": 0.66, "norm_backward": 0.55, "softmax": 0.72, "loss": 0.66, "optimizer": 0.8, "dropout": 0.82, "cast": 0.8,
     "embedding": 0.55, "reduce": 0.75,
 }  # fmt: skip
+# A B200 has 1.67 times the H200's bandwidth and 1.11 times its rate of instructions, so kernels reach less of it: 0.67 of
+# the share. SimuMax's B200 file says 0.67 for most, 0.5 for permutations, 0.28 for the fused loss.
+B200_STREAMS = {
+    "pointwise": 0.67, "norm": 0.5, "norm_backward": 0.34, "softmax": 0.4, "loss": 0.33, "optimizer": 0.5, "dropout": 0.5,
+    "cast": 0.55, "embedding": 0.34, "reduce": 0.43, "other": 0.67, "permute": 0.5,
+}  # fmt: skip
+OWN_STREAMS = {"a100_80gb": A100_STREAMS, "b200": B200_STREAMS}
 # How much longer large products take for good than at the full clock, where no table shows it (general knowledge).
 SUSTAINED = {"v100_pcie_32gb": 1.05, "mi210": 1.05, "mi300x": 1.3}
 # Of the peak that products reach at the full clock where no table says it, from the sustained rates named above.

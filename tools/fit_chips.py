@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chip_facts import A100_STREAMS, ALIKE, ENERGIES, ENERGIES_OF, FACTS, FLASH1, FP8, REACH, RELATED, SHARES, STREAMS, SUSTAINED
+from chip_facts import ALIKE, ENERGIES, ENERGIES_OF, FACTS, FLASH1, FP8, OWN_STREAMS, REACH, RELATED, SHARES, STREAMS, SUSTAINED
 from chip_fits import US, AttentionFit, Floats, ProductFit, simplex
 from chip_power import fit_power, flop_energy, scaled_energy
 from chip_rows import Product, jobs
@@ -146,8 +146,8 @@ def other_file(sources: Sources, key: str, own: File) -> File:
     if key in SHARES:
         scale = SHARES[key] / SHARES[OWN]
         file["stream"] = {kind: share * scale for kind, share in STREAMS.items()}
-    if key == "a100_80gb":
-        file["stream"] |= A100_STREAMS
+    if key in OWN_STREAMS:
+        file["stream"] = {**STREAMS, **file.get("stream", {}), **OWN_STREAMS[key]}
     write(key, file)
     lasting = 1 + heat if heat else SUSTAINED.get(key, 0.0)
     if key in ENERGIES:

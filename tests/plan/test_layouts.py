@@ -128,6 +128,9 @@ def test_knobs_can_be_held_fast() -> None:
 def test_the_jobs_own_choices_are_part_of_the_space() -> None:
     own = replace(small(), micro_batch=1, recompute=Recompute("selective", ("mlp",)))
     assert own.recompute in {x.recompute for x in layouts(own, 16)}
+    sharded = replace(own, parallel=replace(own.parallel, zero=2, shard=4))
+    assert {(x.zero, x.shard) for x in layouts(sharded, 16) if x.pp > 1} >= {(2, 4), (1, 0)}
+    assert not [x for x in layouts(sharded, 16) if problems(laid(sharded, x))]
     odd = replace(own, global_batch=48, micro_batch=3)
     assert {1, 2, 3} <= {x.micro_batch for x in layouts(odd, 16)}
 

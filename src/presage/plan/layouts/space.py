@@ -147,14 +147,16 @@ class Space:
         return [True] if slots > layers else [False, True] if layers % slots else [False]
 
     def _shardings(self, f: Family) -> list[Sharding]:
-        """ZeRO's stages, FSDP that keeps gathered parameters or not, and FSDP within a node (HSDP). ZeRO's stages 2 and
-        3 go without a pipeline, as in DeepSpeed, which accumulates no gradients that are sharded."""
-        holders, near = f.dp * f.cp, self.job.platform.domain // f.tp
+        """ZeRO's stages, FSDP that keeps gathered parameters or not, FSDP within a node (HSDP), and the job's own. ZeRO's
+        stages 2 and 3 go without a pipeline unless the job's own does: DeepSpeed has no such plans."""
+        holders, near, p = f.dp * f.cp, self.job.platform.domain // f.tp, self.job.parallel
         if holders == 1:
             return [Sharding(0, False, 0)]
         found = [Sharding(z, False, 0) for z in range(4 if f.pp == 1 else 2)]
         found += [Sharding(2, True, 0), Sharding(3, True, 0)]
-        return found + ([Sharding(3, True, near)] if 1 < near < holders and not holders % near else [])
+        found += [Sharding(3, True, near)] if 1 < near < holders and not holders % near else []
+        own = Sharding(p.zero, p.fsdp, p.shard)
+        return found if own in found or (p.shard and holders % p.shard) else [*found, own]
 
     def _recomputes(self) -> list[Recompute]:
         """The usual ones, and the job's own."""
