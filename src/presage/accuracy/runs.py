@@ -2,7 +2,8 @@
 
 `step_time` is presage as it ships, whose few global efficiencies were fitted on the development rows of such a table;
 `step_time_left_out` is with efficiencies fitted without any row of that row's source. Sources that the fit never saw
-have one figure in both. `unfitted` is with every efficiency at what the laws alone say.
+have one figure in both. `step_time_unfitted` is what the laws alone say. Recommendation runs have a metric of their own:
+another kind of job (see docs/sharding.md), with no part in the fit.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ def score_runs(path: str | Path, tell: Tell = lambda _: None) -> Result:
 def _scored(line: int, row: Mapping[str, str]) -> tuple[list[Row], bool]:
     source, seconds = row["source_key"], run_seconds(row)
     if row["complete"] == "dlrm":
-        name, also = f"line {line}: {row['model']}", ("recommendation", f"GPU {row['gpu']}")
-        took = dlrm_seconds(row)
-        return [Row(m, source, name, took, seconds, also) for m in ("step_time", "step_time_left_out")], True
+        name = f"line {line}: {row['model']} on {row['n_gpus']} {row['gpu']}, batch {row['global_batch']}"
+        return [Row("step_time_recommendation", source, name, dlrm_seconds(row), seconds)], True
     job = job_of_run(row)
     name, also = _name(line, row, job), _groups(row, job)
     rows = [

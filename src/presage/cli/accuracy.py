@@ -23,6 +23,7 @@ KINDS = {
     "embeddings": "GROUPS.json: times of table-batched embedding lookups, forward and backward",
     "sharding": "PLACEMENTS.json: which of several measured placements of tables is predicted to be fastest",
     "ranks": "WORKLOADS.py RUNS.csv: predictions of published training runs on several GPUs",
+    "runs": "RUNS.csv: predictions of published training runs from their configurations, 1 to 10,000s of GPUs",
     "dlrm": "RUNS.csv: predictions of MLPerf's recommendation runs",
 }
 Tell = Callable[[str], None]
@@ -52,6 +53,9 @@ def command(
 
     ranks WORKLOADS.py RUNS.csv: the models of published training runs, built, captured and spread over their GPUs: step
     time and, where it is published, peak memory. Beside them the kernels alone, and with no overlap.
+
+    runs RUNS.csv: every row becomes a job: step time with the efficiencies that ship, with those fitted without the row's
+    source, and with none; peak memory where it is published; and how many runs would be called out of memory.
 
     dlrm RUNS.csv: MLPerf's DLRM-DCNv2 runs: the step without host time, with it, and what embeddings take of it.
 
@@ -143,6 +147,12 @@ def _ranks(paths: list[Path], out: Path | None, json: str | None, tell: Tell) ->
     _finish(score_ranks(*_pair(paths, "ranks"), tell), out, json)
 
 
+def _runs(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.runs import score_runs
+
+    _finish(score_runs(_one(paths, "runs"), tell), out, json)
+
+
 def _dlrm(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.dlrm import score_dlrm
     from presage.errors import PresageError
@@ -177,6 +187,7 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "embeddings": _embeddings,
     "sharding": _sharding,
     "ranks": _ranks,
+    "runs": _runs,
     "dlrm": _dlrm,
 }
 

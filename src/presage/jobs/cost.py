@@ -15,6 +15,7 @@ from presage.hardware import Gpu
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.groups import Groups, groups
 from presage.jobs.job import Job
+from presage.jobs.known import known_of, layer_key
 from presage.jobs.ops import Attend, Op, Product, Stream, Talk
 
 __all__ = ["Cost", "Pricer"]
@@ -87,6 +88,7 @@ class Pricer:
 
     def __init__(self, job: Job, efficiency: Efficiency) -> None:
         self.job, self.e = job, efficiency
+        self.known, self.layers = known_of(job, efficiency), layer_key(job)
         self.chip = Chip.of(job.platform.gpu)
         self.collectives = Collectives.of(job.platform)
         self.groups: Groups = groups(job)

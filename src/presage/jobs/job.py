@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from presage.hardware import Platform
 from presage.jobs.framework import Framework, Overlap
@@ -96,22 +97,27 @@ class Job:
     def stage_layers(self) -> tuple[tuple[int, ...], ...]:
         """How many layers each chunk of each stage has: [stage][chunk]."""
         p = self.parallel
-        slots = p.pp * p.virtual
-        counts = list(p.layers_as) or _dealt(self.model, slots, p.ends_as_layers)
-        return tuple(tuple(counts[chunk * p.pp + stage] for chunk in range(p.virtual)) for stage in range(p.pp))
+        return _stages(self.model.layers, self.model.predicted, p.pp, p.virtual, p.layers_as, p.ends_as_layers)
 
     def first_layer(self, stage: int, chunk: int) -> int:
         """The number of the first layer of a chunk of a stage."""
-        split, p = self.stage_layers(), self.parallel
-        before = [(s, c) for c in range(p.virtual) for s in range(p.pp) if (c, s) < (chunk, stage)]
-        return sum(split[s][c] for s, c in before)
+        p, split = self.parallel, self.stage_layers()
+        return sum(split[s][c] for c in range(chunk + 1) for s in range(stage if c == chunk else p.pp))
 
 
-def _dealt(model: Transformer, slots: int, ends: bool) -> list[int]:
+@lru_cache(4096)
+def _stages(
+    layers: int, predicted: int, pp: int, virtual: int, layers_as: tuple[int, ...], ends: bool
+) -> tuple[tuple[int, ...], ...]:
+    counts = list(layers_as) or _dealt(layers, predicted, pp * virtual, ends)
+    return tuple(tuple(counts[chunk * pp + stage] for chunk in range(virtual)) for stage in range(pp))
+
+
+def _dealt(layers: int, predicted: int, slots: int, ends: bool) -> list[int]:
     """As even as can be, the later slots with one less; embedding and head (with layers of its own, where further tokens
     are predicted) may take layers' places."""
-    last = 1 + model.predicted if ends else 0
-    total = model.layers + last + (1 if ends else 0)
+    last = 1 + predicted if ends else 0
+    total = layers + last + (1 if ends else 0)
     counts = [total // slots + (i < total % slots) for i in range(slots)]
     counts[0] -= 1 if ends else 0
     for i in reversed(range(slots)):  # from the end, where the last slot alone is too small

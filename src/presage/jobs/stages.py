@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.jobs.cost import Cost, Pricer
 from presage.jobs.ends import embedding_block, further_blocks, head_blocks
 from presage.jobs.job import Job, Recompute
 from presage.jobs.layer import layer_blocks
 from presage.jobs.ops import Block, Product
+from presage.jobs.transformer import Transformer
 
-__all__ = ["Chunk", "Passes", "chunks"]
+__all__ = ["Chunk", "Passes", "Stages", "chunks"]
 
 # Blocks that each name of selective recomputation stands for.
 MODULES = {
@@ -55,37 +61,91 @@ class Chunk:
 NOTHING = Passes(Cost(), Cost(), Cost())
 
 
-def chunks(job: Job, pricer: Pricer) -> list[list[Chunk]]:
-    """Of every stage. Layers of one kind cost the same."""
+class Dealt(NamedTuple):
+    """Which chunks are alike: the layers (number of the first of their kind, how many) and ends of each kind, and where
+    each is."""
+
+    kinds: tuple[tuple[tuple[tuple[int, int], ...], bool, bool], ...]
+    at: NDArray[np.int64]  # [stage, chunk]: the number of its kind
+    counts: NDArray[np.float64]  # [stage, kind]: how many
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """The chunks of all stages: the kinds there are, and which is where."""
+
+    kinds: tuple[Chunk, ...]
+    at: NDArray[np.int64]  # as in `Dealt`
+    counts: NDArray[np.float64]
+
+    def work(self, stage: int) -> tuple[Cost, Cost]:
+        """Of a microbatch on a stage: forward with what is done again, and backward."""
+        ahead = back = Cost()
+        for c, n in zip(self.kinds, self.counts[stage].tolist(), strict=True):
+            if n:
+                ahead, back = ahead + (c.passes.forward + c.passes.again) * n, back + c.passes.backward * n
+        return ahead, back
+
+    @cached_property
+    def busiest(self) -> tuple[Cost, Cost]:
+        """The work of the stage that computes most."""
+        each = [c.passes.forward.compute + c.passes.again.compute + c.passes.backward.compute for c in self.kinds]
+        return self.work(int(np.argmax(self.counts @ each)))
+
+
+def chunks(job: Job, pricer: Pricer) -> Stages:
+    """Of every stage. Plans that differ in schedule, sharding or replicas have the same."""
+    p = job.parallel
+    split = (p.pp, p.virtual, p.layers_as, p.ends_as_layers)
+    return pricer.known.get(("stages", pricer.layers, split, job.recompute), lambda: _chunks(job, pricer, split))
+
+
+def _chunks(job: Job, pricer: Pricer, split: tuple[Any, ...]) -> Stages:
+    kinds, at, counts = pricer.known.get(("dealt", split), lambda: _dealt(job))
+    return Stages(tuple(_chunk(job, pricer, *kind) for kind in kinds), at, counts)
+
+
+def _dealt(job: Job) -> Dealt:
+    """Layers of one kind cost the same, and so do chunks with as many of each."""
     p, split, m = job.parallel, job.stage_layers(), job.model
-    known: dict[tuple[bool, bool], Passes] = {}
-    out: list[list[Chunk]] = [[] for _ in range(p.pp)]
+    numbers = {_kind(m, i): i for i in reversed(range(m.layers))}
+    found: dict[Any, int] = {}
+    at = np.zeros((p.pp, p.virtual), np.int64)
     start = 0
     for chunk in range(p.virtual):
         for stage in range(p.pp):
-            count = split[stage][chunk]
-            kinds = Counter((m.has_experts(i), m.has_window(i)) for i in range(start, start + count))
-            total = NOTHING
-            for kind, times in kinds.items():
-                if kind not in known:
-                    number = next(i for i in range(start, m.layers) if (m.has_experts(i), m.has_window(i)) == kind)
-                    known[kind] = layer_passes(job, pricer, number)
-                total += known[kind] * times
+            end = start + split[stage][chunk]
+            kinds = Counter(numbers[_kind(m, i)] for i in range(start, end))
             first, last = stage == chunk == 0, stage == p.pp - 1 and chunk == p.virtual - 1
-            experts = sum(times for (has, _), times in kinds.items() if has)
-            out[stage].append(Chunk(count, experts, first, last, total + ends(job, pricer, first, last)))
-            start += count
-    return out
+            at[stage, chunk] = found.setdefault((tuple(sorted(kinds.items())), first, last), len(found))
+            start = end
+    counts = np.array([np.bincount(row, minlength=len(found)) for row in at], np.float64)
+    return Dealt(tuple(found), at, counts)
+
+
+def _chunk(job: Job, pricer: Pricer, layers: tuple[tuple[int, int], ...], first: bool, last: bool) -> Chunk:
+    """Of so many layers like each of these."""
+    total = NOTHING
+    for number, times in layers:
+        total += layer_passes(job, pricer, number) * times
+    experts = sum(times for number, times in layers if job.model.has_experts(number))
+    return Chunk(sum(times for _, times in layers), experts, first, last, total + ends(job, pricer, first, last))
+
+
+def _kind(m: Transformer, layer: int) -> tuple[bool, bool]:
+    return m.has_experts(layer), m.has_window(layer)
 
 
 def layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
-    blocks = layer_blocks(job, number)
-    done = [passes(pricer, b) for b in blocks]
-    again = Cost()
-    for block, one in zip(blocks, done, strict=True):
+    key = ("layer", pricer.layers, _kind(job.model, number), job.recompute)
+    return pricer.known.get(key, lambda: _layer_passes(job, pricer, number))
+
+
+def _layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
+    key = ("blocks", pricer.layers, _kind(job.model, number))
+    again, total = Cost(), NOTHING
+    for block, one in pricer.known.get(key, lambda: [(b, passes(pricer, b)) for b in layer_blocks(job, number)]):
         again += one.forward * repeated(job.recompute, block)
-    total = NOTHING
-    for one in done:
         total += one
     return Passes(total.forward, total.backward, again)
 
@@ -108,6 +168,13 @@ def repeated(r: Recompute, block: Block) -> float:
 
 
 def ends(job: Job, pricer: Pricer, first: bool, last: bool) -> Passes:
+    if not (first or last):
+        return NOTHING
+    key = ("ends", pricer.layers, first, last, job.recompute)
+    return pricer.known.get(key, lambda: _ends(job, pricer, first, last))
+
+
+def _ends(job: Job, pricer: Pricer, first: bool, last: bool) -> Passes:
     total = NOTHING
     if first:
         total += passes(pricer, embedding_block(job))

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from presage.costs.layer_host import LayerHost, layer_host
-from presage.jobs.cost import Cost, Pricer
-from presage.jobs.efficiency import Efficiency
+from presage.jobs.cost import Pricer
+from presage.jobs.efficiency import Efficiency, shipped
 from presage.jobs.job import Job
 from presage.jobs.layer import softmax_fused
-from presage.jobs.sharded import chunk_time
-from presage.jobs.stages import Chunk, chunks
+from presage.jobs.sharded import ChunkTime, chunk_time
+from presage.jobs.stages import Chunk, Stages, chunks
 from presage.jobs.traffic import exchange, exposed_gathers, exposed_reductions
-from presage.jobs.weights import weights
+from presage.jobs.weights import Weights, weights
 from presage.parallel.pipeline import Run, Schedule, run
 
-__all__ = ["Step", "step"]
+__all__ = ["Step", "least", "step"]
 
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
 UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "sgd": 22.0, "none": 0.0}
@@ -37,19 +38,33 @@ class Step:
 
 def step(job: Job, efficiency: Efficiency | None = None) -> Step:
     """Twice: at the full clock, and with what the power limit leaves of it."""
-    pricer = Pricer(job, efficiency or Efficiency())
-    plan = chunks(job, pricer)
-    host = layer_host_of(job)
-    first = composed(job, pricer, plan, host, 1.0)
-    slow = slowdown(job, pricer, plan, first.seconds)
-    return first if slow == 1.0 else composed(job, pricer, plan, host, slow)
+    pricer = Pricer(job, efficiency or shipped())
+    setting = Setting(job, pricer)
+    first = timed(setting, 1.0)
+    slow = slowdown(job, pricer, setting.plan, first.seconds)
+    return composed(setting, first if slow == 1.0 else timed(setting, slow), slow)
 
 
-def slowdown(job: Job, pricer: Pricer, plan: list[list[Chunk]], seconds: float) -> float:
+def least(job: Job, efficiency: Efficiency | None = None) -> float:
+    """Seconds that no step of the job can be below, for a fraction of a step's price: at the full clock, a stage's work
+    between the first forward pass that reaches it and the last backward pass that leaves it."""
+    p, pricer = job.parallel, Pricer(job, efficiency or shipped())
+    plan, host = chunks(job, pricer), layer_host_of(job)
+    times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
+    forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
+    busy = job.microbatches * (plan.counts @ (forward + backward))
+    way = forward[plan.at[:, 0]]
+    if p.schedule != "zero-bubble" or p.virtual > 1:  # where weight gradients may come last, nothing need follow them
+        way = way + backward[plan.at].min(axis=1)
+    longest = max(busy[0], (busy[1:] + np.cumsum(way)[:-1]).max(initial=0.0))
+    return float(longest + _update(job, pricer, plan, host))
+
+
+def slowdown(job: Job, pricer: Pricer, plan: Stages, seconds: float) -> float:
     """By the power limit, of the stage that computes most; the rest of the step is other work and waiting."""
-    ahead, back = max((_work(row) for row in plan), key=lambda w: w[0].compute + w[1].compute)
     if job.precision == "fp32":
         return 1.0  # no tensor cores
+    ahead, back = plan.busiest
     n, both = job.microbatches, ahead + back
     tensor = (both.product + both.attention) * n
     flops = {
@@ -60,14 +75,6 @@ def slowdown(job: Job, pricer: Pricer, plan: list[list[Chunk]], seconds: float) 
     return pricer.chip.slowdown(tensor, max(0.0, seconds - tensor), flops, both.nbytes * n)
 
 
-def _work(row: list[Chunk]) -> tuple[Cost, Cost]:
-    """Of a microbatch, forward (repeated parts too) and backward."""
-    ahead = back = Cost()
-    for c in row:
-        ahead, back = ahead + c.passes.forward + c.passes.again, back + c.passes.backward
-    return ahead, back
-
-
 def layer_host_of(job: Job) -> LayerHost:
     era = "a100" if job.platform.gpu.architecture in ("Volta", "Ampere", "Turing", "Pascal") else "h100"
     f, p = job.framework, job.parallel
@@ -75,24 +82,52 @@ def layer_host_of(job: Job) -> LayerHost:
     return layer_host(f.host, era, p.tp, p.sequence, job.model.experts is not None, fused, softmax_fused(job))
 
 
-def composed(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost, slow: float) -> Step:
-    p = job.parallel
-    passes = [[chunk_time(job, pricer, c, host, slow) for c in row] for row in plan]
-    forward = np.array([[x.forward for x in row] for row in passes])
-    backward = np.array([[x.backward for x in row] for row in passes])
-    kind = "interleaved" if p.virtual > 1 else p.schedule
-    weight = np.array([[x.weight for x in row] for row in passes]) if kind == "zero-bubble" else None
+class Setting:
+    """What of a step does not depend on the clock."""
+
+    def __init__(self, job: Job, pricer: Pricer) -> None:
+        p = job.parallel
+        self.job, self.pricer, self.plan, self.host = job, pricer, chunks(job, pricer), layer_host_of(job)
+        self.kind = "interleaved" if p.virtual > 1 else p.schedule
+        self.schedule = Schedule.of(self.kind, p.pp, job.microbatches, p.virtual)
+        self.send = _send(job, pricer)
+        self.sent = () if _by_layer(job) else _sent(job, pricer, self.plan)
+        self.tied = _tied(job, pricer)
+        self.update = _update(job, pricer, self.plan, self.host)
+
+
+class Timed(NamedTuple):
+    """A step at some clock."""
+
+    passes: list[ChunkTime]  # of each kind of chunk
+    forward: np.ndarray
+    backward: np.ndarray
+    done: Run
+    replicas: float
+    seconds: float
+
+
+def timed(s: Setting, slow: float) -> Timed:
+    job, at = s.job, s.plan.at
+    passes = [chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds]
+    forward = np.array([x.forward for x in passes])[at]
+    backward = np.array([x.backward for x in passes])[at]
+    weight = np.array([x.weight for x in passes])[at] if s.kind == "zero-bubble" else None
     if weight is not None:
         backward = backward - weight
-    send = _send(job, pricer)
-    done = run(Schedule.of(kind, p.pp, job.microbatches, p.virtual), forward, backward, weight, send, job.overlap.pipeline)
-    reduced, gathered = _replicas(job, pricer, plan, done, forward, backward)
-    update = _update(job, pricer, plan, host)
-    seconds = done.total + reduced + gathered + update
-    worst = int(np.argmax(done.busy))
-    parts = _parts(plan[worst], passes[worst], slow, job.microbatches)
-    parts |= {"bubble": max(0.0, done.total - sum(parts.values())), "dp": reduced + gathered, "optimizer": update}
-    return Step(seconds, parts, done, slow, forward, backward)
+    done = run(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
+    replicas = s.tied
+    if s.sent:
+        reduce, gather, parts = (x[at] for x in s.sent)
+        replicas += exposed_reductions(reduce, parts, done.last_backward, backward, done.total, job.overlap.gradients)
+        replicas += exposed_gathers(gather, parts, done.first_forward, forward, job.overlap.parameters)
+    return Timed(passes, forward, backward, done, replicas, done.total + replicas + s.update)
+
+
+def composed(s: Setting, t: Timed, slow: float) -> Step:
+    parts = _parts(s.plan, int(np.argmax(t.done.busy)), t.passes, slow, s.job.microbatches)
+    parts |= {"bubble": max(0.0, t.done.total - sum(parts.values())), "dp": t.replicas, "optimizer": s.update}
+    return Step(t.seconds, parts, t.done, slow, t.forward, t.backward)
 
 
 def _send(job: Job, pricer: Pricer) -> float:
@@ -108,45 +143,52 @@ def _send(job: Job, pricer: Pricer) -> float:
     return took
 
 
-def _replicas(job, pricer, plan, done, forward, backward) -> tuple[float, float]:
-    """Exposed seconds of gradients and of parameters."""
-    if job.parallel.zero == 3 or job.parallel.fsdp:
-        return 0.0, 0.0  # sent by layer, in each pass
-    reduced = gathered = 0.0
-    for s, row in enumerate(plan):
-        sent = [exchange(job, pricer, weights(job, c.layers, c.expert_layers, c.first, c.last)) for c in row]
-        reduced = max(reduced, exposed_reductions(sent, done.last_backward[s], backward[s], done.total, job.overlap.gradients))
-        gathered = max(gathered, exposed_gathers(sent, done.first_forward[s], forward[s], job.overlap.parameters))
-    m = job.model
-    if m.tied and job.parallel.pp > 1:
-        nbytes = m.vocab * m.hidden / job.parallel.tp * job.framework.reduce_bytes
-        reduced += pricer.talk_seconds("all_reduce", nbytes, "neighbour")
-    return reduced, gathered
+def _by_layer(job: Job) -> bool:
+    """Whether parameters and gradients are sent by layer, in each pass."""
+    return job.parallel.zero == 3 or job.parallel.fsdp
 
 
-def _update(job: Job, pricer: Pricer, plan: list[list[Chunk]], host: LayerHost) -> float:
+def _sent(job: Job, pricer: Pricer, plan: Stages) -> tuple[np.ndarray, ...]:
+    """Of each kind of chunk: seconds of its gradients' and its parameters' transfers, and their buckets."""
+    sent = [exchange(job, pricer, _weights(job, pricer, c)) for c in plan.kinds]
+    return tuple(np.array([float(getattr(x, name)) for x in sent]) for name in ("reduce", "gather", "parts"))
+
+
+def _tied(job: Job, pricer: Pricer) -> float:
+    """Gradients of weights that both ends use."""
+    m, p = job.model, job.parallel
+    if not m.tied or p.pp == 1 or _by_layer(job):
+        return 0.0
+    nbytes = m.vocab * m.hidden / p.tp * job.framework.reduce_bytes
+    return pricer.talk_seconds("all_reduce", nbytes, "neighbour")
+
+
+def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:
     """The optimizer, on the rank with most parameters of its own."""
     if job.optimizer == "none":
         return 0.0
-    most = 0.0
-    for row in plan:
-        shared = experts = 0.0
-        for c in row:
-            w = weights(job, c.layers, c.expert_layers, c.first, c.last)
-            shared, experts = shared + w.shared, experts + w.experts
-        if job.parallel.zero:
-            shared, experts = shared / job.sharding, experts / max(1, job.expert_dp)
-        most = max(most, shared + experts)
-    layers = max(sum(c.layers for c in row) for row in plan)
-    launched = (host.optimizer + layers * host.optimizer_layer)
+    parameters = np.array([_weights(job, pricer, c) for c in plan.kinds])
+    if job.parallel.zero:
+        parameters = parameters / (job.sharding, max(1, job.expert_dp))
+    most = float((plan.counts @ parameters.sum(axis=1)).max())
+    layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
+    launched = host.optimizer + layers * host.optimizer_layer
     return max(pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, 46.0) * most, 1, "optimizer"), launched)
 
 
-def _parts(row, passes, slow: float, microbatches: int) -> dict[str, float]:
+def _weights(job: Job, pricer: Pricer, c: Chunk) -> Weights:
+    p, kind = job.parallel, (c.layers, c.expert_layers, c.first, c.last)
+    key = ("weights", p.tp, p.ep, p.expert_tp, p.pp * p.virtual > 1, kind)
+    return pricer.known.get(key, lambda: weights(job, *kind))
+
+
+def _parts(plan: Stages, stage: int, passes: list[ChunkTime], slow: float, microbatches: int) -> dict[str, float]:
     """Seconds of a stage by kind of work."""
-    c = sum((x.passes.forward + x.passes.backward + x.passes.again for x in row), Cost()) * microbatches
-    waits = sum(x.waits for x in passes) * microbatches
-    host = sum(x.host for x in passes) * microbatches
+    ahead, back = plan.work(stage)
+    c = (ahead + back) * microbatches
+    counts = (plan.counts[stage] * microbatches).tolist()
+    waits = sum(n * x.waits for n, x in zip(counts, passes, strict=True))
+    host = sum(n * x.host for n, x in zip(counts, passes, strict=True))
     return {
         "products": c.product * slow, "attention": c.attention * slow, "streams": c.stream,
         "tp": c.tp, "cp": c.cp, "ep": c.ep, "sharding": waits, "host": host,

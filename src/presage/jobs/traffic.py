@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.engine.compiled import compiled
 from presage.jobs.cost import Pricer
 from presage.jobs.job import Job
 from presage.jobs.weights import Weights
 
 __all__ = ["Exchange", "exchange", "exposed_gathers", "exposed_reductions", "reduction"]
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +48,36 @@ def reduction(job: Job, pricer: Pricer, nbytes: float, over: str, beyond: str) -
     return took
 
 
-def exposed_reductions(
-    sent: Sequence[Exchange], done: Sequence[float], took: Sequence[float], end: float, beside: bool
-) -> float:
-    """How long after `end` a stage's last reduction ends: `done` is when the last backward pass of each chunk ends and
-    `took` how long it takes. Beside it, a bucket is sent as soon as it is full."""
-    if not beside:
-        return max(0.0, max(done) + sum(x.reduce for x in sent) - end)
-    at = 0.0
-    for x, when, long in sorted(zip(sent, done, took, strict=True), key=lambda row: row[1]):
-        at = max(at, when - long * (1 - 1 / x.parts)) + x.reduce
-        at = max(at, when + x.reduce / x.parts)
-    return max(0.0, at - end)
+@compiled
+def exposed_reductions(reduce: Floats, parts: Floats, done: Floats, took: Floats, end: float, beside: bool) -> float:
+    """How long after `end` the last reduction of any stage ends. Of every [stage, chunk]: seconds and buckets of its
+    reduction, when its last backward pass ends, how long that takes. Beside it, a bucket is sent as soon as it is
+    full."""
+    most = 0.0
+    for s in range(len(reduce)):
+        at = 0.0
+        if not beside:
+            at = done[s].max() + reduce[s].sum()
+        else:
+            for c in np.argsort(done[s], kind="mergesort"):
+                at = max(at, done[s, c] - took[s, c] * (1 - 1 / parts[s, c])) + reduce[s, c]
+                at = max(at, done[s, c] + reduce[s, c] / parts[s, c])
+        most = max(most, at - end)
+    return most
 
 
-def exposed_gathers(sent: Sequence[Exchange], starts: Sequence[float], took: Sequence[float], beside: bool) -> float:
-    """How much later a stage's first forward passes run because parameters are still on their way."""
-    if not beside:
-        return sum(x.gather for x in sent)
-    at, late = 0.0, 0.0
-    for x, when, long in sorted(zip(sent, starts, took, strict=True), key=lambda row: row[1]):
-        first = at + x.gather / x.parts
-        at += x.gather
-        late = max(late, first - when, at - x.gather / x.parts - when - long)
-    return max(0.0, late)
+@compiled
+def exposed_gathers(gather: Floats, parts: Floats, starts: Floats, took: Floats, beside: bool) -> float:
+    """How much later the first forward passes of any stage run because parameters are still on their way."""
+    late = 0.0
+    for s in range(len(gather)):
+        if not beside:
+            late = max(late, gather[s].sum())
+            continue
+        at = 0.0
+        for c in np.argsort(starts[s], kind="mergesort"):
+            one, begin = gather[s, c] / parts[s, c], starts[s, c]
+            late = max(late, at + one - begin)
+            at += gather[s, c]
+            late = max(late, at - one - begin - took[s, c])
+    return late

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from presage.jobs.job import Job
 from presage.jobs.memory.buffers import OLD, buffers, outside
@@ -11,9 +12,8 @@ from presage.jobs.memory.kept import kept_layer, number_bytes
 from presage.jobs.memory.loss import logits
 from presage.jobs.memory.shares import shares
 from presage.jobs.memory.state import state
-from presage.jobs.transformer import Experts
 
-__all__ = ["JobMemory", "StageMemory", "job_memory"]
+__all__ = ["JobMemory", "StageMemory", "job_memory", "most_needed"]
 
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
 # decoder steps on an H200 (data/h200_varied, gqa_*), ten that keep all activations and two that compute them again.
@@ -99,6 +99,16 @@ def job_memory(job: Job) -> JobMemory:
     return JobMemory(stages, float(job.platform.gpu.memory), _told(job))
 
 
+def most_needed(job: Job) -> float:
+    """What the worst stage cannot run without: `job_memory(job).needed`, of fewer stages. Of inner ones alike the first
+    holds most microbatches."""
+    common, layers, last = _Common(job), _layers(job), job.parallel.pp - 1
+    alike: dict[tuple[int, int], int] = {}
+    for number in range(1, last):
+        alike.setdefault(layers[number], number)
+    return max(common.stage(number, *layers[number]).needed for number in {0, last, *alike.values()})
+
+
 def _told(job: Job) -> str:
     """Megatron logs what is allocated, PyTorch's trainers what is reserved; before, one looked at nvidia-smi."""
     host = job.framework.host
@@ -107,25 +117,31 @@ def _told(job: Job) -> str:
     return "allocated" if host in ("megatron-core", "graph") else "reserved"
 
 
-def _layers(job: Job) -> list[tuple[int, int]]:
+def _layers(job: Job) -> tuple[tuple[int, int], ...]:
     """Of each stage: without experts, with them."""
-    split, x = job.stage_layers(), job.model.experts
-    if x is None:
-        return [(sum(counts), 0) for counts in split]
+    x = job.model.experts
+    return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)
+
+
+@lru_cache(4096)
+def _counted(split: tuple[tuple[int, ...], ...], dense: int, every: int) -> tuple[tuple[int, int], ...]:
+    """From the layers of each chunk of each stage; `every` is 0 where there are no experts."""
+    if not every:
+        return tuple((sum(counts), 0) for counts in split)
     out, start = [[0, 0] for _ in split], 0
-    for chunk in range(job.parallel.virtual):
+    for chunk in range(len(split[0])):
         for stage, counts in enumerate(split):
             end = start + counts[chunk]
-            moe = _moe_before(x, end) - _moe_before(x, start)
+            moe = _moe_before(dense, every, end) - _moe_before(dense, every, start)
             out[stage][0] += counts[chunk] - moe
             out[stage][1] += moe
             start = end
-    return [(dense, moe) for dense, moe in out]
+    return tuple((dense, moe) for dense, moe in out)
 
 
-def _moe_before(x: Experts, layers: int) -> int:
+def _moe_before(dense: int, every: int, layers: int) -> int:
     """How many of the first so many layers have experts."""
-    return -(-max(0, layers - x.dense_layers) // x.every)
+    return -(-max(0, layers - dense) // every)
 
 
 class _Common:

@@ -77,7 +77,7 @@ def knob(x: Layout, name: str) -> str:
 
 def sharding_word(x: Layout) -> str:
     if not x.fsdp:
-        return f"zero{x.zero}"
+        return f"zero{x.zero}/{x.shard}" if x.shard else f"zero{x.zero}"
     kind = f"hsdp{x.shard}" if x.shard else "fsdp"
     return kind if x.zero == 3 else f"{kind}-zero{x.zero}"
 

@@ -147,8 +147,8 @@ class Space:
         return [True] if slots > layers else [False, True] if layers % slots else [False]
 
     def _shardings(self, f: Family) -> list[Sharding]:
-        """ZeRO's stages, FSDP that keeps gathered parameters or not, FSDP within a node (HSDP), and the job's own. ZeRO's
-        stages 2 and 3 go without a pipeline unless the job's own does: DeepSpeed has no such plans."""
+        """ZeRO's stages, FSDP that keeps gathered parameters or not, FSDP within a node (HSDP), and the job's own.
+        ZeRO's stages 2 and 3 go without a pipeline unless they are the job's own: DeepSpeed has no such plans."""
         holders, near, p = f.dp * f.cp, self.job.platform.domain // f.tp, self.job.parallel
         if holders == 1:
             return [Sharding(0, False, 0)]
