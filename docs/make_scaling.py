@@ -76,7 +76,7 @@ def curves(model: Model, workers: int) -> dict[str, list[Point]]:
 
 
 def page(found: dict[str, dict[str, list[Point]]]) -> str:
-    lines = [HEAD, "", "![Scaling curves](scaling.svg)", ""]
+    lines = [HEAD, "", "![Scaling curves](scaling.svg)", "", DOTTED, ""]
     for model in MODELS:
         weak, strong = found[model.key]["weak"], found[model.key]["strong"]
         lines += [f"## {model.name}", "", *sentences(model, weak, strong), ""]
@@ -92,6 +92,8 @@ How far does a model scale, and with which plan? Each point below is a search of
 NVIDIA DGX H100 nodes, eight GPUs each, and the best plan found: see [plan](plan.md). The batch either grows with the
 GPUs (weak scaling) or stays (strong scaling). These are predictions; what they are worth is in
 [accuracy](accuracy.md). Failures and stragglers are not in them."""
+
+DOTTED = "Dotted: in proportion to the GPUs, from where a fixed batch makes best use of them."
 
 TAIL = """## How it was made
 

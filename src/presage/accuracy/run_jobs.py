@@ -56,7 +56,7 @@ def job_of_run(row: Row) -> Job:
     gpus = _whole(row, "n_gpus")
     micro = _whole(row, "micro_batch", 0)
     whole = _whole(row, "global_batch")
-    return Job(
+    made = Job(
         model=model,
         platform=platform,
         gpus=gpus,
@@ -71,6 +71,11 @@ def job_of_run(row: Row) -> Job:
         optimizer="none" if _summed(row) else "adam",
         name=row["model"],
     )
+    if made.dp < 1:
+        raise PresageError(f"gpus = tp x pp x cp x dp: {gpus} is less than {parallel.tp} x {parallel.pp} x {parallel.cp}")
+    if made.microbatches < 1:
+        raise PresageError(f"global_batch = micro_batch x dp x microbatches: {whole} is less than {micro} x {made.dp}")
+    return made
 
 
 def _summed(row: Row) -> bool:
@@ -148,8 +153,8 @@ def framework_of(row: Row, chip: Gpu) -> Framework:
         found = framework("torchtitan-eager" if "fsdp" in row["fsdp_zero"] else "megatron-core", chip)
     if re.search(r"cuda graph full", row["notes"]):
         found = replace(found, host="graph")
-    if re.search(r"dispatcher (hybridep|deepep)", row["notes"]):
-        found = replace(found, fused_dispatch=True)
+    said = bool(re.search(r"dispatcher (hybridep|deepep)", row["notes"]))
+    found = replace(found, fused_dispatch=said, two_step_dispatch=said)
     if _bare(row):
         found = replace(found, async_backward=False)
     if "titan" in text and re.search(r"2024", row.get("source_file", "")):  # its loss was not compiled then
@@ -199,10 +204,16 @@ def parallel_of(row: Row, software: Framework, model: Transformer) -> Parallel:
     etp = re.search(r"ETP=(\d+)", row["notes"])
     expert_tp = int(etp[1]) if etp else 1 if "bridge" in row["framework"].lower() else tp  # Megatron's default, or recipes'
     return Parallel(
-        tp=tp, sequence=tp > 1 and software.sequence, pp=pp, virtual=virtual if pp > 1 else 1, cp=cp, ep=ep,
+        tp=tp, sequence=tp > 1 and _by_sequence(row, software), pp=pp, virtual=virtual if pp > 1 else 1, cp=cp, ep=ep,
         expert_tp=expert_tp, zero=zero, fsdp=fsdp, shard=shard,
         ends_as_layers=_ends(row, pp * (virtual if pp > 1 else 1), model.predicted),
     )  # fmt: skip
+
+
+def _by_sequence(row: Row, software: Framework) -> bool:
+    """Sequence parallelism: as the row says, or as the framework does."""
+    said = re.search(r"(no|without|w/o)?\s*sequence.parallel", row["notes"].lower())
+    return software.sequence if said is None else not said[1]
 
 
 def _ends(row: Row, slots: int, predicted: int) -> bool:

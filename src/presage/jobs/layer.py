@@ -240,7 +240,8 @@ def expert_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     here_bytes = 2.0 * routed * s.width * s.bytes
     sorted_ = Stream(here_bytes, 2, "permute")
     fused = job.framework.fused_dispatch
-    out, back = (None if fused else Stream(share * moved, 3, "permute") for share in (1.5, 1.5))
+    # gathered by token; weighted, and added up by token with atomics
+    out, back = (None if fused else Stream(share * moved, 3, "permute") for share in (2.0, 3.2))
     blocks = [
         Block.of("router", [router, scores], [scores, router, router]),
         Block.of("dispatch", [out, spread, sorted_], [sorted_, spread, out]),
