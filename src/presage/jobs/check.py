@@ -10,7 +10,7 @@ __all__ = ["MODULES", "OPTIMIZERS", "check", "problems"]
 
 MODES = ("none", "selective", "full")
 MODULES = ("core_attn", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
-OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "lion", "muon", "adagrad")
+OPTIMIZERS = ("adam", "adamw", "adam-16bit", "sgd", "momentum", "lion", "muon", "adagrad", "none")
 NEEDED = {"tf32": "tf32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 SINCE = {"mxfp8": "Blackwell or CDNA 4", "nvfp4": "Blackwell"}  # where a peak alone does not tell
 MICROSCALING = ("Blackwell", "CDNA 4", "Rubin")

@@ -18,7 +18,7 @@ from presage.jobs.job import Job
 from presage.jobs.known import known_of, layer_key
 from presage.jobs.ops import Attend, Op, Product, Stream, Talk
 
-__all__ = ["Cost", "Pricer"]
+__all__ = ["Cost", "Pricer", "held"]
 
 USUALLY_HELD = 0.2  # of the multiprocessors, where channels are not known
 REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory by large products; rounds of tiles
@@ -77,9 +77,7 @@ def held(gpu: Gpu) -> float:
     except PresageError:
         used = round(USUALLY_HELD * gpu.sms)
     received = REACHED * (gpu.link or gpu.pcie)
-    beside = contention(
-        gpu, bytes_per_second=received, channels=used, computes=True, memory_share=DRAWN, waves=WAVES
-    )
+    beside = contention(gpu, bytes_per_second=received, channels=used, computes=True, memory_share=DRAWN, waves=WAVES)
     return 1 - 1 / beside.compute
 
 
@@ -96,12 +94,14 @@ class Pricer:
         self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
 
     def cost(self, ops: Iterable[Op]) -> Cost:
+        """Of all of them, one after the other."""
         total = Cost()
         for op in ops:
             total += self.one(op)
         return total
 
     def one(self, op: Op) -> Cost:
+        """Of one op."""
         if isinstance(op, Product):
             return self._product(op)
         if isinstance(op, Stream):
@@ -149,8 +149,8 @@ class Pricer:
 
     def _talk(self, op: Talk) -> Cost:
         alone = self.dispatch(op.nbytes) if op.over == "ep" else self.talk_seconds(op.op, op.nbytes, op.over)
-        left = self._left(op, alone)
-        return Cost(**{op.over: left}, talks=1)  # type: ignore[arg-type]
+        left = {op.over: self._left(op, alone)}
+        return Cost(tp=left.get("tp", 0.0), cp=left.get("cp", 0.0), ep=left.get("ep", 0.0), talks=1)
 
     def dispatch(self, nbytes: float) -> float:
         """Tokens to the ranks of their experts. In two steps a token crosses the network once for each domain that has
@@ -165,8 +165,8 @@ class Pricer:
         return float(max(across, within))
 
     def _left(self, op: Talk, alone: float) -> float:
-        """What is left of a transfer that runs beside a product or attention: cut into as many parts as there are ranks,
-        the first (or last) of which has nothing to hide behind; or as a whole, holding some multiprocessors."""
+        """What is left of a transfer that runs beside a product or attention: cut into as many parts as there are
+        ranks, the first (or last) of which has nothing to hide behind; or as a whole, holding some multiprocessors."""
         o, by = self.job.overlap, op.beside
         cut = o.tensor if op.over == "tp" else o.context
         if by is None or not (cut or (op.whole and self.job.framework.async_backward)):
@@ -174,5 +174,5 @@ class Pricer:
         cover = self._attend(by).attention if isinstance(by, Attend) else self._product_seconds(by)
         if not cut:
             return max(0.0, alone - cover) + self.held * min(alone, cover)
-        part = 1 / getattr(self.groups, op.over).ranks
+        part: float = 1 / getattr(self.groups, op.over).ranks
         return max(alone * part, alone - cover * (1 - part))

@@ -25,7 +25,7 @@ class Framework:
 
     key: str = "megatron-core"
     name: str = "Megatron-Core with Transformer Engine"
-    attention: str = "flash2"  # unfused, fused-softmax (Megatron's kernel), flash1, flash2, flash3 (cuDNN on Hopper and on)
+    attention: str = "flash2"  # unfused, fused-softmax (Megatron's kernel), flash1, flash2, flash3 (cuDNN since Hopper)
     compiled: bool = False  # pointwise chains are one kernel each (torch.compile, XLA)
     fused_norms: bool = True  # one kernel a normalisation
     dropout: bool = False  # of attention and of the residual stream

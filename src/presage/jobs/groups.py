@@ -1,4 +1,4 @@
-"""Which ranks talk to each other: the communicators of a job, tensor-parallel ranks next to each other, stages far apart."""
+"""Which ranks talk to each other: a job's communicators. Tensor-parallel ranks are neighbours, stages are far apart."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ __all__ = ["Groups", "groups"]
 
 
 class Groups(NamedTuple):
+    """By what their ranks share or split."""
+
     tp: Group
     cp: Group
     ep: Group
@@ -23,9 +25,11 @@ class Groups(NamedTuple):
 
 
 def groups(job: Job) -> Groups:
+    """Of a job on its platform."""
     p = job.parallel
-    domain = job.platform.domain
-    return _groups(domain, job.gpus, p.tp, p.cp, p.pp, p.ep, p.expert_tp, job.dp, job.sharding, job.expert_dp)
+    return _groups(
+        job.platform.domain, job.gpus, p.tp, p.cp, p.pp, p.ep, p.expert_tp, job.dp, job.sharding, job.expert_dp
+    )
 
 
 @lru_cache(4096)

@@ -114,8 +114,8 @@ def _stages(
 
 
 def _dealt(layers: int, predicted: int, slots: int, ends: bool) -> list[int]:
-    """As even as can be, the later slots with one less; embedding and head (with layers of its own, where further tokens
-    are predicted) may take layers' places."""
+    """As even as can be, the later slots with one less; embedding and head (with layers of its own, where further
+    tokens are predicted) may take layers' places."""
     last = 1 + predicted if ends else 0
     total = layers + last + (1 if ends else 0)
     counts = [total // slots + (i < total % slots) for i in range(slots)]

@@ -6,10 +6,12 @@ parallelism what lies between tensor-parallel blocks has only a part of the toke
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from presage.jobs.job import Job
 from presage.jobs.ops import Attend, Block, Op, Product, Stream, Talk
 
-__all__ = ["layer_blocks", "low_precision", "softmax_fused"]
+__all__ = ["Sizes", "layer_blocks", "linear", "low_precision", "norm", "softmax_fused"]
 
 LOW = ("fp8", "mxfp8", "nvfp4")
 UNFUSED = ("unfused", "fused-softmax")
@@ -22,26 +24,35 @@ def low_precision(kind: str) -> bool:
 
 def layer_blocks(job: Job, layer: int) -> tuple[Block, ...]:
     """Of one layer."""
-    sizes = Sizes(job)
-    sizes.window = job.model.window if job.model.has_window(layer) else 0
-    attention = latent_blocks(job, sizes) if job.model.latent else plain_blocks(job, sizes)
-    rest = expert_blocks(job, sizes) if job.model.has_experts(layer) else dense_blocks(job, sizes)
-    return (norm(job, sizes, "norm1"), *attention, residual(job, sizes), norm(job, sizes, "norm2"), *rest, residual(job, sizes))
+    m = job.model
+    s = Sizes.of(job)._replace(window=m.window if m.has_window(layer) else 0)
+    attention = latent_blocks(job, s) if m.latent else plain_blocks(job, s)
+    rest = expert_blocks(job, s) if m.has_experts(layer) else dense_blocks(job, s)
+    added = residual(job, s)
+    return norm(job, s, "norm1"), *attention, added, norm(job, s, "norm2"), *rest, added
 
 
-class Sizes:
-    """Numbers that many blocks need."""
+class Sizes(NamedTuple):
+    """Numbers that many blocks need, of one rank."""
 
-    __slots__ = ("between", "bytes", "head", "keys", "kind", "tokens", "tp", "width", "window")
+    tp: int
+    tokens: int
+    between: int  # tokens between tensor-parallel blocks
+    width: int
+    head: int  # heads of queries
+    keys: int  # heads of keys
+    window: int
+    kind: str
+    bytes: int  # of a number between products
 
-    def __init__(self, job: Job) -> None:
+    @staticmethod
+    def of(job: Job) -> Sizes:
         p, m = job.parallel, job.model
-        self.tp, self.tokens, self.width = p.tp, job.rank_tokens, m.hidden
-        self.between = self.tokens // p.tp if p.sequence else self.tokens  # tokens between tensor-parallel blocks
-        self.kind, self.window = job.precision, m.window
-        self.bytes = 4 if job.precision in ("fp32", "tf32") else 2
-        self.head = max(1, m.heads // p.tp)
-        self.keys = max(1, m.kv_heads // p.tp)
+        tokens = max(1, job.rank_tokens)
+        between = max(1, tokens // p.tp) if p.sequence else tokens
+        heads, keys = max(1, m.heads // p.tp), max(1, m.kv_heads // p.tp)
+        nbytes = 4 if job.precision in ("fp32", "tf32") else 2
+        return Sizes(p.tp, tokens, between, m.hidden, heads, keys, m.window, job.precision, nbytes)
 
 
 # ---- pieces
@@ -51,7 +62,8 @@ def norm(job: Job, s: Sizes, name: str) -> Block:
     """Reads and writes the activations once; in fp32 steps where it is not fused."""
     once = s.between * s.width * s.bytes
     passes, launches = (2.0, 1) if job.framework.fused_norms or job.framework.compiled else (8.0, 5)
-    return Block.of(name, [Stream(passes * once, launches, "norm")], [Stream((passes + 1) * once, launches + 1, "norm_backward")])
+    back = Stream((passes + 1) * once, launches + 1, "norm_backward")
+    return Block.of(name, [Stream(passes * once, launches, "norm")], [back])
 
 
 def residual(job: Job, s: Sizes) -> Block:
@@ -109,13 +121,13 @@ def plain_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     return (
         linear(job, s, "qkv", s.tokens, into, s.width, enters=True),
         Block.of("rope", [_pass(passes * rotated)], [_pass(passes * rotated)]),
-        *_core(job, s, m.head_dim, m.head_dim, s.keys),
+        _core(job, s, m.head_dim, m.head_dim, s.keys),
         linear(job, s, "proj", s.tokens, s.width, s.head * m.head_dim, leaves=True),
     )
 
 
 def latent_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
-    """Multi-head latent attention: narrow products that every tensor-parallel rank does, then wide ones cut by heads."""
+    """Multi-head latent attention: narrow products that every rank does, then wide ones cut by heads."""
     m = job.model
     assert m.latent is not None
     z = m.latent
@@ -134,29 +146,29 @@ def latent_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
         query,
         key,
         Block.of("rope", [Stream(2.0 * joined, 3)], [Stream(2.0 * joined, 3)]),
-        *_core(job, s, dim, z.value, s.head),
+        _core(job, s, dim, z.value, s.head),
         linear(job, s, "proj", s.tokens, s.width, s.head * z.value, leaves=True),
     )
 
 
-def _core(job: Job, s: Sizes, dim: int, value: int, keys: int) -> tuple[Block, ...]:
+def _core(job: Job, s: Sizes, dim: int, value: int, keys: int) -> Block:
+    """Attention itself."""
     style = job.framework.attention
     if style in UNFUSED:
-        return (_unfused(job, s, dim, value),)
+        return _unfused(job, s, dim, value)
     p, m = job.parallel, job.model
-    queries, seen, masked = job.sequence // p.cp, job.sequence, m.causal
+    queries, seen, masked = max(1, job.sequence // p.cp), job.sequence, m.causal
     if p.cp > 1 and m.causal:  # a rank has an early and a late part, so each sees half of the keys on average
-        seen, masked = min(seen // 2, s.window or seen), False
-    ahead, back = (
-        Attend(job.micro_batch, s.head, keys, queries, seen, dim, value, masked, s.window, b, style)
-        for b in (False, True)
-    )
+        seen, masked = min(max(1, seen // 2), s.window or seen), False
+    ahead = Attend(job.micro_batch, s.head, keys, queries, seen, dim, value, masked, s.window, False, style)
+    back = ahead._replace(backward=True)
     talk = _context(job, s, keys * (dim + value))
-    return (
-        Block.of("core_attn", [talk and talk._replace(beside=ahead), ahead], [
-            talk and talk._replace(nbytes=2 * talk.nbytes, beside=back), _pass(s.tokens * s.head * value * 2 * s.bytes), back
-        ]),
-    )  # fmt: skip
+    sums = _pass(s.tokens * s.head * value * 2 * s.bytes)  # of outputs times their gradients, by row
+    return Block.of(
+        "core_attn",
+        [talk and talk._replace(beside=ahead), ahead],
+        [talk and talk._replace(nbytes=2 * talk.nbytes, beside=back), sums, back],
+    )
 
 
 def _context(job: Job, s: Sizes, width: int) -> Talk | None:
@@ -168,24 +180,33 @@ def _context(job: Job, s: Sizes, width: int) -> Talk | None:
 
 def _unfused(job: Job, s: Sizes, dim: int, value: int) -> Block:
     """Scores as a matrix in memory: a product, a softmax, dropout, a product."""
-    queries, heads = job.sequence // job.parallel.cp, job.micro_batch * s.head
+    queries, keys, heads = max(1, job.sequence // job.parallel.cp), job.sequence, job.micro_batch * s.head
     kind = "bf16" if low_precision(s.kind) else s.kind
-    scores = float(heads) * queries * job.sequence
-    one = Product(queries, job.sequence, dim, kind, batch=heads)
-    two = Product(queries, value, job.sequence, kind, batch=heads)
-    fused = softmax_fused(job)
-    seen = 0.5 if fused and job.model.causal and not job.framework.compiled else 1.0  # Megatron's kernel skips masked scores
-    soft = Stream((1 + seen) * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
-    dropped = (2 * s.bytes + 1) * scores if job.framework.dropout else 0.0
+    scores = float(heads) * queries * keys
+    one = Product(queries, keys, dim, kind, batch=heads)
+    two = Product(queries, value, keys, kind, batch=heads)
+    ahead, back = _softmax(job, s, scores)
+    drop = _pass((2 * s.bytes + 1) * scores, "dropout") if job.framework.dropout else None
     moved = 2.0 * s.bytes * job.micro_batch * queries * s.head * dim
-    backs = [one._replace(n=dim, k=job.sequence), Product(job.sequence, dim, queries, kind, batch=heads),
-             two._replace(n=job.sequence, k=value), Product(job.sequence, value, queries, kind, batch=heads)]  # fmt: skip
-    soft_back = Stream((1 + 2 * seen) * s.bytes * scores, 1, "softmax") if fused else Stream((6 * s.bytes + 4) * scores, 4, "softmax")
+    heads_in, heads_out = Stream(2 * moved, 2, "copy"), Stream(moved, 1, "copy")
+    backs = [
+        one._replace(n=dim, k=keys),
+        Product(keys, dim, queries, kind, batch=heads),
+        two._replace(n=keys, k=value),
+        Product(keys, value, queries, kind, batch=heads),
+    ]
     return Block.of(
-        "core_attn",
-        [Stream(2 * moved, 2, "copy"), one, soft, _pass(dropped, "dropout"), two, Stream(moved, 1, "copy")],
-        [Stream(moved, 1, "copy"), *backs, _pass(dropped, "dropout"), soft_back, Stream(2 * moved, 2, "copy")],
+        "core_attn", [heads_in, one, ahead, drop, two, heads_out], [heads_out, *backs, drop, back, heads_in]
     )
+
+
+def _softmax(job: Job, s: Sizes, scores: float) -> tuple[Stream, Stream]:
+    """Forward and backward, of so many scores; Megatron's kernel skips those under a causal mask."""
+    if not softmax_fused(job):
+        plain = Stream((6 * s.bytes + 4) * scores, 4, "softmax")
+        return plain, plain
+    seen = 0.5 if job.model.causal and not job.framework.compiled else 1.0
+    return Stream((1 + seen) * s.bytes * scores, 1, "softmax"), Stream((1 + 2 * seen) * s.bytes * scores, 1, "softmax")
 
 
 def softmax_fused(job: Job) -> bool:
@@ -204,12 +225,16 @@ def _pass(nbytes: float, kind: str = "pointwise") -> Stream | None:
 
 
 def dense_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
-    m = job.model
-    width = m.ffn // s.tp
+    return feed_forward(job, s, "mlp", job.model.ffn)
+
+
+def feed_forward(job: Job, s: Sizes, name: str, ffn: int) -> tuple[Block, ...]:
+    """Two products with an activation between them, cut over tensor-parallel ranks."""
+    width = max(1, ffn // s.tp)
     return (
-        linear(job, s, "mlp_up", s.tokens, width * (2 if m.gated else 1), s.width, enters=True),
+        linear(job, s, f"{name}_up", s.tokens, width * (2 if job.model.gated else 1), s.width, enters=True),
         activation(job, s, s.tokens * width),
-        linear(job, s, "mlp_down", s.tokens, s.width, width, leaves=True),
+        linear(job, s, f"{name}_down", s.tokens, s.width, width, leaves=True),
     )
 
 
@@ -225,48 +250,34 @@ def activation(job: Job, s: Sizes, numbers: float) -> Block:
 
 def expert_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     """Router, dispatch, expert products, combine; shared experts beside them."""
-    m, p = job.model, job.parallel
-    e = m.experts
+    m, p, e = job.model, job.parallel, job.model.experts
     assert e is not None
-    tokens = s.between if p.sequence or p.tp == 1 else s.tokens // s.tp  # each rank routes its part
+    tokens = s.between if p.sequence or p.tp == 1 else max(1, s.tokens // s.tp)  # each rank routes its part
     routed = tokens * e.top_k * (e.capacity or e.imbalance)  # tokens that reach a rank's experts
-    here = max(1, e.experts // p.ep)
+    here, width = max(1, e.experts // p.ep), max(1, e.ffn // p.expert_tp)
     rows = max(1, round(routed * p.expert_tp / here / PADDED)) * PADDED
-    width = e.ffn // p.expert_tp
     router = Product(tokens, e.experts, s.width, "fp32" if s.bytes == 4 else "tf32")
     moved = tokens * e.top_k * s.width * s.bytes
     spread = Talk("all_to_all", float(routed * s.width * s.bytes), "ep") if p.ep > 1 else None
     scores = Stream(12.0 * tokens * e.experts, 8)
-    here_bytes = 2.0 * routed * s.width * s.bytes
-    sorted_ = Stream(here_bytes, 2, "permute")
+    ordered = Stream(2.0 * routed * s.width * s.bytes, 2, "permute")
     fused = job.framework.fused_dispatch
     # gathered by token; weighted, and added up by token with atomics
     out, back = (None if fused else Stream(share * moved, 3, "permute") for share in (2.0, 3.2))
     blocks = [
         Block.of("router", [router, scores], [scores, router, router]),
-        Block.of("dispatch", [out, spread, sorted_], [sorted_, spread, out]),
+        Block.of("dispatch", [out, spread, ordered], [ordered, spread, out]),
         experts(s, "moe_up", here, rows, width * (2 if m.gated else 1), s.width),
         activation(job, s, rows * here * width),
         experts(s, "moe_down", here, rows, s.width, width),
-        Block.of("combine", [sorted_, spread, back], [back, spread, sorted_]),
+        Block.of("combine", [ordered, spread, back], [back, spread, ordered]),
     ]
-    return tuple(blocks) + (shared(job, s, e.shared_ffn) if e.shared_ffn else ())
+    return (*blocks, *(feed_forward(job, s, "shared", e.shared_ffn) if e.shared_ffn else ()))
 
 
 def experts(s: Sizes, name: str, groups: int, rows: int, n: int, k: int) -> Block:
     """A linear layer of each expert of a rank."""
     forward = Product(rows, n, k, s.kind, groups)
-    return Block.of(
-        name,
-        [_cast(s, rows * groups * k), forward],
-        [_cast(s, rows * groups * n), Product(rows, k, n, s.kind, groups, along=False), Product(n, k, rows, s.kind, groups, sums=True, along=False)],
-    )
-
-
-def shared(job: Job, s: Sizes, ffn: int) -> tuple[Block, ...]:
-    width, gate = ffn // s.tp, 2 if job.model.gated else 1
-    return (
-        linear(job, s, "shared_up", s.tokens, width * gate, s.width, enters=True),
-        activation(job, s, s.tokens * width),
-        linear(job, s, "shared_down", s.tokens, s.width, width, leaves=True),
-    )
+    back = Product(rows, k, n, s.kind, groups, along=False)
+    weight = Product(n, k, rows, s.kind, groups, sums=True, along=False)
+    return Block.of(name, [_cast(s, rows * groups * k), forward], [_cast(s, rows * groups * n), back, weight])

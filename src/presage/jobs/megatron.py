@@ -383,7 +383,7 @@ def _framework(a: _Given) -> Table:
     if a.flag("enable_cuda_graph", "external_cuda_graph") or a.text("cuda_graph_impl") not in (None, "none"):
         out["host"] = "graph"
     if a.flag("moe_enable_deepep") or (a.text("moe_token_dispatcher_type") or "") == "flex":
-        out["two_step_dispatch"] = True
+        out |= {"two_step_dispatch": True, "fused_dispatch": True}
     elements = a.number("ddp_bucket_size")
     return out | ({"bucket_MB": elements * out.get("gradient_bytes", 4) / 1e6} if elements else {})
 

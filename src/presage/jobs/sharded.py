@@ -1,4 +1,4 @@
-"""A chunk's passes with what runs beside them: the host that launches, and gathers of sharded parameters (FSDP, ZeRO-3).
+"""A chunk's passes with what runs beside them: the host that launches, gathers of sharded parameters (FSDP, ZeRO-3).
 
 While a transfer runs beside compute it holds some multiprocessors, and compute gets on with the others.
 """
@@ -19,8 +19,8 @@ __all__ = ["ChunkTime", "chunk_time"]
 
 US = 1e-6
 GATHER = ("all_gather", "all_gather_copy_out", "reshard")  # hooks of FSDP in each pass
-# A forward pass whose layers will be repeated builds no graph for autograd: of its host time, measured with PyTorch 2.13
-# on a CPU (a GPT layer so small that only the host counts), this much is left.
+# A forward pass whose layers will be repeated builds no graph for autograd: of its host time, measured with PyTorch
+# 2.13 on a CPU (a GPT layer so small that only the host counts), this much is left.
 NO_GRAPH = 0.73
 PARAMETERS = 8  # tensors of a block
 
@@ -34,11 +34,14 @@ class ChunkTime:
     weight: float  # of the backward pass, what gradients of weights take
     waits: float  # for parameters and gradients on their way, and for multiprocessors that their transfers hold
     host: float  # for the host
+    hidden: float = 0.0  # of tokens' ways to experts, what runs beside compute
 
 
 def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
-    ahead = _beside_experts(job, pricer, c.passes.forward, slow)
-    back = _beside_experts(job, pricer, c.passes.backward + c.passes.again, slow)
+    """Of a chunk, with tensor-core kernels slowed down by the power limit."""
+    both = c.passes.forward, c.passes.backward + c.passes.again
+    hidden = [_hidden(job, pricer, cost, slow) for cost in both]
+    ahead, back = (cost.seconds(slow) - less for cost, less in zip(both, hidden, strict=True))
     gather, reduce = _transfers(job, pricer, c)
     taken, parts = pricer.held, max(1, c.layers)
     forward = max(gather, ahead + taken * gather) + gather / parts
@@ -47,16 +50,16 @@ def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float)
     waits = forward - ahead + backward - back
     launches = _host(job, c, host)
     late = [max(0.0, h - t) for h, t in zip(launches, (forward, backward), strict=True)]
-    return ChunkTime(forward + late[0], backward + late[1], c.passes.backward.weight * slow, waits, sum(late))
+    weight = c.passes.backward.weight * slow
+    return ChunkTime(forward + late[0], backward + late[1], weight, waits, sum(late), sum(hidden))
 
 
-def _beside_experts(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
-    """Seconds of a pass; tokens on their way to experts may run beside another microbatch's pass the other way."""
-    took = c.seconds(slow)
+def _hidden(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
+    """Of a pass, what tokens on their way to experts save beside another microbatch's pass the other way."""
     if not job.overlap.experts or not c.ep:
-        return took
-    hidden = min(c.ep, took - c.ep) * (1 - 1 / job.microbatches)
-    return took - hidden * (1 - pricer.held)
+        return 0.0
+    beside = min(c.ep, c.seconds(slow) - c.ep) * (1 - 1 / job.microbatches)
+    return beside * (1 - pricer.held)
 
 
 def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:

@@ -17,7 +17,9 @@ from presage.jobs.layer import layer_blocks
 from presage.jobs.ops import Block, Product
 from presage.jobs.transformer import Transformer
 
-__all__ = ["Chunk", "Passes", "Stages", "chunks"]
+__all__ = ["MODULES", "Chunk", "Passes", "Stages", "chunks", "repeated"]
+
+Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
 
 # Blocks that each name of selective recomputation stands for.
 MODULES = {
@@ -65,7 +67,7 @@ class Dealt(NamedTuple):
     """Which chunks are alike: the layers (number of the first of their kind, how many) and ends of each kind, and where
     each is."""
 
-    kinds: tuple[tuple[tuple[tuple[int, int], ...], bool, bool], ...]
+    kinds: tuple[Kind, ...]
     at: NDArray[np.int64]  # [stage, chunk]: the number of its kind
     counts: NDArray[np.float64]  # [stage, kind]: how many
 
@@ -109,7 +111,7 @@ def _dealt(job: Job) -> Dealt:
     """Layers of one kind cost the same, and so do chunks with as many of each."""
     p, split, m = job.parallel, job.stage_layers(), job.model
     numbers = {_kind(m, i): i for i in reversed(range(m.layers))}
-    found: dict[Any, int] = {}
+    found: dict[Kind, int] = {}
     at = np.zeros((p.pp, p.virtual), np.int64)
     start = 0
     for chunk in range(p.virtual):
@@ -137,6 +139,7 @@ def _kind(m: Transformer, layer: int) -> tuple[bool, bool]:
 
 
 def layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
+    """One microbatch through a layer."""
     key = ("layer", pricer.layers, _kind(job.model, number), job.recompute)
     return pricer.known.get(key, lambda: _layer_passes(job, pricer, number))
 
@@ -151,6 +154,7 @@ def _layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
 
 
 def passes(pricer: Pricer, block: Block) -> Passes:
+    """One microbatch through a block, nothing of it repeated."""
     return Passes(pricer.cost(block.forward), pricer.cost(block.backward).slower(pricer.backward), Cost())
 
 
@@ -168,6 +172,7 @@ def repeated(r: Recompute, block: Block) -> float:
 
 
 def ends(job: Job, pricer: Pricer, first: bool, last: bool) -> Passes:
+    """Embedding, head and loss, where a chunk has them."""
     if not (first or last):
         return NOTHING
     key = ("ends", pricer.layers, first, last, job.recompute)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from presage.costs.layer_host import LayerHost, layer_host
 from presage.jobs.cost import Pricer
@@ -20,8 +21,9 @@ from presage.parallel.pipeline import Run, Schedule, run
 
 __all__ = ["Step", "least", "step"]
 
+Floats = NDArray[np.float64]
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
-UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "sgd": 22.0, "none": 0.0}
+UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 22.0, "none": 0.0}
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Step:
     parts: dict[str, float]
     pipeline: Run
     slowdown: float  # of tensor-core kernels, by the power limit
-    forward: np.ndarray  # [stage, chunk] seconds of a microbatch
-    backward: np.ndarray
+    forward: Floats  # [stage, chunk] seconds of a microbatch
+    backward: Floats
 
 
 def step(job: Job, efficiency: Efficiency | None = None) -> Step:
     """Twice: at the full clock, and with what the power limit leaves of it."""
     pricer = Pricer(job, efficiency or shipped())
-    setting = Setting(job, pricer)
+    setting = Setting.of(job, pricer)
     first = timed(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
     return composed(setting, first if slow == 1.0 else timed(setting, slow), slow)
@@ -76,43 +78,61 @@ def slowdown(job: Job, pricer: Pricer, plan: Stages, seconds: float) -> float:
 
 
 def layer_host_of(job: Job) -> LayerHost:
+    """What its layers cost the host."""
     era = "a100" if job.platform.gpu.architecture in ("Volta", "Ampere", "Turing", "Pascal") else "h100"
     f, p = job.framework, job.parallel
     fused = f.attention not in ("unfused", "fused-softmax")
     return layer_host(f.host, era, p.tp, p.sequence, job.model.experts is not None, fused, softmax_fused(job))
 
 
-class Setting:
+class Sent(NamedTuple):
+    """Of each kind of chunk: seconds of its gradients' and its parameters' transfers, and their buckets."""
+
+    reduce: Floats
+    gather: Floats
+    parts: Floats
+
+
+class Setting(NamedTuple):
     """What of a step does not depend on the clock."""
 
-    def __init__(self, job: Job, pricer: Pricer) -> None:
-        p = job.parallel
-        self.job, self.pricer, self.plan, self.host = job, pricer, chunks(job, pricer), layer_host_of(job)
-        self.kind = "interleaved" if p.virtual > 1 else p.schedule
-        self.schedule = Schedule.of(self.kind, p.pp, job.microbatches, p.virtual)
-        self.send = _send(job, pricer)
-        self.sent = () if _by_layer(job) else _sent(job, pricer, self.plan)
-        self.tied = _tied(job, pricer)
-        self.update = _update(job, pricer, self.plan, self.host)
+    job: Job
+    pricer: Pricer
+    plan: Stages
+    host: LayerHost
+    schedule: Schedule
+    send: float  # seconds of activations from a stage to the next
+    sent: Sent | None  # between replicas after the last pass; None where each pass sends its own
+    tied: float  # seconds of gradients of weights that both ends use
+    update: float  # seconds of the optimizer
+
+    @staticmethod
+    def of(job: Job, pricer: Pricer) -> Setting:
+        p, plan, host = job.parallel, chunks(job, pricer), layer_host_of(job)
+        schedule = Schedule.of("interleaved" if p.virtual > 1 else p.schedule, p.pp, job.microbatches, p.virtual)
+        sent = None if _by_layer(job) else _sent(job, pricer, plan)
+        update = _update(job, pricer, plan, host)
+        return Setting(job, pricer, plan, host, schedule, _send(job, pricer), sent, _tied(job, pricer), update)
 
 
 class Timed(NamedTuple):
     """A step at some clock."""
 
     passes: list[ChunkTime]  # of each kind of chunk
-    forward: np.ndarray
-    backward: np.ndarray
+    forward: Floats  # [stage, chunk]
+    backward: Floats
     done: Run
-    replicas: float
+    replicas: float  # seconds of transfers between replicas that nothing hides
     seconds: float
 
 
 def timed(s: Setting, slow: float) -> Timed:
+    """With tensor-core kernels so many times as long."""
     job, at = s.job, s.plan.at
     passes = [chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds]
     forward = np.array([x.forward for x in passes])[at]
     backward = np.array([x.backward for x in passes])[at]
-    weight = np.array([x.weight for x in passes])[at] if s.kind == "zero-bubble" else None
+    weight = np.array([x.weight for x in passes])[at] if s.schedule.kind == "zero-bubble" else None
     if weight is not None:
         backward = backward - weight
     done = run(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
@@ -125,6 +145,7 @@ def timed(s: Setting, slow: float) -> Timed:
 
 
 def composed(s: Setting, t: Timed, slow: float) -> Step:
+    """The step, with where its seconds go: the bubble is what is left of the pipeline's."""
     parts = _parts(s.plan, int(np.argmax(t.done.busy)), t.passes, slow, s.job.microbatches)
     parts |= {"bubble": max(0.0, t.done.total - sum(parts.values())), "dp": t.replicas, "optimizer": s.update}
     return Step(t.seconds, parts, t.done, slow, t.forward, t.backward)
@@ -148,10 +169,9 @@ def _by_layer(job: Job) -> bool:
     return job.parallel.zero == 3 or job.parallel.fsdp
 
 
-def _sent(job: Job, pricer: Pricer, plan: Stages) -> tuple[np.ndarray, ...]:
-    """Of each kind of chunk: seconds of its gradients' and its parameters' transfers, and their buckets."""
+def _sent(job: Job, pricer: Pricer, plan: Stages) -> Sent:
     sent = [exchange(job, pricer, _weights(job, pricer, c)) for c in plan.kinds]
-    return tuple(np.array([float(getattr(x, name)) for x in sent]) for name in ("reduce", "gather", "parts"))
+    return Sent(*(np.array([float(getattr(x, name)) for x in sent]) for name in Sent._fields))
 
 
 def _tied(job: Job, pricer: Pricer) -> float:
@@ -177,6 +197,7 @@ def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:
 
 
 def _weights(job: Job, pricer: Pricer, c: Chunk) -> Weights:
+    """Parameters of a chunk; worked out once for all plans that have it."""
     p, kind = job.parallel, (c.layers, c.expert_layers, c.first, c.last)
     key = ("weights", p.tp, p.ep, p.expert_tp, p.pp * p.virtual > 1, kind)
     return pricer.known.get(key, lambda: weights(job, *kind))
@@ -187,9 +208,14 @@ def _parts(plan: Stages, stage: int, passes: list[ChunkTime], slow: float, micro
     ahead, back = plan.work(stage)
     c = (ahead + back) * microbatches
     counts = (plan.counts[stage] * microbatches).tolist()
-    waits = sum(n * x.waits for n, x in zip(counts, passes, strict=True))
-    host = sum(n * x.host for n, x in zip(counts, passes, strict=True))
+    each = list(zip(counts, passes, strict=True))
     return {
-        "products": c.product * slow, "attention": c.attention * slow, "streams": c.stream,
-        "tp": c.tp, "cp": c.cp, "ep": c.ep, "sharding": waits, "host": host,
-    }  # fmt: skip
+        "products": c.product * slow,
+        "attention": c.attention * slow,
+        "streams": c.stream,
+        "tp": c.tp,
+        "cp": c.cp,
+        "ep": c.ep - sum(n * x.hidden for n, x in each),
+        "sharding": sum(n * x.waits for n, x in each),
+        "host": sum(n * x.host for n, x in each),
+    }

@@ -27,6 +27,7 @@ class Exchange:
 
 
 def exchange(job: Job, pricer: Pricer, w: Weights) -> Exchange:
+    """Of a chunk with such weights, once a step."""
     f = job.framework
     reduce = reduction(job, pricer, w.shared * f.reduce_bytes, "shard", "replicas")
     reduce += reduction(job, pricer, w.experts * f.reduce_bytes, "expert_dp", "")
@@ -39,6 +40,8 @@ def exchange(job: Job, pricer: Pricer, w: Weights) -> Exchange:
 
 
 def reduction(job: Job, pricer: Pricer, nbytes: float, over: str, beyond: str) -> float:
+    """Seconds of gradients' reduction: over all ranks that hold them, or scattered over those that share a copy and
+    then reduced over the copies (`beyond`)."""
     if not job.parallel.zero:
         return pricer.talk_seconds("all_reduce", nbytes, "dp" if beyond else over)
     took = pricer.talk_seconds("reduce_scatter", nbytes, over)

@@ -15,10 +15,6 @@ class Weights(NamedTuple):
     shared: float  # reduced over all data-parallel ranks
     experts: float  # reduced over the copies of an expert
 
-    def __add__(self, o: object) -> Weights:
-        assert isinstance(o, Weights)
-        return Weights(self.shared + o.shared, self.experts + o.experts)
-
     @property
     def all(self) -> float:
         return self.shared + self.experts

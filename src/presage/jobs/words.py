@@ -121,6 +121,7 @@ class FrameworkWords(msgspec.Struct):
     p2p_syncs: bool | None = None
     bucket_MB: float | None = None
     two_step_dispatch: bool | None = None
+    fused_dispatch: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
 

@@ -11,6 +11,7 @@ __all__ = ["State", "state"]
 MOMENTS = {
     "adam": 8.0,
     "adamw": 8.0,
+    "adam-16bit": 4.0,  # everything in the weights' 16 bits, and no copy in fp32
     "lion": 4.0,
     "momentum": 4.0,
     "muon": 4.0,
@@ -55,7 +56,7 @@ def _whole(job: Job) -> tuple[float, float, float]:
     gradient = float(f.gradient_bytes)
     if f.host == "deepspeed" and p.zero <= 1 and job.precision == "bf16":
         gradient = 6.0  # its optimizer for bf16 adds up in fp32 what is there in bf16 too
-    return weight, gradient, moments + 4.0
+    return weight, gradient, moments + (0.0 if job.optimizer == "adam-16bit" else 4.0)
 
 
 def _cut(zero: int, weight: float, gradient: float, optimizer: float, ranks: int) -> tuple[float, float, float]:
