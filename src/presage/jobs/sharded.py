@@ -63,8 +63,9 @@ def _hidden(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
 
 
 def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:
-    """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them."""
-    if not (job.parallel.zero == 3 or job.parallel.fsdp):
+    """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them. Sharded gradients alone
+    (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
+    if job.parallel.zero < 2 and not job.parallel.fsdp:
         return 0.0, 0.0
     w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
     parts = max(1, c.layers)
@@ -73,7 +74,7 @@ def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:
     if w.experts:
         gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, "expert_dp")
         reduce += pricer.talk_seconds("reduce_scatter", w.experts * f.reduce_bytes, "expert_dp")
-    return gather, reduce
+    return (gather if job.parallel.zero == 3 or job.parallel.fsdp else 0.0), reduce
 
 
 def _host(job: Job, c: Chunk, host: LayerHost) -> tuple[float, float]:

@@ -27,10 +27,11 @@ class Exchange:
 
 
 def exchange(job: Job, pricer: Pricer, w: Weights) -> Exchange:
-    """Of a chunk with such weights, once a step."""
-    f = job.framework
-    reduce = reduction(job, pricer, w.shared * f.reduce_bytes, "shard", "replicas")
-    reduce += reduction(job, pricer, w.experts * f.reduce_bytes, "expert_dp", "")
+    """Of a chunk with such weights, once a step. With ZeRO-2 each pass sends its gradients itself."""
+    f, reduce = job.framework, 0.0
+    if job.parallel.zero < 2:
+        reduce = reduction(job, pricer, w.shared * f.reduce_bytes, "shard", "replicas")
+        reduce += reduction(job, pricer, w.experts * f.reduce_bytes, "expert_dp", "")
     gather = 0.0
     if job.parallel.zero:
         gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes, "shard")

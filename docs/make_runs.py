@@ -1,0 +1,313 @@
+"""Score predictions of public training runs, by all that may matter, and write docs/runs.md.
+
+python docs/make_runs.py ../shared
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from runs_text import BARS, CAUSES, CHOSEN, FITTED, INTRO, PEERS, RECOMMEND, TWINS, WHAT, WORST
+
+from presage.accuracy.public_table import read_table
+from presage.accuracy.run_jobs import job_of_run
+from presage.accuracy.runs import COLUMNS, score_runs
+from presage.accuracy.score import Result, Row, Score, score
+from presage.jobs.efficiency import left_out, shipped
+from presage.jobs.memory import job_memory
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = Path(__file__).with_name("runs.md")
+GIB = 1024.0**3
+LEFT, SHIPPED, LAWS = "step_time_left_out", "step_time", "step_time_unfitted"
+PRIORS = (0.05, 0.10, 0.15, 0.25, 100.0)
+HEAD = "| {} | n | MAPE | median | p90 | max | bias | as shipped | laws alone |\n|---|---|---|---|---|---|---|---|---|"
+Table = Mapping[int, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Rows that are one job to presage."""
+
+    source: str
+    name: str
+    rows: tuple[Row, ...]
+
+    @property
+    def worst(self) -> Row:
+        return max(self.rows, key=lambda r: abs(r.error))
+
+    @property
+    def floor(self) -> float:
+        """The mean error of the best guess there could be for all of them, their geometric mean."""
+        measured = np.array([r.measured for r in self.rows])
+        return float(np.abs(np.exp(np.log(measured).mean()) / measured - 1).mean())
+
+
+# ---- tables of scores
+
+
+def percent(x: float, sign: bool = False) -> str:
+    return f"{100 * x:+.1f}%" if sign else f"{100 * x:.1f}%"
+
+
+def cells(rows: Iterable[Row]) -> str:
+    s = score(rows)
+    sizes = (percent(x) for x in (s.mape, s.median, s.p90, s.max))
+    return " | ".join([str(s.n), *sizes, percent(s.bias, sign=True)])
+
+
+def of(result: Result, metric: str) -> list[Row]:
+    return [r for r in result.rows if r.metric == metric]
+
+
+def scored(name: str, result: Result, keep: Mapping[str, object] | set[str]) -> str:
+    """A line for the rows whose names are kept: left out, as shipped, and by the laws alone."""
+    left, ships, laws = ([r for r in of(result, m) if r.name in keep] for m in (LEFT, SHIPPED, LAWS))
+    return f"| {name} | {cells(left)} | {percent(score(ships).mape)} | {percent(score(laws).mape)} |"
+
+
+def grouped(what: str, result: Result, groups: Mapping[str, set[str]]) -> Iterator[str]:
+    yield HEAD.format(what)
+    for name, names in groups.items():
+        yield scored(name, result, names)
+
+
+def named(result: Result, wanted: re.Pattern[str]) -> dict[str, set[str]]:
+    """Names of rows by those of their groups that the pattern fits, the largest first."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for r in of(result, LEFT):
+        for group in r.also:
+            if wanted.match(group):
+                found[group.removeprefix("GPU ")].add(r.name)
+    return dict(sorted(found.items(), key=lambda kv: -len(kv[1])))
+
+
+def line_of(name: str) -> int:
+    return int(re.findall(r"\d+", name)[0])
+
+
+def by_software(result: Result, table: Table) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for r in of(result, LEFT):
+        row = table[line_of(r.name)]
+        found[job_of_run(row).framework.key].add(r.name)
+    return dict(sorted(found.items(), key=lambda kv: -len(kv[1])))
+
+
+# ---- sources and bars
+
+
+def sources(result: Result) -> list[str]:
+    return list(dict.fromkeys(r.group for r in of(result, LEFT)))
+
+
+def of_source(result: Result, metric: str, source: str) -> Score:
+    return score(r for r in of(result, metric) if r.group == source)
+
+
+def source_table(result: Result, table: Table) -> Iterator[str]:
+    yield "| source | what | n | MAPE | median | p90 | max | bias | as shipped | laws alone | bar | others' errors |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    for source in sources(result):
+        rows = [r for r in of(result, LEFT) if r.group == source]
+        others = [percent(of_source(result, m, source).mape) for m in (SHIPPED, LAWS)]
+        bar, peers = verdict(score(rows).mape, BARS.get(source)), "; ".join([*PEERS.get(source, ()), *own(source, table)])
+        yield f"| {source} | {WHAT.get(source, '')} | {cells(rows)} | {' | '.join(others)} | {bar} | {peers} |"
+    every = {r.name for r in of(result, LEFT)}
+    yield scored("all |", result, every).replace("all | |", "all | |") + " | |"
+
+
+def verdict(found: float, bar: float | None) -> str:
+    if bar is None:
+        return ""
+    return f"{100 * bar:.0f}%" if found <= bar else f"{100 * bar:.0f}%, **missed**"
+
+
+def own(source: str, table: Table) -> Iterator[str]:
+    """The error of the tool that published a measurement, where the table has what it predicted."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in table.values():
+        said = re.search(r"(\w+) predicted ([\d.]+) ms", row["notes"]) if row["source_key"] == source else None
+        if said:
+            found[said[1]].append(abs(float(said[2]) / 1e3 / float(row["step_time_s"]) - 1))
+    for tool, errors in found.items():
+        yield f"{tool} itself {percent(float(np.mean(errors)))} on these {len(errors)}"
+
+
+def bars(result: Result, refused: list[str]) -> Iterator[str]:
+    s, memory = score(of(result, LEFT)), score(of(result, "peak_memory"))
+    missed = [f"{k} ({percent(of_source(result, LEFT, k).mape)}, bar {percent(b)})" for k, b in BARS.items()
+              if of_source(result, LEFT, k).mape > b]  # fmt: skip
+    yield f"- {s.n} rows, their source left out of the fit: median {percent(s.median)} (bar 8%), MAPE {percent(s.mape)} (bar 11%)."
+    yield f"- Bars of sources: {len(BARS) - len(missed)} of {len(BARS)} met" + (f"; missed: {', '.join(missed)}." if missed else ".")
+    yield f"- Peak memory: MAPE {percent(memory.mape)} over {memory.n} rows that state it (bar 6%)."
+    yield f"- Runs that are called out of memory though they ran (bar: none): {'; '.join(refused) or 'none'}."
+
+
+# ---- the fit
+
+
+def factors(result: Result) -> Iterator[str]:
+    yield "| fitted without | products | those of the backward pass, on top |\n|---|---|---|"
+    for name, e in (("nothing: as shipped", shipped()), *((s, left_out(s)) for s in sources(result))):
+        yield f"| {name} | {e.product:.3f} | {e.backward:.3f} |"
+
+
+def fit_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fit_runs", ROOT / "tools" / "fit_runs.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def priors(path: Path) -> Iterator[str]:
+    """Left-out errors with other widths of the prior, linearised about the fit that ships."""
+    fit = fit_tool()
+    kept = fit.read(path)
+    fit.MOST = sys.maxsize
+    rows = fit.read(path)
+    x = np.log([shipped().product, shipped().backward])
+    some, every = fit.linear(kept, x), fit.linear(rows, x)
+    shown = [s for s in BARS if any(s == r[0] for r in rows)]
+    yield f"| width | products | backward | median | MAPE | {' | '.join(shown)} |"
+    yield "|" + "---|" * (5 + len(shown))
+    for width in PRIORS:
+        fit.PRIOR = width
+        whole = fit.factors(fit.solved(kept, *some, x, ""))
+        yield f"| {width if width < 10 else 'none'} | {whole[0]:.3f} | {whole[1]:.3f} | " + prior_cells(
+            errors_left_out(fit, kept, some, rows, every, x), shown
+        )
+
+
+def errors_left_out(fit: ModuleType, kept: list, some: tuple, rows: list, every: tuple, x: np.ndarray) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    found = {}
+    for source in dict.fromkeys(r[0] for r in rows):
+        at = fit.solved(kept, *some, x, source)
+        mine = np.array([r[0] == source for r in rows])
+        found[source] = np.abs(np.exp(every[0][mine] + every[1][mine] @ (at - x)) - 1)
+    return found
+
+
+def prior_cells(found: Mapping[str, np.ndarray], shown: list[str]) -> str:
+    whole = np.concatenate(list(found.values()))
+    marks = [(float(np.median(whole)), 0.08), (float(whole.mean()), 0.11)]
+    marks += [(float(found[s].mean()), BARS[s]) for s in shown]
+    return " | ".join(percent(v) if v <= bar else f"**{percent(v)}**" for v, bar in marks) + " |"
+
+
+# ---- one job, many rows
+
+
+def twins(result: Result) -> list[Twins]:
+    found: dict[tuple[str, str, float], list[Row]] = defaultdict(list)
+    for r in of(result, LEFT):
+        found[r.group, r.name.split(": ", 1)[1], r.predicted].append(r)
+    return [Twins(source, name, tuple(rows)) for (source, name, _), rows in found.items()]
+
+
+def twin_table(result: Result) -> Iterator[str]:
+    yield "| source | jobs with more than one row | rows | slowest over fastest, median | most | best possible MAPE | presage's |"
+    yield "|---|---|---|---|---|---|---|"
+    many = [t for t in twins(result) if len(t.rows) > 1]
+    for source in dict.fromkeys(t.source for t in many):
+        mine = [t for t in many if t.source == source]
+        rows = [r for t in mine for r in t.rows]
+        apart = [max(r.measured for r in t.rows) / min(r.measured for r in t.rows) for t in mine]
+        floor = sum(t.floor * len(t.rows) for t in mine) / len(rows)
+        numbers = f"{np.median(apart):.2f} | {max(apart):.2f} | {percent(floor)} | {percent(score(rows).mape)}"
+        yield f"| {source} | {len(mine)} | {len(rows)} | {numbers} |"
+
+
+def worst(result: Result, most: int = 10) -> Iterator[str]:
+    yield "| source | job | rows | predicted | measured | error | why |\n|---|---|---|---|---|---|---|"
+    for t in sorted(twins(result), key=lambda t: -abs(t.worst.error))[:most]:
+        r = t.worst
+        times = f"{r.predicted:.3g} s | {r.measured:.3g} s | {percent(r.error, sign=True)}"
+        yield f"| {t.source} | {t.name} (line {line_of(r.name)}) | {len(t.rows)} | {times} | {cause(t)} |"
+
+
+def cause(t: Twins) -> str:
+    return next((text for pattern, text in CAUSES if re.search(pattern, f"{t.source} {t.name}")), "not looked into")
+
+
+def biases(result: Result) -> str:
+    """Sources on A100s, whose errors no pair of factors makes small in all."""
+    names = [s for s in sources(result) if all("A100" in r.also[0] for r in of(result, LEFT) if r.group == s)]
+    return ", ".join(f"{s} {percent(of_source(result, LEFT, s).bias, sign=True)}" for s in names)
+
+
+def better_alone(result: Result) -> str:
+    names = [s for s in sources(result) if of_source(result, LAWS, s).mape < of_source(result, LEFT, s).mape - 1e-4]
+    return ", ".join(names) or "none"
+
+
+# ---- memory, skipped rows
+
+
+def memory_table(result: Result) -> Iterator[str]:
+    rows = of(result, "peak_memory")
+    yield "| source | n | MAPE | median | p90 | max | bias |\n|---|---|---|---|---|---|---|"
+    for source in dict.fromkeys(r.group for r in rows):
+        yield f"| {source} | {cells(r for r in rows if r.group == source)} |"
+    yield f"| all | {cells(rows)} |"
+
+
+def called_full(result: Result, table: Table) -> list[str]:
+    """Rows whose job does not fit, by what is predicted."""
+    out = []
+    for r in of(result, SHIPPED):
+        m = job_memory(job_of_run(table[line_of(r.name)]))
+        if not m.fits:
+            have = (m.needed + m.margin) / GIB
+            out.append(f"{r.group} {r.name}: {m.needed / GIB:.1f} GiB needed of {have:.1f}")
+    return out
+
+
+def skipped(result: Result) -> Iterator[str]:
+    for reason, n in Counter(s.reason for s in result.skipped).most_common():
+        yield f"- {n}: {reason}"
+
+
+# ---- the page
+
+
+def page(path: Path) -> Iterator[str]:
+    result, table = score_runs(path), dict(read_table(path, COLUMNS))
+    refused = called_full(result, table)
+    yield from (INTRO, *bars(result, refused), "", "## By source", "", *source_table(result, table), "")
+    yield from (f"On A100s alone the sources disagree: {biases(result)} (bias). No factor that is the same for all makes", "them agree. ")
+    yield from (f"Closer without the fitted factors: {better_alone(result)}.", "")
+    yield from ("## What is fitted", "", FITTED, "", *factors(result), "")
+    yield from ("## What was chosen with errors in view", "", CHOSEN, "", *priors(path), "")
+    for title, pattern in (("GPU", r"GPU "), ("scale", r".*\d GPUs$"), ("kind of model", r"MoE|dense")):
+        yield from (f"## By {title}", "", *grouped(title, result, named(result, re.compile(pattern))), "")
+    yield from ("## By software, as presage takes it", "", *grouped("software", result, by_software(result, table)), "")
+    yield from ("## Rows that are one job", "", TWINS, "", *twin_table(result), "")
+    yield from ("## The ten worst jobs", "", WORST, "", *worst(result), "")
+    yield from ("## Peak memory", "", *memory_table(result), "")
+    yield from ("## Left out", "", *skipped(result), "")
+    rec = of(result, "step_time_recommendation")
+    yield from ("## Recommendation runs", "", RECOMMEND, "", "| source | n | MAPE | median | p90 | max | bias |")
+    yield from ("|---|---|---|---|---|---|---|", f"| mlperf_dlrm | {cells(rec)} |")
+
+
+def main() -> None:
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared") / "runs" / "public_runs.csv"
+    if not path.is_file():
+        sys.exit(f"no table of public runs at {path}")
+    PAGE.write_text("\n".join(line.rstrip() for line in page(path)) + "\n", encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
+
+
+if __name__ == "__main__":
+    main()
