@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.accuracy.public_table import read_table
-from presage.accuracy.run_jobs import job_of_run, run_seconds
+from presage.accuracy.public_table import read_table, run_seconds
+from presage.accuracy.run_jobs import job_of_run
 from presage.accuracy.runs import COLUMNS
 from presage.errors import PresageError
 from presage.jobs.efficiency import Efficiency

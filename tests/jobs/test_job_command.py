@@ -28,7 +28,7 @@ def test_the_answer_comes_first() -> None:
     model, spread, answer, *_ = text.splitlines()
     assert model == "llama3.1-405b, 405.9 B parameters, on 16,384 x NVIDIA H100 SXM 80 GB (dgx-h100)"
     assert spread.startswith(
-        "tp 8 with sequence parallel, pp 16 x 8 chunks, dp 128, ZeRO-2, 16 microbatches of 1 x 8,192"
+        "tp 8 with sequence parallel, pp 8 x 8 chunks, cp 2, dp 128, ZeRO-1, 16 microbatches of 1 x 8,192"
     )
     assert "tokens/s/GPU, MFU" in answer
     assert "fit" in answer
@@ -59,8 +59,8 @@ def test_keys_said_anew() -> None:
         (["--set", "parallel.tpp=8"], "parallel.tpp: is not known here: did you mean 'tp'?"),
         (["--set", "tp=8"], "tp: is not known here: it belongs in"),
         (["--set", "parallel.tp=many"], "parallel.tp"),
-        (["--set", "parallel.tp=3"], "gpus = tp x pp x cp x dp: 16384 is no multiple of 3 x 16 x 1 = 48"),
-        (["--gpus", "100"], "gpus = tp x pp x cp x dp: 100 is no multiple of 8 x 16 x 1 = 128"),
+        (["--set", "parallel.tp=3"], "gpus = tp x pp x cp x dp: 16384 is no multiple of 3 x 8 x 2 = 48"),
+        (["--gpus", "100"], "gpus = tp x pp x cp x dp: 100 is no multiple of 8 x 8 x 2 = 128"),
         (["--set", "cluster.gpu=h100"], "give platform or gpu, not both"),
         (["--pue", "0.3"], "pue >= 1: it is 0.3"),
         (["--set", "cluster.power_W=much"], "cluster.power_W"),
@@ -107,7 +107,7 @@ def test_the_timeline(tmp_path: Path) -> None:
     assert "open it at ui.perfetto.dev" in text
     events = json.loads(out.read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert {"stage 0 (7 layers)", "stage 15 (7 layers)"} <= names
+    assert {"stage 0 (15 layers)", "stage 7 (15 layers)"} <= names
     drawn = {e["name"] for e in events if e["ph"] == "X"}
     assert {"F0.0", "B15.7", "optimizer"} <= drawn
 

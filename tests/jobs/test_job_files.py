@@ -43,8 +43,8 @@ def test_a_large_job_is_what_its_file_says() -> None:
     job = read_transformer_job(ROOT / "examples" / "jobs" / "llama3.1-405b.toml")
     assert (job.dp, job.microbatches, job.platform.key) == (128, 16, "dgx-h100")
     assert job.parallel.sequence and job.parallel.schedule == "interleaved" and job.overlap.tensor
-    assert [len(set(s)) for s in job.stage_layers()] == [2] + [1] * 14 + [2]  # the ends have a chunk without a layer
-    assert job.framework.key == "megatron-core" and job.framework.attention == "flash3"
+    assert [len(set(s)) for s in job.stage_layers()] == [2] + [1] * 6 + [2]  # the ends have a chunk with a layer less
+    assert job.framework.key == "nemo" and job.framework.attention == "flash3"
 
 
 def test_defaults_where_little_is_said(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from presage.plan.layouts.written import cluster_beside, job_toml
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 LLAMA = JOBS / "llama3.1-405b.toml"
 plan = runner(command)
-KEPT = "tp=8,cp=1,micro_batch=1,sharding=zero1,virtual=8,virtual=1"
+KEPT = "tp=8,cp=1,cp=2,micro_batch=1,sharding=zero1,virtual=8,virtual=1"
 QUICK = ("--gpus", "1024", "--keep", KEPT)
 
 
@@ -41,7 +41,7 @@ def test_the_best_comes_first_and_is_explained() -> None:
     assert "legal plans" in counts and "need more memory" in counts and "were priced" in counts
     for title in ("Best plans", "Time against memory", "The best plan with each choice"):
         assert title in text
-    for sentence in ("The runner-up (", "of the step is compute", "Memory ", "the job's own: tp8 pp16 v8 ends dp8"):
+    for sentence in ("The runner-up (", "of the step is compute", "Memory ", "the job's own: tp8 cp2 pp8 v8 ends dp8"):
         assert sentence in text
 
 
@@ -52,11 +52,11 @@ def test_json_has_all_of_it() -> None:
     times = [p["step_ms"] for p in value["best"]]
     assert times == sorted(times)
     first, counts = value["best"][0], value["counts"]
-    assert first["tp"] == 8 and first["dp"] * first["pp"] * 8 == 1024 and first["recompute"] in first["plan"]
+    assert first["tp"] == 8 and first["dp"] * first["pp"] * first["cp"] * 8 == 1024 and first["recompute"] in first["plan"]
     assert sum(first["breakdown_ms"].values()) == pytest.approx(first["step_ms"], rel=1e-6)
     assert counts["legal"] == counts["too_large"] + counts["set_aside"] + counts["priced"]
     assert value["front"][0]["step_ms"] == pytest.approx(first["step_ms"])
-    assert value["own"]["pp"] == 16 and value["explanation"]
+    assert value["own"]["pp"] == 8 and value["explanation"]
 
 
 def test_the_plan_written_is_the_plan_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from presage.accuracy.public_table import platform_name, read_table
+from presage.accuracy.public_table import count, platform_name, read_table, run_seconds
 from presage.accuracy.score import Result, Row, Skipped
 from presage.errors import InputError, PresageError
 from presage.jobs.dlrm import DlrmJob
@@ -25,7 +25,7 @@ __all__ = ["dlrm_seconds", "mlperf_job", "score_dlrm"]
 
 Tell = Callable[[str], None]
 SOURCE = "mlperf_dlrm"
-COLUMNS = ("source_key", "gpu", "n_gpus", "global_batch")
+COLUMNS = ("source_key", "gpu", "gpus_per_node", "n_gpus", "global_batch", "step_time_s", "step_time_s_derived")
 NO_HOST = 1e-3
 SEARCH, BRIEF = 20.0, 3.0  # seconds at most
 
@@ -102,9 +102,5 @@ def _read(path: Path) -> list[tuple[int, Mapping[str, str]]]:
 
 
 def _run(line: int, row: Mapping[str, str]) -> _Run:
-    try:
-        node, ranks, batch = (int(row[k]) for k in ("gpus_per_node", "n_gpus", "global_batch"))
-        seconds = float(row["step_time_s"] or row["step_time_s_derived"])
-    except ValueError as e:
-        raise PresageError(f"a number is missing ({e})") from None
-    return _Run(line, row["gpu"], platform_name(row["gpu"], node), ranks, batch, seconds)
+    node, ranks, batch = (count(row, k) for k in ("gpus_per_node", "n_gpus", "global_batch"))
+    return _Run(line, row["gpu"], platform_name(row["gpu"], node), ranks, batch, run_seconds(row))

@@ -1,10 +1,11 @@
-"""The table of public runs: its rows, and the platforms its GPUs are on."""
+"""The table of public runs: its rows, the numbers in them, and the platforms its GPUs are on."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
 from functools import cache
+from math import inf
 from pathlib import Path
 
 from presage.accuracy.interconnect import Interconnect, read_interconnect
@@ -12,8 +13,9 @@ from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, cluster, gpu, gpu_named, platforms
 from presage.hardware.cluster import usual_network
 
-__all__ = ["platform_name", "platform_of_run", "read_table"]
+__all__ = ["count", "number", "platform_name", "platform_of_run", "read_table", "run_seconds"]
 
+MOST = 10_000_000  # of anything that a row counts
 USUAL_NODE = 8
 TRAY = 8  # cards that are counted are those of a tray, where a node is said to be a whole rack
 PCIE_TWIN = {"a100_40gb": "a100_pcie_40gb", "a100_80gb": "a100_pcie_80gb", "h100_sxm": "h100_pcie"} | {
@@ -26,13 +28,47 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapp
     """The rows with their lines; the table must have these columns."""
     try:
         with path.open(newline="", encoding="utf-8") as f:
-            table = csv.DictReader(f)
+            table = csv.DictReader(f, restval="")
             missing = [c for c in columns if c not in (table.fieldnames or ())]
             if missing:
                 raise InputError(path, "no such column", missing[0])
             yield from enumerate(table, 2)
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise InputError(path, str(e)) from e
+
+
+def run_seconds(row: Mapping[str, str]) -> float:
+    """Of a step, as measured."""
+    found = number(row, "step_time_s") or number(row, "step_time_s_derived")
+    if not found:
+        raise PresageError("no step time")
+    return found
+
+
+def number(row: Mapping[str, str], column: str) -> float | None:
+    """What a column says, above 0; None where it says nothing."""
+    text = row.get(column, "").strip()
+    try:
+        found = float(text) if text else None
+    except ValueError:
+        raise PresageError(f"{column} is {text!r}, not a number") from None
+    if found is not None and not 0 < found < inf:
+        raise PresageError(f"{column} is {text}: it should be above 0")
+    return found
+
+
+def count(row: Mapping[str, str], column: str, default: int | None = None) -> int:
+    """A number from 1 on; where a row says nothing or 0, the default."""
+    text = row.get(column, "").strip()
+    if default is not None and text in ("", "0"):
+        return default
+    try:
+        found = float(text)
+    except ValueError:
+        raise PresageError(f"{column} is {text!r}, not a number") from None
+    if not 1 <= found <= MOST:
+        raise PresageError(f"{column} is {text}: it should be between 1 and {MOST:,}")
+    return int(found)
 
 
 def platform_name(gpu: str, per_node: int) -> str:

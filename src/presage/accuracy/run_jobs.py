@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
-from presage.accuracy.public_table import platform_of_run
+from presage.accuracy.public_table import count, platform_of_run
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.jobs.framework import Framework
@@ -17,7 +17,7 @@ from presage.jobs.models import transformer_of
 from presage.jobs.presets import preset_named, preset_words
 from presage.jobs.transformer import Experts, Transformer
 
-__all__ = ["job_of_run", "run_seconds"]
+__all__ = ["framework_of", "job_of_run"]
 
 Row = Mapping[str, str]
 
@@ -38,59 +38,47 @@ FRAMEWORKS = (
 ACTIVATIONS = {"relu2": "relu2", "relu": "relu", "gelu": "gelu", "swiglu": "swiglu", "geglu": "geglu", "silu": "swiglu"}
 
 
-def run_seconds(row: Row) -> float:
-    try:
-        return float(row["step_time_s"] or row["step_time_s_derived"])
-    except ValueError:
-        raise PresageError("no step time") from None
-
-
 def job_of_run(row: Row) -> Job:
     """The job a row tells of."""
     if row["complete"].startswith("missing"):
         raise PresageError(f"its configuration is not complete ({row['complete']})")
-    platform = platform_of_run(row["gpu"], _whole(row, "gpus_per_node", 8), row["interconnect"])
+    platform = platform_of_run(row["gpu"], count(row, "gpus_per_node", 8), row["interconnect"])
     software = framework_of(row, platform.gpu)
     model = model_of(row)
     parallel = parallel_of(row, software, model)
-    gpus = _whole(row, "n_gpus")
-    micro = _whole(row, "micro_batch", 0)
-    whole = _whole(row, "global_batch")
+    gpus, whole = count(row, "n_gpus"), count(row, "global_batch")
     made = Job(
         model=model,
         platform=platform,
         gpus=gpus,
-        sequence=_whole(row, "seq_len"),
-        micro_batch=micro or max(1, whole * parallel.tp * parallel.pp * parallel.cp // gpus),
+        sequence=count(row, "seq_len"),
+        micro_batch=count(row, "micro_batch", max(1, whole * parallel.tp * parallel.pp * parallel.cp // gpus)),
         global_batch=whole,
         parallel=parallel,
         precision=precision_of(row["precision"]),
-        recompute=recompute_of(row["recompute"], software),
+        recompute=recompute_of(row["recompute"]),
         overlap=overlap_of_run(row, software, parallel),
         framework=replace(software, host="graph") if _summed(row) else software,
         optimizer="none" if _summed(row) else "adam",
         name=row["model"],
     )
-    if made.dp < 1:
-        raise PresageError(f"gpus = tp x pp x cp x dp: {gpus} is less than {parallel.tp} x {parallel.pp} x {parallel.cp}")
-    if made.microbatches < 1:
-        raise PresageError(f"global_batch = micro_batch x dp x microbatches: {whole} is less than {micro} x {made.dp}")
+    _possible(made)
     return made
+
+
+def _possible(job: Job) -> None:
+    """Rows need not keep every rule of `check`, for software rounds where it must; but there is something to run."""
+    p = job.parallel
+    if job.dp < 1:
+        raise PresageError(f"gpus = tp x pp x cp x dp: {job.gpus} is less than {p.tp} x {p.pp} x {p.cp}")
+    if job.microbatches < 1:
+        sizes = f"{job.global_batch} is less than {job.micro_batch} x {job.dp}"
+        raise PresageError(f"global_batch = micro_batch x dp x microbatches: {sizes}")
 
 
 def _summed(row: Row) -> bool:
     """Whether its time is a sum over ops: without an optimizer, and without waiting for the host."""
     return "sum of per-op" in row["notes"] and row["n_gpus"] == "1"
-
-
-def _whole(row: Row, column: str, default: int | None = None) -> int:
-    text = row.get(column, "").strip()
-    if not text and default is not None:
-        return default
-    try:
-        return int(float(text))
-    except ValueError:
-        raise PresageError(f"{column} is {text!r}, not a number") from None
 
 
 # ---- model
@@ -103,36 +91,47 @@ def known(name: str) -> Transformer | None:
 
 
 def model_of(row: Row) -> Transformer:
+    """By the sizes of a row, and by its name."""
     if "mamba" in row["mlp_type"]:
         raise PresageError("state-space layers (Mamba) are not modelled")
     like = known(row["model"])  # what a table of sizes does not say: head width, tied weights, shared experts
-    hidden, heads = _whole(row, "hidden"), _whole(row, "heads")
+    hidden, heads = count(row, "hidden"), count(row, "heads")
     latent = row["kv_heads"].strip().upper() == "MLA"
     if latent and (like is None or like.latent is None):
         raise PresageError(f"latent attention, but the sizes of {row['model']} are not known")
     dim = like.head_dim if like and like.heads == heads else hidden // heads
     activation = ACTIVATIONS.get(row["mlp_type"].split("+")[0], "gelu")
-    usual = like or Transformer(hidden, 1, heads, 1, 1, heads, dim, activation=activation, **_style(activation))
-    layers = _whole(row, "layers")
+    usual = like or _like_others(hidden, heads, dim, activation)
+    layers = count(row, "layers")
     return replace(
-        usual, hidden=hidden, layers=layers, heads=heads, vocab=_whole(row, "vocab"), ffn=_whole(row, "ffn"),
-        kv_heads=heads if latent else _whole(row, "kv_heads", heads), head_dim=dim, activation=activation,
-        experts=_experts(row, like, layers), max_positions=_whole(row, "seq_len") if usual.positions == "learned" else 0,
-        predicted=usual.predicted if like and like.layers == layers else 0, name=row["model"],
-    )  # fmt: skip
+        usual,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        vocab=count(row, "vocab"),
+        ffn=count(row, "ffn"),
+        kv_heads=heads if latent else count(row, "kv_heads", heads),
+        head_dim=dim,
+        activation=activation,
+        experts=_experts(row, like, layers),
+        max_positions=count(row, "seq_len") if usual.positions == "learned" else 0,
+        predicted=usual.predicted if like and like.layers == layers else 0,
+        name=row["model"],
+    )
 
 
-def _style(activation: str) -> dict[str, object]:
+def _like_others(hidden: int, heads: int, dim: int, activation: str) -> Transformer:
     """GPT-2 and its kin, or Llama and its."""
+    made = Transformer(hidden, 1, heads, 1, 1, heads, dim, activation=activation)
     if activation in ("gelu", "relu"):
-        return {"norm": "layernorm", "bias": True, "tied": True, "positions": "learned"}
-    return {}
+        return replace(made, norm="layernorm", bias=True, tied=True, positions="learned")
+    return made
 
 
 def _experts(row: Row, like: Transformer | None, layers: int) -> Experts | None:
-    if not row["moe_experts"].strip():
+    if not count(row, "moe_experts", 0):
         return None
-    number, chosen, width = (_whole(row, c) for c in ("moe_experts", "moe_topk", "moe_ffn"))
+    number, chosen, width = (count(row, c) for c in ("moe_experts", "moe_topk", "moe_ffn"))
     usual = like.experts if like and like.experts else Experts(number, chosen, width)
     drops = re.search(r"capacity ([\d.]+)", row["notes"])
     capacity = float(drops[1]) if drops else 1.0 if "token-drop" in row["notes"] else 0.0
@@ -144,6 +143,7 @@ def _experts(row: Row, like: Transformer | None, layers: int) -> Experts | None:
 
 
 def framework_of(row: Row, chip: Gpu) -> Framework:
+    """The software a row names, as its notes change it; of one that is not known, the nearest kind."""
     text = row["framework"].lower()
     for pattern, name in FRAMEWORKS:
         if re.search(pattern, text):
@@ -168,6 +168,7 @@ def _bare(row: Row) -> bool:
 
 
 def precision_of(text: str) -> str:
+    """Of the large products."""
     low = text.lower()
     for pattern, name in (
         (r"nvfp4|fp4", "nvfp4"), (r"mxfp8|fp8-mx", "mxfp8"), (r"fp8", "fp8"), (r"fp16", "fp16"), (r"bf16", "bf16"),
@@ -178,7 +179,8 @@ def precision_of(text: str) -> str:
     raise PresageError(f"precision {text!r} is not known")
 
 
-def recompute_of(text: str, software: Framework) -> Recompute:
+def recompute_of(text: str) -> Recompute:
+    """What a row says of it; nothing said is none."""
     low = text.lower().strip()
     if not low or low.startswith("none"):
         return Recompute()
@@ -186,28 +188,41 @@ def recompute_of(text: str, software: Framework) -> Recompute:
         return Recompute("full")
     every = re.search(r"every (\d+)", low)
     if every:
-        return Recompute("full", share=1 / int(every[1]))
+        return Recompute("full", share=1 / max(1, int(every[1])))
     if "op" in re.split(r"\W+", low):
         return Recompute("selective", ("op",))
     names = ("core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe")
     found = tuple(n for n in names if re.search(rf"\b{n}\b", low))
     if "custom" in low:  # of JAX's policies only those that keep little fit where these runs did
         return Recompute("full")
-    _ = software
     return Recompute("selective", found or ("core_attn",))
 
 
 def parallel_of(row: Row, software: Framework, model: Transformer) -> Parallel:
-    tp, pp, cp = (_whole(row, k, 1) for k in ("tp", "pp", "cp"))
-    virtual, ep = _whole(row, "vpp", 1), _whole(row, "ep", 1)
+    """Degrees, and what is sharded."""
+    tp, pp, cp, ep = (count(row, k, 1) for k in ("tp", "pp", "cp", "ep"))
+    virtual = count(row, "vpp", 1) if pp > 1 else 1
     zero, fsdp, shard = sharding_of(row["fsdp_zero"])
-    etp = re.search(r"ETP=(\d+)", row["notes"])
-    expert_tp = int(etp[1]) if etp else 1 if "bridge" in row["framework"].lower() else tp  # Megatron's default, or recipes'
     return Parallel(
-        tp=tp, sequence=tp > 1 and _by_sequence(row, software), pp=pp, virtual=virtual if pp > 1 else 1, cp=cp, ep=ep,
-        expert_tp=expert_tp, zero=zero, fsdp=fsdp, shard=shard,
-        ends_as_layers=_ends(row, pp * (virtual if pp > 1 else 1), model.predicted),
-    )  # fmt: skip
+        tp=tp,
+        sequence=tp > 1 and _by_sequence(row, software),
+        pp=pp,
+        virtual=virtual,
+        cp=cp,
+        ep=ep,
+        expert_tp=_expert_tp(row, tp),
+        zero=zero,
+        fsdp=fsdp,
+        shard=shard,
+        ends_as_layers=_ends(row, pp * virtual, model.predicted),
+    )
+
+
+def _expert_tp(row: Row, tp: int) -> int:
+    """Ranks that an expert is cut over: as its notes say, or as many as other layers (Megatron's default), or 1 (the
+    recipes of Megatron-Bridge)."""
+    said = re.search(r"ETP=(\d+)", row["notes"])
+    return max(1, int(said[1])) if said else 1 if "bridge" in row["framework"].lower() else tp
 
 
 def _by_sequence(row: Row, software: Framework) -> bool:
@@ -219,7 +234,7 @@ def _by_sequence(row: Row, software: Framework) -> bool:
 def _ends(row: Row, slots: int, predicted: int) -> bool:
     """Whether embedding and head are dealt out as layers."""
     said = re.search(r"embeddings? (balanced|and loss count)|count as layers|ASYM", row["notes"])
-    layers = _whole(row, "layers")
+    layers = count(row, "layers")
     return slots > 1 and (bool(said) or (layers % slots != 0 and (layers + 2 + predicted) % slots == 0))
 
 
@@ -237,6 +252,7 @@ def sharding_of(text: str) -> tuple[int, bool, int]:
 
 
 def overlap_of_run(row: Row, software: Framework, parallel: Parallel) -> Overlap:
+    """What runs beside compute: as the framework does, or as the row says."""
     text = f"{row['framework']} {row['notes']}".lower()
     if _bare(row):
         return Overlap(False, False, False, False, False, False)

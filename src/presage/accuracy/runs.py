@@ -2,8 +2,8 @@
 
 `step_time` is presage as it ships, whose few global efficiencies were fitted on the development rows of such a table;
 `step_time_left_out` is with efficiencies fitted without any row of that row's source. Sources that the fit never saw
-have one figure in both. `step_time_unfitted` is what the laws alone say. Recommendation runs have a metric of their own:
-another kind of job (see docs/sharding.md), with no part in the fit.
+have one figure in both. `step_time_unfitted` is what the laws alone say. Recommendation runs have a metric of their
+own: another kind of job (see docs/sharding.md), with no part in the fit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from presage.accuracy.dlrm import dlrm_seconds
-from presage.accuracy.public_table import read_table
-from presage.accuracy.run_jobs import job_of_run, run_seconds
+from presage.accuracy.public_table import number, read_table, run_seconds
+from presage.accuracy.run_jobs import job_of_run
 from presage.accuracy.score import Result, Row, Skipped
 from presage.errors import PresageError
 from presage.jobs.efficiency import LAWS, left_out, shipped
@@ -26,8 +26,8 @@ __all__ = ["COLUMNS", "score_runs"]
 Tell = Callable[[str], None]
 COLUMNS = (
     "source_key", "complete", "framework", "model", "hidden", "layers", "heads", "kv_heads", "ffn", "mlp_type", "vocab",
-    "seq_len", "moe_experts", "moe_topk", "moe_ffn", "gpu", "gpus_per_node", "interconnect", "n_gpus", "tp", "pp", "vpp",
-    "cp", "ep", "fsdp_zero", "micro_batch", "global_batch", "precision", "recompute", "step_time_s",
+    "seq_len", "moe_experts", "moe_topk", "moe_ffn", "gpu", "gpus_per_node", "interconnect", "n_gpus", "tp", "pp",
+    "vpp", "cp", "ep", "fsdp_zero", "micro_batch", "global_batch", "precision", "recompute", "step_time_s",
     "step_time_s_derived", "notes",
 )  # fmt: skip
 GIB = 1024.0**3
@@ -72,14 +72,16 @@ def _scored(line: int, row: Mapping[str, str]) -> tuple[list[Row], bool]:
 
 
 def _memory(row: Mapping[str, str], name: str, also: tuple[str, ...], peak: float) -> Iterator[Row]:
-    if row.get("peak_mem_gib", "").strip():
-        yield Row("peak_memory", row["source_key"], name, peak, float(row["peak_mem_gib"]) * GIB, also)
+    measured = number(row, "peak_mem_gib")
+    if measured:
+        yield Row("peak_memory", row["source_key"], name, peak, measured * GIB, also)
 
 
 def _name(line: int, row: Mapping[str, str], job: Job) -> str:
     p = job.parallel
     plan = f"tp{p.tp} pp{p.pp}x{p.virtual} cp{p.cp} ep{p.ep} dp{job.dp} mb{job.micro_batch}"
-    return f"line {line}: {row['model']} on {job.gpus} {row['gpu']}, {plan}, batch {job.global_batch}, {row['precision']}"
+    what = f"{row['model']} on {job.gpus} {row['gpu']}"
+    return f"line {line}: {what}, {plan}, batch {job.global_batch}, {row['precision']}"
 
 
 def _groups(row: Mapping[str, str], job: Job) -> tuple[str, ...]:

@@ -54,8 +54,8 @@ def command(
     ranks WORKLOADS.py RUNS.csv: the models of published training runs, built, captured and spread over their GPUs: step
     time and, where it is published, peak memory. Beside them the kernels alone, and with no overlap.
 
-    runs RUNS.csv: every row becomes a job: step time with the efficiencies that ship, with those fitted without the row's
-    source, and with none; peak memory where it is published; and how many runs would be called out of memory.
+    runs RUNS.csv: every row becomes a job: step time with the efficiencies that ship, with those fitted without the
+    row's source, and with none; peak memory where it is published; and how many runs would be called out of memory.
 
     dlrm RUNS.csv: MLPerf's DLRM-DCNv2 runs: the step without host time, with it, and what embeddings take of it.
 

@@ -63,8 +63,8 @@ def _hidden(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
 
 
 def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:
-    """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them. Sharded gradients alone
-    (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
+    """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them. Sharded gradients
+    alone (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
     if job.parallel.zero < 2 and not job.parallel.fsdp:
         return 0.0, 0.0
     w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
