@@ -25,10 +25,11 @@ lint: $(READY) ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-accuracy: $(READY) ## re-prove every claim on the measured data and rewrite docs/accuracy.md, kernels.md and ranks_accuracy.md
+accuracy: $(READY) ## re-prove every claim on the measured data and rewrite docs/accuracy.md, kernels.md, ranks_accuracy.md and runs.md
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 	$(BIN)/python docs/make_kernels.py $(DATA)
 	$(BIN)/python docs/make_ranks.py $(DATA)
+	$(BIN)/python docs/make_runs.py $(DATA)
 	$(BIN)/presage accuracy embeddings $(DATA)/h200/tbe_groups.json
 	$(BIN)/presage accuracy sharding $(DATA)/h200/tbe_sharding.json
 	$(BIN)/presage accuracy dlrm $(DATA)/runs/public_runs.csv

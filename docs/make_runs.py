@@ -12,35 +12,25 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
-from runs_text import (
-    BARS,
-    CAUSES,
-    CHOSEN,
-    FITTED,
-    INTRO,
-    MAPE,
-    MEDIAN,
-    MEMORY,
-    PEERS,
-    RECOMMEND,
-    SAID,
-    TWINS,
-    WHAT,
-    WORST,
-)  # fmt: skip
+import runs_text as text
 
+import presage as ps
+from presage.accuracy.own_steps import score_own_steps
 from presage.accuracy.public_table import read_table
 from presage.accuracy.run_jobs import job_of_run
 from presage.accuracy.runs import COLUMNS, score_runs
 from presage.accuracy.score import Result, Row, Score, score
+from presage.hardware import gpu
 from presage.jobs.efficiency import left_out, shipped
+from presage.jobs.job import Job
 from presage.jobs.memory import job_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("runs.md")
+OWN_STEPS = ROOT / "data" / "h200_jobs" / "steps.json"
 GIB = 1024.0**3
 LEFT, SHIPPED, LAWS = "step_time_left_out", "step_time", "step_time_unfitted"
 PRIORS = (0.05, 0.10, 0.15, 0.25, 100.0)
@@ -130,8 +120,12 @@ def source_table(result: Result, table: Table) -> Iterator[str]:
     for source in sources(result):
         rows = [r for r in of(result, LEFT) if r.group == source]
         others = [percent(of_source(result, m, source).mape) for m in (SHIPPED, LAWS)]
-        bar, peers = verdict(score(rows).mape, BARS.get(source)), [*PEERS.get(source, ()), *own(source, table)]
-        yield f"| {source} | {WHAT.get(source, '')} | {cells(rows)} | {' | '.join(others)} | {bar} | {'; '.join(peers)} |"
+        bar, peers = (
+            verdict(score(rows).mape, text.BARS.get(source)),
+            [*text.PEERS.get(source, ()), *own(source, table)],
+        )
+        line = " | ".join([source, text.WHAT.get(source, ""), cells(rows), *others, bar, "; ".join(peers)])
+        yield f"| {line} |"
     yield scored("all | ", result, {r.name for r in of(result, LEFT)}) + " | |"
 
 
@@ -149,22 +143,23 @@ def own(source: str, table: Table) -> Iterator[str]:
         if said:
             found[said[1]].append(abs(float(said[2]) / 1e3 / float(row["step_time_s"]) - 1))
     for tool, errors in found.items():
-        yield f"{tool} itself {percent(float(np.mean(errors)))} on these {len(errors)} rows, by its predictions in their notes"
+        yield f"{tool} itself {percent(float(np.mean(errors)))} on these {len(errors)} rows"
 
 
 def bars(result: Result) -> Iterator[str]:
     rows, memory = of(result, LEFT), score(of(result, "peak_memory"))
     found = {source: of_source(result, LEFT, source).mape for source in sources(result)}
     rest = score(r for r in rows if not r.group.startswith("vtrain"))
-    missed = [f"{s} ({percent(found[s])}, bar {percent(b)})" for s, b in BARS.items() if found.get(s, 0.0) > b]
+    missed = [f"{s} ({percent(found[s])}, bar {percent(b)})" for s, b in text.BARS.items() if found.get(s, 0.0) > b]
     yield "| | found | bar |"
     yield "|---|---|---|"
-    yield f"| all {len(rows)} rows: median | {percent(score(rows).median)} | {percent(MEDIAN)} |"
-    yield f"| MAPE | {percent(score(rows).mape)} | {percent(MAPE)} |"
+    yield f"| all {len(rows)} rows: median | {percent(score(rows).median)} | {percent(text.MEDIAN)} |"
+    yield f"| MAPE | {percent(score(rows).mape)} | {percent(text.MAPE)} |"
     yield f"| the {rest.n} rows that are not vTrain's: median, MAPE | {percent(rest.median)}, {percent(rest.mape)} | |"
     yield f"| every source once: mean of their MAPEs | {percent(float(np.mean(list(found.values()))))} | |"
-    yield f"| sources that keep their bar | {len(BARS) - len(missed)} of {len(BARS)}; missed: {', '.join(missed) or 'none'} | all |"
-    yield f"| peak memory, {memory.n} rows that state it: MAPE | {percent(memory.mape)} | {percent(MEMORY)} |"
+    kept = f"{len(text.BARS) - len(missed)} of {len(text.BARS)}; missed: {', '.join(missed) or 'none'}"
+    yield f"| sources that keep their bar | {kept} | all |"
+    yield f"| peak memory, {memory.n} rows that state it: MAPE | {percent(memory.mape)} | {percent(text.MEMORY)} |"
 
 
 # ---- the fit
@@ -176,7 +171,7 @@ def factors(result: Result) -> Iterator[str]:
         yield f"| {name} | {e.product:.3f} | {e.backward:.3f} |"
 
 
-def fit_tool() -> ModuleType:
+def fit_tool() -> Any:
     spec = importlib.util.spec_from_file_location("fit_runs", ROOT / "tools" / "fit_runs.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -184,40 +179,47 @@ def fit_tool() -> ModuleType:
     return module
 
 
+Rows = list[tuple[str, Job, float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Errors of rows in logarithms about a fit, and how they change with each factor's."""
+
+    rows: Rows
+    base: np.ndarray
+    slopes: np.ndarray
+
+
 def priors(path: Path) -> Iterator[str]:
     """Left-out errors with other widths of the prior, linearised about the fit that ships."""
-    fit = fit_tool()
+    fit, x = fit_tool(), np.log([shipped().product, shipped().backward])
     kept = fit.read(path)
     fit.MOST = sys.maxsize
     rows = fit.read(path)
-    x = np.log([shipped().product, shipped().backward])
-    some, every = fit.linear(kept, x), fit.linear(rows, x)
-    shown = [s for s in BARS if any(s == r[0] for r in rows)]
+    some, every = Line(kept, *fit.linear(kept, x)), Line(rows, *fit.linear(rows, x))
+    shown = [s for s in text.BARS if any(s == r[0] for r in rows)]
     yield f"| width | products | backward | median | MAPE | {' | '.join(shown)} |"
     yield "|" + "---|" * (5 + len(shown))
-    for width in PRIORS:
-        fit.PRIOR = width
-        whole = fit.factors(fit.solved(kept, *some, x, ""))
-        yield f"| {width if width < 10 else 'none'} | {whole[0]:.3f} | {whole[1]:.3f} | " + prior_cells(
-            errors_left_out(fit, kept, some, rows, every, x), shown
-        )
+    for fit.PRIOR in PRIORS:
+        whole = fit.factors(fit.solved(kept, some.base, some.slopes, x, ""))
+        head = ["none" if PRIORS[-1] == fit.PRIOR else f"{fit.PRIOR:.2f}", *(f"{v:.3f}" for v in whole)]
+        yield f"| {' | '.join(head)} | {prior_cells(errors_left_out(fit, some, every, x), shown)}"
 
 
-def errors_left_out(
-    fit: ModuleType, kept: list, some: tuple, rows: list, every: tuple, x: np.ndarray
-) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def errors_left_out(fit: Any, some: Line, every: Line, x: np.ndarray) -> dict[str, np.ndarray]:
     found = {}
-    for source in dict.fromkeys(r[0] for r in rows):
-        at = fit.solved(kept, *some, x, source)
-        mine = np.array([r[0] == source for r in rows])
-        found[source] = np.abs(np.exp(every[0][mine] + every[1][mine] @ (at - x)) - 1)
+    for source in dict.fromkeys(r[0] for r in every.rows):
+        at = fit.solved(some.rows, some.base, some.slopes, x, source)
+        mine = np.array([r[0] == source for r in every.rows])
+        found[source] = np.abs(np.exp(every.base[mine] + every.slopes[mine] @ (at - x)) - 1)
     return found
 
 
 def prior_cells(found: Mapping[str, np.ndarray], shown: list[str]) -> str:
     whole = np.concatenate(list(found.values()))
-    marks = [(float(np.median(whole)), 0.08), (float(whole.mean()), 0.11)]
-    marks += [(float(found[s].mean()), BARS[s]) for s in shown]
+    marks = [(float(np.median(whole)), text.MEDIAN), (float(whole.mean()), text.MAPE)]
+    marks += [(float(found[s].mean()), text.BARS[s]) for s in shown]
     return " | ".join(percent(v) if v <= bar else f"**{percent(v)}**" for v, bar in marks) + " |"
 
 
@@ -232,7 +234,8 @@ def twins(result: Result) -> list[Twins]:
 
 
 def twin_table(result: Result) -> Iterator[str]:
-    yield "| source | jobs with more than one row | rows | slowest over fastest, median | most | best possible MAPE | presage's |"
+    heads = ("source", "jobs", "their rows", "slowest over fastest, median", "most", "best possible MAPE", "presage's")
+    yield f"| {' | '.join(heads)} |"
     yield "|---|---|---|---|---|---|---|"
     many = [t for t in twins(result) if len(t.rows) > 1]
     for source in dict.fromkeys(t.source for t in many):
@@ -253,7 +256,7 @@ def worst(result: Result, most: int = 10) -> Iterator[str]:
 
 
 def cause(t: Twins) -> str:
-    return next((text for pattern, text in CAUSES if re.search(pattern, f"{t.source} {t.name}")), "not looked into")
+    return next((why for pattern, why in text.CAUSES if re.search(pattern, f"{t.source} {t.name}")), "not looked into")
 
 
 def biases(result: Result) -> str:
@@ -291,6 +294,31 @@ def called_full(result: Result, table: Table) -> Iterator[str]:
             yield f"- {r.group} {r.name}: {m.needed / GIB:.1f} GiB of {m.memory / GIB:.1f}{offload}"
 
 
+def own_steps() -> Iterator[str]:
+    found = score_own_steps(OWN_STEPS)
+    yield "| model, batch | predicted | measured | error | peak memory error |\n|---|---|---|---|---|"
+    memory = {r.name: r for r in of(found, "peak_memory")}
+    for r in of(found, SHIPPED):
+        times = f"{1e3 * r.predicted:.0f} ms | {1e3 * r.measured:.0f} ms | {percent(r.error, sign=True)}"
+        yield f"| {r.name} | {times} | {percent(memory[r.name].error, sign=True)} |"
+    yield ""
+    yield "| | n | MAPE | median | p90 | max | bias |\n|---|---|---|---|---|---|---|"
+    for group in found.groups():
+        yield f"| step, {group} | {cells(r for r in of(found, SHIPPED) if r.group == group)} |"
+    yield f"| peak memory | {cells(memory.values())} |"
+
+
+def herd() -> Iterator[str]:
+    """A run that the table does not have."""
+    yield "| GPUs | plan | TFLOP/s a GPU, predicted | published | error of the step |\n|---|---|---|---|---|"
+    for gpus, published in text.HERD.items():
+        plan = {"gpus": gpus, "tp": 8, "cp": 1, "pp": 16, "virtual": 8, "zero": 1}
+        p = ps.predict_job(ROOT / "examples" / "jobs" / "llama3.1-405b.toml", {"parallel": plan})
+        found = p.mfu * gpu("h100_sxm").peak["bf16"] / 1e12
+        said = f"tp 8, pp 16, dp {gpus // 128}"
+        yield f"| {gpus:,} | {said} | {found:.0f} | {published} | {percent(published / found - 1, sign=True)} |"
+
+
 def skipped(result: Result) -> Iterator[str]:
     for reason, n in Counter(s.reason for s in result.skipped).most_common():
         yield f"- {n}: {reason}"
@@ -301,19 +329,21 @@ def skipped(result: Result) -> Iterator[str]:
 
 def page(path: Path) -> Iterator[str]:
     result, table = score_runs(path), dict(read_table(path, COLUMNS))
-    yield from (INTRO, *bars(result), "", "## By source", "", *source_table(result, table), "")
+    yield from (text.INTRO, "", *bars(result), "", "## By source", "", *source_table(result, table), "")
     yield f"On A100s alone sources disagree, by their bias: {biases(result)}."
-    yield "No factor that is the same for all makes them agree: ordinary users' runs come out too quick, tuned ones too slow."
-    yield from (f"Closer by the laws alone: {better_alone(result)}.", "")
-    yield from ("## What is fitted", "", FITTED, "", *factors(result), "")
-    yield from ("## What was chosen with errors in view", "", CHOSEN, "", *priors(path), "")
+    yield "No factor that is the same for all makes them agree."
+    yield from (f"Closer by the laws alone than with factors: {better_alone(result)}.", "", text.OTHERS, "")
+    yield from ("## What is fitted", "", text.FITTED, "", *factors(result), "")
+    yield from ("## What was chosen with errors in view", "", text.CHOSEN, "", *priors(path), "")
     yield from cuts(result, table)
-    yield from ("## Rows that are one job", "", TWINS, "", *twin_table(result), "")
-    yield from ("## The ten worst jobs", "", WORST, "", *worst(result), "")
+    yield from ("## Rows that are one job", "", text.TWINS, "", *twin_table(result), "")
+    yield from ("## The ten worst jobs", "", text.WORST, "", *worst(result), "")
     yield from ("## Peak memory", "", *memory_table(result), "", *called_full(result, table), "")
+    yield from ("## Steps of our own", "", text.OWN, "", *own_steps(), "")
+    yield from ("## A run that is not in the table", "", text.NOT_IN_TABLE, "", *herd(), "")
     yield from ("## Rows left out", "", *skipped(result), "")
     rec = of(result, "step_time_recommendation")
-    yield from ("## Recommendation runs", "", RECOMMEND, "", "| source | n | MAPE | median | p90 | max | bias |")
+    yield from ("## Recommendation runs", "", text.RECOMMEND, "", "| source | n | MAPE | median | p90 | max | bias |")
     yield from ("|---|---|---|---|---|---|---|", f"| mlperf_dlrm | {cells(rec)} |")
 
 
@@ -324,7 +354,7 @@ def cuts(result: Result, table: Table) -> Iterator[str]:
     software = by(result, lambda r: job_of_run(table[line_of(r.name)]).framework.key)
     yield from ("## By software", "", "As presage takes it.", "", *grouped("software", result, software), "")
     said = by(result, lambda r: table[line_of(r.name)]["complete"].split(":")[0])
-    yield from ("## By what the source says", "", SAID, "", *grouped("configuration", result, said), "")
+    yield from ("## By what the source says", "", text.SAID, "", *grouped("configuration", result, said), "")
 
 
 def main() -> None:

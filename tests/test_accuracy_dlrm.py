@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from presage.accuracy.dlrm import score_dlrm
+from presage.accuracy.dlrm import COLUMNS, score_dlrm
 from presage.errors import InputError
 
 
@@ -36,7 +36,7 @@ def test_steps_on_a_node_of_h200_are_within_a_third(shared: Path, tmp_path: Path
 
 def test_a_table_without_such_rows_is_told(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    path.write_text("source_key,gpu,n_gpus,global_batch\nother,H100,8,1\n")
+    path.write_text(f"{','.join(COLUMNS)}\nother,H100,8,8,1,1,\n")
     with pytest.raises(InputError, match="has no rows of mlperf_dlrm"):
         score_dlrm(path)
     path.write_text("a,b\n1,2\n")

@@ -31,14 +31,12 @@ STREAMS = {
     "optimizer": 0.67, "dropout": 0.65, "cast": 0.72, "embedding": 0.45, "reduce": 0.57, "other": 0.8,
     "permute": 0.5,  # rows of tokens to their experts: SimuMax's B200 file has 0.50 and 0.51
 }  # fmt: skip
-# Energy a FLOP over the H200's, which we measured. The tables' clocks fall less, for their calls are too few to heat a GPU.
-ENERGIES = {
-    "h100_sxm": 1.0,  # the same die
-    "a100_80gb": 1.43,  # TSMC's N7 against its N5 class: 30% less power at one speed, as TSMC says of N5 (general knowledge)
-    # Large bf16 products measured for a training simulator reach 0.45 to 0.51 of 2,250 TFLOP/s for good: MooreThreads/SimuMax,
-    # configs/system/b200_bf16_ceperm.json (Apache-2.0). A like process alone would say 1.0, as is taken for other types.
-    "b200": 1.2,
-}
+# Energy a FLOP over the H200's, which we measured. The tables' clocks fall less, for their calls are too few to heat a
+# GPU. H100: the same die. A100: TSMC's N7 against its N5 class, of which TSMC says 30% less power at one speed (general
+# knowledge). B200: large bf16 products measured for a training simulator reach 0.45 to 0.51 of 2,250 TFLOP/s for good
+# (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, Apache-2.0); a like process alone would say 1.0, as is
+# taken for other types of number.
+ENERGIES = {"h100_sxm": 1.0, "a100_80gb": 1.43, "b200": 1.2}
 ENERGIES_OF = {"b200": ("bf16", "fp16")}
 # Of the memory bandwidth on an A100, where other kernels than copies differ from the H200's: NeuSight's softmax and
 # norms; for the others, kernels bound by instructions: its SMs have 0.58 of the H200's rate, its memory 0.42.
@@ -46,11 +44,11 @@ A100_STREAMS = {
     "norm": 0.66, "norm_backward": 0.55, "softmax": 0.72, "loss": 0.66, "optimizer": 0.8, "dropout": 0.82, "cast": 0.8,
     "embedding": 0.55, "reduce": 0.75,
 }  # fmt: skip
-# A B200 has 1.67 times the H200's bandwidth and 1.11 times its rate of instructions, so kernels reach less of it: 0.67 of
-# the share. SimuMax's B200 file says 0.67 for most, 0.5 for permutations, 0.28 for the fused loss.
+# A B200 has 1.67 times the H200's bandwidth and 1.11 times its rate of instructions, so kernels reach less of it: 0.67
+# of the share. SimuMax's B200 file says 0.67 for most, 0.5 for permutations, 0.28 for the fused loss.
 B200_STREAMS = {
-    "pointwise": 0.67, "norm": 0.5, "norm_backward": 0.34, "softmax": 0.4, "loss": 0.33, "optimizer": 0.5, "dropout": 0.5,
-    "cast": 0.55, "embedding": 0.34, "reduce": 0.43, "other": 0.67, "permute": 0.5,
+    "pointwise": 0.67, "norm": 0.5, "norm_backward": 0.34, "softmax": 0.4, "loss": 0.33, "optimizer": 0.5,
+    "dropout": 0.5, "cast": 0.55, "embedding": 0.34, "reduce": 0.43, "other": 0.67, "permute": 0.5,
 }  # fmt: skip
 OWN_STREAMS = {"a100_80gb": A100_STREAMS, "b200": B200_STREAMS}
 # How much longer large products take for good than at the full clock, where no table shows it (general knowledge).

@@ -103,7 +103,7 @@ def flop_energy(chip: Chip, own: dict[str, Any], lasting: float) -> dict[str, fl
 
 
 def scaled_energy(own: dict[str, Any], scale: float, kinds: tuple[str, ...] = ()) -> dict[str, float]:
-    """The same chip with FLOPs that take so many times as much; only those of some types of number, where they are given."""
+    """The same chip with FLOPs that take so many times as much; of some types of number alone, where they are given."""
     if kinds:
         return {k: v * scale if k.removesuffix("_pJ") in kinds else v for k, v in own.items()}
     return {k: v * scale if k.endswith("_pJ") and k != "byte_pJ" else v for k, v in own.items()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from chip_fits import Floats
-from chip_rows import Product, jobs
+from chip_rows import Attention, Product, jobs
 from chip_sources import JOBS, NEUSIGHT, ROOT, TABLES, Sources
 
 from presage.costs.chip import Chip
@@ -66,7 +66,7 @@ def attention(sources: Sources, key: str) -> Iterator[str]:
         yield line(key, f"attention, {name}", "own" if key == "h200" else "table", np.array(told), seconds(rows))
 
 
-def seconds(rows: list) -> Floats:  # type: ignore[type-arg]
+def seconds(rows: Sequence[Product | Attention]) -> Floats:
     return np.array([r.seconds for r in rows])
 
 

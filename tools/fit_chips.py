@@ -17,7 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chip_facts import ALIKE, ENERGIES, ENERGIES_OF, FACTS, FLASH1, FP8, OWN_STREAMS, REACH, RELATED, SHARES, STREAMS, SUSTAINED
+from chip_facts import (
+    ALIKE,
+    ENERGIES,
+    ENERGIES_OF,
+    FACTS,
+    FLASH1,
+    FP8,
+    OWN_STREAMS,
+    REACH,
+    RELATED,
+    SHARES,
+    STREAMS,
+    SUSTAINED,
+)
 from chip_fits import US, AttentionFit, Floats, ProductFit, simplex
 from chip_power import fit_power, flop_energy, scaled_energy
 from chip_rows import Product, jobs
@@ -114,7 +127,7 @@ def own_file(sources: Sources) -> File:
     fused = attention(sources, OWN, 0.0)
     for way in ("forward", "backward"):
         fused[f"flash1 {way}"] = slower(fused[f"flash2 {way}"], FLASH1)
-        empty = {"share": 1.0, "group_us": 0.0, "launch_us": 0.0}
+    empty = {"share": 1.0, "group_us": 0.0, "launch_us": 0.0}  # until they are fitted, with the chip that this makes
     file = {
         "gpu": OWN, "clock_MHz": CLOCK / 1e6, "source": FACTS[OWN], "launch_us": 1.5, "products": found,
         "grouped": empty, "attention": fused, "stream": STREAMS, "power": fit_power(JOBS),

@@ -29,7 +29,9 @@ def own_job(row: Mapping[str, Any], vocab: int) -> Job:
     model = Transformer(
         row["hidden"], row["layers"], row["heads"], vocab, row["ffn"], row["kv_heads"], row["hidden"] // row["heads"]
     )
-    eager = framework("torchtitan-eager", where.gpu, gradient_bytes=2, fused_norms=False, fused_loss=False)
+    eager = framework(
+        "torchtitan-eager", where.gpu, gradient_bytes=2, fused_norms=False, fused_loss=False, attention="flash3"
+    )  # cuDNN's, as its trace shows
     return Job(
         model, where, 1, row["sequence"], row["micro_batch"], row["micro_batch"], Parallel(),
         recompute=Recompute(row["recompute"]), framework=eager, optimizer="adam-16bit",

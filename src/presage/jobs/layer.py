@@ -61,16 +61,17 @@ class Sizes(NamedTuple):
 def norm(job: Job, s: Sizes, name: str) -> Block:
     """Reads and writes the activations once; in fp32 steps where it is not fused."""
     once = s.between * s.width * s.bytes
-    passes, launches = (2.0, 1) if job.framework.fused_norms or job.framework.compiled else (8.0, 5)
-    back = Stream((passes + 1) * once, launches + 1, "norm_backward")
-    return Block.of(name, [Stream(passes * once, launches, "norm")], [back])
+    if job.framework.fused_norms or job.framework.compiled:
+        return Block.of(name, [Stream(2 * once, 1, "norm")], [Stream(3 * once, 2, "norm_backward")])
+    # to fp32, square, mean, scale, back, times the weights: 36 bytes a number of 16 bits; backward as many again
+    return Block.of(name, [Stream(18 * once, 7)], [Stream(36 * once, 12)])
 
 
 def residual(job: Job, s: Sizes) -> Block:
-    """Bias, dropout and addition to the residual stream."""
+    """Bias, dropout and addition to the residual stream; backward the gradients of both ways are added up."""
     once = s.between * s.width
     passes = 3 * s.bytes + (1 if job.framework.dropout else 0)
-    back = (2 * s.bytes + 1) * once if job.framework.dropout else s.bytes * once
+    back = (3 * s.bytes + (2 * s.bytes + 1 if job.framework.dropout else 0)) * once
     kind = "dropout" if job.framework.dropout else "pointwise"
     return Block.of("residual", [Stream(passes * once, 1, kind)], [Stream(back, 1, kind)])
 
@@ -117,7 +118,9 @@ def plain_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     m = job.model
     into = s.head * m.head_dim + 2 * s.keys * m.head_dim
     rotated = s.tokens * (s.head + s.keys) * m.head_dim * s.bytes if m.positions == "rope" else 0
-    passes = 2 if job.framework.compiled or job.framework.fused_norms else 6
+    passes = (
+        2 if job.framework.compiled or job.framework.fused_norms else 13
+    )  # halves turned, joined, two products, a sum
     return (
         linear(job, s, "qkv", s.tokens, into, s.width, enters=True),
         Block.of("rope", [_pass(passes * rotated)], [_pass(passes * rotated)]),
@@ -163,11 +166,13 @@ def _core(job: Job, s: Sizes, dim: int, value: int, keys: int) -> Block:
     ahead = Attend(job.micro_batch, s.head, keys, queries, seen, dim, value, masked, s.window, False, style)
     back = ahead._replace(backward=True)
     talk = _context(job, s, keys * (dim + value))
-    sums = _pass(s.tokens * s.head * value * 2 * s.bytes)  # of outputs times their gradients, by row
+    out = s.tokens * s.head * value * s.bytes
+    sums = _pass(2.0 * out)  # of outputs times their gradients, by row
+    joined = _pass(4.0 * out) if p.cp > 1 else None  # what the parts gave is put together, scaled anew
     return Block.of(
         "core_attn",
-        [talk and talk._replace(beside=ahead), ahead],
-        [talk and talk._replace(nbytes=2 * talk.nbytes, beside=back), sums, back],
+        [talk and talk._replace(beside=ahead), ahead, joined],
+        [talk and talk._replace(nbytes=2 * talk.nbytes, beside=back), sums, back, joined],
     )
 
 
@@ -244,8 +249,8 @@ def activation(job: Job, s: Sizes, numbers: float) -> Block:
     forward, backward = (reads + 1) * s.bytes * numbers, (2 * reads + 1) * s.bytes * numbers
     if job.framework.fused_norms or job.framework.compiled:
         return Block.of("act", [Stream(forward)], [Stream(backward)])
-    more = 2 * s.bytes * numbers * (1 if job.model.gated else 0)
-    return Block.of("act", [Stream(forward + more, 2)], [Stream(backward + more, 3)])
+    more = 2 * s.bytes * numbers * (1 if job.model.gated else 0)  # the gate's output is written and read again
+    return Block.of("act", [Stream(forward + more, 2)], [Stream(backward + 2 * more, 4)])
 
 
 def expert_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:

@@ -1,0 +1,221 @@
+"""Laws of a step, on jobs drawn at random: more to do never takes less time, what is sent is paid for, parts add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from presage.hardware import Platform, cluster
+from presage.jobs.check import problems
+from presage.jobs.cost import held
+from presage.jobs.efficiency import LAWS, Efficiency
+from presage.jobs.frameworks import framework, frameworks
+from presage.jobs.job import SCHEDULES, Job, Overlap, Parallel, Recompute
+from presage.jobs.known import forget
+from presage.jobs.step import Step, least, step
+from presage.jobs.transformer import Experts, Latent, Transformer
+
+DENSE = Transformer(2048, 8, 16, 32000, 8192, 8, 128)
+MODELS = (
+    DENSE,
+    replace(DENSE, activation="gelu", norm="layernorm", bias=True, tied=True, kv_heads=16, window=1024),
+    replace(DENSE, experts=Experts(16, 2, 1024, shared_ffn=1024, dense_layers=1)),
+    replace(DENSE, kv_heads=16, latent=Latent(768, 512, 64, 128, 128), experts=Experts(16, 4, 512), predicted=1),
+)
+GPUS = ("v100_32gb", "a100_80gb", "h100_sxm", "b200", "mi300x")
+TRANSFERS = ("tp", "cp", "ep", "dp", "sharding")
+ALL, NONE = Overlap(*[True] * 6), Overlap(*[False] * 6)
+STEPS = 0.02  # of a product: a larger one may be so much quicker, where it is cut up otherwise
+
+
+@st.composite
+def jobs(draw: Any, models: tuple[Transformer, ...] = MODELS, schedules: tuple[str, ...] = SCHEDULES) -> Job:
+    """Any that is possible, on up to 128 GPUs."""
+    gpu, software = draw(st.sampled_from(GPUS)), draw(st.sampled_from(frameworks()))
+    place = cluster(gpu, 8, draw(st.sampled_from((100.0, 400.0, 3200.0))))
+    tp, pp, cp, dp = (draw(st.sampled_from(s)) for s in ((1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 4)))
+    model = draw(st.sampled_from(models))
+    schedule = draw(st.sampled_from(schedules)) if pp > 1 else "1f1b"
+    zero, fsdp = draw(st.sampled_from(((0, False), (1, False), (2, False), (3, False), (3, True), (2, True))))
+    parallel = Parallel(
+        tp=tp, sequence=tp > 1 and draw(st.booleans()), pp=pp, virtual=2 if schedule == "interleaved" else 1,
+        schedule=schedule, cp=cp, ep=draw(st.sampled_from((1, 2, 4))) if model.experts else 1, zero=zero, fsdp=fsdp,
+    )  # fmt: skip
+    micro, count = draw(st.sampled_from((1, 2))), pp * draw(st.integers(1, 6))
+    made = Job(
+        model, place, tp * pp * cp * dp, draw(st.sampled_from((1024, 4096))), micro, micro * dp * count, parallel,
+        precision=draw(st.sampled_from(("bf16", "fp16", "fp8", "fp32"))),
+        recompute=Recompute(draw(st.sampled_from(("none", "selective", "full")))),
+        overlap=draw(st.builds(Overlap, *[st.booleans()] * 6)), framework=framework(software, place.gpu),
+    )  # fmt: skip
+    assume(not problems(made))
+    return made
+
+
+def times(job: Job, **changes: Any) -> tuple[float, float]:
+    """Seconds of a step, and of the job changed."""
+    return step(job).seconds, step(replace(job, **changes)).seconds
+
+
+def full_clock(s: Step) -> float:
+    """Seconds of compute as the clock would have them without a power limit."""
+    return (s.parts["products"] + s.parts["attention"]) / s.slowdown + s.parts["streams"]
+
+
+# ---- sums
+
+
+@given(jobs())
+@settings(max_examples=100, deadline=None)
+def test_parts_add_up_and_are_there(job: Job) -> None:
+    s = step(job)
+    assert sum(s.parts.values()) == pytest.approx(s.seconds, rel=1e-9)
+    assert min(s.parts.values()) > -1e-9 * s.seconds
+    assert s.slowdown >= 1.0 and np.isfinite(s.seconds)
+    assert s.forward.shape == s.backward.shape == (job.parallel.pp, job.parallel.virtual)
+    assert (s.pipeline.busy <= s.pipeline.total * (1 + 1e-9)).all()
+    assert least(job) <= s.seconds * (1 + 1e-9)
+
+
+@given(st.lists(jobs(models=MODELS[2:3]), min_size=2, max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_what_plans_share_changes_no_time(some: list[Job]) -> None:
+    """Prices of one plan are kept for others: whatever came before, a step takes what it takes alone."""
+    first = some[0]
+    plans = [replace(j, platform=first.platform, framework=first.framework, precision=first.precision) for j in some]
+    plans = [replace(j, sequence=first.sequence, overlap=first.overlap) for j in plans]
+    forget()
+    shared = [step(j).seconds for j in plans]
+    for plan, seconds in zip(plans, shared, strict=True):
+        forget()
+        assert step(plan).seconds == seconds
+
+
+# ---- more to do
+
+
+@given(jobs())
+@settings(max_examples=40, deadline=None)
+def test_more_microbatches_take_longer(job: Job) -> None:
+    before, after = times(job, global_batch=2 * job.global_batch)
+    assert after > before
+    assert after < 2.05 * before * step(replace(job, global_batch=2 * job.global_batch)).slowdown
+
+
+@given(jobs())
+@settings(max_examples=40, deadline=None)
+def test_more_layers_take_longer(job: Job) -> None:
+    slots = job.parallel.pp * job.parallel.virtual
+    before, after = times(job, model=replace(job.model, layers=job.model.layers + slots))
+    assert after > before
+
+
+@given(jobs())
+@settings(max_examples=40, deadline=None)
+def test_longer_sequences_take_longer(job: Job) -> None:
+    before, after = times(job, sequence=2 * job.sequence)
+    assert after > before * (1 - STEPS)
+
+
+@given(jobs(), st.sampled_from(("selective", "full")))
+@settings(max_examples=40, deadline=None)
+def test_recomputation_takes_longer_where_the_gpu_sets_the_pace(job: Job, mode: str) -> None:
+    job = replace(job, framework=replace(job.framework, host="graph"))
+    before, after = (step(replace(job, recompute=Recompute(m))) for m in ("none", mode))
+    assert after.seconds > before.seconds * (1 - 1e-9)
+    assert full_clock(after) > full_clock(before)
+
+
+@given(jobs(schedules=("1f1b", "interleaved", "gpipe")), st.floats(1.01, 1.5))
+@settings(max_examples=40, deadline=None)
+def test_slower_products_never_shorten_a_step(job: Job, factor: float) -> None:
+    """Zero bubble is left out: where the host sets the pace, more of a pass can then be put off to its end."""
+    assert step(job, Efficiency(factor, 1.0)).seconds >= step(job, LAWS).seconds * (1 - 1e-9)
+    assert step(job, Efficiency(1.0, factor)).seconds >= step(job, LAWS).seconds * (1 - 1e-9)
+
+
+# ---- spread otherwise
+
+
+@given(jobs())
+@settings(max_examples=40, deadline=None)
+def test_more_tensor_parallelism_never_adds_compute(job: Job) -> None:
+    p = job.parallel
+    assume(p.pp == 1)  # parts are those of the busiest stage, which may be another
+    wider = replace(job, gpus=2 * job.gpus, parallel=replace(p, tp=2 * p.tp))
+    assume(not problems(wider))
+    assert full_clock(step(wider)) <= full_clock(step(job)) * (1 + STEPS)
+
+
+def slower(platform: Platform, times: float) -> Platform:
+    """The same machines with links of less bandwidth and more latency."""
+    links = (replace(k, bandwidth=k.bandwidth / times, latency=k.latency * times) for k in platform.links)
+    return replace(platform, links=tuple(links))
+
+
+@given(jobs(), st.sampled_from((1.5, 4.0)))
+@settings(max_examples=40, deadline=None)
+def test_a_slower_network_never_shortens_a_step(job: Job, times: float) -> None:
+    before, after = step(job), step(replace(job, platform=slower(job.platform, times)))
+    assert after.seconds >= before.seconds * (1 - 1e-9)
+    bare = replace(job, overlap=NONE, framework=replace(job.framework, host="graph", async_backward=False))
+    if job.gpus > 1:
+        assert step(replace(bare, platform=slower(job.platform, times))).seconds > step(bare).seconds
+
+
+@given(jobs())
+@settings(max_examples=60, deadline=None)
+def test_overlap_costs_at_most_what_transfers_hold(job: Job) -> None:
+    """Beside a transfer compute has fewer multiprocessors, and a warmer GPU; else nothing is lost."""
+    apart, beside = step(replace(job, overlap=NONE)), step(replace(job, overlap=ALL))
+    most = (1 + held(job.platform.gpu)) * beside.slowdown / apart.slowdown
+    assert beside.seconds <= apart.seconds * most * (1 + 1e-9)
+
+
+@given(jobs(schedules=("1f1b",)))
+@settings(max_examples=40, deadline=None)
+def test_zero_bubble_is_no_slower_where_stages_are_equal(job: Job) -> None:
+    p = job.parallel
+    assume(p.pp > 1 and not job.model.predicted)
+    small = replace(job.model, vocab=64, experts=None)  # so that embedding and head are next to nothing
+    one, other = (replace(job, model=small, parallel=replace(p, schedule=s)) for s in ("1f1b", "zero-bubble"))
+    before, after = step(one), step(other)
+    assert after.seconds <= before.seconds * max(1.0, after.slowdown / before.slowdown) * (1 + 1e-3)
+
+
+@given(jobs())
+@settings(max_examples=40, deadline=None)
+def test_sharded_weights_are_sent(job: Job) -> None:
+    holders = max(job.dp * job.parallel.cp, job.expert_dp if job.model.experts else 1)
+    s = step(replace(job, overlap=NONE))
+    by_pass = job.parallel.zero >= 2 or job.parallel.fsdp
+    assert (s.parts["sharding"] > 0) == (by_pass and holders > 1)
+    if not by_pass and holders > 1:
+        assert s.parts["dp"] > 0
+
+
+@given(jobs())
+@settings(max_examples=40, deadline=None)
+def test_one_gpu_talks_to_nobody(job: Job) -> None:
+    batch = job.micro_batch * job.microbatches
+    alone = replace(job, gpus=1, parallel=Parallel(zero=job.parallel.zero, fsdp=job.parallel.fsdp), global_batch=batch)
+    s = step(alone)
+    assert [s.parts[name] for name in TRANSFERS] == [0.0] * len(TRANSFERS)
+    assert s.parts["bubble"] == pytest.approx(0.0, abs=1e-9 * s.seconds)
+
+
+@given(jobs())
+@settings(max_examples=40, deadline=None)
+def test_twice_the_replicas_with_twice_the_batch_take_as_long_and_a_little_longer(job: Job) -> None:
+    """Between GPUs on a switch: in a mesh more of them have more links. Stages are nodes apart before and after."""
+    assume(job.platform.links[0].topology == "switch" and (job.parallel.pp == 1 or job.gpus // job.parallel.pp >= 8))
+    job = replace(job, parallel=replace(job.parallel, zero=0, fsdp=False))
+    wide = replace(job, gpus=2 * job.gpus, global_batch=2 * job.global_batch)
+    before, after = step(job), step(wide)
+    assert after.seconds >= before.seconds * (1 - 1e-9)
+    assert after.seconds - after.parts["dp"] == pytest.approx(before.seconds - before.parts["dp"], rel=0.02)
