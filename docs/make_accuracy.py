@@ -307,6 +307,7 @@ def page(result: Result, capture: dict[str, CaptureResult], peaks: dict[str, Res
         "",
         "This page is written by `make accuracy` from the measured data. Errors are of step times, as fractions of",
         "the measured ones. A row is one step of one rank.",
+        "Pages of their own: [kernels](kernels.md), [many ranks](ranks_accuracy.md), [jobs at scale](runs.md).",
         "",
     ]
     parts = [replay_part(result, data), capture_part(capture), steps_part(peaks), memory_part(peaks)]

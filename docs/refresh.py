@@ -13,10 +13,11 @@ BLOCK = re.compile(r"^```console\n\$ (presage [^\n]*)\n(.*?)^```$", re.MULTILINE
 
 
 def again(found: re.Match[str]) -> str:
-    args = shlex.split(found.group(1))
+    command, _, most = found.group(1).partition(" | head -")
+    args = shlex.split(command)
     args[0] = str(Path(sys.executable).with_name("presage"))
     text = subprocess.run(args, capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+    lines = "\n".join(line.rstrip() for line in text.strip().splitlines()[: int(most) if most else None])
     return f"```console\n$ {found.group(1)}\n{lines}\n```"
 
 

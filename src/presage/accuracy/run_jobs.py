@@ -56,7 +56,7 @@ def job_of_run(row: Row) -> Job:
         global_batch=whole,
         parallel=parallel,
         precision=precision_of(row["precision"]),
-        recompute=recompute_of(row["recompute"]),
+        recompute=replace(recompute_of(row["recompute"]), offload=_offloaded(row, model)),
         overlap=overlap_of_run(row, software, parallel),
         framework=replace(software, host="graph") if _summed(row) else software,
         optimizer="none" if _summed(row) else "adam",
@@ -177,6 +177,12 @@ def precision_of(text: str) -> str:
         if re.search(pattern, low):
             return name
     raise PresageError(f"precision {text!r} is not known")
+
+
+def _offloaded(row: Row, model: Transformer) -> float:
+    """The share of layers whose activations wait in the host's memory."""
+    said = re.search(r"cpu_offload (\d+) layers", row["notes"])
+    return min(1.0, int(said[1]) / model.layers) if said else 0.0
 
 
 def recompute_of(text: str) -> Recompute:

@@ -202,8 +202,9 @@ def _numbers(job: Job, out: list[str]) -> None:
         out.append(f"{gpu.name} has no {job.precision}{f' ({needs} has)' if needs else ''}: it has {have}")
     if r.mode not in MODES:
         out.append(f"recompute is {r.mode!r}: there is {', '.join(MODES)}")
-    if not 0 <= r.share <= 1:
-        out.append(f"recompute share lies between 0 and 1: it is {r.share:g}")
+    for name, value in (("share", r.share), ("offload", r.offload)):
+        if not 0 <= value <= 1:
+            out.append(f"recompute {name} lies between 0 and 1: it is {value:g}")
     for name in r.modules:
         if name not in MODULES:
             out.append(f"recompute knows no module {name!r}: there is {', '.join(MODULES)}")

@@ -212,7 +212,7 @@ def _recompute(path: str | Path, t: TrainingWords) -> Recompute:
     """A table, or a word: none, selective, selective:mlp+moe_act, full, every-2."""
     given = t.recompute
     if isinstance(given, RecomputeWords):
-        return Recompute(given.mode, tuple(given.modules), given.share)
+        return Recompute(given.mode, tuple(given.modules), given.share, given.offload)
     mode, _, modules = given.partition(":")
     if mode.startswith("every-"):
         count = mode.removeprefix("every-")

@@ -41,6 +41,7 @@ class Recompute:
     mode: str = "none"  # none, selective, full
     modules: tuple[str, ...] = ()  # of selective: core_attn, norm, mlp, moe, moe_act, mla_up_proj, op (PyTorch's SAC)
     share: float = 1.0  # of the layers it is done in (every second: 0.5)
+    offload: float = 0.0  # of the layers whose activations wait in the host's memory instead
 
 
 @dataclass(frozen=True)

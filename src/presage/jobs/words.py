@@ -67,6 +67,7 @@ class RecomputeWords(msgspec.Struct):
     mode: str = "none"
     modules: list[str] = []
     share: float = 1.0
+    offload: float = 0.0
 
 
 class TrainingWords(msgspec.Struct):

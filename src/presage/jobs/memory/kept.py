@@ -75,7 +75,7 @@ def kept_layer(job: Job, experts: bool) -> Layer:
     else:
         kept = whole
     kept = r.share * kept + (1 - r.share) * whole
-    return Layer(kept, whole, whole - kept + _beside(job, experts))
+    return Layer(kept * (1 - r.offload), whole, whole - kept + _beside(job, experts))
 
 
 def _kept(job: Job, experts: bool) -> Kept:
