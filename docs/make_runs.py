@@ -146,7 +146,7 @@ def own(source: str, table: Table) -> Iterator[str]:
         yield f"{tool} itself {percent(float(np.mean(errors)))} on these {len(errors)} rows"
 
 
-def bars(result: Result) -> Iterator[str]:
+def bars(result: Result, full: int) -> Iterator[str]:
     rows, memory = of(result, LEFT), score(of(result, "peak_memory"))
     found = {source: of_source(result, LEFT, source).mape for source in sources(result)}
     rest = score(r for r in rows if not r.group.startswith("vtrain"))
@@ -160,6 +160,7 @@ def bars(result: Result) -> Iterator[str]:
     kept = f"{len(text.BARS) - len(missed)} of {len(text.BARS)}; missed: {', '.join(missed) or 'none'}"
     yield f"| sources that keep their bar | {kept} | all |"
     yield f"| peak memory, {memory.n} rows that state it: MAPE | {percent(memory.mape)} | {percent(text.MEMORY)} |"
+    yield f"| rows called out of memory, though they ran | {full} | 0 |"
 
 
 # ---- the fit
@@ -281,17 +282,14 @@ def memory_table(result: Result) -> Iterator[str]:
     yield f"| all | {cells(rows)} |"
 
 
-def called_full(result: Result, table: Table) -> Iterator[str]:
+def called_full(result: Result, table: Table) -> list[str]:
     """Rows whose job does not fit, by what is predicted."""
-    yield "Called out of memory though they ran (bar: none):"
-    yield ""
+    found = []
     for r in of(result, SHIPPED):
         m = job_memory(job_of_run(table[line_of(r.name)]))
         if not m.fits:
-            offload = "; activations of layers kept on the host, by its notes: not modelled" * (
-                "offload" in table[line_of(r.name)]["notes"]
-            )
-            yield f"- {r.group} {r.name}: {m.needed / GIB:.1f} GiB of {m.memory / GIB:.1f}{offload}"
+            found.append(f"{r.group} {r.name} ({m.needed / GIB:.1f} GiB of {m.memory / GIB:.1f})")
+    return found
 
 
 def own_steps() -> Iterator[str]:
@@ -329,7 +327,8 @@ def skipped(result: Result) -> Iterator[str]:
 
 def page(path: Path) -> Iterator[str]:
     result, table = score_runs(path), dict(read_table(path, COLUMNS))
-    yield from (text.INTRO, "", *bars(result), "", "## By source", "", *source_table(result, table), "")
+    full = called_full(result, table)
+    yield from (text.INTRO, "", *bars(result, len(full)), "", "## By source", "", *source_table(result, table), "")
     yield f"On A100s alone sources disagree, by their bias: {biases(result)}."
     yield "No factor that is the same for all makes them agree."
     yield from (f"Closer by the laws alone than with factors: {better_alone(result)}.", "", text.OTHERS, "")
@@ -338,7 +337,8 @@ def page(path: Path) -> Iterator[str]:
     yield from cuts(result, table)
     yield from ("## Rows that are one job", "", text.TWINS, "", *twin_table(result), "")
     yield from ("## The ten worst jobs", "", text.WORST, "", *worst(result), "")
-    yield from ("## Peak memory", "", *memory_table(result), "", *called_full(result, table), "")
+    yield from ("## Peak memory", "", *memory_table(result), "")
+    yield from (f"Called out of memory, though they ran: {'; '.join(full) or 'none'}.", "")
     yield from ("## Steps of our own", "", text.OWN, "", *own_steps(), "")
     yield from ("## A run that is not in the table", "", text.NOT_IN_TABLE, "", *herd(), "")
     yield from ("## Rows left out", "", *skipped(result), "")

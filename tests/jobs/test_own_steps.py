@@ -1,4 +1,4 @@
-"""Steps of our own on an H200, which nothing was fitted on."""
+"""Steps of our own on an H200, which no factor was fitted on."""
 
 from __future__ import annotations
 

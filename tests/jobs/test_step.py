@@ -138,7 +138,7 @@ def test_recomputation_takes_longer_where_the_gpu_sets_the_pace(job: Job, mode: 
 @given(jobs(schedules=("1f1b", "interleaved", "gpipe")), st.floats(1.01, 1.5))
 @settings(max_examples=40, deadline=None)
 def test_slower_products_never_shorten_a_step(job: Job, factor: float) -> None:
-    """Zero bubble is left out: where the host sets the pace, more of a pass can then be put off to its end."""
+    """Zero bubble is left out: where the host sets the pace, slower products are more of a pass to be put off."""
     assert step(job, Efficiency(factor, 1.0)).seconds >= step(job, LAWS).seconds * (1 - 1e-9)
     assert step(job, Efficiency(1.0, factor)).seconds >= step(job, LAWS).seconds * (1 - 1e-9)
 
@@ -168,7 +168,7 @@ def test_a_slower_network_never_shortens_a_step(job: Job, times: float) -> None:
     before, after = step(job), step(replace(job, platform=slower(job.platform, times)))
     assert after.seconds >= before.seconds * (1 - 1e-9)
     bare = replace(job, overlap=NONE, framework=replace(job.framework, host="graph", async_backward=False))
-    if job.gpus > 1:
+    if job.gpus > 1 and not step(bare).parts["host"]:
         assert step(replace(bare, platform=slower(job.platform, times))).seconds > step(bare).seconds
 
 
@@ -216,10 +216,12 @@ def test_one_gpu_talks_to_nobody(job: Job) -> None:
 @given(jobs())
 @settings(max_examples=40, deadline=None)
 def test_twice_the_replicas_with_twice_the_batch_take_as_long_and_a_little_longer(job: Job) -> None:
-    """Between GPUs on a switch: in a mesh more of them have more links. Stages are nodes apart before and after."""
-    assume(job.platform.links[0].topology == "switch" and (job.parallel.pp == 1 or job.gpus // job.parallel.pp >= 8))
+    """From a node for each stage on: within one, switches that add and meshes make more GPUs quicker."""
+    more = max(1, 8 * job.parallel.pp // job.gpus)
+    job = replace(job, gpus=more * job.gpus, global_batch=more * job.global_batch)
     job = replace(job, parallel=replace(job.parallel, zero=0, fsdp=False))
-    wide = replace(job, gpus=2 * job.gpus, global_batch=2 * job.global_batch)
-    before, after = step(job), step(wide)
+    before, after = step(job), step(replace(job, gpus=2 * job.gpus, global_batch=2 * job.global_batch))
     assert after.seconds >= before.seconds * (1 - 1e-9)
-    assert after.seconds - after.parts["dp"] == pytest.approx(before.seconds - before.parts["dp"], rel=0.02)
+    compute = after.seconds - after.parts["dp"]
+    assert compute * before.slowdown / after.slowdown >= (before.seconds - before.parts["dp"]) * (1 - 0.02)
+    assert compute <= (before.seconds - before.parts["dp"]) * (1 + 0.02)

@@ -22,11 +22,11 @@ __all__ = ["COMPUTE", "TRANSFERS", "JobPrediction", "Stage", "predict_job"]
 # Parts of a step, in the order they are told; what a step has beyond these comes after them.
 COMPUTE = ("products", "attention", "streams")
 TRANSFERS = ("tp", "cp", "ep", "pp", "dp", "sharding")
-OTHERS = ("bubble", "host", "optimizer", "jitter")
+OTHERS = ("bubble", "host", "optimizer")
 AT_WORK = (*COMPUTE, "optimizer")
 BOUNDS = {
     "compute": ("products", "attention"), "memory bandwidth": ("streams", "optimizer"), "communication": TRANSFERS,
-    "pipeline": ("bubble",), "host": ("host",), "slow ranks": ("jitter",),
+    "pipeline": ("bubble",), "host": ("host",),
 }  # fmt: skip
 LOW = ("fp8", "mxfp8", "nvfp4")
 

@@ -50,8 +50,9 @@ def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float)
     waits = forward - ahead + backward - back
     launches = _host(job, c, host)
     late = [max(0.0, h - t) for h, t in zip(launches, (forward, backward), strict=True)]
-    weight = c.passes.backward.weight * slow
-    return ChunkTime(forward + late[0], backward + late[1], weight, waits, sum(late), sum(hidden))
+    backward += late[1]
+    weight = backward * c.passes.backward.weight * slow / back if back else 0.0  # it waits as the rest does
+    return ChunkTime(forward + late[0], backward, weight, waits, sum(late), sum(hidden))
 
 
 def _hidden(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:

@@ -12,7 +12,7 @@ from presage.parallel.pipeline.drawing import program
 __all__ = ["job_timeline"]
 
 MOST = 1_000_000  # tasks: more than a browser draws
-TAIL = {"dp": "gradients and parameters between replicas", "optimizer": "optimizer", "jitter": "slower ranks"}
+TAIL = {"dp": "gradients and parameters between replicas", "optimizer": "optimizer"}
 
 
 def job_timeline(step: Step) -> Timeline:

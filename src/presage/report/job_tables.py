@@ -28,7 +28,6 @@ PARTS = {
     "bubble": "the pipeline's bubble",
     "host": "waits for the host",
     "optimizer": "the optimizer",
-    "jitter": "waits for slower ranks",
 }
 MEMORY = {
     "weights": "weights",

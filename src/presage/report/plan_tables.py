@@ -19,7 +19,7 @@ PARTS = {
     "products": "matrix products", "attention": "attention", "streams": "passes over memory",
     "tp": "tensor-parallel transfers", "cp": "context-parallel transfers", "ep": "transfers to experts",
     "pp": "transfers between stages", "dp": "transfers between replicas", "sharding": "waits for sharded parameters",
-    "bubble": "pipeline bubble", "host": "waits for the host", "optimizer": "optimizer", "jitter": "slow ranks",
+    "bubble": "pipeline bubble", "host": "waits for the host", "optimizer": "optimizer",
 }  # fmt: skip
 SHOWN = 12  # of the front
 TOLD = 3  # parts in a sentence
