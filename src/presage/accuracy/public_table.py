@@ -15,7 +15,7 @@ from presage.hardware.cluster import usual_network
 
 __all__ = ["count", "number", "platform_name", "platform_of_run", "read_table", "run_seconds"]
 
-MOST = 10_000_000  # of anything that a row counts
+MOST = 10_000_000  # of what a row counts
 USUAL_NODE = 8
 TRAY = 8  # cards that are counted are those of a tray, where a node is said to be a whole rack
 PCIE_TWIN = {"a100_40gb": "a100_pcie_40gb", "a100_80gb": "a100_pcie_80gb", "h100_sxm": "h100_pcie"} | {
@@ -57,7 +57,7 @@ def number(row: Mapping[str, str], column: str) -> float | None:
     return found
 
 
-def count(row: Mapping[str, str], column: str, default: int | None = None) -> int:
+def count(row: Mapping[str, str], column: str, default: int | None = None, most: int = MOST) -> int:
     """A number from 1 on; where a row says nothing or 0, the default."""
     text = row.get(column, "").strip()
     if default is not None and text in ("", "0"):
@@ -66,8 +66,8 @@ def count(row: Mapping[str, str], column: str, default: int | None = None) -> in
         found = float(text)
     except ValueError:
         raise PresageError(f"{column} is {text!r}, not a number") from None
-    if not 1 <= found <= MOST:
-        raise PresageError(f"{column} is {text}: it should be between 1 and {MOST:,}")
+    if not 1 <= found <= most:
+        raise PresageError(f"{column} is {text}: it should be between 1 and {most:,}")
     return int(found)
 
 

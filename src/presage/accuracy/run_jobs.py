@@ -20,6 +20,7 @@ from presage.jobs.transformer import Experts, Transformer
 __all__ = ["framework_of", "job_of_run"]
 
 Row = Mapping[str, str]
+LAYERS = 10_000  # at most
 
 # What the table calls a framework, and the one it is taken for: the first that fits.
 FRAMEWORKS = (
@@ -74,6 +75,8 @@ def _possible(job: Job) -> None:
     if job.microbatches < 1:
         sizes = f"{job.global_batch} is less than {job.micro_batch} x {job.dp}"
         raise PresageError(f"global_batch = micro_batch x dp x microbatches: {sizes}")
+    if p.pp * p.virtual > job.model.layers + 2:  # embedding and head may be a stage each
+        raise PresageError(f"pp x vpp <= layers + 2: {p.pp} x {p.virtual} is more than {job.model.layers} + 2")
 
 
 def _summed(row: Row) -> bool:
@@ -97,12 +100,14 @@ def model_of(row: Row) -> Transformer:
     like = known(row["model"])  # what a table of sizes does not say: head width, tied weights, shared experts
     hidden, heads = count(row, "hidden"), count(row, "heads")
     latent = row["kv_heads"].strip().upper() == "MLA"
+    if heads > hidden:
+        raise PresageError(f"hidden = heads x n: {hidden} is less than {heads}")
     if latent and (like is None or like.latent is None):
         raise PresageError(f"latent attention, but the sizes of {row['model']} are not known")
     dim = like.head_dim if like and like.heads == heads else hidden // heads
     activation = ACTIVATIONS.get(row["mlp_type"].split("+")[0], "gelu")
     usual = like or _like_others(hidden, heads, dim, activation)
-    layers = count(row, "layers")
+    layers = count(row, "layers", most=LAYERS)
     return replace(
         usual,
         hidden=hidden,
@@ -133,7 +138,7 @@ def _experts(row: Row, like: Transformer | None, layers: int) -> Experts | None:
         return None
     number, chosen, width = (count(row, c) for c in ("moe_experts", "moe_topk", "moe_ffn"))
     usual = like.experts if like and like.experts else Experts(number, chosen, width)
-    drops = re.search(r"capacity ([\d.]+)", row["notes"])
+    drops = re.search(r"capacity (\d+(?:\.\d+)?)", row["notes"])
     capacity = float(drops[1]) if drops else 1.0 if "token-drop" in row["notes"] else 0.0
     dense = usual.dense_layers if like and like.layers == layers else min(usual.dense_layers, 1 if layers > 1 else 0)
     return replace(usual, experts=number, top_k=chosen, ffn=width, capacity=capacity, dense_layers=dense)
@@ -240,7 +245,7 @@ def _by_sequence(row: Row, software: Framework) -> bool:
 def _ends(row: Row, slots: int, predicted: int) -> bool:
     """Whether embedding and head are dealt out as layers."""
     said = re.search(r"embeddings? (balanced|and loss count)|count as layers|ASYM", row["notes"])
-    layers = count(row, "layers")
+    layers = count(row, "layers", most=LAYERS)
     return slots > 1 and (bool(said) or (layers % slots != 0 and (layers + 2 + predicted) % slots == 0))
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli.common import Json, emit
+from presage.cli.predicted import tell
 from presage.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,19 +94,9 @@ def _draw(found: JobPrediction, path: Path) -> None:
 
 
 def _print(found: JobPrediction, tokens: float | None, trace: Path | None) -> None:
-    from rich.markup import escape
-
     from presage.report import job_tables as tables
 
-    out = console()
-    out.print(tables.headline(found), soft_wrap=True)
-    for table in _tables(found, tokens):
-        out.print()
-        out.print(table)
-    for remark in tables.remarks(found):
-        out.print(f"\n{escape(remark)}", soft_wrap=True)
-    if trace is not None:
-        out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)
+    tell(tables.headline(found), _tables(found, tokens), tables.remarks(found), trace)
 
 
 def _tables(found: JobPrediction, tokens: float | None) -> list[Table]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from presage.cli.common import console
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from presage.engine import Timeline
     from presage.prediction.step import Prediction
 
-__all__ = ["draw", "show"]
+__all__ = ["draw", "show", "tell"]
 
 
 def draw(timeline: Timeline, found: Prediction, path: Path) -> None:
@@ -34,18 +34,23 @@ def _named(rank: int, ranks: int) -> str:
 
 def show(found: Prediction, trace: Path | None, more: Sequence[Table]) -> None:
     """Print a prediction: the step, the ranks where there are several, these tables, and what to know."""
-    from rich.markup import escape
-
     from presage.report import prediction_tables as tables
     from presage.report.rank_tables import rank_table, sent_table
 
-    out = console()
-    out.print(tables.headline(found), soft_wrap=True)
     ranks = [rank_table(found.many), sent_table(found.many)] if found.many is not None else []
-    for table in [tables.step_table(found), *ranks, *more]:
+    tell(tables.headline(found), [tables.step_table(found), *ranks, *more], tables.remarks(found), trace)
+
+
+def tell(headline: Any, tables: Iterable[Table], remarks: Iterable[str], trace: Path | None) -> None:
+    """The answer, then its tables, then what to know, then where the timeline is."""
+    from rich.markup import escape
+
+    out = console()
+    out.print(headline, soft_wrap=True)
+    for table in tables:
         out.print()
         out.print(table)
-    for remark in tables.remarks(found):
+    for remark in remarks:
         out.print(f"\n{escape(remark)}", soft_wrap=True)
     if trace is not None:
         out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)
