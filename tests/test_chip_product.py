@@ -26,7 +26,10 @@ SHAPES = (
 )
 ALL = [pytest.param(g, id=g.key) for g in gpus()]
 sizes = st.integers(1, 512).map(lambda n: 8 * n)
-BELOW = 0.98  # a split along the inner dimension may save so much as it begins
+# A product of few tiles is split along its inner dimension, the more ways the longer that is, and may save so much as
+# this begins: most on an L40S, where the start of a tile costs most.
+BELOW = {"l40s": 0.85, "v100_32gb": 0.96}
+ELSEWHERE = 0.98
 
 
 def highest(g: Gpu) -> float:
@@ -51,7 +54,8 @@ def test_more_work_never_takes_less_time(key: str, m: int, n: int, k: int, more:
     chip = Chip.of(gpu(key))
     larger = [m, n, k]
     larger[which] += more
-    assert chip.product(*larger, "fp16", batch) >= BELOW * chip.product(m, n, k, "fp16", batch)
+    below = BELOW.get(key, ELSEWHERE)
+    assert chip.product(*larger, "fp16", batch) >= below * chip.product(m, n, k, "fp16", batch)
     assert chip.product(m, n, k, "fp16", batch + 1) >= chip.product(m, n, k, "fp16", batch)
 
 
@@ -97,6 +101,14 @@ def test_grouped_products_are_near_one_of_all_rows() -> None:
     one, many = chip.product(16 * 4096, 4096, 7168), chip.grouped(16, 4096, 4096, 7168)
     assert one < many < 1.1 * one
     assert chip.grouped(32, 512, 4096, 7168) > chip.grouped(16, 512, 4096, 7168)
+
+
+def test_sums_of_groups_cost_what_sums_of_one_do() -> None:
+    """Weight gradients of 16 experts, added up in fp32."""
+    chip = Chip.of(gpu("h200"))
+    extra = chip.grouped(16, 4096, 7168, 2048, accumulate=True) - chip.grouped(16, 4096, 7168, 2048)
+    alone = chip.product(16 * 4096, 7168, 2048, accumulate=True) - chip.product(16 * 4096, 7168, 2048)
+    assert extra == pytest.approx(alone, rel=1e-9) and extra > 0
 
 
 def test_chips_of_a_gpu_are_made_once() -> None:

@@ -59,9 +59,9 @@ def test_what_is_not_known_is_told() -> None:
 
 def test_terms_are_those_of_the_host_model() -> None:
     """The file's terms are sums of the fitted host model's: a new fit must be carried over."""
-    from presage.costs.layer_host import _file
+    from presage.costs.layer_host import host_facts
 
-    us, t = host_model("h200").us, _file().terms
+    us, t = host_model("h200").us, host_facts().terms
     assert t.kernel_forward == pytest.approx(us["leaf forward kernel"] + us["gap forward"], rel=0.02)
     assert t.kernel_backward == pytest.approx(us["leaf backward kernel"] + us["gap backward"], rel=0.02)
     assert t.plain == pytest.approx(us["leaf forward plain"] + us["gap forward"], rel=0.02)
@@ -74,9 +74,9 @@ def test_a_captured_layer_costs_what_the_file_says() -> None:
     sys.path.insert(0, str(ROOT / "tools"))
     from count_layer_host import captured
 
-    from presage.costs.layer_host import _file
+    from presage.costs.layer_host import host_facts
 
-    said, found = _file().captured.layers["gpt_jit"], captured("gpt_jit")
+    said, found = host_facts().captured.layers["gpt_jit"], captured("gpt_jit")
     assert found["forward"] == (pytest.approx(said.forward, rel=0.02), said.launches_forward)
     assert found["backward"] == (pytest.approx(said.backward, rel=0.02), said.launches_backward)
 

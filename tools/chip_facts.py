@@ -7,12 +7,14 @@ FLOAT32 = "float32 products: NeuSight's tables (MIT)"
 BACK = (
     "attention backward, fp8, experts' products: as they are to the forward, to bf16 and to single products on an H200"
 )
+SIMUMAX = "MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json (Apache-2.0)"
 MAMF = "github.com/stas00/ml-engineering, compute/accelerator, maximum achievable matmul FLOPS (2024 to 2026)"
 FACTS = {
     "h200": "measured by ourselves: data/h200_pack and data/h200_jobs (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, 2026-11)",
-    "a100_80gb": f"{TABLE}; {FLOAT32}, of the 40 GB PCIe card; {BACK}",
+    "a100_80gb": f"{TABLE}; {FLOAT32}, of the 40 GB PCIe card; {BACK}; energies: the H200's by the process (TSMC's "
+    "figures); streams: NeuSight's tables, others by the rate of instructions",
     "h100_sxm": f"bf16 products: as the A100's; {FLOAT32}; the rest is the H200's, which has the same SMs",
-    "b200": f"{TABLE}; {BACK}",
+    "b200": f"{TABLE}; {BACK}; energy in bf16 and streams: {SIMUMAX}, by the rate of instructions",
     "l40s": f"{TABLE}; {BACK}",
     "v100_pcie_32gb": f"{FLOAT32}; tensor cores as on an A100; its sustained share by general knowledge",
     "l4": f"{FLOAT32}; the rest as shares of the peak as on an L40S",
@@ -34,8 +36,7 @@ STREAMS = {
 # Energy a FLOP over the H200's, which we measured. The tables' clocks fall less, for their calls are too few to heat a
 # GPU. H100: the same die. A100: TSMC's N7 against its N5 class, of which TSMC says 30% less power at one speed (general
 # knowledge). B200: large bf16 products measured for a training simulator reach 0.45 to 0.51 of 2,250 TFLOP/s for good
-# (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, Apache-2.0); a like process alone would say 1.0, as is
-# taken for other types of number.
+# (SimuMax's file); a like process alone would say 1.0, as is taken for other types of number.
 ENERGIES = {"h100_sxm": 1.0, "a100_80gb": 1.43, "b200": 1.2}
 ENERGIES_OF = {"b200": ("bf16", "fp16")}
 # Of the memory bandwidth on an A100, where other kernels than copies differ from the H200's: NeuSight's softmax and

@@ -71,6 +71,7 @@ def read(path: Path) -> list[tuple[str, Job, float]]:
 
 
 def factors(x: np.ndarray) -> list[float]:
+    """From their logarithms."""
     return [float(v) for v in np.exp(x)]
 
 
@@ -79,11 +80,13 @@ def efficiency(x: np.ndarray) -> Efficiency:
 
 
 def errors(rows: list[tuple[str, Job, float]], x: np.ndarray) -> np.ndarray:
+    """Logarithms of predicted over measured."""
     e = efficiency(x)
     return np.array([np.log(step(job, e).seconds / seconds) for _, job, seconds in rows])
 
 
 def linear(rows: list[tuple[str, Job, float]], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Errors at some factors, and how they move with each."""
     base = errors(rows, x)
     slopes = np.zeros((len(rows), len(NAMES)))
     for k in range(len(NAMES)):
@@ -114,6 +117,7 @@ def solved(
 
 
 def write(parts: dict[str, np.ndarray], rows: int) -> None:
+    """The file that ships: as fitted, and without each source."""
     lines = [f"# Made by tools/fit_runs.py from {rows} public runs; see docs/runs.md.", ""]
     for source, x in parts.items():
         lines.append(f'[left_out."{source}"]' if source else "[fitted]")

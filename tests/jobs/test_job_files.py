@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.errors import InputError, PresageError
+from presage.jobs.check import OPTIMIZERS
 from presage.jobs.dlrm import DlrmJob
 from presage.jobs.files import job_of, read_any, read_described, read_transformer_job
-from presage.jobs.job import Job, Recompute
+from presage.jobs.frameworks import HOSTS
+from presage.jobs.job import PRECISIONS, SCHEDULES, Job, Recompute
 from presage.jobs.presets import preset
 from presage.jobs.words import SECTIONS
 
@@ -205,3 +207,4 @@ def test_every_key_is_in_the_documentation() -> None:
     keys = [(s, k) for s, kind in SECTIONS.items() for k in kind.__struct_fields__]
     missing = [f"{s}.{k}" for s, k in keys if f"`{k}`" not in page and f"[{s}.{k}]" not in page]
     assert missing == []
+    assert [name for name in (*OPTIMIZERS, *PRECISIONS, *SCHEDULES, *HOSTS) if f"`{name}`" not in page] == []

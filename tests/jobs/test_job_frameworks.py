@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from presage.errors import PresageError
 from presage.hardware import gpu
 from presage.jobs import frameworks as home
+from presage.jobs.files import job_of, read_transformer_job
 from presage.jobs.framework import Framework
 from presage.jobs.frameworks import framework, frameworks, overlap_of
+from presage.plan.layouts.written import job_toml
 
+JOB: dict[str, Any] = {
+    "model": {"preset": "llama3-8b"}, "training": {"sequence": 4096}, "parallel": {"gpus": 8},
+    "cluster": {"platform": "dgx-h100"},
+}  # fmt: skip
 FILES = sorted((Path(home.__file__).parent / "frameworks").glob("*.toml"))
 
 
@@ -24,6 +31,27 @@ def test_each_says_all_switches_and_where_they_are_from(path: Path) -> None:
     said = {"bucket_bytes" if k == "bucket_MB" else k for k in table}
     left = set(Framework.__dataclass_fields__) - said - {"key", "overlap"}
     assert left == set(), f"left to a default: {left}"
+
+
+def test_every_switch_can_be_said_in_a_job_file(tmp_path: Path) -> None:
+    """And written out: each with another value than its own, it comes back from the file of the job."""
+    usual = framework("megatron-core")
+    kept = {"key", "name", "source", "overlap"}
+    names = [name for name in Framework.__dataclass_fields__ if name not in kept]
+    others = {name: other(name, getattr(usual, name)) for name in names}
+    table = {name: value for name, value in others.items() if name != "bucket_bytes"} | {"bucket_MB": 123}
+    job = job_of({**JOB, "framework": {"name": "megatron-core", **table}}).job
+    assert {name: getattr(job.framework, name) for name in names} == others
+    path = tmp_path / "job.toml"
+    path.write_text(job_toml(job, JOB["cluster"]))
+    assert read_transformer_job(path).framework == job.framework
+
+
+def other(name: str, value: object) -> object:
+    """Another value of a switch."""
+    if isinstance(value, bool):
+        return not value
+    return {"attention": "unfused", "host": "torch", "bucket_bytes": 123e6}.get(name, 1)
 
 
 def test_attention_goes_with_the_gpu() -> None:

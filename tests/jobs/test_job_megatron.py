@@ -17,7 +17,7 @@ from presage.jobs.files import read_described
 from presage.jobs.job import Job, Recompute
 from presage.jobs.layout import expert_layers, pipeline_layout
 from presage.jobs.megatron import arguments_sections, read_arguments
-from presage.jobs.script import _shell
+from presage.jobs.script import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 50000"
@@ -32,7 +32,7 @@ def job(tmp_path: Path, script: str, more: str = "", name: str = "train.sh") -> 
 
 
 def sections(arguments: str) -> dict[str, Any]:
-    return arguments_sections(_shell(arguments).arguments)[0]
+    return arguments_sections(shell(arguments).arguments)[0]
 
 
 def test_the_example_is_gpt3_on_1024_gpus() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from presage.errors import PresageError
 from presage.jobs.model_table import model_of
-from presage.jobs.presets import _file, known, preset, preset_named, presets
+from presage.jobs.presets import known, preset, preset_facts, preset_named, presets
 
 # Published figures that count something else, or that the published shapes do not add up to.
 OTHERS = {
@@ -24,20 +24,20 @@ def rounding(figure: float) -> float:
 
 @pytest.mark.parametrize("name", presets())
 def test_parameters_are_the_published_ones(name: str) -> None:
-    published = _file()[name]["parameters_B"]
+    published = preset_facts()[name]["parameters_B"]
     allowed = max(OTHERS.get(name, 0.005), rounding(published))
     assert preset(name).parameters / 1e9 == pytest.approx(published, rel=allowed)
 
 
-@pytest.mark.parametrize("name", [n for n in presets() if "active_B" in _file()[n]])
+@pytest.mark.parametrize("name", [n for n in presets() if "active_B" in preset_facts()[n]])
 def test_active_parameters_are_near_the_published_ones(name: str) -> None:
     # publishers differ in whether embeddings count
-    assert preset(name).active_parameters / 1e9 == pytest.approx(_file()[name]["active_B"], rel=0.12)
+    assert preset(name).active_parameters / 1e9 == pytest.approx(preset_facts()[name]["active_B"], rel=0.12)
 
 
 def test_each_has_a_source_and_names_of_its_own() -> None:
-    assert all(p["source"] for p in _file().values())
-    for key, about in _file().items():
+    assert all(p["source"] for p in preset_facts().values())
+    for key, about in preset_facts().items():
         assert {preset_named(n) for n in (key, *about.get("aliases", ()))} == {key}  # no name is of two
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from presage.hardware import platform
 from presage.jobs.check import MODULES as KNOWN_MODULES
-from presage.jobs.cost import Cost, Pricer
+from presage.jobs.cost import Cost, Pricer, held
 from presage.jobs.efficiency import LAWS
 from presage.jobs.ends import embedding_block, head_blocks
 from presage.jobs.frameworks import framework
-from presage.jobs.job import Job, Parallel, Recompute
+from presage.jobs.job import Job, Overlap, Parallel, Recompute
 from presage.jobs.layer import layer_blocks
-from presage.jobs.ops import Attend, Block, Op, Product, Talk
+from presage.jobs.ops import Attend, Block, Op, Product, Stream, Talk
 from presage.jobs.stages import MODULES, layer_passes
 from presage.jobs.step import step
 from presage.jobs.transformer import Experts, Latent, Transformer
@@ -29,6 +29,8 @@ SPARSE = replace(GROUPED, experts=Experts(16, 2, 1024, shared_ffn=2048, dense_la
 LATENT = replace(GROUPED, kv_heads=32, latent=Latent(768, 512, 64, 128, 128))
 SHORT = replace(GROUPED, kv_heads=32, latent=Latent(0, 512, 64, 128, 128))  # queries are made at once
 MODELS = {"gelu": GPT, "grouped": GROUPED, "single": SINGLE, "experts": SPARSE, "latent": LATENT, "short": SHORT}
+NONE = Overlap(*[False] * 6)
+TENSOR = replace(NONE, tensor=True)
 LAST = 3  # a layer with experts, where there are any
 
 
@@ -225,6 +227,25 @@ def test_tokens_go_to_their_experts_and_back() -> None:
     assert len(talks) == 4
 
 
+@pytest.mark.parametrize("tokens", [256, 8192])
+def test_beside_a_product_a_transfer_costs_what_is_not_hidden(tokens: int) -> None:
+    """As a whole: what is longer than the product, and the multiprocessors it holds meanwhile. Cut up by ranks: all but
+    the first part hides."""
+    beside = Product(tokens, 4096, 14336, "bf16", sums=True, along=False)
+    talk = Talk("all_reduce", 64e6, "tp", beside, whole=True)
+    split = Parallel(tp=8)
+    apart = job(GROUPED, parallel=split, software={"async_backward": False}, overlap=NONE)
+    whole, cut = job(GROUPED, parallel=split, overlap=NONE), job(GROUPED, parallel=split, overlap=TENSOR)
+    alone, by = Pricer(apart, LAWS).one(talk).tp, Pricer(apart, LAWS).one(beside).product
+    assert alone == Pricer(apart, LAWS).talk_seconds("all_reduce", 64e6, "tp")
+    lost = held(apart.platform.gpu) * min(alone, by)
+    assert Pricer(whole, LAWS).one(talk).tp == pytest.approx(max(0.0, alone - by) + lost)
+    assert Pricer(cut, LAWS).one(talk).tp == pytest.approx(max(alone / 8, alone - by * 7 / 8))
+    assert Pricer(cut, LAWS).one(talk).tp < alone and Pricer(whole, LAWS).one(talk).tp < alone
+    assert 0 < held(apart.platform.gpu) < 0.5
+    assert Pricer(whole, LAWS).one(talk._replace(whole=False)).tp == alone
+
+
 # ---- recomputation
 
 
@@ -267,6 +288,18 @@ def test_recomputation_by_op_repeats_every_second_product() -> None:
 
 def test_modules_have_one_list() -> None:
     assert set(KNOWN_MODULES) == set(MODULES) == {*BLOCKS, "op"}
+
+
+def test_chips_know_every_kind_of_stream() -> None:
+    """None falls back on the share of others."""
+    kinds = set()
+    for model in MODELS.values():
+        for changes in ({}, {"dropout": True, "attention": "unfused"}, {"fused_norms": False, "fused_loss": False}):
+            one = job(model, software=changes, precision="fp8")
+            blocks = [*layer_blocks(one, LAST), *head_blocks(one), embedding_block(one)]
+            kinds |= {o.kind for b in blocks for o in (*b.forward, *b.backward) if isinstance(o, Stream)}
+    assert {"norm", "softmax", "dropout", "cast", "permute", "loss", "embedding"} <= kinds
+    assert kinds <= Pricer(job(GPT), LAWS).chip.parameters.stream.keys()
 
 
 # ---- too little work

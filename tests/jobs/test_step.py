@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from presage.hardware import Platform, cluster
 from presage.jobs.check import problems
-from presage.jobs.cost import held
+from presage.jobs.cost import Pricer, held
 from presage.jobs.efficiency import LAWS, Efficiency
 from presage.jobs.frameworks import framework, frameworks
 from presage.jobs.job import SCHEDULES, Job, Overlap, Parallel, Recompute
 from presage.jobs.known import forget
-from presage.jobs.step import Step, least, step
+from presage.jobs.step import Setting, Step, least, step
 from presage.jobs.transformer import Experts, Latent, Transformer
 
 DENSE = Transformer(2048, 8, 16, 32000, 8192, 8, 128)
@@ -82,18 +82,34 @@ def test_parts_add_up_and_are_there(job: Job) -> None:
     assert least(job) <= s.seconds * (1 + 1e-9)
 
 
-@given(st.lists(jobs(models=MODELS[2:3]), min_size=2, max_size=4))
-@settings(max_examples=25, deadline=None)
-def test_what_plans_share_changes_no_time(some: list[Job]) -> None:
+PLANS: tuple[dict[str, Any], ...] = (
+    {}, {"tp": 2}, {"tp": 2, "sequence": True}, {"cp": 2}, {"ep": 4}, {"ep": 2, "expert_tp": 2}, {"pp": 2},
+    {"pp": 2, "virtual": 2, "schedule": "interleaved"}, {"pp": 2, "schedule": "zero-bubble"},
+    {"pp": 2, "schedule": "gpipe"}, {"pp": 2, "layers_as": (3, 5)}, {"pp": 2, "ends_as_layers": True}, {"zero": 1},
+    {"zero": 2}, {"zero": 3}, {"zero": 3, "fsdp": True}, {"zero": 3, "fsdp": True, "shard": 4},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_plans_share_changes_no_time(model: Transformer, turned: bool) -> None:
     """Prices of one plan are kept for others: whatever came before, a step takes what it takes alone."""
-    first = some[0]
-    plans = [replace(j, platform=first.platform, framework=first.framework, precision=first.precision) for j in some]
-    plans = [replace(j, sequence=first.sequence, overlap=first.overlap) for j in plans]
+    plans = [replace(node(model), parallel=Parallel(**p)) for p in PLANS if model.experts or "ep" not in p]
+    plans += [replace(plans[0], micro_batch=2), replace(plans[0], global_batch=32), replace(plans[0], gpus=16)]
+    plans += [replace(plans[0], recompute=Recompute(*r)) for r in (("full",), ("full", (), 0.5), ("selective",))]
+    plans += [replace(plans[0], optimizer="sgd"), replace(plans[0], overlap=NONE), replace(plans[0], precision="fp8")]
+    plans = plans[::-1] if turned else plans
     forget()
-    shared = [step(j).seconds for j in plans]
-    for plan, seconds in zip(plans, shared, strict=True):
+    shared = [step(j).parts for j in plans]
+    for plan, parts in zip(plans, shared, strict=True):
         forget()
-        assert step(plan).seconds == seconds
+        assert step(plan).parts == parts
+
+
+def node(model: Transformer = DENSE, network: float = 400.0) -> Job:
+    """A job on eight GPUs."""
+    place = cluster("h100_sxm", 8, network)
+    return Job(model, place, 8, 2048, 1, 16, overlap=ALL, framework=framework("megatron-core", place.gpu))
 
 
 # ---- more to do
@@ -201,6 +217,37 @@ def test_sharded_weights_are_sent(job: Job) -> None:
     assert (s.parts["sharding"] > 0) == (by_pass and holders > 1)
     if not by_pass and holders > 1:
         assert s.parts["dp"] > 0
+
+
+@pytest.mark.parametrize(("zero", "fsdp", "gathers"), [(3, True, 2), (3, False, 2), (2, True, 1)])
+def test_on_a_slow_network_a_step_is_what_sharding_sends(zero: int, fsdp: bool, gathers: int) -> None:
+    """Parameters are gathered in each pass (ZeRO-3), or only forward, and gradients reduced, for every microbatch."""
+    job = replace(node(network=0.1), gpus=64, global_batch=256, parallel=Parallel(zero=zero, fsdp=fsdp))
+    price = Pricer(job, LAWS)
+    layer = job.model.parameters / job.model.layers
+    gather = price.talk_seconds("all_gather", layer * job.framework.gather_bytes, "shard")
+    reduce = price.talk_seconds("reduce_scatter", layer * job.framework.reduce_bytes, "shard")
+    sent = job.microbatches * job.model.layers * (gathers * gather + reduce)
+    # of each, one layer's is still on its way when the pass is over; and compute is next to nothing
+    assert step(job, LAWS).seconds == pytest.approx(sent * (1 + 1 / job.model.layers), rel=0.06)
+
+
+def test_weights_that_both_ends_use_are_reduced_between_them() -> None:
+    tied = replace(DENSE, tied=True)
+    split = replace(node(tied), gpus=8, parallel=Parallel(tp=4, pp=2), overlap=NONE)
+    nbytes = tied.vocab * tied.hidden / 4 * split.framework.reduce_bytes
+    assert step(split).parts["dp"] == Pricer(split, LAWS).talk_seconds("all_reduce", nbytes, "neighbour") > 0
+    assert step(replace(split, model=DENSE)).parts["dp"] == 0
+    assert step(replace(split, parallel=Parallel(tp=8))).parts["dp"] == 0
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(sequence: bool) -> None:
+    job = replace(node(), parallel=Parallel(tp=4, pp=2, sequence=sequence))
+    price = Pricer(job, LAWS)
+    whole = job.rank_tokens * job.model.hidden * 2
+    gather = 0.0 if sequence else price.talk_seconds("all_gather", whole, "tp")
+    assert Setting.of(job, price).send == price.talk_seconds("send_recv", whole / 4, "neighbour") + gather
 
 
 @given(jobs())

@@ -52,7 +52,9 @@ def test_json_has_all_of_it() -> None:
     times = [p["step_ms"] for p in value["best"]]
     assert times == sorted(times)
     first, counts = value["best"][0], value["counts"]
-    assert first["tp"] == 8 and first["dp"] * first["pp"] * first["cp"] * 8 == 1024 and first["recompute"] in first["plan"]
+    assert (
+        first["tp"] == 8 and first["dp"] * first["pp"] * first["cp"] * 8 == 1024 and first["recompute"] in first["plan"]
+    )
     assert sum(first["breakdown_ms"].values()) == pytest.approx(first["step_ms"], rel=1e-6)
     assert counts["legal"] == counts["too_large"] + counts["set_aside"] + counts["priced"]
     assert value["front"][0]["step_ms"] == pytest.approx(first["step_ms"])

@@ -16,7 +16,7 @@ import msgspec
 
 from presage.errors import InputError, PresageError
 
-__all__ = ["ALIASES", "LayerHost", "eras", "hosts_known", "layer_host"]
+__all__ = ["ALIASES", "LayerHost", "eras", "host_facts", "hosts_known", "layer_host"]
 
 US = 1e-6
 GRAPH_US = 8.0  # a layer's share of launching a CUDA graph
@@ -110,7 +110,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def _file() -> _File:
+def host_facts() -> _File:
+    """Counts and times, as the file has them."""
     place = files("presage").joinpath("data/layer_host.toml")
     try:
         return msgspec.convert(tomllib.loads(place.read_text(encoding="utf-8")), _File)
@@ -120,12 +121,12 @@ def _file() -> _File:
 
 def hosts_known() -> tuple[str, ...]:
     """The frameworks there are, other names of them included."""
-    return (*_file().frameworks, *ALIASES)
+    return (*host_facts().frameworks, *ALIASES)
 
 
 def eras() -> tuple[str, ...]:
     """The generations of hosts."""
-    return tuple(_file().eras)
+    return tuple(host_facts().eras)
 
 
 @cache
@@ -139,7 +140,7 @@ def layer_host(
     fused_softmax: bool = True,
 ) -> LayerHost:
     """The host's seconds in a framework, on a host of a GPU generation's time."""
-    found = _file()
+    found = host_facts()
     which = found.frameworks.get(ALIASES.get(framework_host, framework_host))
     if which is None:
         raise PresageError(f"no host costs of {framework_host!r}: there is {', '.join(hosts_known())}")

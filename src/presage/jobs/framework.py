@@ -33,7 +33,7 @@ class Framework:
     gradient_bytes: int = 4  # what gradients are kept in
     reduce_bytes: int = 4  # and sent in
     gather_bytes: int = 2  # what parameters are gathered in
-    host: str = "megatron-core"  # whose launches: megatron-core, megatron-2021, deepspeed, torch, compiled, graph
+    host: str = "megatron-core"  # whose launches: one of HOSTS in frameworks.py
     p2p_syncs: bool = False  # the host waits after each send between stages
     bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
     two_step_dispatch: bool = True  # tokens cross the network once a domain (DeepEP and its like)

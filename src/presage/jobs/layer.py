@@ -19,6 +19,7 @@ PADDED = 16  # tokens of an expert are a multiple of it
 
 
 def low_precision(kind: str) -> bool:
+    """Whether products need their operands cast."""
     return kind in LOW
 
 
@@ -230,6 +231,7 @@ def _pass(nbytes: float, kind: str = "pointwise") -> Stream | None:
 
 
 def dense_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
+    """The feed-forward block of a layer without experts."""
     return feed_forward(job, s, "mlp", job.model.ffn)
 
 

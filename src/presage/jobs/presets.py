@@ -14,20 +14,21 @@ from presage.jobs.models import transformer_of
 from presage.jobs.transformer import Transformer
 from presage.jobs.words import merged
 
-__all__ = ["Preset", "known", "preset", "preset_named", "preset_words", "presets"]
+__all__ = ["Preset", "known", "preset", "preset_facts", "preset_named", "preset_words", "presets"]
 
 Preset = dict[str, Any]
 ABOUT = ("source", "parameters_B", "active_B", "aliases", "like")  # what is said of a model, not in its words
 
 
 @cache
-def _file() -> dict[str, Preset]:
+def preset_facts() -> dict[str, Preset]:
+    """All of them by name, as the file has them."""
     return load(Path(str(files("presage.jobs").joinpath("presets.toml"))))
 
 
 def presets() -> tuple[str, ...]:
     """The names of all."""
-    return tuple(_file())
+    return tuple(preset_facts())
 
 
 def preset_words(name: str) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def preset_named(name: str) -> str | None:
 
 
 def _words(key: str) -> dict[str, Any]:
-    found = _file()[key]
+    found = preset_facts()[key]
     base = _words(found["like"]) if "like" in found else {}
     return merged(base, {k: v for k, v in found.items() if k not in ABOUT})
 
@@ -64,7 +65,7 @@ def _words(key: str) -> dict[str, Any]:
 @cache
 def _names() -> dict[str, str]:
     """Every name and alias, folded."""
-    return {_folded(n): key for key, p in _file().items() for n in (key, *p.get("aliases", ()))}
+    return {_folded(n): key for key, p in preset_facts().items() for n in (key, *p.get("aliases", ()))}
 
 
 def _folded(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from presage.errors import InputError
 
-__all__ = ["Arguments", "Script", "number", "read_script"]
+__all__ = ["Arguments", "Script", "number", "read_script", "shell"]
 
 Arguments = dict[str, list[list[str]]]  # by name, with underscores: the values of each time it is given
 
@@ -53,7 +53,7 @@ def read_script(path: str | Path) -> Script:
         raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if path.suffix in (".json", ".yaml", ".yml"):
         return _structured(path, text)
-    return _shell(text)
+    return shell(text)
 
 
 # ---- JSON and YAML
@@ -62,7 +62,7 @@ def read_script(path: str | Path) -> Script:
 def _structured(path: Path, text: str) -> Script:
     found = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if isinstance(found, list):
-        return _shell(" ".join(map(str, found)))
+        return shell(" ".join(map(str, found)))
     if not isinstance(found, dict):
         raise InputError(path, "is neither a list of arguments nor a table of them")
     out: Arguments = {}
@@ -103,7 +103,7 @@ def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 # ---- shell
 
 
-def _shell(text: str) -> Script:
+def shell(text: str) -> Script:
     variables = _batch(text)
     text = COMMENT.sub("", HEREDOC.sub("\n", text)).replace("\\\n", " ")
     text = CALLS.sub("", text)

@@ -19,7 +19,7 @@ from presage.jobs.traffic import exchange, exposed_gathers, exposed_reductions
 from presage.jobs.weights import Weights, weights
 from presage.parallel.pipeline import Run, Schedule, run
 
-__all__ = ["Step", "least", "step"]
+__all__ = ["Setting", "Step", "least", "step"]
 
 Floats = NDArray[np.float64]
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.

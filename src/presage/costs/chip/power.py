@@ -16,6 +16,8 @@ __all__ = ["Power"]
 
 @dataclass(frozen=True)
 class Power:
+    """What a GPU may draw, and what its work does."""
+
     limit: float  # W
     base: float  # W, a busy GPU doing next to nothing
     per_byte: float  # J

@@ -49,6 +49,7 @@ def relative(gpu: Gpu) -> str:
 
 @cache
 def parameters(key: str) -> Parameters:
+    """Of a GPU that has a file of its own."""
     return read(FOLDER / f"{key}.json")
 
 
