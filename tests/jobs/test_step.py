@@ -83,7 +83,8 @@ def test_parts_add_up_and_are_there(job: Job) -> None:
 
 
 PLANS: tuple[dict[str, Any], ...] = (
-    {}, {"tp": 2}, {"tp": 2, "sequence": True}, {"cp": 2}, {"ep": 4}, {"ep": 2, "expert_tp": 2}, {"pp": 2},
+    {}, {"tp": 2}, {"tp": 2, "sequence": True}, {"cp": 2}, {"ep": 4}, {"ep": 2}, {"ep": 2, "expert_tp": 2},
+    {"pp": 2},
     {"pp": 2, "virtual": 2, "schedule": "interleaved"}, {"pp": 2, "schedule": "zero-bubble"},
     {"pp": 2, "schedule": "gpipe"}, {"pp": 2, "layers_as": (3, 5)}, {"pp": 2, "ends_as_layers": True}, {"zero": 1},
     {"zero": 2}, {"zero": 3}, {"zero": 3, "fsdp": True}, {"zero": 3, "fsdp": True, "shard": 4},
