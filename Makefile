@@ -11,11 +11,12 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## predict a training step from its code, then replay a trace that ships with presage with a what-if
+demo: $(READY) ## predict a training step from its code and a job of 16,384 GPUs from its file, then replay a trace with a what-if
 	@mkdir -p out
 	$(BIN)/presage predict examples/gpt.py:build --arg batch=8 --trace out/predicted.json
+	$(BIN)/presage job examples/jobs/llama3.1-405b.toml --tokens 15T --trace out/job.json
 	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --trace out/replayed.json
-	@echo "Open out/predicted.json and out/replayed.json in https://ui.perfetto.dev"
+	@echo "Open out/predicted.json, out/job.json and out/replayed.json in https://ui.perfetto.dev"
 
 test: $(READY) lint ## all tests
 	$(BIN)/python -m pytest -n 2

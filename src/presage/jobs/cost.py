@@ -139,8 +139,9 @@ class Pricer:
             op.batch, op.heads, op.kv_heads, op.queries, op.keys, op.dim, op.value_dim,
             op.causal, op.window, op.backward, op.style, kind,
         )  # fmt: skip
-        flops = 2.0 * op.batch * op.heads * op.queries * op.keys * (op.dim + op.value_dim)
-        flops *= (0.5 if op.causal else 1.0) * (2.5 if op.backward else 1.0)
+        seen = op.keys * (0.5 if op.causal else 1.0)
+        seen = min(seen, op.window) if op.window else seen
+        flops = 2.0 * op.batch * op.heads * op.queries * seen * (op.dim + op.value_dim) * (2.5 if op.backward else 1.0)
         return Cost(attention=took, attention_flops=flops, launches=1)
 
     def talk_seconds(self, op: str, nbytes: float, over: str) -> float:

@@ -34,7 +34,6 @@ class Framework:
     reduce_bytes: int = 4  # and sent in
     gather_bytes: int = 2  # what parameters are gathered in
     host: str = "megatron-core"  # whose launches: one of HOSTS in frameworks.py
-    p2p_syncs: bool = False  # the host waits after each send between stages
     bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
     two_step_dispatch: bool = True  # tokens cross the network once a domain (DeepEP and its like)
     fused_dispatch: bool = False  # and are sorted by expert as they arrive

@@ -88,7 +88,7 @@ def _host(job: Job, c: Chunk, host: LayerHost) -> tuple[float, float]:
         ahead, back = ahead + host.ends_forward, back + host.ends_backward
     if job.parallel.pp > 1:
         ahead, back = ahead + host.send, back + host.send
-    if job.parallel.fsdp:
+    if job.parallel.fsdp and job.framework.host != "graph":
         gather = sum(_hook(name) for name in GATHER) * c.layers
         ahead, back = ahead + gather, back + gather + _hook("post_backward_reduce") * c.layers
     return ahead, back

@@ -23,7 +23,8 @@ __all__ = ["Setting", "Step", "least", "step"]
 
 Floats = NDArray[np.float64]
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
-UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 22.0, "none": 0.0}
+UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
+ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
     launched = host.optimizer + layers * host.optimizer_layer
-    return max(pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, 46.0) * most, 1, "optimizer"), launched)
+    return max(pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, ONE_MOMENT) * most, 1, "optimizer"), launched)
 
 
 def _weights(job: Job, pricer: Pricer, c: Chunk) -> Weights:

@@ -119,7 +119,6 @@ class FrameworkWords(msgspec.Struct):
     reduce_bytes: int | None = None
     gather_bytes: int | None = None
     host: str | None = None
-    p2p_syncs: bool | None = None
     bucket_MB: float | None = None
     two_step_dispatch: bool | None = None
     fused_dispatch: bool | None = None

@@ -19,7 +19,7 @@ __all__ = ["cluster_beside", "job_toml"]
 MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
-    "host", "p2p_syncs", "two_step_dispatch", "fused_dispatch", "sequence", "async_backward",
+    "host", "two_step_dispatch", "fused_dispatch", "sequence", "async_backward",
 )  # fmt: skip
 
 
