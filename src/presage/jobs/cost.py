@@ -38,22 +38,19 @@ class Cost:
     flops: float = 0.0  # of products
     attention_flops: float = 0.0
     nbytes: float = 0.0
-    launches: float = 0.0
-    talks: float = 0.0
 
     def __add__(self, o: Cost) -> Cost:
         return Cost(
             self.product + o.product, self.attention + o.attention, self.stream + o.stream, self.tp + o.tp,
             self.cp + o.cp, self.ep + o.ep, self.weight + o.weight, self.flops + o.flops,
-            self.attention_flops + o.attention_flops, self.nbytes + o.nbytes, self.launches + o.launches,
-            self.talks + o.talks,
+            self.attention_flops + o.attention_flops, self.nbytes + o.nbytes,
         )  # fmt: skip
 
     def __mul__(self, times: float) -> Cost:
         return Cost(
             self.product * times, self.attention * times, self.stream * times, self.tp * times, self.cp * times,
             self.ep * times, self.weight * times, self.flops * times, self.attention_flops * times,
-            self.nbytes * times, self.launches * times, self.talks * times,
+            self.nbytes * times,
         )  # fmt: skip
 
     def slower(self, times: float) -> Cost:
@@ -106,7 +103,7 @@ class Pricer:
             return self._product(op)
         if isinstance(op, Stream):
             took = self.chip.stream(op.nbytes, op.launches, op.kind)
-            return Cost(stream=took, nbytes=op.nbytes, launches=op.launches)
+            return Cost(stream=took, nbytes=op.nbytes)
         if isinstance(op, Attend):
             return self._attend(op)
         return self._talk(op)
@@ -116,7 +113,7 @@ class Pricer:
         flops = 2.0 * op.m * op.n * op.k * op.groups * op.batch
         width = 4 if op.kind in ("fp32", "tf32") else 1 if op.kind in ("fp8", "mxfp8") else 2
         moved = float(width * op.groups * op.batch) * (op.m * op.k + op.n * op.k + op.m * op.n)
-        return Cost(product=took, weight=took if op.sums else 0.0, flops=flops, nbytes=moved, launches=1)
+        return Cost(product=took, weight=took if op.sums else 0.0, flops=flops, nbytes=moved)
 
     def _product_seconds(self, op: Product) -> float:
         """As in training; the efficiency is that of tensor cores, which fp32 does not use."""
@@ -142,7 +139,7 @@ class Pricer:
         seen = op.keys * (0.5 if op.causal else 1.0)
         seen = min(seen, op.window) if op.window else seen
         flops = 2.0 * op.batch * op.heads * op.queries * seen * (op.dim + op.value_dim) * (2.5 if op.backward else 1.0)
-        return Cost(attention=took, attention_flops=flops, launches=1)
+        return Cost(attention=took, attention_flops=flops)
 
     def talk_seconds(self, op: str, nbytes: float, over: str) -> float:
         """A collective by itself."""
@@ -151,7 +148,7 @@ class Pricer:
     def _talk(self, op: Talk) -> Cost:
         alone = self.dispatch(op.nbytes) if op.over == "ep" else self.talk_seconds(op.op, op.nbytes, op.over)
         left = {op.over: self._left(op, alone)}
-        return Cost(tp=left.get("tp", 0.0), cp=left.get("cp", 0.0), ep=left.get("ep", 0.0), talks=1)
+        return Cost(tp=left.get("tp", 0.0), cp=left.get("cp", 0.0), ep=left.get("ep", 0.0))
 
     def dispatch(self, nbytes: float) -> float:
         """Tokens to the ranks of their experts. In two steps a token crosses the network once for each domain that has

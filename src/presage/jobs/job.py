@@ -100,11 +100,6 @@ class Job:
         p = self.parallel
         return _stages(self.model.layers, self.model.predicted, p.pp, p.virtual, p.layers_as, p.ends_as_layers)
 
-    def first_layer(self, stage: int, chunk: int) -> int:
-        """The number of the first layer of a chunk of a stage."""
-        p, split = self.parallel, self.stage_layers()
-        return sum(split[s][c] for c in range(chunk + 1) for s in range(stage if c == chunk else p.pp))
-
 
 @lru_cache(4096)
 def _stages(
