@@ -22,6 +22,7 @@ from presage.cli import (
     platforms,
     predict,
     replay,
+    run,
     shard,
     trace,
 )
@@ -47,6 +48,7 @@ app.command("shard")(shard.command)
 app.command("dlrm")(dlrm.command)
 app.command("job")(job.command)
 app.command("plan")(plan.command)
+app.command("run")(run.command)
 app.command("accuracy")(accuracy.command)
 for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):
     app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)

@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    return cast(F, njit(cache=True)(function))
+    return cast(F, njit(cache=True, nogil=True)(function))
 
 
 def inlined(function: F) -> F:

@@ -17,6 +17,7 @@ from presage.jobs.groups import Groups, groups
 from presage.jobs.job import Job
 from presage.jobs.known import known_of, layer_key
 from presage.jobs.ops import Attend, Op, Product, Stream, Talk
+from presage.jobs.paces import EVEN, Paces, pace_of
 
 __all__ = ["Cost", "Pricer", "held"]
 
@@ -79,11 +80,11 @@ def held(gpu: Gpu) -> float:
 
 
 class Pricer:
-    """Prices blocks of one job."""
+    """Prices blocks of one job, with some classes of work at another pace than usual."""
 
-    def __init__(self, job: Job, efficiency: Efficiency) -> None:
-        self.job, self.e = job, efficiency
-        self.known, self.layers = known_of(job, efficiency), layer_key(job)
+    def __init__(self, job: Job, efficiency: Efficiency, paces: Paces = EVEN) -> None:
+        self.job, self.e, self.paces = job, efficiency, paces
+        self.known, self.layers = known_of(job, efficiency, paces), layer_key(job)
         self.chip = Chip.of(job.platform.gpu)
         self.collectives = Collectives.of(job.platform)
         self.groups: Groups = groups(job)
@@ -102,7 +103,7 @@ class Pricer:
         if isinstance(op, Product):
             return self._product(op)
         if isinstance(op, Stream):
-            took = self.chip.stream(op.nbytes, op.launches, op.kind)
+            took = self.chip.stream(op.nbytes, op.launches, op.kind) * self.paces.streams
             return Cost(stream=took, nbytes=op.nbytes)
         if isinstance(op, Attend):
             return self._attend(op)
@@ -117,7 +118,7 @@ class Pricer:
 
     def _product_seconds(self, op: Product) -> float:
         """As in training; the efficiency is that of tensor cores, which fp32 does not use."""
-        return self._law(op) * (1.0 if op.kind == "fp32" else self.e.product)
+        return self._law(op) * (1.0 if op.kind == "fp32" else self.e.product) * self.paces.products
 
     def _law(self, op: Product) -> float:
         kept = self.job.framework.gradient_bytes
@@ -139,11 +140,12 @@ class Pricer:
         seen = op.keys * (0.5 if op.causal else 1.0)
         seen = min(seen, op.window) if op.window else seen
         flops = 2.0 * op.batch * op.heads * op.queries * seen * (op.dim + op.value_dim) * (2.5 if op.backward else 1.0)
-        return Cost(attention=took, attention_flops=flops)
+        return Cost(attention=took * self.paces.attention, attention_flops=flops)
 
     def talk_seconds(self, op: str, nbytes: float, over: str) -> float:
         """A collective by itself."""
-        return float(self.collectives.seconds(op, nbytes, getattr(self.groups, over)))
+        alone = float(self.collectives.seconds(op, nbytes, getattr(self.groups, over)))
+        return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, over)
 
     def _talk(self, op: Talk) -> Cost:
         alone = self.dispatch(op.nbytes) if op.over == "ep" else self.talk_seconds(op.op, op.nbytes, op.over)
@@ -160,7 +162,7 @@ class Pricer:
         copies = domains * (1 - (1 - 1 / domains) ** chosen) / chosen
         across = self.collectives.seconds("all_to_all", nbytes * copies, Group(domains, 1))
         within = self.collectives.seconds("all_to_all", nbytes, Group(group.per_domain, group.per_domain))
-        return float(max(across, within))
+        return float(max(across, within)) * self.paces.ep
 
     def _left(self, op: Talk, alone: float) -> float:
         """What is left of a transfer that runs beside a product or attention: cut into as many parts as there are

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.job import Job
+from presage.jobs.paces import EVEN, Paces
 
 __all__ = ["Known", "forget", "known_of", "layer_key"]
 
@@ -33,8 +34,10 @@ class Known:
         return value
 
 
-def known_of(job: Job, efficiency: Efficiency) -> Known:
-    """The one that all plans of a job share."""
+def known_of(job: Job, efficiency: Efficiency, paces: Paces = EVEN) -> Known:
+    """The one that all plans of a job share; what is asked at odd paces is not kept for others."""
+    if paces is not EVEN:
+        return Known()
     return _known(job.model, job.platform, job.sequence, job.precision, job.framework, job.overlap, efficiency)
 
 

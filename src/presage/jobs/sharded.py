@@ -49,7 +49,7 @@ def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float)
     backward = max(again + reduce, back + taken * (again + reduce)) + reduce / parts
     waits = forward - ahead + backward - back
     launches = _host(job, c, host)
-    late = [max(0.0, h - t) for h, t in zip(launches, (forward, backward), strict=True)]
+    late = [max(0.0, h * pricer.paces.host - t) for h, t in zip(launches, (forward, backward), strict=True)]
     backward += late[1]
     weight = backward * c.passes.backward.weight * slow / back if back else 0.0  # it waits as the rest does
     return ChunkTime(forward + late[0], backward, weight, waits, sum(late), sum(hidden))

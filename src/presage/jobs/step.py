@@ -13,6 +13,7 @@ from presage.jobs.cost import Pricer
 from presage.jobs.efficiency import Efficiency, shipped
 from presage.jobs.job import Job
 from presage.jobs.layer import softmax_fused
+from presage.jobs.paces import EVEN, Paces
 from presage.jobs.sharded import ChunkTime, chunk_time
 from presage.jobs.stages import Chunk, Stages, chunks
 from presage.jobs.traffic import exchange, exposed_gathers, exposed_reductions
@@ -37,11 +38,13 @@ class Step:
     slowdown: float  # of tensor-core kernels, by the power limit
     forward: Floats  # [stage, chunk] seconds of a microbatch
     backward: Floats
+    plan: Stages  # what they are made of
+    passes: tuple[ChunkTime, ...]  # of each of its kinds
 
 
-def step(job: Job, efficiency: Efficiency | None = None) -> Step:
+def step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN) -> Step:
     """Twice: at the full clock, and with what the power limit leaves of it."""
-    pricer = Pricer(job, efficiency or shipped())
+    pricer = Pricer(job, efficiency or shipped(), paces)
     setting = Setting.of(job, pricer)
     first = timed(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
@@ -149,7 +152,7 @@ def composed(s: Setting, t: Timed, slow: float) -> Step:
     """The step, with where its seconds go: the bubble is what is left of the pipeline's."""
     parts = _parts(s.plan, int(np.argmax(t.done.busy)), t.passes, slow, s.job.microbatches)
     parts |= {"bubble": max(0.0, t.done.total - sum(parts.values())), "dp": t.replicas, "optimizer": s.update}
-    return Step(t.seconds, parts, t.done, slow, t.forward, t.backward)
+    return Step(t.seconds, parts, t.done, slow, t.forward, t.backward, s.plan, tuple(t.passes))
 
 
 def _send(job: Job, pricer: Pricer) -> float:
@@ -193,8 +196,9 @@ def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:
         parameters = parameters / (job.sharding, max(1, job.expert_dp))
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
-    launched = host.optimizer + layers * host.optimizer_layer
-    return max(pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, ONE_MOMENT) * most, 1, "optimizer"), launched)
+    launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
+    took = pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, ONE_MOMENT) * most, 1, "optimizer")
+    return max(took * pricer.paces.optimizer, launched)
 
 
 def _weights(job: Job, pricer: Pricer, c: Chunk) -> Weights:

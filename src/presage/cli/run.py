@@ -1,0 +1,210 @@
+"""`presage run`: when a whole training run will be done, with failures, checkpoints and a deadline."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from presage.cli.common import Json, emit
+from presage.cli.job import said
+from presage.cli.predicted import tell
+from presage.errors import PresageError
+
+if TYPE_CHECKING:
+    from presage.jobs.predict import JobPrediction
+    from presage.runs.failures import Reliability
+    from presage.runs.run import Checkpoints, Run
+    from presage.runs.steps import StepTimes
+    from presage.runs.whole import RunPrediction
+
+__all__ = ["command"]
+
+UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "d": 86400.0,
+         "days": 86400.0, "w": 604800.0, "weeks": 604800.0}  # fmt: skip
+GB = 1e9
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Instead of tokens.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="60d|DATE", help="How sure is it to be done by then?")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="DATE", help="When it starts, for a date (default: today).")
+    ] = None,
+    failures: Annotated[
+        str | None, typer.Option("--failures", metavar="NAME|FILE.toml", help="Rates of failures (default: llama3).")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="R", min=0, help="Failures per 1,000 node-days, all together.")
+    ] = None,
+    superlinear: Annotated[
+        bool, typer.Option("--superlinear", help="A node fails more often in larger jobs, as Meta saw up to 98K GPUs.")
+    ] = False,
+    restart: Annotated[
+        float | None, typer.Option("--restart-seconds", metavar="S", min=0.001, help="From noticed to the next step.")
+    ] = None,
+    save: Annotated[
+        float | None, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="That each stops the job.")
+    ] = None,
+    background: Annotated[
+        float, typer.Option("--background", metavar="SHARE", help="Of the writing, while steps go on (0 to 1).")
+    ] = 0.0,
+    storage: Annotated[
+        float | None, typer.Option("--storage-GBps", metavar="X", min=0.001, help="That checkpoints are written at.")
+    ] = None,
+    interval: Annotated[
+        str, typer.Option("--interval", metavar="auto|N|30min", help="Between checkpoints: steps, or a time.")
+    ] = "auto",
+    spares: Annotated[
+        int | None, typer.Option("--spares", metavar="N", min=0, help="Spare nodes (default: always one ready).")
+    ] = None,
+    noise: Annotated[
+        Path | None, typer.Option("--noise", metavar="NOISE.toml", help="How steps differ, as presage fit finds it.")
+    ] = None,
+    model_error: Annotated[
+        bool, typer.Option("--model-error/--no-model-error", help="Presage's own error of the step time, and of rates.")
+    ] = True,
+    price: Annotated[float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
+    change: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
+    ] = [],  # noqa: B006
+    draws: Annotated[int, typer.Option("--draws", metavar="N", min=1, help="Runs that are drawn.")] = 2000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same answer.")] = 0,
+    json: Json = None,
+) -> None:
+    """When will this training run be done, and how sure is that? With failures, checkpoints, spares and stalls.
+
+    presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5
+
+    presage run job.toml --steps 500000 --failures our_cluster.toml --interval 30min --spares 16
+    """
+    from presage.jobs.predict import predict_job
+    from presage.runs.save import checkpoints_of
+    from presage.runs.whole import RunPrediction
+
+    found = predict_job(job, said(job, gpus, change, {"price_per_gpu_hour": price}))
+    kind = _reliability(failures, rate, restart, superlinear)
+    many = _steps(found, tokens, steps)
+    saves = checkpoints_of(found.job, kind, save, background, None if storage is None else storage * GB)
+    run = _run(found, many, kind, saves, _times(found, noise, model_error), spares, interval)
+    answer = RunPrediction(found, run, draws, seed, _until(deadline, start))
+    if emit(json, answer.to_json() if json is not None else {}):
+        _print(answer)
+
+
+def _steps(found: JobPrediction, tokens: str | None, steps: int | None) -> int:
+    from math import ceil
+
+    from presage.jobs.spend import counted
+
+    if (tokens is None) == (steps is None):
+        raise PresageError("say how long the run is: --tokens 15T, or --steps 500000")
+    return steps or ceil(counted(tokens or "") / found.job.tokens)
+
+
+def _reliability(name: str | None, rate: float | None, restart: float | None, superlinear: bool) -> Reliability:
+    from presage.runs.failures import ByScale
+    from presage.runs.sets import DEFAULT, GROWTH, reliability
+
+    kind = reliability(name or DEFAULT)
+    if rate is not None:
+        now = sum(f.per_node_day for f in kind.failures if not f.planned)
+        if not now:
+            raise PresageError(f"--rate {rate:g}: {kind.name} has no failures to scale")
+        kind = kind.scaled(rates=rate / 1e3 / now)
+    if restart is not None:
+        kind = replace(kind, restart=ByScale(((1.0, restart),)), load=0.0)
+    return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
+
+
+def _times(found: JobPrediction, noise: Path | None, model_error: bool) -> StepTimes:
+    from presage.noise.files import read_noise
+    from presage.runs.steps import MODEL_SD, USUAL, StepTimes
+
+    if noise is None:
+        times = replace(USUAL, seconds=found.seconds)
+    else:
+        times = StepTimes.of(found.seconds, read_noise(noise).noise)
+    return replace(times, model_sd=MODEL_SD) if model_error else times
+
+
+def _run(
+    found: JobPrediction,
+    steps: int,
+    kind: Reliability,
+    saves: Checkpoints,
+    times: StepTimes,
+    spares: int | None,
+    interval: str,
+) -> Run:
+    from presage.runs.run import Run
+
+    run = Run(steps, found.job.gpus, times, kind, saves, spares)
+    every = _every(interval, run)
+    return replace(run, checkpoints=replace(saves, every=every))
+
+
+def _every(text: str, run: Run) -> int | None:
+    """Steps between checkpoints; None for what is best."""
+    if text == "auto":
+        return None
+    whole = re.fullmatch(r"(\d+)(?: ?steps?)?", text.strip())
+    if whole:
+        if int(whole[1]) < 1:
+            raise PresageError("--interval 0: at least 1 step lies between checkpoints")
+        return min(int(whole[1]), run.steps)
+    return run.whole_steps(_duration(text, "--interval", "auto, a number of steps, or a time such as 30min"))
+
+
+def _duration(text: str, option: str, write: str) -> float:
+    found = re.fullmatch(r"([\d.]+) ?([a-z]+)", text.strip().lower())
+    try:
+        value = float(found[1]) * UNITS[found[2]] if found else 0.0
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise PresageError(f"{option} {text}: write {write}")
+    return value
+
+
+def _until(text: str | None, start: str | None) -> float | None:
+    """Seconds from the start to the deadline."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text.strip()):
+        return _duration(text, "--deadline", "60d, 900h or a date such as 2027-03-31")
+    first = datetime.now(UTC).date() if start is None else _date(start, "--start")
+    days = (_date(text, "--deadline") - first).days
+    if days <= 0:
+        raise PresageError(f"--deadline {text}: it is not after the start, {first}")
+    return days * UNITS["d"]
+
+
+def _date(text: str, option: str) -> date:
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError as e:
+        raise PresageError(f"{option} {text}: write a date as 2027-03-31") from e
+
+
+def _print(p: RunPrediction) -> None:
+    from presage.report import run_tables as tables
+
+    shown = [tables.end_table(p), tables.cause_table(p)]
+    if p.run.reliability.failures:
+        shown.append(tables.class_table(p))
+    if p.intervals:
+        shown.append(tables.interval_table(p))
+    shown.append(tables.change_table(p))
+    if p.spares:
+        shown.append(tables.spare_table(p))
+    tell(tables.headline(p), shown, tables.remarks(p), None)

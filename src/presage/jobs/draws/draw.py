@@ -1,0 +1,187 @@
+"""`draw(shape, noise) -> Draws`: step times of many runs of a job, some steps of each."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.jobs.draws.pools import drawn_gpus, lively, moved, steady, tasks_of
+from presage.jobs.draws.shape import Shape
+from presage.noise.distribution import Fixed
+from presage.noise.estimate import Estimate, estimate
+from presage.noise.fold import Replicas
+from presage.noise.noise import CLASSES, COMPUTE, Noise
+from presage.noise.streams import Streams
+from presage.noise.tail import smooth
+
+__all__ = ["Draws", "draw"]
+
+Floats = NDArray[np.float64]
+STEPS = 10  # of each run
+BLOCKS = 8
+GPUS, TASKS = 10_000, 2_500_000  # of each block: replicas whose GPUs are drawn, tasks of replicas whose steps are
+TOP = 0.004  # of the former, what is smoothed: a few slow GPUs make no tail of one piece
+STRATA = (0.0, 0.5, 0.9, 0.99, 0.999)  # of replicas by their GPUs, usual to slowest,
+WORTH = (0.35, 0.3, 0.15, 0.1, 0.1)  # and how many of the latter are of each
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Seconds of steps: [runs, steps]. Steps of a run have its GPUs and its pace in common."""
+
+    seconds: Floats
+    quiet: float  # with no noise
+
+    @property
+    def mean(self) -> Estimate:
+        return estimate(self.seconds, lambda x: float(x.mean()))
+
+    def quantile(self, p: float) -> Estimate:
+        """Of a step of some run."""
+        return estimate(self.seconds, lambda x: float(np.quantile(x, p)))
+
+    def exceeds(self, seconds: float) -> Estimate:
+        """The probability that a step takes longer."""
+        return estimate(self.seconds, lambda x: float(np.mean(x > seconds)))
+
+    def run_quantile(self, p: float) -> Estimate:
+        """Of a run's mean step: what its date depends on."""
+        return estimate(self.run_means[:, None], lambda x: float(np.quantile(x, p)))
+
+    @cached_property
+    def run_means(self) -> Floats:
+        """[runs]: mean steps of runs that are long. Those of the few steps drawn vary more: they are drawn together."""
+        means = self.seconds.mean(axis=1)
+        own = self.seconds.var(axis=1, ddof=1).mean() / self.seconds.shape[1] if self.seconds.shape[1] > 1 else 0.0
+        seen = means.var()
+        left = np.sqrt(max(0.0, seen - own) / seen) if seen else 0.0
+        return np.asarray(means.mean() + (means - means.mean()) * left)
+
+    @cached_property
+    def within(self) -> Floats:
+        """Steps over their run's mean, of all runs: what one run's own log of steps would show."""
+        return np.asarray((self.seconds / self.seconds.mean(axis=1, keepdims=True)).ravel())
+
+    @property
+    def run_sd(self) -> float:
+        """Between runs, of the logarithm."""
+        return float(np.log(self.run_means).std())
+
+    @property
+    def step_sd(self) -> float:
+        """Between steps of a run, over their mean."""
+        n = self.seconds.shape[1]
+        return float(self.within.std() * np.sqrt(n / (n - 1))) if n > 1 else 0.0
+
+
+def draw(shape: Shape, noise: Noise, seed: int = 0, count: int = 10_000, steps: int = STEPS) -> Draws:
+    """Some `steps` of each of count / steps runs, in blocks that share nothing, so that how they differ tells all of the
+    draws' error. The same seed gives each source of noise the same draws, whatever the others are: two plans, or one
+    with a source less, can be compared draw by draw."""
+    steps = min(steps, count)
+    runs = max(1, -(-count // (steps * BLOCKS)))
+    with ThreadPoolExecutor(2) as pool:  # the recursion and most of NumPy run beside each other
+        blocks = pool.map(lambda k: _block(shape, noise, Streams(seed).child(k), runs, steps), range(BLOCKS))
+        return Draws(np.maximum(np.concatenate(list(blocks)), 0.0), shape.seconds)
+
+
+def _block(shape: Shape, noise: Noise, streams: Streams, runs: int, steps: int) -> Floats:
+    """[runs, steps]: seconds."""
+    size = runs, steps
+    replicas = _replicas(shape, noise, streams, min(1.0, runs * steps * BLOCKS / 10_000))
+    seconds = replicas.slowest(shape.replicas, runs, steps, streams("replicas"), streams("steps"))
+    seconds = seconds * _compute(shape, noise, streams, size)
+    seconds += shape.seconds - shape.pipeline.total
+    seconds += _transfers(shape, noise, streams, size)
+    seconds *= _common(noise, streams, size)
+    seconds += noise.common.jitter.sample(streams("jitter"), size)
+    return np.asarray(seconds + _stalls(shape, noise, streams, size))
+
+
+def _replicas(shape: Shape, noise: Noise, streams: Streams, part: float) -> Replicas:
+    """Pools of what stays and of what changes: the latter for usual replicas, slow ones and the slowest."""
+    many, few = max(500, int(GPUS * part)), int(np.clip(TASKS * part / tasks_of(shape), 200, GPUS))
+    steadily, own = _varies(noise)
+    gpus = drawn_gpus(shape, noise, streams("gpus"), many if steadily else 1)
+    seconds = steady(shape, noise, gpus) if steadily else np.full(1, shape.pipeline.total)
+    if not own:
+        return Replicas(smooth(seconds, TOP), (Fixed(1.0),))
+    strata = STRATA if steadily and shape.replicas > 1 else (0.0,)
+    order, rng = np.argsort(seconds), streams("own")
+    ends = [int(s * len(order)) for s in (*strata, 1.0)]
+    sizes = [int(few * w) for w in WORTH] if len(strata) > 1 else [few]
+    chosen = [order[rng.integers(lo, max(hi, lo + 1), n)] for (lo, hi), n in zip(pairwise(ends), sizes, strict=True)]
+    ratio = lively(shape, noise, rng, gpus.of(np.concatenate(chosen)))
+    parts = np.split(ratio, np.cumsum(sizes)[:-1])
+    return Replicas(smooth(seconds, TOP), tuple(map(smooth, parts)), strata)
+
+
+def _varies(noise: Noise) -> tuple[bool, bool]:
+    """Whether replicas differ by their GPUs, and from step to step."""
+    spreads = noise.spread.values()
+    steadily = noise.slow.share > 0 or any(s.rank for s in spreads)
+    return steadily, noise.load.sd > 0 or any(s.own for s in spreads)
+
+
+def _compute(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats | float:
+    """What classes of compute do that are slower everywhere in a step."""
+    sds = [noise.of(k).step if k in COMPUTE else 0.0 for k in CLASSES]
+    if not any(sds):
+        return 1.0
+    factors = np.ones((len(CLASSES), size[0] * size[1]))
+    for k, sd in enumerate(sds):
+        if sd:
+            factors[k] = np.exp(sd * streams(f"step of {CLASSES[k]}").standard_normal(factors.shape[1]))
+    return moved(shape, factors).reshape(size)
+
+
+def _transfers(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    """What slower transfers add: the network's state is the same for all of a step's."""
+    total = np.zeros(size)
+    states = noise.network.path(streams("network"), 1, size[0] * size[1]).reshape(size)
+    factors = np.array(noise.network.factors)[states]
+    for kind in shape.curves if _any_transfers(noise) else ():
+        spread, times = noise.of(kind), np.ones(size)
+        if kind in shape.across:
+            times *= factors
+        if spread.step:
+            times *= np.exp(spread.step * streams(f"step of {kind}").standard_normal(size))
+        if kind == "dp" and spread.own:  # of the groups, one for each stage, all wait for the last
+            u = streams("own of dp").random(size) ** (1 / shape.stages)
+            times *= np.exp(spread.own * _ndtri(u))
+        total += shape.later(kind, times)
+    return total
+
+
+def _any_transfers(noise: Noise) -> bool:
+    spreads = [noise.of(k) for k in CLASSES if k not in COMPUTE]
+    return noise.network.factors != (1.0,) or any(s.step or s.own for s in spreads)
+
+
+def _common(noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    """What all GPUs share: the run's own pace, its drift, the step's."""
+    c = noise.common
+    log = c.sd * streams("common").standard_normal(size)
+    log += c.run_sd * streams("run").standard_normal((size[0], 1))
+    place = streams("place").random(size) - 0.5
+    drift = c.drift + c.drift_sd * streams("drift").standard_normal((size[0], 1))
+    return np.exp(log + drift * place)
+
+
+def _stalls(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    rate = noise.stalls.per_step(shape.nodes, shape.seconds)
+    if not rate:
+        return np.zeros(size)
+    some = streams("stalls").random(size) < -np.expm1(-rate)
+    return np.where(some, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)
+
+
+def _ndtri(p: Floats) -> Floats:
+    from scipy.special import ndtri
+
+    return np.asarray(ndtri(p))

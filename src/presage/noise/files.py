@@ -1,0 +1,280 @@
+"""Noise files: TOML of a noise model, its intervals and its sources.
+
+    [spread.products]
+    rank = { value = 0.02, low = 0.01, high = 0.03, source = "392 V100s of Longhorn" }
+    own = 0.015
+
+    [stalls]
+    per_node_hour = 0.01
+    seconds = { lognormal = { median = 3.0, log_sd = 1.0 } }
+
+    [sources]                       # of several numbers at once: a path, or the start of some
+    "spread.attention" = "guessed"
+
+A number may stand alone. A distribution is a table of one key, its kind; a bare number is fixed. What is not said does
+not vary. Keys have units where numbers have: seconds of jitter are `jitter_seconds`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from presage.errors import InputError, PresageError
+from presage.files import write_whole
+from presage.hardware.facts import load
+from presage.noise import distribution as kinds
+from presage.noise.belief import Belief, Interval
+from presage.noise.distribution import Distribution
+from presage.noise.noise import Noise
+
+__all__ = ["noise_of", "noise_text", "read_noise", "write_noise"]
+
+KINDS: dict[str, type[Distribution]] = {
+    n.lower(): getattr(kinds, n) for n in kinds.__all__ if n != Distribution.__name__
+}
+ALONE = {"empirical": "values", "sum": "parts", "fixed": "value"}  # kinds of one field: it stands for the table
+WRITTEN = {"jitter": "jitter_seconds"}  # a field, and its key in a file
+NEVER_BELOW_0 = {"rank", "step", "own", "share", "sd", "drift_sd", "run_sd", "per_node_hour", "over"}
+AT_MOST_1 = {"share", "correlation", "over"}
+POSITIVE = ("slow.factor", "load")  # distributions of factors
+HEAD = "# How steps differ: see docs/noise.md. Standard deviations are of logarithms, ranges hold 90%.\n"
+
+
+def read_noise(path: str | Path) -> Belief:
+    """The belief that a file holds."""
+    return noise_of(load(Path(path)), path)
+
+
+def write_noise(belief: Belief, path: str | Path) -> None:
+    """A file that `read_noise` finds the same belief in."""
+    write_whole(path, noise_text(belief).encode())
+
+
+def noise_of(table: Mapping[str, Any], path: str | Path = "noise") -> Belief:
+    """The belief that a table holds; `path` is for what to say of mistakes in it."""
+    reader = _Reader(str(path))
+    given = dict(table)
+    reader.prefixes(given.pop("sources", {}))
+    noise = reader.made("", given, Noise)
+    for told in sorted(set(reader.intervals) - set(noise.numbers())):
+        raise InputError(path, "measured values stand alone, without ranges", told)
+    return Belief(noise, reader.intervals, reader.sources)
+
+
+def noise_text(belief: Belief) -> str:
+    """The belief as TOML; what cannot be read again is an error."""
+    import tomllib
+
+    unknown = sorted(set(belief.intervals) - set(belief.noise.numbers()))
+    if unknown:
+        raise PresageError(f"there is a range for {unknown[0]}, and no such number in the noise")
+    text = HEAD + "".join(_sections(_Writer(belief)))
+    noise_of(tomllib.loads(text))
+    return text
+
+
+@dataclass
+class _Reader:
+    """Makes values of tables, and keeps the intervals and sources it passes."""
+
+    file: str
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def prefixes(self, given: Any) -> None:
+        self._table("sources", given)
+        for path, text in given.items():
+            self.sources[path] = self._text(f"sources.{path}", text)
+
+    def made(self, path: str, given: Any, hint: Any) -> Any:
+        """A value of a type, from what stands at a path."""
+        if hint in (float, int):
+            return self._number(path, given, hint)
+        if hint is str:
+            return self._text(path, given)
+        if hint is Distribution:
+            return self._distribution(path, given)
+        if is_dataclass(hint):
+            return self._fields(path, given, hint)
+        if get_origin(hint) in (tuple, np.ndarray):
+            item = get_args(hint)[0] if get_origin(hint) is tuple else float
+            return tuple(self.made(_at(path, str(i)), x, item) for i, x in enumerate(self._list(path, given)))
+        return {k: self.made(_at(path, k), v, get_args(hint)[1]) for k, v in self._table(path, given).items()}
+
+    def _fields(self, path: str, given: Any, cls: Any) -> Any:
+        hints = get_type_hints(cls)
+        names = {WRITTEN.get(f.name, f.name): f.name for f in fields(cls)}
+        needed = [k for k, n in names.items() if _default(cls, n) is MISSING]
+        for key in self._table(path, given):
+            if key not in names:
+                also = ["sources"] if not path else []
+                raise self._wrong(_at(path, key), f"is not known here: there is {', '.join([*names, *also])}")
+        for key in needed:
+            if key not in given:
+                raise self._wrong(_at(path, key), "is missing")
+        values = {names[k]: self.made(_at(path, names[k]), v, hints[names[k]]) for k, v in given.items()}
+        return self._checked(path, lambda: cls(**values))
+
+    def _distribution(self, path: str, given: Any) -> Distribution:
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            given = {"fixed": {"value": given}}
+        table = self._table(path, given)
+        if len(table) != 1 or next(iter(table)) not in KINDS:
+            raise self._wrong(path, f"should be a table of one key: {', '.join(KINDS)}")
+        (kind, told), cls = next(iter(table.items())), KINDS[next(iter(table))]
+        if kind in ALONE and not (isinstance(told, Mapping) and set(told) == {ALONE[kind]}):
+            told = {ALONE[kind]: told}
+        found: Distribution = self._fields(path, told, cls)
+        if path.startswith(POSITIVE) and not found.mean > 0:
+            raise self._wrong(path, f"is a factor of {found.mean:g} on average: it should be above 0")
+        return found
+
+    def _number(self, path: str, given: Any, hint: type) -> float | int:
+        if not isinstance(given, Mapping):
+            return self._plain(path, given, hint)
+        unknown = sorted(set(given) - {"value", "low", "high", "source"})
+        if unknown:
+            raise self._wrong(_at(path, unknown[0]), "is not known here: there is value, low, high, source")
+        if "value" not in given or ("low" in given) != ("high" in given):
+            raise self._wrong(path, "needs a value, and low and high or neither")
+        if "low" in given:
+            self.intervals[path] = self._interval(path, given)
+        if "source" in given:
+            self.sources[path] = self._text(_at(path, "source"), given["source"])
+        return self._plain(path, given["value"], hint)
+
+    def _interval(self, path: str, given: Mapping[str, Any]) -> Interval:
+        low, high = (self._plain(path, given[k], float) for k in ("low", "high"))
+        if low > high:
+            raise self._wrong(path, f"its low, {low:g}, is above its high, {high:g}")
+        return Interval(low, high)
+
+    def _plain(self, path: str, given: Any, hint: type) -> float | int:
+        if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+            raise self._wrong(path, f"is {given!r}: it should be a number")
+        last = path.split(".")[-1]
+        if given < 0 and last in NEVER_BELOW_0:
+            raise self._wrong(path, f"is {given:g}: it cannot be below 0")
+        if abs(given) > 1 and last in AT_MOST_1:
+            raise self._wrong(path, f"is {given:g}: it cannot be above 1")
+        if hint is int and given != int(given):
+            raise self._wrong(path, f"is {given:g}: it should be a whole number")
+        return hint(given)  # type: ignore[no-any-return]
+
+    def _checked(self, path: str, make: Any) -> Any:
+        try:
+            return make()
+        except (PresageError, ValueError) as e:
+            raise self._wrong(path, str(e)) from e
+
+    def _table(self, path: str, given: Any) -> Mapping[str, Any]:
+        if not isinstance(given, Mapping):
+            raise self._wrong(path, f"is {given!r}: it should be a table")
+        return given
+
+    def _list(self, path: str, given: Any) -> list[Any]:
+        if not isinstance(given, list):
+            raise self._wrong(path, f"is {given!r}: it should be a list")
+        return given
+
+    def _text(self, path: str, given: Any) -> str:
+        if not isinstance(given, str):
+            raise self._wrong(path, f"is {given!r}: it should be text")
+        return given
+
+    def _wrong(self, path: str, what: str) -> InputError:
+        keys = [WRITTEN.get(p, p) for p in path.split(".")]
+        return InputError(self.file, what, ".".join(keys) or None)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    belief: Belief
+
+    def told(self, path: str) -> bool:
+        """Whether there is an interval or a source of a number at a path, or below it."""
+        known = [*self.belief.intervals, *(s for s in self.belief.sources if s in self.belief.noise.numbers())]
+        return any(k == path or k.startswith(f"{path}.") for k in known)
+
+    def inline(self, path: str, value: Any) -> str:
+        """A value on one line."""
+        if isinstance(value, int | float):
+            return self._number(path, value)
+        if isinstance(value, str):
+            return _quoted(value)
+        if isinstance(value, Distribution):
+            return f"{{ {self.distribution(path, value)} }}"
+        if isinstance(value, tuple | np.ndarray):
+            return f"[{', '.join(self.inline(_at(path, str(i)), x) for i, x in enumerate(value))}]"
+        raise PresageError(f"{path}: a noise file has no way to say {type(value).__name__}")
+
+    def distribution(self, path: str, value: Distribution) -> str:
+        kind = type(value).__name__.lower()
+        if KINDS.get(kind) is not type(value):
+            raise PresageError(f"{path}: a noise file has no way to say {type(value).__name__}")
+        if kind in ALONE:
+            return f"{kind} = {self.inline(_at(path, ALONE[kind]), getattr(value, ALONE[kind]))}"
+        return f"{kind} = {{ {', '.join(self.keys(path, value, every=True))} }}"
+
+    def keys(self, path: str, value: Any, every: bool = False) -> list[str]:
+        """`key = value` of the fields of a value: those that are not as usual, or that something is known of."""
+        out = []
+        for f in fields(value):
+            given, at = getattr(value, f.name), _at(path, f.name)
+            if every or self.told(at) or given != _default(type(value), f.name):
+                out.append(f"{WRITTEN.get(f.name, f.name)} = {self.inline(at, given)}")
+        return out
+
+    def _number(self, path: str, value: float | int) -> str:
+        if not self.told(path):
+            return _digits(value, path)
+        out = [f"value = {_digits(value, path)}"]
+        interval, source = self.belief.intervals.get(path), self.belief.sources.get(path)
+        if interval is not None:
+            out.append(f"low = {_digits(interval.low)}, high = {_digits(interval.high)}")
+        if source is not None:
+            out.append(f"source = {_quoted(source)}")
+        return f"{{ {', '.join(out)} }}"
+
+
+def _sections(w: _Writer) -> list[str]:
+    noise = w.belief.noise
+    out = [_section(f"[spread.{k}]", w.keys(f"spread.{k}", s)) for k, s in noise.spread.items()]
+    for name in ("slow", "common", "network", "stalls"):
+        lines = w.keys(name, getattr(noise, name))
+        out += [_section(f"[{name}]", lines)] if lines else []
+    if noise.load != _default(Noise, "load") or w.told("load"):
+        out.append(_section("[load]", [w.distribution("load", noise.load)]))
+    out += [_section("[[scheduled]]", w.keys(f"scheduled.{i}", s)) for i, s in enumerate(noise.scheduled)]
+    rest = {p: s for p, s in w.belief.sources.items() if p not in noise.numbers()}
+    return [*out, _section("[sources]", [f"{_quoted(p)} = {_quoted(s)}" for p, s in rest.items()])] if rest else out
+
+
+def _section(head: str, lines: list[str]) -> str:
+    return "\n" + "\n".join([head, *lines]) + "\n"
+
+
+def _default(cls: type, name: str) -> Any:
+    f = next(f for f in fields(cls) if f.name == name)
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+def _at(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _digits(value: float | int, path: str = "") -> str:
+    if not math.isfinite(value):
+        raise PresageError(f"{path or 'a range'}: a noise file cannot hold {value}")
+    return repr(int(value)) if path.endswith(".n") else repr(float(value))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

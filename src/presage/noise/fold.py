@@ -1,0 +1,57 @@
+"""The slowest of many replicas, drawn without simulating each: by order statistics, given what they share.
+
+A replica takes `steady` seconds, which stay for the whole run, times `lively`, drawn anew in every step. Of all
+replicas of a run, how many fall into each part of the steady distribution is drawn, then of each part the largest
+lively factor: the largest of n independent draws is the quantile of U**(1/n). Parts become finer towards the top, so
+the work does not grow with the number of replicas. Whatever all replicas share must be applied to the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.noise.distribution import Distribution
+
+__all__ = ["Replicas"]
+
+Floats = NDArray[np.float64]
+Rng = np.random.Generator
+EVEN = 64  # parts of equal probability; the last is cut further
+PER_HALVING, HALVINGS = 2, 24  # into so many for each halving of the probability above
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """What is known of replicas. What varies from step to step depends on how slow the rest is (a replica with one slow
+    stage waits for that stage alone), so there is a distribution of it for each part of the steady one."""
+
+    steady: Distribution
+    lively: tuple[Distribution, ...]  # of each stratum
+    strata: tuple[float, ...] = (0.0,)  # where each begins, as a share of replicas
+
+    def slowest(self, count: int, runs: int, steps: int, by_run: Rng, by_step: Rng) -> Floats:
+        """[runs, steps]: the largest of steady x lively over `count` replicas; who is slow stays so within a run."""
+        edges = _edges(count, self.strata)
+        counts = by_run.multinomial(count, np.diff(edges), runs)
+        power = 1 / np.maximum(counts, 1)
+        place = edges[:-1] + np.diff(edges) * by_run.random(counts.shape)
+        level = np.where(counts > 0, self.steady.quantile(place), 0.0)
+        stratum = np.searchsorted(self.strata, edges[:-1], side="right") - 1
+        out = np.zeros((runs, steps))
+        for k in range(steps):
+            u = by_step.random(counts.shape) ** power
+            for s, lively in enumerate(self.lively):
+                at = stratum == s
+                if at.any():
+                    np.maximum(out[:, k], (level[:, at] * lively.quantile(u[:, at])).max(axis=1), out=out[:, k])
+        return out
+
+
+def _edges(count: int, strata: tuple[float, ...]) -> Floats:
+    """From 0 to 1, with every stratum's; one part is enough for a single replica."""
+    even, above = np.arange(EVEN) / EVEN, 0.5 ** (np.arange(PER_HALVING * HALVINGS + 1) / PER_HALVING)
+    fine = np.concatenate([even, 1 - above[above < 1 / EVEN]]) if count > 1 else np.zeros(1)
+    return np.unique(np.concatenate([fine, strata, [1.0]]))

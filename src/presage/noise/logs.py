@@ -1,0 +1,146 @@
+"""Logs of step times as files hold them: MLPerf records, Megatron-LM's text, plain CSV; all become `StepLog`s.
+
+A record is one step, or the mean of `counts` steps where a framework logs only every n-th. Step numbers count from 0
+in MLPerf's files and from 1 in Megatron-LM's, as logged. Files that cannot be used end in one sentence; runs inside a
+file that cannot be used are named in `Logs.skipped` and the rest is read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from presage.errors import InputError, PresageError
+
+__all__ = ["Event", "Logs", "StepLog", "read_logs"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens between steps and makes the next one slow: an evaluation, a checkpoint."""
+
+    name: str
+    after_step: int  # the last step before it
+    seconds: float = 0.0  # its own, not a step's
+
+
+@dataclass(frozen=True, eq=False)
+class StepLog:
+    """Consecutive step times of one run."""
+
+    run: str
+    group: str  # runs of one configuration on one machine share it
+    steps: Ints  # numbers, rising
+    seconds: Floats
+    counts: Ints  # how many steps each record is the mean of
+    events: tuple[Event, ...] = ()
+    blocks: bool = False  # records are means between two evaluations, not of a fixed number of steps
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not len(self.steps):
+            raise PresageError(f"{self.run}: a log of step times needs at least one record")
+
+    @property
+    def stride(self) -> int:
+        """Steps in a record."""
+        return int(np.median(self.counts))
+
+    @property
+    def single(self) -> bool:
+        return not self.blocks and self.stride == 1
+
+    @property
+    def kind(self) -> str:
+        """Logs of different kinds are never pooled."""
+        return "single steps" if self.single else "block means" if self.blocks else f"means of {self.stride} steps"
+
+    @property
+    def total(self) -> float:
+        """Seconds of all its steps, without what is between them."""
+        return float(self.seconds @ self.counts)
+
+    def cut(self, first: int) -> StepLog:
+        """Without its first records."""
+        return StepLog(
+            self.run,
+            self.group,
+            self.steps[first:],
+            self.seconds[first:],
+            self.counts[first:],
+            self.events,
+            self.blocks,
+            self.meta,
+        )
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What was read, and what could not be."""
+
+    logs: tuple[StepLog, ...]
+    skipped: tuple[tuple[str, str], ...] = ()  # which run, why
+
+    def groups(self) -> dict[str, tuple[StepLog, ...]]:
+        names = dict.fromkeys(x.group for x in self.logs)
+        return {n: tuple(x for x in self.logs if x.group == n) for n in names}
+
+
+def step_log(
+    run: str,
+    group: str,
+    steps: ArrayLike,
+    seconds: ArrayLike,
+    counts: ArrayLike | int = 1,
+    events: Iterable[Event] = (),
+    blocks: bool = False,
+    meta: Mapping[str, Any] | None = None,
+) -> StepLog:
+    """A log of the records that are numbers above 0, in the order of their steps; of two for one step the later one."""
+    number = np.atleast_1d(np.asarray(steps, np.int64))
+    time = np.atleast_1d(np.asarray(seconds, np.float64))
+    count = np.broadcast_to(np.asarray(counts, np.int64), time.shape)
+    good = np.flatnonzero(np.isfinite(time) & (time > 0))
+    _, last = np.unique(number[good][::-1], return_index=True)
+    keep = good[::-1][last]
+    return StepLog(run, group, number[keep], time[keep], count[keep], tuple(events), blocks, dict(meta or {}))
+
+
+def read_logs(paths: Sequence[str | Path], column: str | None = None, unit: str | None = None) -> Logs:
+    """All runs of some files; `column` and `unit` (s, ms, us) name the step times of a CSV file."""
+    from presage.noise.log_formats import read_csv, read_megatron, read_mlperf
+
+    found: list[StepLog] = []
+    skipped: list[tuple[str, str]] = []
+    for path in map(Path, paths):
+        text = _text(path)
+        if text.lstrip()[:1] in ("{", "["):
+            part = read_mlperf(path, text)
+        elif "elapsed time per iteration" in text:
+            part = read_megatron(path, text)
+        else:
+            part = read_csv(path, text, column, unit)
+        found += part.logs
+        skipped += part.skipped
+    if not found:
+        why = f": {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
+        raise PresageError(f"no step times in {', '.join(map(str, paths)) or 'no files'}{why}")
+    return Logs(tuple(found), tuple(skipped))
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error) as e:
+        raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e

@@ -1,0 +1,183 @@
+"""Random effects of a per-operation table: fitted on some steps, drawn as durations of the program that replays them.
+
+    effects = fit(optable.read("trace-AR.csv.gz"))
+    seconds = effects.times(np.random.default_rng(0), 10_000)
+
+A step's durations are put together from four places. Levels: what an operation of this kind takes on this stage of this
+replica, in every step; slow ranks live here. The step: one training step lends all that happens once in a step
+(collectives, optimizer, host time, when workers begin) and the factor its computation had in common. The replica in the
+step. The microbatch: its factors forward, backward, on every stage and in transfers, drawn together. Waits are never
+drawn: the engine finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.engine import Durations, Program, finish_times
+from presage.errors import InputError
+from presage.noise.belief import Belief
+from presage.noise.op_cells import Cells, cells_of
+from presage.noise.op_parts import Channels, Split, levels, nested
+from presage.noise.op_pool import ENOUGH, Pool, pool_of
+from presage.traces.tables.opreplay import PARTS, Replay, replay
+from presage.traces.tables.opsteps import messages, split
+from presage.traces.tables.optable import OpTable
+
+__all__ = ["OpEffects", "fit", "fit_sets", "steps_only"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+LEAST = 2  # steps with the same operations, to see how they differ
+HELD = 64 << 20  # bytes of durations at a time
+
+
+@dataclass(frozen=True, eq=False)
+class OpEffects:
+    """Effects of the steps of one table that have the same operations."""
+
+    job: str
+    program: Program
+    ids: Ints  # the training steps' numbers
+    share: float  # of the training steps
+    measured: Floats  # seconds of the training steps
+    bias: float  # measured over replayed, of the training steps
+    cells: Cells
+    level: Floats  # seconds by (replica, microbatch, column)
+    channels: Channels
+    parts: Split
+    step: Floats  # factors by (replica, column, training step)
+    replica: Pool | None  # what a replica's microbatches of a step have in common, where enough of it was seen
+    own: Pool | None
+    rest: Floats  # seconds by (task, training step) of all that no microbatch causes
+    row: Ints  # by task: its cell (0 and up), -1 for the rest, -2 for tasks that take no time
+
+    def draw(self, rng: np.random.Generator, draws: int, states: Ints | None = None) -> Durations:
+        """Seconds by task for the engine; `states`: the training step that lends its state to each draw."""
+        state = rng.integers(0, len(self.ids), draws) if states is None else states
+        resting = np.flatnonzero(self.row == -1)
+        seconds = np.concatenate([self._cell_seconds(rng, state), self.rest[np.ix_(resting, state)]])
+        row = np.where(self.row >= 0, self.row, -1)
+        row[resting] = len(self.cells) + np.arange(len(resting))
+        return Durations(np.zeros(len(row)), row.astype(np.int32), seconds)
+
+    def times(self, rng: np.random.Generator, draws: int, states: Ints | None = None) -> Floats:
+        """Seconds of `draws` steps, in memory that does not grow with the draws."""
+        at = rng.integers(0, len(self.ids), draws) if states is None else states
+        rows = len(self.cells) + int((self.row == -1).sum())
+        width = max(32, HELD // (8 * max(rows, 1)))
+        pieces = [finish_times(self.program, self.draw(rng, len(s), s)) for s in _pieces(at, width)]
+        return self.bias * np.concatenate(pieces)
+
+    def belief(self) -> Belief:
+        """The same as numbers that carry over to other jobs, with intervals."""
+        from presage.noise.op_belief import belief_of
+
+        return belief_of(self)
+
+    def _cell_seconds(self, rng: np.random.Generator, state: Ints) -> Floats:
+        replicas, microbatches, columns = self.cells.shape
+        factor = np.broadcast_to(self.step[:, None][..., state], (replicas, microbatches, columns, len(state)))
+        for pool, each in ((self.replica, 1), (self.own, microbatches)):
+            if pool is not None:
+                factor = factor * self._by_replica(pool.draw(rng, each, len(state)))
+        return self.cells.gathered(factor) * self.cells.gathered(self.level)[:, None]
+
+    def _by_replica(self, drawn: Floats) -> Floats:
+        """(groups of replicas, rows, members' columns, draws) as (replicas, rows, columns, draws)."""
+        groups, each, wide, draws = drawn.shape
+        columns = self.cells.shape[2]
+        apart = drawn.reshape(groups, each, wide // columns, columns, draws)
+        return np.swapaxes(apart, 1, 2).reshape(-1, each, columns, draws)
+
+
+def fit(table: OpTable, steps: Iterable[int] | None = None) -> OpEffects:
+    """From some steps of a table (default all): the largest set of them that have the same operations."""
+    return fit_sets(table, steps)[0]
+
+
+def fit_sets(table: OpTable, steps: Iterable[int] | None = None) -> tuple[OpEffects, ...]:
+    """One model for every set of steps with the same operations, largest first; sets of one step are left out."""
+    chosen = table if steps is None else steps_only(table, steps)
+    sets = sorted((s for s in split(chosen) if len(s.ids) >= LEAST), key=lambda s: -len(s.ids))
+    if not sets:
+        raise InputError(table.path, f"no {LEAST} of the steps to fit have the same operations", "step")
+    total = sum(len(s.ids) for s in sets)
+    return tuple(replace(_fitted(replay(s)), share=len(s.ids) / total) for s in sets)
+
+
+def steps_only(table: OpTable, steps: Iterable[int]) -> OpTable:
+    """The rows of some steps."""
+    keep = np.isin(table.step, list(steps))
+    if not keep.any():
+        raise InputError(table.path, "none of the steps to fit is in the table", "step")
+    names = ("op", "dp", "stage", "rank", "step", "seq", "chunk", "microbatch", "model_chunk", "start", "duration")
+    return replace(table, **{n: getattr(table, n)[keep] for n in names})
+
+
+def _fitted(played: Replay) -> OpEffects:
+    steps = played.steps
+    sent = messages(steps)
+    cells = cells_of(steps, sent)
+    seconds = cells.spread_out(played.run)
+    level, channels = levels(seconds)
+    parts = nested(seconds, level, channels)
+    lent, drawn = _replica_effects(parts, channels)
+    step = np.exp(parts.step + lent)
+    return OpEffects(
+        job=steps.table.job,
+        program=played.program,
+        ids=steps.ids,
+        share=1.0,
+        measured=steps.measured,
+        bias=float(np.mean(steps.measured / played.times())),
+        cells=cells,
+        level=level,
+        channels=channels,
+        parts=parts,
+        step=step / step.mean(axis=-1, keepdims=True),
+        replica=_pool(drawn[:, None], parts.together, False),
+        own=_pool(parts.own, parts.together, parts.even),
+        rest=played.durations(),
+        row=_rows(played, cells, sent.partner),
+    )
+
+
+def _replica_effects(parts: Split, channels: Channels) -> tuple[Floats, Floats]:
+    """Replicas' effects in a step: those that the step lends, and those that are drawn for each replica.
+
+    How stages differ goes with the step. What a replica's microbatches have in common is drawn where enough was seen.
+    """
+    replicas, _, steps = parts.replica.shape
+    drawn = np.zeros_like(parts.replica)
+    if replicas // parts.together * steps >= ENOUGH:
+        drawn = np.broadcast_to(channels.split(parts.replica)[0], parts.replica.shape)
+    return parts.replica - drawn, drawn
+
+
+def _pool(effects: Floats, together: int, whole: bool) -> Pool | None:
+    """(replicas, rows, columns, steps), neighbours that go together side by side in one row."""
+    replicas, each, columns, steps = effects.shape
+    if not effects.size:
+        return None
+    groups = effects.reshape(replicas // together, together, each, columns, steps)
+    rows = groups.transpose(0, 4, 2, 1, 3).reshape(replicas // together, steps, each, together * columns)
+    return pool_of(rows, whole and bool(np.isfinite(rows).all()))
+
+
+def _rows(played: Replay, cells: Cells, partner: Ints) -> Ints:
+    """Which cell, if any, says how long each task takes: both ends of a transfer go by the sender's."""
+    row = np.where(played.durations().max(axis=1) > 0, -1, -2)
+    run = PARTS * cells.op + 1
+    row[run] = np.arange(len(cells))
+    meets = partner[cells.op] >= 0
+    row[PARTS * partner[cells.op[meets]] + 1] = np.flatnonzero(meets)
+    return row
+
+
+def _pieces(states: Ints, width: int) -> list[Ints]:
+    return np.array_split(states, -(-len(states) // width))

@@ -1,0 +1,93 @@
+"""A pool of measured effects to draw from: whole rows, so that what belongs together stays together.
+
+Kept as measured where there are enough of them: a unit's own where it has 200, else those of all units in each one's own
+width. With fewer they are drawn from the Normal with their covariance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ENOUGH", "Pool", "pool_of"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+ENOUGH = 200  # measured values are kept as they are from here on
+BORROWED = 20  # values of all units that count for a unit's own width
+WIDTHS = 17  # at which the mean of pooled factors is computed; straight lines between
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Logarithms (columns, rows); unit u draws from rows first[u]..last[u], times its widths, and with mean factor 1."""
+
+    rows: Floats
+    first: Ints
+    last: Ints
+    width: Floats  # (units, columns)
+    shift: Floats  # (units, columns)
+    normal: bool
+    block: int  # rows that are drawn together, in order
+
+    def draw(self, rng: np.random.Generator, each: int, draws: int) -> Floats:
+        """Factors (units, each, columns, draws): `each` rows for every unit and draw."""
+        units = len(self.first)
+        if self.normal:
+            mix = rng.standard_normal((units, each, draws, self.rows.shape[1])) / np.sqrt(self.rows.shape[1])
+            logs = np.moveaxis(mix @ self.rows.T, -1, -2)
+        else:
+            logs = np.moveaxis(self.rows[:, self._picks(rng, each, draws)], 0, 2)
+        return np.asarray(np.exp(logs * self.width[:, None, :, None] + self.shift[:, None, :, None]))
+
+    def _picks(self, rng: np.random.Generator, each: int, draws: int) -> Ints:
+        size, first = ((self.last - self.first) // self.block)[:, None, None], self.first[:, None, None]
+        if self.block == 1:
+            return np.asarray(first + rng.integers(0, size, (len(self.first), each, draws)))
+        start = first + self.block * rng.integers(0, size, (len(self.first), 1, draws))
+        return np.asarray(start + np.arange(each)[:, None])
+
+
+def pool_of(effects: Floats, whole: bool = False) -> Pool | None:
+    """From (units, repeats, rows of a repeat, columns); with `whole`, all rows of a repeat are drawn together."""
+    units, repeats, each, columns = effects.shape
+    flat = effects.reshape(units, repeats * each, columns)
+    there = np.isfinite(flat).any(axis=2)
+    if not there.any() or not np.nan_to_num(flat).any():
+        return None
+    width = _widths(flat)
+    rows = np.nan_to_num(flat / np.where(width > 0, width, 1.0)[:, None])
+    count = there.sum(axis=1)
+    own = int(count.min()) >= ENOUGH
+    stacked = rows[there] if not whole else rows.reshape(-1, columns)
+    ends = np.cumsum(count) if not whole else np.arange(1, units + 1) * repeats * each
+    first, last = (np.append(0, ends[:-1]), ends) if own else (np.zeros(units, np.int64), np.full(units, ends[-1]))
+    normal = len(stacked) < ENOUGH
+    shift = _shifts(stacked, first, last, width, normal)
+    return Pool(np.ascontiguousarray(stacked.T), first, last, width, shift, normal, each if whole else 1)
+
+
+def _widths(flat: Floats) -> Floats:
+    """Each unit's spread by column over that of all units, pulled towards 1 where it has few values."""
+    there = np.isfinite(flat)
+    square, count = np.nan_to_num(flat**2).sum(axis=1), there.sum(axis=1)
+    typical = square.sum(axis=0) / np.maximum(count.sum(axis=0), 1)
+    mine = (square + BORROWED * typical) / (count + BORROWED)
+    return np.where(typical > 0, np.sqrt(mine / np.maximum(typical, 1e-300)), 1.0)
+
+
+def _shifts(rows: Floats, first: Ints, last: Ints, width: Floats, normal: bool) -> Floats:
+    """What takes the mean of each unit's factors to 1."""
+    if normal:
+        return np.asarray(-0.5 * (rows**2).mean(axis=0) * width**2)
+    if (first != first[0]).any():
+        return -np.stack([_log_mean(rows[a:b] * w) for a, b, w in zip(first, last, width, strict=True)])
+    grid = np.linspace(width.min(), width.max(), WIDTHS)
+    found = np.stack([_log_mean(rows * w) for w in grid])
+    return -np.stack([np.interp(w, grid, f) for w, f in zip(width.T, found.T, strict=True)], axis=1)
+
+
+def _log_mean(logs: Floats) -> Floats:
+    return np.asarray(np.log(np.exp(logs).mean(axis=0)))

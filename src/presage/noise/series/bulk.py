@@ -1,0 +1,110 @@
+"""The ordinary part of the residuals: how wide, of what shape, and how much of it goes with the step before.
+
+Residuals are turned into normal scores; the scores are one part that goes with the step before (an AR(1) series) and
+one that is new in each step. The two numbers of that, its share and its correlation, are known as weights on a grid
+(exactly, by the Kalman filter, for all cells at once), which a prior can be multiplied into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CELLS", "PHI", "SCORES", "SHARE", "Bulk", "bulk_of", "latent", "local_spread"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+PHI = np.array([0.2, 0.4, 0.6, 0.75, 0.85, 0.92, 0.96, 0.985, 0.995])
+SHARE = np.array([0.0, 0.08, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.97])
+CELLS = [(p, s) for p in PHI for s in SHARE]
+SCORES = np.linspace(-3.2, 3.2, 65)  # where the shape is kept
+LIMIT = 6.0  # robust standard deviations; what is longer is a stall
+TINY = 1e-7  # of a step: a spread below it is none
+
+
+@dataclass(frozen=True, eq=False)
+class Bulk:
+    widths: Floats  # [runs]: robust standard deviation, of the level
+    spread: Floats  # [records]: how much wider than usual, shared by runs
+    shape: Floats  # residuals in widths at each of SCORES
+    evidence: Floats  # log likelihood of each cell of the grid
+    scored: int  # records behind it
+    stalls: Bools  # [runs, records]: records too long for it
+
+
+def bulk_of(left: Floats, plain: Bools) -> Bulk:
+    """Of residuals [runs, records]."""
+    widths = np.array([_width(row[ok]) for row, ok in zip(left, plain, strict=True)])
+    units = left / np.maximum(widths, TINY)[:, None]
+    spread = local_spread(np.where(plain, np.minimum(np.abs(units), 4.0), np.nan))
+    units = units / spread
+    stalls = plain & (units > LIMIT)
+    body = plain & ~stalls & np.isfinite(units)
+    units = np.where(body, units, np.nan)
+    shape, scores = _shape(units)
+    return Bulk(widths, spread, shape, _evidence(scores), int(body.sum()), stalls)
+
+
+def _width(x: Floats) -> float:
+    return float(1.4826 * np.median(np.abs(x - np.median(x)))) if len(x) else 0.0
+
+
+def local_spread(size: Floats, prior: float = 12.0) -> Floats:
+    """How much wider residuals are at each place than over all, from |residuals| of all runs near it, leaning to 1."""
+    runs, n = size.shape
+    ok = np.isfinite(size)
+    usual = float(size[ok].mean()) if ok.any() else 0.0
+    if n < 40 or usual <= 0:
+        return np.ones(n)
+    total, seen = np.nan_to_num(size).sum(0), ok.sum(0).astype(np.float64)
+    half = np.clip(5 + np.arange(n) / 3, 5, max(12, n / 10)).astype(np.int64)
+    low, high = np.maximum(0, np.arange(n) - half), np.minimum(n, np.arange(n) + half + 1)
+    sums, counts = np.append(0.0, np.cumsum(total)), np.append(0.0, np.cumsum(seen))
+    near, many = sums[high] - sums[low], counts[high] - counts[low]
+    return np.asarray((near / usual + prior) / (many + prior))
+
+
+def _shape(units: Floats) -> tuple[Floats, Floats]:
+    """Residuals at each of SCORES, and each residual's own score."""
+    from scipy.special import ndtri
+
+    ok = np.isfinite(units)
+    n = int(ok.sum())
+    if n == 0:
+        return np.zeros(len(SCORES)), np.full(units.shape, np.nan)
+    scores = np.full(units.shape, np.nan)
+    order = np.empty(n)
+    order[np.argsort(units[ok], kind="stable")] = ndtri((np.arange(n) + 0.5) / n)
+    scores[ok] = order
+    return np.interp(SCORES, np.sort(order), np.sort(units[ok])), scores
+
+
+def _evidence(scores: Floats) -> Floats:
+    """Log likelihood of all runs' scores [runs, records] for each cell; a NaN is a step not seen."""
+    phi, share = (np.array(v) for v in zip(*CELLS, strict=True))
+    new = share * (1 - phi**2)
+    mean = np.zeros((len(scores), len(phi)))
+    var = np.broadcast_to(share, mean.shape).copy()
+    total = np.zeros(mean.shape)
+    for y in scores.T:
+        seen = np.isfinite(y)[:, None]
+        width = var + 1 - share
+        off = np.where(seen, y[:, None] - mean, 0.0)
+        total -= np.where(seen, 0.5 * (np.log(width) + off**2 / width), 0.0)
+        gain = np.where(seen, var / width, 0.0)
+        mean = phi * (mean + gain * off)
+        var = phi**2 * var * (1 - gain) + new
+    return np.asarray(total.sum(axis=0))
+
+
+def latent(rng: np.random.Generator, phi: Floats, share: Floats, steps: int) -> Floats:
+    """[draws, steps]: standard normal series, each with its own correlation and share."""
+    draws = len(phi)
+    kept, state = np.empty((steps, draws)), rng.standard_normal(draws)
+    fresh = np.sqrt(1 - phi**2)
+    for k, shock in enumerate(rng.standard_normal((steps, draws))):
+        state = phi * state + fresh * shock if k else state
+        kept[k] = state
+    return np.asarray((np.sqrt(share) * kept + np.sqrt(1 - share) * rng.standard_normal((steps, draws))).T)

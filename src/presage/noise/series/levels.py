@@ -1,0 +1,119 @@
+"""How far apart the levels of sister runs are: most are close, now and then one is slower as a whole.
+
+A run's level is its group's base, plus a Normal of standard deviation s, plus, with probability `odd`, an exponential
+of mean `slower`. Two runs that agree say that s is small; they say little about how likely an odd run is: that comes
+from other groups. All of it is known as weights on a grid of (base, s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LevelPrior", "Levels", "evidence", "learn_levels", "levels_of"]
+
+Floats = NDArray[np.float64]
+SDS = np.geomspace(2e-5, 4e-2, 20)
+ODD = np.array([0.01, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3])
+SLOWER = np.array([0.001, 0.002, 0.004, 0.008, 0.016, 0.032])
+AROUND = np.linspace(-4.5, 4.5, 19)
+
+
+def _usual() -> Floats:
+    """About 0.15%, known within a factor of 3."""
+    weight = np.exp(-0.5 * (np.log(SDS / 0.0015) / np.log(3.0)) ** 2)
+    return np.asarray(weight / weight.sum())
+
+
+def _any() -> Floats:
+    """[s, odd, slower]: odd runs of any share and size."""
+    return np.asarray(_usual()[:, None, None] * np.full((1, len(ODD), len(SLOWER)), 1 / (len(ODD) * len(SLOWER))))
+
+
+@dataclass(frozen=True, eq=False)
+class LevelPrior:
+    weights: Floats = field(default_factory=_any)  # [s, odd, slower]: how likely each is
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """What is believed of a group: weights on (base, s, odd, slower)."""
+
+    base: Floats
+    sd: Floats
+    odd: Floats
+    slower: Floats
+    weight: Floats
+
+    def next_run(self, rng: np.random.Generator, draws: int) -> Floats:
+        """Levels of further runs."""
+        at = rng.choice(len(self.weight), draws, p=self.weight)
+        late = np.where(rng.random(draws) < self.odd[at], self.slower[at] * rng.standard_exponential(draws), 0.0)
+        return np.asarray(self.base[at] + self.sd[at] * rng.standard_normal(draws) + late)
+
+    def spread(self) -> tuple[float, float, float]:
+        """Standard deviation between runs, odd ones and all: its mean and its 90% interval."""
+        var = self.sd**2 + self.odd * (2 - self.odd) * self.slower**2
+        order = np.argsort(var)
+        low, high = np.interp((0.05, 0.95), np.cumsum(self.weight[order]), var[order])
+        return float(np.sqrt(self.weight @ var)), float(np.sqrt(low)), float(np.sqrt(high))
+
+
+def levels_of(levels: Floats, prior: LevelPrior) -> Levels:
+    found = []
+    for s, p in zip(SDS, prior.weights, strict=True):
+        base, width = _bases(levels, s)
+        weight = _likelihood(levels, base, s) + np.log(width)[:, None, None] + np.log(p + 1e-12)
+        grid = np.meshgrid(base, ODD, SLOWER, indexing="ij")
+        found.append(np.stack([grid[0], np.full(grid[0].shape, s), grid[1], grid[2], weight]).reshape(5, -1))
+    base, sd, odd, slower, weight = np.concatenate(found, axis=1)
+    weight = np.exp(weight - weight.max())
+    return Levels(base, sd, odd, slower, weight / weight.sum())
+
+
+def _bases(levels: Floats, s: float) -> tuple[Floats, Floats]:
+    """Places where the base may be, and how wide each stands for: near the runs, and below all of them."""
+    below = levels.min() - np.geomspace(s, max(0.05, 2 * s), 16)
+    at = np.unique(np.concatenate([(levels[:, None] + s * AROUND).ravel(), below]))
+    return at, np.maximum(np.gradient(at) if len(at) > 1 else np.ones(1), 1e-12)
+
+
+def _likelihood(levels: Floats, base: Floats, s: float) -> Floats:
+    """Log likelihood [base, odd, slower] of the runs' levels."""
+    from scipy.special import log_ndtr
+
+    odd, slower = ODD, SLOWER
+    off = (levels[None, :] - base[:, None])[..., None]
+    near = -0.5 * (off / s) ** 2 - np.log(s * np.sqrt(2 * np.pi))
+    far = s**2 / (2 * slower**2) - off / slower + log_ndtr(off / s - s / slower) - np.log(slower)
+    both = np.logaddexp(near[:, :, None] + np.log1p(-odd)[:, None], far[:, :, None] + np.log(odd)[:, None])
+    return np.asarray(both.sum(axis=1))
+
+
+def evidence(levels: Floats) -> Floats:
+    """Log likelihood [s, odd, slower] of a group, over all bases: what `learn_levels` needs of it."""
+    found = []
+    for s in SDS:
+        base, width = _bases(levels, s)
+        found.append(np.logaddexp.reduce(_likelihood(levels, base, s) + np.log(width)[:, None, None], axis=0))
+    return np.array(found)
+
+
+def learn_levels(groups: Sequence[Floats]) -> LevelPrior:
+    """How likely each (s, odd, slower) is for another group: s from its spread over groups, the two others shared."""
+    if len(groups) < 3:
+        return LevelPrior()
+    logs = np.array(groups)  # [group, s, odd, slower]
+    scale = logs.max(axis=1, keepdims=True)
+    each, start = np.exp(logs - scale), _usual()[:, None, None]
+    weights = np.broadcast_to(start, each.shape[1:]).copy()
+    for _ in range(20):
+        posterior = each * weights
+        posterior /= posterior.sum(axis=1, keepdims=True)
+        weights = (posterior.sum(axis=0) + 2 * start) / (len(groups) + 2)
+    fit = (np.log((each * weights).sum(axis=1)) + scale[:, 0]).sum(axis=0)
+    shared = np.exp(fit - fit.max())
+    return LevelPrior(np.asarray(weights * (shared / shared.sum())))

@@ -1,0 +1,23 @@
+"""Random numbers by name: each source of noise has a stream of its own, so that leaving one out moves no other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+__all__ = ["Streams"]
+
+
+@dataclass(frozen=True)
+class Streams:
+    seed: int = 0
+    block: int = 0
+
+    def child(self, block: int) -> Streams:
+        return Streams(self.seed, block)
+
+    def __call__(self, name: str) -> np.random.Generator:
+        """A generator that depends on the seed, the block and the name alone."""
+        return np.random.default_rng(np.random.SeedSequence((self.seed, self.block, crc32(name.encode()))))

@@ -1,0 +1,1 @@
+"""Whole runs: many steps, with failures, checkpoints, spares and a deadline."""

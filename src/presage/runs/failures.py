@@ -1,0 +1,153 @@
+"""What stops a run, or slows it: classes of failures by their rates, and what each costs, for a job of any size."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import exp, expm1, gamma, inf, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import PresageError
+from presage.noise.distribution import LogNormal
+from presage.runs.checkpoint import Outage
+
+__all__ = ["DAY", "ByScale", "Failure", "Reliability", "Risk", "SlowEpisode"]
+
+DAY = 86400.0
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ByScale:
+    """A number that grows with the job: points (GPUs, value), straight lines between them on logarithmic axes, and
+    held beyond both ends."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        gpus = [g for g, _ in self.points]
+        if not gpus or min(gpus) <= 0 or gpus != sorted(set(gpus)) or min(v for _, v in self.points) <= 0:
+            raise PresageError("a figure by scale needs numbers of GPUs that rise, and values above 0")
+
+    def at(self, gpus: float) -> float:
+        i = bisect_right([g for g, _ in self.points], gpus)
+        if i in (0, len(self.points)):
+            return self.points[min(i, len(self.points) - 1)][1]
+        (low, a), (high, b) = self.points[i - 1], self.points[i]
+        return float(exp(log(a) + log(b / a) * log(gpus / low) / log(high / low)))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A class of failures: each stops the whole job."""
+
+    name: str
+    per_node_day: float
+    detect: float = 60.0  # seconds until it is noticed, in which the job hangs
+    node: float = 0.0  # share of them after which a node has to be replaced
+    planned: bool = False  # known before: a checkpoint is written first, and no work is lost
+
+
+@dataclass(frozen=True, slots=True)
+class SlowEpisode:
+    """A class of faults that slow the whole job for a while, and then pass or are mended."""
+
+    name: str
+    per_node_day: float
+    minutes: LogNormal
+    factor: float  # that steps take longer by
+
+    @property
+    def lost(self) -> LogNormal:
+        """Seconds that an episode costs."""
+        return LogNormal(self.minutes.median * 60 * (1 - 1 / self.factor), self.minutes.log_sd)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often nodes of a kind fail, how, and what each failure costs."""
+
+    name: str
+    failures: tuple[Failure, ...] = ()
+    slow: tuple[SlowEpisode, ...] = ()
+    node_gpus: int = 8
+    restart: ByScale = ByScale(((1.0, 300.0),))  # seconds from a failure noticed to the next step, loading included
+    load: float = 0.0  # seconds of loading a checkpoint on top of that
+    growth: ByScale = ByScale(((1.0, 1.0),))  # of the rate of a node's failures with the size of the job
+    shape: float = 1.0  # of the Weibull times between failures; 1: at a constant rate
+    repair: float = DAY  # seconds until a node is back, on average
+    rate_sd: float = 0.0  # of the logarithm of the rates, between sites
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, gpus: int) -> Risk:
+        """The risk of a job of so many GPUs."""
+        return Risk(self, gpus)
+
+    def scaled(self, rates: float = 1.0, detect: float = 1.0, restart: float = 1.0) -> Reliability:
+        """With so many times the failures, the time to notice them, and the time to start again."""
+        failures = tuple(
+            replace(f, per_node_day=f.per_node_day * rates, detect=f.detect * detect) for f in self.failures
+        )
+        points = tuple((g, s * restart) for g, s in self.restart.points)
+        return replace(self, failures=failures, restart=ByScale(points), load=self.load * restart)
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A reliability at one size of the job."""
+
+    kind: Reliability
+    gpus: int
+
+    @property
+    def nodes(self) -> float:
+        return self.gpus / self.kind.node_gpus
+
+    @property
+    def rates(self) -> Floats:
+        """By class, a second of the job."""
+        per_day = np.array([f.per_node_day for f in self.kind.failures], np.float64)
+        planned = np.array([f.planned for f in self.kind.failures], bool)
+        return per_day * self.nodes / DAY * np.where(planned, 1.0, self.kind.growth.at(self.gpus))
+
+    @property
+    def rate(self) -> float:
+        """Of all stops."""
+        return float(self.rates.sum())
+
+    @property
+    def unplanned(self) -> float:
+        return float(sum(r for r, f in zip(self.rates, self.kind.failures, strict=True) if not f.planned))
+
+    @property
+    def mttf(self) -> float:
+        """Seconds between stops that nobody planned."""
+        return 1 / self.unplanned if self.unplanned else inf
+
+    @property
+    def detect(self) -> float:
+        """Seconds until a failure is noticed, on average."""
+        pairs = [(r, f.detect) for r, f in zip(self.rates, self.kind.failures, strict=True) if not f.planned]
+        return sum(r * d for r, d in pairs) / self.unplanned if self.unplanned else 0.0
+
+    @property
+    def restart(self) -> float:
+        return self.kind.restart.at(self.gpus) + self.kind.load
+
+    @property
+    def scale(self) -> float:
+        """Of the Weibull times between stops, so that their mean is that of the rates."""
+        return 1 / (self.rate * gamma(1 + 1 / self.kind.shape)) if self.rate else inf
+
+    def outage(self, save: float, delay: float = 0.0) -> Outage:
+        """What formulas take; the delay until a checkpoint can be relied on is work that each failure loses."""
+        return Outage(self.mttf, save, self.detect + delay, self.restart)
+
+    def episodes(self, e: SlowEpisode) -> float:
+        """Slow episodes of a class, a second: those that fall into another cost nothing more."""
+        rate = e.per_node_day * self.nodes / DAY
+        busy = rate * e.minutes.mean * 60
+        return rate * (-expm1(-busy) / busy if busy else 1.0)

@@ -1,0 +1,89 @@
+"""Outcome: what draws of a run came to: days, where they went, failures, money, energy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.runs.run import Run
+
+__all__ = ["CAUSES", "DOWN", "Outcome"]
+
+Floats = NDArray[np.float64]
+CAUSES = ("steps", "stalls", "slow", "checkpoints", "lost", "detection", "spares", "restart")
+DOWN = ("detection", "spares", "restart")  # while GPUs do nothing
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One number a draw in each array; all are seconds but for counts."""
+
+    run: Run
+    parts: Mapping[str, Floats]  # by cause: they add up to the wall-clock time
+    counts: Floats  # [class, draw]: failures
+    costs: Floats  # [class, draw]: seconds lost to them: work again, detection, spares, restart
+
+    @property
+    def wall(self) -> Floats:
+        return np.asarray(sum(self.parts[c] for c in CAUSES))
+
+    @property
+    def draws(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def failures(self) -> Floats:
+        """That nobody planned."""
+        return self._of(planned=False)
+
+    @property
+    def planned(self) -> Floats:
+        return self._of(planned=True)
+
+    def _of(self, planned: bool) -> Floats:
+        rows = [i for i, f in enumerate(self.run.reliability.failures) if f.planned == planned]
+        return np.asarray(self.counts[rows].sum(axis=0))
+
+    @property
+    def ettr(self) -> Floats:
+        """Of the wall-clock time, the share of steps that counted, however slow they were."""
+        p = self.parts
+        return np.asarray((p["steps"] + p["stalls"] + p["slow"]) / self.wall)
+
+    @property
+    def goodput(self) -> Floats:
+        """The share it would have taken with nothing to stop, stall or slow it."""
+        return np.asarray(self.parts["steps"] / self.wall)
+
+    @property
+    def step(self) -> Floats:
+        """Seconds of an average step of each draw, stalls and slow episodes with it."""
+        p = self.parts
+        return np.asarray((p["steps"] + p["stalls"] + p["slow"]) / self.run.steps)
+
+    def done_by(self, seconds: float) -> float:
+        """The share of draws that are done by then."""
+        return float((self.wall <= seconds).mean())
+
+    def quantile(self, p: float) -> float:
+        return float(np.quantile(self.wall, p))
+
+    def quantile_error(self, p: float) -> float:
+        """The standard error of a quantile of the wall-clock time, from draws around it."""
+        half = np.sqrt(p * (1 - p) / self.draws)
+        low, high = np.quantile(self.wall, [max(0.0, p - half), min(1.0, p + half)])
+        return float(high - low) / 2
+
+    def cost(self, price: float) -> Floats:
+        """At so much an hour of a GPU, spares with them."""
+        spares = (self.run.spares or 0) * self.run.reliability.node_gpus
+        return np.asarray(self.wall / HOUR * (self.run.gpus + spares) * price)
+
+    def energy(self, watts: float, idle: float) -> Floats:
+        """Joules: of all GPUs at work, and while they wait."""
+        down = np.asarray(sum(self.parts[c] for c in DOWN)) + self.parts["checkpoints"]
+        return np.asarray((self.wall - down) * watts + down * idle)

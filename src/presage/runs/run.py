@@ -1,0 +1,82 @@
+"""Run: so many steps of a job, its checkpoints, what may stop it, and the spares it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from presage.errors import PresageError
+from presage.runs.checkpoint import Outage, best_interval, exact_efficiency
+from presage.runs.failures import Reliability, Risk
+from presage.runs.steps import StepTimes
+
+__all__ = ["Checkpoints", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """How they are written."""
+
+    save: float  # seconds that each stops the job
+    delay: float = 0.0  # seconds after that until it can be relied on: what is written in the background
+    every: int | None = None  # steps; None: what the exact formula says is best
+    said: str = ""  # where `save` is from
+
+    def __post_init__(self) -> None:
+        if self.save < 0 or self.delay < 0 or (self.every is not None and self.every < 1):
+            raise PresageError("checkpoints take 0 seconds or more, and one comes after every 1 step or more")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run on so many GPUs."""
+
+    steps: int
+    gpus: int
+    times: StepTimes
+    reliability: Reliability
+    checkpoints: Checkpoints
+    spares: int | None = None  # nodes; None: always one ready
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.gpus < 1 or (self.spares is not None and self.spares < 0):
+            raise PresageError("a run needs a step, a GPU, and 0 spares or more")
+
+    @property
+    def risk(self) -> Risk:
+        return self.reliability.at(self.gpus)
+
+    @property
+    def outage(self) -> Outage:
+        return self.risk.outage(self.checkpoints.save, self.checkpoints.delay)
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step on average, with what stalls and slow episodes add."""
+        stalls = self.times.stalls
+        share = stalls.per_step(self.risk.nodes, 1.0) * stalls.seconds.mean if stalls.per_node_hour else 0.0
+        slow = sum(self.risk.episodes(e) * e.lost.mean for e in self.reliability.slow)
+        return self.times.seconds * (1 + share + slow)
+
+    @property
+    def every(self) -> int:
+        """Steps between checkpoints."""
+        return self.checkpoints.every or self.whole_steps(best_interval(self.outage))
+
+    def whole_steps(self, interval: float) -> int:
+        """Steps of an interval in seconds: one at least, and as long as writing in the background takes."""
+        if interval == inf:
+            return self.steps
+        least = ceil(self.checkpoints.delay / self.step)
+        return min(self.steps, max(1, least, round(interval / self.step)))
+
+    @property
+    def efficiency(self) -> float:
+        """The share of time that is work that counts, by the exact formula."""
+        return exact_efficiency(self.outage, self.every * self.step)
+
+    def changed(self, seconds: float = 1.0, save: float = 1.0) -> Run:
+        """With steps and checkpoints that take so many times as long."""
+        times = replace(self.times, seconds=self.times.seconds * seconds)
+        checkpoints = replace(self.checkpoints, save=self.checkpoints.save * save)
+        return replace(self, times=times, checkpoints=checkpoints)

@@ -1,0 +1,167 @@
+"""Draws of a whole run, all at once: from one failure to the next, never step by step.
+
+An attempt starts with a restart (the first one with a step), then steps with a checkpoint after every so many of them,
+until the next failure or the last step. What was done since the last checkpoint is lost; then the failure is noticed, a
+node may have to be replaced, and the next attempt starts. Failures come at random, in restarts and checkpoints too, but
+not while a stopped run waits. With one class, no noise and a constant rate this is what the exact formula is about.
+
+Random numbers come in streams, one for each purpose: runs that differ in one thing keep the others' draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.errors import PresageError
+from presage.noise.distribution import Distribution
+from presage.runs.outcome import CAUSES, Outcome
+from presage.runs.run import Run
+from presage.runs.spares import Spares
+
+__all__ = ["MOST_ATTEMPTS", "simulate"]
+
+Floats = NDArray[np.float64]
+MOST_ATTEMPTS = 200_000
+FEW = 4.0  # stalls in an attempt: up to so many on average they are drawn one by one
+STREAMS = ("run", "failure", "class", "node", "repair", "noise", "stalls", "slow")
+
+
+def simulate(run: Run, draws: int = 2000, seed: int = 0) -> Outcome:
+    """Draws of the run; the same seed gives the same."""
+    if draws < 1:
+        raise PresageError(f"{draws} draws: there has to be one at least")
+    _check(run)
+    rng = dict(zip(STREAMS, np.random.default_rng(seed).spawn(len(STREAMS)), strict=True))
+    state = _State(run, draws, rng)
+    while state.busy.any():
+        state.attempt()
+    return Outcome(run, state.parts, state.counts, state.costs)
+
+
+def _check(run: Run) -> None:
+    """A run that failures let next to nothing of through has no end."""
+    share = run.efficiency * np.exp(-2 * run.reliability.rate_sd * (run.times.model_sd > 0))
+    attempts = run.steps * run.step / share * run.risk.rate if share > 0 else inf
+    if attempts > MOST_ATTEMPTS:
+        raise PresageError(
+            f"this run would hardly move: a failure every {run.risk.mttf / 60:.3g} minutes, {run.every:,} steps of "
+            f"{run.step:.3g} s between checkpoints and {run.risk.restart / 60:.3g} minutes to start again; "
+            "make checkpoints quicker or more frequent, restarts quicker, or the job smaller"
+        )
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One attempt of each draw. Steps and checkpoints are counts, the rest seconds."""
+
+    pace: Floats  # of a step, with what stalls and slow episodes add
+    steps: Floats  # that counted
+    saves: Floats
+    used: Floats  # of steps and checkpoints, those that are lost with them
+    done: NDArray[np.bool_]  # the run is
+
+
+class _State:
+    """Where each draw stands."""
+
+    def __init__(self, run: Run, draws: int, rng: dict[str, np.random.Generator]) -> None:
+        self.run, self.draws, self.rng = run, draws, rng
+        risk, classes = run.risk, run.reliability.failures
+        self.every, self.nodes, self.restart, self.scale = run.every, risk.nodes, risk.restart, risk.scale
+        self.shares = np.cumsum(risk.rates) / risk.rate if risk.rate else np.ones(1)
+        self.detect = np.array([f.detect for f in classes] or [0.0])
+        self.node = np.array([f.node for f in classes] or [0.0])
+        self.planned = np.array([f.planned for f in classes] or [False])
+        self.episodes = [(risk.episodes(e), e.lost) for e in run.reliability.slow]
+        self.mean, self.drift = run.times.runs(rng["run"], draws)
+        unsure = run.reliability.rate_sd if run.times.model_sd else 0.0
+        self.seldom = np.exp(-unsure * rng["run"].standard_normal(draws))
+        self.clock, self.steps, self.first = np.zeros(draws), np.zeros(draws), True
+        self.busy = np.ones(draws, bool)
+        self.parts = {c: np.zeros(draws) for c in CAUSES}
+        self.counts, self.costs = np.zeros((max(1, len(classes)), draws)), np.zeros((max(1, len(classes)), draws))
+        self.spares = Spares(run.spares, draws)
+
+    def attempt(self) -> None:
+        """One for each draw that is not done."""
+        up = self._until_failure()
+        kind = np.searchsorted(self.shares, self.rng["class"].random(self.draws)).clip(max=len(self.detect) - 1)
+        start = np.minimum(up, 0.0 if self.first else self.restart)
+        a, parts = self._worked(up - start, kind)
+        failed = self.busy & ~a.done
+        lost = np.maximum(0.0, a.used - a.steps * a.pace - a.saves * self.run.checkpoints.save)
+        parts |= {"restart": start, "checkpoints": a.saves * self.run.checkpoints.save, "lost": lost}
+        parts |= {"detection": np.where(failed, self.detect[kind], 0.0)}
+        now = self.clock + start + a.used + parts["detection"]
+        parts["spares"] = self._waits(failed, kind, now)
+        self._book(parts, kind, failed)
+        self.clock = now + parts["spares"]
+        self.steps += np.where(self.busy, a.steps, 0.0)
+        self.busy, self.first = failed, False
+
+    def _until_failure(self) -> Floats:
+        """Seconds; a time since the last one that is Weibull."""
+        even = self.rng["failure"].standard_exponential(self.draws)
+        if self.scale == inf:
+            return np.full(self.draws, inf)
+        return np.asarray(self.scale * self.seldom * even ** (1 / self.run.reliability.shape))
+
+    def _worked(self, left: Floats, kind: NDArray[np.intp]) -> tuple[_Attempt, dict[str, Floats]]:
+        """Steps and checkpoints in the seconds that are left before the failure."""
+        k, rest, every = self.run.checkpoints, self.run.steps - self.steps, self.every
+        base, stalls, slow = self._pace(rest, left)
+        pace = base + stalls + slow
+        period, need = every * pace + k.save, rest * pace + np.ceil(rest / every) * k.save
+        done, planned = need <= left, self.planned[kind] & (left > 0)
+        sure = np.where(planned, left, np.maximum(0.0, left - k.delay))
+        periods = np.minimum(np.floor(sure / period), np.ceil(rest / every) - 1)
+        steps, saves, used = periods * every, periods, left
+        more = np.minimum(np.floor((left - periods * period) / pace), rest - steps)  # a plan lets the step end
+        steps, saves = np.where(planned, steps + more, steps), np.where(planned, saves + 1, saves)
+        used = np.where(planned, left + k.save, used)
+        steps, saves = np.where(done, rest, steps), np.where(done, np.ceil(rest / every), saves)
+        parts = {"steps": steps * base, "stalls": steps * stalls, "slow": steps * slow}
+        return _Attempt(pace, steps, saves, np.where(done, need, used), done), parts
+
+    def _pace(self, rest: Floats, left: Floats) -> tuple[Floats, Floats, Floats]:
+        """Seconds of a step on average over the attempt: by itself, of stalls, of slow episodes."""
+        times = self.run.times
+        n = np.maximum(1.0, np.minimum(rest, left / self.mean))
+        middle = (self.steps + n / 2) / self.run.steps - 0.5
+        noise = times.mean_sd(n) * self.rng["noise"].standard_normal(self.draws)
+        base = self.mean * np.exp(self.drift * middle) * np.maximum(0.1, 1 + noise)
+        rate = times.stalls.per_step(self.nodes, 1.0)
+        stalls = _added(self.rng["stalls"], rate * base * n, times.stalls.seconds) / n
+        slow = sum((_added(self.rng["slow"], r * base * n, lost) for r, lost in self.episodes), np.zeros(self.draws))
+        return base, stalls, slow / n
+
+    def _waits(self, failed: NDArray[np.bool_], kind: NDArray[np.intp], now: Floats) -> Floats:
+        lost = failed & (self.rng["node"].random(self.draws) < self.node[kind])
+        repair = self.rng["repair"].standard_exponential(self.draws) * self.run.reliability.repair
+        return self.spares.wait(lost, now, repair)
+
+    def _book(self, parts: dict[str, Floats], kind: NDArray[np.intp], failed: NDArray[np.bool_]) -> None:
+        for cause, seconds in parts.items():
+            self.parts[cause] += np.where(self.busy, seconds, 0.0)
+        rows = np.flatnonzero(failed)
+        self.counts[kind[rows], rows] += 1
+        again = self.restart * np.ones(self.draws)
+        self.costs[kind[rows], rows] += (parts["lost"] + parts["detection"] + parts["spares"] + again)[rows]
+
+
+def _added(rng: np.random.Generator, expected: Floats, size: Distribution) -> Floats:
+    """The sum of as many draws as there are events, so many of them expected: where they are many, a Gamma of the
+    same mean and variance."""
+    if not size.mean or not expected.any():
+        return np.zeros(len(expected))
+    if float(expected.mean()) <= FEW:
+        counts = rng.poisson(expected)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        return np.bincount(rows, size.sample(rng, len(rows)), len(counts)).astype(np.float64)
+    square = size.sd**2 + size.mean**2
+    width = square / size.mean
+    return rng.gamma(expected * size.mean / width, width)

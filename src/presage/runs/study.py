@@ -1,0 +1,127 @@
+"""What a run's end depends on: the interval of its checkpoints, its spares, and everything that could be better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from presage.noise.noise import Stalls
+from presage.runs import checkpoint as laws
+from presage.runs.outcome import Outcome
+from presage.runs.run import Run
+from presage.runs.sets import GROWTH, reliability
+from presage.runs.simulate import MOST_ATTEMPTS, simulate
+
+__all__ = ["Change", "Interval", "WithSpares", "changes", "grown", "intervals", "with_spares"]
+
+MOST_SPARES = 1024
+NEAR = 1e-3  # of the wall-clock time: waits below this are none
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A choice of the time between checkpoints, and the share of time that is useful with it."""
+
+    name: str
+    seconds: float  # of work
+    steps: int
+    exact: float
+    meta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change of a run does to its end, in seconds."""
+
+    name: str
+    middle: float  # of the median
+    late: float  # of the 95th percentile
+    ettr: float  # the share afterwards
+
+
+@dataclass(frozen=True, slots=True)
+class WithSpares:
+    spares: int
+    middle: float  # seconds of the run, at the median
+    late: float
+    waits: float  # of these, waiting for a node, on average
+
+
+def intervals(run: Run) -> tuple[Interval, ...]:
+    """By formula, then as the run has it."""
+    o = run.outage
+    if o.mttf == float("inf"):
+        return ()
+    choices = {
+        "Young": laws.young(o),
+        "Daly": laws.daly(o),
+        "Daly, higher order": laws.daly_higher_order(o),
+        "RFO": laws.rfo(o),
+        "exact optimum": laws.best_interval(o),
+    }
+    found = [_interval(run, name, max(seconds, 0.0)) for name, seconds in choices.items()]
+    return (*found, _interval(run, "this run", run.every * run.step))
+
+
+def _interval(run: Run, name: str, seconds: float) -> Interval:
+    o = run.outage
+    exact = laws.exact_efficiency(o, seconds) if seconds or not o.save else 0.0
+    meta = laws.meta_ettr(o, seconds) if seconds or not o.save else 0.0
+    return Interval(name, seconds, run.whole_steps(seconds), exact, meta)
+
+
+def grown(run: Run) -> Run:
+    """With failures that grow with scale as at 98,304 GPUs of one cluster."""
+    return replace(run, reliability=replace(run.reliability, growth=reliability(GROWTH).growth))
+
+
+def changes(run: Run, draws: int = 500, seed: int = 0) -> tuple[Change, ...]:
+    """Each change by itself, with the same random numbers; checkpoints at their best interval, where that is free."""
+    base = replace(run, times=run.times.exact())
+    before = simulate(base, draws, seed)
+    found = ((name, _tried(other, draws, seed)) for name, other in _others(base))
+    return tuple(_change(name, before, after) for name, after in found if after is not None)
+
+
+def _tried(run: Run, draws: int, seed: int) -> Outcome | None:
+    hardly = run.efficiency * MOST_ATTEMPTS < run.steps * run.step * run.risk.rate
+    return None if hardly else simulate(run, draws, seed)
+
+
+def _change(name: str, before: Outcome, after: Outcome) -> Change:
+    middle, late = (after.quantile(p) - before.quantile(p) for p in (0.5, 0.95))
+    return Change(name, middle, late, float(after.ettr.mean()))
+
+
+def _others(run: Run) -> Iterator[tuple[str, Run]]:
+    r, saves = run.reliability, run.checkpoints
+    yield "steps 10% quicker", run.changed(seconds=0.9)
+    if saves.save:
+        quick = replace(saves, save=saves.save / 2, delay=saves.delay / 2)
+        yield "checkpoints in half the time", replace(run, checkpoints=quick)
+    if run.risk.unplanned:
+        yield "half as many failures", replace(run, reliability=r.scaled(rates=0.5))
+        yield "twice as many failures", replace(run, reliability=r.scaled(rates=2.0))
+        yield "failures noticed in half the time", replace(run, reliability=r.scaled(detect=0.5))
+        yield "restarts in half the time", replace(run, reliability=r.scaled(restart=0.5))
+    if grown(run).risk.unplanned > 1.001 * run.risk.unplanned:
+        yield "failures that grow with scale", grown(run)
+    if r.slow:
+        yield "no slow episodes", replace(run, reliability=replace(r, slow=()))
+    if run.times.stalls.per_node_hour:
+        yield "no stalls", replace(run, times=replace(run.times, stalls=Stalls()))
+
+
+def with_spares(run: Run, draws: int = 500, seed: int = 0) -> tuple[WithSpares, ...]:
+    """From none to as many as leave no wait, doubling."""
+    found: list[WithSpares] = []
+    base = replace(run, times=run.times.exact())
+    many = 0
+    while many <= MOST_SPARES and any(f.node for f in run.reliability.failures):
+        o = simulate(replace(base, spares=many), draws, seed)
+        waits = float(o.parts["spares"].mean())
+        found.append(WithSpares(many, o.quantile(0.5), o.quantile(0.95), waits))
+        if waits < NEAR * o.quantile(0.5):
+            break
+        many = 2 * many or 1
+    return tuple(found)

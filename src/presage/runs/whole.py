@@ -1,0 +1,95 @@
+"""RunPrediction: how long a whole training run takes, how sure that is, and what it depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.costs.chip import Chip
+from presage.jobs.predict import JobPrediction
+from presage.runs.outcome import Outcome
+from presage.runs.run import Run
+from presage.runs.simulate import simulate
+from presage.runs.study import Change, Interval, WithSpares, changes, intervals, with_spares
+
+__all__ = ["RunPrediction"]
+
+Floats = NDArray[np.float64]
+STUDIED = 500  # draws of each what-if
+SINGLE = 100_000  # draws of single steps
+KWH = 3.6e6
+
+
+@dataclass(frozen=True, eq=False)
+class RunPrediction:
+    """A run of a job. What takes longer to work out is worked out when asked for."""
+
+    job: JobPrediction
+    run: Run
+    draws: int = 2000
+    seed: int = 0
+    deadline: float | None = None  # seconds after the start
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """With presage's own error of the step time, and how failure rates differ between sites."""
+        return simulate(self.run, self.draws, self.seed)
+
+    @cached_property
+    def exact(self) -> Outcome:
+        """Were the step time and the failure rates as said: the run's own chance alone."""
+        if not self.unsure:
+            return self.outcome
+        return simulate(replace(self.run, times=self.run.times.exact()), self.draws, self.seed)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether presage's own error is in the draws."""
+        return self.run.times.model_sd > 0
+
+    @cached_property
+    def steps(self) -> Floats:
+        """Seconds of single steps, without presage's own error."""
+        rng = np.random.default_rng([self.seed, 1])
+        return self.run.times.exact().drawn(rng, SINGLE, self.run.risk.nodes)
+
+    # ---- what it spends
+
+    @property
+    def idle(self) -> float:
+        """Watts of all GPUs while the run stands still."""
+        p, terms = self.job.job.platform.gpu, self.job.terms
+        share = 1.0 if terms.power is None else terms.power / p.power_limit
+        return float(Chip.of(p).power.base * share * terms.pue * self.run.gpus)
+
+    @cached_property
+    def kwh(self) -> Floats:
+        return self.outcome.energy(self.job.watts, self.idle) / KWH
+
+    @cached_property
+    def cost(self) -> Floats | None:
+        return None if self.job.terms.price is None else self.outcome.cost(self.job.terms.price)
+
+    # ---- what it depends on
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        return intervals(self.run)
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        return changes(self.run, min(self.draws, STUDIED), self.seed)
+
+    @cached_property
+    def spares(self) -> tuple[WithSpares, ...]:
+        return with_spares(self.run, min(self.draws, STUDIED), self.seed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values with the units in their keys."""
+        from presage.runs.told import told
+
+        return told(self)
