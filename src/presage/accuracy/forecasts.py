@@ -1,18 +1,22 @@
-"""Scores of a predicted distribution against what came: quantile errors, Wasserstein, CRPS, coverage, KS, totals."""
+"""Scores of a predicted distribution against what came: quantile errors, Wasserstein, CRPS, coverage, KS."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Forecast", "best_family", "crps", "forecast", "ks_critical", "ks_floor"]
+if TYPE_CHECKING:
+    from presage.noise.distribution import Distribution
+
+__all__ = ["EVEN", "Forecast", "best_family", "crps", "forecast", "ks_critical", "ks_distance", "ks_floor", "wasserstein"]
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 LEVELS = (0.5, 0.95, 0.99)
 BINS = 10
+EVEN = (np.arange(1000) + 0.5) / 1000  # probabilities that stand for a distribution
 
 
 @dataclass(frozen=True)
@@ -28,18 +32,13 @@ class Forecast:
     covered_95: int  # steps not above their own predicted 95% quantile
     ks: float
     ks_floor: float
-    total_error: float  # of the median predicted total
-    total_inside_90: bool
     pit: tuple[int, ...]  # steps in each tenth of their predicted distributions
 
 
-def forecast(draws: Floats, seen: Floats, counts: Ints, totals: Floats | None = None) -> Forecast:
-    """Of draws [draws, records] against records; `totals` are draws of the whole time, else the draws' own."""
-    pool, mean = own_distribution(draws), float(seen.mean())
+def forecast(draws: Floats, seen: Floats, pool: Floats | None = None) -> Forecast:
+    """Of draws [draws, records] against records. `pool`: the predicted distribution of the run's steps, sorted."""
+    pool, mean = own_distribution(draws) if pool is None else pool, float(seen.mean())
     errors = [float(np.quantile(pool, p) / np.quantile(seen, p) - 1) for p in LEVELS]
-    whole = draws @ counts if totals is None else totals
-    low, high = np.quantile(whole, [0.05, 0.95])
-    total = float(seen @ counts)
     below = (draws < seen).mean(axis=0) + (draws == seen).mean(axis=0) / 2
     tenths = np.bincount(np.minimum((below * BINS).astype(np.int64), BINS - 1), minlength=BINS)
     return Forecast(
@@ -47,13 +46,11 @@ def forecast(draws: Floats, seen: Floats, counts: Ints, totals: Floats | None = 
         p50_error=errors[0],
         p95_error=errors[1],
         p99_error=errors[2],
-        w1_over_mean=_w1(pool, seen) / mean,
+        w1_over_mean=wasserstein(pool, seen) / mean,
         crps=float(crps(draws, seen).mean()) / mean,
         covered_95=int((seen <= np.quantile(draws, 0.95, axis=0)).sum()),
-        ks=_ks(pool, seen),
+        ks=ks_distance(pool, seen),
         ks_floor=ks_floor(len(seen)),
-        total_error=float(np.median(whole)) / total - 1,
-        total_inside_90=bool(low <= total <= high),
         pit=tuple(int(t) for t in tenths),
     )
 
@@ -81,7 +78,7 @@ def ks_critical(n: int) -> float:
     return 1.358 / float(np.sqrt(n))
 
 
-def _ks(pool: Floats, seen: Floats) -> float:
+def ks_distance(pool: Floats, seen: Floats) -> float:
     """Largest distance between the predicted distribution (sorted draws) and that of the records."""
     y = np.sort(seen)
     n = len(y)
@@ -90,7 +87,7 @@ def _ks(pool: Floats, seen: Floats) -> float:
     return float(max(np.max(np.arange(1, n + 1) / n - lower), np.max(upper - np.arange(n) / n), 0.0))
 
 
-def _w1(pool: Floats, seen: Floats) -> float:
+def wasserstein(pool: Floats, seen: Floats) -> float:
     """Area between the two quantile functions."""
     p = (np.arange(20_000) + 0.5) / 20_000
     mine = pool[(p * len(pool)).astype(np.int64)]
@@ -98,9 +95,9 @@ def _w1(pool: Floats, seen: Floats) -> float:
     return float(np.abs(mine - theirs).mean())
 
 
-def best_family(train: Floats, points: int = 1000) -> tuple[str, Floats]:
-    """Normal, Gamma or LogNormal with the records' moments: whichever has the least KS distance; its quantiles."""
-    from presage.noise.distribution import Distribution, Gamma, LogNormal, Normal
+def best_family(train: Floats) -> tuple[str, Distribution]:
+    """Normal, Gamma or LogNormal with the records' moments: whichever has the least KS distance to them."""
+    from presage.noise.distribution import Gamma, LogNormal, Normal
 
     mean, sd, logs = float(train.mean()), float(train.std()), np.log(train)
     sd = max(sd, 1e-9 * mean)
@@ -109,7 +106,5 @@ def best_family(train: Floats, points: int = 1000) -> tuple[str, Floats]:
         "Gamma": Gamma(mean, sd / mean),
         "LogNormal": LogNormal(float(np.exp(logs.mean())), max(float(logs.std()), 1e-9)),
     }
-    grid = (np.arange(points) + 0.5) / points
-    quantiles = {name: family.quantile(grid) for name, family in families.items()}
-    best = min(quantiles, key=lambda name: _ks(np.sort(quantiles[name]), train))
-    return best, quantiles[best]
+    best = min(families, key=lambda name: ks_distance(families[name].quantile(EVEN), train))
+    return best, families[best]

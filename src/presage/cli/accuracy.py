@@ -25,6 +25,8 @@ KINDS = {
     "ranks": "WORKLOADS.py RUNS.csv: predictions of published training runs on several GPUs",
     "runs": "RUNS.csv: predictions of published training runs from their configurations, 1 to 10,000s of GPUs",
     "dlrm": "RUNS.csv: predictions of MLPerf's recommendation runs",
+    "steps": "LOGS...: step times of a left-out run, predicted from its sister runs",
+    "temporal": "SERIES.json.gz: second halves of long kernel series, predicted from their first halves",
 }
 Tell = Callable[[str], None]
 
@@ -58,6 +60,11 @@ def command(
     row's source, and with none; peak memory where it is published; and how many runs would be called out of memory.
 
     dlrm RUNS.csv: MLPerf's DLRM-DCNv2 runs: the step without host time, with it, and what embeddings take of it.
+
+    steps LOGS...: of every group of sister runs each is left out in turn: quantiles, CRPS, coverage and whole time of
+    the left-out run, beside resampled steps and the best single family; and p95 over p50 with no data at all.
+
+    temporal SERIES.json.gz: p95 and p99 over p50 of the second half of a series, from its first half.
 
     collectives TABLE.csv: every third size of each curve left out and predicted; every GPU left out; and as shipped.
 
@@ -178,6 +185,34 @@ def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) 
         _print_skipped(result.skipped)
 
 
+def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.steps import score_steps
+    from presage.report.step_tables import step_tables, zero_table
+
+    result = score_steps(paths, tell)
+    if out is not None:
+        _save(out, result.lines())
+    if emit(json, result.to_json()):
+        for table in step_tables(result):
+            console().print(table, "")
+        console().print(zero_table(result.zero))
+        for name, value in result.zero.metrics().items():
+            console().print(f"{name}: {100 * value:.1f}%")
+        _print_skipped(result.skipped)
+
+
+def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.temporal import score_temporal
+    from presage.report.step_tables import temporal_table
+
+    result = score_temporal(_one(paths, "temporal"), tell)
+    if out is not None:
+        _save(out, result.lines())
+    if emit(json, result.to_json()):
+        console().print(temporal_table(result))
+        _print_skipped(result.skipped)
+
+
 _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "traces": _traces,
     "capture": _capture,
@@ -189,6 +224,8 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "ranks": _ranks,
     "runs": _runs,
     "dlrm": _dlrm,
+    "steps": _steps,
+    "temporal": _temporal,
 }
 
 

@@ -15,7 +15,21 @@ if TYPE_CHECKING:
 
     from presage.traces.run import Run
 
-__all__ = ["CpuOnly", "Ignore", "Json", "Partial", "Traces", "console", "emit", "labels", "load_runs", "status"]
+__all__ = [
+    "CpuOnly",
+    "Draws",
+    "Ignore",
+    "Json",
+    "NoiseFile",
+    "Partial",
+    "Seed",
+    "Traces",
+    "console",
+    "emit",
+    "labels",
+    "load_runs",
+    "status",
+]
 
 Traces = Annotated[
     list[Path],
@@ -27,6 +41,17 @@ Json = Annotated[
 Ignore = Annotated[list[str], typer.Option("--ignore", metavar="CATEGORY", help="Leave out events of this category.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept a run with ranks missing.")]
 CpuOnly = Annotated[bool, typer.Option("--cpu-only", help="Accept traces without GPU events.")]
+Draws = Annotated[
+    int,
+    typer.Option("--draws", metavar="N", min=0, max=1_000_000, help="Steps to draw: 10000 tells p99 well; 0: none."),
+]
+NoiseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--noise", metavar="NOISE.toml", help="What varies, as `presage fit` writes it; else what is assumed."
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draws: the same seed, the same answer.")]
 
 
 def console() -> Console:

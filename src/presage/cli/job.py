@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, emit
+from presage.cli.common import Draws, Json, NoiseFile, Seed, emit, status
 from presage.cli.predicted import tell
 from presage.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from presage.jobs.draws.sure import Sure
     from presage.jobs.predict import JobPrediction
 
 __all__ = ["command", "said"]
@@ -48,11 +49,16 @@ def command(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages for Perfetto.")
     ] = None,
+    draws: Draws = 0,
+    noise: NoiseFile = None,
+    seed: Seed = 0,
     json: Json = None,
 ) -> None:
     """How long will a step of this job take, does it fit, and what will the training cost? From a config, with no GPU.
 
     presage job examples/jobs/llama3.1-405b.toml --tokens 15T --price 2.5
+
+    presage job examples/jobs/llama3.1-405b.toml --draws 10000
 
     presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
     """
@@ -65,8 +71,23 @@ def command(
     found = predict_job(job, said(job, gpus, change, terms), convention=flops or DEFAULT)
     if trace is not None:
         _draw(found, trace)
-    if emit(json, found.to_json(many)):
-        _print(found, many, trace)
+    how_sure = _sure(found, noise, draws, seed) if draws or noise else None
+    if emit(json, found.to_json(many) | (_drawn(found, how_sure) if how_sure else {})):
+        _print(found, many, trace, how_sure)
+
+
+def _sure(found: JobPrediction, noise: Path | None, draws: int, seed: int) -> Sure:
+    from presage.jobs.draws.sure import sure
+
+    with status("drawing steps"):
+        return sure(found, noise, draws or 10_000, seed)
+
+
+def _drawn(found: JobPrediction, how_sure: Sure) -> dict[str, Any]:
+    """Keys of the JSON that draws change or add."""
+    told = how_sure.to_json()
+    step = {name: e["value"] for name, e in told["step_ms"].items()}
+    return {"step_ms": step | {"point": found.seconds * 1e3}, "distribution": told}
 
 
 def said(job: Path, gpus: int | None, change: list[str], terms: dict[str, float | None]) -> dict[str, Any]:
@@ -93,10 +114,16 @@ def _draw(found: JobPrediction, path: Path) -> None:
     write_whole(path, timeline_trace(job_timeline(found.step), names))
 
 
-def _print(found: JobPrediction, tokens: float | None, trace: Path | None) -> None:
+def _print(found: JobPrediction, tokens: float | None, trace: Path | None, how_sure: Sure | None) -> None:
     from presage.report import job_tables as tables
 
-    tell(tables.headline(found), _tables(found, tokens), tables.remarks(found), trace)
+    headline, shown = tables.headline(found), _tables(found, tokens)
+    if how_sure:
+        from presage.report.sure_tables import longer_table, sure_sentence, sure_table
+
+        headline += f"\n{sure_sentence(how_sure)}"
+        shown[1:1] = [sure_table(how_sure), longer_table(how_sure)]
+    tell(headline, shown, tables.remarks(found), trace)
 
 
 def _tables(found: JobPrediction, tokens: float | None) -> list[Table]:

@@ -18,7 +18,7 @@ from presage.errors import PresageError
 if TYPE_CHECKING:
     from presage.jobs.predict import JobPrediction
     from presage.runs.failures import Reliability
-    from presage.runs.run import Checkpoints, Run
+    from presage.runs.run import Run
     from presage.runs.steps import StepTimes
     from presage.runs.whole import RunPrediction
 
@@ -69,6 +69,10 @@ def command(
     noise: Annotated[
         Path | None, typer.Option("--noise", metavar="NOISE.toml", help="How steps differ, as presage fit finds it.")
     ] = None,
+    step: Annotated[
+        float | None,
+        typer.Option("--step-seconds", metavar="S", min=1e-6, help="Of a step, where it was measured, not predicted."),
+    ] = None,
     model_error: Annotated[
         bool, typer.Option("--model-error/--no-model-error", help="Presage's own error of the step time, and of rates.")
     ] = True,
@@ -89,14 +93,14 @@ def command(
     """
     from presage.jobs.predict import predict_job
     from presage.runs.save import checkpoints_of
-    from presage.runs.whole import RunPrediction
+    from presage.runs.whole import predict_run
 
     found = predict_job(job, said(job, gpus, change, {"price_per_gpu_hour": price}))
     kind = _reliability(failures, rate, restart, superlinear)
     many = _steps(found, tokens, steps)
     saves = checkpoints_of(found.job, kind, save, background, None if storage is None else storage * GB)
-    run = _run(found, many, kind, saves, _times(found, noise, model_error), spares, interval)
-    answer = RunPrediction(found, run, draws, seed, _until(deadline, start))
+    answer = predict_run(found, many, kind, saves, _times(found, noise, step), spares, draws, seed)
+    answer = replace(answer, run=_told(answer.run, interval, model_error), deadline=_until(deadline, start))
     if emit(json, answer.to_json() if json is not None else {}):
         _print(answer)
 
@@ -120,37 +124,26 @@ def _reliability(name: str | None, rate: float | None, restart: float | None, su
         now = sum(f.per_node_day for f in kind.failures if not f.planned)
         if not now:
             raise PresageError(f"--rate {rate:g}: {kind.name} has no failures to scale")
-        kind = kind.scaled(rates=rate / 1e3 / now)
+        kind = replace(kind.scaled(rates=rate / 1e3 / now), rate_sd=0.0)
     if restart is not None:
         kind = replace(kind, restart=ByScale(((1.0, restart),)), load=0.0)
     return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
 
 
-def _times(found: JobPrediction, noise: Path | None, model_error: bool) -> StepTimes:
+def _times(found: JobPrediction, noise: Path | None, measured: float | None) -> StepTimes:
+    """What was measured has no error of presage's."""
     from presage.noise.files import read_noise
     from presage.runs.steps import MODEL_SD, USUAL, StepTimes
 
-    if noise is None:
-        times = replace(USUAL, seconds=found.seconds)
-    else:
-        times = StepTimes.of(found.seconds, read_noise(noise).noise)
-    return replace(times, model_sd=MODEL_SD) if model_error else times
+    seconds = measured or found.seconds
+    times = replace(USUAL, seconds=seconds) if noise is None else StepTimes.of(seconds, read_noise(noise).noise)
+    return replace(times, model_sd=0.0 if measured else MODEL_SD)
 
 
-def _run(
-    found: JobPrediction,
-    steps: int,
-    kind: Reliability,
-    saves: Checkpoints,
-    times: StepTimes,
-    spares: int | None,
-    interval: str,
-) -> Run:
-    from presage.runs.run import Run
-
-    run = Run(steps, found.job.gpus, times, kind, saves, spares)
-    every = _every(interval, run)
-    return replace(run, checkpoints=replace(saves, every=every))
+def _told(run: Run, interval: str, model_error: bool) -> Run:
+    """The run with the interval that was said, and with presage's own error or without."""
+    run = replace(run, checkpoints=replace(run.checkpoints, every=_every(interval, run)))
+    return run if model_error else run.exact()
 
 
 def _every(text: str, run: Run) -> int | None:
@@ -200,7 +193,7 @@ def _print(p: RunPrediction) -> None:
     from presage.report import run_tables as tables
 
     shown = [tables.end_table(p), tables.cause_table(p)]
-    if p.run.reliability.failures:
+    if p.run.risk.rate:
         shown.append(tables.class_table(p))
     if p.intervals:
         shown.append(tables.interval_table(p))

@@ -108,7 +108,7 @@ def _gpu(lower: list[str]) -> list[str]:
 def _times(lower: list[str]) -> list[str]:
     ratios = [n for n in lower if n.startswith(RATIOS)]
     named = [w + u for w in TIME for u in UNITS if w + u in lower]
-    alone = [u for u in ("ms", "us", "ns") if u in lower]
+    alone = [n for n in lower if n in ("ms", "us", "ns")]
     return (named or alone)[:1] or ratios or [n for n in lower if _is_rate(n)][:1]
 
 

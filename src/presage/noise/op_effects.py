@@ -25,27 +25,29 @@ from presage.noise.op_cells import Cells, cells_of
 from presage.noise.op_parts import Channels, Split, levels, nested
 from presage.noise.op_pool import ENOUGH, Pool, pool_of
 from presage.traces.tables.opreplay import PARTS, Replay, replay
-from presage.traces.tables.opsteps import messages, split
+from presage.traces.tables.opsteps import Steps, messages, split
 from presage.traces.tables.optable import OpTable
 
-__all__ = ["OpEffects", "fit", "fit_sets", "steps_only"]
+__all__ = ["OpEffects", "fit", "fit_sets", "in_pieces", "steps_only"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 LEAST = 2  # steps with the same operations, to see how they differ
 HELD = 64 << 20  # bytes of durations at a time
+LEAST_WIDTH = 32  # draws at a time
+SWAPS = 5  # other steps that every training step is tried with
+CLEAR = 3.0  # standard errors by which steps must be longer then, for a hidden wait,
+LEAST_ERROR = 1e-3  # and by no less than this
 
 
 @dataclass(frozen=True, eq=False)
 class OpEffects:
     """Effects of the steps of one table that have the same operations."""
 
-    job: str
-    program: Program
-    ids: Ints  # the training steps' numbers
-    share: float  # of the training steps
-    measured: Floats  # seconds of the training steps
+    played: Replay  # the training steps
+    share: float  # of all training steps
     bias: float  # measured over replayed, of the training steps
+    hidden: float  # how much too long steps would be by waits that hide in gaps; 0: there are none
     cells: Cells
     level: Floats  # seconds by (replica, microbatch, column)
     channels: Channels
@@ -55,6 +57,24 @@ class OpEffects:
     own: Pool | None
     rest: Floats  # seconds by (task, training step) of all that no microbatch causes
     row: Ints  # by task: its cell (0 and up), -1 for the rest, -2 for tasks that take no time
+
+    @property
+    def job(self) -> str:
+        return self.played.steps.table.job
+
+    @property
+    def program(self) -> Program:
+        return self.played.program
+
+    @property
+    def ids(self) -> Ints:
+        """The training steps' numbers."""
+        return self.played.steps.ids
+
+    @property
+    def measured(self) -> Floats:
+        """Seconds of the training steps."""
+        return self.played.steps.measured
 
     def draw(self, rng: np.random.Generator, draws: int, states: Ints | None = None) -> Durations:
         """Seconds by task for the engine; `states`: the training step that lends its state to each draw."""
@@ -68,10 +88,28 @@ class OpEffects:
     def times(self, rng: np.random.Generator, draws: int, states: Ints | None = None) -> Floats:
         """Seconds of `draws` steps, in memory that does not grow with the draws."""
         at = rng.integers(0, len(self.ids), draws) if states is None else states
-        rows = len(self.cells) + int((self.row == -1).sum())
-        width = max(32, HELD // (8 * max(rows, 1)))
-        pieces = [finish_times(self.program, self.draw(rng, len(s), s)) for s in _pieces(at, width)]
-        return self.bias * np.concatenate(pieces)
+        parts = in_pieces(at, int((self.row >= -1).sum()))
+        return self.bias * np.concatenate([finish_times(self.program, self.draw(rng, len(s), s)) for s in parts])
+
+    def path(self, rng: np.random.Generator, ids: Ints, runs: int, correlation: float) -> Ints:
+        """[runs, steps]: the training steps that lend their states to steps of these numbers, one after another.
+
+        A step keeps the state of the one before with probability `correlation` to the power of the steps between.
+        """
+        fresh = rng.integers(0, len(self.ids), (runs, len(ids)))
+        stay = rng.random((runs, len(ids))) < correlation ** np.abs(np.diff(ids, prepend=ids[:1]))
+        for k in range(1, len(ids)):
+            fresh[:, k] = np.where(stay[:, k], fresh[:, k - 1], fresh[:, k])
+        return fresh
+
+    def resampled(self, rng: np.random.Generator) -> OpEffects:
+        """Fitted again to as many training steps, drawn from them with replacement: what it may be as well."""
+        at = rng.integers(0, len(self.ids), len(self.ids))
+        steps, p = self.played.steps, self.played
+        some = Steps(steps.table, steps.ids[at], steps.rows[:, at], steps.start[:, at], steps.end[:, at])
+        again = _fitted(Replay(some, p.program, p.host[:, at], p.run[:, at], p.tail[:, at]))
+        kept = self.rest[:, at] if self.hidden else again.rest
+        return replace(again, share=self.share, bias=self.bias, hidden=self.hidden, rest=kept)
 
     def belief(self) -> Belief:
         """The same as numbers that carry over to other jobs, with intervals."""
@@ -107,7 +145,7 @@ def fit_sets(table: OpTable, steps: Iterable[int] | None = None) -> tuple[OpEffe
     if not sets:
         raise InputError(table.path, f"no {LEAST} of the steps to fit have the same operations", "step")
     total = sum(len(s.ids) for s in sets)
-    return tuple(replace(_fitted(replay(s)), share=len(s.ids) / total) for s in sets)
+    return tuple(replace(_checked(_fitted(replay(s))), share=len(s.ids) / total) for s in sets)
 
 
 def steps_only(table: OpTable, steps: Iterable[int]) -> OpTable:
@@ -120,21 +158,18 @@ def steps_only(table: OpTable, steps: Iterable[int]) -> OpTable:
 
 
 def _fitted(played: Replay) -> OpEffects:
-    steps = played.steps
-    sent = messages(steps)
-    cells = cells_of(steps, sent)
+    sent = messages(played.steps)
+    cells = cells_of(played.steps, sent)
     seconds = cells.spread_out(played.run)
     level, channels = levels(seconds)
     parts = nested(seconds, level, channels)
     lent, drawn = _replica_effects(parts, channels)
     step = np.exp(parts.step + lent)
     return OpEffects(
-        job=steps.table.job,
-        program=played.program,
-        ids=steps.ids,
+        played=played,
         share=1.0,
-        measured=steps.measured,
-        bias=float(np.mean(steps.measured / played.times())),
+        bias=float(np.mean(played.steps.measured / played.times())),
+        hidden=0.0,
         cells=cells,
         level=level,
         channels=channels,
@@ -145,6 +180,35 @@ def _fitted(played: Replay) -> OpEffects:
         rest=played.durations(),
         row=_rows(played, cells, sent.partner),
     )
+
+
+def _checked(effects: OpEffects) -> OpEffects:
+    """The same, but without waits that hide in gaps.
+
+    A wait that the table has no operation for counts as host time. It shows when steps swap all that no microbatch
+    causes: beside other computation, such gaps make steps longer than they were. Then each gap is taken at its least.
+    """
+    hidden, error = _swapped(effects)
+    if hidden <= max(CLEAR * error, LEAST_ERROR):
+        return effects
+    rest = effects.rest.copy()
+    host = slice(0, PARTS * len(effects.played.steps), PARTS)
+    rest[host] = rest[host].min(axis=1, keepdims=True)
+    seconds = np.where((effects.row >= 0)[:, None], effects.played.durations(), rest)
+    bias = float(np.mean(effects.measured / finish_times(effects.program, seconds)))
+    return replace(effects, rest=rest, hidden=hidden, bias=bias)
+
+
+def _swapped(effects: OpEffects) -> tuple[float, float]:
+    """How much longer training steps are with what another one lends, as a fraction, and its standard error."""
+    own, steps = effects.played.durations(), len(effects.ids)
+    mine = effects.row >= 0
+    longer = []
+    for by in range(1, min(SWAPS, steps - 1) + 1):
+        seconds = np.where(mine[:, None], own, np.roll(own, by, axis=1))
+        longer.append(effects.bias * finish_times(effects.program, seconds) / effects.measured - 1)
+    each = np.mean(longer, axis=0)
+    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(steps))
 
 
 def _replica_effects(parts: Split, channels: Channels) -> tuple[Floats, Floats]:
@@ -179,5 +243,7 @@ def _rows(played: Replay, cells: Cells, partner: Ints) -> Ints:
     return row
 
 
-def _pieces(states: Ints, width: int) -> list[Ints]:
-    return np.array_split(states, -(-len(states) // width))
+def in_pieces(values: Ints, rows: int) -> list[Ints]:
+    """Cut so that so many rows of durations stay small."""
+    width = max(LEAST_WIDTH, HELD // (8 * max(rows, 1)))
+    return np.array_split(values, -(-len(values) // width))

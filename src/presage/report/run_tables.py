@@ -45,28 +45,31 @@ def headline(p: RunPrediction) -> str:
     what = f"[bold]{escape(job.name or job.model.name or 'job')}[/bold]"
     where = f"{run.gpus:,} x {job.platform.gpu.name} ({job.platform.key})"
     told = f"{run.steps:,} steps of {seconds(run.times.seconds)}, {_tokens(p)}, on {escape(where)}"
-    o, late = p.outcome, f"p95 {span(p.outcome.quantile(0.95))}"
-    if p.unsure:
-        late += f" ({span(p.exact.quantile(0.95))} were the step time and the failure rates exact)"
-    answer = f"p50 {span(o.quantile(0.5))}, {late}; {percent(float(o.goodput.mean()), 0)} goodput{_sure(p)}"
-    return f"{what}: {told}\n{answer}"
+    exact = f"\nwere the step time and the failure rates exact: {_answer(p, p.exact)}" if p.unsure else ""
+    return f"{what}: {told}\n{_answer(p, p.outcome)}{exact}"
+
+
+def _answer(p: RunPrediction, o: Outcome) -> str:
+    days = f"p50 {span(o.quantile(0.5))}, p95 {span(o.quantile(0.95))}"
+    sure = "" if p.deadline is None else f"; {_sure(o.done_by(p.deadline))} sure by {span(p.deadline)}"
+    return f"{days}; {percent(float(o.goodput.mean()), 0)} goodput{sure}"
 
 
 def _tokens(p: RunPrediction) -> str:
     return amount(p.run.steps * p.job.job.tokens).replace("G", "B") + " tokens"
 
 
-def _sure(p: RunPrediction) -> str:
-    if p.deadline is None:
-        return ""
-    return f"; {percent(p.outcome.done_by(p.deadline), 0)} sure by {span(p.deadline)}"
+def _sure(share: float) -> str:
+    """No share of draws is a certainty."""
+    return "over 99%" if share > 0.99 else "under 1%" if share < 0.01 else percent(share, 0)
 
 
 def span(value: float) -> str:
     """Days, or hours, or minutes."""
     for scale, unit in ((DAY, "days"), (HOUR, "hours"), (60.0, "minutes")):
         if abs(value) >= scale:
-            return f"{value / scale:,.3g} {unit}" if abs(value) < 1e3 * scale else f"{value / scale:,.0f} {unit}"
+            many = f"{value / scale:,.3g}" if abs(value) < 1e3 * scale else f"{value / scale:,.0f}"
+            return f"{many} {unit if many != '1' else unit[:-1]}"
     return seconds(value)
 
 
@@ -111,23 +114,16 @@ def cause_table(p: RunPrediction) -> Table:
 
 
 def class_table(p: RunPrediction) -> Table:
-    """Failures by class, those that cost most first."""
-    o, risk = p.exact, p.run.risk
+    """Stops by class, those that cost most first."""
     table = plain_table("What stops it", "class", "per 1,000 node-days", "times", "p5-p95", "cost", "each", fold=False)
-    rows = list(zip(p.run.reliability.failures, risk.rates, o.counts, o.costs, strict=False))
-    rows.sort(key=lambda r: -float(r[3].mean()))
-    for f, rate, count, cost in rows[:SHOWN]:
-        low, high = np.quantile(count, [0.05, 0.95])
-        each = float(cost.sum() / max(1.0, count.sum()))
-        table.add_row(
-            escape(f.name), f"{1e3 * rate * DAY / risk.nodes:.3g}", f"{count.mean():,.1f}",
-            f"{low:,.0f}-{high:,.0f}", span(float(cost.mean())), span(each),
-        )  # fmt: skip
-    if len(rows) > SHOWN:
-        rest = rows[SHOWN:]
-        times, cost = (float(sum(r[i].mean() for r in rest)) for i in (2, 3))
-        rate = 1e3 * sum(float(r[1]) for r in rest) * DAY / risk.nodes
-        table.add_row(f"{len(rest)} others", f"{rate:.3g}", f"{times:,.1f}", "", span(cost), "")
+    rows = sorted((s for s in p.exact.stops() if s.per_node_day), key=lambda s: -s.seconds)
+    for s in rows[:SHOWN]:
+        times = f"{s.count:,.1f}", f"{s.low:,.0f}-{s.high:,.0f}"
+        table.add_row(escape(s.name), f"{1e3 * s.per_node_day:.3g}", *times, span(s.seconds), span(s.each))
+    rest = rows[SHOWN:]
+    if any(s.count for s in rest):
+        rate, count, cost = (sum(getattr(s, k) for s in rest) for k in ("per_node_day", "count", "seconds"))
+        table.add_row(f"{len(rest)} others", f"{1e3 * rate:.3g}", f"{count:,.1f}", "", span(cost), span(cost / count))
     return table
 
 
@@ -168,4 +164,5 @@ def remarks(p: RunPrediction) -> list[str]:
     out.append(
         f"standard errors of {p.draws:,} draws: p50 {span(o.quantile_error(0.5))}, p95 {span(o.quantile_error(0.95))}"
     )
-    return out + [f"note: {note}" for note in p.job.notes]
+    fits = [] if p.job.memory.fits else ["note: the job does NOT fit in memory: see presage job"]
+    return out + fits + [f"note: {note}" for note in p.job.notes]

@@ -8,14 +8,32 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.runs.failures import DAY
 from presage.runs.run import Run
 
-__all__ = ["CAUSES", "DOWN", "Outcome"]
+__all__ = ["CAUSES", "DOWN", "Outcome", "Stops"]
 
 Floats = NDArray[np.float64]
 CAUSES = ("steps", "stalls", "slow", "checkpoints", "lost", "detection", "spares", "restart")
 DOWN = ("detection", "spares", "restart")  # while GPUs do nothing
 HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Stops of one class."""
+
+    name: str
+    planned: bool
+    per_node_day: float
+    count: float  # on average
+    low: float  # 5th percentile
+    high: float
+    seconds: float  # they cost, on average
+
+    @property
+    def each(self) -> float:
+        return self.seconds / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +65,15 @@ class Outcome:
     def _of(self, planned: bool) -> Floats:
         rows = [i for i, f in enumerate(self.run.reliability.failures) if f.planned == planned]
         return np.asarray(self.counts[rows].sum(axis=0))
+
+    def stops(self) -> tuple[Stops, ...]:
+        """By class."""
+        risk, classes = self.run.risk, self.run.reliability.failures
+        rates = risk.rates * DAY / risk.nodes
+        low, high = np.quantile(self.counts, [0.05, 0.95], axis=1)
+        count, cost = self.counts.mean(axis=1), self.costs.mean(axis=1)
+        numbers = zip(rates, count, low, high, cost, strict=False)
+        return tuple(Stops(f.name, f.planned, *map(float, row)) for f, row in zip(classes, numbers, strict=True))
 
     @property
     def ettr(self) -> Floats:

@@ -75,6 +75,11 @@ class Run:
         """The share of time that is work that counts, by the exact formula."""
         return exact_efficiency(self.outage, self.every * self.step)
 
+    def exact(self) -> Run:
+        """Were the step time and the failure rates known."""
+        times, kind = replace(self.times, model_sd=0.0), replace(self.reliability, rate_sd=0.0)
+        return replace(self, times=times, reliability=kind)
+
     def changed(self, seconds: float = 1.0, save: float = 1.0) -> Run:
         """With steps and checkpoints that take so many times as long."""
         times = replace(self.times, seconds=self.times.seconds * seconds)

@@ -10,7 +10,7 @@ Random numbers come in streams, one for each purpose: runs that differ in one th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from presage.errors import PresageError
 from presage.noise.distribution import Distribution
+from presage.runs.checkpoint import exact_efficiency
 from presage.runs.outcome import CAUSES, Outcome
 from presage.runs.run import Run
 from presage.runs.spares import Spares
@@ -44,8 +45,10 @@ def simulate(run: Run, draws: int = 2000, seed: int = 0) -> Outcome:
 
 def _check(run: Run) -> None:
     """A run that failures let next to nothing of through has no end."""
-    share = run.efficiency * np.exp(-2 * run.reliability.rate_sd * (run.times.model_sd > 0))
-    attempts = run.steps * run.step / share * run.risk.rate if share > 0 else inf
+    often = float(np.exp(2 * run.reliability.rate_sd))  # as unlucky as one site in 40
+    bad = replace(run, reliability=run.reliability.scaled(rates=often))
+    share = exact_efficiency(bad.outage, run.every * run.step)
+    attempts = run.steps * run.step / share * bad.risk.rate if share > 0 else inf
     if attempts > MOST_ATTEMPTS:
         raise PresageError(
             f"this run would hardly move: a failure every {run.risk.mttf / 60:.3g} minutes, {run.every:,} steps of "
@@ -76,10 +79,9 @@ class _State:
         self.detect = np.array([f.detect for f in classes] or [0.0])
         self.node = np.array([f.node for f in classes] or [0.0])
         self.planned = np.array([f.planned for f in classes] or [False])
-        self.episodes = [(risk.episodes(e), e.lost) for e in run.reliability.slow]
+        self.episodes = [(risk.episodes(e), e) for e in run.reliability.slow]
         self.mean, self.drift = run.times.runs(rng["run"], draws)
-        unsure = run.reliability.rate_sd if run.times.model_sd else 0.0
-        self.seldom = np.exp(-unsure * rng["run"].standard_normal(draws))
+        self.seldom = np.exp(-run.reliability.rate_sd * rng["run"].standard_normal(draws))
         self.clock, self.steps, self.first = np.zeros(draws), np.zeros(draws), True
         self.busy = np.ones(draws, bool)
         self.parts = {c: np.zeros(draws) for c in CAUSES}
@@ -93,8 +95,8 @@ class _State:
         start = np.minimum(up, 0.0 if self.first else self.restart)
         a, parts = self._worked(up - start, kind)
         failed = self.busy & ~a.done
-        lost = np.maximum(0.0, a.used - a.steps * a.pace - a.saves * self.run.checkpoints.save)
-        parts |= {"restart": start, "checkpoints": a.saves * self.run.checkpoints.save, "lost": lost}
+        lost = np.where(a.done, 0.0, a.used - a.steps * a.pace - a.saves * self.run.checkpoints.save)
+        parts |= {"restart": start, "checkpoints": a.saves * self.run.checkpoints.save, "lost": np.maximum(0.0, lost)}
         parts |= {"detection": np.where(failed, self.detect[kind], 0.0)}
         now = self.clock + start + a.used + parts["detection"]
         parts["spares"] = self._waits(failed, kind, now)
@@ -136,8 +138,15 @@ class _State:
         base = self.mean * np.exp(self.drift * middle) * np.maximum(0.1, 1 + noise)
         rate = times.stalls.per_step(self.nodes, 1.0)
         stalls = _added(self.rng["stalls"], rate * base * n, times.stalls.seconds) / n
-        slow = sum((_added(self.rng["slow"], r * base * n, lost) for r, lost in self.episodes), np.zeros(self.draws))
-        return base, stalls, slow / n
+        return base, stalls, self._slowed(base * n) / n
+
+    def _slowed(self, work: Floats) -> Floats:
+        """Seconds that slow episodes add to so many: at most as if all of it was slow."""
+        total = np.zeros(self.draws)
+        for rate, episode in self.episodes:
+            added = _added(self.rng["slow"], rate * work, episode.lost)
+            total += np.minimum(added, (episode.factor - 1) * work)
+        return total
 
     def _waits(self, failed: NDArray[np.bool_], kind: NDArray[np.intp], now: Floats) -> Floats:
         lost = failed & (self.rng["node"].random(self.draws) < self.node[kind])

@@ -48,10 +48,6 @@ class StepTimes:
         jitter = c.jitter
         return replace(plain, seconds=seconds + jitter.mean, sd=float(np.hypot(c.sd, jitter.sd / seconds)))
 
-    def exact(self) -> StepTimes:
-        """Were the predicted step time right."""
-        return replace(self, model_sd=0.0)
-
     def runs(self, rng: np.random.Generator, draws: int) -> tuple[Floats, Floats]:
         """Of each draw: seconds of its average step, and its drift."""
         z = rng.standard_normal((3, draws))

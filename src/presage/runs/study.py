@@ -77,7 +77,7 @@ def grown(run: Run) -> Run:
 
 def changes(run: Run, draws: int = 500, seed: int = 0) -> tuple[Change, ...]:
     """Each change by itself, with the same random numbers; checkpoints at their best interval, where that is free."""
-    base = replace(run, times=run.times.exact())
+    base = run.exact()
     before = simulate(base, draws, seed)
     found = ((name, _tried(other, draws, seed)) for name, other in _others(base))
     return tuple(_change(name, before, after) for name, after in found if after is not None)
@@ -115,7 +115,7 @@ def _others(run: Run) -> Iterator[tuple[str, Run]]:
 def with_spares(run: Run, draws: int = 500, seed: int = 0) -> tuple[WithSpares, ...]:
     """From none to as many as leave no wait, doubling."""
     found: list[WithSpares] = []
-    base = replace(run, times=run.times.exact())
+    base = run.exact()
     many = 0
     while many <= MOST_SPARES and any(f.node for f in run.reliability.failures):
         o = simulate(replace(base, spares=many), draws, seed)

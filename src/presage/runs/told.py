@@ -77,20 +77,19 @@ def _deadline(p: RunPrediction) -> dict[str, float] | None:
 
 
 def _classes(p: RunPrediction) -> list[dict[str, Any]]:
-    o, rates = p.exact, p.run.risk.rates
-    rows = zip(p.run.reliability.failures, rates, o.counts, o.costs, strict=False)
+    detect = [f.detect for f in p.run.reliability.failures]
     return [
         {
-            "class": f.name,
-            "planned": f.planned,
-            "per_1000_node_days": 1e3 * float(rate) * DAY / p.run.risk.nodes,
-            "count": float(count.mean()),
-            "count_p5": float(np.quantile(count, 0.05)),
-            "count_p95": float(np.quantile(count, 0.95)),
-            "hours": float(cost.mean()) / HOUR,
-            "detect_s": f.detect,
+            "class": s.name,
+            "planned": s.planned,
+            "per_1000_node_days": 1e3 * s.per_node_day,
+            "count": s.count,
+            "count_p5": s.low,
+            "count_p95": s.high,
+            "hours": s.seconds / HOUR,
+            "detect_s": seconds,
         }
-        for f, rate, count, cost in rows
+        for s, seconds in zip(p.exact.stops(), detect, strict=True)
     ]
 
 

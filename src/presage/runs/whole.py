@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 
 from presage.costs.chip import Chip
 from presage.jobs.predict import JobPrediction
+from presage.runs.failures import Reliability
 from presage.runs.outcome import Outcome
-from presage.runs.run import Run
+from presage.runs.run import Checkpoints, Run
+from presage.runs.save import checkpoints_of
+from presage.runs.sets import DEFAULT, reliability
 from presage.runs.simulate import simulate
+from presage.runs.steps import MODEL_SD, USUAL, StepTimes
 from presage.runs.study import Change, Interval, WithSpares, changes, intervals, with_spares
 
-__all__ = ["RunPrediction"]
+__all__ = ["RunPrediction", "predict_run"]
 
 Floats = NDArray[np.float64]
 STUDIED = 500  # draws of each what-if
@@ -44,18 +48,18 @@ class RunPrediction:
         """Were the step time and the failure rates as said: the run's own chance alone."""
         if not self.unsure:
             return self.outcome
-        return simulate(replace(self.run, times=self.run.times.exact()), self.draws, self.seed)
+        return simulate(self.run.exact(), self.draws, self.seed)
 
     @property
     def unsure(self) -> bool:
         """Whether presage's own error is in the draws."""
-        return self.run.times.model_sd > 0
+        return self.run != self.run.exact()
 
     @cached_property
     def steps(self) -> Floats:
         """Seconds of single steps, without presage's own error."""
         rng = np.random.default_rng([self.seed, 1])
-        return self.run.times.exact().drawn(rng, SINGLE, self.run.risk.nodes)
+        return self.run.exact().times.drawn(rng, SINGLE, self.run.risk.nodes)
 
     # ---- what it spends
 
@@ -93,3 +97,22 @@ class RunPrediction:
         from presage.runs.told import told
 
         return told(self)
+
+
+def predict_run(
+    job: JobPrediction,
+    steps: int,
+    kind: Reliability | None = None,
+    saves: Checkpoints | None = None,
+    times: StepTimes | None = None,
+    spares: int | None = None,
+    draws: int = 2000,
+    seed: int = 0,
+    deadline: float | None = None,
+) -> RunPrediction:
+    """How long so many steps of a job take, all in all. What is not said is usual: failures as in Llama 3's training,
+    checkpoints by their size, steps that differ as in MLPerf's logs, the step time as wrong as predictions are."""
+    kind = kind or reliability(DEFAULT)
+    times = times or replace(USUAL, seconds=job.seconds, model_sd=MODEL_SD)
+    run = Run(steps, job.job.gpus, times, kind, saves or checkpoints_of(job.job, kind), spares)
+    return RunPrediction(job, run, draws, seed, deadline)

@@ -1,6 +1,6 @@
-"""Guarantee: quantiles of a job's step and run with how sure they are, parameters of the noise not being known exactly.
+"""Guarantee: quantiles of a job's step and run, and how sure they are where the noise is not known exactly.
 
-The draws' own error shrinks with their number; what the noise is believed to be does not. So the noise is drawn as well,
+The draws' own error shrinks with their number; what the noise is believed to be does not. So the noise is drawn too,
 `sets` times, each with the same random numbers, and the middle 90% of what comes out is the interval.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from presage.jobs.draws.draw import Draws, draw
+from presage.jobs.draws.draw import Draws, calmed, draw
 from presage.jobs.draws.shape import Shape
 from presage.noise.belief import Belief
 from presage.noise.estimate import Estimate
@@ -19,7 +19,7 @@ from presage.noise.estimate import Estimate
 __all__ = ["QUANTILES", "Guarantee", "guarantee"]
 
 QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)
-SETS = 24
+SETS = 16
 FEWEST = 2_000
 
 
@@ -56,6 +56,6 @@ class Guarantee:
 def guarantee(shape: Shape, belief: Belief, seed: int = 0, count: int = 10_000, sets: int = SETS) -> Guarantee:
     """With `sets` = 0 the noise is taken as it is believed to be."""
     rng = np.random.default_rng((seed, 1))
-    sets = sets if belief.intervals else 0
-    others = [draw(shape, belief.drawn(rng), seed, min(count, FEWEST)) for _ in range(sets)]
-    return Guarantee(draw(shape, belief.noise, seed, count), tuple(others))
+    may_be = [belief.drawn(rng) for _ in range(sets if belief.intervals else 0)]
+    others = [draw(calmed(shape, noise, seed), noise, seed, min(count, FEWEST)) for noise in may_be]
+    return Guarantee(draw(calmed(shape, belief.noise, seed), belief.noise, seed, count), tuple(others))

@@ -66,7 +66,7 @@ class Replica:
 
     @cached_property
     def _rows(self) -> tuple[Floats, Ints, Ints]:
-        """[row]: stage, seconds and classes' shares of them; [kind]: its row; [stage, row]: how often in a microbatch."""
+        """[row]: stage, seconds and classes' shares of them; [kind]: its row; [stage, row]: times in a microbatch."""
         s, each = self.schedule, self.shape.work[:, [0, 1, 2, 0]]
         stages = np.append(np.tile(np.repeat(np.arange(s.stages), s.virtual), 4), np.arange(s.stages))
         shares = (each / np.maximum(each.sum(axis=0), 1e-300)).reshape(len(CLASSES), -1)
@@ -104,7 +104,7 @@ class Replica:
         return (total - self.quiet) / (self.left * slowest) if self.left and slowest else 0.0
 
     def busy(self, ratio: Floats) -> Floats:
-        """[draws]: seconds of a microbatch on the slowest stage, where tasks take `ratio`[row, draw] as long as usual."""
+        """[draws]: seconds of a microbatch on the slowest stage, where tasks take `ratio`[row, draw] as long."""
         return np.asarray((self._rows[2] @ (self.base[:, None] * ratio)).max(axis=0))
 
     def seconds(self, ratio: Floats) -> Floats:
@@ -154,7 +154,9 @@ def drawn_gpus(shape: Shape, noise: Noise, rng: np.random.Generator, count: int)
     size = shape.stages, count
     place = ndtri(rng.random(size) ** (1 / shape.together))
     some = rng.random(size) < -np.expm1(shape.together * np.log1p(-noise.slow.share))
-    return Gpus(place, np.where(some, noise.slow.factor.sample(rng, size), 1.0))
+    beyond, still = np.where(some, noise.slow.factor.sample(rng, size), 1.0), list(shape.still)
+    place[still], beyond[still] = 0.0, 1.0
+    return Gpus(place, beyond)
 
 
 def ratios(replica: Replica, noise: Noise, gpus: Gpus) -> Floats:
@@ -190,6 +192,7 @@ def _one_by_one(replica: Replica, noise: Noise, rng: np.random.Generator, gpus: 
     (made, row), count = replica.made, gpus.place.shape[1]
     by_row = replica.base[:, None] * ratios(replica, noise, gpus)
     sd = np.sqrt(sum((replica.shares[k] * noise.of(name).own) ** 2 for k, name in enumerate(CLASSES)))
+    sd[np.isin(replica.stage, list(replica.shape.still))] = 0.0
     factor = rng.standard_normal((len(row), count), np.float32)  # fast, and far finer than what is known of noise
     factor *= sd[row][:, None].astype(np.float32)
     seconds = by_row[row]

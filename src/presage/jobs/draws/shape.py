@@ -39,6 +39,8 @@ class Shape:
     nodes: float
     across: frozenset[str]  # classes of transfers that leave a node
     efficiency: Efficiency | None = None
+    calm: float = 1.0  # what is left of the pipeline's seconds when nothing varies: see `calmed`
+    still: frozenset[int] = frozenset()  # stages whose GPUs are all alike, and whose work takes no noise of its own
 
     @property
     def stages(self) -> int:
@@ -51,7 +53,7 @@ class Shape:
         return {k: np.array([self._at(Paces(**{k: t})) - self.seconds for t in TIMES]) for k in present}
 
     def later(self, kind: str, times: Floats) -> Floats:
-        """What a step takes more when transfers of a class take so many times as long; beyond the curve, as at its end."""
+        """What a step takes more when transfers of a class take so many times as long; straight on beyond the curve."""
         curve = self.curves.get(kind)
         if curve is None:
             return np.zeros(times.shape)

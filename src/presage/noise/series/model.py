@@ -9,8 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.noise.belief import Belief
 from presage.noise.distribution import Empirical
 from presage.noise.logs import Event, StepLog
+from presage.noise.series.beliefs import belief_of
 from presage.noise.series.bulk import CELLS, SCORES, Bulk, bulk_of, latent
 from presage.noise.series.drift import Shared, shared
 from presage.noise.series.levels import Levels, evidence, levels_of
@@ -127,6 +129,10 @@ class SeriesFit:
         many = np.ones(len(steps), np.int64) if counts is None else np.asarray(counts, np.int64)
         seconds = self.level * relative + self._stalls(rng, steps, draws) / many
         return Predicted(np.maximum(seconds, 0.05 * self.level), many)
+
+    def belief(self, source: str = "fitted to step-time logs") -> Belief:
+        """As a noise model, with intervals."""
+        return belief_of(self, source)
 
     def predict_like(self, log: StepLog, rng: np.random.Generator, draws: int = 1000) -> Predicted:
         """A run with the step numbers and events of this one."""

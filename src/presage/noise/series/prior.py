@@ -77,7 +77,7 @@ def learn(fits: Sequence[SeriesFit]) -> SeriesPrior:
     start = SeriesPrior()
     if len(fits) < 3:
         return start
-    rates = np.array([(f.stalls.counts.sum() + 0.3) / f.stalls.records.sum() for f in fits])
+    rates = np.array([(f.stalls.counts.sum() + 0.3) / max(1, f.stalls.records.sum()) for f in fits])
     sizes = [np.log(f.stalls.seconds) for f in fits if len(f.stalls.seconds)]
     pooled = np.concatenate(sizes) if sizes else np.array([])
     return SeriesPrior(

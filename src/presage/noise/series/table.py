@@ -38,13 +38,18 @@ def lead_of(log: StepLog) -> int:
 
 
 def kinds_of(steps: Ints, events: Sequence[Event], lead: int, start: int | None = None) -> tuple[str, ...]:
-    """What makes each record slow: its place at the start of the run, an event just before it, or nothing."""
+    """What makes each record slow: its place at the start of the run, an event just before it, or nothing.
+
+    In a mean of many steps (`lead` is 1) only the first event of a name can be seen.
+    """
     first = int(steps[0]) if start is None else start
-    at = {int(s): f"record {i}" for i, s in enumerate(steps) if i < lead and s - first < lead * max(1, _stride(steps))}
+    at = {int(s): f"step {i + 1} of a run" for i, s in enumerate(steps) if i < lead and s - first < lead * max(1, _stride(steps))}
     seen: set[str] = set()
     for e in sorted(events, key=lambda e: e.after_step):
+        if lead == 1 and e.name in seen:
+            continue
         later = steps[np.searchsorted(steps, e.after_step, "right") :]
-        name = f"{'after later' if e.name in seen else 'after first'} {e.name}"
+        name = f"after {'a later' if e.name in seen else 'the first'} {e.name}"
         seen.add(e.name)
         if len(later):
             at[int(later[0])] = name

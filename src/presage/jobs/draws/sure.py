@@ -1,0 +1,96 @@
+"""How sure a job's step is: the guarantee of a prediction, from a noise file or what is assumed without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from presage.jobs.draws.guarantee import QUANTILES, Guarantee, guarantee
+from presage.jobs.draws.shape import shape_of
+from presage.jobs.job import Job
+from presage.jobs.predict import JobPrediction
+from presage.noise.belief import Belief
+from presage.noise.estimate import Estimate
+
+__all__ = ["Sure", "belief_of", "sure"]
+
+MS = 1e3
+TIMES = (1.02, 1.05, 1.1, 1.2, 1.5)  # as long as the median: how likely is a step longer than that
+
+
+@dataclass(frozen=True, eq=False)
+class Sure:
+    """A guarantee, and what it rests on."""
+
+    found: Guarantee
+    belief: Belief
+    source: str  # of the noise
+    seed: int
+
+    @property
+    def count(self) -> int:
+        return int(self.found.draws.seconds.size)
+
+    @cached_property
+    def steps(self) -> dict[float, Estimate]:
+        """Quantiles of a step."""
+        return {p: self.found.quantile(p) for p in QUANTILES}
+
+    @cached_property
+    def runs(self) -> dict[float, Estimate]:
+        """Quantiles of a run's mean step."""
+        return {p: self.found.run_quantile(p) for p in QUANTILES}
+
+    @cached_property
+    def longer(self) -> dict[float, Estimate]:
+        """How likely a step takes longer than so many times the median."""
+        middle = self.steps[0.5].value
+        return {t: self.found.exceeds(t * middle) for t in TIMES}
+
+    @cached_property
+    def mean(self) -> Estimate:
+        return self.found.mean
+
+    def to_json(self) -> dict[str, Any]:
+        d = self.found.draws
+        return {
+            "draws": self.count,
+            "seed": self.seed,
+            "noise": self.source,
+            "step_ms": {"mean": _ms(self.mean)} | {_name(p): _ms(e) for p, e in self.steps.items()},
+            "run_mean_step_ms": {_name(p): _ms(e) for p, e in self.runs.items()},
+            "longer_than_median_times": {f"{t:g}": _plain(e) for t, e in self.longer.items()},
+            "step_sd": d.step_sd,
+            "run_sd": d.run_sd,
+        }
+
+
+def sure(p: JobPrediction, noise: Path | None = None, count: int = 10_000, seed: int = 0) -> Sure:
+    """With noise from a file, or what is assumed of such GPUs and so many of them."""
+    belief, source = belief_of(p.job, p.seconds, noise)
+    return Sure(guarantee(shape_of(p.job, p.step), belief, seed, count), belief, source, seed)
+
+
+def belief_of(job: Job, seconds: float, noise: Path | None = None) -> tuple[Belief, str]:
+    """What is believed of a job's noise, and where that comes from."""
+    if noise is not None:
+        from presage.noise.files import read_noise
+
+        return read_noise(noise), str(noise)
+    from presage.noise.priors import prior
+
+    return prior(job.platform.gpu, job.gpus, seconds), "no data of yours: what is assumed of such GPUs"
+
+
+def _name(p: float) -> str:
+    return f"p{100 * p:g}"
+
+
+def _ms(e: Estimate) -> dict[str, float | None]:
+    return {k: None if v is None else v * MS for k, v in _plain(e).items()}
+
+
+def _plain(e: Estimate) -> dict[str, float | None]:
+    return {"value": e.value, "standard_error": e.error, "low_90": e.low, "high_90": e.high}

@@ -1,0 +1,156 @@
+"""How steps of a job differ when nothing of it is known but its GPUs, its nodes and how long a step takes.
+
+Four laws with a constant each, from the systems of `data/noise/step_systems.toml` (medians over them, so that no single
+machine decides):
+- jitter is additive: its width grows with the step up to `jitter_seconds` (half of it at HALF_SECONDS);
+- steps drift over a run, by GPU architecture;
+- runs of one job differ, and some runs are slower as a whole;
+- stalls come by node-hours, and last seconds, whatever the step's length.
+Ranges: 64 to 1,024 nodes of GB200, H100 and H200 (256 to 8,192 GPUs), steps of 5 to 55 s, runs of 20 minutes to 4
+hours, all pre-training of one model in MLPerf v5.0; HALF_SECONDS alone is from shorter steps (0.25 to 1.5 s, block
+means). Tuned runs on screened nodes: production is noisier.
+Split: to score a system the constants are taken from the other machines' systems (`without`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from presage.errors import PresageError
+from presage.noise.belief import Belief, Interval
+from presage.noise.distribution import Empirical, LogNormal, Normal, Scaled
+from presage.noise.noise import Common, Noise, Scheduled, Stalls
+
+__all__ = ["StepSystem", "architecture_of", "known_systems", "machine_of", "step_prior"]
+
+HALF_SECONDS = 5.0
+SHARE, CORRELATION = 0.3, 0.6  # of the jitter that goes with the step before
+SOURCE = "MLPerf Training v5.0 logs of Llama 3.1 405B"
+DATA = Path(__file__).resolve().parent.parent / "data" / "noise" / "step_systems.toml"
+FAMILIES = (("Blackwell", r"G?B[23]00|Blackwell"), ("Hopper", r"G?H[128]00|H20|Hopper"), ("Ampere", r"A[18]00|Ampere"),
+            ("CDNA", r"MI[0-9]{3}"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepSystem:
+    """What was fitted to one system's runs."""
+
+    name: str
+    machine: str
+    architecture: str
+    nodes: int
+    step_seconds: float
+    jitter_seconds: float  # width of the residuals
+    drift: float
+    run_sd: float
+    stalls: int
+    node_hours: float
+    stall_seconds: float  # median; 0 where there was none
+    first_step: float
+    second_step: float
+    first_validation: float
+    later_validation: float
+
+
+@cache
+def known_systems() -> tuple[StepSystem, ...]:
+    from presage.hardware.facts import load
+
+    return tuple(StepSystem(**row) for row in load(DATA)["system"])
+
+
+def architecture_of(accelerator: str) -> str:
+    """The GPU architecture in a chip's name, or the name."""
+    return next((name for name, words in FAMILIES if re.search(words, accelerator)), accelerator)
+
+
+def machine_of(submitter: str, system: str) -> str:
+    """A machine's name out of its submission: the site's first word, whatever part of it was used."""
+    word = re.match(r"[A-Za-z]{3,}", system)
+    return f"{submitter}/{word[0].lower() if word else system}"
+
+
+def step_prior(
+    gpu_architecture: str, nodes: float, step_seconds: float, without: Sequence[str] = (), systems: Sequence[StepSystem] | None = None
+) -> Belief:
+    """What is believed of a job's steps; `without` names machines that are not to be learned from."""
+    known = [s for s in (known_systems() if systems is None else systems) if s.machine not in without]
+    if not known or step_seconds <= 0 or nodes <= 0:
+        raise PresageError("steps of a job need their seconds, the number of nodes and at least one known system")
+    common, intervals = _common(known, gpu_architecture, step_seconds)
+    stalls, more = _stalls(known)
+    scheduled = tuple(Scheduled(name, _factor([getattr(s, key) for s in known])) for name, key in EVENTS)
+    sources = {p: f"{SOURCE}: {len(known)} systems" for p in ("common", "stalls", "scheduled")}
+    return Belief(Noise(common=common, stalls=stalls, scheduled=scheduled), intervals | more, sources)
+
+
+EVENTS = (
+    ("step 1 of a run", "first_step"),
+    ("step 2 of a run", "second_step"),
+    ("after the first validation", "first_validation"),
+    ("after a later validation", "later_validation"),
+)
+
+
+def _common(known: Sequence[StepSystem], architecture: str, seconds: float) -> tuple[Common, dict[str, Interval]]:
+    grown = seconds / (seconds + HALF_SECONDS)
+    widths = [s.jitter_seconds * (s.step_seconds + HALF_SECONDS) / s.step_seconds for s in known]
+    width, low, high = (grown * w for w in _log_interval(widths))
+    alike = [s for s in known if s.architecture == architecture] or list(known)
+    drifts = np.array([s.drift for s in alike])
+    off = 1.4826 * float(np.median(np.abs(drifts - np.median(drifts)))) + 0.002
+    run, run_low, run_high = _log_interval([max(s.run_sd, 2e-4) for s in known])
+    unit = _unit()
+    common = Common(
+        sd=float(np.sqrt(SHARE)) * width * float(np.std(unit)) / seconds,
+        correlation=CORRELATION,
+        drift=float(np.median(drifts)),
+        drift_sd=off,
+        run_sd=run,
+        jitter=Scaled(Empirical(unit), float(np.sqrt(1 - SHARE)) * width, 0.0),
+    )
+    return common, {
+        "common.sd": Interval(common.sd * low / width, common.sd * high / width),
+        "common.correlation": Interval(0.2, 0.9),
+        "common.drift": Interval(common.drift - 1.645 * off, common.drift + 1.645 * off),
+        "common.run_sd": Interval(run_low, run_high),
+        "common.jitter.factor": Interval(*(float(np.sqrt(1 - SHARE)) * w for w in (low, high))),
+    }
+
+
+def _unit() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    from scipy.special import ndtri
+
+    from presage.noise.series.bulk import SCORES
+    from presage.noise.series.prior import SeriesPrior
+
+    values = np.interp(ndtri((np.arange(32) + 0.5) / 32), SCORES, SeriesPrior().shape)
+    return np.round(values - np.median(values), 3)
+
+
+def _stalls(known: Sequence[StepSystem]) -> tuple[Stalls, dict[str, Interval]]:
+    rate, low, high = _log_interval([(s.stalls + 0.3) / s.node_hours for s in known])
+    seen = [s.stall_seconds for s in known if s.stalls]
+    median, short, long = _log_interval(seen) if seen else (0.5, 0.1, 2.5)
+    return Stalls(rate, LogNormal(median, 1.2)), {
+        "stalls.per_node_hour": Interval(low, high),
+        "stalls.seconds.median": Interval(short, long),
+    }
+
+
+def _factor(excess: Sequence[float]) -> Normal:
+    off = 1.4826 * float(np.median(np.abs(np.array(excess) - np.median(excess))))
+    return Normal(1 + float(np.median(excess)), off)
+
+
+def _log_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, and the middle 90% of what another system may have."""
+    logs = np.log(values)
+    middle, sd = float(np.median(logs)), float(np.std(logs)) if len(logs) > 1 else 1.0
+    return tuple(float(np.exp(middle + 1.645 * k * sd)) for k in (0, -1, 1))  # type: ignore[return-value]
