@@ -7,7 +7,7 @@ import pytest
 
 from presage.engine import finish_times
 from presage.jobs.draws import Shape, calmed, draw, guarantee, scaled, shape_of
-from presage.jobs.draws.pools import Replica, drawn_gpus, moved, ratios
+from presage.jobs.draws.pools import Gpus, Replica, drawn_gpus, moved, ratios
 from presage.jobs.predict import predict_job
 from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Fixed, Gamma, LogNormal, Normal
@@ -31,6 +31,13 @@ def small() -> Shape:
     return job_shape(2048, 4, 256)
 
 
+def every_gpu(shape: Shape, noise: Noise, rng: np.random.Generator) -> Gpus:
+    """Of every stage of every replica the slowest GPU, found among all of them."""
+    size = shape.together, shape.stages, shape.replicas
+    slow = np.where(rng.random(size) < noise.slow.share, noise.slow.factor.sample(rng, size), 1.0)
+    return Gpus(rng.standard_normal(size).max(axis=0), slow.max(axis=0))
+
+
 def brute_force(shape: Shape, noise: Noise, runs: int, steps: int, seed: int) -> np.ndarray:
     """Every replica of every step through the engine, one by one."""
     rng, replica = np.random.default_rng(seed), Replica.of(shape, 10**9)
@@ -39,7 +46,7 @@ def brute_force(shape: Shape, noise: Noise, runs: int, steps: int, seed: int) ->
     works = replica.shares.sum(axis=0)[row] > 0
     out = np.empty((runs, steps))
     for r in range(runs):
-        usual = replica.base[:, None] * ratios(replica, noise, drawn_gpus(shape, noise, rng, shape.replicas))
+        usual = replica.base[:, None] * ratios(replica, noise, every_gpu(shape, noise, rng))
         for s in range(steps):
             seconds = usual[row] * np.exp(sd[row][:, None] * rng.standard_normal((len(row), shape.replicas)))
             load = noise.load.sample(rng, (replica.schedule.microbatches, shape.replicas))
@@ -95,7 +102,7 @@ def test_a_run_of_many_microbatches_is_folded() -> None:
     replica = Replica.of(many, 0)
     assert replica.left > 300
     assert replica.seconds(np.ones((len(replica.base), 1)))[0] == pytest.approx(many.pipeline.total)
-    slower = ratios(replica, GPUS, drawn_gpus(many, GPUS, np.random.default_rng(0), 20))
+    slower = ratios(replica, GPUS, drawn_gpus(many, GPUS, np.random.default_rng(0), 20, True))
     whole = Replica(many, many.pipeline.schedule)
     assert np.allclose(replica.seconds(slower), whole.seconds(slower), rtol=1e-3)
 

@@ -1,17 +1,17 @@
 """Fleets of GPUs: the slow end of a fleet, predicted from 50 of its GPUs.
 
-Of each table 200 random sets of 50 GPUs are fitted, one by one. Predicted are the 99th percentile of GPUs' factors and the
-expected largest of 256, of the GPUs that were not in the set (`p99`, `largest`) and of the whole fleet (`..._of_fleet`);
-where fewer are left than 256, of as many as are left. Measured, the expected largest of n of N GPUs is exact: over all sets
-of n of them, none twice. Nothing is fitted on the table that is scored, but for the 50 GPUs: how common slow GPUs are
-comes from fleets of other sites (`presage.noise.fleet_prior`). Beside it: a Normal distribution fitted to the 50, and the
-50 as they are (their largest, for the largest of n).
+Of each table 200 random sets of 50 GPUs are fitted, one by one. Predicted are the 99th percentile of GPUs' factors and
+the expected largest of 256, of the GPUs that were not in the set (`p99`, `largest`) and of the whole fleet
+(`..._of_fleet`); where fewer are left than 256, of as many as are left. Measured, the expected largest of n of N GPUs
+is exact: over all sets of n of them, none twice. Nothing is fitted on the table that is scored, but for the 50 GPUs:
+how common slow GPUs are comes from fleets of other sites (`presage.noise.fleet_prior`). Beside it: a Normal
+distribution fitted to the 50, and the 50 as they are (their largest, for the largest of n).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ class FleetResult:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        named = [Row(f"{r.metric} {k}", r.group, r.name, r.predicted, r.measured) for k in BASELINES for r in self._of(k)]
+        named = [
+            Row(f"{r.metric} {k}", r.group, r.name, r.predicted, r.measured) for k in BASELINES for r in self._of(k)
+        ]
         return (*self.result.rows, *named)
 
     def _of(self, baseline: str) -> tuple[Row, ...]:
@@ -136,7 +138,9 @@ def _result(
         return tuple(Row(s.metric, k, s.name, predicted(s), s.measured) for k, v in found.items() for s in v)
 
     cover = {k: _coverage(v) for k, v in found.items()}
-    rates = {f"{m}_interval_90_coverage": float(np.mean([c[m] for c in cover.values()])) for m in next(iter(cover.values()))}
+    rates = {
+        f"{m}_interval_90_coverage": float(np.mean([c[m] for c in cover.values()])) for m in next(iter(cover.values()))
+    }
     result = Result("fleet", path, rows(lambda s: s.ours.value), skipped, rates)
     baselines = {b: Result("fleet", path, rows(lambda s, b=b: s.others[b])) for b in BASELINES}  # type: ignore[misc]
     return FleetResult(result, baselines, cover, sizes)

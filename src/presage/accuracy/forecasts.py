@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from presage.noise.distribution import Distribution
 
-__all__ = ["EVEN", "Forecast", "best_family", "crps", "forecast", "ks_critical", "ks_distance", "ks_floor", "wasserstein"]
+__all__ = [
+    "EVEN",
+    "Forecast",
+    "best_family",
+    "crps",
+    "forecast",
+    "ks_critical",
+    "ks_distance",
+    "ks_floor",
+    "wasserstein",
+]
 
 Floats = NDArray[np.float64]
 LEVELS = (0.5, 0.95, 0.99)

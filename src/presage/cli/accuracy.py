@@ -27,6 +27,7 @@ KINDS = {
     "dlrm": "RUNS.csv: predictions of MLPerf's recommendation runs",
     "steps": "LOGS...: step times of a left-out run, predicted from its sister runs",
     "temporal": "SERIES.json.gz: second halves of long kernel series, predicted from their first halves",
+    "fleet": "GPUS.csv...: the slow end of fleets of GPUs, predicted from 50 of them",
 }
 Tell = Callable[[str], None]
 
@@ -73,6 +74,9 @@ def command(
 
     sharding PLACEMENTS.json: of each task the placement predicted to be fastest against the one measured to be, beside
     what simple costs, TorchRec's estimator and the heuristics themselves would pick.
+
+    fleet GPUS.csv...: 200 random sets of 50 GPUs of each table: the 99th percentile and the expected largest of 256 of
+    the others and of the whole fleet; beside a Normal distribution and the 50 as they are.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
@@ -213,6 +217,19 @@ def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell)
         _print_skipped(result.skipped)
 
 
+def _fleet(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.fleet import score_fleets
+    from presage.accuracy.score import csv_lines
+    from presage.report.noise_tables import fleet_table
+
+    result = score_fleets(paths, tell)
+    if out is not None:
+        _save(out, list(csv_lines(result.rows)))
+    if emit(json, result.to_json()):
+        console().print(fleet_table(result))
+        _print_skipped(result.result.skipped)
+
+
 _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "traces": _traces,
     "capture": _capture,
@@ -226,6 +243,7 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "dlrm": _dlrm,
     "steps": _steps,
     "temporal": _temporal,
+    "fleet": _fleet,
 }
 
 

@@ -12,6 +12,7 @@ from presage.cli import (
     accuracy,
     calibrate,
     dlrm,
+    fit,
     gpus,
     graph,
     indices,
@@ -23,6 +24,7 @@ from presage.cli import (
     predict,
     replay,
     run,
+    sensitivity,
     shard,
     trace,
 )
@@ -49,6 +51,8 @@ app.command("dlrm")(dlrm.command)
 app.command("job")(job.command)
 app.command("plan")(plan.command)
 app.command("run")(run.command)
+app.command("sensitivity")(sensitivity.command)
+app.command("fit")(fit.command)
 app.command("accuracy")(accuracy.command)
 for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):
     app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)

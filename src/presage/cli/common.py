@@ -46,9 +46,11 @@ Draws = Annotated[
     typer.Option("--draws", metavar="N", min=0, max=1_000_000, help="Steps to draw: 10000 tells p99 well; 0: none."),
 ]
 NoiseFile = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--noise", metavar="NOISE.toml", help="What varies, as `presage fit` writes it; else what is assumed."
+        "--noise",
+        metavar="NOISE.toml|CONDITIONS",
+        help="What varies: as `presage fit` writes it, or assumed of screened, production or unscreened GPUs.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draws: the same seed, the same answer.")]

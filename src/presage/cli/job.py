@@ -76,7 +76,7 @@ def command(
         _print(found, many, trace, how_sure)
 
 
-def _sure(found: JobPrediction, noise: Path | None, draws: int, seed: int) -> Sure:
+def _sure(found: JobPrediction, noise: str | None, draws: int, seed: int) -> Sure:
     from presage.jobs.draws.sure import sure
 
     with status("drawing steps"):

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from presage.noise.distribution import Distribution
 
-__all__ = ["Replicas"]
+__all__ = ["Replicas", "slowest"]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Rng = np.random.Generator
 EVEN = 64  # parts of equal probability; the last is cut further
 PER_HALVING, HALVINGS = 2, 24  # into so many for each halving of the probability above
@@ -25,29 +26,37 @@ PER_HALVING, HALVINGS = 2, 24  # into so many for each halving of the probabilit
 
 @dataclass(frozen=True)
 class Replicas:
-    """What is known of replicas. What varies from step to step depends on how slow the rest is (a replica with one slow
-    stage waits for that stage alone), so there is a distribution of it for each part of the steady one."""
+    """Replicas of a kind. What varies from step to step depends on how slow the rest is (a replica with one slow stage
+    waits for that stage alone), so there is a distribution of it for each part of the steady one."""
 
     steady: Distribution
     lively: tuple[Distribution, ...]  # of each stratum
     strata: tuple[float, ...] = (0.0,)  # where each begins, as a share of replicas
+    share: float = 1.0  # of all replicas, those of this kind
 
-    def slowest(self, count: int, runs: int, steps: int, by_run: Rng, by_step: Rng) -> Floats:
-        """[runs, steps]: the largest of steady x lively over `count` replicas; who is slow stays so within a run."""
-        edges = _edges(count, self.strata)
-        counts = by_run.multinomial(count, np.diff(edges), runs)
-        power = 1 / np.maximum(counts, 1)
-        place = edges[:-1] + np.diff(edges) * by_run.random(counts.shape)
-        level = np.where(counts > 0, self.steady.quantile(place), 0.0)
-        stratum = np.searchsorted(self.strata, edges[:-1], side="right") - 1
-        out = np.zeros((runs, steps))
-        for k in range(steps):
-            u = by_step.random(counts.shape) ** power
-            for s, lively in enumerate(self.lively):
-                at = stratum == s
-                if at.any():
-                    np.maximum(out[:, k], (level[:, at] * lively.quantile(u[:, at])).max(axis=1), out=out[:, k])
-        return out
+
+def slowest(kinds: tuple[Replicas, ...], count: int, runs: int, steps: int, by_run: Rng, by_step: Rng) -> Floats:
+    """[runs, steps]: the largest of steady x lively over `count` replicas; who is slow stays so within a run."""
+    counts = by_run.multinomial(count, [k.share for k in kinds], runs)
+    each = [_slowest(kind, counts[:, i], steps, by_run, by_step) for i, kind in enumerate(kinds)]
+    return np.asarray(np.max(each, axis=0))
+
+
+def _slowest(r: Replicas, count: Ints, steps: int, by_run: Rng, by_step: Rng) -> Floats:
+    """Of one kind, of which each run has so many."""
+    edges = _edges(int(count.max()), r.strata)
+    counts = by_run.multinomial(count, np.diff(edges))
+    power = 1 / np.maximum(counts, 1)
+    place = edges[:-1] + np.diff(edges) * by_run.random(counts.shape)
+    level = np.where(counts > 0, r.steady.quantile(place), 0.0)
+    stratum = np.searchsorted(r.strata, edges[:-1], side="right") - 1
+    out = np.zeros((len(count), steps))
+    for k in range(steps):
+        u = by_step.random(counts.shape) ** power
+        for s, lively in enumerate(r.lively):
+            at = stratum == s
+            np.maximum(out[:, k], (level[:, at] * lively.quantile(u[:, at])).max(axis=1, initial=0.0), out=out[:, k])
+    return out
 
 
 def _edges(count: int, strata: tuple[float, ...]) -> Floats:

@@ -17,7 +17,17 @@ from presage.noise.logs import Event, Logs, StepLog, step_log
 
 __all__ = ["read_csv", "read_megatron", "read_mlperf"]
 
-META = ("submitter", "system", "benchmark", "accelerator", "n_gpus", "gpus_per_node", "nodes", "global_batch", "parallel")
+META = (
+    "submitter",
+    "system",
+    "benchmark",
+    "accelerator",
+    "n_gpus",
+    "gpus_per_node",
+    "nodes",
+    "global_batch",
+    "parallel",
+)
 MEGATRON = re.compile(r"iteration\s+(\d+)\s*/\s*\d+.*?elapsed time per iteration \(ms\):\s*([0-9.eE+-]+)")
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 TIMES = ("seconds", "step_seconds", "step_time", "step_time_s", "time_s", "time", "s", "iteration_time", "duration")

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +35,7 @@ __all__ = ["OpEffects", "fit", "fit_sets", "in_pieces", "steps_only"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 LEAST = 2  # steps with the same operations, to see how they differ
-HELD = 64 << 20  # bytes of durations at a time
+HELD = 16 << 20  # bytes of durations at a time
 LEAST_WIDTH = 32  # draws at a time
 SWAPS = 5  # other steps that every training step is tried with
 CLEAR = 3.0  # standard errors by which steps must be longer then, for a hidden wait,
@@ -77,30 +79,36 @@ class OpEffects:
         return self.played.steps.measured
 
     def draw(self, rng: np.random.Generator, draws: int, states: Ints | None = None) -> Durations:
-        """Seconds by task for the engine; `states`: the training step that lends its state to each draw."""
-        state = rng.integers(0, len(self.ids), draws) if states is None else states
-        resting = np.flatnonzero(self.row == -1)
-        seconds = np.concatenate([self._cell_seconds(rng, state), self.rest[np.ix_(resting, state)]])
+        """Seconds by task for the engine; `states`: the training step (by place) that lends its state to each draw."""
+        state = self.state(rng, draws) if states is None else states
+        resting, cells = np.flatnonzero(self.row == -1), len(self.cells)
+        seconds = np.empty((cells + len(resting), len(state)))
+        np.multiply(self.cells.gathered(self._factors(rng, state)), self._level[:, None], out=seconds[:cells])
+        np.take(self._rest, state, axis=1, out=seconds[cells:], mode="clip")
         row = np.where(self.row >= 0, self.row, -1)
-        row[resting] = len(self.cells) + np.arange(len(resting))
+        row[resting] = cells + np.arange(len(resting))
         return Durations(np.zeros(len(row)), row.astype(np.int32), seconds)
 
     def times(self, rng: np.random.Generator, draws: int, states: Ints | None = None) -> Floats:
         """Seconds of `draws` steps, in memory that does not grow with the draws."""
-        at = rng.integers(0, len(self.ids), draws) if states is None else states
+        at = self.state(rng, draws) if states is None else states
         parts = in_pieces(at, int((self.row >= -1).sum()))
         return self.bias * np.concatenate([finish_times(self.program, self.draw(rng, len(s), s)) for s in parts])
 
+    def state(self, rng: np.random.Generator, shape: int | tuple[int, ...]) -> Ints:
+        """Places of training steps, all as likely."""
+        return rng.integers(0, len(self.ids), shape)
+
     def path(self, rng: np.random.Generator, ids: Ints, runs: int, correlation: float) -> Ints:
-        """[runs, steps]: the training steps that lend their states to steps of these numbers, one after another.
+        """[runs, steps]: states of steps of these numbers, one after another.
 
         A step keeps the state of the one before with probability `correlation` to the power of the steps between.
         """
-        fresh = rng.integers(0, len(self.ids), (runs, len(ids)))
+        out = self.state(rng, (runs, len(ids)))
         stay = rng.random((runs, len(ids))) < correlation ** np.abs(np.diff(ids, prepend=ids[:1]))
         for k in range(1, len(ids)):
-            fresh[:, k] = np.where(stay[:, k], fresh[:, k - 1], fresh[:, k])
-        return fresh
+            out[:, k] = np.where(stay[:, k], out[:, k - 1], out[:, k])
+        return out
 
     def resampled(self, rng: np.random.Generator) -> OpEffects:
         """Fitted again to as many training steps, drawn from them with replacement: what it may be as well."""
@@ -117,13 +125,24 @@ class OpEffects:
 
         return belief_of(self)
 
-    def _cell_seconds(self, rng: np.random.Generator, state: Ints) -> Floats:
-        replicas, microbatches, columns = self.cells.shape
-        factor = np.broadcast_to(self.step[:, None][..., state], (replicas, microbatches, columns, len(state)))
-        for pool, each in ((self.replica, 1), (self.own, microbatches)):
-            if pool is not None:
-                factor = factor * self._by_replica(pool.draw(rng, each, len(state)))
-        return self.cells.gathered(factor) * self.cells.gathered(self.level)[:, None]
+    @cached_property
+    def _level(self) -> Floats:
+        return self.cells.gathered(self.level)
+
+    @cached_property
+    def _rest(self) -> Floats:
+        return np.ascontiguousarray(self.rest[self.row == -1])
+
+    def _factors(self, rng: np.random.Generator, state: Ints) -> Floats:
+        """(replicas, microbatches, columns, draws): what cells take over their levels."""
+        step = self.step[:, None][..., state]
+        if self.replica is not None:
+            step = step * self._by_replica(self.replica.draw(rng, 1, len(state)))
+        if self.own is None:
+            return np.broadcast_to(step, (*self.cells.shape, len(state)))
+        own = self._by_replica(self.own.draw(rng, self.cells.shape[1], len(state)))
+        own *= step
+        return own
 
     def _by_replica(self, drawn: Floats) -> Floats:
         """(groups of replicas, rows, members' columns, draws) as (replicas, rows, columns, draws)."""
@@ -243,7 +262,7 @@ def _rows(played: Replay, cells: Cells, partner: Ints) -> Ints:
     return row
 
 
-def in_pieces(values: Ints, rows: int) -> list[Ints]:
+def in_pieces(values: NDArray[Any], rows: int) -> list[NDArray[Any]]:
     """Cut so that so many rows of durations stay small."""
     width = max(LEAST_WIDTH, HELD // (8 * max(rows, 1)))
     return np.array_split(values, -(-len(values) // width))

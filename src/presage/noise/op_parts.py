@@ -160,8 +160,9 @@ def nested(seconds: Floats, level: Floats, channels: Channels) -> Split:
     replica, even = _replica_share(channels, logs, raw_replica)
     own = logs - channels.kept(raw_replica, replica)[:, None]
     widened = [1 / np.sqrt(1 - min(s, 0.99) / max(logs.shape[1], 1)) for s in replica]
+    free = raw.shape[-1] / max(raw.shape[-1] - 1, 1)
     return Split(
-        step=channels.kept(raw, (step[0] ** 0.5, step[1] ** 0.5)),
+        step=channels.kept(raw, ((step[0] * free) ** 0.5, (step[1] * free) ** 0.5)),
         replica=channels.kept(raw_replica, (replica[0] ** 0.5, replica[1] ** 0.5)),
         own=channels.kept(own, (widened[0], widened[1])),
         together=together,

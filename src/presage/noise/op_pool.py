@@ -7,6 +7,7 @@ width. With fewer they are drawn from the Normal with their covariance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +35,27 @@ class Pool:
 
     def draw(self, rng: np.random.Generator, each: int, draws: int) -> Floats:
         """Factors (units, each, columns, draws): `each` rows for every unit and draw."""
-        units = len(self.first)
         if self.normal:
-            mix = rng.standard_normal((units, each, draws, self.rows.shape[1])) / np.sqrt(self.rows.shape[1])
-            logs = np.moveaxis(mix @ self.rows.T, -1, -2)
-        else:
-            logs = np.moveaxis(self.rows[:, self._picks(rng, each, draws)], 0, 2)
-        return np.asarray(np.exp(logs * self.width[:, None, :, None] + self.shift[:, None, :, None]))
+            mix = rng.standard_normal((len(self.first), each, draws, self.rows.shape[1])) / np.sqrt(self.rows.shape[1])
+            return self._factors(np.moveaxis(mix @ self.rows.T, -1, -2))
+        picks = self._picks(rng, each, draws)
+        if self._ready is not None:
+            return np.asarray(np.moveaxis(self._ready[:, picks], 0, 2))
+        return self._factors(np.moveaxis(self.rows[:, picks], 0, 2))
+
+    def _factors(self, logs: Floats) -> Floats:
+        out = logs * self.width[:, None, :, None]
+        out += self.shift[:, None, :, None]
+        return np.asarray(np.exp(out, out=out))
+
+    @cached_property
+    def _ready(self) -> Floats | None:
+        """Factors in place of rows, where every unit draws from its own."""
+        if (self.first[1:] < self.last[:-1]).any():
+            return None
+        count = self.last - self.first
+        width, shift = (np.repeat(x, count, axis=0).T for x in (self.width, self.shift))
+        return np.asarray(np.exp(self.rows * width + shift))
 
     def _picks(self, rng: np.random.Generator, each: int, draws: int) -> Ints:
         size, first = ((self.last - self.first) // self.block)[:, None, None], self.first[:, None, None]

@@ -77,7 +77,11 @@ def machine_of(submitter: str, system: str) -> str:
 
 
 def step_prior(
-    gpu_architecture: str, nodes: float, step_seconds: float, without: Sequence[str] = (), systems: Sequence[StepSystem] | None = None
+    gpu_architecture: str,
+    nodes: float,
+    step_seconds: float,
+    without: Sequence[str] = (),
+    systems: Sequence[StepSystem] | None = None,
 ) -> Belief:
     """What is believed of a job's steps; `without` names machines that are not to be learned from."""
     known = [s for s in (known_systems() if systems is None else systems) if s.machine not in without]

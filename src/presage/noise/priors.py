@@ -1,15 +1,14 @@
 """What is believed of a job's noise with no data of it: by GPU, by size, by how its nodes are kept.
 
-Figures, ranges and sources are in `data/noise/priors.toml`; what all GPUs share in a step is `prior_steps`'s. Production
-is what is assumed unless told otherwise: few clusters are kept as those of benchmark runs are, and a promise should be
-wrong on the safe side. Of large jobs each has a slow GPU as often as small ones have, because they are watched: the
-share of slow GPUs falls with the job's size, but for GPUs that nobody tested (`unscreened`).
+Figures, ranges and sources are in `data/noise/priors.toml`; what all GPUs share in a step is `prior_steps`'s.
+Production is what is assumed unless told otherwise: few clusters are kept as those of benchmark runs are, and a promise
+should be wrong on the safe side. Of large jobs each has a slow GPU as often as small ones have, because they are
+watched: the share of slow GPUs falls with the job's size, but for GPUs that nobody tested (`unscreened`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,16 +19,17 @@ from presage.hardware import Gpu, gpu_named
 from presage.hardware.facts import load
 from presage.noise.belief import Belief, Interval
 from presage.noise.files import noise_of
-from presage.noise.noise import CLASSES, COMMUNICATION, Noise, Regimes
+from presage.noise.join import joined
+from presage.noise.noise import Noise, Regimes
 from presage.noise.prior_steps import architecture_of, step_prior
 
-__all__ = ["CONDITIONS", "DEFAULT", "about", "joined", "prior"]
+__all__ = ["CONDITIONS", "DEFAULT", "about", "prior"]
 
 CONDITIONS = ("screened", "production", "unscreened")
 DEFAULT = "production"
 USUAL_SECONDS = 10.0  # a step's, where nothing is said
 PLACE = Path(str(files("presage").joinpath("data/noise/priors.toml")))
-HOUR, DAY = 3600.0, 86400.0
+DAY = 86400.0
 
 
 def prior(
@@ -43,57 +43,14 @@ def prior(
     seconds, nodes = step_seconds or USUAL_SECONDS, max(1.0, gpus / gpus_per_node)
     generation = _generation(gpu)
     table = _table(conditions)
-    noise = _merged(table["noise"], _generations(table, generation))
-    said = noise_of(noise, PLACE)
-    steps = step_prior(generation, nodes, seconds)
-    found = joined(steps, said)
+    said = noise_of(_merged(table["noise"], table.get("generations", {}).get(generation, {})), PLACE)
+    found = joined(step_prior(generation, nodes, seconds), said)
     return _scaled(found, table.get("scale", {}), gpus, nodes, seconds)
 
 
 def about(conditions: str) -> str:
     """What conditions mean, in a line."""
     return str(_file()[conditions]["about"])
-
-
-def joined(first: Belief, later: Belief) -> Belief:
-    """Both: what the later one says goes over the first, number by number; distributions and lists as wholes."""
-    a, b, said = first.noise, later.noise, _said(later)
-    spread = {k: _over(a.of(k), b.of(k), f"spread.{k}", said) for k in CLASSES if k in a.spread or k in b.spread}
-    parts = {n: _over(getattr(a, n), getattr(b, n), n, said) for n in ("slow", "common", "stalls")}
-    noise = Noise(
-        spread=spread,
-        load=b.load if "load" in said else a.load,
-        network=b.network if "network" in said else a.network,
-        scheduled=b.scheduled or a.scheduled,
-        **parts,
-    )
-    intervals = {p: i for p, i in first.intervals.items() if not _told(p, said)} | dict(later.intervals)
-    intervals = {p: i for p, i in intervals.items() if p in noise.numbers()}
-    return Belief(noise, intervals, {p: s for p, s in first.sources.items() if not _told(p, said)} | dict(later.sources))
-
-
-def _said(belief: Belief) -> set[str]:
-    """Paths that a belief says something of: fields that are not as usual, or that have an interval."""
-    empty, out = Noise(), set()
-    noise = belief.noise
-    for kind, spread in noise.spread.items():
-        out |= {f"spread.{kind}.{n}" for n in ("rank", "step", "own") if getattr(spread, n)}
-    for name in ("slow", "common", "stalls"):
-        mine, usual = getattr(noise, name), getattr(empty, name)
-        out |= {f"{name}.{n}" for n in vars(mine) if getattr(mine, n) != getattr(usual, n)}
-    out |= {n for n in ("load", "network", "scheduled") if getattr(noise, n) != getattr(empty, n)}
-    for path in belief.intervals:
-        parts = path.split(".")
-        out.add(".".join(parts[: 3 if parts[0] == "spread" else 1 if parts[0] in ("load", "network", "scheduled") else 2]))
-    return out
-
-
-def _told(path: str, said: set[str]) -> bool:
-    return any(path == s or path.startswith(f"{s}.") for s in said)
-
-
-def _over(first: Any, later: Any, path: str, said: set[str]) -> Any:
-    return replace(first, **{n: getattr(later, n) for n in vars(first) if f"{path}.{n}" in said})
 
 
 def _scaled(belief: Belief, scale: Mapping[str, Any], gpus: int, nodes: float, seconds: float) -> Belief:
@@ -118,11 +75,8 @@ def _congestion(scale: Mapping[str, Any], seconds: float) -> Belief:
 
 
 def _generation(gpu: str | Gpu) -> str:
-    """The architecture; of a name that is not known, as far as the name tells it."""
-    if isinstance(gpu, Gpu):
-        return architecture_of(gpu.architecture)
-    found = gpu_named(gpu)
-    return architecture_of(found.architecture if found is not None else gpu)
+    """The architecture of a GPU."""
+    return architecture_of((gpu if isinstance(gpu, Gpu) else gpu_named(gpu)).architecture)
 
 
 @cache
@@ -135,11 +89,6 @@ def _table(conditions: str) -> dict[str, Any]:
     """A condition's tables, over those of the one it is like."""
     own = _file()[conditions]
     return _merged(_table(own["like"]), own) if "like" in own else dict(own)
-
-
-def _generations(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = table.get("generations", {}).get(name, {})
-    return dict(found)
 
 
 def _merged(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Random effects from Kineto traces of all ranks of a run: which GPUs are slow, which steps, and what is left.
 
-Kernels are known by name and by their place among those of that name in a step; only those that every rank runs in every
-step are compared. For each class of work the logarithm of its seconds in a rank and step is taken apart into rank, step
-and rest by sums of squares. With one step the kernels are dealt out into a few parts, which stand for steps: then nothing
-is known of steps. Of a collective the seconds from the last arrival on count, waits do not: it has no rank.
+Kernels are known by name and by their place among those of that name in a step; only those that every rank runs in
+every step are compared. For each class of work the logarithm of its seconds in a rank and step is taken apart into
+rank, step and rest by sums of squares. With one step the kernels are dealt out into a few parts, which stand for steps:
+then nothing is known of steps. Of a collective the seconds from the last arrival on count, waits do not: it has no
+rank.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ FEWEST = 20  # kernels, or collectives, of a class
 NAMES = (
     ("attention", re.compile(r"flash|fmha|attention|attn|mha_|sdpa", re.IGNORECASE)),
     ("optimizer", re.compile(r"multi_tensor_apply|adam|adagrad|sgd_|lamb_", re.IGNORECASE)),
-    ("products", re.compile(r"gemm|gemv|cutlass|cublas|xmma|nvjet|Cijk|matmul|triton_mm|conv|wgrad|dgrad", re.IGNORECASE)),
+    (
+        "products",
+        re.compile(r"gemm|gemv|cutlass|cublas|xmma|nvjet|Cijk|matmul|triton_mm|conv|wgrad|dgrad", re.IGNORECASE),
+    ),
 )
 KINDS = (
     ("ep", re.compile(r"all_?to_?all", re.IGNORECASE)),

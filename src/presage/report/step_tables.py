@@ -7,12 +7,27 @@ from typing import Any
 from rich.table import Table
 
 from presage.accuracy.steps import StepsResult, summary
+from presage.accuracy.temporal import Ratio, TemporalResult
 from presage.accuracy.zero_data import ZeroData
 from presage.report.plain import plain_table
 
-__all__ = ["step_tables", "zero_table"]
+__all__ = ["step_tables", "temporal_table", "zero_table"]
 
-COLUMNS = ("group", "runs", "n", "p50", "p95", "p99", "W1/mean", "CRPS ratio", "below 95%", "KS", "floor", "total", "in 90%")
+COLUMNS = (
+    "group",
+    "runs",
+    "n",
+    "p50",
+    "p95",
+    "p99",
+    "W1/mean",
+    "CRPS ratio",
+    "below 95%",
+    "KS",
+    "floor",
+    "total",
+    "in 90%",
+)
 
 
 def step_tables(result: StepsResult) -> list[Table]:
@@ -66,3 +81,23 @@ def zero_table(zero: ZeroData) -> Table:
 def _short(group: str) -> str:
     parts = group.split("/")
     return "/".join(parts[1:]) if len(parts) == 3 else group
+
+
+def temporal_table(result: TemporalResult) -> Table:
+    table = plain_table(
+        "Second halves of series, from their first halves", "series", "cause", "n", "warm-up", "slow share",
+        "p95/p50", "predicted", "90%", "error", "p99/p50", "predicted", "90%", "error", left=2, fold=False,
+    )  # fmt: skip
+    for r in result.rows:
+        cells = [c for q in ("p95", "p99") for c in _ratio_cells(r.ratios[q])]
+        table.add_row(r.series, r.cause, str(r.n), str(r.warm_up), f"{r.slow_share:.2f}", *cells)
+    return table
+
+
+def _ratio_cells(r: Ratio) -> list[str]:
+    return [
+        f"+{100 * r.measured:.2f}%",
+        f"+{100 * r.predicted:.2f}%",
+        f"{100 * r.low:.2f} to {100 * r.high:.2f}",
+        f"{100 * r.error:+.2f}",
+    ]

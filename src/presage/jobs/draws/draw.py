@@ -14,12 +14,12 @@ from presage.jobs.draws.pools import drawn_gpus, lively, moved, steady, tasks_of
 from presage.jobs.draws.shape import Shape
 from presage.noise.distribution import Fixed
 from presage.noise.estimate import Estimate, estimate
-from presage.noise.fold import Replicas
-from presage.noise.noise import CLASSES, COMPUTE, Noise
+from presage.noise.fold import Replicas, slowest
+from presage.noise.noise import CLASSES, COMPUTE, Noise, Spread
 from presage.noise.streams import Streams
 from presage.noise.tail import smooth
 
-__all__ = ["Draws", "calmed", "draw"]
+__all__ = ["BLOCKS", "STEPS", "Draws", "calmed", "draw", "whole_steps"]
 
 Floats = NDArray[np.float64]
 Kept = dict[tuple[object, ...], Floats]  # seconds of the slowest replicas, by what they depend on
@@ -27,6 +27,7 @@ STEPS = 10  # of each run
 BLOCKS = 8
 USUAL = 64  # GPUs of the jobs whose steps the laws were fitted to
 GPUS, TASKS = 10_000, 2_500_000  # of each block: replicas whose GPUs are drawn, tasks of replicas whose steps are
+LEAST = 0.2  # of either, for a kind of replicas however rare
 TOP = 0.004  # of the former, what is smoothed: a few slow GPUs make no tail of one piece
 STRATA = (0.0, 0.5, 0.9, 0.99, 0.999)  # of replicas by their GPUs, usual to slowest,
 WORTH = (0.35, 0.3, 0.15, 0.1, 0.1)  # and how many of the latter are of each
@@ -100,11 +101,17 @@ def draw(
 
 def _block(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int], kept: Kept) -> tuple[Floats, Floats]:
     """[runs, steps]: seconds; those of jitter and stalls apart."""
-    key = (shape.pipeline, shape.replicas, shape.together, shape.still, streams, size, _own(noise))
+    key = (shape.pipeline, shape.replicas, shape.together, shape.still, shape.immune, streams, size, _own(shape, noise))
     if key not in kept:
-        replicas = _replicas(shape, noise, streams)
-        kept[key] = replicas.slowest(shape.replicas, *size, streams("replicas"), streams("steps"))
-    seconds = kept[key] * shape.calm * _compute(shape, noise, streams, size)
+        kinds = _replicas(shape, noise, streams)
+        kept[key] = slowest(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
+    return whole_steps(shape, noise, streams, kept[key])
+
+
+def whole_steps(shape: Shape, noise: Noise, streams: Streams, slowest: Floats) -> tuple[Floats, Floats]:
+    """[runs, steps]: seconds of steps whose slowest replica takes so long; those of jitter and stalls apart."""
+    size = slowest.shape[0], slowest.shape[1]
+    seconds = slowest * shape.calm * _compute(shape, noise, streams, size)
     seconds += shape.seconds - shape.pipeline.total
     seconds += _transfers(shape, noise, streams, size)
     seconds *= _common(noise, streams, size)
@@ -112,10 +119,15 @@ def _block(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int], 
     return np.asarray(seconds), jitter + _stalls(shape, noise, streams, size)
 
 
-def _own(noise: Noise) -> tuple[object, ...]:
+def _own(shape: Shape, noise: Noise) -> tuple[object, ...]:
     """What of the noise replicas do not share."""
-    spreads = sorted((k, s.rank, s.own) for k, s in noise.spread.items() if s.rank or s.own)
+    spreads = sorted((k, s.rank, s.own) for k, s in _spreads(shape, noise).items() if s.rank or s.own)
     return tuple(spreads), noise.slow, noise.load
+
+
+def _spreads(shape: Shape, noise: Noise) -> dict[str, Spread]:
+    """Of the classes of work that a replica's pipeline has."""
+    return {k: s for k, s in noise.spread.items() if shape.work[CLASSES.index(k)].any()}
 
 
 def calmed(shape: Shape, noise: Noise, seed: int = 0) -> Shape:
@@ -126,32 +138,44 @@ def calmed(shape: Shape, noise: Noise, seed: int = 0) -> Shape:
     replicas = max(1, min(shape.replicas, USUAL // (shape.stages * shape.together)))
     streams = Streams(seed).child(BLOCKS)
     few = replace(shape, together=together, replicas=replicas, calm=1.0)
-    usual = _replicas(few, noise, streams).slowest(replicas, 1_000, 4, streams("replicas"), streams("steps"))
+    usual = slowest(_replicas(few, noise, streams), replicas, 1_000, 4, streams("replicas"), streams("steps"))
     return replace(shape, calm=float(shape.pipeline.total / np.median(usual)))
 
 
-def _replicas(shape: Shape, noise: Noise, streams: Streams) -> Replicas:
+def _replicas(shape: Shape, noise: Noise, streams: Streams) -> tuple[Replicas, ...]:
+    """Those with usual GPUs, and those with a slow one: few, but they would be lost among the others."""
+    some = -np.expm1(shape.together * shape.stages * np.log1p(-noise.slow.share))
+    usual = _kind(shape, noise, streams, "", 1 - some)
+    return (usual, _kind(shape, noise, streams, "slow ", some)) if some else (usual,)
+
+
+def _kind(shape: Shape, noise: Noise, streams: Streams, named: str, share: float) -> Replicas:
     """Pools of what stays and of what changes: the latter for usual replicas, slow ones and the slowest."""
-    many, few = GPUS, int(np.clip(TASKS / tasks_of(shape), 200, GPUS))
-    steadily, own = _varies(noise)
-    gpus = drawn_gpus(shape, noise, streams("gpus"), many if steadily else 1)
-    seconds = steady(shape, noise, gpus) if steadily else np.full(1, shape.pipeline.total)
+    steadily, own = _varies(shape, noise)
+    many, few = (max(200, int(n * max(share, LEAST))) for n in (GPUS, min(GPUS, TASKS / tasks_of(shape))))
+    gpus = drawn_gpus(shape, noise, streams(f"{named}gpus"), many if steadily or named else 1, bool(named))
+    seconds = steady(shape, noise, gpus) if steadily or named else np.full(1, shape.pipeline.total)
     if not own:
-        return Replicas(smooth(seconds, TOP), (Fixed(1.0),))
-    strata = STRATA if steadily and shape.replicas > 1 else (0.0,)
-    order, rng = np.argsort(seconds), streams("own")
-    ends = [int(s * len(order)) for s in (*strata, 1.0)]
-    sizes = [int(few * w) for w in WORTH] if len(strata) > 1 else [few]
+        return Replicas(smooth(seconds, TOP), (Fixed(1.0),), share=share)
+    rng = streams(f"{named}own")
+    strata, sizes = ((0.0,), [few]) if len(seconds) == 1 or shape.replicas == 1 else (STRATA, _few_of(few))
+    ends = [int(s * len(seconds)) for s in (*strata, 1.0)]
+    order = np.argsort(seconds)
     chosen = [order[rng.integers(lo, max(hi, lo + 1), n)] for (lo, hi), n in zip(pairwise(ends), sizes, strict=True)]
     ratio = lively(shape, noise, rng, gpus.of(np.concatenate(chosen)))
     parts = np.split(ratio, np.cumsum(sizes)[:-1])
-    return Replicas(smooth(seconds, TOP), tuple(map(smooth, parts)), strata)
+    return Replicas(smooth(seconds, TOP), tuple(map(smooth, parts)), strata, share)
 
 
-def _varies(noise: Noise) -> tuple[bool, bool]:
+def _few_of(count: int) -> list[int]:
+    """How many of the draws are of each stratum."""
+    return [int(count * w) for w in WORTH]
+
+
+def _varies(shape: Shape, noise: Noise) -> tuple[bool, bool]:
     """Whether replicas differ by their GPUs, and from step to step."""
-    spreads = noise.spread.values()
-    steadily = noise.slow.share > 0 or any(s.rank for s in spreads)
+    spreads = _spreads(shape, noise).values()
+    steadily = any(s.rank for s in spreads)
     return steadily, noise.load.sd > 0 or any(s.own for s in spreads)
 
 

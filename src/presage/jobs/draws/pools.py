@@ -147,23 +147,30 @@ def steady(shape: Shape, noise: Noise, gpus: Gpus) -> Floats:
     return out
 
 
-def drawn_gpus(shape: Shape, noise: Noise, rng: np.random.Generator, count: int) -> Gpus:
-    """Of the GPUs of a stage that wait for each other, the slowest."""
+def drawn_gpus(shape: Shape, noise: Noise, rng: np.random.Generator, count: int, slow: bool) -> Gpus:
+    """Of the GPUs of a stage that wait for each other, the slowest; none of them a slow one, or at least one."""
     from scipy.special import ndtri
 
     size = shape.stages, count
     place = ndtri(rng.random(size) ** (1 / shape.together))
-    some = rng.random(size) < -np.expm1(shape.together * np.log1p(-noise.slow.share))
-    beyond, still = np.where(some, noise.slow.factor.sample(rng, size), 1.0), list(shape.still)
-    place[still], beyond[still] = 0.0, 1.0
+    beyond = _slow(shape, noise, rng, size) if slow else np.ones(size)
+    place[list(shape.still)], beyond[list(shape.still)] = 0.0, 1.0
     return Gpus(place, beyond)
+
+
+def _slow(shape: Shape, noise: Noise, rng: np.random.Generator, size: tuple[int, int]) -> Floats:
+    """[stage, draw]: factors of slow GPUs, of which each draw has at least one."""
+    some = rng.random(size) < -np.expm1(shape.together * np.log1p(-noise.slow.share))
+    none = np.flatnonzero(~some.any(axis=0))
+    some[rng.integers(0, size[0], len(none)), none] = True
+    return np.where(some, noise.slow.factor.sample(rng, size), 1.0)
 
 
 def ratios(replica: Replica, noise: Noise, gpus: Gpus) -> Floats:
     """[row, draw]: what the slowest GPU of a stage does to its tasks."""
     out = np.ones((len(replica.base), gpus.place.shape[1]))
     for k, name in enumerate(CLASSES):
-        sd, slow = noise.of(name).rank, k in TENSOR and noise.slow.share > 0
+        sd, slow = noise.of(name).rank, k in TENSOR and noise.slow.share > 0 and name not in replica.shape.immune
         if (sd or slow) and replica.shares[k].any():
             factor = np.exp(sd * gpus.place)
             more = (np.maximum(factor, gpus.beyond) if slow else factor) - 1

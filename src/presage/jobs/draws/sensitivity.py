@@ -25,6 +25,7 @@ __all__ = ["FASTER", "Change", "Row", "Sensitivity", "Shares", "sensitivity"]
 Floats = NDArray[np.float64]
 FASTER = 0.9  # of its seconds
 DRAWS = 4_000
+SLOWED = frozenset({"products", "attention"})  # by slow GPUs
 MEAN, P50, P95, SD, VARIANCE, TAIL = range(6)  # what is told of draws
 Drawn = Callable[[Shape, Noise], Draws]
 
@@ -99,10 +100,10 @@ def sensitivity(shape: Shape, noise: Noise, seed: int = 0, draws: int = DRAWS) -
 
 
 def _classes(shape: Shape, noise: Noise, drawn: Drawn, before: Floats) -> list[Row]:
-    """Of work; transfers made steady do not mind the network either."""
+    """Of work; what is steady minds neither slow GPUs nor the network."""
     out = []
     for kind, critical in criticality(shape).items():
-        alone = replace(shape, across=shape.across - {kind})
+        alone = replace(shape, across=shape.across - {kind}, immune=frozenset({kind} & SLOWED))
         steady = Change.of(before, _told(drawn(alone, steadied(noise, kind))))
         quick = replace(scaled(shape, kind, FASTER), calm=shape.calm)
         out.append(Row("class", kind, steady, Change.of(before, _told(drawn(quick, noise))), critical))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.groups import groups
 from presage.jobs.job import Job
-from presage.jobs.paces import Paces
+from presage.jobs.paces import EVEN, Paces
 from presage.jobs.sharded import ChunkTime
 from presage.jobs.stages import Chunk
 from presage.jobs.step import Step, step
@@ -40,7 +40,9 @@ class Shape:
     across: frozenset[str]  # classes of transfers that leave a node
     efficiency: Efficiency | None = None
     calm: float = 1.0  # what is left of the pipeline's seconds when nothing varies: see `calmed`
+    paces: Paces = EVEN  # that it was priced at
     still: frozenset[int] = frozenset()  # stages whose GPUs are all alike, and whose work takes no noise of its own
+    immune: frozenset[str] = frozenset()  # classes of work that slow GPUs are not slow at
 
     @property
     def stages(self) -> int:
@@ -50,7 +52,7 @@ class Shape:
     def curves(self) -> dict[str, Floats]:
         """What a step takes more (seconds) when transfers of a class take `TIMES` as long: of those that matter."""
         present = [k for k in COMMUNICATION if k in self._sent]
-        return {k: np.array([self._at(Paces(**{k: t})) - self.seconds for t in TIMES]) for k in present}
+        return {k: np.array([self._at(k, t) - self.seconds for t in TIMES]) for k in present}
 
     def later(self, kind: str, times: Floats) -> Floats:
         """What a step takes more when transfers of a class take so many times as long; straight on beyond the curve."""
@@ -60,7 +62,8 @@ class Shape:
         slope = (curve[-1] - curve[-2]) / (TIMES[-1] - TIMES[-2])
         return np.asarray(np.interp(times, TIMES, curve) + slope * np.maximum(times - TIMES[-1], 0.0))
 
-    def _at(self, paces: Paces) -> float:
+    def _at(self, kind: str, times: float) -> float:
+        paces = self.paces._replace(**{kind: getattr(self.paces, kind) * times})
         return step(self.job, self.efficiency, paces).seconds
 
     @property
@@ -130,4 +133,6 @@ def _passes(c: Chunk, t: ChunkTime, slow: float, split: bool) -> Floats:
 
 def scaled(shape: Shape, kind: str, times: float) -> Shape:
     """The same step with a class of work that takes so many times as long, through the job's laws."""
-    return shape_of(shape.job, step(shape.job, shape.efficiency, Paces(**{kind: times})), shape.efficiency)
+    paces = shape.paces._replace(**{kind: getattr(shape.paces, kind) * times})
+    made = shape_of(shape.job, step(shape.job, shape.efficiency, paces), shape.efficiency)
+    return replace(made, paces=paces)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from presage.jobs.draws.guarantee import QUANTILES, Guarantee, guarantee
-from presage.jobs.draws.shape import shape_of
+from presage.jobs.draws.shape import NODE, shape_of
 from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction
 from presage.noise.belief import Belief
 from presage.noise.estimate import Estimate
+from presage.noise.files import read_noise
+from presage.noise.priors import CONDITIONS, DEFAULT, prior
 
 __all__ = ["Sure", "belief_of", "sure"]
 
@@ -67,21 +68,18 @@ class Sure:
         }
 
 
-def sure(p: JobPrediction, noise: Path | None = None, count: int = 10_000, seed: int = 0) -> Sure:
+def sure(p: JobPrediction, noise: str | None = None, count: int = 10_000, seed: int = 0) -> Sure:
     """With noise from a file, or what is assumed of such GPUs and so many of them."""
     belief, source = belief_of(p.job, p.seconds, noise)
     return Sure(guarantee(shape_of(p.job, p.step), belief, seed, count), belief, source, seed)
 
 
-def belief_of(job: Job, seconds: float, noise: Path | None = None) -> tuple[Belief, str]:
-    """What is believed of a job's noise, and where that comes from."""
-    if noise is not None:
-        from presage.noise.files import read_noise
-
-        return read_noise(noise), str(noise)
-    from presage.noise.priors import prior
-
-    return prior(job.platform.gpu, job.gpus, seconds), "no data of yours: what is assumed of such GPUs"
+def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
+    """What is believed of a job's noise, and where that is from: a file, or what is assumed under some conditions."""
+    kept = noise or DEFAULT
+    if kept not in CONDITIONS:
+        return read_noise(kept), kept
+    return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f"no data of yours, assumed: {kept}"
 
 
 def _name(p: float) -> str:

@@ -34,9 +34,10 @@ class Bulk:
     stalls: Bools  # [runs, records]: records too long for it
 
 
-def bulk_of(left: Floats, plain: Bools) -> Bulk:
-    """Of residuals [runs, records]."""
-    widths = np.array([_width(row[ok]) for row, ok in zip(left, plain, strict=True)])
+def bulk_of(left: Floats, plain: Bools, width: float) -> Bulk:
+    """Of residuals [runs, records] about a curve whose points are means of `width` records of each run."""
+    lost = np.sqrt(max(0.25, 1 - 1 / (len(left) * width)))  # the curve goes along with the records it is made of
+    widths = np.array([_width(row[ok]) for row, ok in zip(left, plain, strict=True)]) / lost
     units = left / np.maximum(widths, TINY)[:, None]
     spread = local_spread(np.where(plain, np.minimum(np.abs(units), 4.0), np.nan))
     units = units / spread

@@ -12,7 +12,8 @@ __all__ = ["Curve", "Shared", "shared", "smooth"]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 NODES = 800  # more records than this are binned before smoothing
-SHORT = 16  # fewer records than this are not smoothed: each place has its own value
+SHORT = 16  # fewer records than this are not smoothed where MANY runs tell each place its own value
+MANY = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ def shared(x: Floats, plain: Bools, steps: NDArray[np.int64]) -> Shared:
     place = _place(steps)
     values, width = np.zeros(x.shape[1]), 1.0
     for _ in range(3):
-        values, width = smooth(_median(kept - levels[:, None], axis=0))
+        values, width = smooth(_median(kept - levels[:, None], axis=0), len(x))
         levels = levels + _median(kept - levels[:, None] - values, axis=1)
     slopes = np.array([_slope(place, row) for row in kept - levels[:, None] - values])
     left = x - levels[:, None] - slopes[:, None] * place - values
@@ -73,15 +74,20 @@ def _slope(place: Floats, row: Floats) -> float:
     return float(np.cov(p, y)[0, 1] / max(float(np.var(p, ddof=1)), 1e-12))
 
 
-def smooth(values: Floats) -> tuple[Floats, float]:
-    """A robust local line through each point, narrow at the start of the run; NaNs are filled. And its width."""
+def smooth(values: Floats, runs: int = 1) -> tuple[Floats, float]:
+    """A robust local line through each point, narrow at the start of the run; NaNs are filled. And its width.
+
+    Of few records, each its own value if it is one of many runs; else none but a level where a line says nothing.
+    """
     n = len(values)
     at = np.arange(n, dtype=np.float64)
     ok = np.isfinite(values)
     if not ok.any():
         return np.zeros(n), 1.0
-    if n < SHORT:
+    if n < SHORT and runs >= MANY:
         return np.interp(at, at[ok], values[ok]), 1.0
+    if ok.sum() < 2 * MANY:
+        return np.full(n, float(np.median(values[ok]))), float(ok.sum())
     nodes, y, size = _binned(at[ok], values[ok])
     half = np.clip(3 + nodes / size / 4, 3, 12 + len(nodes) / 40) * size
     fitted = _local_lines(nodes, y, half)
@@ -105,7 +111,9 @@ def _local_lines(at: Floats, y: Floats, half: Floats) -> Floats:
         s0, s1, s2 = w.sum(1), (w * away).sum(1), (w * away**2).sum(1)
         t0, t1 = w @ y, (w * away) @ y
         det = s0 * s2 - s1**2
-        fitted = np.where(det > 1e-9 * s0 * s2, (s2 * t0 - s1 * t1) / np.where(det > 0, det, 1), t0 / np.maximum(s0, 1e-30))
+        fitted = np.where(
+            det > 1e-9 * s0 * s2, (s2 * t0 - s1 * t1) / np.where(det > 0, det, 1), t0 / np.maximum(s0, 1e-30)
+        )
         off = y - fitted
         spread = 6 * float(np.median(np.abs(off))) + 1e-300
         trust = np.maximum(1e-6, 1 - np.minimum(1.0, np.abs(off) / spread) ** 2) ** 2

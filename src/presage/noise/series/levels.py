@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 SDS = np.geomspace(2e-5, 4e-2, 20)
 ODD = np.array([0.01, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3])
 SLOWER = np.array([0.001, 0.002, 0.004, 0.008, 0.016, 0.032])
-AROUND = np.linspace(-4.5, 4.5, 19)
+AROUND = np.linspace(-4, 4, 13)
 
 
 def _usual() -> Floats:
@@ -85,12 +85,13 @@ def _likelihood(levels: Floats, base: Floats, s: float) -> Floats:
     """Log likelihood [base, odd, slower] of the runs' levels."""
     from scipy.special import log_ndtr
 
-    odd, slower = ODD, SLOWER
     off = (levels[None, :] - base[:, None])[..., None]
     near = -0.5 * (off / s) ** 2 - np.log(s * np.sqrt(2 * np.pi))
-    far = s**2 / (2 * slower**2) - off / slower + log_ndtr(off / s - s / slower) - np.log(slower)
-    both = np.logaddexp(near[:, :, None] + np.log1p(-odd)[:, None], far[:, :, None] + np.log(odd)[:, None])
-    return np.asarray(both.sum(axis=1))
+    far = s**2 / (2 * SLOWER**2) - off / SLOWER + log_ndtr(off / s - s / SLOWER) - np.log(SLOWER)
+    top = np.maximum(near, far.max(axis=2, keepdims=True))
+    near, far = np.exp(near - top)[:, :, None], np.exp(far - top)[:, :, None]
+    both = near * (1 - ODD)[:, None] + far * ODD[:, None]  # [base, run, odd, slower]
+    return np.asarray(np.log(np.maximum(both, 1e-30)).sum(axis=1) + top.sum(axis=1)[..., None])
 
 
 def evidence(levels: Floats) -> Floats:

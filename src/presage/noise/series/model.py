@@ -148,7 +148,9 @@ class SeriesFit:
 
     def _bulk(self, rng: np.random.Generator, steps: Ints, draws: int) -> Floats:
         log_width = np.log(np.maximum(self.bulk.widths, 1e-7))
-        spread = np.sqrt((1 + 1 / self.runs) * self.prior.width.variances(rng, self.width_squares, self.runs - 1, draws))
+        spread = np.sqrt(
+            (1 + 1 / self.runs) * self.prior.width.variances(rng, self.width_squares, self.runs - 1, draws)
+        )
         width = np.exp(log_width.mean() + np.clip(spread * rng.standard_normal(draws), -2.5, 2.5))
         cell = rng.choice(len(CELLS), draws, p=self.cells)
         phi, share = (np.array(v)[cell] for v in zip(*CELLS, strict=True))
@@ -202,7 +204,7 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
     level = float(np.median([np.median(x.seconds[min(lead_of(x), len(x.seconds) - 1) :]) for x in logs]))
     x = table.seconds / level - 1
     parts = shared(x, table.plain, table.steps)
-    bulk = bulk_of(parts.left, table.plain)
+    bulk = bulk_of(parts.left, table.plain, parts.width)
     stalls = stalls_of(parts.left * level * table.counts, bulk.stalls, table.plain, table.steps)
     return SeriesFit(
         level=level,
@@ -237,6 +239,3 @@ def _slowed(excess: Floats) -> Slowed:
 
 def _squares(x: Floats) -> float:
     return float(np.sum((x - x.mean()) ** 2))
-
-
-

@@ -100,9 +100,7 @@ def _by_chance(rate: float, width: int, runs: int, hits: int, places: int) -> fl
     return places / width * sum(comb(runs, h) * p**h * (1 - p) ** (runs - h) for h in range(hits, runs + 1))
 
 
-def _place(
-    excess: Floats, stalled: Bools, who: Ints, k: int, low: int, high: int, steps: Ints, runs: int
-) -> Recurring:
+def _place(excess: Floats, stalled: Bools, who: Ints, k: int, low: int, high: int, steps: Ints, runs: int) -> Recurring:
     shapes, offsets = [], []
     for r in who:
         at = low + np.flatnonzero(stalled[r, low:high])

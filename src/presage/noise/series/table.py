@@ -43,7 +43,11 @@ def kinds_of(steps: Ints, events: Sequence[Event], lead: int, start: int | None 
     In a mean of many steps (`lead` is 1) only the first event of a name can be seen.
     """
     first = int(steps[0]) if start is None else start
-    at = {int(s): f"step {i + 1} of a run" for i, s in enumerate(steps) if i < lead and s - first < lead * max(1, _stride(steps))}
+    at = {
+        int(s): f"step {i + 1} of a run"
+        for i, s in enumerate(steps)
+        if i < lead and s - first < lead * max(1, _stride(steps))
+    }
     seen: set[str] = set()
     for e in sorted(events, key=lambda e: e.after_step):
         if lead == 1 and e.name in seen:

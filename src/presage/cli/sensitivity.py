@@ -1,0 +1,70 @@
+"""`presage sensitivity`: which kernel, transfer, stage or source of noise a job's step time depends on most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from presage.cli.common import Json, console, emit, status
+
+if TYPE_CHECKING:
+    from presage.jobs.draws.sensitivity import Sensitivity
+
+__all__ = ["command"]
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    noise: Annotated[
+        Path | None, typer.Option("--noise", metavar="NOISE.toml", help="How steps differ, as presage fit finds it.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
+    change: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
+    ] = [],  # noqa: B006
+    draws: Annotated[int, typer.Option("--draws", metavar="N", min=100, help="Steps that are drawn, each time.")] = 4000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same answer.")] = 0,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of each table, bars of the plot.")] = 12,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs presage[plot]).")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Which kernel should I make steadier, which faster? What p95 of a step would be, were each steady or 10% quicker.
+
+    presage sensitivity examples/jobs/llama3.1-405b.toml --plot sensitivity.svg
+
+    presage sensitivity job.toml --noise noise.toml --draws 8000
+    """
+    from presage.cli.job import said
+    from presage.jobs.draws.draw import calmed
+    from presage.jobs.draws.sensitivity import sensitivity
+    from presage.jobs.draws.shape import shape_of
+    from presage.jobs.draws.sure import belief_of
+    from presage.jobs.files import read_transformer_job
+    from presage.report import sensitivity_tables as tables
+
+    shape = shape_of(read_transformer_job(job, said(job, gpus, change, {})))
+    belief, source = belief_of(shape.job, shape.seconds, noise)
+    with status("drawing steps"):
+        found = sensitivity(calmed(shape, belief.noise, seed), belief.noise, seed, draws)
+    if plot is not None:
+        tables.plot(found, plot, top)
+    if emit(json, tables.value(found) | {"noise": source, "seed": seed}):
+        _print(found, top, source, plot)
+
+
+def _print(found: Sensitivity, top: int, source: str, plot: Path | None) -> None:
+    from rich.markup import escape
+
+    from presage.cli.predicted import tell
+    from presage.report import sensitivity_tables as tables
+
+    shown = [tables.class_table(found, top), tables.source_table(found, top)]
+    if found.of("stage"):
+        shown.append(tables.stage_table(found, top))
+    tell(tables.headline(found), shown, [*tables.remarks(found), f"noise: {source}"], None)
+    if plot is not None:
+        console().print(f"\nplot: {escape(str(plot))}", soft_wrap=True)

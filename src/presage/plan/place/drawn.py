@@ -1,0 +1,67 @@
+"""Steps of a placement as draws: every replica with its own GPUs and its own noise, all with what they share."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.jobs.draws.draw import BLOCKS, STEPS, Draws, whole_steps
+from presage.noise.distribution import Distribution, Fixed
+from presage.noise.streams import Streams
+from presage.noise.tail import smooth
+from presage.plan.place.pipeline import Pipeline
+
+__all__ = ["drawn_steps"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+TASKS = 2_500_000  # of replicas whose steps are drawn, in each block
+FEWEST = 160  # draws of a class of replicas
+SELDOM = 1e-6
+
+
+def drawn_steps(pipeline: Pipeline, factors: Floats, seed: int = 0, count: int = 10_000) -> Draws:
+    """Of replicas [replica, stage]. The same seed gives two placements the same noise, replica by replica in the order
+    of their speeds, so that they can be compared draw by draw."""
+    quiet = pipeline.quiet(factors)
+    order = np.argsort(-quiet, kind="stable")
+    steps = min(STEPS, count)
+    size = max(1, -(-count // (steps * BLOCKS))), steps
+    blocks = [_block(pipeline, factors[order], quiet[order], Streams(seed).child(k), size) for k in range(BLOCKS)]
+    lasting, passing = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    return Draws(np.maximum(lasting + passing, 0.0), pipeline.shape.seconds, lasting)
+
+
+def _block(
+    pipeline: Pipeline, factors: Floats, quiet: Floats, streams: Streams, size: tuple[int, int]
+) -> tuple[Floats, Floats]:
+    """[runs, steps]: seconds; those of jitter and stalls apart."""
+    classes = _classes(len(quiet))
+    part = min(1.0, size[0] * size[1] * BLOCKS / 10_000)
+    pools = _pools(pipeline, factors, classes, streams, part)
+    rng, seconds = streams("steps"), np.zeros(size)
+    high = quiet[0] * float(np.asarray(pools[0].quantile(np.float64(0.001))))
+    for some, pool in zip(classes, pools, strict=True):
+        for row in some:
+            u = rng.random(size)
+            if quiet[row] * float(np.asarray(pool.quantile(np.float64(1 - SELDOM)))) > high:  # can be the slowest
+                np.maximum(seconds, quiet[row] * pool.quantile(u), out=seconds)
+    return whole_steps(pipeline.shape, pipeline.noise, streams, seconds)
+
+
+def _classes(replicas: int) -> list[Ints]:
+    """Replicas by how slow they are: the slowest alone, the next alone, two more, four more, ..."""
+    ends = [0, 1]
+    while ends[-1] < replicas:
+        ends.append(min(2 * ends[-1], replicas))
+    return [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def _pools(pipeline: Pipeline, factors: Floats, classes: list[Ints], streams: Streams, part: float) -> list[Distribution]:
+    """What noise does to each class of replicas."""
+    if not pipeline.varies:
+        return [Fixed(1.0)] * len(classes)
+    count = max(FEWEST, int(TASKS * part / pipeline.tasks / len(classes)))
+    noises = pipeline.noises(streams("own"), count)
+    rng = streams("members")
+    return [smooth(pipeline.paired(factors[some[rng.integers(0, len(some), count)]], noises)) for some in classes]

@@ -1,0 +1,117 @@
+"""Rich tables of noise: what was fitted, and how well the slow end of fleets is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from presage.noise.join import said
+from presage.report.plain import plain_table
+from presage.report.text import percent, shorten
+
+if TYPE_CHECKING:
+    from presage.accuracy.fleet import FleetResult
+    from presage.noise.belief import Belief
+    from presage.noise.fit import Fitted, Part
+
+__all__ = ["belief_table", "fleet_table", "part_line", "prior_line"]
+
+SECONDS = ("common.jitter", "stalls.seconds")
+WITHOUT_UNIT = ("log_sd", "cv", "shape", "shares", "moves", "n")
+
+
+def belief_table(belief: Belief, kept: frozenset[str] = frozenset(), title: str = "Noise") -> Table:
+    """Every number that is not 0, what else it may be, and where it is from; those kept from the prior are dim."""
+    table = plain_table(title, "number", "value", "90%", "from", left=1)
+    table.columns[-1].justify = "left"
+    told = said(belief)
+    for path, value in belief.noise.numbers().items():
+        interval = belief.intervals.get(path)
+        if not _under(path, told) or (not value and interval is None):
+            continue
+        middle = f"{_said(path, interval.low)} .. {_said(path, interval.high)}" if interval else ""
+        prior = _under(path, kept)
+        source = shorten(_source(belief, path), 70)
+        table.add_row(
+            _named(belief, path),
+            _said(path, value),
+            middle,
+            f"prior: {source}" if prior else source,
+            style="dim" if prior else "",
+        )
+    return table
+
+
+def part_line(part: Part) -> str:
+    """What a kind of files told."""
+    from presage.noise.fit import KINDS
+
+    some = ", ".join(part.files[:2]) + (f" and {len(part.files) - 2} more" if len(part.files) > 2 else "")
+    return f"{some} ({KINDS[part.kind]}): {part.told}"
+
+
+def prior_line(fitted: Fitted) -> str:
+    """Which prior the rest is from, or that there is none."""
+    if fitted.prior is None:
+        return "what is not in the table was not estimated: give --gpu and --gpus to keep it from the prior"
+    return f"not estimated, kept from the prior ({fitted.prior}): {len(fitted.kept)} numbers and distributions"
+
+
+def fleet_table(result: FleetResult) -> Table:
+    """Errors of the 99th percentile and of the expected largest, median and p90 over sets, by table."""
+    table = plain_table(
+        "Slow end of fleets, from 50 GPUs",
+        "fleet",
+        "GPUs",
+        "n",
+        "metric",
+        "median",
+        "p90",
+        "in 90%",
+        "Normal",
+        "sample",
+    )
+    for group in (*result.sizes, None):
+        ours, size = result.result.metrics(group), result.sizes.get(group or "")
+        for metric, s in ours.items():
+            n = "" if size is None else str(size[2 if metric.endswith("fleet") else 1])
+            covered = (
+                result.result.rates[f"{metric}_interval_90_coverage"]
+                if group is None
+                else result.coverage[group][metric]
+            )
+            others = [percent(r.metrics(group)[metric].median, 2) for r in result.baselines.values()]
+            head = ("all", "") if group is None else (group, str(size[0]) if size else "")
+            cells = (metric, percent(s.median, 2), percent(s.p90, 2), percent(covered, 0), *others)
+            table.add_row(*head, n, *cells, style="bold" if group is None else "")
+    return table
+
+
+def _under(path: str, starts: Iterable[str]) -> bool:
+    return any(path == s or path.startswith(f"{s}.") for s in starts)
+
+
+def _named(belief: Belief, path: str) -> str:
+    """Scheduled slow steps by their names, not by their numbers."""
+    words = path.split(".")
+    if words[0] == "scheduled":
+        words[1] = f"({belief.noise.scheduled[int(words[1])].name})"
+    return ".".join(words).replace("scheduled.(", "scheduled (")
+
+
+def _source(belief: Belief, path: str) -> str:
+    """Of a number: its own, or that of the longest start of its path."""
+    words = path.split(".")
+    starts = (".".join(words[:n]) for n in range(len(words), 0, -1))
+    return next((belief.sources[s] for s in starts if s in belief.sources), "")
+
+
+def _said(path: str, value: float) -> str:
+    last = path.split(".")[-1]
+    if path.startswith(SECONDS) and last not in WITHOUT_UNIT:
+        return f"{value:.4g} s"
+    if path.startswith("spread") or last in ("share", "sd", "drift", "drift_sd", "run_sd"):
+        return f"{100 * value:.3g}%"
+    return f"{value:.4g}"
