@@ -286,7 +286,7 @@ def test_progress_is_told() -> None:
 @pytest.mark.parametrize(
     ("gpus", "options", "said"),
     [
-        (16, {"objective": "p95"}, "noise"),
+        (16, {"objective": "p99"}, "objective"),
         (16, {"objective": "best"}, "mean, cost"),
         (10**9, {}, "has 1 to"),
         (37, {}, "no legal plan on 37"),

@@ -120,7 +120,8 @@ def test_keys_can_be_said_anew_and_several_numbers_given() -> None:
     [
         (("--gpus", "many"), "number of GPUs"),
         (("--gpus", "16", "--keep", "tp"), "tp=8"),
-        (("--gpus", "16", "--objective", "p95"), "noise"),
+        (("--gpus", "16", "--objective", "p99"), "objective"),
+        (("--gpus", "16", "--objective", "p95", "--noise", "nowhere.toml"), "nowhere.toml"),
         (("--gpus", "16", "--micro-batch", "3"), "no legal plan"),
     ],
 )

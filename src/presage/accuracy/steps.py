@@ -1,11 +1,11 @@
 """Step times of sister runs: fit all but one, predict the one left out.
 
-Split: in every group (system and benchmark) each run is left out in turn; the model, the best single family and the pool
-are fitted to the other runs of the group. What the model knows of other groups (its prior) is learned from the other
-groups of the same kind of record in the same files, never from the group scored; where they are fewer than MIN_GROUPS it
-is the prior that ships. The left-out run's number of steps and where its validations fall are given, no time of it.
-Groups of single steps and of means are never mixed. The first 5 single steps of a run are left out of the scores (and
-the scores with them are given beside); the whole time is that of all steps, validations themselves not counted.
+Split: in every group (system and benchmark) each run is left out in turn; the model, the best single family and the
+pool are fitted to the other runs of the group. What the model knows of other groups (its prior) is learned from the
+other groups of the same kind of record in the same files, never from the group scored; where they are fewer than
+MIN_GROUPS it is the prior that ships. The left-out run's number of steps and where its validations fall are given, no
+time of it. Groups of single steps and of means are never mixed. The first 5 single steps of a run are left out of the
+scores (and the scores with them are given beside); the whole time is that of all steps, validations not counted.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class StepsResult:
 
     def lines(self) -> list[tuple[str, ...]]:
         """Every quantile beside its measurement's error, for a CSV file."""
-        head = ("kind", "group", "run", "n", "p50_error", "p95_error", "p99_error", "w1_over_mean", "crps", "family_crps",
-                "coverage_95", "ks", "ks_floor", "total_error", "total_inside_90")  # fmt: skip
+        head = ("kind", "group", "run", "n", "p50_error", "p95_error", "p99_error", "w1_over_mean", "crps",
+                "family_crps", "coverage_95", "ks", "ks_floor", "total_error", "total_inside_90")  # fmt: skip
         rows = []
         for r in self.rows:
             f = r.ours.cut

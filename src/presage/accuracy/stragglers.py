@@ -10,8 +10,8 @@ Beside it, `iid_pool`: every operation drawn by itself from all durations of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,35 @@ from presage.traces.tables import optable
 from presage.traces.tables.opsteps import split
 from presage.traces.tables.optable import OpTable
 
-__all__ = ["Figures", "JobForecast", "StragglersResult", "Sure", "score_stragglers", "score_table", "unfolded"]
+__all__ = [
+    "Effort",
+    "Figures",
+    "JobForecast",
+    "StragglersResult",
+    "Sure",
+    "score_stragglers",
+    "score_table",
+    "unfolded",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Tell = Callable[[str], None]
-DRAWS = 10_000
 FEWEST = 6  # steps of a job
-REFITS, REFIT_DRAWS, RUNS = 40, 1000, 10  # of training steps drawn anew; draws of each for p95; totals of each
-SEEDS = 5
+REFIT_DRAWS, RUNS = 1000, 10  # of a model fitted to training steps drawn anew: steps for its p95, totals of runs
 TABLE_ENDINGS = (".csv", ".csv.gz")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is drawn."""
+
+    draws: int = 10_000
+    refits: int = 40  # to training steps drawn anew
+    seeds: int = 5
+
+
+EFFORT = Effort()
 
 
 @dataclass(frozen=True)
@@ -140,7 +159,9 @@ def overall(figures: Sequence[Figures]) -> dict[str, Any]:
     }
 
 
-def score_stragglers(paths: Iterable[str | Path], tell: Tell = lambda _: None, seed: int = 0) -> StragglersResult:
+def score_stragglers(
+    paths: Iterable[str | Path], tell: Tell = lambda _: None, seed: int = 0, effort: Effort = EFFORT
+) -> StragglersResult:
     """Every table under these paths: files, or folders with trace-JOB.csv(.gz)."""
     given = [Path(p) for p in paths]
     jobs: list[JobForecast] = []
@@ -150,7 +171,7 @@ def score_stragglers(paths: Iterable[str | Path], tell: Tell = lambda _: None, s
         try:
             table = unfolded(optable.read(file))
             skipped += _named(table)
-            jobs.append(score_table(table, seed))
+            jobs.append(score_table(table, seed, effort))
         except PresageError as e:
             skipped.append(Skipped(file.name, str(e)))
     return StragglersResult(", ".join(map(str, given)), tuple(jobs), tuple(skipped))
@@ -179,8 +200,6 @@ def _named(table: OpTable) -> Iterator[Skipped]:
 
 def unfolded(table: OpTable) -> OpTable:
     """A table with rows of several ranks a worker, each rank as a replica of its own."""
-    from dataclasses import replace
-
     worker = table.dp * table.stages + table.stage
     pairs = np.unique(np.stack([worker, table.rank]), axis=1)
     count = np.bincount(pairs[0], minlength=table.replicas * table.stages)
@@ -194,18 +213,19 @@ def unfolded(table: OpTable) -> OpTable:
     return replace(table, dp=table.dp * each + turn)
 
 
-def score_table(table: OpTable, seed: int = 0) -> JobForecast:
+def score_table(table: OpTable, seed: int = 0, effort: Effort = EFFORT) -> JobForecast:
     """Both halves of a table, each predicted from the other."""
     if len(table.steps) < FEWEST:
-        raise InputError(table.path, f"{len(table.steps)} steps: at least {FEWEST} are needed to fit and predict", "step")
+        what = f"{len(table.steps)} steps: at least {FEWEST} are needed to fit one half and predict the other"
+        raise InputError(table.path, what, "step")
     even, odd = table.steps[::2], table.steps[1::2]
     sets, seen = fit_sets(table, even), _measured(table, odd)
-    times = drawn(sets, np.random.default_rng(seed), DRAWS)
+    times = drawn(sets, np.random.default_rng(seed), effort.draws)
     name, family = best_family(_measured(table, even))
     yardstick = _crps(family.quantile(EVEN), seen)
-    sure, totals = _sureness(sets, times, seen, odd, seed)
+    sure, totals = _sureness(sets, times, seen, odd, seed, effort)
     pools = [(iid_pool(s.played, s.bias), s.share) for s in sets]
-    iid = drawn_of(pools, np.random.default_rng(seed), DRAWS)
+    iid = drawn_of(pools, np.random.default_rng(seed), effort.draws)
     inside = float(np.quantile(totals, 0.05) <= seen.sum() <= np.quantile(totals, 0.95))
     below = np.searchsorted(np.sort(times), seen) / len(times)
     return JobForecast(
@@ -213,7 +233,7 @@ def score_table(table: OpTable, seed: int = 0) -> JobForecast:
         path=table.path,
         train=len(even),
         ours=figures(times, seen, yardstick, inside),
-        back=_back(table, seed),
+        back=_back(table, seed, effort.draws),
         iid=figures(iid, seen, yardstick, _iid_inside(iid, seen, seed)),
         family=name,
         sure=sure,
@@ -262,25 +282,28 @@ def drawn_of(models: Sequence[tuple[Any, float]], rng: np.random.Generator, draw
     return np.concatenate([m.times(rng, int(k)) for (m, _), k in zip(models, counts, strict=True) if k])
 
 
-def _back(table: OpTable, seed: int) -> Figures:
+def _back(table: OpTable, seed: int, draws: int) -> Figures:
     even, odd = table.steps[::2], table.steps[1::2]
     seen, train = _measured(table, even), _measured(table, odd)
-    times = drawn(fit_sets(table, odd), np.random.default_rng(seed), DRAWS)
+    times = drawn(fit_sets(table, odd), np.random.default_rng(seed), draws)
     return figures(times, seen, _crps(best_family(train)[1].quantile(EVEN), seen))
 
 
-def _sureness(sets: Sequence[OpEffects], times: Floats, seen: Floats, ids: Ints, seed: int) -> tuple[Sure, Floats]:
+def _sureness(
+    sets: Sequence[OpEffects], times: Floats, seen: Floats, ids: Ints, seed: int, effort: Effort
+) -> tuple[Sure, Floats]:
     """How sure the p95 is, and predicted totals of the steps `ids`, with training steps drawn anew each time."""
     rng = np.random.default_rng([seed, 1])
     truth = float(np.quantile(seen, 0.95))
     refit, totals = [], []
-    for _ in range(REFITS):
+    for _ in range(effort.refits):
         again = [s.resampled(rng) for s in sets]
         refit.append(float(np.quantile(drawn(again, rng, REFIT_DRAWS), 0.95)))
         totals.append(_totals(again, sets, rng, ids))
     parts = [float(np.quantile(p, 0.95)) for p in np.array_split(np.random.default_rng(seed).permutation(times), 10)]
     p95 = float(np.quantile(times, 0.95))
-    seeds = [np.quantile(drawn(sets, np.random.default_rng([seed, 2, k]), DRAWS), 0.95) for k in range(SEEDS)]
+    other = [np.random.default_rng([seed, 2, k]) for k in range(effort.seeds)]
+    seeds = [np.quantile(drawn(sets, rng, effort.draws), 0.95) for rng in other]
     chance = float(np.std(parts, ddof=1) / np.sqrt(len(parts)))
     sure = Sure(chance / p95, float(np.std(refit, ddof=1)) / p95, tuple(float(q / truth - 1) for q in seeds))
     return sure, np.concatenate(totals)
@@ -299,7 +322,3 @@ def _iid_inside(times: Floats, seen: Floats, seed: int) -> float:
     rng = np.random.default_rng([seed, 3])
     low, high = np.quantile(rng.choice(times, (1000, len(seen))).sum(axis=1), [0.05, 0.95])
     return float(low <= seen.sum() <= high)
-
-
-def by_job(result: StragglersResult) -> Mapping[str, JobForecast]:
-    return {j.job: j for j in result.jobs}

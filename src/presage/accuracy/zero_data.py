@@ -20,7 +20,7 @@ __all__ = ["WITHIN", "ZeroData", "ZeroRow", "score_zero_data"]
 
 WITHIN = 0.015
 CUT = 5  # steps at the start of a run that are not scored
-GROUPS = 200  # drawn systems behind each prediction
+GROUPS = 100  # drawn systems behind each prediction
 MOST = 400  # records drawn of a run
 
 
@@ -60,7 +60,7 @@ class ZeroData:
 
 
 def score_zero_data(logs: Logs, seed: int = 0) -> ZeroData:
-    """Groups of records of a fixed number of steps whose nodes and GPUs are known; means between evaluations are not."""
+    """Groups whose nodes and GPUs are known; not those of means between evaluations, of which too few are in a run."""
     groups = [g for g in logs.groups().values() if not g[0].blocks and _known(g[0]) and len({x.kind for x in g}) == 1]
     return ZeroData(tuple(_row(g, np.random.default_rng([seed, i])) for i, g in enumerate(groups)))
 

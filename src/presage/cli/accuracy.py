@@ -25,6 +25,7 @@ KINDS = {
     "ranks": "WORKLOADS.py RUNS.csv: predictions of published training runs on several GPUs",
     "runs": "RUNS.csv: predictions of published training runs from their configurations, 1 to 10,000s of GPUs",
     "dlrm": "RUNS.csv: predictions of MLPerf's recommendation runs",
+    "stragglers": "TABLE.csv...: spread of step times from per-operation tables, every second step left out",
     "steps": "LOGS...: step times of a left-out run, predicted from its sister runs",
     "temporal": "SERIES.json.gz: second halves of long kernel series, predicted from their first halves",
     "fleet": "GPUS.csv...: the slow end of fleets of GPUs, predicted from 50 of them",
@@ -61,6 +62,9 @@ def command(
     row's source, and with none; peak memory where it is published; and how many runs would be called out of memory.
 
     dlrm RUNS.csv: MLPerf's DLRM-DCNv2 runs: the step without host time, with it, and what embeddings take of it.
+
+    stragglers TABLE.csv...: random effects fitted to every second step of a per-operation table predict how the other
+    steps are spread: quantiles, W1, CRPS, coverage, KS with its floor, beside drawing every operation by itself.
 
     steps LOGS...: of every group of sister runs each is left out in turn: quantiles, CRPS, coverage and whole time of
     the left-out run, beside resampled steps and the best single family; and p95 over p50 with no data at all.
@@ -189,6 +193,18 @@ def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) 
         _print_skipped(result.skipped)
 
 
+def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.stragglers import score_stragglers
+    from presage.report.straggler_tables import effect_table, straggler_table
+
+    result = score_stragglers(paths, tell)
+    if out is not None:
+        _save(out, result.lines())
+    if emit(json, result.to_json()):
+        console().print(straggler_table(result), "", effect_table(result))
+        _print_skipped(result.skipped)
+
+
 def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.steps import score_steps
     from presage.report.step_tables import step_tables, zero_table
@@ -241,6 +257,7 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "ranks": _ranks,
     "runs": _runs,
     "dlrm": _dlrm,
+    "stragglers": _stragglers,
     "steps": _steps,
     "temporal": _temporal,
     "fleet": _fleet,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli.common import Json, NoiseFile, Seed, console, emit
 
 if TYPE_CHECKING:
     from presage.jobs.job import Job
@@ -40,7 +40,11 @@ def command(
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: training.sequence=4096."),
     ] = [],  # noqa: B006
     objective: Annotated[
-        str, typer.Option("--objective", help="mean: the shortest step; cost: the fewest GPU-seconds a step.")
+        str,
+        typer.Option(
+            "--objective",
+            help="mean: the shortest step; cost: the fewest GPU-seconds a step; p95: what 19 of 20 steps take at most.",
+        ),
     ] = "mean",
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Price at most so many plans.")
@@ -49,6 +53,8 @@ def command(
     ray: Annotated[
         str | None, typer.Option("--ray", metavar="auto|ADDRESS", help="Search on a Ray cluster: this one's, or at.")
     ] = None,
+    noise: NoiseFile = None,
+    seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.toml", help="Write the best plan's job.")] = None,
     json: Json = None,
 ) -> None:
@@ -60,6 +66,8 @@ def command(
     presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --workers 2
 
     presage plan job.toml --gpus 1024 --keep tp=8,cp=1 --out best.toml
+
+    presage plan job.toml --gpus 16384 --objective p95 --noise noise.toml
     """
     from presage.plan.layouts import parse_keep, search
 
@@ -68,7 +76,7 @@ def command(
     with _bar() as tell:
         found = search(
             read, _numbers(gpus), objective=objective, limit=limit, workers=workers, ray=ray, keep=found_keep, top=top,
-            tell=tell,
+            noise=noise, seed=seed, tell=tell,
         )  # fmt: skip
     if out is not None and found.best:
         _write(found.best[0].job, cluster, job, out)
@@ -149,12 +157,18 @@ def _value(job: Job, found: Found) -> dict[str, Any]:
             "legal": c.legal, "too_large": c.too_large, "set_aside": c.set_aside, "priced": c.priced,
             "smallest_bytes": c.smallest,
         },
-        "best": [_prediction(p) for p in found.best],
-        "own": _prediction(found.own) if found.own else None,
+        "best": [_prediction(p) | _late(found, k) for k, p in enumerate(found.best)],
+        "own": _prediction(found.own) | _late(found, len(found.best)) if found.own else None,
         "front": [_short(s) for s in found.front],
         "by_knob": {name: {word: _short(s) for word, s in rows.items()} for name, rows in found.by_knob.items()},
         "explanation": _explained(found),
     }  # fmt: skip
+
+
+def _late(found: Found, k: int) -> dict[str, Any]:
+    if not found.late:
+        return {}
+    return {"p95_step_ms": found.late[k].value * MS, "p95_standard_error_ms": found.late[k].error * MS}
 
 
 def _explained(found: Found) -> list[str]:

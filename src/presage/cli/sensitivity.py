@@ -49,7 +49,7 @@ def command(
     shape = shape_of(read_transformer_job(job, said(job, gpus, change, {})))
     belief, source = belief_of(shape.job, shape.seconds, noise)
     with status("drawing steps"):
-        found = sensitivity(calmed(shape, belief.noise, seed), belief.noise, seed, draws)
+        found = sensitivity(calmed(shape, belief.noise), belief.noise, seed, draws)
     if plot is not None:
         tables.plot(found, plot, top)
     if emit(json, tables.value(found) | {"noise": source, "seed": seed}):

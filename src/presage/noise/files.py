@@ -43,7 +43,8 @@ ALONE = {"empirical": "values", "sum": "parts", "fixed": "value"}  # kinds of on
 WRITTEN = {"jitter": "jitter_seconds"}  # a field, and its key in a file
 NEVER_BELOW_0 = {"rank", "step", "own", "share", "sd", "drift_sd", "run_sd", "per_node_hour", "over"}
 AT_MOST_1 = {"share", "correlation", "over"}
-POSITIVE = ("slow.factor", "load")  # distributions of factors
+POSITIVE = ("slow.factor", "load")  # distributions of factors,
+SIGNED = ("fixed", "normal", "empirical")  # and those of their kinds that could be below 0
 HEAD = "# How steps differ: see docs/noise.md. Standard deviations are of logarithms, ranges hold 90%.\n"
 
 
@@ -115,7 +116,8 @@ class _Reader:
         for key in self._table(path, given):
             if key not in names:
                 also = ["sources"] if not path else []
-                raise self._wrong(_at(path, key), f"is not known here: there is {', '.join([*names, *also])}")
+                there = f"is not known here: there is {', '.join([*names, *also])}"
+                raise InputError(self.file, there, _at(_written(path), key))
         for key in needed:
             if key not in given:
                 raise self._wrong(_at(path, key), "is missing")
@@ -132,7 +134,7 @@ class _Reader:
         if kind in ALONE and not (isinstance(told, Mapping) and set(told) == {ALONE[kind]}):
             told = {ALONE[kind]: told}
         found: Distribution = self._fields(path, told, cls)
-        if path.startswith(POSITIVE) and not found.mean > 0:
+        if path.startswith(POSITIVE) and kind in SIGNED and found.mean <= 0:
             raise self._wrong(path, f"is a factor of {found.mean:g} on average: it should be above 0")
         return found
 
@@ -190,8 +192,7 @@ class _Reader:
         return given
 
     def _wrong(self, path: str, what: str) -> InputError:
-        keys = [WRITTEN.get(p, p) for p in path.split(".")]
-        return InputError(self.file, what, ".".join(keys) or None)
+        return InputError(self.file, what, _written(path) or None)
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,10 @@ def _section(head: str, lines: list[str]) -> str:
 def _default(cls: type, name: str) -> Any:
     f = next(f for f in fields(cls) if f.name == name)
     return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+def _written(path: str) -> str:
+    return ".".join(WRITTEN.get(p, p) for p in path.split("."))
 
 
 def _at(path: str, name: str) -> str:

@@ -107,7 +107,7 @@ def _counts(run: Mapping[str, Any], table: np.ndarray[Any, Any]) -> list[int]:
 
 
 def read_megatron(path: Path, text: str) -> Logs:
-    """One run, or several where iteration numbers start again; a record is the mean of the iterations since the last."""
+    """One run, or several where iteration numbers start again; a record is the mean of those since the last."""
     found = [(int(m[1]), float(m[2]) * 1e-3) for m in map(MEGATRON.search, text.splitlines()) if m]
     if not found:
         raise InputError(path, "has no line with both 'iteration N/M' and 'elapsed time per iteration (ms): X'")
@@ -128,7 +128,7 @@ def _megatron_run(name: str, group: str, part: list[tuple[int, float]]) -> StepL
 
 
 def read_csv(path: Path, text: str, column: str | None = None, unit: str | None = None) -> Logs:
-    """A column of seconds (or ms), and if there are such columns the run, the group, the step and what came after it."""
+    """A column of seconds (or ms); the run, the group, the step and what came after it where there are such columns."""
     table = [r for r in csv.reader(io.StringIO(text)) if r and not r[0].lstrip().startswith("#")]
     if not table:
         raise InputError(path, "is empty")

@@ -36,7 +36,7 @@ def belief_of(effects: OpEffects) -> Belief:
     intervals = paths | load_paths | {"common.sd": step.interval, "slow.share": _share_interval(sizes)}
     known = {path: i for path, i in intervals.items() if i is not None and path in noise.numbers()}
     source = f"{effects.job}, {len(effects.ids)} steps, {sizes.workers} workers"
-    return Belief(noise, known, {k: source for k in ("spread", "slow", "load", "common")})
+    return Belief(noise, known, dict.fromkeys(("spread", "slow", "load", "common"), source))
 
 
 def _spreads(sizes: Sizes) -> tuple[dict[str, Spread], dict[str, Interval | None]]:

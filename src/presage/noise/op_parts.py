@@ -1,10 +1,10 @@
 """How much of a difference between averages is real, and what is chance: shares that are kept of raw effects.
 
 The average of a replica over 20 steps differs from the others' even if all replicas are alike. Of every raw effect the
-share `1 - chance / seen` is kept, both variances, with chance taken one standard error above its mean: so an effect of a
-few hundred noisy microbatches is no larger than it is. Few units far from all others (a slow GPU) are kept whole: they
-say nothing about the others. What all columns of a microbatch share (`load`) and how they differ from it are judged
-apart: their chance differs a hundredfold where sequences vary in length.
+share `1 - chance / seen` is kept, both variances, with chance taken one standard error above its mean: so an effect
+seen in a few hundred noisy microbatches is no larger than it is. Units far from all others (a slow GPU) are kept whole:
+they say nothing about the others. What all columns of a microbatch share (`load`) and how they differ from it are
+judged apart: their chance differs a hundredfold where sequences vary in length.
 
 Arrays are (..., columns, steps); NaN where a cell has no such operation.
 """
@@ -32,7 +32,7 @@ def averaged(values: Floats, axis: int | tuple[int, ...]) -> Floats:
     """The mean of what is there, 0 where nothing is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return np.nan_to_num(np.nanmean(values, axis=axis))
+        return np.asarray(np.nan_to_num(np.nanmean(values, axis=axis)))
 
 
 def variances(values: Floats, axis: int) -> Floats:
@@ -86,6 +86,8 @@ def levels(seconds: Floats) -> tuple[Floats, Channels]:
     A column's average, a replica's difference from it (its stages' too: columns differ by stage), that of a place in
     the order of microbatches, and that of each single operation.
     """
+    if not seconds.size:
+        return np.zeros(seconds.shape[:3]), Channels(np.zeros(seconds.shape[2]))
     mean = averaged(seconds, (0, 1, 3))
     channels = Channels(mean / mean.sum() if mean.sum() > 0 else np.full(len(mean), 1 / max(len(mean), 1)))
     relative = seconds / np.maximum(mean, 1e-300)[:, None]
@@ -150,6 +152,8 @@ class Split:
 
 def nested(seconds: Floats, level: Floats, channels: Channels) -> Split:
     """Step, replica within step, microbatch within replica."""
+    if not seconds.size:
+        return Split(np.zeros(seconds.shape[2:]), averaged(seconds, 1), seconds, 1, False, ((0.0, 0.0), (0.0, 0.0)))
     logs = _logs(seconds, level[..., None])
     raw = averaged(logs, (0, 1))
     raw = raw - raw.mean(axis=-1, keepdims=True)
@@ -201,7 +205,7 @@ def _together(load: Floats) -> int:
     flat = np.nan_to_num(load.reshape(replicas, -1))
     if replicas < 2 or flat.shape[1] < SEEN or (flat.std(axis=1) == 0).any():
         return 1
-    alike = np.corrcoef(flat) > ALIKE
+    alike = np.asarray(np.corrcoef(flat) > ALIKE)
     for size in (s for s in range(replicas, 1, -1) if replicas % s == 0):
         block = np.kron(np.eye(replicas // size, dtype=bool), np.ones((size, size), bool))
         if alike[block].all():

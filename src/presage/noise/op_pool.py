@@ -1,7 +1,7 @@
 """A pool of measured effects to draw from: whole rows, so that what belongs together stays together.
 
-Kept as measured where there are enough of them: a unit's own where it has 200, else those of all units in each one's own
-width. With fewer they are drawn from the Normal with their covariance.
+Kept as measured where there are enough of them: a unit's own where it has 200, else those of all units, in each one's
+own width. With fewer they are drawn from the Normal with their covariance.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 ENOUGH = 200  # measured values are kept as they are from here on
 BORROWED = 20  # values of all units that count for a unit's own width
+BEYOND = 1.5  # times the largest value seen
 WIDTHS = 17  # at which the mean of pooled factors is computed; straight lines between
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Logarithms (columns, rows); unit u draws from rows first[u]..last[u], times its widths, and with mean factor 1."""
+    """Logarithms (columns, rows); unit u draws from rows first[u]..last[u], in its widths, for factors of mean 1."""
 
     rows: Floats
     first: Ints
@@ -37,7 +38,7 @@ class Pool:
         """Factors (units, each, columns, draws): `each` rows for every unit and draw."""
         if self.normal:
             mix = rng.standard_normal((len(self.first), each, draws, self.rows.shape[1])) / np.sqrt(self.rows.shape[1])
-            return self._factors(np.moveaxis(mix @ self.rows.T, -1, -2))
+            return self._factors(np.moveaxis(np.clip(mix @ self.rows.T, -self._most, self._most), -1, -2))
         picks = self._picks(rng, each, draws)
         if self._ready is not None:
             return np.asarray(np.moveaxis(self._ready[:, picks], 0, 2))
@@ -47,6 +48,11 @@ class Pool:
         out = logs * self.width[:, None, :, None]
         out += self.shift[:, None, :, None]
         return np.asarray(np.exp(out, out=out))
+
+    @cached_property
+    def _most(self) -> Floats:
+        """By column, what a Normal draw may be at most: it knows nothing of much more than was seen."""
+        return np.asarray(BEYOND * np.abs(self.rows).max(axis=1))
 
     @cached_property
     def _ready(self) -> Floats | None:

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from presage.errors import PresageError
 from presage.noise.belief import Belief, Interval
@@ -128,14 +129,14 @@ def _common(known: Sequence[StepSystem], architecture: str, seconds: float) -> t
     }
 
 
-def _unit() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _unit() -> NDArray[np.float64]:
     from scipy.special import ndtri
 
     from presage.noise.series.bulk import SCORES
     from presage.noise.series.prior import SeriesPrior
 
     values = np.interp(ndtri((np.arange(32) + 0.5) / 32), SCORES, SeriesPrior().shape)
-    return np.round(values - np.median(values), 3)
+    return np.asarray(np.round(values - np.median(values), 3))
 
 
 def _stalls(known: Sequence[StepSystem]) -> tuple[Stalls, dict[str, Interval]]:

@@ -29,7 +29,10 @@ BY = {"micro_batch": "micro batch", "expert_tp": "expert tp"}
 def headline(job: Job, found: Found) -> str:
     best = found.best[0]
     what = f"{job.name or job.model.name} on {best.job.gpus:,} {job.platform.gpu.name} ({job.platform.key})"
-    goal = "" if found.objective == "mean" else f", {best.seconds * best.job.gpus:,.0f} GPU-seconds"
+    goal = {
+        "cost": f", {best.seconds * best.job.gpus:,.0f} GPU-seconds",
+        "p95": f", 19 of 20 in at most {seconds(found.late[0].value)}" if found.late else "",
+    }.get(found.objective, "")
     return (
         f"{what}, {job.global_batch:,} samples of {job.sequence:,} tokens a step\n"
         f"{words(layout_of(best.job))}: {seconds(best.seconds)} a step{goal}, MFU {percent(best.mfu)}, "
@@ -57,20 +60,30 @@ def nothing_fits(job: Job, counts: Counts) -> str:
 def best_table(found: Found) -> Table:
     """The best ones, and the job's own."""
     several = len({p.job.gpus for p in found.best}) > 1
-    columns = ["plan", *(["GPUs"] if several else []), "step", "slower", "MFU", "tokens/s/GPU", "memory", "left"]
-    table = plain_table("Best plans", *columns)
-    for p in found.best:
-        table.add_row(*_row(p, found.best[0].seconds, several))
+    late = ["p95", "error", "later"] if found.late else []
+    columns = ["plan", *(["GPUs"] if several else []), *late, "step", "slower", "MFU", "tokens/s/GPU", "memory", "left"]
+    table = plain_table("Best plans" + (f" (noise: {found.noise})" if late else ""), *columns)
+    for k, p in enumerate(found.best):
+        table.add_row(*_row(p, found, k, several))
     if found.own is not None:
-        table.add_row(*_row(found.own, found.best[0].seconds, several, "the job's own: "), style="bold")
+        table.add_row(*_row(found.own, found, len(found.best), several, "the job's own: "), style="bold")
     return table
 
 
-def _row(p: JobPrediction, best: float, several: bool, called: str = "") -> list[str]:
+def _late(found: Found, k: int) -> list[str]:
+    if not found.late:
+        return []
+    e, first = found.late[k], found.late[0]
+    return [seconds(e.value), seconds(e.error), percent(e.value / first.value - 1) if e is not first else "-"]
+
+
+def _row(p: JobPrediction, found: Found, k: int, several: bool, called: str = "") -> list[str]:
+    best = found.best[0].seconds
     left = size(p.memory.margin) if p.memory.margin >= 0 else f"{size(-p.memory.margin)} too much"
     slower = percent(p.seconds / best - 1) if p.seconds != best else "-"
     return [
-        called + words(layout_of(p.job)), *([f"{p.job.gpus:,}"] if several else []), seconds(p.seconds), slower,
+        called + words(layout_of(p.job)), *([f"{p.job.gpus:,}"] if several else []), *_late(found, k),
+        seconds(p.seconds), slower,
         percent(p.mfu), f"{p.tokens_per_second_per_gpu:,.0f}", size(p.memory.needed), left,
     ]  # fmt: skip
 

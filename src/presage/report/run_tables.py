@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf, isfinite
+
 import numpy as np
 from numpy.typing import NDArray
 from rich.markup import escape
@@ -10,7 +13,7 @@ from rich.table import Table
 from presage.report.plain import plain_table
 from presage.report.text import amount, percent, seconds
 from presage.runs.failures import DAY
-from presage.runs.outcome import CAUSES, Outcome
+from presage.runs.outcome import CAUSES, Outcome, quantiles
 from presage.runs.whole import RunPrediction
 
 __all__ = [
@@ -66,6 +69,8 @@ def _sure(share: float) -> str:
 
 def span(value: float) -> str:
     """Days, or hours, or minutes."""
+    if not isfinite(value):
+        return "never" if value > 0 else "-"
     for scale, unit in ((DAY, "days"), (HOUR, "hours"), (60.0, "minutes")):
         if abs(value) >= scale:
             many = f"{value / scale:,.3g}" if abs(value) < 1e3 * scale else f"{value / scale:,.0f}"
@@ -93,9 +98,12 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _cells(values: NDArray[np.float64], said: object) -> list[str]:
-    assert callable(said)
-    return [said(float(values.mean())), *(said(float(x)) for x in np.quantile(values, COLUMNS))]
+def _cells(values: NDArray[np.float64], said: Callable[[float], str]) -> list[str]:
+    return [_told(float(values.mean()), said), *(_told(float(x), said) for x in quantiles(values, COLUMNS))]
+
+
+def _told(value: float, said: Callable[[float], str]) -> str:
+    return "never" if value == inf else said(value)
 
 
 def cause_table(p: RunPrediction) -> Table:
@@ -106,7 +114,7 @@ def cause_table(p: RunPrediction) -> Table:
     for cause in CAUSES:
         part = o.parts[cause]
         if part.any():
-            low, high = np.quantile(part, [0.05, 0.95])
+            low, high = quantiles(part, [0.05, 0.95])
             mean = float(part.mean())
             table.add_row(WORDS[cause], span(mean), percent(mean / total), span(float(low)), span(float(high)))
     table.add_row("the run", span(total), percent(1.0), style="bold")

@@ -79,7 +79,7 @@ class Reliability:
     growth: ByScale = ByScale(((1.0, 1.0),))  # of the rate of a node's failures with the size of the job
     shape: float = 1.0  # of the Weibull times between failures; 1: at a constant rate
     repair: float = DAY  # seconds until a node is back, on average
-    rate_sd: float = 0.0  # of the logarithm of the rates, between sites
+    rate_sd: float = 0.0  # of the logarithm of the rates, between sites: spread evenly
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, gpus: int) -> Risk:

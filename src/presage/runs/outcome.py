@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from presage.runs.failures import DAY
 from presage.runs.run import Run
 
-__all__ = ["CAUSES", "DOWN", "Outcome", "Stops"]
+__all__ = ["CAUSES", "DOWN", "Outcome", "Stops", "quantiles"]
 
 Floats = NDArray[np.float64]
 CAUSES = ("steps", "stalls", "slow", "checkpoints", "lost", "detection", "spares", "restart")
@@ -44,10 +44,11 @@ class Outcome:
     parts: Mapping[str, Floats]  # by cause: they add up to the wall-clock time
     counts: Floats  # [class, draw]: failures
     costs: Floats  # [class, draw]: seconds lost to them: work again, detection, spares, restart
+    never: NDArray[np.bool_]  # draws that failures let hardly move: they have no end
 
     @property
     def wall(self) -> Floats:
-        return np.asarray(sum(self.parts[c] for c in CAUSES))
+        return np.where(self.never, np.inf, sum(self.parts[c] for c in CAUSES))
 
     @property
     def draws(self) -> int:
@@ -70,7 +71,7 @@ class Outcome:
         """By class."""
         risk, classes = self.run.risk, self.run.reliability.failures
         rates = risk.rates * DAY / risk.nodes
-        low, high = np.quantile(self.counts, [0.05, 0.95], axis=1)
+        low, high = quantiles(self.counts, [0.05, 0.95], axis=1)
         count, cost = self.counts.mean(axis=1), self.costs.mean(axis=1)
         numbers = zip(rates, count, low, high, cost, strict=False)
         return tuple(Stops(f.name, f.planned, *map(float, row)) for f, row in zip(classes, numbers, strict=True))
@@ -97,13 +98,13 @@ class Outcome:
         return float((self.wall <= seconds).mean())
 
     def quantile(self, p: float) -> float:
-        return float(np.quantile(self.wall, p))
+        return float(quantiles(self.wall, p))
 
     def quantile_error(self, p: float) -> float:
         """The standard error of a quantile of the wall-clock time, from draws around it."""
         half = np.sqrt(p * (1 - p) / self.draws)
-        low, high = np.quantile(self.wall, [max(0.0, p - half), min(1.0, p + half)])
-        return float(high - low) / 2
+        low, high = quantiles(self.wall, [max(0.0, p - half), min(1.0, p + half)])
+        return float(high - low) / 2 if high < np.inf else float("nan")
 
     def cost(self, price: float) -> Floats:
         """At so much an hour of a GPU, spares with them."""
@@ -114,3 +115,8 @@ class Outcome:
         """Joules: of all GPUs at work, and while they wait."""
         down = np.asarray(sum(self.parts[c] for c in DOWN)) + self.parts["checkpoints"]
         return np.asarray((self.wall - down) * watts + down * idle)
+
+
+def quantiles(values: Floats, p: Sequence[float] | float, axis: int | None = None) -> Floats:
+    """Values among those given, which may be infinite."""
+    return np.asarray(np.quantile(values, np.asarray(p), axis=axis, method="inverted_cdf"))

@@ -5,12 +5,14 @@ until the next failure or the last step. What was done since the last checkpoint
 node may have to be replaced, and the next attempt starts. Failures come at random, in restarts and checkpoints too, but
 not while a stopped run waits. With one class, no noise and a constant rate this is what the exact formula is about.
 
-Random numbers come in streams, one for each purpose: runs that differ in one thing keep the others' draws.
+Random numbers come in streams, one for each purpose: runs that differ in one thing keep the others' draws, until half
+of the draws are done and the rest go on alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 
 from presage.errors import PresageError
 from presage.noise.distribution import Distribution
-from presage.runs.checkpoint import exact_efficiency
 from presage.runs.outcome import CAUSES, Outcome
 from presage.runs.run import Run
 from presage.runs.spares import Spares
@@ -26,7 +27,8 @@ from presage.runs.spares import Spares
 __all__ = ["MOST_ATTEMPTS", "simulate"]
 
 Floats = NDArray[np.float64]
-MOST_ATTEMPTS = 200_000
+MOST_ATTEMPTS = 50_000  # what takes more is never done
+EVEN = 3**0.5  # half the width of an even spread, in standard deviations
 FEW = 4.0  # stalls in an attempt: up to so many on average they are drawn one by one
 STREAMS = ("run", "failure", "class", "node", "repair", "noise", "stalls", "slow")
 
@@ -38,18 +40,19 @@ def simulate(run: Run, draws: int = 2000, seed: int = 0) -> Outcome:
     _check(run)
     rng = dict(zip(STREAMS, np.random.default_rng(seed).spawn(len(STREAMS)), strict=True))
     state = _State(run, draws, rng)
-    while state.busy.any():
+    for _ in range(MOST_ATTEMPTS):
         state.attempt()
-    return Outcome(run, state.parts, state.counts, state.costs)
+        state = state.slimmed()
+        if not state.busy.any():
+            break
+    return state.outcome()
 
 
 def _check(run: Run) -> None:
     """A run that failures let next to nothing of through has no end."""
-    often = float(np.exp(2 * run.reliability.rate_sd))  # as unlucky as one site in 40
-    bad = replace(run, reliability=run.reliability.scaled(rates=often))
-    share = exact_efficiency(bad.outage, run.every * run.step)
-    attempts = run.steps * run.step / share * bad.risk.rate if share > 0 else inf
-    if attempts > MOST_ATTEMPTS:
+    share = run.efficiency
+    attempts = run.steps * run.step / share * run.risk.rate if share > 0 else inf
+    if attempts > MOST_ATTEMPTS / 2:
         raise PresageError(
             f"this run would hardly move: a failure every {run.risk.mttf / 60:.3g} minutes, {run.every:,} steps of "
             f"{run.step:.3g} s between checkpoints and {run.risk.restart / 60:.3g} minutes to start again; "
@@ -68,8 +71,16 @@ class _Attempt:
     done: NDArray[np.bool_]  # the run is
 
 
+class _Totals:
+    """What all draws came to, those that are done with them."""
+
+    def __init__(self, classes: int, draws: int) -> None:
+        self.parts = {c: np.zeros(draws) for c in CAUSES}
+        self.counts, self.costs = np.zeros((classes, draws)), np.zeros((classes, draws))
+
+
 class _State:
-    """Where each draw stands."""
+    """Where each draw stands that is not done."""
 
     def __init__(self, run: Run, draws: int, rng: dict[str, np.random.Generator]) -> None:
         self.run, self.draws, self.rng = run, draws, rng
@@ -81,12 +92,26 @@ class _State:
         self.planned = np.array([f.planned for f in classes] or [False])
         self.episodes = [(risk.episodes(e), e) for e in run.reliability.slow]
         self.mean, self.drift = run.times.runs(rng["run"], draws)
-        self.seldom = np.exp(-run.reliability.rate_sd * rng["run"].standard_normal(draws))
+        self.seldom = np.exp(run.reliability.rate_sd * EVEN * rng["run"].uniform(-1, 1, draws))
         self.clock, self.steps, self.first = np.zeros(draws), np.zeros(draws), True
-        self.busy = np.ones(draws, bool)
-        self.parts = {c: np.zeros(draws) for c in CAUSES}
-        self.counts, self.costs = np.zeros((max(1, len(classes)), draws)), np.zeros((max(1, len(classes)), draws))
+        self.rows, self.busy = np.arange(draws), np.ones(draws, bool)
         self.spares = Spares(run.spares, draws)
+        self.totals = _Totals(max(1, len(classes)), draws)
+
+    def slimmed(self) -> _State:
+        """Without the draws that are done, once they are half of them."""
+        if self.busy.sum() * 2 > self.draws or not self.busy.any():
+            return self
+        keep, out = self.busy, copy(self)
+        for name in ("mean", "drift", "seldom", "clock", "steps", "rows", "busy"):
+            setattr(out, name, getattr(self, name)[keep])
+        out.spares, out.draws = self.spares.only(keep), int(keep.sum())
+        return out
+
+    def outcome(self) -> Outcome:
+        never = np.zeros(self.totals.counts.shape[1], bool)
+        never[self.rows[self.busy]] = True
+        return Outcome(self.run, self.totals.parts, self.totals.counts, self.totals.costs, never)
 
     def attempt(self) -> None:
         """One for each draw that is not done."""
@@ -155,11 +180,10 @@ class _State:
 
     def _book(self, parts: dict[str, Floats], kind: NDArray[np.intp], failed: NDArray[np.bool_]) -> None:
         for cause, seconds in parts.items():
-            self.parts[cause] += np.where(self.busy, seconds, 0.0)
-        rows = np.flatnonzero(failed)
-        self.counts[kind[rows], rows] += 1
-        again = self.restart * np.ones(self.draws)
-        self.costs[kind[rows], rows] += (parts["lost"] + parts["detection"] + parts["spares"] + again)[rows]
+            self.totals.parts[cause][self.rows] += np.where(self.busy, seconds, 0.0)
+        kind, rows = kind[failed], self.rows[failed]
+        self.totals.counts[kind, rows] += 1
+        self.totals.costs[kind, rows] += (parts["lost"] + parts["detection"] + parts["spares"] + self.restart)[failed]
 
 
 def _added(rng: np.random.Generator, expected: Floats, size: Distribution) -> Floats:

@@ -20,6 +20,12 @@ class Spares:
     def __init__(self, spares: int | None, draws: int) -> None:
         self.back = None if spares is None else np.full((draws, spares + 1), -np.inf)
 
+    def only(self, keep: NDArray[np.bool_]) -> Spares:
+        """Of some of the draws."""
+        out = Spares(None, 0)
+        out.back = None if self.back is None else self.back[keep]
+        return out
+
     def wait(self, lost: NDArray[np.bool_], now: Floats, repair: Floats) -> Floats:
         """Seconds that draws wait which lose a node now."""
         waits = np.zeros(len(now))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from presage.noise.noise import Stalls
 from presage.runs import checkpoint as laws
@@ -15,6 +16,7 @@ from presage.runs.simulate import MOST_ATTEMPTS, simulate
 __all__ = ["Change", "Interval", "WithSpares", "changes", "grown", "intervals", "with_spares"]
 
 MOST_SPARES = 1024
+ENOUGH = 1500  # failures in a draw: what-ifs of longer runs are drawn of a part of them
 NEAR = 1e-3  # of the wall-clock time: waits below this are none
 
 
@@ -77,20 +79,32 @@ def grown(run: Run) -> Run:
 
 def changes(run: Run, draws: int = 500, seed: int = 0) -> tuple[Change, ...]:
     """Each change by itself, with the same random numbers; checkpoints at their best interval, where that is free."""
-    base = run.exact()
+    base, times = _shorter(run.exact())
     before = simulate(base, draws, seed)
     found = ((name, _tried(other, draws, seed)) for name, other in _others(base))
-    return tuple(_change(name, before, after) for name, after in found if after is not None)
+    return tuple(_change(name, before, after, times) for name, after in found if after is not None)
+
+
+def _shorter(run: Run) -> tuple[Run, float]:
+    """A part of a run that has thousands of failures, and how many such parts it has."""
+    many = run.steps * run.step / run.efficiency * run.risk.rate / ENOUGH
+    steps = max(1, round(run.steps / max(1.0, many)))
+    return replace(run, steps=steps), run.steps / steps
 
 
 def _tried(run: Run, draws: int, seed: int) -> Outcome | None:
-    hardly = run.efficiency * MOST_ATTEMPTS < run.steps * run.step * run.risk.rate
+    hardly = run.efficiency * MOST_ATTEMPTS < 2 * run.steps * run.step * run.risk.rate
     return None if hardly else simulate(run, draws, seed)
 
 
-def _change(name: str, before: Outcome, after: Outcome) -> Change:
+def _change(name: str, before: Outcome, after: Outcome, times: float) -> Change:
     middle, late = (after.quantile(p) - before.quantile(p) for p in (0.5, 0.95))
-    return Change(name, middle, late, float(after.ettr.mean()))
+    return Change(name, middle * times, _longer(middle, late, times), float(after.ettr.mean()))
+
+
+def _longer(middle: float, late: float, times: float) -> float:
+    """The 95th percentile of so many parts: what lies beyond the median grows with their root."""
+    return middle * times + (late - middle) * sqrt(times)
 
 
 def _others(run: Run) -> Iterator[tuple[str, Run]]:
@@ -115,13 +129,14 @@ def _others(run: Run) -> Iterator[tuple[str, Run]]:
 def with_spares(run: Run, draws: int = 500, seed: int = 0) -> tuple[WithSpares, ...]:
     """From none to as many as leave no wait, doubling."""
     found: list[WithSpares] = []
-    base = run.exact()
+    base, times = _shorter(run.exact())
     many = 0
     while many <= MOST_SPARES and any(f.node for f in run.reliability.failures):
         o = simulate(replace(base, spares=many), draws, seed)
         waits = float(o.parts["spares"].mean())
-        found.append(WithSpares(many, o.quantile(0.5), o.quantile(0.95), waits))
-        if waits < NEAR * o.quantile(0.5):
+        middle, late = o.quantile(0.5), o.quantile(0.95)
+        found.append(WithSpares(many, middle * times, _longer(middle, late, times), waits * times))
+        if waits < NEAR * middle:
             break
         many = 2 * many or 1
     return tuple(found)

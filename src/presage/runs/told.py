@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.runs.failures import DAY
-from presage.runs.outcome import CAUSES, Outcome
+from presage.runs.outcome import CAUSES, Outcome, quantiles
 
 if TYPE_CHECKING:
     from presage.runs.whole import RunPrediction
@@ -57,7 +57,7 @@ def told(p: RunPrediction) -> dict[str, Any]:
 
 def spread(values: NDArray[np.float64]) -> dict[str, float]:
     """Mean and quantiles."""
-    found = np.quantile(values, QUANTILES)
+    found = quantiles(values, QUANTILES)
     return {"mean": float(values.mean())} | {f"p{100 * q:.0f}": float(x) for q, x in zip(QUANTILES, found, strict=True)}
 
 

@@ -57,5 +57,5 @@ def guarantee(shape: Shape, belief: Belief, seed: int = 0, count: int = 10_000, 
     """With `sets` = 0 the noise is taken as it is believed to be."""
     rng = np.random.default_rng((seed, 1))
     may_be = [belief.drawn(rng) for _ in range(sets if belief.intervals else 0)]
-    others = [draw(calmed(shape, noise, seed), noise, seed, min(count, FEWEST)) for noise in may_be]
-    return Guarantee(draw(calmed(shape, belief.noise, seed), belief.noise, seed, count), tuple(others))
+    others = [draw(calmed(shape, noise), noise, seed, min(count, FEWEST)) for noise in may_be]
+    return Guarantee(draw(calmed(shape, belief.noise), belief.noise, seed, count), tuple(others))

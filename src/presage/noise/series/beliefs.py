@@ -22,11 +22,11 @@ POINTS = 32  # values that stand for the jitter's shape
 
 
 def belief_of(fit: SeriesFit, source: str) -> Belief:
-    """Common effects, stalls and scheduled slow steps; a record of several steps is taken as one step."""
+    """Common effects, stalls and scheduled slow steps; jitter and events of means are those of the means."""
     common, intervals = _common(fit)
     stalls, more = _stalls(fit)
     scheduled = tuple(Scheduled(kind, _factor(fit, kind)) for kind in fit.events)
-    sources = {part: source for part in ("common", "stalls", "scheduled")}
+    sources = dict.fromkeys(("common", "stalls", "scheduled"), source)
     noise = Noise(common=common, stalls=stalls, scheduled=scheduled)
     return Belief(noise, intervals | more | _event_intervals(fit), sources)
 
@@ -48,7 +48,9 @@ def _common(fit: SeriesFit) -> tuple[Common, dict[str, Interval]]:
         run_sd=run,
         jitter=_jitter(unit, width * fit.level * float(np.sqrt(1 - part))),
     )
+    off = 1.645 * slope / float(np.sqrt(fit.runs))
     intervals = {
+        "common.drift": Interval(common.drift - off, common.drift + off),
         "common.sd": _interval(sds, fit.cells),
         "common.correlation": _interval(phi, kept / part) if part > 0 else Interval(0.0, 0.99),
         "common.drift_sd": Interval(*sorted(fit.prior.slope.interval(fit.slope_squares, fit.runs - 1))),
@@ -95,7 +97,7 @@ def _stalls(fit: SeriesFit) -> tuple[Stalls, dict[str, Interval]]:
     from scipy.special import gammaincinv
 
     shape, scale = fit.stall_rate()
-    hours = fit.nodes * fit.level / 3600
+    hours = fit.nodes * fit.level * fit.stride / 3600
     median, log_sd, n = _seconds(fit)
     low, high = (float(gammaincinv(shape, p)) * scale / hours for p in (0.05, 0.95))
     error = 1.645 * log_sd / np.sqrt(n)
@@ -130,6 +132,6 @@ def _event_intervals(fit: SeriesFit) -> dict[str, Interval]:
 
 def _interval(values: Floats, weights: Floats) -> Interval:
     order = np.argsort(values)
-    total = np.cumsum(weights[order])
-    low, high = (float(values[order][min(np.searchsorted(total, p), len(order) - 1)]) for p in (0.05, 0.95))
-    return Interval(low, high)
+    at = np.searchsorted(np.cumsum(weights[order]), (0.05, 0.95)).clip(max=len(order) - 1)
+    low, high = values[order][at]
+    return Interval(float(low), float(high))

@@ -54,7 +54,7 @@ def _width(x: Floats) -> float:
 
 def local_spread(size: Floats, prior: float = 12.0) -> Floats:
     """How much wider residuals are at each place than over all, from |residuals| of all runs near it, leaning to 1."""
-    runs, n = size.shape
+    n = size.shape[1]
     ok = np.isfinite(size)
     usual = float(size[ok].mean()) if ok.any() else 0.0
     if n < 40 or usual <= 0:

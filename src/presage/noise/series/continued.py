@@ -40,7 +40,7 @@ def continued(values: Floats, records: int, rng: np.random.Generator, draws: int
 
 
 def slow_share(values: Floats, size: int = 25) -> float:
-    """How much of the variance stays when `size` neighbours are averaged: 1 if they are all alike, 1/size if unrelated."""
+    """How much of the variance stays in means of `size` neighbours: 1 if they are alike, 1/size if unrelated."""
     clipped = np.clip(values, *np.quantile(values, [0.005, 0.995]))
     whole = clipped[: len(clipped) // size * size]
     total = float(whole.var())

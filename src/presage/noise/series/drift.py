@@ -25,7 +25,7 @@ class Curve:
 
     def __call__(self, steps: NDArray[np.int64] | Floats) -> Floats:
         inside = np.interp(steps, self.steps, self.values)
-        return inside + self._slope * np.maximum(0.0, np.asarray(steps, np.float64) - self.steps[-1]) / 2
+        return np.asarray(inside + self._slope * np.maximum(0.0, np.asarray(steps, np.float64) - self.steps[-1]) / 2)
 
     @property
     def _slope(self) -> float:

@@ -17,10 +17,11 @@ from presage.noise.series.bulk import CELLS, SCORES, Bulk, bulk_of, latent
 from presage.noise.series.drift import Shared, shared
 from presage.noise.series.levels import Levels, evidence, levels_of
 from presage.noise.series.prior import SeriesPrior
+from presage.noise.series.shipped import shipped
 from presage.noise.series.stalls import Seen, placed, stalls_of
 from presage.noise.series.table import Table, kinds_of, lead_of, table_of
 
-__all__ = ["Predicted", "Slowed", "SeriesFit", "fit"]
+__all__ = ["Predicted", "SeriesFit", "Slowed", "fit"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -85,6 +86,7 @@ class SeriesFit:
     events: Mapping[str, Slowed]
     prior: SeriesPrior
     nodes: float = 1.0
+    stride: int = 1
 
     @cached_property
     def level_evidence(self) -> Floats:
@@ -216,8 +218,9 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
         bulk=bulk,
         stalls=stalls,
         events=_events(table, parts),
-        prior=prior or SeriesPrior(),
+        prior=shipped(logs[0].single) if prior is None else prior,
         nodes=float(logs[0].meta.get("nodes") or 1.0),
+        stride=logs[0].stride,
     )
 
 

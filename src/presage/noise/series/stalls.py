@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from presage.noise.series.drift import Curve
 
-__all__ = ["Recurring", "Seen", "stalls_of"]
+__all__ = ["Recurring", "Seen", "placed", "stalls_of"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 NEAR = 2  # records: stalls of sister runs this close to each other are at the same place
+MOST = 0.6  # of the runs
 CHANCE = 0.02  # places where sister runs meet are believed where so few are expected by chance
 
 
@@ -76,19 +77,16 @@ def _recurring(excess: Floats, stalled: Bools, plain: Bools, steps: Ints) -> tup
     runs, n = stalled.shape
     taken = np.zeros_like(stalled)
     found: list[Recurring] = []
-    if runs < 2 or not stalled.any():
-        return (), taken
-    for k in np.flatnonzero(stalled.any(axis=0)):
-        low, high = max(0, k - NEAR), min(n, k + NEAR + 1)
-        size = np.where(stalled & ~taken, excess, 0.0)[:, low:high].max(axis=1)
-        who = np.flatnonzero(size > 0)
-        if len(who) < 2 or len(who) / runs < 0.6:
+    for k in map(int, np.flatnonzero(stalled.any(axis=0) & (runs > 1))):
+        near = slice(max(0, k - NEAR), min(n, k + NEAR + 1))
+        longest = np.where(stalled & ~taken, excess, 0.0)[:, near].max(axis=1)
+        who = np.flatnonzero(longest > 0)
+        if len(who) < 2 or len(who) / runs < MOST:
             continue
-        rate = (stalled & (excess > size[who].min() / 2)).sum() / max(1, plain.sum())  # of those about as long
-        if _by_chance(rate, high - low, runs, len(who), n) > CHANCE:
-            continue
-        found.append(_place(excess, stalled & ~taken, who, k, low, high, steps, runs))
-        taken[who, low:high] |= stalled[who, low:high]
+        rate = (stalled & (excess > longest[who].min() / 2)).sum() / max(1, plain.sum())  # of those about as long
+        if _by_chance(float(rate), near.stop - near.start, runs, len(who), n) <= CHANCE:
+            found.append(_place(excess, stalled & ~taken, who, k, near, int(steps[k])))
+            taken[who, near] |= stalled[who, near]
     return tuple(found), taken
 
 
@@ -100,14 +98,13 @@ def _by_chance(rate: float, width: int, runs: int, hits: int, places: int) -> fl
     return places / width * sum(comb(runs, h) * p**h * (1 - p) ** (runs - h) for h in range(hits, runs + 1))
 
 
-def _place(excess: Floats, stalled: Bools, who: Ints, k: int, low: int, high: int, steps: Ints, runs: int) -> Recurring:
+def _place(excess: Floats, stalled: Bools, who: Ints, k: int, near: slice, step: int) -> Recurring:
     shapes, offsets = [], []
     for r in who:
-        at = low + np.flatnonzero(stalled[r, low:high])
-        row = np.where(stalled[r], excess[r], 0.0)[at[0] : at[-1] + 1]
-        shapes.append(np.asarray(row))
+        at = near.start + np.flatnonzero(stalled[r, near])
+        shapes.append(np.where(stalled[r], excess[r], 0.0)[at[0] : at[-1] + 1])
         offsets.append(int(at[0] - k))
-    return Recurring(int(steps[k]), (len(who) + 0.5) / (runs + 1), tuple(shapes), tuple(offsets))
+    return Recurring(step, (len(who) + 0.5) / (len(stalled) + 1), tuple(shapes), tuple(offsets))
 
 
 def placed(events: Sequence[Recurring], steps: Ints, rng: np.random.Generator, draws: int) -> Floats:

@@ -29,7 +29,7 @@ class Table:
     @cached_property
     def plain(self) -> NDArray[np.bool_]:
         """Records that are there and that nothing in the schedule makes slow."""
-        return np.isfinite(self.seconds) & (np.array(self.kinds, dtype=object) == "")
+        return np.asarray(np.isfinite(self.seconds) & np.array([[k == "" for k in row] for row in self.kinds]))
 
 
 def lead_of(log: StepLog) -> int:
@@ -37,31 +37,19 @@ def lead_of(log: StepLog) -> int:
     return LEAD if log.single else 1
 
 
-def kinds_of(steps: Ints, events: Sequence[Event], lead: int, start: int | None = None) -> tuple[str, ...]:
+def kinds_of(steps: Ints, events: Sequence[Event], lead: int) -> tuple[str, ...]:
     """What makes each record slow: its place at the start of the run, an event just before it, or nothing.
 
     In a mean of many steps (`lead` is 1) only the first event of a name can be seen.
     """
-    first = int(steps[0]) if start is None else start
-    at = {
-        int(s): f"step {i + 1} of a run"
-        for i, s in enumerate(steps)
-        if i < lead and s - first < lead * max(1, _stride(steps))
-    }
+    kinds = [f"step {i + 1} of a run" if i < lead else "" for i in range(len(steps))]
     seen: set[str] = set()
     for e in sorted(events, key=lambda e: e.after_step):
-        if lead == 1 and e.name in seen:
-            continue
-        later = steps[np.searchsorted(steps, e.after_step, "right") :]
-        name = f"after {'a later' if e.name in seen else 'the first'} {e.name}"
+        later, next_one = e.name in seen, int(np.searchsorted(steps, e.after_step, "right"))
         seen.add(e.name)
-        if len(later):
-            at[int(later[0])] = name
-    return tuple(at.get(int(s), "") for s in steps)
-
-
-def _stride(steps: Ints) -> int:
-    return int(np.median(np.diff(steps))) if len(steps) > 1 else 1
+        if next_one < len(steps) and not (later and lead == 1):
+            kinds[next_one] = f"after {'a later' if later else 'the first'} {e.name}"
+    return tuple(kinds)
 
 
 def table_of(logs: Sequence[StepLog]) -> Table:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.job import Job
 from presage.jobs.memory import job_memory
 from presage.jobs.predict import JobPrediction
 from presage.jobs.step import step
+from presage.noise.estimate import Estimate
 from presage.plan.layouts.layout import Layout
 
-__all__ = ["Counts", "Found", "Short", "priced"]
+__all__ = ["Counts", "Found", "Progress", "Short", "Tell", "priced"]
 
 
 def priced(job: Job, efficiency: Efficiency | None = None) -> JobPrediction:
     """A job as it is, with all that is known of its step."""
     return JobPrediction(job, step(job, efficiency), job_memory(job))
+
+
+class Progress(NamedTuple):
+    """Where a search stands."""
+
+    what: str  # surveying, pricing, drawing
+    done: int
+    total: int
+    plans: int  # surveyed or priced so far
+    best: float  # of what is known
+
+
+Tell = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
@@ -56,3 +72,5 @@ class Found:
     complete: bool  # whether all that had to be priced was
     took: float  # seconds
     efficiency: Efficiency | None
+    late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: what 19 of 20 steps take at most
+    noise: str = ""  # where that noise is from

@@ -13,42 +13,30 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
 from presage.errors import PresageError
 from presage.jobs.check import check, problems
+from presage.jobs.draws.sure import belief_of
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction
 from presage.plan.layouts.cluster import ray_cluster
-from presage.plan.layouts.found import Counts, Found, Short, priced
+from presage.plan.layouts.found import Counts, Found, Progress, Short, Tell, priced
 from presage.plan.layouts.layout import Layout, laid
 from presage.plan.layouts.pool import Pool, processes
 from presage.plan.layouts.prices import Surveyed, price, survey
 from presage.plan.layouts.race import Race, front
 from presage.plan.layouts.space import Family, Keep, Space
+from presage.plan.layouts.surest import CANDIDATES, surest
 
-__all__ = ["OBJECTIVES", "Progress", "search"]
+__all__ = ["OBJECTIVES", "search"]
 
-OBJECTIVES = ("mean", "cost")
+OBJECTIVES = ("mean", "cost", "p95")
 ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
 PIECE = 32  # of them in one piece of work
 FAMILIES = 8  # in one piece of work, at least
-
-
-class Progress(NamedTuple):
-    """Where a search stands."""
-
-    what: str  # surveying, pricing
-    done: int
-    total: int
-    plans: int  # surveyed or priced so far
-    best: float  # of what is known
-
-
-Tell = Callable[[Progress], None]
 
 
 def search(
@@ -63,30 +51,32 @@ def search(
     top: int = 10,
     prune: bool = True,
     efficiency: Efficiency | None = None,
+    noise: str | None = None,
+    seed: int = 0,
     tell: Tell | None = None,
 ) -> Found:
     """The best layouts of a job on so many GPUs, or on the best of several numbers of them.
 
-    The best has the shortest step (`mean`), or the fewest GPU-seconds a step (`cost`: for several numbers of GPUs).
+    The best has the shortest step (`mean`), the fewest GPU-seconds a step (`cost`: for several numbers of GPUs), or the
+    shortest time that 19 of 20 steps take at most (`p95`: of the `CANDIDATES` with the shortest steps, with `noise` and
+    `seed` as in `presage job`).
     `keep` holds knobs fast: {"tp": {"8"}}. At most `limit` layouts are priced. Without `prune` all that fit are.
     """
     begun = time.perf_counter()
-    _check_objective(objective)
+    if objective not in OBJECTIVES:
+        raise PresageError(f"no objective {objective!r}: there is {', '.join(OBJECTIVES)}")
+    surely = objective == "p95"
+    if surely:
+        belief_of(job, 1.0, noise)  # what is wrong with it is said at once
     space = Space(job, (gpus,) if isinstance(gpus, int) else tuple(gpus), keep or {})
     families = _families(space)
     with _pool(workers, ray) as pool:
         field = _surveyed(space, families, efficiency, pool, tell or _nothing)
-        race = _race(field, objective, top, prune)
+        race = _race(field, objective, max(top, CANDIDATES) if surely else top, prune)
         one = partial(price, job, efficiency)
         complete = _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
-    return _found(space, field, race, objective, efficiency, complete, time.perf_counter() - begun)
-
-
-def _check_objective(objective: str) -> None:
-    if objective == "p95":
-        raise PresageError("objective p95 needs a noise model of the cluster, and there is none yet: take mean or cost")
-    if objective not in OBJECTIVES:
-        raise PresageError(f"no objective {objective!r}: there is {', '.join(OBJECTIVES)}")
+    found = _found(space, field, race, objective, efficiency, complete, begun)
+    return surest(found, noise, seed, top, begun, tell or _nothing) if surely else found
 
 
 def _families(space: Space) -> list[Family]:
@@ -168,7 +158,7 @@ def _found(
     objective: str,
     efficiency: Efficiency | None,
     complete: bool,
-    took: float,
+    begun: float,
 ) -> Found:
     job, ranked = space.job, race.ranked()
     counts = Counts(
@@ -182,7 +172,8 @@ def _found(
     best = tuple(priced(laid(job, field.layouts[i]), efficiency) for i in ranked[: race.top])
     by_knob = {name: {word: short(i) for word, i in found.items()} for name, found in race.best_by_knob().items()}
     edge = tuple(short(i) for i in front(race.needed, ranked))
-    return Found(objective, best, edge, by_knob, _own(job, space.gpus, efficiency), counts, complete, took, efficiency)
+    own, took = _own(job, space.gpus, efficiency), time.perf_counter() - begun
+    return Found(objective, best, edge, by_knob, own, counts, complete, took, efficiency)
 
 
 def _own(job: Job, counted: tuple[int, ...], efficiency: Efficiency | None) -> JobPrediction | None:

@@ -16,7 +16,7 @@ __all__ = ["drawn_steps"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 TASKS = 2_500_000  # of replicas whose steps are drawn, in each block
-FEWEST = 160  # draws of a class of replicas
+FEWEST, MOST = 160, 10_000  # draws of a class of replicas
 SELDOM = 1e-6
 
 
@@ -26,9 +26,10 @@ def drawn_steps(pipeline: Pipeline, factors: Floats, seed: int = 0, count: int =
     quiet = pipeline.quiet(factors)
     order = np.argsort(-quiet, kind="stable")
     steps = min(STEPS, count)
-    size = max(1, -(-count // (steps * BLOCKS))), steps
-    blocks = [_block(pipeline, factors[order], quiet[order], Streams(seed).child(k), size) for k in range(BLOCKS)]
-    lasting, passing = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    blocks = int(np.clip(count // 1_000, 2, BLOCKS))
+    size = max(1, -(-count // (steps * blocks))), steps
+    made = [_block(pipeline, factors[order], quiet[order], Streams(seed).child(k), size) for k in range(blocks)]
+    lasting, passing = (np.concatenate(parts) for parts in zip(*made, strict=True))
     return Draws(np.maximum(lasting + passing, 0.0), pipeline.shape.seconds, lasting)
 
 
@@ -37,7 +38,7 @@ def _block(
 ) -> tuple[Floats, Floats]:
     """[runs, steps]: seconds; those of jitter and stalls apart."""
     classes = _classes(len(quiet))
-    part = min(1.0, size[0] * size[1] * BLOCKS / 10_000)
+    part = min(1.0, size[0] * size[1] / 1_250)
     pools = _pools(pipeline, factors, classes, streams, part)
     rng, seconds = streams("steps"), np.zeros(size)
     high = quiet[0] * float(np.asarray(pools[0].quantile(np.float64(0.001))))
@@ -57,11 +58,13 @@ def _classes(replicas: int) -> list[Ints]:
     return [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
-def _pools(pipeline: Pipeline, factors: Floats, classes: list[Ints], streams: Streams, part: float) -> list[Distribution]:
+def _pools(
+    pipeline: Pipeline, factors: Floats, classes: list[Ints], streams: Streams, part: float
+) -> list[Distribution]:
     """What noise does to each class of replicas."""
     if not pipeline.varies:
         return [Fixed(1.0)] * len(classes)
-    count = max(FEWEST, int(TASKS * part / pipeline.tasks / len(classes)))
+    count = int(np.clip(TASKS * part / pipeline.tasks / len(classes), FEWEST, MOST))
     noises = pipeline.noises(streams("own"), count)
     rng = streams("members")
     return [smooth(pipeline.paired(factors[some[rng.integers(0, len(some), count)]], noises)) for some in classes]

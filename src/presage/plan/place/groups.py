@@ -35,7 +35,9 @@ class Sizes:
     def of(shape: Shape, fleet: Fleet, keep_nodes: bool = True) -> Sizes:
         groups, tp = shape.replicas * shape.stages, gcd(shape.job.parallel.tp, shape.together)
         if len(fleet) < groups * shape.together:
-            raise PresageError(f"{len(fleet)} speeds, but the job has {groups * shape.together} GPUs: give one for each")
+            raise PresageError(
+                f"{len(fleet)} speeds, but the job has {groups * shape.together} GPUs: give one for each"
+            )
         part = min(tp, _usual_node(fleet)) if keep_nodes and fleet.known_nodes else 1
         while tp % part:  # of a group larger than a node: what divides it
             part -= 1
@@ -74,7 +76,7 @@ def worst_groups(fleet: Fleet, sizes: Sizes) -> Ints:
     return parts[order].reshape(-1, sizes.groups, sizes.part).transpose(1, 0, 2).reshape(sizes.groups, -1)
 
 
-def given_groups(fleet: Fleet, sizes: Sizes) -> Ints:
+def given_groups(sizes: Sizes) -> Ints:
     """As the ranks are numbered: neighbours are together."""
     return np.arange(sizes.groups * sizes.together).reshape(sizes.groups, sizes.together)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.plan.place.bound import bound
 from presage.plan.place.judge import Judge, Moments, level
 
 __all__ = ["Found", "assign", "assign_worst", "responses"]
@@ -26,6 +28,7 @@ WORST_ROWS = 6  # replicas whose changes are looked at
 CHANGES = 8192  # looked at without noise at a time
 CHECKED = 24  # of them with noise
 LEAST = 1e-10  # by which the probability has to rise for a change to be one
+NEAR = 1.0003  # times the bound
 BUDGET = 1.5e9  # tasks run in all
 
 
@@ -46,13 +49,28 @@ def responses(judge: Judge, factor: float) -> Floats:
     return np.asarray(seconds[:-1] / seconds[-1])
 
 
-def assign(judge: Judge, values: Floats, budget: float = BUDGET, aim: float = 0.0) -> Found:
-    """Groups with factors `values` to places; it ends early where nothing better than `aim` can be."""
+def assign(judge: Judge, values: Floats, budget: float = BUDGET) -> Found:
+    """Groups with factors `values` to places. A large placement is good enough where it is near what none can beat."""
     starts = list(_starts(judge, values))
     if len(values) <= SMALL:
-        return min((_exchanged(judge, values, s, budget, aim) for s in starts), key=lambda f: f.p95)
+        return min((_exchanged(judge, values, s, budget, 0.0) for s in starts), key=lambda f: f.p95)
     best = min(starts, key=lambda g: judge.p95(values[g]))
-    return _exchanged(judge, values, best, budget, aim)
+    return _exchanged(judge, values, best, budget, NEAR * bound(judge, values, values[best]))
+
+
+def assign_worst(judge: Judge, values: Floats) -> Ints:
+    """The slowest groups all in one replica and where they hurt most, the next in the next."""
+    response = _by_response(judge, values)[::-1]
+    groups = _by_replica(values, judge.replicas, response)
+    row, quiet = groups[0], judge.pipeline.quiet
+    while True:
+        pairs = np.array(list(combinations(range(len(row)), 2)), np.int64).reshape(-1, 2)
+        swapped = np.repeat(row[None], len(pairs) + 1, axis=0)
+        swapped[np.arange(len(pairs))[:, None], pairs] = row[pairs[:, ::-1]]
+        seconds = quiet(values[swapped])
+        if seconds.max() <= seconds[-1] * (1 + 1e-12):
+            return groups
+        row[:] = swapped[seconds.argmax()]
 
 
 # ---- starts
@@ -129,7 +147,7 @@ def _exchanged(judge: Judge, values: Floats, groups: Ints, budget: float, aim: f
     groups, m = groups.copy(), judge.moments(values[groups])
     rng = np.random.default_rng(judge.seed)
     p95, spent = level(m), 0.0
-    while spent < budget and p95 > aim * (1 + 1e-9):
+    while spent < budget and p95 > aim:
         for row in _worst_rows(judge, m):
             changes = _changes(values, groups, int(row), m, rng)
             chosen, used = _best(judge, values, groups, m, changes, np.log(p95))
