@@ -16,7 +16,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Planted:
-    """Standard deviations of logarithms; a microbatch's length moves forward by `forward`, backward by `backward`."""
+    """Standard deviations of logarithms; a microbatch's length moves forward by `forward`, backward by `backward`.
+
+    Lengths are even between two ends, as where sequences are cut at a largest length.
+    """
 
     replicas: int = 32
     stages: int = 2
@@ -31,7 +34,6 @@ class Planted:
     together: int = 1  # neighbouring replicas that run the same microbatches
     slow: tuple[int, float] | None = None  # a worker, and how many times as long it takes
     balanced: bool = False  # a replica's lengths of a step add up to the same
-    hidden: float = 0.0  # seconds that the optimizer begins after it could
 
     def job(self) -> MadeUpJob:
         return MadeUpJob([self.microbatches] * self.replicas, self.stages, self.chunks, self.schedule, False)
@@ -40,7 +42,7 @@ class Planted:
 def durations(plan: Planted, job: MadeUpJob, steps: int, rng: np.random.Generator, ranks: Floats) -> Floats:
     """(tasks, steps)."""
     shape = (plan.replicas // plan.together, plan.microbatches, steps)
-    length = rng.standard_normal(shape)
+    length = rng.uniform(-(3**0.5), 3**0.5, shape)
     if plan.balanced:
         length -= length.mean(axis=1, keepdims=True)
     length = np.repeat(length, plan.together, axis=0)

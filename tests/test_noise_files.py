@@ -108,7 +108,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_numbers_may_stand_alone_and_fixed_ones_are_distributions() -> None:
-    found = noise_of(tomllib.loads("[slow]\nshare = 1\nfactor = 1.2\n[common]\njitter_seconds = { fixed = { value = 2 } }"))
+    found = noise_of(
+        tomllib.loads("[slow]\nshare = 1\nfactor = 1.2\n[common]\njitter_seconds = { fixed = { value = 2 } }")
+    )
     assert found.noise.slow == Slow(1.0, Fixed(1.2))
     assert found.noise.common.jitter == Fixed(2.0)
 
@@ -120,7 +122,7 @@ BAD = {
     "[slow]\nfactor = { lognormal = { median = 1 } }": "slow.factor.log_sd: is missing",
     "[slow]\nfactor = { fixed = -1 }": "slow.factor: is a factor of -1",
     "[spread.products]\nrank = -0.1": "spread.products.rank: is -0.1: it cannot be below 0",
-    "[spread.products]\nrank = { value = 1, low = 0 }": "spread.products.rank: needs a value, and low and high or neither",
+    "[spread.dp]\nown = { value = 1, low = 0 }": "spread.dp.own: needs a value, and low and high or neither",
     "[spread.products]\nrank = { value = 1, low = 2, high = 1 }": "its low, 2, is above its high, 1",
     "[spread.products]\nrank = { value = 1, from = 'x' }": "spread.products.rank.from: is not known here",
     "[spread.products]\nrank = true": "spread.products.rank: is True: it should be a number",

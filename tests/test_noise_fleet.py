@@ -1,4 +1,4 @@
-"""Fleets of GPUs: planted ones are found again, ranges hold, and the slow end of real ones is predicted from 50 GPUs."""
+"""Fleets of GPUs: planted ones are found again, ranges hold, the slow end of real ones is predicted from 50 GPUs."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_more_gpus_are_never_faster() -> None:
 
 
 def test_ranges_hold_on_fleets_as_the_model_has_them() -> None:
-    """100 fleets with shares as other fleets have them and sizes as assumed: 9 of 10 ranges should hold the truth."""
+    """60 fleets with shares as other fleets have them and sizes as assumed: 9 of 10 ranges should hold the truth."""
     rng = np.random.default_rng(7)
     weights = share_weights(SHARES, known_fleets())
     held = []
-    for _ in range(100):
+    for _ in range(60):
         share, size = rng.choice(SHARES, p=weights), np.exp(rng.uniform(np.log(3), np.log(60)))
         logs = 0.01 * rng.standard_normal(50)
         slow = rng.random(50) < share
@@ -104,7 +104,7 @@ def test_ranges_hold_on_fleets_as_the_model_has_them() -> None:
         truth = Tail(0.0, 0.01 * ones, share * ones, size * ones, 0.1 * ones).largest(256).value
         found = fit_tail(logs, known_fleets()).largest(256)
         held.append(found.low <= truth * 1.005 and truth <= found.high * 1.005)
-    assert 0.82 <= np.mean(held) <= 0.98
+    assert 0.8 <= np.mean(held) <= 0.99
 
 
 def test_a_large_fleet_takes_no_longer_than_its_bins() -> None:
@@ -169,7 +169,7 @@ def test_the_slow_end_of_real_fleets_is_predicted(shared: Path, tmp_path: Path) 
     names = ("frontera-bert", "frontera-resnet", "resnet-longhorn", "resnet-ls6")
     small = tmp_path / "small.csv"
     small.write_text("uuid,perf\n" + "".join(f"g{i},1.{i}\n" for i in range(20)))
-    result = score_fleets([*(shared / TABLES / f"{n}-agg.csv" for n in names), small], sets=25)
+    result = score_fleets([*(shared / TABLES / f"{n}-agg.csv" for n in names), small], sets=15)
     ours = result.result.metrics()
     for metric, s in ours.items():
         assert s.median <= 0.015, metric
@@ -177,7 +177,7 @@ def test_the_slow_end_of_real_fleets_is_predicted(shared: Path, tmp_path: Path) 
         assert s.mape < 1.05 * result.baselines["sample"].metrics()[metric].mape, metric
     assert [s.row for s in result.result.skipped] == ["small.csv"]
     assert result.sizes["frontera-bert"] == (276, 226, 256)
-    again = score_fleets([shared / TABLES / "frontera-bert-agg.csv"], sets=25)
+    again = score_fleets([shared / TABLES / "frontera-bert-agg.csv"], sets=15)
     assert again.result.metrics() == result.result.metrics("frontera-bert"), "the same seed, the same figures"
     assert set(result.to_json()["baselines"]) == {"normal", "sample"}
 
@@ -217,3 +217,12 @@ def test_bad_rows_are_named_and_bad_tables_refused(tmp_path: Path) -> None:
         fit_fleet(read_fleet(rows("uuid,perf\na,1\nb,2\n", tmp_path)))
     with pytest.raises(PresageError, match="no table of a fleet to score"):
         score_fleets([rows("uuid,perf\na,1\nb,2\n", tmp_path)])
+
+
+def test_odd_fleets_are_told_as_they_are() -> None:
+    """Most GPUs the same to the last digit; one ten times as slow; all the same."""
+    same = np.concatenate([np.zeros(40), np.full(10, 0.01)])
+    assert fit_tail(same, known_fleets()).numbers()["sd"].value == pytest.approx(0.005, rel=0.5)
+    stuck = np.append(np.random.default_rng(0).normal(0, 0.004, 60), np.log(10))
+    assert fit_tail(stuck, known_fleets()).largest(256).value == pytest.approx(10, rel=0.1)
+    assert fit_tail(np.zeros(50), known_fleets()).largest(256).value == pytest.approx(1, abs=1e-3)

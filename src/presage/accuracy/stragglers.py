@@ -28,16 +28,7 @@ from presage.traces.tables import optable
 from presage.traces.tables.opsteps import split
 from presage.traces.tables.optable import OpTable
 
-__all__ = [
-    "Effort",
-    "Figures",
-    "JobForecast",
-    "StragglersResult",
-    "Sure",
-    "score_stragglers",
-    "score_table",
-    "unfolded",
-]
+__all__ = ["Effort", "Figures", "JobForecast", "StragglersResult", "score_stragglers", "score_table", "unfolded"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

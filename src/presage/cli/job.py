@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from presage.jobs.draws.sure import Sure
     from presage.jobs.predict import JobPrediction
+    from presage.noise.distribution import Distribution
 
 __all__ = ["command", "said"]
 
@@ -50,6 +51,19 @@ def command(
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages for Perfetto.")
     ] = None,
     draws: Draws = 0,
+    lengths: Annotated[
+        Path | None,
+        typer.Option("--lengths", metavar="FILE", help="Tokens of documents, one a line: microbatches differ by them."),
+    ] = None,
+    packed: Annotated[
+        bool, typer.Option("--packed/--padded", help="Documents one after the other in a sequence, or one in each.")
+    ] = True,
+    skew: Annotated[
+        float | None,
+        typer.Option(
+            "--expert-skew", metavar="S", min=0, help="Experts are as popular as exp(S x normal): 0.3 is mild."
+        ),
+    ] = None,
     noise: NoiseFile = None,
     seed: Seed = 0,
     json: Json = None,
@@ -71,16 +85,24 @@ def command(
     found = predict_job(job, said(job, gpus, change, terms), convention=flops or DEFAULT)
     if trace is not None:
         _draw(found, trace)
-    how_sure = _sure(found, noise, draws, seed) if draws or noise else None
+    data = lengths is not None or skew is not None
+    load = _load(found, lengths, packed, skew, seed) if data else None
+    how_sure = _sure(found, noise, draws, seed, load) if draws or noise or data else None
     if emit(json, found.to_json(many) | (_drawn(found, how_sure) if how_sure else {})):
         _print(found, many, trace, how_sure)
 
 
-def _sure(found: JobPrediction, noise: str | None, draws: int, seed: int) -> Sure:
+def _load(found: JobPrediction, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
+    from presage.jobs.draws.inputs import microbatch_load, read_lengths
+
+    return microbatch_load(found.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
+
+
+def _sure(found: JobPrediction, noise: str | None, draws: int, seed: int, load: Distribution | None) -> Sure:
     from presage.jobs.draws.sure import sure
 
     with status("drawing steps"):
-        return sure(found, noise, draws or 10_000, seed)
+        return sure(found, noise, draws or 10_000, seed, load)
 
 
 def _drawn(found: JobPrediction, how_sure: Sure) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from presage.errors import InputError
 from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Distribution, LogNormal, Mixture
 from presage.noise.fleet_files import Measured
-from presage.noise.fleet_prior import KnownFleet, known_fleets
+from presage.noise.fleet_prior import KnownFleet, without
 from presage.noise.fleet_tail import MAD, Ranged, Tail, body_sd, fit_tail
 from presage.noise.noise import Noise, Slow, Spread
 
@@ -91,7 +91,7 @@ class Fleet:
 
 
 def fit_fleet(measured: Measured, fleets: Sequence[KnownFleet] | None = None) -> Fleet:
-    """From a table, and what other fleets say of slow GPUs (those that come with presage)."""
+    """From a table, and what other fleets say of slow GPUs (those of other sites that come with presage)."""
     names, own = np.unique(np.array(measured.gpus), return_inverse=True)
     if len(names) < FEWEST:
         what = f"has {len(names)} GPUs: it takes {FEWEST} at least to tell how far apart they are"
@@ -99,7 +99,7 @@ def fit_fleet(measured: Measured, fleets: Sequence[KnownFleet] | None = None) ->
     logs = _relative(measured, own)
     factors = np.array([np.median(logs[own == g]) for g in range(len(names))])
     shift = float(np.median(factors))
-    tail = fit_tail(factors - shift, known_fleets() if fleets is None else fleets)
+    tail = fit_tail(factors - shift, without(measured.name) if fleets is None else fleets)
     variation = _variation(logs, own, factors)
     kept = tuple(str(n) for n in names)
     return Fleet(measured.name, kept, np.exp(factors - shift), len(logs), variation, tail, measured.skipped)

@@ -8,7 +8,6 @@ Only ratios between GPUs count, so any unit will do.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from presage.errors import InputError
+from presage.traces.jsonfile import read_bytes
 
 __all__ = ["Measured", "fleet_columns", "read_fleet"]
 
@@ -51,11 +51,10 @@ class _Columns:
 def read_fleet(path: str | Path, columns: Mapping[str, str] | None = None) -> Measured:
     """A CSV file's measurements. `columns` says which column is `gpu`, `time` or `work` where the names do not."""
     path = Path(path)
-    reader = csv.DictReader(io.StringIO(_text(path)))
-    names = [n for n in reader.fieldnames or [] if n]
+    names, rows = _rows(path)
     found = _columns(path, names, columns or {})
     gpus, works, times, skipped = [], [], [], []
-    for number, row in enumerate(reader, start=2):
+    for number, row in enumerate(rows, start=2):
         gpu = "-".join((row[c] or "").strip() for c in found.gpu)
         for column in found.times:
             seconds = _number(row[column])
@@ -124,14 +123,15 @@ def _number(text: str | None) -> float | None:
     return value if value > 0 and math.isfinite(value) else None
 
 
-def _text(path: Path) -> str:
+def _rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Column names, and the rows that have something in them."""
     try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError) as e:
-        raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e
+        reader = csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig")))
+        return [n for n in reader.fieldnames or [] if n], [row for row in reader if any(row.values())]
     except UnicodeDecodeError as e:
         raise InputError(path, "is not text: a CSV table of per-GPU times was expected") from e
+    except csv.Error as e:
+        raise InputError(path, f"not a CSV table ({e})") from e
 
 
 def _stem(path: Path) -> str:

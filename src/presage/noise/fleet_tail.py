@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,9 @@ __all__ = ["Ranged", "Tail", "body_sd", "fit_tail"]
 Floats = NDArray[np.float64]
 MAD = 0.6744897501960817  # median absolute deviation of a standard Normal
 SHARES = np.geomspace(2e-4, 0.4, 28)
-SIZES = np.geomspace(3.0, 60.0, 160)  # in standard deviations of the body
+LEAST_SIZE, LARGEST_SIZE, SIZES = 3.0, 60.0, 160  # in standard deviations of the body, and how many are tried
 WIDTHS = np.array([0.01, 0.03, 0.1, 0.2, 0.35, 0.5])
 BODIES = np.linspace(-2.8, 2.8, 7)  # log of the body's sd about its first estimate, over the root of the GPUs
-STEPS = np.concatenate([np.linspace(-1, 6, 120), np.geomspace(6.05, 160, 260)])  # where distributions are evaluated
 KEPT = 400  # combinations, drawn evenly by weight
 POINTS = 150  # GPUs above the median that are taken one by one; more are put in bins
 FLAT = -600.0  # log of the density of the body, at least
@@ -52,25 +52,32 @@ class Tail:
 
     def largest(self, n: int) -> Ranged:
         """The factor that the slowest of n GPUs has on average."""
-        below = self._cdf() ** n
-        factor = np.exp(self.middle + self.sd[:, None] * STEPS)
+        steps = self._steps()
+        below = self._cdf(steps) ** n
+        factor = np.exp(self.middle + self.sd[:, None] * steps)
         return _estimate(factor[:, 0] + np.sum((1 - (below[:, 1:] + below[:, :-1]) / 2) * np.diff(factor), axis=1))
 
     def quantile(self, p: float) -> Ranged:
         """The factor that a share p of GPUs does not exceed, p from a half on."""
-        at = np.array([np.interp(p, row, STEPS) for row in self._cdf()])
+        steps = self._steps()
+        at = np.array([np.interp(p, row, steps) for row in self._cdf(steps)])
         return _estimate(np.exp(self.middle + self.sd * at))
 
     def largest_quantile(self, n: int, p: float) -> Ranged:
         """What the slowest of n GPUs does not exceed with probability p."""
         return self.quantile(p ** (1 / n))
 
-    def _cdf(self) -> Floats:
+    def _steps(self) -> Floats:
+        """Where distributions are evaluated, in standard deviations of the body."""
+        top = max(160.0, 2.7 * float(self.size.max()))
+        return np.concatenate([np.linspace(-1, 6, 120), np.geomspace(6.05, top, 260)])
+
+    def _cdf(self, steps: Floats) -> Floats:
         from scipy.special import ndtr
 
         share, size = self.share[:, None], self.size[:, None]
-        slow = ndtr((STEPS - size) / (self.width[:, None] * size))
-        return np.asarray((1 - share) * ndtr(STEPS) + share * slow)
+        slow = ndtr((steps - size) / (self.width[:, None] * size))
+        return np.asarray((1 - share) * ndtr(steps) + share * slow)
 
     def numbers(self) -> dict[str, Ranged]:
         """The body's sd, the share of slow GPUs, their median factor, and the sd of its logarithm."""
@@ -83,8 +90,10 @@ class Tail:
 
 
 def body_sd(logs: Floats) -> float:
-    """Of most of a sample: half of it is nearer to its median than 0.67 of this."""
-    return max(float(np.median(np.abs(logs - np.median(logs)))) / MAD, 1e-6)
+    """Of most of a sample: half of it is nearer to its median than 0.67 of this. Where half are the same, of more."""
+    low, high = np.quantile(logs, (0.16, 0.84))
+    tried = (np.median(np.abs(logs - np.median(logs))) / MAD, (high - low) / 2, np.std(logs))
+    return float(next((x for x in tried if x > 1e-6), 1e-6))
 
 
 def fit_tail(logs: Floats, fleets: Sequence[KnownFleet]) -> Tail:
@@ -93,12 +102,18 @@ def fit_tail(logs: Floats, fleets: Sequence[KnownFleet]) -> Tail:
     over, counts = _binned((logs - middle) / first)
     under = len(logs) - counts.sum()
     sds = np.exp(BODIES / np.sqrt(len(logs)))
-    start = np.log(share_weights(SHARES, fleets))[:, None, None] + under * np.log1p(-SHARES)[:, None, None]
-    weights = np.array([start + _likelihood(over / s, counts) - counts.sum() * np.log(s) for s in sds])
+    start = (_log_shares(tuple(fleets)) + under * np.log1p(-SHARES))[:, None, None]
+    sizes = np.geomspace(LEAST_SIZE, max(LARGEST_SIZE, 1.2 * over.max(initial=0.0)), SIZES)
+    weights = np.array([start + _likelihood(over / s, counts, sizes) - counts.sum() * np.log(s) for s in sds])
     total = np.cumsum(np.exp(weights - weights.max()).ravel())
     picked = np.searchsorted(total, (np.arange(KEPT) + 0.5) / KEPT * total[-1])
     sd, share, width, size = np.unravel_index(picked, weights.shape)
-    return Tail(middle, first * sds[sd], SHARES[share], SIZES[size], WIDTHS[width])
+    return Tail(middle, first * sds[sd], SHARES[share], sizes[size], WIDTHS[width])
+
+
+@cache
+def _log_shares(fleets: tuple[KnownFleet, ...]) -> Floats:
+    return np.asarray(np.log(share_weights(SHARES, fleets)))
 
 
 def _binned(z: Floats) -> tuple[Floats, Floats]:
@@ -113,11 +128,11 @@ def _binned(z: Floats) -> tuple[Floats, Floats]:
     return sums[some] / counts[some], counts[some].astype(np.float64)
 
 
-def _likelihood(z: Floats, counts: Floats) -> Floats:
+def _likelihood(z: Floats, counts: Floats, sizes: Floats) -> Floats:
     """[share, width, size]: log of the density at all points."""
     body = np.maximum(-0.5 * z**2, FLAT)
-    wide = WIDTHS[:, None] * SIZES
-    slow = -0.5 * ((z - SIZES[:, None]) / wide[..., None]) ** 2 - np.log(wide)[..., None]
+    wide = WIDTHS[:, None] * sizes
+    slow = -0.5 * ((z - sizes[:, None]) / wide[..., None]) ** 2 - np.log(wide)[..., None]
     ratio = np.exp(np.clip(slow - body, -700, 700))
     return np.asarray([np.log1p(s * (ratio - 1)) @ counts for s in SHARES]) + float(body @ counts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from presage.jobs.draws.shape import NODE, shape_of
 from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction
 from presage.noise.belief import Belief
+from presage.noise.distribution import Distribution
 from presage.noise.estimate import Estimate
 from presage.noise.files import read_noise
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
@@ -68,9 +69,14 @@ class Sure:
         }
 
 
-def sure(p: JobPrediction, noise: str | None = None, count: int = 10_000, seed: int = 0) -> Sure:
-    """With noise from a file, or what is assumed of such GPUs and so many of them."""
+def sure(
+    p: JobPrediction, noise: str | None = None, count: int = 10_000, seed: int = 0, load: Distribution | None = None
+) -> Sure:
+    """With noise from a file, or what is assumed of such GPUs and so many of them; and microbatches of such work."""
     belief, source = belief_of(p.job, p.seconds, noise)
+    if load is not None:
+        others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
+        belief = replace(belief, noise=replace(belief.noise, load=load), intervals=others)
     return Sure(guarantee(shape_of(p.job, p.step), belief, seed, count), belief, source, seed)
 
 

@@ -83,8 +83,9 @@ def _recurring(excess: Floats, stalled: Bools, plain: Bools, steps: Ints) -> tup
         who = np.flatnonzero(longest > 0)
         if len(who) < 2 or len(who) / runs < MOST:
             continue
-        rate = (stalled & (excess > longest[who].min() / 2)).sum() / max(1, plain.sum())  # of those about as long
-        if _by_chance(float(rate), near.stop - near.start, runs, len(who), n) <= CHANCE:
+        alike = int((stalled & (excess > longest[who].min() / 2)).sum())  # about as long, here and elsewhere
+        rate = (alike - len(who) + 0.5) / max(1, int(plain.sum()))
+        if _by_chance(rate, near.stop - near.start, runs, len(who), n) <= CHANCE:
             found.append(_place(excess, stalled & ~taken, who, k, near, int(steps[k])))
             taken[who, near] |= stalled[who, near]
     return tuple(found), taken

@@ -1,0 +1,347 @@
+"""The series model: laws, planted parameters found again, calibrated predictions, readers of logs."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from presage.errors import InputError, PresageError
+from presage.noise.belief import Belief
+from presage.noise.distribution import LogNormal, Normal
+from presage.noise.files import noise_of, noise_text
+from presage.noise.logs import Event, StepLog, read_logs, step_log
+from presage.noise.noise import NO_NOISE, Common, Noise, Stalls
+from presage.noise.prior_steps import architecture_of, known_systems, machine_of, step_prior
+from presage.noise.series import SeriesFit, SeriesPrior, fit, learn
+from presage.noise.series.bulk import CELLS
+from presage.noise.series.continued import continued, settled, slow_share
+from presage.noise.series.drift import smooth
+from presage.noise.series.shipped import prior_of, prior_table, shipped
+from presage.noise.series.simulate import believed_steps, steps_of
+
+LEVEL = 10.0
+PLANTED = Noise(
+    common=Common(sd=0.003, correlation=0.85, drift=0.01, run_sd=0.002, jitter=Normal(0.0, 0.03)),
+    stalls=Stalls(0.02, LogNormal(2.0, 0.8)),
+)
+
+
+def group_of(noise: Noise, rng: np.random.Generator, runs: int = 3, steps: int = 200, nodes: int = 100) -> list[StepLog]:
+    drawn = steps_of(noise, LEVEL, nodes, steps, rng, runs)
+    meta = {"nodes": nodes}
+    return [step_log(f"run {i}", "planted", np.arange(steps), row, meta=meta) for i, row in enumerate(drawn)]
+
+
+def logs(*rows: np.ndarray, events: tuple[Event, ...] = ()) -> list[StepLog]:
+    return [step_log(f"run {i}", "g", np.arange(len(r)), r, events=events) for i, r in enumerate(rows)]
+
+
+# ---- laws
+
+
+def test_no_noise_is_a_constant() -> None:
+    assert np.ptp(steps_of(NO_NOISE, 3.0, 10, 50, np.random.default_rng(0), 4)) == 0
+    found = fit(logs(np.full(300, 3.0), np.full(300, 3.0)))
+    drawn = found.predict(np.arange(300), rng=np.random.default_rng(0), draws=100).draws
+    within = np.quantile(drawn, 0.9, axis=1) - np.quantile(drawn, 0.1, axis=1)
+    assert np.median(within) < 2e-3 * 3.0  # what is left is the drift that other groups' runs had
+    assert found.bulk.widths.max() == 0 and not found.bulk.stalls.any()
+    assert float(np.median(drawn)) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_scale_does_not_matter() -> None:
+    rows = steps_of(PLANTED, LEVEL, 10, 150, np.random.default_rng(1), 2)
+    one, other = fit(logs(*rows)), fit(logs(*(rows * 7)))
+    assert other.level == pytest.approx(7 * one.level)
+    assert other.bulk.widths == pytest.approx(one.bulk.widths)
+    assert other.shared.levels == pytest.approx(one.shared.levels)
+
+
+def test_order_of_runs_does_not_matter() -> None:
+    rows = steps_of(PLANTED, LEVEL, 10, 150, np.random.default_rng(2), 3)
+    one, other = fit(logs(*rows)), fit(logs(*rows[::-1]))
+    assert other.level == one.level and sorted(other.bulk.widths) == pytest.approx(sorted(one.bulk.widths))
+    assert other.cells == pytest.approx(one.cells)
+
+
+def test_same_seed_same_draws() -> None:
+    found = fit(group_of(PLANTED, np.random.default_rng(3)))
+    first, second = (found.predict(np.arange(60), rng=np.random.default_rng(5), draws=40).draws for _ in range(2))
+    assert (first == second).all()
+    assert (found.predict(np.arange(60), rng=np.random.default_rng(6), draws=40).draws != first).any()
+
+
+def test_more_jitter_more_spread() -> None:
+    spreads = []
+    for width in (0.01, 0.05, 0.2):
+        noise = Noise(common=Common(jitter=Normal(0.0, width)))
+        p = fit(group_of(noise, np.random.default_rng(4))).predict(np.arange(100), rng=np.random.default_rng(0))
+        spreads.append(p.pooled.sd)
+    assert spreads[0] < spreads[1] < spreads[2]
+
+
+def test_slow_steps_are_expected_where_they_were() -> None:
+    rng = np.random.default_rng(7)
+    rows = LEVEL + 0.02 * rng.standard_normal((2, 120))
+    rows[:, 0] += 4.0  # first step
+    rows[:, 41] += 2.0  # after the first validation
+    rows[:, 81] += 0.3
+    rows[:, 100] += 6.0  # at one place, for no known reason
+    events = (Event("validation", 40), Event("validation", 80))
+    p = fit(logs(*rows, events=events)).predict(np.arange(120), events, rng=np.random.default_rng(0))
+    assert p.step(0).mean == pytest.approx(14.0, abs=0.8)
+    assert np.median(p.draws[:, 41]) == pytest.approx(12.0, abs=0.2)
+    assert np.median(p.draws[:, 81]) == pytest.approx(10.3, abs=0.1)
+    assert p.draws[:, 98:103].sum(axis=1).mean() - 50 > 4.0
+    moved = fit(logs(*rows, events=events)).predict(np.arange(120), (Event("validation", 50),))
+    assert np.median(moved.draws[:, 51]) == pytest.approx(12.0, abs=0.2) and np.median(moved.draws[:, 41]) < 10.1
+
+
+def test_drift_is_followed_and_goes_on_slower() -> None:
+    place = np.arange(200)
+    rows = LEVEL * (1 + 0.02 * (1 - np.exp(-place / 60))) + 0.01 * np.random.default_rng(8).standard_normal((2, 200))
+    p = fit(logs(*rows)).predict(np.arange(240), rng=np.random.default_rng(0))
+    middle = np.median(p.draws, axis=0)
+    assert middle[10:200] == pytest.approx(rows.mean(axis=0)[10:], rel=2e-3)
+    assert middle[195] <= middle[239] < 1.03 * LEVEL
+
+
+def test_smoothing_keeps_lines_and_ignores_spikes() -> None:
+    line = 1 + 0.01 * np.arange(300.0)
+    line[[50, 200]] += 9
+    line[120] = np.nan
+    values, width = smooth(line, 3)
+    assert values[5:295] == pytest.approx((1 + 0.01 * np.arange(300.0))[5:295], abs=0.01) and width > 3
+
+
+# ---- planted parameters are found again
+
+
+def test_planted_numbers_lie_in_their_intervals() -> None:
+    rng, hits = np.random.default_rng(11), []
+    for _ in range(40):
+        belief = fit(group_of(PLANTED, rng, runs=6, steps=300)).belief()
+        for path, planted in (("common.correlation", 0.85), ("common.sd", 0.003), ("stalls.per_node_hour", 0.02)):
+            i = belief.intervals[path]
+            hits.append((path, i.low <= planted <= i.high))
+    for path in dict(hits):
+        share = np.mean([h for p, h in hits if p == path])
+        assert share >= 0.7, (path, share)
+
+
+def test_planted_drift_and_stalls() -> None:
+    common, stalls = (lambda n: (n.common, n.stalls))(fit(group_of(PLANTED, np.random.default_rng(12), 8, 600)).belief().noise)
+    assert common.drift == pytest.approx(0.01, abs=0.002)
+    assert common.run_sd == pytest.approx(0.002, rel=1.0)
+    assert stalls.per_node_hour == pytest.approx(0.02, rel=0.5) and stalls.seconds.quantile(0.5) == pytest.approx(2, rel=0.4)
+
+
+def test_grid_finds_white_noise_and_a_random_walk_apart() -> None:
+    rng = np.random.default_rng(13)
+    share = np.array([s for _, s in CELLS])
+    white = fit(logs(*(LEVEL + 0.02 * rng.standard_normal((3, 300)))), SeriesPrior())
+    slow = Noise(common=Common(sd=0.005, correlation=0.96))
+    assert white.cells @ share < 0.15 < 0.6 < fit(group_of(slow, rng), SeriesPrior()).cells @ share
+
+
+def planted_groups(n: int, seed: int) -> list[list[StepLog]]:
+    """Groups whose own numbers differ, as systems' do."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(n):
+        common = Common(
+            sd=0.002 * rng.lognormal(0, 0.4), correlation=0.7, drift=0.01 * rng.standard_normal(), drift_sd=0.0005,
+            run_sd=0.0015 * rng.lognormal(0, 0.5), jitter=Normal(0.0, 0.02 * rng.lognormal(0, 0.4)),
+        )  # fmt: skip
+        noise = Noise(common=common, stalls=Stalls(0.03 * rng.lognormal(0, 0.7), LogNormal(1.0, 1.0)))
+        found.append(group_of(noise, rng, runs=3, steps=90))
+    return found
+
+
+def test_predictions_of_planted_groups_are_calibrated() -> None:
+    """Two runs fitted, the third predicted, 200 times: quantiles hold as often as they say."""
+    prior = learn([fit(g, SeriesPrior()) for g in planted_groups(30, 21)])
+    below, inside, rng = [], [], np.random.default_rng(0)
+    for group in planted_groups(200, 22):
+        p = fit(group[:2], prior).predict_like(group[2], rng, 300)
+        seen = group[2].seconds
+        below.append([(seen <= p.quantile(q)).mean() for q in (0.5, 0.95)])
+        low, high = p.total.quantile([0.05, 0.95])
+        inside.append(low <= group[2].total <= high)
+    half, most = np.mean(below, axis=0)
+    assert 0.45 <= half <= 0.55 and 0.93 <= most <= 0.97
+    assert 0.84 <= np.mean(inside) <= 0.97
+
+
+# ---- priors
+
+
+def test_shipped_priors_read_back_as_written() -> None:
+    for single in (True, False):
+        prior = shipped(single)
+        again = prior_of(json.loads(json.dumps(prior_table(prior))))
+        assert again.slope == prior.slope and again.stall_rate == prior.stall_rate
+        assert again.cells == pytest.approx(prior.cells, abs=1e-3)
+        assert again.levels.weights.sum() == pytest.approx(1) and prior.groups >= 14
+
+
+def test_two_close_runs_do_not_rule_an_odd_one_out() -> None:
+    rng = np.random.default_rng(0)
+    others = [fit(logs(*(LEVEL * (1 + np.array([0.0, 0.0005, 0.012])[:, None]) + 0.01 * rng.standard_normal((3, 60)))))
+              for _ in range(8)]  # fmt: skip
+    close = logs(*(LEVEL + 0.01 * rng.standard_normal((2, 60))))
+    levels = [fit(close, learn(o)).levels.next_run(np.random.default_rng(1), 4000) for o in (others, [])]
+    assert (levels[0] > 0.006).mean() > 0.08
+    assert abs(np.median(levels[0])) < 0.001
+
+
+def test_prior_needs_three_groups() -> None:
+    assert learn([]).groups == 0
+
+
+# ---- as a noise model
+
+
+def test_belief_is_written_and_read_back(tmp_path: Path) -> None:
+    import tomllib
+
+    belief = fit(group_of(PLANTED, np.random.default_rng(31))).belief("my logs")
+    again = noise_of(tomllib.loads(noise_text(belief)))
+    assert again.noise.numbers() == pytest.approx(belief.noise.numbers())
+    assert set(again.intervals) == set(belief.intervals) and again.sources["common"] == "my logs"
+    assert isinstance(belief.drawn(np.random.default_rng(0)), Noise)
+
+
+def test_belief_draws_steps_like_the_log() -> None:
+    group = group_of(PLANTED, np.random.default_rng(32), runs=4, steps=400)
+    noise = fit(group).belief().noise
+    drawn = steps_of(noise, LEVEL, 100, 400, np.random.default_rng(0), 200)
+    seen = np.concatenate([g.seconds for g in group])
+    for p in (0.5, 0.9, 0.95):
+        assert np.quantile(drawn, p) == pytest.approx(np.quantile(seen, p), rel=0.005)
+
+
+def test_no_data_prior() -> None:
+    short, long = (step_prior("Hopper", 64, s) for s in (5.0, 50.0))
+    assert isinstance(short, Belief) and set(short.intervals) <= set(short.noise.numbers())
+    rng = np.random.default_rng(0)
+    spread = [np.quantile(x, 0.95) / np.median(x) for x in
+              (steps_of(b.noise, s, 64, 500, rng, 20) for b, s in ((short, 5.0), (long, 50.0)))]  # fmt: skip
+    assert spread[0] > spread[1] > 1  # additive jitter: longer steps vary less
+    assert step_prior("Blackwell", 64, 5.0).noise.common.drift > short.noise.common.drift
+    without = step_prior("Hopper", 64, 5.0, ["NVIDIA/eos"])
+    assert without.noise.numbers() != short.noise.numbers()
+    assert believed_steps(short, 5.0, 64, 30, rng, 4, 3).shape == (4, 3, 30)
+    with pytest.raises(PresageError, match="known system"):
+        step_prior("Hopper", 64, 5.0, systems=[])
+
+
+def test_names_of_chips_and_machines() -> None:
+    assert [architecture_of(x) for x in ("NVIDIA Blackwell GPU (GB200)", "NVIDIA H200-SXM5-141GB", "MI300X", "TPU")] == [
+        "Blackwell", "Hopper", "CDNA", "TPU"]  # fmt: skip
+    assert machine_of("NVIDIA", "eos-dfw_n64_ngc25.01_nemo") == machine_of("NVIDIA", "eos-dfw_n1024_x") == "NVIDIA/eos"
+    assert len({s.machine for s in known_systems()}) == 4
+
+
+# ---- a series that goes on
+
+
+def test_settled_and_continued() -> None:
+    rng = np.random.default_rng(41)
+    values = 1 + 0.001 * rng.standard_normal(4000)
+    values[:300] += 0.1
+    assert 200 <= settled(values) <= 500
+    assert settled(values[300:]) == 0
+    drawn = continued(values, 1000, rng, 50)
+    assert drawn.shape == (50, 1000) and np.quantile(drawn, 0.95) < 1.01
+    assert slow_share(values[300:]) < 0.1 < 0.9 < slow_share(np.repeat(rng.standard_normal(40), 100))
+
+
+# ---- readers
+
+
+def test_megatron_log(tmp_path: Path) -> None:
+    line = " [2024-01-01] iteration {:8d}/  500 | consumed samples: 1 | elapsed time per iteration (ms): {:.1f} | loss 1\n"
+    path = tmp_path / "job.log"
+    path.write_text("noise\n" + "".join(line.format(10 * k, 2000 + k) for k in range(1, 6)) + line.format(10, 2500))
+    first, second = read_logs([path]).logs
+    assert list(first.steps) == [10, 20, 30, 40, 50] and first.stride == 10 and not first.single
+    assert first.seconds[0] == pytest.approx(2.001) and second.seconds == pytest.approx([2.5])
+
+
+def test_csv_logs(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("run,step,step_ms,event\na,0,10,\na,1,11,checkpoint\na,2,,\nb,0,12,\n")
+    found = read_logs([path])
+    a, b = found.logs
+    assert a.seconds == pytest.approx([0.010, 0.011]) and b.run == "b" and a.events == (Event("checkpoint", 1),)
+    assert found.skipped == (("steps.csv line 4", "no step time above 0"),)
+    bare = tmp_path / "bare.csv"
+    bare.write_text("1.5\n1.6\n")
+    assert read_logs([bare]).logs[0].seconds == pytest.approx([1.5, 1.6])
+    other = tmp_path / "other.csv"
+    other.write_text("k,lasted\n0,5\n1,6\n")
+    assert read_logs([other], "lasted", "us").logs[0].seconds == pytest.approx([5e-6, 6e-6])
+
+
+def mlperf(**run: object) -> dict[str, object]:
+    return {"submitter": "s", "system": "m", "benchmark": "b", "run": "r", **run}
+
+
+def test_mlperf_runs_of_all_kinds(tmp_path: Path) -> None:
+    runs = [
+        mlperf(steps=[[0, 1.0], [1, 1.1]], step_stride=1, validation=[{"after_step": 0, "seconds": 3.0}], nodes=2),
+        mlperf(steps=[[31, 1.0], [63, 1.1]], step_end_s=[32.0, 70.0], validation=[{"start_s": 33.0}]),
+        mlperf(steps=[], blocks=[[10.0, 1.0], [23.0, 1.0]], validation=[{"start_s": 10.0, "seconds": 3.0}]),
+        mlperf(run="empty", steps=[], blocks=[]),
+        mlperf(run="odd", steps="what"),
+        mlperf(run="negative", steps=[[0, -1.0]]),
+    ]
+    path = tmp_path / "runs.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"runs": runs, "more": 1}).encode()))
+    found = read_logs([path])
+    single, strided, blocks = found.logs
+    assert single.single and single.events == (Event("validation", 0, 3.0),) and single.meta["nodes"] == 2
+    assert strided.kind == "means of 32 steps" and strided.events[0].after_step == 31
+    assert blocks.kind == "block means" and list(blocks.counts) == [10, 10] and blocks.total == pytest.approx(20)
+    assert [name.split("/")[-1] for name, _ in found.skipped] == ["empty", "odd", "negative"]
+    with pytest.raises(PresageError, match="cannot be fitted together"):
+        fit([single, blocks])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.json", b"{not json", "is no JSON"),
+        ("a.json", b'{"runs": 3}', "needs a list of runs"),
+        ("a.json", b'{"runs": []}', "no step times"),
+        ("a.json.gz", b"\x1f\x8bbroken", "cannot be read"),
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"a,b\n1,2\n", "no column of step times"),
+        ("a.csv", b"seconds\nx\n", "no step time above 0"),
+        ("a.log", b"elapsed time per iteration (ms): 3", "has no line with both"),
+    ],
+)
+def test_bad_files_get_one_sentence(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(PresageError, match=says) as e:
+        read_logs([path])
+    assert "\n" not in str(e.value) and "a." in str(e.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_logs([tmp_path / "none.csv"])
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 17, 41])
+@pytest.mark.parametrize("runs", [1, 2, 6])
+def test_short_logs_are_fitted(n: int, runs: int) -> None:
+    rng = np.random.default_rng(n)
+    found: SeriesFit = fit(logs(*(1 + 0.1 * rng.random((runs, n)))))
+    p = found.predict(np.arange(n + 3), rng=rng, draws=50)
+    assert np.isfinite(p.draws).all() and (p.draws > 0).all()
+    assert noise_text(found.belief())
