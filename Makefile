@@ -42,6 +42,7 @@ bench: $(READY) ## speed of the engine, the trace reader and predictions, beside
 	$(BIN)/python bench/ranks.py
 	$(BIN)/python bench/pipeline.py
 	$(BIN)/python bench/jobs.py
+	$(BIN)/python bench/draws.py
 	$(BIN)/python bench/sharding.py $(DATA)/h200/tbe_sharding.json
 
 clean:

@@ -31,6 +31,7 @@ class Planted:
     own: float = 0.014
     rank: float = 0.01
     step: float = 0.005
+    jitter: float = 0.02  # of all that no microbatch causes
     together: int = 1  # neighbouring replicas that run the same microbatches
     slow: tuple[int, float] | None = None  # a worker, and how many times as long it takes
     balanced: bool = False  # a replica's lengths of a step add up to the same
@@ -54,7 +55,7 @@ def durations(plan: Planted, job: MadeUpJob, steps: int, rng: np.random.Generato
             logs = by * length[int(dp), int(microbatch)] + common + plan.own * rng.standard_normal(steps)
             out[task] *= np.exp(logs + ranks[int(dp), int(stage)])
         else:
-            out[task] *= np.exp(0.02 * rng.standard_normal(steps))
+            out[task] *= np.exp(plan.jitter * rng.standard_normal(steps))
     return out
 
 
@@ -75,8 +76,7 @@ def table_of(plan: Planted, steps: int, seed: int = 0) -> OpTable:
 
 def true_times(plan: Planted, steps: int, seed: int = 0) -> Floats:
     """Seconds of many more steps of the same job on the same ranks."""
-    rng = np.random.default_rng(seed)
-    ranks = ranks_of(plan, rng)
+    ranks, rng = ranks_of(plan, np.random.default_rng(seed)), np.random.default_rng([seed, 1])
     job = plan.job()
     program = job.build.build()
     pieces = [simulate(program, durations(plan, job, 250, rng, ranks)).finish for _ in range(-(-steps // 250))]

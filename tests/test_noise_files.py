@@ -33,6 +33,7 @@ from presage.noise.noise import CLASSES, Common, Noise, Regimes, Scheduled, Slow
 above = st.floats(1e-6, 1e6)
 share = st.floats(0, 1)
 sd = st.floats(0, 10)
+signed = st.floats(-1, 1).map(lambda x: x + 0.0)  # -0.0 is 0.0
 simple = st.one_of(
     st.builds(Fixed, above),
     st.builds(Normal, above, sd),
@@ -63,7 +64,7 @@ noises = st.builds(
     spread=st.dictionaries(st.sampled_from(CLASSES), st.builds(Spread, sd, sd, sd), max_size=3),
     slow=st.builds(Slow, share, simple),
     load=anything,
-    common=st.builds(Common, sd, st.floats(-1, 1), st.floats(-5, 5), sd, sd, anything),
+    common=st.builds(Common, sd, signed, signed, sd, sd, anything),
     network=regimes,
     stalls=st.builds(Stalls, sd, anything),
     scheduled=st.lists(st.builds(Scheduled, words, simple), max_size=2).map(tuple),

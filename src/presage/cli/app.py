@@ -19,6 +19,7 @@ from presage.cli import (
     job,
     measure,
     pack,
+    place,
     plan,
     platforms,
     predict,
@@ -50,6 +51,7 @@ app.command("shard")(shard.command)
 app.command("dlrm")(dlrm.command)
 app.command("job")(job.command)
 app.command("plan")(plan.command)
+app.command("place")(place.command)
 app.command("run")(run.command)
 app.command("sensitivity")(sensitivity.command)
 app.command("fit")(fit.command)

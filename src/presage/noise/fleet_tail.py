@@ -28,6 +28,7 @@ WIDTHS = np.array([0.01, 0.03, 0.1, 0.2, 0.35, 0.5])
 BODIES = np.linspace(-2.8, 2.8, 7)  # log of the body's sd about its first estimate, over the root of the GPUs
 KEPT = 400  # combinations, drawn evenly by weight
 POINTS = 150  # GPUs above the median that are taken one by one; more are put in bins
+GOLDEN = 0.6180339887498949
 FLAT = -600.0  # log of the density of the body, at least
 
 
@@ -108,7 +109,7 @@ def fit_tail(logs: Floats, fleets: Sequence[KnownFleet]) -> Tail:
     total = np.cumsum(np.exp(weights - weights.max()).ravel())
     picked = np.searchsorted(total, (np.arange(KEPT) + 0.5) / KEPT * total[-1])
     sd, share, width, size = np.unravel_index(picked, weights.shape)
-    return Tail(middle, first * sds[sd], SHARES[share], sizes[size], WIDTHS[width])
+    return Tail(middle, first * _spread_out(sds, sd), _spread_out(SHARES, share), sizes[size], WIDTHS[width])
 
 
 @cache
@@ -135,6 +136,12 @@ def _likelihood(z: Floats, counts: Floats, sizes: Floats) -> Floats:
     slow = -0.5 * ((z - sizes[:, None]) / wide[..., None]) ** 2 - np.log(wide)[..., None]
     ratio = np.exp(np.clip(slow - body, -700, 700))
     return np.asarray([np.log1p(s * (ratio - 1)) @ counts for s in SHARES]) + float(body @ counts)
+
+
+def _spread_out(grid: Floats, picked: NDArray[np.int64]) -> Floats:
+    """What was picked of a grid of equal ratios, spread evenly over the cells that the grid's points stand for."""
+    width = np.log(grid[1] / grid[0])
+    return np.asarray(grid[picked] * np.exp(width * ((GOLDEN * np.arange(len(picked))) % 1 - 0.5)))
 
 
 def _estimate(values: Floats) -> Ranged:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.errors import InputError
+from presage.errors import InputError, PresageError
 from presage.noise.logs import Event, Logs, StepLog, step_log
 
 __all__ = ["read_csv", "read_megatron", "read_mlperf"]
@@ -50,13 +50,13 @@ def read_mlperf(path: Path, text: str) -> Logs:
         name = "/".join(str(run.get(k, "?")) for k in ("submitter", "system", "benchmark", "run"))
         try:
             logs.append(_mlperf_run(run, name))
-        except (TypeError, ValueError, KeyError, IndexError) as e:
+        except (PresageError, TypeError, ValueError, KeyError, IndexError) as e:
             skipped.append((name if "?" not in name else f"run {i}", _reason(e)))
     return Logs(tuple(logs), tuple(skipped))
 
 
 def _reason(e: Exception) -> str:
-    return str(e) if isinstance(e, _Unusable) else f"a field has not the form it should have: {type(e).__name__} {e}"
+    return str(e) if isinstance(e, _Unusable | PresageError) else f"a field has not the form it should have: {type(e).__name__} {e}"
 
 
 class _Unusable(ValueError):
@@ -76,8 +76,6 @@ def _mlperf_run(run: Mapping[str, Any], name: str) -> StepLog:
         log = step_log(name, group, np.arange(len(table)), table[:, 1], _counts(run, table), blocks=True, meta=meta)
     else:
         raise _Unusable("neither steps nor blocks are logged")
-    if not len(log.seconds):
-        raise _Unusable("no step time is a number above 0")
     return log
 
 
@@ -108,7 +106,8 @@ def _counts(run: Mapping[str, Any], table: np.ndarray[Any, Any]) -> list[int]:
 
 def read_megatron(path: Path, text: str) -> Logs:
     """One run, or several where iteration numbers start again; a record is the mean of those since the last."""
-    found = [(int(m[1]), float(m[2]) * 1e-3) for m in map(MEGATRON.search, text.splitlines()) if m]
+    lines = [(int(m[1]), _number(m[2])) for m in map(MEGATRON.search, text.splitlines()) if m]
+    found = [(step, ms * 1e-3) for step, ms in lines if ms is not None and ms > 0]
     if not found:
         raise InputError(path, "has no line with both 'iteration N/M' and 'elapsed time per iteration (ms): X'")
     parts: list[list[tuple[int, float]]] = [[]]
@@ -117,11 +116,10 @@ def read_megatron(path: Path, text: str) -> Logs:
             parts.append([])
         parts[-1].append((step, seconds))
     names = [path.name if len(parts) == 1 else f"{path.name}#{i + 1}" for i in range(len(parts))]
-    logs = [_megatron_run(n, str(path.parent), p) for n, p in zip(names, parts, strict=True)]
-    return Logs(tuple(x for x in logs if x is not None))
+    return Logs(tuple(_megatron_run(n, str(path.parent), p) for n, p in zip(names, parts, strict=True)))
 
 
-def _megatron_run(name: str, group: str, part: list[tuple[int, float]]) -> StepLog | None:
+def _megatron_run(name: str, group: str, part: list[tuple[int, float]]) -> StepLog:
     steps = np.array([s for s, _ in part])
     stride = int(np.median(np.diff(steps))) if len(steps) > 1 else 1
     return step_log(name, group, steps, [t for _, t in part], max(1, stride))

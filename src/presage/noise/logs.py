@@ -49,7 +49,7 @@ class StepLog:
 
     def __post_init__(self) -> None:
         if not len(self.steps):
-            raise PresageError(f"{self.run}: a log of step times needs at least one record")
+            raise PresageError(f"{self.run}: a log of step times needs at least one above 0 seconds")
 
     @property
     def stride(self) -> int:

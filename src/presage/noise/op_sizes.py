@@ -121,7 +121,7 @@ def _once(effects: OpEffects, which: Bools) -> Size:
     """Of the sum in a step, from the middle of the distribution: a first call's set-up is not its spread."""
     steps = len(effects.ids)
     total = effects.rest[which].sum(axis=0)
-    if not total.any():
+    if not np.median(total) > 0:
         return Size(0.0, 0, 0)
     logs = np.log(np.maximum(total, 1e-300) / np.median(total))
     return Size(float(1.4826 * np.median(np.abs(logs))), steps, steps - 1)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["belief_table", "fleet_table", "part_line", "prior_line"]
 
 SECONDS = ("common.jitter", "stalls.seconds")
+HIDDEN = ("network.moves", "network.factors.0")  # of which the file tells more than a line can
 WITHOUT_UNIT = ("log_sd", "cv", "shape", "shares", "moves", "n")
 
 
@@ -29,11 +30,11 @@ def belief_table(belief: Belief, kept: frozenset[str] = frozenset(), title: str 
     told = said(belief)
     for path, value in belief.noise.numbers().items():
         interval = belief.intervals.get(path)
-        if not _under(path, told) or (not value and interval is None):
+        if not _under(path, told) or _under(path, HIDDEN) or (not value and interval is None):
             continue
         middle = f"{_said(path, interval.low)} .. {_said(path, interval.high)}" if interval else ""
         prior = _under(path, kept)
-        source = shorten(_source(belief, path), 70)
+        source = shorten(_source(belief, path), 52)
         table.add_row(
             _named(belief, path),
             _said(path, value),

@@ -131,7 +131,7 @@ class Risk:
     def detect(self) -> float:
         """Seconds until a failure is noticed, on average."""
         pairs = [(r, f.detect) for r, f in zip(self.rates, self.kind.failures, strict=True) if not f.planned]
-        return sum(r * d for r, d in pairs) / self.unplanned if self.unplanned else 0.0
+        return float(sum(r * d for r, d in pairs)) / self.unplanned if self.unplanned else 0.0
 
     @property
     def restart(self) -> float:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.errors import PresageError
 from presage.runs.checkpoint import Outage, best_interval, exact_efficiency
 from presage.runs.failures import Reliability, Risk
@@ -57,6 +60,15 @@ class Run:
         share = stalls.per_step(self.risk.nodes, 1.0) * stalls.seconds.mean if stalls.per_node_hour else 0.0
         slow = sum(self.risk.episodes(e) * e.lost.mean for e in self.reliability.slow)
         return self.times.seconds * (1 + share + slow)
+
+    def single_steps(self, rng: np.random.Generator, draws: int) -> NDArray[np.float64]:
+        """Seconds of single steps, each of a run of its own; some are in a slow episode."""
+        steps = self.times.drawn(rng, draws, self.risk.nodes)
+        for e in self.reliability.slow:
+            time = self.risk.episodes(e) * e.minutes.mean * 60  # share of it that is slow
+            share = time / e.factor / (1 - time + time / e.factor)
+            steps = np.where(rng.random(draws) < share, steps * e.factor, steps)
+        return steps
 
     @property
     def every(self) -> int:

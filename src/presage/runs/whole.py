@@ -58,8 +58,7 @@ class RunPrediction:
     @cached_property
     def steps(self) -> Floats:
         """Seconds of single steps, without presage's own error."""
-        rng = np.random.default_rng([self.seed, 1])
-        return self.run.exact().times.drawn(rng, SINGLE, self.run.risk.nodes)
+        return self.run.exact().single_steps(np.random.default_rng([self.seed, 1]), SINGLE)
 
     # ---- what it spends
 

@@ -39,7 +39,7 @@ def _common(fit: SeriesFit) -> tuple[Common, dict[str, Interval]]:
     unit = _unit_shape(fit)
     kept = fit.cells * share
     part = float(kept.sum())
-    sds = np.sqrt(share) * width * float(unit.std())
+    least, most = _interval(share, fit.cells)
     common = Common(
         sd=float(np.sqrt(part) * width * unit.std()),
         correlation=float(kept @ phi / part) if part > 0 else 0.0,
@@ -51,8 +51,8 @@ def _common(fit: SeriesFit) -> tuple[Common, dict[str, Interval]]:
     off = 1.645 * slope / float(np.sqrt(fit.runs))
     intervals = {
         "common.drift": Interval(common.drift - off, common.drift + off),
-        "common.sd": _interval(sds, fit.cells),
-        "common.correlation": _interval(phi, kept / part) if part > 0 else Interval(0.0, 0.99),
+        "common.sd": Interval(float(np.sqrt(least) * low * unit.std()), float(np.sqrt(most) * high * unit.std())),
+        "common.correlation": Interval(*_interval(phi, kept)) if part > 0 else Interval(0.0, 0.99),
         "common.drift_sd": Interval(*sorted(fit.prior.slope.interval(fit.slope_squares, fit.runs - 1))),
         "common.run_sd": Interval(run_low, run_high),
     }
@@ -130,8 +130,10 @@ def _event_intervals(fit: SeriesFit) -> dict[str, Interval]:
     return found
 
 
-def _interval(values: Floats, weights: Floats) -> Interval:
-    order = np.argsort(values)
-    at = np.searchsorted(np.cumsum(weights[order]), (0.05, 0.95)).clip(max=len(order) - 1)
-    low, high = values[order][at]
-    return Interval(float(low), float(high))
+def _interval(values: Floats, weights: Floats) -> tuple[float, float]:
+    """The middle 90% of weights on grid points, each of which stands for the stretch half way to its neighbours."""
+    points = np.unique(values)
+    total = np.array([weights[values == p].sum() for p in points])
+    edges = np.concatenate([points[:1], (points[1:] + points[:-1]) / 2, points[-1:]])
+    low, high = np.interp((0.05, 0.95), np.append(0.0, np.cumsum(total) / total.sum()), edges)
+    return float(low), float(high)

@@ -43,9 +43,16 @@ def bulk_of(left: Floats, plain: Bools, width: float) -> Bulk:
     units = units / spread
     stalls = plain & (units > LIMIT)
     body = plain & ~stalls & np.isfinite(units)
-    units = np.where(body, units, np.nan)
-    shape, scores = _shape(units)
-    return Bulk(widths, spread, shape, _evidence(scores), int(body.sum()), stalls)
+    shape, _ = _shape(np.where(body, units, np.nan))
+    apart = _apart(np.where(body, left, np.nan), np.maximum(widths, TINY)) / spread
+    return Bulk(widths, spread, shape, _evidence(_shape(apart)[1]), int(body.sum()), stalls)
+
+
+def _apart(left: Floats, widths: Floats) -> Floats:
+    """Each run less the next: the shared curve is in neither, however well it is known. One run: as it is."""
+    if len(left) == 1:
+        return left / widths[:, None]
+    return (left[1:] - left[:-1]) / np.hypot(widths[1:], widths[:-1])[:, None]
 
 
 def _width(x: Floats) -> float:

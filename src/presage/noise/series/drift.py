@@ -105,19 +105,24 @@ def _binned(at: Floats, y: Floats) -> tuple[Floats, Floats, float]:
 def _local_lines(at: Floats, y: Floats, half: Floats) -> Floats:
     away = at[None, :] - at[:, None]
     near = np.maximum(0.0, 1 - np.abs(away / half[:, None]) ** 3) ** 3
-    trust = np.ones(len(y))
+    fitted = _running_median(y)
     for _ in range(3):
-        w = near * trust
+        off = y - fitted
+        spread = 6 * float(np.median(np.abs(off))) + 1e-6 * float(np.std(y)) + 1e-300
+        w = near * np.maximum(1e-6, 1 - np.minimum(1.0, np.abs(off) / spread) ** 2) ** 2
         s0, s1, s2 = w.sum(1), (w * away).sum(1), (w * away**2).sum(1)
         t0, t1 = w @ y, (w * away) @ y
         det = s0 * s2 - s1**2
         fitted = np.where(
             det > 1e-9 * s0 * s2, (s2 * t0 - s1 * t1) / np.where(det > 0, det, 1), t0 / np.maximum(s0, 1e-30)
         )
-        off = y - fitted
-        spread = 6 * float(np.median(np.abs(off))) + 1e-300
-        trust = np.maximum(1e-6, 1 - np.minimum(1.0, np.abs(off) / spread) ** 2) ** 2
     return np.asarray(fitted)
+
+
+def _running_median(y: Floats, half: int = 5) -> Floats:
+    """Of each point and its neighbours: a start that no spike moves."""
+    padded = np.pad(y, half, mode="reflect" if len(y) > half else "edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1))
 
 
 def _median(x: Floats, axis: int) -> Floats:

@@ -55,11 +55,11 @@ class Levels:
         return np.asarray(self.base[at] + self.sd[at] * rng.standard_normal(draws) + late)
 
     def spread(self) -> tuple[float, float, float]:
-        """Standard deviation between runs, odd ones and all: its mean and its 90% interval."""
-        var = self.sd**2 + self.odd * (2 - self.odd) * self.slower**2
-        order = np.argsort(var)
-        low, high = np.interp((0.05, 0.95), np.cumsum(self.weight[order]), var[order])
-        return float(np.sqrt(self.weight @ var)), float(np.sqrt(low)), float(np.sqrt(high))
+        """Standard deviation between runs, odd ones and all: the middle of what it may be, and its 90% interval."""
+        sd = np.sqrt(self.sd**2 + self.odd * (2 - self.odd) * self.slower**2)
+        order = np.argsort(sd)
+        low, middle, high = np.interp((0.05, 0.5, 0.95), np.cumsum(self.weight[order]), sd[order])
+        return float(middle), float(low), float(high)
 
 
 def _even(rng: np.random.Generator, draws: int) -> Floats:

@@ -48,6 +48,13 @@ class Fleet:
     def known_nodes(self) -> bool:
         return len(self.members) > 1
 
+    def unit(self, gpu: int) -> str:
+        """What would be evicted for a GPU: its node, or itself where no node is known."""
+        return self.nodes[gpu] if self.known_nodes and self.nodes[gpu] else self.gpus[gpu]
+
+    def of_unit(self, name: str) -> Ints:
+        return self.members[name] if self.known_nodes and name in self.members else np.array([self.gpus.index(name)])
+
     def hot(self, node: str, factor: float) -> Fleet:
         """The same with a node whose GPUs take `factor` as long. What is usual stays."""
         if node not in self.members:

@@ -29,7 +29,7 @@ CHANGES = 8192  # looked at without noise at a time
 CHECKED = 24  # of them with noise
 LEAST = 1e-10  # by which the probability has to rise for a change to be one
 NEAR = 1.0003  # times the bound
-BUDGET = 1.5e9  # tasks run in all
+BUDGET = 1e9  # tasks run in all
 
 
 @dataclass(frozen=True, eq=False)

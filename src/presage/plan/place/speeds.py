@@ -101,7 +101,9 @@ def _fleet(path: Path, rows: list[_Row], c: _Columns, skipped: list[int]) -> Fle
 
 def _notes(path: Path, rows: list[_Row], c: _Columns, fleet: Fleet, skipped: list[int]) -> tuple[str, ...]:
     many = f", medians of {len(rows) / len(fleet):.3g} rows each" if len(rows) > len(fleet) else ""
-    nodes = f"{len(fleet.members)} nodes" if fleet.known_nodes else "no nodes known: any GPUs may be grouped"
+    unknown = sum(not n for n in fleet.nodes)
+    nodes = f"{len(set(fleet.nodes) - {''})} nodes" if fleet.known_nodes else "no nodes known: any may be grouped"
+    nodes += f", {unknown} GPUs of unknown nodes" if unknown and fleet.known_nodes else ""
     notes = [f"{path.name}: {len(fleet)} GPUs ({c.told()}{many}), {nodes}"]
     if skipped:
         notes.append(f"{path.name}: {len(skipped)} rows skipped for want of a GPU or a number above 0, line {skipped[0]} first")

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from presage.noise.estimate import Estimate
 from presage.plan.place.drawn import drawn_steps
-from presage.plan.place.fleet import Fleet
 from presage.plan.place.judge import Judge
 from presage.plan.place.place import Outcome, Placed, Placement
 
@@ -19,7 +18,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 DAY_HOURS = 24.0
 EVICTED = 8  # at most
+LEAST = 0.002  # of the p95: speeds are not known better
 CERTAIN = 2.0  # standard errors
+DRAWS = 4_000
 
 
 # ---- one hot node
@@ -40,13 +41,14 @@ class Hot:
         return [p95.value / self.without[1].value - 1 for _, p95 in self.stages]
 
 
-def hot_node(judge: Judge, factors: Floats, factor: float, node: int, draws: int = 4_000) -> Hot:
+def hot_node(judge: Judge, factors: Floats, factor: float, node: int, draws: int = DRAWS) -> Hot:
     """In replicas [replica, stage] that are otherwise as they are; the hot node goes to the quickest of them."""
     count = int(np.clip(node // judge.pipeline.shape.together, 1, len(factors)))
     told = [_quantiles(judge, factors, draws)]
     for stage in range(factors.shape[1]):
         hot = factors.copy()
-        hot[_quickest(judge, factors, stage, factor, count), stage] = np.maximum(factors[:, stage].max(), factor)
+        rows = _quickest(judge, factors, stage, factor, count)
+        hot[rows, stage] = np.maximum(factors[rows, stage], factor)
         told.append(_quantiles(judge, hot, draws))
     return Hot(factor, count, told[0], tuple(told[1:]))
 
@@ -74,38 +76,33 @@ class Evicted:
     factor: float  # of its slowest GPU
     stage: int
     replica: int
-    alone: float  # p95, seconds
-    with_those_before: float
-    gain: float  # of the p95, with those before, as a share
+    alone: float  # gain of the p95, as a share
+    gain: float  # with those before it
+    p95: float  # then
     gpu_hours: float  # a day
 
 
-def evictions(placed: Placed, outcome: Outcome, most: int = EVICTED, draws: int = 10_000) -> list[Evicted]:
-    """In the order to evict them; as long as more than the draws' error is gained. GPUs are not placed anew."""
+def evictions(placed: Placed, outcome: Outcome, most: int = EVICTED, draws: int = DRAWS) -> list[Evicted]:
+    """In the order to evict them, as long as each further one gains enough on average. GPUs are not placed anew."""
     found: list[Evicted] = []
-    before, p95 = outcome.placement, outcome.p95
-    worth = 0
-    for _ in range(most):
-        name = _next(placed.judge, before)
-        if name is None:
-            break
+    before, was = outcome.placement, _quantiles(placed.judge, outcome.placement.factors, draws)[1]
+    least, worth = max(LEAST, CERTAIN * was.error / was.value), 0
+    while len(found) < most and (name := _next(placed.judge, before)) is not None:
         after = _usual(before, name)
-        found.append(_evicted(placed, outcome, before, after, name, draws))
-        if found[-1].gain > (found[worth - 1].gain if worth else 0.0) + CERTAIN * p95.error / p95.value:
+        found.append(_evicted(placed.judge, outcome.placement, after, name, was.value, draws))
+        if found[-1].gain - (found[worth - 1].gain if worth else 0.0) > least * (len(found) - worth):
             worth = len(found)
         before = after
     return found[:worth]
 
 
-def _evicted(placed: Placed, of: Outcome, before: Placement, after: Placement, name: str, draws: int) -> Evicted:
-    judge, was = placed.judge, of.p95.value
-    both = _quantiles(judge, after.factors, draws)[1].value
-    alone = _quantiles(judge, _usual(of.placement, name).factors, draws)[1].value
-    gpu = _slowest_gpu(before, _members(before.fleet, name))
-    replica, stage, _ = (int(x[0]) for x in np.nonzero(before.gpus == gpu))
-    gain = 1 - both / was
-    hours = gain * judge.pipeline.shape.job.gpus * DAY_HOURS
-    return Evicted(name, float(before.fleet.factors[gpu]), stage, replica, alone, both, gain, hours)
+def _evicted(judge: Judge, given: Placement, after: Placement, name: str, was: float, draws: int) -> Evicted:
+    both, alone = (_quantiles(judge, p.factors, draws)[1].value for p in (after, _usual(given, name)))
+    gpu = _slowest_gpu(given, given.fleet.of_unit(name))
+    replica, stage, _ = (int(x[0]) for x in np.nonzero(given.gpus == gpu))
+    hours = (1 - both / was) * judge.pipeline.shape.job.gpus * DAY_HOURS
+    gains = max(0.0, 1 - alone / was), 1 - both / was
+    return Evicted(name, float(given.fleet.factors[gpu]), stage, replica, *gains, both, hours)
 
 
 def _next(judge: Judge, placement: Placement) -> str | None:
@@ -114,7 +111,7 @@ def _next(judge: Judge, placement: Placement) -> str | None:
     fleet = placement.fleet
     gpus = placement.gpus[row]
     slowest = gpus[np.arange(len(gpus)), fleet.factors[gpus].argmax(axis=1)]
-    names = sorted({_name(fleet, int(g)) for g in slowest if fleet.factors[g] > 1 + 1e-9})
+    names = sorted({fleet.unit(int(g)) for g in slowest if fleet.factors[g] > 1 + 1e-9})
     if not names:
         return None
     after = np.array([_usual(placement, n).factors[row] for n in names])
@@ -124,17 +121,9 @@ def _next(judge: Judge, placement: Placement) -> str | None:
 def _usual(placement: Placement, name: str) -> Placement:
     """The same with a node none of whose GPUs is slow."""
     factors = placement.fleet.factors.copy()
-    members = _members(placement.fleet, name)
+    members = placement.fleet.of_unit(name)
     factors[members] = np.minimum(factors[members], 1.0)
     return Placement(replace(placement.fleet, factors=factors), placement.gpus)
-
-
-def _name(fleet: Fleet, gpu: int) -> str:
-    return fleet.nodes[gpu] if fleet.known_nodes else fleet.gpus[gpu]
-
-
-def _members(fleet: Fleet, name: str) -> Ints:
-    return fleet.members[name] if fleet.known_nodes else np.array([fleet.gpus.index(name)])
 
 
 def _slowest_gpu(placement: Placement, members: Ints) -> int:
@@ -156,7 +145,7 @@ class LeftOut:
     p95: float
 
 
-def left_out(placed: Placed, most: int = 5, draws: int = 4_000) -> list[LeftOut]:
+def left_out(placed: Placed, most: int = 5, draws: int = DRAWS) -> list[LeftOut]:
     """Of the slowest that were left out."""
     best, fleet = placed.best.placement, placed.fleet
     found = []

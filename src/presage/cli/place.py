@@ -1,0 +1,245 @@
+"""`presage place`: which GPU goes where, what a hot node costs, whom to evict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, emit, status
+
+if TYPE_CHECKING:
+    from presage.noise.estimate import Estimate
+    from presage.plan.place import Evicted, Fleet, Hot, LeftOut, Outcome, Placed
+
+__all__ = ["command"]
+
+MS = 1e3
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    speeds: Annotated[
+        str,
+        typer.Option(
+            "--speeds", metavar="GPUS.csv|random:SD[:SHARE:FACTOR]",
+            help="How fast each GPU is, in the order of ranks, spare ones last; or a fleet to draw.",
+        ),
+    ] = "random:0",
+    column: Annotated[
+        list[str],
+        typer.Option("--column", metavar="KEY=NAME", help="Of the CSV: gpu, node, rank, time or speed; repeatable."),
+    ] = [],  # noqa: B006
+    hot: Annotated[
+        str | None,
+        typer.Option("--hot", metavar="FACTOR[@NODE]", help="What if one node's compute took FACTOR as long?"),
+    ] = None,
+    any_node: Annotated[
+        bool, typer.Option("--any-node", help="Tensor-parallel groups may span nodes (default: they do not).")
+    ] = False,
+    spares: Annotated[int, typer.Option("--spares", metavar="N", min=0, help="Spare GPUs of a drawn fleet.")] = 0,
+    evict: Annotated[int, typer.Option("--evict", metavar="N", min=0, help="Nodes to evict, at most.")] = 5,
+    noise: Annotated[
+        str | None, typer.Option("--noise", metavar="NOISE.toml", help="What else varies (default: what is assumed).")
+    ] = None,
+    draws: Annotated[int, typer.Option("--draws", metavar="N", min=100, help="Steps to draw.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of all random numbers.")] = 0,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
+    change: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: parallel.tp=4; repeatable."),
+    ] = [],  # noqa: B006
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PLACEMENT.csv", help="Write who goes where in the best placement.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Which GPU goes where, so that slow ones hurt least? What does a hot node cost, and whom should I evict?
+
+    The CSV has a row for each GPU: its name (gpu, uuid or rank), its node, and a time (factor, time, perf: larger is
+    slower) or a speed (speed, tflops: larger is faster).
+
+    presage place examples/jobs/llama3.1-405b.toml --speeds random:0.02:0.002:1.15 --hot 1.3
+
+    presage place job.toml --speeds gpus.csv --out placement.csv
+    """
+    from presage.jobs.draws.sure import belief_of
+    from presage.plan.place import evictions, left_out, place
+
+    shape = _shape(job, gpus, change)
+    belief, source = belief_of(shape.job, shape.seconds, noise)
+    fleet = _fleet(speeds, column, shape.job.gpus + spares, shape.job.platform.domain, seed)
+    factor, node = _hot(hot)
+    with status("placing"):
+        placed = place(
+            shape, fleet.hot(node, factor) if node else fleet, belief.noise,
+            keep_nodes=not any_node, seed=seed, draws=draws,
+        )  # fmt: skip
+        evicted = {name: evictions(placed, o, evict) for name, o in (("given", placed.given), ("best", placed.best))}
+        hots = _hots(placed, fleet, factor, node) if hot else None
+        left = left_out(placed)
+    if out is not None:
+        _write(placed, out)
+    if emit(json, _value(placed, evicted, hots, left, source, seed)):
+        _print(placed, evicted, hots, left, source, out)
+
+
+def _shape(path: Path, gpus: int | None, change: list[str]) -> Any:
+    from presage.cli.job import said
+    from presage.jobs.draws import shape_of
+    from presage.jobs.files import read_transformer_job
+
+    return shape_of(read_transformer_job(path, said(path, gpus, change, {})))
+
+
+def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> Fleet:
+    """Read, or drawn."""
+    from presage.errors import PresageError
+    from presage.noise.streams import Streams
+    from presage.plan.place import drawn_fleet, read_speeds
+
+    kind, _, numbers = speeds.partition(":")
+    if kind != "random":
+        return read_speeds(speeds, _columns(column))
+    try:
+        sd, *few = (float(x) for x in numbers.split(":"))
+        share, factor = few or (0.0, 1.0)
+    except ValueError:
+        raise PresageError(f"--speeds {speeds}: it should be random:SD or random:SD:SHARE:FACTOR") from None
+    if not (0 <= sd < 1 and 0 <= share <= 1 and factor > 0):
+        raise PresageError(f"--speeds {speeds}: SD and SHARE are between 0 and 1, FACTOR is above 0")
+    return drawn_fleet(gpus, node, sd, Streams(seed)("fleet"), share, factor)
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    from presage.errors import PresageError
+
+    for text in given:
+        if "=" not in text:
+            raise PresageError(f"--column {text}: it should be KEY=NAME, such as time=seconds")
+    return dict((text.split("=", 1)[0], text.split("=", 1)[1]) for text in given)
+
+
+def _hot(text: str | None) -> tuple[float, str]:
+    """The factor, and the node if one is named."""
+    from presage.errors import PresageError
+
+    if text is None:
+        return 1.0, ""
+    number, _, node = text.partition("@")
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < 1e6:
+        raise PresageError(f"--hot {text}: it should be FACTOR or FACTOR@NODE, such as 1.3@node7")
+    return factor, node
+
+
+def _hots(placed: Placed, fleet: Fleet, factor: float, node: str) -> Hot:
+    """In each stage of the best placement, where the node is otherwise as in `fleet`."""
+    import numpy as np
+
+    from presage.plan.place import Placement, hot_node
+
+    sizes = [len(m) for name, m in fleet.members.items() if name]
+    size = int(np.median(sizes)) if fleet.known_nodes else placed.shape.job.platform.domain
+    own = float(fleet.factors[fleet.members[node]].max()) if node else 1.0
+    return hot_node(placed.judge, Placement(fleet, placed.best.placement.gpus).factors, own * factor, size)
+
+
+def _write(placed: Placed, path: Path) -> None:
+    """A row for each rank, then the spares."""
+    from presage.files import write_whole
+
+    p, s = placed.best.placement, placed.shape
+    each = s.replicas * s.together
+    lines = ["rank,stage,replica,place,gpu,node,factor"]
+    for rank, gpu in enumerate(p.by_rank):
+        lines.append(f"{rank},{rank // each},{rank % each // s.together},{rank % s.together},{_named(placed.fleet, gpu)}")
+    lines += [f",,,spare,{_named(placed.fleet, gpu)}" for gpu in p.spares]
+    write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def _named(fleet: Fleet, gpu: int) -> str:
+    names = (fleet.gpus[gpu], fleet.nodes[gpu])
+    told = ('"' + n.replace('"', '""') + '"' if any(c in n for c in ',"\n') else n for n in names)
+    return ",".join((*told, f"{fleet.factors[gpu]:.6g}"))
+
+
+# ---- JSON
+
+
+def _value(
+    p: Placed, evicted: dict[str, list[Evicted]], hot: Hot | None, left: list[LeftOut], source: str, seed: int
+) -> dict[str, Any]:
+    best, s = p.best.placement, p.shape
+    return {
+        "kind": "place",
+        "name": s.job.name,
+        "gpus": s.job.gpus,
+        "fleet": len(p.fleet),
+        "replicas": s.replicas, "stages": s.stages, "together": s.together, "within_node": p.sizes.part,
+        "noise": source, "seed": seed, "draws": int(p.best.draws.seconds.size),
+        "predicted_ms": s.seconds * MS,
+        "given": _outcome(p.given), "best": _outcome(p.best), "worst": _outcome(p.worst),
+        "random": {
+            "placements": len(p.randoms.p95s), "p50_ms": p.randoms.p50 * MS, "p95_ms": p.randoms.p95 * MS,
+            "unlucky_p95_ms": p.randoms.unlucky * MS,
+        },
+        "bound_p95_ms": p.bound * MS, "gap": p.gap,
+        "factors": best.factors.tolist(),
+        "ranks": [p.fleet.gpus[g] for g in best.by_rank],
+        "spares": [p.fleet.gpus[g] for g in best.spares],
+        "left_out": [{"gpu": x.gpu, "node": x.node, "factor": x.factor, "p95_ms": x.p95 * MS} for x in left],
+        "evict": {name: [_evicted(e) for e in rows] for name, rows in evicted.items()},
+        "hot": None if hot is None else _heat(hot),
+        "notes": list(p.fleet.notes),
+    }  # fmt: skip
+
+
+def _outcome(o: Outcome) -> dict[str, Any]:
+    return {"p50_ms": _ms(o.p50), "p95_ms": _ms(o.p95)}
+
+
+def _ms(e: Estimate) -> dict[str, float]:
+    return {"value": e.value * MS, "standard_error": e.error * MS}
+
+
+def _evicted(e: Evicted) -> dict[str, Any]:
+    return {
+        "name": e.name, "factor": e.factor, "stage": e.stage, "replica": e.replica, "gain_alone": e.alone,
+        "gain": e.gain, "p95_ms": e.p95 * MS, "gpu_hours_a_day": e.gpu_hours,
+    }  # fmt: skip
+
+
+def _heat(h: Hot) -> dict[str, Any]:
+    stages = [
+        {"stage": i, "p50_ms": _ms(p50), "p95_ms": _ms(p95), "cost": cost}
+        for i, ((p50, p95), cost) in enumerate(zip(h.stages, h.costs, strict=True))
+    ]
+    without = {"p50_ms": _ms(h.without[0]), "p95_ms": _ms(h.without[1])}
+    return {"factor": h.factor, "without": without, "stages": stages, "least": min(h.costs), "most": max(h.costs)}
+
+
+# ---- tables
+
+
+def _print(
+    p: Placed, evicted: dict[str, list[Evicted]], hot: Hot | None, left: list[LeftOut], source: str, out: Path | None
+) -> None:
+    from presage.cli.predicted import tell
+    from presage.plan.place.search import responses
+    from presage.report import place_tables as tables
+
+    slow = max(1.02, float(p.best.placement.factors.max()))
+    shown = [tables.outcome_table(p), tables.stage_table(p, list(responses(p.judge, slow)), slow)]
+    titles = {"given": "Whom to evict, as given", "best": "Whom to evict, after the best placement"}
+    shown += [tables.evict_table(titles[k], rows) for k, rows in evicted.items() if rows]
+    if left:
+        shown.append(tables.left_table(left, p))
+    if hot is not None:
+        shown.append(tables.hot_table(hot))
+    said = [*tables.remarks(p, source), *([f"placement: {out}"] if out is not None else [])]
+    tell(tables.headline(p), shown, said, None)
