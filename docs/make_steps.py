@@ -1,4 +1,5 @@
-"""What MLPerf's step logs say, where presage keeps it: the systems behind `prior_steps`, the priors of `series`.
+"""What MLPerf's step logs say, where presage keeps it (the systems behind `prior_steps`, the priors of `series`), and
+the tables of docs/steps.md.
 
 python docs/make_steps.py ../shared
 """
@@ -6,20 +7,27 @@ python docs/make_steps.py ../shared
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from presage.accuracy.steps import StepsResult, score_steps, summary
+from presage.accuracy.temporal import Ratio, TemporalResult, score_temporal
+from presage.accuracy.zero_data import ZeroData
 from presage.noise.logs import StepLog, read_logs
 from presage.noise.prior_steps import DATA as SYSTEMS
-from presage.noise.prior_steps import EVENTS, architecture_of, machine_of
+from presage.noise.prior_steps import EVENTS, architecture_of, known_systems, machine_of
 from presage.noise.series import SeriesFit, fit, learn
 from presage.noise.series.prior import SeriesPrior
 from presage.noise.series.shipped import DATA as PRIORS
 from presage.noise.series.shipped import MEANS, STEPS, prior_table
+from presage.report.step_tables import COLUMNS
 
+PAGE = Path(__file__).with_name("steps.md")
 SOURCE = "mlcommons/training_results_v5.0, commit 0fdc28f01325, Apache-2.0"
 HEAD = f"""# What the series model finds in each system that logged single steps, three runs each: docs/make_steps.py.
 # Shares are of the step; jitter_seconds is the width of residuals; stalls are those that do not recur.
@@ -53,13 +61,114 @@ def written_priors(fits: Mapping[str, Sequence[SeriesFit]]) -> str:
     return json.dumps({"source": SOURCE, **table}, separators=(",", ":")).replace('],"', '],\n"') + "\n"
 
 
-def main() -> None:
-    groups = list(read_logs([Path(sys.argv[1]) / "steps" / "mlperf_v5.0.json.gz"]).groups().values())
+# ---- the page
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def systems_table() -> str:
+    head = ("system", "nodes", "step", "jitter", "drift", "runs apart", "stalls", "their median", "first validation")
+    rows = [
+        (s.name.split("_ngc")[0], str(s.nodes), f"{s.step_seconds:.2f} s", f"{1e3 * s.jitter_seconds:.0f} ms",
+         f"{100 * s.drift:+.1f}%", f"{100 * s.run_sd:.2f}%", str(s.stalls),
+         f"{s.stall_seconds:.1f} s" if s.stalls else "-", f"{100 * s.first_validation:+.0f}%")
+        for s in known_systems()
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def score_line(name: str, s: Mapping[str, Any]) -> list[str]:
+    percent = [f"{100 * s[k]:.2f}%" for k in ("p50_error", "p95_error", "p99_error", "w1_over_mean")]
+    rest = [f"{s['crps_ratio']:.2f}", f"{100 * s['coverage_95']:.1f}%", f"{s['ks']:.2f}", f"{s['ks_floor']:.2f}"]
+    whole = [f"{100 * s['run_total_error']:.2f}%", f"{100 * s['run_interval_90_coverage']:.0f}%"]
+    return [name, str(s["runs"]), str(s["n"]), *percent, *rest, *whole]
+
+
+def scores_table(result: StepsResult, kind: str, each: bool) -> str:
+    rows = [r for r in result.rows if r.kind == kind]
+    groups = result.groups(kind) if each else []
+    lines = [score_line(g.split("/")[1].split("_ngc")[0], summary([r for r in rows if r.group == g])) for g in groups]
+    for bench in sorted({r.group.split("/")[-1] for r in rows}) if not each else []:
+        lines.append(score_line(bench, summary([r for r in rows if r.group.endswith(bench)])))
+    lines.append([f"**{c}**" for c in score_line("all", summary(rows))])
+    if any(r.n_cut for r in rows):
+        lines.append(score_line("all, nothing cut", summary(rows, cut=False)))
+    lines.append(score_line("training steps resampled (iid)", summary(rows, "iid")))
+    lines.append(score_line("best single family", summary(rows, "family")))
+    return table(COLUMNS, lines)
+
+
+def pit_table(result: StepsResult) -> str:
+    rows = [r for r in result.rows if r.kind == "single steps"]
+    head = ["", *(f"{10 * i}-{10 * i + 10}%" for i in range(10))]
+    names = (("presage", "ours"), ("iid", "iid"), ("single family", "family"))
+    return table(head, [[name, *(f"{100 * p:.1f}%" for p in summary(rows, w)["pit"])] for name, w in names])
+
+
+def zero_page(zero: ZeroData) -> str:
+    head = ("system", "nodes", "step", "p95/p50", "predicted", "90% of such systems", "error, points")
+    rows = [
+        (r.group.split("/")[1].split("_ngc")[0], f"{r.nodes:.0f}", f"{r.step_seconds:.2f} s",
+         f"+{100 * r.measured:.2f}%", f"+{100 * r.predicted:.2f}%", f"{100 * r.low:.1f} to {100 * r.high:.1f}%",
+         f"{100 * (r.predicted - r.measured):+.2f}" + ("" if r.hit else " (miss)"))
+        for r in zero.rows
+    ]  # fmt: skip
+    m = zero.metrics()
+    told = f"Within 1.5 points: {100 * m['zero_data_within_1.5pt']:.0f}% of {len(rows)} systems; median error "
+    told += f"{100 * m['zero_data_median_error']:.2f} points; in the 90% range: "
+    return f"{table(head, rows)}\n\n{told}{100 * m['zero_data_interval_90_coverage']:.0f}%."
+
+
+def temporal_page(result: TemporalResult) -> str:
+    head = ("series", "n", "settled after", "slow share", "p95/p50", "predicted", "p99/p50", "predicted", "from")
+    rows = []
+    for r in result.rows:
+        cells = [c for x in r.ratios.values() for c in (f"+{100 * x.measured:.2f}%", _predicted(x))]
+        rows.append((r.series, str(r.n), str(r.warm_up), f"{r.slow_share:.2f}", *cells, r.cause))
+    m = result.metrics()
+    errors = [f"{q} {m[f'{q}_over_p50_error_points']:.2f} points (the first half as it is: "
+              f"{m[f'{q}_first_half_error_points']:.2f})" for q in ("p95", "p99")]  # fmt: skip
+    return f"{table(head, rows)}\n\nMedian |error|: {', '.join(errors)}."
+
+
+def _predicted(x: Ratio) -> str:
+    return f"+{100 * x.predicted:.2f}% ({100 * x.low:.2f} to {100 * x.high:.2f})"
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    for name, text in parts.items():
+        page = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=text: f"{m[1]}{t}\n{m[2]}", page, flags=re.S
+        )
+    return page
+
+
+def learn_from(logs: Path) -> None:
+    groups = list(read_logs([logs]).groups().values())
     fits = [fit(g, SeriesPrior()) for g in groups]
     single = [(g, f) for g, f in zip(groups, fits, strict=True) if g[0].single]
     SYSTEMS.write_text(HEAD + "".join(system_text(g, f) for g, f in single))
     means = [f for g, f in zip(groups, fits, strict=True) if not g[0].single]
     PRIORS.write_text(written_priors({STEPS: [f for _, f in single], MEANS: means}))
+
+
+def main() -> None:
+    data = Path(sys.argv[1])
+    logs = data / "steps" / "mlperf_v5.0.json.gz"
+    learn_from(logs)
+    result = score_steps([logs], lambda _: None)
+    parts = {
+        "systems": systems_table(),
+        "scores": scores_table(result, "single steps", each=True),
+        "pit": pit_table(result),
+        "blocks": scores_table(result, "block means", each=False),
+        "zero": zero_page(result.zero),
+        "temporal": temporal_page(score_temporal(data / "h200" / "temporal.json.gz", lambda _: None)),
+    }
+    PAGE.write_text(filled(PAGE.read_text(), parts))
 
 
 if __name__ == "__main__":

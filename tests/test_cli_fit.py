@@ -173,6 +173,17 @@ def test_without_gpus_nothing_is_assumed(gpus: Path) -> None:
     assert set(told["numbers"]["slow.share"]) == {"value", "low", "high"}
 
 
+def test_traces_say_what_they_ran_on_where_it_is_known(shared: Path) -> None:
+    folder = shared / "traces" / "megatron_tp8_a100"
+    found = fit_files(sorted(folder.glob("kineto_*.json.gz")), collectives="tp")
+    assert found.prior is not None
+    assert "8 NVIDIA A100-SXM4-80GB" in found.prior
+    assert "spread.tp.own" not in found.kept
+    assert "spread.dp.own" in found.kept
+    with pytest.raises(PresageError, match="no GPU is known by the name 'abacus'"):
+        fit_files([folder / "kineto_0.json.gz", folder / "kineto_1.json.gz"], Facts("abacus"))
+
+
 def test_tables_of_operations_are_fitted(shared: Path) -> None:
     found = fit_files([shared / "traces" / "bytedance_straggler" / "trace-ST.csv.gz"], Facts("h100_sxm", 8))
     assert found.parts[0].kind == "operations"

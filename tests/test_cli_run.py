@@ -15,16 +15,19 @@ from presage.cli.app import app
 from presage.cli.run import command
 from presage.errors import InputError, PresageError
 from presage.jobs.predict import predict_job
+from presage.runs.drawn import step_times
 from presage.runs.run import Checkpoints
 from presage.runs.save import SETUP, STORAGE, checkpoint_bytes, checkpoints_of
 from presage.runs.sets import reliability
-from presage.runs.steps import USUAL
 from presage.runs.whole import predict_run
+from run_times import USUAL
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA = ROOT / "examples" / "jobs" / "llama3.1-405b.toml"
 META = ROOT / "examples" / "jobs" / "llama3-405b-meta.toml"
+SMALL = ROOT / "examples" / "jobs" / "own_model.toml"  # on 64 GPUs
 FEW = ("--draws", "200")
+OFTEN = ("--steps", "20000", "--no-model-error", "--rate", "2000")  # failures per 1,000 node-days
 run = runner(command)
 
 
@@ -41,7 +44,7 @@ def text() -> str:
 
 def test_the_answer_comes_first(text: str) -> None:
     what, answer, exact, *_ = text.splitlines()
-    assert what.startswith("llama3.1-405b: 59,605 steps of 4.9")
+    assert what.startswith("llama3.1-405b: 59,605 steps of ")
     assert "1 T tokens, on 16,384 x NVIDIA H100" in what
     for line in (answer, exact):
         assert "p50 3." in line
@@ -91,30 +94,51 @@ def test_llama3_as_meta_trained_it() -> None:
     assert low < 419 < high
 
 
-def test_options_reach_the_run() -> None:
-    base = ("--steps", "20000", "--no-model-error")
-    plain = found(LLAMA, *base)
-    assert found(LLAMA, *base, "--rate", "20")["failures"]["mean"] > 4 * plain["failures"]["mean"]
-    assert found(LLAMA, *base, "--failures", "rsc2")["reliability"]["name"].startswith("Meta RSC-2")
-    assert found(LLAMA, *base, "--interval", "500")["checkpoints"]["steps"] == 500
-    assert found(LLAMA, *base, "--interval", "500 steps")["checkpoints"]["steps"] == 500
-    assert found(LLAMA, *base, "--interval", "30min")["checkpoints"]["minutes"] == pytest.approx(30, rel=0.01)
-    assert found(LLAMA, *base, "--restart-seconds", "77")["reliability"]["restart_s"] == 77
-    assert found(LLAMA, *base, "--spares", "0")["days"]["p50"] > plain["days"]["p50"]
-    assert found(LLAMA, *base, "--superlinear")["reliability"]["growth"] == 1.0
-    slow = found(LLAMA, *base, "--storage-GBps", "100")["checkpoints"]
-    assert slow["save_s"] > plain["checkpoints"]["save_s"] + 40
-    behind = found(LLAMA, *base, "--storage-GBps", "100", "--background", "0.9")["checkpoints"]
-    assert behind["save_s"] + behind["background_s"] == pytest.approx(slow["save_s"])
-    none = found(LLAMA, *base, "--rate", "0")
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return found(SMALL, *OFTEN)
+
+
+@pytest.mark.parametrize(
+    ("args", "where", "value"),
+    [
+        (["--interval", "500"], ("checkpoints", "steps"), 500),
+        (["--interval", "40 steps"], ("checkpoints", "steps"), 40),
+        (["--interval", "30min"], ("checkpoints", "minutes"), 30),
+        (["--restart-seconds", "77"], ("reliability", "restart_s"), 77),
+        (["--checkpoint-seconds", "12.5"], ("checkpoints", "save_s"), 12.5),
+        (["--step-seconds", "3"], ("step_ms", "predicted"), 3000),
+        (["--superlinear"], ("reliability", "growth"), 1),
+        (["--failures", "rsc2"], ("reliability", "name"), "Meta RSC-2, 8,000 A100, 11 months"),
+        (["--noise", "screened"], ("noise",), "no data of yours, assumed: screened"),
+    ],
+)
+def test_options_reach_the_run(args: list[str], where: tuple[str, ...], value: float | str) -> None:
+    told: Any = found(SMALL, *OFTEN, *args)
+    for key in where:
+        told = told[key]
+    assert told == (value if isinstance(value, str) else pytest.approx(value, rel=0.01))
+
+
+def test_more_failures_and_fewer_spares_take_longer(plain: dict[str, Any]) -> None:
+    assert found(SMALL, *OFTEN[:-1], "8000")["failures"]["mean"] > 3 * plain["failures"]["mean"]
+    assert found(SMALL, *OFTEN, "--spares", "0")["days"]["p50"] > plain["days"]["p50"]
+    none = found(SMALL, *OFTEN[:-1], "0")
     assert none["failures"]["mean"] == 0
     assert none["reliability"]["mttf_hours"] is None
+
+
+def test_checkpoints_by_their_storage(plain: dict[str, Any]) -> None:
+    slow = found(SMALL, *OFTEN, "--storage-GBps", "1")["checkpoints"]
+    assert slow["save_s"] > plain["checkpoints"]["save_s"] + 40
+    behind = found(SMALL, *OFTEN, "--storage-GBps", "1", "--background", "0.9")["checkpoints"]
+    assert behind["save_s"] + behind["background_s"] == pytest.approx(slow["save_s"])
 
 
 def test_runs_of_nothing_to_fear_are_told_too(tmp_path: Path) -> None:
     calm = tmp_path / "calm.toml"
     calm.write_text('name = "calm"\n')
-    told = run(LLAMA, "--steps", "100", "--failures", calm, *FEW)
+    told = run(SMALL, "--steps", "100", "--failures", calm, *FEW)
     assert "no failures" in told
     assert "What stops it" not in told
     assert "Checkpoints" not in told
@@ -124,14 +148,14 @@ def test_noise_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "noise.toml"
     path.write_text("[common]\nrun_sd = 0.05\n")
     noisy, usual = (
-        found(LLAMA, "--steps", "5000", "--no-model-error", *more)["step_ms"]["run_mean"]
+        found(SMALL, "--steps", "5000", "--no-model-error", *more)["step_ms"]["run_mean"]
         for more in (("--noise", str(path)), ())
     )
     assert noisy["p95"] - noisy["p5"] > 3 * (usual["p95"] - usual["p5"])
 
 
 def test_a_date_is_a_deadline() -> None:
-    base = (LLAMA, "--steps", "5000", "--start", "2027-01-01")
+    base = (SMALL, "--steps", "5000", "--start", "2027-01-01")
     assert found(*base, "--deadline", "2027-01-03")["deadline"]["days"] == 2
     assert found(*base, "--deadline", "36h")["deadline"]["days"] == 1.5
 
@@ -149,13 +173,13 @@ def test_a_date_is_a_deadline() -> None:
         (["--steps", "5", "--interval", "often"], "--interval often: write auto"),
         (["--steps", "5", "--failures", "none"], "no failure rates 'none': there is"),
         (["--steps", "5", "--background", "2"], "in the background"),
-        (["--steps", "500000", "--rate", "5000"], "hardly move"),
-        (["--steps", "500000", "--interval", "100000"], "hardly move"),
+        (["--steps", "500000", "--rate", "400000"], "hardly move"),
+        (["--steps", "500000", "--rate", "5000", "--interval", "100000"], "hardly move"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(args: list[str], told: str) -> None:
     with pytest.raises(PresageError) as e:
-        run(LLAMA, *args, *FEW)
+        run(SMALL, *args, *FEW)
     assert told in str(e.value)
     assert "\n" not in str(e.value)
 
@@ -165,6 +189,21 @@ def test_files_that_are_not_there() -> None:
         run(LLAMA, "--steps", "5", "--failures", "nowhere.toml")
     with pytest.raises(InputError, match="cannot be read"):
         run(LLAMA, "--steps", "5", "--noise", "nowhere.toml")
+
+
+def test_steps_of_a_run_are_drawn_from_the_job() -> None:
+    job = predict_job(SMALL)
+    usual, source = step_times(job)
+    calm, _ = step_times(job, "screened")
+    assert source.endswith("production")
+    assert job.seconds < calm.seconds < usual.seconds < 1.05 * job.seconds
+    assert calm.run_sd < usual.run_sd < 0.02
+    assert usual.stalls.per_node_hour > 0
+    fleet, _ = step_times(predict_job(LLAMA), "unscreened")
+    kept, _ = step_times(predict_job(LLAMA))
+    assert fleet.seconds > 1.02 * kept.seconds  # 80 slow GPUs that nobody looks for
+    shared, _ = step_times(job, episodes=False)
+    assert shared.seconds > usual.seconds  # congestion, where no slow episodes stand for it
 
 
 def test_what_a_checkpoint_takes() -> None:
@@ -178,8 +217,8 @@ def test_what_a_checkpoint_takes() -> None:
 
 
 def test_a_few_lines_of_python_do_the_same() -> None:
-    p = predict_run(predict_job(LLAMA), 20_000, draws=200)
-    assert p.to_json()["days"] == found(LLAMA, "--steps", "20000")["days"]
+    p = predict_run(predict_job(SMALL), 20_000, draws=200)
+    assert p.to_json()["days"] == found(SMALL, "--steps", "20000")["days"]
 
 
 def test_it_is_a_command() -> None:

@@ -166,18 +166,18 @@ def test_the_expected_largest_is_that_over_all_sets() -> None:
 
 
 def test_the_slow_end_of_real_fleets_is_predicted(shared: Path, tmp_path: Path) -> None:
-    names = ("frontera-bert", "frontera-resnet", "resnet-longhorn", "resnet-ls6")
+    names = sorted((shared / TABLES).glob("*-agg.csv"))
     small = tmp_path / "small.csv"
     small.write_text("uuid,perf\n" + "".join(f"g{i},1.{i}\n" for i in range(20)))
-    result = score_fleets([*(shared / TABLES / f"{n}-agg.csv" for n in names), small], sets=15)
+    result = score_fleets([*names, small], sets=12)
     ours = result.result.metrics()
     for metric, s in ours.items():
         assert s.median <= 0.015, metric
         assert s.mape < result.baselines["normal"].metrics()[metric].mape, metric
-        assert s.mape < 1.05 * result.baselines["sample"].metrics()[metric].mape, metric
+        assert s.mape < result.baselines["sample"].metrics()[metric].mape, metric
     assert [s.row for s in result.result.skipped] == ["small.csv"]
     assert result.sizes["frontera-bert"] == (276, 226, 256)
-    again = score_fleets([shared / TABLES / "frontera-bert-agg.csv"], sets=15)
+    again = score_fleets([shared / TABLES / "frontera-bert-agg.csv"], sets=12)
     assert again.result.metrics() == result.result.metrics("frontera-bert"), "the same seed, the same figures"
     assert set(result.to_json()["baselines"]) == {"normal", "sample"}
 

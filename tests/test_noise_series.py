@@ -28,7 +28,9 @@ PLANTED = Noise(
 )
 
 
-def group_of(noise: Noise, rng: np.random.Generator, runs: int = 3, steps: int = 200, nodes: int = 100) -> list[StepLog]:
+def group_of(
+    noise: Noise, rng: np.random.Generator, runs: int = 3, steps: int = 200, nodes: int = 100
+) -> list[StepLog]:
     drawn = steps_of(noise, LEVEL, nodes, steps, rng, runs)
     meta = {"nodes": nodes}
     return [step_log(f"run {i}", "planted", np.arange(steps), row, meta=meta) for i, row in enumerate(drawn)]
@@ -99,12 +101,28 @@ def test_slow_steps_are_expected_where_they_were() -> None:
     assert np.median(moved.draws[:, 51]) == pytest.approx(12.0, abs=0.2) and np.median(moved.draws[:, 41]) < 10.1
 
 
+def test_timers_go_by_the_clock() -> None:
+    """Runs of different pace stall at the same time, so at different steps."""
+    rng = np.random.default_rng(9)
+    rows = LEVEL * np.array([1.0, 1.05, 1.1])[:, None] + 0.02 * rng.standard_normal((3, 200))
+    at = [int(np.searchsorted(np.cumsum(row), 1500.0)) for row in rows]
+    for row, k in zip(rows, at, strict=True):
+        row[k] += 20
+    found = fit(logs(*rows))
+    (again,) = found.stalls.recurring
+    assert again.by_clock and again.place * found.level == pytest.approx(1500, abs=30) and len(set(at)) == 3
+    drawn = found.predict(np.arange(200), rng=np.random.default_rng(0), draws=200).draws
+    when = [float(row[: int(np.argmax(row))].sum()) for row in drawn if row.max() > 20]
+    assert len(when) > 140 and np.median(when) == pytest.approx(1500, abs=30)
+
+
 def test_drift_is_followed_and_goes_on_slower() -> None:
     place = np.arange(200)
     rows = LEVEL * (1 + 0.02 * (1 - np.exp(-place / 60))) + 0.01 * np.random.default_rng(8).standard_normal((2, 200))
     p = fit(logs(*rows)).predict(np.arange(240), rng=np.random.default_rng(0))
     middle = np.median(p.draws, axis=0)
-    assert middle[10:200] == pytest.approx(rows.mean(axis=0)[10:], rel=2e-3)
+    planted = LEVEL * (1 + 0.02 * (1 - np.exp(-place / 60)))
+    assert middle[10:200] == pytest.approx(planted[10:], rel=1.5e-3)
     assert middle[195] <= middle[239] < 1.03 * LEVEL
 
 
@@ -122,20 +140,23 @@ def test_smoothing_keeps_lines_and_ignores_spikes() -> None:
 def test_planted_numbers_lie_in_their_intervals() -> None:
     rng, hits = np.random.default_rng(11), []
     for _ in range(40):
-        belief = fit(group_of(PLANTED, rng, runs=6, steps=300)).belief()
+        belief = fit(group_of(PLANTED, rng, runs=3, steps=300), SeriesPrior()).belief()
         for path, planted in (("common.correlation", 0.85), ("common.sd", 0.003), ("stalls.per_node_hour", 0.02)):
             i = belief.intervals[path]
             hits.append((path, i.low <= planted <= i.high))
     for path in dict(hits):
         share = np.mean([h for p, h in hits if p == path])
-        assert share >= 0.7, (path, share)
+        assert share >= 0.75, (path, share)
 
 
 def test_planted_drift_and_stalls() -> None:
-    common, stalls = (lambda n: (n.common, n.stalls))(fit(group_of(PLANTED, np.random.default_rng(12), 8, 600)).belief().noise)
+    noise = fit(group_of(PLANTED, np.random.default_rng(12), 8, 600), SeriesPrior()).belief().noise
+    common, stalls = noise.common, noise.stalls
     assert common.drift == pytest.approx(0.01, abs=0.002)
-    assert common.run_sd == pytest.approx(0.002, rel=1.0)
-    assert stalls.per_node_hour == pytest.approx(0.02, rel=0.5) and stalls.seconds.quantile(0.5) == pytest.approx(2, rel=0.4)
+    assert common.run_sd == pytest.approx(0.002, rel=0.7)
+    assert stalls.per_node_hour == pytest.approx(0.02, rel=0.5) and stalls.seconds.quantile(0.5) == pytest.approx(
+        2, rel=0.4
+    )
 
 
 def test_grid_finds_white_noise_and_a_random_walk_apart() -> None:
@@ -204,7 +225,7 @@ def test_prior_needs_three_groups() -> None:
 # ---- as a noise model
 
 
-def test_belief_is_written_and_read_back(tmp_path: Path) -> None:
+def test_belief_is_written_and_read_back() -> None:
     import tomllib
 
     belief = fit(group_of(PLANTED, np.random.default_rng(31))).belief("my logs")
@@ -239,8 +260,13 @@ def test_no_data_prior() -> None:
 
 
 def test_names_of_chips_and_machines() -> None:
-    assert [architecture_of(x) for x in ("NVIDIA Blackwell GPU (GB200)", "NVIDIA H200-SXM5-141GB", "MI300X", "TPU")] == [
-        "Blackwell", "Hopper", "CDNA", "TPU"]  # fmt: skip
+    chips = {
+        "NVIDIA Blackwell GPU (GB200)": "Blackwell",
+        "NVIDIA H200-SXM5-141GB": "Hopper",
+        "MI300X": "CDNA",
+        "T": "T",
+    }
+    assert {x: architecture_of(x) for x in chips} == chips
     assert machine_of("NVIDIA", "eos-dfw_n64_ngc25.01_nemo") == machine_of("NVIDIA", "eos-dfw_n1024_x") == "NVIDIA/eos"
     assert len({s.machine for s in known_systems()}) == 4
 
@@ -263,7 +289,9 @@ def test_settled_and_continued() -> None:
 
 
 def test_megatron_log(tmp_path: Path) -> None:
-    line = " [2024-01-01] iteration {:8d}/  500 | consumed samples: 1 | elapsed time per iteration (ms): {:.1f} | loss 1\n"
+    line = (
+        " [2024-01-01] iteration {:8d}/  500 | consumed samples: 1 | elapsed time per iteration (ms): {:.1f} | loss 1\n"
+    )
     path = tmp_path / "job.log"
     path.write_text("noise\n" + "".join(line.format(10 * k, 2000 + k) for k in range(1, 6)) + line.format(10, 2500))
     first, second = read_logs([path]).logs

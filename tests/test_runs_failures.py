@@ -140,5 +140,5 @@ def test_mistakes_are_named(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(PresageError, match="there is .*llama3"):
+    with pytest.raises(PresageError, match=r"there is .*llama3"):
         reliability("llama9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from presage.runs.outcome import CAUSES, Outcome
 from presage.runs.run import Checkpoints, Run
 from presage.runs.sets import reliability
 from presage.runs.simulate import simulate
-from presage.runs.steps import MODEL_SD, USUAL, StepTimes
+from presage.runs.steps import MODEL_SD, StepTimes
 from presage.runs.study import changes, grown, intervals, with_spares
+from run_times import USUAL
 
 LLAMA3 = 3.79e-3
 
@@ -260,7 +262,7 @@ def test_spares_until_there_is_no_wait() -> None:
     run = Run(100_000, 16384, replace(USUAL, seconds=5.0), reliability("llama3"), Checkpoints(10.0))
     found = with_spares(run, 100)
     assert [s.spares for s in found] == [0, 1, 2, 4, 8, 16]
-    assert all(a.middle >= b.middle and a.waits > b.waits for a, b in zip(found, found[1:], strict=False))
+    assert all(a.middle >= b.middle and a.waits > b.waits for a, b in pairwise(found))
     assert found[-1].middle == pytest.approx(simulate(run, 100).quantile(0.5), rel=2e-3)
 
 

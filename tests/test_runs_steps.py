@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from presage.errors import PresageError
-from presage.noise.distribution import Fixed, Gamma, LogNormal
-from presage.noise.noise import Common, Noise, Stalls
-from presage.runs.steps import USUAL, StepTimes, sum_variance
+from presage.noise.distribution import LogNormal
+from presage.noise.noise import Stalls
+from presage.runs.steps import StepTimes, sum_variance
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6, 0.95])
@@ -24,15 +24,6 @@ def test_sums_of_20_steps_vary_as_measured() -> None:
     """A correlation of 0.6 makes sums of 20 steps vary 3.5 times as much as independent steps; 0.9 makes it 11."""
     assert float(sum_variance(np.array(20.0), 0.6)) / 20 == pytest.approx(3.6, abs=0.1)
     assert float(sum_variance(np.array(20.0), 0.9)) / 20 == pytest.approx(11, abs=1)
-
-
-def test_noise_models_become_step_times() -> None:
-    jitter = Gamma(0.1, 0.5)
-    noise = Noise(common=Common(sd=0.01, correlation=-0.2, run_sd=0.02, jitter=jitter), stalls=Stalls(0.1, Fixed(3.0)))
-    t = StepTimes.of(5.0, noise)
-    assert t.seconds == pytest.approx(5.1)
-    assert t.sd == pytest.approx(np.hypot(0.01, 0.05 / 5))
-    assert (t.run_sd, t.correlation, t.stalls.per_node_hour, t.model_sd) == (0.02, 0.0, 0.1, 0.0)
 
 
 def test_single_steps_have_the_spread_they_are_given() -> None:
@@ -49,10 +40,6 @@ def test_runs_differ_by_their_own_factor_and_by_presages_error() -> None:
     mean, _ = StepTimes(1.0, run_sd=0.03, model_sd=0.04).runs(np.random.default_rng(0), 200_000)
     assert np.log(mean).std() == pytest.approx(0.05, rel=0.01)
     assert np.median(mean) == pytest.approx(1.0, rel=2e-3)
-
-
-def test_usual_stalls_are_three_in_a_thousand_steps_of_2048_gpus() -> None:
-    assert USUAL.stalls.per_step(256, 15.0) == pytest.approx(0.003, rel=0.02)
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 0.0}, {"seconds": 1.0, "correlation": 1.0}])

@@ -27,6 +27,7 @@ from presage.cli import (
     run,
     sensitivity,
     shard,
+    study,
     trace,
 )
 from presage.errors import PresageError
@@ -54,6 +55,7 @@ app.command("plan")(plan.command)
 app.command("place")(place.command)
 app.command("run")(run.command)
 app.command("sensitivity")(sensitivity.command)
+app.add_typer(study.app, name="study")
 app.command("fit")(fit.command)
 app.command("accuracy")(accuracy.command)
 for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):

@@ -112,7 +112,7 @@ def _print(found: Fitted, out: Path | None) -> None:
 
     page = console()
     for part in found.parts:
-        page.print(part_line(part))
+        page.print(part_line(part), soft_wrap=True)
         for row, reason in part.skipped[:3]:
             page.print(f"skipped {row}: {reason}", style="yellow")
         if len(part.skipped) > 3:

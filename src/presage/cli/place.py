@@ -23,7 +23,8 @@ def command(
     speeds: Annotated[
         str,
         typer.Option(
-            "--speeds", metavar="GPUS.csv|random:SD[:SHARE:FACTOR]",
+            "--speeds",
+            metavar="GPUS.csv|random:SD[:SHARE:FACTOR]",
             help="How fast each GPU is, in the order of ranks, spare ones last; or a fleet to draw.",
         ),
     ] = "random:0",
@@ -157,7 +158,9 @@ def _write(placed: Placed, path: Path) -> None:
     each = s.replicas * s.together
     lines = ["rank,stage,replica,place,gpu,node,factor"]
     for rank, gpu in enumerate(p.by_rank):
-        lines.append(f"{rank},{rank // each},{rank % each // s.together},{rank % s.together},{_named(placed.fleet, gpu)}")
+        lines.append(
+            f"{rank},{rank // each},{rank % each // s.together},{rank % s.together},{_named(placed.fleet, gpu)}"
+        )
     lines += [f",,,spare,{_named(placed.fleet, gpu)}" for gpu in p.spares]
     write_whole(path, ("\n".join(lines) + "\n").encode())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Json, emit
+from presage.cli.common import Json, NoiseFile, Seed, emit
 from presage.cli.job import said
 from presage.cli.predicted import tell
 from presage.errors import PresageError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from presage.jobs.predict import JobPrediction
     from presage.runs.failures import Reliability
     from presage.runs.run import Run
-    from presage.runs.steps import StepTimes
     from presage.runs.whole import RunPrediction
 
 __all__ = ["command"]
@@ -29,60 +28,80 @@ UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 360
 GB = 1e9
 
 
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")]
+Tokens = Annotated[str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T.")]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Instead of tokens.")]
+Deadline = Annotated[
+    str | None, typer.Option("--deadline", metavar="60d|DATE", help="How sure is it to be done by then?")
+]
+Start = Annotated[
+    str | None, typer.Option("--start", metavar="DATE", help="When it starts, for a date (default: today).")
+]
+FailureSet = Annotated[
+    str | None, typer.Option("--failures", metavar="NAME|FILE.toml", help="Rates of failures (default: llama3).")
+]
+Rate = Annotated[
+    float | None, typer.Option("--rate", metavar="R", min=0, help="Failures per 1,000 node-days, all together.")
+]
+Superlinear = Annotated[
+    bool, typer.Option("--superlinear", help="A node fails more often in larger jobs, as Meta saw up to 98K GPUs.")
+]
+RestartSeconds = Annotated[
+    float | None, typer.Option("--restart-seconds", metavar="S", min=0.001, help="From noticed to the next step.")
+]
+SaveSeconds = Annotated[
+    float | None, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="That each stops the job.")
+]
+Background = Annotated[
+    float, typer.Option("--background", metavar="SHARE", help="Of the writing, while steps go on (0 to 1).")
+]
+Storage = Annotated[
+    float | None, typer.Option("--storage-GBps", metavar="X", min=0.001, help="That checkpoints are written at.")
+]
+Every = Annotated[
+    str, typer.Option("--interval", metavar="auto|N|30min", help="Between checkpoints: steps, or a time.")
+]
+SpareNodes = Annotated[
+    int | None, typer.Option("--spares", metavar="N", min=0, help="Spare nodes (default: always one ready).")
+]
+StepSeconds = Annotated[
+    float | None,
+    typer.Option("--step-seconds", metavar="S", min=1e-6, help="Of a step, where it was measured, not predicted."),
+]
+ModelError = Annotated[
+    bool, typer.Option("--model-error/--no-model-error", help="Presage's own error of the step time, and of rates.")
+]
+Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour.")]
+Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")]
+Change = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
+]
+Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, help="Runs that are drawn.")]
+
+
 def command(
-    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
-    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Instead of tokens.")] = None,
-    deadline: Annotated[
-        str | None, typer.Option("--deadline", metavar="60d|DATE", help="How sure is it to be done by then?")
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option("--start", metavar="DATE", help="When it starts, for a date (default: today).")
-    ] = None,
-    failures: Annotated[
-        str | None, typer.Option("--failures", metavar="NAME|FILE.toml", help="Rates of failures (default: llama3).")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="R", min=0, help="Failures per 1,000 node-days, all together.")
-    ] = None,
-    superlinear: Annotated[
-        bool, typer.Option("--superlinear", help="A node fails more often in larger jobs, as Meta saw up to 98K GPUs.")
-    ] = False,
-    restart: Annotated[
-        float | None, typer.Option("--restart-seconds", metavar="S", min=0.001, help="From noticed to the next step.")
-    ] = None,
-    save: Annotated[
-        float | None, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="That each stops the job.")
-    ] = None,
-    background: Annotated[
-        float, typer.Option("--background", metavar="SHARE", help="Of the writing, while steps go on (0 to 1).")
-    ] = 0.0,
-    storage: Annotated[
-        float | None, typer.Option("--storage-GBps", metavar="X", min=0.001, help="That checkpoints are written at.")
-    ] = None,
-    interval: Annotated[
-        str, typer.Option("--interval", metavar="auto|N|30min", help="Between checkpoints: steps, or a time.")
-    ] = "auto",
-    spares: Annotated[
-        int | None, typer.Option("--spares", metavar="N", min=0, help="Spare nodes (default: always one ready).")
-    ] = None,
-    noise: Annotated[
-        Path | None, typer.Option("--noise", metavar="NOISE.toml", help="How steps differ, as presage fit finds it.")
-    ] = None,
-    step: Annotated[
-        float | None,
-        typer.Option("--step-seconds", metavar="S", min=1e-6, help="Of a step, where it was measured, not predicted."),
-    ] = None,
-    model_error: Annotated[
-        bool, typer.Option("--model-error/--no-model-error", help="Presage's own error of the step time, and of rates.")
-    ] = True,
-    price: Annotated[float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
-    change: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
-    ] = [],  # noqa: B006
-    draws: Annotated[int, typer.Option("--draws", metavar="N", min=1, help="Runs that are drawn.")] = 2000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same answer.")] = 0,
+    job: JobFile,
+    tokens: Tokens = None,
+    steps: Steps = None,
+    deadline: Deadline = None,
+    start: Start = None,
+    failures: FailureSet = None,
+    rate: Rate = None,
+    superlinear: Superlinear = False,
+    restart: RestartSeconds = None,
+    save: SaveSeconds = None,
+    background: Background = 0.0,
+    storage: Storage = None,
+    interval: Every = "auto",
+    spares: SpareNodes = None,
+    noise: NoiseFile = None,
+    step: StepSeconds = None,
+    model_error: ModelError = True,
+    price: Price = None,
+    gpus: Gpus = None,
+    change: Change = [],  # noqa: B006
+    draws: Draws = 2000,
+    seed: Seed = 0,
     json: Json = None,
 ) -> None:
     """When will this training run be done, and how sure is that? With failures, checkpoints, spares and stalls.
@@ -92,6 +111,7 @@ def command(
     presage run job.toml --steps 500000 --failures our_cluster.toml --interval 30min --spares 16
     """
     from presage.jobs.predict import predict_job
+    from presage.runs.drawn import step_times
     from presage.runs.save import checkpoints_of
     from presage.runs.whole import predict_run
 
@@ -99,8 +119,12 @@ def command(
     kind = _reliability(failures, rate, restart, superlinear)
     many = _steps(found, tokens, steps)
     saves = checkpoints_of(found.job, kind, save, background, None if storage is None else storage * GB)
-    answer = predict_run(found, many, kind, saves, _times(found, noise, step), spares, draws, seed)
-    answer = replace(answer, run=_told(answer.run, interval, model_error), deadline=_until(deadline, start))
+    until = _until(deadline, start)
+    times, source = step_times(found, noise, bool(kind.slow), seed)
+    times = times if step is None else replace(times, seconds=step, model_sd=0.0)  # what was measured has no such error
+    answer = predict_run(found, many, kind, saves, times, spares, draws, seed)
+    told = _told(answer.run, interval, model_error)
+    answer = replace(answer, run=told, deadline=until, noise=source)
     if emit(json, answer.to_json() if json is not None else {}):
         _print(answer)
 
@@ -128,16 +152,6 @@ def _reliability(name: str | None, rate: float | None, restart: float | None, su
     if restart is not None:
         kind = replace(kind, restart=ByScale(((1.0, restart),)), load=0.0)
     return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
-
-
-def _times(found: JobPrediction, noise: Path | None, measured: float | None) -> StepTimes:
-    """What was measured has no error of presage's."""
-    from presage.noise.files import read_noise
-    from presage.runs.steps import MODEL_SD, USUAL, StepTimes
-
-    seconds = measured or found.seconds
-    times = replace(USUAL, seconds=seconds) if noise is None else StepTimes.of(seconds, read_noise(noise).noise)
-    return replace(times, model_sd=0.0 if measured else MODEL_SD)
 
 
 def _told(run: Run, interval: str, model_error: bool) -> Run:

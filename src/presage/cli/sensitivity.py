@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Json, console, emit, status
+from presage.cli.common import Json, NoiseFile, Seed, console, emit, status
 
 if TYPE_CHECKING:
     from presage.jobs.draws.sensitivity import Sensitivity
@@ -17,15 +17,15 @@ __all__ = ["command"]
 
 def command(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
-    noise: Annotated[
-        Path | None, typer.Option("--noise", metavar="NOISE.toml", help="How steps differ, as presage fit finds it.")
-    ] = None,
+    noise: NoiseFile = None,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
     change: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
     ] = [],  # noqa: B006
-    draws: Annotated[int, typer.Option("--draws", metavar="N", min=100, help="Steps that are drawn, each time.")] = 4000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same answer.")] = 0,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps that are drawn, each time.")
+    ] = 4000,
+    seed: Seed = 0,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of each table, bars of the plot.")] = 12,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs presage[plot]).")

@@ -138,9 +138,10 @@ def _traces(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
 
     run = read_run(files_of(paths), partial=True)
     found = fit_traces(run, told["collectives"])
-    words = f"{found.ranks} ranks, {found.steps} steps; {100 * found.compared:.0f}% of kernel time is in all of them"
+    many = f"{found.ranks} ranks, {found.steps} step{'s' if found.steps > 1 else ''}"
+    words = f"{many}; {100 * found.compared:.0f}% of kernel time is in all of them"
     gpus = run.traces[0].gpus
-    facts = Facts(gpus[0] if gpus and gpus[0] else None, run.traces[0].world or len(run))
+    facts = Facts(_known(gpus[0] if gpus else None), run.traces[0].world or len(run))
     return [Part("traces", _names(paths), words, found.belief(), facts)]
 
 
@@ -173,7 +174,7 @@ def _steps(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
     words = f"{name}: {len(logs)} run{'s' if len(logs) > 1 else ''}, {sum(len(x.seconds) for x in logs):,} records"
     meta = logs[0].meta
     facts = Facts(
-        _text(meta.get("accelerator")), _whole(meta.get("n_gpus")), _whole(meta.get("gpus_per_node")), fitted.level
+        _known(meta.get("accelerator")), _whole(meta.get("n_gpus")), _whole(meta.get("gpus_per_node")), fitted.level
     )
     return [Part("steps", _names(paths), words, fitted.belief(f"step times of {name}"), facts, found.skipped)]
 
@@ -206,8 +207,15 @@ def _names(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(p.name for p in paths)
 
 
-def _text(value: Any) -> str | None:
-    return str(value) if value else None
+def _known(name: Any) -> str | None:
+    """A GPU's name in a file, where presage knows that GPU."""
+    from presage.hardware import gpu_named
+
+    try:
+        gpu_named(str(name or ""))
+    except PresageError:
+        return None
+    return str(name)
 
 
 def _whole(value: Any) -> int | None:

@@ -109,7 +109,8 @@ def fit_tail(logs: Floats, fleets: Sequence[KnownFleet]) -> Tail:
     total = np.cumsum(np.exp(weights - weights.max()).ravel())
     picked = np.searchsorted(total, (np.arange(KEPT) + 0.5) / KEPT * total[-1])
     sd, share, width, size = np.unravel_index(picked, weights.shape)
-    return Tail(middle, first * _spread_out(sds, sd), _spread_out(SHARES, share), sizes[size], WIDTHS[width])
+    wide, other = _spread_out(sds), _spread_out(SHARES)  # but slow GPUs stay as slow as they are
+    return Tail(middle, first * sds[sd] * wide, SHARES[share] * other, sizes[size] / wide, WIDTHS[width])
 
 
 @cache
@@ -138,10 +139,9 @@ def _likelihood(z: Floats, counts: Floats, sizes: Floats) -> Floats:
     return np.asarray([np.log1p(s * (ratio - 1)) @ counts for s in SHARES]) + float(body @ counts)
 
 
-def _spread_out(grid: Floats, picked: NDArray[np.int64]) -> Floats:
-    """What was picked of a grid of equal ratios, spread evenly over the cells that the grid's points stand for."""
-    width = np.log(grid[1] / grid[0])
-    return np.asarray(grid[picked] * np.exp(width * ((GOLDEN * np.arange(len(picked))) % 1 - 0.5)))
+def _spread_out(grid: Floats) -> Floats:
+    """Factors that spread what is picked of a grid of equal ratios evenly over the cells its points stand for."""
+    return np.asarray((grid[1] / grid[0]) ** ((GOLDEN * np.arange(KEPT)) % 1 - 0.5))
 
 
 def _estimate(values: Floats) -> Ranged:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from presage.errors import InputError, PresageError
-from presage.noise.logs import Event, Logs, StepLog, step_log
+from presage.noise.logs import Event, Floats, Logs, StepLog, step_log
 
 __all__ = ["read_csv", "read_megatron", "read_mlperf"]
 
@@ -56,7 +56,11 @@ def read_mlperf(path: Path, text: str) -> Logs:
 
 
 def _reason(e: Exception) -> str:
-    return str(e) if isinstance(e, _Unusable | PresageError) else f"a field has not the form it should have: {type(e).__name__} {e}"
+    return (
+        str(e)
+        if isinstance(e, _Unusable | PresageError)
+        else f"a field has not the form it should have: {type(e).__name__} {e}"
+    )
 
 
 class _Unusable(ValueError):
@@ -69,8 +73,11 @@ def _mlperf_run(run: Mapping[str, Any], name: str) -> StepLog:
     if run.get("steps"):
         table = np.array([[r[0], r[1]] for r in run["steps"]], np.float64)
         counts = run.get("step_stride") or (int(np.median(np.diff(table[:, 0]))) if len(table) > 1 else 1)
-        ends = run.get("step_end_s") or []
-        log = step_log(name, group, table[:, 0], table[:, 1], counts, _evaluations(run, table[:, 0], ends), meta=meta)
+        logged = np.array(run.get("step_end_s") or [], np.float64)
+        ends = logged if len(logged) == len(table) and np.isfinite(logged).all() else None
+        clock = None if ends is None else ends + float(run.get("init_s") or 0.0)
+        events = _evaluations(run, table[:, 0], ends)
+        log = step_log(name, group, table[:, 0], table[:, 1], counts, events, ends=clock, meta=meta)
     elif run.get("blocks"):
         table = np.array([[b[0], b[1]] for b in run["blocks"]], np.float64)
         log = step_log(name, group, np.arange(len(table)), table[:, 1], _counts(run, table), blocks=True, meta=meta)
@@ -79,13 +86,13 @@ def _mlperf_run(run: Mapping[str, Any], name: str) -> StepLog:
     return log
 
 
-def _evaluations(run: Mapping[str, Any], steps: np.ndarray[Any, Any], ends: Sequence[float]) -> list[Event]:
+def _evaluations(run: Mapping[str, Any], steps: Floats, ends: Floats | None) -> list[Event]:
     """Where each evaluation falls: as logged, else from the times of the records, else from its samples."""
     found = []
     for v in run.get("validation") or []:
         after, start = v.get("after_step"), v.get("start_s")
-        if after is None and start is not None and len(ends) == len(steps):
-            before = np.flatnonzero(np.array(ends, np.float64) <= start + 1e-3)
+        if after is None and start is not None and ends is not None:
+            before = np.flatnonzero(ends <= start + 1e-3)
             after = steps[before[-1]] if len(before) else None
         if after is None and v.get("samples") and run.get("global_batch"):
             after = v["samples"] // run["global_batch"] - 1
@@ -94,7 +101,7 @@ def _evaluations(run: Mapping[str, Any], steps: np.ndarray[Any, Any], ends: Sequ
     return found
 
 
-def _counts(run: Mapping[str, Any], table: np.ndarray[Any, Any]) -> list[int]:
+def _counts(run: Mapping[str, Any], table: Floats) -> list[int]:
     """Steps in each block: its span, without the evaluations in it, over its mean."""
     spans = np.diff(table[:, 0], prepend=0.0)
     for v in run.get("validation") or []:

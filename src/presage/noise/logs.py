@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class StepLog:
     counts: Ints  # how many steps each record is the mean of
     events: tuple[Event, ...] = ()
     blocks: bool = False  # records are means between two evaluations, not of a fixed number of steps
+    ends: Floats | None = None  # seconds from the job's start to each record's end, where known
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,18 +71,21 @@ class StepLog:
         """Seconds of all its steps, without what is between them."""
         return float(self.seconds @ self.counts)
 
+    @property
+    def clock(self) -> Floats:
+        """Seconds from the job's start to each record's end, as far as known."""
+        if self.ends is not None:
+            return self.ends
+        pauses = np.zeros(len(self.steps) + 1)
+        for e in self.events:
+            pauses[np.searchsorted(self.steps, e.after_step, "right")] += e.seconds
+        return np.asarray(np.cumsum(self.seconds * self.counts + pauses[:-1]))
+
     def cut(self, first: int) -> StepLog:
         """Without its first records."""
-        return StepLog(
-            self.run,
-            self.group,
-            self.steps[first:],
-            self.seconds[first:],
-            self.counts[first:],
-            self.events,
-            self.blocks,
-            self.meta,
-        )
+        ends = None if self.ends is None else self.ends[first:]
+        steps, seconds, counts = self.steps[first:], self.seconds[first:], self.counts[first:]
+        return replace(self, steps=steps, seconds=seconds, counts=counts, ends=ends)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ def step_log(
     counts: ArrayLike | int = 1,
     events: Iterable[Event] = (),
     blocks: bool = False,
+    ends: ArrayLike | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> StepLog:
     """A log of the records that are numbers above 0, in the order of their steps; of two for one step the later one."""
@@ -113,7 +118,8 @@ def step_log(
     good = np.flatnonzero(np.isfinite(time) & (time > 0))
     _, last = np.unique(number[good][::-1], return_index=True)
     keep = good[::-1][last]
-    return StepLog(run, group, number[keep], time[keep], count[keep], tuple(events), blocks, dict(meta or {}))
+    end = None if ends is None else np.asarray(ends, np.float64)[keep]
+    return StepLog(run, group, number[keep], time[keep], count[keep], tuple(events), blocks, end, dict(meta or {}))
 
 
 def read_logs(paths: Sequence[str | Path], column: str | None = None, unit: str | None = None) -> Logs:

@@ -49,7 +49,9 @@ def outcome_table(p: Placed) -> Table:
 def stage_table(p: Placed, responses: Sequence[float], slow: float) -> Table:
     """Who goes where: stages by how they respond, and which groups the best placement gives them."""
     response = f"response to x{slow:.3g}"
-    table = plain_table("Who goes where", "stage", response, "median group", "slowest group", "slowest GPU there", "its node")
+    table = plain_table(
+        "Who goes where", "stage", response, "median group", "slowest group", "slowest GPU there", "its node"
+    )
     best = p.best.placement
     for stage in _shown(p.shape.stages):
         factors = best.factors[:, stage]
@@ -91,7 +93,9 @@ def evict_table(title: str, rows: Sequence[Evicted]) -> Table:
 def left_table(rows: Sequence[LeftOut], p: Placed) -> Table:
     """The slowest GPUs that are left out."""
     count = len(p.best.placement.spares)
-    table = plain_table(f"Left out: the slowest of {count} spare GPUs", "GPU", "node", "factor", "p95 with it", "cost", left=2)
+    table = plain_table(
+        f"Left out: the slowest of {count} spare GPUs", "GPU", "node", "factor", "p95 with it", "cost", left=2
+    )
     for x in rows:
         cost = _signed(x.p95 / p.best.p95.value - 1)
         table.add_row(escape(x.gpu), escape(x.node or "-"), f"{x.factor:.3f}", seconds(x.p95), cost)

@@ -69,8 +69,14 @@ def _bars(axis: Any, panel: Bars) -> None:
     axis.barh(at, [b.value for b in shown], color=colors, height=0.68, zorder=2)
     axis.errorbar([b.value for b in shown], at, xerr=[b.error for b in shown], fmt="none", ecolor="#333333", lw=1)
     axis.set_yticks(at, [b.name for b in shown], fontsize=9)
+    for y, b in enumerate(shown):
+        gap, side = (-4, "right") if b.value < 0 else (4, "left")
+        end = b.value + (b.error if b.value >= 0 else -b.error)
+        axis.annotate(
+            f"{b.value:.2g}", (end, y), (gap, 0), textcoords="offset points", ha=side, va="center", fontsize=8
+        )
     axis.axvline(0, color="#333333", lw=0.8, zorder=3)
-    axis.margins(y=0.02)
+    axis.margins(x=0.12, y=0.02)
     _dress(axis, panel.title, "x")
 
 
@@ -95,19 +101,22 @@ def _lines(axis: Any, panel: Lines) -> None:
     for i, (name, values) in enumerate(panel.values.items()):
         axis.plot(range(len(values)), values, "-o", color=COLORS[i % len(COLORS)], label=name, markersize=4.5)
     if panel.from_zero:
-        axis.set_ylim(0)
+        axis.set_ylim(0, 1.15 * max(max(v) for v in panel.values.values()))
+    axis.margins(x=0.08, y=0.15)
     if len(panel.values) > 1:
         axis.legend(frameon=False, fontsize=8)
 
 
 def _stack(axis: Any, panel: Lines) -> None:
-    """Parts on top of each other, the first at the bottom."""
+    """Parts on top of each other, the first at the bottom; room above for what they are called."""
     height = [0.0] * max(len(v) for v in panel.values.values())
     for i, (name, values) in enumerate(panel.values.items()):
         axis.bar(range(len(values)), values, 0.62, height, color=COLORS[i % len(COLORS)], label=name, zorder=2)
         height = [h + v for h, v in zip(height, values, strict=True)]
-    axis.set_ylim(0, 1.02 * max(height) if max(height) > 0 else 1.0)
-    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    many = len(panel.values) > 1
+    axis.set_ylim(0, (1.28 if many else 1.05) * max(height) if max(height) > 0 else 1.0)
+    if many:
+        axis.legend(frameon=False, fontsize=8, loc="upper center", ncols=2)
 
 
 def _dress(axis: Any, title: str, along: str) -> None:

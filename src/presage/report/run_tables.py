@@ -172,5 +172,6 @@ def remarks(p: RunPrediction) -> list[str]:
     out.append(
         f"standard errors of {p.draws:,} draws: p50 {span(o.quantile_error(0.5))}, p95 {span(o.quantile_error(0.95))}"
     )
+    out.append(f"steps differ: {p.noise}")
     fits = [] if p.job.memory.fits else ["note: the job does NOT fit in memory: see presage job"]
     return out + fits + [f"note: {note}" for note in p.job.notes]

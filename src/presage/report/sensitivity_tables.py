@@ -35,6 +35,7 @@ NAMES = {"class": CLASSES, "source": {s.name: s.words for s in SOURCES}}
 GROUPS = ("class", "source", "stage")
 KINDS = ("class of work", "source of noise", "pipeline stage")
 ERRORS = 2.0  # an effect below so many standard errors is told as none
+LEAST = 0.02  # a share that is below this for sure is told as none
 MS = 1e3
 
 
@@ -46,7 +47,9 @@ def headline(s: Sensitivity) -> str:
     what = f"[bold]{escape(job.name or job.model.name or 'job')}[/bold]"
     p50, p95 = (s.draws.quantile(p) for p in (0.5, 0.95))
     over = f"{percent(p95.value / s.calm - 1)} over the {seconds(s.calm)} of a step without noise"
-    told = f"a step on {job.gpus:,} x {job.platform.gpu.name}: p50 {seconds(p50.value)}, p95 {seconds(p95.value)}, {over}"
+    told = (
+        f"a step on {job.gpus:,} x {job.platform.gpu.name}: p50 {seconds(p50.value)}, p95 {seconds(p95.value)}, {over}"
+    )
     return f"{what}: {told}\n{_steadier(s)}\n{_faster(s)}"
 
 
@@ -65,7 +68,7 @@ def _faster(s: Sensitivity) -> str:
     moved = percent(kind.faster.p95.value / _p95(s))
     stage = _first(s.of("stage"), _quick)
     also = f"; of the stages, {called(stage)}" if stage is not None else ""
-    return f"Make faster first: {called(kind)} (p95 {moved} for 10% less of them){also}"
+    return f"Make faster first: {called(kind)} (p95 {moved} if 10% quicker){also}"
 
 
 def _moved(r: Row, s: Sensitivity) -> str:
@@ -121,7 +124,7 @@ def source_table(s: Sensitivity, top: int) -> Table:
     table = plain_table("Sources of noise", "source", *columns, fold=False)
     for r in _order(s.of("source"))[:top]:
         shares = (r.shares.variance, r.shares.tail, r.shares.mean) if r.shares else ()
-        table.add_row(called(r), *_changed(r.steady, s), *(_cell(x, 0) for x in shares))
+        table.add_row(called(r), *_changed(r.steady, s), *(_share(x) for x in shares))
     if s.of("source"):
         table.add_row("all of them", *_changed(s.all_steady, s), *["100%"] * 3, style="bold")
     return table
@@ -152,6 +155,11 @@ def _changed(c: Change, s: Sensitivity) -> list[str]:
 
 def _cell(e: Estimate, digits: int = 2) -> str:
     return f"{percent(e.value, digits)} ±{100 * e.error:.{digits}f}" if told(e) else "~0"
+
+
+def _share(e: Estimate) -> str:
+    """What may be large is told with its error, however large that is."""
+    return f"{percent(e.value, 0)} ±{100 * e.error:.0f}" if abs(e.value) + ERRORS * e.error >= LEAST else "~0"
 
 
 def remarks(s: Sensitivity) -> list[str]:

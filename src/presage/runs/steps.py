@@ -7,19 +7,17 @@ step: the variance of a sum of n of them is known exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError
-from presage.noise.distribution import LogNormal
-from presage.noise.noise import Noise, Stalls
+from presage.noise.noise import Stalls
 
-__all__ = ["MODEL_SD", "USUAL", "StepTimes", "sum_variance"]
+__all__ = ["MODEL_SD", "StepTimes", "sum_variance"]
 
 Floats = NDArray[np.float64]
-HOUR = 3600.0
 MODEL_SD = 0.076 / 0.6745  # a median error of 7.6% on 1,287 public runs (docs/runs.md), were errors Normal
 
 
@@ -39,14 +37,6 @@ class StepTimes:
     def __post_init__(self) -> None:
         if not self.seconds > 0 or not 0 <= self.correlation < 1:
             raise PresageError("steps need seconds above 0 and a correlation from 0 to below 1")
-
-    @staticmethod
-    def of(seconds: float, noise: Noise) -> StepTimes:
-        """As a noise model has them; what it says of ranks and the network is taken to be in `seconds` already."""
-        c = noise.common
-        plain = StepTimes(seconds, c.run_sd, c.drift, c.drift_sd, c.sd, max(0.0, c.correlation), noise.stalls)
-        jitter = c.jitter
-        return replace(plain, seconds=seconds + jitter.mean, sd=float(np.hypot(c.sd, jitter.sd / seconds)))
 
     def runs(self, rng: np.random.Generator, draws: int) -> tuple[Floats, Floats]:
         """Of each draw: seconds of its average step, and its drift."""
@@ -70,17 +60,3 @@ def sum_variance(n: Floats, correlation: float) -> Floats:
     """Of a sum of n values of variance 1 where each goes with the one before: exact for whole n."""
     r = correlation
     return np.asarray(n * (1 + r) / (1 - r) - 2 * r * (1 - r**n) / (1 - r) ** 2)
-
-
-def _usual() -> StepTimes:
-    """For those who have measured nothing: middle values of what MLPerf's logs of Llama 3.1 405B show.
-
-    Between steps 0.3-1%, correlation 0.6; between runs 0.23% in repeats on one system, up to 1% else; drift +0.4 to
-    +1.4% on H100 and H200. Stalls: 0.3% of steps on 256 nodes with steps of about 15 s, a fifth of a step at the
-    median and two steps at the 99th percentile, and as many more as there are nodes.
-    """
-    stalls = Stalls(2.8e-3, LogNormal(3.0, 0.99))
-    return StepTimes(1.0, run_sd=0.005, drift=0.009, drift_sd=0.005, sd=0.005, correlation=0.6, stalls=stalls)
-
-
-USUAL = _usual()

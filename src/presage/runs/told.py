@@ -29,6 +29,7 @@ def told(p: RunPrediction) -> dict[str, Any]:
         "tokens": run.steps * p.job.job.tokens,
         "draws": p.draws,
         "seed": p.seed,
+        "noise": p.noise,
         "step_ms": {"predicted": run.times.seconds * MS, **spread(p.steps * MS), "run_mean": spread(p.exact.step * MS)},
         "days": _days(p.outcome),
         "days_without_model_error": _days(p.exact),

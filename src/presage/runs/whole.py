@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from presage.costs.chip import Chip
 from presage.jobs.predict import JobPrediction
+from presage.runs.drawn import step_times
 from presage.runs.failures import Reliability
 from presage.runs.outcome import Outcome
 from presage.runs.run import Checkpoints, Run
 from presage.runs.save import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
 from presage.runs.simulate import simulate
-from presage.runs.steps import MODEL_SD, USUAL, StepTimes
+from presage.runs.steps import StepTimes
 from presage.runs.study import Change, Interval, WithSpares, changes, intervals, with_spares
 
 __all__ = ["RunPrediction", "predict_run"]
@@ -37,6 +38,7 @@ class RunPrediction:
     draws: int = 2000
     seed: int = 0
     deadline: float | None = None  # seconds after the start
+    noise: str = "as said"  # where the step times' spread is from
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -110,8 +112,9 @@ def predict_run(
     deadline: float | None = None,
 ) -> RunPrediction:
     """How long so many steps of a job take, all in all. What is not said is usual: failures as in Llama 3's training,
-    checkpoints by their size, steps that differ as in MLPerf's logs, the step time as wrong as predictions are."""
-    kind = kind or reliability(DEFAULT)
-    times = times or replace(USUAL, seconds=job.seconds, model_sd=MODEL_SD)
+    checkpoints by their size, noise as assumed of such GPUs, the step time as wrong as predictions are."""
+    kind, source = kind or reliability(DEFAULT), "as said"
+    if times is None:
+        times, source = step_times(job, episodes=bool(kind.slow), seed=seed)
     run = Run(steps, job.job.gpus, times, kind, saves or checkpoints_of(job.job, kind), spares)
-    return RunPrediction(job, run, draws, seed, deadline)
+    return RunPrediction(job, run, draws, seed, deadline, source)

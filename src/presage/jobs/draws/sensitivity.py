@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ __all__ = ["FASTER", "Change", "Row", "Sensitivity", "Shares", "sensitivity"]
 
 Floats = NDArray[np.float64]
 FASTER = 0.9  # of its seconds
-DRAWS = 4_000
+DRAWS, FEW = 4_000, 2_000  # each time; of stages, of which there may be many
 SLOWED = frozenset({"products", "attention"})  # by slow GPUs
 MEAN, P50, P95, SD, VARIANCE, TAIL = range(6)  # what is told of draws
 Drawn = Callable[[Shape, Noise], Draws]
@@ -88,13 +89,14 @@ def sensitivity(shape: Shape, noise: Noise, seed: int = 0, draws: int = DRAWS) -
     """Of a job's step. The shape may be `calmed`, by this noise."""
     kept: Kept = {}
 
-    def drawn(shape: Shape, noise: Noise) -> Draws:
-        return draw(shape, noise, seed, draws, kept=kept)
+    def drawn(shape: Shape, noise: Noise, few: int = draws) -> Draws:
+        return draw(shape, noise, seed, few, kept=kept)
 
     found, calm = drawn(shape, noise), drawn(shape, NO_NOISE)
     before = _told(found)
     sources, exact = _sources(shape, noise, drawn, before, seed)
-    rows = *_classes(shape, noise, drawn, before), *sources, *_stages(shape, noise, drawn, before)
+    few = min(draws, FEW)
+    rows = *_classes(shape, noise, drawn, before), *sources, *_stages(shape, noise, partial(drawn, few=few))
     steady = _told(drawn(shape, without(noise, [s.name for s in active(noise)])))
     return Sensitivity(shape, found, float(calm.seconds.flat[0]), Change.of(before, steady), rows, exact)
 
@@ -110,8 +112,8 @@ def _classes(shape: Shape, noise: Noise, drawn: Drawn, before: Floats) -> list[R
     return out
 
 
-def _stages(shape: Shape, noise: Noise, drawn: Drawn, before: Floats) -> list[Row]:
-    out = []
+def _stages(shape: Shape, noise: Noise, drawn: Drawn) -> list[Row]:
+    before, out = _told(drawn(shape, noise)), []
     for stage in range(shape.stages if shape.stages > 1 else 0):
         steady = Change.of(before, _told(drawn(replace(shape, still=frozenset([stage])), noise)))
         quick = Change.of(before, _told(drawn(stage_scaled(shape, stage, FASTER), noise)))

@@ -21,6 +21,7 @@ SHARE = np.array([0.0, 0.08, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.97])
 CELLS = [(p, s) for p in PHI for s in SHARE]
 SCORES = np.linspace(-3.2, 3.2, 65)  # where the shape is kept
 LIMIT = 6.0  # robust standard deviations; what is longer is a stall
+LONG = 4000  # records; of longer runs stretches are looked at
 TINY = 1e-7  # of a step: a spread below it is none
 
 
@@ -45,7 +46,7 @@ def bulk_of(left: Floats, plain: Bools, width: float) -> Bulk:
     body = plain & ~stalls & np.isfinite(units)
     shape, _ = _shape(np.where(body, units, np.nan))
     apart = _apart(np.where(body, left, np.nan), np.maximum(widths, TINY)) / spread
-    return Bulk(widths, spread, shape, _evidence(_shape(apart)[1]), int(body.sum()), stalls)
+    return Bulk(widths, spread, shape, _evidence(_pieces(_shape(apart)[1])), int(body.sum()), stalls)
 
 
 def _apart(left: Floats, widths: Floats) -> Floats:
@@ -89,22 +90,44 @@ def _shape(units: Floats) -> tuple[Floats, Floats]:
     return np.interp(SCORES, np.sort(order), np.sort(units[ok])), scores
 
 
+def _pieces(scores: Floats) -> Floats:
+    """Of long runs some stretches, as runs of their own: they tell as much as is needed."""
+    if scores.shape[1] <= LONG:
+        return scores
+    starts = np.linspace(0, scores.shape[1] - LONG // 4, 4).astype(np.int64)
+    return np.concatenate([scores[:, k : k + LONG // 4] for k in starts])
+
+
 def _evidence(scores: Floats) -> Floats:
-    """Log likelihood of all runs' scores [runs, records] for each cell; a NaN is a step not seen."""
-    phi, share = (np.array(v) for v in zip(*CELLS, strict=True))
-    new = share * (1 - phi**2)
-    mean = np.zeros((len(scores), len(phi)))
-    var = np.broadcast_to(share, mean.shape).copy()
-    total = np.zeros(mean.shape)
-    for y in scores.T:
-        seen = np.isfinite(y)[:, None]
-        width = var + 1 - share
-        off = np.where(seen, y[:, None] - mean, 0.0)
-        total -= np.where(seen, 0.5 * (np.log(width) + off**2 / width), 0.0)
-        gain = np.where(seen, var / width, 0.0)
-        mean = phi * (mean + gain * off)
-        var = phi**2 * var * (1 - gain) + new
-    return np.asarray(total.sum(axis=0))
+    """Log likelihood of all runs' scores [runs, records] for each cell, whatever their levels and slopes are.
+
+    A NaN is a step not seen. The filter runs over the scores, a constant and a line at once; what the latter two can
+    explain is taken out (restricted likelihood: a fitted line would look like less correlation).
+    """
+    phi, share = (np.array(v)[None, :, None] for v in zip(*CELLS, strict=True))
+    mean = np.zeros((len(scores), len(CELLS), 3))
+    var = np.broadcast_to(share[..., 0], mean.shape[:2]).copy()
+    logs, squares = np.zeros(var.shape), np.zeros((*var.shape, 3, 3))
+    for y, place in zip(scores.T, np.linspace(-1, 1, scores.shape[1]), strict=True):
+        seen = np.isfinite(y)
+        width = var + 1 - share[..., 0]
+        given = np.stack([np.where(seen, y, 0.0), np.ones(len(y)), np.full(len(y), place)], axis=1)
+        off = np.where(seen[:, None, None], given[:, None] - mean, 0.0)
+        logs += np.where(seen[:, None], np.log(width), 0.0)
+        squares += off[..., :, None] * (off / width[..., None])[..., None, :]
+        gain = np.where(seen[:, None], var / width, 0.0)
+        mean = phi * (mean + gain[..., None] * off)
+        var = phi[..., 0] ** 2 * var * (1 - gain) + (share * (1 - phi**2))[..., 0]
+    return np.asarray(_restricted(logs, squares, np.isfinite(scores).sum(axis=1)).sum(axis=0))
+
+
+def _restricted(logs: Floats, squares: Floats, seen: NDArray[np.int64]) -> Floats:
+    """Of each run and cell, from sums of products of (scores, constant, line); nothing from runs of a few records."""
+    lines = squares[..., 1:, 1:] + 1e-9 * np.eye(2)
+    both = squares[..., 1:, 0]
+    explained = (both * np.linalg.solve(lines, both[..., None])[..., 0]).sum(axis=-1)
+    fit = -0.5 * (logs + squares[..., 0, 0] - explained + np.linalg.slogdet(lines)[1])
+    return np.where(seen[:, None] > 8, fit, 0.0)
 
 
 def latent(rng: np.random.Generator, phi: Floats, share: Floats, steps: int) -> Floats:

@@ -17,8 +17,9 @@ from presage.noise.series.bulk import CELLS, SCORES, Bulk, bulk_of, latent
 from presage.noise.series.drift import Shared, shared
 from presage.noise.series.levels import Levels, evidence, levels_of
 from presage.noise.series.prior import SeriesPrior
+from presage.noise.series.recurring import placed
 from presage.noise.series.shipped import shipped
-from presage.noise.series.stalls import Seen, placed, stalls_of
+from presage.noise.series.stalls import Seen, stalls_of
 from presage.noise.series.table import Table, kinds_of, lead_of, table_of
 
 __all__ = ["Predicted", "SeriesFit", "Slowed", "fit"]
@@ -87,6 +88,8 @@ class SeriesFit:
     prior: SeriesPrior
     nodes: float = 1.0
     stride: int = 1
+    start: float = 0.0  # seconds from a job's start to its first step
+    pause: float = 0.0  # of an event between steps
 
     @cached_property
     def level_evidence(self) -> Floats:
@@ -130,6 +133,7 @@ class SeriesFit:
         relative += self._scheduled(rng, kinds_of(steps, events, self.lead), draws)
         many = np.ones(len(steps), np.int64) if counts is None else np.asarray(counts, np.int64)
         seconds = self.level * relative + self._stalls(rng, steps, draws) / many
+        seconds += self._again(rng, steps, events, seconds * many) / many
         return Predicted(np.maximum(seconds, 0.05 * self.level), many)
 
     def belief(self, source: str = "fitted to step-time logs") -> Belief:
@@ -186,7 +190,16 @@ class SeriesFit:
         hit = rng.random(expected.shape) < -np.expm1(-expected)
         added = np.zeros(expected.shape)
         added[hit] = self._stall_seconds(rng, int(hit.sum()))
-        return added + placed(self.stalls.recurring, steps, rng, draws)
+        return added
+
+    def _again(self, rng: np.random.Generator, steps: Ints, events: Sequence[Event], seconds: Floats) -> Floats:
+        """Seconds of stalls that recur, given those of all records."""
+        if not self.stalls.recurring:
+            return np.zeros(seconds.shape)
+        pauses = np.bincount([np.searchsorted(steps, e.after_step, "right") for e in events], minlength=len(steps) + 1)
+        clock = self.start + np.cumsum(seconds + self.pause * pauses[: len(steps)], axis=1)
+        numbers = np.searchsorted(self.shared.curve.steps, steps).astype(np.float64)
+        return placed(self.stalls.recurring, numbers, clock / (self.level * self.stride), rng)
 
     def _stall_seconds(self, rng: np.random.Generator, n: int) -> Floats:
         """Of those seen, a little longer or shorter; of the prior as often as it counts."""
@@ -207,7 +220,8 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
     x = table.seconds / level - 1
     parts = shared(x, table.plain, table.steps)
     bulk = bulk_of(parts.left, table.plain, parts.width)
-    stalls = stalls_of(parts.left * level * table.counts, bulk.stalls, table.plain, table.steps)
+    usual = table.clock / (level * np.median(table.counts))
+    stalls = stalls_of(parts.left * level * table.counts, bulk.stalls, table.plain, table.steps, usual)
     return SeriesFit(
         level=level,
         runs=len(logs),
@@ -221,6 +235,8 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
         prior=shipped(logs[0].single) if prior is None else prior,
         nodes=float(logs[0].meta.get("nodes") or 1.0),
         stride=logs[0].stride,
+        start=float(np.mean([x.clock[0] - x.seconds[0] * x.counts[0] for x in logs])),
+        pause=float(np.mean([e.seconds for x in logs for e in x.events] or [0.0])),
     )
 
 

@@ -24,6 +24,7 @@ class Table:
     steps: Ints  # [records]
     seconds: Floats  # [runs, records], NaN where a run has no such record
     counts: Ints  # [records]: steps in each
+    clock: Floats  # [runs, records]: seconds from the job's start to the record's end
     kinds: tuple[tuple[str, ...], ...]  # [runs][records]: '' for a plain step, else what makes it slow
 
     @cached_property
@@ -59,12 +60,12 @@ def table_of(logs: Sequence[StepLog]) -> Table:
         found = ", ".join(sorted({x.kind for x in logs}))
         raise PresageError(f"{logs[0].group}: logs of {found} cannot be fitted together")
     steps = np.unique(np.concatenate([x.steps for x in logs]))
-    seconds = np.full((len(logs), len(steps)), np.nan)
+    seconds, clock = (np.full((len(logs), len(steps)), np.nan) for _ in range(2))
     counts = np.ones(len(steps), np.int64)
     kinds = [[""] * len(steps) for _ in logs]
     for r, log in enumerate(logs):
         at = np.searchsorted(steps, log.steps)
-        seconds[r, at], counts[at] = log.seconds, log.counts
+        seconds[r, at], counts[at], clock[r, at] = log.seconds, log.counts, log.clock
         for k, kind in zip(at, kinds_of(log.steps, log.events, lead_of(log)), strict=True):
             kinds[r][k] = kind
-    return Table(steps, seconds, counts, tuple(map(tuple, kinds)))
+    return Table(steps, seconds, counts, clock, tuple(map(tuple, kinds)))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from presage.noise.streams import Streams
 from presage.plan.place.pipeline import Pipeline, Singles
 
-__all__ = ["GOAL", "Judge", "Moments", "level"]
+__all__ = ["GOAL", "Judge", "Moments", "level", "wide"]
 
 Floats = NDArray[np.float64]
 GOAL = 0.95
@@ -57,8 +57,17 @@ def level(m: Moments, goal: float = GOAL) -> float:
     return float(np.exp(high))
 
 
+def wide(replicas: int) -> float:
+    """How many standard deviations above its mean the slowest of so many replicas, all alike, is at p95."""
+    from scipy.special import ndtri
+
+    return float(ndtri(GOAL ** (1 / replicas)))
+
+
 @dataclass(frozen=True, eq=False)
 class Judge:
+    """Of placements of so many replicas."""
+
     pipeline: Pipeline
     replicas: int
     draws: int = DRAWS
@@ -83,10 +92,7 @@ class Judge:
 
     @cached_property
     def wide(self) -> float:
-        """Standard deviations at which one replica of as many, all alike, has to be for the slowest to be at p95."""
-        from scipy.special import ndtri
-
-        return float(ndtri(GOAL ** (1 / self.replicas)))
+        return wide(self.replicas)
 
     @property
     def work(self) -> int:

@@ -52,6 +52,8 @@ def responses(judge: Judge, factor: float) -> Floats:
 def assign(judge: Judge, values: Floats, budget: float = BUDGET) -> Found:
     """Groups with factors `values` to places. A large placement is good enough where it is near what none can beat."""
     starts = list(_starts(judge, values))
+    if judge.pipeline.shape.stages == 1:  # replicas are alike: there is nothing to choose
+        return Found(starts[0], judge.p95(values[starts[0]]))
     if len(values) <= SMALL:
         return min((_exchanged(judge, values, s, budget, 0.0) for s in starts), key=lambda f: f.p95)
     best = min(starts, key=lambda g: judge.p95(values[g]))

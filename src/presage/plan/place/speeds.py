@@ -27,7 +27,18 @@ GPU = ("gpu", "uuid", "gpu_uuid", "gpu_id", "gpuid", "serial", "name")
 NODE = ("cab-node", "node", "host", "hostname", "node_id", "server", "machine")
 DEVICE = ("device", "dev_id", "local_rank", "local_gpu_id", "gpu_index", "device_id", "index")
 RACK = ("cabinet", "rack")
-SLOWER = ("factor", "time", "perf", "seconds", "duration", "latency", "slowdown", "slowness", "relative_time", "perfvar")
+SLOWER = (
+    "factor",
+    "time",
+    "perf",
+    "seconds",
+    "duration",
+    "latency",
+    "slowdown",
+    "slowness",
+    "relative_time",
+    "perfvar",
+)
 FASTER = ("speed", "tflops", "gflops", "throughput", "bandwidth", "clock", "tokens_per_second", "samples_per_second")
 WORK = ("kern", "kernel", "work", "exp", "benchmark", "workload", "op", "input_size", "size")
 KEYS = ("gpu", "node", "time", "speed", "rank")
@@ -106,7 +117,9 @@ def _notes(path: Path, rows: list[_Row], c: _Columns, fleet: Fleet, skipped: lis
     nodes += f", {unknown} GPUs of unknown nodes" if unknown and fleet.known_nodes else ""
     notes = [f"{path.name}: {len(fleet)} GPUs ({c.told()}{many}), {nodes}"]
     if skipped:
-        notes.append(f"{path.name}: {len(skipped)} rows skipped for want of a GPU or a number above 0, line {skipped[0]} first")
+        notes.append(
+            f"{path.name}: {len(skipped)} rows skipped for want of a GPU or a number above 0, line {skipped[0]} first"
+        )
     return tuple(notes)
 
 
@@ -138,7 +151,8 @@ def _value(path: Path, lower: dict[str, str], told: Mapping[str, str]) -> tuple[
             if found:
                 return lower[found[0]], faster
     raise InputError(
-        path, "no column tells how fast a GPU is: say --column time=NAME if larger is slower, --column speed=NAME if faster"
+        path,
+        "no column tells how fast a GPU is: say --column time=NAME if larger is slower, --column speed=NAME if faster",
     )
 
 

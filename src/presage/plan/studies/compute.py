@@ -9,14 +9,14 @@ from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
-from presage.plan.studies.point import Point, Setup, Skipped, Study, at
+from presage.plan.studies.point import SETUP, Point, Setup, Skipped, Study, at
 
 __all__ = ["TIMES", "compute_study", "faster"]
 
 TIMES = (1.0, 2.0, 4.0)
 
 
-def compute_study(job: Job, times: Sequence[float] = TIMES, setup: Setup = Setup(), memory: bool = False) -> Study:
+def compute_study(job: Job, times: Sequence[float] = TIMES, setup: Setup = SETUP, memory: bool = False) -> Study:
     """The plan stays; `memory`: its bandwidth grows with the rate of arithmetic."""
     if min(times) <= 0:
         raise PresageError("a GPU computes some times above 0 as fast as before")

@@ -10,7 +10,7 @@ from presage.hardware import Platform
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
 from presage.plan.layouts import layout_of, search, words
-from presage.plan.studies.point import Point, Setup, Skipped, Study, at
+from presage.plan.studies.point import SETUP, Point, Setup, Skipped, Study, at
 
 __all__ = ["DOMAINS", "domain_study", "with_domain"]
 
@@ -19,7 +19,7 @@ MESH = 4  # GPUs that links without a switch join
 
 
 def domain_study(
-    job: Job, domains: Sequence[int] = DOMAINS, setup: Setup = Setup(), best: bool = False, workers: int = 1
+    job: Job, domains: Sequence[int] = DOMAINS, setup: Setup = SETUP, best: bool = False, workers: int = 1
 ) -> Study:
     """The job's own plan in each; `best`: beside it the best that a search finds there."""
     found: list[Point | Skipped] = []

@@ -16,7 +16,7 @@ from presage.jobs.predict import JobPrediction, predict_job
 from presage.noise.estimate import Estimate
 from presage.noise.noise import NO_NOISE, Noise
 
-__all__ = ["Point", "Setup", "Skipped", "Study", "at", "measured"]
+__all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "measured"]
 
 MS = 1e3
 
@@ -27,7 +27,10 @@ class Setup:
 
     noise: str | None = None
     seed: int = 0
-    draws: int = 10_000
+    draws: int = 20_000
+
+
+SETUP = Setup()
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ import numpy as np
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.jobs.draws.draw import calmed, draw
-from presage.jobs.draws.shape import shape_of
-from presage.jobs.draws.sure import NODE, belief_of
+from presage.jobs.draws.shape import NODE, shape_of
+from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
 from presage.jobs.predict import predict_job
 from presage.noise.noise import Noise
 from presage.plan.place.fleet import drawn_fleet
 from presage.plan.place.place import place
 from presage.plan.studies.compute import with_gpu
-from presage.plan.studies.point import Point, Setup, Study
+from presage.plan.studies.point import SETUP, Point, Setup, Study
 
 __all__ = ["CAPS", "WIDER", "capped", "power_study", "wider"]
 
@@ -29,30 +29,32 @@ PLACEABLE = 65_536  # GPUs
 
 
 def power_study(
-    job: Job, caps: Sequence[float] = CAPS, setup: Setup = Setup(), times: float = WIDER, placing: bool = True
+    job: Job, caps: Sequence[float] = CAPS, setup: Setup = SETUP, times: float = WIDER, placing: bool = True
 ) -> Study:
-    """Each cap with the spread that is believed, and with `times` as much of it (and as many slow GPUs)."""
+    """Each cap with the spread that is believed, and with `times` as much of it (and as many slow GPUs). What placing
+    GPUs by their speeds could gain is told of the first and of the last."""
     if not caps or min(caps) <= 0 or max(caps) > 1 or times <= 0:
         raise PresageError("caps are shares of the power limit, above 0 and up to 1; the spread grows by times above 0")
     points: list[Point] = []
     base, source = belief_of(job, predict_job(job).seconds, setup.noise)
     for cap in sorted(caps, reverse=True):
         for more in sorted({1.0, times}):
-            points.append(_at(with_gpu(job, capped(job.platform.gpu, cap)), cap, base.noise, more, setup, placing))
+            points.append(_at(with_gpu(job, capped(job.platform.gpu, cap)), cap, base.noise, more, setup))
     first = points[0]
-    points = [p.with_more(slower=p.mean / first.mean - 1, per_joule=_per_joule(p)) for p in points]
+    points = [p.with_more(slower=p.mean / first.mean - 1) for p in points]
+    for at in {0, len(points) - 1} if placing and job.gpus <= PLACEABLE else ():
+        points[at] = points[at].with_more(placing=gain(points[at], setup.seed))
     return Study("power", job, tuple(points), (), source)
 
 
-def _at(job: Job, cap: float, usual: Noise, more: float, setup: Setup, placing: bool) -> Point:
+def _at(job: Job, cap: float, usual: Noise, more: float, setup: Setup) -> Point:
     """The laws know the usual spread already, a wider one comes on top: see `calmed`."""
     found, noise = predict_job(job), wider(usual, more)
     shape = calmed(shape_of(job, found.step), usual)
     sd, watts = noise.of("products").rank, job.platform.gpu.power_limit
     name = f"{watts:,.0f} W, spread {100 * sd:.2g}%"
     point = Point(name, found, shape, noise, draw(shape, noise, setup.seed, setup.draws))
-    point = point.with_more(cap=cap, spread=sd, clock=1 / found.step.slowdown)
-    return point.with_more(placing=gain(point, setup.seed)) if placing and job.gpus <= PLACEABLE else point
+    return point.with_more(cap=cap, spread=sd, clock=1 / found.step.slowdown)
 
 
 def gain(point: Point, seed: int) -> float:
@@ -74,8 +76,3 @@ def wider(noise: Noise, times: float) -> Noise:
     """With so many times the spread between GPUs, and so many times as many slow ones."""
     ranks = {p: v * times for p, v in noise.numbers().items() if p.startswith("spread.") and p.endswith(".rank")}
     return noise.changed(ranks | {"slow.share": min(0.99, noise.slow.share * times)})
-
-
-def _per_joule(p: Point) -> float:
-    """Tokens; GPUs draw while they wait, too."""
-    return p.job.tokens / (p.prediction.watts * p.mean)

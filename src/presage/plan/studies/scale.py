@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
-from presage.plan.studies.point import Point, Setup, Skipped, Study, at
+from presage.plan.studies.point import SETUP, Point, Setup, Skipped, Study, at
 from presage.runs.run import Run
 from presage.runs.save import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
@@ -19,7 +19,7 @@ GPUS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144)
 LONG = 1_000_000  # steps
 
 
-def scale_study(job: Job, gpus: Sequence[int] = GPUS, setup: Setup = Setup(), strong: bool = False) -> Study:
+def scale_study(job: Job, gpus: Sequence[int] = GPUS, setup: Setup = SETUP, strong: bool = False) -> Study:
     """Replicas are added; the batch grows with them, or stays (`strong`)."""
     found = [_at(scaled_job(job, n, strong), n, setup) for n in sorted(gpus)]
     points = tuple(p for p in found if isinstance(p, Point))
@@ -45,4 +45,4 @@ def goodput(job: Job, seconds: float) -> float:
     """The share of time that is steps that count, with checkpoints at their best interval: the exact formula, with
     failures of Llama 3's rates, the same for each node however large the job."""
     kind = reliability(DEFAULT)
-    return Run(LONG, job.gpus, StepTimes(seconds), kind, checkpoints_of(job, kind)).efficiency
+    return float(Run(LONG, job.gpus, StepTimes(seconds), kind, checkpoints_of(job, kind)).efficiency)

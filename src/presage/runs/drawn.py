@@ -1,0 +1,48 @@
+"""Step times of a run from draws of the job's step: the slowest of all GPUs, what they share, and what is known of it.
+
+Stalls are left to the run, which counts them over its days. So is a network that is slow for a while, where the run
+has slow episodes of its own, and a slow GPU where less than one is expected in the job: in a run of weeks it is found
+and replaced, which is a slow episode too. GPUs of a fleet that nobody screened stay slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from presage.jobs.draws.draw import calmed, draw
+from presage.jobs.draws.shape import shape_of
+from presage.jobs.draws.sure import belief_of
+from presage.jobs.predict import JobPrediction
+from presage.noise.noise import Noise, Regimes, Slow, Stalls
+from presage.runs.steps import MODEL_SD, StepTimes
+
+__all__ = ["step_times"]
+
+COUNT = 4_000  # steps that are drawn
+
+
+def step_times(
+    job: JobPrediction, noise: str | None = None, episodes: bool = True, seed: int = 0
+) -> tuple[StepTimes, str]:
+    """And where the noise is from: a file, or what is assumed of such GPUs. `episodes`: the run has slow ones."""
+    belief, source = belief_of(job.job, job.seconds, noise)
+    lasting = _lasting(belief.noise, job.job.gpus, episodes)
+    found = draw(calmed(shape_of(job.job, job.step), lasting), lasting, seed, COUNT)
+    c = belief.noise.common
+    times = StepTimes(
+        seconds=float(found.seconds.mean()),
+        run_sd=found.run_sd,
+        drift=c.drift,
+        drift_sd=c.drift_sd,
+        sd=found.step_sd,
+        correlation=max(0.0, c.correlation),
+        stalls=belief.noise.stalls,
+        model_sd=MODEL_SD,
+    )
+    return times, source
+
+
+def _lasting(noise: Noise, gpus: int, episodes: bool) -> Noise:
+    """What is there in every hour of a run."""
+    slow = noise.slow if noise.slow.share * gpus >= 1 else Slow()
+    return replace(noise, stalls=Stalls(), slow=slow, network=Regimes() if episodes else noise.network)
