@@ -40,7 +40,7 @@ MECHANISMS: list[tuple[str, str, float, Make]] = [
     ("microbatches differ", "sd of their work, {:.1%}", 0.1, lambda x: {"load": Gamma(1.0, x)}),
     ("a step's common pace", "sd {:.2%}", 0.01, lambda x: {"common": Common(sd=x)}),
     ("jitter", "exponential, mean {:.0%} of 1 s", 0.3, lambda x: {"common": Common(jitter=Gamma(x, 1.0))}),
-    ("a congested network", "one step in four, {:.1f} times", 2.0,
+    ("a congested network", "one step in four, transfers +{:.0%}", 2.0,
      lambda x: {"network": Regimes((1.0, 1.0 + x), ((0.75, 0.25), (0.75, 0.25)))}),
     ("rare stalls of 2 s", "in {:.1%} of the steps", 0.05,
      lambda x: {"stalls": Stalls(x * 3600 / (8192 * 18.8), LogNormal(2.0, 0.5))}),

@@ -20,6 +20,7 @@ __all__ = [
     "ks_critical",
     "ks_distance",
     "ks_floor",
+    "of_sample",
     "wasserstein",
 ]
 
@@ -68,6 +69,14 @@ def forecast(draws: Floats, seen: Floats, pool: Floats | None = None) -> Forecas
 def own_distribution(draws: Floats) -> Floats:
     """The distribution of a run's own steps, sorted: for each quantile the middle one of the drawn runs'."""
     return np.asarray(np.sort(np.median(np.sort(draws, axis=1), axis=0)))
+
+
+def of_sample(times: Floats, n: int, p: float) -> float:
+    """The quantile that n steps show, in the middle of many such samples: few steps show less of a tail than there is,
+    or one step makes all of it."""
+    count = max(1, len(times) // n)
+    mixed = np.random.default_rng(0).permutation(times)[: count * n]
+    return float(np.median(np.quantile(mixed.reshape(count, -1), p, axis=1)))
 
 
 def crps(draws: Floats, seen: Floats) -> Floats:

@@ -1,9 +1,10 @@
 """The claim on per-operation tables: fitted on every second step, the model predicts how the other steps are spread.
 
 Split: the steps of a job in their order; those at even places (first, third, ...) are fitted, those at odd places
-predicted. Nothing of a predicted step is used: not its order of operations, not its host time. Both ways round are
-scored (`odd_to_even`), the first is the claim. Figures of a job are signed; over jobs the errors of quantiles are
-medians of absolute values, W1, CRPS and KS medians, the coverage is of all steps, that of totals of all jobs.
+predicted. Nothing of a predicted step is used: not its order of operations, not its host time. The p95 of n measured
+steps is held against the p95 that n drawn steps show in the median (`p95_of_all_error`: against all draws'). Both ways
+round are scored (`odd_to_even`), the first is the claim. Figures of a job are signed; over jobs the errors of quantiles
+are medians of absolute values, W1, CRPS and KS medians, the coverage is of all steps, that of totals of all jobs.
 
 Beside it, `iid_pool`: every operation drawn by itself from all durations of its type and stage.
 """
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.accuracy.forecasts import EVEN, best_family, forecast, ks_critical
+from presage.accuracy.forecasts import EVEN, best_family, forecast, ks_critical, of_sample
 from presage.accuracy.score import Skipped
 from presage.errors import InputError, PresageError
 from presage.noise.op_effects import OpEffects, fit_sets, steps_only
@@ -58,6 +59,7 @@ class Figures:
     p50_error: float
     p95_error: float
     p99_error: float
+    p95_of_all_error: float  # the p95 of all that is drawn beside that of the n steps
     w1_over_mean: float
     crps_ratio: float  # to the best single family fitted to the training steps' times
     coverage_95: float
@@ -248,11 +250,13 @@ def _crps(pool: Floats, seen: Floats) -> float:
 def figures(times: Floats, seen: Floats, yardstick: float, inside: float | None = None) -> Figures:
     """Of predicted times of a step, the same for every step; `yardstick`: the single family's CRPS."""
     f = forecast(times[:, None], seen, np.sort(times))
+    errors = [of_sample(times, f.n, p) / float(np.quantile(seen, p)) - 1 for p in (0.5, 0.95, 0.99)]
     return Figures(
         n=f.n,
-        p50_error=f.p50_error,
-        p95_error=f.p95_error,
-        p99_error=f.p99_error,
+        p50_error=errors[0],
+        p95_error=errors[1],
+        p99_error=errors[2],
+        p95_of_all_error=f.p95_error,
         w1_over_mean=f.w1_over_mean,
         crps_ratio=f.crps / yardstick if yardstick else float("nan"),
         coverage_95=f.covered_95 / f.n,
@@ -294,7 +298,7 @@ def _sureness(
     parts = [float(np.quantile(p, 0.95)) for p in np.array_split(np.random.default_rng(seed).permutation(times), 10)]
     p95 = float(np.quantile(times, 0.95))
     other = [np.random.default_rng([seed, 2, k]) for k in range(effort.seeds)]
-    seeds = [np.quantile(drawn(sets, rng, effort.draws), 0.95) for rng in other]
+    seeds = [of_sample(drawn(sets, rng, effort.draws), len(seen), 0.95) for rng in other]
     chance = float(np.std(parts, ddof=1) / np.sqrt(len(parts)))
     sure = Sure(chance / p95, float(np.std(refit, ddof=1)) / p95, tuple(float(q / truth - 1) for q in seeds))
     return sure, np.concatenate(totals)

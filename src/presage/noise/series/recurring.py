@@ -84,7 +84,8 @@ def placed(events: Sequence[Recurring], numbers: Floats, clock: Floats, rng: np.
     added = np.zeros(clock.shape)
     draws, records = clock.shape
     for e in events:
-        which, sizes = rng.integers(0, len(e.shapes), draws).tolist(), np.exp(0.3 * rng.standard_normal(draws))
+        which = np.asarray(rng.integers(0, len(e.shapes), draws))
+        sizes = np.exp(0.3 * rng.standard_normal(draws))
         for d in np.flatnonzero(rng.random(draws) < e.probability).tolist():
             start = int(np.searchsorted(clock[d] if e.by_clock else numbers, e.place + e.offsets[which[d]] - 1e-6))
             row = e.shapes[which[d]][: max(0, records - start)]

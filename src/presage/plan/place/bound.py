@@ -1,11 +1,10 @@
 """What no placement of these groups can be below: so that it can be told how far from the best one is.
 
-Three arguments, the largest counts. Of the (j-1) R + 1 slowest groups some replica of R has at least j: wherever they
-are in it and however quick its other groups, that replica alone takes so long. The logarithm of a replica's seconds is
-convex in those of its stages' factors (a longest path of sums), so that replicas all alike, each stage with the mean of
+Two arguments, the larger counts. Of the (j-1) R + 1 slowest groups some replica of R has at least j: wherever they
+are in it and however quick its other groups, that replica alone takes so long. And the logarithm of a replica's seconds
+is convex in those of its stages' factors (a longest path of sums), so that replicas all alike, each stage with the mean of
 its groups, would be at least as good; of a convex function any tangent is a bound, and of tangents the least over all
-placements is known: the quickest groups to the stages that weigh most. And of the k slowest groups either two are in
-one replica, or k replicas have one each, for which the same holds with the quickest groups beside them.
+placements is known: the quickest groups to the stages that weigh most.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.plan.place.judge import Judge, Moments, level, wide
+from presage.plan.place.judge import Judge, Moments, level
 
 __all__ = ["bound"]
 
 Floats = NDArray[np.float64]
 SUBSETS = 5000  # of stages, looked at
-SOME = (2, 3, 4, 6, 8, 12, 16, 32, 64)  # of the slowest groups
 NOISY = 24  # of them with noise
 TANGENTS = (24, 8)  # without noise, and with it: it rounds corners off
 AROUND, STEP = 2e-3, 1e-6
@@ -30,21 +28,7 @@ AROUND, STEP = 2e-3, 1e-6
 
 def bound(judge: Judge, values: Floats, factors: Floats) -> float:
     """Seconds of the slowest replica at p95; `factors`[replica, stage] is a good placement of `values`."""
-    slowest = np.sort(values)[::-1]
-    found = max(_alone(judge, slowest), _together(judge, values, factors))
-    few = (k for k in SOME if k < judge.replicas and slowest[k - 1] > slowest[-1])
-    return max([found, *(_apart(judge, slowest, factors, k) for k in few)])
-
-
-def _apart(judge: Judge, slowest: Floats, factors: Floats, k: int) -> float:
-    """From the k slowest groups: two of them in one replica, or each in its own."""
-    stages = factors.shape[1]
-    if stages == 1:
-        return _together(judge, slowest[:k], np.sort(factors, axis=0)[::-1][:k])
-    pair = _least(judge, _subsets(stages, 2, float(slowest[k - 1]), float(slowest[-1])))
-    rows = np.argsort(-factors.max(axis=1), kind="stable")[:k]
-    some = np.append(slowest[:k], slowest[len(slowest) - k * (stages - 1) :])
-    return min(pair, _together(judge, some, factors[rows]))
+    return max(_alone(judge, np.sort(values)[::-1]), _together(judge, values, factors))
 
 
 def _alone(judge: Judge, slowest: Floats) -> float:
@@ -80,13 +64,13 @@ def _one(m: Moments, i: int) -> Moments:
 
 def _together(judge: Judge, values: Floats, factors: Floats) -> float:
     """From replicas all alike, by tangents around the mean of a good placement."""
-    center, replicas = np.log(factors).mean(axis=0), len(factors)
+    center = np.log(factors).mean(axis=0)
     rng = np.random.default_rng(judge.seed)
     points = center + AROUND * rng.standard_normal((TANGENTS[judge.pipeline.varies], len(center)))
     slopes, height = _tangents(judge, points)
     sd = min(float(judge.moments(np.exp(center)[None]).sd[0]), float(judge.moments(factors).sd.min()))
     at = float((height - (slopes * points).sum(axis=1)).mean())
-    return float(np.exp(at + _dealt(slopes.mean(axis=0), np.log(values), replicas) + wide(replicas) * sd))
+    return float(np.exp(at + _dealt(slopes.mean(axis=0), np.log(values), judge.replicas) + judge.wide * sd))
 
 
 def _tangents(judge: Judge, points: Floats) -> tuple[Floats, Floats]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from presage.noise.streams import Streams
 from presage.plan.place.pipeline import Pipeline, Singles
 
-__all__ = ["GOAL", "Judge", "Moments", "level", "wide"]
+__all__ = ["GOAL", "Judge", "Moments", "level"]
 
 Floats = NDArray[np.float64]
 GOAL = 0.95
@@ -57,13 +57,6 @@ def level(m: Moments, goal: float = GOAL) -> float:
     return float(np.exp(high))
 
 
-def wide(replicas: int) -> float:
-    """How many standard deviations above its mean the slowest of so many replicas, all alike, is at p95."""
-    from scipy.special import ndtri
-
-    return float(ndtri(GOAL ** (1 / replicas)))
-
-
 @dataclass(frozen=True, eq=False)
 class Judge:
     """Of placements of so many replicas."""
@@ -92,7 +85,10 @@ class Judge:
 
     @cached_property
     def wide(self) -> float:
-        return wide(self.replicas)
+        """How many standard deviations above its mean the slowest of the replicas, all alike, is at p95."""
+        from scipy.special import ndtri
+
+        return float(ndtri(GOAL ** (1 / self.replicas)))
 
     @property
     def work(self) -> int:

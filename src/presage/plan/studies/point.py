@@ -16,9 +16,10 @@ from presage.jobs.predict import JobPrediction, predict_job
 from presage.noise.estimate import Estimate
 from presage.noise.noise import NO_NOISE, Noise
 
-__all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "measured"]
+__all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "drawn", "measured"]
 
 MS = 1e3
+STEPS = 2  # of each run: with more runs, their rare slow GPUs are better known
 
 
 @dataclass(frozen=True)
@@ -151,4 +152,8 @@ def measured(name: str, job: Job, setup: Setup) -> Point:
     found = predict_job(job)
     noise = belief_of(job, found.seconds, setup.noise)[0].noise
     shape = calmed(shape_of(job, found.step), noise)
-    return Point(name, found, shape, noise, draw(shape, noise, setup.seed, setup.draws))
+    return Point(name, found, shape, noise, drawn(shape, noise, setup))
+
+
+def drawn(shape: Shape, noise: Noise, setup: Setup) -> Draws:
+    return draw(shape, noise, setup.seed, setup.draws, STEPS)

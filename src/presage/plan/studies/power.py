@@ -9,7 +9,7 @@ import numpy as np
 
 from presage.errors import PresageError
 from presage.hardware import Gpu
-from presage.jobs.draws.draw import calmed, draw
+from presage.jobs.draws.draw import calmed
 from presage.jobs.draws.shape import NODE, shape_of
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
@@ -18,7 +18,7 @@ from presage.noise.noise import Noise
 from presage.plan.place.fleet import drawn_fleet
 from presage.plan.place.place import place
 from presage.plan.studies.compute import with_gpu
-from presage.plan.studies.point import SETUP, Point, Setup, Study
+from presage.plan.studies.point import SETUP, Point, Setup, Study, drawn
 
 __all__ = ["CAPS", "WIDER", "capped", "power_study", "wider"]
 
@@ -53,7 +53,7 @@ def _at(job: Job, cap: float, usual: Noise, more: float, setup: Setup) -> Point:
     shape = calmed(shape_of(job, found.step), usual)
     sd, watts = noise.of("products").rank, job.platform.gpu.power_limit
     name = f"{watts:,.0f} W, spread {100 * sd:.2g}%"
-    point = Point(name, found, shape, noise, draw(shape, noise, setup.seed, setup.draws))
+    point = Point(name, found, shape, noise, drawn(shape, noise, setup))
     return point.with_more(cap=cap, spread=sd, clock=1 / found.step.slowdown)
 
 

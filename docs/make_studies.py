@@ -1,0 +1,63 @@
+"""Make the plots of docs/sensitivity.md and docs/studies.md, and the tables of the latter that need a search."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from presage.jobs.draws import calmed, shape_of
+from presage.jobs.draws.sensitivity import sensitivity
+from presage.jobs.draws.sure import belief_of
+from presage.jobs.files import read_transformer_job
+from presage.plan.studies import Point, Setup, Study, compute_study, domain_study, power_study, scale_study
+from presage.report import sensitivity_tables, study_tables
+
+DOCS = Path(__file__).resolve().parent
+JOBS = DOCS.parent / "examples" / "jobs"
+PAGE = DOCS / "studies.md"
+DENSE, EXPERTS = "llama3.1-405b", "deepseek-v3"
+BEGIN, END = "<!-- searched -->\n", "<!-- end -->\n"
+
+
+def tornado(name: str, path: Path) -> None:
+    shape = shape_of(read_transformer_job(JOBS / f"{name}.toml"))
+    noise = belief_of(shape.job, shape.seconds)[0].noise
+    sensitivity_tables.plot(sensitivity(calmed(shape, noise), noise), path, 12)
+
+
+def studies() -> None:
+    dense, experts = (read_transformer_job(JOBS / f"{name}.toml") for name in (DENSE, EXPERTS))
+    for found in (scale_study(dense), compute_study(experts), power_study(dense)):
+        study_tables.plot(found, DOCS / f"study_{found.kind}.svg")
+
+
+def searched(workers: int) -> str:
+    """Domains with the best plan of each, as a table."""
+    out = ["| job | NVLink | step, no noise | p50 | p95 | times as fast | transfers that show | plan |"]
+    out += ["|---|---|---:|---:|---:|---:|---:|---|"]
+    for name in (DENSE, EXPERTS):
+        found = domain_study(read_transformer_job(JOBS / f"{name}.toml"), setup=Setup(), best=True, workers=workers)
+        if name == EXPERTS:
+            study_tables.plot(found, DOCS / "study_domain.svg")
+        out += [row(found, p) for p in found.points]
+    return "\n".join(out) + "\n"
+
+
+def row(s: Study, p: Point) -> str:
+    shown = f"{p.prediction.exposed / p.prediction.seconds:.1%}"
+    steps = " | ".join(f"{x:.4g} s" for x in (p.quiet, p.p50.value, p.p95.value))
+    return f"| {s.job.name} | {p.name} | {steps} | {p.more['speedup']:.2f} | {shown} | `{p.note}` |"
+
+
+def main() -> None:
+    for name in (DENSE, EXPERTS):
+        tornado(name, DOCS / f"sensitivity_{name}.svg")
+    studies()
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(before + BEGIN + searched(int(sys.argv[1]) if len(sys.argv) > 1 else 2) + END + after)
+
+
+if __name__ == "__main__":
+    main()
