@@ -45,8 +45,16 @@ def test_the_answer_comes_first(speeds: Path) -> None:
     assert "gpus.csv: 132 GPUs (column factor: larger is slower), 33 nodes" in text
 
 
-def test_json_has_all_of_it(speeds: Path) -> None:
-    value = found(JOB, "--speeds", speeds, *QUICK, "--hot", "1.3")
+@pytest.fixture(scope="module")
+def answer(speeds: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """JSON, and the rows written."""
+    out = tmp_path_factory.mktemp("placement") / "placement.csv"
+    value = found(JOB, "--speeds", speeds, *QUICK, "--hot", "1.3", "--out", out)
+    return value, list(csv.DictReader(out.open()))
+
+
+def test_json_has_all_of_it(answer: tuple[dict[str, Any], list[dict[str, str]]]) -> None:
+    value, _ = answer
     p95 = {k: value[k]["p95_ms"]["value"] for k in ("given", "best", "worst")}
     assert value["bound_p95_ms"] <= p95["best"] < p95["given"] <= p95["worst"] * 1.001
     assert p95["best"] < value["random"]["p95_ms"] <= value["random"]["unlucky_p95_ms"]
@@ -57,10 +65,8 @@ def test_json_has_all_of_it(speeds: Path) -> None:
     assert len(value["ranks"]) == 128 and not set(value["ranks"]) & set(value["spares"])
 
 
-def test_the_placement_is_written_rank_by_rank(speeds: Path, tmp_path: Path) -> None:
-    out = tmp_path / "placement.csv"
-    value = found(JOB, "--speeds", speeds, *QUICK, "--out", out)
-    rows = list(csv.DictReader(out.open()))
+def test_the_placement_is_written_rank_by_rank(answer: tuple[dict[str, Any], list[dict[str, str]]]) -> None:
+    value, rows = answer
     assert [r["gpu"] for r in rows if r["rank"]] == value["ranks"]
     assert [r["gpu"] for r in rows if not r["rank"]] == value["spares"]
     slowest: dict[tuple[str, str], float] = {}
@@ -73,8 +79,20 @@ def test_the_placement_is_written_rank_by_rank(speeds: Path, tmp_path: Path) -> 
     assert all(len(nodes) == 1 for nodes in tensor)
 
 
-def test_a_fleet_can_be_drawn_and_a_seed_fixes_all(tmp_path: Path) -> None:
-    args = (JOB, "--speeds", "random:0.02:0.01:1.2", "--spares", "8", "--hot", "1.2@node3", *QUICK)
+def test_a_fleet_can_be_drawn_and_a_seed_fixes_all() -> None:
+    args = (
+        JOB,
+        "--speeds",
+        "random:0.02:0.01:1.2",
+        "--spares",
+        "8",
+        "--hot",
+        "1.2@node3",
+        "--evict",
+        "1",
+        "--draws",
+        "500",
+    )
     one, same, other = (place(*args, "--json", "-", "--seed", s) for s in ("1", "1", "2"))
     assert one == same != other
     assert json.loads(one)["fleet"] == 136

@@ -1,4 +1,4 @@
-"""A slow stage moved through a pipeline: the spec's table of section 8.2, the published spreads, the optimiser beside."""
+"""A slow stage moved through a pipeline: a toy model's table, the published spreads, the optimiser beside."""
 
 from __future__ import annotations
 

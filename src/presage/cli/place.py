@@ -119,7 +119,7 @@ def _columns(given: list[str]) -> dict[str, str]:
     for text in given:
         if "=" not in text:
             raise PresageError(f"--column {text}: it should be KEY=NAME, such as time=seconds")
-    return dict((text.split("=", 1)[0], text.split("=", 1)[1]) for text in given)
+    return {text.split("=", 1)[0]: text.split("=", 1)[1] for text in given}
 
 
 def _hot(text: str | None) -> tuple[float, str]:

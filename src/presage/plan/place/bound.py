@@ -1,8 +1,8 @@
 """What no placement of these groups can be below: so that it can be told how far from the best one is.
 
-Two arguments, the larger counts. Of the (j-1) R + 1 slowest groups some replica of R has at least j: wherever they
-are in it and however quick its other groups, that replica alone takes so long. And the logarithm of a replica's seconds
-is convex in those of its stages' factors (a longest path of sums), so that replicas all alike, each stage with the mean of
+Two arguments, the larger counts. Of the (j-1) R + 1 slowest groups some replica of R has at least j: wherever they are
+in it and however quick its other groups, that replica alone takes so long. And the logarithm of a replica's seconds is
+convex in those of its stages' factors (a longest path of sums), so that replicas all alike, each stage with the mean of
 its groups, would be at least as good; of a convex function any tangent is a bound, and of tangents the least over all
 placements is known: the quickest groups to the stages that weigh most.
 """

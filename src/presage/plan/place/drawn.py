@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +12,7 @@ from presage.jobs.draws.draw import BLOCKS, STEPS, Draws, whole_steps
 from presage.noise.distribution import Distribution, Fixed
 from presage.noise.streams import Streams
 from presage.noise.tail import smooth
-from presage.plan.place.pipeline import Pipeline
+from presage.plan.place.pipeline import Pipeline, Singles
 
 __all__ = ["drawn_steps"]
 
@@ -56,7 +59,7 @@ def _classes(replicas: int) -> list[Ints]:
     ends = [0, 1]
     while ends[-1] < replicas:
         ends.append(min(2 * ends[-1], replicas))
-    return [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [np.arange(a, b) for a, b in pairwise(ends)]
 
 
 def _pools(
@@ -66,6 +69,11 @@ def _pools(
     if not pipeline.varies:
         return [Fixed(1.0)] * len(classes)
     count = int(np.clip(TASKS * part / pipeline.tasks / len(classes), FEWEST, MOST))
-    noises = pipeline.noises(streams("own"), count)
-    rng = streams("members")
+    noises, rng = _noises(pipeline, streams, count), streams("members")
     return [smooth(pipeline.paired(factors[some[rng.integers(0, len(some), count)]], noises)) for some in classes]
+
+
+@lru_cache(BLOCKS)
+def _noises(pipeline: Pipeline, streams: Streams, count: int) -> Singles:
+    """Kept: many placements of one job are drawn with the same."""
+    return pipeline.noises(streams("own"), count)

@@ -1,4 +1,4 @@
-"""`place(shape, fleet, noise) -> Placed`: which GPU goes where so that the step's p95 is least, and what that is worth."""
+"""`place(shape, fleet, noise) -> Placed`: which GPU goes where so that the step's p95 is least."""
 
 from __future__ import annotations
 
@@ -123,11 +123,12 @@ def place(
     shape = calmed(shape, noise if np.ptp(fleet.factors) else alone)
     judge = Judge(Pipeline(shape, alone), shape.replicas, seed=seed)
     best, gap = _best(judge, fleet, sizes)
-    outcomes = [
-        Outcome(p, drawn_steps(judge.pipeline, p.factors, seed, draws))
-        for p in (_in_order(shape, fleet, given_groups(sizes)), best, _worst(judge, fleet, sizes))
-    ]
-    return Placed(judge, fleet, sizes, *outcomes, _randoms(judge, fleet, sizes, randoms), gap)
+    given, worst = _in_order(shape, fleet, given_groups(sizes)), _worst(judge, fleet, sizes)
+    outcomes = {
+        name: Outcome(p, drawn_steps(judge.pipeline, p.factors, seed, draws))
+        for name, p in (("given", given), ("best", best), ("worst", worst))
+    }
+    return Placed(judge, fleet, sizes, randoms=_randoms(judge, fleet, sizes, randoms), gap=gap, **outcomes)
 
 
 def _in_order(shape: Shape, fleet: Fleet, groups: Ints) -> Placement:

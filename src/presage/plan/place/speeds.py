@@ -72,14 +72,11 @@ def read_speeds(path: str | Path, columns: Mapping[str, str] | None = None) -> F
     path = Path(path)
     reader = csv.DictReader(io.StringIO(_text(path)))
     found = _columns(path, [n for n in reader.fieldnames or [] if n], columns or {})
-    rows, skipped = [], []
-    for number, told in enumerate(reader, start=2):
-        row = _row(told, found, number)
-        (skipped if row is None else rows).append(number if row is None else row)
-    kept = [r for r in rows if isinstance(r, _Row)]
+    rows = {number: _row(told, found, number) for number, told in enumerate(reader, start=2)}
+    kept = [r for r in rows.values() if r is not None]
     if not kept:
         raise InputError(path, "no row of it has a GPU and a number above 0", found.value)
-    return _fleet(path, kept, found, [n for n in skipped if isinstance(n, int)])
+    return _fleet(path, kept, found, [number for number, r in rows.items() if r is None])
 
 
 def _row(told: Mapping[str, str | None], c: _Columns, number: int) -> _Row | None:

@@ -164,7 +164,7 @@ def _least_hurt(judge: Judge, factors: Floats, factor: float) -> Floats:
         hot = factors.copy()
         hot[:, stage] = np.maximum(hot[:, stage], factor)
         seconds.append(judge.pipeline.quiet(hot))
-    stage, replica = np.unravel_index(int(np.argmin(seconds)), (len(seconds), len(factors)))
+    stage, replica = divmod(int(np.argmin(seconds)), len(factors))
     out = factors.copy()
     out[replica, stage] = max(factor, float(out[replica, stage]))
     return out
