@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
+    from presage.jobs.draws.sure import Sure, sure
     from presage.jobs.files import read_transformer_job
     from presage.jobs.job import Job
     from presage.jobs.predict import JobPrediction, predict_job
+    from presage.noise.files import read_noise, write_noise
+    from presage.noise.noise import Noise
+    from presage.plan.place import place
     from presage.prediction.api import predict, predict_ranks
     from presage.prediction.step import Prediction, predict_step
+    from presage.runs.whole import RunPrediction, predict_run
     from presage.traces import edits, explain
     from presage.traces.replay import Replay, measured_steps, replay_of
     from presage.traces.run import Run, read_run, run_of
@@ -21,11 +26,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
+    "presage.jobs.draws.sure": "Sure sure",
     "presage.jobs.files": "read_transformer_job",
     "presage.jobs.job": "Job",
     "presage.jobs.predict": "JobPrediction predict_job",
+    "presage.noise.files": "read_noise write_noise",
+    "presage.noise.noise": "Noise",
+    "presage.plan.place": "place",
     "presage.prediction.api": "predict predict_ranks",
     "presage.prediction.step": "Prediction predict_step",
+    "presage.runs.whole": "RunPrediction predict_run",
     "presage.traces.replay": "Replay measured_steps replay_of",
     "presage.traces.run": "Run read_run run_of",
 }
@@ -40,26 +50,34 @@ __all__ = [
     "JobPrediction",
     "Lane",
     "LaneKind",
+    "Noise",
     "Prediction",
     "PresageError",
     "Program",
     "Replay",
     "Run",
+    "RunPrediction",
+    "Sure",
     "Timeline",
     "edits",
     "explain",
     "measured_steps",
     "period",
+    "place",
     "predict",
     "predict_job",
     "predict_ranks",
+    "predict_run",
     "predict_step",
+    "read_noise",
     "read_run",
     "read_transformer_job",
     "repeat",
     "replay_of",
     "run_of",
     "simulate",
+    "sure",
+    "write_noise",
 ]
 
 
