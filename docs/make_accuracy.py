@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from accuracy_sure import sure_part
 
 from presage.accuracy.capture import CaptureResult, score_capture
 from presage.accuracy.score import Result, Row, score
@@ -310,7 +311,7 @@ def page(result: Result, capture: dict[str, CaptureResult], peaks: dict[str, Res
         "Pages of their own: [kernels](kernels.md), [many ranks](ranks_accuracy.md), [jobs at scale](runs.md).",
         "",
     ]
-    parts = [replay_part(result, data), capture_part(capture), steps_part(peaks), memory_part(peaks)]
+    parts = [replay_part(result, data), capture_part(capture), steps_part(peaks), memory_part(peaks), sure_part(data)]
     return "\n".join([*head, *(text for part in parts for text in part)])
 
 

@@ -53,10 +53,9 @@ def main() -> None:
     for name in (DENSE, EXPERTS):
         tornado(name, DOCS / f"sensitivity_{name}.svg")
     studies()
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(before + BEGIN + searched(int(sys.argv[1]) if len(sys.argv) > 1 else 2) + END + after)
+    table = searched(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + table + END + rest.split(END)[1])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ __all__ = ["Replicas", "slowest"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rng = np.random.Generator
+USUAL = (0.0, 0.5, 0.9, 0.99, 0.999)  # of strata, cut at whether there are any or not: the same draws either way
 EVEN = 64  # parts of equal probability; the last is cut further
 PER_HALVING, HALVINGS = 2, 24  # into so many for each halving of the probability above
 
@@ -38,7 +39,8 @@ class Replicas:
 def slowest(kinds: tuple[Replicas, ...], count: int, runs: int, steps: int, by_run: Rng, by_step: Rng) -> Floats:
     """[runs, steps]: the largest of steady x lively over `count` replicas; who is slow stays so within a run."""
     counts = by_run.multinomial(count, [k.share for k in kinds], runs)
-    each = [_slowest(kind, counts[:, i], steps, by_run, by_step) for i, kind in enumerate(kinds)]
+    rngs = zip(by_run.spawn(len(kinds)), by_step.spawn(len(kinds)), strict=True)  # a kind less moves no other
+    each = [_slowest(kind, n, steps, *two) for kind, n, two in zip(kinds, counts.T, rngs, strict=True)]
     return np.asarray(np.max(each, axis=0))
 
 
@@ -60,7 +62,7 @@ def _slowest(r: Replicas, count: Ints, steps: int, by_run: Rng, by_step: Rng) ->
 
 
 def _edges(count: int, strata: tuple[float, ...]) -> Floats:
-    """From 0 to 1, with every stratum's; one part is enough for a single replica."""
+    """From 0 to 1, with every stratum's; a single replica needs no others."""
     even, above = np.arange(EVEN) / EVEN, 0.5 ** (np.arange(PER_HALVING * HALVINGS + 1) / PER_HALVING)
     fine = np.concatenate([even, 1 - above[above < 1 / EVEN]]) if count > 1 else np.zeros(1)
-    return np.unique(np.concatenate([fine, strata, [1.0]]))
+    return np.unique(np.concatenate([fine, USUAL, strata, [1.0]]))

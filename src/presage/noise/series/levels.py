@@ -1,7 +1,7 @@
 """How far apart the levels of sister runs are: most are close, now and then one is slower as a whole.
 
-A run's level is its group's base, plus a Normal of standard deviation s, plus, with probability `odd`, an exponential
-of mean `slower`. Two runs that agree say that s is small; they say little about how likely an odd run is: that comes
+A run's level is its group's base, plus a Normal of standard deviation s, plus, with probability `odd`, a Gamma of shape
+2 and mean `slower` (an odd run is one that stands apart: hardly slower ones are the Normal's). Two runs that agree say that s is small; they say little about how likely an odd run is: that comes
 from other groups. All of it is known as weights on a grid of (base, s).
 """
 
@@ -17,7 +17,7 @@ __all__ = ["LevelPrior", "Levels", "evidence", "learn_levels", "levels_of"]
 
 Floats = NDArray[np.float64]
 SDS = np.geomspace(2e-5, 4e-2, 20)
-ODD = np.array([0.01, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3])
+ODD = np.array([0.02, 0.06, 0.1, 0.14, 0.18, 0.22, 0.26, 0.3, 0.34])  # even steps: each share as likely beforehand
 SLOWER = np.array([0.001, 0.002, 0.004, 0.008, 0.016, 0.032])
 AROUND = np.linspace(-4, 4, 13)
 
@@ -51,12 +51,13 @@ class Levels:
     def next_run(self, rng: np.random.Generator, draws: int) -> Floats:
         """Levels of further runs."""
         at = np.searchsorted(np.cumsum(self.weight), _even(rng, draws)).clip(max=len(self.weight) - 1)
-        late = np.where(_even(rng, draws) < self.odd[at], -self.slower[at] * np.log1p(-_even(rng, draws)), 0.0)
+        long = -self.slower[at] / 2 * (np.log1p(-_even(rng, draws)) + np.log1p(-_even(rng, draws)))
+        late = np.where(_even(rng, draws) < self.odd[at], long, 0.0)
         return np.asarray(self.base[at] + self.sd[at] * rng.standard_normal(draws) + late)
 
     def spread(self) -> tuple[float, float, float]:
         """Standard deviation between runs, odd ones and all: the middle of what it may be, and its 90% interval."""
-        sd = np.sqrt(self.sd**2 + self.odd * (2 - self.odd) * self.slower**2)
+        sd = np.sqrt(self.sd**2 + self.odd * (1.5 - self.odd) * self.slower**2)
         order = np.argsort(sd)
         low, middle, high = np.interp((0.05, 0.5, 0.95), np.cumsum(self.weight[order]), sd[order])
         return float(middle), float(low), float(high)
@@ -88,15 +89,24 @@ def _bases(levels: Floats, s: float) -> tuple[Floats, Floats]:
 
 def _likelihood(levels: Floats, base: Floats, s: float) -> Floats:
     """Log likelihood [base, odd, slower] of the runs' levels."""
-    from scipy.special import log_ndtr
-
     off = (levels[None, :] - base[:, None])[..., None]
     near = -0.5 * (off / s) ** 2 - np.log(s * np.sqrt(2 * np.pi))
-    far = s**2 / (2 * SLOWER**2) - off / SLOWER + log_ndtr(off / s - s / SLOWER) - np.log(SLOWER)
+    half = SLOWER / 2
+    far = s**2 / (2 * half**2) - off / half + _log_above(off / s - s / half) + np.log(s / half**2)
     top = np.maximum(near, far.max(axis=2, keepdims=True))
     near, far = np.exp(near - top)[:, :, None], np.exp(far - top)[:, :, None]
     both = near * (1 - ODD)[:, None] + far * ODD[:, None]  # [base, run, odd, slower]
     return np.asarray(np.log(np.maximum(both, 1e-30)).sum(axis=1) + top.sum(axis=1)[..., None])
+
+
+def _log_above(z: Floats) -> Floats:
+    """Log of the mean of a Normal about z, where what is below 0 counts as 0."""
+    from scipy.special import log_ndtr
+
+    bell = -0.5 * z**2 - np.log(np.sqrt(2 * np.pi))
+    near = np.maximum(z, -8.0)
+    exact = np.log(near * np.exp(log_ndtr(near)) + np.exp(-0.5 * near**2) / np.sqrt(2 * np.pi))
+    return np.where(z > -8, exact, bell - 2 * np.log(np.maximum(-z, 1.0)))
 
 
 def evidence(levels: Floats) -> Floats:
@@ -121,5 +131,5 @@ def learn_levels(groups: Sequence[Floats]) -> LevelPrior:
         posterior /= posterior.sum(axis=1, keepdims=True)
         weights = (posterior.sum(axis=0) + 2 * start) / (len(groups) + 2)
     fit = (np.log((each * weights).sum(axis=1)) + scale[:, 0]).sum(axis=0)
-    shared = np.exp(fit - fit.max())
+    shared = np.exp(0.3 * (fit - fit.max()))
     return LevelPrior(np.asarray(weights * (shared / shared.sum())))
