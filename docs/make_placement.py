@@ -82,9 +82,9 @@ def slow_words(found: list[Moved]) -> list[str]:
     return [
         f"- The {count} figures of an independent toy model (1F1B, four sizes, two imbalances) are found again within "
         f"{100 * off:.2f} points.",
-        f"- Between the best and the worst place of one slow stage lie {_spreads(found, '1f1b', 1.0)} in 1F1B with stages "
-        f"alike and {_spreads(found, '1f1b', HEAVY)} with a heavy last one; published: 8.0% to 15.6% (arXiv 2510.15596, "
-        "second-hand).",
+        "- Between the best and the worst place of one slow stage lie "
+        f"{_spreads(found, '1f1b', 1.0)} in 1F1B with stages alike and {_spreads(found, '1f1b', HEAVY)} with a heavy "
+        "last one; published: 8.0% to 15.6% (arXiv 2510.15596, second-hand).",
         f"- Interleaved: {_spreads(found, 'interleaved', 1.0)} and {_spreads(found, 'interleaved', HEAVY)}. GPipe: "
         f"{_spreads(found, 'gpipe', 1.0)} and {_spreads(found, 'gpipe', HEAVY)}.",
         "- A slowdown of 30% where the last stage is 30% heavier, 8 stages and 48 microbatches: "
@@ -159,8 +159,8 @@ def heat_words(found: list[Heat]) -> list[str]:
     return [
         f"A node that is 20% to 40% slow costs these jobs {min(worst):.0%} to {max(worst):.0%} in the worst stage and "
         f"{abs(min(best)):.0%} to {max(best):.0%} in the best; published for one degraded node: 9% to 35% (arXiv "
-        "2510.15596, second-hand; how slow it was and where is not known). Without a pipeline there is no better place. "
-        f"With one the best place saves {min(saved):.0%} to {max(saved):.0%} of what the worst costs (30% slow)."
+        "2510.15596, second-hand; how slow it was and where is not known). Without a pipeline there is no better "
+        f"place. With one the best place saves {min(saved):.0%} to {max(saved):.0%} of what the worst costs (30% slow)."
     ]
 
 
@@ -237,7 +237,7 @@ def draw_slow(axis: Any, slow: list[Moved]) -> None:
             )
     axis.set_title("One stage 20% slow, 1F1B, 8 stages: p95, %", fontsize=11)
     axis.set_xlabel("which stage is slow")
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
 
 
 def draw_heat(axis: Any, heat: list[Heat]) -> None:
@@ -247,10 +247,10 @@ def draw_heat(axis: Any, heat: list[Heat]) -> None:
         line = axis.plot(x, high, "-o", markersize=4, label=f"{h.name} ({h.stages} stages)")[0]
         axis.fill_between(x, low, high, color=line.get_color(), alpha=0.12)
     axis.axhspan(9, 35, color="#999999", alpha=0.15, zorder=0)
-    axis.text(11, 33, "published range", fontsize=8, color="#555555", va="top")
+    axis.text(51, 10, "published range", fontsize=8, color="#555555", ha="right")
     axis.set_title("One hot node: p95, %, best to worst stage", fontsize=11)
     axis.set_xlabel("its GPUs are slower by, %")
-    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.72))
+    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
 def draw_fleets(axis: Any, fleet: list[tuple[str, Placed]]) -> None:

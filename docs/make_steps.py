@@ -20,7 +20,7 @@ from presage.accuracy.temporal import Ratio, TemporalResult, score_temporal
 from presage.accuracy.zero_data import ZeroData
 from presage.noise.logs import StepLog, read_logs
 from presage.noise.prior_steps import DATA as SYSTEMS
-from presage.noise.prior_steps import EVENTS, architecture_of, known_systems, machine_of
+from presage.noise.prior_steps import EVENTS, STALL, architecture_of, known_systems, machine_of
 from presage.noise.series import SeriesFit, fit, learn
 from presage.noise.series.prior import SeriesPrior
 from presage.noise.series.shipped import DATA as PRIORS
@@ -30,26 +30,31 @@ from presage.report.step_tables import COLUMNS
 PAGE = Path(__file__).with_name("steps.md")
 SOURCE = "mlcommons/training_results_v5.0, commit 0fdc28f01325, Apache-2.0"
 HEAD = f"""# What the series model finds in each system that logged single steps, three runs each: docs/make_steps.py.
-# Shares are of the step; jitter_seconds is the width of residuals; stalls are those that do not recur.
+# Shares are of the step; jitter_seconds is the width of residuals; stalls are longer than 1 s, holdups are
+# shorter and more than 6 widths long.
 # Source: {SOURCE}; Llama 3.1 405B.
 """
 
 
 def system_text(runs: Sequence[StepLog], found: SeriesFit) -> str:
     meta = runs[0].meta
-    stalls = found.stalls.seconds
+    held = (found.shared.left * found.level)[found.bulk.stalls]
+    stalls, short = held[held > STALL], held[held <= STALL]
     values: dict[str, str | float] = {
         "name": str(meta["system"]),
         "machine": machine_of(str(meta["submitter"]), str(meta["system"])),
         "architecture": architecture_of(str(meta["accelerator"])),
         "nodes": int(meta["nodes"]),
         "step_seconds": round(found.level, 3),
-        "jitter_seconds": round(float(np.exp(np.log(found.bulk.widths).mean())) * found.level, 4),
+        "jitter_seconds": round(found.bulk.width * found.level, 4),
         "drift": round(found.belief().noise.common.drift, 4),
         "run_sd": round(float(np.std(found.shared.levels, ddof=1)), 5),
-        "stalls": int(found.stalls.counts.sum()),
-        "node_hours": round(sum(x.total for x in runs) / 3600 * meta["nodes"]),
-        "stall_seconds": round(float(np.median(stalls)), 2) if len(stalls) else 0.0,
+        "hours": round(sum(x.total for x in runs) / 3600, 3),
+        "stalls": len(stalls),
+        "lost_seconds": round(float(stalls.sum()), 1),
+        "stall_seconds": round(float(np.exp(np.log(stalls).mean())), 2) if len(stalls) else 0.0,
+        "holdups": round(len(short) / sum(len(x.seconds) for x in runs), 4),
+        "holdup_seconds": round(float(np.median(short)), 2) if len(short) else 0.0,
     }
     values |= {key: round(found.events[name].excess, 4) for name, key in EVENTS}
     return "\n[[system]]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
@@ -70,11 +75,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def systems_table() -> str:
-    head = ("system", "nodes", "step", "jitter", "drift", "runs apart", "stalls", "their median", "first validation")
+    head = ("system", "nodes", "step", "jitter", "drift", "runs apart", "held up", "stalls an hour", "time lost",
+            "first validation")
     rows = [
         (s.name.split("_ngc")[0], str(s.nodes), f"{s.step_seconds:.2f} s", f"{1e3 * s.jitter_seconds:.0f} ms",
-         f"{100 * s.drift:+.1f}%", f"{100 * s.run_sd:.2f}%", str(s.stalls),
-         f"{s.stall_seconds:.1f} s" if s.stalls else "-", f"{100 * s.first_validation:+.0f}%")
+         f"{100 * s.drift:+.1f}%", f"{100 * s.run_sd:.2f}%", f"{100 * s.holdups:.1f}%",
+         f"{s.stalls / s.hours:.1f}", f"{s.lost_seconds / s.hours / 36:.2f}%", f"{100 * s.first_validation:+.0f}%")
         for s in known_systems()
     ]  # fmt: skip
     return table(head, rows)

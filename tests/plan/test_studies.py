@@ -63,7 +63,7 @@ def test_more_replicas_have_more_stragglers_and_more_failures(job: Job, setup: S
     assert p50 == sorted(p50) and p50[-1] > 1.01 * p50[0]
     assert good == sorted(good, reverse=True) and good[0] > 0.99 > 0.9 > good[-1]
     assert s.points[0].more["useful_rate"] == pytest.approx(s.points[0].rate * good[0])
-    assert "useful throughput falls" in told(s)
+    assert "useful throughput goes to" in told(s)
 
 
 def test_a_fixed_batch_ends_somewhere(job: Job, setup: Setup) -> None:

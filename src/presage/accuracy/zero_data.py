@@ -2,6 +2,9 @@
 
 Split: the laws' constants come from the systems that ship, without those of the machine that is scored (all of a site's
 systems are left out together). The step time given is the measured median: how well that is predicted is another claim.
+So are the number of steps and where evaluations fall, as a config tells them. Records that are means are means of drawn
+steps: jitter averages out, what goes with the step before less, drift and the schedule's slow steps stay, a stall is
+shared by the steps of its record.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from presage.noise.belief import Belief
 from presage.noise.logs import Logs, StepLog
 from presage.noise.prior_steps import architecture_of, machine_of, step_prior
 from presage.noise.series.simulate import believed_steps
+from presage.noise.series.table import kinds_of, lead_of
 
 __all__ = ["WITHIN", "ZeroData", "ZeroRow", "score_zero_data"]
 
+Floats = NDArray[np.float64]
 WITHIN = 0.015
 CUT = 5  # steps at the start of a run that are not scored
 GROUPS = 100  # drawn systems behind each prediction
@@ -80,8 +87,23 @@ def _row(runs: Sequence[StepLog], rng: np.random.Generator) -> ZeroRow:
     belief = step_prior(architecture, nodes, seconds, [machine])
     records = max(1, min(MOST, max(len(x.seconds) for x in runs) - cut))
     drawn = believed_steps(belief, seconds, nodes, records * stride, rng, GROUPS, len(runs))
-    drawn = drawn.reshape(GROUPS, len(runs), records, stride).mean(axis=3).reshape(GROUPS, -1)
+    drawn = drawn.reshape(GROUPS, len(runs), records, stride).mean(axis=3)
+    drawn = (drawn + _scheduled(runs, belief, seconds, cut, records, rng)).reshape(GROUPS, -1)
     above = np.quantile(drawn, 0.95, axis=1) / np.median(drawn, axis=1) - 1
     low, middle, high = (float(q) for q in np.quantile(above, [0.05, 0.5, 0.95]))
     measured = float(np.quantile(pool, 0.95)) / seconds - 1
     return ZeroRow(runs[0].group, architecture, nodes, seconds, measured, middle, low, high)
+
+
+def _scheduled(
+    runs: Sequence[StepLog], belief: Belief, seconds: float, cut: int, records: int, rng: np.random.Generator
+) -> Floats:
+    """[drawn systems, runs, records]: seconds that the schedule adds to each record after the first ones."""
+    added = np.zeros((GROUPS, len(runs), records))
+    for event in belief.noise.scheduled:
+        excess = np.maximum(event.factor.sample(rng, GROUPS) - 1, 0.0) * seconds / runs[0].stride
+        for r, log in enumerate(runs):
+            kinds = kinds_of(log.steps, log.events, lead_of(log))[cut : cut + records]
+            for k in [k for k, kind in enumerate(kinds) if kind == event.name]:
+                added[:, r, k] = excess
+    return added

@@ -41,6 +41,9 @@ def command(
     ] = False,
     spares: Annotated[int, typer.Option("--spares", metavar="N", min=0, help="Spare GPUs of a drawn fleet.")] = 0,
     evict: Annotated[int, typer.Option("--evict", metavar="N", min=0, help="Nodes to evict, at most.")] = 5,
+    randoms: Annotated[
+        int, typer.Option("--randoms", metavar="N", min=2, help="Random placements to compare with.")
+    ] = 40,
     noise: Annotated[
         str | None, typer.Option("--noise", metavar="NOISE.toml", help="What else varies (default: what is assumed).")
     ] = None,
@@ -75,7 +78,7 @@ def command(
     with status("placing"):
         placed = place(
             shape, fleet.hot(node, factor) if node else fleet, belief.noise,
-            keep_nodes=not any_node, seed=seed, draws=draws,
+            keep_nodes=not any_node, seed=seed, draws=draws, randoms=randoms,
         )  # fmt: skip
         evicted = {name: evictions(placed, o, evict) for name, o in (("given", placed.given), ("best", placed.best))}
         hots = _hots(placed, fleet, factor, node) if hot else None

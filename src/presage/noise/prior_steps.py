@@ -5,7 +5,10 @@ machine decides):
 - jitter is additive: its width grows with the step up to `jitter_seconds` (half of it at HALF_SECONDS);
 - steps drift over a run, by GPU architecture;
 - runs of one job differ, and some runs are slower as a whole;
-- stalls come by node-hours, and last seconds, whatever the step's length.
+- small holdups (a few widths to STALL seconds) are the jitter's tail; longer ones are stalls, which take the same share
+  of the time whatever the job's size: of 64 to 1,024 nodes the rate for a node-hour may fall with the nodes or not
+  (exponent of the rate for an hour 0.9, from -0.3 to 1.6), the largest systems lost 0 to 0.1%, and large jobs are
+  the better watched. What is not known is the share; how long a stall is, is about the same everywhere.
 Ranges: 64 to 1,024 nodes of GB200, H100 and H200 (256 to 8,192 GPUs), steps of 5 to 55 s, runs of 20 minutes to 4
 hours, all pre-training of one model in MLPerf v5.0; HALF_SECONDS alone is from shorter steps (0.25 to 1.5 s, block
 means). Tuned runs on screened nodes: production is noisier.
@@ -25,13 +28,17 @@ from numpy.typing import NDArray
 
 from presage.errors import PresageError
 from presage.noise.belief import Belief, Interval
-from presage.noise.distribution import Empirical, LogNormal, Normal, Scaled
+from presage.noise.distribution import Empirical, LogNormal, Normal, Scaled, Spliced
 from presage.noise.noise import Common, Noise, Scheduled, Stalls
 
 __all__ = ["StepSystem", "architecture_of", "known_systems", "machine_of", "step_prior"]
 
 HALF_SECONDS = 5.0
+STALL = 1.0  # seconds
+LIMIT = 6.0  # widths: what is longer was held up
 SHARE, CORRELATION = 0.3, 0.6  # of the jitter that goes with the step before
+LEAST_SHARE = 1e-4  # of the time: stalls there always are
+USUAL_STALL = (3.0, 1.0)  # seconds, and the spread of their logarithm, where none was seen
 SOURCE = "MLPerf Training v5.0 logs of Llama 3.1 405B"
 DATA = Path(__file__).resolve().parent.parent / "data" / "noise" / "step_systems.toml"
 FAMILIES = (("Blackwell", r"G?B[23]00|Blackwell"), ("Hopper", r"G?H[128]00|H20|Hopper"), ("Ampere", r"A[18]00|Ampere"),
@@ -50,9 +57,12 @@ class StepSystem:
     jitter_seconds: float  # width of the residuals
     drift: float
     run_sd: float
-    stalls: int
-    node_hours: float
-    stall_seconds: float  # median; 0 where there was none
+    hours: float  # of all runs
+    stalls: int  # longer than STALL
+    lost_seconds: float  # by them
+    stall_seconds: float  # their geometric mean; 0 where there was none
+    holdups: float  # share of steps that something shorter held up
+    holdup_seconds: float  # their median; 0 where there was none
     first_step: float
     second_step: float
     first_validation: float
@@ -89,7 +99,7 @@ def step_prior(
     if not known or step_seconds <= 0 or nodes <= 0:
         raise PresageError("steps of a job need their seconds, the number of nodes and at least one known system")
     common, intervals = _common(known, gpu_architecture, step_seconds)
-    stalls, more = _stalls(known)
+    stalls, more = _stalls(known, nodes)
     scheduled = tuple(Scheduled(name, _factor([getattr(s, key) for s in known])) for name, key in EVENTS)
     sources = {p: f"{SOURCE}: {len(known)} systems" for p in ("common", "stalls", "scheduled")}
     return Belief(Noise(common=common, stalls=stalls, scheduled=scheduled), intervals | more, sources)
@@ -118,15 +128,26 @@ def _common(known: Sequence[StepSystem], architecture: str, seconds: float) -> t
         drift=float(np.median(drifts)),
         drift_sd=off,
         run_sd=run,
-        jitter=Scaled(Empirical(unit), float(np.sqrt(1 - SHARE)) * width, 0.0),
+        jitter=_jitter(known, unit, float(np.sqrt(1 - SHARE)) * width),
     )
+    held = [s.holdups for s in known]
     return common, {
         "common.sd": Interval(common.sd * low / width, common.sd * high / width),
         "common.correlation": Interval(0.2, 0.9),
         "common.drift": Interval(common.drift - 1.645 * off, common.drift + 1.645 * off),
         "common.run_sd": Interval(run_low, run_high),
-        "common.jitter.factor": Interval(*(float(np.sqrt(1 - SHARE)) * w for w in (low, high))),
+        "common.jitter.body.factor": Interval(*(float(np.sqrt(1 - SHARE)) * w for w in (low, high))),
+        "common.jitter.over": Interval(0.1 * float(np.mean(held)), max(held)),
     }
+
+
+def _jitter(known: Sequence[StepSystem], unit: NDArray[np.float64], width: float) -> Spliced:
+    """Of seconds: a body, and holdups above it in the share of steps that other systems had on average."""
+    body = Scaled(Empirical(unit), width, 0.0)
+    seen = [s.holdup_seconds for s in known if s.holdups] or [0.3]
+    above = LIMIT * width
+    tail = LogNormal(max(float(np.median(seen)) - above, width), 0.8)
+    return Spliced(body, Scaled(tail, 1.0, above), above, max(float(np.mean([s.holdups for s in known])), 1e-3))
 
 
 def _unit() -> NDArray[np.float64]:
@@ -139,14 +160,20 @@ def _unit() -> NDArray[np.float64]:
     return np.asarray(np.round(values - np.median(values), 3))
 
 
-def _stalls(known: Sequence[StepSystem]) -> tuple[Stalls, dict[str, Interval]]:
-    rate, low, high = _log_interval([(s.stalls + 0.3) / s.node_hours for s in known])
-    seen = [s.stall_seconds for s in known if s.stalls]
-    median, short, long = _log_interval(seen) if seen else (0.5, 0.1, 2.5)
-    return Stalls(rate, LogNormal(median, 1.2)), {
-        "stalls.per_node_hour": Interval(low, high),
-        "stalls.seconds.median": Interval(short, long),
-    }
+def _stalls(known: Sequence[StepSystem], nodes: float) -> tuple[Stalls, dict[str, Interval]]:
+    """Stalls that take the mean of the known systems' shares of time, at most the largest of them."""
+    shares = np.array([s.lost_seconds / (3600 * s.hours) for s in known])
+    share = max(float(shares.mean()), LEAST_SHARE)
+    most = max(float(shares.max()), 2 * share)
+    count = np.array([s.stalls for s in known])
+    if not count.any():
+        seconds = LogNormal(*USUAL_STALL)
+    else:
+        middle = float(np.exp(np.average(np.log([max(s.stall_seconds, 1e-3) for s in known]), weights=count)))
+        mean = sum(s.lost_seconds for s in known) / float(count.sum())
+        seconds = LogNormal(middle, float(np.sqrt(2 * np.log(max(mean / middle, 1.1)))))
+    rate = share * 3600 / (seconds.mean * nodes)
+    return Stalls(rate, seconds), {"stalls.per_node_hour": Interval(rate * share / most, rate * most / share)}
 
 
 def _factor(excess: Sequence[float]) -> Normal:

@@ -15,6 +15,7 @@ from presage.report.text import percent, seconds
 __all__ = ["evict_table", "headline", "hot_table", "left_table", "outcome_table", "remarks", "stage_table"]
 
 SHOWN = 16  # stages
+ALIKE = 1e-3
 
 
 def headline(p: Placed) -> str:
@@ -23,10 +24,17 @@ def headline(p: Placed) -> str:
     spread = f"factors {p.fleet.factors.min():.3f} to {p.fleet.factors.max():.3f} of the median"
     what = f"[bold]{escape(job.name or job.model.name or 'job')}[/bold] on {job.gpus:,} of {len(p.fleet):,} GPUs"
     how = f"{s.replicas:,} replicas x {s.stages} stages x {s.together} GPUs that wait for each other in every layer"
-    best, given = p.best.p95.value, p.given.p95.value
-    gain = f"{percent(1 - best / given)} below the order given, {percent(1 - best / p.randoms.p95)} below a random one"
-    near = "no placement is better" if p.gap < 5e-5 else f"none can be more than {percent(p.gap, 2)} better"
-    return f"{what}, {spread}\n{how}\nbest placement: p95 of a step {seconds(best)}, {gain}; {near}"
+    return f"{what}, {spread}\n{how}\n{_answer(p)}"
+
+
+def _answer(p: Placed) -> str:
+    best, worst = p.best.p95.value, p.worst.p95.value
+    if worst < best * (1 + ALIKE):
+        return f"p95 of a step {seconds(best)} wherever GPUs go: no place is better than another"
+    below = (percent(max(0.0, 1 - best / other)) for other in (p.given.p95.value, p.randoms.p95))
+    gain = "{} below the order given, {} below a random one".format(*below)
+    near = "none can be noticeably better" if p.gap < ALIKE / 2 else f"none can be more than {percent(p.gap, 2)} better"
+    return f"best placement: p95 of a step {seconds(best)}, {gain}; {near}"
 
 
 def outcome_table(p: Placed) -> Table:
@@ -111,4 +119,4 @@ def remarks(p: Placed, source: str) -> list[str]:
 
 
 def _signed(share: float) -> str:
-    return "-" if np.isnan(share) else f"{100 * share:+.1f}%"
+    return "-" if np.isnan(share) else f"{100 * share:+.1f}%".replace("-0.0%", "+0.0%")

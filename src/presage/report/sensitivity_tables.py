@@ -154,7 +154,8 @@ def _changed(c: Change, s: Sensitivity) -> list[str]:
 
 
 def _cell(e: Estimate, digits: int = 2) -> str:
-    return f"{percent(e.value, digits)} ±{100 * e.error:.{digits}f}" if told(e) else "~0"
+    there = told(e) and abs(100 * e.value) >= 0.5 * 10**-digits
+    return f"{percent(e.value, digits)} ±{100 * e.error:.{digits}f}" if there else "~0"
 
 
 def _share(e: Estimate) -> str:

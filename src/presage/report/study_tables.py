@@ -80,9 +80,9 @@ def _scale(points: tuple[Point, ...]) -> str:
     a, b = points[0], points[-1]
     kept = b.more["useful_rate"] / a.more["useful_rate"]
     return (
-        f"From {a.name} to {b.name} GPUs a GPU's useful throughput falls to {percent(kept, 0)}: p50 rises "
-        f"{percent(b.p50.value / a.p50.value - 1)}, p95/p50 goes from {a.spread:.3f} to {b.spread:.3f}, and failures "
-        f"take goodput from {percent(a.more['goodput'], 0)} to {percent(b.more['goodput'], 0)}."
+        f"From {a.name} to {b.name} GPUs a GPU's useful throughput goes to {percent(kept, 0)}: p50 from "
+        f"{seconds(a.p50.value)} to {seconds(b.p50.value)}, p95/p50 from {a.spread:.3f} to {b.spread:.3f}, goodput "
+        f"from {percent(a.more['goodput'], 0)} to {percent(b.more['goodput'], 0)}."
     )
 
 

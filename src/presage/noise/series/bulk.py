@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CELLS", "PHI", "SCORES", "SHARE", "Bulk", "bulk_of", "latent", "local_spread"]
+__all__ = ["CELLS", "LIMIT", "PHI", "SCORES", "SHARE", "Bulk", "bulk_of", "latent", "local_spread"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,12 +33,21 @@ class Bulk:
     evidence: Floats  # log likelihood of each cell of the grid
     scored: int  # records behind it
     stalls: Bools  # [runs, records]: records too long for it
+    dof: float = 1.0  # records behind the widths, less what the curve took
+
+    @property
+    def width(self) -> float:
+        """A typical run's."""
+        return float(np.exp(np.log(np.maximum(self.widths, TINY)).mean()))
 
 
-def bulk_of(left: Floats, plain: Bools, width: float) -> Bulk:
-    """Of residuals [runs, records] about a curve whose points are means of `width` records of each run."""
-    lost = np.sqrt(max(0.25, 1 - 1 / (len(left) * width)))  # the curve goes along with the records it is made of
-    widths = np.array([_width(row[ok]) for row, ok in zip(left, plain, strict=True)]) / lost
+def bulk_of(left: Floats, plain: Bools, known: float, few: bool = False) -> Bulk:
+    """Of residuals [runs, records] about a curve that goes along with a share `known` of the records' noise.
+
+    Of `few` records one width for all runs."""
+    lost = np.sqrt(max(0.25, 1 - known))
+    each = [left[plain]] * len(left) if few else [row[ok] for row, ok in zip(left, plain, strict=True)]
+    widths = np.array([_width(x) for x in each]) / lost
     units = left / np.maximum(widths, TINY)[:, None]
     spread = local_spread(np.where(plain, np.minimum(np.abs(units), 4.0), np.nan))
     units = units / spread
@@ -46,7 +55,8 @@ def bulk_of(left: Floats, plain: Bools, width: float) -> Bulk:
     body = plain & ~stalls & np.isfinite(units)
     shape, _ = _shape(np.where(body, units, np.nan))
     apart = _apart(np.where(body, left, np.nan), np.maximum(widths, TINY)) / spread
-    return Bulk(widths, spread, shape, _evidence(_pieces(_shape(apart)[1])), int(body.sum()), stalls)
+    scored = int(body.sum())
+    return Bulk(widths, spread, shape, _evidence(_pieces(_shape(apart)[1])), scored, stalls, scored * max(0.1, 1 - known))
 
 
 def _apart(left: Floats, widths: Floats) -> Floats:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.noise.series.joint import joint
+
 __all__ = ["Curve", "Shared", "shared", "smooth"]
 
 Floats = NDArray[np.float64]
@@ -14,6 +16,8 @@ Bools = NDArray[np.bool_]
 NODES = 800  # more records than this are binned before smoothing
 SHORT = 16  # fewer records than this are not smoothed where MANY runs tell each place its own value
 MANY = 5
+LINE = 4  # records: of fewer no line is taken
+FEW = 40  # records: runs of fewer are fitted at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,22 +44,42 @@ class Shared:
     levels: Floats  # [runs]
     slopes: Floats  # [runs]: over the whole run, beside the curve's
     curve: Curve
-    width: float  # how many records of a run each point of the curve is a mean of
+    known: float  # share of the records' noise that levels, slopes and curve go along with
+    few: bool  # too few records to tell runs' own widths apart
     left: Floats  # [runs, records]: what is left
 
 
 def shared(x: Floats, plain: Bools, steps: NDArray[np.int64]) -> Shared:
-    """Levels, slopes and curve of records x [runs, records], by turns; only `plain` records count."""
-    kept = np.where(plain, x, np.nan)
-    levels = _median(kept, axis=1)
-    place = _place(steps)
-    values, width = np.zeros(x.shape[1]), 1.0
-    for _ in range(3):
-        values, width = smooth(_median(kept - levels[:, None], axis=0), len(x))
-        levels = levels + _median(kept - levels[:, None] - values, axis=1)
-    slopes = np.array([_slope(place, row) for row in kept - levels[:, None] - values])
+    """Levels, slopes and curve of records x [runs, records]; only `plain` records count."""
+    kept, place = np.where(plain, x, np.nan), _place(steps)
+    few = _few(plain)
+    levels, values, known = _at_once(x, plain) if few else _by_turns(kept)
+    least = LINE if few else 2 * SHORT
+    slopes = np.array([_slope(place, row, least) for row in kept - levels[:, None] - values])
     left = x - levels[:, None] - slopes[:, None] * place - values
-    return Shared(levels, slopes, Curve(steps.astype(np.float64), values), width, left)
+    known += float(np.count_nonzero(slopes)) / max(1, int(plain.sum()))
+    return Shared(levels, slopes, Curve(steps.astype(np.float64), values), known, few, left)
+
+
+def _few(plain: Bools) -> bool:
+    """Few records of few runs, yet enough for a curve."""
+    runs, n = plain.shape
+    own = n < SHORT and runs >= MANY
+    return not own and n < FEW and bool((plain.sum(axis=1) >= LINE).all())
+
+
+def _at_once(x: Floats, plain: Bools) -> tuple[Floats, Floats, float]:
+    found = joint(x, plain)
+    return found.levels, found.values, found.known
+
+
+def _by_turns(kept: Floats) -> tuple[Floats, Floats, float]:
+    levels = _median(kept, axis=1)
+    values, width = np.zeros(kept.shape[1]), 1.0
+    for _ in range(3):
+        values, width = smooth(_median(kept - levels[:, None], axis=0), len(kept))
+        levels = levels + _median(kept - levels[:, None] - values, axis=1)
+    return levels, values, 1 / (len(kept) * width)
 
 
 def _place(steps: NDArray[np.int64]) -> Floats:
@@ -64,10 +88,10 @@ def _place(steps: NDArray[np.int64]) -> Floats:
     return np.asarray((steps - steps[0]) / span - 0.5)
 
 
-def _slope(place: Floats, row: Floats) -> float:
+def _slope(place: Floats, row: Floats, least: int) -> float:
     """Of the middle of the residuals: the few far out say nothing of the drift."""
     ok = np.isfinite(row)
-    if ok.sum() < 2 * SHORT:
+    if ok.sum() < least:
         return 0.0
     spread = 3 * 1.4826 * float(np.median(np.abs(row[ok] - np.median(row[ok]))))
     y, p = np.clip(row[ok], -spread, spread), place[ok]

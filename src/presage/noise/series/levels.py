@@ -20,6 +20,7 @@ SDS = np.geomspace(2e-5, 4e-2, 20)
 ODD = np.array([0.02, 0.06, 0.1, 0.14, 0.18, 0.22, 0.26, 0.3, 0.34])  # even steps: each share as likely beforehand
 SLOWER = np.array([0.001, 0.002, 0.004, 0.008, 0.016, 0.032])
 AROUND = np.linspace(-4, 4, 13)
+ALIKE = 0.5  # what a group counts: several are of one machine, and machines have odd runs more or less often
 
 
 def _usual() -> Floats:
@@ -131,5 +132,5 @@ def learn_levels(groups: Sequence[Floats]) -> LevelPrior:
         posterior /= posterior.sum(axis=1, keepdims=True)
         weights = (posterior.sum(axis=0) + 2 * start) / (len(groups) + 2)
     fit = (np.log((each * weights).sum(axis=1)) + scale[:, 0]).sum(axis=0)
-    shared = np.exp(0.3 * (fit - fit.max()))
+    shared = np.exp(ALIKE * (fit - fit.max()))
     return LevelPrior(np.asarray(weights * (shared / shared.sum())))

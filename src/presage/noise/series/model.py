@@ -13,7 +13,7 @@ from presage.noise.belief import Belief
 from presage.noise.distribution import Empirical
 from presage.noise.logs import Event, StepLog
 from presage.noise.series.beliefs import belief_of
-from presage.noise.series.bulk import CELLS, SCORES, Bulk, bulk_of, latent
+from presage.noise.series.bulk import CELLS, LIMIT, SCORES, Bulk, bulk_of, latent
 from presage.noise.series.drift import Shared, shared
 from presage.noise.series.levels import Levels, evidence, levels_of
 from presage.noise.series.prior import SeriesPrior
@@ -153,15 +153,14 @@ class SeriesFit:
         return np.asarray(self.shared.slopes.mean() * place + self.shared.curve(steps) + own)
 
     def _bulk(self, rng: np.random.Generator, steps: Ints, draws: int) -> Floats:
-        log_width = np.log(np.maximum(self.bulk.widths, 1e-7))
-        spread = np.sqrt(
-            (1 + 1 / self.runs) * self.prior.width.variances(rng, self.width_squares, self.runs - 1, draws)
-        )
-        width = np.exp(log_width.mean() + np.clip(spread * rng.standard_normal(draws), -2.5, 2.5))
+        dof, own = self.bulk.dof, 0 if self.shared.few else self.runs - 1
+        spread = np.sqrt((1 + 1 / self.runs) * self.prior.width.variances(rng, self.width_squares, own, draws))
+        width = np.sqrt(self.prior.bulk.variances(rng, dof * self.bulk.width**2, dof, draws))
+        width = width * np.exp(np.clip(spread * rng.standard_normal(draws), -2.5, 2.5))
         cell = rng.choice(len(CELLS), draws, p=self.cells)
         phi, share = (np.array(v)[cell] for v in zip(*CELLS, strict=True))
         units = np.interp(latent(rng, phi, share, len(steps)), SCORES, self.shape)
-        curve = np.sqrt(1 + 1 / (self.runs * self.shared.width))  # the curve itself is not known exactly
+        curve = np.sqrt(1 + self.shared.known)  # the curve itself is not known exactly
         return np.asarray(curve * width[:, None] * self._spread(steps) * units)
 
     def _spread(self, steps: Ints) -> Floats:
@@ -204,7 +203,7 @@ class SeriesFit:
     def _stall_seconds(self, rng: np.random.Generator, n: int) -> Floats:
         """Of those seen, a little longer or shorter; of the prior as often as it counts."""
         prior, seen = self.prior, self.stalls.seconds
-        least = 6 * float(np.exp(np.log(np.maximum(self.bulk.widths, 1e-7)).mean())) * self.level
+        least = LIMIT * self.bulk.width * self.level * self.stride
         new = np.maximum(prior.stall_seconds * np.exp(prior.stall_log_sd * rng.standard_normal(n)), least)
         if not len(seen):
             return new
@@ -219,7 +218,7 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
     level = float(np.median([np.median(x.seconds[min(lead_of(x), len(x.seconds) - 1) :]) for x in logs]))
     x = table.seconds / level - 1
     parts = shared(x, table.plain, table.steps)
-    bulk = bulk_of(parts.left, table.plain, parts.width)
+    bulk = bulk_of(parts.left, table.plain, parts.known, parts.few)
     usual = table.clock / (level * np.median(table.counts))
     stalls = stalls_of(parts.left * level * table.counts, bulk.stalls, table.plain, table.steps, usual)
     return SeriesFit(

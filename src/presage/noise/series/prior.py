@@ -58,6 +58,7 @@ def _skewed() -> Floats:
 class SeriesPrior:
     levels: LevelPrior = field(default_factory=LevelPrior)  # of sister runs
     slope: Scale = Scale(0.001, 2.0)  # their own drifts
+    bulk: Scale = Scale(0.001, 1.0)  # width of a group's residuals
     width: Scale = Scale(0.35, 4.0)  # of the logarithm of their residuals' widths
     event: Scale = Scale(0.25, 3.0)  # an event's excess in sister runs, of the excess
     cells: Floats = field(default_factory=_flat)
@@ -83,7 +84,8 @@ def learn(fits: Sequence[SeriesFit]) -> SeriesPrior:
     return SeriesPrior(
         levels=learn_levels([f.level_evidence for f in fits if f.runs > 1]),
         slope=_scale([(f.slope_squares, f.runs - 1) for f in fits], start.slope),
-        width=_scale([(f.width_squares, f.runs - 1) for f in fits], start.width),
+        bulk=_scale([(f.bulk.dof * f.bulk.width**2, f.bulk.dof) for f in fits], start.bulk),
+        width=_scale([(f.width_squares, f.runs - 1) for f in fits if not f.shared.few], start.width),
         event=_scale([(e.squares, e.dof) for f in fits for e in f.events.values()], start.event),
         cells=_cells([f.bulk.evidence for f in fits]),
         shape=np.mean([f.bulk.shape for f in fits if f.bulk.scored >= 20] or [start.shape], axis=0),

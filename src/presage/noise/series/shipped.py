@@ -38,7 +38,7 @@ def _plain(value: Any) -> Any:
 
 def prior_of(table: dict[str, Any]) -> SeriesPrior:
     values: dict[str, Any] = dict(table)
-    for name in ("slope", "width", "event"):
+    for name in {"slope", "bulk", "width", "event"} & set(values):
         values[name] = Scale(*values[name])
     weights = np.array(values["levels"])
     values["levels"] = LevelPrior(weights / weights.sum())
