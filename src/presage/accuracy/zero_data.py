@@ -27,7 +27,7 @@ __all__ = ["WITHIN", "ZeroData", "ZeroRow", "score_zero_data"]
 Floats = NDArray[np.float64]
 WITHIN = 0.015
 CUT = 5  # steps at the start of a run that are not scored
-GROUPS = 100  # drawn systems behind each prediction
+GROUPS = 300  # drawn systems behind each prediction
 MOST = 400  # records drawn of a run
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from presage.cli.common import Json, emit, status
+from presage.cli.common import Json, NoiseFile, Seed, emit, status
 
 if TYPE_CHECKING:
     from presage.noise.estimate import Estimate
@@ -44,11 +44,9 @@ def command(
     randoms: Annotated[
         int, typer.Option("--randoms", metavar="N", min=2, help="Random placements to compare with.")
     ] = 40,
-    noise: Annotated[
-        str | None, typer.Option("--noise", metavar="NOISE.toml", help="What else varies (default: what is assumed).")
-    ] = None,
+    noise: NoiseFile = None,
     draws: Annotated[int, typer.Option("--draws", metavar="N", min=100, help="Steps to draw.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of all random numbers.")] = 0,
+    seed: Seed = 0,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
     change: Annotated[
         list[str],
@@ -69,24 +67,37 @@ def command(
     presage place job.toml --speeds gpus.csv --out placement.csv
     """
     from presage.jobs.draws.sure import belief_of
-    from presage.plan.place import evictions, left_out, place
+    from presage.plan.place import place
 
     shape = _shape(job, gpus, change)
     belief, source = belief_of(shape.job, shape.seconds, noise)
     fleet = _fleet(speeds, column, shape.job.gpus + spares, shape.job.platform.domain, seed)
     factor, node = _hot(hot)
+    given = fleet.hot(node, factor) if node else fleet
     with status("placing"):
-        placed = place(
-            shape, fleet.hot(node, factor) if node else fleet, belief.noise,
-            keep_nodes=not any_node, seed=seed, draws=draws, randoms=randoms,
-        )  # fmt: skip
-        evicted = {name: evictions(placed, o, evict) for name, o in (("given", placed.given), ("best", placed.best))}
-        hots = _hots(placed, fleet, factor, node) if hot else None
-        left = left_out(placed)
+        keep, many = not any_node, {"seed": seed, "draws": draws, "randoms": randoms}
+        placed = place(shape, given, belief.noise, keep_nodes=keep, **many)
+        found = _asked(placed, evict, _hots(placed, fleet, factor, node) if hot else None)
     if out is not None:
         _write(placed, out)
-    if emit(json, _value(placed, evicted, hots, left, source, seed)):
-        _print(placed, evicted, hots, left, source, out)
+    if emit(json, _value(found, source, seed)):
+        _print(found, source, out)
+
+
+class _Found(NamedTuple):
+    """What was found, and what was asked besides."""
+
+    placed: Placed
+    evicted: dict[str, list[Evicted]]
+    left: list[LeftOut]
+    hot: Hot | None
+
+
+def _asked(placed: Placed, evict: int, hot: Hot | None) -> _Found:
+    from presage.plan.place import evictions, left_out
+
+    outcomes = {"given": placed.given, "best": placed.best}
+    return _Found(placed, {k: evictions(placed, o, evict) for k, o in outcomes.items()}, left_out(placed), hot)
 
 
 def _shape(path: Path, gpus: int | None, change: list[str]) -> Any:
@@ -177,10 +188,8 @@ def _named(fleet: Fleet, gpu: int) -> str:
 # ---- JSON
 
 
-def _value(
-    p: Placed, evicted: dict[str, list[Evicted]], hot: Hot | None, left: list[LeftOut], source: str, seed: int
-) -> dict[str, Any]:
-    best, s = p.best.placement, p.shape
+def _value(found: _Found, source: str, seed: int) -> dict[str, Any]:
+    p, s, best = found.placed, found.placed.shape, found.placed.best.placement
     return {
         "kind": "place",
         "name": s.job.name,
@@ -198,9 +207,9 @@ def _value(
         "factors": best.factors.tolist(),
         "ranks": [p.fleet.gpus[g] for g in best.by_rank],
         "spares": [p.fleet.gpus[g] for g in best.spares],
-        "left_out": [{"gpu": x.gpu, "node": x.node, "factor": x.factor, "p95_ms": x.p95 * MS} for x in left],
-        "evict": {name: [_evicted(e) for e in rows] for name, rows in evicted.items()},
-        "hot": None if hot is None else _heat(hot),
+        "left_out": [{"gpu": x.gpu, "node": x.node, "factor": x.factor, "p95_ms": x.p95 * MS} for x in found.left],
+        "evict": {name: [_evicted(e) for e in rows] for name, rows in found.evicted.items()},
+        "hot": None if found.hot is None else _heat(found.hot),
         "notes": list(p.fleet.notes),
     }  # fmt: skip
 
@@ -232,20 +241,19 @@ def _heat(h: Hot) -> dict[str, Any]:
 # ---- tables
 
 
-def _print(
-    p: Placed, evicted: dict[str, list[Evicted]], hot: Hot | None, left: list[LeftOut], source: str, out: Path | None
-) -> None:
+def _print(found: _Found, source: str, out: Path | None) -> None:
     from presage.cli.predicted import tell
     from presage.plan.place.search import responses
     from presage.report import place_tables as tables
 
+    p = found.placed
     slow = max(1.02, float(p.best.placement.factors.max()))
     shown = [tables.outcome_table(p), tables.stage_table(p, list(responses(p.judge, slow)), slow)]
     titles = {"given": "Whom to evict, as given", "best": "Whom to evict, after the best placement"}
-    shown += [tables.evict_table(titles[k], rows) for k, rows in evicted.items() if rows]
-    if left:
-        shown.append(tables.left_table(left, p))
-    if hot is not None:
-        shown.append(tables.hot_table(hot))
+    shown += [tables.evict_table(titles[k], rows) for k, rows in found.evicted.items() if rows]
+    if found.left:
+        shown.append(tables.left_table(found.left, p))
+    if found.hot is not None:
+        shown.append(tables.hot_table(found.hot))
     said = [*tables.remarks(p, source), *([f"placement: {out}"] if out is not None else [])]
     tell(tables.headline(p), shown, said, None)

@@ -28,7 +28,7 @@ def command(
     seed: Seed = 0,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of each table, bars of the plot.")] = 12,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs presage[plot]).")
+        Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs matplotlib).")
     ] = None,
     json: Json = None,
 ) -> None:

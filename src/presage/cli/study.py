@@ -24,7 +24,7 @@ Change = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs presage[plot]).")
+    Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs matplotlib).")
 ]
 Draws = Annotated[
     int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps that are drawn at each point.")

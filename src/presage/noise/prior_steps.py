@@ -122,32 +122,33 @@ def _common(known: Sequence[StepSystem], architecture: str, seconds: float) -> t
     off = 1.4826 * float(np.median(np.abs(drifts - np.median(drifts)))) + 0.002
     run, run_low, run_high = _log_interval([max(s.run_sd, 2e-4) for s in known])
     unit = _unit()
+    jitter = _jitter(known, unit, float(np.sqrt(1 - SHARE)) * width)
     common = Common(
         sd=float(np.sqrt(SHARE)) * width * float(np.std(unit)) / seconds,
         correlation=CORRELATION,
         drift=float(np.median(drifts)),
         drift_sd=off,
         run_sd=run,
-        jitter=_jitter(known, unit, float(np.sqrt(1 - SHARE)) * width),
+        jitter=jitter,
     )
-    held = [s.holdups for s in known]
+    over, most = jitter.over, max(2 * jitter.over, *(s.holdups for s in known))
     return common, {
         "common.sd": Interval(common.sd * low / width, common.sd * high / width),
         "common.correlation": Interval(0.2, 0.9),
         "common.drift": Interval(common.drift - 1.645 * off, common.drift + 1.645 * off),
         "common.run_sd": Interval(run_low, run_high),
         "common.jitter.body.factor": Interval(*(float(np.sqrt(1 - SHARE)) * w for w in (low, high))),
-        "common.jitter.over": Interval(0.1 * float(np.mean(held)), max(held)),
+        "common.jitter.over": Interval(over**2 / most, most),
     }
 
 
 def _jitter(known: Sequence[StepSystem], unit: NDArray[np.float64], width: float) -> Spliced:
-    """Of seconds: a body, and holdups above it in the share of steps that other systems had on average."""
+    """Of seconds: a body, and holdups above it, in as many steps as in the middle one of the systems."""
     body = Scaled(Empirical(unit), width, 0.0)
     seen = [s.holdup_seconds for s in known if s.holdups] or [0.3]
     above = LIMIT * width
     tail = LogNormal(max(float(np.median(seen)) - above, width), 0.8)
-    return Spliced(body, Scaled(tail, 1.0, above), above, max(float(np.mean([s.holdups for s in known])), 1e-3))
+    return Spliced(body, Scaled(tail, 1.0, above), above, max(float(np.median([s.holdups for s in known])), 1e-3))
 
 
 def _unit() -> NDArray[np.float64]:
@@ -161,17 +162,16 @@ def _unit() -> NDArray[np.float64]:
 
 
 def _stalls(known: Sequence[StepSystem], nodes: float) -> tuple[Stalls, dict[str, Interval]]:
-    """Stalls that take the mean of the known systems' shares of time, at most the largest of them."""
-    shares = np.array([s.lost_seconds / (3600 * s.hours) for s in known])
-    share = max(float(shares.mean()), LEAST_SHARE)
-    most = max(float(shares.max()), 2 * share)
+    """Stalls that take the share of time that they took in all known systems together, at most the largest of each."""
+    lost = sum(s.lost_seconds for s in known)
+    share = max(lost / (3600 * sum(s.hours for s in known)), LEAST_SHARE)
+    most = max(*(s.lost_seconds / (3600 * s.hours) for s in known), 2 * share)
     count = np.array([s.stalls for s in known])
     if not count.any():
         seconds = LogNormal(*USUAL_STALL)
     else:
         middle = float(np.exp(np.average(np.log([max(s.stall_seconds, 1e-3) for s in known]), weights=count)))
-        mean = sum(s.lost_seconds for s in known) / float(count.sum())
-        seconds = LogNormal(middle, float(np.sqrt(2 * np.log(max(mean / middle, 1.1)))))
+        seconds = LogNormal(middle, float(np.sqrt(2 * np.log(max(lost / count.sum() / middle, 1.1)))))
     rate = share * 3600 / (seconds.mean * nodes)
     return Stalls(rate, seconds), {"stalls.per_node_hour": Interval(rate * share / most, rate * most / share)}
 
