@@ -114,6 +114,20 @@ def test_kept_replicas_change_no_draw(shape: Shape) -> None:
     assert len(kept) == 2 * 2  # blocks x (with own noise, without)
 
 
+def test_a_source_less_moves_no_other(shape: Shape) -> None:
+    """Who is slow, and how slow, stays: else differences would be lost in the draws of rare, heavy sources."""
+    noise = Noise(
+        spread={"products": Spread(rank=0.01, own=0.01)},
+        slow=Slow(0.001, LogNormal(2.0, 0.9)),
+        stalls=Stalls(0.1, LogNormal(3.0, 1.0)),
+    )
+    whole = draw(shape, noise, 0, 2_000, 2).seconds
+    for name in ("rank", "own"):
+        left = draw(shape, without(noise, [name]), 0, 2_000, 2).seconds
+        assert np.corrcoef(whole.ravel(), left.ravel())[0, 1] > 0.99, name
+    assert np.corrcoef(whole.ravel(), draw(shape, noise, 1, 2_000, 2).seconds.ravel())[0, 1] < 0.5
+
+
 # ---- sensitivity
 
 

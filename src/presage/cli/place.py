@@ -23,9 +23,7 @@ def command(
     speeds: Annotated[
         str,
         typer.Option(
-            "--speeds",
-            metavar="GPUS.csv|random:SD[:SHARE:FACTOR]",
-            help="How fast each GPU is, in the order of ranks, spare ones last; or a fleet to draw.",
+            "--speeds", metavar="CSV|random:SD[:SHARE:FACTOR]", help="Of GPUs by rank, spares last; or drawn."
         ),
     ] = "random:0",
     column: Annotated[

@@ -1,0 +1,200 @@
+"""Families: distributions with a formula, and measured values as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from presage.errors import PresageError
+from presage.noise.distribution.base import Distribution, Floats, Shape, positive
+
+__all__ = ["Empirical", "Fixed", "Gamma", "LogNormal", "Normal", "Pareto"]
+
+
+@dataclass(frozen=True)
+class Fixed(Distribution):
+    """No spread."""
+
+    value: float
+
+    @property
+    def mean(self) -> float:
+        return self.value
+
+    @property
+    def sd(self) -> float:
+        return 0.0
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        return (np.asarray(x, np.float64) >= self.value).astype(np.float64)
+
+    def quantile(self, p: ArrayLike) -> Floats:
+        return np.full(np.shape(p), self.value)
+
+
+@dataclass(frozen=True)
+class Normal(Distribution):
+    center: float
+    width: float  # standard deviation
+
+    def __post_init__(self) -> None:
+        positive("a Normal's width", self.width, zero=True)
+
+    @property
+    def mean(self) -> float:
+        return self.center
+
+    @property
+    def sd(self) -> float:
+        return self.width
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        return _ndtr(_standard(np.asarray(x, np.float64), self.center, self.width))
+
+    def quantile(self, p: ArrayLike) -> Floats:
+        return self.center + (self.width * _ndtri(p) if self.width else np.zeros(np.shape(p)))
+
+    def sample(self, rng: np.random.Generator, shape: Shape) -> Floats:
+        return rng.normal(self.center, self.width, shape)
+
+
+@dataclass(frozen=True)
+class LogNormal(Distribution):
+    median: float
+    log_sd: float
+
+    def __post_init__(self) -> None:
+        positive("a LogNormal's median", self.median)
+        positive("a LogNormal's log_sd", self.log_sd, zero=True)
+
+    @property
+    def mean(self) -> float:
+        return float(self.median * np.exp(self.log_sd**2 / 2))
+
+    @property
+    def sd(self) -> float:
+        return float(self.mean * np.sqrt(np.expm1(self.log_sd**2)))
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        x = np.asarray(x, np.float64)
+        logs = np.log(np.maximum(x, np.finfo(float).tiny))
+        return np.where(x > 0, _ndtr(_standard(logs, np.log(self.median), self.log_sd)), 0.0)
+
+    def quantile(self, p: ArrayLike) -> Floats:
+        return np.asarray(self.median * np.exp(self.log_sd * _ndtri(p) if self.log_sd else np.zeros(np.shape(p))))
+
+    def sample(self, rng: np.random.Generator, shape: Shape) -> Floats:
+        return rng.lognormal(np.log(self.median), self.log_sd, shape)
+
+
+@dataclass(frozen=True)
+class Gamma(Distribution):
+    average: float
+    cv: float  # standard deviation over mean
+
+    def __post_init__(self) -> None:
+        positive("a Gamma's average", self.average)
+        positive("a Gamma's cv", self.cv)
+
+    @property
+    def mean(self) -> float:
+        return self.average
+
+    @property
+    def sd(self) -> float:
+        return self.average * self.cv
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        from scipy.special import gammainc
+
+        shape = self.cv**-2
+        return np.asarray(gammainc(shape, np.maximum(np.asarray(x, np.float64), 0.0) * shape / self.average))
+
+    def quantile(self, p: ArrayLike) -> Floats:
+        from scipy.special import gammaincinv
+
+        shape = self.cv**-2
+        return np.asarray(gammaincinv(shape, np.asarray(p, np.float64)) * self.average / shape)
+
+    def sample(self, rng: np.random.Generator, shape: Shape) -> Floats:
+        return rng.gamma(self.cv**-2, self.average * self.cv**2, shape)
+
+
+@dataclass(frozen=True)
+class Pareto(Distribution):
+    """Generalised Pareto: what exceeds a high threshold looks like this, whatever is below it."""
+
+    least: float
+    scale: float
+    shape: float  # 0: exponential; above 0: heavy; below 0: bounded
+
+    def __post_init__(self) -> None:
+        positive("a Pareto's scale", self.scale)
+
+    @property
+    def mean(self) -> float:
+        return self.least + self.scale / (1 - self.shape) if self.shape < 1 else float("inf")
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        over = np.maximum(np.asarray(x, np.float64) - self.least, 0.0) / self.scale
+        if abs(self.shape) < 1e-9:
+            return -np.expm1(-over)
+        return np.asarray(1 - np.maximum(1 + self.shape * over, 0.0) ** (-1 / self.shape))
+
+    def quantile(self, p: ArrayLike) -> Floats:
+        left = np.log1p(-np.asarray(p, np.float64))
+        if abs(self.shape) < 1e-9:
+            return np.asarray(self.least - self.scale * left)
+        return np.asarray(self.least + self.scale * np.expm1(-self.shape * left) / self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Empirical(Distribution):
+    """Measured values as they are, with straight lines between neighbours."""
+
+    values: Floats
+
+    def __post_init__(self) -> None:
+        v = np.sort(np.asarray(self.values, np.float64).ravel())
+        if not len(v) or not np.isfinite(v).all():
+            raise PresageError("an empirical distribution needs finite values, at least one")
+        object.__setattr__(self, "values", v)
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    @property
+    def sd(self) -> float:
+        return float(self.values.std())
+
+    def cdf(self, x: ArrayLike) -> Floats:
+        n = len(self.values)
+        x = np.asarray(x, np.float64)
+        inside = np.interp(x, self.values, (np.arange(n) + 0.5) / n)
+        return np.where(x < self.values[0], 0.0, np.where(x >= self.values[-1], 1.0, inside))
+
+    def quantile(self, p: ArrayLike) -> Floats:
+        n = len(self.values)
+        return np.interp(np.asarray(p, np.float64), (np.arange(n) + 0.5) / n, self.values)
+
+    def sample(self, rng: np.random.Generator, shape: Shape) -> Floats:
+        return self.values[rng.integers(0, len(self.values), shape)]
+
+
+def _standard(x: Floats, center: float, width: float) -> Floats:
+    return (x - center) / width if width else np.where(x >= center, np.inf, -np.inf)
+
+
+def _ndtr(x: ArrayLike) -> Floats:
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(x))
+
+
+def _ndtri(p: ArrayLike) -> Floats:
+    from scipy.special import ndtri
+
+    return np.asarray(ndtri(p))
