@@ -24,7 +24,7 @@ from presage.noise.prior_steps import EVENTS, STALL, architecture_of, known_syst
 from presage.noise.series import SeriesFit, fit, learn
 from presage.noise.series.prior import SeriesPrior
 from presage.noise.series.shipped import DATA as PRIORS
-from presage.noise.series.shipped import MEANS, STEPS, prior_table
+from presage.noise.series.shipped import BLOCKS, STEPS, STRIDE, STRIDED, prior_table
 from presage.report.step_tables import COLUMNS
 
 PAGE = Path(__file__).with_name("steps.md")
@@ -157,8 +157,9 @@ def learn_from(logs: Path) -> None:
     fits = [fit(g, SeriesPrior()) for g in groups]
     single = [(g, f) for g, f in zip(groups, fits, strict=True) if g[0].single]
     SYSTEMS.write_text(HEAD + "".join(system_text(g, f) for g, f in single))
-    means = [f for g, f in zip(groups, fits, strict=True) if not g[0].single]
-    PRIORS.write_text(written_priors({STEPS: [f for _, f in single], MEANS: means}))
+    strided = [fit([x.means(STRIDE) for x in g], SeriesPrior()) for g, _ in single]
+    blocks = [f for g, f in zip(groups, fits, strict=True) if not g[0].single]
+    PRIORS.write_text(written_priors({STEPS: [f for _, f in single], STRIDED: strided, BLOCKS: blocks}))
 
 
 def main() -> None:

@@ -81,6 +81,18 @@ class StepLog:
             pauses[np.searchsorted(self.steps, e.after_step, "right")] += e.seconds
         return np.asarray(np.cumsum(self.seconds * self.counts + pauses[:-1]))
 
+    def means(self, stride: int) -> StepLog:
+        """As if only the mean of every `stride` records had been logged, with the number of the last of them."""
+        n = len(self.steps) // stride * stride
+        if not n:
+            raise PresageError(f"{self.run}: has fewer than {stride} records")
+        counts = self.counts[:n].reshape(-1, stride)
+        seconds = (self.seconds[:n].reshape(-1, stride) * counts).sum(axis=1) / counts.sum(axis=1)
+        ends = None if self.ends is None else self.ends[stride - 1 : n : stride]
+        return replace(
+            self, steps=self.steps[stride - 1 : n : stride], seconds=seconds, counts=counts.sum(axis=1), ends=ends
+        )
+
     def cut(self, first: int) -> StepLog:
         """Without its first records."""
         ends = None if self.ends is None else self.ends[first:]

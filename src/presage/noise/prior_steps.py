@@ -8,7 +8,8 @@ machine decides):
 - small holdups (a few widths to STALL seconds) are the jitter's tail; longer ones are stalls, which take the same share
   of the time whatever the job's size: of 64 to 1,024 nodes the rate for a node-hour may fall with the nodes or not
   (exponent of the rate for an hour 0.9, from -0.3 to 1.6), the largest systems lost 0 to 0.1%, and large jobs are
-  the better watched. What is not known is the share; how long a stall is, is about the same everywhere.
+  the better watched. Below the smallest known system they fall with the nodes. What is not known is the share; how
+  long a stall is, is about the same everywhere.
 Ranges: 64 to 1,024 nodes of GB200, H100 and H200 (256 to 8,192 GPUs), steps of 5 to 55 s, runs of 20 minutes to 4
 hours, all pre-training of one model in MLPerf v5.0; HALF_SECONDS alone is from shorter steps (0.25 to 1.5 s, block
 means). Tuned runs on screened nodes: production is noisier.
@@ -172,7 +173,7 @@ def _stalls(known: Sequence[StepSystem], nodes: float) -> tuple[Stalls, dict[str
     else:
         middle = float(np.exp(np.average(np.log([max(s.stall_seconds, 1e-3) for s in known]), weights=count)))
         seconds = LogNormal(middle, float(np.sqrt(2 * np.log(max(lost / count.sum() / middle, 1.1)))))
-    rate = share * 3600 / (seconds.mean * nodes)
+    rate = share * 3600 / (seconds.mean * max(nodes, min(s.nodes for s in known)))
     return Stalls(rate, seconds), {"stalls.per_node_hour": Interval(rate * share / most, rate * most / share)}
 
 

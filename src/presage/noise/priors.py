@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from presage.errors import PresageError
 from presage.hardware import Gpu, gpu_named
 from presage.hardware.facts import load
@@ -54,14 +56,25 @@ def about(conditions: str) -> str:
 
 
 def _scaled(belief: Belief, scale: Mapping[str, Any], gpus: int, nodes: float, seconds: float) -> Belief:
-    """With what depends on the size of the job: slow GPUs, congestion between nodes."""
+    """With what depends on the size of the job: slow GPUs, stalls, congestion between nodes."""
     if not scale:
         return belief
     if not belief.noise.slow.share:
         jobs = scale["jobs_with_slow_gpu"]
         share = {k: jobs[k] / gpus for k in ("value", "low", "high")} | {"source": jobs["source"]}
         belief = joined(belief, noise_of({"slow": {"share": share, "factor": scale["slow_factor"]}}, PLACE))
+    belief = _more_stalls(belief, scale["stalls"])
     return joined(belief, _congestion(scale, seconds)) if nodes > 1 else belief
+
+
+def _more_stalls(belief: Belief, times: Mapping[str, Any]) -> Belief:
+    """So many times the stalls of screened nodes; the two ranges add up as those of independent factors do."""
+    path = "stalls.per_node_hour"
+    known, value = belief.intervals[path], belief.noise.numbers()[path] * times["value"]
+    wide = float(np.exp(np.hypot(np.log(known.high / known.low), np.log(times["high"] / times["low"])) / 2))
+    noise = belief.noise.changed({path: value})
+    intervals = {**belief.intervals, path: Interval(value / wide, value * wide)}
+    return Belief(noise, intervals, {**belief.sources, path: times["source"]})
 
 
 def _congestion(scale: Mapping[str, Any], seconds: float) -> Belief:

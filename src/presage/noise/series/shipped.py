@@ -1,4 +1,7 @@
-"""The priors that ship: one for single steps, one for means, as JSON. Written by docs/make_steps.py."""
+"""The priors that ship: for single steps, for means of 32 steps (or about as many), for means between evaluations.
+
+JSON, written by docs/make_steps.py.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from presage.noise.logs import StepLog
 from presage.noise.series.levels import LevelPrior
 from presage.noise.series.prior import Scale, SeriesPrior
 
 __all__ = ["prior_of", "prior_table", "shipped"]
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "noise" / "series_prior.json"
-STEPS, MEANS = "single steps", "means"
+STEPS, STRIDED, BLOCKS = "single steps", "means of 32 steps", "block means"
+STRIDE = 32
 
 
 def prior_table(prior: SeriesPrior) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def _plain(value: Any) -> Any:
 
 def prior_of(table: dict[str, Any]) -> SeriesPrior:
     values: dict[str, Any] = dict(table)
-    for name in {"slope", "bulk", "width", "event"} & set(values):
+    for name in ("slope", "bulk", "width", "event"):
         values[name] = Scale(*values[name])
     weights = np.array(values["levels"])
     values["levels"] = LevelPrior(weights / weights.sum())
@@ -47,7 +52,11 @@ def prior_of(table: dict[str, Any]) -> SeriesPrior:
     return SeriesPrior(**values)
 
 
+def shipped(log: StepLog) -> SeriesPrior:
+    """What the groups of MLPerf Training v5.0 say of logs of this kind."""
+    return _shipped(STEPS if log.single else BLOCKS if log.blocks else STRIDED)
+
+
 @cache
-def shipped(single: bool) -> SeriesPrior:
-    """What the groups of MLPerf Training v5.0 say."""
-    return prior_of(json.loads(DATA.read_text(encoding="utf-8"))[STEPS if single else MEANS])
+def _shipped(kind: str) -> SeriesPrior:
+    return prior_of(json.loads(DATA.read_text(encoding="utf-8"))[kind])
