@@ -23,7 +23,7 @@ __all__ = ["BLOCKS", "STEPS", "Draws", "calmed", "draw", "whole_steps"]
 
 Floats = NDArray[np.float64]
 Kept = dict[tuple[object, ...], Floats]  # seconds of the slowest replicas, by what they depend on
-STEPS = 10  # of each run
+STEPS = 2  # of each run: two tell how much of the spread is the run's, and many runs tell more than many steps
 BLOCKS = 8
 USUAL = 64  # GPUs of the jobs whose steps the laws were fitted to
 GPUS, TASKS = 10_000, 2_500_000  # of each block: replicas whose GPUs are drawn, tasks of replicas whose steps are

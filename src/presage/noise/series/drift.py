@@ -44,7 +44,8 @@ class Shared:
     levels: Floats  # [runs]
     slopes: Floats  # [runs]: over the whole run, beside the curve's
     curve: Curve
-    known: float  # share of the records' noise that levels, slopes and curve go along with
+    known: float  # share of the records' noise that the curve goes along with
+    own: float  # and that the runs' levels and slopes go along with
     few: bool  # too few records to tell runs' own widths apart
     left: Floats  # [runs, records]: what is left
 
@@ -52,16 +53,16 @@ class Shared:
 def shared(x: Floats, plain: Bools, steps: NDArray[np.int64]) -> Shared:
     """Levels, slopes and curve of records x [runs, records]; only `plain` records count."""
     kept, place = np.where(plain, x, np.nan), _place(steps)
-    few = _few(plain)
-    levels, values, known = _at_once(x, plain) if few else _by_turns(kept)
-    least = LINE if few else 2 * SHORT
+    few, at_once = x.shape[1] < FEW, _for_joint(plain)
+    levels, values, known = _at_once(x, plain) if at_once else _by_turns(kept)
+    least = LINE if at_once else 2 * SHORT
     slopes = np.array([_slope(place, row, least) for row in kept - levels[:, None] - values])
     left = x - levels[:, None] - slopes[:, None] * place - values
-    known += float(np.count_nonzero(slopes)) / max(1, int(plain.sum()))
-    return Shared(levels, slopes, Curve(steps.astype(np.float64), values), known, few, left)
+    own = (len(x) + float(np.count_nonzero(slopes))) / max(1, int(plain.sum()))
+    return Shared(levels, slopes, Curve(steps.astype(np.float64), values), known, min(own, 0.5), few, left)
 
 
-def _few(plain: Bools) -> bool:
+def _for_joint(plain: Bools) -> bool:
     """Few records of few runs, yet enough for a curve."""
     runs, n = plain.shape
     own = n < SHORT and runs >= MANY
@@ -70,7 +71,7 @@ def _few(plain: Bools) -> bool:
 
 def _at_once(x: Floats, plain: Bools) -> tuple[Floats, Floats, float]:
     found = joint(x, plain)
-    return found.levels, found.values, found.known
+    return found.levels, found.values, max(0.0, found.known - len(x) / int(plain.sum()))
 
 
 def _by_turns(kept: Floats) -> tuple[Floats, Floats, float]:

@@ -129,8 +129,10 @@ class SeriesFit:
         """A sister run with these step numbers and events, not knowing any of its times."""
         rng = np.random.default_rng(0) if rng is None else rng
         steps = np.asarray(steps, np.int64)
-        relative = 1 + self._pace(rng, steps, draws) + self._bulk(rng, steps, draws)
-        relative += self._scheduled(rng, kinds_of(steps, events, self.lead), draws)
+        kinds = kinds_of(steps, events, self.lead)
+        plain = np.array([k not in self.events for k in kinds])  # the spread of events has the ordinary one in it
+        relative = 1 + self._pace(rng, steps, draws) + self._bulk(rng, steps, draws) * plain
+        relative += self._scheduled(rng, kinds, draws)
         many = np.ones(len(steps), np.int64) if counts is None else np.asarray(counts, np.int64)
         seconds = self.level * relative + self._stalls(rng, steps, draws) / many
         seconds += self._again(rng, steps, events, seconds * many) / many
@@ -160,7 +162,8 @@ class SeriesFit:
         cell = rng.choice(len(CELLS), draws, p=self.cells)
         phi, share = (np.array(v)[cell] for v in zip(*CELLS, strict=True))
         units = np.interp(latent(rng, phi, share, len(steps)), SCORES, self.shape)
-        curve = np.sqrt(1 + self.shared.known)  # the curve itself is not known exactly
+        # The curve itself is not known exactly; the noise of levels and slopes is in their spread already.
+        curve = np.sqrt(1 + self.shared.known - self.shared.own)
         return np.asarray(curve * width[:, None] * self._spread(steps) * units)
 
     def _spread(self, steps: Ints) -> Floats:
@@ -172,7 +175,8 @@ class SeriesFit:
             if kind in self.events:
                 e = self.events[kind]
                 sd = e.size * np.sqrt((1 + 1 / e.seen) * self.prior.event.variances(rng, e.squares, e.dof, draws))
-                added[:, k] = e.excess + np.minimum(sd, 2 * e.size) * rng.standard_normal(draws)
+                sd = np.clip(sd, self.bulk.width, max(self.bulk.width, 2 * e.size))
+                added[:, k] = e.excess + sd * rng.standard_normal(draws)
         return added
 
     def stall_rate(self) -> tuple[float, float]:
@@ -218,7 +222,7 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
     level = float(np.median([np.median(x.seconds[min(lead_of(x), len(x.seconds) - 1) :]) for x in logs]))
     x = table.seconds / level - 1
     parts = shared(x, table.plain, table.steps)
-    bulk = bulk_of(parts.left, table.plain, parts.known, parts.few)
+    bulk = bulk_of(parts.left, table.plain, parts.known + parts.own, parts.few)
     usual = table.clock / (level * np.median(table.counts))
     stalls = stalls_of(parts.left * level * table.counts, bulk.stalls, table.plain, table.steps, usual)
     return SeriesFit(
