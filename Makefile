@@ -11,10 +11,11 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## predict a training step from its code and a job of 16,384 GPUs from its file, then replay a trace with a what-if
+demo: $(READY) ## predict a training step from its code, a job of 16,384 GPUs from its file and its whole run, then replay a trace with a what-if
 	@mkdir -p out
 	$(BIN)/presage predict examples/gpt.py:build --arg batch=8 --trace out/predicted.json
-	$(BIN)/presage job examples/jobs/llama3.1-405b.toml --tokens 15T --trace out/job.json
+	$(BIN)/presage job examples/jobs/llama3.1-405b.toml --tokens 15T --draws 10000 --trace out/job.json
+	$(BIN)/presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d
 	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --trace out/replayed.json
 	@echo "Open out/predicted.json, out/job.json and out/replayed.json in https://ui.perfetto.dev"
 
@@ -26,11 +27,13 @@ lint: $(READY) ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-accuracy: $(READY) ## re-prove every claim on the measured data and rewrite docs/accuracy.md, kernels.md, ranks_accuracy.md and runs.md
+accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the pages of docs/ that tell of them
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 	$(BIN)/python docs/make_kernels.py $(DATA)
 	$(BIN)/python docs/make_ranks.py $(DATA)
 	$(BIN)/python docs/make_runs.py $(DATA)
+	$(BIN)/python docs/make_steps.py $(DATA)
+	$(BIN)/python docs/make_placement.py $(DATA)
 	$(BIN)/presage accuracy embeddings $(DATA)/h200/tbe_groups.json
 	$(BIN)/presage accuracy sharding $(DATA)/h200/tbe_sharding.json
 	$(BIN)/presage accuracy dlrm $(DATA)/runs/public_runs.csv

@@ -13,12 +13,12 @@ from presage.accuracy.forecasts import wasserstein
 from presage.engine import finish_times
 from presage.errors import InputError
 from presage.noise.files import noise_of, noise_text
-from presage.noise.op_cells import cells_of
-from presage.noise.op_effects import OpEffects, fit, fit_sets, steps_only
-from presage.noise.op_iid import iid_pool
-from presage.noise.op_parts import Channels, levels
-from presage.noise.op_pool import ENOUGH, pool_of
-from presage.noise.op_sizes import sizes_of
+from presage.noise.ops.cells import cells_of
+from presage.noise.ops.effects import OpEffects, fit, fit_sets, steps_only
+from presage.noise.ops.iid import iid_pool
+from presage.noise.ops.parts import Channels, levels
+from presage.noise.ops.pool import ENOUGH, pool_of
+from presage.noise.ops.sizes import sizes_of
 from presage.traces.tables.opsteps import messages, split
 from presage.traces.tables.optable import BACKWARD, FORWARD, OpTable
 
@@ -201,7 +201,7 @@ def test_planted_sizes_are_found() -> None:
 
 def test_intervals_cover() -> None:
     """90% intervals of a standard deviation, over made-up samples."""
-    from presage.noise.op_sizes import Size
+    from presage.noise.ops.sizes import Size
 
     hits = 0
     for seed in range(300):
@@ -212,7 +212,7 @@ def test_intervals_cover() -> None:
 
 
 def test_steps_that_follow_each_other_are_alike(varied: OpEffects) -> None:
-    from presage.noise.op_sizes import _correlation
+    from presage.noise.ops.sizes import _correlation
 
     common, made = np.zeros(400), rng()
     for k in range(1, 400):

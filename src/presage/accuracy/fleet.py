@@ -4,7 +4,7 @@ Of each table 200 random sets of 50 GPUs are fitted, one by one. Predicted are t
 the expected largest of 256, of the GPUs that were not in the set (`p99`, `largest`) and of the whole fleet
 (`..._of_fleet`); where fewer are left than 256, of as many as are left. Measured, the expected largest of n of N GPUs
 is exact: over all sets of n of them, none twice. Nothing is fitted on the table that is scored, but for the 50 GPUs:
-how common slow GPUs are comes from fleets of other sites (`presage.noise.fleet_prior`). Beside it: a Normal
+how common slow GPUs are comes from fleets of other sites (`presage.noise.fleets.prior`). Beside it: a Normal
 distribution fitted to the 50, and the 50 as they are (their largest, for the largest of n).
 """
 
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from presage.accuracy.score import Result, Row, Skipped
 from presage.errors import PresageError
 from presage.noise.distribution import Normal
-from presage.noise.fleet import Fleet, fit_fleet
-from presage.noise.fleet_files import read_fleet
-from presage.noise.fleet_prior import without
-from presage.noise.fleet_tail import Ranged, Tail, fit_tail
+from presage.noise.fleets.fleet import Fleet, fit_fleet
+from presage.noise.fleets.files import read_fleet
+from presage.noise.fleets.prior import without
+from presage.noise.fleets.tail import Ranged, Tail, fit_tail
 
 __all__ = ["BASELINES", "FleetResult", "score_fleets"]
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from presage.accuracy.forecasts import EVEN, best_family, forecast, ks_critical, of_sample
 from presage.accuracy.score import Skipped
 from presage.errors import InputError, PresageError
-from presage.noise.op_effects import OpEffects, fit_sets, steps_only
-from presage.noise.op_iid import iid_pool
-from presage.noise.op_sizes import sizes_of
+from presage.noise.ops.effects import OpEffects, fit_sets, steps_only
+from presage.noise.ops.iid import iid_pool
+from presage.noise.ops.sizes import sizes_of
 from presage.traces.tables import optable
 from presage.traces.tables.opsteps import split
 from presage.traces.tables.optable import OpTable

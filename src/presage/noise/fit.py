@@ -106,7 +106,7 @@ def kind_of(path: Path) -> str:
 
 
 def _table_kind(names: list[str]) -> str:
-    from presage.noise.fleet_files import fleet_columns
+    from presage.noise.fleets.files import fleet_columns
 
     if "optype" in names:
         return "operations"
@@ -146,7 +146,7 @@ def _traces(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
 
 
 def _operations(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:  # noqa: ARG001
-    from presage.noise.op_effects import fit
+    from presage.noise.ops.effects import fit
     from presage.traces.tables.optable import read
 
     out = []
@@ -180,8 +180,8 @@ def _steps(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
 
 
 def _fleet(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
-    from presage.noise.fleet import fit_fleet
-    from presage.noise.fleet_files import read_fleet
+    from presage.noise.fleets.fleet import fit_fleet
+    from presage.noise.fleets.files import read_fleet
 
     out = []
     for path in paths:

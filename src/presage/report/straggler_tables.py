@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from presage.noise.op_sizes import sizes_of
+from presage.noise.ops.sizes import sizes_of
 from presage.report.plain import plain_table
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import numpy as np
 from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Distribution, Empirical, Fixed, LogNormal
 from presage.noise.noise import Common, Noise, Slow, Spread
-from presage.noise.op_pool import ENOUGH
-from presage.noise.op_sizes import Sizes, sizes_of
+from presage.noise.ops.pool import ENOUGH
+from presage.noise.ops.sizes import Sizes, sizes_of
 
 if TYPE_CHECKING:
-    from presage.noise.op_effects import OpEffects
+    from presage.noise.ops.effects import OpEffects
 
 __all__ = ["belief_of"]
 

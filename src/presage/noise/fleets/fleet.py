@@ -1,7 +1,7 @@
 """A fleet of GPUs, each timed on the same work: how far apart they are, how many are slow, and what the slowest costs.
 
 A GPU's factor is the median of its times over that of the others' medians. Between GPUs (spatial) and within one
-(temporal) are told apart; what stands out at the slow end is a part of its own (`fleet_tail`).
+(temporal) are told apart; what stands out at the slow end is a part of its own (`tail`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from presage.errors import InputError
 from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Distribution, LogNormal, Mixture
-from presage.noise.fleet_files import Measured
-from presage.noise.fleet_prior import KnownFleet, without
-from presage.noise.fleet_tail import MAD, Ranged, Tail, body_sd, fit_tail
+from presage.noise.fleets.files import Measured
+from presage.noise.fleets.prior import KnownFleet, without
+from presage.noise.fleets.tail import MAD, Ranged, Tail, body_sd, fit_tail
 from presage.noise.noise import Noise, Slow, Spread
 
 __all__ = ["Fleet", "Variation", "fit_fleet"]

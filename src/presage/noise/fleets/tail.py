@@ -1,7 +1,7 @@
 """The distribution of GPUs' factors: a Normal body of the logarithm and a few slow ones, as far as a sample tells.
 
 Of a slow GPU the logarithm of its factor is Normal, `size` on average and `size * width` wide. Where 50 GPUs show no
-slow one there may still be some: how many comes from other fleets (`fleet_prior`), how slow from nothing but wide
+slow one there may still be some: how many comes from other fleets (`prior`), how slow from nothing but wide
 limits. All combinations of body, share, size and width on a grid are weighed by how well they explain the sample, and
 what is asked for (a quantile, the expected largest of n) is told for each: its median is the estimate, its middle 90%
 the range. GPUs faster than the median say nothing of the slow ones: only how many they are counts.
@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.fleet_prior import KnownFleet, share_weights
+from presage.noise.fleets.prior import KnownFleet, share_weights
 
 __all__ = ["Ranged", "Tail", "body_sd", "fit_tail"]
 

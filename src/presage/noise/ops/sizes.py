@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.belief import Interval
-from presage.noise.op_parts import averaged
+from presage.noise.ops.parts import averaged
 from presage.traces.tables.optable import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
-    from presage.noise.op_effects import OpEffects
+    from presage.noise.ops.effects import OpEffects
 
 __all__ = ["Size", "Sizes", "sizes_of"]
 

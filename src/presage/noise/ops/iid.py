@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Durations, finish_times
-from presage.noise.op_effects import in_pieces
+from presage.noise.ops.effects import in_pieces
 from presage.traces.tables.opreplay import PARTS, Replay
 
 __all__ = ["IidPool", "iid_pool"]

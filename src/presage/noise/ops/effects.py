@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from presage.engine import Durations, Program, finish_times
 from presage.errors import InputError
 from presage.noise.belief import Belief
-from presage.noise.op_cells import Cells, cells_of
-from presage.noise.op_parts import Channels, Split, levels, nested
-from presage.noise.op_pool import ENOUGH, Pool, pool_of
+from presage.noise.ops.cells import Cells, cells_of
+from presage.noise.ops.parts import Channels, Split, levels, nested
+from presage.noise.ops.pool import ENOUGH, Pool, pool_of
 from presage.traces.tables.opreplay import PARTS, Replay, replay
 from presage.traces.tables.opsteps import Steps, messages, split
 from presage.traces.tables.optable import OpTable
@@ -121,7 +121,7 @@ class OpEffects:
 
     def belief(self) -> Belief:
         """The same as numbers that carry over to other jobs, with intervals."""
-        from presage.noise.op_belief import belief_of
+        from presage.noise.ops.belief import belief_of
 
         return belief_of(self)
 

@@ -1,0 +1,1 @@
+"""Random effects of a per-operation table: fitted on some of its steps, drawn as durations, told as numbers."""
