@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from presage.accuracy.steps import StepsResult, score_steps, summary
+from presage.accuracy.steps import StepsResult, score_logs, score_steps, summary
 from presage.accuracy.temporal import Ratio, TemporalResult, score_temporal
 from presage.accuracy.zero_data import ZeroData
-from presage.noise.logs import StepLog, read_logs
+from presage.noise.logs import Logs, StepLog, read_logs
 from presage.noise.prior_steps import DATA as SYSTEMS
 from presage.noise.prior_steps import EVENTS, STALL, architecture_of, known_systems, machine_of
 from presage.noise.series import SeriesFit, fit, learn
 from presage.noise.series.prior import SeriesPrior
-from presage.noise.series.shipped import DATA as PRIORS
 from presage.noise.series.shipped import BLOCKS, STEPS, STRIDE, STRIDED, prior_table
+from presage.noise.series.shipped import DATA as PRIORS
 from presage.report.step_tables import COLUMNS
 
 PAGE = Path(__file__).with_name("steps.md")
@@ -75,8 +75,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def systems_table() -> str:
-    head = ("system", "nodes", "step", "jitter", "drift", "runs apart", "held up", "stalls an hour", "time lost",
-            "first validation")
+    head = (
+        "system",
+        "nodes",
+        "step",
+        "jitter",
+        "drift",
+        "runs apart",
+        "held up",
+        "stalls an hour",
+        "time lost",
+        "first validation",
+    )
     rows = [
         (s.name.split("_ngc")[0], str(s.nodes), f"{s.step_seconds:.2f} s", f"{1e3 * s.jitter_seconds:.0f} ms",
          f"{100 * s.drift:+.1f}%", f"{100 * s.run_sd:.2f}%", f"{100 * s.holdups:.1f}%",
@@ -122,10 +132,14 @@ def zero_page(zero: ZeroData) -> str:
          f"{100 * (r.predicted - r.measured):+.2f}" + ("" if r.hit else " (miss)"))
         for r in zero.rows
     ]  # fmt: skip
+    return f"{table(head, rows)}\n\n{zero_line(zero)}"
+
+
+def zero_line(zero: ZeroData) -> str:
     m = zero.metrics()
-    told = f"Within 1.5 points: {100 * m['zero_data_within_1.5pt']:.0f}% of {len(rows)} systems; median error "
-    told += f"{100 * m['zero_data_median_error']:.2f} points; in the 90% range: "
-    return f"{table(head, rows)}\n\n{told}{100 * m['zero_data_interval_90_coverage']:.0f}%."
+    told = f"With no data, within 1.5 points: {100 * m['zero_data_within_1.5pt']:.0f}% of {len(zero.rows)} systems; "
+    told += f"median error {100 * m['zero_data_median_error']:.2f} points; in the 90% range: "
+    return f"{told}{100 * m['zero_data_interval_90_coverage']:.0f}%."
 
 
 def temporal_page(result: TemporalResult) -> str:
@@ -165,12 +179,18 @@ def learn_from(logs: Path) -> None:
 def main() -> None:
     data = Path(sys.argv[1])
     logs = data / "steps" / "mlperf_v5.0.json.gz"
+    if not logs.is_file():
+        print(f"no step logs at {logs}: {PAGE.name} stays as it is")
+        return
     learn_from(logs)
     result = score_steps([logs], lambda _: None)
+    single = tuple(x.means(STRIDE) for x in read_logs([logs]).logs if x.single)
+    means = score_logs(Logs(single), STRIDED, lambda _: None)
     parts = {
         "systems": systems_table(),
         "scores": scores_table(result, "single steps", each=True),
         "pit": pit_table(result),
+        "means": f"{scores_table(means, STRIDED, each=True)}\n\n{zero_line(means.zero)}",
         "blocks": scores_table(result, "block means", each=False),
         "zero": zero_page(result.zero),
         "temporal": temporal_page(score_temporal(data / "h200" / "temporal.json.gz", lambda _: None)),

@@ -10,10 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 
-def runner(command: Callable[..., Any]) -> Callable[..., str]:
-    """What the command prints, given its arguments; its errors are raised."""
-    app = typer.Typer()
-    app.command()(command)
+def runner(command: Callable[..., Any] | typer.Typer) -> Callable[..., str]:
+    """What the command (or one of an app's) prints, given its arguments; its errors are raised."""
+    app = command if isinstance(command, typer.Typer) else typer.Typer()
+    if not isinstance(command, typer.Typer):
+        app.command()(command)
 
     def run(*args: str | Path) -> str:
         found = CliRunner().invoke(app, [str(a) for a in args])

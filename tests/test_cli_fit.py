@@ -203,7 +203,7 @@ def test_runs_of_several_jobs_need_a_name(shared: Path) -> None:
     ("arguments", "what"),
     [
         (["--class", "gemm"], "no class of work is called gemm"),
-        (["--column", "gpu"], "--column says what a column is"),
+        (["--column", "gpu"], "--column gpu: it should be KEY=NAME"),
         (["--column", "gpu=card"], "card: is no column of it"),
         (["--gpu", "h100_sxm", "--gpus", "8", "--conditions", "lab"], "no conditions 'lab'"),
     ],

@@ -8,18 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from commands import runner
 from presage.cli.study import app
 from presage.errors import PresageError
 
 JOB = Path(__file__).resolve().parent.parent / "examples" / "jobs" / "hugging_face.toml"
-
-
-def run(*args: str | Path) -> str:
-    found = CliRunner().invoke(app, [str(a) for a in args])
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    assert found.exit_code == 0, found.output
-    return found.stdout
+run = runner(app)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from presage.accuracy.fleet import expected_largest, score_fleets
 from presage.errors import InputError, PresageError
 from presage.noise.distribution import LogNormal, Mixture
-from presage.noise.fleets.fleet import Fleet, fit_fleet
 from presage.noise.fleets.files import Measured, fleet_columns, read_fleet
+from presage.noise.fleets.fleet import Fleet, fit_fleet
 from presage.noise.fleets.prior import SLOW, known_fleets, share_weights, without
 from presage.noise.fleets.tail import SHARES, Tail, body_sd, fit_tail
 

@@ -1,25 +1,24 @@
 """The series model: laws, planted parameters found again, calibrated predictions, readers of logs."""
 
-import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from presage.errors import InputError, PresageError
-from presage.noise.belief import Belief
+from presage.errors import PresageError
 from presage.noise.distribution import LogNormal, Normal
 from presage.noise.files import noise_of, noise_text
-from presage.noise.logs import Event, StepLog, read_logs, step_log
+from presage.noise.logs import Event, StepLog, step_log
 from presage.noise.noise import NO_NOISE, Common, Noise, Stalls
-from presage.noise.prior_steps import architecture_of, known_systems, machine_of, step_prior
 from presage.noise.series import SeriesFit, SeriesPrior, fit, learn
 from presage.noise.series.bulk import CELLS
 from presage.noise.series.continued import continued, settled, slow_share
 from presage.noise.series.drift import smooth
+from presage.noise.series.joint import joint
+from presage.noise.series.levels import ODD, SDS, SLOWER, evidence, learn_levels
 from presage.noise.series.shipped import prior_of, prior_table, shipped
-from presage.noise.series.simulate import believed_steps, steps_of
+from presage.noise.series.simulate import steps_of
+from presage.noise.series.table import kinds_of
 
 LEVEL = 10.0
 PLANTED = Noise(
@@ -134,6 +133,62 @@ def test_smoothing_keeps_lines_and_ignores_spikes() -> None:
     assert values[5:295] == pytest.approx((1 + 0.01 * np.arange(300.0))[5:295], abs=0.01) and width > 3
 
 
+def drifting(rng: np.random.Generator, runs: int, records: int, noise: float = 0.0003) -> np.ndarray:
+    """Runs of few records that settle, drift together and differ in pace."""
+    k = np.arange(records)
+    curve = 0.01 * np.exp(-k / 1.5) + 0.012 * k / records
+    return LEVEL * (1 + curve + 0.002 * rng.standard_normal((runs, 1)) + noise * rng.standard_normal((runs, records)))
+
+
+def means(rows: np.ndarray, **more: object) -> list[StepLog]:
+    steps = 32 * np.arange(1, rows.shape[1] + 1) - 1
+    return [step_log(f"run {i}", "g", steps, row, 32, **more) for i, row in enumerate(rows)]  # type: ignore[arg-type]
+
+
+def test_few_records_share_their_drift() -> None:
+    """Two runs of eight means: the third's are known but for its pace."""
+    off = []
+    for seed in range(20):
+        logs = means(drifting(np.random.default_rng(seed), 3, 8))
+        middle = np.median(fit(logs[:2]).predict_like(logs[2], np.random.default_rng(0), 200).draws, axis=0)
+        left = (logs[2].seconds / middle)[1:]
+        off.append(np.std(left))
+    assert np.median(off) < 0.0006  # a flat level would be 0.4% off
+
+
+def test_a_stall_in_one_of_two_runs_is_no_bend() -> None:
+    rows = drifting(np.random.default_rng(3), 2, 8)
+    curves = []
+    for seconds in (0.0, 0.5):
+        stalled = rows.copy()
+        stalled[0, 4] += seconds
+        found = fit(means(stalled))
+        curves.append(found.level * (1 + found.shared.curve.values + found.shared.levels.mean()))
+        assert found.bulk.stalls.sum() == (seconds > 0)
+    assert curves[1] == pytest.approx(curves[0], rel=0.0006)  # half of the stall would be 2.5%
+
+
+def test_joint_curve_keeps_lines_and_says_what_it_takes() -> None:
+    k, plain = np.arange(10.0), np.ones((3, 10), bool)
+    x = np.array([0.0, 0.01, -0.02])[:, None] + 0.003 * k
+    found = joint(x, plain)
+    assert found.levels[:, None] + found.values == pytest.approx(x, abs=1e-6)
+    noisy = joint(0.01 * np.random.default_rng(0).standard_normal((3, 10)), plain)
+    assert 4 / 30 - 1e-6 <= noisy.known < 0.35  # three levels and a line at least
+
+
+def test_means_of_records() -> None:
+    log = step_log(
+        "r", "g", np.arange(70), np.arange(1.0, 71.0), events=[Event("validation", 39)], ends=np.arange(70.0)
+    )
+    found = log.means(32)
+    assert list(found.steps) == [31, 63] and found.seconds == pytest.approx([16.5, 48.5])
+    assert found.stride == 32 and found.kind == "means of 32 steps" and list(found.ends) == [31.0, 63.0]
+    assert kinds_of(found.steps, found.events, 1) == ("step 1 of a run", "after the first validation")
+    with pytest.raises(PresageError, match="fewer than 99"):
+        log.means(99)
+
+
 # ---- planted parameters are found again
 
 
@@ -200,10 +255,13 @@ def test_predictions_of_planted_groups_are_calibrated() -> None:
 
 
 def test_shipped_priors_read_back_as_written() -> None:
-    for single in (True, False):
-        prior = shipped(single)
+    plain, means = (step_log("r", "g", [31, 63], [1.0, 1.0], counts) for counts in (1, 32))
+    blocks = step_log("r", "g", [0, 1], [1.0, 1.0], 40, blocks=True)
+    assert len({id(shipped(x)) for x in (plain, means, blocks)}) == 3
+    for log in (plain, means, blocks):
+        prior = shipped(log)
         again = prior_of(json.loads(json.dumps(prior_table(prior))))
-        assert again.slope == prior.slope and again.stall_rate == prior.stall_rate
+        assert again.slope == prior.slope and again.bulk == prior.bulk and again.stall_rate == prior.stall_rate
         assert again.cells == pytest.approx(prior.cells, abs=1e-3)
         assert again.levels.weights.sum() == pytest.approx(1) and prior.groups >= 14
 
@@ -216,6 +274,24 @@ def test_two_close_runs_do_not_rule_an_odd_one_out() -> None:
     levels = [fit(close, learn(o)).levels.next_run(np.random.default_rng(1), 4000) for o in (others, [])]
     assert (levels[0] > 0.006).mean() > 0.08
     assert abs(np.median(levels[0])) < 0.001
+
+
+def test_evidence_of_levels_is_a_density() -> None:
+    """Of one run among two, the other at 0: over all places its likelihood adds up to the same for all cells."""
+    places = np.linspace(-0.3, 0.5, 4001)
+    total = np.sum([np.exp(evidence(np.array([0.0, p]))) for p in places[::8]], axis=0) * 8 * (places[1] - places[0])
+    inner = (SDS > 2e-3) & (SDS < 2e-2)
+    assert total[inner][..., SLOWER < 0.02] == pytest.approx(1, rel=0.1)
+
+
+def test_odd_runs_are_found_again() -> None:
+    rng = np.random.default_rng(5)
+    groups = [
+        0.0003 * rng.standard_normal(3) + np.where(rng.random(3) < 0.15, rng.gamma(2, 0.004, 3), 0) for _ in range(60)
+    ]
+    weights = learn_levels([evidence(g) for g in groups]).weights
+    assert weights.sum((0, 2)) @ ODD == pytest.approx(0.15, abs=0.06)
+    assert weights.sum((0, 1)) @ SLOWER == pytest.approx(0.008, rel=0.4)
 
 
 def test_prior_needs_three_groups() -> None:
@@ -244,33 +320,6 @@ def test_belief_draws_steps_like_the_log() -> None:
         assert np.quantile(drawn, p) == pytest.approx(np.quantile(seen, p), rel=0.005)
 
 
-def test_no_data_prior() -> None:
-    short, long = (step_prior("Hopper", 64, s) for s in (5.0, 50.0))
-    assert isinstance(short, Belief) and set(short.intervals) <= set(short.noise.numbers())
-    rng = np.random.default_rng(0)
-    spread = [np.quantile(x, 0.95) / np.median(x) for x in
-              (steps_of(b.noise, s, 64, 500, rng, 20) for b, s in ((short, 5.0), (long, 50.0)))]  # fmt: skip
-    assert spread[0] > spread[1] > 1  # additive jitter: longer steps vary less
-    assert step_prior("Blackwell", 64, 5.0).noise.common.drift > short.noise.common.drift
-    without = step_prior("Hopper", 64, 5.0, ["NVIDIA/eos"])
-    assert without.noise.numbers() != short.noise.numbers()
-    assert believed_steps(short, 5.0, 64, 30, rng, 4, 3).shape == (4, 3, 30)
-    with pytest.raises(PresageError, match="known system"):
-        step_prior("Hopper", 64, 5.0, systems=[])
-
-
-def test_names_of_chips_and_machines() -> None:
-    chips = {
-        "NVIDIA Blackwell GPU (GB200)": "Blackwell",
-        "NVIDIA H200-SXM5-141GB": "Hopper",
-        "MI300X": "CDNA",
-        "T": "T",
-    }
-    assert {x: architecture_of(x) for x in chips} == chips
-    assert machine_of("NVIDIA", "eos-dfw_n64_ngc25.01_nemo") == machine_of("NVIDIA", "eos-dfw_n1024_x") == "NVIDIA/eos"
-    assert len({s.machine for s in known_systems()}) == 4
-
-
 # ---- a series that goes on
 
 
@@ -285,91 +334,13 @@ def test_settled_and_continued() -> None:
     assert slow_share(values[300:]) < 0.1 < 0.9 < slow_share(np.repeat(rng.standard_normal(40), 100))
 
 
-# ---- readers
-
-
-def test_megatron_log(tmp_path: Path) -> None:
-    line = (
-        " [2024-01-01] iteration {:8d}/  500 | consumed samples: 1 | elapsed time per iteration (ms): {:.1f} | loss 1\n"
-    )
-    path = tmp_path / "job.log"
-    path.write_text("noise\n" + "".join(line.format(10 * k, 2000 + k) for k in range(1, 6)) + line.format(10, 2500))
-    first, second = read_logs([path]).logs
-    assert list(first.steps) == [10, 20, 30, 40, 50] and first.stride == 10 and not first.single
-    assert first.seconds[0] == pytest.approx(2.001) and second.seconds == pytest.approx([2.5])
-
-
-def test_csv_logs(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text("run,step,step_ms,event\na,0,10,\na,1,11,checkpoint\na,2,,\nb,0,12,\n")
-    found = read_logs([path])
-    a, b = found.logs
-    assert a.seconds == pytest.approx([0.010, 0.011]) and b.run == "b" and a.events == (Event("checkpoint", 1),)
-    assert found.skipped == (("steps.csv line 4", "no step time above 0"),)
-    bare = tmp_path / "bare.csv"
-    bare.write_text("1.5\n1.6\n")
-    assert read_logs([bare]).logs[0].seconds == pytest.approx([1.5, 1.6])
-    other = tmp_path / "other.csv"
-    other.write_text("k,lasted\n0,5\n1,6\n")
-    assert read_logs([other], "lasted", "us").logs[0].seconds == pytest.approx([5e-6, 6e-6])
-
-
-def mlperf(**run: object) -> dict[str, object]:
-    return {"submitter": "s", "system": "m", "benchmark": "b", "run": "r", **run}
-
-
-def test_mlperf_runs_of_all_kinds(tmp_path: Path) -> None:
-    runs = [
-        mlperf(steps=[[0, 1.0], [1, 1.1]], step_stride=1, validation=[{"after_step": 0, "seconds": 3.0}], nodes=2),
-        mlperf(steps=[[31, 1.0], [63, 1.1]], step_end_s=[32.0, 70.0], validation=[{"start_s": 33.0}]),
-        mlperf(steps=[], blocks=[[10.0, 1.0], [23.0, 1.0]], validation=[{"start_s": 10.0, "seconds": 3.0}]),
-        mlperf(run="empty", steps=[], blocks=[]),
-        mlperf(run="odd", steps="what"),
-        mlperf(run="negative", steps=[[0, -1.0]]),
-    ]
-    path = tmp_path / "runs.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"runs": runs, "more": 1}).encode()))
-    found = read_logs([path])
-    single, strided, blocks = found.logs
-    assert single.single and single.events == (Event("validation", 0, 3.0),) and single.meta["nodes"] == 2
-    assert strided.kind == "means of 32 steps" and strided.events[0].after_step == 31
-    assert blocks.kind == "block means" and list(blocks.counts) == [10, 10] and blocks.total == pytest.approx(20)
-    assert [name.split("/")[-1] for name, _ in found.skipped] == ["empty", "odd", "negative"]
-    with pytest.raises(PresageError, match="cannot be fitted together"):
-        fit([single, blocks])
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.json", b"{not json", "is no JSON"),
-        ("a.json", b'{"runs": 3}', "needs a list of runs"),
-        ("a.json", b'{"runs": []}', "no step times"),
-        ("a.json.gz", b"\x1f\x8bbroken", "cannot be read"),
-        ("a.csv", b"", "is empty"),
-        ("a.csv", b"a,b\n1,2\n", "no column of step times"),
-        ("a.csv", b"seconds\nx\n", "no step time above 0"),
-        ("a.log", b"elapsed time per iteration (ms): 3", "has no line with both"),
-    ],
-)
-def test_bad_files_get_one_sentence(tmp_path: Path, name: str, content: bytes, says: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(PresageError, match=says) as e:
-        read_logs([path])
-    assert "\n" not in str(e.value) and "a." in str(e.value)
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
-        read_logs([tmp_path / "none.csv"])
-
-
 @pytest.mark.parametrize("n", [1, 2, 6, 17, 41])
 @pytest.mark.parametrize("runs", [1, 2, 6])
-def test_short_logs_are_fitted(n: int, runs: int) -> None:
+@pytest.mark.parametrize("stride", [1, 32])
+def test_short_logs_are_fitted(n: int, runs: int, stride: int) -> None:
     rng = np.random.default_rng(n)
-    found: SeriesFit = fit(logs(*(1 + 0.1 * rng.random((runs, n)))))
-    p = found.predict(np.arange(n + 3), rng=rng, draws=50)
+    rows = 1 + 0.1 * rng.random((runs, n))
+    found: SeriesFit = fit(logs(*rows) if stride == 1 else means(rows))
+    p = found.predict(stride * np.arange(n + 3), rng=rng, draws=50)
     assert np.isfinite(p.draws).all() and (p.draws > 0).all()
     assert noise_text(found.belief())

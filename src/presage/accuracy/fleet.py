@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.accuracy.score import Result, Row, Skipped
+from presage.accuracy.score import Result, Row, Skipped, csv_lines
 from presage.errors import PresageError
 from presage.noise.distribution import Normal
-from presage.noise.fleets.fleet import Fleet, fit_fleet
 from presage.noise.fleets.files import read_fleet
+from presage.noise.fleets.fleet import Fleet, fit_fleet
 from presage.noise.fleets.prior import without
 from presage.noise.fleets.tail import Ranged, Tail, fit_tail
 
@@ -53,6 +53,14 @@ class FleetResult:
 
     def _of(self, baseline: str) -> tuple[Row, ...]:
         return self.baselines[baseline].rows
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        return self.result.skipped
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """Every prediction beside its measurement, for a CSV file."""
+        return list(csv_lines(self.rows))
 
     def to_json(self) -> dict[str, Any]:
         told = self.result.to_json()

@@ -24,7 +24,7 @@ from presage.accuracy.zero_data import ZeroData, score_zero_data
 from presage.noise.logs import Logs, StepLog, read_logs
 from presage.noise.series import SeriesFit, SeriesPrior, fit, learn
 
-__all__ = ["CUT", "Left", "StepsResult", "Whole", "score_steps"]
+__all__ = ["CUT", "Left", "StepsResult", "Whole", "score_logs", "score_steps"]
 
 Floats = NDArray[np.float64]
 CUT = 5  # single steps at the start of a run that are not scored
@@ -151,7 +151,10 @@ def _distinct(rows: Sequence[Left]) -> list[str]:
 
 
 def score_steps(paths: Sequence[Path], tell: Callable[[str], None], seed: int = 0) -> StepsResult:
-    logs = read_logs(paths)
+    return score_logs(read_logs(paths), ", ".join(map(str, paths)), tell, seed)
+
+
+def score_logs(logs: Logs, name_of_all: str, tell: Callable[[str], None], seed: int = 0) -> StepsResult:
     kinds = _by_kind(logs)
     rows: list[Left] = []
     skipped = [Skipped(*s) for s in logs.skipped]
@@ -166,7 +169,7 @@ def score_steps(paths: Sequence[Path], tell: Callable[[str], None], seed: int = 
             rngs = [np.random.default_rng([seed, g, i]) for i in range(len(runs))]
             rows += [_left_out(runs, i, prior, rng) for i, rng in enumerate(rngs)]
     tell("zero data")
-    return StepsResult(", ".join(map(str, paths)), tuple(rows), tuple(skipped), score_zero_data(logs, seed))
+    return StepsResult(name_of_all, tuple(rows), tuple(skipped), score_zero_data(logs, seed))
 
 
 def _by_kind(logs: Logs) -> dict[str, dict[str, tuple[StepLog, ...]]]:

@@ -170,11 +170,8 @@ def _runs(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> 
 
 def _dlrm(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.dlrm import score_dlrm
-    from presage.errors import PresageError
 
-    if len(paths) != 1:
-        raise PresageError(f"accuracy dlrm takes one path: {KINDS['dlrm'].split(':')[0]}")
-    _finish(score_dlrm(paths[0], tell), out, json)
+    _finish(score_dlrm(_one(paths, "dlrm"), tell), out, json)
 
 
 def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
@@ -198,11 +195,7 @@ def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tel
     from presage.report.straggler_tables import effect_table, straggler_table
 
     result = score_stragglers(paths, tell)
-    if out is not None:
-        _save(out, result.lines())
-    if emit(json, result.to_json()):
-        console().print(straggler_table(result), "", effect_table(result))
-        _print_skipped(result.skipped)
+    _show(result, out, json, straggler_table(result), "", effect_table(result))
 
 
 def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
@@ -210,15 +203,9 @@ def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell) ->
     from presage.report.step_tables import step_tables, zero_table
 
     result = score_steps(paths, tell)
-    if out is not None:
-        _save(out, result.lines())
-    if emit(json, result.to_json()):
-        for table in step_tables(result):
-            console().print(table, "")
-        console().print(zero_table(result.zero))
-        for name, value in result.zero.metrics().items():
-            console().print(f"{name}: {100 * value:.1f}%")
-        _print_skipped(result.skipped)
+    tables = [x for table in step_tables(result) for x in (table, "")]
+    rates = [f"{name}: {100 * value:.1f}%" for name, value in result.zero.metrics().items()]
+    _show(result, out, json, *tables, zero_table(result.zero), *rates)
 
 
 def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
@@ -226,24 +213,15 @@ def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell)
     from presage.report.step_tables import temporal_table
 
     result = score_temporal(_one(paths, "temporal"), tell)
-    if out is not None:
-        _save(out, result.lines())
-    if emit(json, result.to_json()):
-        console().print(temporal_table(result))
-        _print_skipped(result.skipped)
+    _show(result, out, json, temporal_table(result))
 
 
 def _fleet(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.fleet import score_fleets
-    from presage.accuracy.score import csv_lines
     from presage.report.noise_tables import fleet_table
 
     result = score_fleets(paths, tell)
-    if out is not None:
-        _save(out, list(csv_lines(result.rows)))
-    if emit(json, result.to_json()):
-        console().print(fleet_table(result))
-        _print_skipped(result.result.skipped)
+    _show(result, out, json, fleet_table(result))
 
 
 _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
@@ -290,6 +268,16 @@ def _finish(result: Any, out: Path | None, json: str | None) -> None:
         console().print(accuracy_table(result))
         for name, value in result.rates.items():
             console().print(f"{name}: {100 * value:.0f}%")
+        _print_skipped(result.skipped)
+
+
+def _show(result: Any, out: Path | None, json: str | None, *shown: Any) -> None:
+    """Results that are no rows of errors: their lines in a file, then JSON, or tables and what was left out."""
+    if out is not None:
+        _save(out, result.lines())
+    if emit(json, result.to_json()):
+        for part in shown:
+            console().print(part)
         _print_skipped(result.skipped)
 
 

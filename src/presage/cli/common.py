@@ -16,14 +16,20 @@ if TYPE_CHECKING:
     from presage.traces.run import Run
 
 __all__ = [
+    "Change",
+    "Columns",
     "CpuOnly",
     "Draws",
+    "Gpus",
     "Ignore",
+    "JobFile",
     "Json",
     "NoiseFile",
     "Partial",
+    "Plot",
     "Seed",
     "Traces",
+    "columns_of",
     "console",
     "emit",
     "labels",
@@ -52,6 +58,19 @@ NoiseFile = Annotated[
         metavar="NOISE.toml|CONDITIONS",
         help="What varies: as `presage fit` writes it, or assumed of screened, production or unscreened GPUs.",
     ),
+]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")]
+Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")]
+Change = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: parallel.tp=4; repeatable."),
+]
+Columns = Annotated[
+    list[str],
+    typer.Option("--column", metavar="KEY=NAME", help="Of a CSV: which column is the gpu, time, ...; repeatable."),
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs matplotlib).")
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draws: the same seed, the same answer.")]
 
@@ -86,6 +105,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and value != value else value
+
+
+def columns_of(given: Iterable[str]) -> dict[str, str]:
+    """What --column says, by key."""
+    from presage.errors import PresageError
+
+    for text in given:
+        if "=" not in text:
+            raise PresageError(f"--column {text}: it should be KEY=NAME, such as gpu=serial or time=seconds")
+    return {key.strip(): name for key, _, name in (text.partition("=") for text in given)}
 
 
 @contextmanager

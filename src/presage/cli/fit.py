@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit, status
+from presage.cli.common import Columns, Json, columns_of, console, emit, status
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -38,10 +38,7 @@ def command(
     collectives: Annotated[
         str | None, typer.Option("--collectives", metavar="NAME", help="Of traces: tp, dp, ep, ... where all are one.")
     ] = None,
-    column: Annotated[
-        list[str],
-        typer.Option("--column", metavar="WHAT=NAME", help="Of a CSV: gpu=..., time=..., work=...; repeatable."),
-    ] = [],  # noqa: B006
+    column: Columns = [],  # noqa: B006
     group: Annotated[
         str | None,
         typer.Option("--group", metavar="TEXT", help="Of logs of several jobs: the one with this in its name."),
@@ -68,7 +65,7 @@ def command(
     _known(kind)
     facts = Facts(gpu, gpus, per_node, seconds, conditions)
     with status(f"reading {len(files)} file{'s' if len(files) > 1 else ''}"):
-        found = fit_files(files, facts, kind, collectives, _columns(column), group)
+        found = fit_files(files, facts, kind, collectives, columns_of(column), group)
     if out is not None:
         write_noise(found.belief, out)
     if emit(json, to_json(found)):
@@ -98,13 +95,6 @@ def _known(kind: str) -> None:
 
     if kind not in CLASSES:
         raise PresageError(f"no class of work is called {kind}: there are {', '.join(CLASSES)}")
-
-
-def _columns(column: list[str]) -> dict[str, str]:
-    told = dict(c.split("=", 1) for c in column if "=" in c)
-    if len(told) != len(column):
-        raise PresageError("--column says what a column is, such as gpu=serial or time=seconds")
-    return told
 
 
 def _print(found: Fitted, out: Path | None) -> None:

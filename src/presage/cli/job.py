@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Draws, Json, NoiseFile, Seed, emit, status
+from presage.cli.common import Change, Draws, Gpus, JobFile, Json, NoiseFile, Seed, emit, status
 from presage.cli.predicted import tell
 from presage.errors import InputError
 
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from presage.jobs.draws.sure import Sure
+    from presage.jobs.job import Job
     from presage.jobs.predict import JobPrediction
     from presage.noise.distribution import Distribution
 
-__all__ = ["command", "said"]
+__all__ = ["command", "said", "transformer_job"]
 
 
 def command(
-    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
-    change: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: parallel.tp=4; repeatable."),
-    ] = [],  # noqa: B006
+    job: JobFile,
+    gpus: Gpus = None,
+    change: Change = [],  # noqa: B006
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T: days, energy and cost of it.")
     ] = None,
@@ -125,6 +123,13 @@ def said(job: Path, gpus: int | None, change: list[str], terms: dict[str, float 
         out["parallel"] = {"dp": None} | out.get("parallel", {}) | {"gpus": gpus}
     out["cluster"] = out.get("cluster", {}) | {k: v for k, v in terms.items() if v is not None}
     return out
+
+
+def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
+    """The job of a file, with what options say instead."""
+    from presage.jobs.files import read_transformer_job
+
+    return read_transformer_job(path, said(path, gpus, change, {}))
 
 
 def _draw(found: JobPrediction, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from presage.cli.common import Json, NoiseFile, Seed, emit, status
+from presage.cli.common import Change, Columns, Gpus, JobFile, Json, NoiseFile, Seed, columns_of, emit, status
 
 if TYPE_CHECKING:
     from presage.noise.estimate import Estimate
@@ -19,17 +19,14 @@ MS = 1e3
 
 
 def command(
-    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    job: JobFile,
     speeds: Annotated[
         str,
         typer.Option(
             "--speeds", metavar="CSV|random:SD[:SHARE:FACTOR]", help="Of GPUs by rank, spares last; or drawn."
         ),
     ] = "random:0",
-    column: Annotated[
-        list[str],
-        typer.Option("--column", metavar="KEY=NAME", help="Of the CSV: gpu, node, rank, time or speed; repeatable."),
-    ] = [],  # noqa: B006
+    column: Columns = [],  # noqa: B006
     hot: Annotated[
         str | None,
         typer.Option("--hot", metavar="FACTOR[@NODE]", help="What if one node's compute took FACTOR as long?"),
@@ -45,11 +42,8 @@ def command(
     noise: NoiseFile = None,
     draws: Annotated[int, typer.Option("--draws", metavar="N", min=100, help="Steps to draw.")] = 10_000,
     seed: Seed = 0,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
-    change: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: parallel.tp=4; repeatable."),
-    ] = [],  # noqa: B006
+    gpus: Gpus = None,
+    change: Change = [],  # noqa: B006
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PLACEMENT.csv", help="Write who goes where in the best placement.")
     ] = None,
@@ -58,16 +52,18 @@ def command(
     """Which GPU goes where, so that slow ones hurt least? What does a hot node cost, and whom should I evict?
 
     The CSV has a row for each GPU: its name (gpu, uuid or rank), its node, and a time (factor, time, perf: larger is
-    slower) or a speed (speed, tflops: larger is faster).
+    slower) or a speed (speed, tflops: larger is faster); --column says which is the gpu, node, rank, time or speed.
 
     presage place examples/jobs/llama3.1-405b.toml --speeds random:0.02:0.002:1.15 --hot 1.3
 
     presage place job.toml --speeds gpus.csv --out placement.csv
     """
+    from presage.cli.job import transformer_job
+    from presage.jobs.draws import shape_of
     from presage.jobs.draws.sure import belief_of
     from presage.plan.place import place
 
-    shape = _shape(job, gpus, change)
+    shape = shape_of(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
     fleet = _fleet(speeds, column, shape.job.gpus + spares, shape.job.platform.domain, seed)
     factor, node = _hot(hot)
@@ -98,14 +94,6 @@ def _asked(placed: Placed, evict: int, hot: Hot | None) -> _Found:
     return _Found(placed, {k: evictions(placed, o, evict) for k, o in outcomes.items()}, left_out(placed), hot)
 
 
-def _shape(path: Path, gpus: int | None, change: list[str]) -> Any:
-    from presage.cli.job import said
-    from presage.jobs.draws import shape_of
-    from presage.jobs.files import read_transformer_job
-
-    return shape_of(read_transformer_job(path, said(path, gpus, change, {})))
-
-
 def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> Fleet:
     """Read, or drawn."""
     from presage.errors import PresageError
@@ -114,7 +102,7 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
 
     kind, _, numbers = speeds.partition(":")
     if kind != "random":
-        return read_speeds(speeds, _columns(column))
+        return read_speeds(speeds, columns_of(column))
     try:
         sd, *few = (float(x) for x in numbers.split(":"))
         share, factor = few or (0.0, 1.0)
@@ -123,15 +111,6 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
     if not (0 <= sd < 1 and 0 <= share <= 1 and factor > 0):
         raise PresageError(f"--speeds {speeds}: SD and SHARE are between 0 and 1, FACTOR is above 0")
     return drawn_fleet(gpus, node, sd, Streams(seed)("fleet"), share, factor)
-
-
-def _columns(given: list[str]) -> dict[str, str]:
-    from presage.errors import PresageError
-
-    for text in given:
-        if "=" not in text:
-            raise PresageError(f"--column {text}: it should be KEY=NAME, such as time=seconds")
-    return {text.split("=", 1)[0]: text.split("=", 1)[1] for text in given}
 
 
 def _hot(text: str | None) -> tuple[float, str]:
@@ -213,11 +192,11 @@ def _value(found: _Found, source: str, seed: int) -> dict[str, Any]:
 
 
 def _outcome(o: Outcome) -> dict[str, Any]:
-    return {"p50_ms": _ms(o.p50), "p95_ms": _ms(o.p95)}
+    return _both(o.p50, o.p95)
 
 
-def _ms(e: Estimate) -> dict[str, float]:
-    return {"value": e.value * MS, "standard_error": e.error * MS}
+def _both(p50: Estimate, p95: Estimate) -> dict[str, Any]:
+    return {"p50_ms": p50.to_json(MS), "p95_ms": p95.to_json(MS)}
 
 
 def _evicted(e: Evicted) -> dict[str, Any]:
@@ -229,11 +208,10 @@ def _evicted(e: Evicted) -> dict[str, Any]:
 
 def _heat(h: Hot) -> dict[str, Any]:
     stages = [
-        {"stage": i, "p50_ms": _ms(p50), "p95_ms": _ms(p95), "cost": cost}
-        for i, ((p50, p95), cost) in enumerate(zip(h.stages, h.costs, strict=True))
+        {"stage": i, **_both(*both), "cost": cost} for i, (both, cost) in enumerate(zip(h.stages, h.costs, strict=True))
     ]
-    without = {"p50_ms": _ms(h.without[0]), "p95_ms": _ms(h.without[1])}
-    return {"factor": h.factor, "without": without, "stages": stages, "least": min(h.costs), "most": max(h.costs)}
+    ends = {"least": min(h.costs), "most": max(h.costs)}
+    return {"factor": h.factor, "without": _both(*h.without), "stages": stages, **ends}
 
 
 # ---- tables

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, NoiseFile, Seed, console, emit
+from presage.cli.common import JobFile, Json, NoiseFile, Seed, console, emit
 
 if TYPE_CHECKING:
     from presage.jobs.job import Job
@@ -23,7 +23,7 @@ MS = 1e3
 
 
 def command(
-    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    job: JobFile,
     gpus: Annotated[
         str, typer.Option("--gpus", metavar="N[,N...]", help="GPUs to use; of several numbers the best is found.")
     ],

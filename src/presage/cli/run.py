@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Json, NoiseFile, Seed, emit
+from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, Seed, emit
 from presage.cli.job import said
 from presage.cli.predicted import tell
 from presage.errors import PresageError
@@ -27,8 +26,6 @@ UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 360
          "days": 86400.0, "w": 604800.0, "weeks": 604800.0}  # fmt: skip
 GB = 1e9
 
-
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")]
 Tokens = Annotated[str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T.")]
 Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Instead of tokens.")]
 Deadline = Annotated[
@@ -72,10 +69,6 @@ ModelError = Annotated[
     bool, typer.Option("--model-error/--no-model-error", help="Presage's own error of the step time, and of rates.")
 ]
 Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour.")]
-Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")]
-Change = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
-]
 Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, help="Runs that are drawn.")]
 
 

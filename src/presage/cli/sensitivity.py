@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Json, NoiseFile, Seed, console, emit, status
+from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, Plot, Seed, console, emit, status
 
 if TYPE_CHECKING:
     from presage.jobs.draws.sensitivity import Sensitivity
@@ -16,20 +16,16 @@ __all__ = ["command"]
 
 
 def command(
-    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")],
+    job: JobFile,
     noise: NoiseFile = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")] = None,
-    change: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
-    ] = [],  # noqa: B006
+    gpus: Gpus = None,
+    change: Change = [],  # noqa: B006
     draws: Annotated[
         int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps that are drawn, each time.")
     ] = 4000,
     seed: Seed = 0,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of each table, bars of the plot.")] = 12,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs matplotlib).")
-    ] = None,
+    plot: Plot = None,
     json: Json = None,
 ) -> None:
     """Which kernel should I make steadier, which faster? What p95 of a step would be, were each steady or 10% quicker.
@@ -38,15 +34,14 @@ def command(
 
     presage sensitivity job.toml --noise noise.toml --draws 8000
     """
-    from presage.cli.job import said
+    from presage.cli.job import transformer_job
     from presage.jobs.draws.draw import calmed
     from presage.jobs.draws.sensitivity import sensitivity
     from presage.jobs.draws.shape import shape_of
     from presage.jobs.draws.sure import belief_of
-    from presage.jobs.files import read_transformer_job
     from presage.report import sensitivity_tables as tables
 
-    shape = shape_of(read_transformer_job(job, said(job, gpus, change, {})))
+    shape = shape_of(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
     with status("drawing steps"):
         found = sensitivity(calmed(shape, belief.noise), belief.noise, seed, draws)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Json, NoiseFile, Seed, console, emit, status
+from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, Plot, Seed, console, emit, status
+from presage.cli.job import transformer_job
 
 if TYPE_CHECKING:
-    from presage.jobs.job import Job
     from presage.plan.studies import Setup, Study
 
 __all__ = ["app"]
@@ -19,17 +19,9 @@ app = typer.Typer(
     help="A job on machines that are not built yet: more GPUs, faster ones, larger NVLink domains, less power.",
     no_args_is_help=True,
 )
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/jobs.md.")]
-Change = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew; repeatable.")
-]
-Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs matplotlib).")
-]
 Draws = Annotated[
     int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps that are drawn at each point.")
 ]
-Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Instead of the job's.")]
 
 
 @app.command("scale")
@@ -56,7 +48,7 @@ def scale(
 
     numbers = [int(n) for n in _numbers(gpus, "--gpus", "8192,65536", whole=True)]
     with status("drawing steps"):
-        found = scale_study(_read(job, None, change), numbers, _setup(noise, draws, seed), strong)
+        found = scale_study(transformer_job(job, None, change), numbers, _setup(noise, draws, seed), strong)
     _tell(found, plot, json)
 
 
@@ -81,7 +73,7 @@ def compute(
 
     some = _numbers(times, "--times", "1,2,4")
     with status("drawing steps"):
-        found = compute_study(_read(job, gpus, change), some, _setup(noise, draws, seed), memory)
+        found = compute_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), memory)
     _tell(found, plot, json)
 
 
@@ -107,7 +99,7 @@ def domain(
 
     sizes = [int(n) for n in _numbers(domains, "--domains", "8,72", whole=True)]
     with status("searching plans" if search else "drawing steps"):
-        found = domain_study(_read(job, gpus, change), sizes, _setup(noise, draws, seed), search, workers)
+        found = domain_study(transformer_job(job, gpus, change), sizes, _setup(noise, draws, seed), search, workers)
     _tell(found, plot, json)
 
 
@@ -137,15 +129,8 @@ def power(
 
     some = _numbers(caps, "--caps", "1,0.85,0.7")
     with status("drawing steps"):
-        found = power_study(_read(job, gpus, change), some, _setup(noise, draws, seed), spread, placing)
+        found = power_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), spread, placing)
     _tell(found, plot, json)
-
-
-def _read(path: Path, gpus: int | None, change: list[str]) -> Job:
-    from presage.cli.job import said
-    from presage.jobs.files import read_transformer_job
-
-    return read_transformer_job(path, said(path, gpus, change, {}))
 
 
 def _setup(noise: str | None, draws: int, seed: int) -> Setup:

@@ -1,5 +1,5 @@
-"""Paces: how many times as long as usual each class of a job's work takes. What is slower goes through the same laws, so
-transfers that hide behind compute cost nothing until they are long enough to show."""
+"""Paces: how many times as long as usual each class of a job's work takes. What is slower goes through the same laws,
+so transfers that hide behind compute cost nothing until they are long enough to show."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["BATCHES", "Estimate", "estimate"]
 
 Floats = NDArray[np.float64]
 BATCHES = 8  # as many as draws are made in: see `presage.jobs.draws`
@@ -22,6 +22,10 @@ class Estimate:
     error: float = 0.0
     low: float | None = None  # with parameters of the noise drawn too
     high: float | None = None
+
+    def to_json(self, times: float = 1.0) -> dict[str, float]:
+        """The value and its error in another unit, of which one of its own is so many."""
+        return {"value": self.value * times, "standard_error": self.error * times}
 
 
 def estimate(draws: Floats, statistic: Callable[[Floats], float]) -> Estimate:

@@ -180,8 +180,8 @@ def _steps(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
 
 
 def _fleet(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
-    from presage.noise.fleets.fleet import fit_fleet
     from presage.noise.fleets.files import read_fleet
+    from presage.noise.fleets.fleet import fit_fleet
 
     out = []
     for path in paths:

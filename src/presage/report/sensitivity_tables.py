@@ -193,7 +193,7 @@ def value(s: Sensitivity) -> dict[str, Any]:
         "job": s.shape.job.name,
         "gpus": s.shape.job.gpus,
         "draws": int(s.draws.seconds.size),
-        "step_ms": {f"p{100 * p:g}": _ms(s.draws.quantile(p)) for p in (0.5, 0.95)}
+        "step_ms": {"p50": s.draws.p50.to_json(MS), "p95": s.draws.p95.to_json(MS)}
         | {"sd": float(s.draws.seconds.std()) * MS, "without_noise": s.calm * MS},
         "all_steady_ms": _change(s.all_steady),
         "one_by_one_p95_ms": s.one_by_one * MS,
@@ -211,16 +211,12 @@ def _row(r: Row) -> dict[str, Any]:
         out |= {"criticality": c.share, "seconds_ms": c.seconds * MS, "on_path_ms": c.shown * MS}
     if r.shares is not None:
         names = {"variance": r.shares.variance, "p95_minus_p50": r.shares.tail, "mean_excess": r.shares.mean}
-        out["shares"] = {k: {"value": e.value, "standard_error": e.error} for k, e in names.items()}
+        out["shares"] = {k: e.to_json() for k, e in names.items()}
     return out
 
 
 def _change(c: Change) -> dict[str, Any]:
-    return {"p50": _ms(c.p50), "p95": _ms(c.p95), "sd": _ms(c.sd)}
-
-
-def _ms(e: Estimate) -> dict[str, float]:
-    return {"value": e.value * MS, "standard_error": e.error * MS}
+    return {"p50": c.p50.to_json(MS), "p95": c.p95.to_json(MS), "sd": c.sd.to_json(MS)}
 
 
 # ---- the plot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,10 +20,11 @@ from presage.noise.noise import CLASSES, COMPUTE, Noise, Spread
 from presage.noise.streams import Streams
 from presage.noise.tail import smooth
 
-__all__ = ["BLOCKS", "STEPS", "Draws", "calmed", "draw", "whole_steps"]
+__all__ = ["BLOCKS", "Drawn", "Draws", "Kept", "calmed", "draw", "in_blocks", "whole_steps"]
 
 Floats = NDArray[np.float64]
 Kept = dict[tuple[object, ...], Floats]  # seconds of the slowest replicas, by what they depend on
+Block = Callable[[Streams, tuple[int, int]], tuple[Floats, Floats]]  # seconds of [runs, steps]; jitter and stalls apart
 STEPS = 2  # of each run: two tell how much of the spread is the run's, and many runs tell more than many steps
 BLOCKS = 8
 USUAL = 64  # GPUs of the jobs whose steps the laws were fitted to
@@ -48,6 +50,14 @@ class Draws:
     def quantile(self, p: float) -> Estimate:
         """Of a step of some run."""
         return estimate(self.seconds, lambda x: float(np.quantile(x, p)))
+
+    @cached_property
+    def p50(self) -> Estimate:
+        return self.quantile(0.5)
+
+    @cached_property
+    def p95(self) -> Estimate:
+        return self.quantile(0.95)
 
     def exceeds(self, seconds: float) -> Estimate:
         """The probability that a step takes longer."""
@@ -83,18 +93,37 @@ class Draws:
         return float(self.within.std() * np.sqrt(n / (n - 1))) if n > 1 else 0.0
 
 
+class Drawn:
+    """What has draws, with their quantiles."""
+
+    draws: Draws
+
+    @property
+    def p50(self) -> Estimate:
+        return self.draws.p50
+
+    @property
+    def p95(self) -> Estimate:
+        return self.draws.p95
+
+
 def draw(
     shape: Shape, noise: Noise, seed: int = 0, count: int = 10_000, steps: int = STEPS, kept: Kept | None = None
 ) -> Draws:
-    """Some `steps` of each of count / steps runs, in blocks that share nothing, so that how these differ tells all of
-    the draws' error. The same seed gives each source of noise the same draws, whatever the others are: two plans, or
-    one with a source less, can be compared draw by draw. `kept`: replicas' seconds from other draws, and for them."""
+    """Some `steps` of each of count / steps runs. The same seed gives each source of noise the same draws, whatever the
+    others are: two plans, or one with a source less, can be compared draw by draw. `kept`: replicas' seconds from other
+    draws, and for them."""
+    known = {} if kept is None else kept
+    return in_blocks(lambda streams, size: _block(shape, noise, streams, size, known), shape, seed, count, steps)
+
+
+def in_blocks(block: Block, shape: Shape, seed: int, count: int, steps: int = STEPS) -> Draws:
+    """Blocks share nothing, so that how they differ tells all of the draws' error."""
     steps = min(steps, count)
     blocks = int(np.clip(count // 1_000, 2, BLOCKS))
-    runs = max(1, -(-count // (steps * blocks)))
-    kept = {} if kept is None else kept
+    size = max(1, -(-count // (steps * blocks))), steps
     with ThreadPoolExecutor(2) as pool:  # the recursion and most of NumPy run beside each other
-        made = pool.map(lambda k: _block(shape, noise, Streams(seed).child(k), (runs, steps), kept), range(blocks))
+        made = pool.map(lambda k: block(Streams(seed).child(k), size), range(blocks))
         lasting, passing = (np.concatenate(parts) for parts in zip(*made, strict=True))
     return Draws(np.maximum(lasting + passing, 0.0), shape.seconds, lasting)
 

@@ -7,6 +7,7 @@ with few and the slowest stage's pace added for the rest, as `parallel.pipeline`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from presage.parallel.pipeline.durations import durations
 from presage.parallel.pipeline.step import timed
 from presage.parallel.pipeline.structure import EXCHANGE
 
-__all__ = ["Gpus", "Replica", "drawn_gpus", "lively", "moved", "steady", "tasks_of"]
+__all__ = ["MOST_TASKS", "Gpus", "Replica", "drawn_gpus", "lively", "moved", "pieces", "steady", "tasks_of"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,6 +114,20 @@ class Replica:
         took = finish_times(made, Durations(self.base[row], row.astype(np.int32), self.base[:, None] * ratio))
         return took + self.left * self.pace * self.busy(ratio) if self.left else took
 
+    def own_sd(self, noise: Noise) -> Floats:
+        """[row]: of a task's own noise, that of its classes of work by their shares."""
+        each = ((self.shares[k] * noise.of(name).own) ** 2 for k, name in enumerate(CLASSES))
+        return np.asarray(np.sqrt(sum(each)))
+
+    def evened(self, ratio: Floats) -> Floats:
+        """[..., draw]: the mean stays and what is independent evens out, where a step has more microbatches than were
+        run."""
+        if not self.left:
+            return ratio
+        mean = ratio.mean(axis=-1, keepdims=True)
+        even = np.sqrt(self.schedule.microbatches / self.shape.pipeline.schedule.microbatches)
+        return np.asarray(mean + (ratio - mean) * even)
+
 
 def _key(shape: Shape) -> tuple[float, ...]:
     return tuple(shape.pipeline.durations.send.tolist())
@@ -132,18 +147,23 @@ class Gpus(NamedTuple):
     place: Floats
     beyond: Floats
 
-    def of(self, draws: Ints) -> Gpus:
+    def of(self, draws: Ints | slice) -> Gpus:
+        """Those of some draws."""
         return Gpus(self.place[:, draws], self.beyond[:, draws])
+
+
+def pieces(count: int, rows: int, least: int = 64) -> Iterator[slice]:
+    """Of so many draws, as many at a time as `HELD` numbers are of so many rows."""
+    width = max(least, HELD // max(1, rows))
+    return (slice(first, min(first + width, count)) for first in range(0, count, width))
 
 
 def steady(shape: Shape, noise: Noise, gpus: Gpus) -> Floats:
     """[draw]: seconds of replicas with such GPUs, in a step in which nothing else differs."""
     replica = Replica.of(shape, 0)
-    count = gpus.place.shape[1]
-    out, width = np.empty(count), max(64, HELD // max(1, len(replica.base)))
-    for first in range(0, count, width):
-        some = gpus.of(np.arange(first, min(first + width, count)))
-        out[first : first + width] = replica.seconds(ratios(replica, noise, some))
+    out = np.empty(gpus.place.shape[1])
+    for some in pieces(len(out), len(replica.base)):
+        out[some] = replica.seconds(ratios(replica, noise, gpus.of(some)))
     return out
 
 
@@ -181,12 +201,10 @@ def ratios(replica: Replica, noise: Noise, gpus: Gpus) -> Floats:
 def lively(shape: Shape, noise: Noise, rng: np.random.Generator, gpus: Gpus) -> Floats:
     """[draw]: how many times as long as its GPUs would take, a replica takes in one step."""
     replica = Replica.of(shape, MOST_TASKS)
-    count = gpus.place.shape[1]
-    out, width = np.empty(count), max(16, HELD // len(replica.made[1]))
-    for first in range(0, count, width):
-        some = gpus.of(np.arange(first, min(first + width, count)))
-        out[first : first + width] = _one_by_one(replica, noise, rng, some)
-    return _all_microbatches(out, replica)
+    out = np.empty(gpus.place.shape[1])
+    for some in pieces(len(out), len(replica.made[1]), least=16):
+        out[some] = _one_by_one(replica, noise, rng, gpus.of(some))
+    return replica.evened(out)
 
 
 def tasks_of(shape: Shape) -> int:
@@ -198,7 +216,7 @@ def _one_by_one(replica: Replica, noise: Noise, rng: np.random.Generator, gpus: 
     """Every task drawn by itself, over the same with its GPUs' effects alone."""
     (made, row), count = replica.made, gpus.place.shape[1]
     by_row = replica.base[:, None] * ratios(replica, noise, gpus)
-    sd = np.sqrt(sum((replica.shares[k] * noise.of(name).own) ** 2 for k, name in enumerate(CLASSES)))
+    sd = replica.own_sd(noise)
     sd[np.isin(replica.stage, list(replica.shape.still))] = 0.0
     factor = rng.standard_normal((len(row), count), np.float32)  # fast, and far finer than what is known of noise
     factor *= sd[row][:, None].astype(np.float32)
@@ -212,19 +230,11 @@ def _one_by_one(replica: Replica, noise: Noise, rng: np.random.Generator, gpus: 
     return np.asarray(finish_times(made, seconds) / alone)
 
 
-def _all_microbatches(ratio: Floats, replica: Replica) -> Floats:
-    """The mean stays and what is independent evens out, where a step has more microbatches than were run."""
-    if not replica.left:
-        return ratio
-    even = np.sqrt(replica.schedule.microbatches / replica.shape.pipeline.schedule.microbatches)
-    return np.asarray(ratio.mean() + (ratio - ratio.mean()) * even)
-
-
 def moved(shape: Shape, factors: Floats) -> Floats:
     """[draw]: how many times as long a replica takes when classes of work take `factors`[class, draw] as long on all
     its GPUs."""
     replica = Replica.of(shape, 0)
-    out, width = np.empty(factors.shape[1]), max(64, HELD // max(1, len(replica.base)))
-    for first in range(0, len(out), width):
-        out[first : first + width] = replica.seconds(1 + replica.shares.T @ (factors[:, first : first + width] - 1))
+    out = np.empty(factors.shape[1])
+    for some in pieces(len(out), len(replica.base)):
+        out[some] = replica.seconds(1 + replica.shares.T @ (factors[:, some] - 1))
     return out / shape.pipeline.total

@@ -25,7 +25,6 @@ __all__ = ["FASTER", "Change", "Row", "Sensitivity", "Shares", "sensitivity"]
 
 Floats = NDArray[np.float64]
 FASTER = 0.9  # of its seconds
-STEPS = 2  # of each run: with more runs, their rare slow GPUs are better known
 DRAWS, FEW = 4_000, 2_000  # each time; of stages, of which there may be many
 SLOWED = frozenset({"products", "attention"})  # by slow GPUs
 MEAN, P50, P95, SD, VARIANCE, TAIL = range(6)  # what is told of draws
@@ -91,7 +90,7 @@ def sensitivity(shape: Shape, noise: Noise, seed: int = 0, draws: int = DRAWS) -
     kept: Kept = {}
 
     def drawn(shape: Shape, noise: Noise, few: int = draws) -> Draws:
-        return draw(shape, noise, seed, few, STEPS, kept)
+        return draw(shape, noise, seed, few, kept=kept)
 
     found, calm = drawn(shape, noise), drawn(shape, NO_NOISE)
     before = _told(found)

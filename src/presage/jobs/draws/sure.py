@@ -93,8 +93,9 @@ def _name(p: float) -> str:
 
 
 def _ms(e: Estimate) -> dict[str, float | None]:
-    return {k: None if v is None else v * MS for k, v in _plain(e).items()}
+    return _plain(e, MS)
 
 
-def _plain(e: Estimate) -> dict[str, float | None]:
-    return {"value": e.value, "standard_error": e.error, "low_90": e.low, "high_90": e.high}
+def _plain(e: Estimate, times: float = 1.0) -> dict[str, float | None]:
+    ends = {"low_90": e.low, "high_90": e.high}
+    return {**e.to_json(times), **{k: None if v is None else v * times for k, v in ends.items()}}

@@ -7,26 +7,21 @@ Only ratios between GPUs count, so any unit will do.
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from presage.errors import InputError
-from presage.traces.jsonfile import read_bytes
+from presage.noise.fleets.table import DEVICE, WORK, number, read_table
 
 __all__ = ["Measured", "fleet_columns", "read_fleet"]
 
 GPU = ("uuid", "gpu_uuid", "gpu_id", "gpu", "gpuid", "serial", "gpu_serial", "device_uuid", "gpu_name_id")
 NODE = ("cab-node", "hostname", "host", "node", "node_id", "cabinet")  # the first is enough but for cabinet and node
-DEVICE = ("device", "dev_id", "gpu_index", "local_gpu_id", "local_rank", "device_id", "index")
 TIME = ("perf", "seconds", "time", "duration", "elapsed", "latency", "median_time", "mean_time", "runtime")
 UNITS = ("", "_s", "_ms", "_us", "_ns", "_seconds", "_sec")
 RATE = ("tflops", "gflops", "throughput", "bandwidth", "gbps", "tokens_per_second", "samples_per_second")
 RATIOS = ("perfvar", "slowness", "slowdown", "relative_time")  # a column for each kind of work
-WORK = ("kern", "kernel", "work", "exp", "benchmark", "workload", "op", "input_size", "size")
 
 
 @dataclass(frozen=True)
@@ -51,15 +46,15 @@ class _Columns:
 def read_fleet(path: str | Path, columns: Mapping[str, str] | None = None) -> Measured:
     """A CSV file's measurements. `columns` says which column is `gpu`, `time` or `work` where the names do not."""
     path = Path(path)
-    names, rows = _rows(path)
+    names, rows = read_table(path)
     found = _columns(path, names, columns or {})
     gpus, works, times, skipped = [], [], [], []
-    for number, row in enumerate(rows, start=2):
+    for line, row in rows:
         gpu = "-".join((row[c] or "").strip() for c in found.gpu)
         for column in found.times:
-            seconds = _number(row[column])
-            if not gpu.strip("-") or seconds is None:
-                skipped.append((f"line {number}", f"no GPU, or no time above 0 in {column}"))
+            seconds = number(row[column])
+            if not gpu.strip("-") or seconds is None or seconds <= 0:
+                skipped.append((f"line {line}", f"no GPU, or no time above 0 in {column}"))
                 continue
             work = [(row[c] or "").strip() for c in found.work] + ([column] if len(found.times) > 1 else [])
             gpus.append(gpu)
@@ -113,25 +108,6 @@ def _times(lower: list[str]) -> list[str]:
 
 def _is_rate(name: str) -> bool:
     return name.startswith(RATE)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if value > 0 and math.isfinite(value) else None
-
-
-def _rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Column names, and the rows that have something in them."""
-    try:
-        reader = csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig")))
-        return [n for n in reader.fieldnames or [] if n], [row for row in reader if any(row.values())]
-    except UnicodeDecodeError as e:
-        raise InputError(path, "is not text: a CSV table of per-GPU times was expected") from e
-    except csv.Error as e:
-        raise InputError(path, f"not a CSV table ({e})") from e
 
 
 def _stem(path: Path) -> str:

@@ -64,9 +64,10 @@ def _common(fit: SeriesFit) -> tuple[Common, dict[str, Interval]]:
 
 def _width(fit: SeriesFit) -> tuple[float, float, float]:
     """Of the residuals of a run, and the interval of a group's typical one."""
-    logs = np.log(np.maximum(fit.bulk.widths, 1e-9))
-    sd = fit.prior.width.estimate(fit.width_squares, fit.runs - 1) / np.sqrt(fit.runs)
-    middle = float(np.exp(logs.mean())) * float(np.mean(fit.bulk.spread))
+    prior, dof = fit.prior, fit.bulk.dof
+    between = prior.width.estimate(fit.width_squares, fit.runs - 1) / np.sqrt(fit.runs)
+    sd = float(np.hypot(between, 1 / np.sqrt(2 * (prior.bulk.dof + dof))))
+    middle = prior.bulk.estimate(dof * fit.bulk.width**2, dof) * float(np.mean(fit.bulk.spread))
     return middle, middle * float(np.exp(-1.645 * sd)), middle * float(np.exp(1.645 * sd))
 
 

@@ -56,7 +56,9 @@ def bulk_of(left: Floats, plain: Bools, known: float, few: bool = False) -> Bulk
     shape, _ = _shape(np.where(body, units, np.nan))
     apart = _apart(np.where(body, left, np.nan), np.maximum(widths, TINY)) / spread
     scored = int(body.sum())
-    return Bulk(widths, spread, shape, _evidence(_pieces(_shape(apart)[1])), scored, stalls, scored * max(0.1, 1 - known))
+    return Bulk(
+        widths, spread, shape, _evidence(_pieces(_shape(apart)[1])), scored, stalls, scored * max(0.1, 1 - known)
+    )
 
 
 def _apart(left: Floats, widths: Floats) -> Floats:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from presage.noise.series.joint import joint
 
-__all__ = ["Curve", "Shared", "shared", "smooth"]
+__all__ = ["FEW", "Curve", "Shared", "shared", "smooth"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

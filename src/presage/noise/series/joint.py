@@ -16,7 +16,7 @@ __all__ = ["Joint", "joint"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-BENDS = np.append(0.0, np.geomspace(1e-4, 1e3, 15))  # variance of a bend, of the noise's
+BENDS = np.append(0.0, np.geomspace(1e-4, 1e2, 13))  # variance of a bend, of the noise's: at most ten times as wide
 ROUNDS = 5
 FAR = 3.0  # standard deviations
 LEAST = 2e-4  # of a step: noise there always is
@@ -85,4 +85,5 @@ def _restricted(y: Floats, fixed: Floats, cov: Floats) -> tuple[float, Floats, F
     off = y - fixed @ numbers
     free = max(1, len(y) - fixed.shape[1])
     logs = np.linalg.slogdet(cov)[1] + np.linalg.slogdet(inner)[1]
-    return float(-0.5 * (logs + free * np.log(float(off @ inverse @ off) + 1e-16))), numbers, inverse
+    fit = -0.5 * (logs + free * np.log(float(off @ inverse @ off) + 1e-16))
+    return float(fit), np.asarray(numbers, np.float64), np.asarray(inverse, np.float64)

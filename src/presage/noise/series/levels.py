@@ -1,8 +1,9 @@
 """How far apart the levels of sister runs are: most are close, now and then one is slower as a whole.
 
 A run's level is its group's base, plus a Normal of standard deviation s, plus, with probability `odd`, a Gamma of shape
-2 and mean `slower` (an odd run is one that stands apart: hardly slower ones are the Normal's). Two runs that agree say that s is small; they say little about how likely an odd run is: that comes
-from other groups. All of it is known as weights on a grid of (base, s).
+2 and mean `slower` (an odd run stands apart: hardly slower ones are the Normal's). Two runs that agree say that s is
+small; they say little about how likely an odd run is: that comes from other groups. All of it is known as weights on a
+grid of (base, s).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _log_above(z: Floats) -> Floats:
     bell = -0.5 * z**2 - np.log(np.sqrt(2 * np.pi))
     near = np.maximum(z, -8.0)
     exact = np.log(near * np.exp(log_ndtr(near)) + np.exp(-0.5 * near**2) / np.sqrt(2 * np.pi))
-    return np.where(z > -8, exact, bell - 2 * np.log(np.maximum(-z, 1.0)))
+    return np.asarray(np.where(z > -8, exact, bell - 2 * np.log(np.maximum(-z, 1.0))))
 
 
 def evidence(levels: Floats) -> Floats:

@@ -90,6 +90,7 @@ class SeriesFit:
     stride: int = 1
     start: float = 0.0  # seconds from a job's start to its first step
     pause: float = 0.0  # of an event between steps
+    shared_events: bool = False  # events are in the curve
 
     @cached_property
     def level_evidence(self) -> Floats:
@@ -129,7 +130,7 @@ class SeriesFit:
         """A sister run with these step numbers and events, not knowing any of its times."""
         rng = np.random.default_rng(0) if rng is None else rng
         steps = np.asarray(steps, np.int64)
-        kinds = kinds_of(steps, events, self.lead)
+        kinds = kinds_of(steps, () if self.shared_events else events, self.lead)
         plain = np.array([k not in self.events for k in kinds])  # the spread of events has the ordinary one in it
         relative = 1 + self._pace(rng, steps, draws) + self._bulk(rng, steps, draws) * plain
         relative += self._scheduled(rng, kinds, draws)
@@ -240,6 +241,7 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
         stride=logs[0].stride,
         start=float(np.mean([x.clock[0] - x.seconds[0] * x.counts[0] for x in logs])),
         pause=float(np.mean([e.seconds for x in logs for e in x.events] or [0.0])),
+        shared_events=table.shared_events,
     )
 
 

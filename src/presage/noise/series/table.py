@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from presage.errors import PresageError
 from presage.noise.logs import Event, StepLog
+from presage.noise.series.drift import FEW
 
 __all__ = ["LEAD", "Table", "kinds_of", "lead_of", "table_of"]
 
@@ -26,6 +27,7 @@ class Table:
     counts: Ints  # [records]: steps in each
     clock: Floats  # [runs, records]: seconds from the job's start to the record's end
     kinds: tuple[tuple[str, ...], ...]  # [runs][records]: '' for a plain step, else what makes it slow
+    shared_events: bool = False  # events are at the same records in all runs: a curve through these knows them
 
     @cached_property
     def plain(self) -> NDArray[np.bool_]:
@@ -39,7 +41,7 @@ def lead_of(log: StepLog) -> int:
 
 
 def kinds_of(steps: Ints, events: Sequence[Event], lead: int) -> tuple[str, ...]:
-    """What makes each record slow: its place at the start of the run, an event just before it, or nothing.
+    """What makes each record slow: its place at the start of the run, an event just before it (or in it), or nothing.
 
     In a mean of many steps (`lead` is 1) only the first event of a name can be seen.
     """
@@ -63,9 +65,19 @@ def table_of(logs: Sequence[StepLog]) -> Table:
     seconds, clock = (np.full((len(logs), len(steps)), np.nan) for _ in range(2))
     counts = np.ones(len(steps), np.int64)
     kinds = [[""] * len(steps) for _ in logs]
+    alike = _alike(logs, len(steps))
     for r, log in enumerate(logs):
         at = np.searchsorted(steps, log.steps)
         seconds[r, at], counts[at], clock[r, at] = log.seconds, log.counts, log.clock
-        for k, kind in zip(at, kinds_of(log.steps, log.events, lead_of(log)), strict=True):
+        for k, kind in zip(at, kinds_of(log.steps, () if alike else log.events, lead_of(log)), strict=True):
             kinds[r][k] = kind
-    return Table(steps, seconds, counts, clock, tuple(map(tuple, kinds)))
+    return Table(steps, seconds, counts, clock, tuple(map(tuple, kinds)), alike)
+
+
+def _alike(logs: Sequence[StepLog], records: int) -> bool:
+    """Few means, each event in the same record of all runs."""
+    if logs[0].single or records >= FEW:
+        return False
+    least = min(len(x.steps) for x in logs)
+    where = [{int(np.searchsorted(x.steps, e.after_step, "right")) for e in x.events} for x in logs]
+    return len({frozenset(k for k in w if k < least) for w in where}) == 1

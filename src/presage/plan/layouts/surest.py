@@ -16,7 +16,6 @@ __all__ = ["CANDIDATES", "surest"]
 
 CANDIDATES = 24  # plans that are drawn
 DRAWS = 4_000
-LATE = 0.95
 
 
 def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, tell: Tell) -> Found:
@@ -37,4 +36,4 @@ def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, t
 
 def _late(p: JobPrediction, noise: Noise, seed: int, found: Found) -> Estimate:
     shape = calmed(shape_of(p.job, p.step, found.efficiency), noise)
-    return draw(shape, noise, seed, DRAWS).quantile(LATE)
+    return draw(shape, noise, seed, DRAWS).p95

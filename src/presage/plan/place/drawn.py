@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.jobs.draws.draw import BLOCKS, STEPS, Draws, whole_steps
+from presage.jobs.draws.draw import BLOCKS, Draws, in_blocks, whole_steps
 from presage.noise.distribution import Distribution, Fixed
 from presage.noise.streams import Streams
 from presage.noise.tail import smooth
@@ -28,12 +28,8 @@ def drawn_steps(pipeline: Pipeline, factors: Floats, seed: int = 0, count: int =
     of their speeds, so that they can be compared draw by draw."""
     quiet = pipeline.quiet(factors)
     order = np.argsort(-quiet, kind="stable")
-    steps = min(STEPS, count)
-    blocks = int(np.clip(count // 1_000, 2, BLOCKS))
-    size = max(1, -(-count // (steps * blocks))), steps
-    made = [_block(pipeline, factors[order], quiet[order], Streams(seed).child(k), size) for k in range(blocks)]
-    lasting, passing = (np.concatenate(parts) for parts in zip(*made, strict=True))
-    return Draws(np.maximum(lasting + passing, 0.0), pipeline.shape.seconds, lasting)
+    by_speed = factors[order], quiet[order]
+    return in_blocks(lambda streams, size: _block(pipeline, *by_speed, streams, size), pipeline.shape, seed, count)
 
 
 def _block(

@@ -9,16 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Durations, finish_times
-from presage.jobs.draws.pools import MOST_TASKS, Replica
+from presage.jobs.draws.pools import MOST_TASKS, Replica, pieces
 from presage.jobs.draws.shape import Shape
 from presage.noise.noise import CLASSES, Noise, Slow
 
-__all__ = ["Pipeline", "without_gpus"]
+__all__ = ["Pipeline", "Singles", "without_gpus"]
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
 TOUCHED = ("products", "attention")  # classes of work that a slow GPU slows: memory-bound work hardly varies
-HELD = 3_000_000  # numbers at a time
 
 
 def without_gpus(noise: Noise) -> Noise:
@@ -61,9 +60,8 @@ class Pipeline:
     def quiet(self, factors: Floats) -> Floats:
         """[row]: seconds of replicas [row, stage] without noise."""
         replica, out = self._short, np.empty(len(factors))
-        width = max(64, HELD // max(1, len(replica.base)))
-        for first in range(0, len(out), width):
-            out[first : first + width] = replica.seconds(self._ratios(replica, factors[first : first + width]))
+        for some in pieces(len(out), len(replica.base)):
+            out[some] = replica.seconds(self._ratios(replica, factors[some]))
         return out
 
     def _ratios(self, replica: Replica, factors: Floats) -> Floats:
@@ -75,7 +73,7 @@ class Pipeline:
         """[task, draw]: factors of single operations, to be used for any replica."""
         replica = self._long
         _, row = replica.made
-        sd = np.sqrt(sum((replica.shares[k] * self.noise.of(name).own) ** 2 for k, name in enumerate(CLASSES)))
+        sd = replica.own_sd(self.noise)
         out = rng.standard_normal((len(row), count), np.float32)
         np.exp(np.multiply(out, sd[row][:, None].astype(np.float32), out=out), out=out)
         if self.noise.load.sd:
@@ -87,10 +85,9 @@ class Pipeline:
     def ratios(self, factors: Floats, noises: Singles) -> Floats:
         """[row, draw]: how many times as long as without noise each replica takes, with the same noise for all."""
         out = np.empty((len(factors), noises.shape[1]))
-        width = max(1, HELD // noises.size)
-        for first in range(0, len(out), width):
-            out[first : first + width] = self._some_ratios(factors[first : first + width], noises)
-        return self._evened(out)
+        for some in pieces(len(out), noises.size, least=1):
+            out[some] = self._some_ratios(factors[some], noises)
+        return self._long.evened(out)
 
     def _some_ratios(self, factors: Floats, noises: Singles) -> Floats:
         replica, count = self._long, len(factors)
@@ -104,18 +101,8 @@ class Pipeline:
         """[row]: the same, each replica with the noise of its own draw."""
         replica, out = self._long, np.empty(len(factors))
         made, row = replica.made
-        width = max(16, HELD // len(row))
-        for first in range(0, len(out), width):
-            some = slice(first, first + width)
+        for some in pieces(len(out), len(row), least=16):
             by_row = replica.base[:, None] * self._ratios(replica, factors[some])
             alone = finish_times(made, Durations(replica.base[row], row.astype(np.int32), by_row))
             out[some] = finish_times(made, by_row[row] * noises[:, some]) / alone
-        return self._evened(out)
-
-    def _evened(self, ratio: Floats) -> Floats:
-        """The mean stays and what is independent evens out, where a step has more microbatches than were run."""
-        run, all_ = self._long.schedule.microbatches, self.shape.pipeline.schedule.microbatches
-        if run == all_:
-            return ratio
-        mean = ratio.mean(axis=-1, keepdims=True)
-        return np.asarray(mean + (ratio - mean) * np.sqrt(run / all_))
+        return self._long.evened(out)

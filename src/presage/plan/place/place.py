@@ -8,9 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.jobs.draws.draw import Draws, calmed
+from presage.jobs.draws.draw import Drawn, Draws, calmed
 from presage.jobs.draws.shape import Shape
-from presage.noise.estimate import Estimate
 from presage.noise.noise import Noise
 from presage.noise.streams import Streams
 from presage.plan.place.bound import bound
@@ -53,19 +52,11 @@ class Placement:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class Outcome(Drawn):
     """A placement, and its steps."""
 
     placement: Placement
     draws: Draws
-
-    @cached_property
-    def p50(self) -> Estimate:
-        return self.draws.quantile(0.5)
-
-    @cached_property
-    def p95(self) -> Estimate:
-        return self.draws.quantile(0.95)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,6 @@ several kinds of work were timed, each is taken relative to its own median.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +14,7 @@ from statistics import median
 import numpy as np
 
 from presage.errors import InputError
+from presage.noise.fleets.table import DEVICE, WORK, Row, number, read_table
 from presage.plan.place.fleet import Fleet
 
 __all__ = ["read_speeds"]
@@ -25,7 +22,6 @@ __all__ = ["read_speeds"]
 RANK = ("rank", "global_rank")
 GPU = ("gpu", "uuid", "gpu_uuid", "gpu_id", "gpuid", "serial", "name")
 NODE = ("cab-node", "node", "host", "hostname", "node_id", "server", "machine")
-DEVICE = ("device", "dev_id", "local_rank", "local_gpu_id", "gpu_index", "device_id", "index")
 RACK = ("cabinet", "rack")
 SLOWER = (
     "factor",
@@ -40,7 +36,6 @@ SLOWER = (
     "perfvar",
 )
 FASTER = ("speed", "tflops", "gflops", "throughput", "bandwidth", "clock", "tokens_per_second", "samples_per_second")
-WORK = ("kern", "kernel", "work", "exp", "benchmark", "workload", "op", "input_size", "size")
 KEYS = ("gpu", "node", "time", "speed", "rank")
 UNKNOWN = ("", "-1")  # nodes
 
@@ -59,7 +54,7 @@ class _Columns:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Timed:
     gpu: str
     node: str
     work: str
@@ -70,28 +65,28 @@ class _Row:
 def read_speeds(path: str | Path, columns: Mapping[str, str] | None = None) -> Fleet:
     """A fleet; its notes say what was read. `columns` says which column is gpu, node, rank, time or speed."""
     path = Path(path)
-    reader = csv.DictReader(io.StringIO(_text(path)))
-    found = _columns(path, [n for n in reader.fieldnames or [] if n], columns or {})
-    rows = {number: _row(told, found, number) for number, told in enumerate(reader, start=2)}
+    names, lines = read_table(path)
+    found = _columns(path, names, columns or {})
+    rows = {line: _row(told, found, line) for line, told in lines}
     kept = [r for r in rows.values() if r is not None]
     if not kept:
         raise InputError(path, "no row of it has a GPU and a number above 0", found.value)
-    return _fleet(path, kept, found, [number for number, r in rows.items() if r is None])
+    return _fleet(path, kept, found, [line for line, r in rows.items() if r is None])
 
 
-def _row(told: Mapping[str, str | None], c: _Columns, number: int) -> _Row | None:
+def _row(told: Row, c: _Columns, line: int) -> _Timed | None:
     """None where it has no number above 0."""
-    value, at = _number(told.get(c.value)), _number(told.get(c.rank)) if c.rank else None
-    gpu = "-".join((told.get(k) or "").strip() for k in c.gpu) or f"row {number}"
+    value, at = number(told.get(c.value)), number(told.get(c.rank)) if c.rank else None
+    gpu = "-".join((told.get(k) or "").strip() for k in c.gpu) or f"row {line}"
     node = "-".join((told.get(k) or "").strip() for k in c.node)
     if value is None or value <= 0 or not gpu.strip("-") or (c.rank and at is None):
         return None
     known = "" if all((told.get(k) or "").strip() in UNKNOWN for k in c.node) else node
     work = " ".join((told.get(k) or "").strip() for k in c.work)
-    return _Row(gpu, known, work, 1 / value if c.faster else value, number if at is None else int(at))
+    return _Timed(gpu, known, work, 1 / value if c.faster else value, line if at is None else int(at))
 
 
-def _fleet(path: Path, rows: list[_Row], c: _Columns, skipped: list[int]) -> Fleet:
+def _fleet(path: Path, rows: list[_Timed], c: _Columns, skipped: list[int]) -> Fleet:
     """Medians by kind of work and by GPU."""
     by_work: dict[str, list[float]] = {}
     for r in rows:
@@ -107,7 +102,7 @@ def _fleet(path: Path, rows: list[_Row], c: _Columns, skipped: list[int]) -> Fle
     return replace(fleet, notes=_notes(path, rows, c, fleet, skipped))
 
 
-def _notes(path: Path, rows: list[_Row], c: _Columns, fleet: Fleet, skipped: list[int]) -> tuple[str, ...]:
+def _notes(path: Path, rows: list[_Timed], c: _Columns, fleet: Fleet, skipped: list[int]) -> tuple[str, ...]:
     many = f", medians of {len(rows) / len(fleet):.3g} rows each" if len(rows) > len(fleet) else ""
     unknown = sum(not n for n in fleet.nodes)
     nodes = f"{len(set(fleet.nodes) - {''})} nodes" if fleet.known_nodes else "no nodes known: any may be grouped"
@@ -170,21 +165,3 @@ def _gpu(lower: dict[str, str], node: tuple[str, ...], rank: str | None) -> tupl
     if node and device is not None:
         return (*node, device)
     return (rank,) if rank is not None else ()
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError) as e:
-        raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e
-    except UnicodeDecodeError as e:
-        raise InputError(path, "is not text: a CSV table of GPUs and their times was expected") from e

@@ -8,18 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from presage.jobs.check import problems
-from presage.jobs.draws.draw import Draws, calmed, draw
+from presage.jobs.draws.draw import Drawn, Draws, calmed, draw
 from presage.jobs.draws.shape import Shape, shape_of
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction, predict_job
-from presage.noise.estimate import Estimate
 from presage.noise.noise import NO_NOISE, Noise
 
 __all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "drawn", "measured"]
 
 MS = 1e3
-STEPS = 2  # of each run: with more runs, their rare slow GPUs are better known
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class Point(Drawn):
     """A job, how long its step is, and how its steps differ; `more`: what one study alone tells, by name."""
 
     name: str
@@ -57,14 +55,6 @@ class Point:
     @property
     def job(self) -> Job:
         return self.prediction.job
-
-    @cached_property
-    def p50(self) -> Estimate:
-        return self.draws.quantile(0.5)
-
-    @cached_property
-    def p95(self) -> Estimate:
-        return self.draws.quantile(0.95)
 
     @property
     def spread(self) -> float:
@@ -106,8 +96,8 @@ class Point:
             "predicted_ms": p.seconds * MS,
             "quiet_ms": self.quiet * MS,
             "mean_ms": self.mean * MS,
-            "p50_ms": {"value": self.p50.value * MS, "standard_error": self.p50.error * MS},
-            "p95_ms": {"value": self.p95.value * MS, "standard_error": self.p95.error * MS},
+            "p50_ms": self.p50.to_json(MS),
+            "p95_ms": self.p95.to_json(MS),
             "p95_over_p50": self.spread,
             "straggler_cost": self.stragglers,
             "tokens_per_second_per_gpu": self.rate,
@@ -156,4 +146,5 @@ def measured(name: str, job: Job, setup: Setup) -> Point:
 
 
 def drawn(shape: Shape, noise: Noise, setup: Setup) -> Draws:
-    return draw(shape, noise, setup.seed, setup.draws, STEPS)
+    """As many steps as were asked for."""
+    return draw(shape, noise, setup.seed, setup.draws)

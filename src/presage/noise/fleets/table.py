@@ -1,0 +1,38 @@
+"""A CSV table of GPUs: its columns, its rows, and words that columns are known by."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+from presage.errors import InputError
+from presage.traces.jsonfile import read_bytes
+
+__all__ = ["DEVICE", "WORK", "Row", "number", "read_table"]
+
+Row = dict[str, str | None]
+DEVICE = ("device", "dev_id", "gpu_index", "local_gpu_id", "local_rank", "device_id", "index")
+WORK = ("kern", "kernel", "work", "exp", "benchmark", "workload", "op", "input_size", "size")
+
+
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, Row]]]:
+    """Column names, and the rows that have something in them with their numbers in the file; gzip or plain."""
+    try:
+        reader = csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig")))
+        names = [n for n in reader.fieldnames or [] if n]
+        return names, [(line, row) for line, row in enumerate(reader, start=2) if any(row.values())]
+    except UnicodeDecodeError as e:
+        raise InputError(path, "is not text: a CSV table of GPUs and their times was expected") from e
+    except csv.Error as e:
+        raise InputError(path, f"not a CSV table ({e})") from e
+
+
+def number(text: str | None) -> float | None:
+    """None where it is no number, or no finite one."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,265 @@
+"""Measure on a GPU what changes of a training step are worth (workloads/edited.py): both steps of a pair, turn by turn.
+
+    python tools/measure_edits.py OUT.json [--shared WORKLOADS.py] [--seconds 480]
+
+Needs Python, torch and numpy. Resumes: pairs that OUT.json has are not measured again. For each side: the step's median,
+least and most over blocks, seconds in which the GPU is at work (profiled steps), kernels a step, peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "workloads"))
+import edited  # noqa: E402
+import varied  # noqa: E402
+
+ROUNDS, BLOCK, WARM = 7, 0.35, 12
+PLAIN = varied.stepper
+
+
+def graphed(step):
+    """All of a step as one CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def one(_kept=step):  # its tensors are the graph's
+        graph.replay()
+
+    return one
+
+
+def synced(step):
+    def one():
+        step()
+        torch.cuda.synchronize()
+
+    return one
+
+
+def compiled_stepper(model, loss_of, *args, **kw):
+    return PLAIN(model, torch.compile(loss_of), *args, **kw)
+
+
+def made(build, ways):
+    """A step in its ways."""
+    varied.stepper = edited.varied.stepper = compiled_stepper if "compile" in ways else PLAIN
+    step = build()
+    if "sync" in ways:
+        step = synced(step)
+    return flagged(graphed(step) if "graph" in ways else step)
+
+
+def flagged(step):
+    """With the flags it was built under: they are the whole process's."""
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+
+    def one():
+        if torch.backends.cuda.matmul.allow_tf32 != tf32:
+            varied.flags(tf32)
+        step()
+
+    return one
+
+
+def block(step, count):
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / count
+
+
+def active(step, count=4):
+    """Seconds a step in which some kernel or copy runs, and how many there are."""
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize()
+    path = f"/tmp/edits_{os.getpid()}.json"
+    found.export_chrome_trace(path)
+    events = json.loads(Path(path).read_text())["traceEvents"]
+    os.unlink(path)
+    at_work = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in at_work)
+    total, end = 0.0, 0.0
+    for begin, stop in spans:
+        total += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return total / count * 1e-6, len(spans) / count
+
+
+def measure(sides):
+    """Both steps, turn by turn."""
+    steps, peaks = [], []
+    for build, ways in sides:
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step = made(build, ways)
+        for _ in range(WARM):
+            step()
+        torch.cuda.synchronize()
+        steps.append(step)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    counts = [max(3, int(BLOCK / max(1e-5, block(s, 5)))) for s in steps]
+    times = [[], []]
+    for _ in range(ROUNDS):
+        for k, step in enumerate(steps):
+            times[k].append(block(step, counts[k]))
+    out = []
+    for k, step in enumerate(steps):
+        busy, kernels = active(step)
+        ordered = sorted(times[k])
+        out.append({
+            "step_ms": statistics.median(ordered) * 1e3, "p10_ms": ordered[0] * 1e3, "p90_ms": ordered[-1] * 1e3,
+            "gpu_active_ms": busy * 1e3, "kernels": kernels, "peak_bytes": peaks[k], "steps": counts[k] * ROUNDS,
+        })  # fmt: skip
+    return out
+
+
+def pairs(shared):
+    for name, (edit, base, changed) in edited.PAIRS.items():
+        yield name, edit, [((lambda s=s: s[0]("cuda", **s[1])), s[2]) for s in (base, changed)]
+    if shared:
+        yield from shared_pairs(shared)
+
+
+def shared_pairs(path):
+    """Changes of two known steps."""
+    spec = importlib.util.spec_from_file_location("known", path)
+    known = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(known)
+    make = lambda name: lambda: known.build("cuda", name) if hasattr(known, "build") else known.CASES[name]("cuda")  # noqa: E731
+    for case in ("gpt_350m_b1_s256_amp", "dlrm_mlperf_b2048"):
+        yield f"cuda_graph/{case}", "cuda_graph", [(capturable(make(case)), ()), (capturable(make(case)), ("graph",))]
+        yield f"fused_adam/{case}", "fused_optimizer", [(make(case), ()), (fused(make(case)), ())]
+        yield f"tf32/{case}", "tf32", [(make(case), ()), (with_tf32(make(case)), ())]
+        both = fused(capturable(make(case)))
+        yield f"no_host/{case}", "fused_optimizer+cuda_graph", [(make(case), ()), (both, ("graph",))]
+    tables = make("dlrm_mlperf_b2048")
+    yield "joined_tables/dlrm_mlperf_b2048", "joined_tables", [(tables, ()), (joined(known, tables), ())]
+
+
+def patched(build, **more):
+    """With optimizers made otherwise."""
+
+    def one():
+        kept = {}
+        for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+            kept[kind] = kind.__init__
+
+            def init(self, params, *a, _kind=kind, **kw):
+                adam = _kind in (torch.optim.Adam, torch.optim.AdamW)
+                allowed = {k: v for k, v in more.items() if k != "capturable" or adam}
+                kw = {k: v for k, v in kw.items() if not ("fused" in allowed and k == "foreach")} | allowed
+                kept[_kind](self, params, *a, **kw)
+
+            kind.__init__ = init
+        try:
+            return build()
+        finally:
+            for kind, init in kept.items():
+                kind.__init__ = init
+
+    return one
+
+
+def capturable(build):
+    return patched(build, capturable=True)
+
+
+def fused(build):
+    return patched(build, fused=True)
+
+
+def with_tf32(build):
+    def one():
+        step = build()
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        return step
+
+    return one
+
+
+def joined(known, build):
+    """All tables of the known model looked up at once."""
+
+    class Joined(known.DLRM):
+        def __init__(self, dense, bot, tables, dim, top, sparse, device):
+            super().__init__(dense, bot, [1] * len(tables), dim, top, sparse, device)
+            one = torch.nn.EmbeddingBag(sum(tables), dim, mode="sum", sparse=sparse, device=device)
+            self.embs = torch.nn.ModuleList([one])
+            self.first = torch.tensor([0, *tables[:-1]], device=device).cumsum(0)
+            self.sizes = len(tables)
+
+        def forward(self, x, idx, off):
+            d = self.bot(x)
+            index = torch.cat([i + f for i, f in zip(idx, self.first, strict=True)])
+            ends = torch.tensor([0, *[len(i) for i in idx[:-1]]], device=index.device).cumsum(0)
+            offsets = torch.cat([o + e for o, e in zip(off, ends, strict=True)])
+            e = self.embs[0](index, offsets).view(self.sizes, len(x), -1).transpose(0, 1)
+            t = torch.cat([d[:, None], e], 1)
+            z = torch.bmm(t, t.transpose(1, 2))[:, self.tri[0], self.tri[1]]
+            return self.top(torch.cat([d, z], dim=1)).squeeze(1)
+
+    def one():
+        kept, known.DLRM = known.DLRM, Joined
+        try:
+            return build()
+        finally:
+            known.DLRM = kept
+
+    return one
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("out", type=Path)
+    p.add_argument("--shared", type=Path)
+    p.add_argument("--seconds", type=float, default=480.0)
+    args = p.parse_args()
+    begun, found = time.time(), json.loads(args.out.read_text()) if args.out.exists() else {}
+    for name, edit, sides in pairs(args.shared):
+        if name in found or time.time() - begun > args.seconds:
+            continue
+        varied.flags()
+        try:
+            base, changed = measure(sides)
+            found[name] = {"edit": edit, "base": base, "changed": changed}
+            before, after = base["step_ms"], changed["step_ms"]
+            print(f"{name}: {before:.3f} -> {after:.3f} ms ({before / after:.3f}x)", flush=True)
+        except Exception as e:  # a pair that cannot be run is told, not lost
+            found[name] = {"edit": edit, "failed": f"{type(e).__name__}: {str(e)[:300]}"}
+            print(f"{name}: {found[name]['failed']}", flush=True)
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        args.out.write_text(json.dumps(found | {"_about": about}, indent=1))
+    print("done", len(found))
+
+
+if __name__ == "__main__":
+    main()
