@@ -2,7 +2,7 @@
 
     python tools/measure_edits.py OUT.json [--shared WORKLOADS.py] [--seconds 480]
 
-Needs Python, torch and numpy. Resumes: pairs that OUT.json has are not measured again. For each side: the step's median,
+Needs Python, torch and numpy. Resumes: pairs that OUT.json has are not measured again. Of each side: the step's median,
 least and most over blocks, seconds in which the GPU is at work (profiled steps), kernels a step, peak memory.
 """
 
