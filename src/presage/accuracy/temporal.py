@@ -5,9 +5,7 @@ Split: of each series the first half is seen, the second predicted; nothing is l
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from presage.accuracy.score import Skipped
 from presage.errors import InputError
 from presage.noise.series.continued import continued, settled, slow_share
+from presage.traces.jsonfile import read_bytes
 
 __all__ = ["Half", "Ratio", "TemporalResult", "score_temporal"]
 
@@ -91,6 +90,7 @@ class TemporalResult:
 
 
 def score_temporal(path: Path, tell: Callable[[str], None], seed: int = 0) -> TemporalResult:
+    """Every series that is long enough."""
     table = _read(path)
     rows, skipped = [], []
     for i, series in enumerate(table["series"]):
@@ -102,17 +102,16 @@ def score_temporal(path: Path, tell: Callable[[str], None], seed: int = 0) -> Te
             if len(values) < LEAST:
                 raise ValueError(f"fewer than {LEAST} records")
             rows.append(_half(name, values, _clock(series, table.get("smi")), np.random.default_rng([seed, i])))
-        except (TypeError, ValueError, KeyError) as e:
+        except (TypeError, ValueError, KeyError, IndexError) as e:
             skipped.append(Skipped(name, f"cannot be used: {e}"))
+    if not rows:
+        raise InputError(path, f"no series to score: {skipped[0].reason if skipped else 'there is none'}", "series")
     return TemporalResult(str(path), tuple(rows), tuple(skipped))
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = path.read_bytes()
-        table = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except (OSError, EOFError, zlib.error) as e:
-        raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e
+        table = json.loads(read_bytes(path))
     except ValueError as e:
         raise InputError(path, f"is no JSON: {e}") from e
     if not isinstance(table, dict) or not isinstance(table.get("series"), list):

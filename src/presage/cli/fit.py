@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ def command(
         int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="For the prior (default 8).")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, help="For the prior: of a step.")
+        float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="For the prior: of a step.")
     ] = None,
     conditions: Annotated[
         str, typer.Option("--conditions", metavar="NAME", help="For the prior: screened, production or unscreened.")
@@ -61,8 +62,10 @@ def command(
     """
     from presage.noise.files import write_noise
     from presage.noise.fit import Facts, fit_files
+    from presage.noise.noise import CLASSES, COMMUNICATION
 
-    _known(kind)
+    _known(kind, CLASSES)
+    _known(collectives, COMMUNICATION)
     facts = Facts(gpu, gpus, per_node, seconds, conditions)
     with status(f"reading {len(files)} file{'s' if len(files) > 1 else ''}"):
         found = fit_files(files, facts, kind, collectives, columns_of(column), group)
@@ -90,11 +93,9 @@ def to_json(found: Fitted) -> dict[str, Any]:
     }
 
 
-def _known(kind: str) -> None:
-    from presage.noise.noise import CLASSES
-
-    if kind not in CLASSES:
-        raise PresageError(f"no class of work is called {kind}: there are {', '.join(CLASSES)}")
+def _known(kind: str | None, classes: Sequence[str]) -> None:
+    if kind is not None and kind not in classes:
+        raise PresageError(f"no class of work is called {kind} here: there are {', '.join(classes)}")
 
 
 def _print(found: Fitted, out: Path | None) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 MS = 1e3
+SLOWEST = 1e6  # times as long as a usual GPU
 
 
 def command(
@@ -34,13 +35,15 @@ def command(
     any_node: Annotated[
         bool, typer.Option("--any-node", help="Tensor-parallel groups may span nodes (default: they do not).")
     ] = False,
-    spares: Annotated[int, typer.Option("--spares", metavar="N", min=0, help="Spare GPUs of a drawn fleet.")] = 0,
+    spares: Annotated[
+        int, typer.Option("--spares", metavar="N", min=0, max=1_000_000, help="Spare GPUs of a drawn fleet.")
+    ] = 0,
     evict: Annotated[int, typer.Option("--evict", metavar="N", min=0, help="Nodes to evict, at most.")] = 5,
     randoms: Annotated[
-        int, typer.Option("--randoms", metavar="N", min=2, help="Random placements to compare with.")
+        int, typer.Option("--randoms", metavar="N", min=2, max=10_000, help="Random placements to compare with.")
     ] = 40,
     noise: NoiseFile = None,
-    draws: Annotated[int, typer.Option("--draws", metavar="N", min=100, help="Steps to draw.")] = 10_000,
+    draws: Annotated[int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps to draw.")] = 10_000,
     seed: Seed = 0,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
@@ -100,16 +103,16 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
     from presage.noise.streams import Streams
     from presage.plan.place import drawn_fleet, read_speeds
 
-    kind, _, numbers = speeds.partition(":")
+    (kind, _, numbers), columns = speeds.partition(":"), columns_of(column)
     if kind != "random":
-        return read_speeds(speeds, columns_of(column))
+        return read_speeds(speeds, columns)
     try:
         sd, *few = (float(x) for x in numbers.split(":"))
         share, factor = few or (0.0, 1.0)
     except ValueError:
         raise PresageError(f"--speeds {speeds}: it should be random:SD or random:SD:SHARE:FACTOR") from None
-    if not (0 <= sd < 1 and 0 <= share <= 1 and factor > 0):
-        raise PresageError(f"--speeds {speeds}: SD and SHARE are between 0 and 1, FACTOR is above 0")
+    if not (0 <= sd < 1 and 0 <= share <= 1 and 0 < factor < SLOWEST):
+        raise PresageError(f"--speeds {speeds}: SD and SHARE are between 0 and 1, FACTOR above 0 and below {SLOWEST:g}")
     return drawn_fleet(gpus, node, sd, Streams(seed)("fleet"), share, factor)
 
 
@@ -124,7 +127,7 @@ def _hot(text: str | None) -> tuple[float, str]:
         factor = float(number)
     except ValueError:
         factor = 0.0
-    if not 0 < factor < 1e6:
+    if not 0 < factor < SLOWEST:
         raise PresageError(f"--hot {text}: it should be FACTOR or FACTOR@NODE, such as 1.3@node7")
     return factor, node
 

@@ -25,9 +25,10 @@ __all__ = ["command"]
 UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "d": 86400.0,
          "days": 86400.0, "w": 604800.0, "weeks": 604800.0}  # fmt: skip
 GB = 1e9
+LONGEST = 1_000_000_000  # steps
 
 Tokens = Annotated[str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T.")]
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Instead of tokens.")]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, max=LONGEST, help="Instead of tokens.")]
 Deadline = Annotated[
     str | None, typer.Option("--deadline", metavar="60d|DATE", help="How sure is it to be done by then?")
 ]
@@ -38,16 +39,18 @@ FailureSet = Annotated[
     str | None, typer.Option("--failures", metavar="NAME|FILE.toml", help="Rates of failures (default: llama3).")
 ]
 Rate = Annotated[
-    float | None, typer.Option("--rate", metavar="R", min=0, help="Failures per 1,000 node-days, all together.")
+    float | None,
+    typer.Option("--rate", metavar="R", min=0, max=1e9, help="Failures per 1,000 node-days, all together."),
 ]
 Superlinear = Annotated[
     bool, typer.Option("--superlinear", help="A node fails more often in larger jobs, as Meta saw up to 98K GPUs.")
 ]
 RestartSeconds = Annotated[
-    float | None, typer.Option("--restart-seconds", metavar="S", min=0.001, help="From noticed to the next step.")
+    float | None,
+    typer.Option("--restart-seconds", metavar="S", min=0.001, max=1e9, help="From noticed to the next step."),
 ]
 SaveSeconds = Annotated[
-    float | None, typer.Option("--checkpoint-seconds", metavar="S", min=0, help="That each stops the job.")
+    float | None, typer.Option("--checkpoint-seconds", metavar="S", min=0, max=1e9, help="That each stops the job.")
 ]
 Background = Annotated[
     float, typer.Option("--background", metavar="SHARE", help="Of the writing, while steps go on (0 to 1).")
@@ -59,17 +62,20 @@ Every = Annotated[
     str, typer.Option("--interval", metavar="auto|N|30min", help="Between checkpoints: steps, or a time.")
 ]
 SpareNodes = Annotated[
-    int | None, typer.Option("--spares", metavar="N", min=0, help="Spare nodes (default: always one ready).")
+    int | None,
+    typer.Option("--spares", metavar="N", min=0, max=1_000_000, help="Spare nodes (default: always one ready)."),
 ]
 StepSeconds = Annotated[
     float | None,
-    typer.Option("--step-seconds", metavar="S", min=1e-6, help="Of a step, where it was measured, not predicted."),
+    typer.Option(
+        "--step-seconds", metavar="S", min=1e-6, max=1e9, help="Of a step, where it was measured, not predicted."
+    ),
 ]
 ModelError = Annotated[
     bool, typer.Option("--model-error/--no-model-error", help="Presage's own error of the step time, and of rates.")
 ]
 Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour.")]
-Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, help="Runs that are drawn.")]
+Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs that are drawn.")]
 
 
 def command(
@@ -129,7 +135,10 @@ def _steps(found: JobPrediction, tokens: str | None, steps: int | None) -> int:
 
     if (tokens is None) == (steps is None):
         raise PresageError("say how long the run is: --tokens 15T, or --steps 500000")
-    return steps or ceil(counted(tokens or "") / found.job.tokens)
+    many = steps or ceil(counted(tokens or "") / found.job.tokens)
+    if many > LONGEST:
+        raise PresageError(f"--tokens {tokens}: that is {many:,} steps, more than {LONGEST:,}")
+    return many
 
 
 def _reliability(name: str | None, rate: float | None, restart: float | None, superlinear: bool) -> Reliability:

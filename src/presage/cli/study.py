@@ -110,7 +110,10 @@ def power(
         str, typer.Option("--caps", metavar="X,X...", help="Shares of the power limit that GPUs get.")
     ] = "1,0.85,0.7",
     spread: Annotated[
-        float, typer.Option("--spread", metavar="X", min=0.01, help="Times as much spread between GPUs, and slow ones.")
+        float,
+        typer.Option(
+            "--spread", metavar="X", min=0.01, max=100, help="Times as much spread between GPUs, and slow ones."
+        ),
     ] = 2.0,
     placing: Annotated[bool, typer.Option("--placing/--no-placing", help="What placing could gain (slow).")] = True,
     gpus: Gpus = None,

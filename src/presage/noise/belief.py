@@ -9,8 +9,10 @@ import numpy as np
 
 from presage.noise.noise import Noise
 
-__all__ = ["Belief", "Interval"]
+__all__ = ["LOGS", "WIDEST", "Belief", "Interval"]
 
+LOGS = frozenset({"rank", "step", "own", "sd", "drift", "drift_sd", "run_sd", "log_sd", "cv", "shape"})  # numbers that
+WIDEST = 5.0  # are at most this: steps e^5 = 150 times as long as others are no noise, and soon no number
 NINETY = 2 * 1.6448536269514722  # standard deviations that the middle 90% of a Normal span
 
 
@@ -45,5 +47,8 @@ class Belief:
 
 
 def _possible(path: str, value: float) -> float:
-    """Shares and correlations have an upper end."""
-    return min(value, 0.99) if path.split(".")[-1] in ("share", "correlation", "over") else value
+    """Shares, correlations and spreads have an upper end."""
+    last = path.split(".")[-1]
+    if last in LOGS:
+        return min(value, WIDEST)
+    return min(value, 0.99) if last in ("share", "correlation", "over") else value

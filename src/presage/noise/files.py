@@ -30,7 +30,7 @@ from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.hardware.facts import load
 from presage.noise import distribution as kinds
-from presage.noise.belief import Belief, Interval
+from presage.noise.belief import LOGS, WIDEST, Belief, Interval
 from presage.noise.distribution import Distribution
 from presage.noise.noise import Noise
 
@@ -43,6 +43,7 @@ ALONE = {"empirical": "values", "sum": "parts", "fixed": "value"}  # kinds of on
 WRITTEN = {"jitter": "jitter_seconds"}  # a field, and its key in a file
 NEVER_BELOW_0 = {"rank", "step", "own", "share", "sd", "drift_sd", "run_sd", "per_node_hour", "over"}
 AT_MOST_1 = {"share", "correlation", "over"}
+HUGE = 1e12  # seconds or times: no noise
 POSITIVE = ("slow.factor", "load")  # distributions of factors,
 SIGNED = ("fixed", "normal", "empirical")  # and those of their kinds that could be below 0
 HEAD = "# How steps differ: see docs/noise.md. Standard deviations are of logarithms, ranges hold 90%.\n"
@@ -50,7 +51,10 @@ HEAD = "# How steps differ: see docs/noise.md. Standard deviations are of logari
 
 def read_noise(path: str | Path) -> Belief:
     """The belief that a file holds."""
-    return noise_of(load(Path(path)), path)
+    table = load(Path(path))
+    if not table:
+        raise InputError(path, "is empty: a noise file says what varies, such as [spread.products] rank = 0.02")
+    return noise_of(table, path)
 
 
 def write_noise(belief: Belief, path: str | Path) -> None:
@@ -166,6 +170,8 @@ class _Reader:
             raise self._wrong(path, f"is {given:g}: it cannot be below 0")
         if abs(given) > 1 and last in AT_MOST_1:
             raise self._wrong(path, f"is {given:g}: it cannot be above 1")
+        if abs(given) > (WIDEST if last in LOGS else HUGE):
+            raise self._wrong(path, f"is {given:g}: it cannot be above {WIDEST if last in LOGS else HUGE:g}")
         if hint is int and given != int(given):
             raise self._wrong(path, f"is {given:g}: it should be a whole number")
         return hint(given)  # type: ignore[no-any-return]

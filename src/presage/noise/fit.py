@@ -21,6 +21,7 @@ from presage.noise.noise import Noise
 __all__ = ["Facts", "Fitted", "Part", "fit_files", "kind_of"]
 
 HEAD = 1 << 16
+NOT_TEXT = {"\0", "\ufffd"}
 KINDS = {
     "traces": "Kineto traces of all ranks",
     "operations": "a table of operations",
@@ -101,6 +102,8 @@ def kind_of(path: Path) -> str:
     head = _head(path)
     if head.lstrip()[:1] in ("{", "["):
         return "traces" if '"traceEvents"' in head or '"ph"' in head else "steps"
+    if NOT_TEXT & set(head):
+        raise InputError(path, "is not text: traces, tables, logs or noise files were expected")
     names = next(csv.reader(head.splitlines()[:1]), [])
     return _table_kind([n.strip().lower() for n in names])
 

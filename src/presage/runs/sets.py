@@ -54,7 +54,10 @@ def reliability(name: str) -> Reliability:
 
 
 def read_reliability(path: Path) -> Reliability:
+    """A set from a file: see docs/whole_runs.md."""
     table = load(path)
+    if not table:
+        raise InputError(path, "is empty: write one [[failures]] for each class, with its rate")
     reader = _Reader(path, table)
     reader.keys("", table, TOP)
     try:

@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 COUNT = 4_000  # microbatches
 LAYERS = 8  # whose experts are drawn for each: what all layers of a step have is their mean
 POINTS = 9
+MOST_SKEW = 10.0  # beyond, one expert gets everything
 
 
 def microbatch_load(job: Job, lengths: Floats | None, packed: bool, skew: float | None, seed: int = 0) -> Distribution:
@@ -63,6 +64,8 @@ def experts_load(job: Job, skew: float, rng: np.random.Generator) -> Floats:
     e, p = job.model.experts, job.parallel
     if e is None:
         raise PresageError("the model has no experts whose loads could differ")
+    if not 0 <= skew <= MOST_SKEW:
+        raise PresageError(f"experts that are as popular as exp({skew:g} x normal): 0 to {MOST_SKEW:g} can be drawn")
     tokens = job.rank_tokens * e.top_k * p.ep
     popular = np.exp(skew * rng.standard_normal((COUNT // 20, LAYERS, e.experts)))
     counts = rng.multinomial(tokens, popular / popular.sum(axis=2, keepdims=True))
@@ -90,8 +93,10 @@ def read_lengths(path: str | Path) -> Floats:
     path = Path(path)
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as e:
-        raise InputError(path, f"cannot be read: {e}") from e
+    except OSError as e:
+        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
+    except (UnicodeDecodeError, csv.Error) as e:
+        raise InputError(path, "is not text: a length in tokens on each line was expected") from e
     rows = [r for r in rows if r]
     names = [x.strip().lower() for x in rows[0]] if rows else []
     at = next((names.index(n) for n in ("length", "lengths", "tokens") if n in names), None)

@@ -23,6 +23,7 @@ from presage.plan.studies.point import SETUP, Point, Setup, Study, drawn
 __all__ = ["CAPS", "WIDER", "capped", "power_study", "wider"]
 
 CAPS = (1.0, 0.85, 0.7)  # of the power limit
+LOWEST, MOST = 0.01, 100.0  # caps, and times the spread
 WIDER = 2.0  # times the spread between GPUs: 2% becomes 4%
 PLACED, RANDOMS = 2_000, 6  # draws of each placement, and random ones
 PLACEABLE = 65_536  # GPUs
@@ -33,8 +34,9 @@ def power_study(
 ) -> Study:
     """Each cap with the spread that is believed, and with `times` as much of it (and as many slow GPUs). What placing
     GPUs by their speeds could gain is told of the first and of the last."""
-    if not caps or min(caps) <= 0 or max(caps) > 1 or times <= 0:
-        raise PresageError("caps are shares of the power limit, above 0 and up to 1; the spread grows by times above 0")
+    if not caps or min(caps) < LOWEST or max(caps) > 1 or not 0 < times <= MOST:
+        limits = f"caps are shares of the power limit, {LOWEST:g} to 1"
+        raise PresageError(f"{limits}; the spread grows by times above 0 and up to {MOST:g}")
     points: list[Point] = []
     base, source = belief_of(job, predict_job(job).seconds, setup.noise)
     for cap in sorted(caps, reverse=True):
