@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version as installed_version
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from presage.cli import (
     accuracy,
@@ -34,8 +36,19 @@ from presage.errors import PresageError
 
 __all__ = ["app", "main"]
 
+
+class _InOrder(TyperGroup):
+    """Typer lists groups of commands last: studies belong to the commands about jobs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = [n for n in super().list_commands(ctx) if n != "study"]
+        names.insert(names.index("fit"), "study")
+        return names
+
+
 app = typer.Typer(
     name="presage",
+    cls=_InOrder,
     help="How long machine-learning training will take, and how sure you can be, before you train.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -52,9 +65,9 @@ app.command("shard")(shard.command)
 app.command("dlrm")(dlrm.command)
 app.command("job")(job.command)
 app.command("plan")(plan.command)
-app.command("place")(place.command)
 app.command("run")(run.command)
 app.command("sensitivity")(sensitivity.command)
+app.command("place")(place.command)
 app.add_typer(study.app, name="study")
 app.command("fit")(fit.command)
 app.command("accuracy")(accuracy.command)

@@ -134,7 +134,10 @@ def _megatron_run(name: str, group: str, part: list[tuple[int, float]]) -> StepL
 
 def read_csv(path: Path, text: str, column: str | None = None, unit: str | None = None) -> Logs:
     """A column of seconds (or ms); the run, the group, the step and what came after it where there are such columns."""
-    table = [r for r in csv.reader(io.StringIO(text)) if r and not r[0].lstrip().startswith("#")]
+    try:
+        table = [r for r in csv.reader(io.StringIO(text)) if r and not r[0].lstrip().startswith("#")]
+    except csv.Error as e:
+        raise InputError(path, f"is no table of step times: {e}") from e
     if not table:
         raise InputError(path, "is empty")
     if len(table[0]) == 1 and _number(table[0][0]) is not None:
