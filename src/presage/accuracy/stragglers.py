@@ -110,6 +110,8 @@ class JobForecast:
 
 @dataclass(frozen=True, eq=False)
 class StragglersResult:
+    """Jobs that were scored, and what was left out."""
+
     path: str
     jobs: tuple[JobForecast, ...]
     skipped: tuple[Skipped, ...]
@@ -275,6 +277,7 @@ def drawn(sets: Sequence[OpEffects], rng: np.random.Generator, draws: int) -> Fl
 
 
 def drawn_of(models: Sequence[tuple[Any, float]], rng: np.random.Generator, draws: int) -> Floats:
+    """Of models that have `times`, each with its share."""
     counts = rng.multinomial(draws, [share for _, share in models])
     return np.concatenate([m.times(rng, int(k)) for (m, _), k in zip(models, counts, strict=True) if k])
 

@@ -44,6 +44,8 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Half:
+    """A series: what its second half shows beside what its first predicts, and why it varies."""
+
     series: str
     n: int
     ratios: Mapping[str, Ratio]
@@ -56,6 +58,8 @@ class Half:
 
 @dataclass(frozen=True)
 class TemporalResult:
+    """Series that were scored, and what was left out."""
+
     path: str
     rows: tuple[Half, ...]
     skipped: tuple[Skipped, ...] = ()

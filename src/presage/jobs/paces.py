@@ -37,5 +37,6 @@ def class_of(job: Job, over: str) -> str:
 
 
 def pace_of(paces: Paces, job: Job, over: str) -> float:
+    """Of a job's transfers over such a group."""
     pace: float = getattr(paces, class_of(job, over))
     return pace

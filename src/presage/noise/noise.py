@@ -125,6 +125,7 @@ class Noise:
         object.__setattr__(self, "spread", MappingProxyType(dict(self.spread)))
 
     def of(self, kind: str) -> Spread:
+        """A class's spread; what is not said does not vary."""
         return self.spread.get(kind, Spread())
 
     def numbers(self) -> dict[str, float]:

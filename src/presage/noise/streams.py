@@ -12,10 +12,13 @@ __all__ = ["Streams"]
 
 @dataclass(frozen=True)
 class Streams:
+    """Generators of one seed; blocks of draws have streams of their own."""
+
     seed: int = 0
     block: int = 0
 
     def child(self, block: int) -> Streams:
+        """The streams of a block."""
         return Streams(self.seed, block)
 
     def __call__(self, name: str) -> np.random.Generator:

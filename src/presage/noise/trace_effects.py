@@ -69,6 +69,7 @@ class TraceEffects:
     source: str
 
     def belief(self) -> Belief:
+        """The same as a noise model with ranges."""
         spread = {k: Spread(**{n: c.sd for n, c in parts.items()}) for k, parts in self.spread.items()}
         each = [(f"spread.{k}.{n}", c) for k, parts in self.spread.items() for n, c in parts.items()]
         intervals = {path: Interval(c.low, c.high) for path, c in each}

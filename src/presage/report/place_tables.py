@@ -111,6 +111,7 @@ def left_table(rows: Sequence[LeftOut], p: Placed) -> Table:
 
 
 def remarks(p: Placed, source: str) -> list[str]:
+    """What the answer rests on."""
     kept = f"groups of {p.sizes.part} GPUs stay within a node" if p.sizes.part > 1 else "any GPUs may be grouped"
     return [
         f"Noise: {source}. GPUs' own speeds are the fleet's; {kept}; nodes are all as near to each other.",

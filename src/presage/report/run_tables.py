@@ -136,6 +136,7 @@ def class_table(p: RunPrediction) -> Table:
 
 
 def interval_table(p: RunPrediction) -> Table:
+    """Ways to choose the time between checkpoints."""
     title = f"Checkpoints: {seconds(p.run.checkpoints.save)} each ({p.run.checkpoints.said})"
     table = plain_table(title, "interval by", "time", "steps", "ETTR, exact", "by Meta's formula", fold=False)
     for i in p.intervals:
@@ -157,6 +158,7 @@ def _moved(value: float) -> str:
 
 
 def spare_table(p: RunPrediction) -> Table:
+    """What more and fewer spare nodes would do."""
     repair = span(p.run.reliability.repair)
     table = plain_table(f"Spare nodes (a repair takes {repair})", "spares", "p50", "p95", "waiting", fold=False)
     for s in p.spares:

@@ -43,9 +43,10 @@ MS = 1e3
 
 
 def headline(s: Sensitivity) -> str:
+    """The step, and what to make steadier or quicker."""
     job = s.shape.job
     what = f"[bold]{escape(job.name or job.model.name or 'job')}[/bold]"
-    p50, p95 = (s.draws.quantile(p) for p in (0.5, 0.95))
+    p50, p95 = s.draws.p50, s.draws.p95
     over = f"{percent(p95.value / s.calm - 1)} over the {seconds(s.calm)} of a step without noise"
     told = (
         f"a step on {job.gpus:,} x {job.platform.gpu.name}: p50 {seconds(p50.value)}, p95 {seconds(p95.value)}, {over}"
@@ -76,7 +77,7 @@ def _moved(r: Row, s: Sensitivity) -> str:
 
 
 def _p95(s: Sensitivity) -> float:
-    return s.draws.quantile(0.95).value
+    return s.draws.p95.value
 
 
 def _steady(r: Row) -> Estimate:
@@ -99,6 +100,7 @@ def told(e: Estimate) -> bool:
 
 
 def called(r: Row) -> str:
+    """A row's name in words."""
     return f"stage {r.name}" if r.group == "stage" else NAMES[r.group].get(r.name, r.name)
 
 
@@ -110,6 +112,7 @@ def _order(rows: Iterable[Row]) -> list[Row]:
 
 
 def class_table(s: Sensitivity, top: int) -> Table:
+    """Classes of work, those first whose variance costs most."""
     columns = ("seconds", "critical", "steady: p50", "p95", "sd", "10% quicker: p50", "p95")
     table = plain_table("Classes of work", "class", *columns, fold=False)
     for r in _order(s.of("class"))[:top]:
@@ -120,6 +123,7 @@ def class_table(s: Sensitivity, top: int) -> Table:
 
 
 def source_table(s: Sensitivity, top: int) -> Table:
+    """Sources of noise, likewise."""
     columns = ("steady: p50", "p95", "sd", "share of variance", "of p95 - p50", "of the mean's excess")
     table = plain_table("Sources of noise", "source", *columns, fold=False)
     for r in _order(s.of("source"))[:top]:
@@ -131,6 +135,7 @@ def source_table(s: Sensitivity, top: int) -> Table:
 
 
 def stage_table(s: Sensitivity, top: int) -> Table:
+    """Pipeline stages, likewise."""
     columns = ("seconds", "critical", "steady: p50", "p95", "10% quicker: p50", "p95")
     table = plain_table("Pipeline stages", "stage", *columns, fold=False)
     for r in _order(s.of("stage"))[:top]:

@@ -84,6 +84,7 @@ def _short(group: str) -> str:
 
 
 def temporal_table(result: TemporalResult) -> Table:
+    """Every series."""
     table = plain_table(
         "Second halves of series, from their first halves", "series", "cause", "n", "warm-up", "slow share",
         "p95/p50", "predicted", "90%", "error", "p99/p50", "predicted", "90%", "error", left=2, fold=False,

@@ -61,6 +61,7 @@ def _mfu(p: Point) -> float:
 
 
 def headline(s: Study) -> str:
+    """The job, and what the study teaches in a sentence."""
     job = s.job
     what = f"[bold]{escape(job.name or job.model.name or 'job')}[/bold]"
     where = f"{escape(job.platform.gpu.name)} ({escape(job.platform.key)})"
@@ -124,6 +125,7 @@ def _power(points: tuple[Point, ...]) -> str:
 
 
 def study_table(s: Study) -> Table:
+    """Every point."""
     columns = MORE[s.kind]
     common = ("no noise", "p50", "p95", "p95/p50", "noise costs")
     table = plain_table("Steps", FIRST[s.kind], *common, *columns, fold=False)
@@ -155,6 +157,7 @@ def remarks(s: Study) -> list[str]:
 
 
 def plot(s: Study, path: Path) -> None:
+    """Panels of the study's points in a file."""
     job = s.job
     title = f"{job.name or job.model.name or 'job'} {ABOUT[s.kind]}"
     told = {"scale": _scale_panels, "power": _power_panels}.get(s.kind, _part_panels)

@@ -35,6 +35,7 @@ def sure_table(s: Sure) -> Table:
 
 
 def longer_table(s: Sure) -> Table:
+    """How likely steps are to be longer than the median by some times."""
     table = plain_table("A step longer than", "", "probability", "error", "90% interval", fold=False)
     for times, e in s.longer.items():
         limit = f"{seconds(times * s.steps[0.5].value)} ({_over(times, 1.0)} the median)"

@@ -98,6 +98,7 @@ class Outcome:
         return float((self.wall <= seconds).mean())
 
     def quantile(self, p: float) -> float:
+        """Of the wall-clock time."""
         return float(quantiles(self.wall, p))
 
     def quantile_error(self, p: float) -> float:

@@ -20,6 +20,7 @@ QUANTILES = (0.05, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 def told(p: RunPrediction) -> dict[str, Any]:
+    """Plain values with the units in their keys."""
     run = p.run
     return {
         "kind": "run",

@@ -49,6 +49,7 @@ def criticality(shape: Shape) -> dict[str, Critical]:
 
 
 def stage_criticality(shape: Shape, stage: int) -> Critical:
+    """Of a pipeline stage's passes."""
     at = [stage_scaled(shape, stage, t).seconds for t in (1.0, 1 + NEAR, FAR, FAR * (1 + NEAR))]
     return _critical(*at)
 

@@ -39,6 +39,7 @@ class Guarantee:
         return self._with_interval(lambda d: d.run_quantile(p))
 
     def exceeds(self, seconds: float) -> Estimate:
+        """The probability that a step takes longer."""
         return self._with_interval(lambda d: d.exceeds(seconds))
 
     @property

@@ -41,6 +41,7 @@ class Change:
 
     @staticmethod
     def of(before: Floats, after: Floats) -> Change:
+        """Of what `_told` tells of draws with the same random numbers."""
         return Change(*(_sure(after[k] - before[k]) for k in (P50, P95, SD)))
 
 
@@ -77,6 +78,7 @@ class Sensitivity:
     exact: bool  # shares of all subsets, or of drawn orders
 
     def of(self, group: str) -> tuple[Row, ...]:
+        """Rows of a group."""
         return tuple(r for r in self.rows if r.group == group)
 
     @property

@@ -49,6 +49,7 @@ class Channels:
     weight: Floats  # by column, adding up to 1
 
     def split(self, values: Floats) -> tuple[Floats, Floats]:
+        """What channels have in common (by their weights), and what is left of each."""
         there = np.isfinite(values)
         weight = np.where(there, self.weight[:, None], 0.0)
         total = weight.sum(axis=-2, keepdims=True)
@@ -57,6 +58,7 @@ class Channels:
         return load, values - load
 
     def kept(self, values: Floats, share: Share) -> Floats:
+        """So much of what is common, and so much of the rest."""
         load, rest = self.split(values)
         return np.asarray(share[0] * load + share[1] * rest)
 

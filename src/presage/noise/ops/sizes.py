@@ -58,6 +58,7 @@ class Sizes:
 
 
 def sizes_of(effects: OpEffects) -> Sizes:
+    """How large each effect is, from how many values."""
     ranks, slow = _workers(effects)
     own = effects.parts.own
     load, rest = effects.channels.split(own)

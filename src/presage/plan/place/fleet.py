@@ -28,6 +28,7 @@ class Fleet:
 
     @staticmethod
     def of(factors: Sequence[float] | Floats, gpus: Sequence[str] = (), nodes: Sequence[str] = ()) -> Fleet:
+        """Times in any unit; names are made up where none are given."""
         values = np.asarray(factors, np.float64)
         if not values.size or not np.isfinite(values).all() or values.min() <= 0:
             raise PresageError("a fleet needs a time above 0 for each GPU")
@@ -53,6 +54,7 @@ class Fleet:
         return self.nodes[gpu] if self.known_nodes and self.nodes[gpu] else self.gpus[gpu]
 
     def of_unit(self, name: str) -> Ints:
+        """GPUs of a node, or the one GPU of this name."""
         return self.members[name] if self.known_nodes and name in self.members else np.array([self.gpus.index(name)])
 
     def hot(self, node: str, factor: float) -> Fleet:

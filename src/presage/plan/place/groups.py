@@ -33,6 +33,7 @@ class Sizes:
 
     @staticmethod
     def of(shape: Shape, fleet: Fleet, keep_nodes: bool = True) -> Sizes:
+        """What a job needs of a fleet; `keep_nodes`: tensor-parallel groups stay within nodes."""
         groups, tp = shape.replicas * shape.stages, gcd(shape.job.parallel.tp, shape.together)
         if len(fleet) < groups * shape.together:
             raise PresageError(
@@ -49,6 +50,7 @@ class Sizes:
         return self.groups * self.together // self.part
 
     def enough(self, parts: Ints) -> Ints:
+        """The parts themselves, if they suffice."""
         if len(parts) < self.parts:
             raise PresageError(
                 f"{self.parts} groups of {self.part} GPUs within a node are needed, and the nodes have {len(parts)}: "

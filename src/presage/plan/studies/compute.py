@@ -43,4 +43,5 @@ def faster(gpu: Gpu, times: float, memory: bool = False) -> Gpu:
 
 
 def with_gpu(job: Job, gpu: Gpu) -> Job:
+    """The job on the same platform with another GPU."""
     return replace(job, platform=replace(job.platform, gpu=gpu))

@@ -85,6 +85,7 @@ class Point(Drawn):
         return sum(self.prediction.breakdown.get(n, 0.0) for n in names) / self.prediction.seconds
 
     def with_more(self, **more: float) -> Point:
+        """With what one study alone tells."""
         return replace(self, more={**self.more, **more})
 
     def to_json(self) -> dict[str, Any]:
