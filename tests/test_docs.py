@@ -20,7 +20,7 @@ for page in PAGES:
         SHOWN.setdefault(command, []).append((page.name, int(most) if most else None, shown))
 
 
-@pytest.mark.parametrize("command", SHOWN)
+@pytest.mark.parametrize("command", SHOWN, ids=list(SHOWN))
 def test_the_output_shown_is_the_output(command: str) -> None:
     args = shlex.split(command)
     args[0] = str(Path(sys.executable).with_name("presage"))

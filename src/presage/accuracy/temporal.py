@@ -108,8 +108,6 @@ def score_temporal(path: Path, tell: Callable[[str], None], seed: int = 0) -> Te
             rows.append(_half(name, values, _clock(series, table.get("smi")), np.random.default_rng([seed, i])))
         except (TypeError, ValueError, KeyError, IndexError) as e:
             skipped.append(Skipped(name, f"cannot be used: {e}"))
-    if not rows:
-        raise InputError(path, f"no series to score: {skipped[0].reason if skipped else 'there is none'}", "series")
     return TemporalResult(str(path), tuple(rows), tuple(skipped))
 
 

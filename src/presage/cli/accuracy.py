@@ -195,6 +195,7 @@ def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tel
     from presage.report.straggler_tables import effect_table, straggler_table
 
     result = score_stragglers(paths, tell)
+    _some(result.jobs, result.skipped)
     _show(result, out, json, straggler_table(result), "", effect_table(result))
 
 
@@ -213,6 +214,7 @@ def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell)
     from presage.report.step_tables import temporal_table
 
     result = score_temporal(_one(paths, "temporal"), tell)
+    _some(result.rows, result.skipped)
     _show(result, out, json, temporal_table(result))
 
 
@@ -256,6 +258,16 @@ def _pair(paths: list[Path], kind: str) -> tuple[Path, Path]:
     if len(paths) != 2:
         raise PresageError(f"accuracy {kind} takes two paths: {KINDS[kind].split(':')[0]}")
     return paths[0], paths[1]
+
+
+def _some(scored: Sequence[Any], skipped: Sequence[Skipped]) -> None:
+    """A mistake, where all that was given had to be left out."""
+    from presage.errors import PresageError
+
+    if not scored:
+        row, why = (skipped[0].row, skipped[0].reason) if skipped else ("", "there is nothing in it")
+        why = why if row in why else f"{row}: {why}"
+        raise PresageError(f"nothing could be scored: {why}")
 
 
 def _finish(result: Any, out: Path | None, json: str | None) -> None:

@@ -12,7 +12,7 @@ from presage.noise.noise import Noise
 __all__ = ["LOGS", "WIDEST", "Belief", "Interval"]
 
 LOGS = frozenset({"rank", "step", "own", "sd", "drift", "drift_sd", "run_sd", "log_sd", "cv", "shape"})  # numbers that
-WIDEST = 5.0  # are at most this: steps e^5 = 150 times as long as others are no noise, and soon no number
+WIDEST = 10.0  # are at most this: steps 20,000 times as long as others are no noise, and soon no number
 NINETY = 2 * 1.6448536269514722  # standard deviations that the middle 90% of a Normal span
 
 
