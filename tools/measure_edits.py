@@ -12,9 +12,9 @@ import argparse
 import gc
 import importlib.util
 import json
-import os
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -96,10 +96,10 @@ def active(step, count=4):
         for _ in range(count):
             step()
         torch.cuda.synchronize()
-    path = f"/tmp/edits_{os.getpid()}.json"
-    found.export_chrome_trace(path)
-    events = json.loads(Path(path).read_text())["traceEvents"]
-    os.unlink(path)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
     at_work = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in at_work)
     total, end = 0.0, 0.0

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "said", "transformer_job"]
 
+# What makes microbatches differ.
+Lengths = Annotated[
+    Path | None,
+    typer.Option("--lengths", metavar="FILE", help="Tokens of documents, one a line: microbatches differ by them."),
+]
+Packed = Annotated[
+    bool, typer.Option("--packed/--padded", help="Documents one after the other in a sequence, or one in each.")
+]
+Skew = Annotated[
+    float | None,
+    typer.Option("--expert-skew", metavar="S", min=0, help="Experts are as popular as exp(S x normal): 0.3 is mild."),
+]
+
 
 def command(
     job: JobFile,
@@ -49,19 +62,9 @@ def command(
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages for Perfetto.")
     ] = None,
     draws: Draws = 0,
-    lengths: Annotated[
-        Path | None,
-        typer.Option("--lengths", metavar="FILE", help="Tokens of documents, one a line: microbatches differ by them."),
-    ] = None,
-    packed: Annotated[
-        bool, typer.Option("--packed/--padded", help="Documents one after the other in a sequence, or one in each.")
-    ] = True,
-    skew: Annotated[
-        float | None,
-        typer.Option(
-            "--expert-skew", metavar="S", min=0, help="Experts are as popular as exp(S x normal): 0.3 is mild."
-        ),
-    ] = None,
+    lengths: Lengths = None,
+    packed: Packed = True,
+    skew: Skew = None,
     noise: NoiseFile = None,
     seed: Seed = 0,
     json: Json = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import JobFile, Json, NoiseFile, Seed, console, emit
+from presage.cli.common import Change, JobFile, Json, NoiseFile, Seed, console, emit
 
 if TYPE_CHECKING:
     from presage.jobs.job import Job
@@ -35,10 +35,7 @@ def command(
         list[str],
         typer.Option("--keep", metavar="KNOB=VALUE,...", help="Hold knobs fast: tp=8,recompute=none; repeatable."),
     ] = [],  # noqa: B006
-    change: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of the file said anew: training.sequence=4096."),
-    ] = [],  # noqa: B006
+    change: Change = [],  # noqa: B006
     objective: Annotated[
         str,
         typer.Option(

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.jobs.draws.pools import Gpus, drawn_gpus, lively, moved, steady, tasks_of
+from presage.jobs.draws.pools import STANDARD, Gpus, drawn_gpus, lively, moved, steady, tasks_of
 from presage.jobs.draws.shape import Shape
 from presage.noise.distribution import Fixed
 from presage.noise.estimate import Estimate, estimate
@@ -164,7 +164,7 @@ def calmed(shape: Shape, noise: Noise) -> Shape:
     is in them already, and only what more GPUs add may come on top: a step whose stages are all as slow as the slowest
     of `USUAL` GPUs is (in the median) is as predicted. Measured steps agree: their errors grow by 0.1% (standard error
     0.3%) with each doubling of the GPUs."""
-    place = float(_ndtri(np.array(0.5 ** (1 / USUAL))))
+    place = float(STANDARD.quantile(0.5 ** (1 / USUAL)))
     gpus = Gpus(np.full((shape.stages, 1), place), np.ones((shape.stages, 1)))
     return replace(shape, calm=float(shape.pipeline.total / steady(replace(shape, still=frozenset()), noise, gpus)[0]))
 
@@ -231,7 +231,7 @@ def _transfers(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, in
             times *= np.exp(spread.step * streams(f"step of {kind}").standard_normal(size))
         if kind == "dp" and spread.own:  # of the groups, one for each stage, all wait for the last
             u = streams("own of dp").random(size) ** (1 / shape.stages)
-            times *= np.exp(spread.own * _ndtri(u))
+            times *= np.exp(spread.own * STANDARD.quantile(u))
         total += shape.later(kind, times)
     return total
 
@@ -257,9 +257,3 @@ def _stalls(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int])
         return np.zeros(size)
     some = streams("stalls").random(size) < -np.expm1(-rate)
     return np.where(some, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)
-
-
-def _ndtri(p: Floats) -> Floats:
-    from scipy.special import ndtri
-
-    return np.asarray(ndtri(p))

@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 
 from presage.engine import Durations, Program, finish_times
 from presage.jobs.draws.shape import Shape
+from presage.noise.distribution import Normal
 from presage.noise.noise import CLASSES, Noise
 from presage.parallel.pipeline import Schedule, program
 from presage.parallel.pipeline.durations import durations
 from presage.parallel.pipeline.step import timed
 from presage.parallel.pipeline.structure import EXCHANGE
 
-__all__ = ["MOST_TASKS", "Gpus", "Replica", "drawn_gpus", "lively", "moved", "pieces", "steady", "tasks_of"]
+__all__ = ["MOST_TASKS", "STANDARD", "Gpus", "Replica", "drawn_gpus", "lively", "moved", "pieces", "steady", "tasks_of"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+STANDARD = Normal(0.0, 1.0)
 TENSOR = tuple(CLASSES.index(k) for k in ("products", "attention"))
 ROUNDS = 2.0  # times the fewest microbatches that keep all stages at work
 MOST_TASKS = 3072  # of a step whose operations are drawn one by one
@@ -169,10 +171,8 @@ def steady(shape: Shape, noise: Noise, gpus: Gpus) -> Floats:
 
 def drawn_gpus(shape: Shape, noise: Noise, rng: np.random.Generator, count: int, slow: bool) -> Gpus:
     """Of the GPUs of a stage that wait for each other, the slowest; none of them a slow one, or at least one."""
-    from scipy.special import ndtri
-
     size = shape.stages, count
-    place = ndtri(rng.random(size) ** (1 / shape.together))
+    place = STANDARD.quantile(rng.random(size) ** (1 / shape.together))
     beyond = _slow(shape, noise, rng, size) if slow else np.ones(size)
     place[list(shape.still)], beyond[list(shape.still)] = 0.0, 1.0
     return Gpus(place, beyond)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from presage.errors import PresageError
 from presage.jobs.draws.guarantee import QUANTILES, Guarantee, guarantee
 from presage.jobs.draws.shape import NODE, shape_of
 from presage.jobs.job import Job
@@ -84,6 +86,8 @@ def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belie
     """What is believed of a job's noise, and where that is from: a file, or what is assumed under some conditions."""
     kept = noise or DEFAULT
     if kept not in CONDITIONS:
+        if not Path(kept).exists() and not Path(kept).suffix:
+            raise PresageError(f"--noise {kept}: it is no file, nor one of {', '.join(CONDITIONS)}")
         return read_noise(kept), kept
     return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f"no data of yours, assumed: {kept}"
 

@@ -67,10 +67,6 @@ class Predicted:
         """[records]: what each is not longer than with probability p."""
         return np.quantile(self.draws, p, axis=0)
 
-    def of_runs(self, p: float) -> Empirical:
-        """The quantile p of the steps of one run: it differs between runs."""
-        return Empirical(np.quantile(self.draws, p, axis=1))
-
 
 @dataclass(frozen=True, eq=False)
 class SeriesFit:
