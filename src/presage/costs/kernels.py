@@ -173,6 +173,13 @@ def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
 def _op_time(
     graph: Graph, op: Op, models: Models, source: Source, parts: list[Call], found: list[CallTime], share: float
 ) -> OpTime:
+    found_time = _full_time(graph, op, models, source, parts, found, share)
+    return found_time if op.speed == 1.0 else replace(found_time, seconds=found_time.seconds / op.speed)
+
+
+def _full_time(
+    graph: Graph, op: Op, models: Models, source: Source, parts: list[Call], found: list[CallTime], share: float
+) -> OpTime:
     kind = family(op.name)
     if source == "none":
         return OpTime(0.0, 0, kind, "none")

@@ -1,7 +1,8 @@
 """A step's ops as tasks: two host threads that take turns, and GPU streams that work behind them.
 
     main, autograd   a task for each launch: the host time since the launch before it. Ops that launch nothing are part
-                     of the next task of their thread; what follows a thread's last launch is a task of its own
+                     of the next task of their thread; what follows a thread's last launch is a task of its own. A CUDA
+                     graph is launched by one task
     streams          a task for each launch: an equal part of its op's kernel time, after the gap between two kernels
 
 A kernel starts no sooner than the launch latency after its call began. The host may be `queue_depth` launches ahead of
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from presage.costs.host import US, Calls, HostCosts
 from presage.costs.optime import OpTime
 from presage.engine import Edges, Lane, LaneKind, Program
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, Op
 from presage.prediction.streams import crossings, stream_names
 
 __all__ = ["AUTOGRAD", "MAIN", "STREAM", "StepTasks", "edges", "lanes", "program", "step_tasks"]
@@ -58,9 +59,11 @@ class StepTasks:
 
     @property
     def queued(self) -> tuple[Ints, Ints]:
-        """The launches and kernels of the first stream."""
+        """The launches and kernels of the first stream; of a CUDA graph's kernels the last."""
         first = self.lane[self.kernel] == STREAM
-        return self.launch[first], self.kernel[first]
+        launch, kernel = self.launch[first], self.kernel[first]
+        last = np.diff(launch, append=-1) != 0
+        return launch[last], kernel[last]
 
 
 @dataclass
@@ -78,6 +81,7 @@ class _Issue:
     on: int = MAIN
     last: int = -1  # the last host task
     waiting: bool = False  # the next host task waits for the GPU
+    replayed: str = ""  # the CUDA graph that the last host task started
 
     def host(self, op: int) -> int:
         """A task of the host time that is pending."""
@@ -93,6 +97,12 @@ class _Issue:
         """A kernel that the last host task launched."""
         self.launch.append(self.last)
         self.kernel.append(self._task(lane, op, seconds))
+
+    def launches(self, i: int, op: Op) -> None:
+        """A host task for a kernel of op `i`, unless the last one launched it with the rest of its CUDA graph."""
+        if not op.replayed or op.replayed != self.replayed:
+            self.host(i)
+        self.replayed = op.replayed
 
     def switch(self, lane: int) -> None:
         """Go on with another thread; what is pending ends this one's turn."""
@@ -112,16 +122,15 @@ def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Ca
     """One step's tasks."""
     if len(times) != len(graph.ops):
         raise ValueError(f"{len(graph.ops)} ops, but times of {len(times)}")
-    gap = calls.kernel_gap_us * US
     issue, streams = _Issue(), stream_names(graph)
     lane_of = {name: STREAM + k for k, name in enumerate(streams)}
     before, after, between, call = (x.tolist() for x in (host.t1 + host.t2, host.t3, host.t5, host.t4))
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
-        issue.switch(AUTOGRAD if op.thread == "autograd" else MAIN)
+        issue.switch(AUTOGRAD if op.thread == "autograd" and not op.replayed else MAIN)
         issue.pending += before[i]
-        n = time.launches
+        n, gap = time.launches, (calls.replay_gap_us if op.replayed else calls.kernel_gap_us) * US
         for k in range(n):
-            issue.host(i)
+            issue.launches(i, op)
             issue.kernels(i, (time.seconds / n + gap) / time.at_once, lane_of[op.stream])
             issue.pending += call[i] / n + (between[i] / (n - 1) if k < n - 1 else 0.0)
         if op.sync:
