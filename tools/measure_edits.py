@@ -1,9 +1,11 @@
 """Measure on a GPU what changes of a training step are worth (workloads/edited.py): both steps of a pair, turn by turn.
 
-    python tools/measure_edits.py OUT.json [--shared WORKLOADS.py] [--seconds 480]
+    python tools/measure_edits.py OUT.json [--shared WORKLOADS.py] [--only REGEX] [--kernels OUT2.json] [--seconds 480]
 
 Needs Python, torch and numpy. Resumes: pairs that OUT.json has are not measured again. Of each side: the step's median,
-least and most over blocks, seconds in which the GPU is at work (profiled steps), kernels a step, peak memory.
+least and most over blocks, seconds in which the GPU is at work (profiled steps), kernels a step, peak memory; of the
+pair the median ratio of blocks measured one after the other. With --kernels, also each side's kernels: name, count,
+microseconds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import gc
 import importlib.util
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -26,7 +29,7 @@ sys.path.insert(0, str(ROOT / "workloads"))
 import edited  # noqa: E402
 import varied  # noqa: E402
 
-ROUNDS, BLOCK, WARM = 7, 0.35, 12
+ROUNDS, BLOCK, WARM = 9, 0.25, 12
 PLAIN = varied.stepper
 
 
@@ -48,24 +51,16 @@ def graphed(step):
     return one
 
 
-def synced(step):
-    def one():
-        step()
-        torch.cuda.synchronize()
-
-    return one
-
-
 def compiled_stepper(model, loss_of, *args, **kw):
     return PLAIN(model, torch.compile(loss_of), *args, **kw)
 
 
-def made(build, ways):
+def made(side):
     """A step in its ways."""
-    varied.stepper = edited.varied.stepper = compiled_stepper if "compile" in ways else PLAIN
-    step = build()
-    if "sync" in ways:
-        step = synced(step)
+    ways = side[2]
+    varied.stepper = compiled_stepper if "compile" in ways else PLAIN
+    step = edited.built("cuda", side)
+    varied.stepper = PLAIN
     return flagged(graphed(step) if "graph" in ways else step)
 
 
@@ -106,18 +101,22 @@ def active(step, count=4):
     for begin, stop in spans:
         total += max(0.0, stop - max(begin, end))
         end = max(end, stop)
-    return total / count * 1e-6, len(spans) / count
+    table = {}
+    for e in at_work:
+        row = table.setdefault(e["name"][:160], [0, 0.0])
+        row[0], row[1] = row[0] + 1 / count, row[1] + e["dur"] / count
+    return total / count * 1e-6, len(spans) / count, {k: [round(n, 2), round(us, 2)] for k, (n, us) in table.items()}
 
 
 def measure(sides):
     """Both steps, turn by turn."""
     steps, peaks = [], []
-    for build, ways in sides:
+    for side in sides:
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        step = made(build, ways)
+        step = made(side)
         for _ in range(WARM):
             step()
         torch.cuda.synchronize()
@@ -128,44 +127,67 @@ def measure(sides):
     for _ in range(ROUNDS):
         for k, step in enumerate(steps):
             times[k].append(block(step, counts[k]))
-    out = []
+    out, tables = [], []
     for k, step in enumerate(steps):
-        busy, kernels = active(step)
+        busy, kernels, table = active(step)
+        tables.append(table)
         ordered = sorted(times[k])
         out.append({
             "step_ms": statistics.median(ordered) * 1e3, "p10_ms": ordered[0] * 1e3, "p90_ms": ordered[-1] * 1e3,
             "gpu_active_ms": busy * 1e3, "kernels": kernels, "peak_bytes": peaks[k], "steps": counts[k] * ROUNDS,
         })  # fmt: skip
-    return out
+    return out, statistics.median(a / b for a, b in zip(*times, strict=True)), tables
 
 
 def pairs(shared):
-    for name, (edit, base, changed) in edited.PAIRS.items():
-        yield name, edit, [((lambda s=s: s[0]("cuda", **s[1])), s[2]) for s in (base, changed)]
+    yield from edited.PAIRS.items()
     if shared:
         yield from shared_pairs(shared)
 
 
 def shared_pairs(path):
-    """Changes of two known steps."""
+    """Changes of two known steps: of each all that might help."""
     spec = importlib.util.spec_from_file_location("known", path)
     known = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(known)
-    make = lambda name: lambda: known.build("cuda", name) if hasattr(known, "build") else known.CASES[name]("cuda")  # noqa: E731
-    for case in ("gpt_350m_b1_s256_amp", "dlrm_mlperf_b2048"):
-        yield f"cuda_graph/{case}", "cuda_graph", [(capturable(make(case)), ()), (capturable(make(case)), ("graph",))]
-        yield f"fused_adam/{case}", "fused_optimizer", [(make(case), ()), (fused(make(case)), ())]
-        yield f"tf32/{case}", "tf32", [(make(case), ()), (with_tf32(make(case)), ())]
-        both = fused(capturable(make(case)))
-        yield f"no_host/{case}", "fused_optimizer+cuda_graph", [(make(case), ()), (both, ("graph",))]
-    tables = make("dlrm_mlperf_b2048")
-    yield "joined_tables/dlrm_mlperf_b2048", "joined_tables", [(tables, ()), (joined(known, tables), ())]
+    gpt, tables = "gpt_350m_b1_s256_amp", "dlrm_mlperf_b2048"
+
+    def pair(case, edit, wrapped=lambda build: build, ways=(), **changes):
+        builder, arguments = known.CASES[case]
+        name = edit.replace("table_batched", "joined_tables").replace(",", "+")
+        return f"{name}/{case}", (edit, (builder, arguments, ()), (wrapped(builder), arguments | changes, ways))
+
+    yield pair(gpt, "cuda_graph", capturable, ("graph",))
+    yield pair(gpt, "bf16", dtype="bfloat16", amp=None)
+    yield pair(gpt, "checkpoint", ckpt=True)
+    yield pair(gpt, "compile", lambda build: compiled(known, build))
+    yield pair(tables, "cuda_graph", capturable, ("graph",))
+    yield pair(tables, "fused_adam", fused)
+    yield pair(tables, "tf32", with_tf32)
+    yield pair(tables, "autocast", amp="bfloat16")
+    yield pair(tables, "compile", lambda build: compiled(known, build))
+    yield pair(tables, "table_batched", lambda build: joined(known, build))
+    yield pair(tables, "table_batched,cuda_graph", lambda build: joined(known, build), ("graph",))
+
+
+def compiled(known, build):
+    """With the loss compiled."""
+
+    def one(device, **arguments):
+        kept = known.train_step
+        known.train_step = lambda model, opt, loss, *a, **kw: kept(model, opt, torch.compile(loss), *a, **kw)
+        try:
+            return build(device, **arguments)
+        finally:
+            known.train_step = kept
+
+    return one
 
 
 def patched(build, **more):
     """With optimizers made otherwise."""
 
-    def one():
+    def one(device, **arguments):
         kept = {}
         for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
             kept[kind] = kind.__init__
@@ -178,7 +200,7 @@ def patched(build, **more):
 
             kind.__init__ = init
         try:
-            return build()
+            return build(device, **arguments)
         finally:
             for kind, init in kept.items():
                 kind.__init__ = init
@@ -195,8 +217,8 @@ def fused(build):
 
 
 def with_tf32(build):
-    def one():
-        step = build()
+    def one(device, **arguments):
+        step = build(device, **arguments)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         return step
 
@@ -217,17 +239,18 @@ def joined(known, build):
         def forward(self, x, idx, off):
             d = self.bot(x)
             index = torch.cat([i + f for i, f in zip(idx, self.first, strict=True)])
-            ends = torch.tensor([0, *[len(i) for i in idx[:-1]]], device=index.device).cumsum(0)
-            offsets = torch.cat([o + e for o, e in zip(off, ends, strict=True)])
+            if not hasattr(self, "ends"):  # the same in every step
+                self.ends = torch.tensor([0, *[len(i) for i in idx[:-1]]], device=index.device).cumsum(0)
+            offsets = torch.cat([o + e for o, e in zip(off, self.ends, strict=True)])
             e = self.embs[0](index, offsets).view(self.sizes, len(x), -1).transpose(0, 1)
             t = torch.cat([d[:, None], e], 1)
             z = torch.bmm(t, t.transpose(1, 2))[:, self.tri[0], self.tri[1]]
             return self.top(torch.cat([d, z], dim=1)).squeeze(1)
 
-    def one():
+    def one(device, **arguments):
         kept, known.DLRM = known.DLRM, Joined
         try:
-            return build()
+            return build(device, **arguments)
         finally:
             known.DLRM = kept
 
@@ -238,26 +261,31 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("out", type=Path)
     p.add_argument("--shared", type=Path)
+    p.add_argument("--only", default="")
+    p.add_argument("--kernels", type=Path)
     p.add_argument("--seconds", type=float, default=480.0)
     args = p.parse_args()
     begun, found = time.time(), json.loads(args.out.read_text()) if args.out.exists() else {}
-    for name, edit, sides in pairs(args.shared):
-        if name in found or time.time() - begun > args.seconds:
+    kernels = {}
+    for name, (edit, *sides) in pairs(args.shared):
+        if name in found or time.time() - begun > args.seconds or not re.search(args.only, name):
             continue
         varied.flags()
         try:
-            base, changed = measure(sides)
-            found[name] = {"edit": edit, "base": base, "changed": changed}
-            before, after = base["step_ms"], changed["step_ms"]
-            print(f"{name}: {before:.3f} -> {after:.3f} ms ({before / after:.3f}x)", flush=True)
+            (base, changed), ratio, kernels[name] = measure(sides)
+            found[name] = {"edit": edit, "base": base, "changed": changed, "speedup": ratio}
+            print(f"{name}: {base['step_ms']:.3f} -> {changed['step_ms']:.3f} ms ({ratio:.3f}x)", flush=True)
         except Exception as e:  # a pair that cannot be run is told, not lost
             found[name] = {"edit": edit, "failed": f"{type(e).__name__}: {str(e)[:300]}"}
             print(f"{name}: {found[name]['failed']}", flush=True)
         torch.cuda.synchronize()
+        torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
         about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
         args.out.write_text(json.dumps(found | {"_about": about}, indent=1))
+        if args.kernels:
+            args.kernels.write_text(json.dumps(kernels))
     print("done", len(found))
 
 
