@@ -52,9 +52,9 @@ class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch_latency_us: float  # from a launch call's start to the kernel's, on an idle stream
     kernel_gap_us: float  # between two kernels of a stream, both queued
     queue_depth: int  # launches the host may be ahead of the GPU
-    replay_call_us: float = 12.0  # to start a CUDA graph
-    replay_node_us: float = 0.0  # and for each kernel in it
-    replay_gap_us: float = 0.3  # between two kernels of a CUDA graph
+    replay_call_us: float = 12.0  # to start a CUDA graph (these three from data/h200_edits/replay.json)
+    replay_node_us: float = 0.43  # and for each kernel in it
+    replay_gap_us: float = 0.23  # between two kernels of a CUDA graph
 
 
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ class HostModel:
         self._replay(graph, launches, gap, own, extra)
         gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
         eager = [u for u in found if not graph.ops[u.ops[0]].replayed]
-        counts, end = np.asarray(launches, np.float64), max(self._sum(ending(eager)), 0.0) * US if eager else 0.0
+        counts, end = np.asarray(launches, np.float64), max(self._sum(ending(eager)), 0.0) * US if eager or not found else 0.0
         return self._split(gap, own, extra, counts, end, self._unknown(graph))
 
     def _replay(self, graph: Graph, launches: Sequence[int], gap: Floats, own: Floats, extra: Floats) -> None:
