@@ -338,3 +338,9 @@ def built(device, side):
 def build(device, name, changed=False):
     """One training step of a pair, as it is or changed."""
     return built(device, PAIRS[name][2 if changed else 1])
+
+
+def base(device, pair, **changes):
+    """The step of a pair as it is, but for these arguments."""
+    builder, arguments, ways = PAIRS[pair][1]
+    return built(device, (builder, arguments | changes, ways))
