@@ -14,10 +14,10 @@ from scipy.optimize import minimize
 from presage.costs.chip import attention as attend
 from presage.costs.chip import product as gemm
 from presage.costs.chip.product import Tiling
+from presage.costs.engines import heated
 from presage.hardware import Gpu
 
 Floats = NDArray[np.float64]
-HEATED = 1.2e-3  # seconds of a kernel under whose repeats the clock half falls: the H200's table beside our bursts
 MOST = 0.5  # an error in logarithms beyond which a row does not count more
 US = 1e-6
 MOST_OF = (8.0, 1.0, 1.0, 1.5)  # block, tail, smooth, moved
@@ -55,11 +55,6 @@ def _all(x, slow, moved, stored, menu, sms, bandwidth, fill, smooth, overlap, st
             launch,
         )  # fmt: skip
     return out
-
-
-def heated(seconds: Floats, heat: float) -> Floats:
-    """What collectors see: their repeats of long kernels lower the clock."""
-    return np.asarray(seconds * (1 + heat * seconds**2 / (seconds**2 + HEATED**2)))
 
 
 class ProductFit:

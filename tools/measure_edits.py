@@ -145,29 +145,73 @@ def pairs(shared):
         yield from shared_pairs(shared)
 
 
+AMP, BF16, LAST = {"amp": "bfloat16"}, {"dtype": "bfloat16", "amp": None}, {"channels_last": True}
+GRAPHED, PLAIN_WAY = ("graph",), ()
+# Changes of known steps: case, edit, what is wrapped around its builder, ways, arguments.
+KNOWN = (
+    ("gpt_350m_b1_s256_amp", "cuda_graph", "capturable", GRAPHED, {}),
+    ("gpt_350m_b1_s256_amp", "bf16", "", PLAIN_WAY, BF16),
+    ("gpt_350m_b1_s256_amp", "checkpoint", "", PLAIN_WAY, {"ckpt": True}),
+    ("gpt_350m_b1_s256_amp", "compile", "compiled", PLAIN_WAY, {}),
+    ("dlrm_mlperf_b2048", "cuda_graph", "capturable", GRAPHED, {}),
+    ("dlrm_mlperf_b2048", "fused_adam", "fused", PLAIN_WAY, {}),
+    ("dlrm_mlperf_b2048", "tf32", "with_tf32", PLAIN_WAY, {}),
+    ("dlrm_mlperf_b2048", "autocast", "", PLAIN_WAY, AMP),
+    ("dlrm_mlperf_b2048", "compile", "compiled", PLAIN_WAY, {}),
+    ("dlrm_mlperf_b2048", "table_batched", "joined", PLAIN_WAY, {}),
+    ("dlrm_mlperf_b2048", "table_batched,cuda_graph", "joined", GRAPHED, {}),
+    ("resnet50_b32_fp32", "autocast", "", PLAIN_WAY, AMP),
+    ("resnet50_b32_fp32", "tf32", "with_tf32", PLAIN_WAY, {"tf32": True}),
+    ("resnet50_b32_fp32", "channels_last", "", PLAIN_WAY, LAST),
+    ("resnet50_b32_fp32", "cuda_graph", "", GRAPHED, {}),
+    ("resnet50_b64_amp_cl", "cuda_graph", "", GRAPHED, {}),
+    ("resnet50_b64_amp_cl", "fused_adam", "fused", PLAIN_WAY, {}),
+    ("vgg16_b32_tf32", "autocast", "", PLAIN_WAY, AMP),
+    ("vgg16_b32_tf32", "channels_last", "", PLAIN_WAY, LAST),
+    ("mobilenet_b128_fp32", "channels_last", "", PLAIN_WAY, LAST),
+    ("mobilenet_b128_fp32", "autocast", "", PLAIN_WAY, AMP),
+    ("convnext_t_b64_amp", "channels_last", "", PLAIN_WAY, LAST),
+    ("convnext_t_b64_amp", "cuda_graph", "capturable", GRAPHED, {}),
+    ("bert_base_b16_s128_fp32", "autocast", "", PLAIN_WAY, AMP),
+    ("bert_base_b16_s128_fp32", "tf32", "", PLAIN_WAY, {"tf32": True}),
+    ("bert_base_b16_s128_fp32", "cuda_graph", "capturable", GRAPHED, {}),
+    ("bert_base_b32_s512_amp", "cuda_graph", "capturable", GRAPHED, {}),
+    ("bert_base_b32_s512_amp", "bf16", "", PLAIN_WAY, BF16),
+    ("gpt2_small_b8_s1024_amp", "cuda_graph", "capturable", GRAPHED, {}),
+    ("gpt2_medium_b8_s1024_tf32", "fused_adam", "fused", PLAIN_WAY, {}),
+    ("gpt2_medium_b8_s1024_tf32", "autocast", "", PLAIN_WAY, AMP),
+    ("llama1b_b1_s2048_amp", "bf16", "", PLAIN_WAY, BF16),
+    ("vit_b_b64_amp", "cuda_graph", "capturable", GRAPHED, {}),
+    ("gpt_1.3b_b4_s2048_amp", "checkpoint", "", PLAIN_WAY, {"ckpt": True}),
+    ("gpt_1.3b_b4_s2048_amp", "bf16", "", PLAIN_WAY, BF16),
+    ("dlrm_default_b2048", "table_batched", "joined", PLAIN_WAY, {}),
+    ("dlrm_default_b2048", "cuda_graph", "", GRAPHED, {}),
+    ("dlrm_ddp_b4096_l64_zipf", "table_batched", "joined", PLAIN_WAY, {}),
+    ("dlrm_mlperf_b8192", "table_batched", "joined", PLAIN_WAY, {}),
+    ("deepfm_b4096", "fused_adam", "fused", PLAIN_WAY, {}),
+    ("deepfm_b4096", "cuda_graph", "capturable", GRAPHED, {}),
+    ("resnet50_b256_amp_cl", "compile", "compiled", PLAIN_WAY, {}),
+    ("vit_b_b64_amp", "compile", "compiled", PLAIN_WAY, {}),
+    ("gpt_1.3b_b4_s2048_amp", "compile", "compiled", PLAIN_WAY, {}),
+    ("bert_base_b32_s512_amp", "compile", "compiled", PLAIN_WAY, {}),
+    ("convnext_t_b64_amp", "compile", "compiled", PLAIN_WAY, {}),
+    ("dlrm_ddp_b4096_l64_zipf", "compile", "compiled", PLAIN_WAY, {}),
+)
+
+
 def shared_pairs(path):
-    """Changes of two known steps: of each all that might help."""
+    """Changes of known steps."""
     spec = importlib.util.spec_from_file_location("known", path)
     known = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(known)
-    gpt, tables = "gpt_350m_b1_s256_amp", "dlrm_mlperf_b2048"
-
-    def pair(case, edit, wrapped=lambda build: build, ways=(), **changes):
+    wraps = {
+        "": lambda build: build, "capturable": capturable, "fused": fused, "with_tf32": with_tf32,
+        "compiled": lambda build: compiled(known, build), "joined": lambda build: joined(known, build),
+    }  # fmt: skip
+    for case, edit, wrapped, ways, changes in KNOWN:
         builder, arguments = known.CASES[case]
         name = edit.replace("table_batched", "joined_tables").replace(",", "+")
-        return f"{name}/{case}", (edit, (builder, arguments, ()), (wrapped(builder), arguments | changes, ways))
-
-    yield pair(gpt, "cuda_graph", capturable, ("graph",))
-    yield pair(gpt, "bf16", dtype="bfloat16", amp=None)
-    yield pair(gpt, "checkpoint", ckpt=True)
-    yield pair(gpt, "compile", lambda build: compiled(known, build))
-    yield pair(tables, "cuda_graph", capturable, ("graph",))
-    yield pair(tables, "fused_adam", fused)
-    yield pair(tables, "tf32", with_tf32)
-    yield pair(tables, "autocast", amp="bfloat16")
-    yield pair(tables, "compile", lambda build: compiled(known, build))
-    yield pair(tables, "table_batched", lambda build: joined(known, build))
-    yield pair(tables, "table_batched,cuda_graph", lambda build: joined(known, build), ("graph",))
+        yield f"{name}/{case}", (edit, (builder, arguments, ()), (wraps[wrapped](builder), arguments | changes, ways))
 
 
 def compiled(known, build):

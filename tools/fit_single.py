@@ -1,0 +1,84 @@
+"""Fit the corrections of float32 products (costs/single.py): python tools/fit_single.py ../shared data/h200_pack
+
+From NeuSight's train tables of bmm and linear, and from the float32 products of an H200's pack. Rows that host time
+rules are left out, and those that took three times as long as the law. What the law misses of a GPU as a whole is taken
+off first, for the law is to tell of GPUs and the trees of shapes. Every fifth shape is held out to see how well shapes
+that were not fitted are told; what is written is fitted on all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.accuracy.kernel_tables import read_table
+from presage.costs.call import Call
+from presage.costs.families import gemm
+from presage.costs.fit import samples
+from presage.costs.pack import read
+from presage.costs.rates import Rates
+from presage.costs.single import FILE, features, is_single
+from presage.costs.trees import Trees, fit
+from presage.hardware import Gpu, gpu
+
+TABLES = ("train_linear.csv.gz", "train_bmm.csv.gz")
+SHORTEST = 2e-4  # seconds; below, tables see the host
+LARGE = 2e10  # FLOPs
+FURTHEST = 1.1  # from the law, in logarithms
+OUT = Path(__file__).resolve().parents[1] / "src" / "presage" / "data" / FILE
+Floats = NDArray[np.float64]
+
+
+def rows(shared: Path, pack: Path) -> Iterator[tuple[Gpu, Call, float]]:
+    for name in TABLES:
+        for s in read_table(shared / "kernels" / "neusight" / name).shapes:
+            if s.seconds > SHORTEST:
+                yield s.gpu, s.call, s.seconds
+    own = read(pack)
+    for one in samples(own)["gemm"]:
+        if is_single(one.call) and one.seconds > SHORTEST / 10:
+            yield gpu(own.header.gpu), one.call, one.seconds
+
+
+def table(found: Iterator[tuple[Gpu, Call, float]]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Features, ln(seconds / law) less each GPU's level, and which rows are held out."""
+    x, y, held, of = [], [], [], []
+    for chip, call, seconds in found:
+        rates = Rates.of(chip)
+        law = gemm.law(call, rates)
+        apart = float(np.log(seconds / law.seconds))
+        if abs(apart) < FURTHEST:
+            x.append(features(call, law, rates, float(chip.compute_capability)))
+            y.append(apart)
+            of.append((chip.key, call.name == "aten::bmm" and law.flops > LARGE))
+            held.append(crc32(repr(gemm.product(call)).encode()) % 5 == 0)
+    return np.array(x), np.array(y) - _levels(np.array(y), of), np.array(held)
+
+
+def _levels(y: Floats, of: list[tuple[str, bool]]) -> Floats:
+    """What large batched products take over the law, in the middle, by GPU: clocks and heat of the day they were timed."""
+    middles = {key: np.median([v for v, o in zip(y, of, strict=True) if o == (key, True)]) for key, _ in of}
+    return np.array([middles[key] for key, _ in of])
+
+
+def trees(x: Floats, y: Floats) -> Trees:
+    extra = {"feature_fraction": 0.7, "bagging_fraction": 0.7, "bagging_freq": 1, "lambda_l2": 1.0, "alpha": 0.15}
+    return fit(x, y, rounds=250, leaves=24, rate=0.06, min_leaf=60, seed=0, objective="huber", extra=extra)
+
+
+def main(shared: str, pack: str) -> None:
+    x, y, held = table(rows(Path(shared), Path(pack)))
+    apart = np.abs(np.expm1(trees(x[~held], y[~held]).predict(x[held].astype(np.float32)) - y[held]))
+    print(f"{len(y)} rows; law alone {np.abs(np.expm1(-y)).mean():.1%}, held-out shapes {apart.mean():.1%}")
+    with OUT.open("wb") as f:
+        np.savez_compressed(f, **trees(x, y).to_arrays("single"))
+    print(OUT, OUT.stat().st_size)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
