@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from presage.capture import autocast, cuda_module
 from presage.capture.backend import CUDA, NAME, stand_in
 
-__all__ = ["cuda"]
+__all__ = ["cuda", "traced"]
 
 _device_of = torch.ops.prim.device.default
 _MISSING = object()
@@ -58,6 +58,25 @@ def cuda() -> Iterator[None]:
         stack.callback(autocast.clear)
         stack.enter_context(_Devices())
         yield
+
+
+@contextmanager
+def traced(capturable: bool) -> Iterator[None]:
+    """What runs is being read, by a CUDA graph or a compiler: code that asks is told so. A CUDA graph needs optimizers
+    that are capturable."""
+    from torch.optim import Optimizer
+
+    name = "_accelerator_graph_capture_health_check"
+    name = name if hasattr(Optimizer, name) else "_cuda_graph_capture_health_check"
+    checked = _made_capturable if capturable else lambda _: None
+    with patched(torch.cuda, "is_current_stream_capturing", lambda: True), patched(Optimizer, name, checked):
+        yield
+
+
+def _made_capturable(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
 
 
 def _restore_default_device(device: torch.device | None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Literal, TypeAlias
 
 import torch
 from msgspec.structs import replace
@@ -20,18 +21,25 @@ from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op, Tensor
 from presage.usercode import users_line
 
-__all__ = ["Step", "capture"]
+__all__ = ["Step", "Traced", "capture"]
 
 Step = Callable[[], Any]
+Traced: TypeAlias = Literal["graph", "compile"]
 
 
 def capture(
-    function: Callable[..., Step], arguments: dict[str, Any] | None = None, *, source: str = "", warm_up: int = 1
+    function: Callable[..., Step],
+    arguments: dict[str, Any] | None = None,
+    *,
+    source: str = "",
+    warm_up: int = 1,
+    traced: Traced | None = None,
 ) -> Graph:
     """One training step as it would run on an H200.
 
     `function(device, **arguments)` builds the model on `device` and returns a callable that runs one step. It is built
-    once, run `warm_up` times (optimizers make their state on the first step), and once more for the record.
+    once, run `warm_up` times (optimizers make their state on the first step), and once more for the record. `traced`:
+    as it runs while a CUDA graph is made of it or a compiler reads it, for some libraries' code takes other ways then.
     """
     arguments = arguments or {}
     # autograd's own threads know only the devices that were there when the process first ran a backward
@@ -41,9 +49,10 @@ def capture(
             step = _users(recorder, lambda: function("cuda", **arguments))
             if not callable(step):
                 raise PresageError(f"{source or function}: it must return a callable that runs one step, not {step!r}")
-            for _ in range(warm_up):
-                _users(recorder, step)
-            nested = _record(recorder, step)
+            with pretend.traced(capturable=traced == "graph") if traced else nullcontext():
+                for _ in range(warm_up):
+                    _users(recorder, step)
+                nested = _record(recorder, step)
         flags = settings.flags()
     return _graph(recorder, nested, source, arguments, flags)
 
