@@ -61,9 +61,10 @@ def table(found: Iterator[tuple[Gpu, Call, float]]) -> tuple[Floats, Floats, NDA
 
 
 def _levels(y: Floats, of: list[tuple[str, bool]]) -> Floats:
-    """What large batched products take over the law, in the middle, by GPU: clocks and heat of the day they were timed."""
-    middles = {key: np.median([v for v, o in zip(y, of, strict=True) if o == (key, True)]) for key, _ in of}
-    return np.array([middles[key] for key, _ in of])
+    """What large batched products take over the law, in the middle, by GPU: clocks and heat of the day."""
+    keys, large = (np.array(c) for c in zip(*of, strict=True))
+    middles = {key: np.median(y[large & (keys == key)]) for key in set(keys.tolist())}
+    return np.array([middles[key] for key in keys.tolist()])
 
 
 def trees(x: Floats, y: Floats) -> Trees:

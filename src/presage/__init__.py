@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from presage.jobs.predict import JobPrediction, predict_job
     from presage.noise.files import read_noise, write_noise
     from presage.noise.noise import Noise
+    from presage.plan.codesign.suggest import suggest
+    from presage.plan.codesign.whatif import WhatIf, what_if
     from presage.plan.place import place
-    from presage.prediction.api import predict, predict_ranks
+    from presage.prediction.api import predict, predict_ranks, step_graph
     from presage.prediction.step import Prediction, predict_step
     from presage.runs.whole import RunPrediction, predict_run
     from presage.traces import edits, explain
@@ -32,8 +34,10 @@ _HOMES = {
     "presage.jobs.predict": "JobPrediction predict_job",
     "presage.noise.files": "read_noise write_noise",
     "presage.noise.noise": "Noise",
+    "presage.plan.codesign.suggest": "suggest",
+    "presage.plan.codesign.whatif": "WhatIf what_if",
     "presage.plan.place": "place",
-    "presage.prediction.api": "predict predict_ranks",
+    "presage.prediction.api": "predict predict_ranks step_graph",
     "presage.prediction.step": "Prediction predict_step",
     "presage.runs.whole": "RunPrediction predict_run",
     "presage.traces.replay": "Replay measured_steps replay_of",
@@ -59,6 +63,7 @@ __all__ = [
     "RunPrediction",
     "Sure",
     "Timeline",
+    "WhatIf",
     "edits",
     "explain",
     "measured_steps",
@@ -76,7 +81,10 @@ __all__ = [
     "replay_of",
     "run_of",
     "simulate",
+    "step_graph",
+    "suggest",
     "sure",
+    "what_if",
     "write_noise",
 ]
 

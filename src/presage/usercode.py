@@ -15,7 +15,7 @@ from typing import Any
 
 from presage.errors import InputError, PresageError
 
-__all__ = ["load", "load_cases", "parse_arguments", "users_line"]
+__all__ = ["load", "load_cases", "load_value", "parse_arguments", "users_line"]
 
 Around = Callable[[], AbstractContextManager[None]]  # what the file is imported in
 _OURS = str(Path(__file__).parent)
@@ -44,6 +44,11 @@ def load_cases(path: str | Path, around: Around = nullcontext) -> dict[str, Call
     if not isinstance(cases, dict):
         raise InputError(path, "no dictionary CASES in it, of names to (builder, arguments)")
     return {name: partial(builder, **arguments) for name, (builder, arguments) in cases.items()}
+
+
+def load_value(path: str | Path, name: str, around: Around = nullcontext) -> Any:
+    """What a file calls so, or None."""
+    return getattr(_imported(Path(path), around), name, None)
 
 
 def parse_arguments(items: Sequence[str]) -> dict[str, Any]:

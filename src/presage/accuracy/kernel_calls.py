@@ -10,6 +10,7 @@ from presage.costs.call import Call, Shape, Value
 __all__ = ["BUILDERS", "Unknown", "Work", "attention", "gemm"]
 
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+ATTENTION = ("batch", "seq_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
 WIDEST_HEAD = 256  # of fused attention
 WINDOW_TILE = 128  # a window meets this much more than itself: its two ends lie within tiles
 
@@ -17,11 +18,13 @@ Sizes = Mapping[str, int]
 
 
 class Work(NamedTuple):
-    """What a row timed: the kind of kernel, the call, and the least FLOPs it takes (zero where not looked at)."""
+    """What a row timed: the kind of kernel, the call, and the least FLOPs it takes (zero where not looked at). Rows of
+    serving engines have their sizes in the order of the table's columns."""
 
     kernel: str
     call: Call
     flops: float
+    sizes: tuple[int, ...] = ()
 
 
 class Unknown(ValueError):
@@ -45,15 +48,16 @@ def _number(dtype: str) -> str:
 def gemm(sizes: Sizes, dtype: str) -> Work:
     """A linear layer without bias: its weights lie in memory as [n, k]."""
     m, n, k, kind = sizes["m"], sizes["n"], sizes["k"], _number(dtype)
-    return Work("gemm", Call("aten::mm", (_dense((m, k), kind), Shape((k, n), (1, k), kind))), 2.0 * m * n * k)
+    call = Call("aten::mm", (_dense((m, k), kind), Shape((k, n), (1, k), kind)))
+    return Work("gemm", call, 2.0 * m * n * k, (m, n, k))
 
 
 def attention(sizes: Sizes, dtype: str) -> Work:
     """Causal, key and value heads repeated. Under a window each query meets only so many keys: as if there were no
     more, and no mask. Narrow heads get cuDNN's kernel, made for an H200 as the engines' own are for each GPU: flash
     kernels run an H200 with instructions of older GPUs, so what they reach of its peak tells nothing of others."""
-    b, s, h, d = (sizes[k] for k in ("batch", "seq_len", "num_heads", "head_dim"))
-    window, kind = sizes["window_size"], _number(dtype)
+    every = b, s, h, _, d, window = tuple(sizes[k] for k in ATTENTION)
+    kind = _number(dtype)
     if d > WIDEST_HEAD:
         raise Unknown(f"heads wider than {WIDEST_HEAD}: no fused kernel")
     cut = 0 < window < s
@@ -63,10 +67,10 @@ def attention(sizes: Sizes, dtype: str) -> Work:
     if d <= 128:
         q, kv = (Shape((b, h, n, d), (n * h * d, d, h * d, 1), kind) for n in (s, t))
         given: tuple[Value, ...] = (q, kv, kv, None, None, None, s, t, False, 0.0, not cut, False, None)
-        return Work(name, Call("aten::_cudnn_attention_forward", given), flops)
+        return Work(name, Call("aten::_cudnn_attention_forward", given), flops, every)
     q, kv = (_dense((b, n, h, d), kind) for n in (s, t))
     given = (q, kv, kv, None, None, s, t, 0.0, not cut, False, None)
-    return Work(name, Call("aten::_flash_attention_forward", given), flops)
+    return Work(name, Call("aten::_flash_attention_forward", given), flops, every)
 
 
 def _bmm(s: Sizes, _: str) -> Call:

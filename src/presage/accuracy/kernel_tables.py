@@ -53,6 +53,13 @@ class Measured:
     call: Call
     seconds: float  # the median over the collectors
     spread: float | None  # the mean distance of collectors from it, as a fraction, where there are several
+    sizes: tuple[int, ...] = ()  # of engines' ops, in the order of the table's columns
+    by: tuple[tuple[str, float], ...] = ()  # of engines' ops: each collector and its seconds
+
+    @property
+    def family(self) -> str:
+        """The kind of kernel, under a window or not."""
+        return self.kernel.partition(",")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +178,13 @@ def _broken(times: Times, kernels: Mapping[Key, Kernel]) -> set[str]:
 
 
 def _measured(kernel: Kernel, times: Sequence[tuple[str, float]], broken: set[str]) -> Measured | None:
-    seconds = [t for who, t in times if who not in broken]
-    if not seconds:
+    by = tuple((who, t) for who, t in times if who not in broken)
+    if not by:
         return None
+    seconds, work = [t for _, t in by], kernel.work
     middle = float(np.median(seconds))
     apart = float(np.abs(np.array(seconds) / middle - 1).mean()) if len(seconds) > 1 else None
-    return Measured(kernel.gpu, kernel.work.kernel, kernel.name, kernel.work.call, middle, apart)
+    return Measured(kernel.gpu, work.kernel, kernel.name, work.call, middle, apart, work.sizes, by)
 
 
 def _work(row: Mapping[str, str]) -> Work:

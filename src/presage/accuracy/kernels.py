@@ -6,8 +6,11 @@ one call agree is `repeated`, and the laws alone are `law`. A table is predicted
 that was never calibrated, with the H200's corrections of that GPU's own laws (`transferred`), at the full clock and
 with a warm cache, for tables repeat one call.
 
-Tables time small kernels with what surrounds them, a floor of 2 to 20 us that is no kernel's. It is not modelled:
-short rows count in `time`, and those over 20 us, where it matters less, once more in `time_over_20us`.
+Tables of serving engines time small kernels with what surrounds them. Where engines were fitted on a GPU
+(costs/engines.py) `time` is of the op as they run it, `kernel` of the kernel alone. What was fitted is told by the
+shape (costs/split.py): such shapes count in `time_fitted` and nowhere else. The others are told apart, too: those of
+widths that were never fitted, and those between fitted ones. Rows over 20 us, where floors matter less, count once
+more in `time_over_20us`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy.typing as npt
 
 from presage.accuracy.kernel_tables import KernelTable, Measured, read_table
 from presage.accuracy.score import Result, Row, Score, Skipped
+from presage.costs.engines import Engine
 from presage.costs.families import FAMILIES
 from presage.costs.fit import Sample, Table, fit_family, held_out, samples, table
 from presage.costs.kernels import call_times
@@ -30,6 +34,7 @@ from presage.costs.models import FILE, SHIPPED, Models, load
 from presage.costs.pack import Pack
 from presage.costs.pack import read as read_pack
 from presage.costs.rates import Rates
+from presage.costs.split import fitted, held
 from presage.errors import InputError
 from presage.hardware import Gpu, gpu
 
@@ -39,6 +44,7 @@ GEOMEAN_BAR, P90_BAR = 0.05, 0.15
 LONG = 20e-6
 LEAST = 40  # samples that a family is fitted from
 ENDINGS = (".csv", ".csv.gz")
+NEVER, BETWEEN = ", widths never fitted", ", between fitted shapes"
 
 Tell = Callable[[str], None]
 Array = npt.NDArray[Any]
@@ -163,24 +169,45 @@ def score_table(found: KernelTable, models: Callable[[Gpu], tuple[Models, bool]]
     rows: list[Row] = []
     notes: list[str] = []
     ordered = sorted(found.shapes, key=lambda s: (s.gpu.key, s.kernel))
-    for _, group in groupby(ordered, key=lambda s: s.gpu.key):
+    for _, group in groupby(ordered, key=lambda s: (s.gpu.key, s.family)):
         shapes = list(group)
         chosen, transferred = models(shapes[0].gpu)
-        rows += _shape_rows(shapes, chosen, transferred)
-        if transferred:
-            notes.append(
-                f"{shapes[0].gpu.name}: never calibrated; the H200's corrections of its own laws (transferred)"
-            )
-    return KernelResult("kernels", str(found.path), tuple(rows), found.skipped, notes=tuple(notes))
+        engine = chosen.engines.get(shapes[0].family) if shapes[0].sizes else None
+        rows += _shape_rows(shapes, chosen, engine, transferred)
+        notes.append(_note(shapes[0].gpu, engine is not None, transferred))
+    unique = tuple(n for n in dict.fromkeys(notes) if n)
+    return KernelResult("kernels", str(found.path), tuple(rows), found.skipped, notes=unique)
 
 
-def _shape_rows(shapes: list[Measured], models: Models, transferred: bool) -> Iterator[Row]:
+def _note(chip: Gpu, engines: bool, transferred: bool) -> str:
+    if engines:
+        return f"{chip.name}: ops as serving engines run them; shapes that were fitted are in time_fitted alone"
+    if transferred:
+        return f"{chip.name}: never calibrated; the H200's corrections of its own laws (transferred)"
+    return ""
+
+
+def _shape_rows(shapes: list[Measured], models: Models, engine: Engine | None, transferred: bool) -> Iterator[Row]:
+    """Predictions beside measurements, of the kernel and, where there are engines, of the op as they run it."""
     times = call_times(models, [s.call for s in shapes])
-    for s, t in zip(shapes, times, strict=True):
-        group = f"{s.gpu.key} {s.kernel}" + (" (transferred)" if transferred else "")
-        yield Row("time", group, s.name, t.warm, s.seconds)
+    kernel = np.array([t.warm for t in times])
+    took = kernel if engine is None else _as_run(shapes, kernel, models, engine)
+    for s, t, seconds in zip(shapes, times, took.tolist(), strict=True):
+        group = f"{s.gpu.key} {s.kernel}" + (" (transferred)" if transferred and engine is None else "")
+        if engine is not None and fitted(s.family, s.sizes):
+            yield Row("time_fitted", group, s.name, seconds, s.seconds)
+            continue
+        also = () if engine is None else (group + (NEVER if held(s.family, s.sizes) else BETWEEN),)
+        yield Row("time", group, s.name, seconds, s.seconds, also)
         if s.seconds > LONG:
-            yield Row("time_over_20us", group, s.name, t.warm, s.seconds)
-        yield Row("law", group, s.name, t.law.seconds, s.seconds)
+            yield Row("time_over_20us", group, s.name, seconds, s.seconds, also)
+        if engine is not None:
+            yield Row("kernel", group, s.name, t.warm, s.seconds, also)
+        yield Row("law", group, s.name, t.law.seconds, s.seconds, also)
         if s.spread is not None:
-            yield Row("collectors", group, s.name, s.seconds * (1 + s.spread), s.seconds)
+            yield Row("collectors", group, s.name, s.seconds * (1 + s.spread), s.seconds, also)
+
+
+def _as_run(shapes: list[Measured], kernel: Array, models: Models, engine: Engine) -> Array:
+    sizes = np.array([s.sizes for s in shapes])
+    return engine.seconds(sizes, kernel, models.rates, [[who for who, _ in s.by] for s in shapes])

@@ -9,7 +9,7 @@ from typing import Any
 from presage import usercode
 from presage.capture import pretend
 
-__all__ = ["load", "load_cases"]
+__all__ = ["load", "load_cases", "load_value"]
 
 
 def load(target: str) -> Callable[..., Callable[[], Any]]:
@@ -20,3 +20,8 @@ def load(target: str) -> Callable[..., Callable[[], Any]]:
 def load_cases(path: str | Path) -> dict[str, Callable[..., Callable[[], Any]]]:
     """The cases of a workloads file, `CASES[name] = (builder, arguments)`, each as a function of the device."""
     return usercode.load_cases(path, pretend.cuda)
+
+
+def load_value(path: str | Path, name: str) -> Any:
+    """What a file calls so, or None."""
+    return usercode.load_value(path, name, pretend.cuda)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from presage.capture import rules_index, rules_layers, rules_math, rules_memory
+from presage.capture import rules_foreach, rules_index, rules_layers, rules_math, rules_memory
 from presage.capture.calls import Call
 from presage.capture.lowering import Builder, Rule
 
 __all__ = ["lower"]
 
-RULES: dict[str, Rule] = rules_memory.RULES | rules_math.RULES | rules_layers.RULES | rules_index.RULES
+RULES: dict[str, Rule] = (
+    rules_memory.RULES | rules_math.RULES | rules_layers.RULES | rules_index.RULES | rules_foreach.RULES
+)
 HOST = {
     "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
     "aten::resize_", "aten::set_", "aten::as_strided", "aten::lift_fresh", "aten::detach_", "aten::squeeze_",

@@ -18,7 +18,9 @@ KINDS = {
     "traces": "folders or files of traces: replay against the measured steps",
     "capture": "WORKLOADS.py TRACES_DIR: captured ops against the ops of a GPU run's traces",
     "workloads": "WORKLOADS.py MEASURED.json [TRACES_DIR]: predictions of whole training steps",
+    "whatif": "PAIRS.py MEASURED...: what changes of training steps are worth, predicted against measured",
     "kernels": "a calibration pack's folder (held-out shapes), or tables of measured kernel times",
+    "labels": "LABELS.json: predictions of whole float32 models on GPUs that were never calibrated",
     "collectives": "TABLE.csv: collective times as nccl-tests measures them",
     "embeddings": "GROUPS.json: times of table-batched embedding lookups, forward and backward",
     "sharding": "PLACEMENTS.json: which of several measured placements of tables is predicted to be fastest",
@@ -52,8 +54,12 @@ def command(
     With TRACES_DIR also the step from measured kernel times: with no host overheads (the sum of the kernels), with
     presage's, and with those of the trace itself.
 
+    whatif PAIRS.py MEASURED...: steps with and without an edit: the time saved, in points, the sign, and GPU time alone.
+
     kernels PATH...: of a calibration pack every kernel family, fitted without the shapes it is scored on; of tables of
     measured kernel times every shape, on GPUs that were never calibrated too.
+
+    labels LABELS.json: whole float32 transformers on GPUs from P100 to H100; beside them NeuSight's own errors.
 
     ranks WORKLOADS.py RUNS.csv: the models of published training runs, built, captured and spread over their GPUs: step
     time and, where it is published, peak memory. Beside them the kernels alone, and with no overlap.
@@ -122,10 +128,31 @@ def _workloads(paths: list[Path], out: Path | None, json: str | None, tell: Tell
 def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
     from presage.accuracy.kernels import score_kernels
 
+    if len(paths) == 1 and paths[0].name == "labels.json":
+        return _labels(paths, out, json, tell)
     result = score_kernels(paths, tell)
     _finish(result, out, json)
     if json != "-":
         console().print(*result.notes, sep="\n")
+
+
+def _whatif(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.whatif import score_whatif
+    from presage.report.pair_tables import group_table, pair_table
+
+    result = score_whatif(paths, tell)
+    _some(result.pairs, result.skipped)
+    _show(result, out, json, pair_table(result), "", group_table(result))
+
+
+def _labels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+    from presage.accuracy.labels import PEER, score_labels
+
+    result = score_labels(_one(paths, "labels"), tell)
+    _some(result.rows, result.skipped)
+    _finish(result, out, json)
+    if json != "-":
+        console().print("NeuSight's own: " + ", ".join(f"{name} {value:.1%}" for name, value in PEER.items()))
 
 
 def _collectives(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
@@ -230,7 +257,9 @@ _RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
     "traces": _traces,
     "capture": _capture,
     "workloads": _workloads,
+    "whatif": _whatif,
     "kernels": _kernels,
+    "labels": _labels,
     "collectives": _collectives,
     "embeddings": _embeddings,
     "sharding": _sharding,

@@ -31,6 +31,7 @@ from presage.cli import (
     shard,
     study,
     trace,
+    whatif,
 )
 from presage.errors import PresageError
 
@@ -57,6 +58,7 @@ app = typer.Typer(
 # These run on bare machines too, as `python -m presage.NAME`, and own their options.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 app.command("predict")(predict.command)
+app.command("whatif")(whatif.command)
 app.command("trace")(trace.command)
 app.command("replay")(replay.command)
 app.command("graph")(graph.command)

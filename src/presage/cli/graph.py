@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from presage.graph.diff import Diff
     from presage.graph.graph import Graph
 
-__all__ = ["Arguments", "Step", "command", "graph_of", "parse_arguments"]
+__all__ = ["Arguments", "Step", "captured", "command", "graph_of", "parse_arguments"]
 
 Step = Annotated[
     str,
@@ -69,13 +69,17 @@ def command(
 
 def graph_of(step: str, arguments: Sequence[str]) -> Graph:
     """The graph of FILE.py:FUNCTION, captured with these arguments, or of a saved file."""
+    return captured(step, parse_arguments(arguments), spinner=True)
+
+
+def captured(step: str, values: Mapping[str, Any], spinner: bool = False) -> Graph:
+    """The same with the arguments' values."""
     from presage.graph import save
 
     if save.is_saved(step) or step.endswith(save.SUFFIX):
-        if arguments:
+        if values:
             raise PresageError(f"--arg: {step} is a saved graph, which takes no arguments")
         return save.read(step)
-    values = parse_arguments(arguments)
     try:
         from presage.capture import capture, load
     except ModuleNotFoundError as e:
@@ -85,8 +89,8 @@ def graph_of(step: str, arguments: Sequence[str]) -> Graph:
             "capturing a training step needs torch (its CPU build is enough): pip install 'presage[torch]'"
         ) from e
     # what the user's code prints must not get between the lines of our own output
-    with status(f"capturing {step}"), redirect_stdout(sys.stderr):
-        return capture(load(step), values, source=step)
+    with status(f"capturing {step}") if spinner else nullcontext(), redirect_stdout(sys.stderr):
+        return capture(load(step), dict(values), source=step)
 
 
 def _difference(before: Graph, after: Graph) -> Diff:

@@ -13,8 +13,23 @@ if TYPE_CHECKING:
     from presage.traces.replay import Replay
 
 
+def _list(wanted: bool) -> None:
+    """All edits by name; needs no trace."""
+    if not wanted:
+        return
+    from presage.report.whatif_tables import edit_table
+    from presage.traces.whatif import EDITS
+
+    console().print(edit_table("Edits of a trace", [(e.name, e.value, e.rule) for e in EDITS.values()]))
+    raise typer.Exit
+
+
 def command(
     traces: Traces,
+    apply: Annotated[
+        list[str],
+        typer.Option("--apply", metavar="EDIT[=VALUE],...", help="Edits by name, as --list tells of them; repeatable."),
+    ] = [],  # noqa: B006
     scale: Annotated[
         list[str], typer.Option("--scale", metavar="TARGET=REGEX:F", help="What matches takes F times as long.")
     ] = [],  # noqa: B006
@@ -26,6 +41,9 @@ def command(
         Path | None,
         typer.Option("--kernels-from", metavar="TRACE", help="With the kernel times of another such trace."),
     ] = None,
+    _listed: Annotated[
+        bool, typer.Option("--list", is_eager=True, callback=_list, help="Tell of all edits by name, and their rules.")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write predicted beside measured for Perfetto.")
     ] = None,
@@ -42,6 +60,8 @@ def command(
 
     presage replay rank_*.json.gz --scale 'kernel=gemm:0.5' --remove 'call=cudaMalloc|cudaFree'
 
+    presage replay rank_*.json.gz --apply cuda_graph,faster=gemm:2
+
     presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json
 
     presage replay batch_64.json.gz --kernels-from batch_256.json.gz
@@ -51,14 +71,15 @@ def command(
     from presage.traces import edits
     from presage.traces.perfetto import chrome_trace
     from presage.traces.replay import replay_of
+    from presage.traces.whatif import parse
 
     wanted = [*map(edits.parse_scale, scale), *map(edits.parse_remove, remove)]
-    wanted += map(edits.drop_rank_delay, drop_rank_delay)
+    wanted += [*map(edits.drop_rank_delay, drop_rank_delay), *(edit for text in apply for edit in parse(text))]
     is_edited = bool(wanted) or kernels_from is not None
     runs = load_runs(traces, ignore, partial, cpu_only)
     if trace is not None and len(runs) > 1:
         raise PresageError("--trace draws one run: give the traces of one")
-    rows = []
+    rows, why = [], []
     for run, names in zip(runs, labels(runs), strict=True):
         with status("replaying"):
             replay = replay_of(run)
@@ -66,12 +87,19 @@ def command(
             if kernels_from is not None:
                 changed = _with_kernels(changed, kernels_from, ignore)
             rows += _rows(replay, changed if is_edited else None, names)
+            why += [_reason(replay, changed)] if is_edited else []
         if trace is not None:
             write_whole(trace, chrome_trace(changed, changed.simulate()))
     told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
-    told += [f"kernels from {kernels_from}"] if kernels_from else []
-    if emit(json, _found(rows, told)):
-        _print(rows, trace)
+    told += [*([f"kernels from {kernels_from}"] if kernels_from else []), *apply]
+    if emit(json, _found(rows, told, why)):
+        _print(rows, why, trace)
+
+
+def _reason(replay: Replay, changed: Replay) -> str:
+    from presage.traces.counted import counted
+
+    return counted(replay, changed, replay.simulate(), changed.simulate()).reason
 
 
 def _rows(replay: Replay, changed: Replay | None, names: list[str]) -> list[Any]:
@@ -102,7 +130,7 @@ def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
     return changed
 
 
-def _found(rows: list[Any], edits: list[str]) -> dict[str, Any]:
+def _found(rows: list[Any], edits: list[str], why: list[str]) -> dict[str, Any]:
     ranks = [
         {
             "rank": rank,
@@ -113,10 +141,10 @@ def _found(rows: list[Any], edits: list[str]) -> dict[str, Any]:
         }
         for rank, measured, replayed, edited in rows
     ]
-    return {"kind": "replay", "edits": edits, "ranks": ranks}
+    return {"kind": "replay", "edits": edits, "reasons": why, "ranks": ranks}
 
 
-def _print(rows: list[Any], trace: Path | None) -> None:
+def _print(rows: list[Any], why: list[str], trace: Path | None) -> None:
     from presage.report import tables
     from presage.report.text import percent, seconds
 
@@ -129,5 +157,7 @@ def _print(rows: list[Any], trace: Path | None) -> None:
     if rows[0][3] is not None:
         edited = max(sum(s.seconds for s in e) / len(e) for *_, e in rows)
         out.print(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")
+        for reason in why:
+            out.print(f"because {reason}", soft_wrap=True)
     if trace is not None:
         out.print(f"timeline: {trace} (open it at ui.perfetto.dev)")

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.costs.compiled import COMPILED_US
 from presage.costs.hooks import hook_us
 from presage.costs.host_units import Term, ending, extra_launches, named, terms, units
 from presage.errors import InputError, PresageError
@@ -113,7 +114,10 @@ class HostModel:
         self._replay(graph, launches, gap, own, extra)
         gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
         eager = [u for u in found if not graph.ops[u.ops[0]].replayed]
-        counts, end = np.asarray(launches, np.float64), max(self._sum(ending(eager)), 0.0) * US if eager or not found else 0.0
+        counts, end = (
+            np.asarray(launches, np.float64),
+            max(self._sum(ending(eager)), 0.0) * US if eager or not found else 0.0,
+        )
         return self._split(gap, own, extra, counts, end, self._unknown(graph))
 
     def _replay(self, graph: Graph, launches: Sequence[int], gap: Floats, own: Floats, extra: Floats) -> None:
@@ -134,7 +138,7 @@ class HostModel:
         return sum(self._of(key) * times for key, times in found if times)
 
     def _of(self, key: str) -> float:
-        value = self.us.get(key)
+        value = self.us.get(key, COMPILED_US.get(key))
         return value if value is not None else self._elsewhere.get(_without_role(key), 0.0) if named(key) else 0.0
 
     @cached_property
@@ -148,7 +152,10 @@ class HostModel:
 
     def _unknown(self, graph: Graph) -> tuple[str, ...]:
         known = {key.partition(": ")[2] for key in self.us if key.startswith("leaf")}
-        return tuple(sorted({op.name for op in graph.ops if hook_us(op) is None} - known))
+        fused = ("triton::", "fused::")  # their host time goes by what they are, not by name
+        return tuple(
+            sorted({op.name for op in graph.ops if hook_us(op) is None and not op.name.startswith(fused)} - known)
+        )
 
     def _split(
         self, gap: Floats, own: Floats, extra: Floats, launches: Floats, end: float, unknown: tuple[str, ...]

@@ -30,7 +30,7 @@ THREADS = ("main", "autograd")
 ROUNDS = 5
 LEAST_US = 3.0  # below this, errors count as absolute and not as relative
 HELD = 0.3  # how strongly a name is held to its class, against samples with a relative error of 1
-FREE = 0.01
+FREE = 3e-4  # a class is hardly held, even where it comes in a few rows of milliseconds alone
 OUTLIER = 0.7  # relative errors beyond this weigh less
 CAPPED = 3.0  # a row counts towards its trace's pace with at most so many times its due
 

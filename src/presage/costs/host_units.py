@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from presage.costs.checkpoints import checkpoints
+from presage.costs.compiled import CALL, GRAPH, KERNEL, compiled
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Ref
 
@@ -65,6 +67,9 @@ def _made_in_backward(graph: Graph) -> list[bool]:
     for op in graph.ops:
         newest = max(newest, op.sequence) if op.thread == "main" else newest
         out.append(op.thread == "autograd" and 0 <= newest < op.sequence)
+    for i in range(len(out) - 2, -1, -1):  # an op without a number is as the next in its node
+        op, after = graph.ops[i], graph.ops[i + 1]
+        out[i] |= out[i + 1] and op.sequence < 0 and op.thread == "autograd" and op.within[:NODE] == after.within[:NODE]
     return out
 
 
@@ -75,6 +80,8 @@ def _outermost(op: Op) -> str:
 def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, made: bool) -> bool:
     """Whether an op belongs to the unit that was last; `made`: it or the op before is numbered in a backward pass."""
     first, last = ops[unit[0]], ops[unit[-1]]
+    if compiled(op) or compiled(last):
+        return op.within == last.within
     if not op.within or _outermost(first) != op.within[0] or (op.phase, op.thread) != (first.phase, first.thread):
         return False
     if op.thread == "autograd":
@@ -103,7 +110,7 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
     Launches beyond an op's first are not among them: how many there are is the kernels' to say.
     """
     skipped, recomputed = _Empty(graph), _recomputed(graph)
-    checkpoints = _checkpoints(graph, recomputed)
+    checkpointed = checkpoints(graph, recomputed)
     parameters = sum(s.role == "parameter" for s in graph.storages)
     before, module, nodes = None, "", set[int]()
     for unit in found:
@@ -115,16 +122,19 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
             skipped.begin()
             nodes = nodes if before is not None and before.thread == "main" else set()
             nodes |= {graph.ops[i].sequence for i in unit.ops if graph.ops[i].sequence >= 0}
-        if role(first) == "forward":
+        if compiled(first):
+            gap.append((GRAPH, 1.0))
+        elif role(first) == "forward":
             gap.append(("module border", _borders(module, first.module)))
             module = first.module
         last = None
         for i in unit.ops:
             op = graph.ops[i]
             again = recomputed[i]
-            start = [(checkpoints[i], 1.0)] if i in checkpoints else []
+            start = [(checkpointed.begins[i], 1.0)] if i in checkpointed.begins else []
             gap, inside = (gap, start) if again else (gap + start, [])
-            yield i, gap, [*inside, *_inside(last, op, again), *_own(op, last, again)]
+            hooks = [("kept tensor", checkpointed.hooks[i])] if i in checkpointed.hooks else []
+            yield i, gap, [*inside, *_inside(last, op, again), *_own(op, last, again), *hooks]
             gap, last = [], op
         before = first
 
@@ -158,18 +168,6 @@ def _recomputed(graph: Graph) -> list[bool]:
     return [made and not _nested(op) for op, made in zip(graph.ops, _made_in_backward(graph), strict=True)]
 
 
-def _checkpoints(graph: Graph, recomputed: Sequence[bool]) -> dict[int, str]:
-    """Ops with which a recomputation begins, and those of the forward pass that it repeats: random states are kept."""
-    out: dict[int, str] = {}
-    first = {(op.module, op.name): i for i, op in reversed([*enumerate(graph.ops)]) if op.thread == "main"}
-    for i, op in enumerate(graph.ops):
-        if recomputed[i] and not recomputed[i - 1]:
-            out[i] = "recomputation begins"
-            if (op.module, op.name) in first:
-                out[first[op.module, op.name]] = "checkpoint begins"
-    return out
-
-
 def _inside(last: Op | None, op: Op, again: bool) -> Iterator[Term]:
     """Gaps within a unit: between recomputed ops, which are Python's, and between the nodes of a backward in it."""
     if again:
@@ -185,6 +183,12 @@ def _inside(last: Op | None, op: Op, again: bool) -> Iterator[Term]:
 def _own(op: Op, last: Op | None, again: bool) -> Iterator[Term]:
     """What the op itself takes, with the ops around it that it is the first to run in."""
     where = "forward" if again else role(op)
+    if compiled(op) and op.name.startswith("triton::"):
+        yield KERNEL, 1.0
+        return
+    if compiled(op):
+        yield CALL, 1.0
+        last = op
     for depth in range(_shared(last, op) if last else 0, len(op.within)):
         name = op.within[depth].removeprefix(ENGINE)
         if not depth or name != op.within[depth - 1].removeprefix(ENGINE):

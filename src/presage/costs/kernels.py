@@ -22,6 +22,7 @@ from presage.costs.optime import OpTime, Source
 from presage.costs.power import TENSOR_KINDS, slowdown
 from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS
 from presage.costs.roofline import least_seconds
+from presage.costs.transfer import streamed
 from presage.errors import PresageError
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
@@ -91,17 +92,39 @@ def times_of(models: Models, described: Mapping[Any, Described]) -> dict[Any, Ca
 
 
 def _family_times(models: Models, name: str, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
-    laws = [d.law for d in described.values()]
+    family, laws = FAMILIES[name], [d.law for d in described.values()]
     x = np.array([d.features for d in described.values()], np.float32)
-    seconds = np.array([law.seconds for law in laws])
-    warm = seconds * np.exp(models.trees[name].predict(x))
     launches = np.array([law.launches for law in laws]) * np.exp(models.counts[name].predict(x))
-    x[:, -1] = 1.0
-    cold = seconds * np.exp(models.trees[name].predict(x))
-    family = FAMILIES[name]
+    warm, cold = _seconds(models, name, described, x)
     least = np.maximum(warm, [family.cold(law) for law in laws])
     columns = zip(described, warm, np.maximum(cold, least), launches, laws, strict=True)
     return {key: CallTime(float(w), float(d), float(n), law, family.computes) for key, w, d, n, law in columns}
+
+
+def _seconds(
+    models: Models, name: str, described: Mapping[Any, Described], x: npt.NDArray[Any]
+) -> tuple[Floats, Floats]:
+    """With a warm and with a cold cache."""
+    calls, laws = [d.call for d in described.values()], [d.law for d in described.values()]
+    if models.transferred and not FAMILIES[name].computes:
+        return streamed(FAMILIES[name], models.trees[name], calls, laws, models.calibrated, models.gpu)
+    seconds = np.array([law.seconds for law in laws]) * _own_factors(models, name, described)
+    out = []
+    for share in (0.0, 1.0):
+        x[:, -1] = share
+        known = models.trees[name].predict(x)
+        if models.single is not None and name == "gemm":
+            known = models.single.corrected(known, calls, laws, models.rates, float(models.gpu.compute_capability))
+        out.append(seconds * np.exp(known))
+    return out[0], out[1]
+
+
+def _own_factors(models: Models, name: str, described: Mapping[Any, Described]) -> Floats:
+    """What tables of this GPU say beside the corrections it got from another."""
+    own, some = models.own.get(name), list(described.values())
+    if own is None:
+        return np.ones(len(some))
+    return own.factors([d.call for d in some], [d.law for d in some], models.rates)
 
 
 @dataclass(frozen=True)

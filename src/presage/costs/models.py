@@ -1,9 +1,13 @@
-"""The fitted models of one GPU: trees by family, cache, power; as one file of plain arrays."""
+"""The fitted models of one GPU: trees by family, cache, power; as one file of plain arrays.
+
+A second file, where published tables timed the GPU, has what they show of it: a correction of its own for families that
+were never calibrated there, and what serving engines add.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,21 +16,28 @@ from typing import Any
 import numpy as np
 
 from presage.costs.cache import Cache, fit_cache
+from presage.costs.chip.store import RELATIVES
+from presage.costs.engines import Engine
 from presage.costs.families import FAMILIES
 from presage.costs.fit import fit_counts, fit_family, samples, table
+from presage.costs.own import Own
 from presage.costs.pack import Pack, read
 from presage.costs.power import Power, fit_power
 from presage.costs.rates import Rates
+from presage.costs.single import FILE as FLOAT32
+from presage.costs.single import Single
+from presage.costs.single import read as read_single
 from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, gpu
 
-__all__ = ["Models", "fit_models", "load", "save"]
+__all__ = ["Models", "fit_models", "load", "save", "save_tables"]
 
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "data"
-FILE = "kernels.npz"
+FILE, TABLES = "kernels.npz", "tables.npz"
 CALIBRATED = "h200"  # whose corrections a GPU without a pack gets
+VECTORS = ("Pascal", "Volta", "Turing", "Ampere", "Ada")  # whose float32 products are corrected by those of their like
 
 
 @dataclass(frozen=True)
@@ -37,11 +48,20 @@ class Models:
     cache: Cache
     power: Power
     source: dict[str, Any] = field(default_factory=dict)  # the pack's header, rows by family
+    own: Mapping[str, Own] = field(default_factory=dict)  # by family: what tables show of a GPU without a pack
+    own_of: str = ""  # the GPU they timed, where it is another of the same architecture
+    engines: Mapping[str, Engine] = field(default_factory=dict)  # by family: what serving engines add on this GPU
+    single: Single | None = None  # corrections of float32 products, where the other GPU's do not fit
 
     @property
     def transferred(self) -> str:
         """The GPU the corrections were measured on, where it is another one."""
         return "" if self.source.get("key", self.gpu.key) == self.gpu.key else str(self.source["gpu"])
+
+    @property
+    def calibrated(self) -> Gpu:
+        """The GPU the corrections were measured on."""
+        return gpu(str(self.source.get("key", self.gpu.key)))
 
     @property
     def rates(self) -> Rates:
@@ -89,10 +109,30 @@ def save(models: Models, path: Path) -> None:
         np.savez_compressed(f, **arrays)
 
 
+def save_tables(path: Path, own: Mapping[str, Own], engines: Mapping[str, Engine], source: Mapping[str, Any]) -> None:
+    """What tables show of a GPU, for `load` to find beside its models."""
+    arrays: dict[str, Any] = {}
+    for kind, some in (("own", own), ("engine", engines)):
+        for name, one in some.items():
+            arrays |= one.trees.to_arrays(f"{kind}.{name}")
+    about = {
+        "version": VERSION,
+        "own": {name: list(o.ops) for name, o in own.items()},
+        "engines": {
+            name: {"collectors": e.collectors, "floors": e.floors, "heat": e.heat} for name, e in engines.items()
+        },
+        "source": dict(source),
+    }
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    with path.open("wb") as f:
+        np.savez_compressed(f, **arrays)
+
+
 def load(name: str | Path) -> Models:
     """The models of a GPU by its name (h200), or of a calibration pack's folder (fitted once, kept beside it).
 
-    A GPU that was never calibrated gets another's corrections over its own law; `Models.transferred` says whose.
+    A GPU that was never calibrated gets another's corrections over its own law; `Models.transferred` says whose. Where
+    tables timed it, or one of its architecture, `Models.own` corrects those of the families they have.
     """
     given = Path(name)
     if given.is_dir():
@@ -100,23 +140,37 @@ def load(name: str | Path) -> Models:
             save(fit_models(read(given)), given / FILE)
         return _loaded(given / FILE)
     chip = gpu(str(name))
-    if (SHIPPED / chip.key / FILE).exists():
-        return _loaded(SHIPPED / chip.key / FILE)
-    return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip)
+    path, tables = SHIPPED / chip.key / FILE, SHIPPED / chip.key / TABLES
+    _, engines = _tables(tables) if tables.exists() else ({}, {})
+    if path.exists():
+        return replace(_loaded(path), engines=engines)
+    key = chip.key if tables.exists() else RELATIVES.get(chip.architecture, "")
+    near = SHIPPED / key / TABLES
+    own = _tables(near)[0] if key and near.exists() else {}
+    of = gpu(key).name if own and key != chip.key else ""
+    single = _single() if chip.architecture in VECTORS else None
+    return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip, own=own, own_of=of, engines=engines, single=single)
+
+
+@lru_cache(1)
+def _single() -> Single:
+    return read_single(SHIPPED / FLOAT32)
+
+
+@lru_cache(8)
+def _tables(path: Path) -> tuple[dict[str, Own], dict[str, Engine]]:
+    about, held = _arrays(path)
+    own = {f: Own(f, tuple(ops), Trees.from_arrays(held, f"own.{f}")) for f, ops in about["own"].items()}
+    engines = {
+        f: Engine(f, tuple(e["collectors"]), tuple(e["floors"]), e["heat"], Trees.from_arrays(held, f"engine.{f}"))
+        for f, e in about["engines"].items()
+    }
+    return own, engines
 
 
 @lru_cache(4)
 def _loaded(path: Path) -> Models:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            about = json.loads(bytes(arrays["about"]))
-            if about["version"] != VERSION:
-                raise InputError(
-                    path, f"version {about['version']}, this presage reads {VERSION}; fit it again", "about"
-                )
-            held = dict(arrays)
-    except (KeyError, ValueError, OSError) as e:
-        raise InputError(path, f"not a file of kernel models ({e})") from e
+    about, held = _arrays(path)
     families = about["families"]
     return Models(
         gpu(about["gpu"]),
@@ -126,3 +180,17 @@ def _loaded(path: Path) -> Models:
         Power(**about["power"]),
         about["source"],
     )
+
+
+def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a file says of itself, and its arrays."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            about = json.loads(bytes(arrays["about"]))
+            if about["version"] != VERSION:
+                raise InputError(
+                    path, f"version {about['version']}, this presage reads {VERSION}; fit it again", "about"
+                )
+            return about, dict(arrays)
+    except (KeyError, ValueError, OSError) as e:
+        raise InputError(path, f"not a file of kernel models ({e})") from e

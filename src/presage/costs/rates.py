@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from presage.costs.vector import REACHED_BANDWIDTH, reached
+
 if TYPE_CHECKING:
     from presage.hardware.gpu import Gpu
 
 __all__ = ["REACHED_BANDWIDTH", "REACHED_FLOPS", "REFERENCE_SMS", "Rates"]
 
-REACHED_BANDWIDTH, REACHED_FLOPS = 0.88, 0.8  # of the peak, by streaming kernels and by large products
+REACHED_FLOPS = 0.8  # of the peak, by large products
 REFERENCE_SMS = 132  # of the GPU whose waves features speak of, whichever the law is for
 FLOOR = 1.2e-6  # seconds of the shortest kernel
 
@@ -24,8 +26,9 @@ class Rates:
 
     @staticmethod
     def of(gpu: Gpu) -> Rates:
-        flops = {kind: REACHED_FLOPS * peak for kind, peak in gpu.peak.items()}
-        return Rates(REACHED_BANDWIDTH * gpu.memory_bandwidth, flops, gpu.sms)
+        flops = {kind: (reached(gpu) if kind == "fp32" else REACHED_FLOPS) * peak for kind, peak in gpu.peak.items()}
+        bandwidth = REACHED_BANDWIDTH * gpu.memory_bandwidth
+        return Rates(min(bandwidth, gpu.sustained_copy or bandwidth), flops, gpu.sms)
 
     def rate(self, dtype: str, tf32: bool = False) -> float:
         """FLOPs a second of products of this type of number."""

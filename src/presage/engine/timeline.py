@@ -82,9 +82,12 @@ class Timeline:
         Each but the first starts when the one before it (or a mate of its meeting) lets it: one-draw timelines only.
         """
         self._one_draw("critical path")
-        if not len(self.program):
-            return np.empty(0, np.int64)
-        path = recursion.chain(self.program.wiring, self.start, self.end, int(self.end.argmax()))
+        return self.path_to(int(self.end.argmax())) if len(self.program) else np.empty(0, np.int64)
+
+    def path_to(self, task: int) -> NDArray[np.int64]:
+        """The chain of tasks that sets when one of them ends, first to last."""
+        self._one_draw("critical path")
+        path = recursion.chain(self.program.wiring, self.start, self.end, task)
         return np.asarray(path[::-1], np.int64)
 
     def lane_use(self) -> list[LaneUse]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -34,12 +34,13 @@ def replace_ops(
     changes: Mapping[int, Sequence[Op]],
     tensors: Sequence[Tensor] = (),
     storages: Sequence[Storage] = (),
+    dropped: Collection[int] = (),
 ) -> Graph:
     """Other ops in place of those at these numbers: none, one or many.
 
     `tensors` and `storages` are new ones that the new ops need; their ids go on where the graph's end. A new storage
     lives from its first use to its last. Lifetimes of the old ones follow: a storage is allocated earlier or freed
-    later where a new op needs it, and goes if no op does.
+    later where a new op needs it, and goes if no op does. What was there before the step stays, unless it is `dropped`.
     """
     outside = [i for i in changes if not 0 <= i < len(graph.ops)]
     if outside:
@@ -53,7 +54,7 @@ def replace_ops(
         storages=(*graph.storages, *storages),
         events=tuple(replace(e, op=starts[e.op]) for e in graph.events),
     )
-    kept = _still_needed(graph, changed, changes)
+    kept = _still_needed(graph, changed, changes) - set(dropped)
     return _compact(replace(changed, events=_fitted(changed, kept, {s.id for s in storages})), kept)
 
 

@@ -18,7 +18,7 @@ from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, predict_step, step_program
 from presage.prediction.team import RankKind, Team, predict_team, team
 
-__all__ = ["Machine", "kernel_times", "machine", "predict", "predict_ranks", "program_of", "team_of"]
+__all__ = ["Machine", "kernel_times", "machine", "predict", "predict_ranks", "program_of", "step_graph", "team_of"]
 
 
 def predict(
@@ -31,7 +31,7 @@ def predict(
     seed: int = 0,
 ) -> Prediction:
     """How long a training step will take: FILE.py:FUNCTION with its arguments, a saved graph's file, or a Graph."""
-    graph = step if isinstance(step, Graph) else _graph(str(step), arguments or {})
+    graph = step if isinstance(step, Graph) else step_graph(step, arguments)
     where = machine(gpu)
     times = kernel_times(graph, where)
     found = predict_step(
@@ -81,18 +81,20 @@ def team_of(
 ) -> Team:
     """The ranks of a job as the engine takes them, for predictions and timelines."""
     if isinstance(step, str | Path):
-        step = _graph(str(step), arguments or {})
+        step = step_graph(step, arguments)
     graphs = [step] if isinstance(step, Graph) else list(step)
     place = _platform(platform) if isinstance(platform, str) else platform
     way = _strategy(strategy, options, tensor) if isinstance(strategy, str) else strategy
     return team(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
 
-def _graph(step: str, arguments: Mapping[str, Any]) -> Graph:
+def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None) -> Graph:
+    """The graph of FILE.py:FUNCTION, captured with these arguments (which needs torch), or of a saved file."""
+    step = str(step)
     if save.is_saved(step) or step.endswith(save.SUFFIX):
         if arguments:
             raise PresageError(f"{step} is a saved graph, which takes no arguments")
         return save.read(step)
     from presage.capture import capture, load
 
-    return capture(load(step), dict(arguments), source=step)
+    return capture(load(step), dict(arguments or {}), source=step)

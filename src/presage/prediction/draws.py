@@ -49,7 +49,7 @@ def durations(tasks: StepTasks, steps: int, draws: int, spread: Spread, rng: np.
     for lane in (MAIN, AUTOGRAD):
         lanes[lane] = step_paces(rng, p.run_sd, p.step_sd, p.step_correlation, steps, draws)
     lanes[STREAM] = factors(rng, spread.of_gpu, draws)
-    table = lanes[tasks.lane].swapaxes(0, 1) * tasks.seconds[None, :, None]
+    table = lanes[np.minimum(tasks.lane, STREAM)].swapaxes(0, 1) * tasks.seconds[None, :, None]
     return Durations.of(table.reshape(steps * len(tasks), draws))
 
 

@@ -37,8 +37,13 @@ class Machine:
         other = self.models.transferred
         if not other:
             return ()
-        name = self.models.gpu.name
-        return (f"{name} was not calibrated: kernel corrections and host costs are those measured with an {other}",)
+        name, tables = self.models.gpu.name, self.models.own_of or "it"
+        if not self.models.own:
+            return (f"{name} was not calibrated: kernel corrections and host costs are those measured with an {other}",)
+        return (
+            f"{name} was not calibrated: bf16 products and attention follow tables measured on {tables} (attention's "
+            f"way back its way there); other kernels' corrections and host costs are those measured with an {other}",
+        )
 
 
 def machine(gpu: str | Path = "h200") -> Machine:

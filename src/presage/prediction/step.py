@@ -18,7 +18,7 @@ from presage.hardware import Gpu
 from presage.prediction import breakdown
 from presage.prediction.breakdown import Costly, Coverage, Part
 from presage.prediction.draws import CALM, Spread, durations, step_seconds
-from presage.prediction.program import StepTasks, program, step_tasks
+from presage.prediction.program import STREAM, StepTasks, program, step_tasks
 
 if TYPE_CHECKING:
     from presage.prediction.many import ManyRanks
@@ -64,7 +64,7 @@ class StepProgram:
 
     def at_pace(self, main: float, autograd: float) -> StepProgram:
         """The same step where the host's threads take so many times as long."""
-        factor = np.array([main, autograd, 1.0])[self.tasks.lane]
+        factor = np.array([main, autograd, 1.0])[np.minimum(self.tasks.lane, STREAM)]
         return replace(self, tasks=replace(self.tasks, seconds=self.tasks.seconds * factor))
 
     def usual(self, steps: int) -> float:

@@ -225,9 +225,10 @@ class PathPart:
     seconds: float
 
 
-def critical_parts(replay: Replay, timeline: Timeline) -> list[PathPart]:
-    """The critical path by op: host time by top-level op, GPU time by kernel, waits by what they waited in."""
-    path = timeline.critical_path
+def critical_parts(replay: Replay, timeline: Timeline, path: NDArray[np.int64] | None = None) -> list[PathPart]:
+    """The critical path (or this one) by op: host time by top-level op, GPU time by kernel, waits by what they waited
+    in."""
+    path = timeline.critical_path if path is None else path
     step = np.append(timeline.start[path[1:]], timeline.end[path[-1:]]) - timeline.start[path]
     names: dict[tuple[str, str], float] = defaultdict(float)
     describe = _describer(replay)

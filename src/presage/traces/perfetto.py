@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from presage.engine import LaneKind, Program, Timeline
 from presage.traces.replay import NS, RankTasks, Replay
 
-__all__ = ["chrome_trace", "timeline_trace"]
+__all__ = ["beside_trace", "chrome_trace", "timeline_trace"]
 
 US = 1e6
 SHORTEST = 1e-9  # seconds: what is shorter would be drawn as nothing
@@ -40,6 +40,18 @@ def timeline_trace(timeline: Timeline, processes: Mapping[int, str]) -> bytes:
 
     A wait for other ranks is drawn by itself, before the collective that waits.
     """
+    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": _timeline(timeline, processes)})
+
+
+def beside_trace(timelines: Mapping[str, Timeline]) -> bytes:
+    """The JSON text of timelines of one rank each, one below the other, each a process by its name."""
+    events = []
+    for pid, (name, timeline) in enumerate(timelines.items()):
+        events += [{**e, "pid": pid} for e in _timeline(timeline, {0: name})]
+    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
+
+
+def _timeline(timeline: Timeline, processes: Mapping[int, str]) -> list[dict[str, Any]]:
     program, events = timeline.program, list[dict[str, Any]]()
     for rank, name in processes.items():
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
@@ -55,7 +67,7 @@ def timeline_trace(timeline: Timeline, processes: Mapping[int, str]) -> bytes:
         if end - start >= SHORTEST:
             kind = COLOUR[program.lanes[program.lane[task]].kind]
             events.append(_drawn(program, task, program.label(task), kind, start, end))
-    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
+    return events
 
 
 def _drawn(program: Program, task: int, name: str, kind: str, start: float, end: float) -> dict[str, Any]:

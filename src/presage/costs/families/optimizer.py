@@ -17,7 +17,8 @@ CODES = codes(
     "_fused_adamw_ _fused_adam_ _fused_sgd_ _foreach_add_ _foreach_mul_ _foreach_addcdiv_ _foreach_addcmul_ "
     "_foreach_sqrt _foreach_lerp_ _foreach_div_ _foreach_mul _foreach_norm _foreach_abs _foreach_maximum_ _foreach_add "
     "_foreach_sub_ _foreach_neg _foreach_reciprocal _foreach_copy_ _foreach_zero_ _foreach_pow _foreach_sign_ "
-    "_fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_ _foreach_clamp_max_ _foreach_clamp_min_ _foreach_exp"
+    "_fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_ _foreach_clamp_max_ _foreach_clamp_min_ _foreach_exp "
+    "_foreach_neg_ _foreach_reciprocal_ _foreach_sqrt_"
 )
 ALIKE = {f"aten::{a}": f"aten::{b}" for a, b in {
     "_foreach_sub_": "_foreach_add_", "_foreach_neg": "_foreach_sqrt", "_foreach_reciprocal": "_foreach_sqrt",
@@ -25,6 +26,7 @@ ALIKE = {f"aten::{a}": f"aten::{b}" for a, b in {
     "_foreach_sign_": "_foreach_mul_", "_fused_adagrad_": "_fused_sgd_", "_foreach_clamp_max_": "_foreach_maximum_",
     "_foreach_clamp_min_": "_foreach_maximum_", "_foreach_exp": "_foreach_sqrt",
     "_amp_foreach_non_finite_check_and_unscale_": "_foreach_mul_", "_foreach_add": "_foreach_add_",
+    "_foreach_neg_": "_foreach_mul_", "_foreach_reciprocal_": "_foreach_mul_", "_foreach_sqrt_": "_foreach_mul_",
 }.items()}  # fmt: skip
 # Lists that are only read. A fused optimizer reads gradients; what an in-place op changes is its first list.
 FUSED_WRITES = {"aten::_fused_adamw_": 3, "aten::_fused_adam_": 3, "aten::_fused_sgd_": 2, "aten::_fused_adagrad_": 2}

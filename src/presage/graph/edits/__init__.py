@@ -9,10 +9,43 @@ edit with a value (`checkpoint=blocks`) is made by a function (`checkpoint("bloc
 
 from __future__ import annotations
 
+from presage.graph.edits import optimizer, replay, tables
+from presage.graph.edits.accumulate import EDITS as ACCUMULATE
+from presage.graph.edits.accumulate import accumulate
+from presage.graph.edits.chains import EDITS as CHAINS
+from presage.graph.edits.chains import fused_chains
+from presage.graph.edits.checkpoint import EDITS as CHECKPOINT
+from presage.graph.edits.checkpoint import checkpoint
+from presage.graph.edits.compile import EDITS as COMPILE
+from presage.graph.edits.compile import compiled
 from presage.graph.edits.edit import Change, Edit, NotApplicable
-from presage.graph.edits import replay
+from presage.graph.edits.optimizer import foreach_adam, fused_adam
+from presage.graph.edits.overlap import EDITS as OVERLAP
+from presage.graph.edits.overlap import overlap
 from presage.graph.edits.replay import cuda_graph
+from presage.graph.edits.speed import EDITS as SPEED
+from presage.graph.edits.speed import faster
+from presage.graph.edits.sync import EDITS as SYNC
+from presage.graph.edits.sync import no_sync
+from presage.graph.edits.tables import table_batched
 
-__all__ = ["EDITS", "Change", "Edit", "NotApplicable", "cuda_graph"]
+__all__ = [
+    "EDITS",
+    "Change",
+    "Edit",
+    "NotApplicable",
+    "accumulate",
+    "checkpoint",
+    "compiled",
+    "cuda_graph",
+    "faster",
+    "foreach_adam",
+    "fused_adam",
+    "fused_chains",
+    "no_sync",
+    "overlap",
+    "table_batched",
+]
 
-EDITS: dict[str, Edit] = {edit.name: edit for module in (replay,) for edit in module.EDITS}
+EDITS: dict[str, Edit] = {edit.name: edit for module in (replay, optimizer, tables) for edit in module.EDITS}
+EDITS |= {edit.name: edit for edit in (*CHECKPOINT, *ACCUMULATE, *SYNC, *SPEED, *OVERLAP, *COMPILE, *CHAINS)}

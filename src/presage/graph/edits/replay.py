@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from presage.graph.edits.edit import NotApplicable, plain
+from presage.graph.edits.optimizer import capturable
 from presage.graph.graph import Graph, Op
 
 __all__ = ["EDITS", "cuda_graph"]
@@ -13,7 +14,11 @@ LEAST = 2  # kernels that a graph is worth making for
 
 
 def cuda_graph(graph: Graph) -> Graph:
-    """The step as CUDA graphs: one, or one for each stretch between the places where the host waits for the GPU."""
+    """The step as CUDA graphs: one, or one for each stretch between the places where the host waits for the GPU.
+
+    Adam becomes capturable for it, which without its fused form is more work for the GPU.
+    """
+    graph = capturable(graph)
     stretches = [s for s in _stretches(graph.ops) if sum(graph.ops[i].kernels for i in s) >= LEAST]
     if not stretches:
         raise NotApplicable("no stretch of the step launches two kernels without waiting for the GPU between them")

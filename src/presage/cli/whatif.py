@@ -1,0 +1,211 @@
+"""`presage whatif`: what a training step would take if it were changed, before anybody changes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, Seed, console, emit, status
+from presage.cli.graph import Arguments, captured, parse_arguments
+from presage.errors import PresageError
+
+if TYPE_CHECKING:
+    from presage.plan.codesign import Suggestions, WhatIf
+
+__all__ = ["command"]
+
+DRAWN_STEPS = 3
+
+
+def command(
+    step: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
+            "Or a graph saved with presage graph --out.",
+        ),
+    ] = None,
+    arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="NAME", help="The GPU (presage gpus), or a calibration pack's folder.")
+    ] = "h200",
+    apply: Annotated[
+        list[str],
+        typer.Option("--apply", metavar="EDIT[=VALUE],...", help="Edits to apply, one on top of another; repeatable."),
+    ] = [],  # noqa: B006
+    suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by what they gain.")] = False,
+    combine: Annotated[
+        int, typer.Option("--combine", metavar="N", min=1, help="Of suggestions: how many to put together at most.")
+    ] = 3,
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="NAME,...", help="Of suggestions: other GPUs to try as well.")
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Of suggestions: also what is not applicable, and why.")] = (
+        False
+    ),
+    listed: Annotated[bool, typer.Option("--list", help="Tell of all edits there are, and the rule of each.")] = False,
+    draws: Annotated[
+        int | None,
+        typer.Option("--draws", metavar="N", min=1, help="Runs to draw; 200, or 40 for each suggestion."),
+    ] = None,
+    seed: Seed = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="OUT.json", help="Write the step before and after for Perfetto."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Would it help if ...? The step, captured, edited and predicted: how much faster, how sure, what memory, and why.
+
+    Before and after are drawn with the same luck (the same host, the same GPU), so the range of the speed-up is
+    narrower than that of the step times. An edit may be one of the list, another GPU (gpu=b200), another host
+    (host=1.5), another batch or sequence (batch=16, seq=2048, arg:width=2048), or FILE.py:FUNCTION, a function of your
+    own from Graph to Graph.
+
+    presage whatif train.py:build --apply fused_adam,cuda_graph
+
+    presage whatif train.py:build --arg batch=8 --apply batch=16 --apply checkpoint=blocks --trace out.json
+
+    presage whatif train.py:build --suggest --gpus h100_sxm,b200
+
+    presage whatif --list
+    """
+    if listed:
+        _list(json)
+        return
+    if step is None or bool(apply) == suggest:
+        raise PresageError(
+            "say what to ask: `presage whatif FILE.py:FUNCTION --apply EDITS`, or --suggest; --list tells of all edits"
+        )
+    asked = _Question(step, parse_arguments(arg), gpu, draws, seed, trace, json)
+    if suggest:
+        _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
+    else:
+        _apply(asked, apply)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What both ways to ask have in common."""
+
+    step: str
+    arguments: dict[str, Any]
+    gpu: str
+    draws: int | None
+    seed: int
+    trace: Path | None
+    json: str | None
+
+
+def _apply(q: _Question, edits: list[str]) -> None:
+    from presage.plan.codesign import asked_for, what_if
+    from presage.prediction.step import DRAWS
+
+    wanted = asked_for(edits)
+    with status(f"capturing and predicting {q.step}"):
+        found = what_if(
+            q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=captured
+        )  # fmt: skip
+    _draw(found, q.trace)
+    if emit(q.json, found.to_json()):
+        _print(found, q.trace)
+
+
+def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
+    from presage.plan.codesign import suggestions
+    from presage.plan.codesign.suggest import DRAWS
+
+    with _bar() as tell:
+        found = suggestions(
+            q.step, q.gpu, q.arguments, gpus=gpus, combine=combine, draws=q.draws or DRAWS, seed=q.seed,
+            capture=captured, tell=tell,
+        )  # fmt: skip
+    best = found.combination or next(iter(found.tried), None)
+    if best is not None:
+        _draw(best, q.trace)
+    if emit(q.json, found.to_json()):
+        _print_suggestions(found, q.trace, everything)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """What is being tried, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _what, _done, _all: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("capturing")
+        yield lambda what, done, all_: bar.update(task, description=what, completed=done, total=all_)
+
+
+def _draw(found: WhatIf, path: Path | None) -> None:
+    """The step before and after, one below the other."""
+    if path is None:
+        return
+    from presage.files import write_whole
+    from presage.traces.perfetto import beside_trace
+
+    names = ("as it is", f"with {', '.join(found.edits)}")
+    lines = {name: p.timeline(DRAWN_STEPS) for name, p in zip(names, found.programs, strict=True)}
+    write_whole(path, beside_trace(lines))
+
+
+def _print(found: WhatIf, trace: Path | None) -> None:
+    from presage.cli.predicted import tell
+    from presage.report import whatif_tables as tables
+
+    stages = [tables.stage_table(found)] if found.stages else []
+    tell(tables.headline(found), [tables.before_after_table(found), *stages], tables.remarks(found), trace)
+
+
+def _print_suggestions(found: Suggestions, trace: Path | None, everything: bool) -> None:
+    from presage.cli.predicted import tell
+    from presage.report import whatif_tables as tables
+
+    shown = [tables.tried_table("Edits, best first", found.tried)] if found.tried else []
+    if found.supposed:
+        shown.append(tables.tried_table("If kernels were twice as fast", found.supposed))
+    if found.combination is not None:
+        shown.append(tables.stage_table(found.combination, "Together, one by one"))
+    if everything and found.not_applicable:
+        shown.append(tables.missing_table(found.not_applicable))
+    told = [tables.whys(found), *tables.cautions(found)]
+    if found.not_applicable and not everything:
+        told.append(f"{len(found.not_applicable)} edits have nothing to change here: --all says why")
+    tell(tables.suggested(found), shown, told, trace)
+
+
+def _list(json: str | None) -> None:
+    from presage.graph.edits import EDITS
+    from presage.plan.codesign import ALIASES, OTHERS
+    from presage.report.whatif_tables import edit_table
+    from presage.traces.whatif import EDITS as OF_TRACES
+
+    of_step = [(e.name, e.value if e.needed or not e.value else f"[{e.value}]", e.rule) for e in EDITS.values()]
+    others = [(e.name, e.value, e.rule) for e in OTHERS.values()]
+    told = [
+        {"name": name, "value": value, "rule": rule, "of": of, "traces": name in OF_TRACES}
+        for of, rows in (("step", of_step), ("setting", others))
+        for name, value, rule in rows
+    ]
+    if not emit(json, {"kind": "edits", "edits": told, "aliases": ALIASES}):
+        return
+    out = console()
+    for title, rows in (("Edits of the step", of_step), ("Other machines and arguments", others)):
+        out.print(edit_table(title, rows))
+        out.print()
+    own = "FILE.py:FUNCTION, a function of your own from Graph to Graph, and arg:NAME=VALUE for any other argument"
+    out.print(f"Also {own}.", soft_wrap=True)
+    out.print(f"Other names: {', '.join(f'{a} for {b}' for a, b in ALIASES.items())}.", soft_wrap=True)
+    out.print(f"Of traces (presage replay --apply): {', '.join(OF_TRACES)}.", soft_wrap=True)

@@ -1,0 +1,74 @@
+"""Float32 products on vector units: what share of a GPU's peak they reach, by its lanes and by its power.
+
+An SM with 64 lanes keeps them busier than one with 128. A product at the full clock may draw more than the board may:
+then the clock falls, and the voltage with it, to where power and limit agree. What a board draws before it computes is
+a share of its limit, and not less than some watts of memory, converters and leakage. AMD's matrix units do float32 too.
+
+Fitted: lanes and energies of Ampere, Volta, Turing and Pascal on NeuSight's train tables (A100 40 GB, V100, T4, P100),
+the least watts on its T4; Hopper's energy and share of the limit, and how voltage follows the clock, on our own H200.
+Ada's energy is what makes an RTX 4090 reach some 55 TFLOP/s at its 450 W (general knowledge), Blackwell's is Hopper's.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from presage.hardware.gpu import Gpu
+
+__all__ = ["REACHED_BANDWIDTH", "eased", "reached"]
+
+FEW_LANES, REACHED_BY_FEW, REACHED_BY_MANY = 96, 0.95, 0.8
+BASE_SHARE, LEAST_BASE = 0.285, 32.0  # of the limit; watts
+PICO, BYTE = 1e-12, 88.0  # BYTE: pJ, on our H200
+REACHED_BANDWIDTH = 0.88  # of the peak, by streaming kernels
+ENERGY = {"Pascal": 19.0, "Volta": 15.0, "Turing": 15.0, "Ampere": 11.6, "Ada": 6.5}  # pJ a FLOP at the full clock
+ENERGY_ELSE = 8.75
+LEAST_VOLTAGE = 0.7  # of the full one, as the clock goes to nothing
+MATRIX = {
+    "CDNA 2": 1.6
+}  # times what vector units reach: NeuSight's products on an MI210, for it has no train tables of AMD's
+
+
+@lru_cache(64)
+def reached(gpu: Gpu) -> float:
+    """Of the float32 peak, by large products."""
+    share = MATRIX.get(gpu.architecture, 1.0) * _by_lanes(gpu)
+    return share * _clock(gpu, share)
+
+
+def _by_lanes(gpu: Gpu) -> float:
+    lanes = gpu.peak["fp32"] / (2.0 * gpu.sms * gpu.boost_clock)
+    return REACHED_BY_FEW if lanes < FEW_LANES and "CDNA" not in gpu.architecture else REACHED_BY_MANY
+
+
+def _clock(gpu: Gpu, share: float, more: float = 0.0) -> float:
+    """Of the full clock, what the power limit leaves, and `more` watts that others do not use."""
+    if "CDNA" in gpu.architecture:
+        return 1.0  # nothing known of their energies
+    spare = gpu.power_limit - max(BASE_SHARE * gpu.power_limit, LEAST_BASE) + more
+    full = ENERGY.get(gpu.architecture, ENERGY_ELSE) * PICO * share * gpu.peak["fp32"]
+    low, high = 0.0, 1.0
+    if full <= spare:
+        return 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        drawn = full * middle * (LEAST_VOLTAGE + (1.0 - LEAST_VOLTAGE) * middle) ** 2
+        low, high = (middle, high) if drawn < spare else (low, middle)
+    return low
+
+
+def eased(gpu: Gpu, products: float, others: float) -> float:
+    """How long products take of what they would alone, `products` seconds, among `others` seconds of kernels that move
+    memory and leave power over: the limit holds on average."""
+    if "CDNA" in gpu.architecture or products <= 0.0:
+        return 1.0
+    share = _by_lanes(gpu)
+    alone = _clock(gpu, share)
+    spare = gpu.power_limit - max(BASE_SHARE * gpu.power_limit, LEAST_BASE)
+    left = max(0.0, spare - BYTE * PICO * REACHED_BANDWIDTH * gpu.memory_bandwidth)
+    clock = alone
+    for _ in range(20):
+        clock = _clock(gpu, share, left * others / (products * alone / clock))
+    return alone / clock

@@ -1,0 +1,176 @@
+"""Autocast: products, convolutions and attention in low precision on float32 parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from presage.errors import PresageError
+from presage.graph.arguments import references
+from presage.graph.autocast import kind_of
+from presage.graph.edits.edit import Change, NotApplicable, valued
+from presage.graph.edits.rewriting import sdpa
+from presage.graph.edits.rewriting.asked import Asked
+from presage.graph.edits.rewriting.retype import Cast, Group
+from presage.graph.edits.rewriting.runs import Run
+from presage.graph.edits.rewriting.types import FLOATS, LOW
+from presage.graph.graph import Graph, Op
+
+__all__ = ["EDITS", "autocast", "nests"]
+
+INSIDE = ("aten::softmax", "aten::log_softmax")  # cast their input themselves; others with a float32 result need not
+
+
+def nests(name: str) -> bool:
+    """Whether an op runs itself again, by another overload, without autocast's doing."""
+    return name in ("aten::sum", "aten::prod", "aten::norm") or "upsample" in name
+
+
+def autocast(dtype: str = "bfloat16") -> Change:
+    """The forward pass under `torch.autocast("cuda", dtype)`."""
+
+    def change(graph: Graph) -> Graph:
+        return _Autocast(graph, dtype).changed()
+
+    return change
+
+
+def listing(op: Op) -> tuple[int, str]:
+    """The outermost op around this one, or itself, that autocast has in a list; none where it was at work already."""
+    path = (*op.within, op.name)
+    for depth, name in enumerate(path):
+        if kind_of(name):
+            doubled = path[depth + 1 : depth + 2] == (name,) and not (nests(name) and depth + 2 == len(path))
+            return (-1, "") if doubled else (depth, name)
+    return -1, ""
+
+
+class _Autocast(Asked):
+    def __init__(self, graph: Graph, low: str) -> None:
+        super().__init__(graph, listing, low)
+        self.kept: dict[int, Cast] = {}  # casts of parameters, by storage, until the pass ends
+        self.parameters = {s.id for s in graph.storages if s.role == "parameter"}
+
+    def changed(self) -> Graph:
+        for run in self.runs:
+            if run.kind in ("backward", "gradient"):
+                self.kept = {}
+                self.backward(run)
+                continue
+            self.flush(run.first)
+            self.forward(run)
+        self.flush(len(self.old.ops))
+        if not self.casts:
+            raise NotApplicable("no product, convolution or attention of the forward pass is in float32")
+        return self.draft.done()
+
+    def forward(self, run: Run) -> None:
+        self.draft.begin(run.first)
+        if self.asks(run):
+            return
+        kind = kind_of(run.listed)
+        start = len(self.draft.ops)
+        group = self._group(run, kind, self.asking(run, None))
+        if run.listed == sdpa.AROUND and self.attends(run):
+            self.attend(run, group, (*self.old.ops[run.first].within[: run.depth], *[sdpa.AROUND] * 2))
+        elif run.listed == sdpa.AROUND:
+            self.attend_plainly(run, group, {i: _twice(self.old.ops[i], run) for i in run.ops})
+        else:
+            self._each(run, kind, group)
+        self.draft.nodes.append((start, len(self.draft.ops)))
+        self.answered(run)
+
+    def _each(self, run: Run, kind: str, group: Group | None) -> None:
+        for i in run.ops:
+            self.draft.begin(i)
+            op = self.old.ops[i]
+            if kind == "full output" and run.listed not in INSIDE:
+                self.settle(op, None, "float32")
+            self.translate(i, group.subs if group else None, within=_twice(op, run) if kind else op.within)
+
+    def _group(self, run: Run, kind: str, group: Group | None) -> Group | None:
+        """The casts before a run, beside those that were asked for."""
+        target = self._target(run, kind)
+        if not target or (run.listed == sdpa.AROUND and not self.attends(run)):
+            return group
+        group = group or Group()
+        outer = self.old.ops[run.first].within[: run.depth] + (run.listed,)
+        outer = (*outer, run.listed) if run.listed in INSIDE else outer
+        found = self._foreign(run, target, group)
+        for number, t in enumerate(found):
+            self._cast_input(run, group, t, target, outer, len(found) - number)
+        self.join(run, group)
+        return group
+
+    def _target(self, run: Run, kind: str) -> str:
+        if not kind or kind == "full output":
+            return "float32" if run.listed in INSIDE else ""
+        if kind != "widest":
+            return self.low if kind == "low" else "float32"
+        seen = {self.dtype(t) for i in run.ops for t in self.floats(references(self.old.ops[i].inputs))
+                if self.old.tensors[t].storage in self.known}  # fmt: skip
+        return "float32" if "float32" in seen else self.low
+
+    def _foreign(self, run: Run, target: str, group: Group) -> list[int]:
+        """What a run is given in another type, in the order of the casts: weights first, then from the last on."""
+        found = dict[tuple[int, int, int], int]()
+        for i in run.ops:
+            for t in references(self.old.ops[i].inputs):
+                x = self.old.tensors[t]
+                if (
+                    x.storage in self.known
+                    and x.dtype in FLOATS
+                    and self.dtype(t, group.subs) not in (target, "float64")
+                ):
+                    found.setdefault((x.storage, x.offset, x.elements), t)
+        ids = list(reversed(found.values()))
+        return sorted(ids, key=lambda t: self._is_whole(t) * (len(self.old.tensors[t].shape) - 9))
+
+    def _is_whole(self, t: int) -> bool:
+        """Whether it is a parameter and not a part of one."""
+        x = self.old.tensors[t]
+        return x.storage in self.parameters and x.nbytes == self.old.storages[x.storage].nbytes
+
+    def _cast_input(self, run: Run, group: Group, t: int, dtype: str, outer: Sequence[str], number: int) -> None:
+        old, now = self.old.tensors[t], self.get(t, group.subs)
+        keep = self._is_whole(t) and dtype == self.low and not old.shape == ()
+        if keep and old.storage in self.kept:
+            cast = self.kept[old.storage]
+            group.used.append(cast)
+        else:
+            first = self.old.ops[run.first]
+            wanted = old.storage in self.parameters or old.storage in self.story.made
+            sequence = self.number(first.sequence) - (number if wanted else 0)
+            new = self.cast(first, now, dtype, tuple(outer), sequence)
+            cast = Cast(old, now.dtype, new, sequence, keep, wanted)
+            group.casts.append(cast)
+            if keep:
+                self.kept[old.storage] = cast
+        group.subs[t] = cast.new
+
+
+def _twice(op: Op, run: Run) -> tuple[str, ...]:
+    """The ops around it: autocast's call of a listed op is one more of the same name."""
+    return (
+        (*op.within[: run.depth + 1], *op.within[run.depth :]) if run.depth < len(op.within) else (*op.within, op.name)
+    )
+
+
+def _make(value: str) -> Change:
+    dtype = {"": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}.get(value, value)
+    if dtype not in LOW:
+        raise PresageError(f"autocast takes bfloat16 or float16, but {value!r} was given: write autocast=bfloat16")
+    return autocast(dtype)
+
+
+EDITS = (
+    valued(
+        "autocast",
+        "The forward pass under torch.autocast: products, convolutions and attention in bfloat16 (or float16), "
+        "losses, norms and sums in float32, with the casts between them; weights are cast once a step, and gradients "
+        "are cast back. Parameters and the optimizer stay float32; a float16 run would also need a scaler.",
+        "bfloat16",
+        _make,
+        tried=("",),
+        needed=False,
+    ),
+)

@@ -1,0 +1,90 @@
+"""Casts that the user's code asks for: `.float()`, `.to(x.dtype)`.
+
+On float32 tensors they do nothing, and a graph shows only that they were called. Here they come to life: a tensor that
+is now of low precision is cast up, and what a module has cast up it casts down again where it calls for a type the
+next time. Which tensor is meant is read from the ops before and after the call.
+"""
+
+from __future__ import annotations
+
+from presage.graph.arguments import references
+from presage.graph.edits.rewriting.attending import Attending
+from presage.graph.edits.rewriting.retype import SPREAD, Cast, Group
+from presage.graph.edits.rewriting.runs import Listing, Run
+from presage.graph.graph import Graph
+
+__all__ = ["Asked"]
+
+NEAR = 4  # ops between a call and the op that takes its result
+
+
+class Asked(Attending):
+    def __init__(self, graph: Graph, listing: Listing, low: str) -> None:
+        super().__init__(graph, listing)
+        self.low = low
+        self._lifted: set[str] = set()  # modules that have cast something up
+        self._casts: dict[int, Cast] = {}  # what the next runs take instead of an old tensor
+        self._owned: list[Cast] = []  # those that a run has taken
+        self._taker = 0  # the op that takes the latest
+        self._until = ""  # the module whose ops take it; '' for the next run alone
+
+    def asks(self, run: Run) -> bool:
+        """Whether a run is such a call and was made a cast."""
+        op = self.old.ops[run.first]
+        if op.name != "aten::to" or op.within or op.inputs or op.thread != "main":
+            return False
+        found = self._subject(run.first)
+        if found is None:
+            return False
+        subject, taker = found
+        now, old = self.get(subject), self.old.tensors[subject]
+        dtype = self._dtype(op.module, now.dtype, old.dtype)
+        if dtype == now.dtype:
+            return False
+        sequence = max(self.old.ops[taker].sequence * SPREAD - SPREAD // 2, 0)
+        new = self.cast(op, now, dtype, (), sequence)
+        lasting = self.old.ops[taker].line != op.line
+        self._casts = {**(self._casts if self._until else {}), subject: Cast(old, now.dtype, new, sequence, lasting)}
+        self._until, self._taker = op.module or "-" if lasting else "", taker
+        return True
+
+    def _dtype(self, module: str, now: str, was: str) -> str:
+        if now != was:
+            self._lifted.add(module)
+            return was
+        if module in self._lifted and now == "float32":
+            self._lifted.discard(module)
+            return self.low
+        return now
+
+    def _subject(self, i: int) -> tuple[int, int] | None:
+        """The tensor that is meant, and the op that takes it."""
+        op = self.old.ops[i]
+        for j in range(i + 1, min(i + 1 + NEAR, len(self.old.ops))):
+            taker = self.old.ops[j]
+            ids = self.floats(references(taker.inputs))
+            if taker.thread == "main" and taker.phase == op.phase and ids:
+                before = next((b.outputs for b in reversed(self.old.ops[max(0, i - NEAR) : i]) if b.outputs), ())
+                known = [t for t in ids if self.old.tensors[t].storage in self.known]
+                return next(((t, j) for t in known if t in before), (known[0], j) if known else None)
+        return None
+
+    def asking(self, run: Run, group: Group | None) -> Group | None:
+        """The run's group, with the casts that the user's code asked for among its inputs."""
+        module = self.old.ops[run.first].module
+        if self._until and (module or "-") != self._until:
+            self._casts, self._until = {}, ""
+        read = {t for i in run.ops for t in references(self.old.ops[i].inputs)}
+        for t in [t for t in self._casts if t in read]:
+            group = group or Group()
+            group.subs.setdefault(t, self._casts[t].new)
+            (group.used if self._casts[t] in self._owned else group.casts).append(self._casts[t])
+            self._owned.append(self._casts[t])
+        if group is not None:
+            self.join(run, group)
+        return group
+
+    def answered(self, run: Run) -> None:
+        """The run that was to take a cast has run."""
+        if not self._until and run.last > self._taker:
+            self._casts = {}

@@ -1,0 +1,217 @@
+"""Fusing: attention that is written out, run by one kernel instead, in both passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isclose
+
+from msgspec.structs import replace
+
+from presage.graph.arguments import references
+from presage.graph.edits.memory_layout import contiguous, viewed
+from presage.graph.edits.rewriting import sdpa
+from presage.graph.edits.rewriting.attending import Attending
+from presage.graph.edits.rewriting.manual import Manual, Part
+from presage.graph.edits.rewriting.retype import Place
+from presage.graph.edits.rewriting.runs import Listing, Run, accumulates
+from presage.graph.graph import Graph, Op, Ref, Tensor
+
+__all__ = ["Fusing"]
+
+PASSED_ON = ("aten::mul", "aten::div", "aten::neg")  # ops that a factor or a gradient goes through alone
+
+
+class Fusing(Attending):
+    def __init__(self, graph: Graph, listing: Listing) -> None:
+        super().__init__(graph, listing)
+        self._gone: set[int] = set()  # ops that the kernel does without
+        self._last: dict[int, Manual] = {}  # by the place of its last op
+        self._casting: dict[int, Manual] = {}  # casts of what a kernel is given, which stay
+        self._numbered: dict[int, Manual] = {}
+        self._ran: dict[int, sdpa.Fused] = {}  # by the place of the last op
+        self._done: set[int] = set()  # those whose backward pass has run
+
+    def plan(self, m: Manual) -> None:
+        """This attention is to be fused."""
+        self._gone |= set(m.forward)
+        self._last[m.last] = m
+        self._numbered |= dict.fromkeys(m.numbers, m)
+        first = self.runs[self.story.run_of[min(i for i in m.forward if self.old.ops[i].kernels)]]
+        ends = (first, self.runs[self.story.run_of[m.last]])
+        self._casting |= {i: m for run in ends for i in run.ops if i not in self._gone}
+
+    def takes(self, m: Manual) -> bool:
+        """Whether a kernel takes it, and nothing else needs the scores or their gradient."""
+        learnt = any(self.old.storages[self.old.tensors[t].storage].role == "parameter" for t in m.masks)
+        if learnt or len(m.masks) > 1 or sdpa.backend(self._given(m, self.old.tensors.__getitem__)) == "math":
+            return False
+        return all(self._root(m, s) for s in self._leaving(m))
+
+    def fits(self, m: Manual) -> bool:
+        """Whether a kernel takes it as its tensors are now."""
+        return sdpa.backend(self._given(m, self.get)) != "math" and all(self._root(m, s) for s in self._leaving(m))
+
+    # ---- forward
+
+    def ahead(self, i: int) -> bool:
+        """Whether an op of the forward pass is a fused attention's; what it then stands for is written."""
+        if i in self._casting:
+            self._cast_ahead(i, self._casting[i])
+        if i in self._last:
+            self._attend_whole(self._last[i])
+        return i in self._casting or i in self._gone
+
+    def _cast_ahead(self, i: int, m: Manual) -> None:
+        """A cast before a product is one before the kernel; of keys that are not turned round any more."""
+        op = self.old.ops[i]
+        new = self.translate(i, None, within=(sdpa.AROUND, *op.within[1:]), line=self.old.ops[m.last].line)
+        if m.k.source >= 0 and op.outputs == (m.k.tensor.id,):
+            into, source = (self._factor(self.draft.tensors[t], True).id for t in references(new.inputs))
+            inputs = (Ref(into), Ref(source), *new.inputs[2:])
+            self.draft.ops[-1] = replace(new, inputs=inputs, outputs=(into,), writes=(into,))
+
+    def _given(self, m: Manual, get: Callable[[int], Tensor], bias: Tensor | None = None) -> sdpa.Attention:
+        q, k, v = (self._factor(get(p.tensor.id), p.swapped) for p in (m.q, m.k, m.v))
+        causal = any(self._is_causal(t, m) for t in m.masks) and q.shape[2] == k.shape[2]
+        usual = isclose(m.scale, q.shape[-1] ** -0.5, rel_tol=1e-3)
+        return sdpa.Attention(q, k, v, None if causal else bias, m.dropout, causal, None if usual else m.scale)
+
+    def _factor(self, t: Tensor, swapped: bool = False) -> Tensor:
+        """A factor as [batch, head, position, width]."""
+        more = (1,) * (4 - len(t.shape))
+        shape, strides = (*more, *t.shape), (*more, *t.strides)
+        if swapped:
+            shape, strides = (*shape[:2], shape[3], shape[2]), (*strides[:2], strides[3], strides[2])
+        return self.draft.tensor(t.storage, shape, strides, t.dtype, t.offset)
+
+    def _is_causal(self, mask: int, m: Manual) -> bool:
+        """A mask of queries by keys that is the same for all samples and heads is taken to be causal."""
+        t = self.old.tensors[mask]
+        rows, keys = m.q.tensor.shape[-2], m.v.tensor.shape[-2]
+        return t.shape[-2:] == (rows, keys) and rows == keys and all(n == 1 for n in t.shape[:-2])
+
+    def _attend_whole(self, m: Manual) -> None:
+        op = self.old.ops[m.last]
+        around = (sdpa.AROUND,) * (2 if m.low else 1)
+        bias = self._bias(m, op, around)
+        like = replace(op, sequence=self.number(op.sequence))
+        made = sdpa.forward(self.draft, like, around, self._given(m, self.get, bias), m.out.storage)
+        self.known.add(m.out.storage)
+        self.place[m.out.storage] = Place(m.out.storage, made.out.dtype, m.out, self._shaped(made.out, m.out.shape))
+        self._ran[m.last] = made
+
+    def _shaped(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return self.draft.tensor(t.storage, shape, viewed(t, shape) or contiguous(shape), t.dtype, t.offset)
+
+    def _bias(self, m: Manual, op: Op, around: tuple[str, ...]) -> Tensor | None:
+        """The mask as it is added to the scores, for every sample and head."""
+        if not m.masks or self._is_causal(m.masks[0], m):
+            return None
+        q, mask = self._factor(self.get(m.q.tensor.id)), self.get(m.masks[0])
+        if mask.dtype == "bool":
+            mask = self._from_bool(mask, q.dtype, op, around)
+        elif mask.dtype != q.dtype:
+            mask = self.cast(op, mask, q.dtype, around, self.number(op.sequence))
+        pairs = [(1, 0)] * (4 - len(mask.shape)) + list(zip(mask.shape, mask.strides, strict=True))
+        strides = tuple(0 if n == 1 else s for n, s in pairs)
+        return self.draft.tensor(mask.storage, (*q.shape[:3], m.v.tensor.shape[-2]), strides, mask.dtype, mask.offset)
+
+    def _from_bool(self, mask: Tensor, dtype: str, op: Op, around: tuple[str, ...]) -> Tensor:
+        """Numbers to add: none where the mask lets through, minus infinity elsewhere."""
+        pen = sdpa.Pen(self.draft, replace(op, sequence=self.number(op.sequence)), around)
+        ends = [self.draft.new((), dtype) for _ in range(2)]
+        for t in ends:
+            pen.op("aten::empty", (), (), "aten::scalar_tensor", kernels=False)
+            pen.op("aten::fill_", [Ref(t.id), 0], [t], "aten::scalar_tensor", overload="Scalar", writes=[t])
+        out = self.draft.new(mask.shape, dtype, None, op.module)
+        pen.op("aten::where", [Ref(t.id) for t in (mask, *ends)], [out], overload="self")
+        return out
+
+    # ---- backward
+
+    def backward(self, run: Run) -> None:
+        m = self._numbered.get(self.old.ops[run.first].sequence) if run.kind == "backward" else None
+        if m is None:
+            super().backward(run)
+            return
+        self.flush(run.first)
+        start = len(self.draft.ops)
+        self.draft.begin(run.first)
+        if m.last not in self._done:
+            self._done.add(m.last)
+            self._attend_whole_back(run, m)
+        for i in run.ops:
+            self.draft.begin(i)
+            if accumulates(self.old.ops[i]):
+                self._accumulate(i, None, {})
+        self.draft.nodes.append((start, len(self.draft.ops)))
+
+    def _inside(self, m: Manual) -> set[int]:
+        """The ops of an attention's backward nodes."""
+        return {
+            i
+            for run in self.runs
+            if run.kind == "backward" and self.old.ops[run.first].sequence in m.numbers
+            for i in run.ops
+            if not accumulates(self.old.ops[i])
+        }
+
+    def _leaving(self, m: Manual) -> dict[int, int]:
+        """Gradients that leave an attention's nodes: the storage, and the tensor that others read."""
+        inside, out = self._inside(m), dict[int, int]()
+        for s in {self.old.tensors[t].storage for i in inside for t in self.old.ops[i].outputs}:
+            readers = [i for i in self.story.readers.get(s, ()) if i not in inside]
+            if self.story.made.get(s) in inside and readers:
+                out[s] = next(t for t in references(self.old.ops[readers[0]].inputs) if self.old.tensors[t].storage == s)
+        return out
+
+    def _root(self, m: Manual, storage: int) -> str:
+        """Which factor a gradient is of; '' for the scores."""
+        op = self.old.ops[self.story.made[storage]]
+        storages = [self.old.tensors[t].storage for t in references(op.inputs)]
+        gradients = [s for s in storages if self.story.is_gradient(s) and s != storage]
+        if op.name == "aten::copy_" or (op.name in PASSED_ON and len(storages) == 1):
+            return self._root(m, gradients[0]) if gradients else ""
+        if op.name not in ("aten::bmm", "aten::mm", "aten::baddbmm"):
+            return ""
+        saved = next((s for s in storages if s not in gradients), -1)
+        q, k, v = (self._copies(m, p) for p in (m.q, m.k, m.v))
+        return "k" if saved in q else "q" if saved in k else "" if saved in v else "v"
+
+    def _copies(self, m: Manual, part: Part) -> set[int]:
+        """The storages that hold a factor as the products see it."""
+        found = {part.tensor.storage} if part.tensor.storage in self.story.made else {part.tensor.storage}
+        for i in m.forward:
+            op = self.old.ops[i]
+            ids = [self.old.tensors[t].storage for t in references(op.inputs)]
+            if op.name == "aten::copy_" and ids[1] in found and self._meant(op, part):
+                found.add(ids[0])
+            elif op.name in PASSED_ON and len(ids) == 1 and ids[0] in found:
+                found |= {self.old.tensors[t].storage for t in op.outputs}
+        return found
+
+    def _meant(self, op: Op, part: Part) -> bool:
+        """Whether a copy is of this factor: queries, keys and values may be parts of one storage."""
+        source = self.old.tensors[list(references(op.inputs))[1]]
+        return source.storage != part.tensor.storage or source.offset == part.tensor.offset
+
+    def _attend_whole_back(self, run: Run, m: Manual) -> None:
+        made, last = self._ran[m.last], self.old.ops[m.last]
+        inside = self._inside(m)
+        read = (self.old.tensors[t] for i in run.ops for t in references(self.old.ops[i].inputs))
+        outer = (t for t in read if self.story.is_gradient(t.storage) and self.story.made[t.storage] not in inside)
+        grad = self._shaped(self.get(next(outer).id), made.out.shape)
+        leaving = {self._root(m, s): self.old.tensors[t] for s, t in self._leaving(m).items()}
+        storages = [leaving[x].storage if x in leaving else None for x in "qkv"]
+        like = replace(self.old.ops[run.first], sequence=self.number(last.sequence), module=last.module, line=last.line)
+        for name, new in zip("qkv", sdpa.backward(self.draft, like, made, grad, storages), strict=True):
+            if name in leaving:
+                self._leave(leaving[name], new)
+
+    def _leave(self, old: Tensor, new: Tensor) -> None:
+        """A gradient as those who take it know it."""
+        self.known.add(old.storage)
+        if old.shape[-2:] != new.shape[-2:] and old.shape[-2:] == new.shape[-2:][::-1]:
+            new = self._factor(new, True)
+        shown = new if old.shape == new.shape else self._shaped(new, old.shape)
+        self.place[old.storage] = Place(old.storage, new.dtype, old, shown)

@@ -1,0 +1,121 @@
+"""A Setting: a step on a machine, and how edits change it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from presage.errors import PresageError
+from presage.graph import save
+from presage.graph.check import faults
+from presage.graph.edits import NotApplicable
+from presage.graph.graph import Graph
+from presage.plan.codesign.asked import ARGUMENT, Asked
+from presage.prediction.api import step_graph
+from presage.prediction.machine import Machine
+from presage.usercode import users_line
+
+__all__ = ["Setting", "Source", "applied", "source_of"]
+
+Capture = Callable[[str, Mapping[str, Any]], Graph]
+
+# What a training function may call these arguments.
+NAMES = {
+    "batch": ("batch", "batch_size", "bs", "b", "micro_batch", "micro_batch_size", "n"),
+    "seq": ("seq", "seq_len", "seq_length", "sequence", "sequence_length", "s", "length", "context", "tokens"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a graph is from: FILE.py:FUNCTION with arguments, or nowhere that it could be captured again from."""
+
+    step: str = ""  # '' for a graph alone
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    capture: Capture = step_graph
+
+    def again(self, word: str, value: Any) -> tuple[Graph, Source, float]:
+        """The step with another argument, and how many times as much work a step is then: nan if that is not known."""
+        if not self.step:
+            raise PresageError(f"{word}={value}: a graph alone cannot be captured again; give FILE.py:FUNCTION")
+        name, default = self._argument(word)
+        arguments = {**self.arguments, name: value}
+        before = self.arguments.get(name, default)
+        sized = word in NAMES and isinstance(before, int | float) and before > 0
+        graph = self.capture(self.step, arguments)
+        return graph, replace(self, arguments=arguments), value / before if sized else float("nan")
+
+    def _argument(self, word: str) -> tuple[str, Any]:
+        """What FUNCTION calls it, and its default (None where there is none)."""
+        from presage.capture import load
+
+        names = NAMES.get(word, (word.removeprefix(ARGUMENT),))
+        taken = inspect.signature(load(self.step)).parameters
+        for name in names:
+            if name in taken:
+                default = taken[name].default
+                return name, None if default is inspect.Parameter.empty else default
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
+            given = [name for name in names if name in self.arguments]
+            return (given or names)[0], None
+        there = ", ".join(list(taken)[1:]) or "none"
+        raise PresageError(f"{self.step} takes no argument {' or '.join(names[:2])}; it takes {there}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A step's graph on a machine. `work` is how much a step does in terms of the first setting's; `unit` of what."""
+
+    graph: Graph
+    machine: Machine
+    source: Source = field(default_factory=Source)
+    work: float = 1.0
+    unit: str = ""  # 'sample' or 'token', where a step does more or less of them
+
+
+def source_of(step: str | Path | Graph, arguments: Mapping[str, Any] | None, capture: Capture) -> tuple[Graph, Source]:
+    """The graph of a step, and where it is from."""
+    if isinstance(step, Graph):
+        return step, Source()
+    graph = capture(str(step), arguments or {})
+    saved = save.is_saved(step) or str(step).endswith(save.SUFFIX)
+    return graph, Source() if saved else Source(str(step), arguments or {}, capture)
+
+
+def applied(setting: Setting, edit: Asked) -> Setting:
+    """The setting with one edit more. NotApplicable where there is nothing to change."""
+    if edit.argument is not None:
+        word, value = edit.argument
+        graph, source, more = setting.source.again(word, value)
+        known = word in NAMES
+        unit = "token" if word == "seq" or setting.unit == "token" else "sample"
+        return replace(
+            setting,
+            graph=graph,
+            source=source,
+            work=setting.work * more if known else setting.work,
+            unit=unit if known else setting.unit,
+        )
+    if edit.machine is not None:
+        return replace(setting, machine=edit.machine(setting.machine))
+    unit = setting.unit if edit.samples == 1 else setting.unit or "sample"
+    return replace(setting, graph=_changed(edit, setting.graph), work=setting.work * edit.samples, unit=unit)
+
+
+def _changed(edit: Asked, graph: Graph) -> Graph:
+    """The edited graph, if it is a valid one."""
+    assert edit.graph is not None
+    try:
+        made = edit.graph(graph)
+    except NotApplicable as e:
+        raise NotApplicable(f"{edit.text}: nothing to change: {e}") from e
+    except PresageError:
+        raise
+    except Exception as e:
+        raise PresageError(f"{edit.text} failed on this graph: {users_line(e)} {type(e).__name__}: {e}") from e
+    for where, problem in faults(made):
+        raise PresageError(f"{edit.text} made a graph that is not valid: {where}: {problem}")
+    return made
