@@ -30,6 +30,7 @@ lint: $(READY) ## style and types
 accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the pages of docs/ that tell of them
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 	$(BIN)/python docs/make_kernels.py $(DATA)
+	$(BIN)/python docs/make_labels.py $(DATA)
 	$(BIN)/python docs/make_ranks.py $(DATA)
 	$(BIN)/python docs/make_runs.py $(DATA)
 	$(BIN)/python docs/make_steps.py $(DATA)

@@ -241,3 +241,25 @@ def test_sparse_gradients_are_not_fused() -> None:
 def test_edits_have_a_rule() -> None:
     for name in ("fused_adam", "foreach_adam"):
         assert len(EDITS[name].rule) > 80
+
+
+def _pictures(device: str, form: str) -> Callable[[], None]:
+    """Convolutions whose weights have their channels last, some of them 1x1."""
+    m = nn.Sequential(nn.Conv2d(3, 8, 3, device=device), nn.Conv2d(8, 8, 1, device=device))
+    m.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.1, **FORMS[form])
+    x = torch.randn(2, 3, 16, 16, device=device).to(memory_format=torch.channels_last)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        m(x).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_strides_of_single_elements_do_not_part_lists() -> None:
+    """A 1x1 weight and its gradient may have other strides, which say nothing: one op takes all of them."""
+    loop, foreach = (capture(lambda device, f=f: _pictures(device, f), {}, source="p") for f in ("loop", "foreach"))
+    assert [op.name for op in foreach.ops if op.phase == "optimizer"] == ["aten::_foreach_add_"]
+    assert_same(foreach_adam(loop), foreach)

@@ -18,6 +18,7 @@ from presage.graph.edits import NotApplicable, accumulate, cuda_graph, fused_ada
 from presage.graph.graph import Graph, Op
 from presage.graph.memory import profile
 
+DENSE = ("bottom", "top")
 ROWS, WIDTH, BATCH, POOL = (1000, 500, 2000), 16, 64, 2
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -128,16 +129,11 @@ def test_joined_tables_run_what_a_joined_model_runs(way: str, opt: str) -> None:
 
 
 def test_sparse_gradients_are_joined_too() -> None:
-    edited, wanted = (
-        f("offsets", "sgd", sparse=True) for f in (lambda *a, **k: table_batched(captured(*a, **k)), _joined)
-    )
+    edited = table_batched(captured("offsets", "sgd", sparse=True))
+    wanted = captured("offsets", "sgd", joined=True, sparse=True)
     assert not list(faults(edited))
     assert launched(edited) == launched(wanted)
     assert profile(edited).peak_allocated == pytest.approx(profile(wanted).peak_allocated, rel=1e-3)
-
-
-def _joined(*a: Any, **k: Any) -> Graph:
-    return captured(*a, joined=True, **k)
 
 
 def _looked_up(graph: Graph) -> list[tuple[int, int]]:
@@ -162,8 +158,9 @@ def test_tables_of_other_widths_or_ways_stay() -> None:
         table_batched(graph)
     with pytest.raises(NotApplicable):
         table_batched(table_batched(captured("offsets", "sgd")))
-    with pytest.raises(NotApplicable):
-        table_batched(captured("list", "sgd", padding_idx=0))
+    for options in ({"padding_idx": 0}, {"scale_grad_by_freq": True}, {"sparse": True}):
+        with pytest.raises(NotApplicable):
+            table_batched(captured("list", "sgd", **options))
 
 
 class Tied(nn.Module):
@@ -230,7 +227,7 @@ def test_edits_compose_in_any_order() -> None:
 
 def test_passes_of_a_step_are_joined_one_by_one() -> None:
     base = captured("offsets", "sgd")
-    first, then = table_batched(accumulate("2")(base)), accumulate("2")(table_batched(base))
+    first, then = table_batched(accumulate(2)(base)), accumulate(2)(table_batched(base))
     assert not list(faults(first))
     assert sum(op.name == "aten::_embedding_bag" for op in first.ops) == 2
     assert launched(first) == launched(then)

@@ -106,13 +106,12 @@ def _attention(t: Tape, c: Case, scores: Callable[[Tape, Case], None], row: int,
     if copies:
         t.copy(own, seen)
     t.bmm(b * h, s, s, d)
-    out = _heads(c, c.net.across)[1]
-    joined = dense(b, s, h, d)
-    t.copy(joined, Shape((b, s, h, d), (h * s * d, d, s * d, 1), "float32"))
+    joined, apart = dense(b, s, h, d), Shape((b, s, h, d), (h * s * d, d, s * d, 1), "float32")
+    t.copy(joined, apart)
     if copies:
-        t.back_copy(own, out)
+        t.back_copy(own, _heads(c, c.net.across)[1])
     for _ in range(3):
-        t.back_copy(joined, Shape((b, s, h, d), (h * s * d, d, s * d, 1), "float32"))
+        t.back_copy(joined, apart)
 
 
 def _turned_heads(seen: Shape) -> Shape:

@@ -254,14 +254,15 @@ class _Steps:
             raise PresageError(f"no pair {m.name} and no case {case} in the files given")
         return case, {}
 
-    def capture(self, step: str, arguments: Mapping[str, Any]) -> Graph:
+    def capture(self, step: str, arguments: Mapping[str, Any], *, traced: bool = False) -> Graph:
         from presage.capture import capture, load
 
         changes = {k: v for k, v in arguments.items() if k != "pair"}
         key = step if step in self.cases else f"{self.pairs[arguments['pair']][1][1]} {changes}"
+        key += " traced" if traced else ""
         if key not in self.graphs:
             function = self.cases[step] if step in self.cases else load(step)
-            self.graphs[key] = capture(function, dict(arguments), source=step)
+            self.graphs[key] = capture(function, dict(arguments), source=step, traced=traced)
         return self.graphs[key]
 
 

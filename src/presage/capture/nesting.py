@@ -29,6 +29,7 @@ class Nested:
     within: tuple[str, ...]
     sequence: int
     thread: int
+    asked: tuple[Any, ...] = ()  # of a cast that did nothing: the tensor's shape and type
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Profile:
 def profiled() -> Iterator[Profile]:
     """Profile what runs inside; the result is filled in at the end."""
     config = _profiler.ProfilerConfig(
-        _profiler.ProfilerState.KINETO, False, False, False, False, False, _profiler._ExperimentalConfig()
+        _profiler.ProfilerState.KINETO, True, False, False, False, False, _profiler._ExperimentalConfig()
     )
     activities = {_profiler.ProfilerActivity.CPU}
     out = Profile()
@@ -91,12 +92,22 @@ def _walk(roots: Any) -> Iterator[Nested]:
             todo += [(c, within, number) for c in reversed(children)]
             continue
         if not children and name.startswith("aten::"):
-            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid)
+            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid, _asked(event))
             continue
         if name.startswith(_ENGINE) and not any(outer.startswith(_ENGINE) for outer in within):
             within = ()  # autograd has a thread of its own on a GPU: nothing of the caller's is around it
         inner = within if _is_region(event) else (*within, name)
         todo += [(c, inner, number) for c in reversed(children)]
+
+
+def _asked(event: Any) -> tuple[Any, ...]:
+    """What a call of `to` with a type was about. Calls with a device alone look alike, but have more arguments."""
+    if event.name != "aten::to":
+        return ()
+    given = event.extra_fields.inputs
+    if len(given) not in (5, 6) or not hasattr(given[0], "sizes"):
+        return ()
+    return (list(given[0].sizes), str(given[0].dtype).removeprefix("torch."))
 
 
 def _is_region(event: Any) -> bool:

@@ -61,22 +61,14 @@ def cuda() -> Iterator[None]:
 
 
 @contextmanager
-def traced(capturable: bool) -> Iterator[None]:
-    """What runs is being read, by a CUDA graph or a compiler: code that asks is told so. A CUDA graph needs optimizers
-    that are capturable."""
+def traced() -> Iterator[None]:
+    """What runs is being read, by a CUDA graph or a compiler: code that asks is told so."""
     from torch.optim import Optimizer
 
     name = "_accelerator_graph_capture_health_check"
     name = name if hasattr(Optimizer, name) else "_cuda_graph_capture_health_check"
-    checked = _made_capturable if capturable else lambda _: None
-    with patched(torch.cuda, "is_current_stream_capturing", lambda: True), patched(Optimizer, name, checked):
+    with patched(torch.cuda, "is_current_stream_capturing", lambda: True), patched(Optimizer, name, lambda _: None):
         yield
-
-
-def _made_capturable(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True
 
 
 def _restore_default_device(device: torch.device | None) -> None:

@@ -6,7 +6,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -21,10 +21,9 @@ from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op, Tensor
 from presage.usercode import users_line
 
-__all__ = ["Step", "Traced", "capture"]
+__all__ = ["Step", "capture"]
 
 Step = Callable[[], Any]
-Traced: TypeAlias = Literal["graph", "compile"]
 
 
 def capture(
@@ -33,7 +32,7 @@ def capture(
     *,
     source: str = "",
     warm_up: int = 1,
-    traced: Traced | None = None,
+    traced: bool = False,
 ) -> Graph:
     """One training step as it would run on an H200.
 
@@ -49,7 +48,7 @@ def capture(
             step = _users(recorder, lambda: function("cuda", **arguments))
             if not callable(step):
                 raise PresageError(f"{source or function}: it must return a callable that runs one step, not {step!r}")
-            with pretend.traced(capturable=traced == "graph") if traced else nullcontext():
+            with pretend.traced() if traced else nullcontext():
                 for _ in range(warm_up):
                     _users(recorder, step)
                 nested = _record(recorder, step)
@@ -189,7 +188,7 @@ def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested], momen
 def _host_event(n: Nested, recorder: Recorder, call: int) -> Op:
     """An op that never reached a device: it belongs where its neighbour in time does."""
     near = recorder.calls[min(call, len(recorder.calls) - 1)]
-    return Op(n.name, "", (), (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
+    return Op(n.name, "", n.asked, (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
 
 
 def _frees(moments: list[Moment], starts: list[int], end: int) -> list[Event]:

@@ -54,7 +54,7 @@ def command(
     With TRACES_DIR also the step from measured kernel times: with no host overheads (the sum of the kernels), with
     presage's, and with those of the trace itself.
 
-    whatif PAIRS.py MEASURED...: steps with and without an edit: the time saved, in points, the sign, and GPU time alone.
+    whatif PAIRS.py MEASURED...: steps with and without an edit: the time saved in points, the sign, GPU time by itself.
 
     kernels PATH...: of a calibration pack every kernel family, fitted without the shapes it is scored on; of tables of
     measured kernel times every shape, on GPUs that were never calibrated too.
@@ -129,7 +129,8 @@ def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) 
     from presage.accuracy.kernels import score_kernels
 
     if len(paths) == 1 and paths[0].name == "labels.json":
-        return _labels(paths, out, json, tell)
+        _labels(paths, out, json, tell)
+        return
     result = score_kernels(paths, tell)
     _finish(result, out, json)
     if json != "-":

@@ -72,12 +72,12 @@ def graph_of(step: str, arguments: Sequence[str]) -> Graph:
     return captured(step, parse_arguments(arguments), spinner=True)
 
 
-def captured(step: str, values: Mapping[str, Any], spinner: bool = False) -> Graph:
+def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, traced: bool = False) -> Graph:
     """The same with the arguments' values."""
     from presage.graph import save
 
     if save.is_saved(step) or step.endswith(save.SUFFIX):
-        if values:
+        if arguments:
             raise PresageError(f"--arg: {step} is a saved graph, which takes no arguments")
         return save.read(step)
     try:
@@ -90,7 +90,7 @@ def captured(step: str, values: Mapping[str, Any], spinner: bool = False) -> Gra
         ) from e
     # what the user's code prints must not get between the lines of our own output
     with status(f"capturing {step}") if spinner else nullcontext(), redirect_stdout(sys.stderr):
-        return capture(load(step), dict(values), source=step)
+        return capture(load(step), dict(arguments), source=step, traced=traced)
 
 
 def _difference(before: Graph, after: Graph) -> Diff:

@@ -10,7 +10,9 @@ import typer
 from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, labels, load_runs, status
 
 if TYPE_CHECKING:
+    from presage.traces.edits import Edit
     from presage.traces.replay import Replay
+    from presage.traces.run import Run
 
 
 def _list(wanted: bool) -> None:
@@ -67,33 +69,44 @@ def command(
     presage replay batch_64.json.gz --kernels-from batch_256.json.gz
     """
     from presage.errors import PresageError
-    from presage.files import write_whole
     from presage.traces import edits
-    from presage.traces.perfetto import chrome_trace
-    from presage.traces.replay import replay_of
     from presage.traces.whatif import parse
 
     wanted = [*map(edits.parse_scale, scale), *map(edits.parse_remove, remove)]
     wanted += [*map(edits.drop_rank_delay, drop_rank_delay), *(edit for text in apply for edit in parse(text))]
-    is_edited = bool(wanted) or kernels_from is not None
     runs = load_runs(traces, ignore, partial, cpu_only)
     if trace is not None and len(runs) > 1:
         raise PresageError("--trace draws one run: give the traces of one")
-    rows, why = [], []
+    rows, why = list[Any](), list[str]()
     for run, names in zip(runs, labels(runs), strict=True):
-        with status("replaying"):
-            replay = replay_of(run)
-            changed = edits.edited(replay, wanted)
-            if kernels_from is not None:
-                changed = _with_kernels(changed, kernels_from, ignore)
-            rows += _rows(replay, changed if is_edited else None, names)
-            why += [_reason(replay, changed)] if is_edited else []
-        if trace is not None:
-            write_whole(trace, chrome_trace(changed, changed.simulate()))
+        found, because = _replayed(run, names, wanted, kernels_from, ignore, trace)
+        rows, why = rows + found, why + because
     told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
     told += [*([f"kernels from {kernels_from}"] if kernels_from else []), *apply]
     if emit(json, _found(rows, told, why)):
         _print(rows, why, trace)
+
+
+def _replayed(
+    run: Run, names: list[str], wanted: list[Edit], kernels_from: Path | None, ignore: list[str], trace: Path | None
+) -> tuple[list[Any], list[str]]:
+    """A row for each rank of a run, and why the edits gain what they gain, where there are any."""
+    from presage.files import write_whole
+    from presage.traces import edits
+    from presage.traces.perfetto import chrome_trace
+    from presage.traces.replay import replay_of
+
+    is_edited = bool(wanted) or kernels_from is not None
+    with status("replaying"):
+        replay = replay_of(run)
+        changed = edits.edited(replay, wanted)
+        if kernels_from is not None:
+            changed = _with_kernels(changed, kernels_from, ignore)
+        rows = _rows(replay, changed if is_edited else None, names)
+        why = [_reason(replay, changed)] if is_edited else []
+    if trace is not None:
+        write_whole(trace, chrome_trace(changed, changed.simulate()))
+    return rows, why
 
 
 def _reason(replay: Replay, changed: Replay) -> str:

@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 DRAWN_STEPS = 3
+Step = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
+        "Or a graph saved with presage graph --out.",
+    ),
+]
+Apply = Annotated[
+    list[str],
+    typer.Option("--apply", metavar="EDIT[=VALUE],...", help="Edits to apply, one on top of another; repeatable."),
+]
 
 
 def command(
-    step: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION",
-            help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
-            "Or a graph saved with presage graph --out.",
-        ),
-    ] = None,
+    step: Step = None,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     gpu: Annotated[
         str, typer.Option("--gpu", metavar="NAME", help="The GPU (presage gpus), or a calibration pack's folder.")
     ] = "h200",
-    apply: Annotated[
-        list[str],
-        typer.Option("--apply", metavar="EDIT[=VALUE],...", help="Edits to apply, one on top of another; repeatable."),
-    ] = [],  # noqa: B006
+    apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by what they gain.")] = False,
     combine: Annotated[
         int, typer.Option("--combine", metavar="N", min=1, help="Of suggestions: how many to put together at most.")

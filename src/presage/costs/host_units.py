@@ -67,9 +67,9 @@ def _made_in_backward(graph: Graph) -> list[bool]:
     for op in graph.ops:
         newest = max(newest, op.sequence) if op.thread == "main" else newest
         out.append(op.thread == "autograd" and 0 <= newest < op.sequence)
-    for i in range(len(out) - 2, -1, -1):  # an op without a number is as the next in its node
+    for i in range(len(out) - 2, -1, -1):  # a node recomputes before all else: what is ahead of it there is part of it
         op, after = graph.ops[i], graph.ops[i + 1]
-        out[i] |= out[i + 1] and op.sequence < 0 and op.thread == "autograd" and op.within[:NODE] == after.within[:NODE]
+        out[i] |= out[i + 1] and op.thread == "autograd" and op.within[:NODE] == after.within[:NODE]
     return out
 
 

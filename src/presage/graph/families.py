@@ -9,13 +9,14 @@ __all__ = ["FAMILIES", "family"]
 
 FAMILIES = (
     "matrix multiply", "convolution", "attention", "recurrent", "embedding", "normalisation", "softmax and loss",
-    "optimizer", "copy and cast", "index", "reduction", "random", "communication", "elementwise", "other",
+    "optimizer", "copy and cast", "index", "reduction", "random", "communication", "fused", "elementwise", "other",
 )  # fmt: skip
 
 # The first that matches has it: an op's family is in its name.
 _PATTERNS = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
+        ("fused", r"^(triton|fused)::"),
         ("communication", r"^(c10d|_c10d_functional|nccl|record_param_comms)"),
         ("attention", r"attention|flash_attn"),
         ("embedding", r"embedding"),

@@ -229,6 +229,12 @@ def _fused_optimizer(graph: Graph, op: Op) -> Bytes:
     return Bytes(footprint(graph, _inputs(graph, op)), footprint(graph, written))
 
 
+def _told(_: Graph, op: Op) -> Bytes:
+    """A fused kernel says itself what it moves: of a table that it looks things up in, only those."""
+    read, written = argument(op, "read_bytes", 1), argument(op, "written_bytes", 2)
+    return Bytes(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+
+
 _OVERWRITES = aten(
     "fill_ zero_ copy_ normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_ bernoulli_ "
     "_foreach_copy_ _foreach_zero_ zeros_like ones_like full_like empty_like rand_like randn_like randint_like "
@@ -258,5 +264,6 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(aten("cudnn_batch_norm native_batch_norm"), _batch_norm),
     "aten::cudnn_batch_norm_backward": _batch_norm_backward(None),
     "aten::native_batch_norm_backward": _batch_norm_backward(7),
+    **dict.fromkeys([f"{by}::{kind}" for by in ("triton", "fused") for kind in ("pointwise", "reduction")], _told),
     **dict.fromkeys(aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"), _fused_optimizer),
 }

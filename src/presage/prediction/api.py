@@ -88,8 +88,11 @@ def team_of(
     return team(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
 
-def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None) -> Graph:
-    """The graph of FILE.py:FUNCTION, captured with these arguments (which needs torch), or of a saved file."""
+def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, traced: bool = False) -> Graph:
+    """The graph of FILE.py:FUNCTION, captured with these arguments (which needs torch), or of a saved file.
+
+    `traced`: as the code runs while a CUDA graph is made of it, or a compiler reads it.
+    """
     step = str(step)
     if save.is_saved(step) or step.endswith(save.SUFFIX):
         if arguments:
@@ -97,4 +100,4 @@ def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None) -> 
         return save.read(step)
     from presage.capture import capture, load
 
-    return capture(load(step), dict(arguments or {}), source=step)
+    return capture(load(step), dict(arguments or {}), source=step, traced=traced)

@@ -5,7 +5,6 @@ from presage.costs.families import (
     conv,
     copy,
     embedding,
-    fused,
     gemm,
     index,
     norm,
@@ -42,5 +41,4 @@ FAMILIES: dict[str, Family] = {
         optimizer.FAMILY,
     )
 }
-# Fused kernels are timed as others of as many bytes: they have no corrections of their own.
-BY_OP: dict[str, Family] = {op: f for f in (*FAMILIES.values(), fused.FAMILY) for op in f.ops}
+BY_OP: dict[str, Family] = {op: f for f in FAMILIES.values() for op in f.ops}

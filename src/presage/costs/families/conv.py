@@ -61,7 +61,7 @@ def product(c: Conv) -> Product:
 def tile_times(c: Conv, rates: Rates) -> list[float]:
     """Seconds with each shape of tile: whole waves of tiles, each as many steps as its slowest part allows."""
     p = product(c)
-    rate = rates.rate("float32" if c.kind in ("tf32", "float32") else c.kind, c.kind == "tf32") / rates.sms
+    rate = rates.convolved("float32" if c.kind in ("tf32", "float32") else c.kind, c.kind == "tf32") / rates.sms
     steps = max(1, ceil(p.taps * ceil(p.inner / STEP) / (prod(c.stride) if c.role == 1 else 1)))
     out = []
     for a, b in TILES:
@@ -121,7 +121,7 @@ def parts(c: Conv, rates: Rates) -> Parts:
     if c.native:
         main = max(native, moving)
     elif c.depthwise:
-        main = max(c.flops / rates.rate("float32") * 8, moving)
+        main = max(c.flops / rates.convolved("float32") * 8, moving)
     else:
         main = max(min(tiles), moving)
     return Parts(tiles, native, moving, converting, main)

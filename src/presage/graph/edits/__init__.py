@@ -12,6 +12,10 @@ from __future__ import annotations
 from presage.graph.edits import optimizer, replay, tables
 from presage.graph.edits.accumulate import EDITS as ACCUMULATE
 from presage.graph.edits.accumulate import accumulate
+from presage.graph.edits.attention import EDITS as ATTENTION
+from presage.graph.edits.attention import fused_attention
+from presage.graph.edits.autocast import EDITS as AUTOCAST
+from presage.graph.edits.autocast import autocast
 from presage.graph.edits.chains import EDITS as CHAINS
 from presage.graph.edits.chains import fused_chains
 from presage.graph.edits.checkpoint import EDITS as CHECKPOINT
@@ -19,9 +23,13 @@ from presage.graph.edits.checkpoint import checkpoint
 from presage.graph.edits.compile import EDITS as COMPILE
 from presage.graph.edits.compile import compiled
 from presage.graph.edits.edit import Change, Edit, NotApplicable
+from presage.graph.edits.layout import EDITS as LAYOUT
+from presage.graph.edits.layout import channels_last
 from presage.graph.edits.optimizer import foreach_adam, fused_adam
 from presage.graph.edits.overlap import EDITS as OVERLAP
 from presage.graph.edits.overlap import overlap
+from presage.graph.edits.precision import EDITS as PRECISION
+from presage.graph.edits.precision import bf16, tf32
 from presage.graph.edits.replay import cuda_graph
 from presage.graph.edits.speed import EDITS as SPEED
 from presage.graph.edits.speed import faster
@@ -35,17 +43,23 @@ __all__ = [
     "Edit",
     "NotApplicable",
     "accumulate",
+    "autocast",
+    "bf16",
+    "channels_last",
     "checkpoint",
     "compiled",
     "cuda_graph",
     "faster",
     "foreach_adam",
     "fused_adam",
+    "fused_attention",
     "fused_chains",
     "no_sync",
     "overlap",
     "table_batched",
+    "tf32",
 ]
 
 EDITS: dict[str, Edit] = {edit.name: edit for module in (replay, optimizer, tables) for edit in module.EDITS}
 EDITS |= {edit.name: edit for edit in (*CHECKPOINT, *ACCUMULATE, *SYNC, *SPEED, *OVERLAP, *COMPILE, *CHAINS)}
+EDITS |= {edit.name: edit for edit in (*PRECISION, *AUTOCAST, *ATTENTION, *LAYOUT)}

@@ -67,17 +67,33 @@ class _Autocast(Asked):
         self.draft.begin(run.first)
         if self.asks(run):
             return
-        kind = kind_of(run.listed)
+        kind = "" if self._switched_off(run) else kind_of(run.listed)
         start = len(self.draft.ops)
         group = self._group(run, kind, self.asking(run, None))
         if run.listed == sdpa.AROUND and self.attends(run):
             self.attend(run, group, (*self.old.ops[run.first].within[: run.depth], *[sdpa.AROUND] * 2))
-        elif run.listed == sdpa.AROUND:
+        elif run.listed == sdpa.AROUND and not self._refused(run):
             self.attend_plainly(run, group, {i: _twice(self.old.ops[i], run) for i in run.ops})
-        else:
+        elif run.listed != sdpa.AROUND:
             self._each(run, kind, group)
         self.draft.nodes.append((start, len(self.draft.ops)))
         self.answered(run)
+
+    def _refused(self, run: Run) -> bool:
+        """Attention that no kernel took in float32: whether one takes it now, which is then written."""
+        m = self.unfused(run)
+        if m is None or not self.fits(m, self.low):
+            return False
+        group = Group()
+        parts = [t for t in (m.v.tensor.id, m.k.tensor.id, m.q.tensor.id, *m.masks) if self.dtype(t) != self.low]
+        for number, t in enumerate(parts):
+            self._cast_input(run, group, t, self.low, (sdpa.AROUND,), len(parts) - number)
+        self.join(run, group)
+        self.plan(m, group)
+        for i in run.ops:
+            self.draft.begin(i)
+            self.ahead(i)
+        return True
 
     def _each(self, run: Run, kind: str, group: Group | None) -> None:
         for i in run.ops:
@@ -86,6 +102,10 @@ class _Autocast(Asked):
             if kind == "full output" and run.listed not in INSIDE:
                 self.settle(op, None, "float32")
             self.translate(i, group.subs if group else None, within=_twice(op, run) if kind else op.within)
+
+    def _switched_off(self, run: Run) -> bool:
+        """Rotary embeddings of the usual libraries switch autocast off: their angles need float32."""
+        return "rotary" in self.old.ops[run.first].module
 
     def _group(self, run: Run, kind: str, group: Group | None) -> Group | None:
         """The casts before a run, beside those that were asked for."""
@@ -103,7 +123,8 @@ class _Autocast(Asked):
 
     def _target(self, run: Run, kind: str) -> str:
         if not kind or kind == "full output":
-            return "float32" if run.listed in INSIDE else ""
+            told = "aten::cross_entropy_loss" in self.old.ops[run.first].within  # asks for the type it is given
+            return "float32" if run.listed in INSIDE and not told else ""
         if kind != "widest":
             return self.low if kind == "low" else "float32"
         seen = {self.dtype(t) for i in run.ops for t in self.floats(references(self.old.ops[i].inputs))

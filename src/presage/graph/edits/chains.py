@@ -192,7 +192,9 @@ def _events(old: Graph, new: Graph, changes: Mapping[int, Sequence[Op]]) -> tupl
     for storage in new.storages[len(old.storages) :]:
         if storage.id in first:
             out += [Event(first[storage.id], storage.id, True), Event(last[storage.id] + 1, storage.id, False)]
-    lives = {e.storage for e in out if e.allocates} | {s.id for s in old.storages} - {e.storage for e in old.events if e.allocates}
+    lives = {e.storage for e in out if e.allocates} | {s.id for s in old.storages} - {
+        e.storage for e in old.events if e.allocates
+    }
     return tuple(sorted((e for e in out if e.storage in lives), key=lambda e: e.op))
 
 
@@ -200,8 +202,8 @@ EDITS = (
     plain(
         "fused_chains",
         "Chains of elementwise ops of one module (a norm of small ops, an activation and its gate, bias, dropout and "
-        "residual) run as one kernel forward and one backward, as hand-written kernels do; what lies between is neither "
-        "written nor kept.",
+        "residual) run as one kernel forward and one backward, as hand-written kernels do; what lies between is "
+        "neither written nor kept.",
         fused_chains,
     ),
 )

@@ -106,13 +106,16 @@ class _Lifetimes:
             if e.storage in run.where and e.allocates:
                 yield Event(begin + run.start(e.op), run.where[e.storage], True)
         for s, own in run.where.items():
-            mine, others = self._split(s, run)
+            mine, _ = self._split(s, run)
             if not mine:
                 yield Event(begin + run.start(self.freed.get(s, -1)), own, False)
-            elif s in self.freed and (not others or others[-1] < mine[-1]):
-                yield Event(self._after(self.freed[s]), own, False)
             else:
-                yield Event(self._place(mine[-1]) + 1, own, False)
+                yield Event(self._after(self._given_back(mine[-1])), own, False)
+
+    def _given_back(self, last: int) -> int:
+        """The end of a node's own code, after its last use of what was kept; what autograd does then comes after."""
+        ops, around = self.graph.ops, self.graph.ops[last].within[:2]
+        return next((i for i in range(last + 1, len(ops)) if ops[i].within[:2] != around), len(ops))
 
 
 def _casts(graph: Graph, saved: Saved) -> dict[int, int]:

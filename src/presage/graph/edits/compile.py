@@ -104,6 +104,7 @@ def _compiled(
     crossed = {v: parts for group in together for v, parts in group.crossed.items()}
     wanted = needed(together, mine, [p for p in found if p.stretch != k], lasting)
     sequence = max((ops[p.node.op].sequence for p in mine), default=-1)
+    phase, thread = next((op.phase, op.thread) for op, number in zip(ops, low.stretch, strict=True) if number == k)
     out: list[tuple[Op, int]] = []
     for g in ordered(together, makers):
         first, at = together[g].nodes[0], -1
@@ -115,7 +116,7 @@ def _compiled(
             like = ops[max(together[g].nodes, key=lambda n: n.elements).op]
             kind = "pointwise" if together[g].loops is None else "reduction"
             op = fused_op(places, together[g], mine, wanted[g], like, f"triton::{kind}")
-        out.append((replace(op, within=WITHIN[op.thread], sequence=sequence), at))
+        out.append((replace(op, phase=phase, thread=thread, within=WITHIN[thread], sequence=sequence), at))
     return out
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from presage.graph.check import uses
+from presage.graph.edit import spans, stretched
 from presage.graph.graph import Event, Graph, Op, Ref
 
 __all__ = ["Copies", "in_order", "users"]
@@ -57,17 +59,18 @@ class Copies:
             **changes,
         )
 
-    def graph(self, ops: Sequence[Op], events: Iterable[Event], notes: Sequence[str] = ()) -> Graph:
-        """The graph with these ops and events."""
-        return replace(
+    def graph(self, ops: Sequence[Op], events: Iterable[Event]) -> Graph:
+        """The graph with these ops; a storage lives as the events say, or longer where an op needs it."""
+        made = replace(
             self.source,
             ops=tuple(ops),
             tensors=tuple(self.tensors),
             storages=tuple(self.storages),
-            events=in_order(events),
+            events=(),
             facts=self.facts,
-            notes=(*self.source.notes, *notes),
         )
+        first, last = spans(made)
+        return replace(made, events=in_order(stretched(e, first, last) for e in events))
 
 
 def in_order(events: Iterable[Event]) -> tuple[Event, ...]:
@@ -79,8 +82,6 @@ def users(graph: Graph) -> dict[int, list[int]]:
     """The places of the ops that touch each storage, in order."""
     found: dict[int, list[int]] = {}
     for i, op in enumerate(graph.ops):
-        for t in dict.fromkeys(
-            (*(x.storage for x in graph.inputs_of(op)), *(graph.tensors[k].storage for k in op.outputs))
-        ):
-            found.setdefault(t, []).append(i)
+        for s in uses(graph, op):
+            found.setdefault(s, []).append(i)
     return found

@@ -25,6 +25,7 @@ CAUTIONS = {
     "table_batched": "the tables become one parameter: checkpoints and what is set table by table change",
     "tf32": "numbers change: products keep 11 bits of mantissa; check the loss",
 }
+TRACED = ("compile", "cuda_graph")
 
 
 class NotApplicable(PresageError):
@@ -42,6 +43,7 @@ class Edit:
     needed: bool = False  # whether it must be written
     tried: tuple[str, ...] = ("",)  # the values that suggestions try; () for none
     caution: str = ""  # what to look out for, where there is something: other numbers, work on the code
+    traced: bool = False  # the step is read once and run from that: some libraries' code takes other ways then
 
 
 def plain(name: str, rule: str, change: Change) -> Edit:
@@ -52,7 +54,7 @@ def plain(name: str, rule: str, change: Change) -> Edit:
             raise PresageError(f"{name} takes no value, but {value!r} was given: write just {name}")
         return change
 
-    return Edit(name, rule, make, caution=CAUTIONS.get(name, ""))
+    return Edit(name, rule, make, caution=CAUTIONS.get(name, ""), traced=name in TRACED)
 
 
 def valued(

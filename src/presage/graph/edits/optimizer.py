@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from presage.graph.arguments import aten, references
 from presage.graph.edits.edit import NotApplicable, plain
 from presage.graph.edits.pen import Pen
-from presage.graph.edits.updating.ops import capturable_loop, foreach, found_inf, fused
+from presage.graph.edits.updating.foreach import foreach
+from presage.graph.edits.updating.fused import found_inf, fused
+from presage.graph.edits.updating.loop import capturable_loop
 from presage.graph.edits.updating.updates import Algorithm, Update, read
 from presage.graph.graph import Graph, Ref
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from msgspec.structs import replace
 
 from presage.graph.arguments import references
@@ -88,6 +90,11 @@ class _Whole(Asked):
         group = self.asking(run, None)
         if run.listed == sdpa.AROUND and self.attends(run):
             self.attend(run, group, _once((*self.old.ops[run.first].within[: run.depth], sdpa.AROUND)))
+        elif run.listed == sdpa.AROUND and (m := self.unfused(run)) is not None and self.fits(m):
+            self.plan(dataclasses.replace(m, low=False))
+            for i in run.ops:
+                self.draft.begin(i)
+                self.ahead(i)
         elif run.listed == sdpa.AROUND:
             self.attend_plainly(run, group, {i: _once(self.old.ops[i].within) for i in run.ops})
         else:
@@ -100,9 +107,7 @@ class _Whole(Asked):
     def forward_op(self, i: int, subs: dict[int, Tensor]) -> None:
         op = self.old.ops[i]
         if not self._uncast(i, subs, self._target(op)):
-            self.default = self._alike(i)
             self.translate(i, subs, within=_once(op.within, op.name))
-            self.default = ""
 
     def _target(self, op: Op) -> str:
         """The type that a cast of the forward pass is to: '' if autocast made it, and there is none any more."""
@@ -110,14 +115,6 @@ class _Whole(Asked):
         if MATH not in around and any(kind_of(name) for name in around):
             return ""
         return self.old.tensors[op.outputs[0]].dtype if op.outputs else ""
-
-    def _alike(self, i: int) -> str:
-        """What is made like another (`zeros_like`) has its type."""
-        op, before = self.old.ops[i], self.old.ops[i - 1] if i else None
-        if before is None or not before.name.endswith("_like") or before.within[:1] != op.within[:1]:
-            return ""
-        ids = self.floats(references(before.inputs))
-        return self.dtype(ids[0]) if ids else ""
 
     def _uncast(self, i: int, subs: dict[int, Tensor], target: str) -> bool:
         """Whether a cast has nothing left to do; what was cast then stands for its result."""

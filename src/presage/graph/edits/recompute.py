@@ -98,8 +98,8 @@ def _detached(copies: Copies, saved: Saved, run: Run, op: Op, old: int, results:
     """What keeps a node's inputs (before it runs) or its results (after)."""
     graph = copies.source
     made, within = saved.results(old, run.block.ops), (*op.within[:2], *_called(graph, run.block, old), *DETACH)
-    for t in saved.kept(old):
-        if (t in made) == results and graph.tensors[t].storage in saved.differentiable:
+    for t in saved.distinct(old):
+        if (t in made) == results and saved.needs_gradient(t):
             own = copies.tensor(t, run.where)
             yield replace(
                 op, name="detach", overload="", inputs=(Ref(own),), outputs=(own,), names=(), writes=(), kernels=False,

@@ -22,6 +22,7 @@ class Saved:
         self.again: set[str] = set()  # modules that run forward ops in the backward pass
         self.differentiable = _differentiable(graph)  # storages
         self._forward = _from_forward(graph)
+        self._beside = {i for op in graph.ops if op.thread == "main" for i in op.outputs[1:]}
         newest = -1
         for i, op in enumerate(graph.ops):
             if op.thread == "main":
@@ -41,6 +42,15 @@ class Saved:
     def kept(self, number: int) -> tuple[int, ...]:
         """The tensors that a node keeps; none where it has no ops or reads gradients alone."""
         return self.tensors.get(number, ())
+
+    def distinct(self, number: int) -> list[int]:
+        """The same, of several views that begin at one place the first alone."""
+        views = {(self.graph.tensors[t].storage, self.graph.tensors[t].offset): t for t in reversed(self.kept(number))}
+        return list(reversed(views.values()))
+
+    def needs_gradient(self, tensor: int) -> bool:
+        """Whether a gradient may flow to it: not to what an op gives beside its result (a mean, a mask)."""
+        return self.graph.tensors[tensor].storage in self.differentiable and tensor not in self._beside
 
     def results(self, number: int, places: Iterable[int]) -> set[int]:
         """Of the tensors that a node keeps, those that its own forward ops (among these) made or changed."""

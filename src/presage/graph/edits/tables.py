@@ -83,11 +83,12 @@ def _tables(graph: Graph) -> Iterator[Table]:
 def _complete(graph: Graph, table: Table) -> bool:
     """Whether each lookup has its gradient, or none has, and no index is taken for memory of the table's own."""
     looked = {graph.tensors[i].storage for x in table.lookups for i in (x.index, x.offsets) if i is not None}
-    if looked & table.memory:
+    if looked & table.memory or not all(b.name for b in table.backwards):
         return False
     made = {graph.tensors[b.gradient].storage for b in table.backwards}
     forward = [x for x in table.lookups if graph.ops[x.place].thread == "main"]
-    return not table.backwards or (len(table.backwards) == len(forward) and made <= table.memory)
+    updated = len(table.memory) > 1
+    return len(table.backwards) == len(forward) and made <= table.memory if table.backwards else not updated
 
 
 def _memory(graph: Graph) -> dict[int, frozenset[int]]:

@@ -45,6 +45,7 @@ class Asked:
     argument: tuple[str, Any] | None = None  # ('batch', 16), or ('arg:width', 2048)
     caution: str = ""
     samples: float = 1.0  # how many times as many a step has
+    traced: bool = False  # the step is to be captured as when it is read for a CUDA graph or by a compiler
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def _read(name: str, value: str) -> Asked:
 def of_edit(edit: Edit, value: str) -> Asked:
     """One of the known edits of a graph."""
     made = Asked(f"{edit.name}={value}" if value else edit.name, graph=edit.make(value), caution=edit.caution)
+    made = replace(made, traced=edit.traced)
     return replace(made, samples=float(value)) if edit.name == REPEATS else made
 
 
@@ -104,7 +106,7 @@ def _own(change: Change) -> Asked:
     """A plain function Graph -> Graph, under its name; one that a known edit made (`faster("mm", 2)`), under that."""
     name = getattr(change, "__qualname__", "").partition(".<locals>")[0]
     if name in EDITS:
-        return Asked(name, graph=change, caution=EDITS[name].caution)
+        return Asked(name, graph=change, caution=EDITS[name].caution, traced=EDITS[name].traced)
     return Asked(getattr(change, "__name__", type(change).__name__), graph=change)
 
 

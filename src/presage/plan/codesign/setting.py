@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from presage.errors import PresageError
 from presage.graph import save
@@ -18,10 +19,16 @@ from presage.prediction.api import step_graph
 from presage.prediction.machine import Machine
 from presage.usercode import users_line
 
-__all__ = ["Setting", "Source", "applied", "source_of"]
+__all__ = ["Capture", "Setting", "Source", "applied", "read_otherwise", "source_of", "stages"]
 
-Capture = Callable[[str, Mapping[str, Any]], Graph]
 
+class Capture(Protocol):
+    """Gives the graph of a step with these arguments; `traced` as its code runs while it is read."""
+
+    def __call__(self, step: str, arguments: Mapping[str, Any], *, traced: bool = False) -> Graph: ...
+
+
+TOLD = 3  # kinds of ops
 # What a training function may call these arguments.
 NAMES = {
     "batch": ("batch", "batch_size", "bs", "b", "micro_batch", "micro_batch_size", "n"),
@@ -36,6 +43,14 @@ class Source:
     step: str = ""  # '' for a graph alone
     arguments: Mapping[str, Any] = field(default_factory=dict)
     capture: Capture = step_graph
+    traced: bool = False
+    kept: dict[str, Graph] = field(default_factory=dict, repr=False)  # what was captured already
+
+    def graph(self) -> Graph:
+        key = f"{self.arguments!r} {self.traced}"
+        if key not in self.kept:
+            self.kept[key] = self.capture(self.step, self.arguments, traced=self.traced)
+        return self.kept[key]
 
     def again(self, word: str, value: Any) -> tuple[Graph, Source, float]:
         """The step with another argument, and how many times as much work a step is then: nan if that is not known."""
@@ -45,8 +60,8 @@ class Source:
         arguments = {**self.arguments, name: value}
         before = self.arguments.get(name, default)
         sized = word in NAMES and isinstance(before, int | float) and before > 0
-        graph = self.capture(self.step, arguments)
-        return graph, replace(self, arguments=arguments), value / before if sized else float("nan")
+        other = replace(self, arguments=arguments)
+        return other.graph(), other, value / before if sized else float("nan")
 
     def _argument(self, word: str) -> tuple[str, Any]:
         """What FUNCTION calls it, and its default (None where there is none)."""
@@ -80,9 +95,39 @@ def source_of(step: str | Path | Graph, arguments: Mapping[str, Any] | None, cap
     """The graph of a step, and where it is from."""
     if isinstance(step, Graph):
         return step, Source()
-    graph = capture(str(step), arguments or {})
+    source = Source(str(step), arguments or {}, capture)
     saved = save.is_saved(step) or str(step).endswith(save.SUFFIX)
-    return graph, Source() if saved else Source(str(step), arguments or {}, capture)
+    return source.graph(), Source() if saved else source
+
+
+def stages(start: Setting, edits: Sequence[Asked]) -> Iterator[Setting]:
+    """The setting with the first edit, with the first two, and so on."""
+    setting = start
+    for k, edit in enumerate(edits):
+        if edit.traced and not setting.source.traced:
+            setting = _read(start)
+            for earlier in edits[:k]:
+                setting = applied(setting, earlier)
+        setting = applied(setting, edit)
+        yield setting
+
+
+def _read(setting: Setting) -> Setting:
+    """The step as its code runs while it is read; as it is, where it cannot be captured again."""
+    if not setting.source.step:
+        return setting
+    source = replace(setting.source, traced=True)
+    return replace(setting, graph=source.graph(), source=source)
+
+
+def read_otherwise(before: Graph, after: Graph) -> str:
+    """What the step's own code does otherwise while it is read, in words; '' where it does not."""
+    old, new = (Counter(op.name for op in g.ops if op.kernels and op.phase != "optimizer") for g in (before, after))
+    more = [f"{n} more {name}" for name, n in (new - old).most_common(TOLD)]
+    fewer = [f"{n} fewer {name}" for name, n in (old - new).most_common(TOLD)]
+    if not more and not fewer:
+        return ""
+    return f"while it is read for this, its own code runs otherwise: {', '.join(more + fewer)}"
 
 
 def applied(setting: Setting, edit: Asked) -> Setting:

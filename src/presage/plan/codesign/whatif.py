@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from presage.graph.graph import Graph
 from presage.plan.codesign.asked import Asked, Wish, asked_for
 from presage.plan.codesign.reason import because, effect, limit
-from presage.plan.codesign.setting import Capture, Setting, applied, source_of
+from presage.plan.codesign.setting import Capture, Setting, read_otherwise, source_of, stages
 from presage.plan.codesign.trial import Drawing, Trial, first, other
 from presage.prediction.api import step_graph
 from presage.prediction.machine import Machine, machine
@@ -188,16 +188,14 @@ def begun(
     return Setting(graph, where, source)
 
 
-def compared(base: Trial, setting: Setting, wanted: Iterable[Asked], how: Drawing, staged: bool = True) -> WhatIf:
+def compared(base: Trial, start: Setting, wanted: Iterable[Asked], how: Drawing, staged: bool = True) -> WhatIf:
     """The setting with all edits beside the one without; with `staged`, each edit by itself on those before."""
-    edits, stages = list(wanted), []
-    last: Trial | None = None
-    for k, edit in enumerate(edits):
-        setting = applied(setting, edit)
+    edits, told = list(wanted), list[Stage]()
+    last = base
+    for k, setting in enumerate(stages(start, edits)):
         if staged or k == len(edits) - 1:
             last = other(setting, how, base)
-            stages.append(Stage(edit.text, last.told, _ratio(base, last)))
-    last = last or base
+            told.append(Stage(edits[k].text, last.told, _ratio(base, last)))
     found = effect(base.timed, last.timed)
     return WhatIf(
         edits=tuple(e.text for e in edits),
@@ -209,12 +207,19 @@ def compared(base: Trial, setting: Setting, wanted: Iterable[Asked], how: Drawin
         modelled=last.modelled,
         limit=limit(found.before),
         because=because(found),
-        cautions=tuple(dict.fromkeys(e.caution for e in edits if e.caution)),
-        stages=tuple(stages) if staged and len(edits) > 1 else (),
-        work=setting.work,
-        unit=setting.unit,
+        cautions=_cautions(edits, start, last.timed.setting),
+        stages=tuple(told) if staged and len(edits) > 1 else (),
+        work=last.timed.setting.work,
+        unit=last.timed.setting.unit,
         programs=(base.timed.built, last.timed.built),
     )
+
+
+def _cautions(edits: Iterable[Asked], start: Setting, end: Setting) -> tuple[str, ...]:
+    """What to look out for; first of all, where the step's own code runs otherwise."""
+    same = end.source.traced and end.source.arguments == start.source.arguments
+    found = [read_otherwise(start.graph, end.source.graph()) if same else "", *(e.caution for e in edits)]
+    return tuple(dict.fromkeys(c for c in found if c))
 
 
 def _ratio(base: Trial, last: Trial) -> Range:

@@ -7,7 +7,7 @@ backward pass hands them to a product, or far from where they were made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -33,6 +33,7 @@ class _Passes:
 
     def __post_init__(self) -> None:
         stretch = self.flow.stretch
+        self.begins = next((n for n, k in enumerate(stretch) if k == self.backward), len(stretch))
         self.makers = {v: n for v, n in self.flow.makers().items() if stretch[n] in self.forward}
         self.uses: dict[int, list[int]] = {}  # in the forward pass
         self.later: dict[int, list[int]] = {}  # in the backward pass
@@ -73,7 +74,8 @@ def _once_only(both: _Passes, v: int) -> bool:
 def _far_apart(both: _Passes) -> set[int]:
     """Nodes that read a value after something has come between that does not fuse: they are not run a second time."""
     out: set[int] = set()
-    for v, users in both.uses.items():
+    for v, found in both.uses.items():
+        users = [n for n in found if n < both.begins]  # later ones could as well be in the backward pass
         if len(users) > 1:
             border = _first_apart(both, users)
             out |= {n for n in users if n > border and both.fuses(v, n)}
@@ -131,25 +133,26 @@ def _cut(both: _Passes, order: list[int], weights: list[float], banned: set[int]
     start, end, capacity = (np.array(column, np.int32) for column in zip(*edges, strict=True))
     network = coo_array((capacity, (start, end)), shape=(sink + 1, sink + 1), dtype=np.int32).tocsr()
     left = (network - maximum_flow(network, source, sink).flow).tocsr()
-    reached = _reached(left.indptr, left.indices, left.data, source)
+    reached = _reached(left.indptr.tolist(), left.indices.tolist(), left.data.tolist(), source)
     return {v for v in order if 2 * place[v] in reached and 2 * place[v] + 1 not in reached}
 
 
-def _reached(starts: np.ndarray, ends: np.ndarray, left: np.ndarray, source: int) -> set[int]:  # type: ignore[type-arg]
+def _reached(starts: Sequence[int], ends: Sequence[int], left: Sequence[int], source: int) -> set[int]:
     found, queue = {source}, [source]
     while queue:
         n = queue.pop()
         for k in range(starts[n], starts[n + 1]):
-            if left[k] > 0 and int(ends[k]) not in found:
-                found.add(int(ends[k]))
-                queue.append(int(ends[k]))
+            if left[k] > 0 and ends[k] not in found:
+                found.add(ends[k])
+                queue.append(ends[k])
     return found
 
 
 def recomputed(flow: Flow, forward: Collection[int], backward: int, saved: Callable[[int], bool]) -> Flow:
     """The flow in which the backward stretch computes again what is not saved, next to where it is first needed."""
     made = {v: n for v, n in flow.makers().items() if flow.stretch[n] in forward}
-    out, again = Flow(values=list(flow.values), stored=set(flow.stored)), dict[int, int]()
+    out = Flow(list(flow.values), stored=set(flow.stored), into=dict(flow.into))
+    again: dict[int, int] = {}
     for node, stretch in zip(flow.nodes, flow.stretch, strict=True):
         if stretch != backward:
             out.add(node, stretch)

@@ -44,6 +44,8 @@ class Node:
     fixed: bool = False  # never computed a second time
     function: Function = ""  # what takes long to compute, for each element
     alone: bool = False  # shares no kernel
+    turned: bool = False  # writes in another order than it reads
+    slices: frozenset[tuple[int, int]] = frozenset()  # of values it reads a part of: which, and from where on
     results: int = 0  # of the first half of a reduction, how many results the whole has
 
     @property
@@ -63,6 +65,7 @@ class Flow:
     nodes: list[Node] = field(default_factory=list)
     stretch: list[int] = field(default_factory=list)
     stored: set[int] = field(default_factory=set)  # values that are written, whoever reads them
+    into: dict[int, int] = field(default_factory=dict)  # values that become others in place
 
     def value(self, elements: int, width: int, tensor: int = -1, storage: int = -1) -> int:
         self.values.append(Value(elements, width, tensor, storage))

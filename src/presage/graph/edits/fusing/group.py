@@ -32,6 +32,7 @@ class Group:
     reads: set[int]
     writes: set[int]
     above: int = 0  # the groups it waits for, as bits
+    slices: set[tuple[int, int]] = field(default_factory=set)
     scattered: set[int] = field(default_factory=set)  # what cannot be read before the kernel ends
 
     @property
@@ -88,10 +89,16 @@ def _partner(
             continue
         if any(out[d].above >> g & 1 for d in needs if d != g) or (may is not None and not may(group, piece)):
             continue
-        score = sum(_touched(piece, values[v]) for v in piece.reads if v in group.reads or v in group.writes)
+        score = sum(_touched(piece, values[v]) for v in piece.reads if _shared(group, piece, v))
         if score >= most and score > 0:
             best, most = g, score
     return best
+
+
+def _shared(group: Group, piece: Piece, v: int) -> bool:
+    """Whether both work on the same of a value, and not on different parts of it."""
+    mine, theirs = ({start for w, start in s if w == v} for s in (piece.slices, group.slices))
+    return v in group.writes or (v in group.reads and (not mine or not theirs or bool(mine & theirs)))
 
 
 def _touched(piece: Piece, value: Value) -> int:
@@ -145,6 +152,7 @@ def _join(out: list[Group], chosen: int, place: int, piece: Piece, needs: set[in
     group.nodes.append(piece.node)
     group.reads |= set(piece.reads)
     group.writes |= set(piece.writes)
+    group.slices |= piece.slices
     if piece.node.kind == "scatter":
         group.scattered |= set(piece.writes)
     new = 0

@@ -23,6 +23,7 @@ class Piece:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     inside: tuple[int, ...]  # places of the nodes it computes
+    slices: frozenset[tuple[int, int]] = frozenset()  # of values that are only read in part: which, from where on
 
 
 def pieces(flow: Flow, lasting: Collection[int], passing: Callable[[int], bool] = lambda _: True) -> list[Piece]:
@@ -43,7 +44,8 @@ def pieces(flow: Flow, lasting: Collection[int], passing: Callable[[int], bool] 
             leaves.update((v, reads) for v in node.writes if v not in writes)
             nodes.update((v, inside) for v in node.writes if v not in writes)
         if writes or not node.fuses:
-            out.append(Piece(node, stretch, reads, writes, inside))
+            slices = frozenset[tuple[int, int]]().union(*(flow.nodes[n].slices for n in inside))
+            out.append(Piece(node, stretch, reads, writes, inside, slices))
     return out
 
 

@@ -23,7 +23,10 @@ _EXTERN = re.compile(
 )
 _SCATTER = re.compile(r"index_put|scatter|index_add|index_copy|index_fill|masked_scatter|put_$")
 RANDOM = re.compile(r"bernoulli|rand|normal_|uniform_|exponential_|dropout$|rrelu")
-_EXTERN_FAMILIES = ("matrix multiply", "convolution", "attention", "recurrent", "communication", "optimizer", "other")
+_EXTERN_FAMILIES = (
+    "matrix multiply", "convolution", "attention", "recurrent", "communication", "optimizer", "normalisation", "fused",
+    "other",
+)  # fmt: skip
 _OVERWRITES = re.compile(r"^aten::(fill_|zero_|copy_|normal_|uniform_|random_|exponential_|bernoulli_)$")
 
 
@@ -36,7 +39,7 @@ def sort_of(op: Op) -> str:
         return "scatter"
     if kind == "reduction":
         return "reduction"
-    return "extern" if kind in ("normalisation",) else "pointwise"
+    return "pointwise"
 
 
 class Lowering:
@@ -49,6 +52,7 @@ class Lowering:
         self.now: dict[int, int] = {}  # by storage the value it holds
         self.at = 0  # the op at hand
         self.made: dict[int, int] = {}  # by value the stretch that makes it
+        self.makers: dict[int, int] = {}  # and the op
         self.copies: dict[Any, int] = {}  # of parts of values, for ops that take no parts
         self.normed: dict[int, int] = {}  # by the statistics of rows, the rows made even by them
         self.seen: dict[Any, list[tuple[int, int]]] = {}  # ops of this stretch: what they wrote, by what they are
@@ -92,11 +96,16 @@ class Lowering:
         elements: int,
         function: Function = "",
         stretch: int | None = None,
+        turned: bool = False,
+        slices: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
-        node = Node(
-            "pointwise", self.at, _once(reads), tuple(writes), elements, function=function, fixed=function == "random"
-        )
-        self._add(node, stretch)
+        node = Node("pointwise", self.at, _once(reads), tuple(writes), elements, function=function, turned=turned)
+        self._add(replace(node, fixed=function == "random", slices=slices), stretch)
+
+    def slices(self, op: Op) -> frozenset[tuple[int, int]]:
+        """The parts of values that an op reads."""
+        parts = [t for t in self.inputs(op) if 2 * t.nbytes <= self.graph.storages[t.storage].nbytes and t.strides]
+        return frozenset((self.read(t), t.offset) for t in parts if 0 not in t.strides)
 
     def reduction(
         self, reads: Sequence[int], writes: Sequence[int], rows: int, columns: int, down: bool, function: Function = ""
@@ -112,8 +121,13 @@ class Lowering:
         self._add(replace(first, writes=(between,), rows=rows * parts, columns=across, partial=True, results=rows))
         self._add(Node("reduction", self.at, (between,), tuple(writes), rows, parts))
 
-    def scatter(self, reads: Sequence[int], writes: Sequence[int], elements: int) -> None:
-        self._add(Node("scatter", self.at, _once(reads), tuple(writes), elements, fixed=True))
+    def scatter(self, target: int | None, reads: Sequence[int], write: int, elements: int, stored: bool = True) -> None:
+        """Part of a value is written, or added to, in place."""
+        if target is not None:
+            self.flow.into[target] = write
+            self.flow.stored |= {target} if stored else set()
+        node = Node("scatter", self.at, _once([*reads, *([] if target is None else [target])]), (write,), elements)
+        self._add(replace(node, fixed=True))
 
     def extern(self, op: Op) -> None:
         """An op that runs as it is."""
@@ -167,6 +181,7 @@ class Lowering:
         here = self.stretch[self.at] if stretch is None else stretch
         self.flow.add(node, here)
         self.made.update((v, here) for v in node.writes)
+        self.makers.update((v, node.op) for v in node.writes)
 
     def _of(self, t: Tensor) -> int:
         whole = self.graph.storages[t.storage].nbytes // max(1, t.itemsize)
@@ -194,4 +209,3 @@ class Lowering:
 
 def _once(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(values))
-

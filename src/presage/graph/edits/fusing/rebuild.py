@@ -21,7 +21,7 @@ from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor
 __all__ = ["NAMES", "Places", "fused_op", "needed", "ordered", "rebuilt"]
 
 FUNCTIONS = ("random", "erf", "exp")
-NAMES = ("inputs", "read_bytes", "written_bytes", "rows", "columns", "down", *FUNCTIONS)
+NAMES = ("inputs", "read_bytes", "written_bytes", "rows", "columns", "down", *FUNCTIONS, "turned")
 DTYPES = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 
 
@@ -41,6 +41,8 @@ class Places:
         self.stays = _stays(self.flow)
 
     def storage(self, v: int) -> int:
+        while v in self.flow.into:
+            v = self.flow.into[v]
         value = self.flow.values[v]
         if value.storage >= 0 and v in self.stays:
             return value.storage
@@ -104,14 +106,22 @@ def fused_op(places: Places, group: Group, found: Sequence[Piece], needed: set[i
     reads = {v: 0 for m in group.members for v in found[m].reads if v not in group.writes}
     for m in group.members:
         for v in found[m].reads:
-            if v in reads:
+            if v in reads and places.flow.into.get(v) not in group.writes:
                 reads[v] = max(reads[v], min(values[v].nbytes, found[m].node.elements * values[v].width))
     writes = [v for m in group.members for v in found[m].writes if v in needed]
     loops = group.loops or group.nodes[0]
     moved = sum(min(values[v].nbytes, _written(group, v) * values[v].width) for v in writes)
     computed = [places.flow.nodes[n] for n in {n for m in group.members for n in found[m].inside}]
     functions = [sum(n.elements for n in computed if n.function == f) for f in FUNCTIONS]
-    numbers = (sum(reads.values()), moved, loops.rows, loops.columns, loops.down, *functions)
+    numbers = (
+        sum(reads.values()),
+        moved,
+        loops.rows,
+        loops.columns,
+        loops.down,
+        *functions,
+        any(n.turned for n in computed),
+    )
     refs: list[Any] = [Ref(places.whole(v)) for v in reads]
     return replace(
         like, name=name, overload="", inputs=(refs, *numbers), names=NAMES, writes=(), kernels=True, sync=False,
@@ -214,6 +224,8 @@ def _events(old: Graph, new: Graph, made: _Made, stretch: Sequence[int]) -> tupl
     begins = {e.storage: e.op for e in old.events if e.allocates}
     ends = {e.storage: e.op for e in old.events if not e.allocates}
     out: list[Event] = []
+    begin: int | None
+    end: int | None
     for s in new.storages:
         if s.id >= len(old.storages):
             begin, end = first.get(s.id), last.get(s.id, -1) + 1

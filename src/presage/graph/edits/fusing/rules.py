@@ -19,6 +19,7 @@ __all__ = ["lowered", "plainly"]
 
 Rule: TypeAlias = Callable[[Lowering, Op], None]
 
+JOINED = 8  # tensors that one kernel puts side by side
 _CHAINED = ("elementwise", "random", "copy and cast")
 _ERF = re.compile(r"erf|lgamma|digamma|logit|atan|asin|acos")
 _EXP = re.compile(r"exp|tanh|sigmoid|silu|mish|[^r]elu|softplus|log(?!ical)|::a?(sin|cos)")
@@ -50,7 +51,8 @@ def plainly(graph: Graph, stretch: Sequence[int]) -> Lowering:
     low = Lowering(graph, stretch)
     for i, op in enumerate(graph.ops):
         low.at = i
-        kind = sort_of(op) if stretch[i] != OUTSIDE and op.kernels and op.name not in RULES else "extern"
+        known = stretch[i] == OUTSIDE or not op.kernels or op.name in RULES
+        kind = "extern" if known else sort_of(op)
         if op.name == "aten::native_dropout" or (kind == "pointwise" and family(op.name) in _CHAINED):
             _pointwise(low, op)
         elif kind == "reduction" and not _wide(low, op):
@@ -102,14 +104,23 @@ def _part(low: Lowering, op: Op, parent: Op) -> None:
 
 def _pointwise(low: Lowering, op: Op) -> None:
     reads, outputs = low.reads(op), low.written(op)
-    elements = max((t.elements for t in outputs), default=0)
+    if not outputs:
+        return
+    elements = max(t.elements for t in outputs)
     if "aten::convolution" in op.within:
         low.flow.stored |= {v for v in reads if low.flow.values[v].elements < elements}  # a bias
     for t in outputs:  # a write of a part keeps the rest
         if t.nbytes < low.graph.storages[t.storage].nbytes and t.storage in low.now and t.id in op.writes:
             reads.append(low.now[t.storage])
             elements = max(elements, low.graph.storages[t.storage].nbytes // t.itemsize)
-    low.pointwise(reads, [low.write(t) for t in outputs], elements, _function(op))
+    turned = any(_order(t) != _order(outputs[0]) for t in low.inputs(op) if t.shape == outputs[0].shape)
+    slices = low.slices(op)
+    low.pointwise(reads, [low.write(t) for t in outputs], elements, _function(op), turned=turned, slices=slices)
+
+
+def _order(t: Tensor) -> list[int]:
+    """Dimensions from the narrowest stride to the widest."""
+    return sorted((d for d, n in enumerate(t.shape) if n > 1 and t.strides), key=lambda d: t.strides[d])
 
 
 def _function(op: Op) -> Function:
@@ -145,10 +156,10 @@ def _down(whole: Tensor, result: Tensor) -> bool:
 
 def _scatter(low: Lowering, op: Op) -> None:
     """Adds to, or overwrites, parts of what is there."""
-    inputs, reads = low.inputs(op), low.reads(op)
-    target = {t.storage for t in low.written(op)}
-    moved = max((t.elements for t in inputs if t.storage not in target), default=1)
-    low.scatter(reads, [low.write(t) for t in low.written(op)], moved)
+    target = low.written(op)[0]
+    inputs = [t for t in low.inputs(op) if t.storage != target.storage]
+    reads, before = [low.read(t) for t in inputs], low.read(target) if target.id in op.writes else None
+    low.scatter(before, reads, low.write(target), max((t.elements for t in inputs), default=1))
 
 
 _BY_KIND: dict[str, Rule] = {"pointwise": _pointwise, "reduction": _reduction, "scatter": _scatter}
@@ -292,7 +303,28 @@ def _table_backward(low: Lowering, op: Op) -> None:
     gradient = low.graph.inputs_of(op)[0]
     zeros = low.flow.value(table.elements, table.itemsize)
     low.pointwise([], [zeros], table.elements)
-    low.scatter([*reads, zeros], [low.write(table)], gradient.elements)
+    low.scatter(zeros, reads, low.write(table), gradient.elements)
+
+
+def _joined(low: Lowering, op: Op) -> None:
+    """Tensors side by side: in one kernel where they are few and simple, else each copied to its place."""
+    inputs, result = low.inputs(op), low.written(op)[0]
+    reads = [low.read(t) for t in inputs]
+    if len(inputs) <= JOINED and not any(_looked_up(low, v) for v in reads):
+        return _pointwise(low, op)
+    before: int | None = None
+    for t, v in zip(inputs[:-1], reads, strict=False):
+        part = low.flow.value(result.elements, result.itemsize)
+        low.scatter(before, [v], part, t.elements, stored=False)
+        before = part
+    low.scatter(before, reads[-1:], low.write(result), inputs[-1].elements, stored=False)
+    return None
+
+
+def _looked_up(low: Lowering, v: int) -> bool:
+    """Whether a value is made by a lookup."""
+    op = low.graph.ops[low.makers[v]] if v in low.makers else None
+    return op is not None and family(op.name) in ("index", "embedding") and sort_of(op) == "pointwise"
 
 
 def _masked_backward(low: Lowering, op: Op) -> None:
@@ -330,6 +362,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(aten("threshold_backward hardtanh_backward leaky_relu_backward"), _masked_backward),
     "aten::native_dropout": _dropout,
     "aten::embedding_dense_backward": _table_backward,
+    **dict.fromkeys(aten("cat stack"), _joined),
     **dict.fromkeys(
         aten(
             "upsample_nearest2d_backward upsample_bilinear2d_backward avg_pool2d_backward adaptive_max_pool2d_backward "

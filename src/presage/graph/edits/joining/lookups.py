@@ -12,6 +12,7 @@ from presage.graph.graph import Graph, Op, Ref
 __all__ = ["BAG_BACKWARD", "ROW_BACKWARD", "Backward", "Lookup", "backwards", "lookups"]
 
 BAG, EMBEDDING, SPARSE = "aten::_embedding_bag", "aten::embedding", "aten::_embedding_bag_sparse_backward"
+SPARSE_ROWS = "aten::_sparse_coo_tensor_with_dims_and_tensors"
 BAG_BACKWARD, ROW_BACKWARD = "aten::_embedding_bag_dense_backward", "aten::embedding_dense_backward"
 
 
@@ -39,7 +40,7 @@ class Backward:
     place: int  # its first op
     others: tuple[int, ...]  # the other ops of it, and what autograd does with the gradient on the host
     unit: tuple[int, ...]  # of these, those that make the gradient
-    name: str
+    name: str  # '' where it is of a kind that cannot be joined
     incoming: int  # the gradient of the rows
     gradient: int  # the gradient of the table
 
@@ -127,9 +128,11 @@ def _ends(graph: Graph, place: int, depth: int) -> bool:
 def backwards(graph: Graph) -> Iterator[tuple[int, Backward]]:
     """Gradients of tables, each with autograd's number of its lookup."""
     for i, op in enumerate(graph.ops):
-        if op.name in (BAG_BACKWARD, ROW_BACKWARD) and op.outputs and _unscaled(op):
+        if op.name in (BAG_BACKWARD, ROW_BACKWARD) and op.outputs:
             unit = [i, *_run(graph, i + 1, partial(_inside, op.name))]
-            yield op.sequence, _backward(graph, unit, op, op.name)
+            yield op.sequence, _backward(graph, unit, op, op.name if _unscaled(op) else "")
+        elif op.name == SPARSE_ROWS and op.outputs:
+            yield op.sequence, _backward(graph, [i], op, "")
         elif op.name == "aten::gather" and SPARSE in op.within and op.outputs:
             first = i
             while first > 0 and SPARSE in graph.ops[first - 1].within and graph.ops[first - 1].sequence == op.sequence:

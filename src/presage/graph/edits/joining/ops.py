@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from presage.graph.edits.joining.lookups import BAG_BACKWARD, ROW_BACKWARD, Backward, Lookup
 from presage.graph.edits.memory_layout import is_dense
 from presage.graph.edits.pen import Pen
-from presage.graph.graph import Graph, Op, Ref, Tensor
+from presage.graph.graph import Arg, Graph, Op, Ref, Tensor
 
 __all__ = ["Joined", "write_backward", "write_forward"]
 
@@ -190,7 +190,7 @@ def _rows(pen: Pen, one: Joined, index: Ref) -> None:
         pen.op("view", [Ref(one.kept.results[0])], within=inside[:-1], kernels=False)
 
 
-def _gathered(pen: Pen, table: object, index: Ref, out: Ref, inside: Sequence[str]) -> None:
+def _gathered(pen: Pen, table: Arg, index: Ref, out: Ref, inside: Sequence[str]) -> None:
     for name in ("empty", "resize_", "view"):
         pen.host(name, inside)
     pen.op("as_strided", [index], within=[*inside, "aten::expand"], kernels=False)
@@ -199,8 +199,8 @@ def _gathered(pen: Pen, table: object, index: Ref, out: Ref, inside: Sequence[st
     if pen.get(index).id in pen.facts:
         pen.facts[wide.id] = pen.facts[index.id]
     names = ("self", "dim", "index", "sparse_grad", "out")
-    inputs = [table, 0, wide, False, out]
-    pen.op("gather", inputs, [out], overload="out", names=names, writes=[out], within=inside)  # type: ignore[arg-type]
+    inputs: list[Arg] = [table, 0, wide, False, out]
+    pen.op("gather", inputs, [out], overload="out", names=names, writes=[out], within=inside)
 
 
 def _taken_apart(pen: Pen, one: Joined, place: int, outer: Op) -> None:
@@ -279,7 +279,7 @@ def _summed(pen: Pen, index: Ref, out: Ref, inside: Sequence[str], sort: bool) -
         pen.host("empty", [*inside, "aten::arange"])
         numbers = pen.new((count,), kind)
         names = ("start", "end", "step", "out")
-        inputs = [0, count, 1, pen.view(numbers, (0,))]
+        inputs: list[Arg] = [0, count, 1, pen.view(numbers, (0,))]
         pen.op("arange", inputs, [numbers], overload="start_out", names=names, within=[*inside, "aten::arange"])
     pen.host("empty", [*inside, "aten::zeros"])
     zeroed = [*inside, "aten::zeros", "aten::zero_"]

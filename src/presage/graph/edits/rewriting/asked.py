@@ -7,21 +7,24 @@ next time. Which tensor is meant is read from the ops before and after the call.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from presage.graph.arguments import references
-from presage.graph.edits.rewriting.attending import Attending
+from presage.graph.edits.rewriting.fusing import Fusing
 from presage.graph.edits.rewriting.retype import SPREAD, Cast, Group
 from presage.graph.edits.rewriting.runs import Listing, Run
 from presage.graph.graph import Graph
 
 __all__ = ["Asked"]
 
-NEAR = 4  # ops between a call and the op that takes its result
+NEAR, FAR = 4, 40  # ops between a call and the op that takes its result, the tensor's shape not known or known
 
 
-class Asked(Attending):
+class Asked(Fusing):
     def __init__(self, graph: Graph, listing: Listing, low: str) -> None:
         super().__init__(graph, listing)
         self.low = low
+        self._told = any(op.name == "aten::to" and op.inputs for op in graph.ops)  # what such calls are about
         self._lifted: set[str] = set()  # modules that have cast something up
         self._casts: dict[int, Cast] = {}  # what the next runs take instead of an old tensor
         self._owned: list[Cast] = []  # those that a run has taken
@@ -31,8 +34,10 @@ class Asked(Attending):
     def asks(self, run: Run) -> bool:
         """Whether a run is such a call and was made a cast."""
         op = self.old.ops[run.first]
-        if op.name != "aten::to" or op.within or op.inputs or op.thread != "main":
+        if op.name != "aten::to" or op.within or op.thread != "main" or bool(op.inputs) != self._told:
             return False
+        if self._until:
+            self._casts, self._until = {}, ""
         found = self._subject(run.first)
         if found is None:
             return False
@@ -42,11 +47,21 @@ class Asked(Attending):
         if dtype == now.dtype:
             return False
         sequence = max(self.old.ops[taker].sequence * SPREAD - SPREAD // 2, 0)
-        new = self.cast(op, now, dtype, (), sequence)
-        lasting = self.old.ops[taker].line != op.line
-        self._casts = {**(self._casts if self._until else {}), subject: Cast(old, now.dtype, new, sequence, lasting)}
+        new = self.cast(replace(op, inputs=()), now, dtype, (), sequence)
+        lasting = self._lasts(subject, taker)
+        self._casts = {subject: Cast(old, now.dtype, new, sequence, lasting)}
         self._until, self._taker = op.module or "-" if lasting else "", taker
         return True
+
+    def _lasts(self, subject: int, taker: int) -> bool:
+        """Whether others than the next op take the result: those of its module, up to the next such call."""
+        module = self.old.ops[taker].module
+        for op in self.old.ops[taker + 1 :]:
+            if op.module != module or op.name == "aten::to" or op.thread != "main":
+                return False
+            if subject in references(op.inputs):
+                return True
+        return False
 
     def _dtype(self, module: str, now: str, was: str) -> str:
         if now != was:
@@ -60,13 +75,15 @@ class Asked(Attending):
     def _subject(self, i: int) -> tuple[int, int] | None:
         """The tensor that is meant, and the op that takes it."""
         op = self.old.ops[i]
-        for j in range(i + 1, min(i + 1 + NEAR, len(self.old.ops))):
+        shape, dtype = op.inputs if len(op.inputs) == 2 else (None, None)
+        before = next((b.outputs for b in reversed(self.old.ops[max(0, i - NEAR) : i]) if b.outputs), ())
+        for j in range(i + 1, min(i + 1 + (FAR if shape else NEAR), len(self.old.ops))):
             taker = self.old.ops[j]
-            ids = self.floats(references(taker.inputs))
+            ids = [t for t in self.floats(references(taker.inputs)) if self.old.tensors[t].storage in self.known]
+            if shape is not None:
+                ids = [t for t in ids if (list(self.old.tensors[t].shape), self.old.tensors[t].dtype) == (shape, dtype)]
             if taker.thread == "main" and taker.phase == op.phase and ids:
-                before = next((b.outputs for b in reversed(self.old.ops[max(0, i - NEAR) : i]) if b.outputs), ())
-                known = [t for t in ids if self.old.tensors[t].storage in self.known]
-                return next(((t, j) for t in known if t in before), (known[0], j) if known else None)
+                return next(((t, j) for t in ids if t in before), (ids[0], j))
         return None
 
     def asking(self, run: Run, group: Group | None) -> Group | None:

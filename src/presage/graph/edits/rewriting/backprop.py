@@ -32,10 +32,14 @@ class Backprop(Viewing):
         if self._open is not None and group is not self._open:
             self.flush(run.first)
         if group is not None and group.casts + group.used and self._open is None:
-            self._open, self._made, self._waiting = group, set(), []
+            self.open(group)
         start = len(self.draft.ops)
         self._node(run, group)
         self.draft.nodes.append((start, len(self.draft.ops)))
+
+    def open(self, group: Group) -> None:
+        """From here on nodes make gradients that are to be cast back."""
+        self._open, self._made, self._waiting = group, set(), []
 
     def _waits(self, run: Run) -> bool:
         """A parameter's gradient that the open group made is handed over when it has been cast."""

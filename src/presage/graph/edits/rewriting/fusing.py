@@ -12,13 +12,14 @@ from presage.graph.edits.memory_layout import contiguous, viewed
 from presage.graph.edits.rewriting import sdpa
 from presage.graph.edits.rewriting.attending import Attending
 from presage.graph.edits.rewriting.manual import Manual, Part
-from presage.graph.edits.rewriting.retype import Place
+from presage.graph.edits.rewriting.retype import Group, Place
 from presage.graph.edits.rewriting.runs import Listing, Run, accumulates
+from presage.graph.edits.rewriting.types import FLOATS
 from presage.graph.graph import Graph, Op, Ref, Tensor
 
 __all__ = ["Fusing"]
 
-PASSED_ON = ("aten::mul", "aten::div", "aten::neg")  # ops that a factor or a gradient goes through alone
+PASSED_ON = ("aten::mul", "aten::div", "aten::neg", "aten::sum")  # ops that a factor or a gradient goes through alone
 
 
 class Fusing(Attending):
@@ -30,9 +31,12 @@ class Fusing(Attending):
         self._numbered: dict[int, Manual] = {}
         self._ran: dict[int, sdpa.Fused] = {}  # by the place of the last op
         self._done: set[int] = set()  # those whose backward pass has run
+        self._groups: dict[int, Group] = {}  # casts before it, by the place of the last op
 
-    def plan(self, m: Manual) -> None:
-        """This attention is to be fused."""
+    def plan(self, m: Manual, group: Group | None = None) -> None:
+        """This attention is to be fused, with the casts before it that were made for it."""
+        if group is not None:
+            self._groups[m.last] = group
         self._gone |= set(m.forward)
         self._last[m.last] = m
         self._numbered |= dict.fromkeys(m.numbers, m)
@@ -45,11 +49,47 @@ class Fusing(Attending):
         learnt = any(self.old.storages[self.old.tensors[t].storage].role == "parameter" for t in m.masks)
         if learnt or len(m.masks) > 1 or sdpa.backend(self._given(m, self.old.tensors.__getitem__)) == "math":
             return False
-        return all(self._root(m, s) for s in self._leaving(m))
+        return self._apart(m)
 
-    def fits(self, m: Manual) -> bool:
-        """Whether a kernel takes it as its tensors are now."""
-        return sdpa.backend(self._given(m, self.get)) != "math" and all(self._root(m, s) for s in self._leaving(m))
+    def fits(self, m: Manual, dtype: str = "") -> bool:
+        """Whether a kernel takes it as its tensors are now, or as they were cast."""
+        a = self._given(m, lambda t: replace(self.get(t), dtype=dtype) if dtype else self.get(t))
+        return sdpa.backend(a) != "math" and self._apart(m)
+
+    def unfused(self, run: Run) -> Manual | None:
+        """A call of attention that no kernel took, as it was written out then."""
+        found: dict[tuple[int, int], Tensor] = {}
+        masks: dict[int, None] = {}
+        for op in (self.old.ops[i] for i in run.ops):
+            for place, t in enumerate(self.old.tensors[x] for x in references(op.inputs)):
+                outer = self.story.made.get(t.storage, -1) < run.first and t.dtype in FLOATS and len(t.shape) == 4
+                if outer and place and op.name in ("aten::add", "aten::add_"):
+                    masks[t.id] = None
+                elif outer:
+                    found.setdefault((t.storage, t.offset), t)
+        outputs = [self.old.ops[i].outputs for i in run.ops if self.old.ops[i].outputs]
+        if len(found) != 3 or not outputs:
+            return None
+        q, k, v = (Part(t) for t in found.values())
+        names = {self.old.ops[i].name for i in run.ops}
+        return Manual(
+            q, k, v, self.old.tensors[outputs[-1][0]], [*run.ops], run.last - 1, q.tensor.shape[-1] ** -0.5,
+            self._dropout(run), list(masks), {self.old.ops[i].sequence for i in run.ops} - {-1}, self._is_cast(run),
+            "aten::tril" in names,
+        )  # fmt: skip
+
+    def _dropout(self, run: Run) -> float:
+        rates = [self.old.ops[i].inputs[1] for i in run.ops if self.old.ops[i].name == "aten::native_dropout"]
+        return float(rates[0]) if rates and isinstance(rates[0], int | float) else 0.0
+
+    def _is_cast(self, run: Run) -> bool:
+        """Whether autocast was around a call."""
+        return any(self.old.ops[i].within[run.depth : run.depth + 2] == (run.listed,) * 2 for i in run.ops)
+
+    def _apart(self, m: Manual) -> bool:
+        """Whether each gradient that leaves its nodes is known to be of one factor."""
+        roots = [self._root(m, s) for s in self._leaving(m)]
+        return all(roots) and len(set(roots)) == len(roots)
 
     # ---- forward
 
@@ -72,7 +112,7 @@ class Fusing(Attending):
 
     def _given(self, m: Manual, get: Callable[[int], Tensor], bias: Tensor | None = None) -> sdpa.Attention:
         q, k, v = (self._factor(get(p.tensor.id), p.swapped) for p in (m.q, m.k, m.v))
-        causal = any(self._is_causal(t, m) for t in m.masks) and q.shape[2] == k.shape[2]
+        causal = m.causal or (any(self._is_causal(t, m) for t in m.masks) and q.shape[2] == k.shape[2])
         usual = isclose(m.scale, q.shape[-1] ** -0.5, rel_tol=1e-3)
         return sdpa.Attention(q, k, v, None if causal else bias, m.dropout, causal, None if usual else m.scale)
 
@@ -91,11 +131,12 @@ class Fusing(Attending):
         return t.shape[-2:] == (rows, keys) and rows == keys and all(n == 1 for n in t.shape[:-2])
 
     def _attend_whole(self, m: Manual) -> None:
-        op = self.old.ops[m.last]
-        around = (sdpa.AROUND,) * (2 if m.low else 1)
+        op, group = self.old.ops[m.last], self._groups.get(m.last)
+        around = (sdpa.AROUND,) * (2 if m.low or group is not None else 1)
         bias = self._bias(m, op, around)
         like = replace(op, sequence=self.number(op.sequence))
-        made = sdpa.forward(self.draft, like, around, self._given(m, self.get, bias), m.out.storage)
+        given = self._given(m, lambda t: self.get(t, group.subs if group else None), bias)
+        made = sdpa.forward(self.draft, like, around, given, m.out.storage)
         self.known.add(m.out.storage)
         self.place[m.out.storage] = Place(m.out.storage, made.out.dtype, m.out, self._shaped(made.out, m.out.shape))
         self._ran[m.last] = made
@@ -107,7 +148,9 @@ class Fusing(Attending):
         """The mask as it is added to the scores, for every sample and head."""
         if not m.masks or self._is_causal(m.masks[0], m):
             return None
-        q, mask = self._factor(self.get(m.q.tensor.id)), self.get(m.masks[0])
+        group = self._groups.get(m.last)
+        q, mask = (self.get(t, group.subs if group else None) for t in (m.q.tensor.id, m.masks[0]))
+        q = self._factor(q)
         if mask.dtype == "bool":
             mask = self._from_bool(mask, q.dtype, op, around)
         elif mask.dtype != q.dtype:
@@ -134,7 +177,11 @@ class Fusing(Attending):
         if m is None:
             super().backward(run)
             return
-        self.flush(run.first)
+        group = self._groups.get(m.last)
+        if self._open is not group:
+            self.flush(run.first)
+        if group is not None and group.casts and self._open is None:
+            self.open(group)
         start = len(self.draft.ops)
         self.draft.begin(run.first)
         if m.last not in self._done:
@@ -143,7 +190,9 @@ class Fusing(Attending):
         for i in run.ops:
             self.draft.begin(i)
             if accumulates(self.old.ops[i]):
-                self._accumulate(i, None, {})
+                self._accumulate(i, group, {})
+            if self._open is not None:
+                self._made |= self._made_by(i)
         self.draft.nodes.append((start, len(self.draft.ops)))
 
     def _inside(self, m: Manual) -> set[int]:
@@ -180,20 +229,19 @@ class Fusing(Attending):
 
     def _copies(self, m: Manual, part: Part) -> set[int]:
         """The storages that hold a factor as the products see it."""
-        found = {part.tensor.storage} if part.tensor.storage in self.story.made else {part.tensor.storage}
+        whole = part.tensor
+        found = {whole.storage}
         for i in m.forward:
             op = self.old.ops[i]
-            ids = [self.old.tensors[t].storage for t in references(op.inputs)]
-            if op.name == "aten::copy_" and ids[1] in found and self._meant(op, part):
-                found.add(ids[0])
-            elif op.name in PASSED_ON and len(ids) == 1 and ids[0] in found:
+            read = [self.old.tensors[t] for t in references(op.inputs)]
+            passed = op.name == "aten::copy_" or (op.name in PASSED_ON and len(read) == 1)
+            # queries, keys and values may be parts of one storage
+            if passed and read[-1].storage in found and (read[-1].storage, read[-1].offset) in self._starts(found, whole):
                 found |= {self.old.tensors[t].storage for t in op.outputs}
         return found
 
-    def _meant(self, op: Op, part: Part) -> bool:
-        """Whether a copy is of this factor: queries, keys and values may be parts of one storage."""
-        source = self.old.tensors[list(references(op.inputs))[1]]
-        return source.storage != part.tensor.storage or source.offset == part.tensor.offset
+    def _starts(self, found: set[int], whole: Tensor) -> set[tuple[int, int]]:
+        return {(s, whole.offset if s == whole.storage else 0) for s in found}
 
     def _attend_whole_back(self, run: Run, m: Manual) -> None:
         made, last = self._ran[m.last], self.old.ops[m.last]

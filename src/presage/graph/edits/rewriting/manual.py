@@ -41,6 +41,7 @@ class Manual:
     masks: list[int] = field(default_factory=list)  # old tensors
     numbers: set[int] = field(default_factory=set)  # autograd's, of the forward ops
     low: bool = False  # under autocast
+    causal: bool = False  # said to be
 
 
 def found(graph: Graph, runs: Sequence[Run], story: Story) -> list[Manual]:

@@ -7,7 +7,7 @@ gradient meets a node of another type, the engine casts it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -137,7 +137,7 @@ class Retyped:
     def translate(self, i: int, subs: dict[int, Tensor] | None = None, **changes: object) -> Op:
         """An op of the old graph, with its tensors as they are now; what it makes gets the type that follows."""
         op = self.old.ops[i]
-        self.settle(op, subs)
+        self.settle(op, subs, model=self._model(i))
         self.follow(op, subs)
         new = replace(
             op,
@@ -172,10 +172,18 @@ class Retyped:
     def number(sequence: int) -> int:
         return sequence * SPREAD if sequence >= 0 else sequence
 
-    def settle(self, op: Op, subs: dict[int, Tensor] | None = None, forced: str = "") -> None:
+    def _model(self, i: int) -> list[int]:
+        """What the op before made room like (`empty_like`), for this one to fill."""
+        op, before = self.old.ops[i], self.old.ops[i - 1] if i else None
+        fills = op.name in ("aten::fill_", "aten::zero_") and before is not None and before.name.endswith("_like")
+        return self.floats(references(before.inputs))[:1] if fills and before.within[:1] == op.within[:1] else []
+
+    def settle(
+        self, op: Op, subs: dict[int, Tensor] | None = None, forced: str = "", model: Sequence[int] = ()
+    ) -> None:
         """Types and layouts of the storages that an op is the first to name."""
         inputs = list(references(op.inputs))
-        given = [t for t in inputs if self.old.tensors[t].storage in self.known]
+        given = [t for t in inputs if self.old.tensors[t].storage in self.known] or list(model)
         for index, t in [*enumerate(op.outputs), *((-1, t) for t in inputs)]:
             tensor = self.old.tensors[t]
             if tensor.storage in self.known:
@@ -200,6 +208,7 @@ class Retyped:
         followed = FOLLOWED.get(op.name, {}).get(index)
         if followed is not None and isinstance(ref := op.inputs[followed], Ref):
             return self.dtype(ref.id, subs)
+        given = [g for g in given if self.old.tensors[g].elements] or given
         before = promoted([(x.dtype, not x.shape) for x in (self.old.tensors[g] for g in given)])
         if not before:
             return self.default or t.dtype

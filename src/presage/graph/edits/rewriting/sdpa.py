@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -142,11 +143,19 @@ def forward(draft: Draft, like: Op, around: tuple[str, ...], a: Attention, out: 
         result = draft.tensor(out, shape, strides, a.q.dtype)
     sums = draft.new((batch, heads, rows, 1) if kind == "cudnn" else (batch, heads, rows), "float32", None, like.module)
     seed, offset = (draft.new((), "int64", None, like.module) for _ in range(2))
+    if kind == "cudnn" and a.bias is not None:
+        a = dataclasses.replace(a, bias=_once(draft, a.bias))
     made = Fused(a, kind, result, sums, seed, offset)
     qkv = [pen.turned(t) if kind in TURNED else t for t in (a.q, a.k, a.v)]
     inputs = _forward_inputs(made, [Ref(t.id) for t in qkv])
     pen.op(f"aten::_{kind}_attention_forward", inputs, (result, sums, seed, offset))
     return made
+
+
+def _once(draft: Draft, t: Tensor) -> Tensor:
+    """A tensor without the dimensions it is repeated along, which cuDNN repeats itself."""
+    shape = [1 if s == 0 else n for n, s in zip(t.shape, t.strides, strict=True)]
+    return draft.tensor(t.storage, shape, t.strides, t.dtype, t.offset)
 
 
 def _out_strides(a: Attention, kind: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ def laid_out(op: Op, out: Tensor, before: Sequence[Tensor], now: Sequence[Tensor
 def _rule(op: Op) -> Rule | None:
     if op.name in RULES:
         return RULES[op.name]
+    if op.name in ("aten::fill_", "aten::zero_"):
+        return _like_last
     if op.name == "aten::copy_":
         written = op.within[-2:] in (("aten::reshape", "aten::clone"), ("aten::contiguous", "aten::clone"))
         return None if written else _like_last

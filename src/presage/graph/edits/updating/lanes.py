@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from presage.graph.arguments import references
-from presage.graph.graph import Arg, Graph, Op, Ref
+from presage.graph.graph import Graph, Op, Ref
 
 __all__ = ["FOREACH", "FUSED", "Key", "Part", "chains", "key", "lane_count", "parts"]
 
@@ -37,11 +37,8 @@ def lane_count(op: Op) -> int:
     """The number of tensors in the lists of an op that works on lists; 0 for any other."""
     if not op.name.startswith(LISTED):
         return 0
-    return max((len(a) for a in op.inputs if _tensors(a)), default=0)
-
-
-def _tensors(argument: Arg) -> bool:
-    return isinstance(argument, list) and any(isinstance(x, Ref) for x in argument)
+    lists = [a for a in op.inputs if isinstance(a, list)]
+    return max((len(a) for a in lists if any(isinstance(x, Ref) for x in a)), default=0)
 
 
 def parts(graph: Graph, place: int, op: Op) -> Iterator[Part]:
