@@ -114,8 +114,9 @@ def test_less_is_kept_and_the_forward_pass_stays(plain: Graph) -> None:
     assert [op for op in edited.ops if op.thread == "main"] == forward
     again = [op for op in edited.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
     assert [op.module for op in again] == ["blocks.2.norm", "blocks.1.norm", "blocks.0.norm"]
-    # the last product of each block is not computed again: nothing keeps its result... but dropout does its mask
-    assert Counter(op.name for op in edited.ops)["aten::native_dropout"] == 6
+    last = [op for op in edited.ops if op.name == "aten::native_dropout"]
+    assert len(last) == 6  # it keeps a mask; the sum after it keeps nothing and is not computed again
+    assert [op.name for op in edited.ops].count("aten::add") == [op.name for op in plain.ops].count("aten::add")
 
 
 def test_one_module_alone(plain: Graph) -> None:
@@ -157,7 +158,7 @@ def test_with_microbatches_in_either_order(plain: Graph) -> None:
     real = captured(kind=Block, kept=False, microbatches=2)
     for graph in (one, other):
         assert not list(faults(graph))
-        assert [shape_of(graph, op) for op in graph.ops] == [shape_of(real, op) for op in real.ops]
+        assert Counter(shape_of(graph, op) for op in graph.ops) == Counter(shape_of(real, op) for op in real.ops)
         assert profile(graph).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.01)
         assert host_us(graph) == pytest.approx(host_us(real), rel=0.03)
 

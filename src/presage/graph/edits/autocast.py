@@ -38,6 +38,8 @@ def listing(op: Op) -> tuple[int, str]:
     """The outermost op around this one, or itself, that autocast has in a list; none where it was at work already."""
     path = (*op.within, op.name)
     for depth, name in enumerate(path):
+        if name.startswith("aten::_") and depth < len(op.within):
+            break  # what such an op runs inside is past autocast
         if kind_of(name):
             doubled = path[depth + 1 : depth + 2] == (name,) and not (nests(name) and depth + 2 == len(path))
             return (-1, "") if doubled else (depth, name)
@@ -47,6 +49,7 @@ def listing(op: Op) -> tuple[int, str]:
 class _Autocast(Asked):
     def __init__(self, graph: Graph, low: str) -> None:
         super().__init__(graph, listing, low)
+        self._now = Run("forward", 0, 0)
         self.kept: dict[int, Cast] = {}  # casts of parameters, by storage, until the pass ends
         self.parameters = {s.id for s in graph.storages if s.role == "parameter"}
 
@@ -70,14 +73,19 @@ class _Autocast(Asked):
         kind = "" if self._switched_off(run) else kind_of(run.listed)
         start = len(self.draft.ops)
         group = self._group(run, kind, self.asking(run, None))
+        self._now, self.default = run, self.low if run.listed == sdpa.AROUND and kind else ""
         if run.listed == sdpa.AROUND and self.attends(run):
             self.attend(run, group, (*self.old.ops[run.first].within[: run.depth], *[sdpa.AROUND] * 2))
         elif run.listed == sdpa.AROUND and not self._refused(run):
             self.attend_plainly(run, group, {i: _twice(self.old.ops[i], run) for i in run.ops})
         elif run.listed != sdpa.AROUND:
             self._each(run, kind, group)
+        self.default = ""
         self.draft.nodes.append((start, len(self.draft.ops)))
         self.answered(run)
+
+    def forward_op(self, i: int, subs: dict[int, Tensor]) -> None:
+        self.translate(i, subs, within=_twice(self.old.ops[i], self._now))
 
     def _refused(self, run: Run) -> bool:
         """Attention that no kernel took in float32: whether one takes it now, which is then written."""

@@ -119,7 +119,7 @@ class _Lifetimes:
 
 
 def _casts(graph: Graph, saved: Saved) -> dict[int, int]:
-    """Storages of weights that autocast has cast, and when it lets go of them: taken to be the end of the forward pass."""
+    """Storages of weights that autocast has cast, and when it lets go of them: where the forward pass ends."""
     found: dict[int, int] = {}
     waiting: list[int] = []
     end = 0

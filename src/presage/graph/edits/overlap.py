@@ -143,8 +143,8 @@ def _in_this_order(graph: Graph, order: list[int]) -> Graph:
 EDITS = (
     valued(
         "overlap",
-        "Copies from and to the host, and collectives (or the ops whose name matches), run on a stream of their own, and "
-        "are issued as soon as what they read is there and what they write is free. Copies from the host are taken to come "
+        "Copies from and to the host, and collectives (or the ops whose name matches), run on a stream of their own, "
+        "issued as soon as what they read is there and what they write is free. Copies from the host are taken to come "
         "from pinned memory. Kernels that fill the GPU gain nothing beside others.",
         "REGEX",
         overlap,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -38,9 +39,8 @@ def block(graph: Graph, ops: tuple[int, ...], saved: Saved) -> Block | None:
     if not keeping or saved.again & {graph.ops[i].module for i in ops}:
         return None
     found = Block(ops, _count(graph, ops, max(keeping), saved), numbers, min(saved.nodes[n][0] for n in keeping))
-    made = {t.storage for i in found.again for t in graph.outputs_of(graph.ops[i])}
     needed = {graph.tensors[t].storage for n in keeping for t in saved.kept(n)}
-    return None if made.isdisjoint(needed) else found
+    return found if any(saved.allocated.get(s) in found.again for s in needed) else None
 
 
 def _count(graph: Graph, ops: tuple[int, ...], last: int, saved: Saved) -> int:
@@ -70,8 +70,7 @@ def run_again(copies: Copies, saved: Saved, what: Block, number: int) -> Run:
     What a node keeps is detached when it is kept, if a gradient could flow to it.
     """
     graph, again = copies.source, set(what.again)
-    made = (e.storage for e in graph.events if e.allocates and e.op in again)
-    run = Run(what, {s: copies.storage(s) for s in made})
+    run = Run(what, {s: copies.storage(s) for s, place in saved.allocated.items() if place in again})
     shift = number - min(what.numbers)
     ends = {graph.ops[i].sequence: i for i in what.ops}
     begun = {-1}
@@ -112,7 +111,5 @@ def _called(graph: Graph, what: Block, number: int) -> tuple[str, ...]:
     ops = [graph.ops[i] for i in what.ops if graph.ops[i].sequence == number]
     if len(ops) == 1 and not (ops[0].within and ops[0].within[-1].startswith("aten::_")):
         return (*ops[0].within, ops[0].name)
-    common = ops[0].within
-    for op in ops:
-        common = common[: next((k for k, (a, b) in enumerate(zip(common, op.within)) if a != b), len(op.within))]
-    return common
+    same = takewhile(lambda names: len(set(names)) == 1, zip(*(op.within for op in ops), strict=False))
+    return tuple(names[0] for names in same)

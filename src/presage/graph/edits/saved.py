@@ -20,6 +20,7 @@ class Saved:
         self.nodes: dict[int, list[int]] = {}  # places of a node's ops, by its number
         self.tensors: dict[int, tuple[int, ...]] = {}
         self.again: set[str] = set()  # modules that run forward ops in the backward pass
+        self.allocated = {e.storage: e.op for e in graph.events if e.allocates}
         self.differentiable = _differentiable(graph)  # storages
         self._forward = _from_forward(graph)
         self._beside = {i for op in graph.ops if op.thread == "main" for i in op.outputs[1:]}

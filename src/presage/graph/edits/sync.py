@@ -48,8 +48,8 @@ def _free(op: Op) -> list[Op]:
 EDITS = (
     valued(
         "no_sync",
-        "The host no longer waits for the GPU at .item(), .cpu(), nonzero or synchronize (at all of them, or where the op "
-        "or the line matches): copies go on without it, a number is not read at all. The host must not need the result.",
+        "The host no longer waits for the GPU at .item(), .cpu(), nonzero or synchronize (all, or where the op or the "
+        "line matches): copies go on without it, a number is not read at all. The host must not need the result.",
         "REGEX",
         no_sync,
         tried=("",),

@@ -102,6 +102,11 @@ class Asked(Fusing):
         return group
 
     def answered(self, run: Run) -> None:
-        """The run that was to take a cast has run."""
+        """The run that was to take a cast has run; what only shows it otherwise is what the next take."""
+        for op in (self.old.ops[i] for i in run.ops):
+            cast = next((c for t, c in self._casts.items() if t in references(op.inputs)), None)
+            if cast is not None and not op.kernels:
+                same = [t for t in op.outputs if self.old.tensors[t].storage == cast.old.storage]
+                self.views |= {t: self._view(self.old.tensors[t], cast.old, cast.new) for t in same}
         if not self._until and run.last > self._taker:
             self._casts = {}

@@ -23,6 +23,9 @@ class Attending(Backprop):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.fused: dict[int, sdpa.Fused] = {}  # by autograd's number
+        self._learnt = {  # numbers of those whose bias has a gradient
+            op.sequence for op in self.old.ops if op.name.endswith("_attention_backward") and len(op.outputs) > 3
+        }
 
     def attends(self, run: Run) -> bool:
         """Whether a run of the forward pass is a fused kernel's."""
@@ -83,7 +86,8 @@ class Attending(Backprop):
         return op.name == "aten::as_strided" and len(op.within) > 1 and op.within[-2].startswith(INNER)
 
     def _attend(self, op: Op, subs: dict[int, Tensor], around: tuple[str, ...]) -> None:
-        given = sdpa.given(op, [self.get(t, subs) for t in references(op.inputs)], self.draft)
+        tensors = [self.get(t, subs) for t in references(op.inputs)]
+        given = sdpa.given(op, tensors, self.draft, op.sequence in self._learnt)
         out = self.old.tensors[op.outputs[0]]
         like = replace(op, sequence=self.number(op.sequence))
         made = sdpa.forward(self.draft, like, around, given, out.storage)
@@ -114,6 +118,9 @@ class Attending(Backprop):
         outs = [self.old.tensors[t] for t in op.outputs[:3]]
         storages = [o.storage for o in outs] + [None] * (3 - len(outs))
         like = replace(op, sequence=self.number(op.sequence))
-        for old, new in zip(outs, sdpa.backward(self.draft, like, made, grad, storages), strict=False):
+        self.default = grad.dtype
+        self.settle(replace(op, inputs=(), outputs=op.outputs[3:]))
+        more = [self.get(t) for t in op.outputs[3:]]
+        for old, new in zip(outs, sdpa.backward(self.draft, like, made, grad, storages, more), strict=False):
             self.known.add(old.storage)
             self.place[old.storage] = Place(old.storage, new.dtype, old, new)

@@ -41,6 +41,7 @@ class Attention:
     dropout: float = 0.0
     causal: bool = False
     scale: float | None = None
+    learnt: bool = False  # the bias has a gradient
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,15 @@ def backend(a: Attention) -> Backend:
 
 
 def _cudnn_takes(a: Attention) -> bool:
+    if a.learnt:
+        return False
     widths, (s, t) = (a.q.shape[-1], a.v.shape[-1]), (a.q.shape[2], a.k.shape[2])
     if any(w % 8 for w in widths) or max(widths) > 256 or min(s, t) <= 1:
         return False
     return not (a.causal and (s != t or a.bias is not None))
 
 
-def given(op: Op, tensors: Sequence[Tensor], draft: Draft) -> Attention:
+def given(op: Op, tensors: Sequence[Tensor], draft: Draft, learnt: bool = False) -> Attention:
     """What a forward kernel's op is given, its tensors (in this order) as they are now."""
     bias, dropout, causal, scale = PLACES[op.name]
     swapped = "cudnn" not in op.name
@@ -91,7 +94,7 @@ def given(op: Op, tensors: Sequence[Tensor], draft: Draft) -> Attention:
     amount, factor = op.inputs[dropout], op.inputs[scale]
     return Attention(
         q, k, v, tensors[3] if has else None, float(amount) if isinstance(amount, int | float) else 0.0,
-        bool(op.inputs[causal]), factor if isinstance(factor, float) else None,
+        bool(op.inputs[causal]), factor if isinstance(factor, float) else None, learnt,
     )  # fmt: skip
 
 
@@ -175,8 +178,11 @@ def _forward_inputs(f: Fused, qkv: Sequence[Arg]) -> list[Arg]:
     return [*qkv, bias, None, None, None, None, a.dropout, int(a.causal), True, a.scale, None, None]
 
 
-def backward(draft: Draft, like: Op, f: Fused, grad: Tensor, storages: Sequence[int | None]) -> list[Tensor]:
-    """Write the backward ops; the gradients of queries, keys and values go into these storages, or new ones."""
+def backward(
+    draft: Draft, like: Op, f: Fused, grad: Tensor, storages: Sequence[int | None], more: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Write the backward ops; the gradients of queries, keys and values go into these storages, or new ones; `more` is
+    what else they make."""
     name = f"ScaledDotProduct{f.backend.capitalize()}AttentionBackward0"
     whole = f"aten::_scaled_dot_product_{f.backend}_attention_backward"
     pen = Pen(draft, like, (ENGINE + name, name, whole))
@@ -185,7 +191,7 @@ def backward(draft: Draft, like: Op, f: Fused, grad: Tensor, storages: Sequence[
     parts = [grad, a.q, a.k, a.v, f.out]
     if f.backend in TURNED:
         parts = [pen.turned(t) for t in parts]
-    pen.op(f"aten::_{f.backend}_attention_backward", _backward_inputs(f, [Ref(t.id) for t in parts]), made)
+    pen.op(f"aten::_{f.backend}_attention_backward", _backward_inputs(f, [Ref(t.id) for t in parts]), [*made, *more])
     if f.backend == "efficient":
         _efficient_parts(pen, parts)
     return made
