@@ -92,7 +92,7 @@ def _walk(roots: Any) -> Iterator[Nested]:
             todo += [(c, within, number) for c in reversed(children)]
             continue
         if not children and name.startswith("aten::"):
-            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid, _asked(event))
+            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid, _asked(event, within))
             continue
         if name.startswith(_ENGINE) and not any(outer.startswith(_ENGINE) for outer in within):
             within = ()  # autograd has a thread of its own on a GPU: nothing of the caller's is around it
@@ -100,12 +100,13 @@ def _walk(roots: Any) -> Iterator[Nested]:
         todo += [(c, inner, number) for c in reversed(children)]
 
 
-def _asked(event: Any) -> tuple[Any, ...]:
+def _asked(event: Any, within: tuple[str, ...]) -> tuple[Any, ...]:
     """What a call of `to` with a type was about. Calls with a device alone look alike, but have more arguments."""
     if event.name != "aten::to":
         return ()
     given = event.extra_fields.inputs
-    if len(given) not in (5, 6) or not hasattr(given[0], "sizes"):
+    typed = len(given) in (5, 6) or within[-1:] == ("aten::type_as",)
+    if not typed or not hasattr(given[0], "sizes"):
         return ()
     return (list(given[0].sizes), str(given[0].dtype).removeprefix("torch."))
 

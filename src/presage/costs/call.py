@@ -159,8 +159,10 @@ def from_leaf(leaf: Any, params: Mapping[str, Any]) -> Call:
     """A leaf op of a pack's row. What the profiler leaves out is in the draw's parameters."""
     parts = zip(leaf.dims, leaf.types, leaf.strides, leaf.concrete, strict=False)
     inputs = [_seen(dims, kind, strides, text, params) for dims, kind, strides, text in parts]
-    if leaf.op == "aten::index" and "count" in params:
-        inputs[1] = (Shape((int(params["count"]),), (1,), "int64"),)
+    if "count" in params and (leaf.op == "aten::index" or "samples" in params):
+        picked = Shape((int(params["count"]),), (1,), "int64")
+        behind = {"pair": (None, picked, picked), "row": (None, picked)}  # a dimension of samples
+        inputs[1] = behind[params["what"]] if "samples" in params else (picked,)
     facts = {k: float(params[k]) for k in ("distinct", "most") if k in params}
     tf32 = params.get("kind") == "tf32" or params.get("tf32", False)
     return Call(leaf.op, tuple(inputs), bool(tf32), facts)

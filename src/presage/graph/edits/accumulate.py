@@ -58,8 +58,8 @@ def _bodies(graph: Graph) -> list[range]:
 
 def _clears(graph: Graph, op: Op) -> bool:
     """Whether an op sets gradients to zero."""
-    touched = uses(graph, op)
-    return "zero" in op.name and bool(touched) and all(graph.storages[s].role == "gradient" for s in touched)
+    touched, zeroes = uses(graph, op), any("zero" in name for name in (op.name, *op.within))
+    return zeroes and bool(touched) and all(graph.storages[s].role == "gradient" for s in touched)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Turn:
 
 def _repeated(graph: Graph, ops: range, times: int) -> Graph:
     copies, body = Copies(graph), _body(graph, ops)
-    targets = {graph.tensors[g.target].storage: g for g in body.gains}
+    targets = {graph.tensors[g.target].storage: g for g in reversed(body.gains)}  # of several gains the first
     numbers = [op.sequence for op in graph.ops if op.sequence >= 0]
     count = max(numbers) - min(numbers) + 1 if numbers else 0
     turns = [_Turn(tuple(range(ops.start, ops.stop + 1)), {s: s for s in body.lives})]

@@ -27,7 +27,10 @@ def _listing(op: Op) -> tuple[int, str]:
 class _Fused(Fusing):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph, _listing)
-        self.manuals = [m for m in manual.found(graph, self.runs, self.story) if self.takes(m)]
+        found = manual.found(graph, self.runs, self.story)
+        for m in found:
+            self.pair(m, found)
+        self.manuals = [m for m in found if self.takes(m)]
         for m in self.manuals:
             self.plan(m)
 

@@ -73,7 +73,7 @@ class _Autocast(Asked):
         kind = "" if self._switched_off(run) else kind_of(run.listed)
         start = len(self.draft.ops)
         group = self._group(run, kind, self.asking(run, None))
-        self._now, self.default = run, self.low if run.listed == sdpa.AROUND and kind else ""
+        self._now, self.default = run, self.low if kind and self.attends(run) else ""
         if run.listed == sdpa.AROUND and self.attends(run):
             self.attend(run, group, (*self.old.ops[run.first].within[: run.depth], *[sdpa.AROUND] * 2))
         elif run.listed == sdpa.AROUND and not self._refused(run):
@@ -81,6 +81,8 @@ class _Autocast(Asked):
         elif run.listed != sdpa.AROUND:
             self._each(run, kind, group)
         self.default = ""
+        if group is not None:
+            self.join(run, group)
         self.draft.nodes.append((start, len(self.draft.ops)))
         self.answered(run)
 

@@ -184,7 +184,7 @@ def rebuilt(graph: Graph, places: Places, stretch: Sequence[int], made: Mapping[
     """
     new = _Made()
     waiting: list[int] = []
-    begun = OUTSIDE
+    begun, ends = OUTSIDE, {k: i for i, k in enumerate(stretch)}
     for i in range(len(graph.ops) + 1):
         here = stretch[i] if i < len(graph.ops) else OUTSIDE
         new.at.append(len(new.ops))
@@ -196,7 +196,7 @@ def rebuilt(graph: Graph, places: Places, stretch: Sequence[int], made: Mapping[
                 new.ops.append(op)
         if here == OUTSIDE and i < len(graph.ops):
             waiting.append(i)
-            if begun == OUTSIDE or begun not in stretch[i:]:
+            if begun == OUTSIDE or i > ends[begun]:
                 _flush(new, graph, waiting)
     _flush(new, graph, waiting)
     ops = tuple(new.ops)

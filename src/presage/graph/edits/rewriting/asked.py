@@ -7,17 +7,30 @@ next time. Which tensor is meant is read from the ops before and after the call.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from msgspec.structs import replace
 
 from presage.graph.arguments import references
 from presage.graph.edits.rewriting.fusing import Fusing
 from presage.graph.edits.rewriting.retype import SPREAD, Cast, Group
 from presage.graph.edits.rewriting.runs import Listing, Run
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, Op, Tensor
 
 __all__ = ["Asked"]
 
+CAST = ("aten::to", "aten::_to_copy")
+CALLS: tuple[tuple[str, ...], ...] = ((), ("aten::type_as",))  # around such a call
 NEAR, FAR = 4, 40  # ops between a call and the op that takes its result, the tensor's shape not known or known
+
+
+@dataclass
+class _Asked:
+    """A cast that was asked for, and who takes it instead of the old tensor."""
+
+    cast: Cast
+    last: int  # the last op that does
+    owned: bool = False  # a run has taken it
 
 
 class Asked(Fusing):
@@ -25,52 +38,54 @@ class Asked(Fusing):
         super().__init__(graph, listing)
         self.low = low
         self._told = any(op.name == "aten::to" and op.inputs for op in graph.ops)  # what such calls are about
-        self._lifted: set[str] = set()  # modules that have cast something up
-        self._casts: dict[int, Cast] = {}  # what the next runs take instead of an old tensor
-        self._owned: list[Cast] = []  # those that a run has taken
-        self._taker = 0  # the op that takes the latest
-        self._until = ""  # the module whose ops take it; '' for the next run alone
+        self._lifted: set[int] = set()  # old storages that come from something cast up
+        self._asked: dict[int, _Asked] = {}  # by old tensor
+        self._passed: dict[int, Tensor] = {}  # views of what was cast, for the next to take
 
     def asks(self, run: Run) -> bool:
         """Whether a run is such a call and was made a cast."""
         op = self.old.ops[run.first]
-        if op.name != "aten::to" or op.within or op.thread != "main" or bool(op.inputs) != self._told:
+        if op.name != "aten::to" or op.within not in CALLS or op.thread != "main" or bool(op.inputs) != self._told:
             return False
-        if self._until:
-            self._casts, self._until = {}, ""
         found = self._subject(run.first)
         if found is None:
             return False
         subject, taker = found
         now, old = self.get(subject), self.old.tensors[subject]
-        dtype = self._dtype(op.module, now.dtype, old.dtype)
-        if dtype == now.dtype:
+        dtype = self._dtype(old, now.dtype)
+        if dtype == now.dtype or not old.elements:
             return False
         sequence = max(self.old.ops[taker].sequence * SPREAD - SPREAD // 2, 0)
-        new = self.cast(replace(op, inputs=()), now, dtype, (), sequence)
-        lasting = self._lasts(subject, taker)
-        self._casts = {subject: Cast(old, now.dtype, new, sequence, lasting)}
-        self._until, self._taker = op.module or "-" if lasting else "", taker
+        new = self.cast(replace(op, inputs=()), now, dtype, op.within, sequence)
+        last = len(self.old.ops) if dtype == self.low else self._lasts(subject, taker)
+        self._asked[subject] = _Asked(Cast(old, now.dtype, new, sequence, last > taker), last)
         return True
 
-    def _lasts(self, subject: int, taker: int) -> bool:
-        """Whether others than the next op take the result: those of its module, up to the next such call."""
-        module = self.old.ops[taker].module
-        for op in self.old.ops[taker + 1 :]:
+    def _lasts(self, subject: int, taker: int) -> int:
+        """The last op that takes what was cast up: others of the taker's module may, up to the next such call."""
+        last, module = taker, self.old.ops[taker].module
+        for i, op in enumerate(self.old.ops[taker + 1 :], taker + 1):
             if op.module != module or op.name == "aten::to" or op.thread != "main":
-                return False
-            if subject in references(op.inputs):
-                return True
-        return False
+                break
+            last = i if subject in references(op.inputs) else last
+        return last
 
-    def _dtype(self, module: str, now: str, was: str) -> str:
-        if now != was:
-            self._lifted.add(module)
-            return was
-        if module in self._lifted and now == "float32":
-            self._lifted.discard(module)
-            return self.low
-        return now
+    def _dtype(self, old: Tensor, now: str) -> str:
+        """What a tensor is cast to: the type it had, or down again if it comes from something that was cast up."""
+        if now != old.dtype:
+            return old.dtype
+        return self.low if old.storage in self._lifted and now == "float32" else now
+
+    def translate(self, i: int, subs: dict[int, Tensor] | None = None, **changes: object) -> Op:
+        new, op = super().translate(i, subs, **changes), self.old.ops[i]
+        if op.thread == "main" and op.phase == "forward":
+            read = list(references(op.inputs))
+            up = any(t in self._passed or (t in self._asked and self._asked[t].cast.new.dtype != self.low) for t in read)
+            made_float = op.name == "aten::copy_" and op.within == CAST and not self.floats(read[-1:])
+            if up or made_float or any(self.old.tensors[t].storage in self._lifted and t not in self._asked for t in read):
+                made = {self.old.tensors[t].storage for t in op.outputs if self.dtype(t, subs) == "float32"}
+                self._lifted |= made
+        return new
 
     def _subject(self, i: int) -> tuple[int, int] | None:
         """The tensor that is meant, and the op that takes it."""
@@ -82,31 +97,44 @@ class Asked(Fusing):
             ids = [t for t in self.floats(references(taker.inputs)) if self.old.tensors[t].storage in self.known]
             if shape is not None:
                 ids = [t for t in ids if (list(self.old.tensors[t].shape), self.old.tensors[t].dtype) == (shape, dtype)]
+            ids = [t for t in ids if t not in self._asked or self._asked[t].last < i]
             if taker.thread == "main" and taker.phase == op.phase and ids:
                 return next(((t, j) for t in ids if t in before), (ids[0], j))
         return None
 
     def asking(self, run: Run, group: Group | None) -> Group | None:
         """The run's group, with the casts that the user's code asked for among its inputs."""
-        module = self.old.ops[run.first].module
-        if self._until and (module or "-") != self._until:
-            self._casts, self._until = {}, ""
-        read = {t for i in run.ops for t in references(self.old.ops[i].inputs)}
-        for t in [t for t in self._casts if t in read]:
-            group = group or Group()
-            group.subs.setdefault(t, self._casts[t].new)
-            (group.used if self._casts[t] in self._owned else group.casts).append(self._casts[t])
-            self._owned.append(self._casts[t])
+        if self.old.ops[run.first].thread != "main":
+            return group
+        read = dict.fromkeys(t for i in run.ops for t in references(self.old.ops[i].inputs))
+        for t in read:
+            one = self._asked.get(t)
+            if one is not None and run.first <= one.last:
+                group = group or Group()
+                group.subs.setdefault(t, one.cast.new)
+                (group.used if one.owned else group.casts).append(one.cast)
+                one.owned = True
+            elif t in self._passed:
+                group = group or Group()
+                group.subs[t] = self._passed[t]
         if group is not None:
             self.join(run, group)
         return group
 
     def answered(self, run: Run) -> None:
-        """The run that was to take a cast has run; what only shows it otherwise is what the next take."""
+        """What only shows a cast otherwise is what the next take."""
         for op in (self.old.ops[i] for i in run.ops):
-            cast = next((c for t, c in self._casts.items() if t in references(op.inputs)), None)
-            if cast is not None and not op.kernels:
-                same = [t for t in op.outputs if self.old.tensors[t].storage == cast.old.storage]
-                self.views |= {t: self._view(self.old.tensors[t], cast.old, cast.new) for t in same}
-        if not self._until and run.last > self._taker:
-            self._casts = {}
+            source = next((t for t in references(op.inputs) if self._taken_by(t, run)), None)
+            if source is None:
+                continue
+            if op.kernels:
+                if source in self._passed and self._passed[source].dtype != self.low:
+                    del self._passed[source]
+                continue
+            old, new = self.old.tensors[source], self._passed.get(source)
+            new = self._asked[source].cast.new if new is None else new
+            same = [t for t in op.outputs if self.old.tensors[t].storage == old.storage]
+            self._passed |= {t: self._view(self.old.tensors[t], old, new) for t in same}
+
+    def _taken_by(self, t: int, run: Run) -> bool:
+        return t in self._passed or (t in self._asked and run.first <= self._asked[t].last)

@@ -90,7 +90,8 @@ class Attending(Backprop):
         given = sdpa.given(op, tensors, self.draft, op.sequence in self._learnt)
         out = self.old.tensors[op.outputs[0]]
         like = replace(op, sequence=self.number(op.sequence))
-        made = sdpa.forward(self.draft, like, around, given, out.storage)
+        was: sdpa.Backend = "cudnn" if "cudnn" in op.name else "flash" if "flash" in op.name else "efficient"
+        made = sdpa.forward(self.draft, like, around, given, out.storage, was)
         self.place[out.storage] = Place(out.storage, made.out.dtype, out, made.out)
         self.known |= {self.old.tensors[t].storage for t in op.outputs}
         self.fused[op.sequence] = made

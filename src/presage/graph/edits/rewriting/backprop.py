@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from presage.graph.arguments import references
 from presage.graph.edits.rewriting.retype import Cast, Group, Place
-from presage.graph.edits.rewriting.runs import ENGINE, Run, accumulates, node_name
+from presage.graph.edits.rewriting.runs import ENGINE, Run, accumulates, node_name, outside
 from presage.graph.edits.rewriting.types import FLOATS
 from presage.graph.edits.rewriting.viewing import Viewing
 from presage.graph.graph import Op, Tensor
@@ -17,9 +17,9 @@ TO_COPY = "ToCopyBackward0"
 
 
 class Backprop(Viewing):
-    """Adds what happens in the backward pass; `parameter` is the type of parameters and their gradients."""
+    """Adds what happens in the backward pass; `parameter` is the type of parameters and their gradients, where it changes."""
 
-    parameter = "float32"
+    parameter = ""
     _open: Group | None = None  # the group whose gradients are still to be cast back
     _made: set[int]  # storages that the open group's nodes made
     _waiting: list[tuple[int, int]]  # a storage, and an op that waits for its cast
@@ -54,7 +54,7 @@ class Backprop(Viewing):
         return True
 
     def _node(self, run: Run, group: Group | None) -> None:
-        subs = dict(group.subs) if group else {}
+        subs = {**self.again, **group.subs} if group else {}
         wanted = self.parameter if run.kind == "gradient" else self.wanted(self.old.ops[run.first].sequence, subs)
         self._meet(run, wanted, subs)
         self.default = wanted
@@ -107,9 +107,10 @@ class Backprop(Viewing):
 
     def _engine_cast(self, old: int, now: Tensor, dtype: str, taker: Op) -> Tensor:
         like = self._passing(old, taker)
-        name = like.within[0] if like.thread == "autograd" else ENGINE + node_name(like)
+        around = taker.within[: outside(taker)]
+        name = like.within[outside(like)] if like.thread == "autograd" else ENGINE + node_name(like)
         at = replace(like, thread="autograd", phase="backward")
-        return self.cast(at, now, dtype, (name,), self.number(like.sequence))
+        return self.cast(at, now, dtype, (*around, name), self.number(like.sequence))
 
     def _passing(self, old: int, taker: Op) -> Op:
         """The op whose node hands a gradient to the taker: one that has no ops of its own, or the one that made it."""
@@ -148,7 +149,7 @@ class Backprop(Viewing):
         for t in references(op.inputs):
             now = self.get(t, local)
             if wanted and now.dtype != wanted and now.dtype in FLOATS:
-                local[t] = self.cast(op, now, wanted, (*op.within[:1],), self.number(op.sequence))
+                local[t] = self.cast(op, now, wanted, op.within, self.number(op.sequence))
         if op.writes and op.writes[0] in local:  # what is added to in place has moved
             self._move(self.old.tensors[op.writes[0]], local[op.writes[0]])
         self._add_fresh(i, local, changes)
@@ -238,12 +239,12 @@ class Backprop(Viewing):
         made = self.old.ops[self.story.made[old.storage]]
         now = self.get(found)
         if now.dtype != cast.source:
-            within = (ENGINE + TO_COPY, TO_COPY)
+            within = (*made.within[: outside(made)], ENGINE + TO_COPY, TO_COPY)
             new = self.cast(replace(made, sync=False), now, cast.source, within, cast.sequence)
             self._move(old, new)
         for s, i in list(self._waiting):
             if s == old.storage:
-                self._go_on(i, (ENGINE + TO_COPY,), cast.sequence)
+                self._go_on(i, (*made.within[: outside(made)], ENGINE + TO_COPY), cast.sequence)
 
     def _go_on(self, i: int, within: tuple[str, ...], sequence: int = -1) -> None:
         """An op that waited for a cast runs, in the cast's node if it adds gradients up."""

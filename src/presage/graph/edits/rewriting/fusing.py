@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isclose
 
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ class Fusing(Attending):
         self._ran: dict[int, sdpa.Fused] = {}  # by the place of the last op
         self._done: set[int] = set()  # those whose backward pass has run
         self._groups: dict[int, Group] = {}  # casts before it, by the place of the last op
+        self._twins: dict[int, Manual] = {}  # where a checkpoint's ops run again: the same, by the place of the last op
 
     def plan(self, m: Manual, group: Group | None = None) -> None:
         """This attention is to be fused, with the casts before it that were made for it."""
@@ -43,6 +44,15 @@ class Fusing(Attending):
         first = self.runs[self.story.run_of[min(i for i in m.forward if self.old.ops[i].kernels)]]
         ends = (first, self.runs[self.story.run_of[m.last]])
         self._casting |= {i: m for run in ends for i in run.ops if i not in self._gone}
+
+    def pair(self, m: Manual, others: Sequence[Manual]) -> None:
+        """Attention that a checkpoint runs again stands for that of the forward pass, whose backward nodes read it."""
+        again = self.old.ops[m.last]
+        for first in others if again.thread == "autograd" else ():
+            there = self.old.ops[first.last]
+            if there.thread == "main" and there.module == again.module and first.last not in self._twins:
+                self._twins[first.last] = m
+                return
 
     def takes(self, m: Manual) -> bool:
         """Whether a kernel takes it, and nothing else needs the scores or their gradient."""
@@ -224,11 +234,15 @@ class Fusing(Attending):
         if op.name not in ("aten::bmm", "aten::mm", "aten::baddbmm"):
             return ""
         saved = next((s for s in storages if s not in gradients), -1)
-        q, k, v = (self._copies(m, p) for p in (m.q, m.k, m.v))
+        q, k, v = (self._copies(m, name) for name in "qkv")
         return "k" if saved in q else "q" if saved in k else "" if saved in v else "v"
 
-    def _copies(self, m: Manual, part: Part) -> set[int]:
+    def _copies(self, m: Manual, name: str) -> set[int]:
         """The storages that hold a factor as the products see it."""
+        twin = self._twins.get(m.last)
+        return self._held(m, getattr(m, name)) | (self._held(twin, getattr(twin, name)) if twin else set())
+
+    def _held(self, m: Manual, part: Part) -> set[int]:
         whole = part.tensor
         found = {whole.storage}
         for i in m.forward:
@@ -244,7 +258,7 @@ class Fusing(Attending):
         return {(s, whole.offset if s == whole.storage else 0) for s in found}
 
     def _attend_whole_back(self, run: Run, m: Manual) -> None:
-        made, last = self._ran[m.last], self.old.ops[m.last]
+        made, last = self._ran[self._twins.get(m.last, m).last], self.old.ops[m.last]
         inside = self._inside(m)
         read = (self.old.tensors[t] for i in run.ops for t in references(self.old.ops[i].inputs))
         outer = (t for t in read if self.story.is_gradient(t.storage) and self.story.made[t.storage] not in inside)

@@ -71,6 +71,7 @@ class Retyped:
         self.known = {s.id for s in graph.storages} - taken
         self.groups: dict[int, Group] = {}  # by autograd's number, as the old graph has it
         self.views: dict[int, Tensor] = {}  # old views of gradients that were cast on their way
+        self.again: dict[int, Tensor] = {}  # what was cast while a checkpoint's ops ran again
         self.default = ""  # the type of what is made out of nothing
         self.casts = 0
 
@@ -125,6 +126,8 @@ class Retyped:
 
     def join(self, run: Run, group: Group) -> None:
         """The backward nodes of a run's ops belong to a group, beside what is there of the same node."""
+        if self.old.ops[run.first].thread == "autograd":
+            self.again |= group.subs
         for sequence in {self.old.ops[i].sequence for i in run.ops} - {-1}:
             there = self.groups.setdefault(sequence, group)
             if there is not group:
@@ -208,12 +211,12 @@ class Retyped:
         followed = FOLLOWED.get(op.name, {}).get(index)
         if followed is not None and isinstance(ref := op.inputs[followed], Ref):
             return self.dtype(ref.id, subs)
-        given = [g for g in given if self.old.tensors[g].elements] or given
         before = promoted([(x.dtype, not x.shape) for x in (self.old.tensors[g] for g in given)])
         if not before:
             return self.default or t.dtype
         if before != t.dtype or any(isinstance(a, str) and a in DTYPE_BYTES for a in op.inputs[1:-1]):
             return t.dtype  # somebody asked for this type
+        given = [g for g in given if self.old.tensors[g].elements] or given
         return promoted([(x.dtype, not x.shape) for x in (self.get(g, subs) for g in given)])
 
     def cast(self, like: Op, source: Tensor, dtype: str, within: tuple[str, ...], sequence: int) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from presage.graph.arguments import references
 from presage.graph.graph import Graph, Op
 
-__all__ = ["ACCUMULATE", "ENGINE", "Listing", "Run", "Story", "accumulates", "node_name", "runs"]
+__all__ = ["ACCUMULATE", "ENGINE", "Listing", "Run", "Story", "accumulates", "node_name", "outside", "runs"]
 
 ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -52,8 +52,13 @@ def runs(graph: Graph, listing: Listing) -> list[Run]:
 
 def _kind(op: Op, again: bool) -> Kind:
     if op.thread == "autograd" and not again:
-        return "gradient" if op.within and op.within[0].endswith(ACCUMULATE) else "backward"
+        return "gradient" if op.within and op.within[outside(op)].endswith(ACCUMULATE) else "backward"
     return "forward" if op.phase != "optimizer" else "other"
+
+
+def outside(op: Op) -> int:
+    """How many ops are around the backward node that an op is of: none, or those of a node that runs a pass itself."""
+    return max((d for d, name in enumerate(op.within) if name.startswith(ENGINE)), default=0)
 
 
 def _recomputed(ops: Sequence[Op]) -> list[bool]:
@@ -69,7 +74,8 @@ def _recomputed(ops: Sequence[Op]) -> list[bool]:
 def _goes_on(ops: Sequence[Op], run: Run, i: int, depth: int, listed: str) -> bool:
     first, op = ops[run.first], ops[i]
     if run.kind == "backward":
-        return op.within[:1] == first.within[:1] and op.sequence == first.sequence
+        depth = outside(op) + 1
+        return op.within[:depth] == first.within[:depth] and op.sequence == first.sequence
     if run.kind != "forward" or not listed or (depth, listed) != (run.depth, run.listed) or depth >= len(op.within):
         return False
     if (op.module, op.line, op.within[: depth + 1]) != (first.module, first.line, first.within[: depth + 1]):
@@ -83,7 +89,7 @@ def _goes_on(ops: Sequence[Op], run: Run, i: int, depth: int, listed: str) -> bo
 
 def accumulates(op: Op) -> bool:
     """Whether the engine adds up two gradients of one tensor here."""
-    return op.name in ("aten::add", "aten::add_") and len(op.within) == 1 and op.within[0].startswith(ENGINE)
+    return op.name in ("aten::add", "aten::add_") and op.within[-1:] != () and op.within[-1].startswith(ENGINE)
 
 
 def node_name(op: Op) -> str:

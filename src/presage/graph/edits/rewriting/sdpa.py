@@ -133,9 +133,13 @@ class Pen:
         return turned(self.draft, t)
 
 
-def forward(draft: Draft, like: Op, around: tuple[str, ...], a: Attention, out: int | None = None) -> Fused:
-    """Write the forward ops. `out`: the storage that holds the result, where it has one."""
+def forward(
+    draft: Draft, like: Op, around: tuple[str, ...], a: Attention, out: int | None = None, was: Backend = "efficient"
+) -> Fused:
+    """Write the forward ops. `out`: the storage that holds the result, where it has one; `was`: the kernel that took it
+    before, for what none is known to take."""
     kind = backend(a)
+    kind = was if kind == "math" else kind
     pen = Pen(draft, like, (*around, f"aten::_scaled_dot_product_{kind}_attention"))
     batch, heads, rows, _ = a.q.shape
     shape = (batch, heads, rows, a.v.shape[-1])
