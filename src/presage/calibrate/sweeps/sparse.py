@@ -110,27 +110,28 @@ def build_index(torch: Any, p: dict[str, Any]) -> Parts:
     return both_ways(torch, lambda: x[i], [x], source)
 
 
-def sample_within(rng: np.random.Generator) -> dict[str, Any]:
-    """x[:, i, j] and x[:, i]: what is picked lies behind a dimension of samples."""
+def sample_twice(rng: np.random.Generator) -> dict[str, Any]:
+    """x[:, i, j] and x[:, i]: what is picked, by two indices or one, lies behind a dimension of samples."""
     rows, columns = (log_int(rng, 2, 100) for _ in range(2))
     pair = bool(rng.random() < 0.7)
     count = min(log_int(rng, 1, 4096), 4 * rows * columns)
-    return {
+    found = {
         "what": "pair" if pair else "row",
         "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
         "samples": log_int(rng, 1, min(65536, 1.5e8 / rows / columns, 1e8 / count / (1 if pair else columns))),
         "rows": rows,
         "columns": columns,
         "count": count,
-        "once": bool(rng.random() < 0.5),  # no place twice
+        "once": bool(rng.random() < 0.5),  # no place comes again
     }
+    places = rows * columns if pair else rows
+    return found | {"count": min(count, places)} if found["once"] else found
 
 
-def build_within(torch: Any, p: dict[str, Any]) -> Parts:
+def build_twice(torch: Any, p: dict[str, Any]) -> Parts:
     rows, columns, pair = p["rows"], p["columns"], p["what"] == "pair"
     places = rows * columns if pair else rows
     if p["once"]:
-        p["count"] = min(p["count"], places)
         at = torch.randperm(places, device="cuda")[: p["count"]]
         p["distinct"], p["most"] = p["count"], 1
     else:
@@ -169,5 +170,5 @@ FAMILIES = {
     "embedding": (sample_embedding, build_embedding, 3500),
     "index": (sample_index, build_index, 1800),
     "sort": (sample_sort, build_sort, 300),
-    "within": (sample_within, build_within, 400),
+    "twice": (sample_twice, build_twice, 400),
 }

@@ -13,8 +13,8 @@ from presage.graph.edits.edit import NotApplicable, plain
 from presage.graph.edits.rewriting import sdpa
 from presage.graph.edits.rewriting.asked import Asked
 from presage.graph.edits.rewriting.attending import MATH
-from presage.graph.edits.rewriting.retype import Place
-from presage.graph.edits.rewriting.runs import Run
+from presage.graph.edits.rewriting.retype import Group, Place
+from presage.graph.edits.rewriting.runs import Run, outside
 from presage.graph.edits.rewriting.types import FLOATS
 from presage.graph.families import family
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Storage, Tensor
@@ -148,6 +148,15 @@ class _Whole(Asked):
             taker = self.story.goal(self.old.tensors[op.outputs[0]].storage, i + 1)
             return self._uncast(i, subs, self._taken(taker))
         return False
+
+    def _accumulate(self, i: int, group: Group | None, subs: dict[int, Tensor]) -> None:
+        """Gradients that were added after a cast, in the cast's node, are added in the node before it."""
+        op, last = self.old.ops[i], self.draft.ops[-1] if self.draft.ops else None
+        if last is None or "ToCopyBackward0" not in op.within[-1] or last.thread != "autograd":
+            super()._accumulate(i, group, subs)
+            return
+        within = last.within[: outside(last) + 1]
+        self._add(i, subs, within=within, sequence=last.sequence, module=last.module, line=last.line)
 
     def _source_dtype(self, sequence: int) -> str:
         """The type of what the forward cast of this number is given now."""

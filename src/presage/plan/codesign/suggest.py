@@ -161,8 +161,8 @@ def _ordered(edits: list[Asked]) -> list[Asked]:
 
 
 def _rank(found: WhatIf) -> tuple[bool, bool, float]:
-    """What fits in memory first, then steps of as many samples, then what gains most."""
-    return not found.fits, found.work != 1, -found.per_work.p50
+    """What fits in memory first, then steps of as many samples, then the shortest step."""
+    return not found.fits, found.work != 1, found.edited.step.p50 / found.work
 
 
 def _worth(found: WhatIf, than: float) -> bool:

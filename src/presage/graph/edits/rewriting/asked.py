@@ -21,7 +21,7 @@ __all__ = ["Asked"]
 
 CAST = ("aten::to", "aten::_to_copy")
 CALLS: tuple[tuple[str, ...], ...] = ((), ("aten::type_as",))  # around such a call
-NEAR, FAR = 4, 40  # ops between a call and the op that takes its result, the tensor's shape not known or known
+NEAR, FAR = 4, 200  # ops between a call and the op that takes its result, the tensor's shape not known or known
 
 
 @dataclass
@@ -82,7 +82,8 @@ class Asked(Fusing):
             read = list(references(op.inputs))
             up = any(t in self._passed or (t in self._asked and self._asked[t].cast.new.dtype != self.low) for t in read)
             made_float = op.name == "aten::copy_" and op.within == CAST and not self.floats(read[-1:])
-            if up or made_float or any(self.old.tensors[t].storage in self._lifted and t not in self._asked for t in read):
+            up = up or (made_float and self.parameter == self.low)  # numbers that a low model makes of others
+            if up or any(self.old.tensors[t].storage in self._lifted and t not in self._asked for t in read):
                 made = {self.old.tensors[t].storage for t in op.outputs if self.dtype(t, subs) == "float32"}
                 self._lifted |= made
         return new
