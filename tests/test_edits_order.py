@@ -105,7 +105,10 @@ def test_microbatches_of_microbatches(plain: Graph) -> None:
 
 
 def test_sparse_gradients_and_no_backward_pass() -> None:
-    assert not list(faults(accumulate(2)(captured(sparse=True))))
+    edited, real = accumulate(2)(captured(sparse=True)), captured(sparse=True, microbatches=2)
+    assert not list(faults(edited))
+    assert [op.name for op in edited.ops if op.kernels] == [op.name for op in real.ops if op.kernels]
+    assert profile(edited).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.005)
     forward = capture(lambda device: lambda: torch.ones(8, device=device).relu(), {}, source="forward")
     with pytest.raises(NotApplicable, match="no backward pass"):
         accumulate(2)(forward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -67,7 +68,7 @@ class _Gain:
     """Where a gradient is added to its parameter's: the ops that do it, what comes in and where it goes (tensors)."""
 
     ops: range
-    incoming: int
+    incoming: tuple[int, ...]  # one, or of a sparse gradient indices and values
     target: int
     taken: bool  # there was none yet: what comes in becomes the parameter's
 
@@ -90,16 +91,21 @@ def _accumulates(op: Op) -> bool:
 def _arrived(graph: Graph, place: int) -> bool:
     """Whether an op has left a gradient where it stays, and the next one is about another."""
     kept = {t.storage for t in graph.outputs_of(graph.ops[place]) if graph.storages[t.storage].role == "gradient"}
-    return bool(kept) and not kept & uses(graph, graph.ops[place + 1])
+    rest = takewhile(_accumulates, graph.ops[place + 1 :])
+    return bool(kept) and kept.isdisjoint(next((s for op in rest if (s := uses(graph, op))), ()))
 
 
 def _gain(graph: Graph, ops: range) -> Iterator[_Gain]:
-    read = [i for k in ops for i in references(graph.ops[k].inputs)]
-    made = [i for k in ops for i in graph.ops[k].outputs]
-    if read and made:
-        home = graph.tensors[made[-1]].storage
-        incoming = next((i for i in read if graph.tensors[i].storage != home), read[0])
-        yield _Gain(ops, incoming, made[-1], taken=graph.ops[ops[-1]].name != ADD)
+    read = [graph.tensors[i] for k in ops for i in references(graph.ops[k].inputs)]
+    made = [graph.tensors[i] for k in ops for i in graph.ops[k].outputs]
+    sparse = next((t for t in read if t.shape and not t.strides), None)
+    if sparse is not None:
+        parts = {t.storage == sparse.storage: t.id for t in made}
+        if len(parts) == 2:  # indices and values
+            yield _Gain(ops, (parts[False], parts[True]), sparse.id, taken=True)
+    elif read and made:
+        incoming = next((t for t in read if t.storage != made[-1].storage), read[0])
+        yield _Gain(ops, (incoming.id,), made[-1].id, taken=graph.ops[ops[-1]].name != ADD)
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ def _turn(graph: Graph, copies: Copies, body: _Body, start: int, later: int) -> 
         if gain is None:
             ops.append(copies.op(op, where))
         elif i == gain.ops[-1]:
-            ops.append(_added(op, gain.target, copies.tensor(gain.incoming, where)))
+            ops.append(_added(op, gain.target, [copies.tensor(i, where) for i in gain.incoming]))
             where.pop(graph.tensors[gain.target].storage, None)
     return _Turn((*places, start + len(ops)), own, tuple(ops))
 
@@ -173,12 +179,15 @@ def _as_activation(storage: Storage) -> dict[str, str]:
     return {"role": "activation", "name": ""} if storage.role == "gradient" else {}
 
 
-def _added(op: Op, target: int, incoming: int) -> Op:
+def _added(op: Op, target: int, incoming: Sequence[int]) -> Op:
     """What adds a gradient to one that is there, in place of an op that takes it over."""
-    return replace(
-        op, name=ADD, overload="Tensor", names=("self", "other", "alpha"), inputs=(Ref(target), Ref(incoming), 1),
-        outputs=(target,), writes=(target,), within=op.within[:2], kernels=True,
-    )  # fmt: skip
+    into = replace(op, outputs=(target,), writes=(target,), within=op.within[:2], kernels=True)
+    if len(incoming) == 1:
+        dense = (Ref(target), Ref(*incoming), 1)
+        return replace(into, name=ADD, overload="Tensor", names=("self", "other", "alpha"), inputs=dense)
+    sparse = (Ref(target), 0, *map(Ref, incoming), 1)
+    names = ("self", "dim", "index", "source", "alpha")
+    return replace(into, name="aten::index_add_", overload="", names=names, inputs=sparse)
 
 
 def _events(graph: Graph, body: _Body, turns: Sequence[_Turn], targets: Mapping[int, _Gain]) -> Iterator[Event]:

@@ -17,6 +17,7 @@ from presage.graph.graph import Graph, Op
 
 __all__ = ["EDITS", "autocast", "nests"]
 
+CAST = ("aten::to", "aten::_to_copy")
 INSIDE = ("aten::softmax", "aten::log_softmax")  # cast their input themselves; others with a float32 result need not
 
 
@@ -42,7 +43,8 @@ def listing(op: Op) -> tuple[int, str]:
             break  # what such an op runs inside is past autocast
         if kind_of(name):
             doubled = path[depth + 1 : depth + 2] == (name,) and not (nests(name) and depth + 2 == len(path))
-            return (-1, "") if doubled else (depth, name)
+            cast = path[depth + 1 : depth + 3] == CAST
+            return (-1, "") if doubled or cast else (depth, name)
     return -1, ""
 
 
@@ -50,6 +52,7 @@ class _Autocast(Asked):
     def __init__(self, graph: Graph, low: str) -> None:
         super().__init__(graph, listing, low)
         self._now = Run("forward", 0, 0)
+        self.lowered = 0  # casts to the low type before a product
         self.kept: dict[int, Cast] = {}  # casts of parameters, by storage, until the pass ends
         self.parameters = {s.id for s in graph.storages if s.role == "parameter"}
 
@@ -62,7 +65,7 @@ class _Autocast(Asked):
             self.flush(run.first)
             self.forward(run)
         self.flush(len(self.old.ops))
-        if not self.casts:
+        if not self.lowered:
             raise NotApplicable("no product, convolution or attention of the forward pass is in float32")
         return self.draft.done()
 
@@ -123,7 +126,7 @@ class _Autocast(Asked):
         if not target or (run.listed == sdpa.AROUND and not self.attends(run)):
             return group
         group = group or Group()
-        outer = self.old.ops[run.first].within[: run.depth] + (run.listed,)
+        outer = (*self.old.ops[run.first].within[: run.depth], run.listed)
         outer = (*outer, run.listed) if run.listed in INSIDE else outer
         found = self._foreign(run, target, group)
         for number, t in enumerate(found):
@@ -163,7 +166,7 @@ class _Autocast(Asked):
 
     def _cast_input(self, run: Run, group: Group, t: int, dtype: str, outer: Sequence[str], number: int) -> None:
         old, now = self.old.tensors[t], self.get(t, group.subs)
-        keep = self._is_whole(t) and dtype == self.low and not old.shape == ()
+        keep = self._is_whole(t) and dtype == self.low and old.shape != ()
         if keep and old.storage in self.kept:
             cast = self.kept[old.storage]
             group.used.append(cast)
@@ -172,6 +175,7 @@ class _Autocast(Asked):
             wanted = old.storage in self.parameters or old.storage in self.story.made
             sequence = self.number(first.sequence) - (number if wanted else 0)
             new = self.cast(first, now, dtype, tuple(outer), sequence)
+            self.lowered += dtype == self.low
             cast = Cast(old, now.dtype, new, sequence, keep, wanted)
             group.casts.append(cast)
             if keep:

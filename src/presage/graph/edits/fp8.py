@@ -23,7 +23,9 @@ NOTE = "fp8 products need a GPU that has them (compute capability 8.9 and up)"
 
 def fp8(graph: Graph) -> Graph:
     """All products of linear layers, forward and backward, whose sizes allow it."""
-    layers = {op.sequence for op in graph.ops if op.thread == "main" and _fits(graph, op) and "aten::linear" in op.within}
+    layers = {
+        op.sequence for op in graph.ops if op.thread == "main" and _fits(graph, op) and "aten::linear" in op.within
+    }
     if not layers - {-1}:
         raise NotApplicable(
             "no linear layer whose product is in bfloat16 or float16 with sizes that are multiples of 16 "
@@ -86,7 +88,14 @@ def _scale(pen: Pen, t: Tensor) -> Tensor:
 
 
 def _fused(
-    pen: Pen, kind: str, read: Sequence[Tensor], out: Tensor, given: int, made: int, columns: int = 1, turned: bool = False
+    pen: Pen,
+    kind: str,
+    read: Sequence[Tensor],
+    out: Tensor,
+    given: int,
+    made: int,
+    columns: int = 1,
+    turned: bool = False,
 ) -> None:
     """One kernel, written as the compiler's are: bytes read and written, rows and columns, sums down, functions, turned."""
     rows = max(1, read[0].elements // max(1, columns))

@@ -32,12 +32,22 @@ CONVOLUTION = ("self", "weight", "padding", "stride", "dilation", "groups", "ben
 def channels_last(graph: Graph) -> Graph:
     """`model.to(memory_format=torch.channels_last)`, and the same for the pictures it is given."""
     weights = [graph.inputs_of(op)[1] for op in graph.ops if op.name in FORWARD and op.kernels]
-    weights = [w for w in weights if len(w.shape) == 4]
+    shown = _shapes(graph)
+    weights = [w for w in weights if shown[w.storage] == {4}]
     if not weights:
         raise NotApplicable("no convolution over two dimensions")
     if all(is_channels_last(w) for w in weights):
         raise NotApplicable("all convolutions have channels-last weights already")
     return _ChannelsLast(graph).changed()
+
+
+def _shapes(graph: Graph) -> dict[int, set[int]]:
+    """How many dimensions the tensors have that show the whole of a storage, by storage."""
+    out: dict[int, set[int]] = {}
+    for t in graph.tensors:
+        if t.nbytes == graph.storages[t.storage].nbytes or not out.get(t.storage):
+            out.setdefault(t.storage, set()).add(len(t.shape))
+    return out
 
 
 def _listing(op: Op) -> tuple[int, str]:
@@ -48,6 +58,7 @@ def _listing(op: Op) -> tuple[int, str]:
 class _ChannelsLast(Fusing):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph, _listing)
+        self._dims = _shapes(graph)
         self._turned: set[int] = set()  # numbers of backward convolutions that are channels-last
         for t in graph.tensors:
             if t.storage not in self.place and self._turns_round(t):
@@ -57,7 +68,13 @@ class _ChannelsLast(Fusing):
     def _turns_round(self, t: Tensor) -> bool:
         """Whether a tensor is of the model, or a picture for it."""
         s = self.old.storages[t.storage]
-        whole = len(t.shape) == 4 and t.is_contiguous and t.nbytes == s.nbytes and t.dtype in FLOATS
+        whole = (
+            self._dims[t.storage] == {4}
+            and len(t.shape) == 4
+            and t.is_contiguous
+            and t.nbytes == s.nbytes
+            and t.dtype in FLOATS
+        )
         if not whole or t.storage not in self.known:
             return False
         return s.role in MODEL or (s.role == "input" and self._is_picture(t.storage))
@@ -150,7 +167,9 @@ class _ChannelsLast(Fusing):
         self.draft.ops[-1] = replace(made, name="aten::cudnn_convolution", inputs=inputs, names=CONVOLUTION)
         if isinstance(bias, Ref) and isinstance(w, Ref):
             out, row = self.draft.tensors[made.outputs[0]], self.get(bias.id, subs)
-            shown = self.draft.tensor(row.storage, (1, row.shape[0], 1, 1), contiguous((1, row.shape[0], 1, 1)), row.dtype)
+            shown = self.draft.tensor(
+                row.storage, (1, row.shape[0], 1, 1), contiguous((1, row.shape[0], 1, 1)), row.dtype
+            )
             pen = sdpa.Pen(self.draft, replace(at, sequence=made.sequence), op.within)
             pen.op("aten::view", [Ref(row.id)], (), "aten::reshape", kernels=False)
             pen.op("aten::add_", [Ref(out.id), Ref(shown.id), 1], [out], overload="Tensor", writes=[out])

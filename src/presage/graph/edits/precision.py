@@ -13,7 +13,7 @@ from presage.graph.edits.edit import NotApplicable, plain
 from presage.graph.edits.rewriting import sdpa
 from presage.graph.edits.rewriting.asked import Asked
 from presage.graph.edits.rewriting.attending import MATH
-from presage.graph.edits.rewriting.retype import Group, Place
+from presage.graph.edits.rewriting.retype import Cast, Group, Place
 from presage.graph.edits.rewriting.runs import Run, outside
 from presage.graph.edits.rewriting.types import FLOATS
 from presage.graph.families import family
@@ -87,7 +87,7 @@ class _Whole(Asked):
         start = len(self.draft.ops)
         if self.asks(run):
             return
-        group = self.asking(run, None)
+        group = self._matched(run, self.asking(run, None))
         if run.listed == sdpa.AROUND and self.attends(run):
             self.attend(run, group, _once((*self.old.ops[run.first].within[: run.depth], sdpa.AROUND)))
         elif run.listed == sdpa.AROUND and (m := self.unfused(run)) is not None and self.fits(m):
@@ -108,6 +108,27 @@ class _Whole(Asked):
         op = self.old.ops[i]
         if not self._uncast(i, subs, self._target(op)):
             self.translate(i, subs, within=_once(op.within, op.name))
+
+    def _matched(self, run: Run, group: Group | None) -> Group | None:
+        """A product takes one type only: what comes to it in another, code must have cast to its weight's."""
+        op = self.old.ops[run.first]
+        if family(op.name) not in PRODUCTS or not op.kernels:
+            return group
+        subs = group.subs if group else {}
+        wide = [t for t in self.floats(references(op.inputs)) if self.dtype(t, subs) not in (self.low, "float64")]
+        wide = [t for t in wide if self.old.tensors[t].storage in self.known]
+        roles = {self.draft.storages[self.get(t, subs).storage].role for t in references(op.inputs)}
+        if not wide or "parameter" not in roles:
+            return group
+        group = group or Group()
+        for number, t in enumerate(dict.fromkeys(wide), 1):
+            now, sequence = self.get(t, group.subs), self.number(op.sequence) - number
+            group.casts.append(
+                Cast(self.old.tensors[t], now.dtype, self.cast(op, now, self.low, (), sequence), sequence)
+            )
+            group.subs[t] = group.casts[-1].new
+        self.join(run, group)
+        return group
 
     def _target(self, op: Op) -> str:
         """The type that a cast of the forward pass is to: '' if autocast made it, and there is none any more."""

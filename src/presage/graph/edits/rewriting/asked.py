@@ -80,7 +80,9 @@ class Asked(Fusing):
         new, op = super().translate(i, subs, **changes), self.old.ops[i]
         if op.thread == "main" and op.phase == "forward":
             read = list(references(op.inputs))
-            up = any(t in self._passed or (t in self._asked and self._asked[t].cast.new.dtype != self.low) for t in read)
+            up = any(
+                t in self._passed or (t in self._asked and self._asked[t].cast.new.dtype != self.low) for t in read
+            )
             made_float = op.name == "aten::copy_" and op.within == CAST and not self.floats(read[-1:])
             up = up or (made_float and self.parameter == self.low)  # numbers that a low model makes of others
             if up or any(self.old.tensors[t].storage in self._lifted and t not in self._asked for t in read):

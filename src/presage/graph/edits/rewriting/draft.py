@@ -166,8 +166,9 @@ def _compact(graph: Graph) -> Graph:
     timed = {e.storage for e in graph.events}
     made = {e.storage for e in graph.events if e.allocates}
     kept = sorted(s.id for s in graph.storages if s.id in used or s.id in timed or _was_there(s))
-    tensors = [t for t in graph.tensors if t.id in named or (t.storage not in made and t.storage in set(kept))]
     place = {s: i for i, s in enumerate(kept)}
+    told = {*made, *used}  # of others, those that were there before the step, what is known of them stays
+    tensors = [t for t in graph.tensors if t.id in named or (t.storage not in told and t.storage in place)]
     new = {t.id: i for i, t in enumerate(tensors)}
     return replace(
         graph,

@@ -221,7 +221,9 @@ class Fusing(Attending):
         for s in {self.old.tensors[t].storage for i in inside for t in self.old.ops[i].outputs}:
             readers = [i for i in self.story.readers.get(s, ()) if i not in inside]
             if self.story.made.get(s) in inside and readers:
-                out[s] = next(t for t in references(self.old.ops[readers[0]].inputs) if self.old.tensors[t].storage == s)
+                out[s] = next(
+                    t for t in references(self.old.ops[readers[0]].inputs) if self.old.tensors[t].storage == s
+                )
         return out
 
     def _root(self, m: Manual, storage: int) -> str:
@@ -250,7 +252,11 @@ class Fusing(Attending):
             read = [self.old.tensors[t] for t in references(op.inputs)]
             passed = op.name == "aten::copy_" or (op.name in PASSED_ON and len(read) == 1)
             # queries, keys and values may be parts of one storage
-            if passed and read[-1].storage in found and (read[-1].storage, read[-1].offset) in self._starts(found, whole):
+            if (
+                passed
+                and read[-1].storage in found
+                and (read[-1].storage, read[-1].offset) in self._starts(found, whole)
+            ):
                 found |= {self.old.tensors[t].storage for t in op.outputs}
         return found
 

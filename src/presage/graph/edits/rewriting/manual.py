@@ -122,7 +122,7 @@ class _Search:
         cast, out = dict[int, int](), dict[int, Tensor]()
         for i in run.ops:
             op = self._op(i)
-            ids = [t for t in references(op.inputs)]
+            ids = list(references(op.inputs))
             if self._casts(i):
                 if op.outputs:
                     cast[self.graph.tensors[ids[1]].storage] = op.outputs[0]

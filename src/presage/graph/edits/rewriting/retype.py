@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from presage.graph.arguments import references
+from presage.graph.edits.memory_layout import dense, moved
 from presage.graph.edits.rewriting.batch_norm import fitting
 from presage.graph.edits.rewriting.draft import Draft, mapped
-from presage.graph.edits.memory_layout import dense, moved
 from presage.graph.edits.rewriting.runs import Listing, Run, Story, runs
 from presage.graph.edits.rewriting.strides import laid_out
 from presage.graph.edits.rewriting.types import FLOATS, FOLLOWED, KEPT, promoted
@@ -73,7 +73,6 @@ class Retyped:
         self.views: dict[int, Tensor] = {}  # old views of gradients that were cast on their way
         self.again: dict[int, Tensor] = {}  # what was cast while a checkpoint's ops ran again
         self.default = ""  # the type of what is made out of nothing
-        self.casts = 0
 
     # ---- tensors
 
@@ -236,9 +235,8 @@ class Retyped:
                 names=COPY,
                 writes=(new.id,),
                 kernels=True,
-            )  # fmt: skip
+            )
         )
-        self.casts += 1
         return new
 
     def floats(self, ids: Iterable[int]) -> list[int]:

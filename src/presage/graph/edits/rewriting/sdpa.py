@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from presage.graph.arguments import references
-from presage.graph.edits.rewriting.draft import Draft
 from presage.graph.edits.memory_layout import contiguous, dense
+from presage.graph.edits.rewriting.draft import Draft
 from presage.graph.edits.rewriting.runs import ENGINE
 from presage.graph.edits.rewriting.types import LOW
 from presage.graph.graph import Arg, Op, Ref, Tensor
@@ -125,7 +125,7 @@ class Pen:
                 within=(*self.within, *inner),
                 writes=tuple(t.id for t in writes),
                 kernels=kernels,
-            )  # fmt: skip
+            )
         )
 
     def turned(self, t: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def _once(draft: Draft, t: Tensor) -> Tensor:
 
 def _out_strides(a: Attention, kind: str, shape: Sequence[int]) -> tuple[int, ...]:
     if kind == "efficient":
-        batch, heads, rows, width = shape
+        _batch, heads, rows, width = shape
         return (rows * heads * width, width, heads * width, 1)
     return dense(replace(a.q, shape=tuple(shape))) if a.q.shape == tuple(shape) else contiguous(shape)
 

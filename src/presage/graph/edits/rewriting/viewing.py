@@ -49,7 +49,7 @@ class Viewing(Retyped):
                 outputs=(whole.id,),
                 writes=(whole.id,),
                 kernels=True,
-            )  # fmt: skip
+            )
         )
         shown = viewed(whole, out.shape) or contiguous(out.shape)
         self.views[out.id] = self.draft.tensor(whole.storage, out.shape, shown, now.dtype)
