@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from presage.graph.graph import Arg, Phase, Role, Storage, Tensor, Thread
+from presage.graph.graph import HOST_MEMORY, Arg, Phase, Role, Storage, Tensor, Thread
 
 __all__ = ["Call", "Memory", "Moment"]
 
@@ -94,7 +94,7 @@ class Memory:
         if self.host < 0:
             self.host = len(self.sizes)
             self.sizes.append(0)
-            self.roles[self.host] = ("input", "host memory", "")
+            self.roles[self.host] = ("input", HOST_MEMORY, "")
         return self.host
 
     def tensor(self, x: torch.Tensor) -> int:

@@ -19,6 +19,7 @@ from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import OPS as FUSED
 from presage.costs.families.fused import parts as fused_parts
 from presage.costs.families.pointwise import alike
+from presage.costs.host_copy import host_bytes, host_copy_seconds
 from presage.costs.models import Models
 from presage.costs.optime import OpTime, Source
 from presage.costs.power import TENSOR_KINDS, slowdown
@@ -216,6 +217,8 @@ def _full_time(
     kind = family(op.name)
     if source == "none":
         return OpTime(0.0, 0, kind, "none")
+    if over_pcie := host_bytes(graph, op):
+        return OpTime(host_copy_seconds(over_pcie, models.gpu), 1, kind, "model")
     if op.name == SCALED:
         return OpTime(scaled_seconds(graph, op, models.gpu), 1, kind, "model")
     if source == "roofline":

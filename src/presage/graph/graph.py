@@ -8,11 +8,26 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-__all__ = ["DTYPE_BYTES", "Arg", "Event", "Graph", "Op", "Phase", "Ref", "Role", "Storage", "Tensor", "Thread"]
+__all__ = [
+    "DTYPE_BYTES",
+    "HOST_MEMORY",
+    "Arg",
+    "Event",
+    "Graph",
+    "Op",
+    "Phase",
+    "Ref",
+    "Role",
+    "Storage",
+    "Tensor",
+    "Thread",
+]
 
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "other"]
 Thread: TypeAlias = Literal["main", "autograd"]
 Role: TypeAlias = Literal["parameter", "gradient", "optimizer", "buffer", "input", "activation", "workspace"]
+
+HOST_MEMORY = "host memory"  # the name of the storage that stands for all of it: copies from and to it use PCIe
 
 DTYPE_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,

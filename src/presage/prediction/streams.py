@@ -59,8 +59,10 @@ def crossings(graph: Graph) -> Crossings:
     touched = [(i, op, touches(graph, op)) for i, op in enumerate(graph.ops) if op.kernels]
     shared = _shared(touched)
     uses_of: dict[int, _Use] = {s: _Use() for s in shared}
+    anew = shared & {e.storage for e in graph.events if e.allocates}  # other memory in the next step
     count, pairs = len(graph.ops), []
     for step in (0, count):
+        uses_of |= {s: _Use() for s in anew}
         for i, op, storages in touched:
             pairs += [(a, step + i) for a in _waits(op, storages, uses_of)]
             for s, writes in storages.items():

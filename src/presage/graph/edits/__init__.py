@@ -23,6 +23,8 @@ from presage.graph.edits.checkpoint import checkpoint
 from presage.graph.edits.compile import EDITS as COMPILE
 from presage.graph.edits.compile import compiled
 from presage.graph.edits.edit import Change, Edit, NotApplicable
+from presage.graph.edits.fp8 import EDITS as FP8
+from presage.graph.edits.fp8 import fp8
 from presage.graph.edits.layout import EDITS as LAYOUT
 from presage.graph.edits.layout import channels_last
 from presage.graph.edits.optimizer import foreach_adam, fused_adam
@@ -51,6 +53,7 @@ __all__ = [
     "cuda_graph",
     "faster",
     "foreach_adam",
+    "fp8",
     "fused_adam",
     "fused_attention",
     "fused_chains",
@@ -62,4 +65,4 @@ __all__ = [
 
 EDITS: dict[str, Edit] = {edit.name: edit for module in (replay, optimizer, tables) for edit in module.EDITS}
 EDITS |= {edit.name: edit for edit in (*CHECKPOINT, *ACCUMULATE, *SYNC, *SPEED, *OVERLAP, *COMPILE, *CHAINS)}
-EDITS |= {edit.name: edit for edit in (*PRECISION, *AUTOCAST, *ATTENTION, *LAYOUT)}
+EDITS |= {edit.name: edit for edit in (*PRECISION, *AUTOCAST, *ATTENTION, *LAYOUT, *FP8)}

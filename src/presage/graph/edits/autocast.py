@@ -13,7 +13,7 @@ from presage.graph.edits.rewriting.asked import Asked
 from presage.graph.edits.rewriting.retype import Cast, Group
 from presage.graph.edits.rewriting.runs import Run
 from presage.graph.edits.rewriting.types import FLOATS, LOW
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import Graph, Op, Tensor
 
 __all__ = ["EDITS", "autocast", "nests"]
 
@@ -52,6 +52,7 @@ class _Autocast(Asked):
     def __init__(self, graph: Graph, low: str) -> None:
         super().__init__(graph, listing, low)
         self._now = Run("forward", 0, 0)
+        self._fresh = False  # a backward pass has run since the last forward op
         self.lowered = 0  # casts to the low type before a product
         self.kept: dict[int, Cast] = {}  # casts of parameters, by storage, until the pass ends
         self.parameters = {s.id for s in graph.storages if s.role == "parameter"}
@@ -59,9 +60,12 @@ class _Autocast(Asked):
     def changed(self) -> Graph:
         for run in self.runs:
             if run.kind in ("backward", "gradient"):
-                self.kept = {}
+                if any(self.old.ops[i].kernels for i in run.ops):
+                    self.kept, self._fresh = {}, True
                 self.backward(run)
                 continue
+            if self._fresh:  # a checkpoint's ops run again, or another pass begins
+                self.again, self._fresh = {}, False
             self.flush(run.first)
             self.forward(run)
         self.flush(len(self.old.ops))
@@ -97,10 +101,10 @@ class _Autocast(Asked):
         m = self.unfused(run)
         if m is None or not self.fits(m, self.low):
             return False
-        group = Group()
+        group, outer = Group(), (*self.old.ops[run.first].within[: run.depth], sdpa.AROUND)
         parts = [t for t in (m.v.tensor.id, m.k.tensor.id, m.q.tensor.id, *m.masks) if self.dtype(t) != self.low]
         for number, t in enumerate(parts):
-            self._cast_input(run, group, t, self.low, (sdpa.AROUND,), len(parts) - number)
+            self._cast_input(run, group, t, self.low, outer, len(parts) - number)
         self.join(run, group)
         self.plan(m, group)
         for i in run.ops:

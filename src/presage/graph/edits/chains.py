@@ -4,8 +4,7 @@ kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and act
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from msgspec.structs import replace
@@ -15,9 +14,10 @@ from presage.graph.check import uses
 from presage.graph.edit import replace_ops, spans
 from presage.graph.edits.compile import stretches
 from presage.graph.edits.edit import NotApplicable, plain
+from presage.graph.edits.fusing.chain import Chain, chained, residuals
 from presage.graph.edits.fusing.cut import recomputed
 from presage.graph.edits.fusing.flow import Flow
-from presage.graph.edits.fusing.group import Group, groups
+from presage.graph.edits.fusing.group import Group
 from presage.graph.edits.fusing.inline import Piece, pieces
 from presage.graph.edits.fusing.lower import OUTSIDE
 from presage.graph.edits.fusing.rebuild import Places, fused_op
@@ -33,96 +33,42 @@ BACKWARD = "FusedChainBackward"
 def fused_chains(graph: Graph) -> Graph:
     """Chains of elementwise ops, and of sums along rows with what is done with them, as one op each."""
     stretch = stretches(graph)
-    low = plainly(graph, stretch)
-    chains = [c for k in set(stretch) - {OUTSIDE} for c in _chains(graph, low.flow, k)]
-    inner = _inner(low.flow, chains)
-    flow = _again(low.flow, stretch, graph, inner)
-    found = pieces(flow, set(), lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])
-    made = [c for k in set(stretch) - {OUTSIDE} for c in _fused(graph, flow, [p for p in found if p.stretch == k])]
+    flow = plainly(graph, stretch).flow
+    apart, unread = residuals(graph, flow), _unread(flow)
+    own = [Piece(n, k, n.reads, n.writes, (i,)) for i, (n, k) in enumerate(zip(flow.nodes, flow.stretch, strict=True))]
+    flow = _again(flow, stretch, graph, _inner(flow, _chains(graph, flow, own, apart), apart))
+    found = pieces(flow, unread, lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])
+    made = [c for c in _chains(graph, flow, found, apart) if len(c.ops) > 1 or any(len(p.inside) > 1 for p in c.pieces)]
     if not made:
         raise NotApplicable("no two elementwise ops in a row in one module, which one kernel could do")
     return _replaced(graph, flow, found, made)
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Pieces that become one op."""
-
-    group: Group
-    pieces: tuple[Piece, ...]
-
-    @property
-    def ops(self) -> list[int]:
-        return sorted({p.node.op for p in self.pieces})
+def _chains(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
+    """The chains of every stretch."""
+    by_stretch: dict[int, list[Piece]] = {}
+    for p in found:
+        by_stretch.setdefault(p.stretch, []).append(p)
+    return [c for k, some in by_stretch.items() if k != OUTSIDE for c in chained(graph, flow, some, apart)]
 
 
-def _chains(graph: Graph, flow: Flow, k: int) -> list[_Chain]:
-    """The chains of a stretch, of ops as they are."""
-    own = [Piece(n, k, n.reads, n.writes, (i,)) for i, n in enumerate(flow.nodes) if flow.stretch[i] == k]
-    return _fused(graph, flow, own)
+def _unread(flow: Flow) -> set[int]:
+    """Values that no op reads."""
+    return {v for n in flow.nodes for v in n.writes} - {v for n in flow.nodes for v in n.reads}
 
 
-def _fused(graph: Graph, flow: Flow, found: Sequence[Piece]) -> list[_Chain]:
-    users = flow.users()
-    together = groups(found, flow.values, _follows(graph, flow, users))
-    out = [_Chain(g, tuple(found[m] for m in g.members)) for g in together if g.nodes[0].fuses]
-    out = [c for c in out if len(c.ops) > 1 or any(len(p.inside) > 1 for p in c.pieces)]
-    return [c for c in out if _sound(graph, flow, c)]
-
-
-def _follows(graph: Graph, flow: Flow, users: dict[int, list[int]]) -> Callable[[Group, Piece], bool]:
-    """Whether an op goes on with what a chain made: in its module or one beside it, before others have used it."""
-
-    def may(group: Group, piece: Piece) -> bool:
-        op, last = graph.ops[piece.node.op], graph.ops[group.nodes[-1].op]
-        if not group.writes & set(piece.reads) or not _near(op, last):
-            return False
-        members = {n.op for n in group.nodes}
-        early = [n for v in group.writes for n in users.get(v, ()) if flow.nodes[n].op < piece.node.op]
-        return all(flow.nodes[n].op in members for n in early)
-
-    return may
-
-
-def _near(a: Op, b: Op) -> bool:
-    """Whether two ops belong to one module, or to parts of one; casts and copies stay with their own."""
-    if a.module == b.module:
-        return True
-    if "copy_" in a.name or "copy_" in b.name:
-        return False
-    over = [m.rpartition(".")[0] for m in (a.module, b.module)]
-    return over[0] == over[1] or a.module == over[1] or b.module == over[0]
-
-
-def _sound(graph: Graph, flow: Flow, chain: _Chain) -> bool:
-    """Whether the chain can run where its last op ran: what it reads is still there, what it writes is the last."""
-    first, last = chain.ops[0], chain.ops[-1]
-    mine = set(chain.ops)
-    held = {flow.values[v].storage for p in chain.pieces for v in p.reads}
-    made = [v for p in chain.pieces for v in p.writes]
-    for i in range(first, last):
-        if i not in mine and held & {graph.tensors[t].storage for t in graph.ops[i].writes}:
-            return False
-    storages = [flow.values[v].storage for v in made]
-    return len(storages) == len(set(storages)) or all(v not in _read_beyond(flow, chain) for v in made[:-1])
-
-
-def _read_beyond(flow: Flow, chain: _Chain) -> set[int]:
-    """Values of a chain that something outside it reads."""
-    inside = {n for p in chain.pieces for n in p.inside}
-    return {v for i, node in enumerate(flow.nodes) if i not in inside for v in node.reads}
-
-
-def _inner(flow: Flow, chains: Sequence[_Chain]) -> set[int]:
+def _inner(flow: Flow, chains: Sequence[Chain], apart: set[int]) -> set[int]:
     """Elementwise values that only chains read: a backward chain makes them again from what the forward one read."""
     at = {n: (c, flow.stretch[n]) for c, chain in enumerate(chains) for p in chain.pieces for n in p.inside}
     users, out = flow.users(), set[int]()
     for n, (c, k) in at.items():
         node = flow.nodes[n]
+        if node.kind != "pointwise" or node.fixed or node.op in apart:
+            continue
         for v in node.writes:
             readers = users.get(v, [])
             chained = all(flow.nodes[r].fuses and (flow.stretch[r] != k or at.get(r, (-1, 0))[0] == c) for r in readers)
-            if node.kind == "pointwise" and not node.fixed and readers and chained:
+            if readers and chained:
                 out.add(v)
     return out
 
@@ -137,7 +83,7 @@ def _again(flow: Flow, stretch: Sequence[int], graph: Graph, inner: set[int]) ->
     return flow
 
 
-def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[_Chain]) -> Graph:
+def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[Chain]) -> Graph:
     """The graph with an op for each chain, where its last op was."""
     places, changes = Places(graph, flow), dict[int, list[Op]]()
     freed = {e.storage for e in graph.events if not e.allocates}
@@ -148,8 +94,9 @@ def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[_
             readers.setdefault(v, set()).add(id(p))
     for chain in made:
         mine = set(map(id, chain.pieces))
-        wanted = {v for v in chain.group.writes if v in lasting or readers.get(v, set()) - mine}
-        local = Group([*range(len(chain.pieces))], chain.group.nodes, chain.group.reads, chain.group.writes)
+        wanted = {v for v in chain.writes if v in lasting or readers.get(v, set()) - mine}
+        reads = {v for p in chain.pieces for v in p.reads}
+        local = Group([*range(len(chain.pieces))], [p.node for p in chain.pieces], reads, chain.writes)
         like = graph.ops[chain.ops[-1]]
         kind = "pointwise" if local.loops is None else "reduction"
         changes.update((i, []) for i in chain.ops)

@@ -97,7 +97,7 @@ def _fused(
     columns: int = 1,
     turned: bool = False,
 ) -> None:
-    """One kernel, written as the compiler's are: bytes read and written, rows and columns, sums down, functions, turned."""
+    """One kernel, as the compiler's are written: bytes read and made, rows, columns, sums down, functions, turned."""
     rows = max(1, read[0].elements // max(1, columns))
     refs: list[Arg] = [[Ref(t.id) for t in read]]
     pen.op(f"fused::{kind}", [*refs, given, made, rows, columns, False, 0, 0, 0, turned], [out])
@@ -106,9 +106,9 @@ def _fused(
 EDITS = (
     plain(
         "fp8",
-        "The products of linear layers in fp8, forward and backward, where sizes are multiples of 16: inputs, weights and "
-        "gradients get a scale for each tensor in every step (largest absolute value, then a cast), as torchao does; "
-        "the casts are fused kernels. Needs products in bfloat16 or float16 to begin with, and a GPU that has fp8.",
+        "The products of linear layers in fp8, forward and backward, where sizes are multiples of 16: inputs, weights "
+        "and gradients get a scale for each tensor in every step (largest absolute value, then a cast), as torchao "
+        "does; the casts are fused kernels. Needs products in bfloat16 or float16 to begin with, and a GPU with fp8.",
         fp8,
     ),
 )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
 from msgspec.structs import replace
 
-from presage.graph.arguments import argument, references
+from presage.graph.arguments import references
 from presage.graph.edits.edit import NotApplicable, plain
 from presage.graph.edits.memory_layout import channels_last as strides_last
 from presage.graph.edits.memory_layout import contiguous, is_channels_last
@@ -130,8 +129,6 @@ class _ChannelsLast(Fusing):
         new = super().translate(i, subs, **changes)
         if op.name == BACKWARD:
             self._convolved_back(op, new)
-        elif op.name in ("aten::native_batch_norm", "aten::native_batch_norm_backward"):
-            self._semaphores(op, new)
         return new
 
     def _copy(self, op: Op, t: Tensor, strides: Sequence[int], within: tuple[str, ...], maker: str) -> Tensor:
@@ -208,39 +205,9 @@ class _ChannelsLast(Fusing):
             self.known.add(self.old.tensors[into].storage)
         return True
 
-    def _semaphores(self, op: Op, new: Op) -> None:
-        """Where several blocks share a channel they meet at semaphores, which are cleared first."""
-        forward = op.name == "aten::native_batch_norm"
-        x = self.draft.tensors[list(references(new.inputs))[0 if forward else 1]]
-        if not is_channels_last(x) or not argument(op, "training" if forward else "train", 5 if forward else 7):
-            return
-        across, down = _grid(x.elements // x.shape[1], x.shape[1])
-        if down > 1:
-            pen = sdpa.Pen(self.draft, new, (*new.within, new.name))
-            pen.op("aten::empty", (), (), kernels=False)
-            flags = self.draft.new((across,), "int32")
-            pen.op("aten::empty", [[across]], [flags], "aten::zeros", kernels=False)
-            pen.op("aten::fill_", [Ref(flags.id), 0], [flags], "aten::zeros", "aten::zero_", overload="Scalar",
-                   writes=[flags])  # fmt: skip
-
 
 def _lies(t: Tensor, strides: Sequence[int]) -> bool:
     return all(n <= 1 or s == w for n, s, w in zip(t.shape, t.strides, strides, strict=True))
-
-
-def _grid(rows: int, channels: int) -> tuple[int, int]:
-    """Blocks of the channels-last batch norm's reductions, over channels and over rows."""
-    x = min(_power(channels), 32)
-    y = min(_power(ceil(rows / 16)), 512 // x)
-    if x * y != 512:
-        x = min(_power(channels), 512 // y)
-    blocks = min(ceil(rows / (y * 16)), 128)
-    return ceil(channels / x), 1 if blocks < 8 else blocks
-
-
-def _power(n: int) -> int:
-    """The largest power of two up to n."""
-    return 1 << (max(n, 1).bit_length() - 1)
 
 
 EDITS = (

@@ -14,12 +14,11 @@ from presage.graph.collective import collective
 from presage.graph.edit import spans, stretched
 from presage.graph.edits.copies import in_order
 from presage.graph.edits.edit import Change, NotApplicable, valued
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import HOST_MEMORY, Graph, Op
 
 __all__ = ["EDITS", "overlap"]
 
 STREAM = "beside"
-HOST_MEMORY = "host memory"
 
 
 def overlap(pattern: str = "") -> Change:

@@ -159,7 +159,7 @@ class _Whole(Asked):
         if self.old.storages[old.storage].role == "gradient" and new.storage not in self.draft.heirs:
             self.draft.inherit(new.storage, old.storage)
 
-    def dropped(self, i: int, subs: dict[int, Tensor], wanted: str) -> bool:
+    def dropped(self, i: int, subs: dict[int, Tensor]) -> bool:
         op = self.old.ops[i]
         if op.within[-2:] != CAST or not op.outputs:
             return False
@@ -205,7 +205,7 @@ EDITS = (
     plain(
         "bf16",
         "The whole model in bfloat16 (model.to(torch.bfloat16)): parameters, gradients, optimizer state, buffers and "
-        "inputs; autocast and its casts go. Casts that the code itself asks for stay. Training may need care to converge.",
+        "inputs; autocast and its casts go, those that the code itself asks for stay.",
         bf16,
     ),
 )

@@ -41,8 +41,9 @@ def _stretches(ops: tuple[Op, ...]) -> list[list[int]]:
 EDITS = (
     plain(
         "cuda_graph",
-        "Each stretch of the step without a wait for the GPU becomes one CUDA graph: the host makes one call for it, and "
-        "its kernels follow each other with a shorter gap. Shapes must not change and optimizers must be capturable.",
+        "Each stretch of the step without a wait for the GPU becomes one CUDA graph: the host makes one call for it, "
+        "and its kernels follow each other with a shorter gap. Adam becomes capturable. Code that runs otherwise while "
+        "a graph is made of it (attention masks of transformers) is captured that way. Shapes must not change.",
         cuda_graph,
     ),
 )

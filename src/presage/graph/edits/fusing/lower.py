@@ -108,10 +108,17 @@ class Lowering:
         return frozenset((self.read(t), t.offset) for t in parts if 0 not in t.strides)
 
     def reduction(
-        self, reads: Sequence[int], writes: Sequence[int], rows: int, columns: int, down: bool, function: Function = ""
+        self,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        rows: int,
+        columns: int,
+        down: bool,
+        function: Function = "",
+        whole: bool = False,
     ) -> None:
-        """One kernel, or two: parts first, then the results from the parts."""
-        parts = splits(rows, columns, down)
+        """One kernel, or (unless `whole`) two: parts first, then the results from the parts."""
+        parts = 1 if whole else splits(rows, columns, down)
         first = Node("reduction", self.at, _once(reads), tuple(writes), rows, columns, down=down, function=function)
         if parts == 1:
             self._add(first)

@@ -56,20 +56,20 @@ def plainly(graph: Graph, stretch: Sequence[int]) -> Lowering:
         if op.name == "aten::native_dropout" or (kind == "pointwise" and family(op.name) in _CHAINED):
             _pointwise(low, op)
         elif kind == "reduction" and not _wide(low, op):
-            _reduction(low, op)
+            _reduction(low, op, whole=True)
         elif op.kernels or stretch[i] == OUTSIDE:
             low.outside(op)
     return low
 
 
 def _wide(low: Lowering, op: Op) -> bool:
-    """Whether a reduction is more than sums along rows."""
+    """Whether a reduction is more than sums along rows or down columns."""
     whole = max(low.inputs(op), key=lambda t: t.elements, default=None)
     result = max(low.written(op), key=lambda t: t.elements, default=None)
     if whole is None or result is None or not whole.shape:
         return True
     rows, columns = result.elements, -(-whole.elements // max(1, result.elements))
-    return _down(whole, result) or splits(rows, columns, False) > 1 or columns == 1
+    return columns == 1 or (not _down(whole, result) and splits(rows, columns, False) > 1)
 
 
 def _lower(low: Lowering, op: Op) -> bool:
@@ -131,15 +131,15 @@ def _function(op: Op) -> Function:
     return "erf" if _ERF.search(op.name) else "exp" if _EXP.search(op.name) else ""
 
 
-def _reduction(low: Lowering, op: Op) -> None:
+def _reduction(low: Lowering, op: Op, whole: bool = False) -> None:
     inputs, outputs = low.inputs(op), low.written(op)
-    whole = max(inputs, key=lambda t: t.elements, default=None)
+    source = max(inputs, key=lambda t: t.elements, default=None)
     rows = max((t.elements for t in outputs), default=1)
-    if whole is None or whole.elements <= rows:
+    if source is None or source.elements <= rows:
         return _pointwise(low, op)
     reads = low.reads(op)
     writes = [low.write(t) for t in outputs]
-    low.reduction(reads, writes, rows, -(-whole.elements // max(1, rows)), _down(whole, outputs[0]))
+    low.reduction(reads, writes, rows, -(-source.elements // max(1, rows)), _down(source, outputs[0]), whole=whole)
     return None
 
 

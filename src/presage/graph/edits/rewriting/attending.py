@@ -22,7 +22,7 @@ class Attending(Backprop):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.fused: dict[int, sdpa.Fused] = {}  # by autograd's number
+        self.fused: dict[int, sdpa.Fused] = {}  # by the old storage of its result
         self._learnt = {  # numbers of those whose bias has a gradient
             op.sequence for op in self.old.ops if op.name.endswith("_attention_backward") and len(op.outputs) > 3
         }
@@ -94,10 +94,10 @@ class Attending(Backprop):
         made = sdpa.forward(self.draft, like, around, given, out.storage, was)
         self.place[out.storage] = Place(out.storage, made.out.dtype, out, made.out)
         self.known |= {self.old.tensors[t].storage for t in op.outputs}
-        self.fused[op.sequence] = made
+        self.fused[out.storage] = made
 
     def _node(self, run: Run, group: Group | None) -> None:
-        made = self.fused.get(self.old.ops[run.first].sequence)
+        made = self._read(run)
         if made is None or run.kind != "backward":
             super()._node(run, group)
             return
@@ -112,6 +112,16 @@ class Attending(Backprop):
                 self._accumulate(i, group, subs)
             if group is not None and group is self._open:
                 self._made |= self._made_by(i)
+
+    def _read(self, run: Run) -> sdpa.Fused | None:
+        """The attention whose backward node a run is: the one whose result its kernel reads."""
+        for i in run.ops:
+            op = self.old.ops[i]
+            read = references(op.inputs) if op.name.endswith("_attention_backward") else ()
+            found = next((s for s in (self.old.tensors[t].storage for t in read) if s in self.fused), None)
+            if found is not None:
+                return self.fused[found]
+        return None
 
     def _attend_back(self, op: Op, made: sdpa.Fused, subs: dict[int, Tensor]) -> None:
         grad = self.get(sdpa.incoming(op), subs)

@@ -17,7 +17,7 @@ TO_COPY = "ToCopyBackward0"
 
 
 class Backprop(Viewing):
-    """Adds what happens in the backward pass; `parameter` is the type of parameters and their gradients, where it changes."""
+    """Adds what happens in the backward pass; `parameter` is the type that parameters get, where it changes."""
 
     parameter = ""
     _open: Group | None = None  # the group whose gradients are still to be cast back
@@ -54,7 +54,7 @@ class Backprop(Viewing):
         return True
 
     def _node(self, run: Run, group: Group | None) -> None:
-        subs = {**self.again, **group.subs} if group else {}
+        subs = {**group.subs, **self.again} if group else {}
         wanted = self.parameter if run.kind == "gradient" else self.wanted(self.old.ops[run.first].sequence, subs)
         self._meet(run, wanted, subs)
         self.default = wanted
@@ -63,7 +63,7 @@ class Backprop(Viewing):
             op = self.old.ops[i]
             if accumulates(op):
                 self._accumulate(i, group, subs)
-            elif not self.dropped(i, subs, wanted):
+            elif not self.dropped(i, subs):
                 self.node_op(i, subs)
             if self._open is not None and group is self._open:
                 self._made |= self._made_by(i)
@@ -82,9 +82,9 @@ class Backprop(Viewing):
             dtype = self.draft.tensors[op.outputs[0]].dtype
             self.draft.ops[-1] = replace(op, inputs=(*op.inputs[:-1], dtype))
 
-    def dropped(self, i: int, subs: dict[int, Tensor], wanted: str) -> bool:
+    def dropped(self, i: int, subs: dict[int, Tensor]) -> bool:
         """Whether an op is not needed any more; an edit that takes casts away says so."""
-        del i, subs, wanted
+        del i, subs
         return False
 
     def wanted(self, sequence: int, subs: dict[int, Tensor]) -> str:
@@ -228,7 +228,7 @@ class Backprop(Viewing):
         same = [t for t in left if self.old.tensors[t].shape == cast.old.shape]
         flat = [t for t in left if self.old.tensors[t].elements == cast.old.elements]
         flat = [t for t in flat if len(self.old.tensors[t].shape) != len(cast.old.shape)]
-        return (same or flat or [None])[0]
+        return next(iter(same or flat), None)
 
     @staticmethod
     def _match(t: Tensor, casts: list[Cast]) -> Cast | None:

@@ -113,8 +113,9 @@ class Fusing(Attending):
 
     def _cast_ahead(self, i: int, m: Manual) -> None:
         """A cast before a product is one before the kernel; of keys that are not turned round any more."""
-        op = self.old.ops[i]
-        new = self.translate(i, None, within=(sdpa.AROUND, *op.within[1:]), line=self.old.ops[m.last].line)
+        op, depth = self.old.ops[i], self._depth(m)
+        within = (*op.within[:depth], sdpa.AROUND, *op.within[depth + 1 :])
+        new = self.translate(i, None, within=within, line=self.old.ops[m.last].line)
         if m.k.source >= 0 and op.outputs == (m.k.tensor.id,):
             into, source = (self._factor(self.draft.tensors[t], True).id for t in references(new.inputs))
             inputs = (Ref(into), Ref(source), *new.inputs[2:])
@@ -142,7 +143,8 @@ class Fusing(Attending):
 
     def _attend_whole(self, m: Manual) -> None:
         op, group = self.old.ops[m.last], self._groups.get(m.last)
-        around = (sdpa.AROUND,) * (2 if m.low or group is not None else 1)
+        times = 2 if m.low or group is not None else 1
+        around = (*op.within[: self._depth(m)], *[sdpa.AROUND] * times)
         bias = self._bias(m, op, around)
         like = replace(op, sequence=self.number(op.sequence))
         given = self._given(m, lambda t: self.get(t, group.subs if group else None), bias)
@@ -150,6 +152,10 @@ class Fusing(Attending):
         self.known.add(m.out.storage)
         self.place[m.out.storage] = Place(m.out.storage, made.out.dtype, m.out, self._shaped(made.out, m.out.shape))
         self._ran[m.last] = made
+
+    def _depth(self, m: Manual) -> int:
+        """How many ops are around the call itself: those of a backward node where a checkpoint's ops run again."""
+        return max(self.runs[self.story.run_of[m.last]].depth, 0)
 
     def _shaped(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
         return self.draft.tensor(t.storage, shape, viewed(t, shape) or contiguous(shape), t.dtype, t.offset)

@@ -1,8 +1,8 @@
 """Retyping: a step run again on paper, with other types of numbers.
 
-Each op's results get the type that its inputs now ask for. Where a run of the forward pass asks for another type than it
-is given, a cast comes before it and, in the backward pass, a cast of the gradient after it (`ToCopyBackward0`); where a
-gradient meets a node of another type, the engine casts it.
+Each op's results get the type that its inputs now ask for. Where a run of the forward pass asks for another type than
+it is given, a cast comes before it and, in the backward pass, a cast of the gradient after it (`ToCopyBackward0`);
+where a gradient meets a node of another type, the engine casts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from presage.graph.arguments import references
 from presage.graph.edits.memory_layout import dense, moved
-from presage.graph.edits.rewriting.batch_norm import fitting
+from presage.graph.edits.rewriting.batch_norm import fitting, semaphores
 from presage.graph.edits.rewriting.draft import Draft, mapped
 from presage.graph.edits.rewriting.runs import Listing, Run, Story, runs
 from presage.graph.edits.rewriting.strides import laid_out
@@ -148,10 +148,12 @@ class Retyped:
             writes=tuple(self.get(t, subs).id for t in op.writes),
             sequence=self.number(op.sequence),
         )
-        new = replace(new, **changes) if changes else new  # type: ignore[arg-type]
+        new = replace(new, **changes) if changes else new
         for one in fitting(new, self.draft.tensors):
             self.draft.add(one)
-        return self.draft.ops[-1]
+        made = self.draft.ops[-1]
+        semaphores(self.draft, made, op)
+        return made
 
     def follow(self, op: Op, subs: dict[int, Tensor] | None) -> None:
         """Views of what was replaced are views of what replaced it."""
@@ -176,8 +178,8 @@ class Retyped:
 
     def _model(self, i: int) -> list[int]:
         """What the op before made room like (`empty_like`), for this one to fill."""
-        op, before = self.old.ops[i], self.old.ops[i - 1] if i else None
-        fills = op.name in ("aten::fill_", "aten::zero_") and before is not None and before.name.endswith("_like")
+        op, before = self.old.ops[i], self.old.ops[max(i - 1, 0)]
+        fills = op.name in ("aten::fill_", "aten::zero_") and before.name.endswith("_like")
         return self.floats(references(before.inputs))[:1] if fills and before.within[:1] == op.within[:1] else []
 
     def settle(

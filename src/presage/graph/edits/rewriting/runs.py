@@ -19,7 +19,7 @@ __all__ = ["ACCUMULATE", "ENGINE", "Listing", "Run", "Story", "accumulates", "no
 ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 Kind: TypeAlias = Literal["forward", "backward", "gradient", "other"]
-# The depth at which an op's `within` (or the op itself, one deeper) has a name that matters, and what it is; -1 for none.
+# The depth at which an op's `within` (or the op itself, one deeper) has a name that matters, and the name; -1: none.
 Listing: TypeAlias = Callable[[Op], tuple[int, str]]
 
 

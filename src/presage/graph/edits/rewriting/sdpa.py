@@ -21,7 +21,7 @@ __all__ = ["AROUND", "Attention", "Backend", "Fused", "Pen", "backend", "backwar
 
 Backend: TypeAlias = Literal["cudnn", "flash", "efficient", "math"]
 AROUND = "aten::scaled_dot_product_attention"
-# Where the ops of the kernels have the bias, the dropout, the causal flag and the scale; and the incoming gradient first.
+# Where the ops of the kernels have the bias, the dropout, the causal flag and the scale.
 PLACES: dict[str, tuple[int, int, int, int]] = {
     "aten::_cudnn_attention_forward": (3, 9, 10, 12),
     "aten::_efficient_attention_forward": (3, 8, 9, 11),
@@ -244,8 +244,8 @@ def _efficient_parts(pen: Pen, parts: Sequence[Tensor]) -> None:
     across = draft.tensor(rows.storage, (batch, heads, length), (heads * length, 1, heads), "float32")
     straight = draft.new(across.shape, "float32")
     pen.op("aten::empty", (), (), inner, "aten::contiguous", "aten::clone", "aten::empty_like", kernels=False)
-    pen.op("aten::copy_", [Ref(straight.id), Ref(across.id), False], [straight], inner, "aten::contiguous", "aten::clone",
-           writes=[straight])  # fmt: skip
+    copied: list[Arg] = [Ref(straight.id), Ref(across.id), False]
+    pen.op("aten::copy_", copied, [straight], inner, "aten::contiguous", "aten::clone", writes=[straight])
     if q.dtype == "float32" and k.shape[1] > 64:
         size = batch * heads * ceil(length / 64) * ceil(depth / 64) * (64 * 64 * 4 + 16)
         room = draft.new((size,), "uint8")

@@ -114,16 +114,24 @@ def _joined(shape: Shape, inputs: Sequence[Tensor]) -> tuple[int, ...]:
     return channels_last(shape) if last else contiguous(shape)
 
 
+def _result_first(shape: Shape, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+    """Elementwise, the forward pass's tensor coming before the gradient."""
+    return iterated(shape, inputs[::-1])
+
+
 def _like_last(shape: Shape, inputs: Sequence[Tensor]) -> tuple[int, ...]:
     return _like(-1)(shape, inputs)
 
 
-ELEMENTWISE = frozenset(aten("native_dropout _fused_dropout hardtanh_backward threshold_backward copy"))
+ELEMENTWISE = frozenset(aten("native_dropout _fused_dropout hardtanh_backward"))
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(aten("cudnn_convolution cudnn_convolution_transpose _conv_depthwise2d conv_depthwise3d"), _convolved(0)),
+    **dict.fromkeys(
+        aten("cudnn_convolution cudnn_convolution_transpose _conv_depthwise2d conv_depthwise3d"), _convolved(0)
+    ),
     "aten::convolution_backward": _convolved(1),
-    **dict.fromkeys(aten("native_batch_norm cudnn_batch_norm native_batch_norm_backward"), _like(0)),
-    "aten::cudnn_batch_norm_backward": _like(0),
+    **dict.fromkeys(aten("native_batch_norm cudnn_batch_norm cudnn_batch_norm_backward"), _like(0)),
+    "aten::native_batch_norm_backward": _like(1),
+    **dict.fromkeys(aten("threshold_backward leaky_relu_backward"), _result_first),
     **dict.fromkeys(
         aten(
             "max_pool2d_with_indices avg_pool2d adaptive_max_pool2d _adaptive_avg_pool2d upsample_nearest2d "

@@ -1,4 +1,4 @@
-"""Views in a retyping: where a layout has changed, a reshape may need a copy that it did not need, or need it no more."""
+"""Views in a retyping: where a layout has changed, a reshape may need a copy that it did not, or need it no more."""
 
 from __future__ import annotations
 
