@@ -179,7 +179,7 @@ class _Autocast(Asked):
             wanted = old.storage in self.parameters or old.storage in self.story.made
             sequence = self.number(first.sequence) - (number if wanted else 0)
             new = self.cast(first, now, dtype, tuple(outer), sequence)
-            self.lowered += dtype == self.low
+            self.lowered += dtype == self.low and old.dtype == "float32"
             cast = Cast(old, now.dtype, new, sequence, keep, wanted)
             group.casts.append(cast)
             if keep:

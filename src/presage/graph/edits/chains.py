@@ -1,5 +1,6 @@
-"""Fused chains, without a compiler: elementwise work of one module as one op forward and one backward, as hand-written
-kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and activation, dropout and residual).
+"""Fused chains, without a compiler: the small ops of one module as one op forward and one or two backward, as
+hand-written kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and activation, dropout and
+residual).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from presage.graph.check import uses
 from presage.graph.edit import replace_ops, spans
 from presage.graph.edits.compile import stretches
 from presage.graph.edits.edit import NotApplicable, plain
-from presage.graph.edits.fusing.chain import Chain, chained, residuals
+from presage.graph.edits.fusing.chain import Chain, added_up, chained, residuals
 from presage.graph.edits.fusing.cut import recomputed
 from presage.graph.edits.fusing.flow import Flow
 from presage.graph.edits.fusing.group import Group
@@ -35,6 +36,7 @@ def fused_chains(graph: Graph) -> Graph:
     stretch = stretches(graph)
     flow = plainly(graph, stretch).flow
     apart, unread = residuals(graph, flow), _unread(flow)
+    flow = added_up(graph, flow, apart)
     own = [Piece(n, k, n.reads, n.writes, (i,)) for i, (n, k) in enumerate(zip(flow.nodes, flow.stretch, strict=True))]
     flow = _again(flow, stretch, graph, _inner(flow, _chains(graph, flow, own, apart), apart))
     found = pieces(flow, unread, lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])
@@ -88,6 +90,8 @@ def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[C
     places, changes = Places(graph, flow), dict[int, list[Op]]()
     freed = {e.storage for e in graph.events if not e.allocates}
     lasting = {v for v, value in enumerate(flow.values) if value.storage >= 0 and value.storage not in freed}
+    chosen = {id(p) for chain in made for p in chain.pieces}
+    places.stays |= {v for p in found if id(p) not in chosen for v in (*p.reads, *p.writes)}
     readers: dict[int, set[int]] = {}
     for p in found:
         for v in p.reads:
@@ -148,9 +152,9 @@ def _events(old: Graph, new: Graph, changes: Mapping[int, Sequence[Op]]) -> tupl
 EDITS = (
     plain(
         "fused_chains",
-        "Chains of elementwise ops of one module (a norm of small ops, an activation and its gate, bias, dropout and "
-        "residual) run as one kernel forward and one backward, as hand-written kernels do; what lies between is "
-        "neither written nor kept.",
+        "Chains of small ops in one module run as library kernels would run them: a norm or softmax written out as one "
+        "kernel forward, in the backward pass one for the input and one for the sums of scale and shift; an activation "
+        "and its gate, bias, dropout and residual as one each way. Only what a chain reads and sums of rows are kept.",
         fused_chains,
     ),
 )

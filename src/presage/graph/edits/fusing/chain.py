@@ -7,15 +7,15 @@ norms and activations, unless dropout comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from presage.graph.edits.fusing.flow import Flow, Node
 from presage.graph.edits.fusing.inline import Piece
 from presage.graph.edits.fusing.lower import RANDOM
 from presage.graph.graph import Graph, Op
 
-__all__ = ["Chain", "chained", "residuals"]
+__all__ = ["Chain", "added_up", "chained", "residuals"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Chain:
 
     @property
     def ops(self) -> list[int]:
-        return sorted({p.node.op for p in self.pieces})
+        return sorted({i for p in self.pieces for i in (p.node.op, *p.node.also)})
 
     @property
     def writes(self) -> set[int]:
@@ -45,6 +45,63 @@ def residuals(graph: Graph, flow: Flow) -> set[int]:
         deepest = max((n for n, _ in found), default=0) + (not node.fuses)
         behind.update((v, deepest) for v in node.writes)
     return out
+
+
+def added_up(graph: Graph, flow: Flow, apart: set[int]) -> Flow:
+    """The flow in which what is added to a residual one by one is added up first, by what makes the last of it: a
+    gradient that comes back in several parts from one norm."""
+    users, makers = flow.users(), flow.makers()
+    nodes: list[Node | None] = list(flow.nodes)
+    for n, node in enumerate(flow.nodes):
+        if node.op not in apart or graph.ops[node.op].name != "aten::add_" or nodes[n] is not node:
+            continue
+        run = _run(graph, flow, n, users)
+        before, parts = node.reads[0], [flow.nodes[m].reads[1] for m in run]
+        maker = makers.get(parts[-1], -1)
+        if len(run) < 2 or not _last(flow, parts, makers, users):
+            continue
+        ops = tuple(flow.nodes[m].op for m in run[:-1])
+        of, end = flow.nodes[maker], flow.nodes[run[-1]]
+        nodes[maker] = replace(of, reads=(*of.reads, *parts[:-1]), also=ops)
+        nodes[run[-1]] = replace(end, reads=(before, parts[-1]))
+        apart |= {end.op}
+        for m in run[:-1]:
+            nodes[m] = None
+    out = Flow(flow.values, stored=flow.stored, into=flow.into)
+    for some, k in zip(nodes, flow.stretch, strict=True):
+        if some is not None:
+            out.add(some, k)
+    return out
+
+
+def _run(graph: Graph, flow: Flow, n: int, users: Mapping[int, list[int]]) -> list[int]:
+    """The sums in place that follow a sum, each the only one to read what the one before has made."""
+    run = [n]
+    while len(flow.nodes[run[-1]].reads) == 2:
+        node = flow.nodes[run[-1]]
+        after = users.get(node.writes[0], [])
+        if len(after) != 1 or graph.ops[flow.nodes[after[0]].op].name != "aten::add_":
+            return run
+        if flow.nodes[after[0]].reads[0] != node.writes[0] or flow.stretch[after[0]] != flow.stretch[n]:
+            return run
+        if len(flow.nodes[after[0]].reads) != 2 or flow.nodes[after[0]].elements != node.elements:
+            return run
+        run.append(after[0])
+    return [n]
+
+
+def _last(flow: Flow, parts: Sequence[int], makers: Mapping[int, int], users: Mapping[int, list[int]]) -> bool:
+    """Whether the last part is elementwise work, made after the others and for nothing else."""
+    if any(v not in makers for v in parts) or len(set(parts)) < len(parts):
+        return False
+    node = flow.nodes[makers[parts[-1]]]
+    same = all(flow.values[v].elements == node.elements for v in parts)
+    return (
+        node.kind == "pointwise"
+        and same
+        and len(users[parts[-1]]) == 1
+        and makers[parts[-1]] == max(makers[v] for v in parts)
+    )
 
 
 def chained(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
@@ -94,13 +151,16 @@ class _Joining:
     def _beside(self, i: int) -> None:
         """Sums down columns of one module that read the same."""
         piece, ops = self.found[i], self.graph.ops
-        if not piece.node.down:
-            return
-        reads = self._reads(i)
-        for other in [k for k, p in enumerate(self.found[:i]) if p.node.down]:
-            same = ops[self.found[other].node.op].module == ops[piece.node.op].module
-            if same and any(self.values[v].elements == piece.node.elements for v in reads & self._reads(other)):
-                self._join(other, i)
+        for v in self._reads(i) if piece.node.down else ():
+            if self.values[v].elements != piece.node.elements:
+                continue
+            for other in [m for k in self.users[v] for m in self._downward(k) if m < i]:
+                if ops[self.found[other].node.op].module == ops[piece.node.op].module:
+                    self._join(other, i)
+
+    def _downward(self, k: int) -> list[int]:
+        """The sums down columns in the chain of a piece."""
+        return [m for m in self.members.get(self.of[k], ()) if self.found[m].node.down]
 
     def _reads(self, i: int) -> set[int]:
         return {v for m in self.members[self.of[i]] for v in self.found[m].reads}
@@ -127,7 +187,7 @@ class _Joining:
     def _undisturbed(self, members: Sequence[int], last: int) -> bool:
         """Whether what they read is there until then, and of what they write in place only the last is read."""
         ops, tensors = self.graph.ops, self.graph.tensors
-        mine = {self.found[i].node.op for i in members}
+        mine = {op for i in members for op in (self.found[i].node.op, *self.found[i].node.also)}
         held = {self.values[v].storage for i in members for v in self.found[i].reads}
         for i in range(min(mine), last):
             if i not in mine and ops[i].writes and held & {tensors[t].storage for t in ops[i].writes}:

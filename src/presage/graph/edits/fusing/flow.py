@@ -46,6 +46,7 @@ class Node:
     alone: bool = False  # shares no kernel
     turned: bool = False  # writes in another order than it reads
     slices: frozenset[tuple[int, int]] = frozenset()  # of values it reads a part of: which, and from where on
+    also: tuple[int, ...] = ()  # places of further ops whose work it does
     results: int = 0  # of the first half of a reduction, how many results the whole has
 
     @property

@@ -66,10 +66,12 @@ def _wide(low: Lowering, op: Op) -> bool:
     """Whether a reduction is more than sums along rows or down columns."""
     whole = max(low.inputs(op), key=lambda t: t.elements, default=None)
     result = max(low.written(op), key=lambda t: t.elements, default=None)
-    if whole is None or result is None or not whole.shape:
+    if whole is None or result is None or not whole.shape or "pool" in op.name:
         return True
     rows, columns = result.elements, -(-whole.elements // max(1, result.elements))
-    return columns == 1 or (not _down(whole, result) and splits(rows, columns, False) > 1)
+    if _down(whole, result):
+        return op.name not in ("aten::sum", "aten::mean")
+    return columns == 1 or splits(rows, columns, False) > 1
 
 
 def _lower(low: Lowering, op: Op) -> bool:

@@ -136,10 +136,29 @@ class Fusing(Attending):
         return self.draft.tensor(t.storage, shape, strides, t.dtype, t.offset)
 
     def _is_causal(self, mask: int, m: Manual) -> bool:
-        """A mask of queries by keys that is the same for all samples and heads is taken to be causal."""
+        """A mask of queries by keys that is the same for all samples and heads, or that the step makes out of nothing
+        but numbers, is taken to be causal."""
         t = self.old.tensors[mask]
         rows, keys = m.q.tensor.shape[-2], m.v.tensor.shape[-2]
-        return t.shape[-2:] == (rows, keys) and rows == keys and all(n == 1 for n in t.shape[:-2])
+        if t.shape[-2:] != (rows, keys) or rows != keys:
+            return False
+        return all(n == 1 for n in t.shape[:-2]) or (t.shape[-3:-2] == (1,) and self._is_made_up(t.storage))
+
+    def _is_made_up(self, storage: int) -> bool:
+        """Whether nothing that the step was given has a part in it."""
+        todo, seen = [storage], set[int]()
+        while todo:
+            s = todo.pop()
+            if s not in self.story.made:
+                return False
+            seen.add(s)
+            makers = [op for op in self.old.ops[: self.story.made[s] + 1] if op.thread == "main" and self._makes(op, s)]
+            read = {self.old.tensors[t].storage for op in makers for t in references(op.inputs)}
+            todo += [r for r in read - seen if r not in todo]
+        return True
+
+    def _makes(self, op: Op, storage: int) -> bool:
+        return any(self.old.tensors[t].storage == storage for t in op.outputs)
 
     def _attend_whole(self, m: Manual) -> None:
         op, group = self.old.ops[m.last], self._groups.get(m.last)

@@ -118,20 +118,13 @@ class _Search:
         return self._op(i).within[-2:] == CAST
 
     def _factors(self, run: Run) -> list[Tensor]:
-        """What a product is given, after the casts it makes: the first tensors of the two factors."""
-        cast, out = dict[int, int](), dict[int, Tensor]()
-        for i in run.ops:
-            op = self._op(i)
-            ids = list(references(op.inputs))
-            if self._casts(i):
-                if op.outputs:
-                    cast[self.graph.tensors[ids[1]].storage] = op.outputs[0]
-                continue
-            for t in ids:
-                x = self.graph.tensors[t]
-                outside = self.story.made.get(x.storage, -1) < run.first or x.id in cast.values()
-                if outside and x.storage not in out:
-                    out[x.storage] = x
+        """What a product is given, after the casts it makes; both factors may be parts of one storage."""
+        made = {t for i in run.ops if self._casts(i) for t in self._op(i).outputs}
+        out: dict[tuple[int, int], Tensor] = {}
+        for i in (i for i in run.ops if not self._casts(i)):
+            for x in (self.graph.tensors[t] for t in references(self._op(i).inputs)):
+                if self.story.made.get(x.storage, -1) < run.first or x.id in made:
+                    out.setdefault((x.storage, x.offset), x)
         return list(out.values())
 
     def _result(self, run: Run) -> Tensor | None:

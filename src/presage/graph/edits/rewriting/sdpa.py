@@ -148,7 +148,8 @@ def forward(
     if out is not None:
         draft.resize(out, result.nbytes)
         result = draft.tensor(out, shape, strides, a.q.dtype)
-    sums = draft.new((batch, heads, rows, 1) if kind == "cudnn" else (batch, heads, rows), "float32", None, like.module)
+    padded = -(-rows // 32) * 32 if kind == "efficient" else rows
+    sums = draft.new((batch, heads, padded, *[1] * (kind == "cudnn")), "float32", None, like.module)
     seed, offset = (draft.new((), "int64", None, like.module) for _ in range(2))
     if kind == "cudnn" and a.bias is not None:
         a = dataclasses.replace(a, bias=_once(draft, a.bias))
