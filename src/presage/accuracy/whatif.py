@@ -7,8 +7,9 @@ two steps, the same for GPU time alone (which hardly varies between runs), and p
 
 A pair measured in several runs counts with the median ratio; how far the runs are from it is the measurement's own
 noise. A pair is the GPU's where both its steps keep the GPU at work for more than 93% of the time, else the host's.
-No constant of the edits was fitted to pairs, but for the host cost of compiled code (`compile/decoder` and
-`compile/encoder`): those are of the group `development`.
+No constant of the edits was fitted to pairs, but for the host cost of compiled code and the work of its kernels
+(`compile/decoder`, `encoder`, `mlp` and `unet`). Those are of the group `development`, as are pairs whose kernels were
+looked at to mend the rules of an edit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from presage.traces.jsonfile import read_bytes
 __all__ = ["Measured", "PairResult", "Scored", "measured_pairs", "rates", "score_whatif"]
 
 EFFECT = 0.03  # of the step's time: smaller effects have no sign to get right
-DEVELOPMENT = ("compile/decoder", "compile/encoder", "compile/mlp", "compile/unet")
+DEVELOPMENT = (
+    "compile/decoder", "compile/encoder", "compile/mlp", "compile/unet", "compile/bert_base_b32_s512_amp",
+    "compile/vit_b_b64_amp", "compile/resnet50_b256_amp_cl", "fused_chains/by_hand", "fused_chains/by_hand_wide",
+)  # fmt: skip
 DRAWS = 100
 Tell = Callable[[str], None]
 

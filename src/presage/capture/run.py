@@ -188,7 +188,8 @@ def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested], momen
 def _host_event(n: Nested, recorder: Recorder, call: int) -> Op:
     """An op that never reached a device: it belongs where its neighbour in time does."""
     near = recorder.calls[min(call, len(recorder.calls) - 1)]
-    return Op(n.name, "", n.asked, (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
+    asked = n.asked if near.phase == "forward" and near.thread == "main" else ()
+    return Op(n.name, "", asked, (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
 
 
 def _frees(moments: list[Moment], starts: list[int], end: int) -> list[Event]:

@@ -3,6 +3,7 @@
 Law: as PyTorch's own elementwise kernels that read and write as many bytes, of which as many are read. Beyond that, in
 bytes a kernel could move meanwhile: random numbers (one draw makes one number, where PyTorch's own kernels make four),
 error functions and exponentials where they take longer than the bytes, sums down columns, what is turned on the way.
+Kernels written by hand with sums along rows, whose results they use, are as PyTorch's own layer norm.
 These numbers are from the kernels of four compiled steps measured on an H200 (compile/decoder, encoder, mlp and unet of
 `workloads/edited.py`, PyTorch 2.11); other compiled steps are for scoring.
 """
@@ -20,6 +21,7 @@ EXP, LONG_EXP = 5.0, 10.5  # while an exponential is; and the same in a long row
 DOWN = 1.2  # bytes moved, for a byte read down columns
 TURNED = 1.5  # and for one that is written in another order than read
 START, START_DOWN = 1.5e6, 6e6  # while a reduction along rows or down columns gets going
+ROW = 64  # the shortest row of a norm
 LONG = 1024  # a longer row does not stay in a block
 WIDTH = 4
 
@@ -36,9 +38,18 @@ def parts(call: Call) -> list[Call]:
     if len(call.sized) == 1 and read == 2 * written and moved == read + written:
         n = max(1, round(written / 2))
         return [Call("aten::copy_", (_row(n, "bfloat16"), _row(n, "float32"), False))]
+    if call.name == "fused::reduction" and not down and columns >= ROW and 4 * written > read:
+        return [_norm(moved, int(columns))]
     inputs = 1 if read < 1.5 * written else 2 if read < 2.5 * written else 3
     name = {1: "aten::neg", 2: "aten::add", 3: "aten::addcmul"}[inputs]
     return [Call(name, (_row(max(1, round(moved / (inputs + 1) / WIDTH)), "float32"),) * inputs)]
+
+
+def _norm(moved: float, columns: int) -> Call:
+    """A layer norm that moves as many bytes."""
+    rows, scale = max(1, round(moved / (2 * WIDTH * columns))), _row(columns, "float32")
+    x = Shape((rows, columns), (columns, 1), "float32")
+    return Call("aten::native_layer_norm", (x, (columns,), scale, scale, 1e-5))
 
 
 def _row(n: int, dtype: str) -> Shape:

@@ -35,8 +35,8 @@ def fused_chains(graph: Graph) -> Graph:
     """Chains of elementwise ops, and of sums along rows with what is done with them, as one op each."""
     stretch = stretches(graph)
     flow = plainly(graph, stretch).flow
-    apart, unread = residuals(graph, flow), _unread(flow)
-    flow = added_up(graph, flow, apart)
+    unread = _unread(flow)
+    flow, apart = added_up(graph, flow, residuals(graph, flow))
     own = [Piece(n, k, n.reads, n.writes, (i,)) for i, (n, k) in enumerate(zip(flow.nodes, flow.stretch, strict=True))]
     flow = _again(flow, stretch, graph, _inner(flow, _chains(graph, flow, own, apart), apart))
     found = pieces(flow, unread, lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from presage.graph.edits.edit import NotApplicable, plain
 from presage.graph.edits.fusing.cut import kept, recomputed
+from presage.graph.edits.fusing.externs import as_compiled
 from presage.graph.edits.fusing.flow import Flow
 from presage.graph.edits.fusing.group import Group, groups
 from presage.graph.edits.fusing.inline import Piece, pieces
@@ -27,6 +28,7 @@ WITHIN = {"main": (FORWARD,), "autograd": (ENGINE + BACKWARD, BACKWARD)}
 
 def compiled(graph: Graph) -> Graph:
     """The step with its loss compiled (default mode: no CUDA graphs, no tuning of products)."""
+    graph = as_compiled(graph, stretches)
     stretch = stretches(graph)
     low = lowered(graph, stretch)
     flow = _partitioned(low.flow, stretch, graph)
@@ -87,11 +89,16 @@ def _partitioned(flow: Flow, stretch: Sequence[int], graph: Graph) -> Flow:
 
 
 def _lasting(graph: Graph, low: Lowering) -> set[int]:
-    """Values that are there when the step ends, and those of the forward pass that nobody reads: its results."""
-    freed = {e.storage for e in graph.events if not e.allocates}
+    """Values that are there when the step ends, and those of the forward pass that nobody reads but that outlast it:
+    its results. What is freed before that is not computed."""
+    freed = {e.storage: e.op for e in graph.events if not e.allocates}
+    ends = {k: i for i, k in enumerate(low.stretch)}
     read = {v for node in low.flow.nodes for v in node.reads}
-    forward = [node for node in low.flow.nodes if graph.ops[node.op].phase == "forward"]
-    results = {v for node in forward for v in node.writes if v not in read and low.flow.values[v].tensor >= 0}
+    results = set[int]()
+    for node, k in zip(low.flow.nodes, low.flow.stretch, strict=True):
+        if graph.ops[node.op].phase == "forward":
+            own = [v for v in node.writes if v not in read and low.flow.values[v].tensor >= 0]
+            results |= {v for v in own if freed.get(low.flow.values[v].storage, 1 << 62) > ends[k]}
     return results | {v for s, v in low.now.items() if s not in freed}
 
 
@@ -153,8 +160,9 @@ EDITS = (
     plain(
         "compile",
         "Forward and backward run as torch.compile's default mode (Inductor) would run them: elementwise work and "
-        "reductions fused into one kernel each, products, convolutions and attention as they are; cheap values are "
-        "computed again in the backward pass and not kept. The optimizer stays as it is. Shapes must not change.",
+        "reductions fused into one kernel each, products, convolutions and attention as they are (large products "
+        "padded to multiples of 16 bytes, under autocast also backward in low precision); cheap values are computed "
+        "again in the backward pass and not kept. The optimizer stays as it is. Shapes must not change.",
         compiled,
     ),
 )

@@ -47,9 +47,9 @@ def residuals(graph: Graph, flow: Flow) -> set[int]:
     return out
 
 
-def added_up(graph: Graph, flow: Flow, apart: set[int]) -> Flow:
+def added_up(graph: Graph, flow: Flow, apart: set[int]) -> tuple[Flow, set[int]]:
     """The flow in which what is added to a residual one by one is added up first, by what makes the last of it: a
-    gradient that comes back in several parts from one norm."""
+    gradient that comes back in several parts from one norm. Then only the last sum is a residual: the set of these."""
     users, makers = flow.users(), flow.makers()
     nodes: list[Node | None] = list(flow.nodes)
     for n, node in enumerate(flow.nodes):
@@ -64,14 +64,14 @@ def added_up(graph: Graph, flow: Flow, apart: set[int]) -> Flow:
         of, end = flow.nodes[maker], flow.nodes[run[-1]]
         nodes[maker] = replace(of, reads=(*of.reads, *parts[:-1]), also=ops)
         nodes[run[-1]] = replace(end, reads=(before, parts[-1]))
-        apart |= {end.op}
+        apart = apart - {*ops} | {end.op}
         for m in run[:-1]:
             nodes[m] = None
     out = Flow(flow.values, stored=flow.stored, into=flow.into)
     for some, k in zip(nodes, flow.stretch, strict=True):
         if some is not None:
             out.add(some, k)
-    return out
+    return out, apart
 
 
 def _run(graph: Graph, flow: Flow, n: int, users: Mapping[int, list[int]]) -> list[int]:

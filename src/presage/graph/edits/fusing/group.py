@@ -6,21 +6,18 @@ runs as it is, never so that two kernels would wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from presage.graph.edits.fusing.flow import Node, Value
 from presage.graph.edits.fusing.inline import Piece
 from presage.graph.edits.fusing.split import SMS
 
-__all__ = ["Group", "Pairing", "groups"]
+__all__ = ["Group", "groups"]
 
 MOST, FAR = 64, 64  # pieces in a kernel; pieces between two that only read the same
 
 CROSSED, ROWS, LONGEST = 5 << 20, 4096, 16384  # elements, rows and columns for sums both ways in one kernel
-
-Pairing: TypeAlias = Callable[["Group", Piece], bool]
 
 
 @dataclass
@@ -51,14 +48,14 @@ class Group:
         return next((n for n in found if not n.partial), found[0]) if found else None
 
 
-def groups(found: Sequence[Piece], values: Sequence[Value], may: Pairing | None = None) -> list[Group]:
-    """The pieces of one stretch in groups; `may` says which a piece may join, beyond what loops allow."""
+def groups(found: Sequence[Piece], values: Sequence[Value]) -> list[Group]:
+    """The pieces of one stretch in groups."""
     out: list[Group] = []
     maker: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     for place, piece in enumerate(found):
         needs = {maker[v] for v in piece.reads if v in maker}
-        chosen = _partner(out, place, piece, needs, readers, values, may)
+        chosen = _partner(out, place, piece, needs, readers, values)
         if chosen is None:
             chosen = len(out)
             out.append(Group([], [], set(), set()))
@@ -67,7 +64,31 @@ def groups(found: Sequence[Piece], values: Sequence[Value], may: Pairing | None 
             readers.setdefault(v, set()).add(chosen)
         for v in piece.writes:
             maker[v] = chosen
-    return out
+        for d in needs - {chosen}:
+            _absorb(out, chosen, d, found, readers, maker)
+    return [group for group in out if group.members]
+
+
+def _absorb(
+    out: Sequence[Group],
+    chosen: int,
+    source: int,
+    found: Sequence[Piece],
+    readers: Mapping[int, set[int]],
+    maker: dict[int, int],
+) -> None:
+    """A kernel that reads nothing (random numbers, constants) becomes part of the only one that has read from it."""
+    group, into = out[source], out[chosen]
+    used = set[int]().union(*(readers.get(v, ()) for v in group.writes))
+    if group.reads or used != {chosen} or len(into.members) + len(group.members) > MOST:
+        return
+    if not all(fits(into, found[m]) for m in group.members):
+        return
+    into.members = sorted(into.members + group.members)
+    into.nodes = [found[m].node for m in into.members]
+    into.writes |= group.writes
+    maker.update(dict.fromkeys(group.writes, chosen))
+    out[source].members, out[source].nodes, out[source].writes = [], [], set()
 
 
 def _partner(
@@ -77,7 +98,6 @@ def _partner(
     needs: set[int],
     readers: dict[int, set[int]],
     values: Sequence[Value],
-    may: Pairing | None,
 ) -> int | None:
     if not piece.node.fuses:
         return None
@@ -87,7 +107,7 @@ def _partner(
         group = out[g]
         if not fits(group, piece) or (g not in needs and place - group.members[-1] > FAR):
             continue
-        if any(out[d].above >> g & 1 for d in needs if d != g) or (may is not None and not may(group, piece)):
+        if any(out[d].above >> g & 1 for d in needs if d != g):
             continue
         score = sum(_touched(piece, values[v]) for v in piece.reads if _shared(group, piece, v))
         if score >= most and score > 0:

@@ -19,7 +19,8 @@ STATISTIC = 4  # bytes of a number that sums up a row
 
 _EXTERN = re.compile(
     r"fft|linalg|cholesky|solve|histc|bincount|cdist|multinomial|ctc|median|kthvalue|cum(sum|prod|max|min)|logcumsum|"
-    r"sort|topk|nonzero|unique|masked_select|coalesce|embedding_bag|_to_sparse|sparse|repeat_interleave"
+    r"sort|topk|nonzero|unique|masked_select|coalesce|embedding_bag|_to_sparse|sparse|repeat_interleave|"
+    r"max_pool\w*_backward"  # generated, but it looks at every window an element is in, as PyTorch's own does
 )
 _SCATTER = re.compile(r"index_put|scatter|index_add|index_copy|index_fill|masked_scatter|put_$")
 RANDOM = re.compile(r"bernoulli|rand|normal_|uniform_|exponential_|dropout$|rrelu")
@@ -196,7 +197,7 @@ class Lowering:
 
     def _overwritten(self, op: Op) -> list[Tensor]:
         out = "out" in op.overload or bool(_OVERWRITES.match(op.name))
-        found = [self.graph.tensors[i] for i in op.writes] if out else []
+        found = [self.graph.tensors[i] for i in {*op.writes, *op.outputs}] if out else []
         return [t for t in found if t.nbytes >= self.graph.storages[t.storage].nbytes]
 
     def _key(self, op: Op) -> Any:

@@ -18,7 +18,7 @@ from presage.graph.edits.fusing.inline import Piece
 from presage.graph.edits.fusing.lower import OUTSIDE
 from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor
 
-__all__ = ["NAMES", "Places", "fused_op", "needed", "ordered", "rebuilt"]
+__all__ = ["NAMES", "Places", "close", "fused_op", "needed", "ordered", "rebuilt"]
 
 FUNCTIONS = ("random", "erf", "exp")
 NAMES = ("inputs", "read_bytes", "written_bytes", "rows", "columns", "down", *FUNCTIONS, "turned")
@@ -68,7 +68,7 @@ class Places:
     def view(self, t: Tensor, v: int | None) -> int:
         """A tensor as a view of the storage where its value is; of a copy made for it, the whole."""
         if v is not None and self.flow.values[v].tensor < 0 and self.flow.values[v].elements == t.elements:
-            return self._view(replace(t, strides=_close(t), offset=0), self.storage(v))
+            return self._view(replace(t, strides=close(t), offset=0), self.storage(v))
         home = t.storage if v is None else self.storage(v)
         return t.id if t.storage == home else self._view(t, home)
 
@@ -80,7 +80,7 @@ class Places:
         return self.views[key]
 
 
-def _close(t: Tensor) -> tuple[int, ...]:
+def close(t: Tensor) -> tuple[int, ...]:
     """Strides in the tensor's own order, without holes."""
     out, step = [0] * len(t.shape), 1
     for d in sorted(range(len(t.shape)), key=lambda d: (t.strides[d], -d)):

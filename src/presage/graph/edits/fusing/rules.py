@@ -15,7 +15,7 @@ from presage.graph.edits.fusing.split import splits
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Tensor
 
-__all__ = ["lowered", "plainly"]
+__all__ = ["RULES", "lowered", "plainly"]
 
 Rule: TypeAlias = Callable[[Lowering, Op], None]
 
@@ -367,8 +367,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(aten("cat stack"), _joined),
     **dict.fromkeys(
         aten(
-            "upsample_nearest2d_backward upsample_bilinear2d_backward avg_pool2d_backward adaptive_max_pool2d_backward "
-            "max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward"
+            "upsample_nearest2d_backward upsample_bilinear2d_backward avg_pool2d_backward _adaptive_avg_pool2d_backward"
         ),
         _activations_only,
     ),
