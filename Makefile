@@ -31,6 +31,7 @@ accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the 
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 	$(BIN)/python docs/make_kernels.py $(DATA)
 	$(BIN)/python docs/make_labels.py $(DATA)
+	$(BIN)/python docs/make_whatif.py $(DATA)
 	$(BIN)/python docs/make_ranks.py $(DATA)
 	$(BIN)/python docs/make_runs.py $(DATA)
 	$(BIN)/python docs/make_steps.py $(DATA)

@@ -65,7 +65,8 @@ def test_terms_are_those_of_the_host_model() -> None:
     assert t.kernel_forward == pytest.approx(us["leaf forward kernel"] + us["gap forward"], rel=0.02)
     assert t.kernel_backward == pytest.approx(us["leaf backward kernel"] + us["gap backward"], rel=0.02)
     assert t.plain == pytest.approx(us["leaf forward plain"] + us["gap forward"], rel=0.02)
-    assert t.checkpoint == pytest.approx(us["checkpoint begins"] + us["recomputation begins"], rel=0.02)
+    assert t.checkpoint < us["checkpoint begins"] + us["recomputation begins"], "frameworks' own have no hooks"
+    assert t.optimizer == pytest.approx(us["step begins"] + us["optimizer begins"] + us["step end"], rel=0.02)
     assert t.threads == pytest.approx(us["to the autograd thread"] + us["to the main thread"], rel=0.02)
 
 
