@@ -54,7 +54,9 @@ def seen(graph: Graph, op: Op) -> tuple:
         return tuple(map(value, a)) if isinstance(a, list) else a
 
     outputs = [value(Ref(i)) for i in op.outputs]
-    return op.name, op.phase, op.module, op.kernels, op.within, [value(a) for a in op.inputs], outputs
+    asked = op.name == "aten::to" and not outputs  # a cast that does nothing: its whole shape is not cut
+    inputs = [] if asked else [value(a) for a in op.inputs]
+    return op.name, op.phase, op.module, op.kernels, op.within, inputs, outputs
 
 
 def memory(graph: Graph) -> list[tuple]:

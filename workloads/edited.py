@@ -271,8 +271,8 @@ PAIRS = {
     "autocast/encoder_large": _pair("autocast", enc, LONG, {"amp": "bfloat16"}),
     "autocast/vision": _pair("autocast", vision, NET | {"channels_last": True, "tf32": True}, {"amp": "bfloat16"}),
     "bf16/decoder_large": _pair("bf16", dec, LARGE, {"amp": None, "dtype": "bfloat16"}),
-    "fp8/plain": _pair("fp8", plain, FF, {"float8": True}),
-    "fp8/plain_wide": _pair("fp8", plain, FF | {"d": 8192, "ff": 16384, "layers": 2}, {"float8": True}),
+    "fp8/plain": _pair("fp8=eager", plain, FF, {"float8": True}),
+    "fp8/plain_wide": _pair("fp8=eager", plain, FF | {"d": 8192, "ff": 16384, "layers": 2}, {"float8": True}),
     "fused_attention/decoder_large": _pair("fused_attention", dec, LARGE | {"how": "manual"}, {"how": "causal"}),
     "fused_attention/decoder_long": _pair(
         "fused_attention", dec, D | {"how": "manual", "seq": 4096, "n": 4}, {"how": "causal"}

@@ -254,10 +254,10 @@ class _Empty:
         self.last = -1
 
     def before(self, sequence: int) -> float:
-        """How many lie between the last node and this one: autograd goes through them from the highest down."""
-        if sequence < 0:
+        """How many lie between the lowest node so far and this one: autograd goes through them from the highest down."""
+        if sequence < 0 or sequence > self.last >= 0:
             return 0.0
         since, self.last = self.last, sequence
-        if since < sequence:
+        if since < 0:
             return 0.0
         return float(max(0, bisect_left(self.numbers, since) - bisect_right(self.numbers, sequence)))

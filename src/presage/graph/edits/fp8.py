@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
+from presage.errors import PresageError
 from presage.graph.arguments import references
-from presage.graph.edits.edit import NotApplicable, plain
+from presage.graph.edits.edit import Change, NotApplicable, valued
 from presage.graph.edits.rewriting.draft import Draft
 from presage.graph.edits.rewriting.sdpa import Pen
 from presage.graph.edits.rewriting.types import LOW
@@ -21,8 +23,8 @@ NARROW = "float8_e4m3fn"
 NOTE = "fp8 products need a GPU that has them (compute capability 8.9 and up)"
 
 
-def fp8(graph: Graph) -> Graph:
-    """All products of linear layers, forward and backward, whose sizes allow it."""
+def fp8(graph: Graph, eager: bool = False) -> Graph:
+    """All products of linear layers, forward and backward, whose sizes allow it; `eager`: casts in small ops."""
     layers = {
         op.sequence for op in graph.ops if op.thread == "main" and _fits(graph, op) and "aten::linear" in op.within
     }
@@ -36,7 +38,7 @@ def fp8(graph: Graph) -> Graph:
     for i, op in enumerate(graph.ops):
         draft.begin(i)
         if op.sequence in layers and _fits(graph, op):
-            _product(graph, draft, op, scales if op.thread == "autograd" else {})
+            _product(graph, draft, op, scales if op.thread == "autograd" and not eager else {}, eager)
         else:
             draft.add(op)
     made = draft.done()
@@ -55,12 +57,15 @@ def _factors(graph: Graph, op: Op) -> Sequence[Tensor]:
     return graph.inputs_of(op)[-2:]
 
 
-def _product(graph: Graph, draft: Draft, op: Op, scales: dict[tuple[int, int], Tensor]) -> None:
+def _product(graph: Graph, draft: Draft, op: Op, scales: dict[tuple[int, int], Tensor], eager: bool) -> None:
     """Both factors scaled and cast, the left one in rows and the right one in columns, and their product."""
     left, right = _factors(graph, op)
     pen = Pen(draft, op, op.within)
-    a, scale_a = _cast(pen, left, (left.shape[1], 1), scales)
-    b, scale_b = _cast(pen, right, (1, right.shape[0]), scales)
+    rows, columns = (left.shape[1], 1), (1, right.shape[0])
+    if eager:
+        (a, scale_a), (b, scale_b) = _in_small_ops(pen, left, rows), _in_small_ops(pen, right, columns)
+    else:
+        (a, scale_a), (b, scale_b) = _cast(pen, left, rows, scales), _cast(pen, right, columns, scales)
     bias: list[Arg] = [Ref(next(references(op.inputs)))] if op.name == "aten::addmm" else [None]
     out = draft.tensors[op.outputs[0]]
     inputs: list[Arg] = [Ref(a.id), Ref(b.id), Ref(scale_a.id), Ref(scale_b.id), *bias, None, out.dtype, True]
@@ -77,6 +82,31 @@ def _cast(
     new = pen.draft.new(t.shape, NARROW, strides, pen.like.module)
     _fused(pen, "pointwise", [t, scales[key]], new, t.nbytes, new.nbytes, turned=t.strides != strides)
     return new, scales[key]
+
+
+def _in_small_ops(pen: Pen, t: Tensor, strides: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The same as PyTorch runs it without a compiler: each op a kernel, the numbers in float32 between them."""
+
+    def made(name: str, *inputs: Arg, like: Tensor, dtype: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        out = pen.draft.new(like.shape if shape is None else shape, dtype, None, pen.like.module)
+        pen.op(name, list(inputs), [out])
+        return out
+
+    if t.strides != strides:  # turned round first
+        turned = pen.draft.new(t.shape, t.dtype, strides, pen.like.module)
+        pen.op("aten::copy_", [Ref(turned.id), Ref(t.id), False], [turned])
+        t = turned
+    size = made("aten::abs", Ref(t.id), like=t, dtype=t.dtype)
+    scale = made("aten::max", Ref(size.id), like=t, dtype=t.dtype, shape=())
+    for name, rest in (("aten::clamp", [1e-12, None]), ("aten::reciprocal", []), ("aten::mul", [1.0])):
+        scale = made(name, Ref(scale.id), *rest, like=scale, dtype="float32")
+    wide = pen.draft.new(t.shape, "float32", strides, pen.like.module)
+    pen.op("aten::copy_", [Ref(wide.id), Ref(t.id), False], [wide])
+    wide = made("aten::mul", Ref(wide.id), Ref(scale.id), like=wide, dtype="float32")
+    wide = made("aten::clamp", Ref(wide.id), -448.0, 448.0, like=wide, dtype="float32")
+    narrow = pen.draft.new(t.shape, NARROW, strides, pen.like.module)
+    pen.op("aten::copy_", [Ref(narrow.id), Ref(wide.id), False], [narrow])
+    return narrow, scale
 
 
 def _scale(pen: Pen, t: Tensor) -> Tensor:
@@ -103,12 +133,22 @@ def _fused(
     pen.op(f"fused::{kind}", [*refs, given, made, rows, columns, False, 0, 0, 0, turned], [out])
 
 
+def _asked(value: str) -> Change:
+    if value not in ("", "eager"):
+        raise PresageError(f"fp8={value}: write fp8, or fp8=eager for casts without a compiler")
+    return partial(fp8, eager=value == "eager")
+
+
 EDITS = (
-    plain(
+    valued(
         "fp8",
         "The products of linear layers in fp8, forward and backward, where sizes are multiples of 16: inputs, weights "
         "and gradients get a scale for each tensor in every step (largest absolute value, then a cast), as torchao "
-        "does; the casts are fused kernels. Needs products in bfloat16 or float16 to begin with, and a GPU with fp8.",
-        fp8,
+        "does; the casts are fused kernels, or one op after the other without a compiler (fp8=eager). Needs products "
+        "in bfloat16 or float16 to begin with, and a GPU with fp8.",
+        "eager",
+        _asked,
+        tried=("",),
+        needed=False,
     ),
 )
