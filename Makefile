@@ -11,9 +11,10 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## predict a training step from its code, a job of 16,384 GPUs from its file and its whole run, then replay a trace with a what-if
+demo: $(READY) ## predict a training step from its code and what edits of it are worth, a job of 16,384 GPUs from its file and its whole run, then replay a trace with a what-if
 	@mkdir -p out
 	$(BIN)/presage predict examples/gpt.py:build --arg batch=8 --trace out/predicted.json
+	$(BIN)/presage whatif examples/gpt.py:build --arg batch=1 --apply bf16,cuda_graph
 	$(BIN)/presage job examples/jobs/llama3.1-405b.toml --tokens 15T --draws 10000 --trace out/job.json
 	$(BIN)/presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d
 	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --trace out/replayed.json

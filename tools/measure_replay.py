@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from measure_edits import active  # noqa: E402
+from measure_edits import active
 
 ROUNDS = 30
 

@@ -254,7 +254,7 @@ class _Empty:
         self.last = -1
 
     def before(self, sequence: int) -> float:
-        """How many lie between the lowest node so far and this one: autograd goes through them from the highest down."""
+        """How many lie between the lowest node so far and this one: autograd goes from the highest down."""
         if sequence < 0 or sequence > self.last >= 0:
             return 0.0
         since, self.last = self.last, sequence
