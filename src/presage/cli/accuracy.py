@@ -51,8 +51,8 @@ def command(
     capture WORKLOADS.py TRACES_DIR: what is captured without a GPU against what a GPU ran, op by op.
 
     workloads WORKLOADS.py MEASURED.json: GPU active time, step time and peak memory of captured steps against measured.
-    With TRACES_DIR also the step from measured kernel times: with no host overheads (the sum of the kernels), with
-    presage's, and with those of the trace itself.
+    With TRACES_DIR also the step from measured kernel times: without host overheads, with presage's, and with the
+    trace's own.
 
     whatif PAIRS.py MEASURED...: steps with and without an edit: the time saved in points, the sign, GPU time by itself.
 
