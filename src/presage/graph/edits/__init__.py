@@ -9,7 +9,6 @@ edit with a value (`checkpoint=blocks`) is made by a function (`checkpoint("bloc
 
 from __future__ import annotations
 
-from presage.graph.edits import optimizer, replay, tables
 from presage.graph.edits.accumulate import EDITS as ACCUMULATE
 from presage.graph.edits.accumulate import accumulate
 from presage.graph.edits.attention import EDITS as ATTENTION
@@ -27,16 +26,19 @@ from presage.graph.edits.fp8 import EDITS as FP8
 from presage.graph.edits.fp8 import fp8
 from presage.graph.edits.layout import EDITS as LAYOUT
 from presage.graph.edits.layout import channels_last
+from presage.graph.edits.optimizer import EDITS as OPTIMIZER
 from presage.graph.edits.optimizer import foreach_adam, fused_adam
 from presage.graph.edits.overlap import EDITS as OVERLAP
 from presage.graph.edits.overlap import overlap
 from presage.graph.edits.precision import EDITS as PRECISION
 from presage.graph.edits.precision import bf16, tf32
+from presage.graph.edits.replay import EDITS as REPLAY
 from presage.graph.edits.replay import cuda_graph
 from presage.graph.edits.speed import EDITS as SPEED
 from presage.graph.edits.speed import faster
 from presage.graph.edits.sync import EDITS as SYNC
 from presage.graph.edits.sync import no_sync
+from presage.graph.edits.tables import EDITS as TABLES
 from presage.graph.edits.tables import table_batched
 
 __all__ = [
@@ -63,6 +65,11 @@ __all__ = [
     "tf32",
 ]
 
-EDITS: dict[str, Edit] = {edit.name: edit for module in (replay, optimizer, tables) for edit in module.EDITS}
-EDITS |= {edit.name: edit for edit in (*CHECKPOINT, *ACCUMULATE, *SYNC, *SPEED, *OVERLAP, *COMPILE, *CHAINS)}
-EDITS |= {edit.name: edit for edit in (*PRECISION, *AUTOCAST, *ATTENTION, *LAYOUT, *FP8)}
+EDITS: dict[str, Edit] = {
+    edit.name: edit
+    for module in (
+        REPLAY, OPTIMIZER, TABLES, CHECKPOINT, ACCUMULATE, SYNC, SPEED, OVERLAP, COMPILE, CHAINS, PRECISION, AUTOCAST,
+        ATTENTION, LAYOUT, FP8,
+    )
+    for edit in module
+}  # fmt: skip
