@@ -48,3 +48,14 @@ class Tracer:
         data = self.text()
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
         return path
+
+
+def gpu_bound() -> Tracer:
+    """Ten kernels of 100 us, launched every 10 us, 2 us apart on the GPU; then a device sync."""
+    t = Tracer()
+    t.step(0, 0, 1100)
+    for i in range(10):
+        t.op(f"op{i}", 10 * i, 9)
+        t.launch("gemm", 10 * i + 2, 10 + 102 * i, 100)
+    t.call("cudaDeviceSynchronize", 200, 840)
+    return t

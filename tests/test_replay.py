@@ -11,7 +11,7 @@ from presage.errors import InputError, PresageError
 from presage.traces import edits, explain
 from presage.traces.replay import Replay, measured_steps, replay_of
 from presage.traces.run import read_run
-from synthetic import Tracer
+from synthetic import Tracer, gpu_bound
 
 
 def replay(*paths: Path, **options: bool) -> Replay:
@@ -20,17 +20,6 @@ def replay(*paths: Path, **options: bool) -> Replay:
 
 def step_us(r: Replay, place: int = 0) -> float:
     return r.steps(r.simulate(), place)[-1].seconds * 1e6
-
-
-def gpu_bound() -> Tracer:
-    """Ten kernels of 100 us, launched every 10 us, 2 us apart on the GPU; then a device sync."""
-    t = Tracer()
-    t.step(0, 0, 1100)
-    for i in range(10):
-        t.op(f"op{i}", 10 * i, 9)
-        t.launch("gemm", 10 * i + 2, 10 + 102 * i, 100)
-    t.call("cudaDeviceSynchronize", 200, 840)
-    return t
 
 
 def test_a_gpu_bound_step_is_its_kernels(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from presage.traces.edits import edited, remove
 from presage.traces.replay import Replay, replay_of
 from presage.traces.run import read_run
 from presage.traces.whatif import EDITS, parse
-from synthetic import Tracer
+from synthetic import Tracer, gpu_bound
 
 
 def replay(tracer: Tracer, folder: Path) -> Replay:
@@ -40,17 +40,6 @@ def host_bound(steps: int = 1) -> Tracer:
         for i in range(10):
             t.op("aten::add", at + 100 * i, 90)
             t.launch("add", at + 100 * i + 40, at + 100 * i + 47, 20)
-    return t
-
-
-def gpu_bound() -> Tracer:
-    """Ten kernels of 100 us, launched every 10 us, 2 us apart on the GPU; then a device sync."""
-    t = Tracer()
-    t.step(0, 0, 1100)
-    for i in range(10):
-        t.op(f"op{i}", 10 * i, 9)
-        t.launch("gemm", 10 * i + 2, 10 + 102 * i, 100)
-    t.call("cudaDeviceSynchronize", 200, 840)
     return t
 
 
@@ -174,3 +163,11 @@ def test_edits_by_name_go_with_the_others(tmp_path: Path) -> None:
     both = edited(r, [remove("op", "aten::add"), *parse("host=2,faster=add:2")])
     assert step_us(both) < 0.2 * step_us(r)
     assert all(e.rule.endswith(".") for e in EDITS.values())
+
+
+def test_a_cuda_graph_costs_what_it_does_in_predictions() -> None:
+    from presage.costs.host import host_model
+    from presage.traces.whatif import REPLAY_CALL, REPLAY_GAP
+
+    calls = host_model("h200").calls
+    assert pytest.approx((calls.replay_call_us * 1e-6, calls.replay_gap_us * 1e-6)) == (REPLAY_CALL, REPLAY_GAP)

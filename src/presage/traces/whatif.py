@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_]
 
 # As presage.costs.host.Calls has them: to start a CUDA graph, and between two of its kernels.
 REPLAY_CALL = 12e-6
-REPLAY_GAP = 0.3e-6
+REPLAY_GAP = 0.23e-6
 # Host work that no graph takes over: batches still have to come from somewhere.
 LOADING = re.compile(r"data_?loader", re.IGNORECASE)
 

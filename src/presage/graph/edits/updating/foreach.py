@@ -19,12 +19,18 @@ def foreach(pen: Pen, group: Sequence[Update], counted: bool, capturable: bool) 
     write(lists, counted, capturable or bool(lists.steps))
 
 
-def _adam(o: Lists, counted: bool, capturable: bool) -> None:
+def _begun(o: Lists, counted: bool, capturable: bool) -> bool:
+    """Gradients as they are taken, and the step counted; whether the gradients are the update's own."""
     own = o.negated()
     if capturable:
         o.count()
     elif counted:
         o.count_on_host()
+    return own
+
+
+def _adam(o: Lists, counted: bool, capturable: bool) -> None:
+    own = _begun(o, counted, capturable)
     o.decayed(own)
     if "decoupled" in o.first.flags:
         o.on("mul", "Scalar", o.params, o.first.scalar("mul(p)", 1.0))
@@ -96,11 +102,7 @@ def _adagrad(o: Lists, counted: bool, capturable: bool) -> None:
 
 
 def _rmsprop(o: Lists, counted: bool, capturable: bool) -> None:
-    own = o.negated()
-    if capturable:
-        o.count()
-    elif counted:
-        o.count_on_host()
+    own = _begun(o, counted, capturable)
     o.decayed(own)
     flags, square = o.first.flags, o.states[0]
     o.on("mul", "Scalar", square, o.first.scalar("mul(s)", 0.99))
