@@ -4,7 +4,7 @@ DATA ?= $(or $(PRESAGE_DATA),../shared)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint accuracy bench clean
+.PHONY: demo test lint browser accuracy bench fuzz docs dist clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -20,13 +20,29 @@ demo: $(READY) ## predict a training step from its code and what edits of it are
 	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --trace out/replayed.json
 	@echo "Open out/predicted.json, out/job.json and out/replayed.json in https://ui.perfetto.dev"
 
-test: $(READY) lint ## all tests
+test: $(READY) lint browser ## all tests
 	$(BIN)/python -m pytest -n 2
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+browser: ## a Chromium for the tests that look at pages; where none is and none can be installed, they are skipped and say so
+	@command -v chromium chromium-browser google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "no Chromium here: tests in a browser will be skipped (install the package chromium to run them)"
+
+docs: $(READY) ## the docs as a site, in out/site
+	$(BIN)/mkdocs build --strict --quiet --site-dir out/site
+	@echo "Open out/site/index.html"
+
+dist: $(READY) ## wheel and sdist, in dist/
+	$(BIN)/python -m build --no-isolation
+
+fuzz: $(READY) ## broken files to every reader and kills in the middle of writing, for longer than the tests do
+	$(BIN)/python tools/fuzz.py --minutes 20 --out docs/hardening.md
+	$(BIN)/python tools/kills.py --kills 200 --out docs/hardening.md
 
 accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the pages of docs/ that tell of them
 	$(BIN)/python docs/make_accuracy.py $(DATA)

@@ -90,6 +90,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("presage")
     if name in _MODULES:
         return import_module(_MODULES[name])
     for home, names in _HOMES.items():

@@ -1,0 +1,53 @@
+"""`presage examples`: the steps, jobs and tables that ship with presage, to run and to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli.common import Json, console, emit
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["command"]
+
+
+def command(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Copy them here; files that are there are kept.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Which examples are there to run and to start from? With a FOLDER: copy them into it.
+
+    presage examples
+
+    presage examples ./examples && presage job examples/jobs/llama3.1-405b.toml
+    """
+    from presage.examples import copied, examples
+
+    found = examples()
+    new = copied(folder) if folder else []
+    if emit(json, _told(found, folder, new)):
+        console().print(_table(found))
+        if folder:
+            console().print(
+                f"\n{len(new)} files copied to {folder}, {len(found) - len(new)} were there", soft_wrap=True
+            )
+
+
+def _told(found: list[Any], folder: Path | None, new: list[Path]) -> dict[str, Any]:
+    rows = [{"file": e.file, "command": e.command} for e in found]
+    return {"examples": rows} | ({"folder": str(folder), "copied": [str(p) for p in new]} if folder else {})
+
+
+def _table(found: list[Any]) -> Table:
+    from presage.report.plain import plain_table
+
+    table = plain_table("Examples (presage examples FOLDER copies them)", "file", "try", left=2)
+    for e in found:
+        table.add_row(e.file, e.command)
+    return table
