@@ -1,29 +1,51 @@
-"""Run every `$ presage ...` block of the README and docs again and put its output below it."""
+"""Run what pages show again and put its output below it: `python docs/refresh.py [PAGE.md...]`, all without a name."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```console\n\$ (presage [^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from shown import PAGES, Command, commands, place, played, run, snippets
+
+NOT_RUN = ("pip ", "make ", "python ", "git ", "cd ")
+KNOWN: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
 
 
-def again(found: re.Match[str]) -> str:
-    command, _, most = found.group(1).partition(" | head -")
-    args = shlex.split(command)
-    args[0] = str(Path(sys.executable).with_name("presage"))
-    text = subprocess.run(args, capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    lines = "\n".join(line.rstrip() for line in text.strip().splitlines()[: int(most) if most else None])
-    return f"```console\n$ {found.group(1)}\n{lines}\n```"
+def again(command: Command, folder: Path) -> str:
+    """The console lines of a command, with what it prints now."""
+    key = (command.text, command.files)
+    if key not in KNOWN:
+        KNOWN[key] = run(command.text, place(folder / str(len(KNOWN)), command.files))
+    return "\n".join([f"$ {command.line}", *command.shown(KNOWN[key])]) + "\n"
+
+
+def refresh(page: Path, folder: Path) -> None:
+    text = page.read_text()
+    for command in commands(page):
+        if command.output is not None and not command.line.startswith(NOT_RUN):
+            text = text.replace(f"$ {command.line}\n{command.output}", again(command, folder), 1)
+    page.write_text(printed(page, text, folder))
+
+
+def printed(page: Path, text: str, folder: Path) -> str:
+    """The text with what its Python prints now, where the page shows that."""
+    shown = snippets(page)
+    if all(snippet.output is None for snippet in shown):
+        return text
+    for snippet, out in zip(shown, played(shown, place(folder / page.stem), {}), strict=True):
+        if snippet.output is not None:
+            block = f"{snippet.code}```\n\n```text\n"
+            text = text.replace(f"{block}{snippet.output}```", f"{block}{out.rstrip()}\n```")
+    return text
 
 
 def main() -> None:
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        page.write_text(BLOCK.sub(again, page.read_text()))
+    wanted = set(sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        for page in PAGES:
+            if not wanted or page.name in wanted:
+                refresh(page, Path(folder))
 
 
 if __name__ == "__main__":

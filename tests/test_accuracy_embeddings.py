@@ -108,7 +108,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "words.json").write_text("words")
     (tmp_path / "other.json").write_text('{"rows": []}')
     for score in (score_embeddings, score_sharding):
-        for name, said in (("words", "is not JSON"), ("other", "should be a list"), ("none", "cannot be read")):
+        for name, said in (("words", "is not valid JSON"), ("other", "should be a list"), ("none", "cannot be read")):
             with pytest.raises(InputError, match=said):
                 score(tmp_path / f"{name}.json")
     with pytest.raises(PresageError, match="takes one path"):

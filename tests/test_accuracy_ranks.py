@@ -17,6 +17,7 @@ from presage.errors import InputError, PresageError
 from presage.parallel.ddp import Ddp
 from presage.parallel.fsdp import Fsdp
 from presage.prediction.api import predict_ranks
+from presage.scale import SERIAL
 
 BUILDERS = Path(__file__).resolve().parent.parent / "workloads/public.py"
 MPT = {
@@ -148,7 +149,7 @@ def test_microbatches_are_extended_from_two() -> None:
 def test_runs_are_predicted(tmp_path: Path) -> None:
     """A step of four microbatches, from captures of one and of two, is that of a capture of four."""
     table = write(tmp_path / "runs.csv", MPT, GPT, LLAMA, MPT | {"gpu": "H100-80GB-SXM"})
-    result = score_ranks(BUILDERS, table, processes=1)
+    result = score_ranks(BUILDERS, table, pool=SERIAL)
     assert not result.skipped and len(result.runs) == 4
     assert [r.name for r in result.rows if r.metric == "peak_memory"] == [setup(GPT).name]
     assert result.groups()[:3] == ["llm_foundry", "neusight_train", "torchtitan"]
@@ -198,5 +199,5 @@ def test_a_published_run(shared: Path, tmp_path: Path) -> None:
     with (shared / "runs/public_runs.csv").open() as f:
         rows = [r for r in csv.DictReader(f) if r["model"] == "mpt-125m" and r["seq_len"] == "1024"]
     table = write(tmp_path / "runs.csv", *({k: r[k] for k in MPT} for r in rows if r["n_gpus"] == "8"))
-    result = score_ranks(BUILDERS, table, processes=1)
+    result = score_ranks(BUILDERS, table, pool=SERIAL)
     assert len(result.runs) == 1 and abs(result.rows[0].error) < 0.25

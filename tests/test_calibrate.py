@@ -95,12 +95,15 @@ def test_leaf_ops_get_their_kernels_warm_and_cold() -> None:
     assert "cold_us" not in added  # what the op before it wrote is in the cache
 
 
-def test_a_draw_that_never_came_back_is_left_out_next_time(tmp_path: Path) -> None:
+def test_a_draw_that_twice_never_came_back_is_left_out(tmp_path: Path) -> None:
     first = Stuck(tmp_path, "conv")
     assert not first.draws
     first.at(7)  # and then the process is killed
     second = Stuck(tmp_path, "conv")
-    assert second.draws == {7}
-    second.at(8)
-    second.done()
+    assert not second.draws  # it may have been killed for another reason
+    second.at(7)
+    third = Stuck(tmp_path, "conv")
+    assert third.draws == {7}
+    third.at(8)
+    third.done()
     assert Stuck(tmp_path, "conv").draws == {7}

@@ -469,8 +469,8 @@ def test_a_bad_file_gets_one_sentence(tmp_path: Path, case: str) -> None:
 
 
 def test_what_is_not_a_file_gets_one_sentence_too(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(InputError, match="cannot be read"):
+    for path, said in ((tmp_path, "is a folder"), (tmp_path / "none.json", "cannot be read")):
+        with pytest.raises(InputError, match=said):
             read_et(path)
 
 

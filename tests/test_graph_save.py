@@ -112,7 +112,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_small_file_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(save, "MOST", 1 << 20)
     with pytest.raises(InputError, match="holds more than"):
         save.from_bytes(packed(bytes(1 << 22)))
 

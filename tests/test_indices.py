@@ -79,8 +79,8 @@ def test_code_in_a_saved_file_does_not_run(tmp_path: Path) -> None:
 
     torch.save(Trap(), tmp_path / "trap.pt")
     np.save(tmp_path / "trap.npy", np.array([Trap()], object), allow_pickle=True)
-    for name in ("trap.pt", "trap.npy"):
-        with pytest.raises(InputError, match="not a file of indices"):
+    for name, said in (("trap.pt", "not plain tensors"), ("trap.npy", "holds Python objects")):
+        with pytest.raises(InputError, match=said):
             read_indices(tmp_path / name)
     assert not (tmp_path / "ran").exists()
 
@@ -133,7 +133,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     np.save(tmp_path / "real.npy", np.ones((4, 2)))
     np.save(tmp_path / "minus.npy", np.full((4, 2), -1))
     for name, said in (
-        ("words.npz", "not a file of indices"), ("short.npz", "lengths add up"), ("alone.npz", "neither lengths nor"),
+        ("words.npz", "is no zip file"), ("short.npz", "lengths add up"), ("alone.npz", "neither lengths nor"),
         ("real.npy", "not of whole numbers"), ("minus.npy", "negative"), ("none.npy", "cannot be read"),
         ("x.csv", "should end in"),
     ):  # fmt: skip

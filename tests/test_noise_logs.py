@@ -65,10 +65,10 @@ def test_mlperf_runs_of_all_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.json", b"{not json", "is no JSON"),
+        ("a.json", b"{not json", "is not valid JSON"),
         ("a.json", b'{"runs": 3}', "needs a list of runs"),
         ("a.json", b'{"runs": []}', "no step times"),
-        ("a.json.gz", b"\x1f\x8bbroken", "cannot be read"),
+        ("a.json.gz", b"\x1f\x8bbroken", "cut off or damaged"),
         ("a.csv", b"", "is empty"),
         ("a.csv", b"a,b\n1,2\n", "no column of step times"),
         ("a.csv", b"seconds\nx\n", "no step time above 0"),

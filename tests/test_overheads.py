@@ -339,7 +339,7 @@ def test_the_file_can_be_written_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("not toml at all", "cannot be read as TOML"),
+        ("not toml at all", "is not valid TOML"),
         (saved(head=HEAD.replace("version = 1", "version = 2")), "version"),
         (saved(head=HEAD.replace("version = 1\n", "")), "version"),
         (saved(head=HEAD.replace('["G"]', '"G"')), "gpus"),

@@ -230,7 +230,7 @@ def test_tables_and_plans_come_back_from_their_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[", "is not JSON"),
+        ("[", "is not valid JSON"),
         ("{}", "no list of tables"),
         ('{"tables": [{"name": "a", "dim": 4, "pooling": 1}]}', r"tables\[0\].rows: is missing"),
         ('{"tables": [{"rows": 0, "dim": 4, "pooling": 1}]}', r"tables\[0\]: table 0: rows and dim"),

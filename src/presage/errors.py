@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["InputError", "PresageError"]
+__all__ = ["WRONG_VALUE", "InputError", "PresageError", "near"]
+
+LONGEST = 1500  # characters of a sentence: a file's own words may be in it
 
 
 class PresageError(Exception):
@@ -12,11 +15,40 @@ class PresageError(Exception):
 
     exit_code = 2
 
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(_printable(sentence))
+
 
 class InputError(PresageError):
     """A file that cannot be used: which file, which field (where known), what is wrong and what to do."""
 
     def __init__(self, path: str | Path, problem: str, field: str | None = None) -> None:
-        self.path, self.problem, self.field = str(path), problem, field
-        where = f"{self.path}: {field}" if field else self.path
+        self.path, self.problem, self.field = str(path), problem, field and field[:LONGEST]
+        where = f"{self.path}: {self.field}" if field else self.path
         super().__init__(f"{where}: {problem}")
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str | None]]:
+        return type(self), (self.path, self.problem, self.field)
+
+
+# What working with a value of the wrong kind raises, where a row or an entry that cannot be used is left out and named.
+WRONG_VALUE = (PresageError, ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """': did you mean X or Y?' where names like this one are known, else nothing."""
+    from difflib import get_close_matches
+
+    every, wanted = [*known], name.lower()
+    longer = [k for k in every if wanted and k.startswith(wanted)][:3]
+    close = list(dict.fromkeys([*longer, *get_close_matches(wanted, every, n=3, cutoff=0.6)]))[:3]
+    return f": did you mean {', '.join(close[:-2] + [' or '.join(close[-2:])])}?" if close else ""
+
+
+def _printable(text: str) -> str:
+    """On one line, whatever is quoted in it: no line ends, no escape sequences for the terminal, no end."""
+    kept = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    if kept.isprintable():
+        return kept
+    words = " ".join(kept.split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)

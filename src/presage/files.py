@@ -2,30 +2,87 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
-import tempfile
+import secrets
+from glob import escape
 from pathlib import Path
 
 from presage.errors import PresageError
 
 __all__ = ["write_whole"]
 
+PART = ".part"  # how the names of neighbours end
+
 
 def write_whole(path: str | Path, data: bytes, level: int = 6) -> None:
-    """Write to a neighbour, then rename, so that a failure leaves no half file. Names ending in .gz are compressed."""
+    """Write to a neighbour, then rename: whoever is killed, at any moment, leaves the old file or the new one, whole.
+
+    Names ending in .gz are compressed. A link is followed; what is no file (/dev/null, a pipe) is written to as it is.
+    """
     path = Path(path)
     if path.suffix == ".gz":
         data = gzip.compress(data, level, mtime=0)  # the same data, the same file
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        _sweep(target)
+        _renamed(target, data)
     except OSError as e:
         raise PresageError(f"{path}: cannot be written: {e.strerror or e}") from e
+
+
+def _renamed(target: Path, data: bytes) -> None:
+    """The neighbour is on the disk before it takes the name: after a power cut the name has one of the two as well."""
+    handle, name = _neighbour(target)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(data)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except OSError as e:
-        Path(name).unlink(missing_ok=True)
-        raise PresageError(f"{path}: cannot be written: {e.strerror or e}") from e
+            out.flush()
+            os.fsync(handle)
+            if target.exists():
+                os.chmod(name, target.stat().st_mode & 0o7777)
+            os.replace(name, target)  # while it is open, and so locked
+    except BaseException:
+        name.unlink(missing_ok=True)
+        raise
+
+
+def _neighbour(target: Path) -> tuple[int, Path]:
+    """A new file in the target's folder, locked for as long as it is open."""
+    while True:
+        name = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}{PART}")
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        if not _locked(handle) or os.fstat(handle).st_nlink:
+            return handle, name
+        os.close(handle)  # another's sweep came between the two calls
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed writers of this file have left: nobody holds its lock."""
+    for left in target.parent.glob(f".{escape(target.name[:40])}.*{PART}"):
+        try:
+            handle = os.open(left, os.O_RDONLY)
+        except OSError:
+            continue  # it has gone, or is another user's
+        try:
+            if _locked(handle, wait=False):
+                left.unlink(missing_ok=True)
+        finally:
+            os.close(handle)
+
+
+def _locked(handle: int, wait: bool = True) -> bool:
+    """Whether the file is now ours alone; never where the system has no such locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (ImportError, OSError):
+        return False
+    return True

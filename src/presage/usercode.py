@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from presage.errors import InputError, PresageError
+from presage.errors import InputError, PresageError, near
 
-__all__ = ["load", "load_cases", "load_value", "parse_arguments", "users_line"]
+__all__ = ["check_arguments", "load", "load_cases", "load_value", "parse_arguments", "users_line"]
 
 Around = Callable[[], AbstractContextManager[None]]  # what the file is imported in
 _OURS = str(Path(__file__).parent)
@@ -31,7 +32,7 @@ def load(target: str, around: Around = nullcontext) -> Callable[..., Callable[[]
     function = getattr(module, name, None)
     if function is None:
         there = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:12])
-        raise InputError(path, f"no function {name!r} in it; it has {there or 'none'}")
+        raise InputError(path, f"no function {name!r} in it; it has {there or 'none'}{near(name, vars(module))}")
     if not callable(function):
         raise InputError(path, f"{name!r} is no function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
@@ -62,6 +63,23 @@ def parse_arguments(items: Sequence[str]) -> dict[str, Any]:
             raise PresageError(f"--arg {item}: {name} is given twice")
         out[name] = _value_of(name, text)
     return out
+
+
+def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
+    """Raises, before any work, where FUNCTION(device, **given) cannot be called."""
+    try:
+        every = list(inspect.signature(function).parameters.values())[1:]  # the device is first
+    except (TypeError, ValueError):
+        return
+    known = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    name, asked = getattr(function, "__name__", "it"), set(given)
+    unknown = sorted(asked - known.keys())
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in every):
+        there = f"it has {', '.join(known)}{near(unknown[0], known)}" if known else "it has none but the device"
+        raise PresageError(f"--arg {unknown[0]}: {name} has no such argument; {there}")
+    missing = [n for n, p in known.items() if p.default is p.empty and n not in asked]
+    if missing:
+        raise PresageError(f"{name} needs {', '.join(missing)}: give --arg {missing[0]}=VALUE")
 
 
 def users_line(error: BaseException) -> str:

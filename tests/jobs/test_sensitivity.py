@@ -14,7 +14,7 @@ import pytest
 from commands import runner
 from presage.cli.sensitivity import command
 from presage.errors import PresageError
-from presage.jobs.draws import calmed, draw, scaled, shape_of
+from presage.jobs.draws import Asked, calmed, draw, draw_all, scaled, shape_of
 from presage.jobs.draws.criticality import criticality, stage_criticality, stage_scaled
 from presage.jobs.draws.sensitivity import Sensitivity, sensitivity
 from presage.jobs.draws.shape import Shape
@@ -24,6 +24,7 @@ from presage.jobs.files import read_transformer_job
 from presage.noise.distribution import Fixed, LogNormal
 from presage.noise.noise import NO_NOISE, Common, Noise, Regimes, Slow, Spread, Stalls
 from presage.report import sensitivity_tables as tables
+from presage.scale import BESIDE, SERIAL, processes
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "hugging_face.toml"
 EVERYTHING = Noise(
@@ -106,12 +107,15 @@ def test_a_step_without_all_sources_is_the_step_without_noise(shape: Shape) -> N
     assert left.flat[0] == pytest.approx(shape.seconds + more, rel=2e-3)
 
 
-def test_kept_replicas_change_no_draw(shape: Shape) -> None:
-    kept: dict[tuple[object, ...], np.ndarray] = {}
-    for names in (["rank", "stalls"], ["rank"], ["rank", "network", "own"]):
-        noise = only(EVERYTHING, names)
-        assert np.array_equal(draw(shape, noise, 3, 500).seconds, draw(shape, noise, 3, 500, kept=kept).seconds)
-    assert len(kept) == 2 * 2  # blocks x (with own noise, without)
+def test_what_is_drawn_together_is_drawn_as_alone(shape: Shape) -> None:
+    """Those whose replicas are the same share them; whoever draws, and in which pieces, changes no number."""
+    noises = [only(EVERYTHING, names) for names in (["rank", "stalls"], ["rank"], ["rank", "network", "own"])]
+    alone = [draw(shape, noise, 3, 500).seconds for noise in noises]
+    asked = [Asked(shape, noise, 500) for noise in noises]
+    with processes(2) as pool:
+        for way in (SERIAL, BESIDE, pool):
+            found = dict(draw_all(asked, 3, way))
+            assert all(np.array_equal(found[i].seconds, seconds) for i, seconds in enumerate(alone))
 
 
 def test_a_source_less_moves_no_other(shape: Shape) -> None:

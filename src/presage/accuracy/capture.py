@@ -8,9 +8,10 @@ the share of kernel time that belongs to matched leaf ops.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,8 +19,10 @@ import msgspec
 import numpy as np
 
 from presage.accuracy.score import Skipped
+from presage.accuracy.sweep import Captured, Failed, swept
 from presage.errors import InputError, PresageError
 from presage.graph import Graph, Op, Ref
+from presage.scale.pool import SERIAL, Pool
 from presage.traces import kineto
 from presage.traces.dtypes import DTYPES
 from presage.traces.trace import HostKind, Step, Trace
@@ -173,28 +176,27 @@ def aligned(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[int, int, int]]:
 
 
 def score_capture(
-    workloads: str | Path, traces: str | Path, tell: Callable[[str], None] = lambda _: None
+    workloads: str | Path, traces: str | Path, tell: Callable[[str], None] = lambda _: None, pool: Pool = SERIAL
 ) -> CaptureResult:
     """Capture every case of a workloads file that has a trace, and match it with the trace's last step."""
-    from presage.capture import capture, load_cases
-
     cases, skipped = [], []
-    build = load_cases(workloads)
+    build = Captured(str(workloads))
     files = {p.name.removesuffix(".gz").removesuffix(".json"): p for p in sorted(Path(traces).glob("*.json*"))}
     if not files:
         raise InputError(traces, "no traces (.json or .json.gz) in this folder")
-    for name, function in build.items():
-        tell(name)
-        if name not in files:
-            skipped.append(Skipped(name, "no trace of that name"))
-            continue
-        try:
-            trace = kineto.read(files[name])
-            graph = capture(function, source=f"{workloads}:{name}")
-            cases.append(match(name, leaf_ops(trace, last_step(trace)), captured_ops(graph)))
-        except PresageError as e:
-            skipped.append(Skipped(name, str(e)))
+    for name, found in swept(partial(_matched, build, files), build.functions, tell, str, pool):
+        if isinstance(found, Failed):
+            skipped.append(Skipped(name, found.reason))
+        else:
+            cases.append(found)
     return CaptureResult(f"{workloads} {traces}", tuple(cases), tuple(skipped))
+
+
+def _matched(build: Captured, files: Mapping[str, Path], name: str) -> CaseMatch:
+    if name not in files:
+        raise PresageError("no trace of that name")
+    trace = kineto.read(files[name])
+    return match(name, leaf_ops(trace, last_step(trace)), captured_ops(build.graph(name)))
 
 
 def last_step(trace: Trace) -> Step:

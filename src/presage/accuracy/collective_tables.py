@@ -16,6 +16,7 @@ from presage.costs.collectives.fit import Measured
 from presage.costs.collectives.group import OPS, Group
 from presage.errors import InputError, PresageError
 from presage.hardware import Platform, platform
+from presage.reading import lines
 
 __all__ = ["Entry", "platform_of", "read_rows"]
 
@@ -75,13 +76,10 @@ def read_rows(path: Path) -> tuple[list[Entry], list[Skipped]]:
 
 def _lines(path: Path) -> Iterator[dict[str, str]]:
     try:
-        with path.open(newline="", encoding="utf-8") as f:
-            table = csv.DictReader(f)
-            _check(path, table.fieldnames or ())
-            yield from table
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    except (UnicodeDecodeError, csv.Error) as e:
+        table = csv.DictReader(lines(path), restval="")
+        _check(path, table.fieldnames or ())
+        yield from table
+    except csv.Error as e:
         raise InputError(path, f"not a CSV file: {e}") from e
 
 

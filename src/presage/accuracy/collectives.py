@@ -18,6 +18,7 @@ import numpy as np
 
 from presage.accuracy.collective_tables import Entry, read_rows
 from presage.accuracy.score import Result, Row
+from presage.accuracy.turn import in_turn
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.fit import Fitted, Measured, fit
 from presage.hardware import Platform
@@ -41,8 +42,7 @@ def score_collectives(path: str | Path, tell: Tell = lambda _: None) -> Collecti
     entries, skipped = read_rows(Path(path))
     tell("every third size left out")
     rows = list(_thirds(entries))
-    for gpu in dict.fromkeys(e.gpu for e in entries):
-        tell(f"{gpu} left out")
+    for gpu in in_turn(dict.fromkeys(e.gpu for e in entries), tell, lambda gpu: f"{gpu} left out"):
         rows += _left_out(entries, gpu)
     rows += _shipped(entries)
     rows += _repeated(entries)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.accuracy.score import Result, Row, Skipped, csv_lines
+from presage.accuracy.turn import in_turn
 from presage.errors import PresageError
 from presage.noise.distribution import Normal
 from presage.noise.fleets.files import read_fleet
 from presage.noise.fleets.fleet import Fleet, fit_fleet
 from presage.noise.fleets.prior import without
 from presage.noise.fleets.tail import Ranged, Tail, fit_tail
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["BASELINES", "FleetResult", "score_fleets"]
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 SETS, TAKEN, GROUP = 200, 50, 256
+PIECE = 10  # sets in one piece of work
 FEWEST_LEFT = 50
 BASELINES = ("normal", "sample")
 WHERE = ("", "_of_fleet")
@@ -82,14 +88,17 @@ class _Set:
 
 
 def score_fleets(
-    paths: Sequence[Path], tell: Callable[[str], None] = lambda _: None, sets: int = SETS, seed: int = 0
+    paths: Sequence[Path],
+    tell: Callable[[str], None] = lambda _: None,
+    sets: int = SETS,
+    seed: int = 0,
+    pool: Pool = SERIAL,
 ) -> FleetResult:
     """Every table that has GPUs enough."""
     found: dict[str, list[_Set]] = {}
     sizes: dict[str, tuple[int, int, int]] = {}
     skipped = []
-    for path in paths:
-        tell(path.name)
+    for path in in_turn(paths, tell, lambda p: p.name):
         try:
             fleet = fit_fleet(read_fleet(path))
             _enough(fleet)
@@ -99,7 +108,7 @@ def score_fleets(
         gpus = len(fleet.gpus)
         sizes[fleet.name] = gpus, min(GROUP, gpus - TAKEN), min(GROUP, gpus)
         skipped += [Skipped(f"{path.name}, {row}", reason) for row, reason in fleet.skipped]
-        found[fleet.name] = list(_sets(fleet, sets, np.random.default_rng(seed)))
+        found[fleet.name] = list(_sets(fleet, sets, np.random.default_rng(seed), pool))
     if not found:
         raise PresageError(f"no table of a fleet to score: {skipped[0].reason if skipped else 'no file was given'}")
     return _result(", ".join(p.name for p in paths), found, sizes, tuple(skipped))
@@ -110,14 +119,21 @@ def _enough(fleet: Fleet) -> None:
         raise PresageError(f"it has {len(fleet.gpus)} GPUs: {TAKEN} to fit and {FEWEST_LEFT} to predict are needed")
 
 
-def _sets(fleet: Fleet, sets: int, rng: np.random.Generator) -> Iterable[_Set]:
-    others = without(fleet.name)
-    for number in range(sets):
-        order = rng.permutation(len(fleet.factors))
-        taken, left = fleet.factors[order[:TAKEN]], fleet.factors[order[TAKEN:]]
+def _sets(fleet: Fleet, sets: int, rng: np.random.Generator, pool: Pool) -> Iterable[_Set]:
+    orders = [(number, rng.permutation(len(fleet.factors))) for number in range(sets)]
+    pieces = [orders[i : i + PIECE] for i in range(0, sets, PIECE)]
+    return chain.from_iterable(pool.map(partial(_scored, fleet.name, fleet.factors), pieces))
+
+
+def _scored(name: str, factors: Floats, orders: Sequence[tuple[int, Ints]]) -> list[_Set]:
+    """Of some sets, each the first GPUs of an order."""
+    others, out = without(name), list[_Set]()
+    for number, order in orders:
+        taken, left = factors[order[:TAKEN]], factors[order[TAKEN:]]
         tail = fit_tail(np.log(taken), others)
-        for where, these in zip(WHERE, (left, fleet.factors), strict=True):
-            yield from _compared(f"set {number}", where, tail, taken, these)
+        for where, these in zip(WHERE, (left, factors), strict=True):
+            out += _compared(f"set {number}", where, tail, taken, these)
+    return out
 
 
 def _compared(name: str, where: str, tail: Tail, taken: Floats, these: Floats) -> Iterable[_Set]:

@@ -10,7 +10,6 @@ GPU's peak is left out whole.
 from __future__ import annotations
 
 import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
+from presage import reading
 from presage.accuracy.kernel_calls import BUILDERS, Unknown, Work, attention, gemm
 from presage.accuracy.score import Skipped
 from presage.costs.call import Call
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, gpu, gpus
-from presage.traces.jsonfile import read_bytes
 
 __all__ = ["KernelTable", "Measured", "read_table"]
 
@@ -81,7 +80,7 @@ class KernelTable:
 def read_table(path: str | Path) -> KernelTable:
     """A table, a .csv or .csv.gz file. What cannot be used is counted and named by its reason."""
     file = Path(path)
-    lines = csv.reader(io.StringIO(_text(file)))
+    lines = iter(_lines(file))
     header = next(lines, [])
     fields = _fields(file, header)
     times, bad = _times(header, fields, lines)
@@ -113,11 +112,11 @@ def _kernels(times: Times, fields: Sequence[str], device: str) -> tuple[dict[Key
     return found, reasons
 
 
-def _text(file: Path) -> str:
+def _lines(file: Path) -> list[list[str]]:
     try:
-        return read_bytes(file).decode()
-    except UnicodeDecodeError as e:
-        raise InputError(file, f"not a table of kernel times: not text ({e.reason})") from e
+        return list(csv.reader(reading.lines(file)))
+    except csv.Error as e:
+        raise InputError(file, f"not a table of kernel times ({e})") from e
 
 
 def _fields(file: Path, header: Sequence[str]) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ more in `time_over_20us`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import numpy.typing as npt
 
 from presage.accuracy.kernel_tables import KernelTable, Measured, read_table
 from presage.accuracy.score import Result, Row, Score, Skipped
+from presage.accuracy.turn import in_turn
 from presage.costs.engines import Engine
 from presage.costs.families import FAMILIES
 from presage.costs.fit import Sample, Table, fit_family, held_out, samples, table
@@ -37,6 +39,7 @@ from presage.costs.rates import Rates
 from presage.costs.split import fitted, held
 from presage.errors import InputError
 from presage.hardware import Gpu, gpu
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["KernelResult", "models_of", "score_kernels", "score_pack", "score_table", "within_bars"]
 
@@ -60,9 +63,12 @@ class KernelResult(Result):
         return super().to_json() | {"n": sum(r.metric == "time" for r in self.rows), "notes": list(self.notes)}
 
 
-def score_kernels(paths: Iterable[str | Path], tell: Tell = lambda _: None) -> KernelResult:
+def score_kernels(paths: Iterable[str | Path], tell: Tell = lambda _: None, pool: Pool = SERIAL) -> KernelResult:
     """Score folders of packs, and tables or folders of tables."""
-    found = [_score(p, tell) for p in map(Path, paths)]
+    return _joined([_score(p, tell, pool) for p in map(Path, paths)])
+
+
+def _joined(found: Sequence[KernelResult]) -> KernelResult:
     if len(found) == 1:
         return found[0]
     rows = tuple(r for f in found for r in f.rows)
@@ -74,36 +80,41 @@ def _notes(results: Iterable[KernelResult]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n for r in results for n in r.notes))
 
 
-def _score(path: Path, tell: Tell) -> KernelResult:
+def _score(path: Path, tell: Tell, pool: Pool) -> KernelResult:
     if (path / "header.json").exists():
-        return score_pack(read_pack(path), tell)
+        return score_pack(read_pack(path), tell, pool=pool)
     if path.is_dir():
         tables = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS))
         if not tables:
             raise InputError(
                 path, "neither a calibration pack (header.json) nor tables of kernel times (.csv, .csv.gz)"
             )
-        return replace(score_kernels(tables, tell), path=str(path))
+        found = pool.map(_file_scored, tables)
+        return replace(_joined([next(found) for _ in in_turn(tables, tell, lambda p: p.name)]), path=str(path))
     if not path.exists():
         raise InputError(path, "no such file or folder")
     tell(path.name)
+    return _file_scored(path)
+
+
+def _file_scored(path: Path) -> KernelResult:
     return score_table(read_table(path))
 
 
 # ---- a pack
 
 
-def score_pack(pack: Pack, tell: Tell = lambda _: None, families: Iterable[str] | None = None) -> KernelResult:
+def score_pack(
+    pack: Pack, tell: Tell = lambda _: None, families: Iterable[str] | None = None, pool: Pool = SERIAL
+) -> KernelResult:
     """Every family (or these) of a pack, fitted on the rest."""
     rates, found = Rates.of(gpu(pack.header.gpu)), samples(pack)
-    rows: list[Row] = []
-    skipped = []
-    for name in FAMILIES if families is None else families:
-        if len(found[name]) < LEAST:
-            skipped.append(Skipped(name, f"fewer than {LEAST} rows in the pack"))
-            continue
-        tell(name)
-        rows += _family_rows(name, found[name], rates)
+    asked = list(FAMILIES if families is None else families)
+    few = [name for name in asked if len(found[name]) < LEAST]
+    skipped = [Skipped(name, f"fewer than {LEAST} rows in the pack") for name in few]
+    some = [(name, found[name]) for name in asked if name not in few]
+    scored = pool.map(partial(_family_rows, rates), some)
+    rows = [row for _ in in_turn(some, tell, lambda one: one[0]) for row in next(scored)]
     result = KernelResult("kernels", str(pack.folders[0]), tuple(rows), tuple(skipped))
     passed = within_bars(result)
     share = {"families_within_bars": sum(passed.values()) / len(passed)} if passed else {}
@@ -122,7 +133,11 @@ def within_bars(result: Result) -> dict[str, bool]:
     return {g: s.geomean <= GEOMEAN_BAR and s.p90 <= P90_BAR for g, s in _held(result).items()}
 
 
-def _family_rows(name: str, some: list[Sample], rates: Rates) -> Iterator[Row]:
+def _family_rows(rates: Rates, one: tuple[str, list[Sample]]) -> list[Row]:
+    return list(_scored_rows(*one, rates))
+
+
+def _scored_rows(name: str, some: list[Sample], rates: Rates) -> Iterator[Row]:
     data = table(FAMILIES[name], some, rates)
     fifth, large = held_out(some, data)
     fitted = data.part(_apart(some, data, fifth | large))

@@ -16,7 +16,6 @@ one that is scored.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,12 +24,15 @@ from typing import Any
 
 from presage.accuracy.label_models import NETS, Case, tape
 from presage.accuracy.score import Result, Row, Skipped
+from presage.accuracy.sweep import Failed, swept
 from presage.costs.call import Call
 from presage.costs.kernels import call_times
 from presage.costs.models import Models, load
 from presage.costs.vector import eased
-from presage.errors import InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.hardware import Gpu, gpu
+from presage.reading import read_json
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["PEER", "Label", "Pass", "predict", "read_labels", "score_labels"]
 
@@ -78,20 +80,23 @@ class Pass:
         return self.way_forward(allocation) + self.backward
 
 
-def score_labels(path: str | Path, tell: Tell = lambda _: None) -> Result:
+def score_labels(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> Result:
     """Every case of one GPU; others are named."""
     file = Path(path)
     file = file / FILE if file.is_dir() else file
     labels, skipped = read_labels(file)
     found = []
-    for label in labels:
-        tell(f"{label.gpu.key} {label.name}")
-        try:
-            found.append((label, predict(label.case, label.gpu)))
-        except PresageError as e:
-            skipped.append(Skipped(f"{label.gpu.key} {label.name}", str(e)))
+    for label, one in swept(_predicted, labels, tell, lambda x: f"{x.gpu.key} {x.name}", pool):
+        if isinstance(one, Failed):
+            skipped.append(Skipped(f"{label.gpu.key} {label.name}", one.reason))
+        else:
+            found.append((label, one))
     rows = [r for one in found for r in _rows(*one, found)]
     return Result("labels", str(path), tuple(rows), tuple(skipped))
+
+
+def _predicted(label: Label) -> Pass:
+    return predict(label.case, label.gpu)
 
 
 def _rows(label: Label, p: Pass, all_: list[tuple[Label, Pass]]) -> Iterator[Row]:
@@ -152,10 +157,7 @@ def _kernels(models: Models, calls: list[tuple[Call, int]]) -> tuple[float, floa
 
 def read_labels(file: Path) -> tuple[list[Label], list[Skipped]]:
     """The cases that can be predicted, and the others with their reasons."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise InputError(file, f"not a file of labels ({e})") from e
+    found = read_json(file)
     if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
         raise InputError(file, "not a file of labels: cases by GPU are asked for")
     labels, skipped = [], []
@@ -163,7 +165,7 @@ def read_labels(file: Path) -> tuple[list[Label], list[Skipped]]:
         for name, entry in cases.items():
             try:
                 labels.append(_label(device, name, entry))
-            except (KeyError, TypeError, ValueError, OverflowError, PresageError) as e:
+            except WRONG_VALUE as e:
                 reason = f"lacks {e}" if isinstance(e, KeyError) else str(e)
                 skipped.append(Skipped(f"{device} {name}", reason))
     return labels, skipped

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.accuracy.score import Result, Row, Skipped
-from presage.errors import InputError
-from presage.traces.jsonfile import read_bytes
+from presage.decoding import read_checked
 from presage.traces.tables import opreplay, optable, stragglers
 from presage.traces.tables.opreplay import Replay
 from presage.traces.tables.optable import OpTable
@@ -107,10 +106,7 @@ def published(path: str | Path, what: str, kind: type[T]) -> T | None:
     job = table.name.split(".")[0].removeprefix("trace-")
     for file in (table.with_name(f"{what}-{job}.json"), table.with_name(f"{what}-{job}.json.gz")):
         if file.is_file():
-            try:
-                return msgspec.json.decode(read_bytes(file), type=kind)
-            except msgspec.MsgspecError as e:
-                raise InputError(file, f"not a published result ({e})") from e
+            return read_checked(file, kind)
     return None
 
 

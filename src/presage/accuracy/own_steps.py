@@ -7,7 +7,6 @@ them, but their traces showed which passes of eager code were missing: first mea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from presage.jobs.job import Job, Parallel, Recompute
 from presage.jobs.memory import job_memory
 from presage.jobs.step import step
 from presage.jobs.transformer import Transformer
+from presage.reading import read_json
 
 __all__ = ["own_job", "score_own_steps"]
 
@@ -41,7 +41,7 @@ def own_job(row: Mapping[str, Any], vocab: int) -> Job:
 
 
 def score_own_steps(path: str | Path) -> Result:
-    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    found = read_json(path)
     rows: list[Row] = []
     for row in found["rows"]:
         job = own_job(row, found["about"]["vocab"])

@@ -12,6 +12,7 @@ from presage.accuracy.interconnect import Interconnect, read_interconnect
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, cluster, gpu, gpu_named, platforms
 from presage.hardware.cluster import usual_network
+from presage.reading import lines
 
 __all__ = ["count", "number", "platform_name", "platform_of_run", "read_table", "run_seconds"]
 
@@ -27,13 +28,12 @@ PCIE_TWIN = {"a100_40gb": "a100_pcie_40gb", "a100_80gb": "a100_pcie_80gb", "h100
 def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """The rows with their lines; the table must have these columns."""
     try:
-        with path.open(newline="", encoding="utf-8") as f:
-            table = csv.DictReader(f, restval="")
-            missing = [c for c in columns if c not in (table.fieldnames or ())]
-            if missing:
-                raise InputError(path, "no such column", missing[0])
-            yield from enumerate(table, 2)
-    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        table = csv.DictReader(lines(path), restval="")
+        missing = [c for c in columns if c not in (table.fieldnames or ())]
+        if missing:
+            raise InputError(path, "no such column", missing[0])
+        yield from enumerate(table, 2)
+    except csv.Error as e:
         raise InputError(path, str(e)) from e
 
 

@@ -10,17 +10,18 @@ from: `compute_only`, the kernels alone, and `no_overlap`, kernels and transfers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from presage.accuracy.public_rows import Setup, read_setups
 from presage.accuracy.score import Result, Row, Score, Skipped, score
+from presage.accuracy.turn import Turn
 from presage.errors import PresageError
 from presage.graph.graph import Graph
+from presage.scale import Pool, processes
 
 __all__ = ["Found", "RanksResult", "score_ranks"]
 
@@ -80,7 +81,7 @@ def _groups(s: Setup) -> tuple[str, ...]:
 
 
 def score_ranks(
-    workloads: str | Path, table: str | Path, tell: Tell = lambda _: None, processes: int = 2
+    workloads: str | Path, table: str | Path, tell: Tell = lambda _: None, pool: Pool | None = None
 ) -> RanksResult:
     """Predict every run of a table that one of the file's models fits."""
     setups, skipped = read_setups(table)
@@ -88,9 +89,9 @@ def score_ranks(
     for s in setups:
         by_key.setdefault(s.key, []).append(s)
     found: dict[int, Found | str] = {}
-    for answers in _all(partial(_predict, str(workloads)), list(by_key.values()), processes):
+    for answers in _all(partial(_predict, str(workloads)), list(by_key.values()), pool):
         found |= answers
-        tell(f"{len(found)} of {len(setups)} runs")
+        tell(Turn("runs", len(found), len(setups)))
     skipped += [Skipped(s.name, reason) for s in setups if isinstance(reason := found[s.line], str)]
     runs = tuple((s, f) for s in setups if isinstance(f := found[s.line], Found))
     rows = tuple(row for s, f in runs for row in _score_rows(s, f))
@@ -106,15 +107,12 @@ def _score_rows(s: Setup, found: Found) -> Iterator[Row]:
 
 
 def _all(
-    predict: Callable[[Sequence[Setup]], dict[int, Found | str]], jobs: Sequence[Sequence[Setup]], processes: int
+    predict: Callable[[Sequence[Setup]], dict[int, Found | str]], jobs: Sequence[Sequence[Setup]], pool: Pool | None
 ) -> Iterator[dict[int, Found | str]]:
-    """The answers as they come; the longest jobs are begun first."""
+    """The longest jobs are begun first; two processes do them where no pool is given."""
     jobs = sorted(jobs, key=lambda some: -some[0].arguments["layers"])
-    if processes < 2 or len(jobs) < 2:
-        yield from map(predict, jobs)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from (done.result() for done in as_completed([pool.submit(predict, some) for some in jobs]))
+    with nullcontext(pool) if pool else processes(min(2, len(jobs)), fresh=True) as chosen:
+        yield from chosen.map(predict, jobs)
 
 
 def _predict(workloads: str, setups: Sequence[Setup]) -> dict[int, Found | str]:

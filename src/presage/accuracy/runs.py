@@ -15,11 +15,12 @@ from presage.accuracy.dlrm import dlrm_seconds
 from presage.accuracy.public_table import number, read_table, run_seconds
 from presage.accuracy.run_jobs import job_of_run
 from presage.accuracy.score import Result, Row, Skipped
-from presage.errors import PresageError
+from presage.accuracy.sweep import Failed, swept
 from presage.jobs.efficiency import LAWS, left_out, shipped
 from presage.jobs.job import Job
 from presage.jobs.memory import job_memory
 from presage.jobs.step import step
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["COLUMNS", "score_runs"]
 
@@ -31,28 +32,34 @@ COLUMNS = (
     "step_time_s_derived", "notes",
 )  # fmt: skip
 GIB = 1024.0**3
+PIECE = 16  # rows in one piece of work
 SCALES = ((8, "1-8 GPUs"), (64, "9-64 GPUs"), (512, "65-512 GPUs"), (2048, "513-2048 GPUs"))
 
 
-def score_runs(path: str | Path, tell: Tell = lambda _: None) -> Result:
+def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> Result:
     """Score the rows of a table of public runs."""
     rows: list[Row] = []
     skipped: list[Skipped] = []
     refused = 0
-    for line, row in read_table(Path(path), COLUMNS):
-        tell(f"line {line}: {row['source_key']} {row['model']}")
-        try:
-            found, fits = _scored(line, row)
-        except PresageError as e:
-            skipped.append(Skipped(f"line {line} ({row['source_key']})", str(e)))
+    table = read_table(Path(path), COLUMNS)
+    for (line, row), found in swept(_scored, table, tell, _told, pool, PIECE):
+        if isinstance(found, Failed):
+            skipped.append(Skipped(f"line {line} ({row['source_key']})", found.reason))
             continue
-        rows += found
-        refused += not fits
+        rows += found[0]
+        refused += not found[1]
     rates = {"runs called out of memory": refused / max(1, sum(r.metric == "step_time" for r in rows))}
     return Result("runs", str(path), tuple(rows), tuple(skipped), rates)
 
 
-def _scored(line: int, row: Mapping[str, str]) -> tuple[list[Row], bool]:
+def _told(numbered: tuple[int, Mapping[str, str]]) -> str:
+    line, row = numbered
+    return f"line {line}: {row['source_key']} {row['model']}"
+
+
+def _scored(numbered: tuple[int, Mapping[str, str]]) -> tuple[list[Row], bool]:
+    """Its rows, and whether it fits in memory."""
+    line, row = numbered
     source, seconds = row["source_key"], run_seconds(row)
     if row["complete"] == "dlrm":
         name = f"line {line}: {row['model']} on {row['n_gpus']} {row['gpu']}, batch {row['global_batch']}"

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from presage.accuracy.score import Skipped
 from presage.accuracy.tbe_files import Placement, Task, read_tasks
+from presage.accuracy.turn import in_turn
 from presage.costs.embeddings import EmbeddingModel, Lookups, embedding_model
 from presage.costs.embeddings.reuse import zipf
 
@@ -95,8 +96,7 @@ def score_sharding(path: str | Path, tell: Tell = lambda _: None) -> ShardingRes
     chip, tasks, skipped = read_tasks(path)
     model = embedding_model(chip)
     choices: list[Choice] = []
-    for name, predictor in _predictors(model).items():
-        tell(name)
+    for name, predictor in in_turn(_predictors(model).items(), tell, lambda p: p[0]):
         choices += [_choice(name, t, predictor(t)) for t in tasks]
     choices += [c for t in tasks for c in _always(t)]
     return ShardingResult(str(path), tuple(choices), tuple(r for t in tasks for r in _ranks(model, t)), skipped)

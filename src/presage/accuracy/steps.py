@@ -10,19 +10,21 @@ scores (and the scores with them are given beside); the whole time is that of al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.accuracy.forecasts import EVEN, Forecast, best_family, forecast
 from presage.accuracy.score import Skipped
+from presage.accuracy.turn import in_turn
 from presage.accuracy.zero_data import ZeroData, score_zero_data
 from presage.noise.logs import Logs, StepLog, read_logs
 from presage.noise.series import SeriesFit, SeriesPrior, fit, learn
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["CUT", "Left", "StepsResult", "Whole", "score_logs", "score_steps"]
 
@@ -150,26 +152,40 @@ def _distinct(rows: Sequence[Left]) -> list[str]:
     return list(dict.fromkeys(r.group for r in rows))
 
 
-def score_steps(paths: Sequence[Path], tell: Callable[[str], None], seed: int = 0) -> StepsResult:
-    return score_logs(read_logs(paths), ", ".join(map(str, paths)), tell, seed)
+def score_steps(paths: Sequence[Path], tell: Callable[[str], None], seed: int = 0, pool: Pool = SERIAL) -> StepsResult:
+    return score_logs(read_logs(paths), ", ".join(map(str, paths)), tell, seed, pool)
 
 
-def score_logs(logs: Logs, name_of_all: str, tell: Callable[[str], None], seed: int = 0) -> StepsResult:
-    kinds = _by_kind(logs)
+def score_logs(
+    logs: Logs, name_of_all: str, tell: Callable[[str], None], seed: int = 0, pool: Pool = SERIAL
+) -> StepsResult:
     rows: list[Left] = []
     skipped = [Skipped(*s) for s in logs.skipped]
-    for kind, groups in kinds.items():
-        fits = {name: fit(runs) for name, runs in groups.items()}
-        for g, (name, runs) in enumerate(groups.items()):
-            tell(name)
-            if len(runs) < 2:
-                skipped.append(Skipped(name, f"one run of {kind}: none is left to fit when it is left out"))
-                continue
-            prior = _prior_without(fits, name)
-            rngs = [np.random.default_rng([seed, g, i]) for i in range(len(runs))]
-            rows += [_left_out(runs, i, prior, rng) for i, rng in enumerate(rngs)]
+    for kind, groups in _by_kind(logs).items():
+        fits = dict(zip(groups, pool.map(fit, groups.values()), strict=True))
+        alone = [name for name, runs in groups.items() if len(runs) < 2]
+        skipped += [Skipped(name, f"one run of {kind}: none is left to fit when it is left out") for name in alone]
+        outs = list(_outs(groups, fits, seed))
+        found = pool.map(_left_out, outs)
+        rows += [next(found) for _ in in_turn(outs, tell, lambda out: out.runs[0].group)]
     tell("zero data")
     return StepsResult(name_of_all, tuple(rows), tuple(skipped), score_zero_data(logs, seed))
+
+
+class _Out(NamedTuple):
+    """A run of a group that is left out, what is learned of other groups, and the seed of its draws."""
+
+    runs: tuple[StepLog, ...]
+    which: int
+    prior: SeriesPrior | None
+    seed: tuple[int, int, int]
+
+
+def _outs(groups: dict[str, tuple[StepLog, ...]], fits: dict[str, SeriesFit], seed: int) -> Iterator[_Out]:
+    for g, (name, runs) in enumerate(groups.items()):
+        if len(runs) > 1:
+            prior = _prior_without(fits, name)
+            yield from (_Out(runs, i, prior, (seed, g, i)) for i in range(len(runs)))
 
 
 def _by_kind(logs: Logs) -> dict[str, dict[str, tuple[StepLog, ...]]]:
@@ -186,10 +202,11 @@ def _prior_without(fits: dict[str, SeriesFit], name: str) -> SeriesPrior | None:
     return learn(others) if len(others) >= MIN_GROUPS else None
 
 
-def _left_out(runs: Sequence[StepLog], i: int, prior: SeriesPrior | None, rng: np.random.Generator) -> Left:
-    log, train = runs[i], [x for j, x in enumerate(runs) if j != i]
+def _left_out(out: _Out) -> Left:
+    rng = np.random.default_rng(out.seed)
+    log, train = out.runs[out.which], [x for j, x in enumerate(out.runs) if j != out.which]
     cut = min(CUT, len(log.seconds) - 1) if log.single else 0
-    draws = fit(train, prior).predict_like(log, rng, DRAWS).draws
+    draws = fit(train, out.prior).predict_like(log, rng, DRAWS).draws
     ours = Guess(
         forecast(draws[:, cut:], log.seconds[cut:]),
         forecast(draws, log.seconds),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from numpy.typing import NDArray
 
 from presage.accuracy.forecasts import EVEN, best_family, forecast, ks_critical, of_sample
 from presage.accuracy.score import Skipped
+from presage.accuracy.sweep import Failed, swept
 from presage.errors import InputError, PresageError
 from presage.noise.ops.effects import OpEffects, fit_sets, steps_only
 from presage.noise.ops.iid import iid_pool
 from presage.noise.ops.sizes import sizes_of
+from presage.scale.pool import SERIAL, Pool
 from presage.traces.tables import optable
 from presage.traces.tables.opsteps import split
 from presage.traces.tables.optable import OpTable
@@ -155,21 +158,38 @@ def overall(figures: Sequence[Figures]) -> dict[str, Any]:
 
 
 def score_stragglers(
-    paths: Iterable[str | Path], tell: Tell = lambda _: None, seed: int = 0, effort: Effort = EFFORT
+    paths: Iterable[str | Path],
+    tell: Tell = lambda _: None,
+    seed: int = 0,
+    effort: Effort = EFFORT,
+    pool: Pool = SERIAL,
 ) -> StragglersResult:
     """Every table under these paths: files, or folders with trace-JOB.csv(.gz)."""
     given = [Path(p) for p in paths]
     jobs: list[JobForecast] = []
     skipped: list[Skipped] = []
-    for file in (f for p in given for f in _files(p)):
-        tell(file.name)
-        try:
-            table = unfolded(optable.read(file))
-            skipped += _named(table)
-            jobs.append(score_table(table, seed, effort))
-        except PresageError as e:
-            skipped.append(Skipped(file.name, str(e)))
+    files = [f for p in given for f in _files(p)]
+    for file, found in swept(partial(_file_scored, seed, effort), files, tell, lambda f: f.name, pool):
+        if isinstance(found, Failed):
+            skipped.append(Skipped(file.name, found.reason))
+            continue
+        named, job = found
+        skipped += named
+        if isinstance(job, Failed):
+            skipped.append(Skipped(file.name, job.reason))
+        else:
+            jobs.append(job)
     return StragglersResult(", ".join(map(str, given)), tuple(jobs), tuple(skipped))
+
+
+def _file_scored(seed: int, effort: Effort, file: Path) -> tuple[list[Skipped], JobForecast | Failed]:
+    """What of a table is not used, and its score."""
+    table = unfolded(optable.read(file))
+    named = list(_named(table))
+    try:
+        return named, score_table(table, seed, effort)
+    except PresageError as e:
+        return named, Failed(str(e))
 
 
 def _files(path: Path) -> Iterator[Path]:

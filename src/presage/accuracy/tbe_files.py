@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -14,8 +13,9 @@ from presage.costs.embeddings import Lookups, Reuse, Table
 from presage.costs.embeddings.fit import Measured
 from presage.costs.embeddings.model import LENGTHS, OPTIMIZERS
 from presage.costs.embeddings.store import MEASURED_ON
-from presage.errors import InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.hardware import Gpu, gpu
+from presage.reading import read_json
 
 __all__ = ["Groups", "Placement", "Task", "read_groups", "read_tasks"]
 
@@ -58,12 +58,12 @@ def read_groups(path: str | Path) -> Groups:
     """Groups with their times; those that cannot be used are told."""
     value = _load(Path(path), "groups")
     out, skipped = _usable(value["groups"], "group", "id", _group)
-    return Groups(_chip(value), out, _repeats(value, out), skipped)
+    return Groups(_chip(path, value), out, _repeats(value, out), skipped)
 
 
 def read_tasks(path: str | Path) -> tuple[Gpu, tuple[Task, ...], tuple[Skipped, ...]]:
     value = _load(Path(path), "tasks")
-    return _chip(value), *_usable(value["tasks"], "task", "task", _task)
+    return _chip(path, value), *_usable(value["tasks"], "task", "task", _task)
 
 
 def _usable(
@@ -75,18 +75,13 @@ def _usable(
         name = f"{what} {entry.get(key, i)}" if isinstance(entry, dict) else f"{what} number {i}"
         try:
             out.append(made(name, entry))
-        except (KeyError, TypeError, ValueError, PresageError) as e:
+        except WRONG_VALUE as e:
             skipped.append(Skipped(name, _reason(e)))
     return tuple(out), tuple(skipped)
 
 
 def _load(path: Path, key: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    except ValueError as e:
-        raise InputError(path, f"is not JSON ({e})") from e
+    value = read_json(path)
     if not isinstance(value, dict) or not isinstance(value.get(key), list):
         raise InputError(path, "should be a list", key)
     return value
@@ -96,11 +91,15 @@ def _reason(e: Exception) -> str:
     return f"no {e.args[0]}" if isinstance(e, KeyError) else str(e)
 
 
-def _chip(value: Mapping[str, Any]) -> Gpu:
+def _chip(path: str | Path, value: Mapping[str, Any]) -> Gpu:
     """The GPU that the calls name, or the one that was measured first."""
-    for call in value.get("calls") or []:
+    calls = value.get("calls")
+    for call in calls if isinstance(calls, list) else []:
         if isinstance(call, dict) and isinstance(call.get("gpu"), str):
-            return gpu(call["gpu"])
+            try:
+                return gpu(call["gpu"])
+            except PresageError as e:
+                raise InputError(path, str(e), "calls") from e
     return gpu(MEASURED_ON)
 
 
@@ -155,13 +154,16 @@ def _group(name: str, g: Mapping[str, Any]) -> Measured:
 
 def _repeats(value: Mapping[str, Any], groups: Sequence[Measured]) -> tuple[tuple[str, str, float, float], ...]:
     first, out = {g.name: g for g in groups}, []
-    for r in value.get("repeats") or []:
-        g = first.get(f"group {r.get('id')}")
-        if g is not None:
-            out += [
-                (g.name, "forward_repeated", g.forward, _seconds(r, "fwd_ms")),
-                (g.name, "backward_repeated", g.backward, _seconds(r, "bwd_ms")),
-            ]
+    repeats = value.get("repeats")
+    for r in repeats if isinstance(repeats, list) else []:
+        try:
+            g, seconds = first[f"group {r['id']}"], [_seconds(r, k) for k in ("fwd_ms", "bwd_ms")]
+        except WRONG_VALUE:
+            continue  # of a group that is not there, or was not timed again
+        out += [
+            (g.name, "forward_repeated", g.forward, seconds[0]),
+            (g.name, "backward_repeated", g.backward, seconds[1]),
+        ]
     return tuple(out)
 
 

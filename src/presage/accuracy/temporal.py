@@ -5,9 +5,9 @@ Split: of each series the first half is seen, the second predicted; nothing is l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.accuracy.score import Skipped
-from presage.errors import InputError
+from presage.accuracy.sweep import Failed, swept
+from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.noise.series.continued import continued, settled, slow_share
-from presage.traces.jsonfile import read_bytes
+from presage.reading import MOST, read_json
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["Half", "Ratio", "TemporalResult", "score_temporal"]
 
@@ -93,29 +95,37 @@ class TemporalResult:
         return [("series", "quantile", "predicted", "low", "high", "measured"), *rows]
 
 
-def score_temporal(path: Path, tell: Callable[[str], None], seed: int = 0) -> TemporalResult:
+def score_temporal(path: Path, tell: Callable[[str], None], seed: int = 0, pool: Pool = SERIAL) -> TemporalResult:
     """Every series that is long enough."""
     table = _read(path)
     rows, skipped = [], []
-    for i, series in enumerate(table["series"]):
-        name = str(series.get("name", i)) if isinstance(series, dict) else str(i)
-        tell(name)
-        try:
-            values = np.asarray(series["ms"], np.float64)
-            values = values[np.isfinite(values) & (values > 0)]
-            if len(values) < LEAST:
-                raise ValueError(f"fewer than {LEAST} records")
-            rows.append(_half(name, values, _clock(series, table.get("smi")), np.random.default_rng([seed, i])))
-        except (TypeError, ValueError, KeyError, IndexError) as e:
-            skipped.append(Skipped(name, f"cannot be used: {e}"))
+    each = [(i, _name(i, series), series) for i, series in enumerate(table["series"])]
+    for (_, name, _), found in swept(partial(_scored, seed, table.get("smi")), each, tell, lambda one: one[1], pool):
+        if isinstance(found, Failed):
+            skipped.append(Skipped(name, found.reason))
+        else:
+            rows.append(found)
     return TemporalResult(str(path), tuple(rows), tuple(skipped))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _name(number: int, series: Any) -> str:
+    return str(series.get("name", number)) if isinstance(series, dict) else str(number)
+
+
+def _scored(seed: int, smi: Any, one: tuple[int, str, Any]) -> Half:
+    number, name, series = one
     try:
-        table = json.loads(read_bytes(path))
-    except ValueError as e:
-        raise InputError(path, f"is no JSON: {e}") from e
+        values = np.asarray(series["ms"], np.float64)
+        values = values[np.isfinite(values) & (values > 0)]
+        if len(values) < LEAST:
+            raise ValueError(f"fewer than {LEAST} records")
+        return _half(name, values, _clock(series, smi), np.random.default_rng([seed, number]))
+    except WRONG_VALUE as e:
+        raise PresageError(f"cannot be used: {e}") from e
+
+
+def _read(path: Path) -> dict[str, Any]:
+    table = read_json(path, MOST)
     if not isinstance(table, dict) or not isinstance(table.get("series"), list):
         raise InputError(path, "needs a list of series, each with its name and its times in ms", "series")
     return table

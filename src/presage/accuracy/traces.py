@@ -12,7 +12,9 @@ import numpy as np
 from presage.accuracy.optable import score_optable, whatif_slowdown
 from presage.accuracy.pipeline import score_pipeline
 from presage.accuracy.score import Result, Row, Skipped
+from presage.accuracy.sweep import Failed, swept
 from presage.errors import InputError, PresageError
+from presage.scale.pool import SERIAL, Pool
 from presage.traces import kineto
 from presage.traces.replay import Replay, measured_steps, replay_of
 from presage.traces.run import run_of
@@ -34,7 +36,9 @@ class _Source:
     name: str
 
 
-def score_traces(paths: Iterable[str | Path], tell: Callable[[str], None] = lambda _: None) -> Result:
+def score_traces(
+    paths: Iterable[str | Path], tell: Callable[[str], None] = lambda _: None, pool: Pool = SERIAL
+) -> Result:
     """Replay all that can be replayed under these paths. `tell` hears what is being read.
 
     A row is one step of one rank. Files of one folder that are all the ranks of one run are replayed together; any
@@ -44,17 +48,20 @@ def score_traces(paths: Iterable[str | Path], tell: Callable[[str], None] = lamb
     given = [Path(p) for p in paths]
     rows: list[Row] = []
     skipped: list[Skipped] = []
-    for source in (s for p in given for s in _sources(p)):
-        tell(source.name)
-        try:
-            more = _SCORES[source.kind](source)
-        except PresageError as e:
-            more = Result("traces", str(source.path), (), (Skipped(source.name, str(e)),))
-        rows += more.rows
-        skipped += more.skipped
+    sources = [s for p in given for s in _sources(p)]
+    for source, found in swept(_scored, sources, tell, lambda s: s.name, pool):
+        if isinstance(found, Failed):
+            skipped.append(Skipped(source.name, found.reason))
+        else:
+            rows += found.rows
+            skipped += found.skipped
     if not rows and not skipped:
         raise InputError(given[0], "no trace, pipeline schedule or operation table here")
     return Result("traces", ", ".join(map(str, given)), tuple(rows), tuple(skipped))
+
+
+def _scored(source: _Source) -> Result:
+    return _SCORES[source.kind](source)
 
 
 def _sources(root: Path) -> Iterator[_Source]:

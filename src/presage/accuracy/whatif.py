@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ import msgspec
 import numpy as np
 
 from presage.accuracy.score import Result, Row, Skipped
+from presage.accuracy.sweep import Failed, swept
+from presage.decoding import decoded, read_checked
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
 from presage.prediction.step import GPU_BOUND
-from presage.traces.jsonfile import read_bytes
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["Measured", "PairResult", "Scored", "measured_pairs", "rates", "score_whatif"]
 
@@ -168,7 +171,7 @@ def _groups(m: Measured) -> tuple[str, ...]:
     return (m.bound, edit, *(("development",) if m.name in DEVELOPMENT else ()))
 
 
-def score_whatif(paths: Sequence[str | Path], tell: Tell = lambda _: None) -> PairResult:
+def score_whatif(paths: Sequence[str | Path], tell: Tell = lambda _: None, pool: Pool = SERIAL) -> PairResult:
     """Python files with PAIRS (or CASES, for pairs called EDIT/CASE), and files or folders of measured pairs."""
     files = [Path(p) for p in paths]
     sources = [p for p in files if p.suffix == ".py"]
@@ -176,16 +179,18 @@ def score_whatif(paths: Sequence[str | Path], tell: Tell = lambda _: None) -> Pa
         raise PresageError("accuracy whatif takes PAIRS.py and the measured pairs: a .json file or a folder of them")
     measured = measured_pairs(p for p in files if p.suffix != ".py")
     steps = _Steps.of(sources)
-    found, skipped = list[Scored](), list[Skipped]()
-    for m in measured.values():
-        tell(m.name)
-        try:
-            found.append(_scored(m, steps))
-        except PresageError as e:
-            skipped.append(Skipped(m.name, str(e)))
+    scored = dict[str, Scored | Failed]()
+    for some, one in swept(partial(_all_scored, steps), steps.alike(measured.values()), tell, _first, pool):
+        scored |= {m.name: one if isinstance(one, Failed) else one[i] for i, m in enumerate(some)}
+    found = [p for name in measured if isinstance(p := scored[name], Scored)]
+    skipped = [Skipped(name, p.reason) for name in measured if isinstance(p := scored[name], Failed)]
     rows = tuple(row for p in found for row in _rows(p))
     told = " ".join(map(str, paths))
     return PairResult("whatif", told, rows, tuple(skipped), rates(found), tuple(found))
+
+
+def _first(some: Sequence[Measured]) -> str:
+    return some[0].name
 
 
 def measured_pairs(paths: Iterable[str | Path]) -> dict[str, Measured]:
@@ -216,11 +221,8 @@ def _files(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def _read(file: Path) -> dict[str, Run]:
-    try:
-        found = msgspec.json.decode(read_bytes(file), type=dict[str, msgspec.Raw])
-        return {name: msgspec.json.decode(raw, type=Run) for name, raw in found.items() if not name.startswith("_")}
-    except msgspec.MsgspecError as e:
-        raise InputError(file, f"no file of measured pairs: {e}") from e
+    found = read_checked(file, dict[str, msgspec.Raw])
+    return {name: decoded(file, raw, Run, name) for name, raw in found.items() if not name.startswith("_")}
 
 
 @dataclass(frozen=True)
@@ -229,10 +231,15 @@ class _Steps:
 
     pairs: Mapping[str, tuple[str, Any]]  # by pair: its file, and (edit, base, changed)
     cases: Mapping[str, Any]  # by case, a function of the device
+    files: tuple[Path, ...]
     graphs: dict[str, Graph] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Callable[[Sequence[Path]], _Steps], tuple[tuple[Path, ...]]]:
+        """Each process imports the files for itself."""
+        return _Steps.of, (self.files,)
+
     @staticmethod
-    def of(files: Iterable[Path]) -> _Steps:
+    def of(files: Sequence[Path]) -> _Steps:
         from presage.capture import load_cases
         from presage.capture.load import load_value
 
@@ -244,7 +251,15 @@ class _Steps:
                 pairs |= {name: (str(file), pair) for name, pair in here.items()}
             else:
                 cases |= load_cases(file)
-        return _Steps(pairs, cases)
+        return _Steps(pairs, cases, tuple(files))
+
+    def alike(self, measured: Iterable[Measured]) -> list[list[Measured]]:
+        """Pairs whose step is the same, together."""
+        out: dict[str, list[Measured]] = {}
+        for m in measured:
+            base = str(self.pairs[m.name][1][1]) if m.name in self.pairs else m.name.partition("/")[2]
+            out.setdefault(base, []).append(m)
+        return list(out.values())
 
     def edit(self, m: Measured) -> str:
         return self.pairs[m.name][1][0] if m.name in self.pairs else m.edit
@@ -268,6 +283,17 @@ class _Steps:
             function = self.cases[step] if step in self.cases else load(step)
             self.graphs[key] = capture(function, dict(arguments), source=step, traced=traced)
         return self.graphs[key]
+
+
+def _all_scored(steps: _Steps, some: Sequence[Measured]) -> list[Scored | Failed]:
+    return [_tried(m, steps) for m in some]
+
+
+def _tried(m: Measured, steps: _Steps) -> Scored | Failed:
+    try:
+        return _scored(m, steps)
+    except PresageError as e:
+        return Failed(str(e))
 
 
 def _scored(m: Measured, steps: _Steps) -> Scored:

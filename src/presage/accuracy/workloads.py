@@ -7,28 +7,30 @@ no overheads at all (the sum of the kernels), with the host model's, and with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from presage.accuracy.optimes import measured_times
 from presage.accuracy.score import Result, Row, Skipped
+from presage.accuracy.sweep import Captured, Failed, swept
 from presage.costs.host import HostModel
 from presage.costs.host_fit import own_terms
 from presage.costs.host_rows import rows as host_rows
 from presage.costs.optime import OpTime
+from presage.decoding import read_checked
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
 from presage.graph.memory import profile
-from presage.prediction.api import kernel_times, machine
 from presage.prediction.draws import Spread
+from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.step import GPU_BOUND, STEPS, Prediction, predict_step, step_program
+from presage.scale.pool import SERIAL, Pool
 from presage.traces import kineto
-from presage.traces.jsonfile import read_bytes
 from presage.traces.trace import Trace
 
 __all__ = ["Case", "measured_cases", "score_cases", "score_workloads"]
@@ -58,33 +60,47 @@ class Case:
         return "step_gpu_bound" if active > GPU_BOUND * step else "step_host_bound"
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """What one case tells: its rows, how its interval did, and why its step could not be predicted."""
+
+    rows: tuple[Row, ...]
+    hits: tuple[tuple[bool, float], ...]
+    skipped: tuple[Skipped, ...]
+
+
 def score_workloads(
     workloads: str | Path,
     measured: str | Path,
     tell: Callable[[str], None] = lambda _: None,
     traces: str | Path | None = None,
     gpu: str = "h200",
+    pool: Pool = SERIAL,
 ) -> Result:
     """Capture every measured case of a workloads file and predict its step and its peak memory."""
-    from presage.capture import capture, load_cases
-
-    functions, skipped = load_cases(workloads), list[Skipped]()
-
-    def cases() -> Iterator[Case]:
-        for name, runs in measured_cases(measured).items():
-            tell(name)
-            if name not in functions:
-                skipped.append(Skipped(name, f"{Path(workloads).name} has no such case"))
-                continue
-            try:
-                graph = capture(functions[name], source=f"{workloads}:{name}")
-                yield Case(name, graph, runs, _trace(traces, name))
-            except PresageError as e:
-                skipped.append(Skipped(name, str(e)))
-
-    found = score_cases(cases(), gpu)
+    build, cases = Captured(str(workloads)), measured_cases(measured)
+    skipped, found = list[Skipped](), list[_Scored]()
+    build.functions  # noqa: B018 - what cannot be imported is told of at once
+    function = partial(_captured, build, None if traces is None else str(traces), gpu)
+    for (name, _), one in swept(function, cases.items(), tell, lambda case: case[0], pool):
+        if isinstance(one, Failed):
+            skipped.append(Skipped(name, one.reason))
+        else:
+            found.append(one)
     paths = " ".join(map(str, (workloads, measured, *([traces] if traces else []))))
-    return Result("workloads", paths, found.rows, (*skipped, *found.skipped), found.rates)
+    return _result(paths, found, skipped)
+
+
+def _captured(build: Captured, traces: str | None, gpu: str, case: tuple[str, Sequence[Mapping[str, Any]]]) -> _Scored:
+    name, runs = case
+    if name not in build.functions:
+        raise PresageError(f"{Path(build.workloads).name} has no such case")
+    return _scored(Case(name, build.graph(name), runs, _trace(traces, name)), _machine(gpu))
+
+
+@lru_cache(2)
+def _machine(gpu: str) -> Machine:
+    return machine(gpu)
 
 
 def _trace(folder: str | Path | None, name: str) -> Trace | None:
@@ -92,23 +108,28 @@ def _trace(folder: str | Path | None, name: str) -> Trace | None:
     return kineto.read(path) if path else None
 
 
-def score_cases(cases: Iterator[Case], gpu: str = "h200") -> Result:
+def score_cases(cases: Iterable[Case], gpu: str = "h200") -> Result:
     """All metrics of some cases."""
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
-    hits: list[tuple[bool, float]] = []
     where = machine(gpu)
-    for case in cases:
-        rows += _memory_rows(case)
-        try:
-            found = predict_step(case.graph, kernel_times(case.graph, where), where.models.gpu, where.host)
-        except PresageError as e:
-            skipped.append(Skipped(case.name, str(e)))
-        else:
-            rows += _step_rows(case, found)
-            hits += _hit(case, found)
-        rows += _rows_by_trace(case, where.host)
-    return Result("workloads", "", tuple(rows), tuple(skipped), _rates(hits))
+    return _result("", [_scored(case, where) for case in cases], [])
+
+
+def _scored(case: Case, where: Machine) -> _Scored:
+    rows, hits, skipped = list(_memory_rows(case)), list[tuple[bool, float]](), list[Skipped]()
+    try:
+        found = predict_step(case.graph, kernel_times(case.graph, where), where.models.gpu, where.host)
+    except PresageError as e:
+        skipped.append(Skipped(case.name, str(e)))
+    else:
+        rows += _step_rows(case, found)
+        hits += _hit(case, found)
+    rows += _rows_by_trace(case, where.host)
+    return _Scored(tuple(rows), tuple(hits), tuple(skipped))
+
+
+def _result(path: str, found: Sequence[_Scored], skipped: Sequence[Skipped]) -> Result:
+    rows, hits, more = (tuple(x for f in found for x in getattr(f, k)) for k in ("rows", "hits", "skipped"))
+    return Result("workloads", path, rows, (*skipped, *more), _rates(hits))
 
 
 def _rates(hits: Sequence[tuple[bool, float]]) -> dict[str, float]:
@@ -172,15 +193,14 @@ def _p50(graph: Graph, times: Sequence[OpTime], host: HostModel) -> float:
 
 def measured_cases(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """The runs of each case: a file holds one run a case, or several by name."""
-    try:
-        found = msgspec.json.decode(read_bytes(Path(path)))
-    except msgspec.DecodeError as e:
-        raise InputError(path, f"not JSON ({e})") from e
-    cases = found.get("cases") if isinstance(found, dict) else None
+    found: dict[str, Any] = read_checked(path, dict[str, Any])
+    cases = found.get("cases")
     if not isinstance(cases, dict):
         raise InputError(path, "no such object in the file", "cases")
     out = {}
     for name, case in cases.items():
+        if not isinstance(case, dict):
+            raise InputError(path, "should be a run, or an object of runs", f"cases.{name}")
         runs = [case] if "step_ms" in case or "error" in case else list(case.values())
-        out[name] = [r for r in runs if "error" not in r]
+        out[name] = [r for r in runs if isinstance(r, dict) and "error" not in r]
     return out

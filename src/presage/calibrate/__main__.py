@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -19,12 +21,16 @@ from typing import Any
 from presage.calibrate import cache, host, power
 from presage.calibrate.measure import REPEATS, Flush, profiled_batch, read_batch
 from presage.calibrate.nvml import Gauge
+from presage.calibrate.rows import count_rows
 from presage.calibrate.stuck import Stuck
 from presage.calibrate.sweeps import FAMILIES, draw
+from presage.errors import PresageError
+from presage.files import write_whole
 
 BATCH = 100
 NEVER_BACK = "did not come back when it was last tried"
 VERSION = 2
+Tell = Callable[[str], None]
 
 
 def header(torch: Any) -> dict[str, Any]:
@@ -55,21 +61,20 @@ def _processor() -> str:
         return platform.machine()
 
 
-def done(path: Path) -> int:
-    """How many draws of a family are in its file."""
-    if not path.exists():
-        return 0
-    with path.open() as f:
-        return sum(1 for _ in f)
+def tell(text: str) -> None:
+    """Progress is no answer: it goes to stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def sweep(torch: Any, name: str, out: Path, end: float, seed: int, pool: ProcessPoolExecutor) -> bool:
+def sweep(
+    torch: Any, name: str, out: Path, end: float, seed: int, pool: ProcessPoolExecutor, tell: Tell = tell
+) -> bool:
     """Measure a family's draws that are not there yet; whether it is complete. Traces are read in other processes."""
     path, draws, flush, gauge = out / f"{name}.jsonl", draw(name, seed), Flush(torch), Gauge()
     if path.with_suffix(".jsonl.gz").exists():
-        print(f"{name}: packed already; give another folder to add to it and merge them with presage pack", flush=True)
+        tell(f"{name}: packed already; give another folder to add to it and merge them with presage pack")
         return True
-    at = begun = done(path)
+    at = begun = count_rows(path)
     start, stuck = time.monotonic(), Stuck(out, name)
     waiting: list[tuple[list[dict[str, Any]], dict[str, str], int, Future[Any]]] = []
     size = BATCH if FAMILIES[name].draws > 1000 else BATCH // 4
@@ -87,7 +92,7 @@ def sweep(torch: Any, name: str, out: Path, end: float, seed: int, pool: Process
             torch.cuda.empty_cache()
             _write(f, waiting, keep=3)
             left = (time.monotonic() - start) / (at - begun) * (len(draws) - at)
-            print(f"{name}: {at}/{len(draws)}, about {left:.0f} s to go", flush=True)
+            tell(f"{name}: {at}/{len(draws)}, about {left:.0f} s to go")
         _write(f, waiting, keep=0)
     return at >= len(draws)
 
@@ -107,12 +112,12 @@ def _write(f: Any, waiting: list[Any], keep: int) -> None:
         f.flush()
 
 
-def once(out: Path, name: str, measure: Any) -> None:
+def once(out: Path, name: str, measure: Any, tell: Tell = tell) -> None:
     """Measure something small that is not there yet."""
     path = out / f"{name}.json"
     if not path.exists():
-        path.write_text(json.dumps(measure(), separators=(",", ":")))
-        print(name, "done", flush=True)
+        write_whole(path, json.dumps(measure(), separators=(",", ":")).encode())
+        tell(f"{name} done")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,17 +127,14 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--family", action="append", choices=sorted(FAMILIES), help="only these (default: all)")
     out.add_argument("--seconds-each", type=float, default=0.0, help="at most this long for a family in one run")
     out.add_argument("--seed", type=int, default=0, help="another seed draws other shapes of the same design")
+    out.add_argument("--json", metavar="FILE|-", help="write what is in the folder now as JSON to FILE, or to stdout")
+    out.add_argument("-q", "--quiet", action="store_true", help="no progress, the answer alone")
     return out
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    try:
-        import torch
-    except ImportError:
-        sys.exit("presage calibrate: torch is not installed here; pip install torch")
-    if not torch.cuda.is_available():
-        sys.exit("presage calibrate: no CUDA GPU here; run it on the machine whose GPU is to be measured")
+    torch, told = _torch(), _unsaid if args.quiet else tell
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
     for name, measure in (
@@ -143,14 +145,51 @@ def main(argv: list[str] | None = None) -> None:
         ("cache", partial(cache.reuse, torch)),
         ("power", partial(power.sustained, torch)),
     ):
-        once(args.out, name, measure)
+        once(args.out, name, measure, told)
+    families = args.family or list(FAMILIES)
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        for name in args.family or FAMILIES:
+        for name in families:
             mine = min(end, time.monotonic() + args.seconds_each) if args.seconds_each else end
-            if not sweep(torch, name, args.out, mine, args.seed, pool) and time.monotonic() > end:
-                print("out of time; run the same command again to go on")
-                return
+            if not sweep(torch, name, args.out, mine, args.seed, pool, told) and time.monotonic() > end:
+                break
+    _finish(args.out, families, args.seed, args.json)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as e:
+        raise PresageError("calibrating needs torch, which is not installed here: pip install torch") from e
+    if not torch.cuda.is_available():
+        raise PresageError("no CUDA GPU here; run it on the machine whose GPU is to be measured")
+    return torch
+
+
+def _unsaid(text: str) -> None:
+    """Under --quiet."""
+
+
+def _finish(out: Path, families: list[str], seed: int, path: str | None) -> None:
+    """What is in the folder now, and whether to go on."""
+    wanted = {name: len(draw(name, seed)) for name in families}
+    packed = {name for name in families if (out / f"{name}.jsonl.gz").exists()}
+    there = {name: wanted[name] if name in packed else count_rows(out / f"{name}.jsonl") for name in families}
+    complete = all(there[name] >= wanted[name] for name in families)
+    if path is not None:
+        rows = {name: {"measured": there[name], "draws": wanted[name]} for name in families}
+        value = {"kind": "calibrate", "out": os.fspath(out), "complete": complete, "families": rows}
+        data = json.dumps(value, indent=2) + "\n"
+        if path == "-":
+            print(data, end="")
+            return
+        write_whole(path, data.encode())
+    next_step = f"presage pack {out} tells of it" if complete else "out of time; run the same command again to go on"
+    print(f"{out}: {sum(there.values()):,} of {sum(wanted.values()):,} draws measured; {next_step}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PresageError as error:
+        print(f"presage: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

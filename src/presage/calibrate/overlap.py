@@ -24,6 +24,7 @@ from presage.calibrate.measure import events_of, exported
 from presage.calibrate.nvml import Gauge
 from presage.calibrate.overlap_loads import Load, loads
 from presage.calibrate.overlap_ring import CHUNK, CLOCK_GHZ, SHARED, THREADS, Beside, Ring
+from presage.calibrate.rows import whole_parts
 
 __all__ = ["beside_all", "late", "main", "sustained"]
 
@@ -273,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
     import torch
 
     end, ring, gauge = time.monotonic() + args.seconds, Ring(torch), Gauge()
-    done = {json.loads(line)["part"] for line in args.out.open()} if args.out.exists() else set()
+    done = whole_parts(args.out)
     with args.out.open("a") as f:
         if "header" not in done:
             f.write(json.dumps(header(torch, ring, gauge)) + "\n")

@@ -1,26 +1,33 @@
 """Draws that never came back: a kernel may take minutes for a shape nobody uses, and the sweep is killed in it.
 
-The draw under way is written down. What a killed sweep was at is remembered, and left out, when it goes on.
+The draw under way is written down. What a killed sweep was at is tried once more when it goes on, for there are other
+reasons to be killed; a draw that ends a sweep a second time is left out from then on.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+
+from presage.files import write_whole
 
 __all__ = ["Stuck"]
 
 
 class Stuck:
-    """The draws of one family that ended a sweep, in FAMILY.stuck beside its rows."""
+    """The draws of one family that ended sweeps, each as often as it did, in FAMILY.stuck beside its rows."""
 
     def __init__(self, folder: Path, family: str) -> None:
         self.under_way, self.file = folder / f"{family}.now", folder / f"{family}.stuck"
-        self.draws: set[int] = set(json.loads(self.file.read_text())) if self.file.exists() else set()
+        ended: list[int] = json.loads(self.file.read_text()) if self.file.exists() else []
         if self.under_way.exists():
-            self.draws.add(int(self.under_way.read_text()))
-            self.file.write_text(json.dumps(sorted(self.draws)))
+            draw = self.under_way.read_text()
+            if draw.isdigit():  # it is empty where the kill came between its making and its writing
+                ended.append(int(draw))
+                write_whole(self.file, json.dumps(sorted(ended)).encode())
             self.under_way.unlink()
+        self.draws = {draw for draw, times in Counter(ended).items() if times > 1}
 
     def at(self, draw: int) -> None:
         self.under_way.write_text(str(draw))

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli import complete
+from presage.cli.common import Json, RayAddress, Workers, bar, brief, console, emit
 
 if TYPE_CHECKING:
     from presage.accuracy.score import Skipped
+    from presage.scale import Pool
 
 KINDS = {
     "traces": "folders or files of traces: replay against the measured steps",
@@ -32,15 +34,24 @@ KINDS = {
     "temporal": "SERIES.json.gz: second halves of long kernel series, predicted from their first halves",
     "fleet": "GPUS.csv...: the slow end of fleets of GPUs, predicted from 50 of them",
 }
+WHOLE = ("collectives", "embeddings", "sharding", "dlrm")  # are not spread over processes
+USER_CODE = ("capture", "workloads", "whatif", "ranks")  # import what a user wrote, and torch
 Tell = Callable[[str], None]
 
 
 def command(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to re-prove: " + ", ".join(KINDS) + ".")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="What to re-prove: " + ", ".join(KINDS) + ".", autocompletion=complete.among(KINDS)
+        ),
+    ],
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="The data: files or folders.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="ROWS.csv", help="Every prediction beside its measurement.")
     ] = None,
+    workers: Workers = 1,
+    ray: RayAddress = None,
     json: Json = None,
 ) -> None:
     """Re-prove a claim on a data set of ours or of yours: n, MAPE, geomean, median, p90, max and bias.
@@ -90,79 +101,75 @@ def command(
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
-    from presage.errors import PresageError
+    from presage.errors import PresageError, near
+    from presage.scale import opened
 
     if kind not in KINDS:
-        raise PresageError(f"no accuracy kind {kind!r}: there is {', '.join(KINDS)}")
-    with _telling() as tell:
-        _RUN[kind](paths, out, json, tell)
+        raise PresageError(f"no accuracy kind {kind!r}: there is {', '.join(KINDS)}{near(kind, KINDS)}")
+    if kind in WHOLE and (workers > 1 or ray is not None):
+        raise PresageError(f"accuracy {kind} is one piece of work: leave --workers and --ray out")
+    with _telling() as tell, opened(workers, ray, fresh=kind in USER_CODE) as pool:
+        _RUN[kind](paths, out, json, tell, pool)
 
 
 @contextmanager
 def _telling() -> Iterator[Tell]:
-    """What is being worked on, beside a spinner on a terminal."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("") as spinner:
-        yield lambda name: spinner.update(name)
+    """What is being worked on, and where it is known how much is left."""
+    with bar("reading") as shown:
+        yield lambda name: shown(getattr(name, "done", 0), getattr(name, "total", None), name)
 
 
-def _traces(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _traces(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.traces import score_traces
 
-    _finish(score_traces(paths, tell), out, json)
+    _finish(score_traces(paths, tell, pool=pool), out, json)
 
 
-def _workloads(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _workloads(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.workloads import score_workloads
 
     traces = paths[2] if len(paths) == 3 else None
-    _finish(score_workloads(*_pair(paths[:2], "workloads"), tell, traces), out, json)
+    _finish(score_workloads(*_pair(paths[:2], "workloads"), tell, traces, pool=pool), out, json)
 
 
-def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.kernels import score_kernels
 
     if len(paths) == 1 and paths[0].name == "labels.json":
-        _labels(paths, out, json, tell)
+        _labels(paths, out, json, tell, pool)
         return
-    result = score_kernels(paths, tell)
+    result = score_kernels(paths, tell, pool=pool)
     _finish(result, out, json)
     if json != "-":
         console().print(*result.notes, sep="\n")
 
 
-def _whatif(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _whatif(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.whatif import score_whatif
     from presage.report.pair_tables import group_table, pair_table
 
-    result = score_whatif(paths, tell)
+    result = score_whatif(paths, tell, pool=pool)
     _some(result.pairs, result.skipped)
     _show(result, out, json, pair_table(result), "", group_table(result))
 
 
-def _labels(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _labels(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.labels import PEER, score_labels
 
-    result = score_labels(_one(paths, "labels"), tell)
+    result = score_labels(_one(paths, "labels"), tell, pool=pool)
     _some(result.rows, result.skipped)
     _finish(result, out, json)
     if json != "-":
         console().print("NeuSight's own: " + ", ".join(f"{name} {value:.1%}" for name, value in PEER.items()))
 
 
-def _collectives(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _collectives(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
     from presage.accuracy.collectives import score_collectives
 
     _finish(score_collectives(_one(paths, "collectives"), tell), out, json)
 
 
-def _embeddings(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _embeddings(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
     from presage.accuracy.embeddings import score_embeddings
 
     result = score_embeddings(_one(paths, "embeddings"), tell)
@@ -171,7 +178,7 @@ def _embeddings(paths: list[Path], out: Path | None, json: str | None, tell: Tel
         console().print(*result.notes, sep="\n")
 
 
-def _sharding(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _sharding(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
     from presage.accuracy.sharding import score_sharding
     from presage.report.embedding_tables import sharding_table
 
@@ -184,29 +191,31 @@ def _sharding(paths: list[Path], out: Path | None, json: str | None, tell: Tell)
         _print_skipped(result.skipped)
 
 
-def _ranks(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _ranks(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.ranks import score_ranks
+    from presage.scale import SERIAL
 
-    _finish(score_ranks(*_pair(paths, "ranks"), tell), out, json)
+    two = None if pool == SERIAL else pool  # processes, where nothing else is asked for
+    _finish(score_ranks(*_pair(paths, "ranks"), tell, pool=two), out, json)
 
 
-def _runs(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _runs(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.runs import score_runs
 
-    _finish(score_runs(_one(paths, "runs"), tell), out, json)
+    _finish(score_runs(_one(paths, "runs"), tell, pool=pool), out, json)
 
 
-def _dlrm(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _dlrm(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
     from presage.accuracy.dlrm import score_dlrm
 
     _finish(score_dlrm(_one(paths, "dlrm"), tell), out, json)
 
 
-def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.capture import score_capture
     from presage.report.tables import capture_table
 
-    result = score_capture(*_pair(paths, "capture"), tell)
+    result = score_capture(*_pair(paths, "capture"), tell, pool=pool)
     if out is not None:
         rows = [("case", "phase", "side", "op", "kernel_seconds")]
         for case in result.cases:
@@ -214,47 +223,48 @@ def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell) 
             rows += [(case.case, p, "capture", str(op), "") for p, op in case.only_in_capture]
         _save(out, rows)
     if emit(json, result.to_json()):
+        _brief(result.to_json())
         console().print(capture_table(result.cases))
         _print_skipped(result.skipped)
 
 
-def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.stragglers import score_stragglers
     from presage.report.straggler_tables import effect_table, straggler_table
 
-    result = score_stragglers(paths, tell)
+    result = score_stragglers(paths, tell, pool=pool)
     _some(result.jobs, result.skipped)
     _show(result, out, json, straggler_table(result), "", effect_table(result))
 
 
-def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.steps import score_steps
     from presage.report.step_tables import step_tables, zero_table
 
-    result = score_steps(paths, tell)
+    result = score_steps(paths, tell, pool=pool)
     tables = [x for table in step_tables(result) for x in (table, "")]
     rates = [f"{name}: {100 * value:.1f}%" for name, value in result.zero.metrics().items()]
     _show(result, out, json, *tables, zero_table(result.zero), *rates)
 
 
-def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.temporal import score_temporal
     from presage.report.step_tables import temporal_table
 
-    result = score_temporal(_one(paths, "temporal"), tell)
+    result = score_temporal(_one(paths, "temporal"), tell, pool=pool)
     _some(result.rows, result.skipped)
     _show(result, out, json, temporal_table(result))
 
 
-def _fleet(paths: list[Path], out: Path | None, json: str | None, tell: Tell) -> None:
+def _fleet(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
     from presage.accuracy.fleet import score_fleets
     from presage.report.noise_tables import fleet_table
 
-    result = score_fleets(paths, tell)
+    result = score_fleets(paths, tell, pool=pool)
     _show(result, out, json, fleet_table(result))
 
 
-_RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell], None]] = {
+_RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell, Pool], None]] = {
     "traces": _traces,
     "capture": _capture,
     "workloads": _workloads,
@@ -307,6 +317,7 @@ def _finish(result: Any, out: Path | None, json: str | None) -> None:
     if out is not None:
         _save(out, list(csv_lines(result.rows)))
     if emit(json, result.to_json()):
+        _brief(result.to_json())
         console().print(accuracy_table(result))
         for name, value in result.rates.items():
             console().print(f"{name}: {100 * value:.0f}%")
@@ -318,9 +329,18 @@ def _show(result: Any, out: Path | None, json: str | None, *shown: Any) -> None:
     if out is not None:
         _save(out, result.lines())
     if emit(json, result.to_json()):
+        _brief(result.to_json())
         for part in shown:
             console().print(part)
         _print_skipped(result.skipped)
+
+
+def _brief(value: dict[str, Any]) -> None:
+    """Under --quiet: a line for each metric."""
+    for name, told in value.get("metrics", {}).items():
+        numbers = told if isinstance(told, dict) else {"": told}
+        some = (f"{k} {v:.4g}".strip() for k, v in numbers.items() if isinstance(v, int | float))
+        brief(f"{name}: {', '.join(some)}")
 
 
 def _save(path: Path, lines: Sequence[Sequence[str]]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version as installed_version
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -14,6 +13,7 @@ from presage.cli import (
     accuracy,
     calibrate,
     dlrm,
+    examples,
     fit,
     gpus,
     graph,
@@ -31,75 +31,117 @@ from presage.cli import (
     shard,
     study,
     trace,
+    ui,
     whatif,
 )
-from presage.errors import PresageError
+from presage.cli.faults import INTERRUPTED, guarded
+from presage.cli.manners import Quiet, behaving, mannered
 
 __all__ = ["app", "main"]
 
+FIRST = """\
+To begin:
+
+  presage trace demo                where a step's time goes, of a trace
+
+  presage predict train.py:build    how long your step takes, with no GPU here
+
+  presage examples FOLDER           steps and jobs to start from
+
+Every command's --help has examples. --install-completion teaches your shell the names. docs/ has a page a question.
+"""
+STEP, MANY, TABLES, HARDWARE = "One training step", "Many GPUs", "Embedding tables", "GPUs, data and claims"
+# Panel, name, command, and what it answers.
+COMMANDS: list[tuple[str, str, Any, str]] = [
+    (STEP, "predict", predict.command, "How long will my training step take, on GPUs that are not here?"),
+    (STEP, "whatif", whatif.command, "Would it help if ...? Edits of the step, predicted before anybody makes them."),
+    (STEP, "graph", graph.command, "What does my step run, and does it fit? Ops, FLOPs, bytes, memory."),
+    (STEP, "trace", trace.command, "Where does my step's time go? From profiler traces."),
+    (STEP, "replay", replay.command, "Does presage understand this trace? And what if parts took other times?"),
+    (MANY, "job", job.command, "How long is a step of this model on so many GPUs, does it fit, what does it cost?"),
+    (MANY, "plan", plan.command, "Which parallelism is best? Every legal plan, ranked and explained."),
+    (MANY, "run", run.command, "When will the whole run end? Failures, checkpoints, a deadline."),
+    (MANY, "sensitivity", sensitivity.command, "What makes a step uncertain, which kernel to make steadier or faster?"),
+    (MANY, "place", place.command, "Which GPU goes where, what does a hot node cost, whom to evict?"),
+    (MANY, "ui", ui.command, "Plan in a browser: turn the knobs, compare two plans, share a link."),
+    (MANY, "study", study.app, "What on machines that are not built yet?"),
+    (TABLES, "indices", indices.command, "What does index data tell of embedding tables?"),
+    (TABLES, "shard", shard.command, "Which rank should hold which embedding table?"),
+    (TABLES, "dlrm", dlrm.command, "How long is a step of this recommendation job?"),
+    (HARDWARE, "examples", examples.command, "What is there to run and to start from?"),
+    (HARDWARE, "gpus", gpus.command, "Which GPUs are known, and who says so?"),
+    (HARDWARE, "platforms", platforms.command, "Which machines with many GPUs are known?"),
+    (HARDWARE, "calibrate", calibrate.command, "Measure this machine's GPU into a pack (needs torch and a GPU)."),
+    (HARDWARE, "measure", measure.command, "Run a step on this machine's GPU, beside its prediction (needs torch)."),
+    (HARDWARE, "pack", pack.command, "What is in a calibration pack?"),
+    (HARDWARE, "fit", fit.command, "How do steps differ? A noise file from your traces, logs and benchmarks."),
+    (HARDWARE, "accuracy", accuracy.command, "Is a claim of presage's true? Prove it again, on your data too."),
+]  # fmt: skip
+
 
 class _InOrder(TyperGroup):
-    """Typer lists groups of commands last: studies belong to the commands about jobs."""
+    """Typer lists groups of commands last: they belong where the table above has them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        names = [n for n in super().list_commands(ctx) if n != "study"]
-        names.insert(names.index("fit"), "study")
-        return names
+        order = [name for _, name, _, _ in COMMANDS]
+        return sorted(super().list_commands(ctx), key=order.index)
 
 
 app = typer.Typer(
     name="presage",
     cls=_InOrder,
     help="How long machine-learning training will take, and how sure you can be, before you train.",
+    epilog=FIRST,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # These run on bare machines too, as `python -m presage.NAME`, and own their options.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-app.command("predict")(predict.command)
-app.command("whatif")(whatif.command)
-app.command("trace")(trace.command)
-app.command("replay")(replay.command)
-app.command("graph")(graph.command)
-app.command("indices")(indices.command)
-app.command("shard")(shard.command)
-app.command("dlrm")(dlrm.command)
-app.command("job")(job.command)
-app.command("plan")(plan.command)
-app.command("run")(run.command)
-app.command("sensitivity")(sensitivity.command)
-app.command("place")(place.command)
-app.add_typer(study.app, name="study")
-app.command("fit")(fit.command)
-app.command("accuracy")(accuracy.command)
-for _name, _command in (("measure", measure.command), ("calibrate", calibrate.command)):
-    app.command(_name, add_help_option=False, context_settings=PASSED_ON)(_command)
-app.command("pack")(pack.command)
-app.command("gpus")(gpus.command)
-app.command("platforms")(platforms.command)
+
+
+def _register() -> None:
+    for panel, name, command, question in COMMANDS:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, short_help=question, rich_help_panel=panel)
+        elif name in ("calibrate", "measure"):
+            own: dict[str, Any] = {"add_help_option": False, "context_settings": PASSED_ON}
+            app.command(name, short_help=question, rich_help_panel=panel, **own)(command)
+        else:
+            app.command(name, short_help=question, rich_help_panel=panel)(mannered(command))
+
+
+_register()
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(installed_version("presage"))
+        from importlib.metadata import version
+
+        typer.echo(version("presage"))
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    context: typer.Context,
+    quiet: Quiet = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show where presage failed, if it does.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    pass
+    context.with_resource(behaving(quiet))
 
 
 def main() -> None:
     """Run; a mistake of the user's ends with one sentence and exit code 2, never with a traceback."""
-    try:
-        app()
-    except PresageError as e:
-        typer.echo(f"presage: {e}", err=True)
-        sys.exit(e.exit_code)
-    except BrokenPipeError:  # the reader of a pipe has left: nothing to report, and nobody to report it to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows no UTF-8
+    given = [a for a in sys.argv[1:] if a != "--debug"]  # it may stand anywhere
+    debug = len(given) < len(sys.argv) - 1 or bool(os.environ.get("PRESAGE_DEBUG"))
+    code = guarded(lambda: app(given, prog_name="presage", standalone_mode=False), debug)
+    if code == INTERRUPTED:
+        print("presage: interrupted", file=sys.stderr)
+    sys.exit(code)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from presage.cli.manners import manners
+
 __all__ = ["command"]
 
 LESSON = """\
@@ -30,7 +32,7 @@ def command(context: typer.Context) -> None:
     """Measure this machine's GPU into a pack (needs torch and a GPU)."""
     from presage.calibrate.__main__ import main
 
-    argv = list(context.args)
+    argv = [*context.args, *(["--quiet"] if manners().quiet else [])]
     if "-h" in argv or "--help" in argv:
         typer.echo(LESSON)
         argv = ["--help"]

@@ -1,14 +1,17 @@
-"""What several commands share: options, consoles, JSON out, progress."""
+"""What several commands share: options, the doors all output goes through, JSON out."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from presage.cli import complete
+from presage.cli.manners import OUTPUT, manners
+from presage.cli.progress import bar, progress, status, watched
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,14 +30,22 @@ __all__ = [
     "NoiseFile",
     "Partial",
     "Plot",
+    "RayAddress",
     "Seed",
     "Traces",
+    "Workers",
+    "answer",
+    "bar",
+    "brief",
     "columns_of",
     "console",
     "emit",
     "labels",
     "load_runs",
+    "progress",
+    "remark",
     "status",
+    "watched",
 ]
 
 Traces = Annotated[
@@ -42,7 +53,8 @@ Traces = Annotated[
     typer.Argument(metavar="TRACE...", help="Kineto files (.json, .json.gz) of one run, their folder, or 'demo'."),
 ]
 Json = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")
+    str | None,
+    typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.", rich_help_panel=OUTPUT),
 ]
 Ignore = Annotated[list[str], typer.Option("--ignore", metavar="CATEGORY", help="Leave out events of this category.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept a run with ranks missing.")]
@@ -56,6 +68,7 @@ NoiseFile = Annotated[
     typer.Option(
         "--noise",
         metavar="NOISE.toml|CONDITIONS",
+        autocompletion=complete.among(complete.CONDITIONS),
         help="What varies: as `presage fit` writes it, or assumed of screened, production or unscreened GPUs.",
     ),
 ]
@@ -72,14 +85,37 @@ Columns = Annotated[
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs matplotlib).")
 ]
+Workers = Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes to work with.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="auto|ADDRESS", help="Work on a Ray cluster: the one that runs here, or at."),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the draws: the same seed, the same answer.")]
 
 
-def console() -> Console:
-    """A console that wraps nothing in a pipe."""
+def console(answer: bool = False) -> Console:
+    """A console that wraps nothing in a pipe, and is mute under --quiet but for the answer."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    mute = manners().quiet and not answer
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, quiet=mute)
+
+
+def answer(text: Any) -> None:
+    """Print the answer: what --quiet leaves."""
+    console(answer=True).print(text, soft_wrap=True)
+
+
+def brief(text: str) -> None:
+    """Print plain text under --quiet alone: the answer, where it is tables otherwise."""
+    if manners().quiet:
+        console(answer=True).print(text, soft_wrap=True, markup=False)
+
+
+def remark(text: str) -> None:
+    """Say something beside the answer, on stderr."""
+    if not manners().quiet:
+        typer.echo(text, err=True)
 
 
 def emit(json: str | None, value: dict[str, Any]) -> bool:
@@ -117,25 +153,13 @@ def columns_of(given: Iterable[str]) -> dict[str, str]:
     return {key.strip(): name for key, _, name in (text.partition("=") for text in given)}
 
 
-@contextmanager
-def status(message: str) -> Iterator[None]:
-    """A spinner on a terminal, nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(message):
-        yield
-
-
 def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> list[Run]:
     """Read the traces that were named; a folder stands for the trace files in it."""
     from presage.traces.run import files_of, read_runs
 
     files = files_of(paths)
-    with status(f"reading {len(files)} trace{'s' if len(files) > 1 else ''}"):
-        return read_runs(files, ignore=ignore, partial=partial, need_gpu=not cpu_only)
+    taken = progress(files, f"reading {len(files)} trace{'s' if len(files) > 1 else ''}", len(files))
+    return read_runs(taken, ignore=ignore, partial=partial, need_gpu=not cpu_only)
 
 
 def labels(runs: list[Run]) -> list[list[str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from presage.cli import complete
 from presage.cli.common import Json, emit
 from presage.cli.predicted import draw, show
 from presage.cli.shard import search_bar
@@ -25,7 +26,10 @@ def command(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/sharding.md.")],
     ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", min=1, help="Instead of the job's.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", metavar="B", min=1, help="Instead of the job's.")] = None,
-    platform: Annotated[str | None, typer.Option("--platform", metavar="NAME", help="Instead of the job's.")] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option("--platform", metavar="NAME", help="Instead of the job's.", autocompletion=complete.platforms),
+    ] = None,
     plan: Annotated[
         str | None,
         typer.Option("--plan", metavar="PLAN", help="auto, a heuristic's name, or a .json file; instead of the job's."),
@@ -48,9 +52,13 @@ def command(
 
     presage dlrm job.toml --ranks 16 --plan size_lookup_greedy --trace out.json
     """
+    from presage.errors import InputError
+    from presage.hardware.facts import load
     from presage.jobs.dlrm import read_job
     from presage.jobs.dlrm_team import dlrm_team, predict_dlrm
 
+    if "model" in load(job):
+        raise InputError(job, f"is no recommendation job: use presage job {job}")
     given = {"ranks": ranks, "batch": batch, "platform": platform, "plan": plan}
     asked = replace(read_job(job), **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     with search_bar() as tell:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Columns, Json, columns_of, console, emit, status
+from presage.cli import complete
+from presage.cli.common import Columns, Json, answer, columns_of, console, emit, status
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ def command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="NOISE.toml", help="Where to write what was found (docs/noise.md).")
     ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="For the prior: which GPUs.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="For the prior: which GPUs.", autocompletion=complete.gpus),
+    ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="For the prior: how many.")] = None,
     per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="For the prior (default 8).")
@@ -31,7 +35,13 @@ def command(
         float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="For the prior: of a step.")
     ] = None,
     conditions: Annotated[
-        str, typer.Option("--conditions", metavar="NAME", help="For the prior: screened, production or unscreened.")
+        str,
+        typer.Option(
+            "--conditions",
+            metavar="NAME",
+            help="For the prior: screened, production or unscreened.",
+            autocompletion=complete.among(complete.CONDITIONS),
+        ),
     ] = "production",
     kind: Annotated[
         str, typer.Option("--class", metavar="NAME", help="Of per-GPU times: products, attention, streams, ...")
@@ -103,7 +113,7 @@ def _print(found: Fitted, out: Path | None) -> None:
 
     page = console()
     for part in found.parts:
-        page.print(part_line(part), soft_wrap=True)
+        answer(part_line(part))
         for row, reason in part.skipped[:3]:
             page.print(f"skipped {row}: {reason}", style="yellow")
         if len(part.skipped) > 3:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli import complete
+from presage.cli.common import Json, brief, console, emit
 
 if TYPE_CHECKING:
     from presage.hardware.gpu import Gpu
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One GPU, by its name here or its driver's; or a .toml file.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="One GPU, by its name here or its driver's; or a .toml file.",
+            autocompletion=complete.gpus,
+        ),
     ] = None,
     json: Json = None,
 ) -> None:
@@ -46,6 +52,7 @@ def _value(g: Gpu) -> dict[str, Any]:
 def _print(found: list[Gpu], one: bool) -> None:
     from presage.report.hardware_tables import figure_table, gpu_table, source_table
 
+    brief("\n".join(f"{g.key}: {g.name}" if one else g.key for g in found))
     out = console()
     for table in [figure_table(found[0])] if one else [gpu_table(found), source_table(found)]:
         out.print(table)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit, status
+from presage.cli.common import Json, answer, brief, console, emit, status
 from presage.errors import PresageError
-from presage.usercode import parse_arguments
+from presage.usercode import check_arguments, parse_arguments
 
 if TYPE_CHECKING:
     from presage.graph.diff import Diff
     from presage.graph.graph import Graph
+    from presage.graph.summary import Row
 
 __all__ = ["Arguments", "Step", "captured", "command", "graph_of", "parse_arguments"]
 
@@ -90,7 +91,9 @@ def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, 
         ) from e
     # what the user's code prints must not get between the lines of our own output
     with status(f"capturing {step}") if spinner else nullcontext(), redirect_stdout(sys.stderr):
-        return capture(load(step), dict(arguments), source=step, traced=traced)
+        function = load(step)
+        check_arguments(function, arguments)
+        return capture(function, dict(arguments), source=step, traced=traced)
 
 
 def _difference(before: Graph, after: Graph) -> Diff:
@@ -156,7 +159,9 @@ def _print(graph: Graph, depth: int, found: Diff | None) -> None:
 
     out, total = console(), summary.total(graph)
     given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
-    out.print(f"[bold]{escape(graph.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')}\n")
+    answer(f"[bold]{escape(graph.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')}")
+    _brief(graph, total)
+    out.print()
     out.print(graph_tables.module_table(summary.by_module(graph, depth), total))
     out.print()
     out.print(graph_tables.phase_table(summary.by_phase(graph), total))
@@ -173,3 +178,12 @@ def _print(graph: Graph, depth: int, found: Diff | None) -> None:
 
         out.print("\n[bold]Difference[/bold]")
         out.print("\n".join(escape(line) for line in lines(found)), soft_wrap=True)
+
+
+def _brief(graph: Graph, total: Row) -> None:
+    """Under --quiet."""
+    from presage.graph.memory import profile
+    from presage.report.text import amount, size
+
+    peak = size(profile(graph).peak_allocated)
+    brief(f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, peak memory {peak}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from presage.cli.common import Json, console, emit, status
+from presage.cli.common import Json, brief, console, emit, status
 
 
 def command(
@@ -50,4 +50,5 @@ def command(
         tables = list(count(found, used, dim, dtype, rows))
     value = {"kind": "tables", "batch": used, "samples": samples, "tables": [asdict(t) for t in tables]}
     if emit(json, value):
+        brief(f"{len(tables)} tables, {used:,} of {samples:,} samples counted")
         console().print(counted_table(tables, used))

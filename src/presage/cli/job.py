@@ -7,8 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Change, Draws, Gpus, JobFile, Json, NoiseFile, Seed, emit, status
+from presage.cli.common import (
+    Change,
+    Draws,
+    Gpus,
+    JobFile,
+    Json,
+    NoiseFile,
+    RayAddress,
+    Seed,
+    Workers,
+    emit,
+    status,
+    watched,
+)
 from presage.cli.predicted import tell
+from presage.cli.reported import Report, asked_by, ready, reported
 from presage.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,8 +32,11 @@ if TYPE_CHECKING:
     from presage.jobs.job import Job
     from presage.jobs.predict import JobPrediction
     from presage.noise.distribution import Distribution
+    from presage.report.html import Page
 
 __all__ = ["command", "said", "transformer_job"]
+
+GLANCE = 4_000  # draws
 
 # What makes microbatches differ.
 Lengths = Annotated[
@@ -67,13 +84,16 @@ def command(
     skew: Skew = None,
     noise: NoiseFile = None,
     seed: Seed = 0,
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """How long will a step of this job take, does it fit, and what will the training cost? From a config, with no GPU.
 
     presage job examples/jobs/llama3.1-405b.toml --tokens 15T --price 2.5
 
-    presage job examples/jobs/llama3.1-405b.toml --draws 10000
+    presage job examples/jobs/llama3.1-405b.toml --draws 10000 --report job.html
 
     presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
     """
@@ -81,6 +101,7 @@ def command(
     from presage.jobs.predict import predict_job
     from presage.jobs.spend import counted
 
+    ready(report)
     many = None if tokens is None else counted(tokens)
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
     found = predict_job(job, said(job, gpus, change, terms), convention=flops or DEFAULT)
@@ -88,9 +109,27 @@ def command(
         _draw(found, trace)
     data = lengths is not None or skew is not None
     load = _load(found, lengths, packed, skew, seed) if data else None
-    how_sure = _sure(found, noise, draws, seed, load) if draws or noise or data else None
+    how_sure = _sure(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
     if emit(json, found.to_json(many) | (_drawn(found, how_sure) if how_sure else {})):
         _print(found, many, trace, how_sure)
+    reported(report, lambda: _page(found, how_sure, many, seed), json != "-")
+
+
+def _page(found: JobPrediction, how_sure: Sure | None, tokens: float | None, seed: int) -> Page:
+    from presage.report.html.job_page import job_page
+
+    return job_page(found, how_sure or _glance(found, seed), tokens, asked_by())
+
+
+def _glance(found: JobPrediction, seed: int) -> Sure:
+    """Draws for a page, where none were asked for: fewer, and without the intervals, which take longest."""
+    from presage.jobs.draws import guarantee, shape_of
+    from presage.jobs.draws.sure import Sure, belief_of
+
+    belief, source = belief_of(found.job, found.seconds)
+    with status("drawing steps"):
+        drawn = guarantee(shape_of(found.job, found.step), belief, seed, GLANCE, sets=0)
+    return Sure(drawn, belief, source, seed)
 
 
 def _load(found: JobPrediction, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
@@ -99,11 +138,19 @@ def _load(found: JobPrediction, lengths: Path | None, packed: bool, skew: float 
     return microbatch_load(found.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
 
 
-def _sure(found: JobPrediction, noise: str | None, draws: int, seed: int, load: Distribution | None) -> Sure:
+def _sure(
+    found: JobPrediction,
+    noise: str | None,
+    draws: int,
+    seed: int,
+    load: Distribution | None,
+    where: tuple[int, str | None],
+) -> Sure:
     from presage.jobs.draws.sure import sure
+    from presage.scale import BESIDE, opened
 
-    with status("drawing steps"):
-        return sure(found, noise, draws or 10_000, seed, load)
+    with watched("drawing steps", opened(*where, BESIDE)) as pool:
+        return sure(found, noise, draws or 10_000, seed, load, pool)
 
 
 def _drawn(found: JobPrediction, how_sure: Sure) -> dict[str, Any]:
@@ -118,6 +165,8 @@ def said(job: Path, gpus: int | None, change: list[str], terms: dict[str, float 
     from presage.hardware.facts import load
     from presage.jobs.overrides import overrides
 
+    if job.suffix == ".py":
+        raise InputError(job, f"is code, not a job's file: use presage predict {job}:FUNCTION")
     table = load(job)
     if "embeddings" in table:
         raise InputError(job, f"is a recommendation job: use presage dlrm {job}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from presage.cli.manners import manners
+
 __all__ = ["command"]
 
 
@@ -11,4 +13,4 @@ def command(context: typer.Context) -> None:
     """Run a training step on this machine's GPU: measured beside predicted, by family of ops (needs torch)."""
     from presage.measure.__main__ import main
 
-    main(list(context.args))
+    main([*context.args, *(["--quiet"] if manners().quiet else [])])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit, status
+from presage.cli.common import Json, brief, console, emit, status
 
 if TYPE_CHECKING:
     from presage.costs.pack import Pack
@@ -73,6 +73,8 @@ def _print(found: list[Pack], merge_into: Path | None) -> None:
 
     out = console()
     for pack in found:
+        draws = sum(len(rows) for rows in pack.families.values())
+        brief(f"{pack.header.gpu}: {draws:,} draws of {len(pack.families)} families, measured {pack.header.date}")
         tables = [origin_table(pack), family_table(pack)]
         failed = any(r.error is not None for rows in pack.families.values() for r in rows)
         for table in [*tables, error_table(pack)] if failed else tables:

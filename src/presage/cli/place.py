@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from presage.cli.common import Change, Columns, Gpus, JobFile, Json, NoiseFile, Seed, columns_of, emit, status
+from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from presage.noise.estimate import Estimate
     from presage.plan.place import Evicted, Fleet, Hot, LeftOut, Outcome, Placed
+    from presage.report.html import Page
 
 __all__ = ["command"]
 
@@ -50,6 +54,7 @@ def command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PLACEMENT.csv", help="Write who goes where in the best placement.")
     ] = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """Which GPU goes where, so that slow ones hurt least? What does a hot node cost, and whom should I evict?
@@ -66,6 +71,7 @@ def command(
     from presage.jobs.draws.sure import belief_of
     from presage.plan.place import place
 
+    ready(report)
     shape = shape_of(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
     fleet = _fleet(speeds, column, shape.job.gpus + spares, shape.job.platform.domain, seed)
@@ -79,6 +85,13 @@ def command(
         _write(placed, out)
     if emit(json, _value(found, source, seed)):
         _print(found, source, out)
+    reported(report, lambda: _page(found, source), json != "-")
+
+
+def _page(found: _Found, source: str) -> Page:
+    from presage.report.html.place_page import place_page
+
+    return place_page(found.placed, _shown(found)[1:], source, asked_by())
 
 
 class _Found(NamedTuple):
@@ -222,6 +235,13 @@ def _heat(h: Hot) -> dict[str, Any]:
 
 def _print(found: _Found, source: str, out: Path | None) -> None:
     from presage.cli.predicted import tell
+    from presage.report import place_tables as tables
+
+    said = [*tables.remarks(found.placed, source), *([f"placement: {out}"] if out is not None else [])]
+    tell(tables.headline(found.placed), _shown(found), said, None)
+
+
+def _shown(found: _Found) -> list[Table]:
     from presage.plan.place.search import responses
     from presage.report import place_tables as tables
 
@@ -234,5 +254,4 @@ def _print(found: _Found, source: str, out: Path | None) -> None:
         shown.append(tables.left_table(found.left, p))
     if found.hot is not None:
         shown.append(tables.hot_table(found.hot))
-    said = [*tables.remarks(p, source), *([f"placement: {out}"] if out is not None else [])]
-    tell(tables.headline(p), shown, said, None)
+    return shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Change, JobFile, Json, NoiseFile, Seed, console, emit
+from presage.cli import complete
+from presage.cli.common import Change, JobFile, Json, NoiseFile, RayAddress, Seed, Workers, answer, bar, console, emit
+from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.jobs.job import Job
     from presage.jobs.predict import JobPrediction
     from presage.plan.layouts import Found, Layout, Progress, Short
+    from presage.report.html import Page
 
 __all__ = ["command"]
 
@@ -40,19 +42,19 @@ def command(
         str,
         typer.Option(
             "--objective",
+            autocompletion=complete.among(complete.OBJECTIVES),
             help="mean: the shortest step; cost: the fewest GPU-seconds a step; p95: what 19 of 20 steps take at most.",
         ),
     ] = "mean",
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Price at most so many plans.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes to search with.")] = 1,
-    ray: Annotated[
-        str | None, typer.Option("--ray", metavar="auto|ADDRESS", help="Search on a Ray cluster: this one's, or at.")
-    ] = None,
+    workers: Workers = 1,
+    ray: RayAddress = None,
     noise: NoiseFile = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.toml", help="Write the best plan's job.")] = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """The best way to lay a job out over GPUs: every legal plan, those that fit in memory, ranked and explained.
@@ -62,12 +64,13 @@ def command(
 
     presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --workers 2
 
-    presage plan job.toml --gpus 1024 --keep tp=8,cp=1 --out best.toml
+    presage plan job.toml --gpus 1024 --keep tp=8,cp=1 --out best.toml --report plan.html
 
     presage plan job.toml --gpus 16384 --objective p95 --noise noise.toml
     """
     from presage.plan.layouts import parse_keep, search
 
+    ready(report)
     found_keep = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
     read, cluster = _read(job, change)
     with _bar() as tell:
@@ -79,8 +82,15 @@ def command(
         _write(found.best[0].job, cluster, job, out)
     if emit(json, _value(read, found)):
         _print(read, found, out)
+    reported(report, lambda: _page(read, found), json != "-")
     if not found.best:
         raise typer.Exit(1)
+
+
+def _page(job: Job, found: Found) -> Page:
+    from presage.report.html.plan_page import plan_page
+
+    return plan_page(job, found, asked_by())
 
 
 def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
@@ -114,26 +124,15 @@ def _write(best: Job, cluster: dict[str, Any], source: Path, path: Path) -> None
 @contextmanager
 def _bar() -> Iterator[Callable[[Progress], None]]:
     """Progress, plans a second and the best step so far, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
     import time
 
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"),
-        TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
-    )  # fmt: skip
     begun = time.perf_counter()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("surveying", total=1.0, best="", speed="")
+    with bar("surveying", 1.0) as shown:
 
-        def tell(p: Any) -> None:
+        def tell(p: Progress) -> None:
             speed = f"{p.plans / (time.perf_counter() - begun):,.0f} plans/s"
-            best = f"best {p.best:.4g} s" if p.best < float("inf") else ""
-            bar.update(task, description=p.what, completed=p.done, total=p.total, speed=speed, best=best)
+            best = f", best {p.best:.4g} s" if p.best < float("inf") else ""
+            shown(p.done, p.total, p.what, speed + best)
 
         yield tell
 
@@ -209,9 +208,9 @@ def _print(job: Job, found: Found, path: Path | None) -> None:
 
     out = console()
     if not found.best:
-        out.print(tables.nothing_fits(job, found.counts), soft_wrap=True)
+        answer(tables.nothing_fits(job, found.counts))
         return
-    out.print(tables.headline(job, found), soft_wrap=True)
+    answer(tables.headline(job, found))
     out.print(tables.counts_line(found.counts, found.complete), soft_wrap=True)
     for table in (tables.best_table(found), tables.front_table(found.front), tables.knob_table(found)):
         out.print()

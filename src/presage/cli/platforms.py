@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli import complete
+from presage.cli.common import Json, brief, console, emit
 
 if TYPE_CHECKING:
     from presage.hardware import Platform
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One platform, by its name here; or a .toml file.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="One platform, by its name here; or a .toml file.",
+            autocompletion=complete.platforms,
+        ),
     ] = None,
     json: Json = None,
 ) -> None:
@@ -81,6 +87,7 @@ def _print(found: list[Platform], one: bool) -> None:
     from presage.costs.collectives.table import bus_table
     from presage.report.hardware_tables import busbw_table, link_table, platform_table
 
+    brief("\n".join(f"{p.key}: {p.name}, {p.domain} x {p.gpu.name}" if one else p.key for p in found))
     out = console()
     tables = [link_table(found[0]), busbw_table(bus_table(found[0]))] if one else [platform_table(found)]
     for table in tables:

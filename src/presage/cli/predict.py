@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from presage.cli import complete
 from presage.cli.common import Json, emit, status
 from presage.cli.graph import Arguments, Step, graph_of
 from presage.cli.predicted import draw, show
@@ -20,10 +21,13 @@ from presage.cli.ranks import (
     Tensor,
     asked,
 )
+from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.engine import Timeline
+    from presage.prediction.detail import Detail
     from presage.prediction.step import Prediction
+    from presage.report.html import Page
 
 __all__ = ["command"]
 
@@ -39,6 +43,7 @@ def command(
             "--gpu",
             metavar="NAME",
             help="The GPU to predict for (presage gpus), or the folder of a calibration pack; h200 if nothing is said.",
+            autocompletion=complete.gpus,
         ),
     ] = None,
     platform: PlatformName = None,
@@ -56,6 +61,7 @@ def command(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline for Perfetto.")
     ] = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """How long will this training step take, and how sure is that? No GPU is needed and no weights are made.
@@ -70,34 +76,49 @@ def command(
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
 
-    presage predict step.presage --json - --trace out.json
+    presage predict step.presage --json - --trace out.json --report out.html
     """
+    ready(report)
     many = asked(gpu, platform, ranks, strategy, tensor, option, rank)
-    if many is not None:
-        found, drawn = _ranks(step, arg, many, draws, steps, trace)
-    else:
-        found, drawn = _one(step, arg, gpu or "h200", draws, steps, trace)
-    if trace is not None and drawn is not None:
-        draw(drawn, found, trace)
-    if emit(json, found.to_json()):
-        _print(found, trace)
+    wanted = _Wanted(draws, steps, trace is not None, report is not None)
+    found = _one(step, arg, gpu or "h200", wanted) if many is None else _ranks(step, arg, many, wanted)
+    if trace is not None and found.timeline is not None:
+        draw(found.timeline, found.told, trace)
+    if emit(json, found.told.to_json()):
+        _print(found.told, trace)
+    reported(report, lambda: _page(found), json != "-")
 
 
-def _one(
-    step: str, arg: list[str], gpu: str, draws: int, steps: int, trace: Path | None
-) -> tuple[Prediction, Timeline | None]:
-    from presage.prediction.api import predict, program_of
+class _Wanted(NamedTuple):
+    """How many runs of how many steps to draw, and what else is asked for."""
 
+    draws: int
+    steps: int
+    timeline: bool
+    detail: bool
+
+
+class _Found(NamedTuple):
+    told: Prediction
+    timeline: Timeline | None
+    detail: Detail | None
+
+
+def _one(step: str, arg: list[str], gpu: str, wanted: _Wanted) -> _Found:
+    from presage.prediction.api import machine, predict, program_of
+    from presage.prediction.detail import detail_of
+
+    machine(gpu)  # a mistake in its name is told before the step is captured
     graph = graph_of(step, arg)
     with status(f"predicting {step}"):
-        found = predict(graph, gpu, draws=draws, steps=steps)
-        return found, program_of(graph, gpu).timeline(DRAWN_STEPS) if trace else None
+        told = predict(graph, gpu, draws=wanted.draws, steps=wanted.steps)
+        timeline = program_of(graph, gpu).timeline(DRAWN_STEPS) if wanted.timeline else None
+        return _Found(told, timeline, detail_of(graph, gpu) if wanted.detail else None)
 
 
-def _ranks(
-    step: str, arg: list[str], many: Asked, draws: int, steps: int, trace: Path | None
-) -> tuple[Prediction, Timeline | None]:
+def _ranks(step: str, arg: list[str], many: Asked, wanted: _Wanted) -> _Found:
     from presage.prediction.api import machine, team_of
+    from presage.prediction.detail import team_detail
     from presage.prediction.team import predict_team
 
     graphs = [graph_of(step, arg), *(graph_of(step, _instead(arg, own)) for own in many.variants)]
@@ -105,8 +126,16 @@ def _ranks(
         found = team_of(
             graphs, many.ranks, many.strategy, many.platform, options=many.options, tensor=many.tensor, kinds=many.kinds
         )
-        told = predict_team(found, machine(found.platform.gpu.key), draws=draws, steps=steps)
-        return told, found.timeline() if trace else None
+        told = predict_team(found, machine(found.platform.gpu.key), draws=wanted.draws, steps=wanted.steps)
+        timeline = found.timeline() if wanted.timeline else None
+        return _Found(told, timeline, team_detail(found) if wanted.detail else None)
+
+
+def _page(found: _Found) -> Page:
+    from presage.report.html.predict_page import predict_page
+
+    assert found.detail is not None
+    return predict_page(found.told, found.detail, asked_by())
 
 
 def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:

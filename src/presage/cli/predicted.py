@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from presage.cli.common import console
+from presage.cli.common import answer, console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,8 +45,8 @@ def tell(headline: Any, tables: Iterable[Table], remarks: Iterable[str], trace: 
     """The answer, then its tables, then what to know, then where the timeline is."""
     from rich.markup import escape
 
+    answer(headline)
     out = console()
-    out.print(headline, soft_wrap=True)
     for table in tables:
         out.print()
         out.print(table)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from presage.cli import complete
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -22,11 +23,21 @@ RankCount = Annotated[
 ]
 StrategyName = Annotated[
     str | None,
-    typer.Option("--strategy", metavar="NAME", help="ddp (the default), fsdp, zero1, zero2, zero3 or tp."),
+    typer.Option(
+        "--strategy",
+        metavar="NAME",
+        help="ddp (the default), fsdp, zero1, zero2, zero3 or tp.",
+        autocompletion=complete.among(complete.STRATEGIES),
+    ),
 ]
 PlatformName = Annotated[
     str | None,
-    typer.Option("--platform", metavar="NAME", help="The machines of the ranks (presage platforms), or a .toml file."),
+    typer.Option(
+        "--platform",
+        metavar="NAME",
+        help="The machines of the ranks (presage platforms), or a .toml file.",
+        autocompletion=complete.platforms,
+    ),
 ]
 Tensor = Annotated[
     int, typer.Option("--tensor", metavar="N", min=1, help="Ranks that share each layer; the others share the data.")
@@ -73,10 +84,13 @@ def asked(
         if options or specs:
             raise PresageError("--option and --rank are about many ranks: say how many with --ranks, or --platform")
         return None
+    from presage.parallel.strategy import strategy as strategy_of
+
     place = _place(gpu, platform)
     count = ranks or place.domain
     kinds, variants = _kinds(specs, count)
     given = dict(_pair(o, "--option") for o in options)
+    strategy_of(strategy or "ddp", given, tensor)  # a mistake in it is told before the step is captured
     return Asked(platform or place.key, count, strategy or "ddp", tensor, given, kinds, variants)
 
 

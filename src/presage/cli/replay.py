@@ -3,34 +3,57 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, labels, load_runs, status
+from presage.cli import complete
+from presage.cli.common import (
+    CpuOnly,
+    Ignore,
+    Json,
+    Partial,
+    Traces,
+    answer,
+    brief,
+    console,
+    emit,
+    labels,
+    load_runs,
+    remark,
+    status,
+)
+from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
+    from presage.report.html import Page
     from presage.traces.edits import Edit
     from presage.traces.replay import Replay
     from presage.traces.run import Run
 
 
-def _list(wanted: bool) -> None:
+def _list(json: str | None) -> None:
     """All edits by name; needs no trace."""
-    if not wanted:
-        return
     from presage.report.whatif_tables import edit_table
     from presage.traces.whatif import EDITS
 
+    rows = [{"name": e.name, "value": e.value, "rule": e.rule} for e in EDITS.values()]
+    if not emit(json, {"kind": "edits", "edits": rows}):
+        return
+    brief("\n".join(EDITS))
     console().print(edit_table("Edits of a trace", [(e.name, e.value, e.rule) for e in EDITS.values()]))
-    raise typer.Exit
 
 
 def command(
-    traces: Traces,
+    traces: Traces = [],  # noqa: B006
     apply: Annotated[
         list[str],
-        typer.Option("--apply", metavar="EDIT[=VALUE],...", help="Edits by name, as --list tells of them; repeatable."),
+        typer.Option(
+            "--apply",
+            metavar="EDIT[=VALUE],...",
+            help="Edits by name, as --list tells of them; repeatable.",
+            autocompletion=complete.listed(complete.TRACE_EDITS),
+        ),
     ] = [],  # noqa: B006
     scale: Annotated[
         list[str], typer.Option("--scale", metavar="TARGET=REGEX:F", help="What matches takes F times as long.")
@@ -43,12 +66,11 @@ def command(
         Path | None,
         typer.Option("--kernels-from", metavar="TRACE", help="With the kernel times of another such trace."),
     ] = None,
-    _listed: Annotated[
-        bool, typer.Option("--list", is_eager=True, callback=_list, help="Tell of all edits by name, and their rules.")
-    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Tell of all edits by name, and their rules.")] = False,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write predicted beside measured for Perfetto.")
     ] = None,
+    report: Report = None,
     json: Json = None,
     ignore: Ignore = [],  # noqa: B006
     partial: Partial = False,
@@ -64,33 +86,56 @@ def command(
 
     presage replay rank_*.json.gz --apply cuda_graph,faster=gemm:2
 
-    presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json
+    presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json --report out.html
 
     presage replay batch_64.json.gz --kernels-from batch_256.json.gz
     """
+    if listed:
+        _list(json)
+        return
     from presage.errors import PresageError
     from presage.traces import edits
     from presage.traces.whatif import parse
 
+    if not traces:
+        raise PresageError("say which traces: presage replay rank_*.json.gz, or presage replay demo")
+    ready(report)
     wanted = [*map(edits.parse_scale, scale), *map(edits.parse_remove, remove)]
     wanted += [*map(edits.drop_rank_delay, drop_rank_delay), *(edit for text in apply for edit in parse(text))]
     runs = load_runs(traces, ignore, partial, cpu_only)
     if trace is not None and len(runs) > 1:
         raise PresageError("--trace draws one run: give the traces of one")
-    rows, why = list[Any](), list[str]()
-    for run, names in zip(runs, labels(runs), strict=True):
-        found, because = _replayed(run, names, wanted, kernels_from, ignore, trace)
-        rows, why = rows + found, why + because
+    found = [
+        _replayed(run, names, wanted, kernels_from, ignore, trace)
+        for run, names in zip(runs, labels(runs), strict=True)
+    ]
+    rows, why = [row for one in found for row in one.rows], [reason for one in found for reason in one.why]
     told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
     told += [*([f"kernels from {kernels_from}"] if kernels_from else []), *apply]
     if emit(json, _found(rows, told, why)):
         _print(rows, why, trace)
+    reported(report, lambda: _page(found, told), json != "-")
+
+
+class _Replayed(NamedTuple):
+    """A row for each rank of a run, why the edits gain what they gain, and the run before and after."""
+
+    rows: list[Any]
+    why: list[str]
+    replay: Replay
+    changed: Replay | None
+
+
+def _page(found: list[_Replayed], edits: list[str]) -> Page:
+    from presage.report.html.replay_page import Replayed, replay_page
+
+    rows, why = [row for one in found for row in one.rows], [reason for one in found for reason in one.why]
+    return replay_page(Replayed(rows, edits, why, found[0].replay, found[0].changed), asked_by())
 
 
 def _replayed(
     run: Run, names: list[str], wanted: list[Edit], kernels_from: Path | None, ignore: list[str], trace: Path | None
-) -> tuple[list[Any], list[str]]:
-    """A row for each rank of a run, and why the edits gain what they gain, where there are any."""
+) -> _Replayed:
     from presage.files import write_whole
     from presage.traces import edits
     from presage.traces.perfetto import chrome_trace
@@ -106,7 +151,7 @@ def _replayed(
         why = [_reason(replay, changed)] if is_edited else []
     if trace is not None:
         write_whole(trace, chrome_trace(changed, changed.simulate()))
-    return rows, why
+    return _Replayed(rows, why, replay, changed if is_edited else None)
 
 
 def _reason(replay: Replay, changed: Replay) -> str:
@@ -139,7 +184,7 @@ def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
 
     changed, covered = kernels_of(replay, replay_of(read_run([path], ignore=ignore)))
     if covered < 1:
-        typer.echo(f"{covered:.1%} of the kernel time of {path} found its operator", err=True)
+        remark(f"{covered:.1%} of the kernel time of {path} found its operator")
     return changed
 
 
@@ -166,10 +211,11 @@ def _print(rows: list[Any], why: list[str], trace: Path | None) -> None:
     measured = max(sum(s.seconds for s in m) / len(m) for _, m, _, _ in rows)
     replayed = max(sum(s.seconds for s in r) / len(r) for _, _, r, _ in rows)
     error = percent(replayed / measured - 1, 2)
-    out.print(f"\nslowest: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
+    out.print()
+    answer(f"slowest: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
     if rows[0][3] is not None:
         edited = max(sum(s.seconds for s in e) / len(e) for *_, e in rows)
-        out.print(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")
+        answer(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")
         for reason in why:
             out.print(f"because {reason}", soft_wrap=True)
     if trace is not None:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, Seed, emit
+from presage.cli import complete
+from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, RayAddress, Seed, Workers, emit, watched
 from presage.cli.job import said
 from presage.cli.predicted import tell
+from presage.cli.reported import Report, asked_by, ready, reported
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
     from presage.jobs.predict import JobPrediction
+    from presage.report.html import Page
     from presage.runs.failures import Reliability
     from presage.runs.run import Run
     from presage.runs.whole import RunPrediction
@@ -36,7 +39,13 @@ Start = Annotated[
     str | None, typer.Option("--start", metavar="DATE", help="When it starts, for a date (default: today).")
 ]
 FailureSet = Annotated[
-    str | None, typer.Option("--failures", metavar="NAME|FILE.toml", help="Rates of failures (default: llama3).")
+    str | None,
+    typer.Option(
+        "--failures",
+        metavar="NAME|FILE.toml",
+        help="Rates of failures (default: llama3).",
+        autocompletion=complete.failures,
+    ),
 ]
 Rate = Annotated[
     float | None,
@@ -101,6 +110,9 @@ def command(
     change: Change = [],  # noqa: B006
     draws: Draws = 2000,
     seed: Seed = 0,
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """When will this training run be done, and how sure is that? With failures, checkpoints, spares and stalls.
@@ -114,6 +126,7 @@ def command(
     from presage.runs.save import checkpoints_of
     from presage.runs.whole import predict_run
 
+    ready(report)
     found = predict_job(job, said(job, gpus, change, {"price_per_gpu_hour": price}))
     kind = _reliability(failures, rate, restart, superlinear)
     many = _steps(found, tokens, steps)
@@ -123,9 +136,23 @@ def command(
     times = times if step is None else replace(times, seconds=step, model_sd=0.0)  # what was measured has no such error
     answer = predict_run(found, many, kind, saves, times, spares, draws, seed)
     told = _told(answer.run, interval, model_error)
-    answer = replace(answer, run=told, deadline=until, noise=source)
+    answer = _worked_out(replace(answer, run=told, deadline=until, noise=source), workers, ray)
     if emit(json, answer.to_json() if json is not None else {}):
         _print(answer)
+    reported(report, lambda: _page(answer), json != "-")
+
+
+def _page(p: RunPrediction) -> Page:
+    from presage.report.html.run_page import run_page
+
+    return run_page(p, asked_by())
+
+
+def _worked_out(answer: RunPrediction, workers: int, ray: str | None) -> RunPrediction:
+    from presage.scale import opened
+
+    with watched("drawing runs", opened(workers, ray)) as pool:
+        return answer.worked_out(pool)
 
 
 def _steps(found: JobPrediction, tokens: str | None, steps: int | None) -> int:

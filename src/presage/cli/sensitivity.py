@@ -7,10 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, Plot, Seed, console, emit, status
+from presage.cli.common import (
+    Change,
+    Gpus,
+    JobFile,
+    Json,
+    NoiseFile,
+    Plot,
+    RayAddress,
+    Seed,
+    Workers,
+    console,
+    emit,
+    watched,
+)
+from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.jobs.draws.sensitivity import Sensitivity
+    from presage.report.html import Page
 
 __all__ = ["command"]
 
@@ -24,8 +39,11 @@ def command(
         int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps that are drawn, each time.")
     ] = 4000,
     seed: Seed = 0,
+    workers: Workers = 1,
+    ray: RayAddress = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of each table, bars of the plot.")] = 12,
     plot: Plot = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """Which kernel should I make steadier, which faster? What p95 of a step would be, were each steady or 10% quicker.
@@ -40,15 +58,24 @@ def command(
     from presage.jobs.draws.shape import shape_of
     from presage.jobs.draws.sure import belief_of
     from presage.report import sensitivity_tables as tables
+    from presage.scale import BESIDE, opened
 
+    ready(report)
     shape = shape_of(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
-    with status("drawing steps"):
-        found = sensitivity(calmed(shape, belief.noise), belief.noise, seed, draws)
+    with watched("drawing steps", opened(workers, ray, BESIDE)) as pool:
+        found = sensitivity(calmed(shape, belief.noise), belief.noise, seed, draws, pool)
     if plot is not None:
         tables.plot(found, plot, top)
     if emit(json, tables.value(found) | {"noise": source, "seed": seed}):
         _print(found, top, source, plot)
+    reported(report, lambda: _page(found, source), json != "-")
+
+
+def _page(found: Sensitivity, source: str) -> Page:
+    from presage.report.html.sensitivity_page import sensitivity_page
+
+    return sensitivity_page(found, source, asked_by())
 
 
 def _print(found: Sensitivity, top: int, source: str, plot: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli import complete
+from presage.cli.common import Json, answer, bar, console, emit
+from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.costs.embeddings import Table
     from presage.hardware import Platform
     from presage.plan.problem import Problem
     from presage.plan.search import Found
+    from presage.report.html import Page
 
 __all__ = ["command", "search_bar"]
 
@@ -30,7 +32,13 @@ def command(
     ],
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, help="GPUs to place them on.")],
     platform: Annotated[
-        str, typer.Option("--platform", metavar="NAME", help="The machines (presage platforms), or a .toml file.")
+        str,
+        typer.Option(
+            "--platform",
+            metavar="NAME",
+            help="The machines (presage platforms), or a .toml file.",
+            autocompletion=complete.platforms,
+        ),
     ] = "dgx-h200",
     batch: Annotated[
         int | None,
@@ -45,6 +53,7 @@ def command(
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="To search at most.")] = 20.0,
     seed: Annotated[int, typer.Option("--seed", metavar="K", min=0, help="Of what is tried at random.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the plan.")] = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """The best plan found for embedding tables on many GPUs: each whole on a rank, cut by columns or rows, or on all.
@@ -56,6 +65,7 @@ def command(
 
     presage shard demo --ranks 4
     """
+    ready(report)
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.plan.search import search
 
@@ -67,6 +77,13 @@ def command(
         save_plan(found.plan, problem.tables, out)
     if emit(json, _value(problem, found)):
         _print(problem, found, out)
+    reported(report, lambda: _page(problem, found), json != "-")
+
+
+def _page(problem: Problem, found: Found) -> Page:
+    from presage.report.html.shard_page import shard_page
+
+    return shard_page(problem, found, asked_by())
 
 
 def _problem(
@@ -96,16 +113,8 @@ def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
 @contextmanager
 def search_bar() -> Iterator[Callable[[float, float], None]]:
     """Progress and the best step so far, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _best: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("searching"), BarColumn(), TextColumn("best {task.fields[best]:.4g} ms"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("search", total=1.0, best=float("nan"))
-        yield lambda done, best: bar.update(task, completed=done, best=best * MS)
+    with bar("searching", 1.0) as shown:
+        yield lambda done, best: shown(done, note=f"best {best * MS:.4g} ms")
 
 
 def _value(problem: Problem, found: Found) -> dict[str, Any]:
@@ -148,8 +157,8 @@ def _value(problem: Problem, found: Found) -> dict[str, Any]:
 def _print(problem: Problem, found: Found, path: Path | None) -> None:
     from presage.report import shard_tables as tables
 
+    answer(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name))
     out = console()
-    out.print(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name), soft_wrap=True)
     for table in (tables.phase_table(found.cost), tables.load_table(found.cost), tables.alternative_table(found)):
         out.print()
         out.print(table)

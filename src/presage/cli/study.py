@@ -9,6 +9,7 @@ import typer
 
 from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, Plot, Seed, console, emit, status
 from presage.cli.job import transformer_job
+from presage.cli.manners import mannered
 
 if TYPE_CHECKING:
     from presage.plan.studies import Setup, Study
@@ -25,6 +26,7 @@ Draws = Annotated[
 
 
 @app.command("scale")
+@mannered
 def scale(
     job: JobFile,
     gpus: Annotated[
@@ -53,6 +55,7 @@ def scale(
 
 
 @app.command("compute")
+@mannered
 def compute(
     job: JobFile,
     times: Annotated[str, typer.Option("--times", metavar="X,X...", help="As fast as the tensor cores are.")] = "1,2,4",
@@ -78,6 +81,7 @@ def compute(
 
 
 @app.command("domain")
+@mannered
 def domain(
     job: JobFile,
     domains: Annotated[str, typer.Option("--domains", metavar="N,N...", help="GPUs that share NVLink.")] = "8,72",
@@ -104,6 +108,7 @@ def domain(
 
 
 @app.command("power")
+@mannered
 def power(
     job: JobFile,
     caps: Annotated[

@@ -9,11 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import graph_file
-from presage.cli.common import CpuOnly, Ignore, Json, Partial, Traces, console, emit, labels, load_runs, status
+from presage.cli.common import (
+    CpuOnly,
+    Ignore,
+    Json,
+    Partial,
+    Traces,
+    answer,
+    brief,
+    console,
+    emit,
+    labels,
+    load_runs,
+    status,
+)
+from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.costs.overheads import Overheads
     from presage.engine import Timeline
+    from presage.report.html import Page
     from presage.traces.replay import Replay
 
 
@@ -24,6 +39,7 @@ def command(
     overheads: Annotated[
         Path | None, typer.Option("--overheads", metavar="OUT.toml", help="Save the host overheads T1-T5, pooled.")
     ] = None,
+    report: Report = None,
     json: Json = None,
     ignore: Ignore = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     partial: Partial = False,
@@ -35,12 +51,14 @@ def command(
 
     presage trace demo
 
-    presage trace run/rank_*.json.gz --overheads host.toml
+    presage trace run/rank_*.json.gz --overheads host.toml --report where.html
     """
     from presage.traces import sniff
     from presage.traces.replay import replay_of
 
+    ready(report)
     if len(traces) == 1 and traces[0].is_file() and sniff.is_graph(traces[0]):
+        _without_times(report, traces[0])
         graph_file.show(traces[0], top, json)
         return
     runs = load_runs(traces, ignore, partial, cpu_only)
@@ -51,8 +69,24 @@ def command(
         found = _found(replays, timelines, pooled, top)
     if overheads is not None:
         pooled.to_toml(overheads)
+    place = _place(replays[0], rank)
     if emit(json, found):
-        _print(replays, timelines, pooled, top, _place(replays[0], rank))
+        _print(replays, timelines, pooled, top, place)
+    reported(report, lambda: _page(replays, timelines, pooled, top, place), json != "-")
+
+
+def _without_times(report: Path | None, path: Path) -> None:
+    from presage.errors import InputError
+
+    if report is not None:
+        raise InputError(path, "is an execution graph without times, which has no report: leave --report out")
+
+
+def _page(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int, place: int) -> Page:
+    from presage.report.html.trace_page import Traced, trace_page
+
+    names = labels([r.run for r in replays])
+    return trace_page(Traced(replays, timelines, names, pooled, place, top), asked_by())
 
 
 def host_overheads(replays: list[Replay]) -> Overheads:
@@ -144,7 +178,21 @@ def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, 
     gpu = one.ranks[place].trace.gpus
     out = console()
     what = f"{len(one.run)} rank{'s' if len(one.run) > 1 else ''}" if len(replays) == 1 else f"{len(replays)} traces"
-    out.print(f"[bold]{what}[/bold], {gpu[0] if gpu else 'CPU only' if cpu_only else 'GPU not named'}\n")
+    answer(f"[bold]{what}[/bold], {gpu[0] if gpu else 'CPU only' if cpu_only else 'GPU not named'}")
+    _brief(every)
+    out.print()
     for table in shown:
         out.print(table)
         out.print()
+
+
+def _brief(every: list[tuple[Replay, int, str]]) -> None:
+    """Under --quiet: the mean step and how busy the GPU was, of each rank."""
+    from presage.report.text import percent, seconds
+    from presage.traces import explain
+    from presage.traces.replay import measured_steps
+
+    for replay, i, name in every:
+        steps, busy = measured_steps(replay, i), explain.activity(replay, i)
+        mean = f"{seconds(sum(s.seconds for s in steps) / len(steps))} a step" if steps else "no steps marked"
+        brief(f"{name}: {mean}, active {percent(busy.active / busy.span)} of {seconds(busy.span)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, Seed, console, emit, status
+from presage.cli import complete
+from presage.cli.common import Json, Seed, bar, brief, console, emit, status
 from presage.cli.graph import Arguments, captured, parse_arguments
+from presage.cli.reported import Report, asked_by, ready, reported
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ Step = Annotated[
 ]
 Apply = Annotated[
     list[str],
-    typer.Option("--apply", metavar="EDIT[=VALUE],...", help="Edits to apply, one on top of another; repeatable."),
+    typer.Option(
+        "--apply",
+        metavar="EDIT[=VALUE],...",
+        help="Edits to apply, one on top of another; repeatable.",
+        autocompletion=complete.edits,
+    ),
 ]
 
 
@@ -39,7 +45,13 @@ def command(
     step: Step = None,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     gpu: Annotated[
-        str, typer.Option("--gpu", metavar="NAME", help="The GPU (presage gpus), or a calibration pack's folder.")
+        str,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The GPU (presage gpus), or a calibration pack's folder.",
+            autocompletion=complete.gpus,
+        ),
     ] = "h200",
     apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by what they gain.")] = False,
@@ -62,6 +74,7 @@ def command(
         Path | None,
         typer.Option("--trace", metavar="OUT.json", help="Write the step before and after for Perfetto."),
     ] = None,
+    report: Report = None,
     json: Json = None,
 ) -> None:
     """Would it help if ...? The step, captured, edited and predicted: how much faster, how sure, what memory, and why.
@@ -75,7 +88,7 @@ def command(
 
     presage whatif train.py:build --arg batch=8 --apply batch=16 --apply checkpoint=blocks --trace out.json
 
-    presage whatif train.py:build --suggest --gpus h100_sxm,b200
+    presage whatif train.py:build --suggest --gpus h100_sxm,b200 --report out.html
 
     presage whatif --list
     """
@@ -86,7 +99,8 @@ def command(
         raise PresageError(
             "say what to ask: `presage whatif FILE.py:FUNCTION --apply EDITS`, or --suggest; --list tells of all edits"
         )
-    asked = _Question(step, parse_arguments(arg), gpu, draws, seed, trace, json)
+    ready(report)
+    asked = _Question(step, parse_arguments(arg), gpu, draws, seed, trace, report, json)
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
     else:
@@ -103,6 +117,7 @@ class _Question:
     draws: int | None
     seed: int
     trace: Path | None
+    report: Path | None
     json: str | None
 
 
@@ -118,12 +133,19 @@ def _apply(q: _Question, edits: list[str]) -> None:
     _draw(found, q.trace)
     if emit(q.json, found.to_json()):
         _print(found, q.trace)
+    if q.report is not None:
+        from presage.report.html.whatif_page import whatif_page
+
+        reported(q.report, lambda: whatif_page(found, asked_by()), q.json != "-")
 
 
 def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
     from presage.plan.codesign import suggestions
     from presage.plan.codesign.suggest import DRAWS
+    from presage.prediction.api import machine
 
+    for name in gpus:
+        machine(name)  # a mistake in its name is told before the step is captured
     with _bar() as tell:
         found = suggestions(
             q.step, q.gpu, q.arguments, gpus=gpus, combine=combine, draws=q.draws or DRAWS, seed=q.seed,
@@ -134,21 +156,17 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
         _draw(best, q.trace)
     if emit(q.json, found.to_json()):
         _print_suggestions(found, q.trace, everything)
+    if q.report is not None:
+        from presage.report.html.whatif_page import suggest_page
+
+        reported(q.report, lambda: suggest_page(found, asked_by()), q.json != "-")
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """What is being tried, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _what, _done, _all: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("capturing")
-        yield lambda what, done, all_: bar.update(task, description=what, completed=done, total=all_)
+    with bar("capturing") as shown:
+        yield lambda what, done, all_: shown(done, all_, what)
 
 
 def _draw(found: WhatIf, path: Path | None) -> None:
@@ -203,6 +221,7 @@ def _list(json: str | None) -> None:
     ]
     if not emit(json, {"kind": "edits", "edits": told, "aliases": ALIASES}):
         return
+    brief("\n".join(str(e["name"]) for e in told))
     out = console()
     for title, rows in (("Edits of the step", of_step), ("Other machines and arguments", others)):
         out.print(edit_table(title, rows))

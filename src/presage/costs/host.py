@@ -12,7 +12,6 @@ splits around the launches is one share for all ops. A host's pace differs from 
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from presage.costs.hooks import hook_us
 from presage.costs.host_units import Term, ending, extra_launches, named, terms, units
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
+from presage.reading import parse_toml, read_text
 
 __all__ = ["Calls", "Fitted", "HostCosts", "HostModel", "Pace", "host_model", "read", "to_toml"]
 
@@ -186,10 +186,7 @@ def host_model(gpu: str | Path = "h200") -> HostModel:
 
 def read(path: str | Path) -> HostModel:
     """A host model from its file."""
-    try:
-        return _parsed(str(path), Path(path).read_text(encoding="utf-8"))
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
+    return _parsed(str(path), read_text(path))
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -203,12 +200,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def _parsed(path: str, text: str) -> HostModel:
     try:
-        found = msgspec.convert(tomllib.loads(text), _File)
+        found = msgspec.convert(parse_toml(text, path), _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e
-    except tomllib.TOMLDecodeError as e:
-        raise InputError(path, f"is not TOML: {e}") from e
     if found.version != 1:
         raise InputError(path, f"is version {found.version}, and this presage reads 1", "version")
     terms = found.us | {f"{kind}: {n}": v for kind, names in found.names_us.items() for n, v in names.items()}

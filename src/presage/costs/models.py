@@ -6,15 +6,19 @@ were never calibrated there, and what serving engines add.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from presage.arrays import read_npz
 from presage.costs.cache import Cache, fit_cache
 from presage.costs.chip.store import RELATIVES
 from presage.costs.engines import Engine
@@ -29,7 +33,9 @@ from presage.costs.single import Single
 from presage.costs.single import read as read_single
 from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
+from presage.files import write_whole
 from presage.hardware import Gpu, gpu
+from presage.reading import parse_json
 
 __all__ = ["Models", "fit_models", "load", "save", "save_tables"]
 
@@ -105,8 +111,9 @@ def save(models: Models, path: Path) -> None:
         "source": models.source,
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    with path.open("wb") as f:
-        np.savez_compressed(f, **arrays)
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    write_whole(path, out.getvalue())
 
 
 def save_tables(path: Path, own: Mapping[str, Own], engines: Mapping[str, Engine], source: Mapping[str, Any]) -> None:
@@ -124,8 +131,9 @@ def save_tables(path: Path, own: Mapping[str, Own], engines: Mapping[str, Engine
         "source": dict(source),
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    with path.open("wb") as f:
-        np.savez_compressed(f, **arrays)
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    write_whole(path, out.getvalue())
 
 
 def load(name: str | Path) -> Models:
@@ -136,9 +144,7 @@ def load(name: str | Path) -> Models:
     """
     given = Path(name)
     if given.is_dir():
-        if not (given / FILE).exists():
-            save(fit_models(read(given)), given / FILE)
-        return _loaded(given / FILE)
+        return _loaded(given / FILE) if (given / FILE).exists() else _fitted(given)
     chip = gpu(str(name))
     path, tables = SHIPPED / chip.key / FILE, SHIPPED / chip.key / TABLES
     _, engines = _tables(tables) if tables.exists() else ({}, {})
@@ -150,6 +156,15 @@ def load(name: str | Path) -> Models:
     of = gpu(key).name if own and key != chip.key else ""
     single = _single() if chip.architecture in VECTORS else None
     return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip, own=own, own_of=of, engines=engines, single=single)
+
+
+@lru_cache(2)
+def _fitted(pack: Path) -> Models:
+    """Of a pack that has none yet: kept beside it where its folder can be written to."""
+    models = fit_models(read(pack))
+    with suppress(PresageError):
+        save(models, pack / FILE)
+    return models
 
 
 @lru_cache(1)
@@ -168,29 +183,39 @@ def _tables(path: Path) -> tuple[dict[str, Own], dict[str, Engine]]:
     return own, engines
 
 
+class _About(msgspec.Struct):
+    """What a file of models says of itself."""
+
+    gpu: str
+    families: list[str]
+    cache: Cache
+    power: Power
+    source: dict[str, Any]
+
+
 @lru_cache(4)
 def _loaded(path: Path) -> Models:
     about, held = _arrays(path)
-    families = about["families"]
-    return Models(
-        gpu(about["gpu"]),
-        {f: Trees.from_arrays(held, f"time.{f}") for f in families},
-        {f: Trees.from_arrays(held, f"count.{f}") for f in families},
-        Cache(**about["cache"]),
-        Power(**about["power"]),
-        about["source"],
-    )
+    try:
+        found = msgspec.convert(about, _About)
+        return Models(
+            gpu(found.gpu),
+            {f: Trees.from_arrays(held, f"time.{f}") for f in found.families},
+            {f: Trees.from_arrays(held, f"count.{f}") for f in found.families},
+            found.cache,
+            found.power,
+            found.source,
+        )
+    except (msgspec.ValidationError, PresageError) as e:
+        raise InputError(path, f"not a file of kernel models, or a damaged one ({e})") from e
 
 
 def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a file says of itself, and its arrays."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            about = json.loads(bytes(arrays["about"]))
-            if about["version"] != VERSION:
-                raise InputError(
-                    path, f"version {about['version']}, this presage reads {VERSION}; fit it again", "about"
-                )
-            return about, dict(arrays)
-    except (KeyError, ValueError, OSError) as e:
-        raise InputError(path, f"not a file of kernel models ({e})") from e
+    arrays = read_npz(path)
+    about = parse_json(arrays["about"].tobytes(), path) if "about" in arrays else None
+    if not isinstance(about, dict):
+        raise InputError(path, "not a file of kernel models: remove it, and it is fitted again", "about")
+    if about.get("version") != VERSION:
+        raise InputError(path, f"version {about.get('version')}, this presage reads {VERSION}; fit it again", "about")
+    return about, arrays

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
@@ -37,6 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError, PresageError
+from presage.files import write_whole
+from presage.reading import read_toml
 from presage.traces import threads, waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 
@@ -296,9 +297,7 @@ class Overheads:
         return next(((self.table[kind, k, r], k, r) for k, r in order if (kind, k, r) in self.table), None)
 
     def to_toml(self, path: str | Path) -> None:
-        part = Path(f"{path}.part")
-        part.write_text("\n".join(_toml(self)) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_whole(path, ("\n".join(_toml(self)) + "\n").encode())
 
 
 def overheads(samples: Samples, per_event_cost_ns: float = 0.0) -> Overheads:
@@ -371,13 +370,11 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
 def from_toml(path: str | Path) -> Overheads:
     """Read what `Overheads.to_toml` wrote; times come back to a tenth of a nanosecond."""
     try:
-        whole = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        whole = read_toml(path)
         head = msgspec.convert({k: v for k, v in whole.items() if not isinstance(v, dict)}, _Head)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e
-    except (OSError, ValueError) as e:
-        raise InputError(path, f"cannot be read as TOML: {e}") from e
     table = {}
     for section, by_role in whole.items():
         for role, rows in by_role.items() if isinstance(by_role, dict) else ():

@@ -11,6 +11,8 @@ others are named in `Pack.notes`.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from presage.decoding import decoded, wrong
 from presage.errors import InputError, PresageError
-from presage.files import write_whole
-from presage.traces.jsonfile import read_bytes
+from presage.files import PART, write_whole
+from presage.reading import read_bytes
 
 __all__ = ["Header", "Leaf", "Pack", "Row", "compact", "merge", "read", "write"]
 
@@ -121,7 +124,7 @@ def read(path: str | Path) -> Pack:
         if family is not None:
             families[family] = tuple(_rows(file, family))
         elif file.suffix == TABLE:
-            tables[file.stem] = _decoded(file, read_bytes(file), Any)
+            tables[file.stem] = decoded(file, read_bytes(file), Any)
         else:
             notes.append(f"{file} is no part of a pack")
     return Pack(header, families, tables, (folder,), tuple(notes))
@@ -153,10 +156,17 @@ def write(pack: Pack, out: str | Path) -> None:
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PresageError(f"{out}: is there already; name a new folder")
+    part = out.with_name(f".{out.name}{PART}")  # whoever is killed leaves no half pack, and the next run starts anew
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _write_all(pack, part)
+        os.replace(part, out)
     except OSError as e:
         raise PresageError(f"{out}: cannot be made: {e.strerror or e}") from e
+
+
+def _write_all(pack: Pack, out: Path) -> None:
     for family in pack.families:
         lines = b"".join(_lines_of(folder, family) for folder in pack.folders)
         write_whole(out / f"{family}{ZIPPED}", lines, level=9)
@@ -208,20 +218,11 @@ def _header(folder: Path) -> Header:
     if not path.is_file():
         raise InputError(folder, "no header.json in it; a pack is the folder that presage calibrate --out wrote")
     data = read_bytes(path)
-    version = _decoded(path, data, dict[str, Any]).get("presage_pack")
+    version = decoded(path, data, dict[str, Any]).get("presage_pack")
     if version not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
         raise InputError(path, f"is {version!r}; this presage reads versions {known}", "presage_pack")
-    return _decoded(path, data, Header)  # type: ignore[no-any-return]
-
-
-def _decoded(path: Path, data: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as e:
-        raise InputError(path, str(e)) from e
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise InputError(path, f"not valid JSON: {e}") from e
+    return decoded(path, data, Header)  # type: ignore[no-any-return]
 
 
 def _family(name: str) -> str | None:
@@ -239,8 +240,8 @@ def _rows(path: Path, family: str) -> tuple[Row, ...]:
 def _row(path: Path, number: int, line: bytes, family: str) -> Row:
     try:
         found = _LINE.decode(line)
-    except msgspec.ValidationError as e:
-        raise InputError(path, str(e), f"line {number}") from e
+    except (msgspec.ValidationError, RecursionError) as e:
+        raise wrong(path, e, f"line {number}") from e
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         problem = f"not valid JSON ({e}); if a sweep was cut off here, delete the line and calibrate again"
         raise InputError(path, problem, f"line {number}") from e

@@ -79,7 +79,7 @@ class Trees:
             splits = np.unpackbits(packed, count=len(feature) + len(value)).astype(np.bool_)
             nan = np.unpackbits(nan_left, count=len(feature)).astype(np.bool_)
             return _trees(splits, feature, threshold, nan, value, float(base), int(features))
-        except ValueError as e:
+        except (ValueError, TypeError, IndexError) as e:
             raise PresageError(f"trees {prefix!r}: the arrays do not belong together: {e}") from e
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -39,6 +39,7 @@ class Timeline:
 
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
+    kinds: Mapping[Role, NDArray[np.int64]] = field(default_factory=dict)  # parts of the allocated, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,12 @@ class MemoryProfile:
         return self.holdings[:count]
 
 
-def profile(graph: Graph, *, steps: int = 2, chip: Chip = H200) -> MemoryProfile:
+def profile(graph: Graph, *, steps: int = 2, chip: Chip = H200, kinds: bool = False) -> MemoryProfile:
     """Replay a step `steps` times, so that what the first leaves in the allocator's cache is there for the next.
 
     The first is the first of a run: it finds no gradients and makes the optimizer's state itself. The last step's
     timeline and holdings are told; the peaks are the highest of all steps. Scratch is sized as on `chip`, a GPU.
+    `kinds`: also how much of the allocated is parameters, activations, ... at each op.
     """
     machine = _Machine(graph, chip)
     machine.begin()
@@ -88,7 +90,7 @@ def profile(graph: Graph, *, steps: int = 2, chip: Chip = H200) -> MemoryProfile
         peak_op=trace.peak_op,
         before=trace.before,
         after=machine.state.allocated,
-        timeline=Timeline(np.array(trace.allocated, dtype=np.int64), np.array(trace.reserved, dtype=np.int64)),
+        timeline=machine.timeline(trace, kinds),
         holdings=tuple(sorted(machine.holdings(trace), key=lambda h: (-h.nbytes, h.since, h.name))),
     )
 
@@ -188,6 +190,25 @@ class _Machine:
                 self.state.release(block)
         self._apply(len(self.graph.ops))
         return trace
+
+    def timeline(self, trace: _Trace, kinds: bool) -> Timeline:
+        allocated, reserved = (np.array(x, dtype=np.int64) for x in (trace.allocated, trace.reserved))
+        return Timeline(allocated, reserved, self.kinds(trace, allocated) if kinds else {})
+
+    def kinds(self, trace: _Trace, allocated: NDArray[np.int64]) -> dict[Role, NDArray[np.int64]]:
+        """Bytes of each kind at each op of the last step; what no storage holds is workspace."""
+        change: dict[Role, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(allocated) + 1, np.int64))
+        storages, alive = self.graph.storages, set(trace.start)
+        for storage in alive:
+            change[storages[storage].role][0] += self.sizes.get(storage, 0)
+        for e in self.graph.events:
+            if e.allocates != (e.storage in alive):
+                change[storages[e.storage].role][e.op] += self.sizes.get(e.storage, 0) * (1 if e.allocates else -1)
+                (alive.add if e.allocates else alive.discard)(e.storage)
+        change.pop("workspace", None)
+        held: dict[Role, NDArray[np.int64]] = {role: np.cumsum(c)[:-1] for role, c in change.items()}
+        held["workspace"] = np.maximum(allocated - sum(held.values(), np.zeros_like(allocated)), 0)
+        return held
 
     def holdings(self, trace: _Trace) -> Iterator[Holding]:
         """What was alive at the peak of the last step."""

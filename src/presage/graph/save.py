@@ -13,6 +13,7 @@ from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.graph.check import faults
 from presage.graph.graph import Graph
+from presage.reading import Bytes
 
 __all__ = ["SUFFIX", "VERSION", "from_bytes", "is_saved", "read", "to_bytes", "write"]
 
@@ -20,7 +21,7 @@ SUFFIX = ".presage"
 VERSION = 1
 _MAGIC = b"presage graph "
 _FIRST_LINE = re.compile(rb"presage graph (\d{1,6})\n")
-_MOST_BYTES = 1 << 30  # of the text inside: a file of a few bytes must not be able to fill the memory
+MOST = 128 << 20  # of the text inside: a file of a few bytes must not be able to fill the memory
 
 
 def write(graph: Graph, path: str | Path) -> None:
@@ -54,11 +55,8 @@ def is_saved(path: str | Path) -> bool:
 
 def read(path: str | Path) -> Graph:
     """A saved graph, checked."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    return from_bytes(data, path)
+    with Bytes(Path(path), MOST) as stream:
+        return from_bytes(stream.rest(), path)
 
 
 def from_bytes(data: bytes, path: str | Path = "graph") -> Graph:
@@ -79,11 +77,11 @@ def from_bytes(data: bytes, path: str | Path = "graph") -> Graph:
 def _unpacked(data: bytes, path: str | Path) -> bytes:
     reader = zlib.decompressobj(wbits=31)
     try:
-        out = reader.decompress(data, _MOST_BYTES)
+        out = reader.decompress(data, MOST)
     except zlib.error as e:
         raise InputError(path, "is damaged: it cannot be decompressed") from e
     if reader.unconsumed_tail:
-        raise InputError(path, f"holds more than {_MOST_BYTES >> 30} GiB")
+        raise InputError(path, f"holds more than {MOST >> 20} MiB, as no step does")
     if not reader.eof:
         raise InputError(path, "is cut short")
     return out

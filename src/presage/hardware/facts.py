@@ -11,14 +11,15 @@ memory_bandwidth_GBps = 4800
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from presage.errors import InputError, PresageError
+from presage.errors import InputError, PresageError, near
+from presage.finite import check_finite
+from presage.reading import read_toml
 
 __all__ = ["Facts", "Figure", "Source", "checked", "find", "load", "read", "shipped", "unknown"]
 
@@ -65,13 +66,10 @@ def read(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> 
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What is in a TOML file, not checked."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise InputError(path, f"not valid TOML: {e}") from e
+    """What is in a TOML file, not checked but for numbers that are none."""
+    table = read_toml(path)
+    check_finite(path, table)
+    return table
 
 
 def checked(path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]) -> Facts:
@@ -142,5 +140,7 @@ def _figure(path: Path, name: str, value: Any, known: Mapping[str, Figure]) -> f
 
 def unknown(kind: str, name: str) -> PresageError:
     """What to say to a name that nothing has."""
-    there = ", ".join(f.stem for f in shipped(f"{kind}s"))
-    return PresageError(f"no {kind} {name!r}; there is {there}, or the path of a .toml file")
+    known = [f.stem for f in shipped(f"{kind}s")]
+    if close := near(name, known):
+        return PresageError(f"no {kind} {name!r}{close} `presage {kind}s` lists all; or give the path of a .toml file")
+    return PresageError(f"no {kind} {name!r}; there is {', '.join(known)}, or the path of a .toml file")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from presage.errors import InputError
+from presage.errors import InputError, PresageError
 from presage.hardware.facts import Facts, Figure, checked, find, load, shipped, unknown
 from presage.hardware.gpu import Gpu, gpu
 
@@ -100,7 +100,12 @@ def read_platform(path: str | Path) -> Platform:
 
 def _gpu(path: Path, name: str) -> Gpu:
     """A GPU by name; a .toml beside the platform's file may be given too."""
-    return gpu(str(path.parent / name) if name.endswith(".toml") else name)
+    if name.endswith(".toml"):
+        return gpu(str(path.parent / name))
+    try:
+        return gpu(name)
+    except PresageError as e:
+        raise InputError(path, str(e), "gpu") from e
 
 
 def _link(path: Path, tier: dict[str, Any], chip: Gpu) -> Link:
@@ -129,7 +134,7 @@ def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float
         raise InputError(path, f"give one of bandwidth ({' or '.join(OF_GPU)}) and bandwidth_GBps", "bandwidth")
     if given is not None:
         return given
-    if refers not in OF_GPU:
+    if not isinstance(refers, str) or refers not in OF_GPU:
         raise InputError(path, f"is {refers!r}; there is {', '.join(OF_GPU)}", "bandwidth")
     found = getattr(chip, OF_GPU[refers])
     if found is None:

@@ -8,21 +8,24 @@ NAME.offsets (with the end or without); or an array [samples, lookups] for each 
 
 from __future__ import annotations
 
-import gzip
 import io
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from presage.arrays import check_zip, parse_npy, parse_npz
 from presage.errors import InputError, PresageError
 from presage.indices.count import Bags
+from presage.reading import read_bytes
 
 __all__ = ["read_indices"]
 
 Array = npt.NDArray[Any]
+MOST = 8 << 30  # bytes of arrays in a file, unpacked
 NO_TORCH = "tensors saved by torch need torch to be read: pip install 'presage[torch]'"
 NO_ARROW = "Parquet needs pyarrow to be read: pip install pyarrow"
 
@@ -34,33 +37,26 @@ def read_indices(path: str | Path) -> list[Bags]:
     reader = next((r for ending, r in READERS.items() if name.endswith(ending)), None)
     if reader is None:
         raise InputError(path, f"should end in {', '.join(READERS)}, or those with .gz")
+    value = reader(read_bytes(path, MOST), path)
     try:
-        data = path.read_bytes()
-        value = reader(io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data))
         return list(_tables(value, name.rsplit(".", 1)[0]))
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
+    except InputError:
+        raise
     except PresageError as e:
         raise InputError(path, str(e)) from e
-    except Exception as e:
-        raise InputError(path, f"not a file of indices ({type(e).__name__}: {str(e).splitlines()[0][:160]})") from e
 
 
-def _npy(data: io.BytesIO) -> Any:
-    return np.load(data, allow_pickle=False)
-
-
-def _npz(data: io.BytesIO) -> Any:
-    with np.load(data, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _torch(data: io.BytesIO) -> Any:
+def _torch(data: bytes, path: Path) -> Any:
     try:
         import torch
     except ImportError as e:
-        raise PresageError(NO_TORCH) from e
-    return _arrays(torch.load(data, map_location="cpu", weights_only=True))
+        raise InputError(path, NO_TORCH) from e
+    if data[:2] == b"PK":
+        check_zip(data, path, MOST)
+    try:
+        return _arrays(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    except Exception as e:  # of another's reader: it says no list of what it raises
+        raise InputError(path, f"not plain tensors saved by torch ({type(e).__name__}): nothing else is read") from e
 
 
 def _arrays(value: Any) -> Any:
@@ -72,12 +68,15 @@ def _arrays(value: Any) -> Any:
     return value.numpy() if hasattr(value, "numpy") else value
 
 
-def _parquet(data: io.BytesIO) -> Any:
+def _parquet(data: bytes, path: Path) -> Any:
     try:
         import pyarrow.parquet as parquet
     except ImportError as e:
-        raise PresageError(NO_ARROW) from e
-    table, out = parquet.read_table(data), {}
+        raise InputError(path, NO_ARROW) from e
+    try:
+        table, out = parquet.read_table(io.BytesIO(data)), {}
+    except Exception as e:  # of another's reader: it says no list of what it raises
+        raise InputError(path, f"not a Parquet file ({type(e).__name__})") from e
     for name in table.column_names:
         values = table[name].to_pylist()
         if all(isinstance(v, int | list) or v is None for v in values):
@@ -85,8 +84,8 @@ def _parquet(data: io.BytesIO) -> Any:
     return out
 
 
-READERS: dict[str, Callable[[io.BytesIO], Any]] = {
-    ".npy": _npy, ".npz": _npz, ".pt": _torch, ".pth": _torch, ".parquet": _parquet,
+READERS: dict[str, Callable[[bytes, Path], Any]] = {
+    ".npy": parse_npy, ".npz": partial(parse_npz, most=MOST), ".pt": _torch, ".pth": _torch, ".parquet": _parquet,
 }  # fmt: skip
 
 
@@ -117,8 +116,8 @@ def _whole(value: Array, name: str) -> Array:
 
 def _columns(value: Array, name: str) -> Iterator[Bags]:
     """[samples], [samples, tables] or [samples, tables, lookups]."""
-    if not 1 <= value.ndim <= 3:
-        raise PresageError(f"an array of {value.ndim} dimensions")
+    if not 1 <= value.ndim <= 3 or not value.size:
+        raise PresageError(f"an array of {value.ndim} dimensions and {value.size} numbers")
     cube = value.reshape(len(value), -1, 1) if value.ndim < 3 else value
     for t in range(cube.shape[1]):
         yield _fixed(name if cube.shape[1] == 1 else f"{name}.{t}", cube[:, t])
@@ -135,10 +134,16 @@ def _joined(value: Mapping[str, Array]) -> Iterator[Bags]:
     lengths = _lengths(value, len(indices), "indices")
     rows = lengths if lengths.ndim == 2 else lengths.reshape(1, -1)
     ends = np.cumsum(rows.sum(axis=1))
-    if int(ends[-1]) != len(indices):
-        raise PresageError(f"lengths add up to {int(ends[-1])}, not to {len(indices)} indices")
+    if not len(ends) or int(ends[-1]) != len(indices):
+        raise PresageError(f"lengths add up to {int(rows.sum())}, not to {len(indices)} indices")
     for t, end in enumerate(ends.tolist()):
         yield Bags(str(t), indices[end - int(rows[t].sum()) : end], rows[t])
+
+
+def _is_table(held: Any) -> bool:
+    """[samples] or [samples, lookups] of whole numbers."""
+    whole = isinstance(held, np.ndarray) and np.issubdtype(held.dtype, np.integer)
+    return whole and held.ndim in (1, 2) and held.size > 0
 
 
 def _lengths(value: Mapping[str, Array], count: int, name: str) -> Array:
@@ -164,7 +169,7 @@ def _named(value: Mapping[str, Any]) -> Iterator[Bags]:
         if isinstance(held, list):
             flat = np.concatenate([*held, np.zeros(0, np.int64)])
             yield Bags(name, flat, np.array([len(v) for v in held], np.int64))
-        elif isinstance(held, np.ndarray) and np.issubdtype(held.dtype, np.integer) and held.ndim in (1, 2):
+        elif _is_table(held):
             yield _fixed(name, held.reshape(len(held), -1))
         else:
             raise PresageError(f"{name}: neither [samples] nor [samples, lookups] of whole numbers")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from presage.errors import PresageError
 from presage.jobs.job import PRECISIONS, SCHEDULES, Job
-from presage.jobs.transformer import Transformer
+from presage.jobs.limits import job_limits, model_limits
 
-__all__ = ["MODULES", "OPTIMIZERS", "check", "problems"]
+__all__ = ["MODULES", "OPTIMIZERS", "check", "problems", "supported"]
 
 MODES = ("none", "selective", "full")
 MODULES = ("core_attn", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
@@ -26,8 +26,7 @@ def check(job: Job) -> None:
 
 def problems(job: Job) -> list[str]:
     """All that is wrong with a job, in words; empty for one that can be run. Never raises."""
-    out: list[str] = []
-    _sizes(job, out)
+    out = [*model_limits(job.model), *job_limits(job)]
     if out:  # no arithmetic with nonsense
         return out
     _ranks(job, out)
@@ -40,31 +39,6 @@ def problems(job: Job) -> list[str]:
     _sharding(job, dealt, out)
     _numbers(job, out)
     return out
-
-
-def _sizes(job: Job, out: list[str]) -> None:
-    """Counts that are none."""
-    m, p = job.model, job.parallel
-    if (
-        min(job.gpus, p.tp, p.pp, p.virtual, p.cp, p.ep, p.expert_tp, job.sequence, job.micro_batch, job.global_batch)
-        < 1
-    ):
-        named = {
-            "gpus": job.gpus, "tp": p.tp, "pp": p.pp, "virtual": p.virtual, "cp": p.cp, "ep": p.ep,
-            "expert_tp": p.expert_tp, "sequence": job.sequence, "micro_batch": job.micro_batch,
-            "global_batch": job.global_batch,
-        }  # fmt: skip
-        out.extend(f"{name} >= 1: it is {value}" for name, value in named.items() if value < 1)
-    if min(m.hidden, m.layers, m.heads, m.vocab, m.ffn, m.kv_heads, m.head_dim) < 1:
-        for name in ("hidden", "layers", "heads", "vocab", "ffn", "kv_heads", "head_dim"):
-            value = getattr(m, name)
-            if value < 1 and not (name == "ffn" and _all_experts(m)):
-                out.append(f"{name} >= 1: it is {value}")
-
-
-def _all_experts(m: Transformer) -> bool:
-    """No layer has a feed-forward block of its own."""
-    return m.experts is not None and m.experts.dense_layers == 0 and m.experts.every == 1
 
 
 def _ranks(job: Job, out: list[str]) -> None:
@@ -196,9 +170,9 @@ def _numbers(job: Job, out: list[str]) -> None:
     r, gpu = job.recompute, job.platform.gpu
     if job.precision not in PRECISIONS:
         out.append(f"precision is {job.precision!r}: there is {', '.join(PRECISIONS)}")
-    elif not _supported(job.precision, gpu.peak, gpu.architecture):
+    elif not supported(job.precision, gpu.peak, gpu.architecture):
         needs = SINCE.get(job.precision, "")
-        have = ", ".join(p for p in PRECISIONS if _supported(p, gpu.peak, gpu.architecture))
+        have = ", ".join(p for p in PRECISIONS if supported(p, gpu.peak, gpu.architecture))
         out.append(f"{gpu.name} has no {job.precision}{f' ({needs} has)' if needs else ''}: it has {have}")
     if r.mode not in MODES:
         out.append(f"recompute is {r.mode!r}: there is {', '.join(MODES)}")
@@ -212,7 +186,8 @@ def _numbers(job: Job, out: list[str]) -> None:
         out.append(f"optimizer is {job.optimizer!r}: there is {', '.join(OPTIMIZERS)}")
 
 
-def _supported(precision: str, peak: dict[str, float], architecture: str) -> bool:
+def supported(precision: str, peak: dict[str, float], architecture: str) -> bool:
+    """Whether a GPU with such peaks has it."""
     if precision == "fp32":
         return True
     if precision == "mxfp8":

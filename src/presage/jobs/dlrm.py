@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 from presage.costs.embeddings import Table
 from presage.errors import InputError
 from presage.plan.files import read_tables, tables_of
+from presage.reading import read_toml
 
 __all__ = ["INDICES", "WIRES", "DlrmJob", "read_job"]
 
@@ -88,11 +88,7 @@ def read_job(path: str | Path) -> DlrmJob:
     """A job from its file; tables and a plan may be files beside it."""
     path = Path(path)
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text()), _File)
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    except tomllib.TOMLDecodeError as e:
-        raise InputError(path, f"is not TOML: {e}") from e
+        found = msgspec.convert(read_toml(path), _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e

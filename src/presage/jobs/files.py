@@ -34,7 +34,7 @@ from presage.jobs.words import (
 if TYPE_CHECKING:
     from presage.jobs.dlrm import DlrmJob
 
-__all__ = ["Described", "job_of", "read_any", "read_described", "read_transformer_job"]
+__all__ = ["Described", "described", "job_of", "read_any", "read_described", "read_transformer_job"]
 
 Table = Mapping[str, Any]
 OPTIMIZERS = {"adamw": "adam"}  # the same work
@@ -55,8 +55,12 @@ def read_transformer_job(path: str | Path, overrides: Table | None = None, check
 
 def read_described(path: str | Path, overrides: Table | None = None, checked: bool = True) -> Described:
     """And the notes on it."""
+    return described(load(Path(path)), Path(path), overrides, checked)
+
+
+def described(table: Table, path: str | Path, overrides: Table | None = None, checked: bool = True) -> Described:
+    """The same from what a file holds; files it names are beside `path`."""
     path = Path(path)
-    table = load(path)
     known(path, table, JobWords, "")
     base, said = _foreign(path, table)
     try:

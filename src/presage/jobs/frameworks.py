@@ -110,5 +110,5 @@ def _check(path: str | Path, f: Framework) -> None:
     for name in ("gradient_bytes", "reduce_bytes", "gather_bytes"):
         if getattr(f, name) not in (1, 2, 4):
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 1, 2 or 4", name)
-    if not f.bucket_bytes > 0:
-        raise InputError(path, "should be more than 0", "bucket_MB")
+    if not 1e3 <= f.bucket_bytes <= 1e16:
+        raise InputError(path, f"is {f.bucket_bytes / MB:g}: it can be 0.001 to 1e10", "bucket_MB")

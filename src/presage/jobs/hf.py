@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from presage.errors import InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.reading import read_json
 
 __all__ = ["FAMILIES", "Config", "config_words", "read_config"]
 
@@ -83,19 +83,14 @@ class Config(NamedTuple):
 def read_config(path: str | Path) -> Config:
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise InputError(path, f"is not JSON: {e}") from e
+    found = read_json(path)
     if not isinstance(found, dict):
         raise InputError(path, "is not a Hugging Face configuration: no table of names")
     try:
         return config_words(found)
     except PresageError as e:
         raise InputError(path, str(e)) from e
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as e:
+    except WRONG_VALUE as e:
         raise InputError(path, f"has a value of the wrong kind: {e}") from e
 
 

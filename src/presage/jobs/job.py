@@ -96,7 +96,7 @@ class Job:
         return self.dp * p.cp * p.tp // (p.ep * p.expert_tp)
 
     def stage_layers(self) -> tuple[tuple[int, ...], ...]:
-        """How many layers each chunk of each stage has: [stage][chunk]."""
+        """How many layers each chunk of each stage has, by stage and chunk."""
         p = self.parallel
         return _stages(self.model.layers, self.model.predicted, p.pp, p.virtual, p.layers_as, p.ends_as_layers)
 

@@ -7,17 +7,21 @@ arithmetic in $((...)). Branches are not decided: all are read, and of two value
 from __future__ import annotations
 
 import ast
-import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from presage.errors import InputError
+from presage.errors import InputError, PresageError
+from presage.reading import parse_json, read_text
 
 __all__ = ["Arguments", "Script", "number", "read_script", "shell"]
 
+MOST = 1 << 20  # bytes of a script, and of what a variable in it becomes
+MOST_VALUES = 100_000  # in a file of settings
+MOST_NUMBER = 1e18
 Arguments = dict[str, list[list[str]]]  # by name, with underscores: the values of each time it is given
 
 CALLS = re.compile(r"`[^`]*`")
@@ -47,20 +51,20 @@ class Script(NamedTuple):
 def read_script(path: str | Path) -> Script:
     """The arguments of a file, and the variables it sets."""
     path = Path(path)
+    text = read_text(path, MOST)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e
-    if path.suffix in (".json", ".yaml", ".yml"):
-        return _structured(path, text)
-    return shell(text)
+        return _structured(path, text) if path.suffix in (".json", ".yaml", ".yml") else shell(text)
+    except InputError:
+        raise
+    except PresageError as e:
+        raise InputError(path, str(e)) from e
 
 
 # ---- JSON and YAML
 
 
 def _structured(path: Path, text: str) -> Script:
-    found = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
+    found = parse_json(text, path) if path.suffix == ".json" else _yaml(path, text)
     if isinstance(found, list):
         return shell(" ".join(map(str, found)))
     if not isinstance(found, dict):
@@ -73,22 +77,30 @@ def _structured(path: Path, text: str) -> Script:
     return Script(out, {}, {})
 
 
-def _json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as e:
-        raise InputError(path, f"is not JSON: {e}") from e
-
-
 def _yaml(path: Path, text: str) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError as e:
         raise InputError(path, "YAML needs pyyaml, which is not installed: give a shell script or JSON") from e
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise InputError(path, f"is not YAML: {' '.join(str(e).split())}") from e
+        found = yaml.safe_load(text)
+        if _size(found, {}) > MOST_VALUES:
+            raise InputError(path, f"has more than {MOST_VALUES:,} values, or refers to itself")
+        return found
+    except RecursionError as e:
+        raise InputError(path, "is nested too deeply") from e
+    except (yaml.YAMLError, ValueError, TypeError) as e:  # keys that cannot be, dates that are none
+        raise InputError(path, f"is not YAML: {e}") from e
+
+
+def _size(value: Any, known: dict[int, float]) -> float:
+    """How many values there are when every alias of YAML's is followed; they share what they stand for in memory."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = inf  # until it is counted: one that holds itself has no end
+        known[id(value)] = 1 + sum(_size(v, known) for v in (value.values() if isinstance(value, dict) else value))
+    return known[id(value)]
 
 
 def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -160,6 +172,8 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
         again = VARIABLE.sub(lambda f: variables.get(f[1] or f[3]) or f[2] or "", text)
         if again == text:
             break
+        if len(again) > MOST:
+            raise PresageError("has variables that hold each other and grow without end")
         text = again
     return SUM.sub(lambda f: str(_sum(f[1])), text)
 
@@ -167,9 +181,10 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 def _sum(text: str) -> int | str:
     """Whole-number arithmetic; nothing for anything else."""
     try:
-        return _node(ast.parse(re.sub(r"\b0+(\d)", r"\1", text.strip()), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        found = _node(ast.parse(re.sub(r"\b0+(\d)", r"\1", text.strip()), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):  # the last is how deep brackets end
         return ""
+    return found if abs(found) < MOST_NUMBER else ""
 
 
 def _node(node: ast.expr) -> int:
@@ -184,4 +199,7 @@ def _node(node: ast.expr) -> int:
 
 def number(text: str) -> float:
     """As Python and shells write them: 1_000, 1e6."""
-    return float(text.replace("_", "").replace(",", ""))
+    found = float(text.replace("_", "").replace(",", ""))
+    if not abs(found) < MOST_NUMBER:
+        raise ValueError(f"no number below {MOST_NUMBER:g}")
+    return found

@@ -17,7 +17,7 @@ from presage.jobs.layer import layer_blocks
 from presage.jobs.ops import Block, Product
 from presage.jobs.transformer import Transformer
 
-__all__ = ["MODULES", "Chunk", "Passes", "Stages", "chunks", "repeated"]
+__all__ = ["MODULES", "Chunk", "Passes", "Stages", "chunks", "dealt", "repeated"]
 
 Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
 
@@ -103,11 +103,11 @@ def chunks(job: Job, pricer: Pricer) -> Stages:
 
 
 def _chunks(job: Job, pricer: Pricer, split: tuple[Any, ...]) -> Stages:
-    kinds, at, counts = pricer.known.get(("dealt", split), lambda: _dealt(job))
+    kinds, at, counts = pricer.known.get(("dealt", split), lambda: dealt(job))
     return Stages(tuple(_chunk(job, pricer, *kind) for kind in kinds), at, counts)
 
 
-def _dealt(job: Job) -> Dealt:
+def dealt(job: Job) -> Dealt:
     """Layers of one kind cost the same, and so do chunks with as many of each."""
     p, split, m = job.parallel, job.stage_layers(), job.model
     numbers = {_kind(m, i): i for i in reversed(range(m.layers))}

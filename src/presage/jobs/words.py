@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from presage.errors import InputError
+from presage.finite import check_finite
 
 __all__ = [
     "ClusterWords", "ExpertWords", "FrameworkWords", "JobWords", "LatentWords", "ModelWords", "OverlapWords",
@@ -158,8 +159,9 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 
 def converted(path: str | Path, table: Mapping[str, Any], kind: type[Words], section: str = "") -> Words:
-    """A table as its section; keys and types that are none are named."""
+    """A table as its section; keys, types and numbers that are none are named."""
     known(path, table, kind, section)
+    check_finite(path, table, section)
     try:
         return msgspec.convert(dict(table), kind)
     except msgspec.ValidationError as e:

@@ -21,7 +21,7 @@ from presage.files import write_whole
 from presage.hardware import gpu as gpu_facts
 from presage.measure.activity import profiled
 from presage.measure.prediction import Prediction, can_predict, predict, read
-from presage.measure.result import Result, page, to_json
+from presage.measure.result import Result, brief, page, to_json
 from presage.measure.timing import timed
 from presage.usercode import load, parse_arguments, users_line
 
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
             print(data, end="")
             return
         write_whole(args.json, data.encode())
-    print(page(result))
+    print(brief(result) if args.quiet else page(result))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("--arg", action="append", default=[], metavar="K=V", help="an argument of FUNCTION; repeatable")
     out.add_argument("--steps", type=_positive, metavar="N", help="time N steps (default: about 2.5 seconds of them)")
     out.add_argument("--json", metavar="FILE|-", help="write JSON to FILE, or to stdout with '-'")
+    out.add_argument("-q", "--quiet", action="store_true", help="print the step time alone")
     out.add_argument("--predicted", type=Path, metavar="PRED.json", help="what presage predict --json wrote elsewhere")
     out.add_argument("--no-predict", action="store_true", help="do not predict here, even where all of presage is")
     return out

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError
+from presage.reading import read_json
 
 __all__ = ["Prediction", "can_predict", "from_json", "predict", "read"]
 
@@ -33,9 +34,7 @@ class Prediction:
 def read(path: str | Path) -> Prediction:
     """From a file that `presage predict --json` wrote."""
     try:
-        return from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
+        return from_json(read_json(path))
     except ValueError as e:
         raise InputError(path, f"is not what presage predict --json writes: {e}") from e
 

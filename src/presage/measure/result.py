@@ -11,7 +11,7 @@ from presage.measure.prediction import Prediction
 from presage.measure.timing import WARM_UP, Timing, quantile
 from presage.report.text import percent, seconds, size
 
-__all__ = ["Result", "page", "to_json"]
+__all__ = ["Result", "brief", "page", "to_json"]
 
 Line = Sequence[str]
 
@@ -83,6 +83,13 @@ def page(r: Result) -> str:
     lines += ["", *_aligned([head, *_families(r)])]
     counts = f"{len(r.timing.each)} steps timed after {WARM_UP} to warm up; GPU times from {STEPS} profiled steps"
     return "\n".join([*lines, "", counts, *([r.no_prediction] if r.no_prediction else [])])
+
+
+def brief(r: Result) -> str:
+    """The step time, measured and predicted."""
+    told = r.prediction.step.get("mean") if r.prediction else None
+    measured = f"{r.source}: {seconds(r.timing.seconds)} a step"
+    return measured + (f", predicted {seconds(told)}" if told is not None else "")
 
 
 def _summary(r: Result) -> Iterator[Line]:

@@ -117,10 +117,10 @@ def _table_kind(names: list[str]) -> str:
 
 
 def _head(path: Path) -> str:
-    from presage.traces.jsonfile import open_bytes, read_some
+    from presage.reading import open_bytes
 
     with open_bytes(path) as stream:
-        return read_some(path, stream, HEAD).decode("utf-8-sig", "replace")
+        return stream.read(HEAD).decode("utf-8-sig", "replace")
 
 
 def _with_prior(parts: tuple[Part, ...], found: Belief, facts: Facts) -> Fitted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from presage.errors import InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.noise.logs import Event, Floats, Logs, StepLog, step_log
+from presage.reading import parse_json
 
 __all__ = ["read_csv", "read_megatron", "read_mlperf"]
 
@@ -28,20 +28,18 @@ META = (
     "global_batch",
     "parallel",
 )
-MEGATRON = re.compile(r"iteration\s+(\d+)\s*/\s*\d+.*?elapsed time per iteration \(ms\):\s*([0-9.eE+-]+)")
+MEGATRON = re.compile(r"iteration\s+(\d{1,15})\s*/\s*\d+.*?elapsed time per iteration \(ms\):\s*([0-9.eE+-]+)")
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 TIMES = ("seconds", "step_seconds", "step_time", "step_time_s", "time_s", "time", "s", "iteration_time", "duration")
 STEPS = ("step", "iteration", "iter", "global_step")
 RUNS = ("run", "run_id", "job")
+MOST_STEP = 2**53
 GROUPS = ("group", "system", "config")
 
 
 def read_mlperf(path: Path, text: str) -> Logs:
     """Runs with single steps (or means of a fixed number of them), else with means between evaluations."""
-    try:
-        runs = json.loads(text)
-    except ValueError as e:
-        raise InputError(path, f"is no JSON: {e}") from e
+    runs = parse_json(text, path)
     runs = runs.get("runs") if isinstance(runs, dict) else runs
     if not isinstance(runs, list) or not all(isinstance(r, dict) for r in runs):
         raise InputError(path, "needs a list of runs, each with its steps or blocks", "runs")
@@ -50,7 +48,7 @@ def read_mlperf(path: Path, text: str) -> Logs:
         name = "/".join(str(run.get(k, "?")) for k in ("submitter", "system", "benchmark", "run"))
         try:
             logs.append(_mlperf_run(run, name))
-        except (PresageError, TypeError, ValueError, KeyError, IndexError) as e:
+        except WRONG_VALUE as e:
             skipped.append((name if "?" not in name else f"run {i}", _reason(e)))
     return Logs(tuple(logs), tuple(skipped))
 
@@ -168,7 +166,7 @@ def _csv_runs(path: Path, rows: list[dict[str, str]], times: str, factor: float)
         key = (_first(row, GROUPS) or path.stem, _first(row, RUNS) or path.stem)
         mine = runs.setdefault(key, [])
         step = _number(_first(row, STEPS) or str(len(mine)))
-        if seconds is None or seconds <= 0 or step is None:
+        if seconds is None or seconds <= 0 or step is None or not abs(step) < MOST_STEP:
             bad.append((f"{path.name} line {i + 2}", "no step time above 0"))
             continue
         mine.append((int(step), seconds * factor, row.get("event", "")))

@@ -7,8 +7,6 @@ file that cannot be used are named in `Logs.skipped` and the rest is read.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.errors import InputError, PresageError
+from presage.errors import PresageError
+from presage.reading import read_bytes
 
 __all__ = ["Event", "Logs", "StepLog", "read_logs"]
 
+MOST = 256 << 20  # bytes of a log
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -108,8 +108,10 @@ class Logs:
     skipped: tuple[tuple[str, str], ...] = ()  # which run, why
 
     def groups(self) -> dict[str, tuple[StepLog, ...]]:
-        names = dict.fromkeys(x.group for x in self.logs)
-        return {n: tuple(x for x in self.logs if x.group == n) for n in names}
+        found: dict[str, list[StepLog]] = {}
+        for log in self.logs:
+            found.setdefault(log.group, []).append(log)
+        return {name: tuple(logs) for name, logs in found.items()}
 
 
 def step_log(
@@ -157,8 +159,4 @@ def read_logs(paths: Sequence[str | Path], column: str | None = None, unit: str 
 
 
 def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8", "replace")
-    except (OSError, EOFError, zlib.error) as e:
-        raise InputError(path, f"cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    return read_bytes(path, MOST).decode("utf-8-sig", "replace")

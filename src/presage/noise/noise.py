@@ -124,6 +124,10 @@ class Noise:
             raise PresageError(f"no class of work is called {unknown[0]}: there are {', '.join(CLASSES)}")
         object.__setattr__(self, "spread", MappingProxyType(dict(self.spread)))
 
+    def __reduce__(self) -> tuple[type[Noise], tuple[Any, ...]]:
+        """Other processes get it whole, which a read-only mapping by itself cannot be sent to."""
+        return Noise, (dict(self.spread), *(getattr(self, f.name) for f in fields(self)[1:]))
+
     def of(self, kind: str) -> Spread:
         """A class's spread; what is not said does not vary."""
         return self.spread.get(kind, Spread())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from presage.errors import PresageError
+from presage.errors import PresageError, near
 from presage.graph.graph import DTYPE_BYTES, Graph
 from presage.parallel.ddp import Ddp, ddp
 from presage.parallel.fsdp import Fsdp, fsdp
@@ -71,7 +71,7 @@ class Strategy:
 def strategy(name: str, options: Mapping[str, str] | None = None, tensor: int = 1) -> Strategy:
     """A strategy by its name, with options as a user writes them."""
     if name not in STRATEGIES:
-        raise PresageError(f"no strategy {name!r}: there is {', '.join(STRATEGIES)}")
+        raise PresageError(f"no strategy {name!r}: there is {', '.join(STRATEGIES)}{near(name, STRATEGIES)}")
     default = STRATEGIES[name].options
     given = dict(options or {})
     if default is None:

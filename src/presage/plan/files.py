@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from presage.costs.embeddings import Reuse, Table
-from presage.errors import InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files import write_whole
 from presage.plan.sharding import COLUMN, TABLE, Placed, Plan
+from presage.reading import read_json
 
 __all__ = ["plan_json", "read_plan", "read_tables", "save_plan", "tables_of"]
+
+MOST_TABLES = 100_000
 
 
 def read_tables(path: str | Path) -> tuple[tuple[Table, ...], int | None]:
     """Tables of a JSON file as `presage indices` writes it, and the batch they were counted in, if it is told."""
-    value = _load(Path(path))
+    value = read_json(path)
     rows = value.get("tables") if isinstance(value, dict) else value
     if not isinstance(rows, list) or not rows:
         raise InputError(path, "no list of tables in it", "tables")
@@ -34,12 +38,14 @@ def tables_of(rows: Sequence[Any], path: str | Path) -> tuple[Table, ...]:
         if not isinstance(row, dict):
             raise InputError(path, "is no table of values", f"tables[{i}]")
         count = row.get("count", 1)
-        for k in range(count if isinstance(count, int) else 1):
+        if not isinstance(count, int) or not 1 <= count <= MOST_TABLES - len(out):
+            raise InputError(path, f"is {count!r}: a number of tables, {MOST_TABLES:,} in all", f"tables[{i}].count")
+        for k in range(count):
             name = str(row.get("name", i))
             out.append(_table(row, f"{name}.{k}" if count != 1 else name, path, i))
     names = [t.name for t in out]
-    twice = next((n for n in names if names.count(n) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
         raise InputError(path, f"two tables are called {twice!r}", "tables")
     return tuple(out)
 
@@ -60,7 +66,7 @@ def _table(row: Mapping[str, Any], name: str, path: str | Path, place: int) -> T
         )
     except KeyError as e:
         raise InputError(path, "is missing", f"tables[{place}].{e.args[0]}") from None
-    except (TypeError, ValueError, PresageError) as e:
+    except WRONG_VALUE as e:
         raise InputError(path, str(e), f"tables[{place}]") from None
 
 
@@ -77,7 +83,7 @@ def save_plan(plan: Plan, tables: Sequence[Table], path: str | Path) -> None:
 
 def read_plan(path: str | Path, tables: Sequence[Table]) -> Plan:
     """A plan for these tables, by their names."""
-    value = _load(Path(path))
+    value = read_json(path)
     if (
         not isinstance(value, dict)
         or not isinstance(value.get("tables"), dict)
@@ -97,12 +103,3 @@ def read_plan(path: str | Path, tables: Sequence[Table]) -> Plan:
         return Plan(value["ranks"], tuple(out))
     except PresageError as e:
         raise InputError(path, str(e)) from None
-
-
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    except (ValueError, UnicodeDecodeError) as e:
-        raise InputError(path, f"is not JSON ({e})") from e

@@ -11,7 +11,7 @@ from presage.graph import work
 from presage.graph.graph import Graph, Op
 from presage.hardware import Gpu
 
-__all__ = ["Costly", "Coverage", "Part", "costliest", "coverage", "families", "modules"]
+__all__ = ["Costly", "Coverage", "Part", "costliest", "coverage", "families", "modules", "shapes_of"]
 
 MODELLED = ("model", "likeness")
 OUTSIDE = {"optimizer": "(optimizer)", "other": "(other)"}
@@ -83,7 +83,7 @@ def costliest(graph: Graph, times: Sequence[OpTime], gpu: Gpu, count: int = 10) 
     groups: dict[tuple[str, str, str], list[int]] = {}
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
         if time.launches and time.family != "communication":
-            groups.setdefault((op.name, _shapes(graph, op), op.phase), []).append(i)
+            groups.setdefault((op.name, shapes_of(graph, op), op.phase), []).append(i)
     total = sum(t.seconds for t in times)
     sums = {key: sum(times[i].seconds for i in ops) for key, ops in groups.items()}
     top = sorted(groups, key=lambda key: -sums[key])[:count]
@@ -100,11 +100,11 @@ def _costly(
     limit = "compute" if least_seconds(graph, op, gpu) > by_memory else "memory"
     share, efficiency = seconds / total if total else 0.0, least / seconds if seconds else 0.0
     source = times[ops[0]].source
-    where = (op.name, _shapes(graph, op), op.phase, op.module)
+    where = (op.name, shapes_of(graph, op), op.phase, op.module)
     return Costly(*where, len(ops), seconds, share, efficiency, limit, source)
 
 
-def _shapes(graph: Graph, op: Op, most: int = 3) -> str:
+def shapes_of(graph: Graph, op: Op, most: int = 3) -> str:
     """The inputs, shortly: bf16[8192x1024] bf16[1024x4096]."""
     tensors = [t for t in graph.inputs_of(op) if t.shape and t.elements]
     told = [f"{_short(t.dtype)}[{'x'.join(map(str, t.shape))}]" for t in tensors[:most]]

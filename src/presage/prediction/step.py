@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -99,6 +99,7 @@ class Prediction:
     draws: int
     steps: int
     many: ManyRanks | None = None  # where the step is one of several ranks
+    drawn: tuple[float, ...] = field(default=(), repr=False, compare=False)  # seconds a step, by draw
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
@@ -156,10 +157,11 @@ def predict_step(
     """The prediction for a captured step whose kernel times are given, one for each op of the graph."""
     built = step_program(graph, times, host)
     spread = spread or Spread(host.pace)
-    took = Quantiles.of(built.step_seconds(draws, steps, spread, np.random.default_rng(seed)))
+    drawn = built.step_seconds(draws, steps, spread, np.random.default_rng(seed))
+    took = Quantiles.of(drawn)
     active = sum(t.seconds for t in times)
     bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
-    return prediction(built, times, gpu, took, bound, draws, steps)
+    return replace(prediction(built, times, gpu, took, bound, draws, steps), drawn=tuple(drawn.tolist()))
 
 
 def prediction(

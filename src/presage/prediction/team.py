@@ -112,7 +112,8 @@ def predict_team(found: Team, where: Machine, *, draws: int, steps: int, seed: i
         first, found.times[found.kinds[0].step], found.platform.gpu, took, _bound(told, took), draws, steps
     )
     peak = max(k.peak_memory for k in told.kinds)
-    return replace(out, many=told, peak_memory=peak, notes=(*out.notes, *where.notes))
+    notes = (*out.notes, *where.notes)
+    return replace(out, many=told, peak_memory=peak, notes=notes, drawn=tuple(drawn.tolist()))
 
 
 def _many(found: Team) -> ManyRanks:

@@ -25,6 +25,7 @@ __all__ = [
     "interval_table",
     "remarks",
     "spare_table",
+    "surely",
 ]
 
 HOUR = 3600.0
@@ -54,7 +55,7 @@ def headline(p: RunPrediction) -> str:
 
 def _answer(p: RunPrediction, o: Outcome) -> str:
     days = f"p50 {span(o.quantile(0.5))}, p95 {span(o.quantile(0.95))}"
-    sure = "" if p.deadline is None else f"; {_sure(o.done_by(p.deadline))} sure by {span(p.deadline)}"
+    sure = "" if p.deadline is None else f"; {surely(o.done_by(p.deadline))} sure by {span(p.deadline)}"
     return f"{days}; {percent(float(o.goodput.mean()), 0)} goodput{sure}"
 
 
@@ -62,7 +63,7 @@ def _tokens(p: RunPrediction) -> str:
     return amount(p.run.steps * p.job.job.tokens).replace("G", "B") + " tokens"
 
 
-def _sure(share: float) -> str:
+def surely(share: float) -> str:
     """No share of draws is a certainty."""
     return "over 99%" if share > 0.99 else "under 1%" if share < 0.01 else percent(share, 0)
 
@@ -121,14 +122,14 @@ def cause_table(p: RunPrediction) -> Table:
     return table
 
 
-def class_table(p: RunPrediction) -> Table:
+def class_table(p: RunPrediction, most: int = SHOWN) -> Table:
     """Stops by class, those that cost most first."""
     table = plain_table("What stops it", "class", "per 1,000 node-days", "times", "p5-p95", "cost", "each", fold=False)
     rows = sorted((s for s in p.exact.stops() if s.per_node_day), key=lambda s: -s.seconds)
-    for s in rows[:SHOWN]:
+    for s in rows[:most]:
         times = f"{s.count:,.1f}", f"{s.low:,.0f}-{s.high:,.0f}"
         table.add_row(escape(s.name), f"{1e3 * s.per_node_day:.3g}", *times, span(s.seconds), span(s.each))
-    rest = rows[SHOWN:]
+    rest = rows[most:]
     if any(s.count for s in rest):
         rate, count, cost = (sum(getattr(s, k) for s in rest) for k in ("per_node_day", "count", "seconds"))
         table.add_row(f"{len(rest)} others", f"{1e3 * rate:.3g}", f"{count:,.1f}", "", span(cost), span(cost / count))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from presage.jobs.draws.draw import calmed, draw
+from presage.jobs.draws.draw import calmed
 from presage.jobs.draws.shape import shape_of
 from presage.jobs.draws.sure import belief_of
+from presage.jobs.draws.together import draw
 from presage.jobs.predict import JobPrediction
 from presage.noise.noise import Noise, Regimes, Slow, Stalls
 from presage.runs.steps import MODEL_SD, StepTimes
+from presage.scale.pool import BESIDE, Pool
 
 __all__ = ["step_times"]
 
@@ -22,12 +24,12 @@ COUNT = 4_000  # steps that are drawn
 
 
 def step_times(
-    job: JobPrediction, noise: str | None = None, episodes: bool = True, seed: int = 0
+    job: JobPrediction, noise: str | None = None, episodes: bool = True, seed: int = 0, pool: Pool = BESIDE
 ) -> tuple[StepTimes, str]:
     """And where the noise is from: a file, or what is assumed of such GPUs. `episodes`: the run has slow ones."""
     belief, source = belief_of(job.job, job.seconds, noise)
     lasting = _lasting(belief.noise, job.job.gpus, episodes)
-    found = draw(calmed(shape_of(job.job, job.step), lasting), lasting, seed, COUNT)
+    found = draw(calmed(shape_of(job.job, job.step), lasting), lasting, seed, COUNT, pool=pool)
     c = belief.noise.common
     times = StepTimes(
         seconds=float(found.seconds.mean()),

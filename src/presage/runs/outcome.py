@@ -46,6 +46,15 @@ class Outcome:
     costs: Floats  # [class, draw]: seconds lost to them: work again, detection, spares, restart
     never: NDArray[np.bool_]  # draws that failures let hardly move: they have no end
 
+    @staticmethod
+    def joined(some: Sequence[Outcome]) -> Outcome:
+        """Of several of one run, the draws of all."""
+        if len(some) == 1:
+            return some[0]
+        parts = {c: np.concatenate([o.parts[c] for o in some]) for c in some[0].parts}
+        counts, costs = (np.concatenate([getattr(o, k) for o in some], axis=1) for k in ("counts", "costs"))
+        return Outcome(some[0].run, parts, counts, costs, np.concatenate([o.never for o in some]))
+
     @property
     def wall(self) -> Floats:
         return np.where(self.never, np.inf, sum(self.parts[c] for c in CAUSES))

@@ -21,7 +21,7 @@ from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
-from presage.errors import InputError, PresageError
+from presage.errors import InputError, PresageError, near
 from presage.hardware.facts import load
 from presage.noise.distribution import LogNormal
 from presage.runs.failures import ByScale, Failure, Reliability, SlowEpisode
@@ -49,7 +49,8 @@ def reliability(name: str) -> Reliability:
     if name.endswith(".toml"):
         return read_reliability(Path(name))
     if name.lower() not in names():
-        raise PresageError(f"no failure rates {name!r}: there is {', '.join(names())}, or the path of a .toml file")
+        there = f"there is {', '.join(names())}, or the path of a .toml file"
+        raise PresageError(f"no failure rates {name!r}: {there}{near(name, names())}")
     return read_reliability(Path(str(files("presage").joinpath(f"data/runs/{name.lower()}.toml"))))
 
 

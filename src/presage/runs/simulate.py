@@ -6,13 +6,15 @@ node may have to be replaced, and the next attempt starts. Failures come at rand
 not while a stopped run waits. With one class, no noise and a constant rate this is what the exact formula is about.
 
 Random numbers come in streams, one for each purpose: runs that differ in one thing keep the others' draws, until half
-of the draws are done and the rest go on alone.
+of the draws are done and the rest go on alone. More than `CHUNK` draws are done so many at a time, each chunk with
+streams of its own, which depend on the seed and the chunk alone: a pool may do them anywhere.
 """
 
 from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -23,23 +25,32 @@ from presage.noise.distribution import Distribution
 from presage.runs.outcome import CAUSES, Outcome
 from presage.runs.run import Run
 from presage.runs.spares import Spares
+from presage.scale.pool import SERIAL, Pool
 
-__all__ = ["MOST_ATTEMPTS", "simulate"]
+__all__ = ["CHUNK", "MOST_ATTEMPTS", "simulate"]
 
 Floats = NDArray[np.float64]
+CHUNK = 5_000  # draws
 MOST_ATTEMPTS = 50_000  # what takes more is never done
 EVEN = 3**0.5  # half the width of an even spread, in standard deviations
 FEW = 4.0  # stalls in an attempt: up to so many on average they are drawn one by one
 STREAMS = ("run", "failure", "class", "node", "repair", "noise", "stalls", "slow")
 
 
-def simulate(run: Run, draws: int = 2000, seed: int = 0) -> Outcome:
+def simulate(run: Run, draws: int = 2000, seed: int = 0, pool: Pool = SERIAL) -> Outcome:
     """Draws of the run; the same seed gives the same."""
     if draws < 1:
         raise PresageError(f"{draws} draws: there has to be one at least")
     _check(run)
-    rng = dict(zip(STREAMS, np.random.default_rng(seed).spawn(len(STREAMS)), strict=True))
-    state = _State(run, draws, rng)
+    chunks = [(k, min(CHUNK, draws - first)) for k, first in enumerate(range(0, draws, CHUNK))]
+    return Outcome.joined(list(pool.map(partial(_chunk, run, seed), chunks)))
+
+
+def _chunk(run: Run, seed: int, chunk: tuple[int, int]) -> Outcome:
+    """Its number, and how many draws it has. The first one has the seed's own streams."""
+    number, draws = chunk
+    seeded = np.random.default_rng([seed, number] if number else seed)
+    state = _State(run, draws, dict(zip(STREAMS, seeded.spawn(len(STREAMS)), strict=True)))
     for _ in range(MOST_ATTEMPTS):
         state.attempt()
         state = state.slimmed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 
 from presage.noise.noise import Stalls
@@ -12,10 +13,11 @@ from presage.runs.outcome import Outcome
 from presage.runs.run import Run
 from presage.runs.sets import GROWTH, reliability
 from presage.runs.simulate import MOST_ATTEMPTS, simulate
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["Change", "Interval", "WithSpares", "changes", "grown", "intervals", "with_spares"]
 
-MOST_SPARES = 1024
+SPARES = (0, *(2**k for k in range(11)))
 ENOUGH = 1500  # failures in a draw: what-ifs of longer runs are drawn of a part of them
 NEAR = 1e-3  # of the wall-clock time: waits below this are none
 
@@ -77,12 +79,17 @@ def grown(run: Run) -> Run:
     return replace(run, reliability=replace(run.reliability, growth=reliability(GROWTH).growth))
 
 
-def changes(run: Run, draws: int = 500, seed: int = 0) -> tuple[Change, ...]:
+def changes(run: Run, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> tuple[Change, ...]:
     """Each change by itself, with the same random numbers; checkpoints at their best interval, where that is free."""
     base, times = _shorter(run.exact())
-    before = simulate(base, draws, seed)
-    found = ((name, _tried(other, draws, seed)) for name, other in _others(base))
-    return tuple(_change(name, before, after, times) for name, after in found if after is not None)
+    others = [(name, other) for name, other in _others(base) if not _hardly(other)]
+    runs = [base, *(other for _, other in others)]
+    before, *found = pool.map(partial(_simulated, draws, seed), runs)
+    return tuple(_change(name, before, after, times) for (name, _), after in zip(others, found, strict=True))
+
+
+def _simulated(draws: int, seed: int, run: Run) -> Outcome:
+    return simulate(run, draws, seed)
 
 
 def _shorter(run: Run) -> tuple[Run, float]:
@@ -92,9 +99,9 @@ def _shorter(run: Run) -> tuple[Run, float]:
     return replace(run, steps=steps), run.steps / steps
 
 
-def _tried(run: Run, draws: int, seed: int) -> Outcome | None:
-    hardly = run.efficiency * MOST_ATTEMPTS < 2 * run.steps * run.step * run.risk.rate
-    return None if hardly else simulate(run, draws, seed)
+def _hardly(run: Run) -> bool:
+    """Whether it would hardly move."""
+    return run.efficiency * MOST_ATTEMPTS < 2 * run.steps * run.step * run.risk.rate
 
 
 def _change(name: str, before: Outcome, after: Outcome, times: float) -> Change:
@@ -126,17 +133,16 @@ def _others(run: Run) -> Iterator[tuple[str, Run]]:
         yield "no stalls", replace(run, times=replace(run.times, stalls=Stalls()))
 
 
-def with_spares(run: Run, draws: int = 500, seed: int = 0) -> tuple[WithSpares, ...]:
+def with_spares(run: Run, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> tuple[WithSpares, ...]:
     """From none to as many as leave no wait, doubling."""
-    found: list[WithSpares] = []
+    if not any(f.node for f in run.reliability.failures):
+        return ()
     base, times = _shorter(run.exact())
-    many = 0
-    while many <= MOST_SPARES and any(f.node for f in run.reliability.failures):
-        o = simulate(replace(base, spares=many), draws, seed)
-        waits = float(o.parts["spares"].mean())
-        middle, late = o.quantile(0.5), o.quantile(0.95)
-        found.append(WithSpares(many, middle * times, _longer(middle, late, times), waits * times))
+    found: list[WithSpares] = []
+    asked = [replace(base, spares=many) for many in SPARES]
+    for one, o in zip(asked, pool.map(partial(_simulated, draws, seed), asked), strict=True):
+        waits, middle, late = float(o.parts["spares"].mean()), o.quantile(0.5), o.quantile(0.95)
+        found.append(WithSpares(one.spares or 0, middle * times, _longer(middle, late, times), waits * times))
         if waits < NEAR * middle:
             break
-        many = 2 * many or 1
     return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from presage.runs.sets import DEFAULT, reliability
 from presage.runs.simulate import simulate
 from presage.runs.steps import StepTimes
 from presage.runs.study import Change, Interval, WithSpares, changes, intervals, with_spares
+from presage.scale.pool import Pool
 
 __all__ = ["RunPrediction", "predict_run"]
 
@@ -92,6 +93,15 @@ class RunPrediction:
     @cached_property
     def spares(self) -> tuple[WithSpares, ...]:
         return with_spares(self.run, min(self.draws, STUDIED), self.seed)
+
+    def worked_out(self, pool: Pool) -> RunPrediction:
+        """The same, with all that takes long done at once, by a pool."""
+        made, few = replace(self), min(self.draws, STUDIED)
+        outcome = simulate(self.run, self.draws, self.seed, pool)
+        exact = simulate(self.run.exact(), self.draws, self.seed, pool) if self.unsure else outcome
+        changed, spared = changes(self.run, few, self.seed, pool), with_spares(self.run, few, self.seed, pool)
+        made.__dict__.update(outcome=outcome, exact=exact, changes=changed, spares=spared)
+        return made
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""

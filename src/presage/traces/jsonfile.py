@@ -7,48 +7,23 @@ guess (`},{` may also stand inside an event); the decoder proves it: a piece cut
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from presage.errors import InputError
+from presage.reading import Bytes, open_bytes
 
-__all__ = ["event_chunks", "open_bytes", "read_bytes"]
+__all__ = ["event_chunks"]
 
 CHUNK = 8 << 20
+MOST_BETWEEN = 128 << 20  # bytes without an event that ends, and before the first one
 BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, decompressed if it is gzip, whatever its name says."""
-    try:
-        with path.open("rb") as raw:
-            magic = raw.read(2)
-        if not magic:
-            raise InputError(path, "the file is empty (0 bytes)")
-        return gzip.open(path, "rb") if magic == b"\x1f\x8b" else path.open("rb")  # type: ignore[return-value]
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-
-
-def read_some(path: Path, stream: IO[bytes], size: int) -> bytes:
-    try:
-        return stream.read(size)
-    except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as e:
-        raise InputError(path, f"the gzip data is cut off or damaged ({e}); copy the file again") from e
-
-
-def read_bytes(path: Path) -> bytes:
-    """The whole file, decompressed."""
-    with open_bytes(path) as stream:
-        return read_some(path, stream, -1)
 
 
 def event_chunks(
@@ -64,12 +39,17 @@ def event_chunks(
         head = _head(path, stream, text)
         if head:
             yield _decoded(path, decode_object, head)
-        while block := read_some(path, stream, CHUNK):
+        wait = 0  # for so much text: each try looks at all of it
+        while block := stream.read(CHUNK):
             text += block
-            events, used = _whole_events(text, decode)
-            del text[:used]
-            if events:
-                yield events, None
+            if len(text) >= wait:
+                events, used = _whole_events(text, decode)
+                del text[:used]
+                wait = 0 if used else 2 * len(text)
+                if events:
+                    yield events, None
+            if len(text) > MOST_BETWEEN:
+                raise InputError(path, f"an event is larger than {MOST_BETWEEN >> 20} MiB, as none is", "traceEvents")
         if head:
             yield _decoded(path, decode_object, b'{"traceEvents":[' + bytes(text))
         else:
@@ -79,27 +59,29 @@ def event_chunks(
 def _decoded(path: Path, decode: Callable[[bytes], tuple[list[T], Any]], text: bytes) -> tuple[list[T], Any]:
     try:
         return decode(text)
+    except RecursionError as e:
+        raise InputError(path, "is nested too deeply to be a trace", "traceEvents") from e
     except ValueError as e:
         cut_off = "truncated" in str(e)
         why = "the JSON ends in the middle: the file is cut off" if cut_off else f"not a valid trace ({e})"
         raise InputError(path, why, "traceEvents") from e
 
 
-def _head(path: Path, stream: IO[bytes], text: bytearray) -> bytes:
+def _head(path: Path, stream: Bytes, text: bytearray) -> bytes:
     """Read up to the events; leave what follows in `text`; return the object before them with an empty array."""
-    while block := read_some(path, stream, CHUNK):
+    while len(text) <= MOST_BETWEEN and (block := stream.read(CHUNK)):
         text += block
-        start = text.lstrip()[:1]
+        start = bytes(text[: 1 << 16]).lstrip()[:1]
         if start == b"[":
             del text[: text.index(b"[") + 1]
             return b""
         if start != b"{":
             break
-        if found := EVENTS_KEY.search(text):
+        if found := EVENTS_KEY.search(text, max(0, len(text) - len(block) - 64)):
             head = bytes(text[: found.end()]) + b"]}"
             del text[: found.end()]
             return head
-    if bytes(text).lstrip()[:1] == b"{":
+    if bytes(text[: 1 << 16]).lstrip()[:1] == b"{":
         what = "an execution graph, which holds no times" if b'"nodes"' in text else "not a Kineto (Chrome) trace"
         raise InputError(path, f"no such list in the file: it is {what}", "traceEvents")
     raise InputError(path, "not JSON: a trace starts with '{' or '['")
@@ -111,6 +93,6 @@ def _whole_events(text: bytearray, decode: Callable[[bytes], list[T]], tries: in
     for start, end in reversed(cuts[-tries:]):
         try:
             return decode(b"[" + text[: start + 1] + b"]"), end
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return [], 0  # no cut proved right: gather more text

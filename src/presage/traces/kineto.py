@@ -22,6 +22,7 @@ from presage.traces.trace import Collective, GpuEvents, HostEvents, HostKind, St
 
 __all__ = ["read"]
 
+MOST_EVENTS = 30_000_000  # about 5 GiB of memory
 LATEST_US = 2**52  # beyond it, microseconds as floats lose their units' place; the year 2112 comes before
 
 
@@ -29,12 +30,16 @@ def read(path: str | Path, ignore: Iterable[str] = ()) -> Trace:
     """Read one rank's trace. `ignore` names further categories of events to leave out; '*' stands for all unknown."""
     path = Path(path)
     columns = _Columns(path, {c.lower() for c in ignore})
+    count = 0
     with _no_collector():
         pieces = event_chunks(path, lambda t: kineto_schema.events(path, t), lambda t: kineto_schema.file(path, t))
         for events, about in pieces:
             if about is not None:
                 columns.about(about)
             columns.take(events)
+            count += len(events)
+            if count > MOST_EVENTS:
+                raise InputError(path, f"has more than {MOST_EVENTS:,} events: profile fewer steps", "traceEvents")
     return lifted(columns.trace())
 
 

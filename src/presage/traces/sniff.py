@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from presage.reading import open_bytes
 from presage.traces.graphs.chakra import read_chakra
 from presage.traces.graphs.et import read_et
 from presage.traces.graphs.graphfile import ExecutionGraph
-from presage.traces.jsonfile import open_bytes, read_some
 
 __all__ = ["is_graph", "read_graph"]
 
@@ -18,7 +18,7 @@ HEAD = 1 << 16
 def kind(path: Path) -> str:
     """'kineto', 'et' (PyTorch execution trace), 'chakra', or 'unknown'."""
     with open_bytes(path) as stream:
-        head = read_some(path, stream, HEAD)
+        head = stream.read(HEAD)
     start = head.lstrip()[:1]
     if start == b"[" or b'"traceEvents"' in head:
         return "kineto"

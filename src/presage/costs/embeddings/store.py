@@ -15,6 +15,7 @@ from presage.costs.embeddings.correct import Correction, features, fit_correctio
 from presage.costs.embeddings.fit import START, Measured, fit_law, sample
 from presage.costs.embeddings.law import backward, forward
 from presage.errors import InputError
+from presage.files import write_whole
 
 __all__ = ["MEASURED_ON", "SHIPPED", "Fitted", "fit", "load", "mark", "save"]
 
@@ -62,7 +63,7 @@ def save(found: Fitted, path: Path = SHIPPED) -> None:
         "forward": found.forward and found.forward.to_json(),
         "backward": found.backward and found.backward.to_json(),
     }
-    path.write_text(json.dumps(value) + "\n")
+    write_whole(path, (json.dumps(value) + "\n").encode())
 
 
 @lru_cache(4)

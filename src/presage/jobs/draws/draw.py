@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,12 +18,13 @@ from presage.noise.fold import Replicas, slowest
 from presage.noise.noise import CLASSES, COMPUTE, Noise, Spread
 from presage.noise.streams import Streams
 from presage.noise.tail import smooth
+from presage.scale.pool import BESIDE
 
-__all__ = ["BLOCKS", "Drawn", "Draws", "Kept", "calmed", "draw", "in_blocks", "whole_steps"]
+__all__ = ["BLOCKS", "STEPS", "Block", "Drawn", "Draws", "blocks_of", "calmed", "in_blocks", "joined", "replicas_key",
+           "slowest_replicas", "transfers_vary", "whole_steps"]  # fmt: skip
 
 Floats = NDArray[np.float64]
-Kept = dict[tuple[object, ...], Floats]  # seconds of the slowest replicas, by what they depend on
-Block = Callable[[Streams, tuple[int, int]], tuple[Floats, Floats]]  # seconds of [runs, steps]; jitter and stalls apart
+Block = tuple[Floats, Floats]  # seconds of [runs, steps]; those of jitter and stalls apart
 STEPS = 2  # of each run: two tell how much of the spread is the run's, and many runs tell more than many steps
 BLOCKS = 8
 USUAL = 64  # GPUs of the jobs whose steps the laws were fitted to
@@ -107,37 +107,40 @@ class Drawn:
         return self.draws.p95
 
 
-def draw(
-    shape: Shape, noise: Noise, seed: int = 0, count: int = 10_000, steps: int = STEPS, kept: Kept | None = None
-) -> Draws:
-    """Some `steps` of each of count / steps runs. The same seed gives each source of noise the same draws, whatever the
-    others are: two plans, or one with a source less, can be compared draw by draw. `kept`: replicas' seconds from other
-    draws, and for them."""
-    known = {} if kept is None else kept
-    return in_blocks(lambda streams, size: _block(shape, noise, streams, size, known), shape, seed, count, steps)
-
-
-def in_blocks(block: Block, shape: Shape, seed: int, count: int, steps: int = STEPS) -> Draws:
-    """Blocks share nothing, so that how they differ tells all of the draws' error."""
+def blocks_of(count: int, steps: int = STEPS) -> tuple[int, tuple[int, int]]:
+    """How many blocks so many draws are, and [runs, steps] of each. Blocks share nothing, so that how they differ tells
+    all of the draws' error."""
     steps = min(steps, count)
     blocks = int(np.clip(count // 1_000, 2, BLOCKS))
-    size = max(1, -(-count // (steps * blocks))), steps
-    with ThreadPoolExecutor(2) as pool:  # the recursion and most of NumPy run beside each other
-        made = pool.map(lambda k: block(Streams(seed).child(k), size), range(blocks))
-        lasting, passing = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    return blocks, (max(1, -(-count // (steps * blocks))), steps)
+
+
+def in_blocks(block: Callable[[Streams, tuple[int, int]], Block], shape: Shape, seed: int, count: int) -> Draws:
+    """Draws whose blocks a function makes: two beside each other."""
+    blocks, size = blocks_of(count)
+    return joined(shape, BESIDE.map(lambda k: block(Streams(seed).child(k), size), range(blocks)))
+
+
+def joined(shape: Shape, blocks: Iterable[Block]) -> Draws:
+    """Draws of their blocks."""
+    lasting, passing = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     return Draws(np.maximum(lasting + passing, 0.0), shape.seconds, lasting)
 
 
-def _block(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int], kept: Kept) -> tuple[Floats, Floats]:
-    """[runs, steps]: seconds; those of jitter and stalls apart."""
-    key = (shape.pipeline, shape.replicas, shape.together, shape.still, shape.immune, streams, size, _own(shape, noise))
-    if key not in kept:
-        kinds = _replicas(shape, noise, streams)
-        kept[key] = slowest(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
-    return whole_steps(shape, noise, streams, kept[key])
+def slowest_replicas(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    """[runs, steps]: seconds of the slowest replica's pipeline."""
+    kinds = _replicas(shape, noise, streams)
+    return slowest(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
 
 
-def whole_steps(shape: Shape, noise: Noise, streams: Streams, longest: Floats) -> tuple[Floats, Floats]:
+def replicas_key(shape: Shape, noise: Noise) -> tuple[object, ...]:
+    """All that the slowest replica depends on: shapes and noises that agree in it can be drawn together."""
+    spreads = sorted((k, s.rank, s.own) for k, s in _spreads(shape, noise).items() if s.rank or s.own)
+    own = tuple(spreads), noise.slow, noise.load
+    return shape.pipeline, shape.replicas, shape.together, shape.still, shape.immune, own
+
+
+def whole_steps(shape: Shape, noise: Noise, streams: Streams, longest: Floats) -> Block:
     """[runs, steps]: seconds of steps whose slowest replica takes so long; those of jitter and stalls apart."""
     size = longest.shape[0], longest.shape[1]
     seconds = longest * shape.calm * _compute(shape, noise, streams, size)
@@ -146,12 +149,6 @@ def whole_steps(shape: Shape, noise: Noise, streams: Streams, longest: Floats) -
     seconds *= _common(noise, streams, size)
     jitter = noise.common.jitter.sample(streams("jitter"), size)
     return np.asarray(seconds), jitter + _stalls(shape, noise, streams, size)
-
-
-def _own(shape: Shape, noise: Noise) -> tuple[object, ...]:
-    """What of the noise replicas do not share."""
-    spreads = sorted((k, s.rank, s.own) for k, s in _spreads(shape, noise).items() if s.rank or s.own)
-    return tuple(spreads), noise.slow, noise.load
 
 
 def _spreads(shape: Shape, noise: Noise) -> dict[str, Spread]:
@@ -166,7 +163,8 @@ def calmed(shape: Shape, noise: Noise) -> Shape:
     0.3%) with each doubling of the GPUs."""
     place = float(STANDARD.quantile(0.5 ** (1 / USUAL)))
     gpus = Gpus(np.full((shape.stages, 1), place), np.ones((shape.stages, 1)))
-    return replace(shape, calm=float(shape.pipeline.total / steady(replace(shape, still=frozenset()), noise, gpus)[0]))
+    slow = float(steady(replace(shape, still=frozenset()), noise, gpus)[0])
+    return shape.but(calm=float(shape.pipeline.total / slow))
 
 
 def _replicas(shape: Shape, noise: Noise, streams: Streams) -> tuple[Replicas, ...]:
@@ -223,7 +221,7 @@ def _transfers(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, in
     total = np.zeros(size)
     states = noise.network.path(streams("network"), 1, size[0] * size[1]).reshape(size)
     factors = np.array(noise.network.factors)[states]
-    for kind in shape.curves if _any_transfers(noise) else ():
+    for kind in shape.curves if transfers_vary(noise) else ():
         spread, times = noise.of(kind), np.ones(size)
         if kind in shape.across:
             times *= factors
@@ -236,7 +234,8 @@ def _transfers(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, in
     return total
 
 
-def _any_transfers(noise: Noise) -> bool:
+def transfers_vary(noise: Noise) -> bool:
+    """Whether any of them takes longer in some steps."""
     spreads = [noise.of(k) for k in CLASSES if k not in COMPUTE]
     return noise.network.factors != (1.0,) or any(s.step or s.own for s in spreads)
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from presage.jobs.draws.draw import Draws, calmed, draw
+from presage.jobs.draws.draw import Draws, calmed, transfers_vary
 from presage.jobs.draws.shape import Shape
+from presage.jobs.draws.together import Asked, draw_all
 from presage.noise.belief import Belief
 from presage.noise.estimate import Estimate
+from presage.scale.pool import BESIDE, Pool
 
 __all__ = ["QUANTILES", "Guarantee", "guarantee"]
 
@@ -54,9 +56,15 @@ class Guarantee:
         return replace(value, low=float(min(low, value.value)), high=float(max(high, value.value)))
 
 
-def guarantee(shape: Shape, belief: Belief, seed: int = 0, count: int = 10_000, sets: int = SETS) -> Guarantee:
+def guarantee(
+    shape: Shape, belief: Belief, seed: int = 0, count: int = 10_000, sets: int = SETS, pool: Pool = BESIDE
+) -> Guarantee:
     """With `sets` = 0 the noise is taken as it is believed to be."""
     rng = np.random.default_rng((seed, 1))
     may_be = [belief.drawn(rng) for _ in range(sets if belief.intervals else 0)]
-    others = [draw(calmed(shape, noise), noise, seed, min(count, FEWEST)) for noise in may_be]
-    return Guarantee(draw(calmed(shape, belief.noise), belief.noise, seed, count), tuple(others))
+    if transfers_vary(belief.noise):
+        shape.curves  # noqa: B018 - which all of them share
+    asked = [Asked(calmed(shape, belief.noise), belief.noise, count)]
+    asked += [Asked(calmed(shape, noise), noise, min(count, FEWEST)) for noise in may_be]
+    found = dict(draw_all(asked, seed, pool))
+    return Guarantee(found[0], tuple(found[i] for i in range(1, len(asked))))

@@ -17,6 +17,7 @@ from presage.jobs.job import Job
 from presage.jobs.paces import EVEN, Paces
 from presage.jobs.step import step
 from presage.noise.distribution import Distribution, Empirical, Fixed
+from presage.reading import lines
 
 __all__ = ["experts_load", "lengths_load", "microbatch_load", "read_lengths"]
 
@@ -92,10 +93,8 @@ def read_lengths(path: str | Path) -> Floats:
     """Tokens of documents: a number a line, or a column `length` or `tokens` of a CSV file."""
     path = Path(path)
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    except OSError as e:
-        raise InputError(path, f"cannot be read: {e.strerror or e}") from e
-    except (UnicodeDecodeError, csv.Error) as e:
+        rows = list(csv.reader(lines(path)))
+    except csv.Error as e:
         raise InputError(path, "is not text: a length in tokens on each line was expected") from e
     rows = [r for r in rows if r]
     names = [x.strip().lower() for x in rows[0]] if rows else []

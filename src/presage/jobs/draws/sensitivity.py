@@ -6,20 +6,21 @@ the change is worth is the difference. How well it is known comes from leaving o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.jobs.draws.criticality import Critical, criticality, stage_criticality, stage_scaled
-from presage.jobs.draws.draw import Draws, Kept, draw
+from presage.jobs.draws.draw import Draws
 from presage.jobs.draws.shape import Shape, scaled
-from presage.jobs.draws.shapley import Shapley, shapley
+from presage.jobs.draws.shapley import Shapley, shapley, subsets
 from presage.jobs.draws.sources import active, only, steadied, without
+from presage.jobs.draws.together import Asked, draw, draw_all
 from presage.noise.estimate import BATCHES, Estimate
 from presage.noise.noise import NO_NOISE, Noise
+from presage.scale.pool import BESIDE, Pool
 
 __all__ = ["FASTER", "Change", "Row", "Sensitivity", "Shares", "sensitivity"]
 
@@ -28,7 +29,8 @@ FASTER = 0.9  # of its seconds
 DRAWS, FEW = 4_000, 2_000  # each time; of stages, of which there may be many
 SLOWED = frozenset({"products", "attention"})  # by slow GPUs
 MEAN, P50, P95, SD, VARIANCE, TAIL = range(6)  # what is told of draws
-Drawn = Callable[[Shape, Noise], Draws]
+Told = Callable[[object], Floats]  # what is told of the draws of a case, by its key
+Cases = dict[object, Asked]  # by key
 
 
 @dataclass(frozen=True)
@@ -87,50 +89,84 @@ class Sensitivity:
         return sum(r.steady.p95.value for r in self.of("source"))
 
 
-def sensitivity(shape: Shape, noise: Noise, seed: int = 0, draws: int = DRAWS) -> Sensitivity:
+def sensitivity(shape: Shape, noise: Noise, seed: int = 0, draws: int = DRAWS, pool: Pool = BESIDE) -> Sensitivity:
     """Of a job's step. The shape may be `calmed`, by this noise."""
-    kept: Kept = {}
-
-    def drawn(shape: Shape, noise: Noise, few: int = draws) -> Draws:
-        return draw(shape, noise, seed, few, kept=kept)
-
-    found, calm = drawn(shape, noise), drawn(shape, NO_NOISE)
+    found, calm = draw(shape, noise, seed, draws, pool=pool), draw(shape, NO_NOISE, seed, 2)
+    names, critical = [s.name for s in active(noise)], criticality(shape)
+    cases = {
+        **_class_cases(shape, noise, critical, draws),
+        **_source_cases(shape, noise, names, seed, draws),
+        **_stage_cases(shape, noise, min(draws, FEW)),
+    }
+    known = _told_all(cases, seed, pool)
     before = _told(found)
-    sources, exact = _sources(shape, noise, drawn, before, seed)
-    few = min(draws, FEW)
-    rows = *_classes(shape, noise, drawn, before), *sources, *_stages(shape, noise, partial(drawn, few=few))
-    steady = _told(drawn(shape, without(noise, [s.name for s in active(noise)])))
-    return Sensitivity(shape, found, float(calm.seconds.flat[0]), Change.of(before, steady), rows, exact)
+    sources, exact = _sources(names, known.__getitem__, before, seed)
+    rows = *_classes(critical, known.__getitem__, before), *sources, *_stages(shape, known.__getitem__)
+    steady = Change.of(before, known["no source"])
+    return Sensitivity(shape, found, float(calm.seconds.flat[0]), steady, rows, exact)
 
 
-def _classes(shape: Shape, noise: Noise, drawn: Drawn, before: Floats) -> list[Row]:
-    """Of work; what is steady minds neither slow GPUs nor the network."""
-    out = []
-    for kind, critical in criticality(shape).items():
-        alone = replace(shape, across=shape.across - {kind}, immune=frozenset({kind} & SLOWED))
-        steady = Change.of(before, _told(drawn(alone, steadied(noise, kind))))
-        quick = replace(scaled(shape, kind, FASTER), calm=shape.calm)
-        out.append(Row("class", kind, steady, Change.of(before, _told(drawn(quick, noise))), critical))
+def _told_all(cases: Cases, seed: int, pool: Pool) -> dict[object, Floats]:
+    keys = list(cases)
+    return {keys[i]: _told(draws) for i, draws in draw_all(list(cases.values()), seed, pool)}
+
+
+# ---- classes of work
+
+
+def _class_cases(shape: Shape, noise: Noise, kinds: Iterable[str], draws: int) -> Cases:
+    """What is steady minds neither slow GPUs nor the network."""
+    out: Cases = {}
+    for kind in kinds:
+        alone = shape.but(across=shape.across - {kind}, immune=frozenset({kind} & SLOWED))
+        out["class", kind, "steady"] = Asked(alone, steadied(noise, kind), draws)
+        out["class", kind, "quick"] = Asked(scaled(shape, kind, FASTER).but(calm=shape.calm), noise, draws)
     return out
 
 
-def _stages(shape: Shape, noise: Noise, drawn: Drawn) -> list[Row]:
-    before, out = _told(drawn(shape, noise)), []
-    for stage in range(shape.stages if shape.stages > 1 else 0):
-        steady = Change.of(before, _told(drawn(replace(shape, still=frozenset([stage])), noise)))
-        quick = Change.of(before, _told(drawn(stage_scaled(shape, stage, FASTER), noise)))
+def _classes(kinds: dict[str, Critical], told: Told, before: Floats) -> list[Row]:
+    out = []
+    for kind, critical in kinds.items():
+        steady, quick = (Change.of(before, told(("class", kind, how))) for how in ("steady", "quick"))
+        out.append(Row("class", kind, steady, quick, critical))
+    return out
+
+
+# ---- pipeline stages
+
+
+def _stage_cases(shape: Shape, noise: Noise, draws: int) -> Cases:
+    out: Cases = {("stage", "as it is"): Asked(shape, noise, draws)}
+    for stage in _several(shape):
+        out["stage", stage, "steady"] = Asked(shape.but(still=frozenset([stage])), noise, draws)
+        out["stage", stage, "quick"] = Asked(stage_scaled(shape, stage, FASTER), noise, draws)
+    return out
+
+
+def _stages(shape: Shape, told: Told) -> list[Row]:
+    before, out = told(("stage", "as it is")), []
+    for stage in _several(shape):
+        steady, quick = (Change.of(before, told(("stage", stage, how))) for how in ("steady", "quick"))
         out.append(Row("stage", str(stage), steady, quick, stage_criticality(shape, stage)))
     return out
 
 
-def _sources(shape: Shape, noise: Noise, drawn: Drawn, before: Floats, seed: int) -> tuple[list[Row], bool]:
-    names = [s.name for s in active(noise)]
+def _several(shape: Shape) -> range:
+    return range(shape.stages if shape.stages > 1 else 0)
 
-    def value(some: frozenset[str]) -> Floats:
-        return _told(drawn(shape, only(noise, some)))[[VARIANCE, TAIL, MEAN]]
 
-    found = shapley(names, value, seed)
-    steady = [Change.of(before, _told(drawn(shape, without(noise, [name])))) for name in names]
+# ---- sources of noise
+
+
+def _source_cases(shape: Shape, noise: Noise, names: Sequence[str], seed: int, draws: int) -> Cases:
+    out: Cases = {some: Asked(shape, only(noise, some), draws) for some in subsets(names, seed)}
+    out |= {("source", name): Asked(shape, without(noise, [name]), draws) for name in names}
+    return out | {"no source": Asked(shape, without(noise, names), draws)}
+
+
+def _sources(names: Sequence[str], told: Told, before: Floats, seed: int) -> tuple[list[Row], bool]:
+    found = shapley(names, lambda some: told(some)[[VARIANCE, TAIL, MEAN]], seed)
+    steady = [Change.of(before, told(("source", name))) for name in names]
     shares = _shares(found) if names else []
     rows = [Row("source", n, s, shares=p) for n, s, p in zip(names, steady, shares, strict=True)]
     return rows, found.exact

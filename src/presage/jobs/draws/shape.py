@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,12 @@ class Shape:
     def _at(self, kind: str, times: float) -> float:
         paces = self.paces._replace(**{kind: getattr(self.paces, kind) * times})
         return step(self.job, self.efficiency, paces).seconds
+
+    def but(self, **changes: Any) -> Shape:
+        """With other `calm`, `across`, `still` or `immune`, which curves have no part in."""
+        made = replace(self, **changes)
+        made.__dict__.update((k, v) for k, v in self.__dict__.items() if k == "curves")
+        return made
 
     @property
     def _sent(self) -> set[str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EXACT", "Shapley", "shapley"]
+__all__ = ["EXACT", "Shapley", "shapley", "subsets"]
 
 Floats = NDArray[np.float64]
 Value = Callable[[frozenset[str]], Floats]
@@ -46,6 +46,18 @@ def shapley(causes: Sequence[str], value: Value, seed: int = 0, exact: int = EXA
         return Shapley(added, np.zeros_like(added), True, len(known))
     each = np.array(list(_pairs(causes, kept, np.random.default_rng(seed), pairs)))
     return Shapley(each.mean(axis=0), each.std(axis=0, ddof=1) / np.sqrt(pairs), False, len(known))
+
+
+def subsets(causes: Sequence[str], seed: int = 0, exact: int = EXACT, pairs: int = PAIRS) -> list[frozenset[str]]:
+    """Those that `shapley` will ask for the values of."""
+    asked: list[frozenset[str]] = []
+
+    def value(some: frozenset[str]) -> Floats:
+        asked.append(some)
+        return np.zeros(1)
+
+    shapley(causes, value, seed, exact, pairs)
+    return asked
 
 
 def _exact(causes: Sequence[str], cause: str, value: Value) -> Floats:

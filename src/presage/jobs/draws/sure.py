@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from presage.errors import PresageError
+from presage.errors import PresageError, near
 from presage.jobs.draws.guarantee import QUANTILES, Guarantee, guarantee
 from presage.jobs.draws.shape import NODE, shape_of
 from presage.jobs.job import Job
@@ -17,6 +17,7 @@ from presage.noise.distribution import Distribution
 from presage.noise.estimate import Estimate
 from presage.noise.files import read_noise
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
+from presage.scale.pool import BESIDE, Pool
 
 __all__ = ["Sure", "belief_of", "sure"]
 
@@ -72,14 +73,19 @@ class Sure:
 
 
 def sure(
-    p: JobPrediction, noise: str | None = None, count: int = 10_000, seed: int = 0, load: Distribution | None = None
+    p: JobPrediction,
+    noise: str | None = None,
+    count: int = 10_000,
+    seed: int = 0,
+    load: Distribution | None = None,
+    pool: Pool = BESIDE,
 ) -> Sure:
     """With noise from a file, or what is assumed of such GPUs and so many of them; and microbatches of such work."""
     belief, source = belief_of(p.job, p.seconds, noise)
     if load is not None:
         others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
         belief = replace(belief, noise=replace(belief.noise, load=load), intervals=others)
-    return Sure(guarantee(shape_of(p.job, p.step), belief, seed, count), belief, source, seed)
+    return Sure(guarantee(shape_of(p.job, p.step), belief, seed, count, pool=pool), belief, source, seed)
 
 
 def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
@@ -87,7 +93,8 @@ def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belie
     kept = noise or DEFAULT
     if kept not in CONDITIONS:
         if not Path(kept).exists() and not Path(kept).suffix:
-            raise PresageError(f"--noise {kept}: it is no file, nor one of {', '.join(CONDITIONS)}")
+            there = f"nor one of {', '.join(CONDITIONS)}{near(kept, CONDITIONS)}"
+            raise PresageError(f"--noise {kept}: it is no file, {there}")
         return read_noise(kept), kept
     return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f"no data of yours, assumed: {kept}"
 

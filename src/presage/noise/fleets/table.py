@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from pathlib import Path
 
 from presage.errors import InputError
-from presage.traces.jsonfile import read_bytes
+from presage.reading import lines
 
 __all__ = ["DEVICE", "WORK", "Row", "number", "read_table"]
 
@@ -20,11 +19,9 @@ WORK = ("kern", "kernel", "work", "exp", "benchmark", "workload", "op", "input_s
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, Row]]]:
     """Column names, and the rows that have something in them with their numbers in the file; gzip or plain."""
     try:
-        reader = csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig")))
+        reader = csv.DictReader(lines(path))
         names = [n for n in reader.fieldnames or [] if n]
         return names, [(line, row) for line, row in enumerate(reader, start=2) if any(row.values())]
-    except UnicodeDecodeError as e:
-        raise InputError(path, "is not text: a CSV table of GPUs and their times was expected") from e
     except csv.Error as e:
         raise InputError(path, f"not a CSV table ({e})") from e
 

@@ -119,7 +119,7 @@ def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = 
     if before is not None and len(seconds) > 1:
         change = abs(float(np.log(np.median(seconds) / np.median(before))))
         seconds = seconds * factors(np.random.default_rng([how.seed, 2]), EFFECT * change, len(seconds))
-    return Trial(timed, seconds, _told(timed, Quantiles.of(seconds), how))
+    return Trial(timed, seconds, replace(_told(timed, Quantiles.of(seconds), how), drawn=tuple(seconds.tolist())))
 
 
 def _new(timed: Timed, base: Timed) -> tuple[Mask, Mask]:

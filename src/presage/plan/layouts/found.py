@@ -72,5 +72,6 @@ class Found:
     complete: bool  # whether all that had to be priced was
     took: float  # seconds
     efficiency: Efficiency | None
+    cloud: tuple[Short, ...] = ()  # all that were priced, best first
     late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: what 19 of 20 steps take at most
     noise: str = ""  # where that noise is from

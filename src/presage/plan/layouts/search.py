@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
 import numpy as np
 
-from presage.errors import PresageError
+from presage.errors import PresageError, near
 from presage.jobs.check import check, problems
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.efficiency import Efficiency
 from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction
-from presage.plan.layouts.cluster import ray_cluster
 from presage.plan.layouts.found import Counts, Found, Progress, Short, Tell, priced
 from presage.plan.layouts.layout import Layout, laid
-from presage.plan.layouts.pool import Pool, processes
 from presage.plan.layouts.prices import Surveyed, price, survey
 from presage.plan.layouts.race import Race, front
 from presage.plan.layouts.space import Family, Keep, Space
 from presage.plan.layouts.surest import CANDIDATES, surest
+from presage.scale import Pool, opened
 
 __all__ = ["OBJECTIVES", "search"]
 
@@ -60,23 +58,24 @@ def search(
     The best has the shortest step (`mean`), the fewest GPU-seconds a step (`cost`: for several numbers of GPUs), or the
     shortest time that 19 of 20 steps take at most (`p95`: of the `CANDIDATES` with the shortest steps, with `noise` and
     `seed` as in `presage job`).
-    `keep` holds knobs fast: {"tp": {"8"}}. At most `limit` layouts are priced. Without `prune` all that fit are.
+    `workers` processes or a `ray` cluster do the work. `keep` holds knobs fast: {"tp": {"8"}}. At most `limit` layouts
+    are priced. Without `prune` all that fit are.
     """
     begun = time.perf_counter()
     if objective not in OBJECTIVES:
-        raise PresageError(f"no objective {objective!r}: there is {', '.join(OBJECTIVES)}")
+        raise PresageError(f"no objective {objective!r}: there is {', '.join(OBJECTIVES)}{near(objective, OBJECTIVES)}")
     surely = objective == "p95"
     if surely:
         belief_of(job, 1.0, noise)  # what is wrong with it is said at once
     space = Space(job, (gpus,) if isinstance(gpus, int) else tuple(gpus), keep or {})
     families = _families(space)
-    with _pool(workers, ray) as pool:
+    with opened(workers, ray) as pool:
         field = _surveyed(space, families, efficiency, pool, tell or _nothing)
         race = _race(field, objective, max(top, CANDIDATES) if surely else top, prune)
         one = partial(price, job, efficiency)
         complete = _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
-    found = _found(space, field, race, objective, efficiency, complete, begun)
-    return surest(found, noise, seed, top, begun, tell or _nothing) if surely else found
+        found = _found(space, field, race, objective, efficiency, complete, begun)
+        return surest(found, noise, seed, top, begun, tell or _nothing, pool) if surely else found
 
 
 def _families(space: Space) -> list[Family]:
@@ -94,10 +93,6 @@ def _families(space: Space) -> list[Family]:
         )
     check(laid(space.job, first))  # what is wrong with one is wrong with all
     return found
-
-
-def _pool(workers: int, ray: str | None) -> AbstractContextManager[Pool]:
-    return ray_cluster(ray) if ray else processes(workers)
 
 
 def _surveyed(space: Space, families: list[Family], efficiency: Efficiency | None, pool: Pool, tell: Tell) -> Surveyed:
@@ -172,8 +167,9 @@ def _found(
     best = tuple(priced(laid(job, field.layouts[i]), efficiency) for i in ranked[: race.top])
     by_knob = {name: {word: short(i) for word, i in found.items()} for name, found in race.best_by_knob().items()}
     edge = tuple(short(i) for i in front(race.needed, ranked))
-    own, took = _own(job, space.gpus, efficiency), time.perf_counter() - begun
-    return Found(objective, best, edge, by_knob, own, counts, complete, took, efficiency)
+    own, cloud = _own(job, space.gpus, efficiency), tuple(short(i) for i in ranked)
+    took = time.perf_counter() - begun
+    return Found(objective, best, edge, by_knob, own, counts, complete, took, efficiency, cloud)
 
 
 def _own(job: Job, counted: tuple[int, ...], efficiency: Efficiency | None) -> JobPrediction | None:

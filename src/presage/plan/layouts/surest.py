@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from presage.jobs.draws import calmed, draw, shape_of
+from presage.jobs.draws import Asked, calmed, draw_all, shape_of
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.predict import JobPrediction
 from presage.noise.estimate import Estimate
 from presage.noise.noise import Noise
 from presage.plan.layouts.found import Found, Progress, Tell
+from presage.scale import BESIDE, SERIAL, Pool
 
 __all__ = ["CANDIDATES", "surest"]
 
@@ -18,22 +19,22 @@ CANDIDATES = 24  # plans that are drawn
 DRAWS = 4_000
 
 
-def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, tell: Tell) -> Found:
+def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, tell: Tell, pool: Pool) -> Found:
     """The plans found, ranked anew, and each one's p95: all with the same random numbers."""
     if not found.best:
         return found
     belief, source = belief_of(found.best[0].job, found.best[0].seconds, noise)
-    plans, late = [*found.best, *([found.own] if found.own else [])], list[Estimate]()
-    for k, p in enumerate(plans):
-        late.append(_late(p, belief.noise, seed, found))
-        tell(Progress("drawing", k + 1, len(plans), found.counts.legal, min(e.value for e in late)))
+    plans, late = [*found.best, *([found.own] if found.own else [])], dict[int, Estimate]()
+    asked = [_asked(p, belief.noise, found) for p in plans]
+    for i, draws in draw_all(asked, seed, BESIDE if pool == SERIAL else pool):
+        late[i] = draws.p95
+        tell(Progress("drawing", len(late), len(plans), found.counts.legal, min(e.value for e in late.values())))
     order = sorted(range(len(found.best)), key=lambda i: late[i].value)[:top]
     best, chosen = tuple(found.best[i] for i in order), [late[i] for i in order]
-    own = late[len(found.best) :]
+    own = [late[i] for i in range(len(found.best), len(plans))]
     took = time.perf_counter() - begun
     return replace(found, best=best, late=(*chosen, *own), noise=source, took=took)
 
 
-def _late(p: JobPrediction, noise: Noise, seed: int, found: Found) -> Estimate:
-    shape = calmed(shape_of(p.job, p.step, found.efficiency), noise)
-    return draw(shape, noise, seed, DRAWS).p95
+def _asked(p: JobPrediction, noise: Noise, found: Found) -> Asked:
+    return Asked(calmed(shape_of(p.job, p.step, found.efficiency), noise), noise, DRAWS)

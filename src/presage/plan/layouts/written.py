@@ -14,7 +14,7 @@ from presage.jobs.frameworks import framework, frameworks
 from presage.jobs.job import Job
 from presage.jobs.models import words_of
 
-__all__ = ["cluster_beside", "job_toml"]
+__all__ = ["cluster_beside", "job_toml", "table_toml"]
 
 MB = 1e6
 SWITCHES = (
@@ -36,6 +36,11 @@ def job_toml(job: Job, cluster: Mapping[str, Any], comment: str = "") -> str:
     }
     first = [f"# {line}" for line in comment.splitlines()]
     return "\n".join([*first, *_lines(table)]).strip() + "\n"
+
+
+def table_toml(table: Mapping[str, Any]) -> str:
+    """Any table of a job file's sections as its text."""
+    return "\n".join(_lines(table)).strip() + "\n"
 
 
 def cluster_beside(cluster: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(v) for v in value)}]"
     return repr(value)

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from presage.errors import InputError
+from presage.errors import InputError, PresageError
 from presage.noise.fleets.table import DEVICE, WORK, Row, number, read_table
 from presage.plan.place.fleet import Fleet
 
@@ -71,7 +71,10 @@ def read_speeds(path: str | Path, columns: Mapping[str, str] | None = None) -> F
     kept = [r for r in rows.values() if r is not None]
     if not kept:
         raise InputError(path, "no row of it has a GPU and a number above 0", found.value)
-    return _fleet(path, kept, found, [line for line, r in rows.items() if r is None])
+    try:
+        return _fleet(path, kept, found, [line for line, r in rows.items() if r is None])
+    except PresageError as e:
+        raise InputError(path, str(e), found.value) from e
 
 
 def _row(told: Row, c: _Columns, line: int) -> _Timed | None:

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from presage.jobs.check import problems
-from presage.jobs.draws.draw import Drawn, Draws, calmed, draw
+from presage.jobs.draws.draw import Drawn, Draws, calmed
 from presage.jobs.draws.shape import Shape, shape_of
 from presage.jobs.draws.sure import belief_of
+from presage.jobs.draws.together import draw
 from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction, predict_job
 from presage.noise.noise import NO_NOISE, Noise

@@ -14,7 +14,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["Fact", "Page", "Section", "Table", "plain", "table_of"]
+__all__ = ["Fact", "Page", "Section", "Table", "Tone", "plain", "table_of"]
 
 Tone = Literal["", "good", "bad", "warn"]
 SHORT = 14  # rows: longer tables are folded until someone opens them

@@ -21,6 +21,7 @@ MEANINGS = {
     "normalisation": "#b279a2", "reduction": "#9d755d", "optimizer": "#7f6bb3", "the optimizer": "#7f6bb3",
     "softmax and loss": "#e88fa0", "collective": "#e45756", "communication": "#e45756",
     "idle": "#c3c9d0", "the pipeline's bubble": "#c3c9d0", "waits for the host": "#9aa3ad", "host": "#9aa3ad",
+    "waits for other ranks": "#c3c9d0", "waits for the GPU": "#c3c9d0",
 }  # fmt: skip
 
 

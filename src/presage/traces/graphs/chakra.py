@@ -19,18 +19,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from presage.errors import InputError
+from presage.reading import read_bytes
 from presage.traces.graphs.et import ABSENT, decode_json
 from presage.traces.graphs.graphfile import (
+    MOST_BYTES,
     NO_ATTRS,
     Argument,
     Arguments,
     ExecutionGraph,
     Node,
+    check_count,
     global_rank,
     host_kind,
     ordered_graph,
 )
-from presage.traces.jsonfile import read_bytes
 
 __all__ = ["read_chakra"]
 
@@ -41,7 +43,7 @@ NAMED_ATTRS = frozenset({"rf_id", "fw_parent", "seq_id", "scope", "tid", "op_sch
 
 def read_chakra(path: str | Path) -> ExecutionGraph:
     """The execution graph in a Chakra file of either form."""
-    data = read_bytes(Path(path))
+    data = read_bytes(path, MOST_BYTES)
     return _read_json(str(path), data) if _is_json(data) else _read_protobuf(str(path), data)
 
 
@@ -52,7 +54,7 @@ def _is_json(data: bytes) -> bool:
 
 
 class _Graph(msgspec.Struct):
-    workload_graph: list[dict[str, Any]] | None = None
+    workload_graph: list[msgspec.Raw] | None = None
     nodes: msgspec.Raw = ABSENT
     traceEvents: msgspec.Raw = ABSENT
 
@@ -75,7 +77,10 @@ def _read_json(path: str, data: bytes) -> ExecutionGraph:
         if file.traceEvents != ABSENT:
             raise InputError(path, "this is a Kineto profiler trace, not a Chakra graph; open it as a Kineto trace")
         raise InputError(path, "no such list in the file: this is not a Chakra graph", "workload_graph")
-    return _graph(path, "chakra-json", [_json_node(path, i, raw) for i, raw in enumerate(file.workload_graph)])
+    check_count(path, len(file.workload_graph))
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    found = (decode_json(path, r, decoder, f"workload_graph[{i}]") for i, r in enumerate(file.workload_graph))
+    return _graph(path, "chakra-json", [_json_node(path, i, raw) for i, raw in enumerate(found)])
 
 
 def _graph(path: str, schema: str, nodes: list[Node]) -> ExecutionGraph:
@@ -144,6 +149,7 @@ def _read_protobuf(path: str, data: bytes) -> ExecutionGraph:
                 meta = _metadata(message)
             else:
                 nodes.append(_node(message, read, "schema" in meta))
+                check_count(path, len(nodes))
             at = end
     except ValueError as e:
         where = f"message {len(nodes) + (at > 0)} at byte {at}"

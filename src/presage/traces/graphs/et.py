@@ -16,17 +16,19 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from presage.errors import InputError
+from presage.reading import read_bytes
 from presage.traces.graphs.graphfile import (
+    MOST_BYTES,
     NO_ATTRS,
     Argument,
     Arguments,
     ExecutionGraph,
     Node,
+    check_count,
     global_rank,
     host_kind,
     ordered_graph,
 )
-from presage.traces.jsonfile import read_bytes
 
 __all__ = ["KinetoLink", "decode_json", "link_to_kineto", "read_et"]
 
@@ -96,9 +98,10 @@ class _Named(msgspec.Struct, gc=False):
 
 def read_et(path: str | Path) -> ExecutionGraph:
     """The execution graph in a PyTorch execution trace."""
-    file = decode_json(path, read_bytes(Path(path)), msgspec.json.Decoder(_File))
+    file = decode_json(path, read_bytes(path, MOST_BYTES), msgspec.json.Decoder(_File))
     if file.nodes is None:
         raise _another_kind(path, file)
+    check_count(path, len(file.nodes))
     decoder, read = msgspec.json.Decoder(_Node), Arguments()
     nodes = [_node(str(path), decode_json(path, r, decoder, f"nodes[{i}]"), read) for i, r in enumerate(file.nodes)]
     return ordered_graph(str(path), file.schema, nodes, global_rank(nodes))

@@ -11,18 +11,21 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import isfinite
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from presage.errors import InputError
 
 __all__ = [
+    "MOST_BYTES",
     "NO_ATTRS",
     "Argument",
     "Arguments",
     "ExecutionGraph",
     "Node",
     "TensorRef",
+    "check_count",
     "consumers",
     "global_rank",
     "host_kind",
@@ -31,6 +34,15 @@ __all__ = [
     "tensors",
     "topological_order",
 ]
+
+MOST_BYTES = 1 << 30  # of a file
+MOST_NODES = 3_000_000  # a node takes half a kilobyte and more in memory
+
+
+def check_count(path: str | Path, nodes: int) -> None:
+    """That a graph is not too large to be held."""
+    if nodes > MOST_NODES:
+        raise InputError(path, f"has more than {MOST_NODES:,} nodes: record fewer steps", "nodes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ An operation type that presage does not know stays in the table and counts as wo
 from __future__ import annotations
 
 import csv
-import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from presage import reading
 from presage.errors import InputError
-from presage.traces.jsonfile import read_bytes
 
 __all__ = ["BACKWARD", "COMMUNICATION", "FORWARD", "KNOWN", "OpTable", "read"]
 
@@ -115,11 +114,7 @@ def read(path: str | Path) -> OpTable:
 
 def _columns(path: Path) -> dict[str, tuple[str, ...]]:
     try:
-        text = read_bytes(path).decode()
-    except UnicodeDecodeError as e:
-        raise InputError(path, "not a CSV table: it is not text") from e
-    try:
-        lines = [x for x in csv.reader(io.StringIO(text, newline=""), strict=True) if x]
+        lines = [x for x in csv.reader(reading.lines(path), strict=True) if x]
     except csv.Error as e:
         raise InputError(path, f"not a CSV table ({e})") from e
     header = [x.strip() for x in lines[0]] if lines else []

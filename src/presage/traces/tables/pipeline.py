@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.decoding import read_checked
 from presage.engine import Edges, Lane, Program, finish_times
 from presage.errors import InputError
-from presage.traces.jsonfile import read_bytes
 
 __all__ = ["SCHEDULES", "Delays", "Op", "PipelineRun", "fit_delays", "iteration_times", "orders", "pipeline", "read"]
 
@@ -252,7 +252,7 @@ class _Iteration(msgspec.Struct):
 def read(folder: str | Path) -> PipelineRun:
     """Read and check a run; its schedule is the one whose order the measured starts follow."""
     folder = Path(folder)
-    config = _decoded(_file(folder, "config"), _Config)
+    config = read_checked(_file(folder, "config"), _Config)
     for name in ("pp_size", "num_mbs", "vp_size"):
         if getattr(config, name) < 1:
             raise InputError(folder / "config.json", f"{getattr(config, name)} is not a count", name)
@@ -279,15 +279,8 @@ def _file(folder: Path, name: str) -> Path:
     raise InputError(folder, "no such file in the folder", f"{name}.json")
 
 
-def _decoded(file: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(read_bytes(file), type=kind)
-    except msgspec.MsgspecError as e:
-        raise InputError(file, str(e)) from e
-
-
 def _stage(file: Path, config: _Config) -> dict[int, _Iteration]:
-    stage = _decoded(file, dict[int, _Iteration])
+    stage = read_checked(file, dict[int, _Iteration])
     if not stage:
         raise InputError(file, "no iterations")
     for i, iteration in stage.items():

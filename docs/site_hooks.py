@@ -1,0 +1,99 @@
+"""Hooks of the site: files beside docs/ that pages link to (examples, sources, the changelog) become pages of it.
+
+A link that leaves docs/ leads to a file of the repository. On a code host it opens there; here each such file is a page
+under `files/`, a folder a list of what is in it. So no link is dead, and the site needs nothing from outside. Links
+that lead nowhere fail the build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+FENCES = re.compile(r"^(`{3,})[^\n]*\n.*?^\1$", re.M | re.S)
+NAMED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "files/README.md"}
+LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "bash", ".csv": "text"}
+MOST = 60_000  # characters of a file that are shown
+
+
+def uri(target: str) -> str:
+    """The page of a file of the repository."""
+    if target.startswith("docs/") and target.endswith(".md"):
+        return target.removeprefix("docs/")
+    return NAMED.get(target, f"files/{target}.md")
+
+
+def target_of(page: str, link: str) -> str:
+    """The file of the repository that a link on a page of it leads to, or nothing: elsewhere, or within the page."""
+    path = link.partition("#")[0]
+    if not path or "://" in path or path.startswith("mailto:"):
+        return ""
+    target = os.path.normpath(PurePosixPath(page).parent / path)
+    return target if (ROOT / target).exists() and not target.startswith("..") else ""
+
+
+def outside(target: str) -> bool:
+    return bool(target) and not (target.startswith("docs/") and not target.endswith(".py"))
+
+
+def relinked(text: str, page: str) -> str:
+    """The text of a page with its links as they are on the site."""
+    here = PurePosixPath(uri(page)).parent
+
+    def again(found: re.Match[str]) -> str:
+        words, link = found.groups()
+        target = target_of(page, link)
+        if not target or (page.startswith("docs/") and not outside(target)):
+            return found.group()
+        anchor = link.partition("#")[2]
+        return f"[{words}]({os.path.relpath(uri(target), here)}{'#' + anchor if anchor else ''})"
+
+    parts, at = [], 0
+    for fence in FENCES.finditer(text):
+        parts += [LINK.sub(again, text[at : fence.start()]), fence.group()]
+        at = fence.end()
+    return "".join([*parts, LINK.sub(again, text[at:])])
+
+
+def shown(target: str) -> str:
+    """A file or folder of the repository as a page."""
+    path = ROOT / target
+    if path.is_dir():
+        inside = [p for p in sorted(path.iterdir()) if not p.name.startswith((".", "__")) and p.suffix != ".pyc"]
+        return "\n".join([f"# {target}", "", *(f"- `{p.name}{'/' if p.is_dir() else ''}`" for p in inside)]) + "\n"
+    text = path.read_text()
+    if path.suffix == ".md":
+        return relinked(text, target)
+    return f"# {target}\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text[:MOST].rstrip()}\n````\n"
+
+
+def wanted() -> list[str]:
+    """Every file beside docs/ that a page of the site leads to, and those that such pages lead to in turn."""
+    found = [name for name in NAMED if (ROOT / name).exists()]
+    pages = [f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))] + found
+    while pages:
+        page = pages.pop()
+        text = FENCES.sub("", (ROOT / page).read_text())
+        for _, link in LINK.findall(text):
+            target = target_of(page, link)
+            if outside(target) and target not in found:
+                found.append(target)
+                pages += [target] if target.endswith(".md") else []
+    return sorted(found)
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    for target in wanted():
+        files.append(File.generated(config, uri(target), content=shown(target)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    inside = page.file.generated_by is None
+    return relinked(markdown, f"docs/{page.file.src_uri}") if inside else markdown

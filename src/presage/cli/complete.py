@@ -1,0 +1,75 @@
+"""Values that shells complete: names that presage knows.
+
+A shell asks at every press of a key, so nothing heavy is imported: files are listed by name, and words that live in
+heavy modules are said here again (tests hold them to those modules).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = [
+    "CONDITIONS", "CONVENTIONS", "EDITS", "OBJECTIVES", "OPTIMIZERS", "STRATEGIES", "TRACE_EDITS", "among", "edits",
+    "failures", "gpus", "listed", "platforms",
+]  # fmt: skip
+
+CONDITIONS = ("screened", "production", "unscreened")
+CONVENTIONS = ("6N + causal attention", "full attention", "6N")
+OBJECTIVES = ("mean", "cost", "p95")
+OPTIMIZERS = ("rowwise_adagrad", "sgd")
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "tp")
+TRACE_EDITS = ("cuda_graph", "no_sync", "faster", "host", "overlap")
+EDITS = (
+    "cuda_graph", "fused_adam", "foreach_adam", "table_batched", "checkpoint", "accumulate", "no_sync", "faster",
+    "overlap", "compile", "fused_chains", "tf32", "bf16", "autocast", "fused_attention", "channels_last", "fp8", "gpu",
+    "host", "batch", "seq",
+)  # fmt: skip
+Complete = Callable[[str], list[str]]
+
+
+def among(words: Iterable[str]) -> Complete:
+    """One of these."""
+    every = tuple(words)
+    return lambda incomplete: [w for w in every if w.startswith(incomplete)]
+
+
+def listed(words: Iterable[str]) -> Complete:
+    """Several of these, with commas between them."""
+    every = tuple(words)
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{w}" for w in every if w.startswith(last)]
+
+    return complete
+
+
+def edits(incomplete: str) -> list[str]:
+    """Names of edits; of those with a GPU as their value, GPUs."""
+    before, comma, last = incomplete.rpartition(",")
+    if last.startswith("gpu="):
+        return [f"{before}{comma}gpu={name}" for name in gpus(last.removeprefix("gpu="))]
+    return listed(EDITS)(incomplete)
+
+
+def gpus(incomplete: str) -> list[str]:
+    return _stems("hardware/gpus", incomplete)
+
+
+def platforms(incomplete: str) -> list[str]:
+    return _stems("hardware/platforms", incomplete)
+
+
+def failures(incomplete: str) -> list[str]:
+    return _stems("data/runs", incomplete)
+
+
+def _stems(folder: str, incomplete: str) -> list[str]:
+    """Of the files that come with presage."""
+    package = find_spec("presage")
+    if package is None or not package.submodule_search_locations:
+        return []
+    found = (Path(package.submodule_search_locations[0]) / folder).glob("*.toml")
+    return sorted(f.stem for f in found if f.stem.startswith(incomplete))

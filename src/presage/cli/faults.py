@@ -1,0 +1,125 @@
+"""How a command ends when it cannot answer: one sentence on stderr and an exit code, never a wall of text.
+
+0 answered; 1 not answered, though nothing was wrong with the question (nothing fits, no memory, no disk, a fault of
+presage's own); 2 a mistake in what was asked or handed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from presage.errors import PresageError
+
+__all__ = ["ANSWERED", "INTERRUPTED", "MISTAKEN", "UNANSWERED", "guarded"]
+
+ANSWERED, UNANSWERED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
+GUESSES = ((".py", "predict"), (".presage", "predict"), (".toml", "job"), (".json", "trace"), (".json.gz", "trace"))
+
+
+def guarded(run: Callable[[], Any], debug: bool) -> int:
+    """Run it; its exit code, with what went wrong told."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has left: nothing to report, and nobody to report it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNANSWERED
+    except (Exception, KeyboardInterrupt) as e:
+        if debug:
+            _trace()
+        text, code = told(e)
+        if text:
+            print(text, file=sys.stderr)
+    return code if isinstance(code, int) else ANSWERED
+
+
+def told(e: BaseException) -> tuple[str, int]:
+    """What to say of it, and the exit code."""
+    if isinstance(e, PresageError):
+        return f"presage: {e}", e.exit_code
+    if isinstance(e, KeyboardInterrupt):
+        return "presage: interrupted", INTERRUPTED
+    if hasattr(e, "format_message"):  # of the parser of the command line
+        return misused(e), getattr(e, "exit_code", MISTAKEN) if e.format_message() else ANSWERED
+    if isinstance(e, MemoryError):
+        return "presage: out of memory: ask for less (fewer --draws, ranks or traces at once)", UNANSWERED
+    if isinstance(e, OSError) and e.filename is not None:
+        return f"presage: {e.filename}: {e.strerror or e}", MISTAKEN
+    if isinstance(e, OSError):
+        return f"presage: the output could not be written: {e.strerror or e}", UNANSWERED
+    return _fault(e), UNANSWERED
+
+
+def _fault(e: BaseException) -> str:
+    """Ours: where, and what to do."""
+    frame, where = e.__traceback__, ""
+    while frame is not None:
+        code = frame.tb_frame.f_code.co_filename
+        where = f" in {'/'.join(code.split('/')[-2:])}:{frame.tb_lineno}" if "presage" in code else where
+        frame = frame.tb_next
+    what = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+    return f"presage: a fault of presage's own, not of yours ({what}{where}): please report it with what --debug shows"
+
+
+def _trace() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+# ---- mistakes on the command line
+
+
+def misused(e: Any) -> str:
+    """What the parser complains of, and what to do."""
+    text = e.format_message().strip()
+    if not text:  # help was shown instead
+        return ""
+    context, name = getattr(e, "ctx", None), getattr(e, "option_name", None)
+    path = context.command_path if context is not None else "presage"
+    if type(e).__name__ == "NoSuchOption":
+        problem = f"there is no option {name}{_near_option(context, str(name), e.possibilities or ())}"
+    elif type(e).__name__ == "MissingParameter":
+        problem = _lowered(text.rstrip(".").replace("'", "")) + _example(context)
+    elif text.startswith("No such command"):
+        problem = _no_command(text, path)
+    else:
+        problem = _lowered(_value(text))
+    return f"{path}: {problem} ({path} --help tells more)"
+
+
+def _value(text: str) -> str:
+    """An option's value that cannot be, in fewer words."""
+    name, quote, rest = text.rstrip(".").removeprefix("Invalid value for '").partition("': ")
+    return f"{name}: {rest.partition(', unable to parse')[0].replace('Input', 'it', 1)}" if quote else text.rstrip(".")
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _example(context: Any) -> str:
+    """The first that the command's help has."""
+    lines = (line.strip() for line in ((context and context.command.help) or "").splitlines())
+    found = next((line for line in lines if line.startswith(f"{context.command_path} ")), "")
+    return f", as in: {found}" if found else ""
+
+
+def _near_option(context: Any, name: str, near: Sequence[str]) -> str:
+    if near:
+        return f": did you mean {' or '.join(sorted(near))}?"
+    root = context.find_root().command if context is not None else None
+    owners = [c for c, command in getattr(root, "commands", {}).items() if any(name in p.opts for p in command.params)]
+    return f" here, but {', '.join(owners[:4])} {'has' if len(owners) == 1 else 'have'} it" if owners else ""
+
+
+def _no_command(text: str, path: str) -> str:
+    """Near ones; and where a file was given, the command that takes such files."""
+    name = text.split("'")[1] if "'" in text else ""
+    verb = next((verb for end, verb in GUESSES if name.partition(":")[0].endswith(end)), "")
+    if verb and path == "presage":
+        return f"there is no command {name}: did you mean presage {verb} {name}?"
+    return _lowered(text.rstrip(".").replace(". Did", ": did"))

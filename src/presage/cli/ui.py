@@ -1,0 +1,61 @@
+"""`presage ui`: the planners' page, in a browser on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from presage.ui.plans import Plan
+
+__all__ = ["command"]
+
+JobFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[JOB.toml]", help="What it begins with (default: an example): see docs/jobs.md."),
+]
+Port = Annotated[
+    int, typer.Option("--port", metavar="N", min=0, max=65535, help="Of this machine's loopback; 0 takes a free one.")
+]
+Open = Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser, where there is a screen.")]
+
+
+def command(job: JobFile = None, port: Port = 8765, show: Open = True) -> None:
+    """A page to plan with: turn the knobs of a job, see step time, memory, cost and the run's end, compare two plans.
+
+    presage ui
+
+    presage ui examples/jobs/llama3.1-405b.toml --port 0
+
+    It is for browsers on this machine alone. From elsewhere: ssh -L 8765:127.0.0.1:8765 MACHINE, then open it there.
+    """
+    from presage.ui.server import make_app, needed, serve
+
+    needed()
+    if job is not None:
+        _first(job)  # what is wrong with it is said here
+    serve(make_app(lambda: _first(job)), port, lambda address: _ready(address, show))
+    typer.echo("\npresage: the page is closed")
+
+
+def _first(job: Path | None) -> Plan:
+    from presage.ui.begin import first_plan
+
+    return first_plan(job)
+
+
+def _ready(address: str, show: bool) -> None:
+    typer.echo(f"presage: the page is at {address} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    if show and sys.stdout.isatty() and _screen():
+        import webbrowser
+
+        webbrowser.open(address)
+
+
+def _screen() -> bool:
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,45 @@
+"""Numbers that others hand us: finite, and no larger than anything is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from presage.errors import InputError, PresageError
+
+__all__ = ["MOST", "check_finite", "finite"]
+
+MOST = 10**18  # FLOPs of a step are more; counts, sizes and times that people write down are not
+
+
+def finite(value: float, name: str) -> float:
+    """A number that an option gives."""
+    if wrong := _wrong(value):
+        raise PresageError(f"{name} {wrong}")
+    return value
+
+
+def check_finite(path: str | Path, value: Any, field: str = "") -> None:
+    """Every number in what a file holds, however deep; raises with the first that is none."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_finite(path, inner, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            check_finite(path, inner, f"{field}[{i}]")
+    elif isinstance(value, int | float) and (wrong := _wrong(value)):
+        raise InputError(path, wrong, field or None)
+
+
+def _wrong(value: float) -> str:
+    """What is wrong with a number, in words; empty for most."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"is {value}: it should be a finite number"
+    if abs(value) > MOST:
+        shown = (
+            f"a number of {int(value.bit_length() * 0.30103) + 1} digits" if isinstance(value, int) else f"{value:g}"
+        )
+        return f"is {shown}: nothing presage knows of is above 1e18"
+    return ""

@@ -1,0 +1,87 @@
+// What the page does by itself: themes, links, copies of plans, and when to ask for draws. No numbers are made here.
+(function () {
+  const root = document.documentElement;
+  const night = window.matchMedia("(prefers-color-scheme: dark)");
+  const same = () => window.dash_clientside.no_update;
+  const asked = () => (window.dash_clientside.callback_context.triggered || []).map((t) => t.prop_id);
+  const theme = () => root.dataset.theme || (night.matches ? "dark" : "light");
+  const templates = () => window.presageTemplates;
+
+  // Charts of both plans with one x axis, in the colours of the day.
+  function draw(figures) {
+    const there = figures.filter(Boolean);
+    const spans = there.map((f) => (f.layout.meta || {}).span).filter(Boolean);
+    return figures.map((f) => {
+      if (!f) return { data: [], layout: { xaxis: { visible: false }, yaxis: { visible: false }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" } };
+      const layout = Object.assign({}, f.layout, { template: templates()[theme()], autosize: true });
+      delete layout.height;
+      if (spans.length === 2) {
+        const x = Object.assign({}, layout.xaxis, { range: [Math.min(spans[0][0], spans[1][0]), Math.max(spans[0][1], spans[1][1])] });
+        layout.xaxis = x;
+      }
+      return { data: f.data, layout: layout };
+    });
+  }
+  const of = (name) => (a, b) => draw([a && a[name], b && b[name]]);
+
+  function put(name) {
+    if (!name) return same();
+    const address = location.pathname + location.search + name;
+    if (location.hash !== name) history.replaceState(null, "", address);
+    return same();
+  }
+
+  const waits = {};
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    presage: {
+      // Draws take long: they are asked for when nothing has moved for a while.
+      settled: function (step) {
+        const id = window.dash_clientside.callback_context.outputs_list.id.plan;
+        const turn = (waits[id] = (waits[id] || 0) + 1);
+        if (!step || step.wrong || !step.asked) return null;
+        return new Promise((done) => setTimeout(() => done(waits[id] === turn ? { text: step.text, asked: step.asked } : same()), 300));
+      },
+      slid: function (power, gpus) {
+        const moved = asked().some((id) => id.includes("slider"));
+        if (moved) return [same(), Math.pow(2, power)];
+        const near = gpus >= 1 ? Math.min(20, Math.round(Math.log2(gpus))) : power;
+        return [near === power ? same() : near, same()];
+      },
+      themed: function (clicks) {
+        if (clicks) root.dataset.theme = theme() === "dark" ? "light" : "dark";
+        return theme();
+      },
+      draw_parts: of("parts"),
+      draw_memory: of("memory"),
+      draw_sure: of("figure"),
+      draw_run: of("figure"),
+      linked: function (link, opened) {
+        if (!asked().some((id) => id.startsWith("copy-link"))) return opened ? put(link) : same();
+        put(link);
+        const text = location.href;
+        const told = () => "Link copied: it opens these plans on any machine with presage ui";
+        return navigator.clipboard ? navigator.clipboard.writeText(text).then(told, () => "Copy the address from the address bar") : "Copy the address from the address bar";
+      },
+      turned: function (a, b, two) {
+        const at = asked();
+        const other = two && !at.some((id) => id.startsWith("tab-a"));
+        document.getElementById("tab-a").setAttribute("aria-selected", String(!other));
+        document.getElementById("tab-b").setAttribute("aria-selected", String(other));
+        return ["work " + (two ? "two" : "one"), "side" + (other ? "" : " on"), "side" + (other ? " on" : ""), two ? "Plan B" : "Compare …", other, !other];
+      },
+      copied: function (copy, tab, two, values, rest) {
+        const again = asked().some((id) => id.startsWith("copy-plan"));
+        if (!again && two) return [values.map(same), same(), same()];
+        return [values, rest, true];
+      },
+      kept: (_, values, rest) => [values, rest],
+      closed: () => false,
+      saved: function (a, b, textA, textB) {
+        const which = asked().some((id) => id.startsWith("download-b")) ? ["b", textB] : ["a", textA];
+        return which[1] ? { content: which[1], filename: "plan-" + which[0] + ".toml", type: "application/toml" } : same();
+      },
+    },
+  });
+  // The system's own change of theme: as if somebody had switched.
+  night.addEventListener("change", () => { if (!root.dataset.theme) window.dash_clientside.set_props("theme", { data: theme() }); });
+})();

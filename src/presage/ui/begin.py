@@ -1,0 +1,42 @@
+"""What the page begins with: the job of a file that its owner names at the start, or an example."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from presage.errors import InputError
+from presage.hardware.facts import load
+from presage.jobs.files import read_transformer_job
+from presage.plan.layouts.written import job_toml
+from presage.reading import read_text
+from presage.ui.files import no_files
+from presage.ui.knobs import Wrong
+from presage.ui.plans import Plan, plan_of_text
+
+__all__ = ["first_plan"]
+
+
+@cache
+def first_plan(path: Path | None) -> Plan:
+    """Files that a job names are read here, once, because who starts the page says so; the page itself reads none."""
+    if path is None:
+        return plan_of_text(files("presage.ui").joinpath("first.toml").read_text("utf-8"))
+    try:
+        return plan_of_text(_text(path))
+    except Wrong as e:
+        raise InputError(path, str(e)) from e
+
+
+def _text(path: Path) -> str:
+    table = load(path)
+    if "embeddings" in table:
+        raise InputError(path, f"is a recommendation job, which the page does not plan: use presage dlrm {path}")
+    try:
+        no_files(table)
+        return read_text(path)
+    except Wrong:
+        job = read_transformer_job(path, checked=False)
+        cluster = {k: v for k, v in table.get("cluster", {}).items() if k != "framework"}
+        return job_toml(job, cluster)

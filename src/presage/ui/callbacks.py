@@ -1,0 +1,289 @@
+"""What happens when: the page's events, and the replies they get. Nothing is kept here between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, no_update
+
+from presage.ui.controls import CHOSEN, offered
+from presage.ui.knobs import Wrong, knob
+from presage.ui.layout import BEST, CHARTS, PLANS
+from presage.ui.replies import NAMES, asked_reply, best_reply, linked, opened, run_reply, step_reply, sure_reply
+
+__all__ = ["register"]
+
+Value = Any
+ALLOWED: Any = {"allow_duplicate": True}
+
+
+def register(app: Dash) -> None:
+    _answers(app)
+    _draws(app)
+    _shown(app)
+    _opening(app)
+    _in_browser(app)
+
+
+def _knobs(plan: str) -> dict[str, Any]:
+    return {"plan": plan, "knob": ALL}
+
+
+def _store(plan: Any, kind: str) -> dict[str, Any]:
+    return {"plan": plan, "store": kind}
+
+
+def _into(plan: str) -> list[Any]:
+    """Where a plan that comes from elsewhere is put."""
+    return [Output(_knobs(plan), "value", **ALLOWED), Output(_store(plan, "rest"), "data", **ALLOWED)]
+
+
+# ---- answers at once
+
+
+def _answers(app: Dash) -> None:
+    inputs = [Input(_knobs(p), "value") for p in PLANS] + [Input(_store(p, "rest"), "data") for p in PLANS]
+    outputs: list[Any] = []
+    for p in PLANS:
+        outputs += [
+            Output(_store(p, "step"), "data"), Output(_store(p, "figures"), "data"),
+            Output({"plan": p, "text": "toml"}, "value"), Output(f"wrong-{p}", "children"),
+            Output(f"dp-{p}", "children"), Output({"plan": p, "field": ALL}, "className"),
+            *(Output({"plan": p, "knob": name}, "options") for name in (*CHOSEN, "model", "platform", "recompute")),
+        ]  # fmt: skip
+    outputs += [Output("wrong-asked", "children"), Output("link", "data")]
+    asked = [Input("tokens", "value"), Input("days", "value"), Input("noise", "value"), Input("two", "data")]
+
+    @app.callback(outputs, [*inputs, *asked])
+    def answers(a: Value, b: Value, rest_a: Value, rest_b: Value, *said: Value) -> list[Any]:
+        return answered({"a": (a, rest_a), "b": (b, rest_b)}, *said)
+
+
+def answered(plans: Mapping[str, tuple[Any, Any]], tokens: Any, days: Any, noise: Any, two: Any) -> list[Any]:
+    """All that changes at once."""
+    asked = asked_reply(tokens, days, noise)
+    out: list[Any] = []
+    texts: dict[str, str] = {}
+    for p in PLANS:
+        values = named(plans[p][0])
+        if p == "b" and two is not True:
+            out += _nothing()
+            continue
+        reply = step_reply(values, plans[p][1], asked.get("asked"))
+        texts |= {p: reply["text"]} if "text" in reply else {}
+        out += _told(reply, values)
+    return [*out, asked.get("wrong", ""), link(texts, asked.get("asked"))]
+
+
+def named(values: Any) -> dict[str, Any]:
+    """The values of controls in the order of knobs, by name."""
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(NAMES):
+        raise Wrong(f"a plan has {len(NAMES)} knobs")
+    return dict(zip(NAMES, values, strict=True))
+
+
+def _told(reply: Mapping[str, Any], values: Mapping[str, Any]) -> list[Any]:
+    bad, figures = reply.get("knobs", ()), reply.get("figures")
+    kept = {k: v for k, v in reply.items() if k not in ("figures", "choices")}
+    classes = [f"field {name}{' bad' if name in bad else ''}" for name in NAMES]
+    choices = reply.get("choices", {})
+    options = [choices.get(name, no_update) for name in CHOSEN]
+    options += [offered(knob(name), values.get(name)) for name in ("model", "platform", "recompute")]
+    return [
+        kept,
+        figures,
+        reply.get("text", no_update),
+        reply.get("wrong", ""),
+        reply.get("derived", ""),
+        classes,
+        *options,
+    ]
+
+
+def _nothing() -> list[Any]:
+    return [None, None, no_update, "", "", [f"field {n}" for n in NAMES], *([no_update] * (len(CHOSEN) + 3))]
+
+
+def link(texts: Mapping[str, str], asked: Mapping[str, Any] | None) -> str:
+    from presage.ui.links import Shared, link_of
+
+    said = {k: "" if v is None else str(v) for k, v in (asked or {}).items()}
+    return link_of(Shared(dict(texts), said)) if texts else ""
+
+
+# ---- draws
+
+
+def _draws(app: Dash) -> None:
+    """The browser asks for them when controls have come to rest."""
+    cast(Any, app).clientside_callback(
+        ClientsideFunction("presage", "settled"),
+        Output(_store(MATCH, "ask"), "data"),
+        Input(_store(MATCH, "step"), "data"),
+    )
+    for kind, reply in (("sure", sure_reply), ("run", run_reply)):
+
+        @app.callback(Output(_store(MATCH, kind), "data"), Input(_store(MATCH, "ask"), "data"))
+        def drawn(ask: Value, reply: Any = reply) -> Any:
+            return drawn_reply(reply, ask)
+
+
+def drawn_reply(reply: Any, ask: Any) -> Any:
+    if (
+        not isinstance(ask, Mapping)
+        or not isinstance(ask.get("text"), str)
+        or not isinstance(ask.get("asked"), Mapping)
+    ):
+        return None
+    said = ask["asked"]
+    return reply(ask["text"], {name: said.get(name) for name in ("tokens", "days", "noise")})
+
+
+# ---- what is shown
+
+
+def _shown(app: Dash) -> None:
+    outputs = [Output(f"answer-{p}", "children") for p in PLANS] + [Output("difference", "children")]
+    outputs += [Output({"plan": p, part: kind}, "children") for p in PLANS for kind in ("sure", "run")
+                for part in ("lead", "numbers")]  # fmt: skip
+    outputs.append(Output("notes", "children"))
+    inputs = [Input(_store(p, kind), "data") for p in PLANS for kind in ("step", "sure", "run")]
+
+    @app.callback(outputs, inputs)
+    def shown(*replies: Value) -> list[Any]:
+        return shown_of(dict(zip(PLANS, (replies[:3], replies[3:]), strict=True)))
+
+
+def shown_of(replies: Mapping[str, Sequence[Any]]) -> list[Any]:
+    from presage.ui.shown import answer, difference, notes, numbers_table, told_measures
+
+    sound = {p: [r if isinstance(r, Mapping) else None for r in replies[p]] for p in PLANS}
+    told = {p: told_measures(*sound[p]) for p in PLANS}
+    two = bool(told["b"])
+    out = [answer(p, sound[p][0], told[p], told["a"] if p == "b" else {}, two) for p in PLANS]
+    texts = [(sound[p][0] or {}).get("text", "") for p in PLANS]
+    out.append(difference(told["a"], told["b"], texts))
+    for p in PLANS:
+        step = sound[p][0] or {}
+        for reply in sound[p][1:]:
+            now = reply if reply and ("wrong" in reply or reply.get("key") == step.get("key")) else {}
+            out += [now.get("wrong") or now.get("lead", ""), numbers_table(now.get("numbers"))]
+    return [*out, notes({p: sound[p][0] for p in PLANS})]
+
+
+# ---- links, texts, the best plan
+
+
+def _opening(app: Dash) -> None:
+    sets = [Output(_knobs(p), "value", **ALLOWED) for p in PLANS] + [
+        Output(_store(p, "rest"), "data", **ALLOWED) for p in PLANS
+    ]
+    more = [Output(name, "value", **ALLOWED) for name in ("tokens", "days", "noise")]
+    told = Output("told", "children", **ALLOWED)
+
+    @app.callback(
+        [*sets, *more, Output("two", "data", **ALLOWED), told, Output("opened", "data")],
+        Input("url", "hash"), State("link", "data"), prevent_initial_call="initial_duplicate",
+    )  # fmt: skip
+    def link_opened(fragment: Value, now: Value) -> list[Any]:
+        return link_reply(fragment, now)
+
+    for p in PLANS:
+
+        @app.callback(
+            [*_into(p), Output(f"text-wrong-{p}", "children")],
+            [Input(f"apply-{p}", "n_clicks"), Input(f"upload-{p}", "contents")],
+            State({"plan": p, "text": "toml"}, "value"), prevent_initial_call=True,
+        )  # fmt: skip
+        def applied(_: Value, file: Value, text: Value) -> list[Any]:
+            return text_reply(file, text)
+
+    @app.callback(
+        [*_into("b"), Output("two", "data", **ALLOWED), told],
+        Input("best", "n_clicks"), State(_store("a", "step"), "data"), prevent_initial_call=True,
+        running=[(Output("best", "disabled"), True, False), (Output("best", "children"), "Searching …", BEST)],
+    )  # fmt: skip
+    def best(_: Value, step: Value) -> list[Any]:
+        text = step.get("text") if isinstance(step, Mapping) else None
+        found = best_reply(text) if isinstance(text, str) else {"wrong": "mend plan A first"}
+        if "wrong" in found:
+            return [[no_update] * len(NAMES), no_update, no_update, found["wrong"]]
+        return [found["knobs_set"], found["rest"], True, "Plan B is the best that was found"]
+
+
+def link_reply(fragment: Any, now: Any) -> list[Any]:
+    """Values of all controls; nothing changes without a link, or with the one that is shown."""
+    same = [[no_update] * len(NAMES)] * 2 + [no_update] * 2 + [no_update] * 3
+    if not isinstance(fragment, str) or len(fragment) < 2 or fragment == now:
+        return [*same, no_update, no_update, True]
+    found = linked(fragment)
+    if "wrong" in found:
+        return [*same, no_update, found["wrong"], True]
+    plans, asked = found["plans"], found["asked"]
+    if not plans:
+        return [*same, no_update, no_update, True]
+    knobs = [plans[p]["knobs_set"] if p in plans else [no_update] * len(NAMES) for p in PLANS]
+    rests = [plans[p]["rest"] if p in plans else no_update for p in PLANS]
+    said = [asked.get("tokens", no_update), _number(asked.get("days")), asked.get("noise", no_update)]
+    return [*knobs, *rests, *said, "b" in plans, "", True]
+
+
+def _number(text: str | None) -> Any:
+    try:
+        return None if not text else float(text)
+    except ValueError:
+        return None
+
+
+def text_reply(file: Any, text: Any) -> list[Any]:
+    """From a text, or a file that was given just now."""
+    from dash import ctx
+
+    if ctx.triggered_id is not None and str(ctx.triggered_id).startswith("upload"):
+        text = uploaded(file)
+    found = opened(text) if isinstance(text, str) else {"wrong": "that file is no text: give a job's TOML"}
+    if "wrong" in found:
+        return [[no_update] * len(NAMES), no_update, found["wrong"]]
+    return [found["knobs_set"], found["rest"], ""]
+
+
+def uploaded(contents: Any) -> str | None:
+    """The text of a data: address."""
+    import base64
+    import binascii
+
+    try:
+        return base64.b64decode(str(contents).partition(",")[2], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+# ---- what the browser does by itself
+
+
+def _in_browser(app: Dash) -> None:
+    def own(name: str, outputs: Any, *inputs: Any, **more: Any) -> None:
+        cast(Any, app).clientside_callback(ClientsideFunction("presage", name), outputs, *inputs, **more)
+
+    own("slid", [Output({"plan": MATCH, "slider": "gpus"}, "value"), Output({"plan": MATCH, "knob": "gpus"}, "value")],
+        Input({"plan": MATCH, "slider": "gpus"}, "value"), Input({"plan": MATCH, "knob": "gpus"}, "value"),
+        prevent_initial_call=True)  # fmt: skip
+    own("themed", Output("theme", "data"), Input("theme-switch", "n_clicks"))
+    for kind in CHARTS:
+        source = "figures" if kind in ("parts", "memory") else kind
+        own(f"draw_{kind}", [Output({"plan": p, "chart": kind}, "figure") for p in PLANS],
+            *[Input(_store(p, source), "data") for p in PLANS], Input("theme", "data"))  # fmt: skip
+    own("linked", Output("told", "children", **ALLOWED), Input("link", "data"), Input("opened", "data"),
+        Input("copy-link", "n_clicks"), prevent_initial_call=True)  # fmt: skip
+    own("turned", [Output("work", "className"), Output("tab-a", "className"), Output("tab-b", "className"),
+                   Output("tab-b", "children"), Output("controls-a", "hidden"), Output("controls-b", "hidden")],
+        Input("tab-a", "n_clicks"), Input("tab-b", "n_clicks"), Input("two", "data"))  # fmt: skip
+    both = {p: [State(_knobs(p), "value"), State(_store(p, "rest"), "data")] for p in PLANS}
+    two = Output("two", "data", **ALLOWED)
+    own("copied", [*_into("b"), two], Input("copy-plan", "n_clicks"), Input("tab-b", "n_clicks"), State("two", "data"),
+        *both["a"], prevent_initial_call=True)  # fmt: skip
+    own("kept", _into("a"), Input("keep-b", "n_clicks"), *both["b"], prevent_initial_call=True)
+    own("closed", two, Input("close-b", "n_clicks"), prevent_initial_call=True)
+    own("saved", Output("download", "data"), *[Input(f"download-{p}", "n_clicks") for p in PLANS],
+        *[State({"plan": p, "text": "toml"}, "value") for p in PLANS], prevent_initial_call=True)  # fmt: skip

@@ -1,0 +1,239 @@
+"""A Plan: knobs and what else a job's TOML says. Its TOML is the truth: all answers come from that text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from presage.errors import InputError, PresageError
+from presage.jobs.files import EVEN, Described, described
+from presage.jobs.job import Job
+from presage.jobs.predict import JobPrediction
+from presage.jobs.words import merged
+from presage.plan.layouts.layout import RECOMPUTES, recompute_word
+from presage.plan.layouts.written import table_toml
+from presage.reading import parse_toml
+from presage.ui.files import no_files
+from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, Wrong, knobs_in, value_of
+
+__all__ = ["LONGEST", "Plan", "job_of_text", "plan_of", "plan_of_job", "plan_of_text", "predicted", "text_of"]
+
+LONGEST = 32_768  # letters of a job's text
+STAGES, LAYERS, EXPERTS, WIDE = 1024, 4096, 4096, 1 << 20  # more is no plan, and takes more memory than there is
+OWN = {"sequence_parallel", "expert_tp", "shard", "layers_as", "ends_as_layers"}  # of [parallel], beside knobs
+PLACE = "plan"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`rest` are sections of a job's file without what knobs say."""
+
+    knobs: Mapping[str, Any]
+    rest: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plan_of(values: Mapping[str, Any], rest: Any = None) -> Plan:
+    """From what a page says, which may be anything."""
+    if rest is not None and not isinstance(rest, Mapping):
+        raise Wrong("the rest of the plan is no table: open the page anew")
+    return Plan({k.name: value_of(k, values.get(k.name)) for k in KNOBS}, rest or {})
+
+
+# ---- a plan as its text
+
+
+def text_of(plan: Plan) -> str:
+    """The job file that `presage job` takes."""
+    return table_toml(_spread(_table(plan)))
+
+
+def _table(plan: Plan) -> dict[str, Any]:
+    k, rest = plan.knobs, plan.rest
+    said: dict[str, Any] = {
+        "name": rest.get("name") or (k["model"] if k["model"] != KEPT else "job"),
+        "model": {} if k["model"] == KEPT else {"preset": k["model"]},
+        "training": {name: k[name] for name in ("sequence", "micro_batch", "global_batch", "precision")},
+        "parallel": _parallel(k),
+        "framework": {"name": k["framework"]},
+        "cluster": {} if k["platform"] == KEPT else {"platform": k["platform"]},
+    }
+    if k["recompute"] != KEPT:
+        said["training"]["recompute"] = k["recompute"]
+    if k["price"] is not None:
+        said["cluster"]["price_per_gpu_hour"] = k["price"]
+    order = ("name", "model", "training", "parallel", "overlap", "framework", "cluster")
+    found = merged(rest, said)
+    return {name: found[name] for name in order if found.get(name)} | {n: v for n, v in found.items() if n not in order}
+
+
+def _parallel(k: Mapping[str, Any]) -> dict[str, Any]:
+    """Chunks and schedules need stages."""
+    if k["sharding"] not in SHARDINGS:
+        raise Wrong(f"Sharded state: there is {', '.join(SHARDINGS)}", ("sharding",))
+    zero, fsdp = SHARDINGS[k["sharding"]]
+    out = {name: k[name] for name in ("gpus", "tp", "pp", "cp", "ep")}
+    if k["pp"] > 1:
+        out |= {"virtual": k["virtual"]} | ({"schedule": k["schedule"]} if k["schedule"] != "auto" else {})
+    return out | {"zero": zero} | ({"fsdp": True} if fsdp else {})
+
+
+def _spread(table: dict[str, Any]) -> dict[str, Any]:
+    """Layers that do not come out even are dealt out as even as can be; degrees that this model cannot have are 1."""
+    parallel = dict(table["parallel"])
+    for name in ("layers_as", "ends_as_layers"):
+        parallel.pop(name, None)
+    if parallel["tp"] == 1:
+        parallel.pop("sequence_parallel", None)
+    job = job_of_table(table | {"parallel": parallel})
+    if job.model.experts is None:
+        parallel = {n: v for n, v in parallel.items() if n not in ("ep", "expert_tp")}
+    return table | {"parallel": parallel | _dealt(job, table["parallel"])}
+
+
+def _dealt(job: Job, said: Mapping[str, Any]) -> dict[str, Any]:
+    slots, layers = job.parallel.pp * job.parallel.virtual, job.model.layers
+    if slots == 1 or slots > layers + 2:
+        return {}
+    given, strict = said.get("layers_as") or [], job.framework.key in EVEN
+    if len(given) == slots and sum(given) == layers:
+        return {"layers_as": list(given)}
+    ends = (layers + 2) % slots == 0
+    if said.get("ends_as_layers") and (ends or not strict):
+        return {"ends_as_layers": True}
+    if layers % slots == 0 or not strict:
+        return {}
+    return (
+        {"ends_as_layers": True}
+        if ends
+        else {"layers_as": [n for chunk in zip(*job.stage_layers(), strict=True) for n in chunk]}
+    )
+
+
+# ---- a text as a plan
+
+
+def plan_of_text(text: str) -> Plan:
+    """The knobs of a job's text, and the rest of it."""
+    table = _parsed(text)
+    return plan_of_job(job_of_table(table), table)
+
+
+def plan_of_job(job: Job, table: Mapping[str, Any]) -> Plan:
+    """`table` is what the job was read from."""
+    p, model, cluster = job.parallel, table.get("model", {}), table.get("cluster", {})
+    preset = set(model) == {"preset"}
+    software = table.get("framework", {})
+    again = recompute_word(job.recompute)
+    sharding = next((n for n, v in SHARDINGS.items() if v == (p.zero, p.fsdp)), "none")
+    usual = "interleaved" if p.virtual > 1 else "1f1b"
+    knobs = {
+        "model": str(model["preset"]) if preset else KEPT,
+        "platform": cluster.get("platform") or KEPT,
+        "gpus": job.gpus, "tp": p.tp, "pp": p.pp, "cp": p.cp, "ep": p.ep, "virtual": p.virtual,
+        "schedule": "auto" if p.schedule == usual else p.schedule,
+        "sharding": sharding, "global_batch": job.global_batch, "micro_batch": job.micro_batch,
+        "sequence": job.sequence, "precision": job.precision,
+        "recompute": again if again in RECOMPUTES else KEPT,
+        "framework": job.framework.key, "price": cluster.get("price_per_gpu_hour"),
+    }  # fmt: skip
+    rest = _rest(table, job, knobs, software)
+    return plan_of(knobs, rest)
+
+
+def _rest(table: Mapping[str, Any], job: Job, knobs: Mapping[str, Any], software: Any) -> dict[str, Any]:
+    training, cluster = table.get("training", {}), table.get("cluster", {})
+    parallel = {n: v for n, v in table.get("parallel", {}).items() if n in OWN}
+    if job.parallel.shard:
+        parallel["shard"] = job.parallel.shard
+    out: dict[str, Any] = {
+        "name": table.get("name") if table.get("name") != knobs["model"] else None,
+        "model": table.get("model") if knobs["model"] == KEPT else None,
+        "training": {n: training[n] for n in ("optimizer",) if n in training}
+        | ({"recompute": training["recompute"]} if knobs["recompute"] == KEPT else {}),
+        "parallel": parallel,
+        "overlap": table.get("overlap"),
+        "framework": {n: v for n, v in software.items() if n != "name"} if isinstance(software, Mapping) else None,
+        "cluster": {n: v for n, v in cluster.items() if n not in ("platform", "price_per_gpu_hour")},
+    }
+    return {name: value for name, value in out.items() if value}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if len(text) > LONGEST:
+        raise Wrong(f"that text has {len(text):,} letters: a job's has {LONGEST:,} at most")
+    try:
+        table = parse_toml(text, PLACE)
+    except InputError as e:
+        raise Wrong(_sentence(e)) from e
+    if "embeddings" in table:
+        raise Wrong("that is a recommendation job, which this page does not plan: use presage dlrm")
+    no_files(table)
+    return table
+
+
+# ---- jobs and predictions
+
+
+def job_of_table(table: Mapping[str, Any], checked: bool = False) -> Job:
+    return _described(table, checked).job
+
+
+def job_of_text(text: str, checked: bool = True) -> Job:
+    return job_of_table(_parsed(text), checked)
+
+
+@lru_cache(128)
+def predicted(text: str) -> JobPrediction:
+    """What presage says of a job's text. The same text, the same value: all users share it, and nobody changes it."""
+    from presage.jobs.memory import job_memory
+    from presage.jobs.origins import origins
+    from presage.jobs.spend import KEYS, Terms
+    from presage.jobs.step import step
+
+    table = _parsed(text)
+    job, notes = _described(table, checked=True)
+    cluster = table.get("cluster", {})
+    given = {name: float(cluster[key]) for key, name in KEYS.items() if cluster.get(key) is not None}
+    try:
+        terms = Terms(**given)
+    except PresageError as e:
+        raise Wrong(_sentence(e), knobs_in(str(e))) from e
+    return JobPrediction(job, step(job), job_memory(job), terms, notes=(*notes, *origins(job)))
+
+
+def _described(table: Mapping[str, Any], checked: bool) -> Described:
+    no_files(table)
+    try:
+        found = described(table, PLACE, None, False)
+        _bounded(found.job)
+        return described(table, PLACE) if checked else found
+    except Wrong:
+        raise
+    except PresageError as e:
+        sentence = _sentence(e)
+        raise Wrong(sentence, knobs_in(sentence)) from e
+
+
+def _bounded(job: Job) -> None:
+    """What nobody trains, and would take this page hours or all its memory to work out."""
+    m, p = job.model, job.parallel
+    experts = m.experts.experts if m.experts else 0
+    limits = (
+        ("pp x virtual", p.pp * p.virtual, STAGES, "pp"), ("layers", m.layers, LAYERS, "model"),
+        ("experts", experts, EXPERTS, "model"), ("hidden", m.hidden, WIDE, "model"), ("ffn", m.ffn, WIDE, "model"),
+        ("vocab", m.vocab, 1 << 24, "model"), ("heads", m.heads, 1 << 16, "model"),
+        ("sequence", job.sequence, 1 << 27, "sequence"), ("global_batch", job.global_batch, 1 << 26, "global_batch"),
+    )  # fmt: skip
+    for name, value, most, about in limits:
+        if value > most:
+            raise Wrong(f"{name} is {value:,}: this page works with {most:,} at most", (about,))
+
+
+def _sentence(e: PresageError) -> str:
+    """Without the name of a file, which there is none of."""
+    if not isinstance(e, InputError):
+        return str(e)
+    where = f"{e.field}: " if e.field else ""
+    return where + e.problem.removeprefix(f"{PLACE}: ")

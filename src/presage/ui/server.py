@@ -1,0 +1,181 @@
+"""The page's server: on this machine alone, for browsers on it alone, whatever they send."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from presage.errors import PresageError
+from presage.report.html.theme import DARK, LIGHT
+
+if TYPE_CHECKING:
+    from dash import Dash
+    from flask import Flask
+
+    from presage.ui.plans import Plan
+
+__all__ = ["HOST", "make_app", "needed", "serve"]
+
+HOST = "127.0.0.1"
+NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+MOST_BODY = 512 * 1024  # bytes of a request
+QUIET = 0.3  # seconds for the first page, before what answers need is loaded
+THREADS = 24  # most of them wait for draws, which run two at a time
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>{%metas%}<meta name="color-scheme" content="light dark">
+<title>{%title%}</title>{%favicon%}<link rel="stylesheet" href="/page.css">{%css%}</head>
+<body>{%app_entry%}{%config%}<script src="/themes.js"></script>{%scripts%}{%renderer%}</body>
+</html>"""
+
+
+def needed() -> None:
+    """Raises where what makes the page is not installed."""
+    try:
+        import dash
+        import waitress
+    except ImportError as e:
+        raise PresageError(f"the page needs {e.name}: pip install 'presage[ui]'") from None
+    del dash, waitress
+
+
+def make_app(first: Callable[[], Plan]) -> Dash:
+    """The page as a WSGI app that keeps nothing of its users; `first` is what it begins with, made when first shown."""
+    from dash import Dash, html
+    from flask import request
+
+    from presage.ui.callbacks import register
+    from presage.ui.layout import page
+
+    def layout() -> Any:
+        """Dash asks for it once more before it answers anything: that need not wait for what a plan needs."""
+        return page(first()) if request.path == "/_dash-layout" else html.Div()
+
+    app = Dash(
+        "presage.ui", assets_folder=str(Path(str(files("presage.ui"))) / "assets"), serve_locally=True, compress=False,
+        title="presage: plan a training job", update_title="", index_string=INDEX, add_log_handler=False,
+        use_pages=False, include_pages_meta=False, enable_mcp=False, use_async=False, suppress_callback_exceptions=True,
+    )  # fmt: skip
+    app.layout = layout
+    register(app)
+    _guard(app.server, app.csp_hashes())
+    app.server.test_client().get(
+        "/", base_url=f"http://{HOST}"
+    )  # Dash sets itself up at the first request, for one user
+    return app
+
+
+# ---- what comes in, what goes out
+
+
+def _guard(server: Flask, hashes: Sequence[str]) -> None:
+    from flask import Response, request
+    from werkzeug.exceptions import HTTPException
+
+    server.config["MAX_CONTENT_LENGTH"] = MOST_BODY
+    style = files("presage.report.html").joinpath("page.css").read_text("utf-8")
+    sent = headers(hashes)
+
+    @server.before_request
+    def only_here() -> Any:
+        why = refused(request.headers.get("Host", ""), request.headers.get("Origin"))
+        return Response(why, 403, mimetype="text/plain") if why else None
+
+    @server.after_request
+    def safely(response: Any) -> Any:
+        response.headers.update(sent)
+        return response
+
+    themes = "window.presageTemplates = " + json.dumps({"light": LIGHT, "dark": DARK}) + ";\n"
+
+    @server.get("/themes.js")
+    def shared_themes() -> Any:
+        return Response(themes, mimetype="text/javascript")
+
+    @server.get("/page.css")
+    def shared_style() -> Any:
+        return Response(style, mimetype="text/css")
+
+    @server.errorhandler(HTTPException)
+    def turned_down(e: Any) -> Any:
+        return Response(f"presage: {e.name}\n", e.code, mimetype="text/plain")
+
+    @server.errorhandler(Exception)
+    def no_request(e: Exception) -> Any:
+        """Replies never raise: what does is a request that this page does not send."""
+        if request.method != "POST":
+            print(f"presage ui: {request.path}: {type(e).__name__}: {e}", file=sys.stderr)
+            return Response("presage: this cannot be shown\n", 500, mimetype="text/plain")
+        return Response("presage: that is no request of this page\n", 400, mimetype="text/plain")
+
+
+def refused(host: str, origin: str | None) -> str:
+    """Why a request is not answered: other names for this machine are other sites' tricks (DNS rebinding)."""
+    if _name(f"//{host}") not in NAMES:
+        return "presage answers only to localhost\n"
+    if origin not in (None, "null") and _name(str(origin)) not in NAMES:
+        return "presage answers only to its own page\n"
+    return ""
+
+
+def _name(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
+
+
+def headers(hashes: Sequence[str]) -> dict[str, str]:
+    """Nothing is fetched from elsewhere, nothing else may show or script the page."""
+    policy = {
+        "default-src": "'none'", "script-src": " ".join(["'self'", *hashes]), "style-src": "'self' 'unsafe-inline'",
+        "img-src": "'self' data: blob:", "font-src": "'self' data:", "connect-src": "'self'", "base-uri": "'none'",
+        "form-action": "'none'", "frame-ancestors": "'none'",
+    }  # fmt: skip
+    return {
+        "Content-Security-Policy": "; ".join(f"{k} {v}" for k, v in policy.items()),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+    }
+
+
+# ---- serving
+
+
+def serve(app: Dash, port: int, ready: Any) -> None:
+    """Until somebody stops it; `ready(address)` is called when it listens."""
+    from waitress import create_server
+
+    try:
+        server = create_server(
+            app.server, host=HOST, port=port, threads=THREADS, ident=None, max_request_body_size=MOST_BODY,
+            channel_timeout=60, clear_untrusted_proxy_headers=True,
+        )  # fmt: skip
+    except OSError as e:
+        why = e.strerror or e
+        raise PresageError(f"port {port} cannot be had ({why}): presage ui --port 0 takes a free one") from e
+    warm = threading.Timer(QUIET, _warm)
+    warm.daemon = True
+    warm.start()
+    ready(f"http://{HOST}:{server.effective_port}")
+    server.run()
+
+
+def _warm() -> None:
+    """Loads what first answers need, while the browser loads the page."""
+    from presage.ui.asked import ASKED
+    from presage.ui.begin import first_plan
+    from presage.ui.replies import run_reply, step_reply, sure_reply
+
+    plan = first_plan(None)
+    found = step_reply(plan.knobs, plan.rest, ASKED)
+    sure_reply(found["text"], ASKED)
+    run_reply(found["text"], ASKED)

@@ -1,0 +1,145 @@
+"""What is shown of replies: sentences, tiles with differences, the table of both plans."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import html
+
+from presage.ui.answers import Measure
+
+__all__ = ["answer", "difference", "notes", "numbers_table", "told_measures"]
+
+Reply = Mapping[str, Any]
+FIRST = ("Step", "Throughput", "MFU", "Memory", "Exposed transfers")  # tiles, in order
+THEN = ("19 steps of 20", "Whole run", "Goodput", "By the deadline", "Cost")
+SAME = 5e-4  # of a value: what differs by less is the same
+
+
+def told_measures(step: Reply | None, sure: Reply | None, run: Reply | None) -> dict[str, Measure]:
+    """All of a plan's that belong to what its controls say now."""
+    if not step or "measures" not in step:
+        return {}
+    replies = [step, *(r for r in (sure, run) if r and r.get("key") == step.get("key"))]
+    return {m[0]: Measure(*m) for r in replies for m in r.get("measures", ())}
+
+
+def answer(
+    name: str, step: Reply | None, mine: Mapping[str, Measure], other: Mapping[str, Measure], two: bool = False
+) -> list[Any]:
+    """A plan's sentence and tiles; `other` are those it is held against, `two` leaves room for differences."""
+    if not step:
+        return []
+    if "wrong" in step:
+        return [_letter(name), html.H1("This plan cannot be run."), html.P(step["wrong"], className="wrong")]
+    helps = step.get("helps") or []
+    more = [html.P(f"It would fit with {', or with '.join(helps)}.", className="helps")] if helps else []
+    tiles = [_tile(n, mine.get(n), other.get(n), two) for n in (*FIRST, *_expected(step))]
+    return [_letter(name), html.H1(step["sentence"]), *more, html.Dl(tiles, className="facts")]
+
+
+def _expected(step: Reply) -> list[str]:
+    """What draws will tell of it."""
+    asked = step.get("asked")
+    if not asked:
+        return []
+    unasked = {"By the deadline": not asked.get("days"), "Cost": "price_per_gpu_hour" not in step.get("text", "")}
+    return [name for name in THEN if not unasked.get(name)]
+
+
+def _letter(name: str) -> Any:
+    return html.Span(name.upper(), className=f"letter {name}", title=f"Plan {name.upper()}")
+
+
+def _tile(name: str, m: Measure | None, other: Measure | None, two: bool) -> Any:
+    if m is None:
+        waits = [html.Dt(name), html.Dd("…"), html.Dd("being drawn", className="detail")]
+        return html.Div(waits, className="fact waits")
+    changed = _change(m, other) if other and _differ(m.value, other.value) else "\u00a0"
+    delta = [html.Dd(changed, className=f"delta {_verdict(m, other)}".strip())] if two else []
+    parts = [html.Dt(m.name), html.Dd(m.shown, className="value"), *delta, html.Dd(m.detail, className="detail")]
+    return html.Div(parts, className=f"fact {m.tone}".strip(), **_marked(m.name))
+
+
+def _marked(name: str) -> dict[str, Any]:
+    return {"data-fact": name}
+
+
+def _change(m: Measure, other: Measure | None) -> str:
+    """Points for shares, else in percent of the other."""
+    if other is None or not _differ(m.value, other.value):
+        return "the same"
+    if m.shown.endswith("%") and other.shown.endswith("%"):
+        return f"{100 * (m.value - other.value):+.1f} points"
+    return f"{100 * (m.value / other.value - 1):+.1f}%" if other.value else "none before"
+
+
+def _differ(a: float, b: float) -> bool:
+    return abs(a - b) > SAME * max(abs(a), abs(b))
+
+
+def _verdict(m: Measure, other: Measure | None) -> str:
+    if other is None or not m.better or not _differ(m.value, other.value):
+        return ""
+    return "better" if (m.value - other.value) * m.better > 0 else "worse"
+
+
+def difference(a: Mapping[str, Measure], b: Mapping[str, Measure], texts: Sequence[str]) -> list[Any]:
+    """Plan B against plan A, number by number, and what differs in their texts."""
+    rows = [name for name in a if name in b]
+    if not rows:
+        return []
+    numbers = _table(("", "plan A", "plan B", "B against A"), [_row(a[name], b[name]) for name in rows])
+    changed = _table(("what was changed", "plan A", "plan B"), [_changed(*row) for row in differing(*texts)])
+    pair = html.Div([html.Div(numbers, className="scroll"), html.Div(changed, className="scroll")], className="pair")
+    return [html.Section([html.H2("Plan B against plan A"), pair])]
+
+
+def differing(a: str, b: str) -> list[tuple[str, str, str]]:
+    """Keys of two jobs' texts whose values are not the same."""
+    one, other = flat(tomllib.loads(a)), flat(tomllib.loads(b))
+    names = dict.fromkeys((*one, *other))
+    return [(n, one.get(n, "-"), other.get(n, "-")) for n in names if one.get(n) != other.get(n) and n != "name"]
+
+
+def flat(table: Mapping[str, Any], section: str = "") -> dict[str, str]:
+    out: dict[str, str] = {}
+    for key, value in table.items():
+        name = f"{section}.{key}" if section else key
+        out |= flat(value, name) if isinstance(value, Mapping) else {name: str(value)}
+    return out
+
+
+def _table(head: Sequence[str], rows: list[Any]) -> Any:
+    cells = [html.Th(x, className="n" if i else "") for i, x in enumerate(head)]
+    return html.Table([html.Thead(html.Tr(cells)), html.Tbody(rows)])
+
+
+def _changed(name: str, a: str, b: str) -> Any:
+    return html.Tr([html.Td(name), html.Td(a, className="n"), html.Td(b, className="n")])
+
+
+def _row(a: Measure, b: Measure) -> Any:
+    verdict = _verdict(b, a)
+    mark = {"better": " ▲", "worse": " ▼"}.get(verdict, "")
+    change = html.Td(
+        [_change(b, a) + mark, html.Span(f" {verdict}", className="word")], className=f"n {verdict}".strip()
+    )
+    return html.Tr([html.Td(a.name), html.Td(a.shown, className="n"), html.Td(b.shown, className="n"), change])
+
+
+def numbers_table(rows: Any) -> list[Any]:
+    """A chart's numbers, folded."""
+    if not rows:
+        return []
+    body = [html.Tr([html.Td(c, className="n" if i else "") for i, c in enumerate(row)]) for row in rows]
+    return [html.Details([html.Summary("Numbers"), _table(("quantile", "at most", "longer"), body)])]
+
+
+def notes(steps: Mapping[str, Reply | None]) -> list[Any]:
+    """What to know before trusting it."""
+    said = [(p, note) for p, step in steps.items() if step for note in step.get("notes", ())]
+    rows = [html.Li([html.B(f"{p.upper()}: "), note]) for p, note in said]
+    return [html.Details([html.Summary(f"Notes ({len(rows)})"), html.Ul(rows)])] if rows else []

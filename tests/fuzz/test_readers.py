@@ -1,0 +1,105 @@
+"""Whatever a file holds, its reader gives a value or one sentence, soon; the same seed spoils files in the same way."""
+
+from __future__ import annotations
+
+import gzip
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from fuzz.attempt import attempt, inputs
+from fuzz.readers import READERS, Reader, with_torch
+
+INPUTS = 150  # of each reader; `make fuzz` tries many more
+KEPT = Path(__file__).parent / "kept"
+
+
+def share(reader: Reader) -> int:
+    """Of how many inputs one is handed to the command as well."""
+    return 75 if reader.slow else 25
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda r: r.name)
+def test_spoiled_files(reader: Reader, tmp_path: Path) -> None:
+    accepted = 0
+    for i, files in islice(inputs(reader, seed=0), INPUTS):
+        found = attempt(reader, files, tmp_path / "in", command=i % share(reader) == 0)
+        assert not found.crash, f"input {i} of {reader.name}: {found.crash}"
+        assert found.accepted or i >= len(reader.files), f"a sound file was refused: {found.said}"
+        accepted += found.accepted
+    assert 0 < accepted < INPUTS, "some files are still sound, and some are not"
+
+
+def test_spoiled_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="tensors are saved by torch")
+    reader = with_torch()
+    for i, files in islice(inputs(reader, seed=0), 40):
+        found = attempt(reader, files, tmp_path / "in")
+        assert not found.crash, f"input {i}: {found.crash}"
+
+
+def test_the_same_seed_spoils_alike() -> None:
+    def some(seed: int) -> list[dict[str, bytes]]:
+        return [files for r in READERS[:10] for _, files in islice(inputs(r, seed), 20)]
+
+    assert some(3) == some(3) != some(4)
+
+
+def test_a_broken_reader_is_found(tmp_path: Path) -> None:
+    """The contract can be broken: by another exception, by many lines, by a file left behind."""
+
+    def breaks(path: Path) -> None:
+        if b"c" in path.read_bytes():
+            raise KeyError("c")
+
+    def writes(path: Path) -> None:
+        path.with_name("more").write_text("")
+
+    for read in (breaks, writes):
+        reader = Reader("broken", read, ({"a": b"a b c"},), {"a": "text"}, "a")
+        found = [attempt(reader, files, tmp_path / "in") for _, files in islice(inputs(reader, 0), 20)]
+        assert any(f.crash for f in found)
+
+
+def test_a_shell_script_cannot_grow_without_end(tmp_path: Path) -> None:
+    from presage.errors import InputError
+    from presage.jobs.script import read_script
+
+    doubling = "A=xxxxxxxx\n" + 'A="$A$A"\n' * 60
+    laughs = "a: &a0 [1, 1]\n" + "".join(f"b{i}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(60))
+    for name, text in (("a.sh", doubling), ("a.yaml", laughs), ("b.yaml", "a: &a [*a]"), ("c.yaml", "[" * 5000)):
+        if name.endswith("yaml"):
+            pytest.importorskip("yaml")
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=name):
+            read_script(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "opened", ["A=$((" + "(" * 3000, 'A="$((' * 500, "<<x\n" * 3000, "${A:-" * 3000, "--a " * 20000]
+)
+def test_scripts_are_read_in_a_moment(tmp_path: Path, opened: str) -> None:
+    """No pattern goes back over the text again and again."""
+    import time
+
+    from presage.jobs.script import read_script
+
+    (tmp_path / "a.sh").write_text(opened)
+    start = time.process_time()
+    read_script(tmp_path / "a.sh")
+    assert time.process_time() - start < 2
+
+
+def test_texts_from_files_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    from presage.errors import InputError
+
+    said = str(InputError(tmp_path / "a", 'is "\x1b[2J\nx\ud800" ' + "y" * 5000, "f\n"))
+    assert said.isprintable() and len(said) < 2000
+
+
+def test_gzip_is_known_by_its_first_bytes_not_its_name(tmp_path: Path) -> None:
+    from presage.reading import read_text
+
+    (tmp_path / "a.toml").write_bytes(gzip.compress(b"\xef\xbb\xbfa = 1\r\n"))
+    assert read_text(tmp_path / "a.toml") == "a = 1\n"

@@ -1,0 +1,105 @@
+"""A browser to look at pages with, and a few answers to make pages of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from presage.graph import save
+from presage.graph.graph import Graph
+from presage.prediction.api import predict
+from presage.prediction.detail import Detail, detail_of
+from presage.prediction.step import Prediction
+from presage.report.html import Page, write_page
+
+HERE = Path(__file__).resolve().parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+OPTIONS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests of a worker."""
+    driver = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no browser to look at pages with: install one of {', '.join(BROWSERS)}")
+    with driver.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=found, args=list(OPTIONS))
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Look:
+    """A page in the browser, with what went wrong and what it asked the network for."""
+
+    tab: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def __call__(self, script: str) -> Any:
+        return self.tab.evaluate(script)
+
+    def count(self, selector: str) -> int:
+        return int(self.tab.locator(selector).count())
+
+    def text(self, selector: str) -> str:
+        return str(self.tab.locator(selector).first.inner_text())
+
+    def well(self) -> None:
+        """Nothing failed, nothing was fetched, all charts are drawn."""
+        assert self.errors == []
+        assert self.requests == []
+        assert int(self("document.documentElement.dataset.drawn")) == self.count(".chart")
+        assert self("[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg.main-svg'))")
+
+
+@pytest.fixture
+def look(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Look]]:
+    """`look(page, dark=False, width=1280)`: write the page, open it, wait until it is drawn."""
+    opened = []
+
+    def open_page(page: Page, dark: bool = False, width: int = 1280) -> Look:
+        path = tmp_path / "page.html"
+        write_page(page, path)
+        scheme = "dark" if dark else "light"
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
+        opened.append(context)
+        seen = Look(context.new_page())
+        seen.tab.on("pageerror", lambda e: seen.errors.append(str(e)))
+        seen.tab.on("console", lambda m: seen.errors.append(m.text) if m.type == "error" else None)
+        seen.tab.on(
+            "request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else seen.requests.append(r.url)
+        )
+        seen.tab.goto(path.as_uri())
+        seen.tab.wait_for_selector("html[data-drawn]", timeout=20_000, state="attached")
+        return seen
+
+    yield open_page
+    for context in opened:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def gpt() -> Graph:
+    """examples/gpt.py:build as captured with batch=2, sequence=256, layers=2, width=256, heads=4 and vocab=4096."""
+    return save.read(HERE / "gpt.presage")
+
+
+@pytest.fixture(scope="session")
+def predicted(gpt: Graph) -> Prediction:
+    return predict(gpt, draws=40)
+
+
+@pytest.fixture(scope="session")
+def detail(gpt: Graph) -> Detail:
+    return detail_of(gpt)

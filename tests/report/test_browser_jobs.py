@@ -1,0 +1,78 @@
+"""Pages of jobs, plans, runs and shards as a browser shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from job_answers import SMALL, job, plans, shards, surely, whole
+
+from presage.jobs.predict import predict_job
+from presage.report.html import Page
+from presage.report.html.job_page import job_page
+from presage.report.html.plan_page import plan_page
+from presage.report.html.run_page import run_page
+from presage.report.html.shard_page import shard_page
+
+pytestmark = pytest.mark.xdist_group("browser")
+Looker = Callable[..., Any]
+WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def seen_well(look: Looker, page: Page, **how: Any) -> Any:
+    """The page, drawn, with its answer, its first table, and nothing past the side of a narrow screen."""
+    seen = look(page, **how)
+    seen.well()
+    assert seen.text("#answer") == page.answer
+    assert seen.count(".chart") == sum(1 for s in page.sections if s.figure is not None)
+    first = seen.tab.locator("main tbody").first.locator("tr").first.locator("td").all_inner_texts()
+    assert tuple(first) == page.sections[0].tables[0].rows[0]
+    return seen
+
+
+def narrow(seen: Any) -> None:
+    seen.tab.set_viewport_size({"width": 480, "height": 800})
+    seen.tab.wait_for_function(f"{WIDTH} <= 0", timeout=10_000)
+
+
+def test_a_job(look: Looker) -> None:
+    p = job()
+    seen = seen_well(look, job_page(p, surely(), 15e12))
+    parts = sum(1 for took in p.breakdown.values() if took > 0)
+    assert seen.count("#where-the-step-goes .bars path") == parts
+    s = p.step.pipeline.schedule
+    tasks = 2 * s.stages * s.virtual * s.microbatches + 2 * s.stages  # and what replicas send, and the optimizer
+    assert seen.count("#timeline-of-a-step .bars path") == tasks
+    assert seen.count("#how-sure-that-is .bars path") == 80
+    assert seen.count("#how-sure-that-is .scatterlayer .js-line") == 1
+    assert seen.count("#memory .bars path") == len(p.memory.stages) * seen.count("#memory .legend .traces")
+    assert seen.count("#how-near-the-limits .scatterlayer .points path") >= 20
+    assert seen.count("#stages .heatmaplayer image") == 1
+    narrow(seen)
+
+
+def test_a_plan_in_the_dark(look: Looker) -> None:
+    found = plans()
+    seen = seen_well(look, plan_page(predict_job(SMALL).job, found), dark=True)
+    front, others = len(found.front), 1 + (found.own is not None)
+    drawn = seen.count("#time-against-memory .scatterlayer .points path")
+    assert drawn >= len(found.cloud) + front + others
+    narrow(seen)
+
+
+def test_a_run(look: Looker) -> None:
+    p = whole()
+    seen = seen_well(look, run_page(p))
+    labels = seen.tab.locator("#how-long .annotation-text").all_text_contents()
+    assert sum("deadline" in text for text in labels) == 1
+    assert seen.count("#what-would-change-it .bars path") == 2 * len(p.changes)
+    narrow(seen)
+
+
+def test_a_shard(look: Looker) -> None:
+    problem, found = shards()
+    seen = seen_well(look, shard_page(problem, found))
+    assert seen.count("#load-of-the-ranks .bars path") == 2 * problem.ranks
+    assert seen.count("#which-table-is-where .heatmaplayer image") == 1
+    narrow(seen)

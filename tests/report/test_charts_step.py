@@ -1,0 +1,102 @@
+"""Charts of steps: lanes, heat maps, memory, ranges draw what they are given, and stay readable when that is much."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from presage.report.html.charts.heat import heat_figure, telling
+from presage.report.html.charts.lanes import MARKS, Bar, Bars, lanes_figure, merged
+from presage.report.html.charts.memory import memory_figure
+from presage.report.html.charts.ranges import Ranged, ranges_figure
+from presage.report.html.charts.units import Unit
+from presage.report.html.charts.words import label
+from presage.report.html.timeline import lane_table, lanes_section
+
+
+def numbers(values: object) -> np.ndarray:
+    """What Plotly keeps of an array, as numbers."""
+    return np.asarray(values, dtype=float)
+
+
+def test_a_name_is_shown_as_it_is() -> None:
+    assert label("std::vector<float>&\n x") == "std::vector&lt;float&gt;&amp; x"
+    assert len(label("x" * 500, 70)) == 70
+
+
+def test_bars_of_one_colour_each_and_all_of_the_time() -> None:
+    bars = Bars.of(Bar("a", 0, 1, "f", "x"), Bar("b", 1, 2, "g", "y"), Bar("a", 3, 0.5, "g", "z"))
+    figure = lanes_figure(bars)
+    assert [t.name for t in figure.data] == ["f", "g"]
+    assert sum(numbers(t.x).sum() for t in figure.data) == pytest.approx(3.5)
+    assert list(figure.layout.yaxis.ticktext) == ["a", "b"]
+    assert bars.busy.tolist() == [1.5, 2.0]
+
+
+def test_a_window_cuts_what_is_partly_in_it() -> None:
+    bars = Bars.of(Bar("a", 0, 2, "f"), Bar("a", 2, 2, "f"), Bar("a", 9, 1, "f")).clipped(1, 3)
+    assert bars.start.tolist() == [0, 1]
+    assert bars.seconds.tolist() == [1, 1]
+
+
+def test_too_many_bars_become_fewer_that_cover_the_same(n: int = 60_000) -> None:
+    rng = np.random.default_rng(0)
+    gap, took = rng.uniform(0, 1e-7, n), rng.uniform(1e-7, 1e-5, n)
+    start = np.cumsum(gap + np.append(0, took[:-1]))
+    lane = np.repeat([0, 1, 2], n // 3)
+    bars = Bars(("a", "b", "c"), ("f", "g"), ("x",), lane, start, took, rng.integers(0, 2, n), np.zeros(n, np.int64))
+    few = merged(bars)
+    assert len(few) <= MARKS < len(bars)
+    assert few.span == pytest.approx(bars.span)
+    assert (few.end[few.lane == 1].max(), few.start[few.lane == 1].min()) == pytest.approx(
+        (bars.end[lane == 1].max(), bars.start[lane == 1].min())
+    )
+    assert sum(int(name.split()[0]) if "tasks" in name else 1 for name in map(few.names.__getitem__, few.name)) == n
+    told = lanes_section("t", bars)
+    assert "60,000 tasks are drawn as" in told.lead
+    assert told.tables[0].rows[0][1] == f"{n // 3:,}"
+
+
+def test_of_many_lanes_the_busiest_and_the_least_busy_are_drawn() -> None:
+    bars = Bars.of(*(Bar(f"rank {i}", 0, 1 + i, "f") for i in range(64)))
+    names = list(lanes_figure(bars).layout.yaxis.ticktext)
+    assert len(names) == 24
+    assert (names[0], names[-1]) == ("rank 0", "rank 63")
+    assert len(lane_table(bars, 64.0).rows) == 64
+
+
+def test_joined_bars_keep_their_lanes_apart_and_their_groups_together() -> None:
+    one, two = Bars.of(Bar("a", 0, 1, "f", "x")), Bars.of(Bar("a", 0, 2, "g", "y"), Bar("b", 0, 3, "f", "x"))
+    both = Bars.joined([one, two])
+    assert (both.lanes, both.groups, both.names) == (("a", "a", "b"), ("f", "g"), ("x", "y"))
+    assert (both.lane.tolist(), both.group.tolist(), both.name.tolist()) == ([0, 1, 2], [0, 1, 0], [0, 1, 0])
+
+
+def test_heat_is_far_from_the_usual() -> None:
+    table = [[1.0, 5.0], [1.0, 5.0], [3.0, 5.0]]
+    z = numbers(heat_figure(["a", "b", "c"], ["x", "y"], table).data[0].z)
+    assert z.tolist() == [[0, 0], [0, 0], [1, 0]]
+    alike = numbers(heat_figure(["a", "b"], ["x"], [[1.0], [3.0]], alike=[15, 1]).data[0].z)
+    assert alike.tolist() == [[0], [1]]
+    many = np.ones((500, 2))
+    many[321, 1] = 9
+    assert 321 in telling(many)
+    assert len(telling(many)) == 64
+    assert heat_figure(["a"], ["x"], [[math.nan]]).data
+
+
+def test_memory_of_many_ops_keeps_the_peak() -> None:
+    held = np.arange(20_000) % 7_919
+    figure = memory_figure(held, held + 1, {"all": held}, 1e6)
+    assert len(figure.data[0].x) < 2_000
+    assert held[numbers(figure.data[0].x).astype(int)].max() == held.max()
+    assert memory_figure(held[:0], held[:0], {}, 0.0).layout.height
+
+
+def test_ranges_are_judged_by_where_all_of_them_lie() -> None:
+    rows = [Ranged("up", 1.1, 1.2, 1.3), Ranged("either", 0.9, 1.1, 1.2), Ranged("down", 0.5, 0.6, 0.7)]
+    figure = ranges_figure(rows, Unit("x", 1.0), "times", base=1.0, judged=True)
+    assert len(set(figure.data[0].marker.color)) == 3
+    assert numbers(figure.data[0].x) == pytest.approx([0.2, 0.1, -0.4])

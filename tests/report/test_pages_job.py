@@ -1,0 +1,311 @@
+"""Pages of job, plan, run, shard, sensitivity and place: what they say agrees with the answers they are made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job_answers import JOBS, LARGE, SMALL, job, moves, plans, shards, surely, whole
+
+from commands import runner
+from presage.cli.app import app
+from presage.jobs.draws import shape_of
+from presage.jobs.draws.sure import belief_of
+from presage.jobs.intensity import KINDS, ran
+from presage.jobs.predict import predict_job
+from presage.jobs.quicker import swung
+from presage.noise.streams import Streams
+from presage.plan.layouts import layout_of, parse_keep, search, words
+from presage.plan.place import drawn_fleet, place
+from presage.plan.spread import memory_by_rank
+from presage.report import place_tables
+from presage.report.html import Page
+from presage.report.html.charts.distribution import distribution_figure, distribution_table, quantiles_of
+from presage.report.html.charts.pareto import thinned
+from presage.report.html.charts.tornado import Swing, tornado_figure, tornado_table
+from presage.report.html.charts.units import TIMES, time_unit
+from presage.report.html.job_page import job_page
+from presage.report.html.page import Section
+from presage.report.html.place_page import place_page
+from presage.report.html.plan_page import plan_page
+from presage.report.html.render import rendered
+from presage.report.html.run_page import run_page
+from presage.report.html.sensitivity_page import sensitivity_page
+from presage.report.html.shard_page import shard_page
+from presage.report.run_tables import span
+from presage.report.text import percent, seconds, size
+from presage.runs.failures import DAY
+
+
+def section(page: Page, key: str) -> Section:
+    return next(s for s in page.sections if s.key == key)
+
+
+def numbers(values: object) -> np.ndarray:
+    return np.asarray(values, dtype=float)
+
+
+def trace(page: Page, key: str, name: str) -> Any:
+    figure = section(page, key).figure
+    assert figure is not None
+    return next(t for t in figure.data if t.name == name)
+
+
+# ---- the distribution
+
+
+def test_bars_and_what_lies_past_them_are_all_draws() -> None:
+    draws = np.random.default_rng(0).lognormal(1.0, 0.3, 4000)
+    figure = distribution_figure(draws)
+    bars, curve = figure.data
+    edge = figure.layout.xaxis.range[1]
+    assert numbers(bars.y).sum() + (draws > edge).mean() == pytest.approx(1.0)
+    assert (np.diff(numbers(curve.y)[:-1]) <= 0).all()
+    at = numbers(curve.x)
+    told = [(draws > x).mean() for x in at[1:-1]]
+    assert numbers(curve.y)[1:-1] == pytest.approx(told)
+
+
+def test_quantiles_are_lines_in_both_and_a_deadline_too() -> None:
+    draws = np.linspace(1.0, 2.0, 1001)
+    figure = distribution_figure(draws, marks={"deadline": 2.5})
+    lines = [s.x0 for s in figure.layout.shapes if s.xref == "x"]
+    assert lines == pytest.approx([1.5, 1.95, 1.99, 2.5])
+    assert "deadline" in figure.layout.annotations[-1].text
+
+
+def test_a_mark_far_away_is_named_at_the_edge() -> None:
+    figure = distribution_figure(np.linspace(1.0, 2.0, 1001), marks={"deadline": 90.0})
+    assert figure.layout.xaxis.range[1] < 3
+    assert figure.layout.annotations[-1].text == "<b>deadline</b> 90 s →"
+
+
+def test_a_long_tail_does_not_squash_the_bars() -> None:
+    draws = np.concatenate([np.linspace(1.0, 1.1, 990), np.linspace(5.0, 50.0, 10)])
+    figure = distribution_figure(draws)
+    assert figure.layout.xaxis.range[1] < 1.6
+    assert "1.00% lie past the edge" in figure.layout.xaxis.title.text
+    assert figure.layout.xaxis2.range[1] > 50
+
+
+@pytest.mark.parametrize("draws", [[], [np.nan], [np.inf, np.inf], [1e-3] * 5, [0.0], [1.0, np.inf, np.nan]])
+def test_odd_draws_are_drawn(draws: list[float]) -> None:
+    json.loads(distribution_figure(draws, marks={"deadline": 1.0}).to_json())
+    assert len(distribution_table(draws).rows) == (10 if any(x == x for x in draws) else 0)
+
+
+def test_what_never_ends_is_counted() -> None:
+    draws = [1.0] * 90 + [np.inf] * 10
+    figure = distribution_figure(draws)
+    assert numbers(figure.data[1].y)[-1] == pytest.approx(0.1)
+    assert quantiles_of(draws)[0.95] == np.inf
+    assert distribution_table(draws).rows[-1] == ("p99.9", "never", "0.10%")
+
+
+# ---- tornado, units, thinning
+
+
+def test_the_longest_bar_is_on_top_and_small_ones_are_in_the_table_alone() -> None:
+    swings = [Swing("a", (-0.01, 0.02)), Swing("b", (-0.3, float("nan"))), Swing("none", (0.0, 1e-6))]
+    figure = tornado_figure(swings, ("less", "more"), "the step")
+    assert list(figure.data[0].y) == ["b", "a"]
+    rows = tornado_table(swings, "what", ("less", "more")).rows
+    assert rows == (("b", "-30.0%", "-"), ("a", "-1.00%", "+2.00%"), ("none", "~0", "~0"))
+
+
+def test_units_fit_what_they_tell() -> None:
+    assert [time_unit(x).name for x in (3 * DAY, 1.5 * DAY, 90.0, 4.9, 0.02, 3e-6, 0.0, float("inf"))] == [
+        "days", "hours", "s", "s", "ms", "us", "s", "s",
+    ]  # fmt: skip
+
+
+def test_thinning_keeps_the_front() -> None:
+    rng = np.random.default_rng(0)
+    time, memory = rng.lognormal(0, 0.5, 5000), rng.lognormal(0, 0.5, 5000)
+    kept = thinned(time.tolist(), memory.tolist(), 300)
+    best = [i for i in range(5000) if not ((time < time[i]) & (memory <= memory[i])).any()]
+    assert len(kept) == len(set(kept)) <= 300
+    assert set(best) <= set(kept)
+
+
+# ---- job
+
+
+@pytest.mark.parametrize("name", ["llama3.1-405b", "deepseek-v3", "torchtitan", "own_model", "megatron"])
+def test_parts_of_layers_add_up_to_the_step(name: str) -> None:
+    p = predict_job(JOBS / f"{name}.toml")
+    found = ran(p.job, p.step)
+    for kind in KINDS:
+        took = sum(r.seconds for r in found if r.kind == kind)
+        assert took == pytest.approx(p.step.parts[kind], rel=1e-9)
+    assert all(r.least <= r.seconds for r in found if r.kind != "streams")
+
+
+def test_quicker_work_is_a_shorter_step() -> None:
+    found = swung(job().job)
+    assert found[0].name == "products"
+    assert all(s.quicker <= job().seconds * (1 + 1e-9) <= s.slower * (1 + 2e-9) for s in found)
+    assert found[0].quicker == pytest.approx(predict_job(LARGE).seconds - 0.1 * job().breakdown["products"], rel=0.05)
+
+
+def test_the_job_page_agrees_with_the_prediction() -> None:
+    p, page = job(), job_page(job(), surely(), 15e12, "presage job x")
+    assert page.answer.startswith(
+        f"A step takes {seconds(p.seconds)} on 16,384 x H100 SXM 80 GB (19 of 20 steps at most "
+    )
+    assert "it fits, with 14.63 GiB to spare; 15 T tokens take 50.9 days" in page.answer
+    (bars,) = section(page, "where-the-step-goes").figure.data  # type: ignore[union-attr]
+    assert numbers(bars.x).sum() == pytest.approx(p.seconds)
+    kinds = section(page, "memory").figure.data  # type: ignore[union-attr]
+    held = sum(numbers(k.y) for k in kinds) * 1024**3
+    assert held == pytest.approx([m.needed for m in p.memory.stages])
+    keys = [s.key for s in page.sections]
+    assert keys == [
+        "where-the-step-goes", "how-sure-that-is", "timeline-of-a-step", "stages", "memory", "how-near-the-limits",
+        "what-would-change-it",
+    ]  # fmt: skip
+    assert all(s.figure is not None and s.tables for s in page.sections)
+
+
+def test_the_timeline_is_as_long_as_the_step() -> None:
+    bars = section(job_page(job()), "timeline-of-a-step").figure.data  # type: ignore[union-attr]
+    ends = np.concatenate([numbers(b.base) + numbers(b.x) for b in bars])
+    assert ends.max() == pytest.approx(job().seconds, rel=1e-4)
+    assert {b.name for b in bars} >= {"forward", "backward", "optimizer"}
+
+
+def test_a_job_that_does_not_fit_says_so() -> None:
+    p = predict_job(LARGE, {"training": {"sequence": 32768}})
+    page = job_page(p)
+    assert f"it does not fit: {size(-p.memory.margin)} too much" in page.answer
+    assert next(f for f in page.facts if f.name == "Memory of a GPU").tone == "bad"
+
+
+def test_a_job_of_one_stage_has_no_stages_to_compare() -> None:
+    page = job_page(predict_job(SMALL, {"parallel": {"pp": 1, "dp": None}}))
+    assert "stages" not in [s.key for s in page.sections]
+
+
+# ---- plan
+
+
+def test_the_plan_page_agrees_with_the_search() -> None:
+    found = plans()
+    page = plan_page(predict_job(SMALL).job, found)
+    best = found.best[0]
+    assert f"takes {seconds(best.seconds)} a step on 16 GPUs" in page.answer
+    star = trace(page, "time-against-memory", "the best plan")
+    dots = trace(page, "time-against-memory", "plans that fit")
+    unit = time_unit(best.seconds).size
+    assert numbers(star.y)[0] * unit == pytest.approx(best.seconds)
+    assert len(dots.x) == len(found.cloud) == found.counts.priced
+    assert numbers(dots.y).min() * unit == pytest.approx(best.seconds)
+    assert section(page, "the-best-plans").tables[0].rows[0][0] == words(layout_of(best.job))
+    beside = section(page, "the-best-plans").figure
+    assert beside is not None
+    more = sum(numbers(t.y)[0] for t in beside.data) * next(
+        u.size for u in TIMES if u.name == beside.layout.yaxis.title.text
+    )
+    assert more == pytest.approx(found.best[1].seconds - best.seconds, abs=1e-5 * best.seconds)
+
+
+def test_where_nothing_fits_the_page_says_what_would_help() -> None:
+    found = search(job().job, 8, keep=parse_keep(["tp=8"]))
+    page = plan_page(job().job, found)
+    assert page.answer.startswith(f"None of {found.counts.legal:,} legal plans fits in 80 GiB")
+    assert rendered(page)
+
+
+# ---- run
+
+
+def test_the_run_page_agrees_with_the_draws() -> None:
+    p, page = whole(), run_page(whole())
+    assert f"The run most likely takes {span(p.outcome.quantile(0.5))}" in page.answer
+    done = next(f for f in page.facts if f.name.startswith("Done within"))
+    assert done.value == percent(p.outcome.done_by(6.5 * DAY), 0)
+    (bars,) = section(page, "where-the-time-goes").figure.data  # type: ignore[union-attr]
+    unit = time_unit(float(numbers(bars.x).max()) * DAY).size
+    assert numbers(bars.x).sum() * unit == pytest.approx(float(p.exact.wall.mean()))
+    marks = [a.text for a in section(page, "how-long").figure.layout.annotations]  # type: ignore[union-attr]
+    assert any(m.startswith("<b>deadline</b> 6.5 days") for m in marks)
+    assert len(section(page, "what-would-change-it").figure.data) == 2  # type: ignore[union-attr]
+
+
+# ---- shard
+
+
+def test_tables_and_what_comes_in_are_a_ranks_memory() -> None:
+    problem, found = shards()
+    held = np.nansum(memory_by_rank(problem, found.plan), axis=0)
+    rest = found.cost.load.memory - held
+    assert rest == pytest.approx(np.full(4, rest[0])) and rest[0] >= 0
+
+
+def test_the_shard_page_agrees_with_the_plan() -> None:
+    problem, found = shards()
+    page = shard_page(problem, found)
+    assert f"the embeddings take {seconds(found.cost.seconds)} of a step on 4 GPUs" in page.answer
+    best = min(a.cost.seconds for a in found.alternatives if a.cost is not None and not a.cost.over)
+    assert f"{percent(1 - found.cost.seconds / best)} less than the best heuristic" in page.answer
+    (bars,) = section(page, "where-the-time-goes").figure.data  # type: ignore[union-attr]
+    assert numbers(bars.x).sum() * time_unit(max(found.cost.phases.values())).size == pytest.approx(found.cost.seconds)
+    lookups = trace(page, "load-of-the-ranks", "lookups")
+    unit = time_unit(float((found.cost.load.forward + found.cost.load.backward).max())).size
+    assert numbers(lookups.y) * unit == pytest.approx(found.cost.load.forward)
+    cells = section(page, "which-table-is-where").figure.data[0]  # type: ignore[union-attr]
+    assert np.isfinite(numbers(cells.z)).sum() == sum(len(set(t.ranks)) or 4 for t in found.plan.tables)
+    assert len(section(page, "which-table-is-where").tables[0].rows) == len(problem.tables)
+
+
+# ---- sensitivity and place
+
+
+def test_the_sensitivity_page_agrees_with_its_rows() -> None:
+    s, page = moves(), sensitivity_page(moves(), "assumed")
+    bars = trace(page, "classes-of-work", "were it 10% quicker")
+    row = next(r for r in s.of("class") if r.name == "products")
+    at = list(bars.y).index("matrix products")
+    assert row.faster is not None
+    assert numbers(bars.x)[at] == pytest.approx(row.faster.p95.value / s.draws.p95.value)
+    assert page.answer.startswith("Make ")
+
+
+def test_the_place_page_shows_who_is_slow() -> None:
+    shape = shape_of(predict_job(SMALL).job)
+    fleet = drawn_fleet(shape.job.gpus, 8, 0.02, Streams(0)("fleet"), 0.05, 1.3)
+    belief, source = belief_of(shape.job, shape.seconds)
+    placed = place(shape, fleet, belief.noise, draws=200, randoms=3)
+    page = place_page(placed, [place_tables.outcome_table(placed)], source)
+    assert page.answer.startswith(("Best placement: p95 of a step ", "P95 of a step "))
+    figure = section(page, "groups-of-the-best-placement").figure
+    assert figure is not None
+    assert numbers(figure.data[0].z).shape == placed.best.placement.factors.shape
+    assert rendered(page)
+
+
+# ---- files and commands
+
+
+def test_the_same_answer_is_the_same_bytes() -> None:
+    assert rendered(job_page(job(), surely())) == rendered(job_page(predict_job(LARGE), surely()))
+    assert rendered(run_page(whole())) == rendered(run_page(whole()))
+
+
+def test_a_page_is_not_large_and_names_do_no_harm() -> None:
+    p = predict_job(LARGE, {"name": "</script><b>x & y"})
+    text = rendered(job_page(p, surely())).decode()
+    assert "<b>x" not in text and "&lt;/script&gt;&lt;b&gt;x &amp; y" in text
+    from plotly.offline import get_plotlyjs
+
+    assert len(text) - len(get_plotlyjs()) < 1_000_000
+
+
+def test_the_command_writes_the_page_beside_its_answer(tmp_path: Path) -> None:
+    out = tmp_path / "job.html"
+    told = json.loads(runner(app)("job", SMALL, "--report", out, "--json", "-"))
+    assert "distribution" not in told  # drawn for the page alone
+    assert f"A step takes {seconds(told['step_ms']['mean'] / 1e3)}" in out.read_text("utf-8")

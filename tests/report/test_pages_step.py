@@ -1,0 +1,276 @@
+"""Pages of predict, whatif, trace and replay: what they say agrees with the answers they are made of."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import runner
+from graph_sketches import Sketch
+from presage.cli.app import app
+from presage.cli.trace import host_overheads
+from presage.errors import InputError
+from presage.graph.graph import Graph
+from presage.graph.memory import profile
+from presage.plan.codesign import suggestions, what_if
+from presage.prediction.api import machine, predict, team_of
+from presage.prediction.detail import Detail, detail_of, team_detail
+from presage.prediction.step import Prediction
+from presage.prediction.team import RankKind, predict_team
+from presage.report.html import Page
+from presage.report.html.page import Section
+from presage.report.html.predict_page import predict_page
+from presage.report.html.render import rendered
+from presage.report.html.replay_page import Replayed, replay_page
+from presage.report.html.trace_bars import shown_step
+from presage.report.html.trace_page import Traced, trace_page
+from presage.report.html.whatif_page import suggest_page, whatif_page
+from presage.report.text import seconds, size
+from presage.traces.explain import activity
+from presage.traces.replay import Replay, StepTime, measured_steps, replay_of
+from presage.traces.run import files_of, read_runs
+from synthetic import Tracer, gpu_bound
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def section(page: Page, key: str) -> Section:
+    return next(s for s in page.sections if s.key == key)
+
+
+def numbers(values: object) -> np.ndarray:
+    """What Plotly keeps of an array, as numbers."""
+    return np.asarray(values, dtype=float)
+
+
+# ---- predict
+
+
+def test_the_step_of_the_timeline_is_the_one_predicted(gpt: Graph, detail: Detail) -> None:
+    begin, end = detail.shown.window
+    assert end - begin == pytest.approx(predict(gpt, draws=1).step.p50, rel=0.03)
+
+
+def test_kinds_of_memory_add_up_to_what_is_allocated(gpt: Graph) -> None:
+    plain, told = profile(gpt), profile(gpt, kinds=True)
+    assert plain.timeline.kinds == {}
+    assert (sum(told.timeline.kinds.values()) == told.timeline.allocated).all()
+    at_peak = {k: int(v[told.peak_op]) for k, v in told.timeline.kinds.items() if v[told.peak_op]}
+    assert at_peak == told.by_role()
+
+
+def test_a_prediction_s_page_says_what_it_found(predicted: Prediction, detail: Detail) -> None:
+    page = predict_page(predicted, detail, "presage predict x")
+    assert seconds(predicted.step.p50) in page.answer
+    assert page.answer.endswith(".") and ". " not in page.answer  # one sentence
+    assert "it fits" in page.answer
+    families = section(page, "where-the-step-goes")
+    assert families.tables[0].rows[0][0] == predicted.families[0].name
+    whole = sum(numbers(families.figure.data[0].x)) * 1e-3  # type: ignore[union-attr]
+    assert whole == pytest.approx(predicted.step.p50, rel=0.02)
+    lanes = section(page, "timeline-of-a-step").tables[0]
+    assert [row[0] for row in lanes.rows] == ["main thread", "autograd thread", "GPU stream"]
+    memory = section(page, "memory-over-the-step")
+    assert size(predicted.peak_memory) in memory.lead
+    assert len(memory.tables[1].rows) == 20
+    assert section(page, "how-sure-that-is").tables[0].rows
+
+
+def test_every_chart_has_its_numbers(predicted: Prediction, detail: Detail) -> None:
+    for part in predict_page(predicted, detail).sections:
+        assert part.tables and all(t.rows for t in part.tables), part.title
+        assert part.lead, part.title
+
+
+def test_the_roofline_has_every_op_that_moves_something(detail: Detail, predicted: Prediction) -> None:
+    figure = section(predict_page(predicted, detail), "how-near-the-limits").figure
+    dots = [t for t in figure.data if t.mode == "markers"]  # type: ignore[union-attr]
+    assert sum(len(t.x) for t in dots) == sum(1 for w in detail.work if w.moved)
+    assert sum(w.seconds for w in detail.work) == pytest.approx(predicted.gpu_active)
+    names = {t.name for t in figure.data if t.mode != "markers"}  # type: ignore[union-attr]
+    assert names == {"memory, 4.8 TB/s", "fp16 and bf16, 989.5 TFLOP/s"}
+
+
+def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
+    first, second = (rendered(predict_page(predict(gpt, draws=30), detail_of(gpt))) for _ in range(2))
+    assert first == second
+    assert len(first) < 6_500_000
+
+
+def test_many_ranks_with_a_slow_one(gpt: Graph) -> None:
+    team = team_of(gpt, 16, "ddp", "dgx-h100", kinds={3: RankKind(speed=0.5)})
+    found = predict_team(team, machine("h100_sxm"), draws=30, steps=4)
+    page = predict_page(found, team_detail(team))
+    ranks = section(page, "ranks")
+    assert [row[0] for row in ranks.tables[1].rows] == ["rank 0 (and 14 like it)", "rank 3"]
+    assert "16 x NVIDIA H100" in page.answer
+    lanes = [row[0] for row in section(page, "timeline-of-a-step").tables[0].rows]
+    assert "rank 0 (+14): main thread" in lanes and any(name.startswith("rank 3: ") for name in lanes)
+    assert section(page, "collectives").tables[0].rows
+
+
+def odd(name: str = "odd") -> Graph:
+    """One op, in a step that says nothing else of itself."""
+    sketch = Sketch()
+    x = sketch.tensor(4, 4, role="input")
+    sketch.op(name, [x], [sketch.new(4, 4)])
+    return sketch.graph()
+
+
+def test_a_step_of_one_op_with_an_odd_name_has_a_page() -> None:
+    graph = odd("</script><b>\N{SNOWMAN}")
+    text = rendered(predict_page(predict(graph, draws=3), detail_of(graph))).decode()
+    assert "</script><b>" not in text
+    assert "\N{SNOWMAN}" in text or "\\u2603" in text
+
+
+# ---- what if
+
+
+def test_before_and_after(gpt: Graph) -> None:
+    found = what_if(gpt, ["checkpoint", "cuda_graph"], draws=30)
+    page = whatif_page(found)
+    assert seconds(found.edited.step.p50) in page.answer and seconds(found.base.step.p50) in page.answer
+    bars = section(page, "before-and-after").figure.data  # type: ignore[union-attr]
+    for drawn, told in zip(bars, (found.base, found.edited), strict=True):
+        assert numbers(drawn.x).sum() == pytest.approx(told.step.p50 * 1e3, rel=0.02)
+    assert len(section(page, "one-by-one").figure.data[0].x) == 3  # type: ignore[union-attr]
+    lanes = [row[0] for row in section(page, "timelines").tables[0].rows]
+    assert {name.split(":")[0] for name in lanes} == {"before", "after"}
+    assert sum(s.title.startswith("Memory") for s in page.sections) == 2
+
+
+def test_suggestions_are_ranked(gpt: Graph) -> None:
+    found = suggestions(gpt, draws=5, steps=4, combine=1)
+    page = suggest_page(found)
+    ranking = section(page, "edits-best-first")
+    assert [row[0] for row in ranking.tables[0].rows] == [", ".join(w.edits) for w in found.tried]
+    drawn = numbers(ranking.figure.data[0].x)  # type: ignore[union-attr]
+    assert drawn + 1 == pytest.approx([w.speedup.p50 for w in found.tried])
+
+
+# ---- traces
+
+
+@pytest.fixture(scope="module")
+def demo() -> Traced:
+    return traced(files_of([Path("demo")]))
+
+
+def traced(files: list[Path], **how: bool) -> Traced:
+    runs = read_runs(files, **how)
+    replays = [replay_of(run) for run in runs]
+    names = [[str(run.rank(i)) for i in range(len(run))] for run in runs]
+    return Traced(replays, [r.simulate() for r in replays], names, host_overheads(replays))
+
+
+def test_a_trace_s_page_adds_up(demo: Traced) -> None:
+    page = trace_page(demo)
+    told = activity(demo.one, 0)
+    parts = section(page, "where-the-time-goes").figure.data[0]  # type: ignore[union-attr]
+    assert numbers(parts.x).sum() * 1e-3 == pytest.approx(told.span)
+    assert "the GPU computes for 39% of the time, and for 58% it waits for the host" in page.answer
+    steps = measured_steps(demo.one, 0)
+    assert section(page, "step-times").tables[0].rows[0][2:] == tuple(seconds(s.seconds) for s in steps)
+    lanes = {row[0]: row for row in section(page, "timeline-of-a-step").tables[0].rows}
+    assert lanes["stream 7"][1] == "490"
+    assert all(t.rows for s in page.sections for t in s.tables)
+
+
+def test_two_ranks_one_of_them_late() -> None:
+    page = trace_page(traced(files_of([ROOT / "data" / "gloo" / "late"]), need_gpu=False))
+    late = section(page, "who-is-late")
+    assert "Rank 1 came last" in late.lead
+    assert numbers(late.figure.data[0].z).shape == (2, 5)  # type: ignore[union-attr]
+    assert "the CPU computes" in page.answer
+
+
+def test_traces_of_several_runs_have_a_page(tmp_path: Path) -> None:
+    files = [gpu_bound().write(tmp_path / f"{name}.json") for name in ("a", "b")]
+    page = trace_page(traced(files))
+    assert page.question.endswith("2 traces, Test GPU")
+    assert rendered(page)
+
+
+def test_the_step_in_the_middle_is_shown() -> None:
+    steps = [StepTime("", 0, 0, took) for took in (9.0, 3.0, 1.0, 2.0)]
+    assert shown_step(steps) == 3
+    assert shown_step(steps[:1]) == 0
+    assert shown_step([]) == 0
+
+
+def test_a_replay_s_page_has_measured_and_found(demo: Traced) -> None:
+    page = replay_page(replayed(demo.one, None))
+    assert "From durations alone" in page.answer
+    measured, found = section(page, "measured-and-replayed").figure.data  # type: ignore[union-attr]
+    assert numbers(measured.y) * 1e-3 == pytest.approx([s.seconds for s in measured_steps(demo.one, 0)])
+    assert numbers(found.y) == pytest.approx(numbers(measured.y), rel=0.01)
+    lanes = [row[0] for row in section(page, "timelines").tables[0].rows]
+    assert sum(n.startswith("measured: ") for n in lanes) == sum(n.startswith("replayed: ") for n in lanes) == 3
+
+
+def replayed(replay: Replay, changed: Replay | None) -> Replayed:
+    before = replay.simulate()
+    after = None if changed is None else changed.steps(changed.simulate(), 0)
+    rows = [("0", measured_steps(replay, 0), replay.steps(before, 0), after)]
+    return Replayed(rows, ["cuda_graph"] if changed else [], ["it is so"] if changed else [], replay, changed)
+
+
+def test_an_edited_replay_is_beside_the_others(demo: Traced) -> None:
+    from presage.traces import edits
+    from presage.traces.whatif import parse
+
+    found = replayed(demo.one, edits.edited(demo.one, parse("cuda_graph")))
+    page = replay_page(found)
+    assert found.edited is not None and seconds(found.edited) in page.answer
+    assert len(section(page, "measured-and-replayed").figure.data) == 3  # type: ignore[union-attr]
+    assert any(row[0].startswith("edited: ") for row in section(page, "timelines").tables[0].rows)
+    assert "because it is so" in page.notes
+
+
+def test_many_kernels_of_many_ranks_do_not_hang(tmp_path: Path, ranks: int = 6, kernels: int = 1_500) -> None:
+    for rank in range(ranks):
+        t = Tracer(rank, ranks)
+        t.step(0, 0, 10 * kernels)
+        for i in range(kernels):
+            t.op(f"aten::odd<{i % 7}></script>", 10 * i, 9)
+            t.launch(f"void k<float, {i % 5}>(</script>)", 10 * i + 1, 10 * i + 6, 3 + rank % 2, tid=1)
+        (tmp_path / f"rank_{rank}.json.gz").write_bytes(gzip.compress(t.text(), 1))
+    page = trace_page(traced(files_of([tmp_path])))
+    text = rendered(page)
+    assert len(text) < 6_500_000
+    assert b"</script>)" not in text
+    assert "of ranks" in section(page, "timeline-of-a-step").lead
+
+
+# ---- the command line
+
+
+def test_commands_write_reports(tmp_path: Path) -> None:
+    graph, out = Path(__file__).with_name("gpt.presage"), tmp_path / "out.html"
+    asked = {
+        "predict": [str(graph), "--draws", "5"],
+        "whatif": [str(graph), "--apply", "cuda_graph", "--draws", "5"],
+        "trace": ["demo"],
+        "replay": ["demo"],
+    }
+    for name, arguments in asked.items():
+        json.loads(runner(app)(name, *arguments, "--json", "-", "--report", out))
+        assert out.read_bytes().startswith(b"<!doctype html>")
+        out.unlink()
+
+
+def test_where_the_report_is_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "out.html"
+    assert f"report: {out}" in runner(app)("replay", "demo", "--report", out)
+
+
+def test_a_graph_without_times_has_no_report(shared: Path, tmp_path: Path) -> None:
+    path = shared / "traces" / "chakra" / "feeder_small_chakra.0.json"
+    with pytest.raises(InputError, match="leave --report out"):
+        runner(app)("trace", path, "--report", tmp_path / "x.html")
+    assert not (tmp_path / "x.html").exists()
