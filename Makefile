@@ -21,7 +21,7 @@ demo: $(READY) ## predict a training step from its code and what edits of it are
 	@echo "Open out/predicted.json, out/job.json and out/replayed.json in https://ui.perfetto.dev"
 
 test: $(READY) lint browser ## all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .

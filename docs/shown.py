@@ -90,7 +90,11 @@ def commands(page: Path) -> list[Command]:
         elif language in ("console", "sh", "bash", "shell"):
             out += [Command(page.name, line, shown, tuple(files)) for line, shown in _typed(language, body)]
     plain = FENCE.sub("", text)
-    found = (line.strip().partition("  #")[0].strip() for line in plain.splitlines() if line.startswith("    "))
+    found = (
+        line.strip().removeprefix("$ ").partition("  #")[0].strip()
+        for line in plain.splitlines()
+        if line.startswith("    ")
+    )
     return out + [Command(page.name, line, None) for line in found if PROGRAMS.match(line)]
 
 
@@ -140,12 +144,14 @@ def place(folder: Path, files: tuple[tuple[str, str], ...] = ()) -> Path:
 
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """As the working folder, for a while."""
+    """As the working folder, from which Python imports too, for a while."""
     before = Path.cwd()
     os.chdir(folder)
+    sys.path.insert(0, str(folder))
     try:
         yield
     finally:
+        sys.path.remove(str(folder))
         os.chdir(before)
 
 
@@ -167,15 +173,12 @@ def run(command: str, folder: Path) -> str:
 def played(shown: list[Snippet], folder: Path, known: dict[str, Any]) -> list[str]:
     """What each piece of a page's Python prints, one after the other, with the names that are known before."""
     out = []
-    with inside(folder):
-        sys.path.insert(0, str(folder))
-        for snippet in shown:
-            place(folder, snippet.files)
-            printed = io.StringIO()
-            with redirect_stdout(printed):
-                exec(compile(snippet.code, snippet.page, "exec"), known)
-            out.append(printed.getvalue())
-        sys.path.remove(str(folder))
+    for snippet in shown:
+        place(folder, snippet.files)
+        printed = io.StringIO()
+        with inside(folder), redirect_stdout(printed):
+            exec(compile(snippet.code, snippet.page, "exec"), known)
+        out.append(printed.getvalue())
     return out
 
 

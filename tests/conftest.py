@@ -1,9 +1,28 @@
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ImportError:  # a bare installation runs tests without it
+    pass
+else:
+    # The same examples every time, so that a change is to blame for what fails; HYPOTHESIS_PROFILE=random draws others,
+    # and a failure there prints what repeats it.
+    settings.register_profile("same", derandomize=True, print_blob=True)
+    settings.register_profile("random", print_blob=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
 ROOT = Path(__file__).resolve().parent.parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+OPTIONS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +32,16 @@ def shared() -> Path:
     if not (path / "traces").is_dir():
         pytest.skip(f"no measured data at {path}: set PRESAGE_DATA to the folder that holds traces/ and h200/")
     return path
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests of a worker."""
+    driver = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no browser to look at pages with: install one of {', '.join(BROWSERS)}")
+    with driver.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=found, args=list(OPTIONS))
+        yield browser
+        browser.close()

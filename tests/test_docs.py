@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,21 @@ from stand_ins import put  # noqa: E402
 
 # Shown, but not run here: the reason stands beside each. Options of presage's commands are checked all the same.
 INSTALLS, SETS_UP = "installs packages from outside", "does what this suite is run by, in minutes"
+SERVES = "goes on until it is stopped: tests/ui starts it and looks at its pages"
 GPU, OTHER = "needs a GPU", "names files of the reader's: only its options are checked"
 WRITTEN = "hours or minutes; writes files that are committed and tested for themselves"
 NOT_RUN = {
     "make demo": SETS_UP,
     "make test": SETS_UP,
     "pip install .": INSTALLS,
-    "pip install '.[torch]'": INSTALLS,
+    "pip install '.[torch,report,ui]'": INSTALLS,
+    "presage --install-completion": "changes files of the reader's shell",
+    "presage --show-completion": "depends on the shell that asks: test_terminal.py does it",
+    "make fuzz": "does for twenty minutes what tests/fuzz does in seconds",
+    "python tools/fuzz.py --minutes 60 --reader 'Kineto trace'": "an hour; tests/fuzz does it in seconds",
+    "python tools/fuzz.py --limits": "minutes and gigabytes; tests/fuzz does a part",
+    "presage ui": SERVES,
+    "presage ui examples/jobs/llama3.1-405b.toml --port 0": SERVES,
     "presage calibrate --out PACK": GPU,
     "python -m presage.calibrate --out PACK": GPU,
     "presage calibrate --out h200/ --minutes 8": GPU,
@@ -72,7 +82,10 @@ WITH_PYTHON = [page for page in PAGES if snippets(page)]
 @pytest.mark.parametrize("shown", RUN.values(), ids=[text for text, _ in RUN])
 def test_the_output_shown_is_the_output(shown: list[Command], tmp_path: Path) -> None:
     assert shown[0].line.startswith("presage "), f"{shown[0].page}: run it here, or say in NOT_RUN why not"
-    found = run(shown[0].text, place(tmp_path / "root", shown[0].files))
+    folder = place(tmp_path / "root", shown[0].files)
+    found = run(shown[0].text, folder)
+    for written in re.findall(r"--(?:report|out|trace|json) ([\w./]+)", shown[0].text):
+        assert (folder / written).stat().st_size
     for command in shown:
         assert command.output is not None, (
             f"{command.page}: show what `{command.line}` prints, or say in NOT_RUN why not"
@@ -90,6 +103,18 @@ def test_python_shown_runs(source: Path, tmp_path: Path) -> None:
     for snippet, text in zip(shown, printed, strict=True):
         if snippet.output is not None:
             assert lines(text) == lines(snippet.output), f"out of date: run `python docs/refresh.py {source.name}`"
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda p: p.name)
+def test_files_shown_can_be_read(source: Path) -> None:
+    for language, body in re.findall(r"^```(toml|json)[^\n]*\n(.*?)^```$", source.read_text(), re.M | re.S):
+        tomllib.loads(body) if language == "toml" else json.loads(body)
+
+
+def test_the_job_shown_is_the_example() -> None:
+    body = re.search(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "jobs.md").read_text(), re.M | re.S)
+    example = (ROOT / "examples" / "jobs" / "llama3.1-405b.toml").read_text()
+    assert body is not None and tomllib.loads(body[1]) == tomllib.loads(example)
 
 
 def test_no_command_is_listed_that_no_page_shows() -> None:
@@ -116,18 +141,28 @@ def group() -> Any:
 def strange(text: str) -> list[str]:
     """What presage would not know of a command: its name, or options."""
     words = shlex.split(re.sub(r"[\[\]]", " ", text.replace("...", " ").partition(" | ")[0]))[1:]
-    at = group()
-    while words and words[0] in getattr(at, "commands", ()):
-        at = at.commands[words.pop(0)]
+    at, options = group(), options_of(group())
+    while words and (words[0] in getattr(at, "commands", ()) or words[0] in options):
+        word = words.pop(0)
+        at = at.commands.get(word, at) if hasattr(at, "commands") else at
+        options |= options_of(at)
     if at is group():
-        return [w for w in words if w not in ("--version", "--help", "COMMAND")][:1]
+        return [w for w in words if w not in options | {"COMMAND"}][:1]
     if at.context_settings.get("ignore_unknown_options"):
         return []
-    options = {opt for param in at.params for opt in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
     return [w for w in words if w.startswith("--") and w.partition("=")[0] not in options]
+
+
+def options_of(command: Any) -> set[str]:
+    return {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)} | {
+        "-h",
+        "--help",
+        "--debug",
+    }
 
 
 def test_a_strange_option_is_found() -> None:
     assert strange("presage plan JOB.toml --nonsense 3") == ["--nonsense"]
     assert strange("presage plot x") == ["plot"]
+    assert strange("presage --quiet plan JOB.toml --loud") == ["--loud"]
     assert not strange("presage study scale JOB.toml --draws 4000")

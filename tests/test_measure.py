@@ -220,7 +220,7 @@ def test_json_has_the_keys_of_predict() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is not what presage predict --json writes"),
+        ("{", "is not valid JSON"),
         ("[]", "no step_ms in it"),
         ('{"step_ms": 3}', "no step_ms in it"),
         ('{"step_ms": {"mean": "3"}}', "mean is '3', not a number"),

@@ -75,7 +75,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert json.loads(run(path, "--json", "-"))["platforms"][0]["key"] == "mine"
     with pytest.raises(InputError, match="cannot be read"):
         platform(str(tmp_path / "none.toml"))
-    with pytest.raises(PresageError, match="no platform 'dgx-h900': did you mean dgx-h.00"):
+    with pytest.raises(PresageError, match=r"no platform 'dgx-h900': did you mean dgx-h.00"):
         platform("dgx-h900")
 
 

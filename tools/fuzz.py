@@ -1,6 +1,7 @@
 """Try every reader of presage on spoiled files for a while, each in a process of its own with a bound on its memory.
 
     python tools/fuzz.py --minutes 5 [--reader NAME]... [--seed 0] [--out docs/hardening.md]
+    python tools/fuzz.py --limits [--out docs/hardening.md]      files made to fill the memory (tests/fuzz/bombs.py)
 
 Inputs are made from the seed, so a run finds what the same run found before, and goes further where it is given longer.
 An input that breaks the contract (tests/fuzz/attempt.py) is kept under out/fuzz/. With --out the table of a page is
@@ -28,7 +29,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 MEMORY = 4 << 30  # address space a reader may take beyond what its modules take
 HANG = 20  # seconds after which a reader is stopped
 COMMAND_EVERY = 40  # inputs
-START, END = "<!-- fuzz: start -->", "<!-- fuzz: end -->"
 KEPT = ROOT / "out" / "fuzz"
 
 
@@ -107,9 +107,9 @@ def row(name: str, f: dict[str, Any]) -> list[str]:
 HEAD = ["reader", "inputs", "read", "refused", "commands run", "crashes", "slowest", "memory added"]
 
 
-def page(rows: list[list[str]]) -> str:
+def page(rows: list[list[str]], head: list[str]) -> str:
     """As a table of Markdown."""
-    lines = [HEAD, ["---", *["---:"] * (len(HEAD) - 1)], *rows]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -119,15 +119,34 @@ def total(all_found: list[dict[str, Any]]) -> list[str]:
     return row("**all**", added | worst | {"crashes": [c for f in all_found for c in f["crashes"]]})
 
 
-def write(path: Path, table: str) -> None:
+def limits(out: Path | None) -> None:
+    """Files made to fill the memory: what was said, and what it took."""
+    from fuzz.bombs import BOMBS, LONG, tried
+
+    rows, bad = [], False
+    with tempfile.TemporaryDirectory() as folder:
+        for k, bomb in enumerate((*BOMBS, *LONG)):
+            found = tried(bomb, Path(folder) / str(k))
+            said = re.sub(r"^.*?: ", "", found.said.replace(str(Path(folder) / str(k)), ""), count=1)
+            bad = bad or found.said == "read" or found.said.startswith("died")
+            rows.append([bomb.reader, bomb.name, said, f"{found.seconds:.2f} s", f"{found.memory / 2**20:.0f} MiB"])
+            print(" | ".join(rows[-1]), file=sys.stderr)
+    if out:
+        write(out, "limits", page(rows, ["reader", "file", "what is said", "time", "memory added"]))
+    sys.exit(bad)
+
+
+def write(path: Path, name: str, table: str) -> None:
+    """The table between two lines of the page."""
     from presage.files import write_whole
 
+    start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
     text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
     if not after:
-        sys.exit(f"{path}: no lines {START} and {END} in it: nothing is written")
-    write_whole(path, f"{before}{START}\n{table}\n{END}{after}".encode())
+        sys.exit(f"{path}: no lines {start} and {end} in it: nothing is written")
+    write_whole(path, f"{before}{start}\n{table}\n{end}{after}".encode())
 
 
 def main() -> None:
@@ -136,11 +155,14 @@ def main() -> None:
     parser.add_argument("--reader", action="append", help="only this one (may be given again)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a page whose table is written anew")
+    parser.add_argument("--limits", action="store_true", help="only files made to fill the memory")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args.child, 60 * args.minutes, args.seed)
         return
+    if args.limits:
+        limits(args.out)
     from rich.console import Console
     from rich.table import Table
 
@@ -157,7 +179,7 @@ def main() -> None:
     rows = [*(row(n, f) for n, f in every), total([f for _, f in every])]
     Console().print(shown)
     if args.out:
-        write(args.out, page(rows))
+        write(args.out, "fuzz", page(rows, HEAD))
     sys.exit(1 if any(f["crashes"] for _, f in every) else 0)
 
 

@@ -1,7 +1,7 @@
 """Kills presage in the middle of its work, again and again, and looks at what is left.
 
     python tools/kills.py --kills 200              # at random moments, and between any two steps of a write
-    python tools/kills.py --kills 3 --only job,fit
+    python tools/kills.py --kills 9 --only job,fit
 
 Every command is run once without a kill: the same seed gives the same bytes, so a file is whole if it has those. Then
 it is killed with SIGKILL over an older file: at a random moment of its life (a process of its own), or right before or
@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 JOB = str(ROOT / "examples/jobs/own_model.toml")
 STEP = f"{ROOT / 'examples/gpt.py'}:build"
-GLOO = str(ROOT / "data/gloo")
+GLOO = str(ROOT / "data/gloo/even")
 SMALL = ("--arg", "batch=1")
 RUNS = "step,seconds\n" + "".join(f"{i},{1 + (i * i % 17) / 1000}\n" for i in range(400))
 MARK = "--calibrate-into"  # this file as the process that is killed
@@ -54,7 +54,7 @@ FEW = ("--draws", "200")
 
 CASES = (
     Case("job --json --trace", ("job", JOB, *JSON, *TRACE), ("a.json", "t.json")),
-    Case("plan --out --json", ("plan", JOB, "--gpus", "64", "--limit", "40", "--out", "OUT/best.toml", *JSON),
+    Case("plan --out --json", ("plan", JOB, "--gpus", "8", "--limit", "10", "--out", "OUT/best.toml", *JSON),
          ("best.toml", "a.json")),
     Case("run --json", ("run", JOB, "--tokens", "1B", *FEW, *JSON), ("a.json",)),
     Case("fit --out", ("fit", "OUT/steps.csv", "--out", "OUT/noise.toml"), ("noise.toml",)),
@@ -186,7 +186,7 @@ def leftovers(case: Case, folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name not in (*case.files, "steps.csv"))
 
 
-def tried(case: Case, kills: int, rng: random.Random, exact: bool) -> Score:
+def tried(case: Case, kills: int, rng: random.Random) -> Score:
     score = Score(case.name)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -196,7 +196,7 @@ def tried(case: Case, kills: int, rng: random.Random, exact: bool) -> Score:
         life = time.monotonic() - begun
         new = {f: (folder / f).read_bytes() for f in case.files}
         old = {f: b"older " + data[: len(data) // 3] for f, data in new.items()}
-        for killed in _kills(case, arguments, kills, life, rng, exact):
+        for killed in _kills(case, arguments, kills, life, rng):
             if killed is None:
                 for f, data in old.items():
                     (folder / f).write_bytes(data)
@@ -209,12 +209,10 @@ def tried(case: Case, kills: int, rng: random.Random, exact: bool) -> Score:
     return score
 
 
-def _kills(
-    case: Case, arguments: list[str], kills: int, life: float, rng: random.Random, exact: bool
-) -> Iterator[bool | None]:
+def _kills(case: Case, arguments: list[str], kills: int, life: float, rng: random.Random) -> Iterator[bool | None]:
     """None before a kill, True after it. Every step of the writes, then random moments until there are so many."""
     done, n = 0, 1
-    if case.forks and exact:
+    if case.forks:
         run_here(arguments)  # what is imported and compiled here is so in every fork
         while True:
             yield None
@@ -339,7 +337,7 @@ def _row(s: Score) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="of each command, at least (default 20)")
+    parser.add_argument("--kills", type=int, default=50, help="of all commands together, at least (default 50)")
     parser.add_argument("--only", default="", help="commands whose names begin so, with commas between")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
@@ -349,12 +347,11 @@ def main() -> None:
         calibrate(args.calibrate_into)
         return
     rng, only, scores = random.Random(args.seed), tuple(args.only.split(",")), []
-    for case in CASES:
-        if case.name.startswith(only):
-            scores.append(tried(case, args.kills, rng, exact=True))
-            print(scores[-1], file=sys.stderr, flush=True)
-    if "calibrate".startswith(only):
-        scores.append(calibrated(args.kills, rng))
+    names = [n for n in (*(case.name for case in CASES), "calibrate") if n.startswith(only)]
+    each = -(-args.kills // max(1, len(names)))
+    for name in names:
+        case = next((c for c in CASES if c.name == name), None)
+        scores.append(tried(case, each, rng) if case else calibrated(each, rng))
         print(scores[-1], file=sys.stderr, flush=True)
     print(json.dumps([asdict(s) for s in scores]) if args.json else page(scores))
     if any(s.lost for s in scores):

@@ -35,5 +35,4 @@ def wrong(path: str | Path, e: Exception, field: str = "") -> InputError:
     """What a failed check says."""
     if isinstance(e, RecursionError):
         return InputError(path, "is nested too deeply", field or None)
-    problem, _, where = str(e).partition(" - at `$")
-    return InputError(path, problem, (field + where.rstrip("`")).strip(".") or None)
+    return InputError(path, str(e), field or None)

@@ -42,7 +42,7 @@ def near(name: str, known: Iterable[str]) -> str:
     every, wanted = [*known], name.lower()
     longer = [k for k in every if wanted and k.startswith(wanted)][:3]
     close = list(dict.fromkeys([*longer, *get_close_matches(wanted, every, n=3, cutoff=0.6)]))[:3]
-    return f": did you mean {', '.join(close[:-2] + [' or '.join(close[-2:])])}?" if close else ""
+    return f": did you mean {', '.join([*close[:-2], ' or '.join(close[-2:])])}?" if close else ""
 
 
 def _printable(text: str) -> str:

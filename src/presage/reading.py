@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import stat
 import tomllib
 import zlib
@@ -24,12 +25,15 @@ __all__ = [
 ]  # fmt: skip
 
 MOST_TEXT = 64 << 20  # a file of settings, a script, a log
+MOST_TOML = 8 << 20
+MOST_PARTS = 64  # of a dotted key
 MOST = 512 << 20  # a file that is read whole: a table, a graph, a pack
 MOST_LINES = 5_000_000  # of a table: a row takes a hundred bytes and more in memory
 MOST_STREAM = 16 << 30  # a file that is read in pieces: a trace
 RATIO = 200  # times as large as the compressed file; the traces and graphs we have seen are 5 to 50 times
-UNJUDGED = 64 << 20  # bytes before the ratio counts
+UNJUDGED = 32 << 20  # bytes before the ratio counts
 PIECE = 8 << 20
+TOML_TOKEN = re.compile(r"""(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[\w-]+|[ \t]+)|.""")
 GZIP = b"\x1f\x8b"
 
 
@@ -140,12 +144,25 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def parse_toml(text: str, path: str | Path) -> dict[str, Any]:
     """What TOML from a file holds."""
+    if len(text) > MOST_TOML:
+        raise InputError(path, f"holds more than {MOST_TOML >> 20} MiB, the most that presage reads of TOML")
+    if any(line.count(".") > MOST_PARTS and _parts(line) > MOST_PARTS for line in text.split("\n")):
+        raise InputError(path, f"has a key of more than {MOST_PARTS} parts")  # which would take the parser gigabytes
     try:
         return tomllib.loads(text)
     except RecursionError as e:
         raise InputError(path, "is nested too deeply") from e
     except ValueError as e:
         raise InputError(path, f"is not valid TOML: {_line(e)}") from e
+
+
+def _parts(line: str) -> int:
+    """Of the longest dotted key that a line of TOML may have, numbers counted too."""
+    most = now = 0
+    for token in TOML_TOKEN.finditer(line):
+        now = now + 1 if token[0] == "." else now if token[1] else 0
+        most = max(most, now)
+    return most
 
 
 def _opened(path: Path) -> IO[bytes]:

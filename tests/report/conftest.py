@@ -1,8 +1,7 @@
-"""A browser to look at pages with, and a few answers to make pages of."""
+"""Pages in a browser, and a few answers to make pages of."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,24 +17,6 @@ from presage.prediction.step import Prediction
 from presage.report.html import Page, write_page
 
 HERE = Path(__file__).resolve().parent
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-OPTIONS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """One browser for all tests of a worker."""
-    driver = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"no browser to look at pages with: install one of {', '.join(BROWSERS)}")
-    with driver.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=found, args=list(OPTIONS))
-        yield browser
-        browser.close()
 
 
 @dataclass

@@ -169,6 +169,6 @@ def _whole(row: Mapping[str, str], column: str) -> int:
     value = _number(row, column)
     if value is None:
         raise PresageError(f"{column} is not stated")
-    if value < 1 or value != int(value):
+    if not 1 <= value < 1e15 or value != int(value):
         raise PresageError(f"{column} is {row[column]}, no whole number above 0")
     return int(value)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -42,11 +42,14 @@ DRAWS = 100
 Tell = Callable[[str], None]
 
 
+Above0 = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class Side(msgspec.Struct, frozen=True):
     """One step of a pair as measured."""
 
-    step_ms: float
-    gpu_active_ms: float
+    step_ms: Above0
+    gpu_active_ms: Above0
     peak_bytes: float
 
 
@@ -54,7 +57,7 @@ class Run(msgspec.Struct, frozen=True):
     edit: str
     base: Side | None = None
     changed: Side | None = None
-    speedup: float | None = None  # median of ratios of blocks measured one after the other
+    speedup: Above0 | None = None  # median of ratios of blocks measured one after the other
     failed: str = ""
 
 

@@ -26,6 +26,7 @@ from presage.calibrate.stuck import Stuck
 from presage.calibrate.sweeps import FAMILIES, draw
 from presage.errors import PresageError
 from presage.files import write_whole
+from presage.orphans import end_with_parent
 
 BATCH = 100
 NEVER_BACK = "did not come back when it was last tried"
@@ -147,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
     ):
         once(args.out, name, measure, told)
     families = args.family or list(FAMILIES)
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(3, get_context("spawn"), end_with_parent) as pool:
         for name in families:
             mine = min(end, time.monotonic() + args.seconds_each) if args.seconds_each else end
             if not sweep(torch, name, args.out, mine, args.seed, pool, told) and time.monotonic() > end:

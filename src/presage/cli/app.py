@@ -34,36 +34,34 @@ from presage.cli import (
     ui,
     whatif,
 )
-from presage.cli.faults import INTERRUPTED, guarded
+from presage.cli.faults import guarded
 from presage.cli.manners import Quiet, behaving, mannered
 
 __all__ = ["app", "main"]
 
 FIRST = """\
 To begin:
-
   presage trace demo                where a step's time goes, of a trace
-
   presage predict train.py:build    how long your step takes, with no GPU here
-
   presage examples FOLDER           steps and jobs to start from
 
-Every command's --help has examples. --install-completion teaches your shell the names. docs/ has a page a question.
+Every command's --help has examples, --install-completion teaches your shell.
+docs/ has a page a question, and one of the terminal.
 """
 STEP, MANY, TABLES, HARDWARE = "One training step", "Many GPUs", "Embedding tables", "GPUs, data and claims"
 # Panel, name, command, and what it answers.
 COMMANDS: list[tuple[str, str, Any, str]] = [
     (STEP, "predict", predict.command, "How long will my training step take, on GPUs that are not here?"),
-    (STEP, "whatif", whatif.command, "Would it help if ...? Edits of the step, predicted before anybody makes them."),
-    (STEP, "graph", graph.command, "What does my step run, and does it fit? Ops, FLOPs, bytes, memory."),
+    (STEP, "whatif", whatif.command, "Would it help if ...? Edits, predicted before they are made."),
+    (STEP, "graph", graph.command, "What does my step run, and does it fit? FLOPs, bytes, memory."),
     (STEP, "trace", trace.command, "Where does my step's time go? From profiler traces."),
-    (STEP, "replay", replay.command, "Does presage understand this trace? And what if parts took other times?"),
-    (MANY, "job", job.command, "How long is a step of this model on so many GPUs, does it fit, what does it cost?"),
-    (MANY, "plan", plan.command, "Which parallelism is best? Every legal plan, ranked and explained."),
+    (STEP, "replay", replay.command, "Is a trace understood? And what if parts took other times?"),
+    (MANY, "job", job.command, "A model on so many GPUs: how long, does it fit, at what cost?"),
+    (MANY, "plan", plan.command, "Which parallelism is best? Every legal plan, ranked."),
     (MANY, "run", run.command, "When will the whole run end? Failures, checkpoints, a deadline."),
-    (MANY, "sensitivity", sensitivity.command, "What makes a step uncertain, which kernel to make steadier or faster?"),
+    (MANY, "sensitivity", sensitivity.command, "What makes a step uncertain? Which kernel to make steadier?"),
     (MANY, "place", place.command, "Which GPU goes where, what does a hot node cost, whom to evict?"),
-    (MANY, "ui", ui.command, "Plan in a browser: turn the knobs, compare two plans, share a link."),
+    (MANY, "ui", ui.command, "Plan in a browser: turn knobs, compare plans, share a link."),
     (MANY, "study", study.app, "What on machines that are not built yet?"),
     (TABLES, "indices", indices.command, "What does index data tell of embedding tables?"),
     (TABLES, "shard", shard.command, "Which rank should hold which embedding table?"),
@@ -71,10 +69,10 @@ COMMANDS: list[tuple[str, str, Any, str]] = [
     (HARDWARE, "examples", examples.command, "What is there to run and to start from?"),
     (HARDWARE, "gpus", gpus.command, "Which GPUs are known, and who says so?"),
     (HARDWARE, "platforms", platforms.command, "Which machines with many GPUs are known?"),
-    (HARDWARE, "calibrate", calibrate.command, "Measure this machine's GPU into a pack (needs torch and a GPU)."),
-    (HARDWARE, "measure", measure.command, "Run a step on this machine's GPU, beside its prediction (needs torch)."),
+    (HARDWARE, "calibrate", calibrate.command, "Measure this machine's GPU into a pack, for predictions."),
+    (HARDWARE, "measure", measure.command, "Run a step on this machine's GPU, beside its prediction."),
     (HARDWARE, "pack", pack.command, "What is in a calibration pack?"),
-    (HARDWARE, "fit", fit.command, "How do steps differ? A noise file from your traces, logs and benchmarks."),
+    (HARDWARE, "fit", fit.command, "How do steps differ? A noise file from your traces and logs."),
     (HARDWARE, "accuracy", accuracy.command, "Is a claim of presage's true? Prove it again, on your data too."),
 ]  # fmt: skip
 
@@ -141,7 +139,4 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that knows no UTF-8
     given = [a for a in sys.argv[1:] if a != "--debug"]  # it may stand anywhere
     debug = len(given) < len(sys.argv) - 1 or bool(os.environ.get("PRESAGE_DEBUG"))
-    code = guarded(lambda: app(given, prog_name="presage", standalone_mode=False), debug)
-    if code == INTERRUPTED:
-        print("presage: interrupted", file=sys.stderr)
-    sys.exit(code)
+    sys.exit(guarded(lambda: app(given, prog_name="presage", standalone_mode=False), debug))

@@ -82,8 +82,25 @@ Columns = Annotated[
     list[str],
     typer.Option("--column", metavar="KEY=NAME", help="Of a CSV: which column is the gpu, time, ...; repeatable."),
 ]
+
+
+def _plottable(path: Path | None) -> Path | None:
+    if path is not None:
+        from presage.report.plots import ready
+
+        ready(path)
+    return path
+
+
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="OUT.svg", help="Draw it (.svg, .png, .pdf; needs matplotlib).")
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="OUT.svg",
+        help="Draw it (.svg, .png, .pdf; needs matplotlib).",
+        callback=_plottable,
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Workers = Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes to work with.")]
 RayAddress = Annotated[

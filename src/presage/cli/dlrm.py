@@ -36,7 +36,10 @@ def command(
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="To search at most.")] = 20.0,
     draws: Annotated[
-        int, typer.Option("--draws", metavar="N", min=1, help="Runs to draw for the spread of the step time.")
+        int,
+        typer.Option(
+            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the spread of the step time."
+        ),
     ] = 200,
     out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the plan.")] = None,
     trace: Annotated[

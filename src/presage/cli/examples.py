@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, console, emit
+from presage.cli.common import Json, brief, console, emit
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +32,7 @@ def command(
     found = examples()
     new = copied(folder) if folder else []
     if emit(json, _told(found, folder, new)):
+        brief("\n".join(e.file for e in found))
         console().print(_table(found))
         if folder:
             console().print(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from presage.errors import PresageError
+from presage.errors import PresageError, near
 
 __all__ = ["ANSWERED", "INTERRUPTED", "MISTAKEN", "UNANSWERED", "guarded"]
 
@@ -24,6 +25,8 @@ def guarded(run: Callable[[], Any], debug: bool) -> int:
     try:
         code = run()
         sys.stdout.flush()
+        if code == INTERRUPTED:  # the parser of the command line was there first
+            raise KeyboardInterrupt
     except BrokenPipeError:  # the reader of a pipe has left: nothing to report, and nobody to report it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNANSWERED
@@ -84,11 +87,11 @@ def misused(e: Any) -> str:
         problem = f"there is no option {name}{_near_option(context, str(name), e.possibilities or ())}"
     elif type(e).__name__ == "MissingParameter":
         problem = _lowered(text.rstrip(".").replace("'", "")) + _example(context)
-    elif text.startswith("No such command"):
-        problem = _no_command(text, path)
+    elif text.startswith("No such command") and context is not None:
+        problem = _no_command(text.split("'")[1], context)
     else:
         problem = _lowered(_value(text))
-    return f"{path}: {problem} ({path} --help tells more)"
+    return " ".join(f"{path}: {problem} ({path} --help tells more)".split())
 
 
 def _value(text: str) -> str:
@@ -108,18 +111,24 @@ def _example(context: Any) -> str:
     return f", as in: {found}" if found else ""
 
 
-def _near_option(context: Any, name: str, near: Sequence[str]) -> str:
-    if near:
-        return f": did you mean {' or '.join(sorted(near))}?"
+def _near_option(context: Any, name: str, like: Sequence[str]) -> str:
+    """Who has this option; else the options here that are like it."""
     root = context.find_root().command if context is not None else None
     owners = [c for c, command in getattr(root, "commands", {}).items() if any(name in p.opts for p in command.params)]
-    return f" here, but {', '.join(owners[:4])} {'has' if len(owners) == 1 else 'have'} it" if owners else ""
+    if owners:
+        return f" here, but {', '.join(owners[:4])} {'has' if len(owners) == 1 else 'have'} it"
+    close = get_close_matches(name, like, 2, 0.7) or sorted(like)
+    return f": did you mean {' or '.join(close)}?" if close else ""
 
 
-def _no_command(text: str, path: str) -> str:
+def _no_command(name: str, context: Any) -> str:
     """Near ones; and where a file was given, the command that takes such files."""
-    name = text.split("'")[1] if "'" in text else ""
+    path, known = context.command_path, getattr(context.command, "commands", {})
     verb = next((verb for end, verb in GUESSES if name.partition(":")[0].endswith(end)), "")
-    if verb and path == "presage":
-        return f"there is no command {name}: did you mean presage {verb} {name}?"
-    return _lowered(text.rstrip(".").replace(". Did", ": did"))
+    if name in ("help", "version"):
+        hint = f": did you mean {path} --{name}?"
+    elif verb in known:
+        hint = f": did you mean {path} {verb} {name}?"
+    else:
+        hint = near(name, known) or f": there is {', '.join(known)}"
+    return f"there is no command {name}{hint}"

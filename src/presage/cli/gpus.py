@@ -26,8 +26,8 @@ def command(
 ) -> None:
     """The GPUs presage knows, with the source and date of every figure.
 
-    A GPU is a TOML file: give the path of yours to check it. Predictions on a GPU also need its calibration pack
-    (presage calibrate).
+    A GPU is a TOML file: give the path of yours to check it, and to --gpu to predict with it. A calibration pack of the
+    GPU (presage calibrate) makes predictions closer.
 
     presage gpus
 

@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from presage.finite import finite
+
 __all__ = ["Manners", "Quiet", "behaving", "mannered", "manners"]
 
 OUTPUT = "Output"
@@ -58,6 +60,20 @@ def behaving(quiet: bool, piped: bool = False) -> Iterator[None]:
         _NOW.reset(token)
 
 
+def _check_numbers(own: inspect.Signature, given: dict[str, Any]) -> None:
+    """Numbers that are none, such as nan and 1e999, end here, whichever option they are of."""
+    for name, value in given.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int | float):
+                finite(number, _called(own.parameters[name]))
+
+
+def _called(parameter: inspect.Parameter) -> str:
+    """The option as people write it."""
+    said = (n for m in getattr(parameter.annotation, "__metadata__", ()) for n in (m.default, *(m.param_decls or ())))
+    return next((n for n in said if isinstance(n, str) and n.startswith("--")), f"--{parameter.name}")
+
+
 def mannered(command: Callable[..., None]) -> Callable[..., None]:
     """The command, with the options that all commands have."""
     own = inspect.signature(command, eval_str=True)
@@ -65,6 +81,7 @@ def mannered(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*args: Any, quiet: bool = False, **given: Any) -> None:
+        _check_numbers(own, given)
         with behaving(quiet, given.get("json") == "-"):
             command(*args, **given)
 

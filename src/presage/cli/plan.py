@@ -148,7 +148,6 @@ def _value(job: Job, found: Found) -> dict[str, Any]:
         "platform": job.platform.key,
         "objective": found.objective,
         "complete": found.complete,
-        "search_seconds": found.took,
         "counts": {
             "legal": c.legal, "too_large": c.too_large, "set_aside": c.set_aside, "priced": c.priced,
             "smallest_bytes": c.smallest,

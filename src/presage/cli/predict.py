@@ -53,10 +53,14 @@ def command(
     option: Options = [],  # noqa: B006
     rank: RankSpecs = [],  # noqa: B006
     draws: Annotated[
-        int, typer.Option("--draws", metavar="N", min=1, help="Runs to draw for the spread of the step time.")
+        int,
+        typer.Option(
+            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the spread of the step time."
+        ),
     ] = 200,
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=2, help="Steps a run has; the first two are not counted.")
+        int,
+        typer.Option("--steps", metavar="N", min=2, max=1000, help="Steps a run has; the first two are not counted."),
     ] = 8,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline for Perfetto.")

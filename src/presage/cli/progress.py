@@ -53,7 +53,7 @@ def _unseen(done: float, total: float | None = None, what: str = "", note: str =
 def progress(items: Iterable[T], message: str, total: int | None = None) -> Iterator[T]:
     """The items, with a bar that moves as they are taken."""
     count = len(items) if total is None and isinstance(items, Sequence) else total
-    with bar(message, count) as tell:
+    with bar(message, None if count == 1 else count) as tell:  # of one thing nobody knows how much is left
         for done, item in enumerate(items):
             yield item
             tell(done + 1)

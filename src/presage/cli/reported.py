@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from presage.cli.common import console
+from presage.cli.manners import OUTPUT
 
 if TYPE_CHECKING:
     from presage.report.html import Page
@@ -20,7 +21,10 @@ __all__ = ["Report", "asked_by", "ready", "reported"]
 Report = Annotated[
     Path | None,
     typer.Option(
-        "--report", metavar="OUT.html", help="Write charts and tables as one HTML file (any browser, offline)."
+        "--report",
+        metavar="OUT.html",
+        help="Write charts and tables as one HTML file (any browser, offline).",
+        rich_help_panel=OUTPUT,
     ),
 ]
 

@@ -137,7 +137,6 @@ def _value(problem: Problem, found: Found) -> dict[str, Any]:
         "phases_ms": {k: v * MS for k, v in found.cost.phases.items()},
         "bound_ms": found.bound * MS,
         "gap": found.gap,
-        "search_seconds": found.seconds,
         "complete": found.complete,
         "memory_limit_bytes": problem.limit,
         "load": ranks,

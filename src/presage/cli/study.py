@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, Plot, Seed, console, emit, status
+from presage.cli.common import (
+    Change,
+    Gpus,
+    JobFile,
+    Json,
+    NoiseFile,
+    Plot,
+    RayAddress,
+    Seed,
+    Workers,
+    console,
+    emit,
+    status,
+)
 from presage.cli.job import transformer_job
 from presage.cli.manners import mannered
 
@@ -39,6 +52,8 @@ def scale(
     noise: NoiseFile = None,
     draws: Draws = 20_000,
     seed: Seed = 0,
+    workers: Workers = 1,
+    ray: RayAddress = None,
     plot: Plot = None,
     json: Json = None,
 ) -> None:
@@ -47,10 +62,11 @@ def scale(
     presage study scale examples/jobs/llama3.1-405b.toml --plot scale.svg
     """
     from presage.plan.studies import scale_study
+    from presage.scale import opened
 
     numbers = [int(n) for n in _numbers(gpus, "--gpus", "8192,65536", whole=True)]
-    with status("drawing steps"):
-        found = scale_study(transformer_job(job, None, change), numbers, _setup(noise, draws, seed), strong)
+    with status("drawing steps"), opened(workers, ray) as pool:
+        found = scale_study(transformer_job(job, None, change), numbers, _setup(noise, draws, seed), strong, pool)
     _tell(found, plot, json)
 
 
@@ -65,6 +81,8 @@ def compute(
     noise: NoiseFile = None,
     draws: Draws = 20_000,
     seed: Seed = 0,
+    workers: Workers = 1,
+    ray: RayAddress = None,
     plot: Plot = None,
     json: Json = None,
 ) -> None:
@@ -73,10 +91,11 @@ def compute(
     presage study compute examples/jobs/deepseek-v3.toml --memory --plot compute.svg
     """
     from presage.plan.studies import compute_study
+    from presage.scale import opened
 
     some = _numbers(times, "--times", "1,2,4")
-    with status("drawing steps"):
-        found = compute_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), memory)
+    with status("drawing steps"), opened(workers, ray) as pool:
+        found = compute_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), memory, pool)
     _tell(found, plot, json)
 
 
@@ -86,7 +105,8 @@ def domain(
     job: JobFile,
     domains: Annotated[str, typer.Option("--domains", metavar="N,N...", help="GPUs that share NVLink.")] = "8,72",
     search: Annotated[bool, typer.Option("--search", help="The best plan of each beside the job's own.")] = False,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Processes to search with.")] = 1,
+    workers: Workers = 1,
+    ray: RayAddress = None,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
     noise: NoiseFile = None,
@@ -103,7 +123,9 @@ def domain(
 
     sizes = [int(n) for n in _numbers(domains, "--domains", "8,72", whole=True)]
     with status("searching plans" if search else "drawing steps"):
-        found = domain_study(transformer_job(job, gpus, change), sizes, _setup(noise, draws, seed), search, workers)
+        found = domain_study(
+            transformer_job(job, gpus, change), sizes, _setup(noise, draws, seed), search, workers, ray
+        )
     _tell(found, plot, json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +39,10 @@ def command(job: JobFile = None, port: Port = 8765, show: Open = True) -> None:
     needed()
     if job is not None:
         _first(job)  # what is wrong with it is said here
-    serve(make_app(lambda: _first(job)), port, lambda address: _ready(address, show))
+    app = make_app(lambda: _first(job))
+    for stop in (signal.SIGINT, signal.SIGTERM):  # where a shell has it ignored, too
+        signal.signal(stop, signal.default_int_handler)
+    serve(app, port, lambda address: _ready(address, show))
     typer.echo("\npresage: the page is closed")
 
 

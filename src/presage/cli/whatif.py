@@ -56,7 +56,8 @@ def command(
     apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by what they gain.")] = False,
     combine: Annotated[
-        int, typer.Option("--combine", metavar="N", min=1, help="Of suggestions: how many to put together at most.")
+        int,
+        typer.Option("--combine", metavar="N", min=1, max=8, help="Of suggestions: how many to put together at most."),
     ] = 3,
     gpus: Annotated[
         str, typer.Option("--gpus", metavar="NAME,...", help="Of suggestions: other GPUs to try as well.")
@@ -67,7 +68,9 @@ def command(
     listed: Annotated[bool, typer.Option("--list", help="Tell of all edits there are, and the rule of each.")] = False,
     draws: Annotated[
         int | None,
-        typer.Option("--draws", metavar="N", min=1, help="Runs to draw; 200, or 40 for each suggestion."),
+        typer.Option(
+            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw; 200, or 40 for each suggestion."
+        ),
     ] = None,
     seed: Seed = 0,
     trace: Annotated[

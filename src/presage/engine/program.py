@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 
 
 class LaneKind(Enum):
+    """What a lane does: a host's thread, a stream of kernels, or one of transfers."""
+
     HOST = "host"
     COMPUTE = "compute"
     COMMUNICATION = "communication"

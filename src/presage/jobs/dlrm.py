@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from presage.costs.embeddings import Table
-from presage.errors import InputError
+from presage.errors import InputError, PresageError
+from presage.hardware.facts import load
 from presage.plan.files import read_tables, tables_of
-from presage.reading import read_toml
 
 __all__ = ["INDICES", "WIRES", "DlrmJob", "read_job"]
 
@@ -21,6 +21,7 @@ WIRES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes
 INDICES = {"int64": 8, "int32": 4}
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 GIB = 1024.0**3
+MOST_RANKS, MOST_WIDTH, MOST_LAYERS = 16_384, 10**6, 1000  # all ranks go through one engine
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class DlrmJob:
     memory: float = 0.0  # bytes of a rank for tables; 0: four fifths of the GPU's
     index: str = "int64"  # of lookups and lengths
     wire: str = "fp32"  # what pooled rows and their gradients are sent in
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise PresageError(f"a recommendation job has 1 to {MOST_RANKS:,} ranks: this one has {self.ranks:,}")
 
 
 class _Dense(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +93,7 @@ def read_job(path: str | Path) -> DlrmJob:
     """A job from its file; tables and a plan may be files beside it."""
     path = Path(path)
     try:
-        found = msgspec.convert(read_toml(path), _File)
+        found = msgspec.convert(load(path), _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e
@@ -104,7 +109,23 @@ def read_job(path: str | Path) -> DlrmJob:
     for name, widths in (("dense.bottom", found.dense.bottom), ("dense.top", found.dense.top)):
         if not widths or min(widths) < 1:
             raise InputError(path, "should be widths of layers, each 1 or more", name)
+        if max(widths) > MOST_WIDTH or len(widths) > MOST_LAYERS:
+            raise InputError(path, f"has up to {MOST_LAYERS:,} layers, none wider than {MOST_WIDTH:,}", name)
+    _check_sizes(path, found)
     return _job(path, found)
+
+
+def _check_sizes(path: Path, f: _File) -> None:
+    for name, value, least, most in (
+        ("ranks", f.ranks, 1, MOST_RANKS),
+        ("batch", f.batch, 1, 10**12),
+        ("dense.features", f.dense.features, 1, MOST_WIDTH),
+        ("cross.layers", f.cross.layers, 0, MOST_LAYERS),
+        ("cross.rank", f.cross.rank, 0, MOST_WIDTH),
+        ("embeddings.memory_GiB", f.embeddings.memory_GiB, 0, 10**6),
+    ):
+        if not least <= value <= most:
+            raise InputError(path, f"is {value}: it can be {least} to {most:,}", name)
 
 
 def _job(path: Path, f: _File) -> DlrmJob:

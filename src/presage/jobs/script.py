@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from pathlib import Path
@@ -19,17 +20,17 @@ from presage.reading import parse_json, read_text
 
 __all__ = ["Arguments", "Script", "number", "read_script", "shell"]
 
-MOST = 1 << 20  # bytes of a script, and of what a variable in it becomes
+MOST = 256 << 10  # bytes of a script, and of what a variable in it becomes
 MOST_VALUES = 100_000  # in a file of settings
 MOST_NUMBER = 1e18
 Arguments = dict[str, list[list[str]]]  # by name, with underscores: the values of each time it is given
 
 CALLS = re.compile(r"`[^`]*`")
-HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n.*?^\s*\1\s*$", re.MULTILINE | re.DOTALL)
+HEREDOC = re.compile(r"<<-?[ \t]*['\"]?(\w+)['\"]?")
 COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 SBATCH = re.compile(r"^#SBATCH\s+--(nodes|gres|gpus-per-node|ntasks-per-node)[= ](\S+)", re.MULTILINE)
 ASSIGNED = re.compile(
-    r"(?:^|[\s;(])([A-Za-z_]\w*)=(\$\(\([^)]*(?:\([^)]*\)[^)]*)*\)\)|\"[^\"]*\"|'[^']*'|[^\s;\"'()]*)", re.MULTILINE
+    r"(?:^|[\s;(])([A-Za-z_]\w*)=(\$\(\([^()]*(?:\([^()]*\)[^()]*)*\)\)|\"[^\"]*\"|'[^']*'|[^\s;\"'()]*)", re.MULTILINE
 )
 SUM = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
@@ -117,7 +118,7 @@ def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def shell(text: str) -> Script:
     variables = _batch(text)
-    text = COMMENT.sub("", HEREDOC.sub("\n", text)).replace("\\\n", " ")
+    text = COMMENT.sub("", _without_heredocs(text)).replace("\\\n", " ")
     text = CALLS.sub("", text)
     twice: set[str] = set()
     for found in ASSIGNED.finditer(text):
@@ -128,6 +129,22 @@ def shell(text: str) -> Script:
             variables[name] = value
     unsure = {_named(a): v for a, v in USED.findall(text) if v in twice}
     return Script(_arguments(text, variables), variables, unsure)
+
+
+def _without_heredocs(text: str) -> str:
+    """Texts that a script holds for others: from <<WORD to the line that is WORD."""
+    lines = text.split("\n")
+    ends: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        ends.setdefault(line.strip(), []).append(number)
+    kept, at = [], 0
+    while at < len(lines):
+        opened = HEREDOC.search(lines[at])
+        later = ends.get(opened[1], []) if opened else []
+        after = bisect_right(later, at)
+        kept.append(lines[at] if after == len(later) else lines[at][: opened.start()] if opened else "")
+        at = at + 1 if after == len(later) else later[after] + 1
+    return "\n".join(kept)
 
 
 def _batch(text: str) -> dict[str, str]:

@@ -50,7 +50,7 @@ HEAD = "# How steps differ: see docs/noise.md. Standard deviations are of logari
 
 
 def read_noise(path: str | Path) -> Belief:
-    """The belief that a file holds."""
+    """What a noise file says: the noise, and the intervals of its numbers."""
     table = load(Path(path))
     if not table:
         raise InputError(path, "is empty: a noise file says what varies, such as [spread.products] rank = 0.02")

@@ -108,7 +108,7 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Noise:
-    """All of it. Nothing given: every step is the same."""
+    """All that makes steps of a job differ. Nothing given: every step is the same."""
 
     spread: Mapping[str, Spread] = field(default_factory=lambda: MappingProxyType({}))
     slow: Slow = Slow()

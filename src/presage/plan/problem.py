@@ -11,6 +11,7 @@ from presage.hardware import Platform
 __all__ = ["Problem"]
 
 USABLE = 0.8  # of a GPU's memory, for tables and their buffers; dense layers and the framework need the rest
+MOST_PLACES, MOST_BATCH = 10_000_000, 10**12  # ranks x tables: a search keeps a few numbers of each
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class Problem:
             raise PresageError("there are no tables to place")
         if self.ranks < 1 or self.batch < self.ranks:
             raise PresageError(f"a batch of {self.batch} over {self.ranks} ranks leaves some without a sample")
+        if self.ranks * len(self.tables) > MOST_PLACES:
+            most = max(1, MOST_PLACES // len(self.tables))
+            raise PresageError(
+                f"{self.ranks:,} ranks for {len(self.tables):,} tables: plans of up to {most:,} are searched"
+            )
+        if self.batch > MOST_BATCH:
+            raise PresageError(f"a batch of {self.batch:,} is more than {MOST_BATCH:,}, the most that is counted with")
 
     @property
     def limit(self) -> float:

@@ -72,13 +72,14 @@ def _parts(columns: Sequence[Column], wide: Sequence[int], width: int) -> list[l
         return [whole]
     keys = next((i for i, c in enumerate(columns) if c.justify != "left"), len(columns))
     again = whole[: next((n for n in range(1, MOST_KEYS + 1) if _unique(columns[:n])), keys)]
-    out = [whole[: max(keys, len(again))]]
-    for i in whole[len(out[0]) :]:
-        alone = len(out[-1]) == len(out[0] if len(out) == 1 else again)
-        if not alone and total([*out[-1], i], ROOMY) > width:
-            out.append(list(again))
-        out[-1] = [*out[-1], i]
-    return out
+    names, numbers = whole[: max(keys, len(again))], whole[max(keys, len(again)) :]
+    out, part = list[list[int]](), list[int]()
+    for i in numbers:
+        if part and total([*(again if out else names), *part, i], ROOMY) > width:
+            out.append([*(again if out else names), *part])
+            part = []
+        part.append(i)
+    return [*out, [*(again if out else names), *part]]
 
 
 def _unique(columns: Sequence[Column]) -> bool:

@@ -13,7 +13,7 @@ from presage.errors import PresageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Bar", "Bars", "Lines", "draw_bars", "draw_lines"]
+__all__ = ["Bar", "Bars", "Lines", "draw_bars", "draw_lines", "ready"]
 
 KINDS = (".svg", ".png", ".pdf")
 COLORS = ("#2f6fb0", "#d1702f", "#4a9a5b", "#8a5fb0", "#b0413e", "#7a7a7a")
@@ -126,14 +126,21 @@ def _dress(axis: Any, title: str, along: str) -> None:
     axis.tick_params(labelsize=8)
 
 
-def _figure(path: Path, width: float, height: float) -> Figure:
+def ready(path: Path) -> None:
+    """Raises, before any work, where no plot can be made there."""
     if path.suffix not in KINDS:
         raise PresageError(f"{path}: a plot's name should end in {', '.join(KINDS)}")
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError as e:
         raise PresageError("plots need matplotlib, which is not installed: pip install 'presage[plot]'") from e
+
+
+def _figure(path: Path, width: float, height: float) -> Figure:
+    ready(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     matplotlib.rcParams["svg.hashsalt"] = "presage"  # the same data, the same file
     return Figure(figsize=(width, height), layout="constrained")
 

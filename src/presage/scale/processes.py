@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from presage.errors import PresageError
+from presage.orphans import end_with_parent
 from presage.scale.pool import SERIAL, Pool, in_order
 from presage.scale.sent import called
 
@@ -37,7 +38,7 @@ class _Processes:
         self.executor = self._started()
 
     def _started(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self.workers, multiprocessing.get_context(self.kind), _ignore_interrupts)
+        return ProcessPoolExecutor(self.workers, multiprocessing.get_context(self.kind), _begin)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         made = pickle.dumps(function)
@@ -77,20 +78,25 @@ class _Processes:
     def stop(self) -> None:
         """At once: what still runs has nobody to hear of it."""
         alive = list((getattr(self.executor, "_processes", None) or {}).values())
+        for process in alive:
+            process.kill()
         self.executor.shutdown(wait=False, cancel_futures=True)
         for process in alive:
-            process.terminate()
-        for process in alive:
             process.join()
+
+    def end(self) -> None:
+        """In good order, once all was heard of."""
+        self.executor.shutdown(cancel_futures=True)
 
 
 def _lost(future: Future[Any]) -> bool:
     return not future.done() or future.cancelled() or isinstance(future.exception(), BrokenProcessPool)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C is told to the one that a user started, who stops the others."""
+def _begin() -> None:
+    """Ctrl-C is told to the one that a user started, who stops the others; killed, it takes them along."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
 
 
 @contextmanager
@@ -104,5 +110,7 @@ def processes(workers: int, fresh: bool = False) -> Iterator[Pool]:
     pool = _Processes(workers, "fork" if forks else "spawn")
     try:
         yield pool
-    finally:
+    except BaseException:
         pool.stop()
+        raise
+    pool.end()

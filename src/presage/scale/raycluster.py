@@ -28,8 +28,8 @@ AHEAD = 3  # tasks for each CPU that wait or run
 RETRIES = 5  # of a task whose worker or node is lost
 CONNECT = 5.0  # seconds to wait for an answer
 LOOK = 2.0  # seconds after which the cluster is looked at, where no result comes
-GONE = 8.0  # seconds that it may be out of reach
-LEAVE = 5.0  # seconds to leave it
+GONE = 6.0  # seconds that it may be out of reach
+LEAVE = 3.0  # seconds to leave it
 
 
 class _Cluster:
@@ -122,12 +122,23 @@ class _Quiet:
 
 
 def _joined(ray: Any, address: str) -> None:
-    _reached(address)
     try:
+        _reached(_place(address))
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as e:
         token = "" if address == "auto" else "; one that asks for a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
         raise PresageError(_none_at(address, _line(e)) + token) from e
+
+
+def _place(address: str) -> str:
+    """Where `auto` is, as Ray finds it: perhaps a cluster that is long gone."""
+    if address != "auto":
+        return address
+    try:
+        from ray._private.services import canonicalize_bootstrap_address
+    except ImportError:  # of another Ray
+        return address
+    return str(canonicalize_bootstrap_address(address) or address)
 
 
 def _left(ray: Any) -> None:
@@ -153,5 +164,5 @@ def _none_at(address: str, why: str) -> str:
 
 
 def _line(e: Exception) -> str:
-    """The first one of what an error says."""
-    return (str(e).strip().splitlines() or [type(e).__name__])[0]
+    """The first sentence of what an error says."""
+    return (str(e).strip().splitlines() or [type(e).__name__])[0].partition(". ")[0]

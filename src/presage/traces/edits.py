@@ -30,6 +30,7 @@ TARGETS = {
 # A rank is late where it takes this much longer than the other ranks do at the same place.
 LATE_FACTOR = 2.0
 LATE_SECONDS = 500e-6
+MOST_FACTOR = 1e9  # times as long: a second would be 30 years
 
 
 def parse_scale(text: str) -> Edit:
@@ -39,7 +40,7 @@ def parse_scale(text: str) -> Edit:
         number = float(factor)
     except ValueError:
         number = -1.0
-    if not sep or not 0 <= number < float("inf"):
+    if not sep or not 0 <= number <= MOST_FACTOR:
         raise PresageError(f"--scale {text!r}: write TARGET=REGEX:FACTOR, such as 'kernel=gemm:0.5', FACTOR at least 0")
     target, pattern = _target(what, "--scale")
     return scale(target, pattern, number)

@@ -90,7 +90,7 @@ def _head(path: Path, stream: Bytes, text: bytearray) -> bytes:
 def _whole_events(text: bytearray, decode: Callable[[bytes], list[T]], tries: int = 8) -> tuple[list[T], int]:
     """Decode as many whole events as the text begins with; how many bytes they took, the comma included."""
     cuts = [m.span() for m in BETWEEN_EVENTS.finditer(text, max(0, len(text) - (1 << 16)))]
-    for start, end in reversed(cuts[-tries:]):
+    for start, end in reversed(cuts[-(tries if len(text) <= 2 * CHUNK else 1) :]):
         try:
             return decode(b"[" + text[: start + 1] + b"]"), end
         except (ValueError, RecursionError):

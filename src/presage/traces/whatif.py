@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from presage.engine import Edges, Program
 from presage.errors import PresageError
 from presage.graph.edits.names import near, pieces
-from presage.traces.edits import Edit, scale
+from presage.traces.edits import MOST_FACTOR, Edit, scale
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.waits import Blocked, launch_times
 
@@ -201,7 +201,7 @@ def _factor(name: str, text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
+    if not 0 < number <= MOST_FACTOR:
         raise PresageError(f"{name}: {text!r} should be a factor above 0")
     return number
 

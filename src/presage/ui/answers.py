@@ -49,7 +49,7 @@ def step_measures(p: JobPrediction, asked: Asked | None) -> list[Measure]:
                 p.tokens_per_second, 1),
         Measure("MFU", percent(p.mfu), f"of {p.peak[0]}'s {p.peak[1] / 1e12:.0f} TFLOPS", p.mfu, 1),
         Measure("Memory", size(m.needed), fits, m.needed, 0, "good" if m.fits else "bad"),
-        Measure("Exposed transfers", seconds(p.exposed), _share(p.exposed, p), p.exposed, -1),
+        Measure("Transfers", seconds(p.exposed), f"exposed, {_share(p.exposed, p)}", p.exposed, -1),
         Measure("Pipeline bubble", seconds(idle), _share(idle, p), idle, -1),
     ]  # fmt: skip
     return out if asked is None else [*out, *_spent(p, asked)]

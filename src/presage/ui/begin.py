@@ -38,5 +38,4 @@ def _text(path: Path) -> str:
         return read_text(path)
     except Wrong:
         job = read_transformer_job(path, checked=False)
-        cluster = {k: v for k, v in table.get("cluster", {}).items() if k != "framework"}
-        return job_toml(job, cluster)
+        return job_toml(job, table.get("cluster", {}))

@@ -144,15 +144,24 @@ def drawn_reply(reply: Any, ask: Any) -> Any:
 
 
 def _shown(app: Dash) -> None:
-    outputs = [Output(f"answer-{p}", "children") for p in PLANS] + [Output("difference", "children")]
-    outputs += [Output({"plan": p, part: kind}, "children") for p in PLANS for kind in ("sure", "run")
-                for part in ("lead", "numbers")]  # fmt: skip
-    outputs.append(Output("notes", "children"))
-    inputs = [Input(_store(p, kind), "data") for p in PLANS for kind in ("step", "sure", "run")]
+    """Twice, once for what is known at once and once for draws: Dash holds a callback back while any of its inputs is
+    being worked out, and the first must not wait for the second."""
 
-    @app.callback(outputs, inputs)
-    def shown(*replies: Value) -> list[Any]:
-        return shown_of(dict(zip(PLANS, (replies[:3], replies[3:]), strict=True)))
+    def outputs(**more: Any) -> list[Any]:
+        parts = [({"plan": p, part: kind}) for p in PLANS for kind in ("sure", "run") for part in ("lead", "numbers")]
+        ids: list[Any] = [*(f"answer-{p}" for p in PLANS), "difference", *parts, "notes"]
+        return [Output(i, "children", **more) for i in ids]
+
+    def stores(kind: Any, *names: str) -> list[Any]:
+        return [kind(_store(p, name), "data") for p in PLANS for name in names]
+
+    @app.callback(outputs(), stores(Input, "step"), stores(State, "sure", "run"))
+    def at_once(a: Value, b: Value, *drawn: Value) -> list[Any]:
+        return shown_of({"a": (a, *drawn[:2]), "b": (b, *drawn[2:])})
+
+    @app.callback(outputs(**ALLOWED), stores(Input, "sure", "run"), stores(State, "step"), prevent_initial_call=True)
+    def when_drawn(sure_a: Value, run_a: Value, sure_b: Value, run_b: Value, a: Value, b: Value) -> list[Any]:
+        return shown_of({"a": (a, sure_a, run_a), "b": (b, sure_b, run_b)})
 
 
 def shown_of(replies: Mapping[str, Sequence[Any]]) -> list[Any]:

@@ -88,7 +88,7 @@ def offered(k: Knob, value: Any) -> list[dict[str, Any]]:
 
 @cache
 def _models() -> list[dict[str, Any]]:
-    return [_choice(name, f"{name}, {f['parameters_B']:g} B") for name, f in preset_facts().items()]
+    return [_choice(name, f"{name}, {f['parameters_B']:.4g} B") for name, f in preset_facts().items()]
 
 
 @cache

@@ -32,7 +32,7 @@ class Wrong(PresageError):
 
 @dataclass(frozen=True)
 class Knob:
-    """`kind`: word, count or price. `where` is its section in a job's file."""
+    """`kind`: word, count or price; `group` is where it stands on the page."""
 
     name: str
     label: str

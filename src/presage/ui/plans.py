@@ -18,7 +18,17 @@ from presage.reading import parse_toml
 from presage.ui.files import no_files
 from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, Wrong, knobs_in, value_of
 
-__all__ = ["LONGEST", "Plan", "job_of_text", "plan_of", "plan_of_job", "plan_of_text", "predicted", "text_of"]
+__all__ = [
+    "LONGEST",
+    "Plan",
+    "job_of_text",
+    "plan_like",
+    "plan_of",
+    "plan_of_job",
+    "plan_of_text",
+    "predicted",
+    "text_of",
+]
 
 LONGEST = 32_768  # letters of a job's text
 STAGES, LAYERS, EXPERTS, WIDE = 1024, 4096, 4096, 1 << 20  # more is no plan, and takes more memory than there is
@@ -142,6 +152,17 @@ def plan_of_job(job: Job, table: Mapping[str, Any]) -> Plan:
     return plan_of(knobs, rest)
 
 
+def plan_like(text: str, best: Job) -> Plan:
+    """The plan of a text, laid out over GPUs as another job."""
+    table, p = _parsed(text), best.parallel
+    parallel = {n: v for n, v in table.get("parallel", {}).items() if n not in OWN}
+    said = {"ends_as_layers": p.ends_as_layers, "expert_tp": p.expert_tp if p.expert_tp > 1 else 0}
+    parallel |= {n: v for n, v in said.items() if v}
+    if p.tp > 1 and p.sequence != best.framework.sequence:
+        parallel["sequence_parallel"] = p.sequence
+    return plan_of_job(best, {**table, "parallel": parallel})
+
+
 def _rest(table: Mapping[str, Any], job: Job, knobs: Mapping[str, Any], software: Any) -> dict[str, Any]:
     training, cluster = table.get("training", {}), table.get("cluster", {})
     parallel = {n: v for n, v in table.get("parallel", {}).items() if n in OWN}
@@ -166,7 +187,7 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         table = parse_toml(text, PLACE)
     except InputError as e:
-        raise Wrong(_sentence(e)) from e
+        raise Wrong(f"this text {e.problem}") from e
     if "embeddings" in table:
         raise Wrong("that is a recommendation job, which this page does not plan: use presage dlrm")
     no_files(table)

@@ -10,10 +10,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from presage.errors import PresageError
 from presage.ui.knobs import KNOBS, Wrong
+
+if TYPE_CHECKING:
+    from presage.jobs.job import Job
 
 __all__ = ["asked_reply", "best_reply", "key_of", "linked", "opened", "run_reply", "step_reply", "sure_reply"]
 
@@ -160,43 +163,31 @@ def linked(fragment: str) -> Reply:
 @_answered
 def best_reply(text: str) -> Reply:
     """The best plan that presage's search finds for the job of this text, on as many GPUs."""
+    from presage.ui.plans import plan_like
+
     if not SEARCHING.acquire(blocking=False):
         raise Wrong("another search is under way: try again when it is done")
     try:
-        return opened(_best(text))
+        plan = plan_like(text, _best(text))
     finally:
         SEARCHING.release()
+    return {"knobs_set": [plan.knobs[name] for name in NAMES], "rest": dict(plan.rest)}
 
 
-def _best(text: str) -> str:
+def _best(text: str) -> Job:
     import time
-    import tomllib
 
     from presage.plan.layouts import search
-    from presage.plan.layouts.written import job_toml
     from presage.ui.plans import job_of_text
 
     job, until = job_of_text(text, checked=False), time.monotonic() + PATIENCE
 
     def tell(_: Any) -> None:
         if time.monotonic() > until:
-            raise Wrong(
-                f"the search took longer than {PATIENCE:.0f} s: presage plan JOB.toml --gpus {job.gpus} has no limit"
-            )
+            more = f"presage plan JOB.toml --gpus {job.gpus} has no limit"
+            raise Wrong(f"the search took longer than {PATIENCE:.0f} s: {more}")
 
     found = search(job, job.gpus, top=1, tell=tell)
     if not found.best:
         raise Wrong("no plan of this job fits on these GPUs: take more of them, or larger ones", ("gpus",))
-    return _like(text, job_toml(found.best[0].job, tomllib.loads(text).get("cluster", {})))
-
-
-def _like(text: str, best: str) -> str:
-    """The best plan with the model by its name, where the first had it so."""
-    import tomllib
-
-    from presage.plan.layouts.written import table_toml
-
-    own, found = tomllib.loads(text), tomllib.loads(best)
-    same = {name: own[name] for name in ("model", "framework", "overlap") if name in own}
-    found.pop("overlap", None)
-    return table_toml(found | same | {"name": own.get("name", "job")})
+    return found.best[0].job

@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 MOST_BODY = 512 * 1024  # bytes of a request
 QUIET = 0.3  # seconds for the first page, before what answers need is loaded
-THREADS = 24  # most of them wait for draws, which run two at a time
+THREADS = 64  # most of them wait for draws, which run two at a time
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<meta name="color-scheme" content="light dark">

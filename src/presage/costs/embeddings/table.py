@@ -17,6 +17,8 @@ __all__ = ["WIDTHS", "Columns", "Table", "columns"]
 Array = npt.NDArray[Any]
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a weight
 
+MOST_ROWS, MOST_WIDTH = 10**13, 10**6  # what no table has
+
 
 @dataclass(frozen=True)
 class Table:
@@ -34,6 +36,9 @@ class Table:
             raise PresageError(f"table {self.name}: dtype {self.dtype!r}; there is {', '.join(WIDTHS)}")
         if self.rows < 1 or self.dim < 1 or not self.pooling >= 0:
             raise PresageError(f"table {self.name}: rows and dim are at least 1, pooling at least 0")
+        if self.rows > MOST_ROWS or self.dim > MOST_WIDTH or self.pooling > MOST_WIDTH:
+            most = f"rows are at most {MOST_ROWS:,}, dim and pooling {MOST_WIDTH:,}"
+            raise PresageError(f"table {self.name}: {most}")
 
     @property
     def width(self) -> int:

@@ -27,7 +27,7 @@ TIMES = (1.02, 1.05, 1.1, 1.2, 1.5)  # as long as the median: how likely is a st
 
 @dataclass(frozen=True, eq=False)
 class Sure:
-    """A guarantee, and what it rests on."""
+    """How long steps and runs of a job take, as quantiles with errors (`steps`, `runs`), and what that rests on."""
 
     found: Guarantee
     belief: Belief
@@ -80,7 +80,11 @@ def sure(
     load: Distribution | None = None,
     pool: Pool = BESIDE,
 ) -> Sure:
-    """With noise from a file, or what is assumed of such GPUs and so many of them; and microbatches of such work."""
+    """A job's step as a distribution: `count` draws of it, with what 19 of 20 steps and runs take at most.
+
+    `noise` is a file as `write_noise` writes it, or the conditions assumed of such GPUs (screened, production,
+    unscreened); `load` makes microbatches differ by their work.
+    """
     belief, source = belief_of(p.job, p.seconds, noise)
     if load is not None:
         others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}

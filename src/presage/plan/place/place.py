@@ -108,8 +108,11 @@ def place(
     shape: Shape, fleet: Fleet, noise: Noise, *, keep_nodes: bool = True, seed: int = 0, draws: int = 10_000,
     randoms: int = RANDOMS,
 ) -> Placed:  # fmt: skip
-    """GPUs' own speeds are the fleet's; of the noise all else is drawn. The step without noise stays the predicted one
-    where GPUs vary as they usually do (see `calmed`)."""
+    """Which GPU of a fleet should go where in a job, so that slow ones cost least; beside other orders of them.
+
+    GPUs' own speeds are the fleet's; of the noise all else is drawn. The step without noise stays the predicted one
+    where GPUs vary as they usually do (see `calmed`).
+    """
     sizes, alone = Sizes.of(shape, fleet, keep_nodes), without_gpus(noise)
     shape = calmed(shape, noise if np.ptp(fleet.factors) else alone)
     judge = Judge(Pipeline(shape, alone), shape.replicas, seed=seed)

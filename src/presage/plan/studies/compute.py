@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
-from presage.plan.studies.point import SETUP, Point, Setup, Skipped, Study, at
+from presage.plan.studies.point import SETUP, Point, Setup, Skipped, Study, one_of
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["TIMES", "compute_study", "faster"]
 
 TIMES = (1.0, 2.0, 4.0)
 
 
-def compute_study(job: Job, times: Sequence[float] = TIMES, setup: Setup = SETUP, memory: bool = False) -> Study:
+def compute_study(
+    job: Job, times: Sequence[float] = TIMES, setup: Setup = SETUP, memory: bool = False, pool: Pool = SERIAL
+) -> Study:
     """The plan stays; `memory`: its bandwidth grows with the rate of arithmetic."""
     if min(times) <= 0:
         raise PresageError("a GPU computes some times above 0 as fast as before")
-    found = [at(f"x{x:g}", with_gpu(job, faster(job.platform.gpu, x, memory)), setup) for x in sorted(times)]
+    moved = [(f"x{x:g}", with_gpu(job, faster(job.platform.gpu, x, memory))) for x in sorted(times)]
+    found = list(pool.map(partial(one_of, setup), moved))
     points = [p for p in found if isinstance(p, Point)]
     first = points[0] if points else None
     points = [p.with_more(speedup=first.mean / p.mean) for p in points if first is not None]

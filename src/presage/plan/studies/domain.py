@@ -19,7 +19,12 @@ MESH = 4  # GPUs that links without a switch join
 
 
 def domain_study(
-    job: Job, domains: Sequence[int] = DOMAINS, setup: Setup = SETUP, best: bool = False, workers: int = 1
+    job: Job,
+    domains: Sequence[int] = DOMAINS,
+    setup: Setup = SETUP,
+    best: bool = False,
+    workers: int = 1,
+    ray: str | None = None,
 ) -> Study:
     """The job's own plan in each; `best`: beside it the best that a search finds there."""
     found: list[Point | Skipped] = []
@@ -27,15 +32,15 @@ def domain_study(
         moved = replace(job, platform=with_domain(job.platform, size))
         found.append(_noted(at(f"NVL{size}", moved, setup)))
         if best:
-            found.append(_best(moved, size, setup, workers))
+            found.append(_best(moved, size, setup, workers, ray))
     points = [p for p in found if isinstance(p, Point)]
     points = [p.with_more(speedup=points[0].mean / p.mean) for p in points]
     source = belief_of(job, 1.0, setup.noise)[1]
     return Study("domain", job, tuple(points), tuple(p for p in found if isinstance(p, Skipped)), source)
 
 
-def _best(job: Job, size: int, setup: Setup, workers: int) -> Point | Skipped:
-    name, found = f"NVL{size}, best plan", search(job, job.gpus, top=1, workers=workers)
+def _best(job: Job, size: int, setup: Setup, workers: int, ray: str | None) -> Point | Skipped:
+    name, found = f"NVL{size}, best plan", search(job, job.gpus, top=1, workers=workers, ray=ray)
     if not found.best:
         return Skipped(name, "no plan fits in memory")
     return _noted(at(name, found.best[0].job, setup))

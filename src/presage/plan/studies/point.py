@@ -16,7 +16,7 @@ from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction, predict_job
 from presage.noise.noise import NO_NOISE, Noise
 
-__all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "drawn", "measured"]
+__all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "drawn", "measured", "one_of"]
 
 MS = 1e3
 
@@ -137,6 +137,11 @@ def at(name: str, job: Job, setup: Setup) -> Point | Skipped:
     """The point of a job, or what is wrong with it."""
     wrong = problems(job)
     return Skipped(name, wrong[0]) if wrong else measured(name, job, setup)
+
+
+def one_of(setup: Setup, named: tuple[str, Job]) -> Point | Skipped:
+    """The same of a name and a job together: as pools ask."""
+    return at(*named, setup)
 
 
 def measured(name: str, job: Job, setup: Setup) -> Point:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from presage.jobs.draws.sure import belief_of
 from presage.jobs.job import Job
@@ -12,6 +13,7 @@ from presage.runs.run import Run
 from presage.runs.save import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
 from presage.runs.steps import StepTimes
+from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["GPUS", "goodput", "scale_study", "scaled_job"]
 
@@ -19,15 +21,18 @@ GPUS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144)
 LONG = 1_000_000  # steps
 
 
-def scale_study(job: Job, gpus: Sequence[int] = GPUS, setup: Setup = SETUP, strong: bool = False) -> Study:
+def scale_study(
+    job: Job, gpus: Sequence[int] = GPUS, setup: Setup = SETUP, strong: bool = False, pool: Pool = SERIAL
+) -> Study:
     """Replicas are added; the batch grows with them, or stays (`strong`)."""
-    found = [_at(scaled_job(job, n, strong), n, setup) for n in sorted(gpus)]
+    found = list(pool.map(partial(_at, setup), [(scaled_job(job, n, strong), n) for n in sorted(gpus)]))
     points = tuple(p for p in found if isinstance(p, Point))
     source = belief_of(job, 1.0, setup.noise)[1]
     return Study("scale", job, points, tuple(p for p in found if isinstance(p, Skipped)), source)
 
 
-def _at(job: Job, gpus: int, setup: Setup) -> Point | Skipped:
+def _at(setup: Setup, moved: tuple[Job, int]) -> Point | Skipped:
+    job, gpus = moved
     found = at(f"{gpus:,}", job, setup)
     if isinstance(found, Skipped):
         return found

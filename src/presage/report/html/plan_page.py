@@ -41,6 +41,7 @@ def answer(found: Found) -> str:
     """The one sentence."""
     best = found.best[0]
     late = f" (19 of 20 at most {seconds(found.late[0].value)})" if found.late else ""
+    late += f" ({best.seconds * best.job.gpus:,.0f} GPU-seconds)" if found.objective == "cost" else ""
     room = f"{size(best.memory.margin)} of memory to spare"
     plan = (
         f"The best of {found.counts.legal:,} plans takes {seconds(best.seconds)} a step on {best.job.gpus:,} GPUs{late}"
@@ -56,16 +57,23 @@ def plain_words(job: Job) -> str:
     return ", ".join([*said, f"data parallel {job.dp:,}"])
 
 
+def _value(p: JobPrediction | Short, found: Found) -> float:
+    """What is compared: seconds of a step, or of all GPUs where the cost is sought."""
+    gpus = p.job.gpus if isinstance(p, JobPrediction) else p.layout.gpus
+    return p.seconds * (gpus if found.objective == "cost" else 1)
+
+
 def _than_own(found: Found) -> str:
     own, best = found.own, found.best[0]
     if own is None:
         return ""
-    gain = own.seconds / best.seconds - 1
+    gain = 1 - _value(best, found) / _value(own, found)
     if not own.memory.fits:
         return ", where the job's own plan does not fit"
     if abs(gain) < ALIKE:
-        return ", as long as with the job's own plan"
-    return f", {percent(abs(gain))} {'quicker' if gain > 0 else 'longer'} than with the job's own plan"
+        return ", as good as the job's own plan"
+    less, more = ("cheaper", "dearer") if found.objective == "cost" else ("quicker", "longer")
+    return f", {percent(abs(gain))} {less if gain > 0 else more} than the job's own plan"
 
 
 def facts(found: Found) -> tuple[Fact, ...]:
@@ -77,9 +85,9 @@ def facts(found: Found) -> tuple[Fact, ...]:
         Fact("Memory of a GPU", size(best.memory.needed), f"of {size(best.memory.memory)}", "good"),
     ]
     if own is not None:
-        fits = seconds(own.seconds) if own.memory.fits else f"{size(-own.memory.margin)} too much memory"
-        gain = own.seconds / best.seconds - 1
-        out.append(Fact("Against the job's own plan", f"{100 * gain:+.1f}%", fits, "good" if gain > 0 else ""))
+        slower = f"{100 * (own.seconds / best.seconds - 1):+.1f}% against the best"
+        fits = "" if own.memory.fits else f"; {size(-own.memory.margin)} too much memory"
+        out.append(Fact("The job's own plan", seconds(own.seconds), slower + fits, "" if own.memory.fits else "bad"))
     return (*out, *_counted(found))
 
 
@@ -98,15 +106,18 @@ def _counted(found: Found) -> tuple[Fact, ...]:
 
 def _pareto(found: Found) -> Section:
     best, own = found.best[0], found.own
-    too_large = [Point(words(m.layout), m.seconds, m.needed) for m in missed(found)]
+    cost = found.objective == "cost"
+    times = best.job.gpus if cost else 1
+    too_large = [Point(words(m.layout), m.seconds * times, m.needed) for m in missed(found)]
     figure = pareto_figure(
-        [_point(s) for s in found.cloud], [_point(s) for s in found.front], best.memory.memory, _made(best),
-        _made(own) if own else None, too_large,
+        [_point(s, found) for s in found.cloud], [_point(s, found) for s in found.front], best.memory.memory,
+        _made(best, found), _made(own, found) if own else None, too_large,
+        "GPU time of a step" if cost else "time of a step",
     )  # fmt: skip
     last = min(found.front, key=lambda s: s.needed)
     lead = f"Each dot is one of {found.counts.priced:,} plans that were priced; none is better in both than the line."
     if last.needed < best.memory.needed:
-        saved, more = size(best.memory.needed - last.needed), percent(last.seconds / best.seconds - 1)
+        saved, more = size(best.memory.needed - last.needed), percent(_value(last, found) / _value(best, found) - 1)
         lead += f" The most frugal of them needs {saved} less than the best and takes {more} longer."
     if len(found.cloud) > POINTS:
         lead += f" {POINTS:,} dots are shown: all near the line, and of the others evenly many."
@@ -116,12 +127,12 @@ def _pareto(found: Found) -> Section:
     return Section("Time against memory", shown, figure, lead)
 
 
-def _point(s: Short) -> Point:
-    return Point(words(s.layout), s.seconds, s.needed)
+def _point(s: Short, found: Found) -> Point:
+    return Point(words(s.layout), _value(s, found), s.needed)
 
 
-def _made(p: JobPrediction) -> Point:
-    return Point(words(layout_of(p.job)), p.seconds, p.memory.needed)
+def _made(p: JobPrediction, found: Found) -> Point:
+    return Point(words(layout_of(p.job)), _value(p, found), p.memory.needed)
 
 
 def _large_table(points: Sequence[Point]) -> Table:
@@ -171,15 +182,22 @@ def _knobs(found: Found) -> Section:
 
 def _knob_table(found: Found) -> Table:
     """A row for each choice of each knob that has several."""
-    best = next(iter(found.by_knob["tp"].values())).seconds
+    best = _value(next(iter(found.by_knob["tp"].values())), found)
     rows = tuple(
-        (tables.BY.get(knob, knob), word, f"{100 * (s.seconds / best - 1):+.1f}%", seconds(s.seconds), size(s.needed),
-         words(s.layout))
+        (tables.BY.get(knob, knob), word, f"{100 * (_value(s, found) / best - 1):+.1f}%", seconds(s.seconds),
+         size(s.needed), words(s.layout))
         for knob, choices in found.by_knob.items()
         if len(choices) > 1
         for word, s in choices.items()
     )  # fmt: skip
-    columns = ("knob", "choice", "slower", "step", "memory", "the best plan with it")
+    columns = (
+        "knob",
+        "choice",
+        "costlier" if found.objective == "cost" else "slower",
+        "step",
+        "memory",
+        "the best plan with it",
+    )
     return Table(columns, rows, "The best plan with each choice", frozenset({0, 1, 5}))
 
 

@@ -184,17 +184,19 @@ def _timeline_section(found: Replayed) -> Section | None:
     if not measured:
         return None
     k, before = shown_step(measured), replay.simulate()
-    parts = [measured_bars(replay, [place], step_window([measured], k), "measured: ")]
-    parts.append(replayed_bars(replay, before, [place], step_window([replay.steps(before, place)], k), "replayed: "))
+    windows = [step_window([measured], k), step_window([replay.steps(before, place)], k)]
+    parts = [measured_bars(replay, [place], windows[0], "measured: ")]
+    parts.append(replayed_bars(replay, before, [place], windows[1], "replayed: "))
     if found.changed is not None:
         after = found.changed.simulate()
-        window = step_window([found.changed.steps(after, place)], k)
-        parts.append(replayed_bars(found.changed, after, [place], window, "edited: "))
+        windows.append(step_window([found.changed.steps(after, place)], k))
+        parts.append(replayed_bars(found.changed, after, [place], windows[2], "edited: "))
     bars = Bars.joined(parts)
     if not len(bars):
         return None
+    wholes = [end - begin for (begin, end), part in zip(windows, parts, strict=True) for _ in part.lanes]
     lead = f"Step {k} of rank {found.rows[place][0]}, each from its own start; colours are families of ops."
-    return lanes_section("Timelines", bars, lead)
+    return lanes_section("Timelines", bars, lead, wholes)
 
 
 def _path_section(found: Replayed) -> Section | None:

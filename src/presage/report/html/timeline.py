@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +57,11 @@ def _by_time(groups: list[str], took: NDArray[np.float64]) -> list[str]:
     return [*sorted(sums, key=lambda g: (-sums[g], g)), WAITS]
 
 
-def lanes_section(title: str, bars: Bars, lead: str = "", whole: float | None = None) -> Section:
-    """`whole`: the seconds that a lane could be busy; from the first start to the last end where nothing is said."""
-    whole = whole or bars.span[1] - bars.span[0]
+def lanes_section(title: str, bars: Bars, lead: str = "", whole: float | Sequence[float] | None = None) -> Section:
+    """`whole`: the seconds that lanes (or each of them) could be busy; from the first start to the last end where
+    nothing is said."""
+    if whole is None:
+        whole = bars.span[1] - bars.span[0]
     told = " ".join(x for x in (lead, _how(bars)) if x)
     tables = (lane_table(bars, whole), longest_table(bars))
     return Section(title, tables, lanes_figure(bars) if len(bars) else None, told)
@@ -77,30 +79,36 @@ def _how(bars: Bars) -> str:
     return out
 
 
-def lane_table(bars: Bars, whole: float) -> Table:
+def lane_table(bars: Bars, whole: float | Sequence[float]) -> Table:
     """How busy each lane is; waits for other ranks are not work."""
     waiting = bars.group == (bars.groups.index(WAITS) if WAITS in bars.groups else -1)
     tasks = np.bincount(bars.lane[~waiting], minlength=len(bars.lanes))
     busy = np.bincount(bars.lane[~waiting], bars.seconds[~waiting], len(bars.lanes))
     wait = np.bincount(bars.lane[waiting], bars.seconds[waiting], len(bars.lanes))
+    could = np.broadcast_to(np.asarray(whole, dtype=float), len(bars.lanes))
     columns: tuple[str, ...] = ("lane", "tasks", "busy", "share", "waits for ranks", "idle")
     rows: list[tuple[str, ...]] = []
-    for name, n, b, w in zip(bars.lanes, tasks.tolist(), busy.tolist(), wait.tolist(), strict=True):
-        share = percent(b / whole) if whole else "-"
-        rows.append((name, f"{n:,}", seconds(b), share, seconds(w), seconds(max(whole - b - w, 0.0))))
+    for i, name in enumerate(bars.lanes):
+        b, w, all_ = float(busy[i]), float(wait[i]), float(could[i])
+        share = percent(b / all_) if all_ else "-"
+        rows.append((name, f"{tasks[i]:,}", seconds(b), share, seconds(w), seconds(max(all_ - b - w, 0.0))))
     if not waiting.any():
         columns, rows = (*columns[:4], columns[5]), [(*r[:4], r[5]) for r in rows]
     return Table(columns, tuple(rows), "Lanes")
 
 
 def longest_table(bars: Bars, most: int = LONGEST) -> Table:
-    """The tasks that take longest."""
-    order = np.argsort(-bars.seconds, kind="stable")[:most].tolist()
-    rows = (
-        (
-            shorten(bars.names[bars.name[i]]), bars.groups[bars.group[i]], bars.lanes[bars.lane[i]],
-            seconds(float(bars.start[i])), seconds(float(bars.seconds[i])),
-        )
-        for i in order
-    )  # fmt: skip
-    return Table(("task", "kind", "lane", "at", "takes"), tuple(rows), "Longest tasks", frozenset({0, 1, 2}))
+    """What takes longest on a lane, tasks of one name together."""
+    key = np.stack([bars.name, bars.lane, bars.group])
+    pairs, into, calls = np.unique(key, axis=1, return_inverse=True, return_counts=True)
+    into = into.reshape(-1)
+    total = np.bincount(into, bars.seconds, len(calls))
+    longest = np.zeros(len(calls))
+    np.maximum.at(longest, into, bars.seconds)
+    rows = []
+    for i in np.argsort(-total, kind="stable")[:most].tolist():
+        name, lane, group = pairs[:, i].tolist()
+        words = (shorten(bars.names[name]), bars.groups[group], bars.lanes[lane])
+        rows.append((*words, f"{calls[i]:,}", seconds(float(longest[i])), seconds(float(total[i]))))
+    columns = ("task", "kind", "lane", "calls", "longest", "together")
+    return Table(columns, tuple(rows), "What takes longest", frozenset({0, 1, 2}))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from presage.engine import LaneKind, Timeline
 from presage.graph.families import family
 from presage.report.html.charts.lanes import Bars
+from presage.traces.explain import lateness
 from presage.traces.ranktasks import NS, RankTasks
 from presage.traces.replay import Replay, StepTime, measured_steps
 from presage.traces.trace import GpuKind, HostKind, Trace
@@ -34,13 +35,14 @@ class Drawn:
 
 
 def shown_ranks(replay: Replay, most: int = RANKS) -> tuple[int, ...]:
-    """All ranks, or of many the fastest and the slowest, by where their steps end, and the first."""
+    """All ranks, or of many the one that others wait for longest, the slowest, the fastest, and the first."""
     n = len(replay.ranks)
     if n <= most:
         return tuple(range(n))
     took = [sum(s.seconds for s in measured_steps(replay, i)) for i in range(n)]
     order = np.argsort(took, kind="stable").tolist()
-    wanted = dict.fromkeys([order[-1], order[0], 0, order[-2], order[1]])
+    late = int(np.argmax([x.made_others_wait for x in lateness(replay)]))
+    wanted = dict.fromkeys([late, order[-1], order[0], 0, order[-2], order[1]])
     return tuple(sorted(list(wanted)[:most]))
 
 

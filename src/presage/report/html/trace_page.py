@@ -238,9 +238,10 @@ def _timeline_section(traced: Traced) -> Section | None:
     bars = measured_bars(replay, places, window)
     if not len(bars):
         return None
-    whose = "" if len(places) == len(replay.ranks) else f" of ranks {', '.join(traced.names[0][i] for i in places)}"
-    which = ", the one of middle length" if max(map(len, steps)) > 2 else ""
-    lead = f"Step {k}{which}{whose}, as it was measured; colours are families of ops."
+    some = ", ".join(traced.names[0][i] for i in places)
+    whose = "" if len(places) == len(replay.ranks) else f" of ranks {some} (the late, the slowest and the fastest)"
+    which = ", which is of middle length" if max(map(len, steps)) > 2 else ""
+    lead = f"Step {k}{whose} as it was measured{which}; colours are families of ops."
     return lanes_section("Timeline of a step", bars, lead, window[1] - window[0])
 
 

@@ -161,12 +161,11 @@ def _sure(found: WhatIf) -> Section | None:
 def _timelines(found: WhatIf, name: str) -> Section | None:
     if not found.programs:
         return None
-    parts = [
-        step_bars(step_shown(program), prefix)
-        for program, prefix in zip(found.programs, ("before: ", "after: "), strict=True)
-    ]
+    shown = [step_shown(program) for program in found.programs]
+    parts = [step_bars(one, prefix) for one, prefix in zip(shown, ("before: ", "after: "), strict=True)]
+    wholes = [one.window[1] - one.window[0] for one, bars in zip(shown, parts, strict=True) for _ in bars.lanes]
     lead = f"One step once it has settled, as it is and with {name}, on one scale."
-    return lanes_section("Timelines", Bars.joined(parts), lead)
+    return lanes_section("Timelines", Bars.joined(parts), lead, wholes)
 
 
 def _memories(found: WhatIf, name: str) -> list[Section]:

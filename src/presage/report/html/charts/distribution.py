@@ -47,7 +47,8 @@ def quantiles_of(draws: ArrayLike, levels: tuple[float, ...] = LEVELS) -> dict[f
     values = values[~np.isnan(values)]
     if not values.size:
         return {}
-    return {p: float(np.quantile(values, p, method="inverted_cdf")) for p in levels}
+    between = "linear" if np.isfinite(values).all() else "inverted_cdf"  # nothing lies between a number and infinity
+    return {p: float(np.quantile(values, p, method=between)) for p in levels}
 
 
 def distribution_figure(

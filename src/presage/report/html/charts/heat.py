@@ -20,8 +20,9 @@ __all__ = ["heat_figure", "heat_table", "telling"]
 Floats = NDArray[np.float64]
 
 ROWS, COLUMNS = 64, 60  # more cannot be read
+TALL = 24  # rows: more are lower
 WRITTEN = 200  # cells: more have no number written in them
-ROW, AROUND = 26, 64
+ROW, LOW_ROW, AROUND = 26, 14, 64  # pixels of a row, of one of many, and above and below all of them
 LEAST = 0.1
 MOST_ALIKE = 1_000  # rows that one may stand for: more change no median
 SCALE = [[0.0, "rgba(76,120,168,0.8)"], [0.5, "rgba(150,160,170,0.12)"], [1.0, "rgba(217,83,79,0.8)"]]
@@ -69,7 +70,8 @@ def heat_figure(
     if table.size <= WRITTEN:
         _write(figure, table, unit)
     _ticks(figure, names, heads)
-    return figure.update_layout(height=AROUND + max(ROW * len(kept), 90), showlegend=False, margin_b=12)
+    rows_high = (ROW if len(kept) <= TALL else LOW_ROW) * len(kept)
+    return figure.update_layout(height=AROUND + max(rows_high, 90), showlegend=False, margin_b=12)
 
 
 def _scales(far: Floats, apart: bool) -> Floats:
@@ -98,10 +100,12 @@ def _ticks(figure: Figure, rows: list[str], columns: list[str]) -> None:
     every = max(1, -(-len(columns) // 24))
     places = list(range(0, len(columns), every))
     figure.update_xaxes(
-        tickvals=places, ticktext=[columns[i] for i in places], side="top", ticks="", showgrid=False, zeroline=False,
+        tickvals=places, ticktext=[columns[i] for i in places], side="top", ticks="", range=[-0.5, len(columns) - 0.5],
+        showgrid=False, zeroline=False,
     )  # fmt: skip
     figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=rows, autorange="reversed", ticks="", showgrid=False, zeroline=False,
+        tickvals=list(range(len(rows))), ticktext=rows, range=[len(rows) - 0.5, -0.5], ticks="",
+        showgrid=False, zeroline=False,
     )  # fmt: skip
 
 

@@ -31,7 +31,8 @@ Floats = NDArray[np.float64]
 MARKS = 5_000  # bars: more are slow to draw and cannot be told apart
 FINEST = 4_000  # parts of the span: the finest that is drawn when there are too many bars
 LANES = 24  # more rows than that are not readable
-ROW, AROUND = 30, 110  # pixels of a lane, and above and below all of them
+ROW, AROUND = 30, 120  # pixels of a lane, and above and below all of them
+LEAST_HEIGHT = 270  # or a legend of many groups leaves nothing on a narrow screen
 THICK = 0.86  # of a lane
 
 
@@ -202,7 +203,7 @@ def lanes_figure(bars: Bars, paint: Mapping[str, str] | None = None, most: int =
         tickvals=list(range(len(bars.lanes))), ticktext=[label(n, 36) for n in bars.lanes], fixedrange=True,
         range=[len(bars.lanes) - 0.5, -0.5], ticks="", showgrid=False, zeroline=False,
     )  # fmt: skip
-    height = AROUND + ROW * max(len(bars.lanes), 2)
+    height = max(AROUND + ROW * len(bars.lanes), LEAST_HEIGHT)
     return figure.update_layout(height=height, barmode="overlay", hovermode="closest", dragmode="zoom")
 
 

@@ -42,9 +42,11 @@ def pareto_figure(
     chosen: Point,
     own: Point | None = None,
     too_large: Sequence[Point] = (),
+    what: str = "time of a step",
     most: int = POINTS,
 ) -> Figure:
-    """`capacity` in bytes. `own` is the plan one began with; `too_large` would be faster and do not fit."""
+    """`capacity` in bytes; `what` the points' seconds are. `own` is the plan one began with; `too_large` would be
+    faster and do not fit."""
     from plotly.graph_objects import Figure
 
     unit, figure = time_unit(chosen.seconds), Figure()
@@ -66,7 +68,7 @@ def pareto_figure(
     sides = [0.9 * least / GIB, max(WIDEST * capacity, 1.05 * (own.needed if own else 0.0)) / GIB]
     figure.update_xaxes(title_text="memory a GPU needs, GiB", zeroline=False, range=sides)
     figure.update_yaxes(
-        title_text=f"time of a step, {unit.name}", zeroline=False, range=_view(kept, too_large, own, chosen, unit)
+        title_text=f"{what}, {unit.name}", zeroline=False, range=_view(kept, too_large, own, chosen, unit)
     )
     return figure.update_layout(height=480, hovermode="closest")
 
@@ -111,7 +113,7 @@ def _dots(figure: Figure, points: Sequence[Point], name: str, unit: Unit, marker
 
 
 def _told(p: Point, unit: Unit) -> str:
-    return f"<b>{label(p.name, 90)}</b><br>{unit.told(p.seconds)} a step, {size(p.needed)}"
+    return f"<b>{label(p.name, 90)}</b><br>{unit.told(p.seconds)}, {size(p.needed)}"
 
 
 def _front(figure: Figure, front: Sequence[Point], unit: Unit) -> None:
