@@ -11,14 +11,16 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## predict a training step from its code and what edits of it are worth, a job of 16,384 GPUs from its file and its whole run, then replay a trace with a what-if
+demo: $(READY) ## a training step from its code and what edits of it are worth, a job of 16,384 GPUs and its whole run, a trace with a what-if; reports of all
 	@mkdir -p out
-	$(BIN)/presage predict examples/gpt.py:build --arg batch=8 --trace out/predicted.json
-	$(BIN)/presage whatif examples/gpt.py:build --arg batch=1 --apply bf16,cuda_graph
-	$(BIN)/presage job examples/jobs/llama3.1-405b.toml --tokens 15T --draws 10000 --trace out/job.json
-	$(BIN)/presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d
-	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --trace out/replayed.json
-	@echo "Open out/predicted.json, out/job.json and out/replayed.json in https://ui.perfetto.dev"
+	$(BIN)/presage predict examples/gpt.py:build --arg batch=8 --report out/step.html --trace out/step.json
+	$(BIN)/presage whatif examples/gpt.py:build --arg batch=1 --apply bf16,cuda_graph --report out/whatif.html
+	$(BIN)/presage job examples/jobs/llama3.1-405b.toml --tokens 15T --draws 10000 --report out/job.html --trace out/job.json
+	$(BIN)/presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --report out/run.html
+	$(BIN)/presage replay demo --scale 'host=EmbeddingBag:0.25' --report out/replay.html --trace out/replayed.json
+	@echo "Reports: out/step.html out/whatif.html out/job.html out/run.html out/replay.html (open them in a browser)"
+	@echo "Timelines: out/step.json out/job.json out/replayed.json (open them in https://ui.perfetto.dev)"
+	@echo "Next: $(BIN)/presage ui, a page to plan with; $(BIN)/presage --help"
 
 test: $(READY) lint browser ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -15,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")  # pictures too
 FENCES = re.compile(r"^(`{3,})[^\n]*\n.*?^\1$", re.M | re.S)
 NAMED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "files/README.md"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "bash", ".csv": "text"}
@@ -24,7 +24,7 @@ MOST = 60_000  # characters of a file that are shown
 
 def uri(target: str) -> str:
     """The page of a file of the repository."""
-    if target.startswith("docs/") and target.endswith(".md"):
+    if target.startswith("docs/") and not target.endswith(".py"):
         return target.removeprefix("docs/")
     return NAMED.get(target, f"files/{target}.md")
 

@@ -17,12 +17,14 @@ from presage.finite import check_finite, finite
 from presage.hardware.gpu import read_gpu
 from presage.hardware.platform import read_platform
 from presage.jobs.check import problems
+from presage.jobs.dlrm import read_job
 from presage.jobs.files import read_transformer_job
 from presage.jobs.frameworks import framework
 from presage.jobs.overrides import overrides
 from presage.jobs.predict import predict_job
 from presage.jobs.words import JobWords
 from presage.noise.files import read_noise
+from presage.plan.files import tables_of
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "examples" / "jobs" / "deepseek-v3.toml"  # experts and latent attention: the most keys
@@ -143,6 +145,28 @@ def test_every_number_of_a_noise_file_with_every_absurd_number(tmp_path: Path) -
             with pytest.raises(PresageError) as e:
                 read_noise(path)
             assert "\n" not in str(e.value)
+
+
+def test_every_number_of_a_recommendation_job_with_every_absurd_number(tmp_path: Path) -> None:
+    folder = ROOT / "examples/dlrm"
+    text = (folder / "mlperf_dcnv2.toml").read_text().replace("mlperf_tables", f"{folder}/mlperf_tables")
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    read_job(path)
+    for match in re.finditer(r"(?<=[=,] )\d+|(?<=\[)\d+", text):
+        for number in ("-1", "1000000000000000", "1" + "0" * 40, "nan", "inf", "1e308", "0.5"):
+            path.write_text(text[: match.start()] + number + text[match.end() :])
+            with pytest.raises(PresageError) as e:
+                read_job(path)
+            assert str(e.value).startswith(str(path)) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("key", ["rows", "dim", "pooling"])
+@pytest.mark.parametrize("number", [-1, 10**29, math.nan, math.inf, 1e308])
+def test_tables_nobody_has_are_refused(key: str, number: float, tmp_path: Path) -> None:
+    row = {"name": "a", "rows": 100, "dim": 8, "pooling": 1.0} | {key: number}
+    with pytest.raises(PresageError):
+        tables_of([row], tmp_path)
 
 
 # ---- options

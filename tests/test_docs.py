@@ -25,6 +25,7 @@ INSTALLS, SETS_UP = "installs packages from outside", "does what this suite is r
 SERVES = "goes on until it is stopped: tests/ui starts it and looks at its pages"
 GPU, OTHER = "needs a GPU", "names files of the reader's: only its options are checked"
 WRITTEN = "hours or minutes; writes files that are committed and tested for themselves"
+SPREAD = "minutes, or another machine: test_scale.py does smaller ones in every place"
 NOT_RUN = {
     "make demo": SETS_UP,
     "make test": SETS_UP,
@@ -41,6 +42,9 @@ NOT_RUN = {
     "python -m presage.calibrate --out PACK": GPU,
     "presage calibrate --out h200/ --minutes 8": GPU,
     "presage measure train.py:build --arg batch=8": GPU,
+    "presage predict YOUR_FILE.py:FUNCTION": OTHER,
+    "presage job YOUR_JOB.toml": OTHER,
+    "presage trace YOUR_TRACE.json.gz": OTHER,
     "presage predict train.py:build --gpu PACK": OTHER,
     "presage pack h200/": OTHER,
     "presage pack h200/ h200_again/ --merge-into h200_both/": OTHER,
@@ -57,6 +61,10 @@ NOT_RUN = {
     "presage accuracy stragglers FOLDER --json - --out rows.csv": "test_accuracy_stragglers.py does it",
     "python examples/gloo.py --ranks 2 --slow-rank 1 --delay-ms 200 --out out/late": "test_gloo.py does it",
     "python examples/gloo.py --ranks 2 --out out/even": "test_gloo.py does it",
+    "presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --ray auto": SPREAD,
+    "presage job examples/jobs/llama3.1-405b.toml --draws 1000000 --ray HOST:6379": SPREAD,
+    "presage run examples/jobs/llama3.1-405b.toml --tokens 15T --draws 100000 --workers 2": SPREAD,
+    "presage accuracy runs ../shared/runs/public_runs.csv --workers 2": SPREAD,
     "python docs/make_headline.py": WRITTEN,
     "python docs/make_scaling.py": WRITTEN,
     "python docs/make_studies.py": WRITTEN,

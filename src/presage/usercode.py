@@ -44,6 +44,9 @@ def load_cases(path: str | Path, around: Around = nullcontext) -> dict[str, Call
     cases = getattr(module, "CASES", None)
     if not isinstance(cases, dict):
         raise InputError(path, "no dictionary CASES in it, of names to (builder, arguments)")
+    for name, case in cases.items():
+        if not isinstance(case, tuple) or len(case) != 2 or not callable(case[0]) or not isinstance(case[1], dict):
+            raise InputError(path, "should be (builder, arguments)", f"CASES[{name!r}]")
     return {name: partial(builder, **arguments) for name, (builder, arguments) in cases.items()}
 
 

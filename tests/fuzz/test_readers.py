@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fuzz.attempt import attempt, inputs
-from fuzz.readers import READERS, Reader, with_torch
+from fuzz.readers import BY_NAME, READERS, Reader, with_torch
 
 INPUTS = 120  # of each reader; `make fuzz` tries many more
 
@@ -59,6 +59,29 @@ def test_a_broken_reader_is_found(tmp_path: Path) -> None:
         reader = Reader("broken", read, ({"a": b"a b c"},), {"a": "text"}, "a")
         found = [attempt(reader, files, tmp_path / "in") for _, files in islice(inputs(reader, 0), 20)]
         assert any(f.crash for f in found)
+
+
+MENDED = {
+    "Kineto trace": [b'{"x":' + b"[" * 20_000 + b"]" * 20_000 + b',"traceEvents":[]}'],
+    "collectives": [b"gpu,nodes,n_gpus,op,bytes,time_us\nh100,0.5,8,all_reduce,8,9\n", b"gpu,nodes,n_gpus,op,bytes,time_us\nh"],
+    "kernel times": [b"device,dtype,m,n,k,latency_ms\nNVIDIA H200,bfloat16,inf,nan,1,1\n"],
+    "embedding tables": [b'{"tables": [{"name": "a", "rows": Infinity, "dim": 1, "pooling": 1}]}',
+                         b'{"tables": [{"name": "a", "rows": 9, "dim": 1, "pooling": 1, "count": 9223372036854775807}]}'],
+    "embedding groups": [b'{"groups": [], "repeats": [3, {"id": 0}], "calls": 5}'],
+    "table of steps": [b"step,seconds\n100000000000000000000000000000,0.5\n"],
+    "speeds of GPUs": [b"gpu,time\na,1e-320\nb,1e308\n"],
+    "measured pairs": [b'{"a/b": {"edit": "a", "base": {"step_ms": 1, "gpu_active_ms": 1, "peak_bytes": 1},'
+                       b' "changed": {"step_ms": 0, "gpu_active_ms": 1, "peak_bytes": 1}}}'],
+    "prediction": [b'{"step_ms": {"mean": 1}, "peak_memory_bytes": Infinity}'],
+    "user's code": [b"CASES = {'one': len}\ndef build(device): pass\n"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_what_once_broke_a_reader(name: str, tmp_path: Path) -> None:
+    reader = BY_NAME[name]
+    for data in MENDED[name]:
+        assert not attempt(reader, {reader.target: data}, tmp_path / "in").crash
 
 
 def test_a_shell_script_cannot_grow_without_end(tmp_path: Path) -> None:

@@ -220,6 +220,11 @@ def test_the_drawn_step_is_that_of_presage_job(tmp_path: Any) -> None:
     assert shown["19 steps of 20"] * 1e3 == pytest.approx(told["step_ms"]["p95"], rel=1e-12)
 
 
+def test_runs_that_nobody_waits_for_and_noise_from_files() -> None:
+    assert "years" in run_reply(small(8), {**ASKED, "tokens": "300T"})["wrong"]
+    assert "choose one of" in sure_reply(small(8), {**ASKED, "noise": "/etc/passwd"})["wrong"]
+
+
 def test_links_open() -> None:
     from presage.ui.callbacks import link_reply
 

@@ -95,6 +95,8 @@ def _entry(line: dict[str, str]) -> Entry:
         raise PresageError(f"no model of the collective {line['op']!r}")
     here = platform_of(line["gpu"])
     nodes, ranks, nbytes, us = (_number(line, c) for c in ("nodes", "n_gpus", "bytes", "time_us"))
+    if nodes < 1:
+        raise PresageError(f"nodes is {nodes:g}, which cannot be")
     if ranks < 2:
         raise PresageError("one rank has nobody to talk to")
     row = Measured(here, op, group_of(here, int(ranks), int(nodes)), nbytes, us * 1e-6)

@@ -202,7 +202,7 @@ def _size(name: str, text: str) -> int:
         value = float(text)
     except ValueError as e:
         raise Unknown(f"{name} is not a number") from e
-    if value != int(value) or value < 0 or (value == 0 and name not in ("padding", "window_size")):
+    if not 0 <= value < 1e15 or value != int(value) or (value == 0 and name not in ("padding", "window_size")):
         raise Unknown(f"{name} is {text}")
     return int(value)
 

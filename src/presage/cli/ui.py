@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 JobFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[JOB.toml]", help="What it begins with (default: an example): see docs/jobs.md."),
+    typer.Argument(metavar="JOB.toml", help="What it begins with (default: an example): see docs/jobs.md."),
 ]
 Port = Annotated[
     int, typer.Option("--port", metavar="N", min=0, max=65535, help="Of this machine's loopback; 0 takes a free one.")

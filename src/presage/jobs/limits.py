@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from presage.jobs.job import Job
@@ -55,7 +56,7 @@ def job_limits(job: Job) -> list[str]:
     return out + [_told(name, value, 1, most) for (name, most), value in pairs if not 1 <= value <= most]
 
 
-def _beyond(part: object, limits: dict[str, tuple[float, float]], prefix: str) -> list[str]:
+def _beyond(part: object, limits: Mapping[str, tuple[float, float]], prefix: str) -> list[str]:
     values = {name: getattr(part, name) for name in limits}
     return [
         _told(prefix + name, value, *limits[name])

@@ -284,7 +284,7 @@ def _gpus(a: _Given, variables: dict[str, str]) -> int | None:
     def told(arguments: tuple[str, ...], names: tuple[str, ...]) -> int | None:
         values = [a.found[n][-1][0] for n in arguments if n in a and a.found[n][-1]]
         values += [variables[n] for n in names if n in variables]
-        return next((int(v) for v in values if v.isdigit()), None)
+        return next((int(v) for v in values if v.isdecimal() and len(v) < 16), None)
 
     each, nodes = told(GPUS, SET_GPUS), told(NODES, SET_NODES)
     return each * nodes if each and nodes else None

@@ -17,6 +17,7 @@ from presage.reading import read_json
 
 __all__ = ["Prediction", "can_predict", "from_json", "predict", "read"]
 
+MOST = 1e18  # of a number in a prediction
 NEEDED = ("msgspec", "numba", "typer", "rich")
 CALL = "from presage.cli import main; main()"
 
@@ -84,4 +85,6 @@ def _number(table: dict[str, Any], name: str) -> float | None:
     value = table.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{name} is {value!r}, not a number")
+    if value is not None and not abs(value) < MOST:
+        raise ValueError(f"{name} is {value!r}, not a finite number")
     return value

@@ -22,6 +22,7 @@ __all__ = ["Measure", "run_drawn", "run_measures", "run_sentence", "step_drawn",
 
 DRAWS, RUNS, FEWEST = 4000, 500, 500
 STAGES, MOST = 64, 128  # of a pipeline whose steps are drawn so often; and those that are drawn here at all
+YEAR, LONG = 365.25 * DAY, 30  # a run of more years than that is none
 SEED = 0
 
 
@@ -131,6 +132,8 @@ def run_drawn(text: str, asked: Asked) -> RunPrediction:
     p = predicted(text)
     _drawable(p)
     steps = asked.steps(p.job.tokens)
+    if (years := steps * p.seconds / YEAR) > LONG:
+        raise Wrong(f"the run would take {years:,.0f} years: ask for fewer tokens, or take more GPUs", ("tokens",))
     kind = reliability(DEFAULT)
     times, _ = step_times(p, asked.noise, bool(kind.slow), SEED)
     until = None if asked.days is None else asked.days * DAY

@@ -47,8 +47,9 @@ def quantiles_of(draws: ArrayLike, levels: tuple[float, ...] = LEVELS) -> dict[f
     values = values[~np.isnan(values)]
     if not values.size:
         return {}
-    between = "linear" if np.isfinite(values).all() else "inverted_cdf"  # nothing lies between a number and infinity
-    return {p: float(np.quantile(values, p, method=between)) for p in levels}
+    if np.isfinite(values).all():
+        return {p: float(np.quantile(values, p)) for p in levels}
+    return {p: float(np.quantile(values, p, method="inverted_cdf")) for p in levels}  # none is between a number and inf
 
 
 def distribution_figure(
