@@ -36,15 +36,17 @@ browser: ## a Chromium for the tests that look at pages; where none is and none 
 	  || echo "no Chromium here: tests in a browser will be skipped (install the package chromium to run them)"
 
 docs: $(READY) ## the docs as a site, in out/site
-	$(BIN)/mkdocs build --strict --quiet --site-dir out/site
+	$(BIN)/mkdocs build --strict --site-dir out/site
 	@echo "Open out/site/index.html"
 
 dist: $(READY) ## wheel and sdist, in dist/
 	$(BIN)/python -m build --no-isolation
 
-fuzz: $(READY) ## broken files to every reader and kills in the middle of writing, for longer than the tests do
+fuzz: $(READY) ## broken files to every reader, files that fill the memory, kills in the middle of writing, random properties: for longer than the tests do
 	$(BIN)/python tools/fuzz.py --minutes 20 --out docs/hardening.md
+	$(BIN)/python tools/fuzz.py --limits --out docs/hardening.md
 	$(BIN)/python tools/kills.py --kills 200 --out docs/hardening.md
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the pages of docs/ that tell of them
 	$(BIN)/python docs/make_accuracy.py $(DATA)

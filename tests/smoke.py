@@ -22,7 +22,7 @@ def main(folder: Path, version: str | None) -> None:
     installed = Path(sysconfig.get_paths()["purelib"]) / "presage"
     assert (installed / "py.typed").is_file(), "py.typed is not in the package"
     assert version is None or said("--version").strip() == version
-    assert "presage trace" in said("--help") or "trace" in said("--help")
+    assert "presage trace demo" in said("--help")
     said("examples", "examples")
     job = answer("job", "examples/jobs/llama3.1-405b.toml", "--draws", "1000", "--json", "-")
     assert job["step_ms"]["p50"] > 1000
@@ -35,7 +35,9 @@ def main(folder: Path, version: str | None) -> None:
     assert "pip install 'presage[torch]'" in refused("predict", "examples/gpt.py:build")
     assert "pip install 'presage[report]'" in refused("job", "examples/jobs/own_model.toml", "--report", "out.html")
     assert "pip install 'presage[ui]'" in refused("ui", "--no-open")
-    assert "pip install 'presage[ray]'" in refused("plan", "examples/jobs/own_model.toml", "--gpus", "64", "--ray", "auto")
+    assert "pip install 'presage[ray]'" in refused(
+        "plan", "examples/jobs/own_model.toml", "--gpus", "64", "--ray", "auto"
+    )
     assert_python()
     print("smoke tests passed")
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from presage.errors import PresageError
-from presage.finite import check_finite, finite
+from presage.files.finite import check_finite, finite
 from presage.hardware.gpu import read_gpu
 from presage.hardware.platform import read_platform
 from presage.jobs.check import problems

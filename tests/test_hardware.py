@@ -61,7 +61,7 @@ def test_scratch_memory_takes_its_numbers_from_the_gpu() -> None:
         ("sms = 132", "sms = 132\ncores = 4", "cores: is not known here; there is sms, "),
         ("sms = 132\n", "", "sms: is missing"),
         ("bandwidth_GBps = 4800", "bandwidth_GBps = 4.8", "memory_bandwidth_GBps: is 4.8, which cannot be"),
-        ("bandwidth_GBps = 4800", "bandwidth_GBps = nan", "memory_bandwidth_GBps: is nan: it should be a finite number"),
+        ("bandwidth_GBps = 4800", "bandwidth_GBps = nan", "memory_bandwidth_GBps: is nan: it should be a finite"),
         ("peak_bf16_TFLOPS = 989.5", "peak_bf16_TFLOPS = 500", "is more than peak_bf16_TFLOPS, which cannot be"),
         ("l2_MiB = 60", "l2_MiB = 60\nbase_clock_MHz = 2000", "base_clock_MHz: is more than boost_clock_MHz"),
         ("pcie_both_ways_GBps = 128", "pcie_both_ways_GBps = 128\nl2_MiB = 50", "l2_MiB: is given twice"),

@@ -39,7 +39,8 @@ def test_the_wheel_has_all_that_is_needed_and_no_more(built: Path) -> None:
 def test_the_sdist_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     assert sdist.stat().st_size < MOST
-    tarfile.open(sdist).extractall(tmp_path, filter="data")
+    with tarfile.open(sdist) as held:
+        held.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.iterdir()
     assert {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= {p.name for p in folder.iterdir()}
     _run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path / "again"), str(folder))

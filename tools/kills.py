@@ -341,6 +341,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="commands whose names begin so, with commas between")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
+    parser.add_argument("--out", type=Path, help="a page whose table is written anew")
     parser.add_argument(MARK, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.calibrate_into:
@@ -354,8 +355,17 @@ def main() -> None:
         scores.append(tried(case, each, rng) if case else calibrated(each, rng))
         print(scores[-1], file=sys.stderr, flush=True)
     print(json.dumps([asdict(s) for s in scores]) if args.json else page(scores))
+    if args.out:
+        _put(args.out, page(scores))
     if any(s.lost for s in scores):
         sys.exit(1)
+
+
+def _put(path: Path, table: str) -> None:
+    """The table between its marks."""
+    start, end = "<!-- kills: start -->\n", "<!-- kills: end -->"
+    before, _, rest = path.read_text().partition(start)
+    path.write_text(before + start + table + "\n" + end + rest.partition(end)[2])
 
 
 if __name__ == "__main__":

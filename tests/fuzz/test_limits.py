@@ -10,7 +10,7 @@ import pytest
 from fuzz.bombs import BOMBS, Bomb, repeated, tried
 from fuzz.readers import READERS, Reader
 from presage.errors import PresageError
-from presage.reading import open_bytes, read_bytes, read_text
+from presage.files.reading import open_bytes, read_bytes, read_text
 
 SINGLE = [r for r in READERS if r.target and r.name != "published slowdowns"]  # which may be absent
 QUICK = {b.reader: b for b in BOMBS if b.reader in ("job", "saved graph", "indices, .npz", "table of operations")}

@@ -122,7 +122,7 @@ def test_texts_from_files_cannot_drive_the_terminal(tmp_path: Path) -> None:
 
 
 def test_gzip_is_known_by_its_first_bytes_not_its_name(tmp_path: Path) -> None:
-    from presage.reading import read_text
+    from presage.files.reading import read_text
 
     (tmp_path / "a.toml").write_bytes(gzip.compress(b"\xef\xbb\xbfa = 1\r\n"))
     assert read_text(tmp_path / "a.toml") == "a = 1\n"

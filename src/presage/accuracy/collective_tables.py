@@ -15,8 +15,8 @@ from presage.accuracy.score import Skipped
 from presage.costs.collectives.fit import Measured
 from presage.costs.collectives.group import OPS, Group
 from presage.errors import InputError, PresageError
+from presage.files.reading import lines
 from presage.hardware import Platform, platform
-from presage.reading import lines
 
 __all__ = ["Entry", "platform_of", "read_rows"]
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from presage import reading
 from presage.accuracy.kernel_calls import BUILDERS, Unknown, Work, attention, gemm
 from presage.accuracy.score import Skipped
 from presage.costs.call import Call
 from presage.errors import InputError, PresageError
+from presage.files import reading
 from presage.hardware import Gpu, gpu, gpus
 
 __all__ = ["KernelTable", "Measured", "read_table"]

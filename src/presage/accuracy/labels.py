@@ -30,8 +30,8 @@ from presage.costs.kernels import call_times
 from presage.costs.models import Models, load
 from presage.costs.vector import eased
 from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
-from presage.reading import read_json
 from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["PEER", "Label", "Pass", "predict", "read_labels", "score_labels"]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.accuracy.score import Result, Row, Skipped
-from presage.decoding import read_checked
+from presage.files.decoding import read_checked
 from presage.traces.tables import opreplay, optable, stragglers
 from presage.traces.tables.opreplay import Replay
 from presage.traces.tables.optable import OpTable

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from presage.accuracy.score import Result, Row
+from presage.files.reading import read_json
 from presage.hardware import platform
 from presage.jobs.frameworks import framework
 from presage.jobs.job import Job, Parallel, Recompute
 from presage.jobs.memory import job_memory
 from presage.jobs.step import step
 from presage.jobs.transformer import Transformer
-from presage.reading import read_json
 
 __all__ = ["own_job", "score_own_steps"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from presage.accuracy.interconnect import Interconnect, read_interconnect
 from presage.errors import InputError, PresageError
+from presage.files.reading import lines
 from presage.hardware import Gpu, Platform, cluster, gpu, gpu_named, platforms
 from presage.hardware.cluster import usual_network
-from presage.reading import lines
 
 __all__ = ["count", "number", "platform_name", "platform_of_run", "read_table", "run_seconds"]
 

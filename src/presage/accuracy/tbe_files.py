@@ -14,8 +14,8 @@ from presage.costs.embeddings.fit import Measured
 from presage.costs.embeddings.model import LENGTHS, OPTIMIZERS
 from presage.costs.embeddings.store import MEASURED_ON
 from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
-from presage.reading import read_json
 
 __all__ = ["Groups", "Placement", "Task", "read_groups", "read_tasks"]
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from presage.accuracy.score import Skipped
 from presage.accuracy.sweep import Failed, swept
 from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.files.reading import MOST, read_json
 from presage.noise.series.continued import continued, settled, slow_share
-from presage.reading import MOST, read_json
 from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["Half", "Ratio", "TemporalResult", "score_temporal"]

@@ -25,8 +25,8 @@ import numpy as np
 
 from presage.accuracy.score import Result, Row, Skipped
 from presage.accuracy.sweep import Failed, swept
-from presage.decoding import decoded, read_checked
 from presage.errors import InputError, PresageError
+from presage.files.decoding import decoded, read_checked
 from presage.graph.graph import Graph
 from presage.prediction.step import GPU_BOUND
 from presage.scale.pool import SERIAL, Pool

@@ -22,8 +22,8 @@ from presage.costs.host import HostModel
 from presage.costs.host_fit import own_terms
 from presage.costs.host_rows import rows as host_rows
 from presage.costs.optime import OpTime
-from presage.decoding import read_checked
 from presage.errors import InputError, PresageError
+from presage.files.decoding import read_checked
 from presage.graph.graph import Graph
 from presage.graph.memory import profile
 from presage.prediction.draws import Spread

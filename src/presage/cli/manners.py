@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from presage.finite import finite
+from presage.files.finite import finite
 
 __all__ = ["Manners", "Quiet", "behaving", "mannered", "manners"]
 

@@ -27,8 +27,8 @@ from presage.costs.compiled import COMPILED_US
 from presage.costs.hooks import hook_us
 from presage.costs.host_units import Term, ending, extra_launches, named, terms, units
 from presage.errors import InputError, PresageError
+from presage.files.reading import parse_toml, read_text
 from presage.graph.graph import Graph
-from presage.reading import parse_toml, read_text
 
 __all__ = ["Calls", "Fitted", "HostCosts", "HostModel", "Pace", "host_model", "read", "to_toml"]
 

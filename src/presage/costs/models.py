@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from presage.arrays import read_npz
 from presage.costs.cache import Cache, fit_cache
 from presage.costs.chip.store import RELATIVES
 from presage.costs.engines import Engine
@@ -34,8 +33,9 @@ from presage.costs.single import read as read_single
 from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
+from presage.files.arrays import read_npz
+from presage.files.reading import parse_json
 from presage.hardware import Gpu, gpu
-from presage.reading import parse_json
 
 __all__ = ["Models", "fit_models", "load", "save", "save_tables"]
 

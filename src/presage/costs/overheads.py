@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
-from presage.reading import read_toml
+from presage.files.reading import read_toml
 from presage.traces import threads, waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from presage.decoding import decoded, wrong
 from presage.errors import InputError, PresageError
-from presage.files import PART, write_whole
-from presage.reading import read_bytes
+from presage.files.decoding import decoded, wrong
+from presage.files.reading import read_bytes
+from presage.files.writing import PART, write_whole
 
 __all__ = ["Header", "Leaf", "Pack", "Row", "compact", "merge", "read", "write"]
 

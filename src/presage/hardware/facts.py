@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError, near
-from presage.finite import check_finite
-from presage.reading import read_toml
+from presage.files.finite import check_finite
+from presage.files.reading import read_toml
 
 __all__ = ["Facts", "Figure", "Source", "checked", "find", "load", "read", "shipped", "unknown"]
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.arrays import check_zip, parse_npy, parse_npz
 from presage.errors import InputError, PresageError
+from presage.files.arrays import check_zip, parse_npy, parse_npz
+from presage.files.reading import read_bytes
 from presage.indices.count import Bags
-from presage.reading import read_bytes
 
 __all__ = ["read_indices"]
 

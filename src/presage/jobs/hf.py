@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from presage.errors import WRONG_VALUE, InputError, PresageError
-from presage.reading import read_json
+from presage.files.reading import read_json
 
 __all__ = ["FAMILIES", "Config", "config_words", "read_config"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from presage.errors import InputError, PresageError
-from presage.reading import parse_json, read_text
+from presage.files.reading import parse_json, read_text
 
 __all__ = ["Arguments", "Script", "number", "read_script", "shell"]
 

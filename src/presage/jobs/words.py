@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from presage.errors import InputError
-from presage.finite import check_finite
+from presage.files.finite import check_finite
 
 __all__ = [
     "ClusterWords", "ExpertWords", "FrameworkWords", "JobWords", "LatentWords", "ModelWords", "OverlapWords",

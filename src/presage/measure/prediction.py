@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError
-from presage.reading import read_json
+from presage.files.reading import read_json
 
 __all__ = ["Prediction", "can_predict", "from_json", "predict", "read"]
 

@@ -117,7 +117,7 @@ def _table_kind(names: list[str]) -> str:
 
 
 def _head(path: Path) -> str:
-    from presage.reading import open_bytes
+    from presage.files.reading import open_bytes
 
     with open_bytes(path) as stream:
         return stream.read(HEAD).decode("utf-8-sig", "replace")

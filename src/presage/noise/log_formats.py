@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.files.reading import parse_json
 from presage.noise.logs import Event, Floats, Logs, StepLog, step_log
-from presage.reading import parse_json
 
 __all__ = ["read_csv", "read_megatron", "read_mlperf"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from presage.errors import PresageError
-from presage.reading import read_bytes
+from presage.files.reading import read_bytes
 
 __all__ = ["Event", "Logs", "StepLog", "read_logs"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from presage.costs.embeddings import Reuse, Table
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files import write_whole
+from presage.files.reading import read_json
 from presage.plan.sharding import COLUMN, TABLE, Placed, Plan
-from presage.reading import read_json
 
 __all__ = ["plan_json", "read_plan", "read_tables", "save_plan", "tables_of"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from presage.errors import PresageError
-from presage.orphans import end_with_parent
+from presage.scale.orphans import end_with_parent
 from presage.scale.pool import SERIAL, Pool, in_order
 from presage.scale.sent import called
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from presage.errors import InputError
-from presage.reading import Bytes, open_bytes
+from presage.files.reading import Bytes, open_bytes
 
 __all__ = ["event_chunks"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from presage.reading import open_bytes
+from presage.files.reading import open_bytes
 from presage.traces.graphs.chakra import read_chakra
 from presage.traces.graphs.et import read_et
 from presage.traces.graphs.graphfile import ExecutionGraph

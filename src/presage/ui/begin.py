@@ -7,10 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from presage.errors import InputError
+from presage.files.reading import read_text
 from presage.hardware.facts import load
 from presage.jobs.files import read_transformer_job
 from presage.plan.layouts.written import job_toml
-from presage.reading import read_text
 from presage.ui.files import no_files
 from presage.ui.knobs import Wrong
 from presage.ui.plans import Plan, plan_of_text

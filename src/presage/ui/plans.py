@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 from presage.errors import InputError, PresageError
+from presage.files.reading import parse_toml
 from presage.jobs.files import EVEN, Described, described
 from presage.jobs.job import Job
 from presage.jobs.predict import JobPrediction
 from presage.jobs.words import merged
 from presage.plan.layouts.layout import RECOMPUTES, recompute_word
 from presage.plan.layouts.written import table_toml
-from presage.reading import parse_toml
 from presage.ui.files import no_files
 from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, Wrong, knobs_in, value_of
 

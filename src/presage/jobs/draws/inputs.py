@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError, PresageError
+from presage.files.reading import lines
 from presage.jobs.job import Job
 from presage.jobs.paces import EVEN, Paces
 from presage.jobs.step import step
 from presage.noise.distribution import Distribution, Empirical, Fixed
-from presage.reading import lines
 
 __all__ = ["experts_load", "lengths_load", "microbatch_load", "read_lengths"]
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from presage.errors import InputError
-from presage.reading import lines
+from presage.files.reading import lines
 
 __all__ = ["DEVICE", "WORK", "Row", "number", "read_table"]
 

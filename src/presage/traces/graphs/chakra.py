@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from presage.errors import InputError
-from presage.reading import read_bytes
+from presage.files.reading import read_bytes
 from presage.traces.graphs.et import ABSENT, decode_json
 from presage.traces.graphs.graphfile import (
     MOST_BYTES,

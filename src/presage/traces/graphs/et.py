@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from presage.errors import InputError
-from presage.reading import read_bytes
+from presage.files.reading import read_bytes
 from presage.traces.graphs.graphfile import (
     MOST_BYTES,
     NO_ATTRS,

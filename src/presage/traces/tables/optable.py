@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from presage import reading
 from presage.errors import InputError
+from presage.files import reading
 
 __all__ = ["BACKWARD", "COMMUNICATION", "FORWARD", "KNOWN", "OpTable", "read"]
 

@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.decoding import read_checked
 from presage.engine import Edges, Lane, Program, finish_times
 from presage.errors import InputError
+from presage.files.decoding import read_checked
 
 __all__ = ["SCHEDULES", "Delays", "Op", "PipelineRun", "fit_delays", "iteration_times", "orders", "pipeline", "read"]
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.errors import InputError
-from presage.reading import MOST, RATIO, UNJUDGED, read_bytes
+from presage.files.reading import MOST, RATIO, UNJUDGED, read_bytes
 
 __all__ = ["check_zip", "parse_npy", "parse_npz", "read_npz"]
 

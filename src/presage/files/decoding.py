@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from presage.errors import InputError
-from presage.reading import MOST, read_bytes
+from presage.files.reading import MOST, read_bytes
 
 __all__ = ["decoded", "read_checked", "wrong"]
 
