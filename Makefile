@@ -23,7 +23,7 @@ demo: $(READY) ## a training step from its code and what edits of it are worth, 
 	@echo "Next: $(BIN)/presage ui, a page to plan with; $(BIN)/presage --help"
 
 test: $(READY) lint browser ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .
@@ -46,7 +46,7 @@ fuzz: $(READY) ## broken files to every reader, files that fill the memory, kill
 	$(BIN)/python tools/fuzz.py --minutes 20 --out docs/hardening.md
 	$(BIN)/python tools/fuzz.py --limits --out docs/hardening.md
 	$(BIN)/python tools/kills.py --kills 200 --out docs/hardening.md
-	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n 2 --dist loadgroup
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n 2 --dist loadfile
 
 accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the pages of docs/ that tell of them
 	$(BIN)/python docs/make_accuracy.py $(DATA)

@@ -11,13 +11,13 @@ from statistics import median
 import numpy as np
 import pytest
 
-from conftest import ROOT
 from presage.engine import LaneKind
 from presage.traces import edits, explain, kineto
 from presage.traces.replay import Replay, StepTime, measured_steps, replay_of
 from presage.traces.run import files_of, read_run
 from synthetic import Tracer
 
+ROOT = Path(__file__).resolve().parent.parent
 MAIN, WORKERS = 1, (11, 12)
 
 

@@ -121,7 +121,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("[[failures]]\nname = 'a'\nshare = 1.0", "failures.0.share: needs per_1000_node_days"),
         ("[[failures]]\nname = 'a'\nper_1000_node_days = 'b'", "failures.0.per_1000_node_days: is 'b', not a number"),
         ("[[failures]]\nname = 'a'\nper_1000_node_days = -1", "failures.0.per_1000_node_days: is -1"),
-        ("[[failures]]\nname = 'a'\nper_1000_node_days = nan", "not a number"),
+        ("[[failures]]\nname = 'a'\nper_1000_node_days = nan", "is nan: it should be a finite number"),
         ("[[failures]]\nname = 'a'\nper_1000_node_days = 1\nnode = 2", "failures.0.node: is 2: it should be 0 to 1"),
         ("[[failures]]\nname = 'a'\nper_1000_node_days = 1\nplanned = 2", "failures.0.planned: is 2"),
         ("[[failures]]\nname = 'a'\nper_1000_node_days = 1\ntypo = 2", "failures.0.typo: is not known"),

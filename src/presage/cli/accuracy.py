@@ -39,17 +39,19 @@ USER_CODE = ("capture", "workloads", "whatif", "ranks")  # import what a user wr
 Tell = Callable[[str], None]
 
 
+Kind = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND", help="What to re-prove: " + ", ".join(KINDS) + ".", autocompletion=complete.among(KINDS)
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="ROWS.csv", help="Every prediction beside its measurement.")]
+
+
 def command(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND", help="What to re-prove: " + ", ".join(KINDS) + ".", autocompletion=complete.among(KINDS)
-        ),
-    ],
+    kind: Kind,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="The data: files or folders.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="ROWS.csv", help="Every prediction beside its measurement.")
-    ] = None,
+    out: Out = None,
     workers: Workers = 1,
     ray: RayAddress = None,
     json: Json = None,

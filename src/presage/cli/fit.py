@@ -18,15 +18,31 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="For the prior: which GPUs.", autocompletion=complete.gpus),
+]
+Conditions = Annotated[
+    str,
+    typer.Option(
+        "--conditions",
+        metavar="NAME",
+        help="For the prior: screened, production or unscreened.",
+        autocompletion=complete.among(complete.CONDITIONS),
+    ),
+]
+Group = Annotated[
+    str | None,
+    typer.Option("--group", metavar="TEXT", help="Of logs of several jobs: the one with this in its name."),
+]
+
+
 def command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces, tables or logs: see below.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="NOISE.toml", help="Where to write what was found (docs/noise.md).")
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="NAME", help="For the prior: which GPUs.", autocompletion=complete.gpus),
-    ] = None,
+    gpu: Gpu = None,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="For the prior: how many.")] = None,
     per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="For the prior (default 8).")
@@ -34,15 +50,7 @@ def command(
     seconds: Annotated[
         float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="For the prior: of a step.")
     ] = None,
-    conditions: Annotated[
-        str,
-        typer.Option(
-            "--conditions",
-            metavar="NAME",
-            help="For the prior: screened, production or unscreened.",
-            autocompletion=complete.among(complete.CONDITIONS),
-        ),
-    ] = "production",
+    conditions: Conditions = "production",
     kind: Annotated[
         str, typer.Option("--class", metavar="NAME", help="Of per-GPU times: products, attention, streams, ...")
     ] = "products",
@@ -50,10 +58,7 @@ def command(
         str | None, typer.Option("--collectives", metavar="NAME", help="Of traces: tp, dp, ep, ... where all are one.")
     ] = None,
     column: Columns = [],  # noqa: B006
-    group: Annotated[
-        str | None,
-        typer.Option("--group", metavar="TEXT", help="Of logs of several jobs: the one with this in its name."),
-    ] = None,
+    group: Group = None,
     json: Json = None,
 ) -> None:
     """How do steps differ? Random effects with ranges, from what you measured, into a file that other commands take.

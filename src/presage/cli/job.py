@@ -52,29 +52,34 @@ Skew = Annotated[
 ]
 
 
+Tokens = Annotated[
+    str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T: days, energy and cost of it.")
+]
+Pue = Annotated[
+    float | None,
+    typer.Option("--pue", metavar="X", help="Watts of the building for each of its GPUs' (default 1)."),
+]
+Flops = Annotated[
+    str | None,
+    typer.Option(
+        "--flops", metavar="NAME", help="How FLOPs are counted: '6N + causal attention', 'full attention', '6N'."
+    ),
+]
+
+
 def command(
     job: JobFile,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T: days, energy and cost of it.")
-    ] = None,
+    tokens: Tokens = None,
     price: Annotated[
         float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
     ] = None,
     power: Annotated[
         float | None, typer.Option("--power", metavar="W", help="That a GPU draws at work (default: its limit).")
     ] = None,
-    pue: Annotated[
-        float | None,
-        typer.Option("--pue", metavar="X", help="Watts of the building for each of its GPUs' (default 1)."),
-    ] = None,
-    flops: Annotated[
-        str | None,
-        typer.Option(
-            "--flops", metavar="NAME", help="How FLOPs are counted: '6N + causal attention', 'full attention', '6N'."
-        ),
-    ] = None,
+    pue: Pue = None,
+    flops: Flops = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages for Perfetto.")
     ] = None,

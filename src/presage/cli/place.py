@@ -23,25 +23,29 @@ MS = 1e3
 SLOWEST = 1e6  # times as long as a usual GPU
 
 
+Speeds = Annotated[
+    str,
+    typer.Option("--speeds", metavar="CSV|random:SD[:SHARE:FACTOR]", help="Of GPUs by rank, spares last; or drawn."),
+]
+HotOption = Annotated[
+    str | None,
+    typer.Option("--hot", metavar="FACTOR[@NODE]", help="What if one node's compute took FACTOR as long?"),
+]
+AnyNode = Annotated[
+    bool, typer.Option("--any-node", help="Tensor-parallel groups may span nodes (default: they do not).")
+]
+Spares = Annotated[
+    int, typer.Option("--spares", metavar="N", min=0, max=1_000_000, help="Spare GPUs of a drawn fleet.")
+]
+
+
 def command(
     job: JobFile,
-    speeds: Annotated[
-        str,
-        typer.Option(
-            "--speeds", metavar="CSV|random:SD[:SHARE:FACTOR]", help="Of GPUs by rank, spares last; or drawn."
-        ),
-    ] = "random:0",
+    speeds: Speeds = "random:0",
     column: Columns = [],  # noqa: B006
-    hot: Annotated[
-        str | None,
-        typer.Option("--hot", metavar="FACTOR[@NODE]", help="What if one node's compute took FACTOR as long?"),
-    ] = None,
-    any_node: Annotated[
-        bool, typer.Option("--any-node", help="Tensor-parallel groups may span nodes (default: they do not).")
-    ] = False,
-    spares: Annotated[
-        int, typer.Option("--spares", metavar="N", min=0, max=1_000_000, help="Spare GPUs of a drawn fleet.")
-    ] = 0,
+    hot: HotOption = None,
+    any_node: AnyNode = False,
+    spares: Spares = 0,
     evict: Annotated[int, typer.Option("--evict", metavar="N", min=0, help="Nodes to evict, at most.")] = 5,
     randoms: Annotated[
         int, typer.Option("--randoms", metavar="N", min=2, max=10_000, help="Random placements to compare with.")

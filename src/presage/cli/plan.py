@@ -24,6 +24,20 @@ __all__ = ["command"]
 MS = 1e3
 
 
+Keep = Annotated[
+    list[str],
+    typer.Option("--keep", metavar="KNOB=VALUE,...", help="Hold knobs fast: tp=8,recompute=none; repeatable."),
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        autocompletion=complete.among(complete.OBJECTIVES),
+        help="mean: the shortest step; cost: the fewest GPU-seconds a step; p95: what 19 of 20 steps take at most.",
+    ),
+]
+
+
 def command(
     job: JobFile,
     gpus: Annotated[
@@ -33,19 +47,9 @@ def command(
     micro_batch: Annotated[
         list[int], typer.Option("--micro-batch", metavar="N", min=1, help="Only these; repeatable.")
     ] = [],  # noqa: B006
-    keep: Annotated[
-        list[str],
-        typer.Option("--keep", metavar="KNOB=VALUE,...", help="Hold knobs fast: tp=8,recompute=none; repeatable."),
-    ] = [],  # noqa: B006
+    keep: Keep = [],  # noqa: B006
     change: Change = [],  # noqa: B006
-    objective: Annotated[
-        str,
-        typer.Option(
-            "--objective",
-            autocompletion=complete.among(complete.OBJECTIVES),
-            help="mean: the shortest step; cost: the fewest GPU-seconds a step; p95: what 19 of 20 steps take at most.",
-        ),
-    ] = "mean",
+    objective: Objective = "mean",
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Price at most so many plans.")
     ] = None,

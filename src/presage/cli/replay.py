@@ -44,32 +44,39 @@ def _list(json: str | None) -> None:
     console().print(edit_table("Edits of a trace", [(e.name, e.value, e.rule) for e in EDITS.values()]))
 
 
+Apply = Annotated[
+    list[str],
+    typer.Option(
+        "--apply",
+        metavar="EDIT[=VALUE],...",
+        help="Edits by name, as --list tells of them; repeatable.",
+        autocompletion=complete.listed(complete.TRACE_EDITS),
+    ),
+]
+Scale = Annotated[
+    list[str], typer.Option("--scale", metavar="TARGET=REGEX:F", help="What matches takes F times as long.")
+]
+DropRankDelay = Annotated[
+    list[int], typer.Option("--drop-rank-delay", metavar="RANK", help="This rank as fast as the others' median.")
+]
+KernelsFrom = Annotated[
+    Path | None,
+    typer.Option("--kernels-from", metavar="TRACE", help="With the kernel times of another such trace."),
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="OUT.json", help="Write predicted beside measured for Perfetto.")
+]
+
+
 def command(
     traces: Traces = [],  # noqa: B006
-    apply: Annotated[
-        list[str],
-        typer.Option(
-            "--apply",
-            metavar="EDIT[=VALUE],...",
-            help="Edits by name, as --list tells of them; repeatable.",
-            autocompletion=complete.listed(complete.TRACE_EDITS),
-        ),
-    ] = [],  # noqa: B006
-    scale: Annotated[
-        list[str], typer.Option("--scale", metavar="TARGET=REGEX:F", help="What matches takes F times as long.")
-    ] = [],  # noqa: B006
+    apply: Apply = [],  # noqa: B006
+    scale: Scale = [],  # noqa: B006
     remove: Annotated[list[str], typer.Option("--remove", metavar="TARGET=REGEX", help="Without what matches.")] = [],  # noqa: B006
-    drop_rank_delay: Annotated[
-        list[int], typer.Option("--drop-rank-delay", metavar="RANK", help="This rank as fast as the others' median.")
-    ] = [],  # noqa: B006
-    kernels_from: Annotated[
-        Path | None,
-        typer.Option("--kernels-from", metavar="TRACE", help="With the kernel times of another such trace."),
-    ] = None,
+    drop_rank_delay: DropRankDelay = [],  # noqa: B006
+    kernels_from: KernelsFrom = None,
     listed: Annotated[bool, typer.Option("--list", help="Tell of all edits by name, and their rules.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="OUT.json", help="Write predicted beside measured for Perfetto.")
-    ] = None,
+    trace: Trace = None,
     report: Report = None,
     json: Json = None,
     ignore: Ignore = [],  # noqa: B006

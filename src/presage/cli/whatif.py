@@ -41,24 +41,32 @@ Apply = Annotated[
 ]
 
 
+Gpu = Annotated[
+    str,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="The GPU (presage gpus), or a calibration pack's folder.",
+        autocompletion=complete.gpus,
+    ),
+]
+Combine = Annotated[
+    int,
+    typer.Option("--combine", metavar="N", min=1, max=8, help="Of suggestions: how many to put together at most."),
+]
+Draws = Annotated[
+    int | None,
+    typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw; 200, or 40 for each suggestion."),
+]
+
+
 def command(
     step: Step = None,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
-    gpu: Annotated[
-        str,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            help="The GPU (presage gpus), or a calibration pack's folder.",
-            autocompletion=complete.gpus,
-        ),
-    ] = "h200",
+    gpu: Gpu = "h200",
     apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by what they gain.")] = False,
-    combine: Annotated[
-        int,
-        typer.Option("--combine", metavar="N", min=1, max=8, help="Of suggestions: how many to put together at most."),
-    ] = 3,
+    combine: Combine = 3,
     gpus: Annotated[
         str, typer.Option("--gpus", metavar="NAME,...", help="Of suggestions: other GPUs to try as well.")
     ] = "",
@@ -66,12 +74,7 @@ def command(
         False
     ),
     listed: Annotated[bool, typer.Option("--list", help="Tell of all edits there are, and the rule of each.")] = False,
-    draws: Annotated[
-        int | None,
-        typer.Option(
-            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw; 200, or 40 for each suggestion."
-        ),
-    ] = None,
+    draws: Draws = None,
     seed: Seed = 0,
     trace: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MOST = 8e6  # bytes of either: the raw measurements stay out
 
 
@@ -55,7 +55,9 @@ def test_the_wheel_in_a_fresh_environment_passes_the_smoke_tests(built: Path, tm
     _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel))
     (tmp_path / "empty").mkdir()
     version = wheel.name.split("-")[1]
-    assert "smoke tests passed" in _run(python, str(ROOT / "tests" / "smoke.py"), str(tmp_path / "empty"), version)
+    assert "smoke tests passed" in _run(
+        python, str(ROOT / "tests" / "install" / "smoke.py"), str(tmp_path / "empty"), version
+    )
 
 
 def test_the_changelog_tells_of_this_version(built: Path) -> None:
