@@ -28,7 +28,7 @@ OPTIONS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> Iterator[None]:
-    """What a module leaves in caches stays: looked through in each collection, it made later tests three times slower."""
+    """What a module leaves in caches stays: collections that look through it made later tests three times slower."""
     yield
     gc.collect()
     gc.freeze()
