@@ -70,7 +70,7 @@ def _answer(found: WhatIf, name: str) -> str:
     each = f", {_x(found.per_work.p50)} a {found.unit}" if found.unit else ""
     took = f"With {name} a step takes {seconds(after.p50)} in place of {seconds(before.p50)}"
     fits = "" if found.fits else f", which does not fit ({size(found.edited.peak_memory)})"
-    return f"{took}: {_x(r.p50)} as fast ({sure}){each}, with {_memory_told(found)}{fits}; now {found.limit}."
+    return f"{took}: {_x(r.p50)} as fast ({sure}){each}, with {_memory_told(found)}{fits}; without it {found.limit}."
 
 
 def _memory_told(found: WhatIf) -> str:
