@@ -163,3 +163,13 @@ def test_cache_bounds() -> None:
     shares = [cache.cold(d * MEGA, MEGA) for d in range(0, 60, 5)]
     assert shares == sorted(shares)
     assert replace(cache, lost=20 * MEGA).cold(15 * MEGA, MEGA) > cache.cold(15 * MEGA, MEGA)
+
+
+def test_a_folder_that_is_called_as_a_known_gpu_is_said_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "h200").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load("h200").gpu.key == "h200"
+    with pytest.raises(PresageError):
+        load("./h200")

@@ -36,6 +36,7 @@ from presage.files import write_whole
 from presage.files.arrays import read_npz
 from presage.files.reading import parse_json
 from presage.hardware import Gpu, gpu
+from presage.hardware.facts import shipped
 
 __all__ = ["Models", "fit_models", "load", "save", "save_tables"]
 
@@ -136,6 +137,11 @@ def save_tables(path: Path, own: Mapping[str, Own], engines: Mapping[str, Engine
     write_whole(path, out.getvalue())
 
 
+def _names() -> set[str]:
+    """Of GPUs that are known: a folder called so, which lies here by chance, is ./h200."""
+    return {path.stem for path in shipped("gpus")}
+
+
 def load(name: str | Path) -> Models:
     """The models of a GPU by its name (h200), or of a calibration pack's folder (fitted once, kept beside it).
 
@@ -143,7 +149,7 @@ def load(name: str | Path) -> Models:
     tables timed it, or one of its architecture, `Models.own` corrects those of the families they have.
     """
     given = Path(name)
-    if given.is_dir():
+    if given.is_dir() and name not in _names():
         return _loaded(given / FILE) if (given / FILE).exists() else _fitted(given)
     chip = gpu(str(name))
     path, tables = SHIPPED / chip.key / FILE, SHIPPED / chip.key / TABLES
