@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from presage.cli.trace import host_overheads
 from presage.prediction.detail import Detail
@@ -15,6 +18,7 @@ from presage.prediction.step import Prediction
 from presage.report.html import Page
 from presage.report.html.charts.lanes import Bar, Bars
 from presage.report.html.predict_page import predict_page
+from presage.report.html.theme import colours
 from presage.report.html.timeline import lanes_section
 from presage.report.html.trace_page import Traced, trace_page
 from presage.traces.replay import replay_of
@@ -139,3 +143,14 @@ def test_a_page_without_charts_and_an_empty_one(look: Looker) -> None:
     seen = look(Page("nothing", "what?", "nothing.", sections=(lanes_section("None", Bars.of()),)))
     seen.well()
     assert seen.count(".chart") == 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_screenshot_shows_the_bars_on_the_paper_of_the_day(look: Looker, told: Page, dark: bool) -> None:
+    seen = look(told, dark=dark)
+    png = seen.tab.locator("#where-the-step-goes .chart").screenshot()
+    shot = imread(BytesIO(png))[..., :3]
+    for family, least in (("waits for the host", 0.02), ("matrix multiply", 0.0004)):
+        colour = np.array([int(colours([family])[family][i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        assert (np.abs(shot - colour).max(axis=-1) < 0.03).mean() > least
+    assert (np.median(shot) < 0.3) == dark
