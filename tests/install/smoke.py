@@ -30,7 +30,6 @@ def main(folder: Path, version: str | None) -> None:
     assert answer("trace", "demo", "--json", "-")
     assert "with the edits" in said("replay", "demo", "--scale", "kernel=.*:0.5")
     assert "H200" in said("gpus") and "DGX" in said("platforms")
-    assert "MFU" in said("plan", OWN, "--gpus", "64", "--quiet")
     assert "pip install 'presage[torch]'" in refused("predict", "examples/gpt.py:build")
     assert "pip install 'presage[report]'" in refused("job", OWN, "--report", "out.html")
     assert "pip install 'presage[ui]'" in refused("ui", "--no-open")
