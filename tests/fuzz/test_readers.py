@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from itertools import islice
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def test_what_once_broke_a_reader(name: str, tmp_path: Path) -> None:
     reader = BY_NAME[name]
     for data in MENDED[name]:
         assert not attempt(reader, {reader.target: data}, tmp_path / "in").crash
+
+
+def test_a_run_that_claims_a_trillion_ranks_names_a_few_of_those_missing(tmp_path: Path) -> None:
+    reader = BY_NAME["folder of traces"]
+    files = dict(reader.files[0])
+    first = json.loads(files["0.json"])
+    first["distributedInfo"]["world_size"] = 10**12
+    found = attempt(reader, files | {"0.json": json.dumps(first).encode()}, tmp_path / "in")
+    assert not found.crash and "rank 2, 3, 4, 5, 6, 7, 8, 9 ... of 1000000000000 missing" in found.said
 
 
 def test_a_shell_script_cannot_grow_without_end(tmp_path: Path) -> None:

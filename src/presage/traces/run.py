@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ KIND = re.compile(
 )
 # How far apart in time the members of one collective may seem, clocks being what they are.
 APART_NS = 200_000
+SOME = 8  # missing ranks that are named
 DEMO = Path(__file__).resolve().parent.parent / "data" / "dlrm_mlperf_b2048.json.gz"
 
 
@@ -147,9 +149,9 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
             raise InputError(t.path, f"is rank {t.rank}, as is {seen[t.rank].path}", "distributedInfo.rank")
         seen[t.rank or 0] = t
     world = traces[0].world or len(traces)
-    missing = sorted(set(range(world)) - set(seen))
+    missing = list(islice((rank for rank in range(world) if rank not in seen), SOME + 1))
     if missing:
-        some = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        some = ", ".join(map(str, missing[:SOME])) + (" ..." if len(missing) > SOME else "")
         raise InputError(
             traces[0].path,
             f"rank {some} of {world} missing; give all ranks, or --partial",
