@@ -95,6 +95,14 @@ def test_a_run_that_claims_a_trillion_ranks_names_a_few_of_those_missing(tmp_pat
     assert not found.crash and "rank 2, 3, 4, 5, 6, 7, 8, 9 ... of 1000000000000 missing" in found.said
 
 
+def test_half_a_character_in_json_is_named(tmp_path: Path) -> None:
+    reader = BY_NAME["Hugging Face config"]
+    config = reader.files[0]["config.json"].replace(b'"silu"', b'"\\ud800"')
+    assert b"ud800" in config
+    found = attempt(reader, reader.files[0] | {"config.json": config}, tmp_path / "in")
+    assert not found.crash and "half of a character" in found.said
+
+
 def test_a_shell_script_cannot_grow_without_end(tmp_path: Path) -> None:
     from presage.errors import InputError
     from presage.jobs.script import read_script

@@ -35,6 +35,7 @@ UNJUDGED = 32 << 20  # bytes before the ratio counts
 PIECE = 8 << 20
 TOML_TOKEN = re.compile(r"""(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[\w-]+|[ \t]+)|.""")
 GZIP = b"\x1f\x8b"
+HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character that JSON writes as two
 
 
 class Bytes:
@@ -130,9 +131,14 @@ def read_json(path: str | Path, most: int = MOST_TEXT) -> Any:
 def parse_json(text: str | bytes, path: str | Path) -> Any:
     """What JSON from a file holds."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if HALF.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except RecursionError as e:
         raise InputError(path, "is nested too deeply") from e
+    except UnicodeEncodeError as e:
+        raise InputError(path, "has half of a character (a lone surrogate) in a text") from e
     except ValueError as e:  # a number of 5,000 digits too
         raise InputError(path, f"is not valid JSON: {_line(e)}") from e
 
