@@ -103,15 +103,21 @@ def command(
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
-    from presage.errors import PresageError, near
     from presage.scale import opened
+
+    _check(kind, workers > 1 or ray is not None)
+    with _telling() as tell, opened(workers, ray, fresh=kind in USER_CODE) as pool:
+        _RUN[kind](paths, out, json, tell, pool)
+
+
+def _check(kind: str, spread: bool) -> None:
+    """Raises for a kind that is not there, or that cannot be spread over processes."""
+    from presage.errors import PresageError, near
 
     if kind not in KINDS:
         raise PresageError(f"no accuracy kind {kind!r}: there is {', '.join(KINDS)}{near(kind, KINDS)}")
-    if kind in WHOLE and (workers > 1 or ray is not None):
+    if kind in WHOLE and spread:
         raise PresageError(f"accuracy {kind} is one piece of work: leave --workers and --ray out")
-    with _telling() as tell, opened(workers, ray, fresh=kind in USER_CODE) as pool:
-        _RUN[kind](paths, out, json, tell, pool)
 
 
 @contextmanager
