@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from presage.engine import finish_times
-from presage.jobs.draws import Shape, draw, shape_of
-from presage.jobs.draws.pools import Gpus, Replica, ratios
-from presage.jobs.predict import predict_job
 from presage.noise.estimate import estimate
 from presage.noise.noise import CLASSES, Noise
 from presage.noise.priors import prior
+from presage.prediction.draws import Shape, draw, shape_of
+from presage.prediction.draws.replica_pools import Gpus, Replica, ratios
+from presage.prediction.jobs.job_prediction import predict_job
 
 ROOT = Path(__file__).resolve().parent.parent
 DRAWS = 10_000

@@ -18,14 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
+from presage.configs.job import Job
+from presage.configs.job_file import read_transformer_job
 from presage.engine import Builder, simulate
-from presage.jobs.files import read_transformer_job
-from presage.jobs.job import Job
-from presage.jobs.known import forget
-from presage.jobs.memory.memory import most_needed
-from presage.jobs.predict import predict_job
-from presage.jobs.step import Step, step
-from presage.plan.layouts import Layout, Space, laid, layout_of, search, words
+from presage.memory.job_memory import most_needed
+from presage.prediction.jobs.job_prediction import predict_job
+from presage.prediction.jobs.job_step import Step, step
+from presage.prediction.jobs.plan_cache import forget
+from presage.search import Layout, Space, laid, layout_of, words
+from presage.search import plan_search as search
 
 LLAMA = Path(__file__).resolve().parents[1] / "examples" / "jobs" / "llama3.1-405b.toml"
 GPUS, PLANS, CORES = 16_384, 10_000, 2

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from presage.capture import capture, load
 from presage.prediction.api import predict_ranks
+from presage.prediction.rank_set import RankKind
 from presage.prediction.step import Prediction
-from presage.prediction.team import RankKind
 
 LAYERS = 28
 

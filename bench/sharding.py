@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from presage.costs.embeddings import Reuse, Table
+from presage.embeddings import Reuse, Table
+from presage.embeddings.sharding_cost import Cost, cost
+from presage.embeddings.sharding_heuristics import HEURISTICS
+from presage.embeddings.sharding_plan import Plan
+from presage.embeddings.sharding_prices import Prices
+from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_search import search
+from presage.embeddings.sharding_tasks import draw_task
 from presage.hardware import platform
-from presage.plan.cost import Cost, cost
-from presage.plan.heuristics import HEURISTICS
-from presage.plan.prices import Prices
-from presage.plan.problem import Problem
-from presage.plan.search import search
-from presage.plan.sharding import Plan
-from presage.plan.tasks import draw_task
 
 DTYPES = {"fp32": "float32", "fp16": "float16"}
 

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from presage.accuracy.fleet import score_fleets
-from presage.accuracy.steps import score_steps
-from presage.accuracy.stragglers import score_stragglers
-from presage.accuracy.temporal import score_temporal
+from presage_validation.fleet import score_fleets
+from presage_validation.steps import score_steps
+from presage_validation.stragglers import score_stragglers
+from presage_validation.temporal import score_temporal
 
 PAGE = Path(__file__).with_name("accuracy.md")
 HEAD = "## Distributions (`presage accuracy steps`, `stragglers`, `temporal`, `fleet`)"

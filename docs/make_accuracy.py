@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from accuracy_sure import sure_part
 
-from presage.accuracy.capture import CaptureResult, score_capture
-from presage.accuracy.score import Result, Row, score
-from presage.accuracy.traces import score_traces
-from presage.accuracy.workloads import score_workloads
-from presage.traces import edits
 from presage.traces.replay import measured_steps, replay_of
-from presage.traces.run import read_run
-from presage.traces.transplant import kernels_of
+from presage.traces.trace_set import read_run
+from presage.whatif import replay_edits as edits
+from presage.whatif.transplant import kernels_of
+from presage_validation.capture import CaptureResult, score_capture
+from presage_validation.score import Result, Row, score
+from presage_validation.traces import score_traces
+from presage_validation.workloads import score_workloads
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIED = ROOT / "workloads" / "varied.py", ROOT / "data" / "h200_varied"

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize
 
-from presage.jobs.draws import Shape, draw, shape_of
-from presage.jobs.predict import predict_job
 from presage.noise.distribution import Fixed, Gamma, LogNormal
 from presage.noise.noise import Common, Noise, Regimes, Spread, Stalls
+from presage.prediction.draws import Shape, draw, shape_of
+from presage.prediction.jobs.job_prediction import predict_job
 
 ROOT = Path(__file__).resolve().parent.parent
 GOAL = np.array([18.6, 18.8, 19.3])

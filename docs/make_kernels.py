@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from presage.accuracy.kernels import BETWEEN, NEVER, KernelResult, score_kernels, score_pack, within_bars
-from presage.accuracy.score import Score
-from presage.costs.fit import samples
-from presage.costs.pack import Pack, read
+from presage_fit.kernel_models import samples
+from presage_fit.pack import Pack, read
+from presage_validation.kernels import BETWEEN, NEVER, KernelResult, score_kernels, score_pack, within_bars
+from presage_validation.score import Score
 
 ROOT = Path(__file__).resolve().parent.parent
 PACK = ROOT / "data" / "h200_pack"

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from presage.accuracy.label_models import NETS
-from presage.accuracy.labels import PEER, score_labels
-from presage.accuracy.score import Result, Score
+from presage_validation.label_models import NETS
+from presage_validation.labels import PEER, score_labels
+from presage_validation.score import Result, Score
 
 PAGE = Path(__file__).with_name("labels.md")
 SHOWN = ("train", "train_machine", "train_forward", "train_backward", "inference", "fusion")

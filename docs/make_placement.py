@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from presage.configs.job import Job, Parallel
+from presage.configs.job_file import read_transformer_job
+from presage.configs.presets import preset
 from presage.hardware import platform
-from presage.jobs.draws import shape_of
-from presage.jobs.draws.sure import belief_of
-from presage.jobs.files import read_transformer_job
-from presage.jobs.job import Job, Parallel
-from presage.jobs.presets import preset
 from presage.parallel.pipeline import Schedule
-from presage.plan.place import Fleet, Hot, Placed, hot_node, place, read_speeds
-from presage.plan.place.judge import Judge
-from presage.plan.place.pipeline import Pipeline, without_gpus
-from presage.plan.place.study import Moved, moved_through
+from presage.placement import Fleet, Hot, Placed, hot_node, place, read_speeds
+from presage.placement.placement_score import Judge
+from presage.placement.replica_time import Pipeline, without_gpus
+from presage.placement.slow_stage import Moved, moved_through
+from presage.prediction.draws import shape_of
+from presage.prediction.draws.distribution import belief_of
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PLOT = DOCS / "placement.md", DOCS / "placement.svg"

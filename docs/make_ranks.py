@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.accuracy.collectives import score_collectives
-from presage.accuracy.ranks import score_ranks
-from presage.accuracy.score import Result, Score
 from presage.capture import capture, load
 from presage.costs.optime import OpTime
 from presage.graph.collective import collective
 from presage.graph.graph import Graph
-from presage.graph.memory import profile
+from presage.memory.step_memory import profile
 from presage.parallel.strategy import strategy
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
+from presage_validation.collectives import score_collectives
+from presage_validation.ranks import score_ranks
+from presage_validation.score import Result, Score
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("ranks_accuracy.md")

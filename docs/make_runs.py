@@ -18,15 +18,15 @@ import numpy as np
 import runs_text as text
 
 import presage as ps
-from presage.accuracy.own_steps import score_own_steps
-from presage.accuracy.public_table import read_table
-from presage.accuracy.run_jobs import job_of_run
-from presage.accuracy.runs import COLUMNS, score_runs
-from presage.accuracy.score import Result, Row, Score, score
+from presage.configs.job import Job
 from presage.hardware import gpu
-from presage.jobs.efficiency import left_out, shipped
-from presage.jobs.job import Job
-from presage.jobs.memory import job_memory
+from presage.memory import job_memory
+from presage.prediction.jobs.efficiency import left_out, shipped
+from presage_validation.own_steps import score_own_steps
+from presage_validation.public_table import read_table
+from presage_validation.run_jobs import job_of_run
+from presage_validation.runs import COLUMNS, score_runs
+from presage_validation.score import Result, Row, Score, score
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("runs.md")

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from presage.configs.frameworks import framework
+from presage.configs.job import Job
+from presage.configs.presets import preset
 from presage.hardware import platform
-from presage.jobs.frameworks import framework
-from presage.jobs.job import Job
-from presage.jobs.predict import JobPrediction
-from presage.jobs.presets import preset
-from presage.plan.layouts import layout_of, losses, parse_keep, search, words
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.report.plan_tables import PARTS
+from presage.search import layout_of, losses, parse_keep, words
+from presage.search import plan_search as search
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PLOT = DOCS / "scaling.md", DOCS / "scaling.svg"

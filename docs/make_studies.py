@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.jobs.draws import calmed, shape_of
-from presage.jobs.draws.sensitivity import sensitivity
-from presage.jobs.draws.sure import belief_of
-from presage.jobs.files import read_transformer_job
-from presage.plan.studies import Point, Setup, Study, compute_study, domain_study, power_study, scale_study
+from presage.configs.job_file import read_transformer_job
+from presage.prediction.draws import calmed, shape_of
+from presage.prediction.draws.distribution import belief_of
+from presage.prediction.draws.sensitivity import sensitivity
 from presage.report import sensitivity_tables, study_tables
+from presage.studies import Point, Setup, Study, compute_study, domain_study, power_study, scale_study
 
 DOCS = Path(__file__).resolve().parent
 JOBS = DOCS.parent / "examples" / "jobs"

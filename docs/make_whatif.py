@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from presage.accuracy.whatif import DEVELOPMENT, PairResult, Scored, rates, score_whatif
+from presage_validation.whatif import DEVELOPMENT, PairResult, Scored, rates, score_whatif
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "whatif_accuracy.md"

@@ -47,7 +47,7 @@ not show is [below](#what-was-chosen-with-errors-in-view).
 
 FITTED = """\
 A row becomes a job: its model, batch, parallelism, precision and recomputation as the row says them, what it does
-not say as its framework does by default (`src/presage/jobs/frameworks`), a cluster made of its GPU and of what it
+not say as its framework does by default (`src/presage/configs/frameworks`), a cluster made of its GPU and of what it
 says of the links. The step is worked out from laws: kernels of [chips](chips.md), [collectives](collectives.md),
 host time of a layer's ops, the pipeline through the engine, power. Then two factors, the same for every source,
 model, GPU and framework:

@@ -14,7 +14,7 @@ from torch import nn
 from presage.capture import capture
 from presage.graph.check import faults
 from presage.graph.graph import Graph, Op
-from presage.graph.memory import profile
+from presage.memory.step_memory import profile
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
 

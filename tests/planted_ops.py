@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from test_optable import MadeUpJob
 
 from presage.engine import Timeline, simulate
-from presage.traces.tables.optable import OpTable
-from test_optable import MadeUpJob
+from presage_fit.optable import OpTable
 
 Floats = NDArray[np.float64]
 

@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from synthetic import Tracer
 from test_optable import made_up_job
+
+from synthetic import Tracer
 
 ROOT = Path(__file__).resolve().parent.parent
 LINE = " iteration {:8d}/  500 | consumed samples: 1 | elapsed time per iteration (ms): {:.1f} | loss 1\n"

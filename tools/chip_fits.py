@@ -11,9 +11,9 @@ from chip_rows import Attention, Product
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from presage.costs.chip import attention as attend
-from presage.costs.chip import product as gemm
-from presage.costs.chip.product import Tiling
+from presage.costs.closed_form import attention_law as attend
+from presage.costs.closed_form import gemm_law as gemm
+from presage.costs.closed_form.gemm_law import Tiling
 from presage.costs.engines import heated
 from presage.hardware import Gpu
 

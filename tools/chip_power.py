@@ -11,8 +11,8 @@ import numpy as np
 from chip_fits import Floats, simplex
 from chip_rows import jobs
 
-from presage.costs.chip import Chip
-from presage.costs.chip.power import Power
+from presage.costs.closed_form import Chip
+from presage.costs.closed_form.power_law import Power
 
 IDLE_SHARE = 0.285  # of the limit: what a busy H200 draws that does next to nothing (200 of 700 W, pack)
 LARGE = 8192

@@ -9,7 +9,7 @@ from chip_fits import Floats
 from chip_rows import Attention, Product, jobs
 from chip_sources import JOBS, NEUSIGHT, ROOT, TABLES, Sources
 
-from presage.costs.chip import Chip
+from presage.costs.closed_form import Chip
 from presage.hardware import gpu
 
 TRAINING = 1024  # rows from which on

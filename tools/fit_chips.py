@@ -37,10 +37,10 @@ from chip_rows import Product, jobs
 from chip_score import write_scores
 from chip_sources import JOBS, Sources
 
-from presage.costs.chip import Chip
-from presage.costs.chip import attention as attend
-from presage.costs.chip.product import Tiling
-from presage.costs.chip.store import FOLDER, merged, parameters
+from presage.costs.closed_form import Chip
+from presage.costs.closed_form import attention_law as attend
+from presage.costs.closed_form.gemm_law import Tiling
+from presage.costs.closed_form.parameters import FOLDER, merged, parameters
 from presage.hardware import gpu
 
 File = dict[str, Any]

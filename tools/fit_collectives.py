@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.accuracy.collective_tables import read_rows
-from presage.costs.collectives.fit import fit
 from presage.costs.collectives.store import SHIPPED, save
+from presage_fit.collectives import fit
+from presage_validation.collective_tables import read_rows
 
 
 def main(paths: list[Path]) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.accuracy.tbe_files import read_groups
-from presage.costs.embeddings.store import SHIPPED, fit, save
+from presage.embeddings.lookup_files import SHIPPED, fit, save
+from presage_validation.tbe_files import read_groups
 
 
 def main(path: Path) -> None:

@@ -15,17 +15,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from presage.accuracy.workloads import measured_cases
 from presage.capture import capture, load_cases
 from presage.costs.host import Calls, Fitted, HostModel, Pace, to_toml
-from presage.costs.host_fit import Fit, fit, host_us, profiler_cost
-from presage.costs.host_rows import Row, launch_calls, rows, share_found, traced_units
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.graph.graph import Graph
 from presage.traces import kineto
 from presage.traces.latencies import latencies
 from presage.traces.trace import Trace
+from presage_fit.host_fit import Fit, fit, host_us, profiler_cost
+from presage_fit.host_rows import Row, launch_calls, rows, share_found, traced_units
+from presage_validation.workloads import measured_cases
 
 # Launches the host may be ahead of the GPU: where launch calls begin to wait in traces of GPU-bound steps.
 QUEUE_DEPTH = 1021

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from presage.costs.models import fit_models, save
-from presage.costs.pack import read
+from presage_fit.pack import read
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ from scipy.optimize import least_squares
 
 from presage.costs.call import Call
 from presage.costs.families import FAMILIES, embedding, index, rnn, sort
-from presage.costs.fit import held_out, samples, table
-from presage.costs.pack import read
 from presage.costs.rates import Rates
 from presage.hardware import gpu
+from presage_fit.kernel_models import held_out, samples, table
+from presage_fit.pack import read
 
 Floats = NDArray[np.float64]
 Parts = Callable[[Call, Rates], tuple[str, list[float]]]

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.accuracy.public_table import read_table, run_seconds
-from presage.accuracy.run_jobs import job_of_run
-from presage.accuracy.runs import COLUMNS
+from presage.configs.job import Job
 from presage.errors import PresageError
-from presage.jobs.efficiency import Efficiency
-from presage.jobs.job import Job
-from presage.jobs.step import step
+from presage.prediction.jobs.efficiency import Efficiency
+from presage.prediction.jobs.job_step import step
+from presage_validation.public_table import read_table, run_seconds
+from presage_validation.run_jobs import job_of_run
+from presage_validation.runs import COLUMNS
 
 OUT = Path(__file__).resolve().parents[1] / "src/presage/data/jobs/efficiency.toml"
 NAMES = [f.name for f in fields(Efficiency)]

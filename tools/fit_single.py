@@ -16,15 +16,15 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.accuracy.kernel_tables import read_table
 from presage.costs.call import Call
 from presage.costs.families import gemm
-from presage.costs.fit import samples
-from presage.costs.pack import read
 from presage.costs.rates import Rates
 from presage.costs.single import FILE, features, is_single
 from presage.costs.trees import Trees, fit
 from presage.hardware import Gpu, gpu
+from presage_fit.kernel_models import samples
+from presage_fit.pack import read
+from presage_validation.kernel_tables import read_table
 
 TABLES = ("train_linear.csv.gz", "train_bmm.csv.gz")
 SHORTEST = 2e-4  # seconds; below, tables see the host

@@ -21,9 +21,8 @@ import numpy as np
 from chip_rows import FUSED
 from numpy.typing import NDArray
 
-from presage.accuracy.kernel_tables import Measured, read_table
 from presage.costs.call import Call
-from presage.costs.chip import Chip
+from presage.costs.closed_form import Chip
 from presage.costs.engines import Engine, features, unheated
 from presage.costs.families import BY_OP
 from presage.costs.kernels import call_times
@@ -32,6 +31,7 @@ from presage.costs.own import Own
 from presage.costs.own import features as own_features
 from presage.costs.split import FITTED, HELD, fitted
 from presage.costs.trees import Trees, fit
+from presage_validation.kernel_tables import Measured, read_table
 
 Floats = NDArray[np.float64]
 GPUS = {"a100_80gb": "a100_sxm", "h100_sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}

@@ -13,9 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from presage.accuracy.score import Row, score
-from presage.accuracy.workloads import measured_cases
 from presage.capture import load_cases
+from presage_validation.score import Row, score
+from presage_validation.workloads import measured_cases
 
 
 @contextmanager

@@ -6,44 +6,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from presage.configs.job import Job
+    from presage.configs.job_file import read_transformer_job
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
-    from presage.jobs.draws.sure import Sure, sure
-    from presage.jobs.files import read_transformer_job
-    from presage.jobs.job import Job
-    from presage.jobs.predict import JobPrediction, predict_job
     from presage.noise.files import read_noise, write_noise
     from presage.noise.noise import Noise
-    from presage.plan.codesign.suggest import suggest
-    from presage.plan.codesign.whatif import WhatIf, what_if
-    from presage.plan.place import place
+    from presage.placement import place
     from presage.prediction.api import predict, predict_ranks, step_graph
+    from presage.prediction.draws.distribution import Sure, sure
+    from presage.prediction.jobs.job_prediction import JobPrediction, predict_job
     from presage.prediction.step import Prediction, predict_step
     from presage.runs.whole import RunPrediction, predict_run
-    from presage.traces import edits, explain
+    from presage.traces import explain
     from presage.traces.replay import Replay, measured_steps, replay_of
-    from presage.traces.run import Run, read_run, run_of
+    from presage.traces.trace_set import Run, read_run, run_of
+    from presage.whatif import replay_edits as edits
+    from presage.whatif.before_after import WhatIf, what_if
+    from presage.whatif.suggest import suggest
 
 # Names are loaded when first used, so that `import presage` costs nothing.
 _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
-    "presage.jobs.draws.sure": "Sure sure",
-    "presage.jobs.files": "read_transformer_job",
-    "presage.jobs.job": "Job",
-    "presage.jobs.predict": "JobPrediction predict_job",
+    "presage.prediction.draws.distribution": "Sure sure",
+    "presage.configs.job_file": "read_transformer_job",
+    "presage.configs.job": "Job",
+    "presage.prediction.jobs.job_prediction": "JobPrediction predict_job",
     "presage.noise.files": "read_noise write_noise",
     "presage.noise.noise": "Noise",
-    "presage.plan.codesign.suggest": "suggest",
-    "presage.plan.codesign.whatif": "WhatIf what_if",
-    "presage.plan.place": "place",
+    "presage.whatif.suggest": "suggest",
+    "presage.whatif.before_after": "WhatIf what_if",
+    "presage.placement": "place",
     "presage.prediction.api": "predict predict_ranks step_graph",
     "presage.prediction.step": "Prediction predict_step",
     "presage.runs.whole": "RunPrediction predict_run",
     "presage.traces.replay": "Replay measured_steps replay_of",
-    "presage.traces.run": "Run read_run run_of",
+    "presage.traces.trace_set": "Run read_run run_of",
 }
-_MODULES = {"edits": "presage.traces.edits", "explain": "presage.traces.explain"}
+_MODULES = {"edits": "presage.whatif.replay_edits", "explain": "presage.traces.explain"}
 
 __all__ = [
     "Builder",

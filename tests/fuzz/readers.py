@@ -50,7 +50,7 @@ def of(place: str) -> Read:
 
 def _replayed(path: Path) -> Any:
     from presage.traces.replay import replay_of
-    from presage.traces.run import files_of, read_runs
+    from presage.traces.trace_set import files_of, read_runs
 
     runs = read_runs(files_of([path]))
     timelines = [replay_of(run).simulate() for run in runs]
@@ -94,38 +94,38 @@ def _noise(path: Path) -> Any:
 
 
 def _logs(path: Path) -> Any:
-    from presage.noise.logs import read_logs
+    from presage_fit.step_logs import read_logs
 
     return read_logs([path]).groups()
 
 
 def _fleet(path: Path) -> Any:
-    from presage.noise.fleets.files import read_fleet
-    from presage.noise.fleets.fleet import fit_fleet
+    from presage_fit.fleets.files import read_fleet
+    from presage_fit.fleets.fleet import fit_fleet
 
     return fit_fleet(read_fleet(path))
 
 
 def _plan(path: Path) -> Any:
-    from presage.plan.files import read_plan, tables_of
+    from presage.embeddings.table_files import read_plan, tables_of
 
     return read_plan(path, tables_of(seeds.TABLES["tables"], path))  # type: ignore[arg-type]
 
 
 def _pairs(path: Path) -> Any:
-    from presage.accuracy.whatif import measured_pairs
+    from presage_validation.whatif import measured_pairs
 
     return measured_pairs([path])
 
 
 def _temporal(path: Path) -> Any:
-    from presage.accuracy.temporal import score_temporal
+    from presage_validation.temporal import score_temporal
 
     return score_temporal(path, lambda _: None)
 
 
 def _published(path: Path) -> Any:
-    from presage.accuracy.optable import Answer, published
+    from presage_validation.optable import Answer, published
 
     return published(path.with_name("trace-A.csv"), "nd", Answer)
 
@@ -138,7 +138,7 @@ def _code(path: Path) -> Any:
 
 
 def _in(path: Path) -> Any:
-    from presage.jobs.files import read_any
+    from presage.configs.job_file import read_any
 
     return read_any(path / "job.toml")
 
@@ -180,7 +180,7 @@ READERS = (
     alone("Chakra graph in JSON", _chakra, "a.json", "json", as_json(seeds.FEEDER), command=("trace", "{}")),
     alone(
         "table of operations",
-        of("presage.traces.tables.optable:read"),
+        of("presage_fit.optable:read"),
         "a.csv",
         "csv",
         seeds.operations(),
@@ -189,14 +189,14 @@ READERS = (
     ),
     Reader(
         "pipeline run",
-        of("presage.traces.tables.pipeline:read"),
+        of("presage_validation.pipeline_schedules:read"),
         (STAGES,),
         dict.fromkeys(STAGES, "json"),
         command=("accuracy", "traces", "{}"),
     ),
     Reader(
         "calibration pack",
-        of("presage.costs.pack:read"),
+        of("presage_fit.pack:read"),
         (PACK,),
         {"header.json": "json", "gemm.jsonl": "jsonl", "host.json": "json"},
         command=("pack", "{}"),
@@ -229,7 +229,7 @@ READERS = (
     ),
     alone(
         "framework",
-        of("presage.jobs.frameworks:read_framework"),
+        of("presage.configs.frameworks:read_framework"),
         "mine.toml",
         "toml",
         *shipped("jobs/frameworks/torchtitan.toml", "jobs/frameworks/nemo.toml"),
@@ -242,10 +242,10 @@ READERS = (
         *shipped("data/runs/dgx-b200.toml", "data/runs/llama3.toml"),
     ),
     alone("host model", of("presage.costs.host:read"), "host.toml", "toml", *shipped("data/h200/host.toml")),
-    alone("overheads", of("presage.costs.overheads:from_toml"), "o.toml", "toml", OVERHEADS),
+    alone("overheads", of("presage.traces.overheads:from_toml"), "o.toml", "toml", OVERHEADS),
     alone(
         "document lengths",
-        of("presage.jobs.draws.inputs:read_lengths"),
+        of("presage.prediction.draws.data_dependence:read_lengths"),
         "lengths.csv",
         "csv",
         seeds.LENGTHS,
@@ -253,7 +253,7 @@ READERS = (
     ),
     alone(
         "speeds of GPUs",
-        of("presage.plan.place.speeds:read_speeds"),
+        of("presage.placement.speeds:read_speeds"),
         "gpus.csv",
         "csv",
         (EXAMPLES / "gpus.csv").read_bytes(),
@@ -271,12 +271,18 @@ READERS = (
     alone("Megatron-LM log", _logs, "log.txt", "text", seeds.megatron(), command=("fit", "{}"), slow=True),
     alone("table of steps", _logs, "steps.csv", "csv", seeds.STEPS, command=("fit", "{}"), slow=True),
     alone("fleet of GPUs", _fleet, "fleet.csv", "csv", seeds.FLEET, command=("fit", "{}")),
-    alone("embedding tables", of("presage.plan.files:read_tables"), "tables.json", "json", as_json(seeds.TABLES)),
+    alone(
+        "embedding tables",
+        of("presage.embeddings.table_files:read_tables"),
+        "tables.json",
+        "json",
+        as_json(seeds.TABLES),
+    ),
     alone("sharding plan", _plan, "plan.json", "json", as_json(seeds.PLAN)),
     alone("saved graph", of("presage.graph.save:read"), "a.presage", "graph", seeds.graph(), command=("graph", "{}")),
     alone(
         "indices, .npz",
-        of("presage.indices.files:read_indices"),
+        of("presage.embeddings.index_files:read_indices"),
         "i.npz",
         "npz",
         *seeds.indices(),
@@ -284,7 +290,7 @@ READERS = (
     ),
     alone(
         "indices, .npy",
-        of("presage.indices.files:read_indices"),
+        of("presage.embeddings.index_files:read_indices"),
         "i.npy",
         "npy",
         seeds.array(),
@@ -292,7 +298,7 @@ READERS = (
     ),
     alone(
         "public runs",
-        of("presage.accuracy.public_rows:read_setups"),
+        of("presage_validation.public_rows:read_setups"),
         "runs.csv",
         "csv",
         seeds.public_runs(),
@@ -301,7 +307,7 @@ READERS = (
     ),
     alone(
         "collectives",
-        of("presage.accuracy.collective_tables:read_rows"),
+        of("presage_validation.collective_tables:read_rows"),
         "nccl.csv",
         "csv",
         seeds.COLLECTIVES,
@@ -309,21 +315,23 @@ READERS = (
     ),
     alone(
         "kernel times",
-        of("presage.accuracy.kernel_tables:read_table"),
+        of("presage_validation.kernel_tables:read_table"),
         "k.csv",
         "csv",
         seeds.KERNELS,
         packed(seeds.KERNELS),
     ),
     alone(
-        "embedding groups", of("presage.accuracy.tbe_files:read_groups"), "g.json", "json", as_json(seeds.TBE_GROUPS)
+        "embedding groups", of("presage_validation.tbe_files:read_groups"), "g.json", "json", as_json(seeds.TBE_GROUPS)
     ),
-    alone("placements", of("presage.accuracy.tbe_files:read_tasks"), "t.json", "json", as_json(seeds.TBE_TASKS)),
-    alone("measured steps", of("presage.accuracy.workloads:measured_cases"), "m.json", "json", as_json(seeds.MEASURED)),
+    alone("placements", of("presage_validation.tbe_files:read_tasks"), "t.json", "json", as_json(seeds.TBE_TASKS)),
+    alone(
+        "measured steps", of("presage_validation.workloads:measured_cases"), "m.json", "json", as_json(seeds.MEASURED)
+    ),
     alone("measured pairs", _pairs, "run1.json", "json", as_json(seeds.PAIRS)),
     alone(
         "labels",
-        of("presage.accuracy.labels:read_labels"),
+        of("presage_validation.labels:read_labels"),
         "l.json",
         "json",
         as_json({"Tesla_V100-PCIE-32GB": {"a": seeds.LABEL}}),
@@ -338,5 +346,5 @@ BY_NAME = {r.name: r for r in READERS}
 
 def with_torch() -> Reader:
     """Tensors, which are made with torch and read by it."""
-    read, command = of("presage.indices.files:read_indices"), ("indices", "{}")
+    read, command = of("presage.embeddings.index_files:read_indices"), ("indices", "{}")
     return alone("indices, .pt", read, "i.pt", "zip", seeds.tensors(), command=command)

@@ -104,8 +104,8 @@ def test_half_a_character_in_json_is_named(tmp_path: Path) -> None:
 
 
 def test_a_shell_script_cannot_grow_without_end(tmp_path: Path) -> None:
+    from presage.configs.script_arguments import read_script
     from presage.errors import InputError
-    from presage.jobs.script import read_script
 
     doubling = "A=xxxxxxxx\n" + 'A="$A$A"\n' * 60
     laughs = "a: &a0 [1, 1]\n" + "".join(f"b{i}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(60))
@@ -124,7 +124,7 @@ def test_scripts_are_read_in_a_moment(tmp_path: Path, opened: str) -> None:
     """No pattern goes back over the text again and again."""
     import time
 
-    from presage.jobs.script import read_script
+    from presage.configs.script_arguments import read_script
 
     (tmp_path / "a.sh").write_text(opened)
     start = time.process_time()

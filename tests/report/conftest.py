@@ -12,8 +12,8 @@ import pytest
 from presage.graph import save
 from presage.graph.graph import Graph
 from presage.prediction.api import predict
-from presage.prediction.detail import Detail, detail_of
 from presage.prediction.step import Prediction
+from presage.prediction.step_detail import Detail, detail_of
 from presage.report.html import Page, write_page
 
 HERE = Path(__file__).resolve().parent

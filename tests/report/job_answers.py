@@ -7,18 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
+from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_search import Found as Sharded
+from presage.embeddings.sharding_search import search as search_shards
+from presage.embeddings.sharding_tasks import draw_task
 from presage.hardware import platform
-from presage.jobs.draws import calmed, guarantee, shape_of
-from presage.jobs.draws.sensitivity import Sensitivity, sensitivity
-from presage.jobs.draws.sure import Sure, belief_of
-from presage.jobs.predict import JobPrediction, predict_job
-from presage.plan.layouts import Found, parse_keep, search
-from presage.plan.problem import Problem
-from presage.plan.search import Found as Sharded
-from presage.plan.search import search as search_shards
-from presage.plan.tasks import draw_task
+from presage.prediction.draws import calmed, guarantee, shape_of
+from presage.prediction.draws.distribution import Sure, belief_of
+from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
+from presage.prediction.jobs.job_prediction import JobPrediction, predict_job
 from presage.runs.failures import DAY
 from presage.runs.whole import RunPrediction, predict_run
+from presage.search import Found, parse_keep
+from presage.search import plan_search as search
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 LARGE, SMALL = JOBS / "llama3.1-405b.toml", JOBS / "own_model.toml"

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.image import imread
 
 from presage.cli.trace import host_overheads
-from presage.prediction.detail import Detail
 from presage.prediction.step import Prediction
+from presage.prediction.step_detail import Detail
 from presage.report.html import Page
 from presage.report.html.charts.lanes import Bar, Bars
 from presage.report.html.predict_page import predict_page
@@ -22,7 +22,7 @@ from presage.report.html.theme import colours
 from presage.report.html.timeline import lanes_section
 from presage.report.html.trace_page import Traced, trace_page
 from presage.traces.replay import replay_of
-from presage.traces.run import files_of, read_runs
+from presage.traces.trace_set import files_of, read_runs
 
 pytestmark = pytest.mark.xdist_group("browser")
 Looker = Callable[..., Any]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from job_answers import SMALL, job, plans, shards, surely, whole
 
-from presage.jobs.predict import predict_job
+from presage.prediction.jobs.job_prediction import predict_job
 from presage.report.html import Page
 from presage.report.html.job_page import job_page
 from presage.report.html.plan_page import plan_page

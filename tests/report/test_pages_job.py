@@ -12,15 +12,14 @@ from job_answers import JOBS, LARGE, SMALL, job, moves, plans, shards, surely, w
 
 from commands import runner
 from presage.cli.app import app
-from presage.jobs.draws import shape_of
-from presage.jobs.draws.sure import belief_of
-from presage.jobs.intensity import KINDS, ran
-from presage.jobs.predict import predict_job
-from presage.jobs.quicker import swung
+from presage.embeddings.sharding_memory import memory_by_rank
 from presage.noise.streams import Streams
-from presage.plan.layouts import layout_of, parse_keep, search, words
-from presage.plan.place import drawn_fleet, place
-from presage.plan.spread import memory_by_rank
+from presage.placement import drawn_fleet, place
+from presage.prediction.draws import shape_of
+from presage.prediction.draws.distribution import belief_of
+from presage.prediction.jobs.job_prediction import predict_job
+from presage.prediction.jobs.job_roofline import KINDS, ran
+from presage.prediction.jobs.perturbation import swung
 from presage.report import place_tables
 from presage.report.html import Page
 from presage.report.html.charts.distribution import distribution_figure, distribution_table, quantiles_of
@@ -36,8 +35,10 @@ from presage.report.html.run_page import run_page
 from presage.report.html.sensitivity_page import sensitivity_page
 from presage.report.html.shard_page import shard_page
 from presage.report.run_tables import span
-from presage.report.text import percent, seconds, size
 from presage.runs.failures import DAY
+from presage.search import layout_of, parse_keep, words
+from presage.search import plan_search as search
+from presage.text import percent, seconds, size
 
 
 def section(page: Page, key: str) -> Section:

@@ -15,12 +15,11 @@ from presage.cli.app import app
 from presage.cli.trace import host_overheads
 from presage.errors import InputError
 from presage.graph.graph import Graph
-from presage.graph.memory import profile
-from presage.plan.codesign import suggestions, what_if
+from presage.memory.step_memory import profile
 from presage.prediction.api import machine, predict, team_of
-from presage.prediction.detail import Detail, detail_of, team_detail
+from presage.prediction.rank_set import RankKind, predict_team
 from presage.prediction.step import Prediction
-from presage.prediction.team import RankKind, predict_team
+from presage.prediction.step_detail import Detail, detail_of, team_detail
 from presage.report.html import Page
 from presage.report.html.page import Section
 from presage.report.html.predict_page import predict_page
@@ -29,10 +28,11 @@ from presage.report.html.replay_page import Replayed, replay_page
 from presage.report.html.trace_bars import shown_step
 from presage.report.html.trace_page import Traced, trace_page
 from presage.report.html.whatif_page import suggest_page, whatif_page
-from presage.report.text import seconds, size
+from presage.text import seconds, size
 from presage.traces.explain import activity
 from presage.traces.replay import Replay, StepTime, measured_steps, replay_of
-from presage.traces.run import files_of, read_runs
+from presage.traces.trace_set import files_of, read_runs
+from presage.whatif import suggestions, what_if
 from synthetic import Tracer, gpu_bound
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,8 +221,8 @@ def replayed(replay: Replay, changed: Replay | None) -> Replayed:
 
 
 def test_an_edited_replay_is_beside_the_others(demo: Traced) -> None:
-    from presage.traces import edits
-    from presage.traces.whatif import parse
+    from presage.whatif import replay_edits as edits
+    from presage.whatif.replay_names import parse
 
     found = replayed(demo.one, edits.edited(demo.one, parse("cuda_graph")))
     page = replay_page(found)

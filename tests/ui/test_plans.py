@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from commands import runner
 from presage.cli import job
 from presage.errors import InputError
-from presage.jobs.predict import predict_job
-from presage.plan.layouts import search
+from presage.prediction.jobs.job_prediction import predict_job
+from presage.search import plan_search as search
 from presage.ui.asked import asked_of
 from presage.ui.begin import first_plan
 from presage.ui.knobs import KEPT, KNOBS, Wrong
@@ -110,7 +110,7 @@ def test_no_file_is_read_on_a_pages_word(tmp_path: Path, monkeypatch: pytest.Mon
     secret = tmp_path / "config.json"
     secret.write_text('{"model_type": "llama"}')
     read: list[object] = []
-    monkeypatch.setattr("presage.jobs.model_table.read_config", lambda path: read.append(path))
+    monkeypatch.setattr("presage.configs.model_table.read_config", lambda path: read.append(path))
     assert "reads no files" in opened(f"[model]\nconfig = '{secret}'\n")["wrong"]
     rest = {"model": {"config": str(secret)}}
     assert "reads no files" in step_reply({**turned().knobs, "model": KEPT}, rest, ASKED)["wrong"]

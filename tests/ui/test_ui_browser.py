@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("dash", reason="pip install 'presage[ui]'")
 pytest.importorskip("waitress", reason="pip install 'presage[ui]'")
 
-from presage.report.text import seconds, size
+from presage.text import seconds, size
 from presage.ui.answers import step_measures
 from presage.ui.asked import asked_of
 from presage.ui.begin import first_plan

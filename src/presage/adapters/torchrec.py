@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from presage.costs.collectives import Collectives, Group
-from presage.costs.embeddings import Reuse, Table, embedding_model
+from presage.embeddings import Reuse, Table, embedding_model
+from presage.embeddings.sharding_prices import DENSE_PASSES, REACHED
 from presage.errors import PresageError
 from presage.hardware import Platform
 from presage.hardware import platform as _platform
-from presage.plan.prices import DENSE_PASSES, REACHED
 
 try:
     from torchrec.distributed.planner.types import Perf, ShardEstimator

@@ -26,7 +26,7 @@ from presage.calibrate.stuck import Stuck
 from presage.calibrate.sweeps import FAMILIES, draw
 from presage.errors import PresageError
 from presage.files import write_whole
-from presage.scale.orphans import end_with_parent
+from presage.pool.orphans import end_with_parent
 
 BATCH = 100
 NEVER_BACK = "did not come back when it was last tried"

@@ -10,17 +10,14 @@ import typer
 from typer.core import TyperGroup
 
 from presage.cli import (
-    accuracy,
     calibrate,
     dlrm,
     examples,
-    fit,
     gpus,
     graph,
     indices,
     job,
     measure,
-    pack,
     place,
     plan,
     platforms,
@@ -36,6 +33,9 @@ from presage.cli import (
 )
 from presage.cli.faults import guarded
 from presage.cli.manners import Quiet, behaving, mannered
+from presage_fit import noise_command as fit
+from presage_fit import pack_command as pack
+from presage_validation import command as accuracy
 
 __all__ = ["app", "main"]
 

@@ -16,7 +16,7 @@ from presage.cli.progress import bar, progress, status, watched
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from presage.traces.run import Run
+    from presage.traces.trace_set import Run
 
 __all__ = [
     "Change",
@@ -172,7 +172,7 @@ def columns_of(given: Iterable[str]) -> dict[str, str]:
 
 def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> list[Run]:
     """Read the traces that were named; a folder stands for the trace files in it."""
-    from presage.traces.run import files_of, read_runs
+    from presage.traces.trace_set import files_of, read_runs
 
     files = files_of(paths)
     taken = progress(files, f"reading {len(files)} trace{'s' if len(files) > 1 else ''}", len(files))

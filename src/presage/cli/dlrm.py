@@ -14,7 +14,7 @@ from presage.cli.predicted import draw, show
 from presage.cli.shard import search_bar
 
 if TYPE_CHECKING:
-    from presage.jobs.dlrm_team import DlrmTeam
+    from presage.embeddings.dlrm_ranks import DlrmTeam
     from presage.prediction.step import Prediction
 
 __all__ = ["command"]
@@ -55,10 +55,10 @@ def command(
 
     presage dlrm job.toml --ranks 16 --plan size_lookup_greedy --trace out.json
     """
+    from presage.embeddings.dlrm_job import read_job
+    from presage.embeddings.dlrm_ranks import dlrm_team, predict_dlrm
     from presage.errors import InputError
     from presage.hardware.facts import load
-    from presage.jobs.dlrm import read_job
-    from presage.jobs.dlrm_team import dlrm_team, predict_dlrm
 
     if "model" in load(job):
         raise InputError(job, f"is no recommendation job: use presage job {job}")
@@ -74,7 +74,7 @@ def command(
 
 def _files(team: DlrmTeam, found: Prediction, out: Path | None, trace: Path | None) -> None:
     if out is not None:
-        from presage.plan.files import save_plan
+        from presage.embeddings.table_files import save_plan
 
         save_plan(team.plan, team.job.tables, out)
     if trace is not None:
@@ -82,7 +82,7 @@ def _files(team: DlrmTeam, found: Prediction, out: Path | None, trace: Path | No
 
 
 def _value(team: DlrmTeam, found: Prediction) -> dict[str, Any]:
-    from presage.plan.files import plan_json
+    from presage.embeddings.table_files import plan_json
 
     return found.to_json() | {
         "kind": "dlrm",

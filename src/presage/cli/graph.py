@@ -129,7 +129,7 @@ def _value(graph: Graph, depth: int, found: Diff | None) -> dict[str, Any]:
 
 
 def _print_memory(graph: Graph) -> None:
-    from presage.graph.memory import profile
+    from presage.memory.step_memory import profile
     from presage.report import memory_tables
 
     out, memory = console(), profile(graph)
@@ -140,7 +140,7 @@ def _print_memory(graph: Graph) -> None:
 
 
 def _memory(graph: Graph) -> dict[str, Any]:
-    from presage.graph.memory import profile
+    from presage.memory.step_memory import profile
 
     m = profile(graph)
     return {
@@ -182,8 +182,8 @@ def _print(graph: Graph, depth: int, found: Diff | None) -> None:
 
 def _brief(graph: Graph, total: Row) -> None:
     """Under --quiet."""
-    from presage.graph.memory import profile
-    from presage.report.text import amount, size
+    from presage.memory.step_memory import profile
+    from presage.text import amount, size
 
     peak = size(profile(graph).peak_allocated)
     brief(f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, peak memory {peak}")

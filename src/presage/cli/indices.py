@@ -35,10 +35,10 @@ def command(
     """
     from dataclasses import asdict
 
-    from presage.costs.embeddings.table import WIDTHS
+    from presage.embeddings.index_counts import count
+    from presage.embeddings.index_files import read_indices
+    from presage.embeddings.table import WIDTHS
     from presage.errors import PresageError
-    from presage.indices.count import count
-    from presage.indices.files import read_indices
     from presage.report.embedding_tables import counted_table
 
     if dtype not in WIDTHS:

@@ -28,10 +28,10 @@ from presage.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from presage.jobs.draws.sure import Sure
-    from presage.jobs.job import Job
-    from presage.jobs.predict import JobPrediction
+    from presage.configs.job import Job
     from presage.noise.distribution import Distribution
+    from presage.prediction.draws.distribution import Sure
+    from presage.prediction.jobs.job_prediction import JobPrediction
     from presage.report.html import Page
 
 __all__ = ["command", "said", "transformer_job"]
@@ -102,9 +102,9 @@ def command(
 
     presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
     """
-    from presage.jobs.flops import DEFAULT
-    from presage.jobs.predict import predict_job
-    from presage.jobs.spend import counted
+    from presage.prediction.jobs.cost import counted
+    from presage.prediction.jobs.job_flops import DEFAULT
+    from presage.prediction.jobs.job_prediction import predict_job
 
     ready(report)
     many = None if tokens is None else counted(tokens)
@@ -128,8 +128,8 @@ def _page(found: JobPrediction, how_sure: Sure | None, tokens: float | None, see
 
 def _glance(found: JobPrediction, seed: int) -> Sure:
     """Draws for a page, where none were asked for: fewer, and without the intervals, which take longest."""
-    from presage.jobs.draws import guarantee, shape_of
-    from presage.jobs.draws.sure import Sure, belief_of
+    from presage.prediction.draws import guarantee, shape_of
+    from presage.prediction.draws.distribution import Sure, belief_of
 
     belief, source = belief_of(found.job, found.seconds)
     with status("drawing steps"):
@@ -138,7 +138,7 @@ def _glance(found: JobPrediction, seed: int) -> Sure:
 
 
 def _load(found: JobPrediction, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
-    from presage.jobs.draws.inputs import microbatch_load, read_lengths
+    from presage.prediction.draws.data_dependence import microbatch_load, read_lengths
 
     return microbatch_load(found.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
 
@@ -151,8 +151,8 @@ def _sure(
     load: Distribution | None,
     where: tuple[int, str | None],
 ) -> Sure:
-    from presage.jobs.draws.sure import sure
-    from presage.scale import BESIDE, opened
+    from presage.pool import BESIDE, opened
+    from presage.prediction.draws.distribution import sure
 
     with watched("drawing steps", opened(*where, BESIDE)) as pool:
         return sure(found, noise, draws or 10_000, seed, load, pool)
@@ -167,8 +167,8 @@ def _drawn(found: JobPrediction, how_sure: Sure) -> dict[str, Any]:
 
 def said(job: Path, gpus: int | None, change: list[str], terms: dict[str, float | None]) -> dict[str, Any]:
     """What options say instead of the job's file."""
+    from presage.configs.overrides import overrides
     from presage.hardware.facts import load
-    from presage.jobs.overrides import overrides
 
     if job.suffix == ".py":
         raise InputError(job, f"is code, not a job's file: use presage predict {job}:FUNCTION")
@@ -184,14 +184,14 @@ def said(job: Path, gpus: int | None, change: list[str], terms: dict[str, float 
 
 def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
     """The job of a file, with what options say instead."""
-    from presage.jobs.files import read_transformer_job
+    from presage.configs.job_file import read_transformer_job
 
     return read_transformer_job(path, said(path, gpus, change, {}))
 
 
 def _draw(found: JobPrediction, path: Path) -> None:
     from presage.files import write_whole
-    from presage.jobs.timeline import job_timeline
+    from presage.prediction.jobs.job_timeline import job_timeline
     from presage.traces.perfetto import timeline_trace
 
     names = {s.number: f"stage {s.number} ({s.layers} layers)" for s in found.stages}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from presage.noise.estimate import Estimate
-    from presage.plan.place import Evicted, Fleet, Hot, LeftOut, Outcome, Placed
+    from presage.placement import Evicted, Fleet, Hot, LeftOut, Outcome, Placed
     from presage.report.html import Page
 
 __all__ = ["command"]
@@ -71,9 +71,9 @@ def command(
     presage place job.toml --speeds gpus.csv --out placement.csv
     """
     from presage.cli.job import transformer_job
-    from presage.jobs.draws import shape_of
-    from presage.jobs.draws.sure import belief_of
-    from presage.plan.place import place
+    from presage.placement import place
+    from presage.prediction.draws import shape_of
+    from presage.prediction.draws.distribution import belief_of
 
     ready(report)
     shape = shape_of(transformer_job(job, gpus, change))
@@ -108,7 +108,7 @@ class _Found(NamedTuple):
 
 
 def _asked(placed: Placed, evict: int, hot: Hot | None) -> _Found:
-    from presage.plan.place import evictions, left_out
+    from presage.placement import evictions, left_out
 
     outcomes = {"given": placed.given, "best": placed.best}
     return _Found(placed, {k: evictions(placed, o, evict) for k, o in outcomes.items()}, left_out(placed), hot)
@@ -118,7 +118,7 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
     """Read, or drawn."""
     from presage.errors import PresageError
     from presage.noise.streams import Streams
-    from presage.plan.place import drawn_fleet, read_speeds
+    from presage.placement import drawn_fleet, read_speeds
 
     (kind, _, numbers), columns = speeds.partition(":"), columns_of(column)
     if kind != "random":
@@ -153,7 +153,7 @@ def _hots(placed: Placed, fleet: Fleet, factor: float, node: str) -> Hot:
     """In each stage of the best placement, where the node is otherwise as in `fleet`."""
     import numpy as np
 
-    from presage.plan.place import Placement, hot_node
+    from presage.placement import Placement, hot_node
 
     sizes = [len(m) for name, m in fleet.members.items() if name]
     size = int(np.median(sizes)) if fleet.known_nodes else placed.shape.job.platform.domain
@@ -246,7 +246,7 @@ def _print(found: _Found, source: str, out: Path | None) -> None:
 
 
 def _shown(found: _Found) -> list[Table]:
-    from presage.plan.place.search import responses
+    from presage.placement.placement_search import responses
     from presage.report import place_tables as tables
 
     p = found.placed

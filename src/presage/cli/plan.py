@@ -14,10 +14,10 @@ from presage.cli.common import Change, JobFile, Json, NoiseFile, RayAddress, See
 from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
-    from presage.jobs.job import Job
-    from presage.jobs.predict import JobPrediction
-    from presage.plan.layouts import Found, Layout, Progress, Short
+    from presage.configs.job import Job
+    from presage.prediction.jobs.job_prediction import JobPrediction
     from presage.report.html import Page
+    from presage.search import Found, Layout, Progress, Short
 
 __all__ = ["command"]
 
@@ -72,7 +72,8 @@ def command(
 
     presage plan job.toml --gpus 16384 --objective p95 --noise noise.toml
     """
-    from presage.plan.layouts import parse_keep, search
+    from presage.search import parse_keep
+    from presage.search import plan_search as search
 
     ready(report)
     found_keep = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
@@ -100,8 +101,8 @@ def _page(job: Job, found: Found) -> Page:
 def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
     """The job as its file has it, and what it says of the cluster."""
     from presage.cli.job import said
+    from presage.configs.job_file import read_transformer_job
     from presage.hardware.facts import load
-    from presage.jobs.files import read_transformer_job
 
     over = said(path, None, change, {})
     return read_transformer_job(path, over, checked=False), load(path).get("cluster", {}) | over.get("cluster", {})
@@ -118,8 +119,8 @@ def _numbers(text: str) -> list[int]:
 
 def _write(best: Job, cluster: dict[str, Any], source: Path, path: Path) -> None:
     from presage.files import write_whole
-    from presage.plan.layouts import layout_of, words
-    from presage.plan.layouts.written import cluster_beside, job_toml
+    from presage.search import layout_of, words
+    from presage.search.job_toml import cluster_beside, job_toml
 
     comment = f"The best plan that `presage plan {source.name} --gpus {best.gpus}` found: {words(layout_of(best))}"
     write_whole(path, job_toml(best, cluster_beside(cluster, source, path), comment).encode())
@@ -177,7 +178,7 @@ def _explained(found: Found) -> list[str]:
 
 
 def _prediction(p: JobPrediction) -> dict[str, Any]:
-    from presage.plan.layouts import layout_of
+    from presage.search import layout_of
 
     return {
         **_layout(layout_of(p.job)),
@@ -195,8 +196,8 @@ def _short(s: Short) -> dict[str, Any]:
 
 
 def _layout(x: Layout) -> dict[str, Any]:
-    from presage.plan.layouts import words
-    from presage.plan.layouts.layout import recompute_word
+    from presage.search import words
+    from presage.search.layout import recompute_word
 
     return {"plan": words(x), **x._asdict(), "dp": x.dp, "recompute": recompute_word(x.recompute)}
 

@@ -25,8 +25,8 @@ from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.engine import Timeline
-    from presage.prediction.detail import Detail
     from presage.prediction.step import Prediction
+    from presage.prediction.step_detail import Detail
     from presage.report.html import Page
 
 __all__ = ["command"]
@@ -110,7 +110,7 @@ class _Found(NamedTuple):
 
 def _one(step: str, arg: list[str], gpu: str, wanted: _Wanted) -> _Found:
     from presage.prediction.api import machine, predict, program_of
-    from presage.prediction.detail import detail_of
+    from presage.prediction.step_detail import detail_of
 
     machine(gpu)  # a mistake in its name is told before the step is captured
     graph = graph_of(step, arg)
@@ -122,8 +122,8 @@ def _one(step: str, arg: list[str], gpu: str, wanted: _Wanted) -> _Found:
 
 def _ranks(step: str, arg: list[str], many: Asked, wanted: _Wanted) -> _Found:
     from presage.prediction.api import machine, team_of
-    from presage.prediction.detail import team_detail
-    from presage.prediction.team import predict_team
+    from presage.prediction.rank_set import predict_team
+    from presage.prediction.step_detail import team_detail
 
     graphs = [graph_of(step, arg), *(graph_of(step, _instead(arg, own)) for own in many.variants)]
     with status(f"predicting {step} on {many.ranks} ranks"):

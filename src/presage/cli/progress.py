@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from presage.cli.manners import manners
 
 if TYPE_CHECKING:
-    from presage.scale import Pool
+    from presage.pool import Pool
 
 __all__ = ["Bar", "bar", "progress", "status", "watched"]
 

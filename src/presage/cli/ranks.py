@@ -13,7 +13,7 @@ from presage.errors import PresageError
 
 if TYPE_CHECKING:
     from presage.hardware import Platform
-    from presage.prediction.team import RankKind
+    from presage.prediction.rank_set import RankKind
 
 __all__ = ["Asked", "Options", "PlatformName", "RankCount", "RankSpecs", "StrategyName", "Tensor", "asked"]
 
@@ -114,7 +114,7 @@ def _place(gpu: str | None, platform: str | None) -> Platform:
 
 def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankKind], tuple[tuple[str, ...], ...]]:
     """Ranks that differ, and the steps that some of them run instead of the usual one."""
-    from presage.prediction.team import RankKind
+    from presage.prediction.rank_set import RankKind
 
     kinds: dict[int, RankKind] = {}
     variants: list[tuple[str, ...]] = []

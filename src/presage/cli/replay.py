@@ -27,15 +27,15 @@ from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.report.html import Page
-    from presage.traces.edits import Edit
     from presage.traces.replay import Replay
-    from presage.traces.run import Run
+    from presage.traces.trace_set import Run
+    from presage.whatif.replay_edits import Edit
 
 
 def _list(json: str | None) -> None:
     """All edits by name; needs no trace."""
     from presage.report.whatif_tables import edit_table
-    from presage.traces.whatif import EDITS
+    from presage.whatif.replay_names import EDITS
 
     rows = [{"name": e.name, "value": e.value, "rule": e.rule} for e in EDITS.values()]
     if not emit(json, {"kind": "edits", "edits": rows}):
@@ -101,8 +101,8 @@ def command(
         _list(json)
         return
     from presage.errors import PresageError
-    from presage.traces import edits
-    from presage.traces.whatif import parse
+    from presage.whatif import replay_edits as edits
+    from presage.whatif.replay_names import parse
 
     if not traces:
         raise PresageError("say which traces: presage replay rank_*.json.gz, or presage replay demo")
@@ -144,9 +144,9 @@ def _replayed(
     run: Run, names: list[str], wanted: list[Edit], kernels_from: Path | None, ignore: list[str], trace: Path | None
 ) -> _Replayed:
     from presage.files import write_whole
-    from presage.traces import edits
     from presage.traces.perfetto import chrome_trace
     from presage.traces.replay import replay_of
+    from presage.whatif import replay_edits as edits
 
     is_edited = bool(wanted) or kernels_from is not None
     with status("replaying"):
@@ -162,7 +162,7 @@ def _replayed(
 
 
 def _reason(replay: Replay, changed: Replay) -> str:
-    from presage.traces.counted import counted
+    from presage.whatif.replay_effect import counted
 
     return counted(replay, changed, replay.simulate(), changed.simulate()).reason
 
@@ -186,8 +186,8 @@ def _rows(replay: Replay, changed: Replay | None, names: list[str]) -> list[Any]
 
 def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
     from presage.traces.replay import replay_of
-    from presage.traces.run import read_run
-    from presage.traces.transplant import kernels_of
+    from presage.traces.trace_set import read_run
+    from presage.whatif.transplant import kernels_of
 
     changed, covered = kernels_of(replay, replay_of(read_run([path], ignore=ignore)))
     if covered < 1:
@@ -211,7 +211,7 @@ def _found(rows: list[Any], edits: list[str], why: list[str]) -> dict[str, Any]:
 
 def _print(rows: list[Any], why: list[str], trace: Path | None) -> None:
     from presage.report import tables
-    from presage.report.text import percent, seconds
+    from presage.text import percent, seconds
 
     out = console()
     out.print(tables.replay_table(rows))

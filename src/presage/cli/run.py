@@ -17,7 +17,7 @@ from presage.cli.reported import Report, asked_by, ready, reported
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
-    from presage.jobs.predict import JobPrediction
+    from presage.prediction.jobs.job_prediction import JobPrediction
     from presage.report.html import Page
     from presage.runs.failures import Reliability
     from presage.runs.run import Run
@@ -121,7 +121,7 @@ def command(
 
     presage run job.toml --steps 500000 --failures our_cluster.toml --interval 30min --spares 16
     """
-    from presage.jobs.predict import predict_job
+    from presage.prediction.jobs.job_prediction import predict_job
     from presage.runs.drawn import step_times
     from presage.runs.save import checkpoints_of
     from presage.runs.whole import predict_run
@@ -149,7 +149,7 @@ def _page(p: RunPrediction) -> Page:
 
 
 def _worked_out(answer: RunPrediction, workers: int, ray: str | None) -> RunPrediction:
-    from presage.scale import opened
+    from presage.pool import opened
 
     with watched("drawing runs", opened(workers, ray)) as pool:
         return answer.worked_out(pool)
@@ -158,7 +158,7 @@ def _worked_out(answer: RunPrediction, workers: int, ray: str | None) -> RunPred
 def _steps(found: JobPrediction, tokens: str | None, steps: int | None) -> int:
     from math import ceil
 
-    from presage.jobs.spend import counted
+    from presage.prediction.jobs.cost import counted
 
     if (tokens is None) == (steps is None):
         raise PresageError("say how long the run is: --tokens 15T, or --steps 500000")

@@ -24,7 +24,7 @@ from presage.cli.common import (
 from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
-    from presage.jobs.draws.sensitivity import Sensitivity
+    from presage.prediction.draws.sensitivity import Sensitivity
     from presage.report.html import Page
 
 __all__ = ["command"]
@@ -53,12 +53,12 @@ def command(
     presage sensitivity job.toml --noise noise.toml --draws 8000
     """
     from presage.cli.job import transformer_job
-    from presage.jobs.draws.draw import calmed
-    from presage.jobs.draws.sensitivity import sensitivity
-    from presage.jobs.draws.shape import shape_of
-    from presage.jobs.draws.sure import belief_of
+    from presage.pool import BESIDE, opened
+    from presage.prediction.draws.distribution import belief_of
+    from presage.prediction.draws.draw import calmed
+    from presage.prediction.draws.sensitivity import sensitivity
+    from presage.prediction.draws.step_model import shape_of
     from presage.report import sensitivity_tables as tables
-    from presage.scale import BESIDE, opened
 
     ready(report)
     shape = shape_of(transformer_job(job, gpus, change))

@@ -14,10 +14,10 @@ from presage.cli.common import Json, answer, bar, console, emit
 from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
-    from presage.costs.embeddings import Table
+    from presage.embeddings import Table
+    from presage.embeddings.sharding_problem import Problem
+    from presage.embeddings.sharding_search import Found
     from presage.hardware import Platform
-    from presage.plan.problem import Problem
-    from presage.plan.search import Found
     from presage.report.html import Page
 
 __all__ = ["command", "search_bar"]
@@ -67,12 +67,12 @@ def command(
     """
     ready(report)
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
-    from presage.plan.search import search
+    from presage.embeddings.sharding_search import search
 
     with search_bar() as tell:
         found = search(problem, seconds=seconds, seed=seed, tell=tell)
     if out is not None:
-        from presage.plan.files import save_plan
+        from presage.embeddings.table_files import save_plan
 
         save_plan(found.plan, problem.tables, out)
     if emit(json, _value(problem, found)):
@@ -89,10 +89,10 @@ def _page(problem: Problem, found: Found) -> Page:
 def _problem(
     path: Path, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
 ) -> Problem:
+    from presage.embeddings.sharding_problem import Problem
+    from presage.embeddings.table_files import read_tables
     from presage.errors import PresageError
     from presage.hardware import platform
-    from presage.plan.files import read_tables
-    from presage.plan.problem import Problem
 
     place = platform(name)
     tables, counted = _demo(ranks, place) if str(path) == "demo" and not path.exists() else read_tables(path)
@@ -105,7 +105,7 @@ def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
     """A random task."""
     import numpy as np
 
-    from presage.plan.tasks import draw_task
+    from presage.embeddings.sharding_tasks import draw_task
 
     return draw_task(ranks, float(place.gpu.memory), np.random.default_rng(0)), DEMO_BATCH * ranks
 
@@ -118,7 +118,7 @@ def search_bar() -> Iterator[Callable[[float, float], None]]:
 
 
 def _value(problem: Problem, found: Found) -> dict[str, Any]:
-    from presage.plan.files import plan_json
+    from presage.embeddings.table_files import plan_json
 
     load = found.cost.load
     columns = zip(

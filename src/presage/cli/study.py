@@ -25,7 +25,7 @@ from presage.cli.job import transformer_job
 from presage.cli.manners import mannered
 
 if TYPE_CHECKING:
-    from presage.plan.studies import Setup, Study
+    from presage.studies import Setup, Study
 
 __all__ = ["app"]
 
@@ -61,8 +61,8 @@ def scale(
 
     presage study scale examples/jobs/llama3.1-405b.toml --plot scale.svg
     """
-    from presage.plan.studies import scale_study
-    from presage.scale import opened
+    from presage.pool import opened
+    from presage.studies import scale_study
 
     numbers = [int(n) for n in _numbers(gpus, "--gpus", "8192,65536", whole=True)]
     with status("drawing steps"), opened(workers, ray) as pool:
@@ -90,8 +90,8 @@ def compute(
 
     presage study compute examples/jobs/deepseek-v3.toml --memory --plot compute.svg
     """
-    from presage.plan.studies import compute_study
-    from presage.scale import opened
+    from presage.pool import opened
+    from presage.studies import compute_study
 
     some = _numbers(times, "--times", "1,2,4")
     with status("drawing steps"), opened(workers, ray) as pool:
@@ -119,7 +119,7 @@ def domain(
 
     presage study domain examples/jobs/deepseek-v3.toml --search --workers 2 --plot domain.svg
     """
-    from presage.plan.studies import domain_study
+    from presage.studies import domain_study
 
     sizes = [int(n) for n in _numbers(domains, "--domains", "8,72", whole=True)]
     with status("searching plans" if search else "drawing steps"):
@@ -155,7 +155,7 @@ def power(
 
     presage study power examples/jobs/llama3.1-405b.toml --plot power.svg
     """
-    from presage.plan.studies import power_study
+    from presage.studies import power_study
 
     some = _numbers(caps, "--caps", "1,0.85,0.7")
     with status("drawing steps"):
@@ -164,7 +164,7 @@ def power(
 
 
 def _setup(noise: str | None, draws: int, seed: int) -> Setup:
-    from presage.plan.studies import Setup
+    from presage.studies import Setup
 
     return Setup(noise, seed, draws)
 

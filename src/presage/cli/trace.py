@@ -26,9 +26,9 @@ from presage.cli.common import (
 from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
-    from presage.costs.overheads import Overheads
     from presage.engine import Timeline
     from presage.report.html import Page
+    from presage.traces.overheads import Overheads
     from presage.traces.replay import Replay
 
 
@@ -91,7 +91,7 @@ def _page(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, t
 
 def host_overheads(replays: list[Replay]) -> Overheads:
     """T1 to T5 over all ranks, as the profiler saw them; first steps, which carry its own start-up, left out."""
-    from presage.costs.overheads import extract, overheads, pool
+    from presage.traces.overheads import extract, overheads, pool
 
     traces = [r.trace for replay in replays for r in replay.ranks]
     return overheads(pool([extract(t, skip_steps=int(len(t.steps) > 1)) for t in traces]))
@@ -188,7 +188,7 @@ def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, 
 
 def _brief(every: list[tuple[Replay, int, str]]) -> None:
     """Under --quiet: the mean step and how busy the GPU was, of each rank."""
-    from presage.report.text import percent, seconds
+    from presage.text import percent, seconds
     from presage.traces import explain
     from presage.traces.replay import measured_steps
 

@@ -17,7 +17,7 @@ from presage.cli.reported import Report, asked_by, ready, reported
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
-    from presage.plan.codesign import Suggestions, WhatIf
+    from presage.whatif import Suggestions, WhatIf
 
 __all__ = ["command"]
 
@@ -128,8 +128,8 @@ class _Question:
 
 
 def _apply(q: _Question, edits: list[str]) -> None:
-    from presage.plan.codesign import asked_for, what_if
     from presage.prediction.step import DRAWS
+    from presage.whatif import asked_for, what_if
 
     wanted = asked_for(edits)
     with status(f"capturing and predicting {q.step}"):
@@ -146,9 +146,9 @@ def _apply(q: _Question, edits: list[str]) -> None:
 
 
 def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
-    from presage.plan.codesign import suggestions
-    from presage.plan.codesign.suggest import DRAWS
     from presage.prediction.api import machine
+    from presage.whatif import suggestions
+    from presage.whatif.suggest import DRAWS
 
     for name in gpus:
         machine(name)  # a mistake in its name is told before the step is captured
@@ -213,10 +213,10 @@ def _print_suggestions(found: Suggestions, trace: Path | None, everything: bool)
 
 
 def _list(json: str | None) -> None:
-    from presage.graph.edits import EDITS
-    from presage.plan.codesign import ALIASES, OTHERS
     from presage.report.whatif_tables import edit_table
-    from presage.traces.whatif import EDITS as OF_TRACES
+    from presage.whatif import ALIASES, OTHERS
+    from presage.whatif.edits import EDITS
+    from presage.whatif.replay_names import EDITS as OF_TRACES
 
     of_step = [(e.name, e.value if e.needed or not e.value else f"[{e.value}]", e.rule) for e in EDITS.values()]
     others = [(e.name, e.value, e.rule) for e in OTHERS.values()]

@@ -19,12 +19,10 @@ import msgspec
 import numpy as np
 
 from presage.costs.cache import Cache, fit_cache
-from presage.costs.chip.store import RELATIVES
+from presage.costs.closed_form.parameters import RELATIVES
 from presage.costs.engines import Engine
 from presage.costs.families import FAMILIES
-from presage.costs.fit import fit_counts, fit_family, samples, table
 from presage.costs.own import Own
-from presage.costs.pack import Pack, read
 from presage.costs.power import Power, fit_power
 from presage.costs.rates import Rates
 from presage.costs.single import FILE as FLOAT32
@@ -37,6 +35,8 @@ from presage.files.arrays import read_npz
 from presage.files.reading import parse_json
 from presage.hardware import Gpu, gpu
 from presage.hardware.facts import shipped
+from presage_fit.kernel_models import fit_counts, fit_family, samples, table
+from presage_fit.pack import Pack, read
 
 __all__ = ["Models", "fit_models", "load", "save", "save_tables"]
 

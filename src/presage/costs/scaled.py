@@ -3,7 +3,7 @@ which see `costs/chip`; a GPU without such units takes the time of the next wide
 
 from __future__ import annotations
 
-from presage.costs.chip import Chip
+from presage.costs.closed_form import Chip
 from presage.graph.graph import Graph, Op
 from presage.hardware import Gpu
 

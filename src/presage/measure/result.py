@@ -9,7 +9,7 @@ from typing import Any
 from presage.measure.activity import STEPS, Activity
 from presage.measure.prediction import Prediction
 from presage.measure.timing import WARM_UP, Timing, quantile
-from presage.report.text import percent, seconds, size
+from presage.text import percent, seconds, size
 
 __all__ = ["Result", "brief", "page", "to_json"]
 

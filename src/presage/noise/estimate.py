@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 __all__ = ["BATCHES", "Estimate", "estimate"]
 
 Floats = NDArray[np.float64]
-BATCHES = 8  # as many as draws are made in: see `presage.jobs.draws`
+BATCHES = 8  # as many as draws are made in: see `presage.prediction.draws`
 
 
 @dataclass(frozen=True)

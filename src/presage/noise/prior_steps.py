@@ -155,8 +155,8 @@ def _jitter(known: Sequence[StepSystem], unit: NDArray[np.float64], width: float
 def _unit() -> NDArray[np.float64]:
     from scipy.special import ndtri
 
-    from presage.noise.series.bulk import SCORES
-    from presage.noise.series.prior import SeriesPrior
+    from presage_fit.series.bulk import SCORES
+    from presage_fit.series.prior import SeriesPrior
 
     values = np.interp(ndtri((np.arange(32) + 0.5) / 32), SCORES, SeriesPrior().shape)
     return np.asarray(np.round(values - np.median(values), 3))

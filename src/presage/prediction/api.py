@@ -15,8 +15,8 @@ from presage.hardware import platform as _platform
 from presage.parallel.strategy import Strategy
 from presage.parallel.strategy import strategy as _strategy
 from presage.prediction.machine import Machine, kernel_times, machine
+from presage.prediction.rank_set import RankKind, Team, predict_team, team
 from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, predict_step, step_program
-from presage.prediction.team import RankKind, Team, predict_team, team
 
 __all__ = ["Machine", "kernel_times", "machine", "predict", "predict_ranks", "program_of", "step_graph", "team_of"]
 

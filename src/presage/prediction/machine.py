@@ -11,8 +11,8 @@ from presage.costs.models import CALIBRATED, Models, load
 from presage.costs.optime import OpTime
 from presage.errors import PresageError
 from presage.graph.graph import Graph
-from presage.prediction.draws import Spread
 from presage.prediction.step import STEPS, step_program
+from presage.prediction.step_draws import Spread
 
 __all__ = ["Machine", "kernel_times", "machine"]
 

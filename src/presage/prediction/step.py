@@ -13,15 +13,15 @@ from presage.costs.host import HostModel
 from presage.costs.optime import OpTime
 from presage.engine import Timeline, simulate
 from presage.graph.graph import Graph
-from presage.graph.memory import profile
 from presage.hardware import Gpu
+from presage.memory.step_memory import profile
 from presage.prediction import breakdown
 from presage.prediction.breakdown import Costly, Coverage, Part
-from presage.prediction.draws import CALM, Spread, durations, step_seconds
-from presage.prediction.program import STREAM, StepTasks, program, step_tasks
+from presage.prediction.step_draws import CALM, Spread, durations, step_seconds
+from presage.prediction.step_program import STREAM, StepTasks, program, step_tasks
 
 if TYPE_CHECKING:
-    from presage.prediction.many import ManyRanks
+    from presage.prediction.rank_results import ManyRanks
 
 __all__ = ["Bound", "Prediction", "Quantiles", "StepProgram", "predict_step", "prediction", "step_program"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from presage.report.plain import plain_table
-from presage.report.text import percent
+from presage.text import percent
 
 if TYPE_CHECKING:
-    from presage.accuracy.sharding import ShardingResult
-    from presage.indices.count import Counted
+    from presage.embeddings.index_counts import Counted
+    from presage_validation.sharding import ShardingResult
 
 __all__ = ["counted_table", "sharding_table"]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from presage.graph.summary import Row, collapsed
 from presage.report.plain import plain_table
-from presage.report.text import amount, size
+from presage.text import amount, size
 
 __all__ = ["amount", "family_table", "module_table", "phase_table", "size"]
 

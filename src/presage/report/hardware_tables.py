@@ -13,7 +13,7 @@ from presage.hardware.gpu import Gpu
 from presage.hardware.platform import Platform
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
-from presage.report.text import seconds
+from presage.text import seconds
 
 __all__ = ["busbw_table", "figure_table", "gpu_table", "link_table", "platform_table", "source_table"]
 

@@ -7,11 +7,11 @@ from itertools import groupby
 from rich.markup import escape
 from rich.table import Table
 
-from presage.jobs.memory import StageMemory
-from presage.jobs.predict import JobPrediction, Stage
-from presage.jobs.spend import Spent
+from presage.memory import StageMemory
+from presage.prediction.jobs.cost import Spent
+from presage.prediction.jobs.job_prediction import JobPrediction, Stage
 from presage.report.plain import plain_table
-from presage.report.text import amount, percent, seconds, size
+from presage.text import amount, percent, seconds, size
 
 __all__ = ["breakdown_table", "headline", "help_table", "memory_table", "remarks", "stage_table", "step_table"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.markup import escape
 from rich.table import Table
 
-from presage.graph.memory import MemoryProfile
+from presage.memory.step_memory import MemoryProfile
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
 

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from presage.noise.join import said
 from presage.report.plain import plain_table
-from presage.report.text import percent, shorten
+from presage.text import percent, shorten
 
 if TYPE_CHECKING:
-    from presage.accuracy.fleet import FleetResult
     from presage.noise.belief import Belief
-    from presage.noise.fit import Fitted, Part
+    from presage_fit.noise import Fitted, Part
+    from presage_validation.fleet import FleetResult
 
 __all__ = ["belief_table", "fleet_table", "part_line", "prior_line"]
 
@@ -47,7 +47,7 @@ def belief_table(belief: Belief, kept: frozenset[str] = frozenset(), title: str 
 
 def part_line(part: Part) -> str:
     """What a kind of files told."""
-    from presage.noise.fit import KINDS
+    from presage_fit.noise import KINDS
 
     some = ", ".join(part.files[:2]) + (f" and {len(part.files) - 2} more" if len(part.files) > 2 else "")
     return f"{some} ({KINDS[part.kind]}): {part.told}"

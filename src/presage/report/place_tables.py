@@ -8,9 +8,9 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from presage.plan.place import Evicted, Hot, LeftOut, Placed
+from presage.placement import Evicted, Hot, LeftOut, Placed
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds
+from presage.text import percent, seconds
 
 __all__ = ["evict_table", "headline", "hot_table", "left_table", "outcome_table", "remarks", "stage_table"]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from presage.jobs.job import Job
-from presage.jobs.predict import JobPrediction
-from presage.plan.layouts import Difference, Found, Missed, Short, differences, layout_of, losses, missed, words
-from presage.plan.layouts.found import Counts
+from presage.configs.job import Job
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds, size
+from presage.search import Difference, Found, Missed, Short, differences, layout_of, losses, missed, words
+from presage.search.search_result import Counts
+from presage.text import percent, seconds, size
 
 __all__ = ["best_table", "counts_line", "explanation", "front_table", "headline", "knob_table", "nothing_fits"]
 

@@ -8,11 +8,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from presage.prediction.breakdown import Costly, Part
-from presage.prediction.many import ManyRanks
+from presage.prediction.rank_results import ManyRanks
 from presage.prediction.step import Prediction
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds, shorten
+from presage.text import percent, seconds, shorten
 
 __all__ = ["costly_table", "headline", "part_table", "remarks", "step_table"]
 

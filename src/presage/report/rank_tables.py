@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from presage.prediction.many import Kind, ManyRanks
+from presage.prediction.rank_results import Kind, ManyRanks
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds
+from presage.text import percent, seconds
 
 __all__ = ["rank_table", "sent_table"]
 

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from presage.report.plain import plain_table
-from presage.report.text import amount, percent, seconds
 from presage.runs.failures import DAY
 from presage.runs.outcome import CAUSES, Outcome, quantiles
 from presage.runs.whole import RunPrediction
+from presage.text import amount, percent, seconds
 
 __all__ = [
     "cause_table",

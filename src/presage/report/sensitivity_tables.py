@@ -9,12 +9,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from presage.jobs.draws.sensitivity import Change, Row, Sensitivity
-from presage.jobs.draws.sources import SOURCES
 from presage.noise.estimate import Estimate
+from presage.prediction.draws.noise_sources import SOURCES
+from presage.prediction.draws.sensitivity import Change, Row, Sensitivity
 from presage.report.plain import plain_table
 from presage.report.plots import Bar, Bars, draw_bars
-from presage.report.text import percent, seconds
+from presage.text import percent, seconds
 
 __all__ = ["class_table", "headline", "plot", "remarks", "source_table", "stage_table", "value"]
 

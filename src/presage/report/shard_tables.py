@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from rich.table import Table as RichTable
 
-from presage.plan.cost import Cost
-from presage.plan.search import Found
+from presage.embeddings.sharding_cost import Cost
+from presage.embeddings.sharding_search import Found
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds, size
+from presage.text import percent, seconds, size
 
 __all__ = ["alternative_table", "headline", "load_table", "phase_table"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from presage.jobs.predict import COMPUTE, TRANSFERS
-from presage.plan.studies.point import Point, Study
+from presage.prediction.jobs.job_prediction import COMPUTE, TRANSFERS
 from presage.report.plain import plain_table
 from presage.report.plots import Lines, draw_lines
-from presage.report.text import percent, seconds
+from presage.studies.study_point import Point, Study
+from presage.text import percent, seconds
 
 __all__ = ["headline", "lesson", "plot", "remarks", "study_table"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from presage.jobs.draws.sure import Sure
 from presage.noise.estimate import Estimate
+from presage.prediction.draws.distribution import Sure
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds
+from presage.text import percent, seconds
 
 __all__ = ["longer_table", "sure_sentence", "sure_table"]
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from presage.accuracy.capture import CaseMatch
-from presage.accuracy.score import Result, Score
-from presage.costs.overheads import ANY, Kind, Overhead, Overheads
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds, shorten
+from presage.text import percent, seconds, shorten
 from presage.traces.explain import Activity, Lateness, OpTime, PathPart
+from presage.traces.overheads import ANY, Kind, Overhead, Overheads
 from presage.traces.replay import StepTime
-from presage.traces.run import Meeting
+from presage.traces.trace_set import Meeting
+from presage_validation.capture import CaseMatch
+from presage_validation.score import Result, Score
 
 __all__ = [
     "accuracy_table",

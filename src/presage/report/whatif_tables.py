@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from presage.plan.codesign.suggest import Suggestions
-from presage.plan.codesign.whatif import Range, WhatIf
 from presage.prediction.step import Prediction, Quantiles
 from presage.report.plain import plain_table
-from presage.report.text import percent, seconds, size
+from presage.text import percent, seconds, size
+from presage.whatif.before_after import Range, WhatIf
+from presage.whatif.suggest import Suggestions
 
 __all__ = [
     "before_after_table",

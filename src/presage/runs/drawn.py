@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from presage.jobs.draws.draw import calmed
-from presage.jobs.draws.shape import shape_of
-from presage.jobs.draws.sure import belief_of
-from presage.jobs.draws.together import draw
-from presage.jobs.predict import JobPrediction
 from presage.noise.noise import Noise, Regimes, Slow, Stalls
+from presage.pool.pool import BESIDE, Pool
+from presage.prediction.draws.distribution import belief_of
+from presage.prediction.draws.draw import calmed
+from presage.prediction.draws.draw_request import draw
+from presage.prediction.draws.step_model import shape_of
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.runs.steps import MODEL_SD, StepTimes
-from presage.scale.pool import BESIDE, Pool
 
 __all__ = ["step_times"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from presage.configs.job import Job
 from presage.errors import PresageError
-from presage.jobs.job import Job
-from presage.jobs.memory.state import state
+from presage.memory.optimizer_state import state
 from presage.runs.failures import Reliability
 from presage.runs.run import Checkpoints
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from presage.errors import PresageError
 from presage.noise.distribution import Distribution
+from presage.pool.pool import SERIAL, Pool
 from presage.runs.outcome import CAUSES, Outcome
 from presage.runs.run import Run
 from presage.runs.spares import Spares
-from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["CHUNK", "MOST_ATTEMPTS", "simulate"]
 

@@ -8,12 +8,12 @@ from functools import partial
 from math import sqrt
 
 from presage.noise.noise import Stalls
+from presage.pool.pool import SERIAL, Pool
 from presage.runs import checkpoint as laws
 from presage.runs.outcome import Outcome
 from presage.runs.run import Run
 from presage.runs.sets import GROWTH, reliability
 from presage.runs.simulate import MOST_ATTEMPTS, simulate
-from presage.scale.pool import SERIAL, Pool
 
 __all__ = ["Change", "Interval", "WithSpares", "changes", "grown", "intervals", "with_spares"]
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.chip import Chip
-from presage.jobs.predict import JobPrediction
+from presage.costs.closed_form import Chip
+from presage.pool.pool import Pool
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.runs.drawn import step_times
 from presage.runs.failures import Reliability
 from presage.runs.outcome import Outcome
@@ -20,7 +21,6 @@ from presage.runs.sets import DEFAULT, reliability
 from presage.runs.simulate import simulate
 from presage.runs.steps import StepTimes
 from presage.runs.study import Change, Interval, WithSpares, changes, intervals, with_spares
-from presage.scale.pool import Pool
 
 __all__ = ["RunPrediction", "predict_run"]
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from presage.engine import Timeline
 from presage.engine.intervals import intersect, length, subtract, union
 from presage.traces.replay import NS, RankTasks, Replay
-from presage.traces.run import Meeting
 from presage.traces.trace import HostKind, Trace
+from presage.traces.trace_set import Meeting
 from presage.traces.waits import HIDDEN_WORK, launch_times
 
 __all__ = [

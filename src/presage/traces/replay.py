@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from presage.engine import Edges, Program, Timeline, simulate
 from presage.traces import waits
 from presage.traces.ranktasks import NS, RankTasks, edges_of, lanes_of, rank_tasks, task_columns
-from presage.traces.run import Meeting, Run
 from presage.traces.trace import Trace
+from presage.traces.trace_set import Meeting, Run
 
 __all__ = ["NS", "RankTasks", "Replay", "StepTime", "measured_steps", "replay_of"]
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from presage.jobs.predict import JobPrediction
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.report.job_tables import PARTS
-from presage.report.text import amount, percent, seconds, size
+from presage.text import amount, percent, seconds, size
 from presage.ui.asked import DAY, Asked
 from presage.ui.knobs import Wrong
 from presage.ui.plans import predicted
 
 if TYPE_CHECKING:
-    from presage.jobs.draws.guarantee import Guarantee
+    from presage.prediction.draws.guarantee import Guarantee
     from presage.runs.whole import RunPrediction
 
 __all__ = ["Measure", "run_drawn", "run_measures", "run_sentence", "step_drawn", "step_measures", "step_sentence",
@@ -91,9 +91,9 @@ def _loss(p: JobPrediction) -> str:
 @lru_cache(64)
 def step_drawn(text: str, noise: str) -> Guarantee:
     """As `presage job --draws 4000` draws it; without the interval for what is not known of the noise."""
-    from presage.jobs.draws.guarantee import guarantee
-    from presage.jobs.draws.shape import shape_of
-    from presage.jobs.draws.sure import belief_of
+    from presage.prediction.draws.distribution import belief_of
+    from presage.prediction.draws.guarantee import guarantee
+    from presage.prediction.draws.step_model import shape_of
 
     p = predicted(text)
     _drawable(p)

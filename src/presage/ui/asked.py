@@ -7,8 +7,8 @@ from math import ceil, isfinite
 from typing import Any
 
 from presage.errors import PresageError
-from presage.jobs.spend import counted
 from presage.noise.priors import CONDITIONS, DEFAULT
+from presage.prediction.jobs.cost import counted
 from presage.ui.knobs import Wrong
 
 __all__ = ["ASKED", "Asked", "asked_of"]

@@ -6,11 +6,11 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from presage.configs.job_file import read_transformer_job
 from presage.errors import InputError
 from presage.files.reading import read_text
 from presage.hardware.facts import load
-from presage.jobs.files import read_transformer_job
-from presage.plan.layouts.written import job_toml
+from presage.search.job_toml import job_toml
 from presage.ui.files import no_files
 from presage.ui.knobs import Wrong
 from presage.ui.plans import Plan, plan_of_text

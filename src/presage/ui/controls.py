@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from dash import dcc, html
 
+from presage.configs.frameworks import frameworks
+from presage.configs.presets import preset_facts
 from presage.hardware import platforms
-from presage.jobs.frameworks import frameworks
-from presage.jobs.presets import preset_facts
 from presage.ui.knobs import KEPT, KNOBS, Knob
 
 if TYPE_CHECKING:
-    from presage.jobs.job import Job
+    from presage.configs.job import Job
 
 __all__ = ["CHOSEN", "GROUPS", "choices", "fields", "offered"]
 
@@ -137,8 +137,8 @@ def _context(job: Job, n: int) -> bool:
 
 
 def _precisions(job: Job) -> list[str]:
-    from presage.jobs.check import supported
-    from presage.jobs.job import PRECISIONS
+    from presage.configs.check import supported
+    from presage.configs.job import PRECISIONS
 
     gpu = job.platform.gpu
     return [p for p in PRECISIONS if supported(p, gpu.peak, gpu.architecture)]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from presage.jobs.predict import JobPrediction
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.units import Unit
 from presage.report.html.theme import BAD, PALETTE
 from presage.report.job_tables import LEAST, MEMORY, PARTS
-from presage.report.text import percent, size
+from presage.text import percent, size
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from presage.jobs.draws.guarantee import Guarantee
+    from presage.prediction.draws.guarantee import Guarantee
     from presage.runs.whole import RunPrediction
 
 __all__ = ["memory_chart", "numbers", "parts_chart", "run_chart", "sure_chart"]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from presage.configs.job import Job
+from presage.configs.job_file import EVEN, Described, described
+from presage.configs.schema import merged
 from presage.errors import InputError, PresageError
 from presage.files.reading import parse_toml
-from presage.jobs.files import EVEN, Described, described
-from presage.jobs.job import Job
-from presage.jobs.predict import JobPrediction
-from presage.jobs.words import merged
-from presage.plan.layouts.layout import RECOMPUTES, recompute_word
-from presage.plan.layouts.written import table_toml
+from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.search.job_toml import table_toml
+from presage.search.layout import RECOMPUTES, recompute_word
 from presage.ui.files import no_files
 from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, Wrong, knobs_in, value_of
 
@@ -208,10 +208,10 @@ def job_of_text(text: str, checked: bool = True) -> Job:
 @lru_cache(128)
 def predicted(text: str) -> JobPrediction:
     """What presage says of a job's text. The same text, the same value: all users share it, and nobody changes it."""
-    from presage.jobs.memory import job_memory
-    from presage.jobs.origins import origins
-    from presage.jobs.spend import KEYS, Terms
-    from presage.jobs.step import step
+    from presage.memory import job_memory
+    from presage.prediction.jobs.cost import KEYS, Terms
+    from presage.prediction.jobs.job_step import step
+    from presage.prediction.jobs.provenance import origins
 
     table = _parsed(text)
     job, notes = _described(table, checked=True)

@@ -16,7 +16,7 @@ from presage.errors import PresageError
 from presage.ui.knobs import KNOBS, Wrong
 
 if TYPE_CHECKING:
-    from presage.jobs.job import Job
+    from presage.configs.job import Job
 
 __all__ = ["asked_reply", "best_reply", "key_of", "linked", "opened", "run_reply", "step_reply", "sure_reply"]
 
@@ -130,7 +130,7 @@ def run_reply(text: str, asked: Mapping[str, Any]) -> Reply:
 
 
 def _seconds(value: float) -> str:
-    from presage.report.text import seconds
+    from presage.text import seconds
 
     return seconds(value)
 
@@ -177,7 +177,7 @@ def best_reply(text: str) -> Reply:
 def _best(text: str) -> Job:
     import time
 
-    from presage.plan.layouts import search
+    from presage.search import plan_search as search
     from presage.ui.plans import job_of_text
 
     job, until = job_of_text(text, checked=False), time.monotonic() + PATIENCE

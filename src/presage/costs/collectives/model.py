@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.costs.collectives.curve import GRID, Curve
-from presage.costs.collectives.fit import Fitted
 from presage.costs.collectives.group import OPS, Group, volume
 from presage.costs.collectives.law import floor, knots, law, ways
 from presage.costs.collectives.store import shipped
 from presage.costs.collectives.uneven import even_bytes
 from presage.errors import PresageError
 from presage.hardware import Platform
+from presage_fit.collectives import Fitted
 
 __all__ = ["Collectives"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from presage.costs.collectives.correction import Correction, Corrections
-from presage.costs.collectives.fit import Fitted
 from presage.costs.collectives.group import Group
 from presage.costs.collectives.law import Coefficients
 from presage.files import write_whole
+from presage_fit.collectives import Fitted
 
 __all__ = ["SHIPPED", "save", "shipped"]
 

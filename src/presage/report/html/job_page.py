@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from presage.jobs.draws.sure import Sure
-from presage.jobs.predict import JobPrediction
-from presage.jobs.spend import Spent
+from presage.prediction.draws.distribution import Sure
+from presage.prediction.jobs.cost import Spent
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.report import job_tables as tables
 from presage.report.html import job_sections as parts
 from presage.report.html.page import Fact, Page, plain
-from presage.report.text import amount, percent, seconds, size
+from presage.text import amount, percent, seconds, size
 
 __all__ = ["job_page"]
 

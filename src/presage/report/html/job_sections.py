@@ -8,12 +8,12 @@ import numpy as np
 
 from presage.engine import Lane
 from presage.errors import PresageError
-from presage.jobs.draws.sure import Sure
-from presage.jobs.intensity import Ran, ran
-from presage.jobs.predict import JobPrediction
-from presage.jobs.quicker import BY, swung
-from presage.jobs.timeline import job_timeline
-from presage.prediction.intensity import Worked
+from presage.prediction.draws.distribution import Sure
+from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_roofline import Ran, ran
+from presage.prediction.jobs.job_timeline import job_timeline
+from presage.prediction.jobs.perturbation import BY, swung
+from presage.prediction.step_roofline import Worked
 from presage.report import job_tables as tables
 from presage.report import sure_tables
 from presage.report.html.charts.bars import parts_figure
@@ -25,7 +25,7 @@ from presage.report.html.charts.tornado import Swing, tornado_figure, tornado_ta
 from presage.report.html.page import Section, Table, table_of
 from presage.report.html.timeline import lanes_section, timeline_bars
 from presage.report.sensitivity_tables import CLASSES
-from presage.report.text import amount, percent, seconds, size
+from presage.text import amount, percent, seconds, size
 
 __all__ = [
     "heat_section",

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table as RichTable
 
-from presage.plan.place import Placed
+from presage.placement import Placed
 from presage.report import place_tables as tables
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.heat import heat_figure, heat_table, telling
 from presage.report.html.charts.tornado import NONE, Swing, tornado_figure
 from presage.report.html.charts.units import Unit
 from presage.report.html.page import Fact, Page, Section, plain, table_of
-from presage.report.text import percent, seconds
+from presage.text import percent, seconds
 
 __all__ = ["place_page"]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from presage.jobs.job import Job
-from presage.jobs.predict import JobPrediction
-from presage.plan.layouts import Found, Short, layout_of, missed, words
-from presage.plan.layouts.found import Counts
+from presage.configs.job import Job
+from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.report import plan_tables as tables
 from presage.report.html.charts.pareto import POINTS, Point, pareto_figure
 from presage.report.html.charts.stacks import stacks_figure
 from presage.report.html.charts.units import time_unit
 from presage.report.html.page import Fact, Page, Section, Table, table_of
-from presage.report.text import percent, seconds, size
+from presage.search import Found, Short, layout_of, missed, words
+from presage.search.search_result import Counts
+from presage.text import percent, seconds, size
 
 __all__ = ["plan_page"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from presage.prediction.detail import Detail
 from presage.prediction.step import Prediction
+from presage.prediction.step_detail import Detail
 from presage.report import prediction_tables as tables
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -17,7 +17,7 @@ from presage.report.html.step_sections import (
     step_timeline_section,
 )
 from presage.report.rank_tables import sent_table
-from presage.report.text import percent, seconds, size
+from presage.text import percent, seconds, size
 
 __all__ = ["predict_page", "step_facts"]
 

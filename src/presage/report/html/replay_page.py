@@ -13,10 +13,10 @@ from presage.report.html.charts.units import Unit, time_unit
 from presage.report.html.page import Fact, Page, Section, Table, Tone, table_of
 from presage.report.html.timeline import lanes_section
 from presage.report.html.trace_bars import measured_bars, replayed_bars, shown_ranks, shown_step, step_window
-from presage.report.text import percent, seconds, shorten
-from presage.traces.counted import step_path
+from presage.text import percent, seconds, shorten
 from presage.traces.explain import PathPart, critical_parts
 from presage.traces.replay import Replay, StepTime, measured_steps
+from presage.whatif.replay_effect import step_path
 
 __all__ = ["RankSteps", "Replayed", "replay_page"]
 

@@ -9,9 +9,9 @@ from presage.report.html.charts.tornado import Swing, tornado_figure, tornado_ta
 from presage.report.html.charts.units import Unit, time_unit
 from presage.report.html.page import Fact, Page, Section, Tone, plain, table_of
 from presage.report.run_tables import WORDS, span
-from presage.report.text import amount, percent
 from presage.runs.outcome import CAUSES
 from presage.runs.whole import RunPrediction
+from presage.text import amount, percent
 
 __all__ = ["run_page"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from presage.jobs.draws.sensitivity import Row, Sensitivity
 from presage.noise.estimate import Estimate
+from presage.prediction.draws.sensitivity import Row, Sensitivity
 from presage.report import sensitivity_tables as tables
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.tornado import NONE, Swing, tornado_figure, tornado_table
 from presage.report.html.page import Fact, Page, Section, plain, table_of
-from presage.report.text import percent, seconds
+from presage.text import percent, seconds
 
 __all__ = ["sensitivity_page"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from presage.plan.cost import Cost
-from presage.plan.problem import Problem
-from presage.plan.search import Found
-from presage.plan.spread import memory_by_rank
+from presage.embeddings.sharding_cost import Cost
+from presage.embeddings.sharding_memory import memory_by_rank
+from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_search import Found
 from presage.report import shard_tables as tables
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.grid import grid_figure
 from presage.report.html.charts.stacks import GIB, stacks_figure
 from presage.report.html.charts.units import time_unit
 from presage.report.html.page import Fact, Page, Section, Table, plain, table_of
-from presage.report.text import percent, seconds, size
+from presage.text import percent, seconds, size
 
 __all__ = ["shard_page"]
 

@@ -7,9 +7,9 @@ import numpy as np
 from presage.engine import Lane, LaneKind
 from presage.graph.families import family
 from presage.graph.graph import Graph, Role
-from presage.graph.memory import Holding, MemoryProfile
-from presage.prediction.detail import Detail, Shown
-from presage.prediction.many import Kind, ManyRanks
+from presage.memory.step_memory import Holding, MemoryProfile
+from presage.prediction.rank_results import Kind, ManyRanks
+from presage.prediction.step_detail import Detail, Shown
 from presage.report import memory_tables
 from presage.report.html.charts.heat import heat_figure, heat_table
 from presage.report.html.charts.lanes import Bars
@@ -19,7 +19,7 @@ from presage.report.html.page import Section, Table, table_of
 from presage.report.html.timeline import lanes_section, timeline_bars
 from presage.report.memory_tables import WORDS
 from presage.report.rank_tables import rank_table
-from presage.report.text import amount, percent, seconds, shorten, size
+from presage.text import amount, percent, seconds, shorten, size
 
 __all__ = [
     "family_of",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from presage.engine import Lane, Timeline
 from presage.report.html.charts.lanes import LANES, MARKS, Bars, lanes_figure, merged, readable
 from presage.report.html.page import Section, Table
-from presage.report.text import percent, seconds, shorten
+from presage.text import percent, seconds, shorten
 
 __all__ = ["WAITS", "lane_table", "lanes_section", "longest_table", "timeline_bars"]
 

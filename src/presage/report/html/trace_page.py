@@ -8,7 +8,6 @@ from math import isnan
 
 import numpy as np
 
-from presage.costs.overheads import Overheads
 from presage.engine import Timeline
 from presage.report import tables
 from presage.report.html.charts.bars import parts_figure
@@ -18,9 +17,10 @@ from presage.report.html.charts.units import time_unit
 from presage.report.html.page import Fact, Page, Section, Table, table_of
 from presage.report.html.timeline import lanes_section
 from presage.report.html.trace_bars import measured_bars, shown_ranks, shown_step, step_window
-from presage.report.text import percent, seconds, shorten
+from presage.text import percent, seconds, shorten
 from presage.traces import explain
 from presage.traces.explain import Activity, Idle, PathPart
+from presage.traces.overheads import Overheads
 from presage.traces.replay import Replay, StepTime, measured_steps
 
 __all__ = ["Traced", "trace_page"]

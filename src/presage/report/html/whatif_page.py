@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from presage.graph.chip import H200, Chip
-from presage.graph.memory import profile
 from presage.hardware import gpus
-from presage.plan.codesign.suggest import Suggestions
-from presage.plan.codesign.whatif import WhatIf
-from presage.prediction.detail import step_shown
+from presage.memory.gpu_limits import H200, Chip
+from presage.memory.step_memory import profile
 from presage.prediction.step import Prediction, StepProgram
+from presage.prediction.step_detail import step_shown
 from presage.report import whatif_tables as tables
 from presage.report.html.charts.beside import beside_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -24,7 +22,9 @@ from presage.report.html.page import Fact, Page, Section, Table, Tone, plain, ta
 from presage.report.html.predict_page import families_section, step_facts
 from presage.report.html.step_sections import memory_section, step_bars
 from presage.report.html.timeline import lanes_section
-from presage.report.text import percent, seconds, size
+from presage.text import percent, seconds, size
+from presage.whatif.before_after import WhatIf
+from presage.whatif.suggest import Suggestions
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

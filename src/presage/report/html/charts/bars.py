@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from presage.report.html.charts.units import time_unit
 from presage.report.html.charts.words import label
 from presage.report.html.theme import MUTED, colours
-from presage.report.text import percent, seconds
+from presage.text import percent, seconds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from presage.report.html.charts.units import Unit, time_unit
 from presage.report.html.page import Table
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE
-from presage.report.text import percent
+from presage.text import percent
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

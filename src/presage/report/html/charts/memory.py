@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from presage.report.html.charts.words import label
 from presage.report.html.theme import ACCENT, BAD, MUTED, colours
-from presage.report.text import size
+from presage.text import size
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from presage.report.html.charts.units import Unit, time_unit
 from presage.report.html.charts.words import label
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE
-from presage.report.text import size
+from presage.text import size
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

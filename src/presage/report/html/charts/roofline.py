@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from presage.prediction.intensity import Worked
+from presage.prediction.step_roofline import Worked
 from presage.report.html.charts.words import label
 from presage.report.html.theme import BAD, MUTED, colours
-from presage.report.text import percent, seconds, size
+from presage.text import percent, seconds, size
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from presage.report.text import shorten
+from presage.text import shorten
 
 __all__ = ["label"]
 

@@ -1,0 +1,114 @@
+"""The training software presage knows, from its fact files."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from presage.configs.framework import Framework, Overlap
+from presage.configs.schema import FrameworkWords, OverlapWords, converted, plain
+from presage.errors import InputError, PresageError
+from presage.hardware import Gpu
+from presage.hardware.facts import load
+
+__all__ = ["ATTENTIONS", "HOSTS", "framework", "frameworks", "overlap_of", "read_framework", "switches"]
+
+ATTENTIONS = ("unfused", "fused-softmax", "flash1", "flash2", "flash3")
+HOSTS = ("megatron-core", "megatron-2021", "deepspeed", "torch", "torch-gpt", "compiled", "graph")
+SINCE = {"hopper": 9.0, "blackwell": 10.0}  # compute capability
+MB = 1e6
+
+
+class _File(FrameworkWords):
+    source: str = ""
+    date: str = ""
+    hopper: FrameworkWords = msgspec.field(default_factory=FrameworkWords)  # over the others, from such GPUs on
+    blackwell: FrameworkWords = msgspec.field(default_factory=FrameworkWords)
+    overlap: OverlapWords = msgspec.field(default_factory=OverlapWords)
+
+
+@cache
+def frameworks() -> tuple[str, ...]:
+    """The names of those that come with presage."""
+    there = files("presage.configs").joinpath("frameworks").iterdir()
+    return tuple(sorted(f.name.removesuffix(".toml") for f in there if f.name.endswith(".toml")))
+
+
+def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
+    """By name (megatron-core) or from a .toml file; some switches depend on the GPU. Overrides: fields of Framework."""
+    found = _shipped(name, _generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
+    if not overrides:
+        return found
+    known = {f.name for f in fields(Framework)}
+    for key in overrides:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            raise PresageError(f"a framework has no switch {key!r}{f': did you mean {near[0]!r}?' if near else ''}")
+    made = replace(found, **overrides)
+    _check(name, made)
+    return made
+
+
+def read_framework(path: str | Path, gpu: Gpu | None = None) -> Framework:
+    """From its fact file."""
+    return _read(Path(path), _generation(gpu))
+
+
+def overlap_of(name: str) -> Overlap:
+    """Which transfers this software runs beside compute unless told otherwise."""
+    return framework(name).overlap
+
+
+def switches(words: FrameworkWords) -> dict[str, Any]:
+    """What a table says, as fields of a Framework."""
+    out = {k: v for k, v in plain(words).items() if k in FrameworkWords.__struct_fields__ and k != "name"}
+    if "bucket_MB" in out:
+        out["bucket_bytes"] = out.pop("bucket_MB") * MB
+    return out
+
+
+@cache
+def _shipped(name: str, generation: float) -> Framework:
+    if name not in frameworks():
+        near = get_close_matches(name.lower(), frameworks(), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        there = ", ".join(frameworks())
+        raise PresageError(f"no framework {name!r}: there is {there}, or the path of a .toml file{hint}")
+    return _read(Path(str(files("presage.configs").joinpath("frameworks", f"{name}.toml"))), generation)
+
+
+def _read(path: Path, generation: float) -> Framework:
+    file = converted(path, load(path), _File)
+    found = switches(file)
+    for since, least in SINCE.items():
+        if generation >= least:
+            found |= switches(getattr(file, since))
+    overlap = Overlap(**plain(file.overlap))
+    made = Framework(key=path.stem, name=file.name or path.stem, source=file.source, overlap=overlap, **found)
+    _check(path, made)
+    return made
+
+
+def _generation(gpu: Gpu | None) -> float:
+    """Its compute capability; 0 for other makers' GPUs, and for none."""
+    try:
+        return float(gpu.compute_capability) if gpu else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _check(path: str | Path, f: Framework) -> None:
+    for name, value, known in (("attention", f.attention, ATTENTIONS), ("host", f.host, HOSTS)):
+        if value not in known:
+            raise InputError(path, f"is {value!r}: there is {', '.join(known)}", name)
+    for name in ("gradient_bytes", "reduce_bytes", "gather_bytes"):
+        if getattr(f, name) not in (1, 2, 4):
+            raise InputError(path, f"is {getattr(f, name)!r}: it can be 1, 2 or 4", name)
+    if not 1e3 <= f.bucket_bytes <= 1e16:
+        raise InputError(path, f"is {f.bucket_bytes / MB:g}: it can be 0.001 to 1e10", "bucket_MB")

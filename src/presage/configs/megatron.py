@@ -1,0 +1,396 @@
+"""Arguments of Megatron-LM, Megatron-DeepSpeed and NeMo as the sections of a job file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from presage.configs.megatron_layout import expert_layers, pipeline_layout
+from presage.configs.presets import known
+from presage.configs.script_arguments import Arguments, number, read_script
+from presage.errors import InputError
+
+__all__ = ["arguments_sections", "read_arguments"]
+
+Table = dict[str, Any]
+VOCABULARIES = {"gpt2bpetokenizer": 50257, "bertwordpiecelowercase": 30522, "llama2tokenizer": 32000}
+GPUS = ("nproc_per_node", "gpus_per_node", "devices")
+NODES = ("nnodes", "num_nodes", "nodes")
+SET_GPUS = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPN", "SLURM_GPUS_ON_NODE")
+SET_NODES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES")
+SHOWN = 40  # arguments that are listed
+OFF = ("false", "0", "no", "none")
+SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+QUIET = re.compile(  # of no matter for a step's time: not worth a note
+    r"^(lr|min_lr|lr_.*|adam_.*|sgd_.*|weight_decay.*|clip_grad|init_method.*|log_.*|tensorboard.*|wandb.*|save.*|load.*|no_load.*|"
+    r"no_save.*|eval_.*|train_.*|data_.*|.*data_path|data|split|seed|vocab_file|merge_file|tokenizer_.*|exit_.*|num_workers|"
+    r"rotary_.*|rope_.*|norm_epsilon|layernorm_epsilon|master_.*|node_rank|rdzv_.*|tee|max_restarts|distributed_.*|ckpt_.*|"
+    r"mock_data|loss_scale.*|initial_loss_scale|min_loss_scale|hysteresis|profile.*|use_mcore_models|timing_log.*|"
+    r"override_opt.*|finetune|manual_gc.*|job_name|partition|account|time|output|error|container_.*|wait|jobid|"
+    r"kill_.*|check_for_nan.*|attention_softmax_in_fp32|apply_.*|reset_.*|eod_.*|dataloader_type|ntasks.*|cpus.*|"
+    r"moe_aux_loss_coeff|moe_z_loss_coeff|moe_router_load.*|moe_router_score.*|decoupled_.*|dist_ckpt.*|async_save|no_mmap.*|"
+    r"dataset.*|output.*|fp8_amax.*|calculate_per_token_loss|use_cpu_init.*|no_create_attention.*|tiktoken.*)$"
+)
+
+
+def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
+    """The sections of a job file, and the arguments that were not read."""
+    found, variables, unsure = read_script(path)
+    sections, notes = arguments_sections(found, variables, path)
+    taken = [f"{_argument(a)} ({v})" for a, v in unsure.items() if not QUIET.match(a)]
+    return sections, (*notes, f"set more than once, the last taken: {', '.join(taken)}") if taken else notes
+
+
+def arguments_sections(
+    found: Arguments, variables: dict[str, str] | None = None, path: str | Path = "arguments"
+) -> tuple[Table, tuple[str, ...]]:
+    a = _Given(found, path)
+    model = _model(a)
+    parallel = _parallel(a, model, variables or {})
+    sections = {
+        "model": model,
+        "training": _training(a, model, parallel),
+        "parallel": parallel,
+        "overlap": _overlap(a, parallel),
+        "framework": _framework(a),
+    }
+    return {k: v for k, v in sections.items() if v}, a.notes()
+
+
+class _Given:
+    """Arguments by name; remembers which were asked for."""
+
+    def __init__(self, found: Arguments, path: str | Path) -> None:
+        self.found, self.path, self.asked = found, path, set[str]()
+
+    def __contains__(self, name: str) -> bool:
+        self.asked.add(name)
+        return name in self.found
+
+    def flag(self, *names: str) -> bool:
+        """Given, and not as false."""
+        values = [self.found[n][-1] for n in names if n in self]
+        return any(not v or v[0].lower() not in OFF for v in values)
+
+    def off(self, name: str) -> bool:
+        """Given, as false."""
+        return name in self and bool(self.found[name][-1]) and self.found[name][-1][0].lower() in OFF
+
+    def any(self, name: str, part: str) -> bool:
+        """One of the values an argument is given has this in it."""
+        return name in self and any(part in v.lower() for values in self.found[name] for v in values)
+
+    def text(self, *names: str) -> str | None:
+        self.asked.update(names)
+        for name in names:
+            if name in self:
+                values = self.found[name][-1]
+                if not values or not values[0]:
+                    raise InputError(self.path, "has no value: is its variable set elsewhere?", _argument(name))
+                return values[0]
+        return None
+
+    def whole(self, *names: str) -> int | None:
+        return _whole(self.number(*names))
+
+    def number(self, *names: str) -> float | None:
+        value = self.text(*names)
+        if value is None or value.lower() in ("none", "null"):
+            return None
+        try:
+            return number(value)
+        except ValueError as e:
+            raise InputError(self.path, f"is {value!r}: it should be a number", _argument(names[0])) from e
+
+    def several(self, name: str) -> list[str]:
+        return [v for v in self.found[name][-1] if v] if name in self else []
+
+    def notes(self) -> tuple[str, ...]:
+        """Arguments not read, and those read that are given twice with other values."""
+        unread = [_argument(n) for n in self.found if n not in self.asked and not QUIET.match(n)]
+        ours = self.asked - {"name", "type"}  # NeMo's, of many things
+        twice = [n for n in self.found if n in ours and len({tuple(v[:1]) for v in self.found[n]}) > 1]
+        more = [f"and {len(unread) - SHOWN} more"] if len(unread) > SHOWN else []
+        out = [f"not read: {', '.join([*unread[:SHOWN], *more])}"] if unread else []
+        out += [f"{_argument(n)} is given more than once: the last is taken" for n in twice]
+        return tuple(out)
+
+
+def _argument(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+# ---- the model
+
+
+def _model(a: _Given) -> Table:
+    out: Table = {
+        "layers": a.whole("num_layers", "encoder_num_layers"),
+        "hidden": a.whole("hidden_size"),
+        "heads": a.whole("num_attention_heads"),
+        "ffn": a.whole("ffn_hidden_size"),
+        "head_dim": a.whole("kv_channels"),
+        "vocab": _vocab(a),
+        "predicted": a.whole("mtp_num_layers"),
+    }
+    groups = a.whole("num_query_groups", "num_key_value_heads")
+    if (a.flag("group_query_attention") or "group_query_attention" not in a.found) and groups:
+        out["kv_heads"] = groups
+    out |= _style(a) | _window(a)
+    if a.flag("multi_latent_attention"):
+        out["latent"] = _latent(a)
+    if (a.whole("num_experts", "num_moe_experts") or 1) > 1:
+        out["experts"] = _experts(a, out["layers"])
+    return {k: v for k, v in out.items() if v is not None} if out["layers"] else {}
+
+
+def _vocab(a: _Given) -> int | None:
+    given = a.whole("padded_vocab_size", "vocab_size", "pad_vocab_size_to", "override_vocab_size")
+    kind = a.text("tokenizer_type", "type") or ("gpt2bpetokenizer" if "merge_file" in a else "")
+    like = known(kind)  # tokenizers go by the names of models
+    return given or VOCABULARIES.get(kind.lower()) or (like.vocab if like else None)
+
+
+def _style(a: _Given) -> Table:
+    positions = a.text("position_embedding_type") or "learned_absolute"
+    rope = a.flag("use_rotary_position_embeddings") or "rope" in positions or "yarn" in positions
+    learned = not rope and "learned" in positions
+    norm = (a.text("normalization") or "LayerNorm").lower()
+    out: Table = {
+        "activation": _activation(a),
+        "norm": "rmsnorm" if "rmsnorm" in norm else "layernorm",
+        "bias": not (a.flag("disable_bias_linear") or a.off("bias")),
+        "tied": not (a.flag("untie_embeddings_and_output_weights") or a.off("share_embeddings_and_output_weights")),
+        "positions": "rope" if rope else "learned" if learned else "none",
+    }
+    if learned:
+        out["max_positions"] = a.whole("max_position_embeddings")
+    else:
+        a.whole("max_position_embeddings")
+    return out
+
+
+def _activation(a: _Given) -> str:
+    named = (a.text("activation", "activation_func") or "").lower()
+    if a.flag("swiglu") or "swiglu" in named:
+        return "swiglu"
+    if a.flag("quick_geglu", "geglu") or "geglu" in named:
+        return "geglu"
+    return "relu2" if a.flag("squared_relu") or "squared" in named else "gelu"
+
+
+def _window(a: _Given) -> Table:
+    """--window-size 127,0: that many tokens back; --window-attn-skip-freq 2: in every layer but each second."""
+    width = a.several("window_size")
+    numbers = re.findall(r"-?\d+", " ".join(width))
+    if not numbers or int(numbers[0]) < 0:
+        return {}
+    skip = a.whole("window_attn_skip_freq")
+    return {"window": int(numbers[0]) + 1, "window_every": 2 if skip == 2 else 1}
+
+
+def _latent(a: _Given) -> Table:
+    return {
+        "query_rank": a.whole("q_lora_rank") or 0,
+        "key_rank": a.whole("kv_lora_rank") or 512,
+        "nope": a.whole("qk_head_dim") or 128,
+        "rope": a.whole("qk_pos_emb_head_dim") or 64,
+        "value": a.whole("v_head_dim") or 128,
+    }
+
+
+def _experts(a: _Given, layers: int | None) -> Table:
+    out: Table = {
+        "experts": a.whole("num_experts", "num_moe_experts"),
+        "top_k": a.whole("moe_router_topk", "topk") or 2,
+        "ffn": a.whole("moe_ffn_hidden_size"),
+        "shared_ffn": a.whole("moe_shared_expert_intermediate_size"),
+        "capacity": a.number("moe_expert_capacity_factor"),
+    }
+    pattern = " ".join(a.several("moe_layer_freq"))
+    if pattern:
+        out["dense_layers"], out["every"] = expert_layers(pattern, layers or 1, a.path)
+    return {k: v for k, v in out.items() if v is not None and v != -1}
+
+
+# ---- how it is trained
+
+
+def _training(a: _Given, model: Table, parallel: Table) -> Table:
+    out = {
+        "sequence": a.whole("seq_length", "encoder_seq_length", "sequence_length"),
+        "micro_batch": a.whole("micro_batch_size", "batch_size"),
+        "global_batch": a.whole("global_batch_size"),
+        "precision": _precision(a),
+        "optimizer": a.text("optimizer"),
+        "recompute": _recompute(a, model, parallel),
+    }
+    return {k: v for k, v in out.items() if v is not None}
+
+
+def _precision(a: _Given) -> str:
+    if "fp4_format" in a:
+        return "nvfp4"
+    bf16, fp16 = a.flag("bf16"), a.flag("fp16")
+    named = (a.text("precision") or "").lower()
+    if a.flag("fp8_format", "fp8") or (a.flag("fp8_hybrid", "fp8_e4m3") and "fp8" not in a):
+        return "mxfp8" if (a.text("fp8_recipe") or "") == "mxfp8" else "fp8"
+    if bf16 or "bf16" in named:
+        return "bf16"
+    return "fp16" if fp16 or named.startswith("16") else "fp32"
+
+
+def _recompute(a: _Given, model: Table, parallel: Table) -> str | Table:
+    kind = a.text("recompute_granularity", "activations_checkpoint_granularity")
+    old = a.flag("checkpoint_activations", "deepspeed_activation_checkpointing") or "activations_checkpoint_method" in a
+    method = a.text("recompute_method", "activations_checkpoint_method") or "uniform"
+    count = a.whole("recompute_num_layers", "activations_checkpoint_num_layers", "checkpoint_num_layers") or 1
+    modules = a.several("recompute_modules")
+    if kind == "full" or (kind is None and old):
+        stage = (model.get("layers") or 1) / (parallel.get("pp", 1) * parallel.get("virtual", 1))
+        return {"mode": "full", "share": min(1.0, count / stage) if method == "block" else 1.0}
+    if kind == "selective" or a.flag("recompute_activations"):
+        return "selective:" + "+".join(modules) if modules else "selective"
+    return "none"
+
+
+# ---- how it is spread
+
+
+def _parallel(a: _Given, model: Table, variables: dict[str, str]) -> Table:
+    tp = a.whole("tensor_model_parallel_size", "model_parallel_size") or 1
+    pp = a.whole("pipeline_model_parallel_size", "pipe_parallel_size") or 1
+    out: Table = {"tp": tp, "pp": pp, "cp": a.whole("context_parallel_size") or 1}
+    out["sequence_parallel"] = a.flag("sequence_parallel") and tp > 1
+    out["ep"] = a.whole("expert_model_parallel_size") or 1
+    if "experts" in model:
+        out["expert_tp"] = a.whole("expert_tensor_parallel_size") or (1 if "expert_tensor_parallel_size" in a else tp)
+    out |= _stages(a, model, pp) | _sharding(a)
+    gpus = _gpus(a, variables)
+    return out | ({"gpus": gpus} if gpus else {})
+
+
+def _gpus(a: _Given, variables: dict[str, str]) -> int | None:
+    """GPUs a node times nodes, told by the launcher's arguments or by variables of the usual names."""
+    world = a.whole("world_size")
+    if world:
+        return world
+
+    def told(arguments: tuple[str, ...], names: tuple[str, ...]) -> int | None:
+        values = [a.found[n][-1][0] for n in arguments if n in a and a.found[n][-1]]
+        values += [variables[n] for n in names if n in variables]
+        return next((int(v) for v in values if v.isdecimal() and len(v) < 16), None)
+
+    each, nodes = told(GPUS, SET_GPUS), told(NODES, SET_NODES)
+    return each * nodes if each and nodes else None
+
+
+def _stages(a: _Given, model: Table, pp: int) -> Table:
+    """Chunks and how layers are dealt out."""
+    layers = model.get("layers") or 0
+    each = a.whole("num_layers_per_virtual_pipeline_stage")
+    chunks = a.whole("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+    out: Table = {}
+    layout = a.text("pipeline_model_parallel_layout")
+    ends = a.flag("account_for_embedding_in_pipeline_split"), a.flag("account_for_loss_in_pipeline_split")
+    kinds = "transformer|embedding" in (a.text("pp_partition_method") or "")
+    if pp == 1:
+        return out
+    total = layers + sum(ends)
+    if each and total:
+        chunks = max(1, total // (pp * each))
+    if layout:
+        out["layers_as"] = pipeline_layout(layout, a.path)
+        chunks = len(out["layers_as"]) // pp
+    elif all(ends) or kinds:
+        out["ends_as_layers"] = True
+    first, last = (a.whole(f"decoder_{w}_pipeline_num_layers") for w in ("first", "last"))
+    if layers and (first is not None or last is not None or sum(ends) == 1):
+        edge = (first, last) if sum(ends) != 1 else (_one_end(total, pp, ends[0]), _one_end(total, pp, ends[1]))
+        out["layers_as"] = _uneven(layers, pp, chunks or 1, *edge)
+    out["virtual"] = chunks or 1
+    if a.flag("enable_zero_bubble", "zero_bubble"):
+        out["schedule"] = "zero-bubble"
+    return out
+
+
+def _one_end(total: int, pp: int, counts: bool) -> int | None:
+    """Layers of a stage where the embedding, or the head, takes one's place."""
+    return total // pp - 1 if counts else None
+
+
+def _uneven(layers: int, pp: int, chunks: int, first: int | None, last: int | None) -> list[int]:
+    """Layers by chunk and stage, the first and the last stage with numbers of their own."""
+    free = pp - (first is not None) - (last is not None)
+    rest = (layers - (first or 0) - (last or 0)) // max(1, free)
+    stages = [first if first is not None else rest, *[rest] * (pp - 2), last if last is not None else rest]
+    return [n // chunks for _ in range(chunks) for n in stages]
+
+
+def _sharding(a: _Given) -> Table:
+    stage = a.whole("zero_stage")
+    fsdp = a.flag("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "fsdp")
+    strategy = a.text("data_parallel_sharding_strategy")
+    distributed = a.flag("use_distributed_optimizer") or a.any("name", "distributed")  # NeMo's optim.name
+    if fsdp:
+        zero = SHARDING.get(strategy or "", 3)
+        return {"fsdp": zero >= 2, "zero": zero}
+    out: Table = {"zero": stage if stage is not None else 1 if distributed else 0}
+    if stage == 0 and a.flag("bf16") and a.flag("deepspeed"):
+        out["zero"] = 1  # DeepSpeed's bf16 optimizer shards its state by itself
+    copies = a.whole("num_distributed_optimizer_instances")
+    return out | ({"replicate": copies} if copies and copies > 1 else {})
+
+
+def _overlap(a: _Given, parallel: Table) -> Table:
+    chunks = parallel.get("virtual", 1) > 1
+    return {
+        "tensor": a.flag("tp_comm_overlap", "ub_tp_comm_overlap"),
+        "gradients": a.flag("overlap_grad_reduce", "overlap_grad_sync"),
+        "parameters": a.flag("overlap_param_gather", "overlap_param_sync"),
+        "pipeline": not (a.flag("no_overlap_p2p_communication") or a.off("overlap_p2p_comm")) and chunks,
+        "experts": a.flag("overlap_moe_expert_parallel_comm"),
+    }
+
+
+# ---- the software
+
+
+def _framework(a: _Given) -> Table:
+    out: Table = {"name": _software(a)}
+    flash = a.flag("use_flash_attn", "use_flash_attn_v2")
+    if a.text("attention_backend") in ("unfused", "local") and not flash:
+        out["attention"] = "unfused"
+    elif flash and out["name"] != "megatron-core":
+        out["attention"] = "flash2"
+    out["dropout"] = any(
+        (0.1 if (v := a.number(n)) is None else v) > 0 for n in ("attention_dropout", "hidden_dropout")
+    )
+    if a.flag("grad_reduce_in_bf16") or a.any("grad_sync_dtype", "bf16") or a.off("grad_reduce_in_fp32"):
+        out |= {"gradient_bytes": 2, "reduce_bytes": 2}
+    elif a.flag("accumulate_allreduce_grads_in_fp32", "bf16"):
+        out |= {"gradient_bytes": 4, "reduce_bytes": 4}
+    elif a.flag("fp16"):
+        out |= {"gradient_bytes": 2, "reduce_bytes": 2}
+    if a.flag("fp8_param_gather", "fp8_params"):
+        out["gather_bytes"] = 1
+    out["fused_loss"] = a.flag("cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+    if a.flag("enable_cuda_graph", "external_cuda_graph") or a.text("cuda_graph_impl") not in (None, "none"):
+        out["host"] = "graph"
+    if a.flag("moe_enable_deepep") or (a.text("moe_token_dispatcher_type") or "") == "flex":
+        out |= {"two_step_dispatch": True, "fused_dispatch": True}
+    elements = a.number("ddp_bucket_size")
+    return out | ({"bucket_MB": elements * out.get("gradient_bytes", 4) / 1e6} if elements else {})
+
+
+def _software(a: _Given) -> str:
+    if "deepspeed_config" in a or a.flag("deepspeed") or "zero_stage" in a:
+        return "megatron-deepspeed"
+    if "DDP_impl" in a or "checkpoint_activations" in a.found or a.text("transformer_impl") == "local":
+        return "megatron-2021"
+    return "megatron-core"

@@ -1,0 +1,103 @@
+"""Fitted parameters of chips as files of plain numbers, one a GPU that was measured; others get a relative's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from presage.costs.closed_form.attention_law import Kernel
+from presage.costs.closed_form.gemm_law import Tiling
+from presage.errors import InputError
+from presage.hardware.gpu import Gpu, gpu
+
+__all__ = ["FOLDER", "Parameters", "merged", "parameters", "read", "relative"]
+
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "chips"
+US, PICO = 1e-6, 1e-12
+# Whose parameters a GPU of an architecture gets where it has none of its own.
+RELATIVES = {
+    "Hopper": "h100_sxm", "Ampere": "a100_80gb", "Ada": "l40s", "Blackwell": "b200", "Volta": "v100_pcie_32gb",
+    "Turing": "t4", "Pascal": "p100_pcie", "CDNA 2": "mi210", "CDNA 3": "mi300x", "CDNA 4": "mi300x",
+}  # fmt: skip
+DEFAULT = "h100_sxm"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Of one GPU. Shares are of its data sheet's figures."""
+
+    key: str
+    clock: float  # Hz, of the GPU they were fitted on
+    limit: float  # W, of that GPU
+    products: dict[str, Tiling]  # by type of number
+    grouped: dict[str, float]  # share of the rate of single products, seconds a group, seconds a launch
+    attention: dict[str, Kernel]  # by style and direction: "flash2 forward"
+    stream: dict[str, float]  # shares of the memory bandwidth, by kind of kernel
+    launch: float
+    power: dict[str, float]
+
+
+def relative(gpu: Gpu) -> str:
+    """The GPU whose parameters it gets."""
+    if (FOLDER / f"{gpu.key}.json").is_file():
+        return gpu.key
+    return RELATIVES.get(gpu.architecture, DEFAULT)
+
+
+@cache
+def parameters(key: str) -> Parameters:
+    """Of a GPU that has a file of its own."""
+    return read(FOLDER / f"{key}.json")
+
+
+def read(path: Path) -> Parameters:
+    """A file of them; what it lacks comes from the one it names as its base."""
+    found = merged(path)
+    try:
+        return Parameters(
+            key=found["gpu"],
+            clock=found["clock_MHz"] * 1e6,
+            limit=gpu(found["gpu"]).power_limit,
+            products={kind: _tiling(p) for kind, p in found["products"].items()},
+            grouped={k: float(v) for k, v in found["grouped"].items()},
+            attention={name: _kernel(p) for name, p in found["attention"].items()},
+            stream={k: float(v) for k, v in found["stream"].items()},
+            launch=found["launch_us"] * US,
+            power={k: float(v) for k, v in found["power"].items()},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        raise InputError(path, f"not a chip's parameters: {e}") from e
+
+
+def merged(path: Path) -> dict[str, Any]:
+    """What a file says, and what the one it names as its base says besides."""
+    try:
+        own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise InputError(path, f"cannot be read: {e}") from e
+    if not own.get("base"):
+        return own
+    out = merged(path.with_name(f"{own['base']}.json"))
+    for name, value in own.items():
+        out[name] = {**out[name], **value} if isinstance(value, dict) and isinstance(out.get(name), dict) else value
+    return out
+
+
+def _tiling(p: dict[str, Any]) -> Tiling:
+    return Tiling(
+        menu=tuple((int(a), int(b)) for a, b in p["menu"]), reach=p["reach"], small=p["small"], fixed=p["tile_us"] * US,
+        fill=p["fill"], smooth=p["smooth"], overlap=p["overlap"], bandwidth=p["bandwidth"], store=p["store"],
+        split=p["split_us"] * US, launch=p["launch_us"] * US, unaligned=tuple(p["unaligned"]),
+        turned=p["turned"],
+    )  # fmt: skip
+
+
+def _kernel(p: dict[str, Any]) -> Kernel:
+    widths = sorted((float(w), float(r)) for w, r in p["reach"].items())
+    return Kernel(
+        tuple(w for w, _ in widths), tuple(r for _, r in widths), p["block_us"] * US, p["tail"], p["smooth"],
+        p["moved"], p["launch_us"] * US,
+    )  # fmt: skip

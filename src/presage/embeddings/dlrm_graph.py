@@ -1,0 +1,164 @@
+"""The step of one rank of a recommendation model: dense layers as ops, embeddings as ops whose times a plan tells.
+
+The order is that of TorchRec: the dense features go first, then lookups, the exchange of pooled rows, interaction, top
+layers; backward in the opposite order. Pipelined (TrainPipelineSparseDist), the indices of the next batch are sent
+beside this one's work: sizes before the forward pass, lengths and indices between forward and backward. All
+collectives share one communicator, as they do there, so they run one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from presage.embeddings.dlrm_job import DlrmJob
+from presage.embeddings.dlrm_layers import bce_loss, concatenate, cross, dense_update, dot_interaction, mlp
+from presage.embeddings.tape import ENGINE, Tape
+from presage.errors import PresageError
+from presage.graph.graph import Graph, Ref
+
+__all__ = ["SPARSE", "Sparse", "dlrm_graph"]
+
+GROUP = "dp"
+MEMORY_COPY = "memcpy"
+SPARSE = "(sparse)"  # the module of ops whose times come from the plan; the rest of their module says which
+DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+WIRE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+LOOKUP = "fbgemm::split_embedding_codegen_lookup_function"
+ALL_TO_ALL = "c10d::alltoall_base_"
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """What of the embeddings there is: tables with ranks of their own, tables cut by rows, tables on all ranks."""
+
+    placed: int  # columns
+    by_rows: int
+    replicated: int
+    bags: int  # that a rank sends, to all ranks together
+    lookups: int  # in them
+    replicas: int  # weights that all ranks hold
+
+
+def dlrm_graph(job: DlrmJob, sparse: Sparse) -> Graph:
+    """One rank's step, before its dense gradients are shared."""
+    return _Step(job, sparse).graph()
+
+
+class _Step:
+    def __init__(self, job: DlrmJob, sparse: Sparse) -> None:
+        self.job, self.sparse = job, sparse
+        self.tape = Tape(DTYPES[job.precision], tf32=job.precision == "tf32", source=job.name)
+        self.rows = -(-job.batch // job.ranks)
+        self.width = sum(t.dim for t in job.tables)
+        self.wire = WIRE_DTYPES[job.wire]
+        counts = ((1, "int64"), (3 * job.ranks, "int64"), (sparse.bags, job.index), (sparse.lookups, job.index))
+        self.done, self.sizes, self.lengths, self.coming = (self.tape.input((n,), d, nbytes=0) for n, d in counts)
+        self.ready = self.tape.input((sparse.lookups,), job.index, nbytes=0)
+        self.pooled = self.tape.input((self.rows, sparse.placed), self.wire, nbytes=0)  # of the mean rank
+        self.partial = self.tape.input((self.rows * job.ranks, sparse.by_rows), self.wire, nbytes=0)
+
+    def graph(self) -> Graph:
+        job, tape = self.job, self.tape
+        if job.pipelined:
+            self._copy_next()
+            self._send_sizes()
+        else:
+            self._copy_next()
+            self._send_sizes(wait=True)
+            self._send_indices()
+        dense = tape.input((self.rows, job.dense), "float32")
+        bottom = mlp(tape, dense, list(job.bottom), "bottom", first=True)
+        embedded = self._embedded()
+        crossed = self._interaction(bottom, tape.cast(embedded, tape.dtype))
+        bce_loss(tape, mlp(tape, crossed, list(job.top), "top", last_plain=True))
+        if job.pipelined:
+            self._send_indices()
+        tape.backward()
+        dense_update(tape, job.optimizer)
+        if self.sparse.replicated:
+            self._op("replicas.update", LOOKUP + "_dense", reads=[], writes=[])
+        return tape.draft.graph()
+
+    def _op(self, which: str, name: str, reads: list[int], writes: list[int], *within: str, sync: bool = False) -> None:
+        """An op of the embeddings; collectives are on the communicator's stream."""
+        tape, sends = self.tape, name.startswith("c10d")
+        before, tape.module = tape.module, f"{SPARSE}{which}"
+        inputs = [Ref(t) for t in dict.fromkeys([*writes, *reads])]
+        where = GROUP if sends else MEMORY_COPY if which == "copy" and self.job.pipelined else ""
+        tape.emit(name, inputs, writes, *within, writes=writes, stream=where, group=GROUP if sends else "", sync=sync)
+        tape.module = before
+
+    def _sends(self) -> bool:
+        return self.job.ranks > 1 and self.sparse.placed + self.sparse.by_rows > 0
+
+    def _copy_next(self) -> None:
+        """The batch after next, from the host."""
+        self._op("copy", "aten::copy_", [], [self.coming], "aten::to", "aten::_to_copy")
+
+    def _send_sizes(self, wait: bool = False) -> None:
+        if self._sends():
+            here = self.tape.draft.tensor(self.tape.of(self.coming).storage, (1,), self.job.index)
+            self._op("sizes", ALL_TO_ALL, [here] if wait else [], [self.sizes])
+            if wait:
+                self.tape.emit("aten::item", [Ref(self.sizes)], [], kernels=False, sync=True)
+
+    def _send_indices(self) -> None:
+        if self._sends():
+            self._op("lengths", ALL_TO_ALL, [], [self.lengths])
+            self._op("indices", ALL_TO_ALL, [self.coming], [self.ready])
+
+    def _columns(self, tensor: int, width: int) -> int:
+        """So many columns of what a rank's samples have, as one block."""
+        return self.tape.draft.tensor(self.tape.of(tensor).storage, (self.rows, width), self.wire)
+
+    def _embedded(self) -> int:
+        """Lookups, and the pooled rows of this rank's samples."""
+        tape, sparse, many = self.tape, self.sparse, self.job.ranks > 1
+        tape.module = "embeddings"
+        embedded = tape.activation((self.rows, self.width), "float32")
+        kinds = [
+            k
+            for k, there in (("placed", sparse.placed), ("rows", sparse.by_rows), ("replicas", sparse.replicated))
+            if there
+        ]
+        if not kinds:
+            raise PresageError("a recommendation model without embedding tables: there is nothing to look up")
+        for kind in kinds:
+            self._op(f"{kind}.forward", LOOKUP, [self.ready], [self.pooled, self.partial], "TBE::forward")
+        if sparse.placed and many:
+            self._op("output", ALL_TO_ALL, [self.pooled], [self._columns(embedded, sparse.placed)])
+        if sparse.by_rows and many:
+            self._op(
+                "scatter", "c10d::_reduce_scatter_base_", [self.partial], [self._columns(embedded, sparse.by_rows)]
+            )
+        both, around = [Ref(embedded), Ref(embedded)], "fbgemm::permute_pooled_embs"
+        tape.emit("aten::copy_", both, [embedded], around, writes=[embedded])
+        tape.note(lambda: self._embedded_back(embedded, kinds))
+        return embedded
+
+    def _embedded_back(self, embedded: int, kinds: list[str]) -> None:
+        tape, many = self.tape, self.job.ranks > 1
+        gradient = tape.cast(tape.gradient.pop(embedded), "float32")
+        flat = tape.activation((self.rows, self.width), "float32")
+        tape.emit("aten::cat", [[Ref(gradient)], 1], [flat], ENGINE + "All2All_Pooled_WaitBackward")
+        if self.sparse.placed and many:
+            self._op("gradient", ALL_TO_ALL, [self._columns(flat, self.sparse.placed)], [self.pooled])
+        if self.sparse.by_rows and many:
+            self._op("gather", "c10d::_allgather_base_", [self._columns(flat, self.sparse.by_rows)], [self.partial])
+        reads = [self.pooled, self.partial, flat, self.ready]
+        for kind in sorted(kinds, key=lambda k: k != "replicas"):  # those that wait for nobody first
+            self._op(f"{kind}.backward", LOOKUP + "Backward", reads, [self.done], "TBE::backward")
+            if kind == "replicas" and many:
+                weights = tape.input((self.sparse.replicas,), "float32", nbytes=0)
+                self._op("replicas", "c10d::allreduce_", [self.done], [weights])
+
+    def _interaction(self, dense: int, sparse: int) -> int:
+        job, tape = self.job, self.tape
+        if job.interaction == "dot":
+            if {t.dim for t in job.tables} != {job.bottom[-1]}:
+                raise PresageError(
+                    f"{job.name}: a dot interaction needs tables as wide as the bottom layers' output, {job.bottom[-1]}"
+                )
+            return dot_interaction(tape, dense, sparse)
+        joined = concatenate(tape, [dense, sparse], "interaction")
+        return cross(tape, joined, job.cross_layers, job.cross_rank) if job.interaction == "dcn" else joined

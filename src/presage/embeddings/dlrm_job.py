@@ -1,0 +1,140 @@
+"""A recommendation job: dense layers, tables, interaction, batch, ranks; as a TOML file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from presage.embeddings import Table
+from presage.embeddings.table_files import read_tables, tables_of
+from presage.errors import InputError, PresageError
+from presage.hardware.facts import load
+
+__all__ = ["INDICES", "WIRES", "DlrmJob", "read_job"]
+
+INTERACTIONS = ("dot", "cat", "dcn")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+WIRES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes
+INDICES = {"int64": 8, "int32": 4}
+OPTIMIZERS = ("sgd", "adagrad", "adam")
+GIB = 1024.0**3
+MOST_RANKS, MOST_WIDTH, MOST_LAYERS = 16_384, 10**6, 1000  # all ranks go through one engine
+
+
+@dataclass(frozen=True)
+class DlrmJob:
+    """What is trained, and on what."""
+
+    name: str
+    tables: tuple[Table, ...]
+    batch: int  # of all ranks together
+    ranks: int
+    platform: str
+    dense: int = 13  # features
+    bottom: tuple[int, ...] = (512, 256, 128)
+    top: tuple[int, ...] = (1024, 1024, 512, 256, 1)
+    interaction: str = "dot"
+    cross_layers: int = 3
+    cross_rank: int = 512
+    optimizer: str = "adagrad"  # of the dense layers
+    embedding_optimizer: str = "rowwise_adagrad"
+    lengths: str = "fixed"
+    precision: str = "tf32"
+    plan: str = "auto"  # or a heuristic's name, or a plan's file
+    pipelined: bool = True
+    memory: float = 0.0  # bytes of a rank for tables; 0: four fifths of the GPU's
+    index: str = "int64"  # of lookups and lengths
+    wire: str = "fp32"  # what pooled rows and their gradients are sent in
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise PresageError(f"a recommendation job has 1 to {MOST_RANKS:,} ranks: this one has {self.ranks:,}")
+
+
+class _Dense(msgspec.Struct, forbid_unknown_fields=True):
+    features: int
+    bottom: list[int]
+    top: list[int]
+    optimizer: str = "adagrad"
+
+
+class _Cross(msgspec.Struct, forbid_unknown_fields=True):
+    layers: int = 3
+    rank: int = 512
+
+
+class _Embeddings(msgspec.Struct, forbid_unknown_fields=True):
+    tables: str | list[dict[str, Any]]
+    optimizer: str = "rowwise_adagrad"
+    lengths: str = "fixed"
+    memory_GiB: float = 0.0
+    wire: str = "fp32"
+    index: str = "int64"
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    batch: int
+    ranks: int
+    platform: str
+    dense: _Dense
+    embeddings: _Embeddings
+    cross: _Cross = msgspec.field(default_factory=_Cross)
+    name: str = ""
+    interaction: str = "dot"
+    precision: str = "tf32"
+    plan: str = "auto"
+    pipelined: bool = True
+
+
+def read_job(path: str | Path) -> DlrmJob:
+    """A job from its file; tables and a plan may be files beside it."""
+    path = Path(path)
+    try:
+        found = msgspec.convert(load(path), _File)
+    except msgspec.ValidationError as e:
+        what, _, where = str(e).partition(" - at `$.")
+        raise InputError(path, what, where.strip("`") or None) from e
+    for name, value, known in (
+        ("interaction", found.interaction, INTERACTIONS),
+        ("precision", found.precision, PRECISIONS),
+        ("embeddings.index", found.embeddings.index, tuple(INDICES)),
+        ("embeddings.wire", found.embeddings.wire, tuple(WIRES)),
+        ("dense.optimizer", found.dense.optimizer, OPTIMIZERS),
+    ):
+        if value not in known:
+            raise InputError(path, f"is {value!r}: there is {', '.join(known)}", name)
+    for name, widths in (("dense.bottom", found.dense.bottom), ("dense.top", found.dense.top)):
+        if not widths or min(widths) < 1:
+            raise InputError(path, "should be widths of layers, each 1 or more", name)
+        if max(widths) > MOST_WIDTH or len(widths) > MOST_LAYERS:
+            raise InputError(path, f"has up to {MOST_LAYERS:,} layers, none wider than {MOST_WIDTH:,}", name)
+    _check_sizes(path, found)
+    return _job(path, found)
+
+
+def _check_sizes(path: Path, f: _File) -> None:
+    for name, value, least, most in (
+        ("ranks", f.ranks, 1, MOST_RANKS),
+        ("batch", f.batch, 1, 10**12),
+        ("dense.features", f.dense.features, 1, MOST_WIDTH),
+        ("cross.layers", f.cross.layers, 0, MOST_LAYERS),
+        ("cross.rank", f.cross.rank, 0, MOST_WIDTH),
+        ("embeddings.memory_GiB", f.embeddings.memory_GiB, 0, 10**6),
+    ):
+        if not least <= value <= most:
+            raise InputError(path, f"is {value}: it can be {least} to {most:,}", name)
+
+
+def _job(path: Path, f: _File) -> DlrmJob:
+    given = f.embeddings.tables
+    tables = tables_of(given, path) if isinstance(given, list) else read_tables(path.parent / given)[0]
+    plan = str(path.parent / f.plan) if f.plan.endswith(".json") else f.plan
+    return DlrmJob(
+        f.name or path.name, tables, f.batch, f.ranks, f.platform, f.dense.features, tuple(f.dense.bottom),
+        tuple(f.dense.top), f.interaction, f.cross.layers, f.cross.rank, f.dense.optimizer, f.embeddings.optimizer,
+        f.embeddings.lengths, f.precision, plan, f.pipelined, f.embeddings.memory_GiB * GIB,
+        f.embeddings.index, f.embeddings.wire,
+    )  # fmt: skip

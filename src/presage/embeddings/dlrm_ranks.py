@@ -1,0 +1,201 @@
+"""A recommendation job on its ranks: the plan, each rank's own lookups, and the step of all through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.costs.optime import OpTime
+from presage.embeddings import EmbeddingModel
+from presage.embeddings.dlrm_graph import SPARSE, Sparse, dlrm_graph
+from presage.embeddings.dlrm_job import INDICES, WIRES, DlrmJob
+from presage.embeddings.sharding_cost import Cost, cost, parts_of
+from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic
+from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, Plan
+from presage.embeddings.sharding_prices import Common, Prices
+from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_search import search
+from presage.embeddings.table_files import read_plan
+from presage.errors import PresageError
+from presage.graph.graph import Graph
+from presage.hardware import Platform
+from presage.hardware import platform as _platform
+from presage.memory.step_memory import profile
+from presage.parallel.ddp import ddp
+from presage.parallel.layout import Fold, Layout, fold
+from presage.parallel.strategy import strategy
+from presage.prediction.machine import Machine, kernel_times, machine
+from presage.prediction.overlap_contention import beside, contended
+from presage.prediction.rank_program import Member, rank_program
+from presage.prediction.rank_results import collective_times, groups_of
+from presage.prediction.rank_set import SIMULATED, RankKind, Team, predict_team
+from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, step_program
+from presage.prediction.step_program import STREAM
+
+__all__ = ["DlrmTeam", "dlrm_team", "predict_dlrm"]
+
+NAME = "sharded embeddings + ddp"
+Tell = Callable[[float, float], None]
+
+
+@dataclass(frozen=True, eq=False)
+class DlrmTeam:
+    """A job's ranks as the engine takes them, its plan and what that costs."""
+
+    job: DlrmJob
+    prices: Prices
+    plan: Plan
+    cost: Cost
+    team: Team
+    where: Machine
+
+
+def dlrm_team(
+    job: DlrmJob,
+    *,
+    place: Platform | None = None,
+    model: EmbeddingModel | None = None,
+    seconds: float = 20.0,
+    tell: Tell = lambda _done, _best: None,
+    pace: float = 1.0,
+    given: Plan | None = None,
+) -> DlrmTeam:
+    """The ranks of a job; `place` where the platform is not one that ships, `given` where the plan is known.
+
+    `pace`: how many times as long as usual the hosts take.
+    """
+    where = place or _platform(job.platform)
+    problem = Problem(
+        job.tables,
+        job.batch,
+        job.ranks,
+        where,
+        job.memory,
+        job.embedding_optimizer,
+        job.lengths,
+        INDICES[job.index],
+        WIRES[job.wire],
+    )
+    prices = Prices(problem, model)
+    plan = given or _plan(job, prices, seconds, tell)
+    found = cost(plan, prices)
+    if found.over:
+        raise PresageError(f"the plan {job.plan} needs {found.over / 1024**3:.4g} GiB more than a rank has for tables")
+    host = machine(where.gpu.key)
+    return DlrmTeam(job, prices, plan, found, _team(job, prices, plan, found, host, pace), host)
+
+
+def _plan(job: DlrmJob, prices: Prices, seconds: float, tell: Tell) -> Plan:
+    if job.plan == "auto":
+        return search(prices.problem, seconds=seconds, tell=tell, prices=prices).plan
+    if job.plan in HEURISTICS:
+        found = heuristic(job.plan, prices)
+        if found is None:
+            raise PresageError(f"{job.plan} finds no rank with memory left for a table; try plan = 'auto'")
+        return found
+    if not job.plan.endswith(".json"):
+        raise PresageError(f"no plan {job.plan!r}: there is auto, {', '.join(HEURISTICS)}, or a .json file")
+    plan = read_plan(job.plan, job.tables)
+    if plan.ranks != job.ranks:
+        raise PresageError(f"{job.plan} is a plan for {plan.ranks} ranks, and the job has {job.ranks}")
+    return plan
+
+
+def _team(job: DlrmJob, prices: Prices, plan: Plan, found: Cost, where: Machine, pace: float) -> Team:
+    _, ranks, common = parts_of(plan, prices)
+    sparse = _sparse(job, plan)
+    graph = ddp(dlrm_graph(job, sparse), job.ranks)
+    layout = Layout((("dp", job.ranks),))
+    groups = groups_of(layout, prices.problem.platform)
+    common_times = _common_times(prices, found, common, _batch_bytes(job))
+    times = collective_times(graph, kernel_times(graph, where), prices.problem.platform, groups)
+    times = [_timed(graph, i, t, common_times) for i, t in enumerate(times)]
+    step = step_program(graph, times, where.host)
+    own = np.stack([found.load.forward - common.forward, found.load.backward - common.backward], axis=1)
+    folds = fold(layout, [tuple(row) for row in own.round(9).tolist()]) if job.ranks > 1 else [Fold(0, 1, {})]
+    members = [Member(f, _of_rank(step, graph, own[f.rank])).paced(1.0, pace) for f in folds]
+    slow = beside(graph, times, prices.problem.platform, groups)
+    held = np.bincount(ranks, minlength=job.ranks)
+    told = tuple(RankKind(arguments=(("tables", str(held[f.rank])),)) for f in folds)
+    many = contended(rank_program(members, SIMULATED), [slow] * len(members))
+    named = replace(strategy("ddp"), name=NAME)
+    return Team(prices.problem.platform, named, layout, told, (step,), (tuple(times),), many)
+
+
+def _sparse(job: DlrmJob, plan: Plan) -> Sparse:
+    """What a rank's samples send and get."""
+    width, bags, lookups = dict.fromkeys(KINDS, 0), 0.0, 0.0
+    for table, placed in zip(job.tables, plan.tables, strict=True):
+        width[placed.sharding] += table.dim
+        if placed.sharding != DATA:  # to each part of the columns all of it, to each part of the rows its lookups
+            bags += job.ranks if placed.sharding == ROW else len(placed.ranks)
+            lookups += table.pooling * (1 if placed.sharding == ROW else len(placed.ranks))
+    samples = job.batch / job.ranks
+    weights = sum(t.rows * t.dim for t, p in zip(job.tables, plan.tables, strict=True) if p.sharding == DATA)
+    columns = width[TABLE] + width[COLUMN], width[ROW], width[DATA]
+    return Sparse(*columns, round(bags * samples), round(lookups * samples), weights)
+
+
+def _batch_bytes(job: DlrmJob) -> float:
+    """A rank's samples as they come from its host."""
+    each = sum(t.pooling + 1 for t in job.tables) * INDICES[job.index] + (job.dense + 1) * 4
+    return each * job.batch / job.ranks
+
+
+def _common_times(prices: Prices, found: Cost, common: Common, copied: float) -> dict[str, float]:
+    """Seconds of the embeddings' ops, of a rank that holds the mean where ranks differ."""
+    load = found.load
+    scatter, gather, reduce = prices.between(common)
+    exchange = float(prices.exchange(load.output.max()))
+    return {
+        "copy": copied / prices.problem.platform.gpu.pcie,
+        "sizes": prices.announce(),
+        "lengths": prices.announce(),
+        "indices": float(prices.exchange(load.indices.max())),
+        "placed.forward": float(load.forward.mean() - common.forward),
+        "placed.backward": float(load.backward.mean() - common.backward),
+        "rows.forward": common.by_rows[0],
+        "rows.backward": common.by_rows[1],
+        "replicas.forward": common.replicated[0],
+        "replicas.backward": common.replicated[1],
+        "output": exchange,
+        "gradient": exchange,
+        "scatter": scatter,
+        "gather": gather,
+        "replicas": reduce,
+        "replicas.update": common.dense,
+    }
+
+
+def _timed(graph: Graph, place: int, time: OpTime, known: dict[str, float]) -> OpTime:
+    """The time of an op of the embeddings, in place of what its shapes would say."""
+    which = graph.ops[place].module
+    if not which.startswith(SPARSE):
+        return time
+    kind = "copy and cast" if which.endswith("copy") else time.family
+    return OpTime(known[which.removeprefix(SPARSE)], 1, kind, "model")
+
+
+def _of_rank(step: StepProgram, graph: Graph, own: NDArray[np.float64]) -> StepProgram:
+    """The step with a rank's own lookups."""
+    tasks, seconds = step.tasks, step.tasks.seconds.copy()
+    gap = step.host.calls.kernel_gap_us * 1e-6
+    for i, op in enumerate(graph.ops):
+        for which, took in (("placed.forward", own[0]), ("placed.backward", own[1])):
+            if op.module == SPARSE + which:
+                seconds[(tasks.op == i) & (tasks.lane >= STREAM)] = took + gap
+    return replace(step, tasks=replace(tasks, seconds=seconds))
+
+
+def predict_dlrm(found: DlrmTeam, *, draws: int = DRAWS, steps: int = STEPS, seed: int = 0) -> Prediction:
+    """How long the job's step takes; memory of each rank with its tables."""
+    told = predict_team(found.team, found.where, draws=draws, steps=steps, seed=seed)
+    peak = profile(found.team.steps[0].graph, chip=found.prices.problem.platform.gpu).peak_allocated
+    memory = (found.cost.load.memory - found.prices.received + peak).astype(int)
+    many = told.many
+    if many is not None:
+        many = replace(many, kinds=tuple(replace(k, peak_memory=int(memory[k.rank])) for k in many.kinds))
+    return replace(told, many=many, peak_memory=int(memory.max()))

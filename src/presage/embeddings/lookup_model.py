@@ -1,0 +1,114 @@
+"""The embedding model of a GPU: groups of tables to seconds, and sums of terms to seconds for searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.embeddings.lookup_correction import Correction, features
+from presage.embeddings.lookup_files import MEASURED_ON, Fitted, load
+from presage.embeddings.lookup_law import AT, backward, forward, terms
+from presage.embeddings.lookup_traffic import flow
+from presage.embeddings.row_reuse import Lookups
+from presage.embeddings.table import Table, columns
+from presage.errors import PresageError
+from presage.hardware import Gpu, gpu
+
+__all__ = ["LENGTHS", "OPTIMIZERS", "EmbeddingModel", "embedding_model", "scaled"]
+
+Array = npt.NDArray[Any]
+OPTIMIZERS = ("rowwise_adagrad", "sgd")
+LENGTHS = ("fixed", "poisson")
+# What a parameter follows from GPU to GPU; latencies and starts of kernels stay.
+KINDS = [f"{k}{h}" for k in range(4) for h in ("", "h")]
+BYTES = ("memory", "through", "output", "sort", "runs", "gradient", "update", "check_lookups", "walk_lookups")
+WORK = (*(f"{name}{k}" for name in ("row", "short", "long") for k in range(4)), "block", "short_more", "check_steps",
+        "check_bags", "walk_steps", "walk_bags")  # fmt: skip
+WARPS = ("resident", *(f"warps{k}" for k in KINDS))
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """Times of FBGEMM's table-batched embeddings on one GPU, where all tables of a rank are one group."""
+
+    gpu: Gpu
+    params: Mapping[str, float]
+    corrections: Mapping[str, Correction | None]
+    source: str = ""
+
+    def forward(
+        self,
+        tables: Sequence[Table],
+        batch: float,
+        *,
+        optimizer: str = "rowwise_adagrad",
+        lengths: str = "fixed",
+        cold: bool = False,
+    ) -> float:
+        """Seconds to look up and pool a batch, the check of indices with it; cold: other work ran in between."""
+        found = self.terms(tables, batch, optimizer=optimizer, lengths=lengths)
+        return float(self.forward_of(found.sum(axis=0), cold=cold))
+
+    def backward(
+        self,
+        tables: Sequence[Table],
+        batch: float,
+        *,
+        optimizer: str = "rowwise_adagrad",
+        lengths: str = "fixed",
+        cold: bool = False,
+    ) -> float:
+        """Seconds for the gradients of a batch and the update of the rows it used."""
+        found = self.terms(tables, batch, optimizer=optimizer, lengths=lengths)
+        return float(self.backward_of(found.sum(axis=0), cold=cold))
+
+    def terms(
+        self,
+        tables: Sequence[Table],
+        batch: float,
+        *,
+        optimizer: str = "rowwise_adagrad",
+        lengths: str = "fixed",
+        lookups: Sequence[Lookups] | None = None,
+    ) -> Array:
+        """[tables, terms]: the sum over the tables that a rank holds is all that its time depends on."""
+        for what, given, there in (("optimizer", optimizer, OPTIMIZERS), ("lengths", lengths, LENGTHS)):
+            if given not in there:
+                raise PresageError(f"{what} {given!r}: there is {', '.join(there)}")
+        asked = columns(tables, batch, lookups)
+        return terms(flow(asked, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
+
+    def forward_of(self, total: Array, *, cold: bool = False, corrected: bool = True) -> Array:
+        """Seconds from sums of terms [..., terms]; without the learned correction ten times as many a second."""
+        return self._of(forward, "forward", total, cold, corrected)
+
+    def backward_of(self, total: Array, *, cold: bool = False, corrected: bool = True) -> Array:
+        return self._of(backward, "backward", total, cold, corrected)
+
+    def _of(self, law: Callable[..., Array], name: str, total: Array, cold: bool, corrected: bool) -> Array:
+        seconds = law(total, self.params, cold)
+        correction = self.corrections.get(name)
+        if corrected and correction is not None:
+            seconds = seconds * correction(features(total, self.params))
+        return np.where(total[..., AT["lookups"]] > 0, seconds, 0.0)
+
+
+def embedding_model(chip: Gpu | str = MEASURED_ON, fitted: Fitted | None = None) -> EmbeddingModel:
+    """As shipped (fitted on the H200) or as given; on another GPU than that it follows L2, bandwidth and warps."""
+    there = chip if isinstance(chip, Gpu) else gpu(chip)
+    found = fitted or load()
+    params = scaled(found.params, gpu(MEASURED_ON), there)
+    return EmbeddingModel(there, params, {"forward": found.forward, "backward": found.backward}, found.source)
+
+
+def scaled(params: Mapping[str, float], measured: Gpu, chip: Gpu) -> dict[str, float]:
+    """The parameters on another GPU."""
+    warps = (chip.sms * chip.threads_per_sm) / (measured.sms * measured.threads_per_sm)
+    factor = dict.fromkeys(BYTES, measured.memory_bandwidth / chip.memory_bandwidth)
+    factor |= dict.fromkeys(WORK, 1 / warps) | dict.fromkeys(WARPS, warps)
+    factor |= {"cache": chip.l2 / measured.l2, "kept": chip.l2 / measured.l2, "sms": chip.sms / measured.sms}
+    return {name: value * factor.get(name, 1.0) for name, value in params.items()}

@@ -1,0 +1,184 @@
+"""What parts of tables cost a rank: terms of its lookups, bytes to send, memory; and the times of a whole plan.
+
+A step's embeddings go in phases, and all ranks meet between them:
+
+    input      indices and lengths to the ranks that hold the tables (all-to-all)
+    lookup     FBGEMM's forward, of the tables cut by table or column, those cut by rows, and those that all hold
+    output     pooled rows back to the samples' ranks (all-to-all; reduce-scatter for tables cut by rows)
+    gradient   the same the other way (all-to-all; all-gather)
+    update     FBGEMM's backward with the optimizer in it
+    replicas   tables that all hold: their gradients all-reduced, and a dense update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.costs.collectives import Collectives, Group
+from presage.embeddings import EmbeddingModel, Table, embedding_model
+from presage.embeddings.sharding_plan import DATA, ROW
+from presage.embeddings.sharding_problem import Problem
+
+__all__ = ["Common", "Part", "Parts", "Prices"]
+
+Array = npt.NDArray[Any]
+SIZES = 24.0  # bytes to each rank that tell how much will come: three numbers
+STATE = {"rowwise_adagrad": 4.0, "sgd": 0.0}  # optimizer's bytes a row
+DENSE_STATE = {"rowwise_adagrad": 1.0, "sgd": 0.0}  # of a table that all hold: of its weights' bytes
+NARROWEST = 32  # columns that a part keeps
+REACHED = 0.85  # of the memory bandwidth, by dense updates
+DENSE_PASSES = 5.0  # over weights: gradients zeroed, read, weights read and written, state
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one part of a table asks of its rank."""
+
+    terms: Array
+    indices: float  # bytes in
+    output: float  # bytes out
+    memory: float
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Parts as arrays, one entry each."""
+
+    table: Array
+    terms: Array
+    indices: Array
+    output: Array
+    memory: Array
+
+    @staticmethod
+    def of(tables: Sequence[int], parts: Sequence[Part], width: int = 0) -> Parts:
+        """`width`: terms of a part, where there may be none."""
+        rest = [np.array([getattr(p, n) for p in parts], float) for n in ("indices", "output", "memory")]
+        width = len(parts[0].terms) if parts else width
+        return Parts(np.array(tables, int), np.array([p.terms for p in parts]).reshape(len(parts), width), *rest)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What tables on all ranks add to each of them: seconds of the phases, bytes."""
+
+    by_rows: tuple[float, float] = (0.0, 0.0)  # forward, backward of tables cut by rows
+    replicated: tuple[float, float] = (0.0, 0.0)  # of tables that all ranks hold
+    indices: float = 0.0
+    output: float = 0.0  # bytes of the reduce-scatter
+    replicas: float = 0.0  # bytes of the all-reduce
+    dense: float = 0.0  # seconds of dense updates
+    memory: float = 0.0
+
+    @property
+    def forward(self) -> float:
+        return self.by_rows[0] + self.replicated[0]
+
+    @property
+    def backward(self) -> float:
+        return self.by_rows[1] + self.replicated[1]
+
+
+class Prices:
+    """Parts and times of one problem, worked out when first asked for."""
+
+    def __init__(self, problem: Problem, model: EmbeddingModel | None = None) -> None:
+        self.problem = problem
+        self.model = model or embedding_model(problem.platform.gpu)
+        self.collectives = Collectives.of(problem.platform)
+        self.group = Group.of(problem.platform, problem.ranks)
+        self._parts: dict[tuple[int, int], Part] = {}
+        self._everywhere: dict[tuple[int, str], Part] = {}
+        for i, terms in enumerate(self._terms(problem.tables, problem.batch)):
+            self._parts[i, 1] = self._part(problem.tables[i], terms)
+        self.received = 2 * problem.batch / problem.ranks * sum(t.dim for t in problem.tables) * problem.wire
+
+    def _terms(self, tables: Sequence[Table], batch: float) -> Array:
+        return self.model.terms(tables, batch, optimizer=self.problem.optimizer, lengths=self.problem.lengths)
+
+    def _part(self, table: Table, terms: Array) -> Part:
+        batch = self.problem.batch
+        indices, output = (table.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
+        state = table.rows * STATE[self.problem.optimizer]
+        return Part(terms, indices, output, table.weight_bytes + state + 2 * indices + 2 * output)
+
+    def cuts(self, table: int) -> list[int]:
+        """Into how many parts of columns a table may be cut."""
+        dim = self.problem.tables[table].dim
+        return [
+            k for k in (2, 4, 8, 16, 32) if dim % (4 * k) == 0 and dim // k >= NARROWEST and k <= self.problem.ranks
+        ]
+
+    def part(self, table: int, cut: int = 1) -> Part:
+        """One of `cut` parts of its columns."""
+        if (table, cut) not in self._parts:
+            one = self.problem.tables[table].columns_part(cut)
+            self._parts[table, cut] = self._part(one, self._terms([one], self.problem.batch)[0])
+        return self._parts[table, cut]
+
+    def everywhere(self, table: int, kind: str) -> Part:
+        """A rank's share of a table that is cut by rows, or that all ranks hold."""
+        if (table, kind) not in self._everywhere:
+            make = self._row_part if kind == ROW else self._replica
+            self._everywhere[table, kind] = make(self.problem.tables[table])
+        return self._everywhere[table, kind]
+
+    def _row_part(self, table: Table) -> Part:
+        batch, one = self.problem.batch, table.rows_part(self.problem.ranks)
+        indices, output = (one.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
+        state = one.rows * STATE[self.problem.optimizer]
+        return Part(self._terms([one], batch)[0], indices, output, one.weight_bytes + state + 2 * indices + 2 * output)
+
+    def _replica(self, table: Table) -> Part:
+        copies = 2 + DENSE_STATE[self.problem.optimizer]  # weights, gradients
+        return Part(self._terms([table], self.problem.batch / self.problem.ranks)[0], 0.0, 0.0,
+                    copies * table.weight_bytes)  # fmt: skip
+
+    def common(self, by_rows: Sequence[int], replicated: Sequence[int]) -> Common:
+        """What these tables cost every rank."""
+        rows = Parts.of(by_rows, [self.everywhere(t, ROW) for t in by_rows])
+        held = Parts.of(replicated, [self.everywhere(t, DATA) for t in replicated])
+        weights = float(sum(self.problem.tables[t].weight_bytes for t in replicated))
+        dense = DENSE_PASSES * weights / (REACHED * self.problem.platform.gpu.memory_bandwidth)
+        memory = float(rows.memory.sum() + held.memory.sum()) + self.received
+        sizes = float(rows.indices.sum()), float(rows.output.sum())
+        return Common(self._group(rows), self._group(held), *sizes, weights, dense, memory)
+
+    def _group(self, parts: Parts) -> tuple[float, float]:
+        """Forward and backward of parts that are one group."""
+        if not len(parts.table):
+            return 0.0, 0.0
+        total = parts.terms.sum(axis=0)
+        return float(self.model.forward_of(total)), float(self.model.backward_of(total))
+
+    def exchange(self, most: Any) -> Any:
+        """Seconds of an all-to-all in which the busiest rank sends, or receives, so many bytes, its own counted.
+
+        It sends all others alike: the ranks of its domain get their share over the inner links, at the same time.
+        """
+        most = np.asarray(most, float)
+        seconds = self.collectives.seconds("all_to_all", most, self.group)
+        near = self.group.per_domain
+        if near in (1, self.group.ranks):
+            return seconds
+        within = self.collectives.seconds("all_to_all", most * near / self.group.ranks, Group(near, near))
+        return np.maximum(seconds, within)
+
+    def input(self, most: Any) -> Any:
+        """The sizes first, then lengths, then indices; of lengths only the start counts, their bytes are in `most`."""
+        return np.where(np.asarray(most) > 0, 2 * self.announce() + self.exchange(most), 0.0)
+
+    def announce(self) -> float:
+        """Seconds of an exchange of sizes."""
+        return float(self.exchange(SIZES * self.problem.ranks))
+
+    def between(self, common: Common) -> tuple[float, float, float]:
+        """Seconds of the reduce-scatter, the all-gather and the all-reduce."""
+        sent = [("reduce_scatter", common.output), ("all_gather", common.output), ("all_reduce", common.replicas)]
+        scatter, gather, reduce = (float(self.collectives.seconds(op, b, self.group)) for op, b in sent)
+        return scatter, gather, reduce

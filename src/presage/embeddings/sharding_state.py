@@ -1,0 +1,259 @@
+"""A placing: parts on ranks with sums that change by little when a part moves. The search's working state.
+
+What is made smaller is a soft form of the step: in place of the largest of the ranks, a norm of high power of all of
+them, so that a change that helps the second-slowest rank counts too. All changes of a rank are looked through with the
+embedding model's law times what its learned correction is for the ranks as they are; then exactly, from the best on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.embeddings.sharding_cost import Load, parts_of, phases
+from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, Placed, Plan
+from presage.embeddings.sharding_prices import Common, Prices
+
+__all__ = ["Change", "Placing"]
+
+Array = npt.NDArray[Any]
+STEP = 1.05
+OTHERS = 256  # parts of other ranks that swaps are tried with at a time
+FARTHEST = 100.0  # times the scale: beyond it all is as bad, and the power still a number
+FEW = 3  # changes of a rank that are looked at exactly
+
+
+@dataclass(frozen=True)
+class Change:
+    """A part to another rank, or two parts in each other's place; with the soft step it leads to."""
+
+    soft: float
+    part: int
+    rank: int = -1
+    other: int = -1
+
+
+class Placing:
+    """Changes as the search goes; a Plan comes out."""
+
+    def __init__(self, plan: Plan, prices: Prices) -> None:
+        self.plan, self.prices, self.n = plan, prices, plan.ranks
+        self.parts, self.rank, self.common = parts_of(plan, prices)
+        p = self.parts
+        self.small = np.stack([p.indices, p.output, p.memory]) if len(self.rank) else np.zeros((3, 0))
+        self.total = np.zeros((self.n, len(prices.part(0).terms)))
+        self.sums = np.zeros((3, self.n))
+        self.without = np.zeros_like(p.terms)  # of each part its rank's total less itself
+        self.values = np.zeros((4, self.n))  # forward, backward, bytes in, bytes out
+        self.factor = np.ones((2, self.n))  # of the law, by rank
+        self.power = 8
+        self.refresh(range(self.n))
+        self.weigh()
+
+    def refresh(self, ranks: Any) -> None:
+        """Sums of some ranks anew, with no rest of what has left."""
+        for r in ranks:
+            mine = np.flatnonzero(self.rank == r)
+            terms = self.parts.terms[mine]
+            self.total[r] = terms.sum(axis=0) if len(mine) else 0.0
+            self.without[mine] = (1.0 - np.eye(len(mine))) @ terms
+            self.sums[:, r] = self.small[:, mine].sum(axis=1)
+        some = list(ranks)
+        self.values[:, some] = self._values(self.total[some], self.sums[:, some])
+        added = np.array([self.common.forward, self.common.backward])[:, None]
+        law = self._times(self.total[some], corrected=False)
+        self.factor[:, some] = np.where(law > 0, (self.values[:2, some] - added) / np.maximum(law, 1e-12), 1.0)
+
+    def _times(self, total: Array, corrected: bool) -> Array:
+        model = self.prices.model
+        return np.stack([model.forward_of(total, corrected=corrected), model.backward_of(total, corrected=corrected)])
+
+    def _values(self, total: Array, sums: Array, factor: Array | None = None) -> Array:
+        """Of ranks with these sums: exactly, or by the law times a factor."""
+        times = self._times(total, True) if factor is None else self._times(total, False) * factor
+        c = self.common
+        return np.stack([times[0] + c.forward, times[1] + c.backward, sums[0] + c.indices, sums[1]])
+
+    def weigh(self) -> None:
+        """Seconds that a unit of each value is worth: of bytes by how steep the exchanges are here."""
+        into, out = (max(float(v), 1.0) for v in self.values[2:].max(axis=1))
+        slope = [(float(f(STEP * m)) - float(f(m))) / ((STEP - 1) * m)
+                 for f, m in ((self.prices.exchange, into), (self.prices.exchange, out))]  # fmt: skip
+        self.weights = np.array([1.0, 1.0, slope[0], 2 * slope[1]])
+        self.scale = np.maximum(self.values.max(axis=1), 1e-12)
+
+    # ---- how good it is
+
+    def load(self) -> Load:
+        forward, backward, indices, output = self.values
+        return Load(forward, backward, indices, output, self.sums[2] + self.common.memory)
+
+    def seconds(self) -> float:
+        """The step, exactly."""
+        return sum(phases(self.load(), self.common, self.prices).values())
+
+    def fits(self) -> bool:
+        return float(self.sums[2].max()) + self.common.memory <= self.prices.problem.limit
+
+    def soft(self) -> float:
+        return float(self.weights * self.scale @ self._raised(self.values).sum(axis=1) ** (1 / self.power))
+
+    def _raised(self, values: Array) -> Array:
+        """Values over their scale to the power, by squaring."""
+        out: Array = np.minimum(values / self.scale.reshape(4, *[1] * (values.ndim - 1)), FARTHEST)
+        for _ in range(self.power.bit_length() - 1):
+            out = out * out
+        return out
+
+    def _soft_with(self, source: Array, target: Array, r: int, targets: Array) -> Array:
+        """The soft step where rank r has the values `source` and the others `target`."""
+        now = self._raised(self.values)
+        shape = (4, *[1] * (target.ndim - 2), -1)
+        base = now.sum(axis=1).reshape(4, *[1] * (target.ndim - 1)) - now[:, r].reshape(4, *[1] * (target.ndim - 1))
+        sums = base - now[:, targets].reshape(shape) + self._raised(source) + self._raised(target)
+        found: Array = np.tensordot(self.weights * self.scale, np.maximum(sums, 0.0) ** (1 / self.power), axes=1)
+        return found
+
+    # ---- changes
+
+    def critical(self) -> list[int]:
+        """The ranks that set the pace in anything."""
+        return list(dict.fromkeys(self.values.argmax(axis=1).tolist()))
+
+    def moves(self, r: int) -> list[Change]:
+        """The best places for parts of rank r."""
+        mine = np.flatnonzero(self.rank == r)
+        if not len(mine) or self.n == 1:
+            return []
+        small = self.small[:, mine]
+        source = self._values(self.without[mine], self.sums[:, r, None] - small, self.factor[:, r, None])
+        sums = self.sums[:, None, :] + small[:, :, None]
+        totals = self.total[None] + self.parts.terms[mine][:, None]
+        target = self._values(totals, sums, self.factor[:, None, :])
+        soft = self._soft_with(source[:, :, None], target, r, np.arange(self.n))
+        soft[sums[2] + self.common.memory > self.prices.problem.limit] = np.inf
+        soft[:, r] = np.inf
+        return [Change(float(soft[i, q]), int(mine[i]), rank=q) for i, q in _least(soft)]
+
+    def swaps(self, r: int, rng: np.random.Generator) -> list[Change]:
+        """The best exchanges of parts of rank r for those of other ranks."""
+        mine, others = np.flatnonzero(self.rank == r), np.flatnonzero(self.rank != r)
+        if not len(mine) or not len(others):
+            return []
+        others = rng.choice(others, OTHERS, replace=False) if len(others) > OTHERS else others
+        ranks, limit = self.rank[others], self.prices.problem.limit - self.common.memory
+        differ = self.small[:, others][:, None, :] - self.small[:, mine][:, :, None]
+        to_r, to_q = self.sums[:, r, None, None] + differ, self.sums[:, ranks][:, None, :] - differ
+        total_r = self.without[mine][:, None] + self.parts.terms[others][None]
+        total_q = self.without[others][None] + self.parts.terms[mine][:, None]
+        source = self._values(total_r, to_r, self.factor[:, r, None, None])
+        target = self._values(total_q, to_q, self.factor[:, ranks][:, None, :])
+        soft = self._soft_with(source, target, r, ranks)
+        soft[(to_r[2] > limit) | (to_q[2] > limit)] = np.inf
+        return [Change(float(soft[i, j]), int(mine[i]), other=int(others[j])) for i, j in _least(soft)]
+
+    def try_change(self, change: Change, below: float) -> bool:
+        """Make a change; take it back if the soft step is then not below so much."""
+        here = int(self.rank[change.part])
+        there = change.rank if change.other < 0 else int(self.rank[change.other])
+        both = [here, there]
+        mine = np.flatnonzero((self.rank == here) | (self.rank == there))
+        kept = [(a, a[..., both].copy()) for a in (self.sums, self.values, self.factor)]
+        total, without = self.total[both].copy(), self.without[mine].copy()
+        self._put(change, here, there)
+        self.refresh(both)
+        if self.soft() < below:
+            return True
+        self._put(change, there, here)
+        for array, old in kept:
+            array[..., both] = old
+        self.total[both], self.without[mine] = total, without
+        return False
+
+    def _put(self, change: Change, here: int, there: int) -> None:
+        self.rank[change.part] = there
+        if change.other >= 0:
+            self.rank[change.other] = here
+
+    # ---- what it is
+
+    def ranks_of(self) -> dict[int, list[int]]:
+        """The ranks of each table's parts."""
+        found: dict[int, list[int]] = {}
+        for t, r in zip(self.parts.table.tolist(), self.rank.tolist(), strict=True):
+            found.setdefault(t, []).append(r)
+        return found
+
+    def to_plan(self) -> Plan:
+        tables = list(self.plan.tables)
+        for t, ranks in self.ranks_of().items():
+            tables[t] = Placed(TABLE if len(ranks) == 1 else COLUMN, tuple(ranks))
+        return Plan(self.n, tuple(tables))
+
+    def without_table(self, table: int) -> tuple[Array, Array]:
+        """Sums of all ranks less a table's parts."""
+        total, sums = self.total.copy(), self.sums.copy()
+        gone = self.parts.table == table
+        for r in dict.fromkeys(self.rank[gone].tolist()):
+            stay = np.flatnonzero((self.rank == r) & ~gone)
+            total[r], sums[:, r] = self.parts.terms[stay].sum(axis=0), self.small[:, stay].sum(axis=1)
+        return total, sums
+
+    def least_loaded(self, table: int, cut: int) -> list[int]:
+        """Ranks for the parts of a table, one after the other where the soft step is least."""
+        part, out = self.prices.part(table, cut), []
+        total, sums = self.without_table(table)
+        more = np.array([part.indices, part.output, part.memory])
+        for _ in range(cut):
+            before = self._raised(self._values(total, sums, self.factor))
+            after = self._raised(self._values(total + part.terms, sums + more[:, None], self.factor))
+            norm = (before.sum(axis=1)[:, None] - before + after) ** (1 / self.power)
+            rise = (self.weights * self.scale) @ norm
+            rise[sums[2] + more[2] + self.common.memory > self.prices.problem.limit] = np.inf
+            out.append(int(rise.argmin()))
+            total[out[-1]] += part.terms
+            sums[:, out[-1]] += more
+        return out
+
+    def seconds_with(self, table: int, placed: Placed) -> float:
+        """The step where a table is held in another way; infinite where that does not fit."""
+        total, sums = self.without_table(table)
+        changed = set(self.rank[self.parts.table == table].tolist())
+        if placed.ranks:
+            part = self.prices.part(table, len(placed.ranks))
+            for r in placed.ranks:
+                total[r] += part.terms
+                sums[:, r] += [part.indices, part.output, part.memory]
+        common = self._common_with(table, placed)
+        values, some = self.values.copy(), sorted(changed | set(placed.ranks))
+        if some:
+            values[:, some] = self._values(total[some], sums[:, some])
+        now = self.common
+        values[:3] += np.array(
+            [common.forward - now.forward, common.backward - now.backward, common.indices - now.indices]
+        )[:, None]
+        if float(sums[2].max()) + common.memory > self.prices.problem.limit:
+            return np.inf
+        load = Load(values[0], values[1], values[2], values[3], sums[2] + common.memory)
+        return sum(phases(load, common, self.prices).values())
+
+    def _common_with(self, table: int, placed: Placed) -> Common:
+        if placed.sharding == self.plan.tables[table].sharding or not {
+            placed.sharding,
+            self.plan.tables[table].sharding,
+        } & {ROW, DATA}:
+            return self.common
+        kinds = [p.sharding for p in self.plan.tables]
+        kinds[table] = placed.sharding
+        return self.prices.common(*([t for t, k in enumerate(kinds) if k == kind] for kind in (ROW, DATA)))
+
+
+def _least(soft: Array) -> list[tuple[int, int]]:
+    """Where a table of two dimensions is least: the first few places."""
+    flat = soft.ravel()
+    few = min(FEW, len(flat))
+    places = np.argpartition(flat, few - 1)[:few]
+    return [(int(p) // soft.shape[1], int(p) % soft.shape[1]) for p in places]

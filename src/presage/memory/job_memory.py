@@ -1,0 +1,207 @@
+"""JobMemory: what each stage of a job needs on one GPU, whether it fits, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from presage.configs.job import Job
+from presage.memory.activations import kept_layer, number_bytes
+from presage.memory.job_buffers import OLD, buffers, outside
+from presage.memory.loss_memory import logits
+from presage.memory.microbatches_in_flight import in_flight
+from presage.memory.optimizer_state import state
+from presage.memory.parameter_shards import shares
+
+__all__ = ["JobMemory", "StageMemory", "job_memory", "most_needed"]
+
+# Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
+# decoder steps on an H200 (data/h200_varied, gqa_*), ten that keep all activations and two that compute them again.
+IDLE, IDLE_AGAIN = 0.11, 0.24
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of one rank of a stage when it holds most."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float  # kept for backward passes
+    working: (
+        float  # one layer's tensors while it runs, and what it computes again; 0 where the loss is the worst moment
+    )
+    loss: float  # logits and what the loss makes of them; 0 where a layer is the worst moment
+    buffers: float  # gathered parameters, buckets, receive buffers, workspaces
+    idle: float  # an allowance: blocks the allocator holds and nothing is in
+    outside: float  # the driver's and NCCL's
+    microbatches: int  # in flight, chunks of a microbatch where the stage has several
+
+    @property
+    def allocated(self) -> float:
+        """What tensors take: PyTorch's max_memory_allocated."""
+        states = self.weights + self.gradients + self.optimizer
+        return states + self.activations + self.working + self.loss + self.buffers
+
+    @property
+    def reserved(self) -> float:
+        """What the allocator holds for them: max_memory_reserved."""
+        return self.allocated + self.idle
+
+    @property
+    def device(self) -> float:
+        """All there is on the GPU: nvidia-smi."""
+        return self.reserved + self.outside
+
+    @property
+    def needed(self) -> float:
+        """What it cannot run without: an allocator short of memory gives back what is idle."""
+        return self.allocated + self.outside
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory:
+    """All stages of a job, and the GPU's memory."""
+
+    stages: tuple[StageMemory, ...]
+    memory: float
+    told: str = "reserved"  # which figure its framework's own log gives: allocated, reserved or device
+
+    @property
+    def worst(self) -> StageMemory:
+        return max(self.stages, key=lambda s: s.needed)
+
+    @property
+    def peak(self) -> float:
+        """Of the worst stage, as the framework tells it."""
+        return max(float(getattr(s, self.told)) for s in self.stages)
+
+    @property
+    def needed(self) -> float:
+        """Of the worst stage, what it cannot run without."""
+        return self.worst.needed
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.memory
+
+    @property
+    def margin(self) -> float:
+        """Bytes left, or missing where negative."""
+        return self.memory - self.needed
+
+
+def job_memory(job: Job) -> JobMemory:
+    """Memory of one rank of every stage."""
+    common = _Common(job)
+    layers = _layers(job)
+    stages = tuple(common.stage(number, *layers[number]) for number in range(job.parallel.pp))
+    return JobMemory(stages, float(job.platform.gpu.memory), _told(job))
+
+
+def most_needed(job: Job) -> float:
+    """What the worst stage cannot run without: `job_memory(job).needed`, of fewer stages. Of inner ones alike the first
+    holds most microbatches."""
+    common, layers, last = _Common(job), _layers(job), job.parallel.pp - 1
+    alike: dict[tuple[int, int], int] = {}
+    for number in range(1, last):
+        alike.setdefault(layers[number], number)
+    return max(common.stage(number, *layers[number]).needed for number in {0, last, *alike.values()})
+
+
+def _told(job: Job) -> str:
+    """Megatron logs what is allocated, PyTorch's trainers what is reserved; before, one looked at nvidia-smi."""
+    host = job.framework.host
+    if host in OLD:
+        return "device"
+    return "allocated" if host in ("megatron-core", "graph") else "reserved"
+
+
+def _layers(job: Job) -> tuple[tuple[int, int], ...]:
+    """Of each stage: without experts, with them."""
+    x = job.model.experts
+    return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)
+
+
+@lru_cache(4096)
+def _counted(split: tuple[tuple[int, ...], ...], dense: int, every: int) -> tuple[tuple[int, int], ...]:
+    """From the layers of each chunk of each stage; `every` is 0 where there are no experts."""
+    if not every:
+        return tuple((sum(counts), 0) for counts in split)
+    out, start = [[0, 0] for _ in split], 0
+    for chunk in range(len(split[0])):
+        for stage, counts in enumerate(split):
+            end = start + counts[chunk]
+            moe = _moe_before(dense, every, end) - _moe_before(dense, every, start)
+            out[stage][0] += counts[chunk] - moe
+            out[stage][1] += moe
+            start = end
+    return tuple((dense, moe) for dense, moe in out)
+
+
+def _moe_before(dense: int, every: int, layers: int) -> int:
+    """How many of the first so many layers have experts."""
+    return -(-max(0, layers - dense) // every)
+
+
+class _Common:
+    """What all stages have in common, worked out once."""
+
+    def __init__(self, job: Job) -> None:
+        m, p = job.model, job.parallel
+        self.job, self.model, self.pp, self.virtual = job, m, p.pp, p.virtual
+        self.shares, self.state = shares(job), state(job)
+        self.buffers, self.outside = buffers(job, self.shares), outside(job)
+        self.dense = kept_layer(job, experts=False)
+        self.moe = kept_layer(job, experts=True) if m.experts else self.dense
+        self.tokens = float(job.rank_tokens)
+        self.ends = m.hidden * self.tokens / (p.tp if p.sequence else 1)  # numbers in an embedded microbatch
+        self.logits, self.spare = logits(job)
+        self.idle = IDLE_AGAIN if job.recompute.mode == "full" else IDLE
+
+    def stage(self, number: int, dense: int, moe: int) -> StageMemory:
+        first, last = number == 0, number == self.pp - 1
+        flight = in_flight(self.job, number)
+        shared, experts, ends = self.parameters(dense, moe, first, last)
+        kept, working, loss = self.activations(dense, moe, flight, first, last)
+        s = self.state
+        return StageMemory(
+            s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
+            s.optimizer * shared + s.expert_optimizer * experts, kept, working, loss,
+            self.beside(shared + experts, ends, dense, moe, last, flight),
+            self.idle * (kept + working) + (self.spare if loss else 0.0), self.outside, flight,
+        )  # fmt: skip
+
+    def parameters(self, dense: int, moe: int, first: bool, last: bool) -> tuple[float, float, float]:
+        """Shared ones, experts, and of the shared ones embedding and head. Tied weights are on both ends."""
+        s, m = self.shares, self.model
+        shared, experts = dense * s.dense + moe * s.moe, moe * s.experts
+        ends = s.embedding + s.positions if first else 0.0
+        if last:
+            ends += s.norm + (0.0 if m.tied and first else s.head)
+            if m.predicted:
+                shared, experts = shared + m.predicted * s.further, experts + m.predicted * s.further_experts
+                ends += 0.0 if first or m.tied else s.embedding
+        return shared + ends, experts, ends
+
+    def activations(self, dense: int, moe: int, flight: int, first: bool, last: bool) -> tuple[float, float, float]:
+        """Kept by all microbatches in flight; what one layer has while it runs, or what the loss has, the larger."""
+        d, x, e = self.dense, self.moe, number_bytes(self.job.precision)
+        kept = (dense * d.kept + moe * x.kept) * self.tokens * flight / self.virtual
+        working = max(d.working if dense else 0.0, x.working if moe else 0.0) * self.tokens
+        if first and self.job.framework.dropout:
+            kept += self.ends * flight
+        if not last:
+            return kept, working, 0.0
+        further = self.model.predicted  # tokens beside the next, each with a layer of its own
+        kept += 2 * e * self.ends * (1 + further) + further * (x if moe else d).kept * self.tokens
+        return (kept, 0.0, self.logits) if self.logits > working else (kept, working, 0.0)
+
+    def beside(self, parameters: float, ends: float, dense: int, moe: int, last: bool, flight: int) -> float:
+        """Buffers."""
+        b = self.buffers
+        total = (
+            b.fixed + b.per_parameter * min(parameters, b.most_parameters) + b.per_end * ends + b.per_flight * flight
+        )
+        total += (b.dense if dense else 0.0) + (b.moe if moe else 0.0) - (b.both if dense and moe else 0.0)
+        return total + (b.head if last else 0.0)

@@ -1,0 +1,103 @@
+"""Which change of a job saves how much memory: each is made, checked, and worked out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from presage.configs.check import problems
+from presage.configs.job import Job, Recompute
+from presage.memory.job_memory import job_memory
+
+__all__ = ["Help", "helps"]
+
+LEAST = 0.005  # of the memory needed: what saves less is not worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """One change, and what it does."""
+
+    change: str
+    saved: float  # bytes of the worst stage
+    margin: float  # bytes left afterwards
+    job: Job
+
+    @property
+    def fits(self) -> bool:
+        return self.margin >= 0
+
+
+def helps(job: Job) -> tuple[Help, ...]:
+    """All single changes that save memory and keep the job legal, the one that saves most first."""
+    now = job_memory(job).needed
+    already = set(problems(job))
+    found = []
+    for change, other in _changes(job):
+        if set(problems(other)) <= already:
+            then = job_memory(other)
+            found.append(Help(change, now - then.needed, then.margin, other))
+    return tuple(sorted((h for h in found if h.saved > LEAST * now), key=lambda h: -h.saved))
+
+
+def _changes(job: Job) -> Iterator[tuple[str, Job]]:
+    yield from _spread(job)
+    yield from _sharded(job)
+    yield from _computed_again(job)
+    yield from _smaller(job)
+
+
+def _with(job: Job, **changes: Any) -> Job:
+    return replace(job, parallel=replace(job.parallel, **changes))
+
+
+def _spread(job: Job) -> Iterator[tuple[str, Job]]:
+    """Over more ranks."""
+    p = job.parallel
+    along = job.framework.sequence
+    alike = {"expert_tp": 2 * p.expert_tp} if p.expert_tp == p.tp > 1 else {}
+    yield f"tensor parallel {p.tp} -> {2 * p.tp}", _with(job, tp=2 * p.tp, sequence=p.sequence or along, **alike)
+    if p.tp > 1 and not p.sequence:
+        yield "sequence parallel", _with(job, sequence=True)
+    yield f"pipeline stages {p.pp} -> {2 * p.pp}", _with(job, pp=2 * p.pp, virtual=max(1, p.virtual // 2), layers_as=())
+    yield f"context parallel {p.cp} -> {2 * p.cp}", _with(job, cp=2 * p.cp)
+    if job.model.experts:
+        yield f"expert parallel {p.ep} -> {2 * p.ep}", _with(job, ep=2 * p.ep)
+    if p.virtual > 1:
+        yield "no interleaving", _with(job, virtual=1, schedule="1f1b", layers_as=())
+
+
+def _sharded(job: Job) -> Iterator[tuple[str, Job]]:
+    """Over data-parallel ranks."""
+    p = job.parallel
+    what = ("", "the optimizer", "the optimizer and gradients", "the optimizer, gradients and parameters")
+    for stage in range(p.zero + 1, 4):
+        yield f"ZeRO-{stage}: {what[stage]} sharded", _with(job, zero=stage)
+    if p.zero and p.shard and p.shard < job.dp * p.cp:
+        yield "sharded over all data-parallel ranks", _with(job, shard=0)
+
+
+def _computed_again(job: Job) -> Iterator[tuple[str, Job]]:
+    r, m = job.recompute, job.model
+    if r.mode == "full" and r.share >= 1:
+        return
+    yield "full recomputation", replace(job, recompute=Recompute("full"))
+    modules = ["core_attn", "norm", "mlp"] + (["moe_act", "moe"] if m.experts else [])
+    for name in modules + (["mla_up_proj"] if m.latent else []):
+        if r.mode != "full" and name not in r.modules and "op" not in r.modules:
+            given = (*r.modules, name) if r.mode == "selective" else (name,)
+            yield f"recomputation of {name}", replace(job, recompute=Recompute("selective", given))
+
+
+def _smaller(job: Job) -> Iterator[tuple[str, Job]]:
+    """Microbatches, and kernels that keep less."""
+    size, f = job.micro_batch, job.framework
+    replica = max(1, job.global_batch // max(1, job.dp))
+    less = next((n for n in range(size - 1, 0, -1) if replica % n == 0), 0)
+    if less:
+        yield f"microbatches of {less}, not {size}", replace(job, micro_batch=less)
+    if not f.fused_loss:
+        yield "a fused cross entropy", replace(job, framework=replace(f, fused_loss=True))
+    if not f.attention.startswith("flash"):
+        yield "fused attention", replace(job, framework=replace(f, attention="flash2"))

@@ -1,0 +1,170 @@
+"""What one hot node costs by where it sits, whom to evict, and what GPUs that were left out would cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.noise.estimate import Estimate
+from presage.placement.place import Outcome, Placed, Placement
+from presage.placement.placement_draws import drawn_steps
+from presage.placement.placement_score import Judge
+
+__all__ = ["Evicted", "Hot", "LeftOut", "evictions", "hot_node", "left_out"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+DAY_HOURS = 24.0
+EVICTED = 8  # at most
+LEAST = 0.002  # of the p95: speeds are not known better
+CERTAIN = 2.0  # standard errors
+DRAWS = 4_000
+
+
+# ---- one hot node
+
+
+@dataclass(frozen=True)
+class Hot:
+    """A node's GPUs take `factor` as long, in each of the stages."""
+
+    factor: float
+    replicas: int  # that it is part of
+    without: tuple[Estimate, Estimate]  # p50 and p95
+    stages: tuple[tuple[Estimate, Estimate], ...]
+
+    @property
+    def costs(self) -> list[float]:
+        """[stage]: of the p95, as a share."""
+        return [p95.value / self.without[1].value - 1 for _, p95 in self.stages]
+
+
+def hot_node(judge: Judge, factors: Floats, factor: float, node: int, draws: int = DRAWS) -> Hot:
+    """In replicas [replica, stage] that are otherwise as they are; the hot node goes to the quickest of them."""
+    count = int(np.clip(node // judge.pipeline.shape.together, 1, len(factors)))
+    told = [_quantiles(judge, factors, draws)]
+    for stage in range(factors.shape[1]):
+        hot = factors.copy()
+        rows = _quickest(judge, factors, stage, factor, count)
+        hot[rows, stage] = np.maximum(factors[rows, stage], factor)
+        told.append(_quantiles(judge, hot, draws))
+    return Hot(factor, count, told[0], tuple(told[1:]))
+
+
+def _quickest(judge: Judge, factors: Floats, stage: int, factor: float, count: int) -> Ints:
+    """Replicas that are the quickest with such a stage."""
+    hot = factors.copy()
+    hot[:, stage] = np.maximum(hot[:, stage], factor)
+    return np.argsort(judge.pipeline.quiet(hot), kind="stable")[:count]
+
+
+def _quantiles(judge: Judge, factors: Floats, draws: int) -> tuple[Estimate, Estimate]:
+    found = drawn_steps(judge.pipeline, factors, judge.seed, draws)
+    return found.p50, found.p95
+
+
+# ---- whom to evict
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """A node (or a GPU, where no nodes are known), and what a usual one in its place would give."""
+
+    name: str
+    factor: float  # of its slowest GPU
+    stage: int
+    replica: int
+    alone: float  # gain of the p95, as a share
+    gain: float  # with those before it
+    p95: float  # then
+    gpu_hours: float  # a day
+
+
+def evictions(placed: Placed, outcome: Outcome, most: int = EVICTED, draws: int = DRAWS) -> list[Evicted]:
+    """In the order to evict them, as long as each further one gains enough on average. GPUs are not placed anew."""
+    found: list[Evicted] = []
+    before, was = outcome.placement, _quantiles(placed.judge, outcome.placement.factors, draws)[1]
+    least, worth = max(LEAST, CERTAIN * was.error / was.value), 0
+    while len(found) < most and (name := _next(placed.judge, before)) is not None:
+        after = _usual(before, name)
+        found.append(_evicted(placed.judge, outcome.placement, after, name, was.value, draws))
+        if found[-1].gain - (found[worth - 1].gain if worth else 0.0) > least * (len(found) - worth):
+            worth = len(found)
+        before = after
+    return found[:worth]
+
+
+def _evicted(judge: Judge, given: Placement, after: Placement, name: str, was: float, draws: int) -> Evicted:
+    both, alone = (_quantiles(judge, p.factors, draws)[1].value for p in (after, _usual(given, name)))
+    gpu = _slowest_gpu(given, given.fleet.of_unit(name))
+    replica, stage, _ = (int(x[0]) for x in np.nonzero(given.gpus == gpu))
+    hours = (1 - both / was) * judge.pipeline.shape.job.gpus * DAY_HOURS
+    gains = max(0.0, 1 - alone / was), 1 - both / was
+    return Evicted(name, float(given.fleet.factors[gpu]), stage, replica, *gains, both, hours)
+
+
+def _next(judge: Judge, placement: Placement) -> str | None:
+    """Of the slowest replica's stages, whose slowest node (or GPU) is best evicted."""
+    row = int(judge.pipeline.quiet(placement.factors).argmax())
+    fleet = placement.fleet
+    gpus = placement.gpus[row]
+    slowest = gpus[np.arange(len(gpus)), fleet.factors[gpus].argmax(axis=1)]
+    names = sorted({fleet.unit(int(g)) for g in slowest if fleet.factors[g] > 1 + 1e-9})
+    if not names:
+        return None
+    after = np.array([_usual(placement, n).factors[row] for n in names])
+    return names[int(judge.pipeline.quiet(after).argmin())]
+
+
+def _usual(placement: Placement, name: str) -> Placement:
+    """The same with a node none of whose GPUs is slow."""
+    factors = placement.fleet.factors.copy()
+    members = placement.fleet.of_unit(name)
+    factors[members] = np.minimum(factors[members], 1.0)
+    return Placement(replace(placement.fleet, factors=factors), placement.gpus)
+
+
+def _slowest_gpu(placement: Placement, members: Ints) -> int:
+    """Of a node's that work."""
+    working = np.intersect1d(members, placement.gpus)
+    return int(working[placement.fleet.factors[working].argmax()])
+
+
+# ---- GPUs that were left out
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A GPU that is spare, and the p95 if it worked all the same, where it hurts least."""
+
+    gpu: str
+    node: str
+    factor: float
+    p95: float
+
+
+def left_out(placed: Placed, most: int = 5, draws: int = DRAWS) -> list[LeftOut]:
+    """Of the slowest that were left out."""
+    best, fleet = placed.best.placement, placed.fleet
+    found = []
+    for gpu in best.spares[:most]:
+        factor = float(fleet.factors[gpu])
+        factors = _least_hurt(placed.judge, best.factors, factor)
+        p95 = _quantiles(placed.judge, factors, draws)[1].value
+        found.append(LeftOut(fleet.gpus[gpu], fleet.nodes[gpu], factor, p95))
+    return found
+
+
+def _least_hurt(judge: Judge, factors: Floats, factor: float) -> Floats:
+    """With one such group in the replica and the stage that take it best."""
+    seconds = []
+    for stage in range(factors.shape[1]):
+        hot = factors.copy()
+        hot[:, stage] = np.maximum(hot[:, stage], factor)
+        seconds.append(judge.pipeline.quiet(hot))
+    stage, replica = divmod(int(np.argmin(seconds)), len(factors))
+    out = factors.copy()
+    out[replica, stage] = max(factor, float(out[replica, stage]))
+    return out

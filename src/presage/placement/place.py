@@ -1,0 +1,151 @@
+"""`place(shape, fleet, noise) -> Placed`: which GPU goes where so that the step's p95 is least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.noise.noise import Noise
+from presage.noise.streams import Streams
+from presage.placement.fleet import Fleet
+from presage.placement.gpu_groups import Sizes, best_groups, given_groups, random_groups, worst_groups
+from presage.placement.placement_bound import bound
+from presage.placement.placement_draws import drawn_steps
+from presage.placement.placement_score import Judge
+from presage.placement.placement_search import assign, assign_worst
+from presage.placement.replica_time import Pipeline, without_gpus
+from presage.prediction.draws.draw import Drawn, Draws, calmed
+from presage.prediction.draws.step_model import Shape
+
+__all__ = ["Outcome", "Placed", "Placement", "Randoms", "place"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+RANDOMS, RANDOM_DRAWS = 40, 2_000
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """gpus[replica, stage, GPU of the group]: indices of the fleet's."""
+
+    fleet: Fleet
+    gpus: Ints
+
+    @cached_property
+    def factors(self) -> Floats:
+        """[replica, stage]: of the slowest GPU of each group."""
+        return np.asarray(self.fleet.factors[self.gpus].max(axis=2))
+
+    @property
+    def by_rank(self) -> Ints:
+        """The GPU of each rank, numbered as Megatron does: stage by stage, in it replica by replica."""
+        return self.gpus.transpose(1, 0, 2).ravel()
+
+    @property
+    def spares(self) -> Ints:
+        """GPUs that are left out, the slowest first."""
+        left = np.setdiff1d(np.arange(len(self.fleet)), self.gpus)
+        return left[np.argsort(-self.fleet.factors[left], kind="stable")]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome(Drawn):
+    """A placement, and its steps."""
+
+    placement: Placement
+    draws: Draws
+
+
+@dataclass(frozen=True, eq=False)
+class Randoms:
+    """Medians and p95s of steps, one of each random placement."""
+
+    p50s: Floats
+    p95s: Floats
+
+    @property
+    def p50(self) -> float:
+        return float(self.p50s.mean())
+
+    @property
+    def p95(self) -> float:
+        return float(self.p95s.mean())
+
+    @property
+    def unlucky(self) -> float:
+        """The p95 that one placement of twenty is worse than."""
+        return float(np.quantile(self.p95s, 0.95))
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """What was found."""
+
+    judge: Judge
+    fleet: Fleet
+    sizes: Sizes
+    given: Outcome
+    best: Outcome
+    worst: Outcome
+    randoms: Randoms
+    gap: float  # how much slower than the bound the slowest replica is in the best, at p95
+
+    @property
+    def shape(self) -> Shape:
+        return self.judge.pipeline.shape
+
+    @property
+    def bound(self) -> float:
+        """No placement has a p95 below this: what the bound leaves of the slowest replica, the rest as it is."""
+        replica = self.judge.p95(self.best.placement.factors) * self.shape.calm
+        return self.best.p95.value - replica * self.gap / (1 + self.gap)
+
+
+def place(
+    shape: Shape, fleet: Fleet, noise: Noise, *, keep_nodes: bool = True, seed: int = 0, draws: int = 10_000,
+    randoms: int = RANDOMS,
+) -> Placed:  # fmt: skip
+    """Which GPU of a fleet should go where in a job, so that slow ones cost least; beside other orders of them.
+
+    GPUs' own speeds are the fleet's; of the noise all else is drawn. The step without noise stays the predicted one
+    where GPUs vary as they usually do (see `calmed`).
+    """
+    sizes, alone = Sizes.of(shape, fleet, keep_nodes), without_gpus(noise)
+    shape = calmed(shape, noise if np.ptp(fleet.factors) else alone)
+    judge = Judge(Pipeline(shape, alone), shape.replicas, seed=seed)
+    best, gap = _best(judge, fleet, sizes)
+    given, worst = _in_order(shape, fleet, given_groups(sizes)), _worst(judge, fleet, sizes)
+    outcomes = {
+        name: Outcome(p, drawn_steps(judge.pipeline, p.factors, seed, draws))
+        for name, p in (("given", given), ("best", best), ("worst", worst))
+    }
+    return Placed(judge, fleet, sizes, randoms=_randoms(judge, fleet, sizes, randoms), gap=gap, **outcomes)
+
+
+def _in_order(shape: Shape, fleet: Fleet, groups: Ints) -> Placement:
+    return Placement(fleet, groups.reshape(shape.stages, shape.replicas, -1).transpose(1, 0, 2))
+
+
+def _best(judge: Judge, fleet: Fleet, sizes: Sizes) -> tuple[Placement, float]:
+    groups = best_groups(fleet, sizes)
+    values = fleet.factors[groups].max(axis=1)
+    found = assign(judge, values)
+    gap = max(0.0, found.p95 / bound(judge, values, values[found.groups]) - 1)
+    return Placement(fleet, groups[found.groups]), gap
+
+
+def _worst(judge: Judge, fleet: Fleet, sizes: Sizes) -> Placement:
+    groups = worst_groups(fleet, sizes)
+    return Placement(fleet, groups[assign_worst(judge, fleet.factors[groups].max(axis=1))])
+
+
+def _randoms(judge: Judge, fleet: Fleet, sizes: Sizes, count: int) -> Randoms:
+    rng, told = Streams(judge.seed)("random placements"), []
+    for _ in range(count):
+        p = _in_order(judge.pipeline.shape, fleet, random_groups(fleet, sizes, rng))
+        draws = drawn_steps(judge.pipeline, p.factors, judge.seed, RANDOM_DRAWS).seconds
+        told.append(np.quantile(draws, [0.5, 0.95]))
+    return Randoms(*np.array(told).reshape(-1, 2).T)

@@ -1,0 +1,116 @@
+"""How sure a job's step is: the guarantee of a prediction, from a noise file or what is assumed without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from presage.configs.job import Job
+from presage.errors import PresageError, near
+from presage.noise.belief import Belief
+from presage.noise.distribution import Distribution
+from presage.noise.estimate import Estimate
+from presage.noise.files import read_noise
+from presage.noise.priors import CONDITIONS, DEFAULT, prior
+from presage.pool.pool import BESIDE, Pool
+from presage.prediction.draws.guarantee import QUANTILES, Guarantee, guarantee
+from presage.prediction.draws.step_model import NODE, shape_of
+from presage.prediction.jobs.job_prediction import JobPrediction
+
+__all__ = ["Sure", "belief_of", "sure"]
+
+MS = 1e3
+TIMES = (1.02, 1.05, 1.1, 1.2, 1.5)  # as long as the median: how likely is a step longer than that
+
+
+@dataclass(frozen=True, eq=False)
+class Sure:
+    """How long steps and runs of a job take, as quantiles with errors (`steps`, `runs`), and what that rests on."""
+
+    found: Guarantee
+    belief: Belief
+    source: str  # of the noise
+    seed: int
+
+    @property
+    def count(self) -> int:
+        return int(self.found.draws.seconds.size)
+
+    @cached_property
+    def steps(self) -> dict[float, Estimate]:
+        """Quantiles of a step."""
+        return {p: self.found.quantile(p) for p in QUANTILES}
+
+    @cached_property
+    def runs(self) -> dict[float, Estimate]:
+        """Quantiles of a run's mean step."""
+        return {p: self.found.run_quantile(p) for p in QUANTILES}
+
+    @cached_property
+    def longer(self) -> dict[float, Estimate]:
+        """How likely a step takes longer than so many times the median."""
+        middle = self.steps[0.5].value
+        return {t: self.found.exceeds(t * middle) for t in TIMES}
+
+    @cached_property
+    def mean(self) -> Estimate:
+        return self.found.mean
+
+    def to_json(self) -> dict[str, Any]:
+        d = self.found.draws
+        return {
+            "draws": self.count,
+            "seed": self.seed,
+            "noise": self.source,
+            "step_ms": {"mean": _ms(self.mean)} | {_name(p): _ms(e) for p, e in self.steps.items()},
+            "run_mean_step_ms": {_name(p): _ms(e) for p, e in self.runs.items()},
+            "longer_than_median_times": {f"{t:g}": _plain(e) for t, e in self.longer.items()},
+            "step_sd": d.step_sd,
+            "run_sd": d.run_sd,
+        }
+
+
+def sure(
+    p: JobPrediction,
+    noise: str | None = None,
+    count: int = 10_000,
+    seed: int = 0,
+    load: Distribution | None = None,
+    pool: Pool = BESIDE,
+) -> Sure:
+    """A job's step as a distribution: `count` draws of it, with what 19 of 20 steps and runs take at most.
+
+    `noise` is a file as `write_noise` writes it, or the conditions assumed of such GPUs (screened, production,
+    unscreened); `load` makes microbatches differ by their work.
+    """
+    belief, source = belief_of(p.job, p.seconds, noise)
+    if load is not None:
+        others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
+        belief = replace(belief, noise=replace(belief.noise, load=load), intervals=others)
+    return Sure(guarantee(shape_of(p.job, p.step), belief, seed, count, pool=pool), belief, source, seed)
+
+
+def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
+    """What is believed of a job's noise, and where that is from: a file, or what is assumed under some conditions."""
+    kept = noise or DEFAULT
+    if kept not in CONDITIONS:
+        if not Path(kept).exists() and not Path(kept).suffix:
+            there = f"nor one of {', '.join(CONDITIONS)}{near(kept, CONDITIONS)}"
+            raise PresageError(f"--noise {kept}: it is no file, {there}")
+        return read_noise(kept), kept
+    return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f"no data of yours, assumed: {kept}"
+
+
+def _name(p: float) -> str:
+    return f"p{100 * p:g}"
+
+
+def _ms(e: Estimate) -> dict[str, float | None]:
+    return _plain(e, MS)
+
+
+def _plain(e: Estimate, times: float = 1.0) -> dict[str, float | None]:
+    ends = {"low_90": e.low, "high_90": e.high}
+    return {**e.to_json(times), **{k: None if v is None else v * times for k, v in ends.items()}}

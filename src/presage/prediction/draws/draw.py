@@ -1,0 +1,258 @@
+"""`draw(shape, noise) -> Draws`: step times of many runs of a job, some steps of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.noise.distribution import Fixed
+from presage.noise.estimate import Estimate, estimate
+from presage.noise.fold import Replicas, slowest
+from presage.noise.noise import CLASSES, COMPUTE, Noise, Spread
+from presage.noise.streams import Streams
+from presage.noise.tail import smooth
+from presage.pool.pool import BESIDE
+from presage.prediction.draws.replica_pools import STANDARD, Gpus, drawn_gpus, lively, moved, steady, tasks_of
+from presage.prediction.draws.step_model import Shape
+
+__all__ = ["BLOCKS", "STEPS", "Block", "Drawn", "Draws", "blocks_of", "calmed", "in_blocks", "joined", "replicas_key",
+           "slowest_replicas", "transfers_vary", "whole_steps"]  # fmt: skip
+
+Floats = NDArray[np.float64]
+Block = tuple[Floats, Floats]  # seconds of [runs, steps]; those of jitter and stalls apart
+STEPS = 2  # of each run: two tell how much of the spread is the run's, and many runs tell more than many steps
+BLOCKS = 8
+USUAL = 64  # GPUs of the jobs whose steps the laws were fitted to
+GPUS, TASKS = 10_000, 2_500_000  # of each block: replicas whose GPUs are drawn, tasks of replicas whose steps are
+LEAST = 0.2  # of either, for a kind of replicas however rare
+TOP = 0.004  # of the former, what is smoothed: a few slow GPUs make no tail of one piece
+STRATA = (0.0, 0.5, 0.9, 0.99, 0.999)  # of replicas by their GPUs, usual to slowest,
+WORTH = (0.35, 0.3, 0.15, 0.1, 0.1)  # and how many of the latter are of each
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Seconds of steps: [runs, steps]. Steps of a run have its GPUs and its pace in common."""
+
+    seconds: Floats
+    quiet: float  # with no noise
+    lasting: Floats  # of them, what is no jitter and no stall
+
+    @property
+    def mean(self) -> Estimate:
+        return estimate(self.seconds, lambda x: float(x.mean()))
+
+    def quantile(self, p: float) -> Estimate:
+        """Of a step of some run."""
+        return estimate(self.seconds, lambda x: float(np.quantile(x, p)))
+
+    @cached_property
+    def p50(self) -> Estimate:
+        return self.quantile(0.5)
+
+    @cached_property
+    def p95(self) -> Estimate:
+        return self.quantile(0.95)
+
+    def exceeds(self, seconds: float) -> Estimate:
+        """The probability that a step takes longer."""
+        return estimate(self.seconds, lambda x: float(np.mean(x > seconds)))
+
+    def run_quantile(self, p: float) -> Estimate:
+        """Of a run's mean step: what its date depends on."""
+        return estimate(self.run_means[:, None], lambda x: float(np.quantile(x, p)))
+
+    @cached_property
+    def run_means(self) -> Floats:
+        """[runs]: mean steps of runs that are long. Means of the few steps drawn vary more: they are drawn together."""
+        means, n = self.lasting.mean(axis=1), self.lasting.shape[1]
+        own = self.lasting.var(axis=1, ddof=1).mean() / n if n > 1 else 0.0
+        seen = means.var()
+        left = np.sqrt(max(0.0, seen - own) / seen) if seen else 0.0
+        return np.asarray(self.seconds.mean() + (means - means.mean()) * left)
+
+    @cached_property
+    def within(self) -> Floats:
+        """Steps over their run's mean, of all runs: what one run's own log of steps would show."""
+        return np.asarray((self.seconds / self.seconds.mean(axis=1, keepdims=True)).ravel())
+
+    @property
+    def run_sd(self) -> float:
+        """Between runs, of the logarithm."""
+        return float(np.log(self.run_means).std())
+
+    @property
+    def step_sd(self) -> float:
+        """Between steps of a run, over their mean."""
+        n = self.seconds.shape[1]
+        return float(self.within.std() * np.sqrt(n / (n - 1))) if n > 1 else 0.0
+
+
+class Drawn:
+    """What has draws, with their quantiles."""
+
+    draws: Draws
+
+    @property
+    def p50(self) -> Estimate:
+        return self.draws.p50
+
+    @property
+    def p95(self) -> Estimate:
+        return self.draws.p95
+
+
+def blocks_of(count: int, steps: int = STEPS) -> tuple[int, tuple[int, int]]:
+    """How many blocks so many draws are, and [runs, steps] of each. Blocks share nothing, so that how they differ tells
+    all of the draws' error."""
+    steps = min(steps, count)
+    blocks = int(np.clip(count // 1_000, 2, BLOCKS))
+    return blocks, (max(1, -(-count // (steps * blocks))), steps)
+
+
+def in_blocks(block: Callable[[Streams, tuple[int, int]], Block], shape: Shape, seed: int, count: int) -> Draws:
+    """Draws whose blocks a function makes: two beside each other."""
+    blocks, size = blocks_of(count)
+    return joined(shape, BESIDE.map(lambda k: block(Streams(seed).child(k), size), range(blocks)))
+
+
+def joined(shape: Shape, blocks: Iterable[Block]) -> Draws:
+    """Draws of their blocks."""
+    lasting, passing = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    return Draws(np.maximum(lasting + passing, 0.0), shape.seconds, lasting)
+
+
+def slowest_replicas(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    """[runs, steps]: seconds of the slowest replica's pipeline."""
+    kinds = _replicas(shape, noise, streams)
+    return slowest(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
+
+
+def replicas_key(shape: Shape, noise: Noise) -> tuple[object, ...]:
+    """All that the slowest replica depends on: shapes and noises that agree in it can be drawn together."""
+    spreads = sorted((k, s.rank, s.own) for k, s in _spreads(shape, noise).items() if s.rank or s.own)
+    own = tuple(spreads), noise.slow, noise.load
+    return shape.pipeline, shape.replicas, shape.together, shape.still, shape.immune, own
+
+
+def whole_steps(shape: Shape, noise: Noise, streams: Streams, longest: Floats) -> Block:
+    """[runs, steps]: seconds of steps whose slowest replica takes so long; those of jitter and stalls apart."""
+    size = longest.shape[0], longest.shape[1]
+    seconds = longest * shape.calm * _compute(shape, noise, streams, size)
+    seconds += shape.seconds - shape.pipeline.total
+    seconds += _transfers(shape, noise, streams, size)
+    seconds *= _common(noise, streams, size)
+    jitter = noise.common.jitter.sample(streams("jitter"), size)
+    return np.asarray(seconds), jitter + _stalls(shape, noise, streams, size)
+
+
+def _spreads(shape: Shape, noise: Noise) -> dict[str, Spread]:
+    """Of the classes of work that a replica's pipeline has."""
+    return {k: s for k, s in noise.spread.items() if shape.work[CLASSES.index(k)].any()}
+
+
+def calmed(shape: Shape, noise: Noise) -> Shape:
+    """The laws' efficiencies were fitted to steps of real jobs (most with 8 to 512 GPUs), so the slowest of some GPUs
+    is in them already, and only what more GPUs add may come on top: a step whose stages are all as slow as the slowest
+    of `USUAL` GPUs is (in the median) is as predicted. Measured steps agree: their errors grow by 0.1% (standard error
+    0.3%) with each doubling of the GPUs."""
+    place = float(STANDARD.quantile(0.5 ** (1 / USUAL)))
+    gpus = Gpus(np.full((shape.stages, 1), place), np.ones((shape.stages, 1)))
+    slow = float(steady(replace(shape, still=frozenset()), noise, gpus)[0])
+    return shape.but(calm=float(shape.pipeline.total / slow))
+
+
+def _replicas(shape: Shape, noise: Noise, streams: Streams) -> tuple[Replicas, ...]:
+    """Those with usual GPUs, and those with a slow one: few, but they would be lost among the others."""
+    some = -np.expm1(shape.together * shape.stages * np.log1p(-noise.slow.share))
+    usual = _kind(shape, noise, streams, "", 1 - some)
+    return (usual, _kind(shape, noise, streams, "slow ", some)) if some else (usual,)
+
+
+def _kind(shape: Shape, noise: Noise, streams: Streams, named: str, share: float) -> Replicas:
+    """Pools of what stays and of what changes: the latter for usual replicas, slow ones and the slowest."""
+    steadily, own = _varies(shape, noise)
+    many, few = (max(200, int(n * max(share, LEAST))) for n in (GPUS, min(GPUS, TASKS / tasks_of(shape))))
+    gpus = drawn_gpus(shape, noise, streams(f"{named}gpus"), many if steadily or named else 1, bool(named))
+    seconds = steady(shape, noise, gpus) if steadily or named else np.full(1, shape.pipeline.total)
+    if not own:
+        return Replicas(smooth(seconds, TOP), (Fixed(1.0),), share=share)
+    rng = streams(f"{named}own")
+    strata, sizes = ((0.0,), [few]) if len(seconds) == 1 or shape.replicas == 1 else (STRATA, _few_of(few))
+    ends = [int(s * len(seconds)) for s in (*strata, 1.0)]
+    order = np.argsort(seconds)
+    chosen = [order[rng.integers(lo, max(hi, lo + 1), n)] for (lo, hi), n in zip(pairwise(ends), sizes, strict=True)]
+    ratio = lively(shape, noise, rng, gpus.of(np.concatenate(chosen)))
+    parts = np.split(ratio, np.cumsum(sizes)[:-1])
+    return Replicas(smooth(seconds, TOP), tuple(map(smooth, parts)), strata, share)
+
+
+def _few_of(count: int) -> list[int]:
+    """How many of the draws are of each stratum."""
+    return [int(count * w) for w in WORTH]
+
+
+def _varies(shape: Shape, noise: Noise) -> tuple[bool, bool]:
+    """Whether replicas differ by their GPUs, and from step to step."""
+    spreads = _spreads(shape, noise).values()
+    steadily = any(s.rank for s in spreads)
+    return steadily, noise.load.sd > 0 or any(s.own for s in spreads)
+
+
+def _compute(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats | float:
+    """What classes of compute do that are slower everywhere in a step."""
+    sds = [noise.of(k).step if k in COMPUTE else 0.0 for k in CLASSES]
+    if not any(sds):
+        return 1.0
+    factors = np.ones((len(CLASSES), size[0] * size[1]))
+    for k, sd in enumerate(sds):
+        if sd:
+            factors[k] = np.exp(sd * streams(f"step of {CLASSES[k]}").standard_normal(factors.shape[1]))
+    return moved(shape, factors).reshape(size)
+
+
+def _transfers(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    """What slower transfers add: the network's state is the same for all of a step's."""
+    total = np.zeros(size)
+    states = noise.network.path(streams("network"), 1, size[0] * size[1]).reshape(size)
+    factors = np.array(noise.network.factors)[states]
+    for kind in shape.curves if transfers_vary(noise) else ():
+        spread, times = noise.of(kind), np.ones(size)
+        if kind in shape.across:
+            times *= factors
+        if spread.step:
+            times *= np.exp(spread.step * streams(f"step of {kind}").standard_normal(size))
+        if kind == "dp" and spread.own:  # of the groups, one for each stage, all wait for the last
+            u = streams("own of dp").random(size) ** (1 / shape.stages)
+            times *= np.exp(spread.own * STANDARD.quantile(u))
+        total += shape.later(kind, times)
+    return total
+
+
+def transfers_vary(noise: Noise) -> bool:
+    """Whether any of them takes longer in some steps."""
+    spreads = [noise.of(k) for k in CLASSES if k not in COMPUTE]
+    return noise.network.factors != (1.0,) or any(s.step or s.own for s in spreads)
+
+
+def _common(noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    """What all GPUs share: the run's own pace, its drift, the step's."""
+    c = noise.common
+    log = c.sd * streams("common").standard_normal(size)
+    log += c.run_sd * streams("run").standard_normal((size[0], 1))
+    place = streams("place").random(size) - 0.5
+    drift = c.drift + c.drift_sd * streams("drift").standard_normal((size[0], 1))
+    return np.exp(log + drift * place)
+
+
+def _stalls(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+    rate = noise.stalls.per_step(shape.nodes, shape.seconds)
+    if not rate:
+        return np.zeros(size)
+    some = streams("stalls").random(size) < -np.expm1(-rate)
+    return np.where(some, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)

@@ -1,0 +1,91 @@
+"""`draw(shape, noise) -> Draws`: step times of many runs of a job, some steps of each; `draw_all`: of many such pairs.
+
+The work is cut into pieces that a pool may do anywhere: a block of the draws, of those pairs whose slowest replicas are
+the same. What is random in a piece depends on the seed, the block and the source of noise alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from presage.noise.noise import Noise
+from presage.noise.streams import Streams
+from presage.pool.pool import BESIDE, Pool
+from presage.prediction.draws.draw import (
+    STEPS,
+    Block,
+    Draws,
+    blocks_of,
+    joined,
+    replicas_key,
+    slowest_replicas,
+    transfers_vary,
+    whole_steps,
+)
+from presage.prediction.draws.step_model import Shape
+
+__all__ = ["Asked", "draw", "draw_all"]
+
+MOST = 16_000_000  # steps that are held at once
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What is to be drawn: some `steps` of each of count / steps runs."""
+
+    shape: Shape
+    noise: Noise
+    count: int = 10_000
+    steps: int = STEPS
+
+
+class _Piece(NamedTuple):
+    """A block of some that were asked for, by number."""
+
+    some: tuple[int, ...]
+    block: int
+
+
+def draw(
+    shape: Shape, noise: Noise, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = BESIDE
+) -> Draws:
+    """Some `steps` of each of count / steps runs. The same seed gives each source of noise the same draws, whatever the
+    others are: two plans, or one with a source less, can be compared draw by draw."""
+    return next(draw_all([Asked(shape, noise, count, steps)], seed, pool))[1]
+
+
+def draw_all(asked: Sequence[Asked], seed: int = 0, pool: Pool = BESIDE) -> Iterator[tuple[int, Draws]]:
+    """Each with its number, those whose slowest replicas are the same together."""
+    for a in asked:
+        if transfers_vary(a.noise):
+            a.shape.curves  # noqa: B018 - here, once, and not in every piece
+    parts = list(_parts(asked))
+    pieces = [_Piece(some, k) for some in parts for k in range(_blocks(asked[some[0]]))]
+    found = pool.map(partial(_drawn, asked, seed), pieces)
+    for some in parts:
+        blocks = [next(found) for _ in range(_blocks(asked[some[0]]))]
+        for i, of_one in zip(some, zip(*blocks, strict=True), strict=True):
+            yield i, joined(asked[i].shape, of_one)
+
+
+def _parts(asked: Sequence[Asked]) -> Iterator[tuple[int, ...]]:
+    """Those that share their slowest replicas, as many of them as can be held."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for i, a in enumerate(asked):
+        alike.setdefault((a.count, a.steps, *replicas_key(a.shape, a.noise)), []).append(i)
+    for some in alike.values():
+        many = max(1, MOST // asked[some[0]].count)
+        yield from (tuple(some[i : i + many]) for i in range(0, len(some), many))
+
+
+def _blocks(a: Asked) -> int:
+    return blocks_of(a.count, a.steps)[0]
+
+
+def _drawn(asked: Sequence[Asked], seed: int, piece: _Piece) -> list[Block]:
+    first, streams = asked[piece.some[0]], Streams(seed).child(piece.block)
+    longest = slowest_replicas(first.shape, first.noise, streams, blocks_of(first.count, first.steps)[1])
+    return [whole_steps(asked[i].shape, asked[i].noise, streams, longest) for i in piece.some]

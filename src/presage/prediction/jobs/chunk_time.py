@@ -1,0 +1,99 @@
+"""A chunk's passes with what runs beside them: the host that launches, gathers of sharded parameters (FSDP, ZeRO-3).
+
+While a transfer runs beside compute it holds some multiprocessors, and compute gets on with the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from presage.configs.job import Job
+from presage.costs.hooks import HOOKS_US
+from presage.costs.layer_host import LayerHost
+from presage.prediction.jobs.block_cost import Cost, Pricer
+from presage.prediction.jobs.replica_traffic import reduction
+from presage.prediction.jobs.stages import Chunk
+from presage.prediction.jobs.weights import weights
+
+__all__ = ["ChunkTime", "chunk_time"]
+
+US = 1e-6
+GATHER = ("all_gather", "all_gather_copy_out", "reshard")  # hooks of FSDP in each pass
+# A forward pass whose layers will be repeated builds no graph for autograd: of its host time, measured with PyTorch
+# 2.13 on a CPU (a GPT layer so small that only the host counts), this much is left.
+NO_GRAPH = 0.73
+PARAMETERS = 8  # tensors of a block
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTime:
+    """Seconds of one microbatch."""
+
+    forward: float
+    backward: float
+    weight: float  # of the backward pass, what gradients of weights take
+    waits: float  # for parameters and gradients on their way, and for multiprocessors that their transfers hold
+    host: float  # for the host
+    hidden: float = 0.0  # of tokens' ways to experts, what runs beside compute
+
+
+def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
+    """Of a chunk, with tensor-core kernels slowed down by the power limit."""
+    both = c.passes.forward, c.passes.backward + c.passes.again
+    hidden = [_hidden(job, pricer, cost, slow) for cost in both]
+    ahead, back = (cost.seconds(slow) - less for cost, less in zip(both, hidden, strict=True))
+    gather, reduce = _transfers(job, pricer, c)
+    taken, parts = pricer.held, max(1, c.layers)
+    forward = max(gather, ahead + taken * gather) + gather / parts
+    again = gather if job.parallel.zero == 3 else 0.0
+    backward = max(again + reduce, back + taken * (again + reduce)) + reduce / parts
+    waits = forward - ahead + backward - back
+    launches = _host(job, c, host)
+    late = [max(0.0, h * pricer.paces.host - t) for h, t in zip(launches, (forward, backward), strict=True)]
+    backward += late[1]
+    weight = backward * c.passes.backward.weight * slow / back if back else 0.0  # it waits as the rest does
+    return ChunkTime(forward + late[0], backward, weight, waits, sum(late), sum(hidden))
+
+
+def _hidden(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
+    """Of a pass, what tokens on their way to experts save beside another microbatch's pass the other way."""
+    if not job.overlap.experts or not c.ep:
+        return 0.0
+    beside = min(c.ep, c.seconds(slow) - c.ep) * (1 - 1 / job.microbatches)
+    return beside * (1 - pricer.held)
+
+
+def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:
+    """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them. Sharded gradients
+    alone (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
+    if job.parallel.zero < 2 and not job.parallel.fsdp:
+        return 0.0, 0.0
+    w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
+    parts = max(1, c.layers)
+    gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes / parts, "shard") * parts
+    reduce = reduction(job, pricer, w.shared * f.reduce_bytes / parts, "shard", "replicas") * parts
+    if w.experts:
+        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, "expert_dp")
+        reduce += pricer.talk_seconds("reduce_scatter", w.experts * f.reduce_bytes, "expert_dp")
+    return (gather if job.parallel.zero == 3 or job.parallel.fsdp else 0.0), reduce
+
+
+def _host(job: Job, c: Chunk, host: LayerHost) -> tuple[float, float]:
+    """Seconds the host takes to launch both passes."""
+    ahead, back = c.layers * host.forward, c.layers * host.backward
+    if job.recompute.mode == "full":
+        back += c.layers * host.recompute * job.recompute.share
+        ahead *= 1 - (1 - NO_GRAPH) * job.recompute.share
+    if c.first or c.last:
+        ahead, back = ahead + host.ends_forward, back + host.ends_backward
+    if job.parallel.pp > 1:
+        ahead, back = ahead + host.send, back + host.send
+    if job.parallel.fsdp and job.framework.host != "graph":
+        gather = sum(_hook(name) for name in GATHER) * c.layers
+        ahead, back = ahead + gather, back + gather + _hook("post_backward_reduce") * c.layers
+    return ahead, back
+
+
+def _hook(name: str) -> float:
+    once, each = HOOKS_US[f"FSDP::{name}"]
+    return (once + PARAMETERS * each) * US

@@ -1,0 +1,125 @@
+"""FLOPs of a job's step by the conventions in use, and the peaks they are held against.
+
+All count 2 FLOPs a multiply-add, and a backward pass as two forward passes. Of experts, those a token goes to count.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from presage.configs.job import Job
+from presage.configs.transformer import Transformer
+from presage.errors import PresageError
+from presage.hardware import Gpu
+from presage.prediction.jobs.ops import Block, Product
+from presage.prediction.jobs.stages import repeated
+
+__all__ = ["CONVENTIONS", "DEFAULT", "Flops", "job_flops", "layer_flops", "peak_of"]
+
+DEFAULT = "6N + causal attention"
+CONVENTIONS = {
+    DEFAULT: "all products with weights, and the scores a query may see",
+    "full attention": "all products with weights, and all scores, masked ones too (Megatron's formula)",
+    "6N": "6 x parameters x tokens, embedding included, scores left out",
+}
+PEAKS = {"mxfp8": "fp8", "nvfp4": "fp4"}  # whose peak a precision is held against
+INSTEAD = {"fp4": ("fp8", 2.0), "fp8": ("bf16", 1.0), "bf16": ("fp16", 1.0), "tf32": ("fp32", 1.0)}
+SOME = Product(1, 1, 1, "bf16")
+
+
+class Flops(NamedTuple):
+    """Of one step on all GPUs."""
+
+    model: float  # what the model asks for
+    again: float  # what is computed a second time rather than kept
+    convention: str
+
+    @property
+    def hardware(self) -> float:
+        return self.model + self.again
+
+
+def job_flops(job: Job, convention: str = DEFAULT) -> Flops:
+    """By a convention's name."""
+    if convention not in CONVENTIONS:
+        raise PresageError(f"no FLOP convention {convention!r}: there is {'; '.join(CONVENTIONS)}")
+    m, sequence = job.model, job.sequence
+    forward, again = 0.0, 0.0
+    for count, layer in _kinds(m):
+        blocks = layer_flops(m, layer, sequence, convention)
+        forward += count * sum(blocks.values())
+        again += count * sum(f * _repeated(job, name) for name, f in blocks.items())
+    head = 2.0 * m.hidden * m.vocab
+    last = layer_flops(m, m.layers - 1, sequence, convention)
+    further = m.predicted * (sum(last.values()) + 4.0 * m.hidden**2 + head)
+    model = 6.0 * m.active_parameters if convention == "6N" else 3 * (forward + head + further)
+    return Flops(model * job.tokens, again * job.tokens, convention)
+
+
+def _repeated(job: Job, name: str) -> float:
+    """The share of a block that is computed again; scores are no product where attention is fused."""
+    fused = name == "core_attn" and job.framework.attention.startswith("flash")
+    return repeated(job.recompute, Block.of(name, [] if fused else [SOME], []))
+
+
+def _kinds(m: Transformer) -> list[tuple[int, int]]:
+    """How many layers there are of a kind, and the first of them."""
+    seen: dict[tuple[bool, bool], list[int]] = {}
+    for layer in range(m.layers):
+        seen.setdefault((m.has_experts(layer), _windowed(m, layer)), []).append(layer)
+    return [(len(layers), layers[0]) for layers in seen.values()]
+
+
+def _windowed(m: Transformer, layer: int) -> bool:
+    return m.window > 0 and layer % m.window_every == 0
+
+
+def layer_flops(m: Transformer, layer: int, sequence: int, convention: str = DEFAULT) -> dict[str, float]:
+    """Of one token going forward through one layer, by block (the blocks of `jobs.layer`)."""
+    return _attention(m, layer, sequence, convention) | _feed_forward(m, layer)
+
+
+def _attention(m: Transformer, layer: int, sequence: int, convention: str) -> dict[str, float]:
+    h, z = m.hidden, m.latent
+    dims = m.query_width + m.value_width
+    scores = 0.0 if convention == "6N" else 2.0 * dims * _seen(m, layer, sequence, convention != DEFAULT)
+    if z is None:
+        into = m.heads * m.head_dim + 2 * m.key_width
+        return {"qkv": 2.0 * h * into, "core_attn": scores, "proj": 2.0 * h * m.value_width}
+    query = z.query_rank * m.query_width if z.query_rank else 0
+    return {
+        "qkv": 0.0 if z.query_rank else 2.0 * h * m.query_width,
+        "down_proj": 2.0 * h * (z.query_rank + z.key_rank + z.rope),
+        "up_proj": 2.0 * (query + z.key_rank * m.heads * (z.nope + z.value)),
+        "core_attn": scores,
+        "proj": 2.0 * h * m.value_width,
+    }
+
+
+def _seen(m: Transformer, layer: int, sequence: int, all_of: bool) -> float:
+    """Keys a query meets, on average over a sequence."""
+    reach = min(m.window, sequence) if _windowed(m, layer) else sequence
+    return float(reach) if all_of or not m.causal else reach - reach * reach / (2.0 * sequence)
+
+
+def _feed_forward(m: Transformer, layer: int) -> dict[str, float]:
+    if not m.has_experts(layer):
+        return _block(m, "mlp", m.ffn)
+    e = m.experts
+    assert e is not None
+    routed = {name: e.top_k * f for name, f in _block(m, "moe", e.ffn).items()}
+    return {"router": 2.0 * m.hidden * e.experts, **routed, **_block(m, "shared", e.shared_ffn)}
+
+
+def _block(m: Transformer, name: str, ffn: int) -> dict[str, float]:
+    up = 2 if m.gated else 1
+    return {f"{name}_up": 2.0 * m.hidden * up * ffn, f"{name}_down": 2.0 * m.hidden * ffn}
+
+
+def peak_of(gpu: Gpu, precision: str) -> tuple[str, float]:
+    """The peak a precision is held against, by its name, in FLOP/s; where a GPU has none, the one it would run at."""
+    name, times = PEAKS.get(precision, precision), 1.0
+    while name not in gpu.peak:
+        name, more = INSTEAD.get(name, ("fp32", 1.0))
+        times *= more
+    return name, times * gpu.peak[name]

@@ -1,0 +1,199 @@
+"""JobPrediction: all that is told of a job's step; `predict_job` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from presage.configs.job import Job
+from presage.configs.job_file import read_described
+from presage.costs.closed_form import Chip
+from presage.memory import Help, JobMemory, job_memory
+from presage.memory import savings as helps
+from presage.prediction.jobs.cost import Spent, Terms, read_terms
+from presage.prediction.jobs.job_flops import DEFAULT, Flops, job_flops, peak_of
+from presage.prediction.jobs.job_step import Step, step
+from presage.prediction.jobs.provenance import origins
+
+__all__ = ["COMPUTE", "TRANSFERS", "JobPrediction", "Stage", "predict_job"]
+
+# Parts of a step, in the order they are told; what a step has beyond these comes after them.
+COMPUTE = ("products", "attention", "streams")
+TRANSFERS = ("tp", "cp", "ep", "pp", "dp", "sharding")
+OTHERS = ("bubble", "host", "optimizer")
+AT_WORK = (*COMPUTE, "optimizer")
+BOUNDS = {
+    "compute": ("products", "attention"), "memory bandwidth": ("streams", "optimizer"), "communication": TRANSFERS,
+    "pipeline": ("bubble",), "host": ("host",),
+}  # fmt: skip
+LOW = ("fp8", "mxfp8", "nvfp4")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A pipeline stage: seconds of one microbatch through all its chunks, then of the step."""
+
+    number: int
+    layers: int
+    forward: float
+    backward: float
+    busy: float
+    bubble: float
+    memory: float  # bytes it cannot run without
+
+
+@dataclass(frozen=True, eq=False)
+class JobPrediction:
+    """A job's step. What takes longer to work out is worked out when asked for."""
+
+    job: Job
+    step: Step
+    memory: JobMemory
+    terms: Terms = field(default_factory=Terms)
+    convention: str = DEFAULT
+    notes: tuple[str, ...] = ()
+
+    # ---- how fast
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return float(self.step.seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all GPUs."""
+        return self.job.tokens / self.seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.tokens_per_second / self.job.gpus
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.job.global_batch / self.seconds
+
+    # ---- how well
+
+    @cached_property
+    def flops(self) -> Flops:
+        return job_flops(self.job, self.convention)
+
+    @property
+    def peak(self) -> tuple[str, float]:
+        """Whose peak MFU and HFU are held against: that of the job's precision, of one GPU."""
+        return peak_of(self.job.platform.gpu, self.job.precision)
+
+    @property
+    def mfu(self) -> float:
+        return self._use(self.flops.model, self.peak[1])
+
+    @property
+    def hfu(self) -> float:
+        """With what is computed a second time."""
+        return self._use(self.flops.hardware, self.peak[1])
+
+    @property
+    def mfu_by_peak(self) -> dict[str, float]:
+        """Low precisions against bf16's peak too, as others give it."""
+        kinds = (self.job.precision, "bf16") if self.job.precision in LOW else (self.job.precision,)
+        peaks = dict(peak_of(self.job.platform.gpu, kind) for kind in kinds)
+        return {name: self._use(self.flops.model, peak) for name, peak in peaks.items()}
+
+    @property
+    def flops_per_gpu(self) -> float:
+        """Model FLOP/s."""
+        return self.flops.model / self.seconds / self.job.gpus
+
+    def _use(self, flops: float, peak: float) -> float:
+        return flops / (self.seconds * self.job.gpus * peak)
+
+    # ---- where it goes
+
+    @cached_property
+    def breakdown(self) -> dict[str, float]:
+        """Seconds by part, on the stage that works longest; they add up to the step."""
+        parts = {name: float(value) for name, value in self.step.parts.items()}
+        sends = float(self.step.pipeline.exposed_send.max()) if self.job.parallel.pp > 1 else 0.0
+        sends = min(sends, parts["bubble"])
+        parts |= {"pp": parts.get("pp", 0.0) + sends, "bubble": parts["bubble"] - sends}
+        first = [name for name in (*COMPUTE, *TRANSFERS, *OTHERS) if name in parts]
+        return {name: parts[name] for name in (*first, *(n for n in parts if n not in first))}
+
+    @property
+    def compute(self) -> float:
+        return sum(self.breakdown[name] for name in COMPUTE)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of transfers that nothing hides."""
+        return sum(self.breakdown.get(name, 0.0) for name in TRANSFERS)
+
+    @property
+    def bound(self) -> str:
+        """What most of the step goes to."""
+        parts = self.breakdown
+        return max(BOUNDS, key=lambda name: sum(parts.get(part, 0.0) for part in BOUNDS[name]))
+
+    @property
+    def loss(self) -> tuple[str, float]:
+        """Of what is no compute, the largest part, and its seconds."""
+        rest = {name: took for name, took in self.breakdown.items() if name not in COMPUTE}
+        name = max(rest, key=lambda n: rest[n])
+        return name, rest[name]
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        s, layers = self.step, [sum(chunks) for chunks in self.job.stage_layers()]
+        columns = (s.forward.sum(1), s.backward.sum(1), s.pipeline.busy, s.pipeline.bubble)
+        times = [[float(x) for x in column] for column in columns]
+        memory = [m.needed for m in self.memory.stages]
+        return tuple(Stage(*row) for row in zip(range(len(layers)), layers, *times, memory, strict=True))
+
+    @cached_property
+    def helps(self) -> tuple[Help, ...]:
+        """Changes that save memory, the one that saves most first."""
+        return helps(self.job)
+
+    # ---- what it takes
+
+    @cached_property
+    def watts(self) -> float:
+        """Of all GPUs on average, the building's share with them: at work a GPU draws its power limit (or what was
+        said it draws), and while it waits what a busy GPU draws that does next to nothing."""
+        limit = self.job.platform.gpu.power_limit
+        work = limit if self.terms.power is None else self.terms.power
+        rest = Chip.of(self.job.platform.gpu).power.base * work / limit
+        share = sum(self.breakdown.get(name, 0.0) for name in AT_WORK) / self.seconds
+        return (share * work + (1 - share) * rest) * self.terms.pue * self.job.gpus
+
+    def spent(self, tokens: float | None = None) -> Spent:
+        """By a step, or by training on so many tokens."""
+        job = self.job
+        steps = 1.0 if tokens is None else tokens / job.tokens
+        return Spent.of(tokens or job.tokens, steps, self.seconds, job.gpus, self.watts, self.terms.price)
+
+    def to_json(self, tokens: float | None = None) -> dict[str, Any]:
+        """Plain values with the units in their keys."""
+        from presage.prediction.jobs.job_json import told
+
+        return told(self, tokens)
+
+
+def predict_job(
+    job: Job | str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    terms: Terms | None = None,
+    convention: str = DEFAULT,
+) -> JobPrediction:
+    """How long a step of a job takes, where it goes, whether it fits. `job` may be the name of its file, which
+    `overrides` go over, section by section: {"parallel": {"tp": 8}}."""
+    notes: tuple[str, ...] = ()
+    if not isinstance(job, Job):
+        path = job
+        job, notes = read_described(path, overrides)
+        terms = terms or read_terms(path, overrides)
+    return JobPrediction(job, step(job), job_memory(job), terms or Terms(), convention, (*notes, *origins(job)))

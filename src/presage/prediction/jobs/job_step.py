@@ -1,0 +1,226 @@
+"""The step of a job: chunks through the pipeline, transfers between replicas, the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.configs.job import Job
+from presage.costs.layer_host import LayerHost, layer_host
+from presage.parallel.pipeline import Run, Schedule, run
+from presage.prediction.jobs.block_cost import Pricer
+from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
+from presage.prediction.jobs.efficiency import Efficiency, shipped
+from presage.prediction.jobs.replica_traffic import exchange, exposed_gathers, exposed_reductions
+from presage.prediction.jobs.stages import Chunk, Stages, chunks
+from presage.prediction.jobs.transformer_layer import softmax_fused
+from presage.prediction.jobs.weights import Weights, weights
+from presage.prediction.jobs.work_pace import EVEN, Paces
+
+__all__ = ["Setting", "Step", "least", "step"]
+
+Floats = NDArray[np.float64]
+# Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
+UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
+ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's seconds, and where they go on the stage that takes longest."""
+
+    seconds: float
+    parts: dict[str, float]
+    pipeline: Run
+    slowdown: float  # of tensor-core kernels, by the power limit
+    forward: Floats  # [stage, chunk] seconds of a microbatch
+    backward: Floats
+    plan: Stages  # what they are made of
+    passes: tuple[ChunkTime, ...]  # of each of its kinds
+
+
+def step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN) -> Step:
+    """Twice: at the full clock, and with what the power limit leaves of it."""
+    pricer = Pricer(job, efficiency or shipped(), paces)
+    setting = Setting.of(job, pricer)
+    first = timed(setting, 1.0)
+    slow = slowdown(job, pricer, setting.plan, first.seconds)
+    return composed(setting, first if slow == 1.0 else timed(setting, slow), slow)
+
+
+def least(job: Job, efficiency: Efficiency | None = None) -> float:
+    """Seconds that no step of the job can be below, for a fraction of a step's price: at the full clock, a stage's work
+    between the first forward pass that reaches it and the last backward pass that leaves it."""
+    p, pricer = job.parallel, Pricer(job, efficiency or shipped())
+    plan, host = chunks(job, pricer), layer_host_of(job)
+    times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
+    forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
+    busy = job.microbatches * (plan.counts @ (forward + backward))
+    way = forward[plan.at[:, 0]]
+    if p.schedule != "zero-bubble" or p.virtual > 1:  # where weight gradients may come last, nothing need follow them
+        way = way + backward[plan.at].min(axis=1)
+    longest = max(busy[0], (busy[1:] + np.cumsum(way)[:-1]).max(initial=0.0))
+    return float(longest + _update(job, pricer, plan, host))
+
+
+def slowdown(job: Job, pricer: Pricer, plan: Stages, seconds: float) -> float:
+    """By the power limit, of the stage that computes most; the rest of the step is other work and waiting."""
+    if job.precision == "fp32":
+        return 1.0  # no tensor cores
+    ahead, back = plan.busiest
+    n, both = job.microbatches, ahead + back
+    tensor = (both.product + both.attention) * n
+    flops = {
+        job.precision: both.flops * n,
+        "attention": ahead.attention_flops * n,
+        "attention_backward": back.attention_flops * n,
+    }
+    return pricer.chip.slowdown(tensor, max(0.0, seconds - tensor), flops, both.nbytes * n)
+
+
+def layer_host_of(job: Job) -> LayerHost:
+    """What its layers cost the host."""
+    era = "a100" if job.platform.gpu.architecture in ("Volta", "Ampere", "Turing", "Pascal") else "h100"
+    f, p = job.framework, job.parallel
+    fused = f.attention not in ("unfused", "fused-softmax")
+    return layer_host(f.host, era, p.tp, p.sequence, job.model.experts is not None, fused, softmax_fused(job))
+
+
+class Sent(NamedTuple):
+    """Of each kind of chunk: seconds of its gradients' and its parameters' transfers, and their buckets."""
+
+    reduce: Floats
+    gather: Floats
+    parts: Floats
+
+
+class Setting(NamedTuple):
+    """What of a step does not depend on the clock."""
+
+    job: Job
+    pricer: Pricer
+    plan: Stages
+    host: LayerHost
+    schedule: Schedule
+    send: float  # seconds of activations from a stage to the next
+    sent: Sent | None  # between replicas after the last pass; None where each pass sends its own
+    tied: float  # seconds of gradients of weights that both ends use
+    update: float  # seconds of the optimizer
+
+    @staticmethod
+    def of(job: Job, pricer: Pricer) -> Setting:
+        p, plan, host = job.parallel, chunks(job, pricer), layer_host_of(job)
+        schedule = Schedule.of("interleaved" if p.virtual > 1 else p.schedule, p.pp, job.microbatches, p.virtual)
+        sent = None if _by_layer(job) else _sent(job, pricer, plan)
+        update = _update(job, pricer, plan, host)
+        return Setting(job, pricer, plan, host, schedule, _send(job, pricer), sent, _tied(job, pricer), update)
+
+
+class Timed(NamedTuple):
+    """A step at some clock."""
+
+    passes: list[ChunkTime]  # of each kind of chunk
+    forward: Floats  # [stage, chunk]
+    backward: Floats
+    done: Run
+    replicas: float  # seconds of transfers between replicas that nothing hides
+    seconds: float
+
+
+def timed(s: Setting, slow: float) -> Timed:
+    """With tensor-core kernels so many times as long."""
+    job, at = s.job, s.plan.at
+    passes = [chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds]
+    forward = np.array([x.forward for x in passes])[at]
+    backward = np.array([x.backward for x in passes])[at]
+    weight = np.array([x.weight for x in passes])[at] if s.schedule.kind == "zero-bubble" else None
+    if weight is not None:
+        backward = backward - weight
+    done = run(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
+    replicas = s.tied
+    if s.sent:
+        reduce, gather, parts = (x[at] for x in s.sent)
+        replicas += exposed_reductions(reduce, parts, done.last_backward, backward, done.total, job.overlap.gradients)
+        replicas += exposed_gathers(gather, parts, done.first_forward, forward, job.overlap.parameters)
+    return Timed(passes, forward, backward, done, replicas, done.total + replicas + s.update)
+
+
+def composed(s: Setting, t: Timed, slow: float) -> Step:
+    """The step, with where its seconds go: the bubble is what is left of the pipeline's."""
+    parts = _parts(s.plan, int(np.argmax(t.done.busy)), t.passes, slow, s.job.microbatches)
+    parts |= {"bubble": max(0.0, t.done.total - sum(parts.values())), "dp": t.replicas, "optimizer": s.update}
+    return Step(t.seconds, parts, t.done, slow, t.forward, t.backward, s.plan, tuple(t.passes))
+
+
+def _send(job: Job, pricer: Pricer) -> float:
+    """Activations from a stage to the next: each tensor-parallel rank sends its part."""
+    p = job.parallel
+    if p.pp == 1:
+        return 0.0
+    width = 4 if job.precision in ("fp32", "tf32") else 2
+    nbytes = job.rank_tokens * job.model.hidden * width / p.tp
+    took = pricer.talk_seconds("send_recv", nbytes, "neighbour")
+    if p.tp > 1 and not p.sequence:  # and gathers what it got
+        took += pricer.talk_seconds("all_gather", nbytes * p.tp, "tp")
+    return took
+
+
+def _by_layer(job: Job) -> bool:
+    """Whether parameters and gradients are sent by layer, in each pass."""
+    return job.parallel.zero == 3 or job.parallel.fsdp
+
+
+def _sent(job: Job, pricer: Pricer, plan: Stages) -> Sent:
+    sent = [exchange(job, pricer, _weights(job, pricer, c)) for c in plan.kinds]
+    return Sent(*(np.array([float(getattr(x, name)) for x in sent]) for name in Sent._fields))
+
+
+def _tied(job: Job, pricer: Pricer) -> float:
+    """Gradients of weights that both ends use."""
+    m, p = job.model, job.parallel
+    if not m.tied or p.pp == 1 or _by_layer(job):
+        return 0.0
+    nbytes = m.vocab * m.hidden / p.tp * job.framework.reduce_bytes
+    return pricer.talk_seconds("all_reduce", nbytes, "neighbour")
+
+
+def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:
+    """The optimizer, on the rank with most parameters of its own."""
+    if job.optimizer == "none":
+        return 0.0
+    parameters = np.array([_weights(job, pricer, c) for c in plan.kinds])
+    if job.parallel.zero:
+        parameters = parameters / (job.sharding, max(1, job.expert_dp))
+    most = float((plan.counts @ parameters.sum(axis=1)).max())
+    layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
+    launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
+    took = pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, ONE_MOMENT) * most, 1, "optimizer")
+    return max(took * pricer.paces.optimizer, launched)
+
+
+def _weights(job: Job, pricer: Pricer, c: Chunk) -> Weights:
+    """Parameters of a chunk; worked out once for all plans that have it."""
+    p, kind = job.parallel, (c.layers, c.expert_layers, c.first, c.last)
+    key = ("weights", p.tp, p.ep, p.expert_tp, p.pp * p.virtual > 1, kind)
+    return pricer.known.get(key, lambda: weights(job, *kind))
+
+
+def _parts(plan: Stages, stage: int, passes: list[ChunkTime], slow: float, microbatches: int) -> dict[str, float]:
+    """Seconds of a stage by kind of work."""
+    ahead, back = plan.work(stage)
+    c = (ahead + back) * microbatches
+    counts = (plan.counts[stage] * microbatches).tolist()
+    each = list(zip(counts, passes, strict=True))
+    return {
+        "products": c.product * slow,
+        "attention": c.attention * slow,
+        "streams": c.stream,
+        "tp": c.tp,
+        "cp": c.cp,
+        "ep": c.ep - sum(n * x.hidden for n, x in each),
+        "sharding": sum(n * x.waits for n, x in each),
+        "host": sum(n * x.host for n, x in each),
+    }

@@ -1,0 +1,42 @@
+"""Paces: how many times as long as usual each class of a job's work takes. What is slower goes through the same laws,
+so transfers that hide behind compute cost nothing until they are long enough to show."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from presage.configs.job import Job
+
+__all__ = ["EVEN", "Paces", "class_of", "pace_of"]
+
+
+class Paces(NamedTuple):
+    """By class of work, in the words of a step's parts; `send`: activations between stages."""
+
+    products: float = 1.0
+    attention: float = 1.0
+    streams: float = 1.0
+    host: float = 1.0
+    optimizer: float = 1.0
+    tp: float = 1.0
+    cp: float = 1.0
+    ep: float = 1.0
+    sharding: float = 1.0
+    send: float = 1.0
+    dp: float = 1.0
+
+
+EVEN = Paces()
+ONE_CLASS = {"tp": "tp", "cp": "cp", "ep": "ep", "neighbour": "send", "dp": "dp", "replicas": "dp"}
+
+
+def class_of(job: Job, over: str) -> str:
+    """The class of transfers over a group: those of shards go with each layer, or once a step between replicas."""
+    by_layer = job.parallel.zero >= 2 or job.parallel.fsdp
+    return ONE_CLASS.get(over) or ("sharding" if by_layer else "dp")
+
+
+def pace_of(paces: Paces, job: Job, over: str) -> float:
+    """Of a job's transfers over such a group."""
+    pace: float = getattr(paces, class_of(job, over))
+    return pace

@@ -1,0 +1,148 @@
+"""From a captured step, a strategy and a platform to the step of many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from presage.costs.optime import OpTime
+from presage.engine import Durations, Timeline
+from presage.errors import PresageError
+from presage.graph.graph import Graph
+from presage.hardware import Platform
+from presage.memory.step_memory import profile
+from presage.parallel.layout import Layout, fold
+from presage.parallel.strategy import Strategy
+from presage.prediction.machine import Machine, kernel_times
+from presage.prediction.overlap_contention import beside, contended
+from presage.prediction.rank_program import Member, Ranks, rank_program
+from presage.prediction.rank_results import Kind, ManyRanks, collective_times, draw_steps, groups_of, rank_uses, sent
+from presage.prediction.step import GPU_BOUND, Bound, Prediction, Quantiles, StepProgram, prediction, step_program
+from presage.prediction.step_draws import step_seconds
+
+__all__ = ["RankKind", "Team", "predict_team", "team"]
+
+SIMULATED = 4  # steps: the last is like all that follow
+CELLS = 60e6  # task-draws held at a time
+
+
+@dataclass(frozen=True)
+class RankKind:
+    """How a rank differs: its GPU's speed, how many times as long its host takes, its own step."""
+
+    speed: float = 1.0
+    host: float = 1.0
+    step: int = 0  # which of the captured steps it runs
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (0 < self.speed < float("inf") and 0 < self.host < float("inf")):
+            raise PresageError(f"a rank's speed and host factor are numbers above 0, not {self.speed} and {self.host}")
+
+
+USUAL = RankKind()
+
+
+@dataclass(frozen=True, eq=False)
+class Team:
+    """The ranks of a job, equal ones folded, with what each takes."""
+
+    platform: Platform
+    strategy: Strategy
+    layout: Layout
+    kinds: tuple[RankKind, ...]  # by member
+    steps: tuple[StepProgram, ...]  # by captured step
+    times: tuple[tuple[OpTime, ...], ...]
+    ranks: Ranks
+
+    def timeline(self) -> Timeline:
+        return self.ranks.timeline()
+
+
+def team(
+    graphs: Sequence[Graph],
+    platform: Platform,
+    strategy: Strategy,
+    count: int,
+    where: Machine,
+    kinds: Mapping[int, RankKind] | None = None,
+    steps: int = SIMULATED,
+) -> Team:
+    """`count` ranks that run the first of the captured steps, but for those in `kinds`."""
+    layout = strategy.layout(count)
+    reach = platform.links[-1].ranks
+    if count > reach:
+        raise PresageError(f"{count} ranks do not fit: {platform.name} ({platform.key}) links {reach} GPUs")
+    groups = groups_of(layout, platform)
+    outside = [r for r in kinds or {} if not 0 <= r < count]
+    if outside:
+        raise PresageError(f"there is no rank {outside[0]}: they are 0 to {count - 1}")
+    built, timed, slow = [], [], []
+    for graph in graphs:
+        one = strategy.step(graph, count)
+        times = collective_times(one, kernel_times(one, where), platform, groups)
+        timed.append(tuple(times))
+        built.append(step_program(one, times, where.host))
+        slow.append(beside(one, times, platform, groups))
+    by_rank = [(kinds or {}).get(r, USUAL) for r in range(count)]
+    members, mine = [], []
+    for f in fold(layout, by_rank):
+        kind = by_rank[f.rank]
+        mine.append(kind)
+        members.append(Member(f, built[kind.step]).paced(kind.speed, kind.host))
+    ranks = contended(rank_program(members, steps), [slow[k.step] for k in mine])
+    return Team(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks)
+
+
+def predict_team(found: Team, where: Machine, *, draws: int, steps: int, seed: int = 0) -> Prediction:
+    """How long the step of a team takes, how sure that is, and why."""
+    members = found.ranks.members
+    many = rank_program(members, steps)
+    draws = max(1, min(draws, int(CELLS // max(len(many.member), 1)) or 1))
+    if draws == 1:
+        drawn = step_seconds(many.program, Durations.of(many.seconds), many.step, steps)
+    else:
+        drawn = draw_steps(many, draws, where.spread, np.random.default_rng(seed))
+    took = Quantiles.of(drawn)
+    told = _many(found)
+    first = found.steps[found.kinds[0].step]
+    out = prediction(
+        first, found.times[found.kinds[0].step], found.platform.gpu, took, _bound(told, took), draws, steps
+    )
+    peak = max(k.peak_memory for k in told.kinds)
+    notes = (*out.notes, *where.notes)
+    return replace(out, many=told, peak_memory=peak, notes=notes, drawn=tuple(drawn.tolist()))
+
+
+def _many(found: Team) -> ManyRanks:
+    peaks = [profile(s.graph, chip=found.platform.gpu).peak_allocated for s in found.steps]
+    uses = rank_uses(found.ranks, found.timeline())
+    kinds = []
+    for m, kind, use in zip(found.ranks.members, found.kinds, uses, strict=True):
+        host = found.steps[kind.step].host_total * kind.host
+        how = kind.speed, kind.host, dict(kind.arguments)
+        kinds.append(Kind(m.fold.rank, m.fold.ranks, *use, host, peaks[kind.step], *how))
+    groups = groups_of(found.layout, found.platform)
+    most = max(kinds, key=lambda k: k.exposed)
+    return ManyRanks(
+        platform=found.platform.name,
+        strategy=found.strategy.name,
+        layout=tuple((n, size) for n, size in found.layout.sizes if size > 1),
+        ranks=found.layout.ranks,
+        communication=most.communication,
+        exposed=most.exposed,
+        wait=max(k.wait for k in kinds),
+        kinds=tuple(kinds),
+        sent=sent(found.steps[0].graph, found.platform, groups),
+    )
+
+
+def _bound(told: ManyRanks, took: Quantiles) -> Bound:
+    """What the busiest kind of rank mostly waits for, if it waits."""
+    busiest = max(told.kinds, key=lambda k: k.compute)
+    if busiest.compute > GPU_BOUND * took.p50:
+        return "gpu"
+    idle = took.p50 - busiest.compute
+    return "communication" if busiest.exposed + busiest.wait > idle / 2 else "host"

@@ -1,0 +1,72 @@
+"""What is shown of a predicted step beyond its numbers: its timeline, its memory, how near the limits its ops run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from presage.engine import Timeline
+from presage.graph.graph import Graph
+from presage.hardware import Gpu
+from presage.memory.step_memory import MemoryProfile, profile
+from presage.prediction.machine import kernel_times, machine
+from presage.prediction.rank_set import Team
+from presage.prediction.step import StepProgram, step_program
+from presage.prediction.step_roofline import Worked, worked
+
+__all__ = ["Detail", "Shown", "detail_of", "step_shown", "team_detail"]
+
+SIMULATED = 5  # steps: the last but one is like all that follow, and the host is at work on the one after it
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A timeline and the seconds of it that are one step: from the end of the one before to its own."""
+
+    timeline: Timeline
+    window: tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Detail:
+    """One rank's step. With many ranks the timeline is of all of them, the rest of the first."""
+
+    graph: Graph
+    gpu: Gpu
+    shown: Shown
+    memory: MemoryProfile
+    work: tuple[Worked, ...]
+
+    @property
+    def peaks(self) -> dict[str, float]:
+        """The peak FLOP/s of the types that the step multiplies in."""
+        run = {w.peak for w in self.work if w.flops}
+        return {" and ".join(d for d, p in self.gpu.peak.items() if p == peak): peak for peak in sorted(run)}
+
+
+def detail_of(graph: Graph, gpu: str | Path = "h200") -> Detail:
+    """Of a step on one GPU."""
+    where = machine(gpu)
+    times, chip = kernel_times(graph, where), where.models.gpu
+    built = step_program(graph, times, where.host)
+    return Detail(graph, chip, step_shown(built), profile(graph, chip=chip, kinds=True), worked(graph, times, chip))
+
+
+def step_shown(built: StepProgram, steps: int = SIMULATED) -> Shown:
+    """A step of one rank once it has settled."""
+    timeline = built.timeline(steps)
+    ends = timeline.end.reshape(steps, -1).max(axis=1, initial=0.0)
+    return Shown(timeline, (float(ends[-3]), float(ends[-2])))
+
+
+def team_detail(team: Team) -> Detail:
+    """Of a step on many ranks."""
+    ranks, timeline, chip = team.ranks, team.timeline(), team.platform.gpu
+    ends = np.array([timeline.end[ranks.step == k].max() for k in range(ranks.steps)])
+    first = team.kinds[0].step
+    graph = team.steps[first].graph
+    shown = Shown(timeline, (float(ends[-3]), float(ends[-2])))
+    memory = profile(graph, chip=chip, kinds=True)
+    return Detail(graph, chip, shown, memory, worked(graph, team.times[first], chip))

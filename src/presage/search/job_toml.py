@@ -1,0 +1,104 @@
+"""A job as the text of a job file, with all that it says written out, so that it reads back as the same job."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from presage.configs.framework import Framework
+from presage.configs.frameworks import framework, frameworks
+from presage.configs.job import Job
+from presage.configs.transformer_fields import words_of
+
+__all__ = ["cluster_beside", "job_toml", "table_toml"]
+
+MB = 1e6
+SWITCHES = (
+    "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
+    "host", "two_step_dispatch", "fused_dispatch", "sequence", "async_backward",
+)  # fmt: skip
+
+
+def job_toml(job: Job, cluster: Mapping[str, Any], comment: str = "") -> str:
+    """`cluster`: the table that says what the job runs on, as its own file has it."""
+    table = {
+        "name": job.name,
+        "model": words_of(job.model),
+        "training": _training(job),
+        "parallel": _parallel(job),
+        "overlap": asdict(job.overlap),
+        "framework": _framework(job.framework, job),
+        "cluster": dict(cluster) or {"platform": job.platform.key},
+    }
+    first = [f"# {line}" for line in comment.splitlines()]
+    return "\n".join([*first, *_lines(table)]).strip() + "\n"
+
+
+def table_toml(table: Mapping[str, Any]) -> str:
+    """Any table of a job file's sections as its text."""
+    return "\n".join(_lines(table)).strip() + "\n"
+
+
+def cluster_beside(cluster: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
+    """The table of a file, for another file: names of files in it are beside the first."""
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, str) or not value.endswith(".toml"):
+            return value
+        return os.path.relpath(before.parent / value, now.parent)
+
+    return {key: moved(value) for key, value in cluster.items()}
+
+
+def _training(job: Job) -> dict[str, Any]:
+    r = job.recompute
+    again = r.mode if r.share == 1 and not r.modules else {"mode": r.mode, "modules": list(r.modules), "share": r.share}
+    return {
+        "sequence": job.sequence, "micro_batch": job.micro_batch, "global_batch": job.global_batch,
+        "precision": job.precision, "optimizer": job.optimizer, "recompute": again,
+    }  # fmt: skip
+
+
+def _parallel(job: Job) -> dict[str, Any]:
+    """Layers are dealt out by hand where they do not come out even."""
+    p = job.parallel
+    given = {k: v for k, v in asdict(p).items() if k not in ("sequence", "layers_as", "ends_as_layers")}
+    out = {"gpus": job.gpus, "sequence_parallel": p.sequence, **given}
+    if p.layers_as or (job.model.layers + 2 * p.ends_as_layers) % (p.pp * p.virtual):
+        out["layers_as"] = [n for chunk in zip(*job.stage_layers(), strict=True) for n in chunk]
+    else:
+        out["ends_as_layers"] = p.ends_as_layers
+    return out
+
+
+def _framework(f: Framework, job: Job) -> str | dict[str, Any]:
+    """Its name, and the switches that are not as usual in it."""
+    name = f.key if f.key in frameworks() else "megatron-core"
+    usual = framework(name, job.platform.gpu)
+    other = {k: getattr(f, k) for k in SWITCHES if getattr(f, k) != getattr(usual, k)}
+    if f.bucket_bytes != usual.bucket_bytes:
+        other["bucket_MB"] = f.bucket_bytes / MB
+    return {"name": name, **other} if other else name
+
+
+def _lines(table: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """Values first, then tables."""
+    tables = {k: v for k, v in table.items() if isinstance(v, Mapping)}
+    yield from (f"{key} = {_value(value)}" for key, value in table.items() if key not in tables)
+    for key, inner in tables.items():
+        name = f"{section}.{key}" if section else key
+        yield from ("", f"[{name}]", *_lines(inner, name))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(v) for v in value)}]"
+    return repr(value)

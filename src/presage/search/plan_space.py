@@ -1,0 +1,188 @@
+"""The space of a search: all legal layouts of a job on so many GPUs, made from divisors; `check` turns down none.
+
+A family has what a layer's prices depend on; the layouts of one differ in schedule, sharding and recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from math import isqrt
+from typing import NamedTuple
+
+from presage.configs.job import Job, Recompute
+from presage.errors import PresageError
+from presage.search.layout import KNOBS, RECOMPUTES, Layout, knob, recompute_word
+
+__all__ = ["Family", "Keep", "Space", "parse_keep"]
+
+MOST_TP = 16  # or the GPUs that share a domain, where these are more
+LEAST_TOKENS = 1024  # of a sequence on a context-parallel rank
+Keep = Mapping[str, frozenset[str]]  # knob: the words that are left of it
+
+
+class Family(NamedTuple):
+    """Layouts whose layers cost the same."""
+
+    gpus: int
+    tp: int
+    sequence: bool
+    cp: int
+    pp: int
+    ep: int
+    expert_tp: int
+    micro_batch: int
+
+    @property
+    def dp(self) -> int:
+        return self.gpus // (self.tp * self.cp * self.pp)
+
+
+class Split(NamedTuple):
+    """How layers are dealt out and run."""
+
+    virtual: int
+    schedule: str
+    ends: bool
+
+
+class Sharding(NamedTuple):
+    zero: int
+    fsdp: bool
+    shard: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """Of one job."""
+
+    job: Job
+    gpus: tuple[int, ...]
+    keep: Keep = field(default_factory=dict)
+
+    def families(self) -> Iterator[Family]:
+        """In order, each once."""
+        for gpus in self.gpus:
+            for tp in self._tps(gpus):
+                for cp in self._cps(gpus, tp):
+                    for pp in self._pps(gpus, tp, cp):
+                        yield from self._inner(gpus, tp, cp, pp)
+
+    def _inner(self, gpus: int, tp: int, cp: int, pp: int) -> Iterator[Family]:
+        dp = gpus // (tp * cp * pp)
+        if not self.allows("dp", dp):
+            return
+        sequence = tp > 1 and self.job.framework.sequence and self.job.sequence % (tp * cp) == 0
+        for ep, expert_tp in self._experts(gpus // pp, tp):
+            for size in self._micro_batches(dp):
+                yield Family(gpus, tp, sequence, cp, pp, ep, expert_tp, size)
+
+    def layouts(self, f: Family) -> list[Layout]:
+        """Of a family, in order."""
+        splits, shardings, again = self._splits(f), self._shardings(f), self._recomputes()
+        made = [Layout(*f, *split, *sharding, r) for split in splits for sharding in shardings for r in again]
+        late = [name for name in self.keep if name in ("zero", "sharding")]
+        return [x for x in made if all(knob(x, name) in self.keep[name] for name in late)]
+
+    def count(self, f: Family) -> int:
+        return len(self.layouts(f))
+
+    def allows(self, name: str, value: object) -> bool:
+        return name not in self.keep or str(value) in self.keep[name]
+
+    def _kept(self, name: str, values: Iterator[int]) -> list[int]:
+        return [v for v in values if self.allows(name, v)]
+
+    # ---- one knob each
+
+    def _tps(self, gpus: int) -> list[int]:
+        m, most = self.job.model, max(MOST_TP, self.job.platform.domain)
+        fits = (t for t in divisors(gpus) if t <= most and not m.heads % t and not m.ffn % t)
+        return self._kept("tp", (t for t in fits if m.latent or not m.kv_heads % t or not t % m.kv_heads))
+
+    def _cps(self, gpus: int, tp: int) -> list[int]:
+        """As `check` has it, and none whose ranks would have but a few tokens."""
+        sequence = self.job.sequence
+        fits = (c for c in divisors(gpus // tp) if c == 1 or not sequence % (2 * c))
+        return self._kept("cp", (c for c in fits if c == 1 or sequence // c >= LEAST_TOKENS))
+
+    def _pps(self, gpus: int, tp: int, cp: int) -> list[int]:
+        most, batch = self.job.model.layers + 2, self.job.global_batch  # at most a layer, embedding or head each
+        fits = (p for p in divisors(gpus // (tp * cp)) if p <= most)
+        return self._kept("pp", (p for p in fits if not batch % (gpus // (tp * cp * p))))
+
+    def _experts(self, ranks: int, tp: int) -> list[tuple[int, int]]:
+        e = self.job.model.experts
+        if e is None:
+            return [(1, 1)] if self.allows("ep", 1) and self.allows("expert_tp", 1) else []
+        cuts = self._kept("expert_tp", (t for t in sorted({1, tp}) if not e.ffn % t))
+        return [(n, t) for t in cuts for n in self._kept("ep", (n for n in divisors(e.experts) if not ranks % (n * t)))]
+
+    def _micro_batches(self, dp: int) -> list[int]:
+        """Powers of two, and the job's own."""
+        replica = self.job.global_batch // dp
+        sizes = {1 << i for i in range(replica.bit_length())} | {self.job.micro_batch}
+        return self._kept("micro_batch", (s for s in sorted(sizes) if not replica % s))
+
+    def _splits(self, f: Family) -> list[Split]:
+        if f.pp == 1:
+            found = [Split(1, "1f1b", False)]
+        else:
+            count = self.job.global_batch // (f.micro_batch * f.dp)
+            found = [Split(1, kind, ends) for ends in self._ends(f.pp) for kind in ("1f1b", "zero-bubble")]
+            chunks = self._chunks(f.pp) if not count % f.pp else []
+            found += [Split(v, "interleaved", ends) for v in chunks for ends in self._ends(f.pp * v)]
+        return [s for s in found if self.allows("virtual", s.virtual) and self.allows("schedule", s.schedule)]
+
+    def _chunks(self, pp: int) -> list[int]:
+        """Chunks of a stage: powers of two, and what leaves all alike."""
+        layers, more = self.job.model.layers, 2 + self.job.model.predicted
+        every = range(2, (layers + 2) // pp + 1)
+        return [v for v in every if not v & (v - 1) or not layers % (pp * v) or not (layers + more) % (pp * v)]
+
+    def _ends(self, slots: int) -> list[bool]:
+        """Whether embedding and head may take a layer's place; only where layers alone do not come out even."""
+        layers = self.job.model.layers
+        return [True] if slots > layers else [False, True] if layers % slots else [False]
+
+    def _shardings(self, f: Family) -> list[Sharding]:
+        """ZeRO's stages, FSDP that keeps gathered parameters or not, FSDP within a node (HSDP), and the job's own.
+        ZeRO's stages 2 and 3 go without a pipeline unless they are the job's own: DeepSpeed has no such plans."""
+        holders, near, p = f.dp * f.cp, self.job.platform.domain // f.tp, self.job.parallel
+        if holders == 1:
+            return [Sharding(0, False, 0)]
+        found = [Sharding(z, False, 0) for z in range(4 if f.pp == 1 else 2)]
+        found += [Sharding(2, True, 0), Sharding(3, True, 0)]
+        found += [Sharding(3, True, near)] if 1 < near < holders and not holders % near else []
+        own = Sharding(p.zero, p.fsdp, p.shard)
+        return found if own in found or (p.shard and holders % p.shard) else [*found, own]
+
+    def _recomputes(self) -> list[Recompute]:
+        """The usual ones, and the job's own."""
+        own = self.job.recompute
+        every = [*RECOMPUTES.values()] + ([] if own in RECOMPUTES.values() else [own])
+        return [r for r in every if self.allows("recompute", recompute_word(r))]
+
+
+def divisors(n: int) -> list[int]:
+    """In order."""
+    low = [d for d in range(1, isqrt(n) + 1) if not n % d]
+    return low + [n // d for d in reversed(low) if d * d != n]
+
+
+def parse_keep(texts: list[str]) -> dict[str, frozenset[str]]:
+    """From words like tp=8,recompute=full; a knob that is named twice may have either value."""
+    found: dict[str, frozenset[str]] = {}
+    for text in texts:
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, sign, value = part.partition("=")
+            name = name.strip().replace("-", "_")
+            if not sign or not value.strip():
+                raise PresageError(f"--keep {part}: it should be like tp=8,recompute=full")
+            if name not in KNOBS:
+                near = get_close_matches(name, KNOBS, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise PresageError(f"--keep {part}: there is no {name!r}, but {', '.join(KNOBS)}{hint}")
+            found[name] = found.get(name, frozenset()) | {value.strip()}
+    return found

@@ -1,0 +1,77 @@
+"""What a search found: the best layouts with their steps, the front of time and memory, what each knob is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from presage.configs.job import Job
+from presage.memory import job_memory
+from presage.noise.estimate import Estimate
+from presage.prediction.jobs.efficiency import Efficiency
+from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_step import step
+from presage.search.layout import Layout
+
+__all__ = ["Counts", "Found", "Progress", "Short", "Tell", "priced"]
+
+
+def priced(job: Job, efficiency: Efficiency | None = None) -> JobPrediction:
+    """A job as it is, with all that is known of its step."""
+    return JobPrediction(job, step(job, efficiency), job_memory(job))
+
+
+class Progress(NamedTuple):
+    """Where a search stands."""
+
+    what: str  # surveying, pricing, drawing
+    done: int
+    total: int
+    plans: int  # surveyed or priced so far
+    best: float  # of what is known
+
+
+Tell = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Short:
+    """A layout with its time and memory alone."""
+
+    layout: Layout
+    seconds: float
+    needed: float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many layouts there were."""
+
+    legal: int
+    too_large: int  # that need more memory than a GPU has
+    set_aside: int  # that were proven to be no better, without a price
+    priced: int
+    smallest: float  # bytes that the most frugal legal one needs
+
+    @property
+    def fit(self) -> int:
+        return self.legal - self.too_large
+
+
+@dataclass(frozen=True)
+class Found:
+    """Best first. `own` is the job's own plan, where it can be run on these GPUs."""
+
+    objective: str
+    best: tuple[JobPrediction, ...]
+    front: tuple[Short, ...]
+    by_knob: dict[str, dict[str, Short]]
+    own: JobPrediction | None
+    counts: Counts
+    complete: bool  # whether all that had to be priced was
+    took: float  # seconds
+    efficiency: Efficiency | None
+    cloud: tuple[Short, ...] = ()  # all that were priced, best first
+    late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: what 19 of 20 steps take at most
+    noise: str = ""  # where that noise is from

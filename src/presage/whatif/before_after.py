@@ -1,0 +1,227 @@
+"""What if: a step before and after edits, predicted under the same luck.
+
+graph = step_graph("train.py:build", {"batch": 8})
+found = what_if(graph, ["fused_adam", "cuda_graph", mine], gpu="h200")
+print(found.speedup.p50, found.memory_change, found.reason)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.graph.graph import Graph
+from presage.prediction.api import step_graph
+from presage.prediction.machine import Machine, machine
+from presage.prediction.step import DRAWS, STEPS, Prediction, Quantiles, StepProgram
+from presage.whatif.edit_spec import Asked, Wish, asked_for
+from presage.whatif.explanation import because, effect, limit
+from presage.whatif.scenario import Capture, Setting, read_otherwise, source_of, stages
+from presage.whatif.trial import Drawing, Trial, first, other
+
+__all__ = ["BeforeAfter", "Range", "Stage", "WhatIf", "begun", "compared", "what_if"]
+
+MS = 1e3
+SURE, RATHER = 0.95, 0.8  # of draws that agree on the sign
+NONE = 0.01  # of a step: less is no change
+KNOWN, SOMEWHAT = 0.9, 0.5  # of the new ops' GPU time that comes from models of the ops
+
+
+@dataclass(frozen=True)
+class Range:
+    """What nine draws of ten lie between, and the middle."""
+
+    p5: float
+    p50: float
+    p95: float
+
+    @staticmethod
+    def of(values: NDArray[np.float64]) -> Range:
+        return Range(*map(float, np.quantile(values, [0.05, 0.5, 0.95])))
+
+
+class BeforeAfter(NamedTuple):
+    before: Quantiles
+    after: Quantiles
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of several edits, on top of those before it."""
+
+    edit: str
+    told: Prediction
+    speedup: Range  # against the step without any
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A step before and after some edits. `speedup`: how many times as fast it is; `work`: how much more it does."""
+
+    edits: tuple[str, ...]
+    base: Prediction
+    edited: Prediction
+    speedup: Range
+    confidence: float  # that the step gets shorter: the share of draws in which it does
+    longer: float  # the share in which it gets longer
+    modelled: float  # of the new ops' GPU time, the share that comes from models of the ops themselves
+    limit: str  # what sets the pace of the step as it is
+    because: str  # what the edits change about that
+    cautions: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    work: float = 1.0
+    unit: str = ""
+    programs: tuple[StepProgram, ...] = field(default=(), repr=False, compare=False)  # before and after, for timelines
+
+    @property
+    def step(self) -> BeforeAfter:
+        return BeforeAfter(self.base.step, self.edited.step)
+
+    @property
+    def saved(self) -> float:
+        """Seconds a step, of the medians."""
+        return self.base.step.p50 - self.edited.step.p50
+
+    @property
+    def memory_change(self) -> int:
+        return self.edited.peak_memory - self.base.peak_memory
+
+    @property
+    def fits(self) -> bool:
+        return self.edited.peak_memory <= self.edited.memory
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence without its end."""
+        return f"{self.limit}: {self.because}"
+
+    @property
+    def sureness(self) -> str:
+        """How sure the sign of the change is (or that there is none): high, medium or low."""
+        sign = max(self.confidence, self.longer)
+        if self.speedup.p95 - 1 < NONE > 1 - self.speedup.p5:
+            sign = 1.0
+        if sign >= SURE and self.modelled >= KNOWN:
+            return "high"
+        return "medium" if sign >= RATHER and self.modelled >= SOMEWHAT else "low"
+
+    @property
+    def per_work(self) -> Range:
+        """How many times as fast a sample (or a token) is."""
+        return Range(*(x * self.work for x in asdict(self.speedup).values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values with the units in their keys."""
+        return {
+            "kind": "whatif",
+            "source": self.base.source,
+            "gpu": self.base.gpu,
+            "base": self.base.to_json(),
+            "edited": self.edited.to_json(),
+            **self.short_json(),
+            "steps": [_stage(s) for s in self.stages],
+        }
+
+    def short_json(self) -> dict[str, Any]:
+        """Without the predictions themselves."""
+        return {
+            "edits": list(self.edits),
+            "step_ms": {k: v * MS for k, v in asdict(self.edited.step).items()},
+            "speedup": asdict(self.speedup),
+            "saved_ms": self.saved * MS,
+            "memory_change_bytes": self.memory_change,
+            "fits": self.fits,
+            "confidence": self.confidence,
+            "sureness": self.sureness,
+            "reason": self.reason,
+            "caution": " ".join(self.cautions),
+            **({"work": self.work, f"speedup_per_{self.unit}": asdict(self.per_work)} if self.unit else {}),
+        }
+
+
+def _stage(s: Stage) -> dict[str, Any]:
+    p = s.told
+    return {
+        "edit": s.edit,
+        "step_ms": {k: v * MS for k, v in asdict(p.step).items()},
+        "speedup": asdict(s.speedup),
+        "gpu_active_ms": p.gpu_active * MS,
+        "host_ms": p.host * MS,
+        "launches": p.launches,
+        "peak_memory_bytes": p.peak_memory,
+    }
+
+
+def what_if(
+    step: str | Path | Graph,
+    edits: Iterable[Wish] | Wish,
+    gpu: str | Path = "h200",
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    draws: int = DRAWS,
+    steps: int = STEPS,
+    seed: int = 0,
+    capture: Capture = step_graph,
+) -> WhatIf:
+    """What edits would do to a training step: text ('fused_adam', 'checkpoint=blocks'), or functions Graph -> Graph.
+
+    `step` is a Graph, FILE.py:FUNCTION with its arguments, or a saved graph's file. Edits are applied in their order,
+    those that change arguments first.
+    """
+    wanted = asked_for(edits)
+    setting, how = begun(step, gpu, arguments, capture), Drawing(draws, steps, seed)
+    base = first(setting, how)
+    return compared(base, setting, wanted, how)
+
+
+def begun(
+    step: str | Path | Graph, gpu: str | Path | Machine, arguments: Mapping[str, Any] | None, capture: Capture
+) -> Setting:
+    """The step as it is."""
+    where = gpu if isinstance(gpu, Machine) else machine(gpu)
+    graph, source = source_of(step, arguments, capture)
+    return Setting(graph, where, source)
+
+
+def compared(base: Trial, start: Setting, wanted: Iterable[Asked], how: Drawing, staged: bool = True) -> WhatIf:
+    """The setting with all edits beside the one without; with `staged`, each edit by itself on those before."""
+    edits, told = list(wanted), list[Stage]()
+    last = base
+    for k, setting in enumerate(stages(start, edits)):
+        if staged or k == len(edits) - 1:
+            last = other(setting, how, base)
+            told.append(Stage(edits[k].text, last.told, _ratio(base, last)))
+    found = effect(base.timed, last.timed)
+    return WhatIf(
+        edits=tuple(e.text for e in edits),
+        base=base.told,
+        edited=last.told,
+        speedup=_ratio(base, last),
+        confidence=float((last.seconds < base.seconds).mean()),
+        longer=float((last.seconds > base.seconds).mean()),
+        modelled=last.modelled,
+        limit=limit(found.before),
+        because=because(found),
+        cautions=_cautions(edits, start, last.timed.setting),
+        stages=tuple(told) if staged and len(edits) > 1 else (),
+        work=last.timed.setting.work,
+        unit=last.timed.setting.unit,
+        programs=(base.timed.built, last.timed.built),
+    )
+
+
+def _cautions(edits: Iterable[Asked], start: Setting, end: Setting) -> tuple[str, ...]:
+    """What to look out for; first of all, where the step's own code runs otherwise."""
+    same = end.source.traced and end.source.arguments == start.source.arguments
+    found = [read_otherwise(start.graph, end.source.graph()) if same else "", *(e.caution for e in edits)]
+    return tuple(dict.fromkeys(c for c in found if c))
+
+
+def _ratio(base: Trial, last: Trial) -> Range:
+    """How many times as fast, draw by draw."""
+    return Range.of(base.seconds / last.seconds)

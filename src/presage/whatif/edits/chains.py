@@ -1,0 +1,160 @@
+"""Fused chains, without a compiler: the small ops of one module as one op forward and one or two backward, as
+hand-written kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and activation, dropout and
+residual).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from msgspec.structs import replace
+
+from presage.graph.arguments import references
+from presage.graph.check import uses
+from presage.graph.edit import replace_ops, spans
+from presage.graph.graph import Event, Graph, Op
+from presage.whatif.edits.compile import stretches
+from presage.whatif.edits.edit import NotApplicable, plain
+from presage.whatif.edits.fusing.chain import Chain, added_up, chained, residuals
+from presage.whatif.edits.fusing.cut import recomputed
+from presage.whatif.edits.fusing.flow import Flow
+from presage.whatif.edits.fusing.group import Group
+from presage.whatif.edits.fusing.inline import Piece, pieces
+from presage.whatif.edits.fusing.lower import OUTSIDE
+from presage.whatif.edits.fusing.rebuild import Places, fused_op
+from presage.whatif.edits.fusing.rules import plainly
+
+__all__ = ["EDITS", "fused_chains"]
+
+ENGINE = "autograd::engine::evaluate_function: "
+BACKWARD = "FusedChainBackward"
+
+
+def fused_chains(graph: Graph) -> Graph:
+    """Chains of elementwise ops, and of sums along rows with what is done with them, as one op each."""
+    stretch = stretches(graph)
+    flow = plainly(graph, stretch).flow
+    unread = _unread(flow)
+    flow, apart = added_up(graph, flow, residuals(graph, flow))
+    own = [Piece(n, k, n.reads, n.writes, (i,)) for i, (n, k) in enumerate(zip(flow.nodes, flow.stretch, strict=True))]
+    flow = _again(flow, stretch, graph, _inner(flow, _chains(graph, flow, own, apart), apart))
+    found = pieces(flow, unread, lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])
+    made = [c for c in _chains(graph, flow, found, apart) if len(c.ops) > 1 or any(len(p.inside) > 1 for p in c.pieces)]
+    if not made:
+        raise NotApplicable("no two elementwise ops in a row in one module, which one kernel could do")
+    return _replaced(graph, flow, found, made)
+
+
+def _chains(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
+    """The chains of every stretch."""
+    by_stretch: dict[int, list[Piece]] = {}
+    for p in found:
+        by_stretch.setdefault(p.stretch, []).append(p)
+    return [c for k, some in by_stretch.items() if k != OUTSIDE for c in chained(graph, flow, some, apart)]
+
+
+def _unread(flow: Flow) -> set[int]:
+    """Values that no op reads."""
+    return {v for n in flow.nodes for v in n.writes} - {v for n in flow.nodes for v in n.reads}
+
+
+def _inner(flow: Flow, chains: Sequence[Chain], apart: set[int]) -> set[int]:
+    """Elementwise values that only chains read: a backward chain makes them again from what the forward one read."""
+    at = {n: (c, flow.stretch[n]) for c, chain in enumerate(chains) for p in chain.pieces for n in p.inside}
+    users, out = flow.users(), set[int]()
+    for n, (c, k) in at.items():
+        node = flow.nodes[n]
+        if node.kind != "pointwise" or node.fixed or node.op in apart:
+            continue
+        for v in node.writes:
+            readers = users.get(v, [])
+            chained = all(flow.nodes[r].fuses and (flow.stretch[r] != k or at.get(r, (-1, 0))[0] == c) for r in readers)
+            if readers and chained:
+                out.add(v)
+    return out
+
+
+def _again(flow: Flow, stretch: Sequence[int], graph: Graph, inner: set[int]) -> Flow:
+    order = [k for k in dict.fromkeys(stretch) if k != OUTSIDE]
+    thread = {k: op.thread for k, op in zip(stretch, graph.ops, strict=True)}
+    forward = [k for k in order if thread[k] == "main"]
+    for k in order:
+        if thread[k] == "autograd":
+            flow = recomputed(flow, forward, k, lambda v: v not in inner)
+    return flow
+
+
+def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[Chain]) -> Graph:
+    """The graph with an op for each chain, where its last op was."""
+    places, changes = Places(graph, flow), dict[int, list[Op]]()
+    freed = {e.storage for e in graph.events if not e.allocates}
+    lasting = {v for v, value in enumerate(flow.values) if value.storage >= 0 and value.storage not in freed}
+    chosen = {id(p) for chain in made for p in chain.pieces}
+    places.stays |= {v for p in found if id(p) not in chosen for v in (*p.reads, *p.writes)}
+    readers: dict[int, set[int]] = {}
+    for p in found:
+        for v in p.reads:
+            readers.setdefault(v, set()).add(id(p))
+    for chain in made:
+        mine = set(map(id, chain.pieces))
+        wanted = {v for v in chain.writes if v in lasting or readers.get(v, set()) - mine}
+        reads = {v for p in chain.pieces for v in p.reads}
+        local = Group([*range(len(chain.pieces))], [p.node for p in chain.pieces], reads, chain.writes)
+        like = graph.ops[chain.ops[-1]]
+        kind = "pointwise" if local.loops is None else "reduction"
+        changes.update((i, []) for i in chain.ops)
+        changes[chain.ops[-1]] = [_named(fused_op(places, local, chain.pieces, wanted, like, f"fused::{kind}"))]
+    changes |= {i: [] for i in _idle(graph, changes)}
+    ops = tuple(new for i, op in enumerate(graph.ops) for new in changes.get(i, [op]))
+    whole = replace(graph, ops=ops, tensors=tuple(places.tensors), storages=tuple(places.storages), events=())
+    events = _events(graph, whole, changes)
+    gone = {e.storage for e in graph.events if e.allocates} - {e.storage for e in events if e.allocates}
+    return replace_ops(replace(whole, events=events), {}, dropped=gone)
+
+
+def _named(op: Op) -> Op:
+    return replace(op, within=(ENGINE + BACKWARD, BACKWARD) if op.thread == "autograd" else ())
+
+
+def _idle(graph: Graph, changes: Mapping[int, Sequence[Op]]) -> list[int]:
+    """Views and bookkeeping of memory that no op works on any more."""
+    kept = [op for i, op in enumerate(graph.ops) if op.kernels and i not in changes]
+    left = {s for op in kept for s in uses(graph, op)}
+    for op in (op for ops in changes.values() for op in ops):
+        known = [i for i in (*references(op.inputs), *op.outputs) if i < len(graph.tensors)]
+        left |= {graph.tensors[i].storage for i in known}
+    gone = {s for i in changes for s in uses(graph, graph.ops[i])} - left
+    return [i for i, op in enumerate(graph.ops) if not op.kernels and i not in changes and uses(graph, op) & gone]
+
+
+def _events(old: Graph, new: Graph, changes: Mapping[int, Sequence[Op]]) -> tuple[Event, ...]:
+    """Memory is there as before; what came just before its first use or went just after its last does so again."""
+    at = list(accumulate((len(changes.get(i, (op,))) for i, op in enumerate(old.ops)), initial=0))
+    (first, last), (begun, ended) = spans(new), spans(old)
+    out = []
+    for e in old.events:
+        s = e.storage
+        used = s in first or s not in begun
+        prompt = e.op == (begun.get(s) if e.allocates else ended.get(s, -2) + 1)
+        place = at[e.op] if not (prompt and s in first) else first[s] if e.allocates else last[s] + 1
+        if used and (s in begun or not e.allocates or changes.get(e.op, True)):
+            out.append(replace(e, op=place))
+    for storage in new.storages[len(old.storages) :]:
+        if storage.id in first:
+            out += [Event(first[storage.id], storage.id, True), Event(last[storage.id] + 1, storage.id, False)]
+    lives = {e.storage for e in out if e.allocates} | {s.id for s in old.storages} - {
+        e.storage for e in old.events if e.allocates
+    }
+    return tuple(sorted((e for e in out if e.storage in lives), key=lambda e: e.op))
+
+
+EDITS = (
+    plain(
+        "fused_chains",
+        "Chains of small ops in one module run as library kernels would run them: a norm or softmax written out as one "
+        "kernel forward, in the backward pass one for the input and one for the sums of scale and shift; an activation "
+        "and its gate, bias, dropout and residual as one each way. Only what a chain reads and sums of rows are kept.",
+        fused_chains,
+    ),
+)

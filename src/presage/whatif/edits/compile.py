@@ -1,0 +1,168 @@
+"""torch.compile: forward and backward as Inductor would run them, the optimizer as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace as changed
+from typing import Any
+
+from msgspec.structs import replace
+
+from presage.graph.graph import Graph, Op, Ref, Tensor
+from presage.whatif.edits.edit import NotApplicable, plain
+from presage.whatif.edits.fusing.cut import kept, recomputed
+from presage.whatif.edits.fusing.externs import as_compiled
+from presage.whatif.edits.fusing.flow import Flow
+from presage.whatif.edits.fusing.group import Group, groups
+from presage.whatif.edits.fusing.inline import Piece, pieces
+from presage.whatif.edits.fusing.lower import OUTSIDE, Lowering
+from presage.whatif.edits.fusing.rebuild import Places, fused_op, needed, ordered, rebuilt
+from presage.whatif.edits.fusing.rules import lowered
+
+__all__ = ["EDITS", "compiled", "stretches"]
+
+ENGINE = "autograd::engine::evaluate_function: "
+FORWARD, BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
+WITHIN = {"main": (FORWARD,), "autograd": (ENGINE + BACKWARD, BACKWARD)}
+
+
+def compiled(graph: Graph) -> Graph:
+    """The step with its loss compiled (default mode: no CUDA graphs, no tuning of products)."""
+    graph = as_compiled(graph, stretches)
+    stretch = stretches(graph)
+    low = lowered(graph, stretch)
+    flow = _partitioned(low.flow, stretch, graph)
+    lasting = _lasting(graph, low)
+    found = pieces(flow, lasting)
+    if not any(p.node.fuses for p in found):
+        raise NotApplicable(
+            "no elementwise work or reductions in a forward or backward pass, which a compiler would fuse"
+        )
+    together = {k: groups([p for p in found if p.stretch == k], flow.values) for k in set(stretch) - {OUTSIDE}}
+    for group in (g for some in together.values() for g in some):
+        for v, (parts, results) in group.crossed.items():
+            flow.values[v] = changed(flow.values[v], elements=parts * results)
+    places = Places(graph, flow)
+    made = {k: _compiled(places, low, k, some, found, lasting) for k, some in together.items()}
+    return rebuilt(graph, places, stretch, made)
+
+
+def stretches(graph: Graph) -> list[int]:
+    """The number of the stretch of ops that each is compiled in: a run of forward or of backward ops.
+
+    What waits for the GPU ends a stretch, as do other streams and what is compiled already; what adds up gradients is
+    no part of it, and runs after it.
+    """
+    out: list[int] = []
+    number, where = -1, ("", "")
+    for op in graph.ops:
+        here: tuple[str, str] = (op.phase, op.thread)
+        if op.within and op.within[0].endswith("AccumulateGrad"):
+            out.append(OUTSIDE)
+        elif op.phase not in ("forward", "backward") or _apart(op):
+            out.append(OUTSIDE)
+            where = ("", "")
+        else:
+            number += here != where
+            where = here
+            out.append(number)
+    return out
+
+
+def _apart(op: Op) -> bool:
+    return op.sync or op.opaque or bool(op.stream or op.group) or op.within in WITHIN.values()
+
+
+def _partitioned(flow: Flow, stretch: Sequence[int], graph: Graph) -> Flow:
+    """Every backward stretch with what it computes again of the forward stretches before it."""
+    order = [k for k in dict.fromkeys(stretch) if k != OUTSIDE]
+    thread = {k: op.thread for k, op in zip(stretch, graph.ops, strict=True)}
+    forward: list[int] = []
+    for before, k in zip([OUTSIDE, *order], order, strict=False):
+        if thread[k] == "autograd":
+            flow = recomputed(flow, forward, k, kept(flow, forward, k).__contains__)
+        elif thread.get(before) == "autograd":
+            forward = [k]
+        else:
+            forward.append(k)
+    return flow
+
+
+def _lasting(graph: Graph, low: Lowering) -> set[int]:
+    """Values that are there when the step ends, and those of the forward pass that nobody reads but that outlast it:
+    its results. What is freed before that is not computed."""
+    freed = {e.storage: e.op for e in graph.events if not e.allocates}
+    ends = {k: i for i, k in enumerate(low.stretch)}
+    read = {v for node in low.flow.nodes for v in node.reads}
+    results = set[int]()
+    for node, k in zip(low.flow.nodes, low.flow.stretch, strict=True):
+        if graph.ops[node.op].phase == "forward":
+            own = [v for v in node.writes if v not in read and low.flow.values[v].tensor >= 0]
+            results |= {v for v in own if freed.get(low.flow.values[v].storage, 1 << 62) > ends[k]}
+    return results | {v for s, v in low.now.items() if s not in freed}
+
+
+def _compiled(
+    places: Places, low: Lowering, k: int, together: list[Group], found: list[Piece], lasting: set[int]
+) -> list[tuple[Op, int]]:
+    """The ops of stretch `k`, with the places of those that run as they are."""
+    ops, mine = places.graph.ops, [p for p in found if p.stretch == k]
+    makers = {v: g for g, group in enumerate(together) for v in group.writes}
+    crossed = {v: parts for group in together for v, parts in group.crossed.items()}
+    wanted = needed(together, mine, [p for p in found if p.stretch != k], lasting)
+    sequence = max((ops[p.node.op].sequence for p in mine), default=-1)
+    phase, thread = next((op.phase, op.thread) for op, number in zip(ops, low.stretch, strict=True) if number == k)
+    out: list[tuple[Op, int]] = []
+    for g in ordered(together, makers):
+        first, at = together[g].nodes[0], -1
+        if not first.fuses:
+            op, at = _extern(places, low, first.op), first.op
+        elif len(together[g].nodes) == 1 and first.reads and set(first.reads) <= crossed.keys():
+            op = _summed(places, ops[first.op], first.reads[0], crossed[first.reads[0]], first.writes)
+        else:
+            like = ops[max(together[g].nodes, key=lambda n: n.elements).op]
+            kind = "pointwise" if together[g].loops is None else "reduction"
+            op = fused_op(places, together[g], mine, wanted[g], like, f"triton::{kind}")
+        out.append((replace(op, phase=phase, thread=thread, within=WITHIN[thread], sequence=sequence), at))
+    return out
+
+
+def _summed(places: Places, like: Op, v: int, parts: tuple[int, int], writes: Sequence[int]) -> Op:
+    """The sum of the parts that a kernel with sums both ways leaves: PyTorch's own op."""
+    source = places.shaped(v, parts)
+    return replace(
+        like, name="aten::sum", overload="dim_IntList", inputs=(Ref(source), [0], False, None), writes=(),
+        outputs=tuple(places.whole(w) for w in writes), names=("self", "dim", "keepdim", "dtype"),
+    )  # fmt: skip
+
+
+def _extern(places: Places, low: Lowering, at: int) -> Op:
+    """An op that runs as it is, on the tensors as they are now."""
+    graph = places.graph
+    op = graph.ops[at]
+    held, left = low.held[at], low.left[at]
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, Ref):
+            t = graph.tensors[value.id]
+            return Ref(places.view(t, left.get(t.storage) if t.id in op.writes else held.get(t.id)))
+        return [mapped(v) for v in value] if isinstance(value, list) else value
+
+    def put(i: int) -> int:
+        t: Tensor = graph.tensors[i]
+        return places.view(t, left.get(t.storage))
+
+    inputs = tuple(mapped(v) for v in op.inputs)
+    return replace(op, inputs=inputs, outputs=tuple(map(put, op.outputs)), writes=tuple(map(put, op.writes)))
+
+
+EDITS = (
+    plain(
+        "compile",
+        "Forward and backward run as torch.compile's default mode (Inductor) would run them: elementwise work and "
+        "reductions fused into one kernel each, products, convolutions and attention as they are (large products "
+        "padded to multiples of 16 bytes, under autocast also backward in low precision); cheap values are computed "
+        "again in the backward pass and not kept. The optimizer stays as it is. Shapes must not change.",
+        compiled,
+    ),
+)

@@ -1,0 +1,222 @@
+"""Which ops a hand-written kernel does together: a norm with its sums along rows, an activation, dropout and residual;
+and in the backward pass the sums down columns (gradients of scale and shift) with what is only computed for them.
+
+A residual (a sum with something from before the last product) is a kernel by itself, as it is beside PyTorch's own
+norms and activations, unless dropout comes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from presage.graph.graph import Graph, Op
+from presage.whatif.edits.fusing.flow import Flow, Node
+from presage.whatif.edits.fusing.inline import Piece
+from presage.whatif.edits.fusing.lower import RANDOM
+
+__all__ = ["Chain", "added_up", "chained", "residuals"]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Pieces that become one op."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def ops(self) -> list[int]:
+        return sorted({i for p in self.pieces for i in (p.node.op, *p.node.also)})
+
+    @property
+    def writes(self) -> set[int]:
+        return {v for p in self.pieces for v in p.writes}
+
+
+def residuals(graph: Graph, flow: Flow) -> set[int]:
+    """The ops that add up two whole tensors with unlike numbers of products behind them."""
+    behind: dict[int, int] = {}
+    out = set[int]()
+    for node in flow.nodes:
+        found = [(behind.get(v, 0), flow.values[v].elements) for v in node.reads]
+        whole = {n for n, elements in found if elements >= node.elements}
+        if node.kind == "pointwise" and graph.ops[node.op].name in ("aten::add", "aten::add_") and len(whole) > 1:
+            out.add(node.op)
+        deepest = max((n for n, _ in found), default=0) + (not node.fuses)
+        behind.update((v, deepest) for v in node.writes)
+    return out
+
+
+def added_up(graph: Graph, flow: Flow, apart: set[int]) -> tuple[Flow, set[int]]:
+    """The flow in which what is added to a residual one by one is added up first, by what makes the last of it: a
+    gradient that comes back in several parts from one norm. Then only the last sum is a residual: the set of these."""
+    users, makers = flow.users(), flow.makers()
+    nodes: list[Node | None] = list(flow.nodes)
+    for n, node in enumerate(flow.nodes):
+        if node.op not in apart or graph.ops[node.op].name != "aten::add_" or nodes[n] is not node:
+            continue
+        run = _run(graph, flow, n, users)
+        before, parts = node.reads[0], [flow.nodes[m].reads[1] for m in run]
+        maker = makers.get(parts[-1], -1)
+        if len(run) < 2 or not _last(flow, parts, makers, users):
+            continue
+        ops = tuple(flow.nodes[m].op for m in run[:-1])
+        of, end = flow.nodes[maker], flow.nodes[run[-1]]
+        nodes[maker] = replace(of, reads=(*of.reads, *parts[:-1]), also=ops)
+        nodes[run[-1]] = replace(end, reads=(before, parts[-1]))
+        apart = apart - {*ops} | {end.op}
+        for m in run[:-1]:
+            nodes[m] = None
+    out = Flow(flow.values, stored=flow.stored, into=flow.into)
+    for some, k in zip(nodes, flow.stretch, strict=True):
+        if some is not None:
+            out.add(some, k)
+    return out, apart
+
+
+def _run(graph: Graph, flow: Flow, n: int, users: Mapping[int, list[int]]) -> list[int]:
+    """The sums in place that follow a sum, each the only one to read what the one before has made."""
+    run = [n]
+    while len(flow.nodes[run[-1]].reads) == 2:
+        node = flow.nodes[run[-1]]
+        after = users.get(node.writes[0], [])
+        if len(after) != 1 or graph.ops[flow.nodes[after[0]].op].name != "aten::add_":
+            return run
+        if flow.nodes[after[0]].reads[0] != node.writes[0] or flow.stretch[after[0]] != flow.stretch[n]:
+            return run
+        if len(flow.nodes[after[0]].reads) != 2 or flow.nodes[after[0]].elements != node.elements:
+            return run
+        run.append(after[0])
+    return [n]
+
+
+def _last(flow: Flow, parts: Sequence[int], makers: Mapping[int, int], users: Mapping[int, list[int]]) -> bool:
+    """Whether the last part is elementwise work, made after the others and for nothing else."""
+    if any(v not in makers for v in parts) or len(set(parts)) < len(parts):
+        return False
+    node = flow.nodes[makers[parts[-1]]]
+    same = all(flow.values[v].elements == node.elements for v in parts)
+    return (
+        node.kind == "pointwise"
+        and same
+        and len(users[parts[-1]]) == 1
+        and makers[parts[-1]] == max(makers[v] for v in parts)
+    )
+
+
+def chained(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
+    """The chains among the pieces of a stretch, of one piece or more, in order. `apart`: ops that are residuals."""
+    return _Joining(graph, flow, found, apart).chains()
+
+
+class _Joining:
+    """Pieces are joined one by one with what made what they read."""
+
+    def __init__(self, graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> None:
+        self.graph, self.values, self.found, self.apart = graph, flow.values, found, apart
+        self.of = list(range(len(found)))  # the chain of each piece
+        self.members = {i: [i] for i, p in enumerate(found) if p.node.fuses}
+        self.maker = {v: i for i, p in enumerate(found) for v in p.writes}
+        self.users: dict[int, list[int]] = {}
+        for i, p in enumerate(found):
+            for v in p.reads:
+                self.users.setdefault(v, []).append(i)
+        self.summed = [self._only_summed(p) for p in found]
+
+    def chains(self) -> list[Chain]:
+        for i in self.members.copy():
+            for v in self.found[i].reads:
+                if v in self.maker and self._follows(self.maker[v], i):
+                    self._join(self.maker[v], i)
+            self._beside(i)
+        return [Chain(tuple(self.found[i] for i in sorted(m))) for m in self.members.values()]
+
+    def _only_summed(self, piece: Piece) -> bool:
+        """Whether a piece is a sum down columns, or all that reads it is."""
+        if piece.node.down:
+            return True
+        users = [self.found[i].node for v in piece.writes for i in self.users.get(v, ())]
+        return bool(users) and all(n.down for n in users)
+
+    def _follows(self, first: int, then: int) -> bool:
+        """Whether one kernel may do both, as far as the two are concerned."""
+        a, b = (self.found[i].node for i in (first, then))
+        if not a.fuses or self.summed[first] != self.summed[then] or a.down:
+            return False
+        ops = self.graph.ops
+        if b.op in self.apart and not RANDOM.search(ops[a.op].name):
+            return False
+        return a.op not in self.apart and near(ops[a.op], ops[b.op])
+
+    def _beside(self, i: int) -> None:
+        """Sums down columns of one module that read the same."""
+        piece, ops = self.found[i], self.graph.ops
+        for v in self._reads(i) if piece.node.down else ():
+            if self.values[v].elements != piece.node.elements:
+                continue
+            for other in [m for k in self.users[v] for m in self._downward(k) if m < i]:
+                if ops[self.found[other].node.op].module == ops[piece.node.op].module:
+                    self._join(other, i)
+
+    def _downward(self, k: int) -> list[int]:
+        """The sums down columns in the chain of a piece."""
+        return [m for m in self.members.get(self.of[k], ()) if self.found[m].node.down]
+
+    def _reads(self, i: int) -> set[int]:
+        return {v for m in self.members[self.of[i]] for v in self.found[m].reads}
+
+    def _join(self, first: int, then: int) -> None:
+        a, b = self.of[first], self.of[then]
+        both = self.members[a] + self.members[b] if a != b else []
+        if not both or not _same_loops([self.found[i].node for i in both]) or not self._at_once(both):
+            return
+        self.members[a] = both
+        del self.members[b]
+        for i in both:
+            self.of[i] = a
+
+    def _at_once(self, members: Sequence[int]) -> bool:
+        """Whether they can all run where the last of them runs: nothing else has used what they make by then."""
+        mine, last = set(members), max(self.found[i].node.op for i in members)
+        made = {v for i in members for v in self.found[i].writes}
+        users = {k for v in made for k in self.users.get(v, ())} - mine
+        if any(self.found[k].node.op <= last for k in users):
+            return False
+        return self._undisturbed(members, last)
+
+    def _undisturbed(self, members: Sequence[int], last: int) -> bool:
+        """Whether what they read is there until then, and of what they write in place only the last is read."""
+        ops, tensors = self.graph.ops, self.graph.tensors
+        mine = {op for i in members for op in (self.found[i].node.op, *self.found[i].node.also)}
+        held = {self.values[v].storage for i in members for v in self.found[i].reads}
+        for i in range(min(mine), last):
+            if i not in mine and ops[i].writes and held & {tensors[t].storage for t in ops[i].writes}:
+                return False
+        final: dict[int, int] = {}
+        made = [v for i in sorted(members) for v in self.found[i].writes]
+        for v in made:
+            final[self.values[v].storage if self.values[v].storage >= 0 else -2 - v] = v
+        passing = set(made) - set(final.values())
+        return all(k in members for v in passing for k in self.users.get(v, ()))
+
+
+def near(a: Op, b: Op) -> bool:
+    """Whether two ops belong to one module, or to parts of one; casts and copies stay with their own."""
+    if a.module == b.module:
+        return True
+    if "copy_" in a.name or "copy_" in b.name:
+        return False
+    over = [m.rpartition(".")[0] for m in (a.module, b.module)]
+    return over[0] == over[1] or a.module == over[1] or b.module == over[0]
+
+
+def _same_loops(nodes: Sequence[Node]) -> bool:
+    """Whether all go over the same rows: element by element, or sums of them one way, or work on the sums."""
+    sums = {(n.rows, n.columns, n.down) for n in nodes if n.kind == "reduction"}
+    sizes = {n.elements for n in nodes if n.kind != "reduction"}
+    if len(sums) > 1 or any(n.alone or n.kind == "scatter" for n in nodes):
+        return False
+    if not sums:
+        return len(sizes) == 1
+    rows, columns, down = sums.pop()
+    return sizes <= ({rows * columns} if down else {rows * columns, rows})

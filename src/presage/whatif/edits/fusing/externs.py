@@ -1,0 +1,203 @@
+"""Ops that run as they are, as a compiler has them run: products with sizes that are multiples of 16 bytes, under
+autocast all in low precision; max pooling with places in a window of one byte.
+
+Inductor pads a product whose rows do not begin at multiples of 16 bytes where its arithmetic outweighs its bytes and
+the copies this takes (`fx_passes/pad_mm.py`; it measures both ways, here a rule decides). What is computed anyway for
+the product is written padded at once; parameters and results of other products are copied.
+
+AOTAutograd traces the backward pass while autocast is on: products that eager autograd runs in float32, as their
+forward did, run in low precision. The step is under autocast where its forward pass casts parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from msgspec.structs import replace
+
+from presage.graph.arguments import aten
+from presage.graph.check import uses
+from presage.graph.edit import replace_ops
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor
+from presage.whatif.edits.fusing.lower import OUTSIDE, sort_of
+from presage.whatif.edits.fusing.rebuild import close
+from presage.whatif.edits.fusing.rules import RULES
+
+__all__ = ["as_compiled"]
+
+PRODUCTS = aten("mm addmm bmm baddbmm")
+POOLS = aten("max_pool2d_with_indices")
+HALF = ("bfloat16", "float16")
+MULTIPLE = 16  # bytes
+BALANCE = {2: 103.0, 4: 51.0}  # operations for an element moved, by width: half of an H200's peak over its bandwidth
+RATE, BANDWIDTH = {2: 6e14, 4: 3e14}, 4e12  # what products and copies run at
+
+
+@dataclass
+class _Draft:
+    """A graph with new tensors and ops put before old ones."""
+
+    graph: Graph
+    tensors: list[Tensor] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    changes: dict[int, list[Op]] = field(default_factory=dict)
+
+    def tensor(self, like: Tensor) -> Tensor:
+        """Another view of a tensor's memory."""
+        self.tensors.append(replace(like, id=len(self.graph.tensors) + len(self.tensors)))
+        return self.tensors[-1]
+
+    def copy(self, source: Tensor, like: Tensor, op: Op) -> tuple[Tensor, Op]:
+        """A copy of a tensor in memory of its own, with the shape and type of another, and the op that makes it."""
+        home = len(self.graph.storages) + len(self.storages)
+        t = self.tensor(replace(like, storage=home, strides=close(like), offset=0))
+        self.storages.append(Storage(home, t.nbytes, "activation"))
+        names, within = ("self", "src", "non_blocking"), (*op.within, "aten::to", "aten::_to_copy")
+        inputs = (Ref(t.id), Ref(source.id), False)
+        made = replace(
+            op, name="aten::copy_", overload="", inputs=inputs, outputs=(t.id,), writes=(t.id,), names=names,
+            within=within,
+        )  # fmt: skip
+        return t, made
+
+    def done(self) -> Graph:
+        return replace_ops(self.graph, self.changes, self.tensors, self.storages) if self.changes else self.graph
+
+
+def as_compiled(graph: Graph, stretches: Callable[[Graph], Sequence[int]]) -> Graph:
+    """The graph with the ops that a compiler leaves as they are changed as it changes them."""
+    for change in (_low_precision, _padded, _small_places):
+        graph = change(graph, stretches(graph))
+    return graph
+
+
+# ---- precision
+
+
+def _low_precision(graph: Graph, stretch: Sequence[int]) -> Graph:
+    """The graph with the float32 products of its compiled backward stretches in autocast's type."""
+    half = _autocast(graph)
+    mine = [
+        i for i, op in enumerate(graph.ops)
+        if half and stretch[i] != OUTSIDE and op.thread == "autograd" and op.name in PRODUCTS
+        and all(t.dtype == "float32" for t in graph.inputs_of(op))
+    ]  # fmt: skip
+    results = {t.storage for i in mine for t in graph.outputs_of(graph.ops[i])}
+    draft = _Draft(_narrowed(graph, stretch, results, half))
+    for i in mine:
+        op, swapped, copies = draft.graph.ops[i], dict[int, int](), list[Op]()
+        for t in draft.graph.inputs_of(op):
+            if t.dtype == "float32" and t.id not in swapped:
+                new, made = draft.copy(t, replace(t, dtype=half), op)
+                swapped[t.id] = new.id
+                copies.append(made)
+        draft.changes[i] = [*copies, replace(op, inputs=_swapped(op.inputs, swapped))]
+    return draft.done()
+
+
+def _autocast(graph: Graph) -> str:
+    """The type that the forward pass casts parameters to; '' where it casts none."""
+    for op in graph.ops:
+        if op.phase == "forward" and op.name == "aten::copy_" and "aten::_to_copy" in op.within:
+            to, *source = graph.inputs_of(op)
+            parameters = [t for t in source if graph.storages[t.storage].role == "parameter" and t.dtype == "float32"]
+            if parameters and to.dtype in HALF:
+                return to.dtype
+    return ""
+
+
+def _narrowed(graph: Graph, stretch: Sequence[int], chosen: Collection[int], dtype: str) -> Graph:
+    """The graph with what is in some storages in a narrower type, where only compiled ops use it."""
+    beyond = {s for op, k in zip(graph.ops, stretch, strict=True) if k == OUTSIDE for s in uses(graph, op)}
+    made = {t.storage: t.itemsize // DTYPE_BYTES[dtype] for t in graph.tensors if t.storage in chosen} if chosen else {}
+    made = {s: times for s, times in made.items() if s not in beyond and times}
+    tensors = [replace(t, dtype=dtype) if t.storage in made else t for t in graph.tensors]
+    storages = [replace(s, nbytes=s.nbytes // made.get(s.id, 1)) for s in graph.storages]
+    return replace(graph, tensors=tuple(tensors), storages=tuple(storages)) if made else graph
+
+
+def _small_places(graph: Graph, stretch: Sequence[int]) -> Graph:
+    """The graph in which max pooling notes places in windows: a byte each."""
+    pools = [op for op, k in zip(graph.ops, stretch, strict=True) if k != OUTSIDE and op.name in POOLS]
+    places = {t.storage for op in pools for t in graph.outputs_of(op)[1:] if t.dtype == "int64"}
+    return _narrowed(graph, stretch, places, "int8")
+
+
+def _swapped(value: Any, new: Mapping[int, int]) -> Any:
+    """Arguments with some tensors in place of others."""
+    if isinstance(value, Ref):
+        return Ref(new.get(value.id, value.id))
+    return type(value)(_swapped(v, new) for v in value) if isinstance(value, list | tuple) else value
+
+
+# ---- padding
+
+
+def _padded(graph: Graph, stretch: Sequence[int]) -> Graph:
+    """The graph with the products of its compiled stretches padded where that pays."""
+    draft, maker = _Draft(graph), dict[int, Op]()
+    for i, op in enumerate(graph.ops):
+        if stretch[i] != OUTSIDE and op.name in PRODUCTS:
+            _pad(draft, i, maker)
+        if op.kernels:
+            maker.update((graph.tensors[t].storage, op) for t in (*op.outputs, *op.writes))
+    return draft.done()
+
+
+def _pad(draft: _Draft, i: int, maker: Mapping[int, Op]) -> None:
+    graph = draft.graph
+    op = graph.ops[i]
+    tensors, outputs = graph.inputs_of(op), graph.outputs_of(op)
+    if len(tensors) < 2 or len(outputs) != 1 or any(len(t.shape) < 1 or not t.strides for t in (*tensors, *outputs)):
+        return
+    a, b, out = *tensors[-2:], outputs[0]
+    width = a.itemsize
+    if a.dtype not in HALF and not (a.dtype == "float32" and graph.flags.get("allow_tf32")):
+        return
+    each = MULTIPLE // width
+    copied = [t for t in (a, b) if any(n % each for n in t.shape[-2:]) and not _written_for(t, maker)]
+    if all(_rows(t) % each == 0 for t in (a, b, out)) or not _pays(a, b, copied):
+        return
+    swapped, copies = dict[int, int](), list[Op]()
+    for t in dict.fromkeys((*tensors, out)):
+        new = _wider(t, each)
+        if t in copied:
+            made, copy = draft.copy(t, new, op)
+            copies.append(copy)
+        else:
+            made = draft.tensor(new)
+        swapped[t.id] = made.id
+    results = tuple(swapped[t] for t in op.outputs)
+    draft.changes[i] = [*copies, replace(op, inputs=_swapped(op.inputs, swapped), outputs=results)]
+
+
+def _rows(t: Tensor) -> int:
+    """Elements from the beginning of a row (or column) to that of the next."""
+    return max(t.strides[-2:])
+
+
+def _written_for(t: Tensor, maker: Mapping[int, Op]) -> bool:
+    """Whether a tensor is made by work that can as well write it padded."""
+    op = maker.get(t.storage)
+    return op is not None and (sort_of(op) != "extern" or op.name in RULES)
+
+
+def _pays(a: Tensor, b: Tensor, copied: Sequence[Tensor]) -> bool:
+    """Whether the product is bound by arithmetic and takes longer than the copies."""
+    (m, k), n, width = a.shape[-2:], b.shape[-1], a.itemsize
+    work = m * n * k
+    if not work or work / (m * k + k * n + m * n) <= BALANCE[width]:
+        return False
+    seconds = 2 * work * prod(a.shape[:-2]) / RATE[width]
+    return seconds > 2 * sum(t.nbytes for t in copied) / BANDWIDTH
+
+
+def _wider(t: Tensor, each: int) -> Tensor:
+    """A tensor whose last two dimensions are filled up to multiples."""
+    start = max(0, len(t.shape) - 2)
+    shape = tuple(n if d < start or n == 1 else -(-n // each) * each for d, n in enumerate(t.shape))
+    new = replace(t, shape=shape)
+    return replace(new, strides=close(new))

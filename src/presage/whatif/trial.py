@@ -1,0 +1,167 @@
+"""A Trial: a setting predicted, draw by draw, so that settings can be compared under the same luck.
+
+What an edit brings in is known less well than what is there already: kernels (and host time) of ops that the first
+setting does not have are wrong by a factor of their own in each draw. NEW_KERNELS and NEW_HOST are its standard
+deviation (of the logarithm): kernel models miss single ops by about 8%, host terms by about 15%. An op is new if the
+first setting has no other like it in name, shapes, types and strides (for the host: in name and in what is around it).
+And an edit's effect as a whole is known to about a fifth of itself (EFFECT): set so that ranges hold 95% of the pairs
+of data/h200_edits/run1.json and run2.json, their own noise allowed for; the pairs of later runs are the check. What is
+only supposed (a kernel or a host twice as fast) has no such error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.costs.call import from_graph
+from presage.costs.optime import OpTime
+from presage.engine import Durations
+from presage.noise.pace import factors
+from presage.prediction.breakdown import MODELLED
+from presage.prediction.machine import kernel_times
+from presage.prediction.step import GPU_BOUND, Bound, Prediction, Quantiles, StepProgram, prediction, step_program
+from presage.prediction.step_draws import durations, step_seconds
+from presage.prediction.step_program import STREAM, program
+from presage.whatif.critical_path import Path, path_of
+from presage.whatif.scenario import Setting
+
+__all__ = ["NEW_HOST", "NEW_KERNELS", "Drawing", "Timed", "Trial", "first", "other", "unmatched"]
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+NEW_KERNELS, NEW_HOST, EFFECT = 0.08, 0.15, 0.2
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How many runs, of how many steps, with which seed."""
+
+    draws: int
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """A setting with what its ops take."""
+
+    setting: Setting
+    times: tuple[OpTime, ...]
+    built: StepProgram
+
+    @cached_property
+    def path(self) -> Path:
+        return path_of(self.built, sum(t.seconds / t.at_once for t in self.times))
+
+    @cached_property
+    def kernels(self) -> tuple[Any, ...]:
+        """Every op as the kernel models see it; None for those that launch nothing."""
+        graph = self.setting.graph
+        return tuple(from_graph(graph, op).key if op.kernels else None for op in graph.ops)
+
+    @cached_property
+    def hosts(self) -> tuple[Any, ...]:
+        """Every op as the host sees it."""
+        return tuple((op.name, op.within, op.phase, op.thread, bool(op.replayed)) for op in self.setting.graph.ops)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What is predicted for a setting."""
+
+    timed: Timed
+    seconds: Floats  # a step, by draw
+    told: Prediction
+    modelled: float = 1.0  # of the GPU time of new ops, the share that comes from models of the ops themselves
+
+
+def first(setting: Setting, how: Drawing) -> Trial:
+    """The setting that others are compared with."""
+    timed = _timed(setting)
+    return _trial(timed, _usual(timed, how), how)
+
+
+def other(setting: Setting, how: Drawing, base: Trial) -> Trial:
+    """Another setting under the same luck, with what is not known of its new ops."""
+    timed = _timed(setting)
+    kernels, hosts = _new(timed, base.timed)
+    took = _usual(timed, how)
+    if took.count > 1:
+        took = _less_known(took, timed.built, kernels, hosts, how)
+    same = (timed.kernels, timed.hosts) == (base.timed.kernels, base.timed.hosts)
+    found = _trial(timed, took, how, None if same else base.seconds)
+    return replace(found, modelled=_modelled(timed, kernels))
+
+
+def _timed(setting: Setting) -> Timed:
+    times = tuple(kernel_times(setting.graph, setting.machine))
+    return Timed(setting, times, step_program(setting.graph, times, setting.machine.host))
+
+
+def _usual(timed: Timed, how: Drawing) -> Durations:
+    """The draws as any prediction has them."""
+    rng = np.random.default_rng(how.seed)
+    return durations(timed.built.tasks, how.steps, how.draws, timed.setting.machine.spread, rng)
+
+
+def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = None) -> Trial:
+    built = timed.built
+    many = program(built.tasks, how.steps, built.host.calls, [op.name for op in built.graph.ops])
+    step = np.repeat(np.arange(how.steps, dtype=np.int32), len(built.tasks))
+    seconds = step_seconds(many, took, step, how.steps)
+    if before is not None and len(seconds) > 1:
+        change = abs(float(np.log(np.median(seconds) / np.median(before))))
+        seconds = seconds * factors(np.random.default_rng([how.seed, 2]), EFFECT * change, len(seconds))
+    return Trial(timed, seconds, replace(_told(timed, Quantiles.of(seconds), how), drawn=tuple(seconds.tolist())))
+
+
+def _new(timed: Timed, base: Timed) -> tuple[Mask, Mask]:
+    """Which ops are new to the GPU, and which to the host."""
+    kernels = unmatched(timed.kernels, base.kernels)
+    if timed.setting.machine.models.gpu != base.setting.machine.models.gpu:
+        kernels = np.array([t.launches > 0 for t in timed.times], np.bool_)
+    return kernels, unmatched(timed.hosts, base.hosts)
+
+
+def unmatched(these: Iterable[Any], others: Iterable[Any]) -> Mask:
+    """Which of these the others do not have, each of the others standing for one."""
+    left = Counter(others)
+    out = []
+    for one in these:
+        out.append(left[one] <= 0)
+        left[one] -= 1
+    return np.array(out, np.bool_)
+
+
+def _less_known(took: Durations, built: StepProgram, kernels: Mask, hosts: Mask, how: Drawing) -> Durations:
+    """The durations with the new ops' own error: one factor a draw for all kernels, one for all host time."""
+    rng = np.random.default_rng([how.seed, 1])
+    on_gpu, on_host = (factors(rng, sd, how.draws) for sd in (NEW_KERNELS, NEW_HOST))
+    tasks = built.tasks
+    gpu = tasks.lane >= STREAM
+    own = np.ones((len(tasks), how.draws))
+    for mask, some, factor in ((kernels, gpu, on_gpu), (hosts, ~gpu, on_host)):
+        own[some & np.append(mask, False)[tasks.op]] = factor
+    table = took.draws.reshape(how.steps, len(tasks), how.draws) * own
+    return Durations.of(table.reshape(took.draws.shape))
+
+
+def _modelled(timed: Timed, new: Mask) -> float:
+    took = np.array([t.seconds for t in timed.times]) * new
+    known = np.array([t.source in MODELLED for t in timed.times], np.bool_)
+    return float(took[known].sum() / took.sum()) if took.sum() else 1.0
+
+
+def _told(timed: Timed, took: Quantiles, how: Drawing) -> Prediction:
+    where = timed.setting.machine
+    active = sum(t.seconds for t in timed.times)
+    bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
+    told = prediction(timed.built, timed.times, where.models.gpu, took, bound, how.draws, how.steps)
+    return replace(told, notes=(*told.notes, *where.notes))

@@ -1,0 +1,110 @@
+"""The law's parameters from measured groups of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.embeddings.lookup_law import backward, checked, forward, terms
+from presage.embeddings.lookup_traffic import Flow, flow
+from presage.embeddings.row_reuse import Lookups
+from presage.embeddings.table import Columns, Table, columns
+from presage_fit.least_squares import least
+
+__all__ = ["START", "Measured", "Sample", "fit_law", "sample"]
+
+Array = npt.NDArray[Any]
+PULL = 0.05
+
+# Where the fit starts: seconds, seconds a byte or a lookup, bytes, warps; the rest are factors and powers.
+FIXED = {"cache": 20e6, "own_cache": 120e3, "sms": 132.0, "resident": 8448.0}
+CHECK = {"check_floor": 4.5e-6, "check_walk": 0.2e-6, "check_start": 1e-6, "check_lookups": 1e-12,
+         "check_steps": 0.5e-10, "check_bags": 2e-10}  # fmt: skip
+KERNELS = [f"{k}{h}" for k in range(4) for h in ("", "h")]  # h: of half-precision weights
+FORWARD = {
+    "forward_floor": 3.5e-6, "own": 0.1e-6, "l2": 0.06e-6, "miss": 0.2e-6, "miss_byte": 0.12e-9,
+    "more_columns": 0.01e-6, "bag": 1.5e-6, "together": 0.8, "memory": 0.22e-12, "through": 0.07e-12,
+    "output": 0.4e-12, "soft": 5.0, "soft_chain": 1.5, "loaded": 0.15, "spread": 2.8, "kept": 5e6, "kept_power": 2.0,
+    "forward_cold": 2.3e-6,
+} | {f"warps{k}": 4000.0 for k in KERNELS} | {f"pace{k}": 1.0 for k in KERNELS}  # fmt: skip
+BACKWARD = {
+    "backward_floor": 44e-6, "pass": 10e-6, "sort": 3.3e-12, "runs": 1e-12, "walk": 7.5e-6, "walk_lookups": 1e-12,
+    "walk_steps": 0.5e-10, "walk_bags": 2e-10, "blocks": 16e-6, "row0": 1e-10, "row1": 1e-10, "row2": 2e-10,
+    "row3": 2e-10, "row_half": 1.5, "row_adaptive": 1.5, "short0": 2e-11, "short1": 4e-11, "short2": 7e-11,
+    "short3": 1.3e-10, "gradient": 0.04e-12, "long0": 1e-11, "long1": 4e-11, "long2": 8e-11, "long3": 1e-10,
+    "block": 1.6e-8, "update": 0.1e-12, "short_more": 3e-11, "backward_cold": 5e-6,
+}  # fmt: skip
+START = FIXED | CHECK | FORWARD | BACKWARD
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One group of tables as a rank holds it, with the seconds it took; not a number where that was not timed."""
+
+    name: str
+    kind: str
+    tables: tuple[Table, ...]
+    batch: int
+    optimizer: str
+    lengths: str
+    lookups: tuple[Lookups, ...]
+    forward: float
+    backward: float
+    check: float = float("nan")  # of the forward, the check of indices
+    forward_cold: float = float("nan")  # with the L2 cache overwritten before
+    backward_cold: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measured groups as arrays."""
+
+    flow: Flow  # of all tables
+    group: Array  # of each table
+    kind: Array  # of kernels, of each table
+    times: dict[str, Array]  # by name, one a group
+
+    def totals(self, p: Mapping[str, float]) -> Array:
+        """Terms summed over the tables of each group, of the kernels that run alone."""
+        found = terms(self.flow, p, [self.kind])
+        starts = np.flatnonzero(np.diff(self.group, prepend=-1))
+        return np.asarray(np.add.reduceat(found, starts, axis=0))
+
+
+def sample(groups: Sequence[Measured], p: Mapping[str, float] = START) -> Sample:
+    each = [columns(g.tables, g.batch, g.lookups) for g in groups]
+    joined = Columns(*(np.concatenate([getattr(c, f.name) for c in each]) for f in fields(Columns)))
+    number = np.repeat(np.arange(len(groups)), [len(c) for c in each])
+    adaptive, varied = np.array([(g.optimizer != "sgd", g.lengths != "fixed") for g in groups])[number].T
+    found = flow(joined, p, adaptive, varied)
+    wide = np.array([[c.dim.max() > w for w in (32, 64, 128)] for c in each]).sum(axis=1)
+    names = ("forward", "backward", "check", "forward_cold", "backward_cold")
+    return Sample(found, number, wide[number], {n: np.array([getattr(g, n) for g in groups]) for n in names})
+
+
+def fit_law(groups: Sample, start: Mapping[str, float] = START) -> dict[str, float]:
+    """The check of indices first, then the forward around it, and the backward; warm and cold together."""
+    p = dict(start)
+    p |= _part(groups, p, CHECK, lambda total, q, _: checked(total, q), ("check",))
+    p |= _part(groups, p, FORWARD, forward, ("forward", "forward_cold"))
+    return p | _part(groups, p, BACKWARD, backward, ("backward", "backward_cold"))
+
+
+def _part(
+    groups: Sample, p: dict[str, float], names: Iterable[str], law: Callable[..., Array], times: Sequence[str]
+) -> dict[str, float]:
+    """The named parameters, where there is enough to fit them."""
+    timed = [np.isfinite(groups.times[t]) for t in times]
+    measured = np.concatenate([groups.times[t][ok] for t, ok in zip(times, timed, strict=True)])
+    start = {n: p[n] for n in names}
+
+    def found(q: dict[str, float]) -> Array:
+        now = p | q
+        total = groups.totals(now)
+        return np.concatenate([law(total[ok], now, bool(cold)) for cold, ok in enumerate(timed)])
+
+    return least(found, start, measured, PULL) if len(measured) > len(start) else start

@@ -1,0 +1,111 @@
+"""Kernel models fitted from a calibration pack: for every family trees that correct its law, and counts of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.costs.call import Call, from_leaf
+from presage.costs.families import BY_OP, FAMILIES, Family
+from presage.costs.rates import Rates
+from presage.costs.trees import Trees, fit
+from presage_fit.pack import Pack
+
+__all__ = ["Sample", "Table", "fit_counts", "fit_family", "held_out", "samples", "table"]
+
+Array = npt.NDArray[Any]
+SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured call."""
+
+    call: Call
+    seconds: float
+    cold: float | None
+    launches: int
+    draw: int  # samples of one draw are held out together
+
+
+def samples(pack: Pack) -> dict[str, list[Sample]]:
+    """Every leaf op of every draw that has a model, by family."""
+    out: dict[str, list[Sample]] = {name: [] for name in FAMILIES}
+    number = 0
+    for rows in pack.families.values():
+        for row in rows:
+            number += 1
+            for leaf in row.ops:
+                family = BY_OP.get(leaf.op)
+                if family is not None and leaf.seconds > 0:
+                    call = from_leaf(leaf, row.params)
+                    # the profiler does not spell out lists of single numbers
+                    listed = bool(call.inputs[0]) or ("_foreach_" not in leaf.op and "_fused_" not in leaf.op)
+                    if (call.tensors or leaf.op == "aten::arange") and listed:
+                        out[family.name].append(Sample(call, leaf.seconds, leaf.cold, len(leaf.kernels), number))
+    return out
+
+
+@dataclass(frozen=True)
+class Table:
+    """Features (the last column: 1 with a cold cache), laws and measured seconds of a family's samples."""
+
+    x: Array
+    law: Array
+    seconds: Array
+    sample: Array  # which sample a row is of
+
+    def part(self, keep: Array) -> Table:
+        return Table(self.x[keep], self.law[keep], self.seconds[keep], self.sample[keep])
+
+
+def table(family: Family, some: Iterable[Sample], rates: Rates) -> Table:
+    rows = list(_rows(family, some, rates))
+    columns = [np.array(c, np.float64) for c in zip(*rows, strict=True)] if rows else [np.zeros((0, 1))] * 4
+    return Table(columns[0], columns[1], columns[2], columns[3].astype(np.int64))
+
+
+def _rows(family: Family, some: Iterable[Sample], rates: Rates) -> Iterator[tuple[list[float], float, float, int]]:
+    for i, sample in enumerate(some):
+        law = family.law(sample.call, rates)
+        x = list(family.features(sample.call, law))
+        yield [*x, 0.0], law.seconds, sample.seconds, i
+        if sample.cold:
+            yield [*x, 1.0], law.seconds, sample.cold, i
+
+
+def fit_family(family: Family, rows: Table, seed: int = 0) -> Trees:
+    """Trees for ln(measured / law)."""
+    target = np.log(rows.seconds / rows.law)
+    extra = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1, "alpha": 0.1}
+    return fit(
+        rows.x,
+        target,
+        rounds=family.rounds,
+        leaves=family.leaves,
+        rate=0.05,
+        min_leaf=8,
+        seed=seed,
+        objective="huber",
+        extra=extra,
+    )
+
+
+def held_out(some: list[Sample], rows: Table, seed: int = 0) -> tuple[Array, Array]:
+    """Which rows are of the random fifth of draws, and which of the extrapolation region (the largest 3% by law)."""
+    draws = np.array([s.draw for s in some])[rows.sample]
+    chosen = np.random.default_rng(seed).random(int(draws.max()) + 1) < SHARE_HELD_OUT
+    large = rows.law > np.quantile(rows.law, EXTRAPOLATION)
+    return chosen[draws] & ~large, large
+
+
+def fit_counts(family: Family, some: list[Sample], rows: Table, rates: Rates) -> Trees:
+    """Trees for ln(launches / the law's)."""
+    expected = [max(1, s.launches) / family.law(s.call, rates).launches for s in some]
+    target = np.log(np.array(expected)[rows.sample])
+    return fit(rows.x, target, rounds=80, leaves=min(15, family.leaves), rate=0.15, min_leaf=8,
+               objective="regression_l1")  # fmt: skip

@@ -1,0 +1,130 @@
+"""`presage fit`: how steps differ, from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from presage.cli import complete
+from presage.cli.common import Columns, Json, answer, columns_of, console, emit, status
+from presage.errors import PresageError
+
+if TYPE_CHECKING:
+    from presage_fit.noise import Fitted
+
+__all__ = ["command"]
+
+
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="For the prior: which GPUs.", autocompletion=complete.gpus),
+]
+Conditions = Annotated[
+    str,
+    typer.Option(
+        "--conditions",
+        metavar="NAME",
+        help="For the prior: screened, production or unscreened.",
+        autocompletion=complete.among(complete.CONDITIONS),
+    ),
+]
+Group = Annotated[
+    str | None,
+    typer.Option("--group", metavar="TEXT", help="Of logs of several jobs: the one with this in its name."),
+]
+
+
+def command(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces, tables or logs: see below.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="NOISE.toml", help="Where to write what was found (docs/noise.md).")
+    ] = None,
+    gpu: Gpu = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="For the prior: how many.")] = None,
+    per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="For the prior (default 8).")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="For the prior: of a step.")
+    ] = None,
+    conditions: Conditions = "production",
+    kind: Annotated[
+        str, typer.Option("--class", metavar="NAME", help="Of per-GPU times: products, attention, streams, ...")
+    ] = "products",
+    collectives: Annotated[
+        str | None, typer.Option("--collectives", metavar="NAME", help="Of traces: tp, dp, ep, ... where all are one.")
+    ] = None,
+    column: Columns = [],  # noqa: B006
+    group: Group = None,
+    json: Json = None,
+) -> None:
+    """How do steps differ? Random effects with ranges, from what you measured, into a file that other commands take.
+
+    Kineto traces of all ranks of a run (or their folder): how far apart GPUs, steps and operations are, by class.
+
+    A table of operations (CSV with dp_rank, stage, step, optype, ...): the same, and the load of microbatches.
+
+    Step times (MLPerf's JSON, Megatron-LM's log, a CSV with a column of seconds): what all GPUs share, drift, stalls.
+
+    Per-GPU times (CSV with a column for the GPU and one for the time): how far apart GPUs are, and how many are slow.
+
+    Several together fill different parts. With --gpu and --gpus the rest is kept from what is usual for such a job.
+
+    presage fit gpus.csv steps.log --gpu h100_sxm --gpus 1024 --out noise.toml
+    """
+    from presage.noise.files import write_noise
+    from presage.noise.noise import CLASSES, COMMUNICATION
+    from presage_fit.noise import Facts, fit_files
+
+    _known(kind, CLASSES)
+    _known(collectives, COMMUNICATION)
+    facts = Facts(gpu, gpus, per_node, seconds, conditions)
+    with status(f"reading {len(files)} file{'s' if len(files) > 1 else ''}"):
+        found = fit_files(files, facts, kind, collectives, columns_of(column), group)
+    if out is not None:
+        write_noise(found.belief, out)
+    if emit(json, to_json(found)):
+        _print(found, out)
+
+
+def to_json(found: Fitted) -> dict[str, Any]:
+    """Every number with its range, its source and whether it is the prior's."""
+    numbers, intervals = found.belief.noise.numbers(), found.belief.intervals
+    return {
+        "parts": [
+            {"kind": p.kind, "files": list(p.files), "told": p.told, "skipped": [list(s) for s in p.skipped]}
+            for p in found.parts
+        ],
+        "prior": found.prior,
+        "kept_from_prior": sorted(found.kept),
+        "numbers": {
+            p: {"value": v, "low": intervals[p].low, "high": intervals[p].high} if p in intervals else {"value": v}
+            for p, v in numbers.items()
+        },
+        "sources": dict(found.belief.sources),
+    }
+
+
+def _known(kind: str | None, classes: Sequence[str]) -> None:
+    if kind is not None and kind not in classes:
+        raise PresageError(f"no class of work is called {kind} here: there are {', '.join(classes)}")
+
+
+def _print(found: Fitted, out: Path | None) -> None:
+    from presage.report.noise_tables import belief_table, part_line, prior_line
+
+    page = console()
+    for part in found.parts:
+        answer(part_line(part))
+        for row, reason in part.skipped[:3]:
+            page.print(f"skipped {row}: {reason}", style="yellow")
+        if len(part.skipped) > 3:
+            page.print(f"skipped {len(part.skipped) - 3} more", style="yellow")
+    page.print(prior_line(found))
+    page.print()
+    page.print(belief_table(found.belief, found.kept))
+    if out is not None:
+        page.print(f"\nwritten: {out}")

@@ -1,0 +1,169 @@
+"""How large each random effect of a table is: standard deviations of logarithms with 90% intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.noise.belief import Interval
+from presage_fit.ops.parts import averaged
+from presage_fit.optable import BACKWARD, FORWARD
+
+if TYPE_CHECKING:
+    from presage_fit.ops.effects import OpEffects
+
+__all__ = ["Size", "Sizes", "sizes_of"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+FAR = 4.0  # robust standard deviations from the others, from which on a worker counts as slow,
+SLOW = 0.05  # if it is slower by more than this
+COLLECTIVES = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A standard deviation, from `n` values in all; `freedom` of them are free."""
+
+    value: float
+    n: int
+    freedom: int
+
+    @property
+    def interval(self) -> Interval | None:
+        """90%, of values that are Normal; none where nothing was free to differ."""
+        from scipy.special import gammaincinv
+
+        if self.freedom < 1:
+            return None
+        low, high = (2 * gammaincinv(self.freedom / 2, p) / self.freedom for p in (0.05, 0.95))
+        return Interval(float(self.value / np.sqrt(high)), float(self.value / np.sqrt(low)))
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """`by_name`: rank, step, replica, load, own, transfers, collectives, optimizer, host."""
+
+    by_name: Mapping[str, Size]
+    slow: Mapping[tuple[int, int], float]  # (replica, stage): how many times as long as the others
+    workers: int
+    step_correlation: float  # of a step with the one before
+    pass_correlation: float  # forward with backward, of the same microbatch on the same stage
+    stage_correlation: float  # of a microbatch's computation on different stages
+
+
+def sizes_of(effects: OpEffects) -> Sizes:
+    """How large each effect is, from how many values."""
+    ranks, slow = _workers(effects)
+    own = effects.parts.own
+    load, rest = effects.channels.split(own)
+    computes = effects.cells.computes
+    steps, replicas = len(effects.ids), effects.cells.shape[0]
+    groups = max(replicas // effects.parts.together, 1)
+    common = effects.channels.split(effects.parts.step)[0]
+    replica = effects.channels.split(effects.parts.replica)[0]
+    found = {
+        "rank": _sd(ranks, int(np.isfinite(ranks).sum()) - ranks.shape[-1]),
+        "step": _sd(common, steps - 1),
+        "replica": _sd(replica, (groups - 1) * steps),
+        "load": _sd(load, groups * max(own.shape[1] - 1, 0) * steps),
+        "own": _sd(rest[:, :, computes], int(np.isfinite(rest[:, :, computes]).sum())),
+        "transfers": _sd(own[:, :, ~computes], int(np.isfinite(own[:, :, ~computes]).sum())),
+        **{name: _once(effects, which) for name, which in _once_a_step(effects).items()},
+    }
+    return Sizes(
+        by_name=MappingProxyType(found),
+        slow=MappingProxyType(slow),
+        workers=ranks.size,
+        step_correlation=_correlation(common.ravel(), effects.ids),
+        pass_correlation=_between(effects, own, FORWARD, BACKWARD),
+        stage_correlation=_across_stages(effects, own),
+    )
+
+
+def _sd(values: Floats, freedom: int) -> Size:
+    there = values[np.isfinite(values)]
+    sd = float(np.sqrt((there**2).mean())) if len(there) else 0.0
+    return Size(sd if np.isfinite(sd) else 0.0, len(there), max(freedom, 0))
+
+
+def _workers(effects: OpEffects) -> tuple[Floats, dict[tuple[int, int], float]]:
+    """Logarithms by (replica, stage) of what a worker's computation takes over the others', NaN where it is slow."""
+    computes = np.flatnonzero(effects.cells.computes)
+    stage = np.array([effects.cells.columns[j].stage for j in computes], np.int64)
+    level = effects.level.sum(axis=1)[:, computes]
+    stages = int(stage.max(initial=-1)) + 1
+    seconds = np.stack([level[:, stage == s].sum(axis=1) for s in range(stages)], axis=1) if stages else level[:, :0]
+    logs = np.log(np.maximum(seconds, 1e-300))
+    logs = logs - np.median(logs, axis=0) if logs.size else logs
+    wide = 1.4826 * np.median(np.abs(logs)) if logs.size else 0.0
+    slow = logs > max(FAR * wide, SLOW)
+    bulk = np.where(slow, np.nan, logs)
+    return bulk - averaged(bulk, 0), {(int(d), int(s)): float(np.exp(logs[d, s])) for d, s in np.argwhere(slow)}
+
+
+def _once_a_step(effects: OpEffects) -> dict[str, Bools]:
+    """Tasks that no microbatch causes, by what they are."""
+    names = np.array(effects.program.names)[effects.program.name]
+    mine = effects.row == -1
+    return {
+        "collectives": mine & np.isin(names, COLLECTIVES),
+        "optimizer": mine & (names == "optimizer"),
+        "host": mine & np.char.endswith(names.astype(str), ": host"),
+    }
+
+
+def _once(effects: OpEffects, which: Bools) -> Size:
+    """Of the sum in a step, from the middle of the distribution: a first call's set-up is not its spread."""
+    steps = len(effects.ids)
+    total = effects.rest[which].sum(axis=0)
+    if not np.median(total) > 0:
+        return Size(0.0, 0, 0)
+    logs = np.log(np.maximum(total, 1e-300) / np.median(total))
+    return Size(float(1.4826 * np.median(np.abs(logs))), steps, steps - 1)
+
+
+def _correlation(common: Floats, ids: NDArray[np.int64]) -> float:
+    """With the step before, from products of all pairs of steps: those k steps apart have its k-th power."""
+    if len(common) < 4 or not common.any():
+        return 0.0
+    a, b = np.triu_indices(len(common), 1)
+    apart = np.abs(ids[b] - ids[a])
+    product = common[a] * common[b] / (common**2).mean()
+    grid = np.append(np.linspace(0.0, 0.95, 20), 1 - np.geomspace(0.04, 0.001, 12))
+    return float(min(grid, key=lambda r: float(((product - r**apart) ** 2).sum())))
+
+
+def _between(effects: OpEffects, own: Floats, one: str, other: str) -> float:
+    """The mean correlation of two kinds of work on the same stage and chunk."""
+    columns = effects.cells.columns
+    place = {(c.op, c.stage, c.chunk, c.turn): k for k, c in enumerate(columns)}
+    pairs = [(k, place.get((other, *key[1:]), -1)) for key, k in place.items() if key[0] == one]
+    return _mean_correlation(own, [(a, b) for a, b in pairs if b >= 0])
+
+
+def _across_stages(effects: OpEffects, own: Floats) -> float:
+    columns = effects.cells.columns
+    pairs = [
+        (a, b)
+        for a, x in enumerate(columns)
+        for b, y in enumerate(columns)
+        if x.computes and x.op == y.op and x.stage < y.stage and x.chunk == y.chunk
+    ]
+    return _mean_correlation(own, pairs)
+
+
+def _mean_correlation(own: Floats, pairs: list[tuple[int, int]]) -> float:
+    """NaN where there is nothing to correlate."""
+    each = []
+    for a, b in pairs:
+        x, y = own[:, :, a].ravel(), own[:, :, b].ravel()
+        both = np.isfinite(x) & np.isfinite(y)
+        if both.sum() > 2 and x[both].std() > 0 and y[both].std() > 0:
+            each.append(float(np.corrcoef(x[both], y[both])[0, 1]))
+    return float(np.mean(each)) if each else float("nan")

@@ -1,0 +1,1 @@
+"""Validation: each claim, its loader and its error table (`presage accuracy`). The runtime never imports it."""

@@ -1,0 +1,124 @@
+"""The claims on collective times, on tables of nccl-tests.
+
+`time`: of every curve (gpu, nodes, n_gpus, op, source) the sizes in order, every third of them left out (index % 3
+== 2), and predicted from a fit of laws and corrections on the other sizes of the file; `interpolated` the same by a
+straight line between neighbours on logarithmic axes, a baseline. `gpu_left_out`: every row of a GPU from a fit without
+any of that GPU's. `shipped`: presage as it ships, without a fit on this file. `repeated`: the measurements of one size
+against their median, the floor below which no model can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from presage.costs.collectives import Collectives
+from presage.hardware import Platform
+from presage_fit.collectives import Fitted, Measured, fit
+from presage_validation.collective_tables import Entry, read_rows
+from presage_validation.score import Result, Row
+from presage_validation.turn import in_turn
+
+__all__ = ["CollectiveResult", "score_collectives"]
+
+Tell = Callable[[str], None]
+THIRD, AT = 3, 2
+
+
+@dataclass(frozen=True)
+class CollectiveResult(Result):
+    """Rows of several metrics; what counts is the metric `time`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"n": sum(r.metric == "time" for r in self.rows)}
+
+
+def score_collectives(path: str | Path, tell: Tell = lambda _: None) -> CollectiveResult:
+    """Score one table."""
+    entries, skipped = read_rows(Path(path))
+    tell("every third size left out")
+    rows = list(_thirds(entries))
+    for gpu in in_turn(dict.fromkeys(e.gpu for e in entries), tell, lambda gpu: f"{gpu} left out"):
+        rows += _left_out(entries, gpu)
+    rows += _shipped(entries)
+    rows += _repeated(entries)
+    return CollectiveResult("collectives", str(path), tuple(rows), tuple(skipped))
+
+
+def _thirds(entries: Sequence[Entry]) -> Iterator[Row]:
+    scored = set(_every_third(entries))
+    kept = [e for i, e in enumerate(entries) if i not in scored]
+    found = fit([_of_curve(e) for e in kept])
+    models: dict[Platform, Collectives] = {}
+    lines = {curve: _points(e for e in kept if e.curve == curve) for curve in {e.curve for e in kept}}
+    for i in sorted(scored):
+        row, group = _of_curve(entries[i]), f"{entries[i].gpu} {entries[i].row.op}"
+        yield Row("time", group, entries[i].name, _predicted(models, found, row), row.seconds)
+        yield Row("interpolated", group, entries[i].name, _straight(lines[entries[i].curve], row.nbytes), row.seconds)
+
+
+def _every_third(entries: Sequence[Entry]) -> Iterator[int]:
+    """Rows of the sizes that are left out."""
+    curves: dict[tuple[str, ...], list[int]] = {}
+    for i, e in enumerate(entries):
+        curves.setdefault(e.curve, []).append(i)
+    for of in curves.values():
+        sizes = sorted({entries[i].row.nbytes for i in of})
+        left_out = set(sizes[AT::THIRD])
+        yield from (i for i in of if entries[i].row.nbytes in left_out)
+
+
+def _of_curve(entry: Entry) -> Measured:
+    """A row as of a platform of its own source, for two sources are two curves."""
+    here = entry.row.platform
+    return replace(entry.row, platform=replace(here, key=f"{here.key} {entry.gpu} {entry.curve[-1]}"))
+
+
+def _predicted(models: dict[Platform, Collectives], found: Fitted, row: Measured) -> float:
+    if row.platform not in models:
+        models[row.platform] = Collectives(row.platform, found)
+    return models[row.platform].seconds(row.op, row.nbytes, row.group)
+
+
+def _points(entries: Iterable[Entry]) -> tuple[list[float], list[float]]:
+    """Sizes and their median times, as logarithms."""
+    by_size: dict[float, list[float]] = {}
+    for e in entries:
+        by_size.setdefault(e.row.nbytes, []).append(e.row.seconds)
+    sizes = sorted(by_size)
+    return list(np.log(sizes)), [float(np.log(np.median(by_size[m]))) for m in sizes]
+
+
+def _straight(points: tuple[list[float], list[float]], nbytes: float) -> float:
+    x, y = points
+    if nbytes <= np.exp(x[-1]):
+        return float(np.exp(np.interp(np.log(nbytes), x, y)))
+    m, t = np.exp(x[-2:]), np.exp(y[-2:])
+    return float(t[-1] + (nbytes - m[-1]) * (t[-1] - t[0]) / (m[-1] - m[0]) if len(x) > 1 else t[-1])
+
+
+def _left_out(entries: Sequence[Entry], gpu: str) -> Iterator[Row]:
+    others = [e.row for e in entries if e.gpu != gpu]
+    found, models = fit(others), dict[Platform, Collectives]()
+    for e in (e for e in entries if e.gpu == gpu):
+        unseen = replace(e.row, platform=replace(e.row.platform, key="left out"))
+        yield Row("gpu_left_out", gpu, e.name, _predicted(models, found, unseen), e.row.seconds)
+
+
+def _shipped(entries: Sequence[Entry]) -> Iterator[Row]:
+    for e in entries:
+        model = Collectives.of(e.row.platform)
+        yield Row("shipped", e.gpu, e.name, model.seconds(e.row.op, e.row.nbytes, e.row.group), e.row.seconds)
+
+
+def _repeated(entries: Sequence[Entry]) -> Iterator[Row]:
+    same: dict[tuple[Any, ...], list[Entry]] = {}
+    for e in entries:
+        same.setdefault((*e.curve, e.row.nbytes), []).append(e)
+    for of in same.values():
+        middle = float(np.median([e.row.seconds for e in of]))
+        yield from (Row("repeated", e.gpu, e.name, middle, e.row.seconds) for e in of if len(of) > 1)

@@ -1,0 +1,150 @@
+"""The claims on many ranks: training runs that others have published, predicted from code alone.
+
+Each run's model is built and captured as one rank runs it, a strategy spreads it over the ranks, and the step is
+predicted. A step of many microbatches is that of one, and so often what the second adds to it.
+
+`step_time` and `peak_memory` are against what was published. Beside them two that know less, to show where errors come
+from: `compute_only`, the kernels alone, and `no_overlap`, kernels and transfers one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from presage.errors import PresageError
+from presage.graph.graph import Graph
+from presage.pool import Pool, processes
+from presage_validation.public_rows import Setup, read_setups
+from presage_validation.score import Result, Row, Score, Skipped, score
+from presage_validation.turn import Turn
+
+__all__ = ["Found", "RanksResult", "score_ranks"]
+
+Tell = Callable[[str], None]
+Capture = Callable[[int], Graph]  # a step of so many microbatches
+BUILD = "build"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is predicted for a run: seconds a step, and bytes."""
+
+    step: float
+    compute: float
+    communication: float
+    exposed: float
+    memory: float
+
+    def extended(self, more: Found, times: int) -> Found:
+        """`times` more microbatches, of which `more` has the first."""
+
+        def at(one: float, two: float) -> float:
+            return one + times * (two - one)
+
+        return Found(
+            step=at(self.step, more.step),
+            compute=at(self.compute, more.compute),
+            communication=at(self.communication, more.communication),
+            exposed=at(self.exposed, more.exposed),
+            memory=max(self.memory, more.memory),
+        )
+
+
+@dataclass(frozen=True)
+class RanksResult(Result):
+    """Errors by source, by GPU and by model; what counts is the metric `step_time`."""
+
+    runs: tuple[tuple[Setup, Found], ...] = ()
+
+    def metrics(self, group: str | None = None) -> dict[str, Score]:
+        if group is None:
+            return super().metrics()
+        rows = [r for s, f in self.runs if group in _groups(s) for r in _score_rows(s, f)]
+        return {m: score(r for r in rows if r.metric == m) for m in dict.fromkeys(r.metric for r in rows)}
+
+    def groups(self) -> list[str]:
+        by_kind = zip(*(_groups(s) for s, _ in self.runs), strict=True)
+        return list(dict.fromkeys(g for kind in by_kind for g in kind))
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"n": len(self.runs)}
+
+
+def _groups(s: Setup) -> tuple[str, ...]:
+    """A run counts in its source's errors, and there in its GPU's and its model's."""
+    return s.source, f"{s.source} {s.gpu}", f"{s.source} {s.model}"
+
+
+def score_ranks(
+    workloads: str | Path, table: str | Path, tell: Tell = lambda _: None, pool: Pool | None = None
+) -> RanksResult:
+    """Predict every run of a table that one of the file's models fits."""
+    setups, skipped = read_setups(table)
+    by_key: dict[object, list[Setup]] = {}
+    for s in setups:
+        by_key.setdefault(s.key, []).append(s)
+    found: dict[int, Found | str] = {}
+    for answers in _all(partial(_predict, str(workloads)), list(by_key.values()), pool):
+        found |= answers
+        tell(Turn("runs", len(found), len(setups)))
+    skipped += [Skipped(s.name, reason) for s in setups if isinstance(reason := found[s.line], str)]
+    runs = tuple((s, f) for s in setups if isinstance(f := found[s.line], Found))
+    rows = tuple(row for s, f in runs for row in _score_rows(s, f))
+    return RanksResult("ranks", f"{workloads} {table}", rows, tuple(skipped), runs=runs)
+
+
+def _score_rows(s: Setup, found: Found) -> Iterator[Row]:
+    yield Row("step_time", s.source, s.name, found.step, s.seconds)
+    if s.memory:
+        yield Row("peak_memory", s.source, s.name, found.memory, s.memory)
+    yield Row("compute_only", s.source, s.name, found.compute, s.seconds)
+    yield Row("no_overlap", s.source, s.name, found.compute + found.communication, s.seconds)
+
+
+def _all(
+    predict: Callable[[Sequence[Setup]], dict[int, Found | str]], jobs: Sequence[Sequence[Setup]], pool: Pool | None
+) -> Iterator[dict[int, Found | str]]:
+    """The longest jobs are begun first; two processes do them where no pool is given."""
+    jobs = sorted(jobs, key=lambda some: -some[0].arguments["layers"])
+    with nullcontext(pool) if pool else processes(min(2, len(jobs)), fresh=True) as chosen:
+        yield from chosen.map(predict, jobs)
+
+
+def _predict(workloads: str, setups: Sequence[Setup]) -> dict[int, Found | str]:
+    """Predictions for runs that share a capture; a reason where there is none."""
+    from presage.capture import capture, load
+
+    target, seen = f"{workloads}:{BUILD}", dict[int, Graph]()
+    build = load(target)
+    warm_up = getattr(build, "warm_up", 1)
+
+    def captured(accumulate: int) -> Graph:
+        if accumulate not in seen:
+            arguments = {**setups[0].arguments, "accumulate": accumulate}
+            seen[accumulate] = capture(build, arguments, source=target, warm_up=warm_up)
+        return seen[accumulate]
+
+    return {s.line: _found(s, captured) for s in setups}
+
+
+def _found(s: Setup, captured: Capture) -> Found | str:
+    try:
+        one = _of_graph(s, captured(1))
+        return one if s.accumulate == 1 else one.extended(_of_graph(s, captured(2)), s.accumulate - 1)
+    except PresageError as e:
+        return str(e)
+
+
+def _of_graph(s: Setup, graph: Graph) -> Found:
+    from presage.prediction.api import predict_ranks
+
+    found = predict_ranks(graph, s.ranks, s.strategy, s.platform, draws=1)
+    many = found.many
+    if many is None:
+        raise PresageError("a prediction without ranks")
+    return Found(found.step.p50, found.gpu_active, many.communication, many.exposed, float(found.peak_memory))

@@ -1,0 +1,109 @@
+"""The calibration sweeps: the same draws every time, and calls that work, tried here without a GPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from presage.calibrate.measure import FLUSH_OP, leaf_rows
+from presage.calibrate.stuck import Stuck
+from presage.calibrate.sweeps import FAMILIES, draw
+
+PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack"
+SEEDS = {"conv": [(0, 1000), (1, 500), (2, 500), (3, 400), (4, 400)], "attention": [(0, 500), (1, 200)]}
+AGAIN = {"conv": 2700, "copy": 3600, "pool": 700, "reduce": 2500, "rnn": 175, "sort": 300}  # of another seed, later
+SLOW = ("unique", "nonzero")  # their results' sizes depend on numbers, which a capture does not have
+
+
+def measured(name: str) -> list[dict[str, Any]]:
+    with gzip.open(PACK / f"{name}.jsonl.gz", "rt") as f:
+        return [json.loads(line) for line in f]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_draws_are_repeatable_and_are_what_was_measured(name: str) -> None:
+    rows = [row["p"] for row in measured(name) if "design" not in row["p"]]  # an earlier design drew the others
+    assert draw(name, count=5) != draw(name, seed=1, count=5)
+    later = AGAIN.get(name, 0)
+    for seed, count in [*SEEDS.get(name, [(0, len(rows) - later)]), (31, later)]:
+        drawn = json.loads(json.dumps(draw(name, seed, count)))
+        found, rows = rows[:count], rows[count:]
+        # a builder adds what it saw of random indices
+        assert [{k: v for k, v in p.items() if k not in ("distinct", "most")} for p in found] == drawn
+    assert not rows
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_run(name: str) -> None:
+    """Under capture the calls see a GPU and launch what they should."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'presage[torch]'")
+    from presage.capture import capture
+
+    some = [p for p in draw(name, count=12) if p.get("what") not in SLOW][:4]
+    for parameters in some:
+
+        def step(device: str, p: dict[str, Any] = parameters) -> Any:  # noqa: ARG001
+            parts = FAMILIES[name].build(torch, p)
+            return lambda: [part() for part in parts]
+
+        assert any(op.kernels for op in capture(step).ops), parameters
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_measured_draws_have_their_ops(name: str) -> None:
+    rows = measured(name)
+    ops = [op for row in rows for op in row.get("ops", [])]
+    # a few draws need no kernel (a permutation that changes nothing), a few torch refuses
+    assert sum(bool(row.get("ops")) for row in rows) >= 0.9 * len(rows)
+    assert sum("error" in row for row in rows) <= 0.005 * len(rows)
+    assert min(op["us"] for op in ops) > 0
+    colder = [op["cold_us"] / op["us"] for op in ops if "cold_us" in op]
+    assert 1.0 <= statistics.median(colder) < 1.6
+
+
+def event(cat: str, name: str, ts: float, dur: float, **args: object) -> dict[str, object]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
+
+
+def window(state: str, k: int, at: float, us: float) -> list[dict[str, object]]:
+    """A call of two ops; in the cold state a flush comes before the first."""
+    ids = [{"External id": f"{state}{k}{n}"} for n in range(3)]
+    flush = [event("cpu_op", FLUSH_OP, at + 1, 1, **ids[0]), event("kernel", "flush", at, 90, **ids[0])]
+    return [
+        event("user_annotation", f"#a#{state}#{k}", at, 50),
+        *(flush if state == "cold" else []),
+        event("cpu_op", "aten::mm", at + 5, 20, **ids[1], **{"Input Dims": [[2, 3]]}),
+        event("kernel", "gemm", at + 10, us, **ids[1]),
+        event("kernel", "reduce", at + 12, 1, **ids[1]),
+        event("cpu_op", "aten::add", at + 30, 5, **ids[2]),
+        event("kernel", "add", at + 32, 2, **ids[2]),
+    ]
+
+
+def test_leaf_ops_get_their_kernels_warm_and_cold() -> None:
+    events = [e for k in range(3) for e in window("warm", k, 100 * k, 4 + k)]
+    events += [e for k in range(3) for e in window("cold", k, 1000 + 100 * k, 9)]
+    product, added = leaf_rows(events, ["a"])["a"]
+    assert (product["op"], product["us"], product["spread_us"], product["n"]) == ("aten::mm", 6, 2, 3)
+    assert [name for name, _ in product["kernels"]] == ["gemm", "reduce"]
+    assert product["cold_us"] == 10
+    assert "cold_us" not in added  # what the op before it wrote is in the cache
+
+
+def test_a_draw_that_twice_never_came_back_is_left_out(tmp_path: Path) -> None:
+    first = Stuck(tmp_path, "conv")
+    assert not first.draws
+    first.at(7)  # and then the process is killed
+    second = Stuck(tmp_path, "conv")
+    assert not second.draws  # it may have been killed for another reason
+    second.at(7)
+    third = Stuck(tmp_path, "conv")
+    assert third.draws == {7}
+    third.at(8)
+    third.done()
+    assert Stuck(tmp_path, "conv").draws == {7}

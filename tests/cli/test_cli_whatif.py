@@ -1,0 +1,117 @@
+"""`presage whatif`: as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commands import runner
+from graph_sketches import training_step
+from presage.cli import replay as replay_command
+from presage.cli import whatif as command
+from presage.errors import PresageError
+from presage.graph import save
+from presage.whatif.edits import EDITS
+
+run = runner(command.command)
+MODEL = """
+import torch
+from torch import nn
+
+def build(device, batch=4, width=32):
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(batch, width, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    return step
+"""
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    path = tmp_path / "step.presage"
+    save.write(training_step(12), path)
+    return path
+
+
+def test_the_answer_comes_first_then_the_tables(step: Path, tmp_path: Path) -> None:
+    told = run(step, "--apply", "cuda_graph", "--apply", "host=2", "--trace", tmp_path / "out.json").splitlines()
+    assert told[0] == "sketch on NVIDIA H200 SXM 141 GB"
+    assert told[1].startswith("cuda_graph, host=2: ") and "x as fast (" in told[1] and "because the host is" in told[1]
+    text = "\n".join(told)
+    for word in ("Before and after", "One by one", "+ cuda_graph", "+ host=2", "peak memory", "confidence: high"):
+        assert word in text
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"as it is", "with cuda_graph, host=2"}
+    drawn = {pid: max(e["ts"] for e in events if e["ph"] == "X" and e["pid"] == pid) for pid in (0, 1)}
+    assert drawn[1] < drawn[0] / 2, "the edited step is shorter in the picture too"
+
+
+def test_json_alone_goes_to_stdout(step: Path) -> None:
+    found = json.loads(run(step, "--apply", "cuda_graph", "--json", "-", "--draws", "20"))
+    assert found["kind"] == "whatif" and found["edits"] == ["cuda_graph"] and found["base"]["draws"] == 20
+    assert found == json.loads(run(step, "--apply", "cuda_graph", "--json", "-", "--draws", "20"))
+
+
+def test_suggestions(step: Path, tmp_path: Path) -> None:
+    told = run(step, "--suggest", "--all", "--draws", "10", "--gpus", "b200", "--json", tmp_path / "out.json")
+    assert "best: cuda_graph: " in told
+    for word in ("Edits, best first", "gpu=b200", "If kernels were twice as fast", "Not applicable", "nothing gained"):
+        assert word in told
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["kind"] == "suggestions" and found["suggestions"][0]["edits"] == ["cuda_graph"]
+    assert {"edit", "why"} == set(found["not_applicable"][0])
+    assert "--all says why" in run(step, "--suggest", "--draws", "10", "--combine", "1")
+
+
+def test_every_edit_is_listed_with_its_rule() -> None:
+    told = run("--list")
+    for name in (*EDITS, "gpu=NAME", "host=F|FILE", "batch=N", "FILE.py:FUNCTION", "cuda_graphs for cuda_graph"):
+        assert name in told
+    found = json.loads(run("--list", "--json", "-"))["edits"]
+    assert all(e["rule"].endswith(".") for e in found)
+    assert {e["name"] for e in found if e["traces"]} >= {"cuda_graph", "host"}
+
+
+def test_a_step_is_captured_again_with_another_batch(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'presage[torch]'")
+    (tmp_path / "model.py").write_text(MODEL)
+    told = run(f"{tmp_path / 'model.py'}:build", "--arg", "width=64", "--apply", "batch=8", "--draws", "10")
+    assert "(width=64) on" in told and "time a sample (relative)" in told
+    assert "x a sample" in told.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--suggest", "--apply", "cuda_graph"], "say what to ask"),
+        ([], "say what to ask"),
+        (["--apply", "cuda_grph"], "near it: cuda_graph"),
+        (["--apply", "batch=8"], "a graph alone cannot be captured again"),
+        (["--apply", "no_sync"], "no_sync: nothing to change"),
+        (["--apply", "cuda_graph", "--arg", "batch=2"], "is a saved graph, which takes no arguments"),
+    ],
+)
+def test_mistakes_get_a_sentence(step: Path, args: list[str], told: str) -> None:
+    with pytest.raises(PresageError, match=told):
+        run(step, *args)
+
+
+def test_replay_takes_edits_by_name() -> None:
+    replay = runner(replay_command.command)
+    found = json.loads(replay("demo", "--apply", "cuda_graph,faster=gemm:2", "--json", "-"))
+    assert found["edits"] == ["cuda_graph,faster=gemm:2"]
+    (rank,) = found["ranks"]
+    assert sum(rank["edited_s"]) < 0.6 * sum(rank["replayed_s"])
+    assert "because 824.6 us of work go, but none of it on the critical path" in replay(
+        "demo", "--apply", "faster=gemm:2"
+    )
+    assert "Kernels that match are F times as fast." in replay("--list")

@@ -1,0 +1,176 @@
+"""Every command and every piece of Python shown in the docs is run, and its output compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+from shown import PAGES, Command, Snippet, commands, inline, lines, place, played, run, snippets  # noqa: E402
+
+from stand_ins import put  # noqa: E402
+
+# Shown, but not run here: the reason stands beside each. Options of presage's commands are checked all the same.
+INSTALLS, SETS_UP = "installs packages from outside", "does what this suite is run by, in minutes"
+SERVES = "goes on until it is stopped: tests/ui starts it and looks at its pages"
+GPU, OTHER = "needs a GPU", "names files of the reader's: only its options are checked"
+WRITTEN = "hours or minutes; writes files that are committed and tested for themselves"
+SPREAD = "minutes, or another machine: test_scale.py does smaller ones in every place"
+NOT_RUN = {
+    "make demo": SETS_UP,
+    "make test": SETS_UP,
+    "pip install .": INSTALLS,
+    "pip install '.[torch,report,ui]'": INSTALLS,
+    "presage --install-completion": "changes files of the reader's shell",
+    "presage --show-completion": "depends on the shell that asks: test_terminal.py does it",
+    "make fuzz": "does for twenty minutes what tests/fuzz does in seconds",
+    "python tools/fuzz.py --minutes 60 --reader 'Kineto trace'": "an hour; tests/fuzz does it in seconds",
+    "python tools/fuzz.py --limits": "minutes and gigabytes; tests/fuzz does a part",
+    "presage ui": SERVES,
+    "presage ui examples/jobs/llama3.1-405b.toml --port 0": SERVES,
+    "presage calibrate --out PACK": GPU,
+    "python -m presage.calibrate --out PACK": GPU,
+    "presage calibrate --out h200/ --minutes 8": GPU,
+    "presage measure train.py:build --arg batch=8": GPU,
+    "presage predict YOUR_FILE.py:FUNCTION": OTHER,
+    "presage job YOUR_JOB.toml": OTHER,
+    "presage trace YOUR_TRACE.json.gz": OTHER,
+    "presage predict train.py:build --gpu PACK": OTHER,
+    "presage pack h200/": OTHER,
+    "presage pack h200/ h200_again/ --merge-into h200_both/": OTHER,
+    "presage graph train.py:build --arg batch=8": OTHER,
+    "presage indices day_0_sparse_multi_hot.npz --batch 65536 --json tables.json": OTHER,
+    "presage trace run_a.json.gz run_b.json.gz --overheads host.toml": OTHER,
+    "presage place JOB.toml --speeds gpus.csv [--hot 1.3] [--out placement.csv]": OTHER,
+    "presage plan JOB.toml --gpus N": OTHER,
+    "presage run JOB.toml --tokens 15T --deadline 60d": OTHER,
+    "presage replay rank_*.json.gz --scale 'kernel=gemm:0.5' --remove 'call=cudaMalloc|cudaFree' "
+    "--drop-rank-delay 2": OTHER,
+    "presage accuracy ranks workloads/public.py ../shared/runs/public_runs.csv": "test_accuracy_ranks.py does it",
+    "presage accuracy stragglers trace-AR.csv.gz trace-ST.csv.gz": "test_accuracy_stragglers.py does it",
+    "presage accuracy stragglers FOLDER --json - --out rows.csv": "test_accuracy_stragglers.py does it",
+    "python examples/gloo.py --ranks 2 --slow-rank 1 --delay-ms 200 --out out/late": "test_gloo.py does it",
+    "python examples/gloo.py --ranks 2 --out out/even": "test_gloo.py does it",
+    "presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --ray auto": SPREAD,
+    "presage job examples/jobs/llama3.1-405b.toml --draws 1000000 --ray HOST:6379": SPREAD,
+    "presage run examples/jobs/llama3.1-405b.toml --tokens 15T --draws 100000 --workers 2": SPREAD,
+    "presage accuracy runs ../shared/runs/public_runs.csv --workers 2": SPREAD,
+    "python docs/make_headline.py": WRITTEN,
+    "python docs/make_scaling.py": WRITTEN,
+    "python docs/make_studies.py": WRITTEN,
+    "python tools/fit_host.py workloads/varied.py data/h200_varied src/presage/data/h200/host.toml": WRITTEN,
+}
+# What a page's Python takes for granted.
+JOB = 'import presage as ps\njob = ps.read_transformer_job("job.toml")'
+BEFORE = {
+    "README.md": "my_own_edit = lambda graph: graph",
+    "collectives.md": "import numpy as np\nsent = np.ones((16, 16)) * 1e6",
+    "memory_jobs.md": JOB,
+    "sensitivity.md": JOB + '\nnoise = ps.read_noise("noise.toml").noise',
+    "whatif.md": "mine = lambda graph: graph",
+}
+ALL = [command for page in PAGES for command in commands(page)]
+RUN: dict[tuple[str, Any], list[Command]] = {}  # the same command of several pages is run once
+for command in ALL:
+    if command.text not in NOT_RUN:
+        RUN.setdefault((command.text, command.files), []).append(command)
+WITH_PYTHON = [page for page in PAGES if snippets(page)]
+
+
+@pytest.mark.parametrize("shown", RUN.values(), ids=[text for text, _ in RUN])
+def test_the_output_shown_is_the_output(shown: list[Command], tmp_path: Path) -> None:
+    assert shown[0].line.startswith("presage "), f"{shown[0].page}: run it here, or say in NOT_RUN why not"
+    folder = place(tmp_path / "root", shown[0].files)
+    found = run(shown[0].text, folder)
+    for written in re.findall(r"--(?:report|out|trace|json) ([\w./]+)", shown[0].text):
+        assert (folder / written).stat().st_size
+    for command in shown:
+        assert command.output is not None, (
+            f"{command.page}: show what `{command.line}` prints, or say in NOT_RUN why not"
+        )
+        assert command.shown(found) == lines(command.output), (
+            f"{command.page} is out of date: run `python docs/refresh.py {command.page}`"
+        )
+
+
+@pytest.mark.parametrize("source", WITH_PYTHON, ids=lambda p: p.name)
+def test_python_shown_runs(source: Path, tmp_path: Path) -> None:
+    before, shown = BEFORE.get(source.name, ""), snippets(source)
+    folder = put(place(tmp_path / "root"), source.read_text() + before)
+    printed = played([Snippet(source.name, before, None), *shown], folder, {})[1:]
+    for snippet, text in zip(shown, printed, strict=True):
+        if snippet.output is not None:
+            assert lines(text) == lines(snippet.output), f"out of date: run `python docs/refresh.py {source.name}`"
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda p: p.name)
+def test_files_shown_can_be_read(source: Path) -> None:
+    for language, body in re.findall(r"^```(toml|json)[^\n]*\n(.*?)^```$", source.read_text(), re.M | re.S):
+        tomllib.loads(body) if language == "toml" else json.loads(body)
+
+
+def test_the_job_shown_is_the_example() -> None:
+    body = re.search(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "jobs.md").read_text(), re.M | re.S)
+    example = (ROOT / "examples" / "jobs" / "llama3.1-405b.toml").read_text()
+    assert body is not None and tomllib.loads(body[1]) == tomllib.loads(example)
+
+
+def test_no_command_is_listed_that_no_page_shows() -> None:
+    assert set(NOT_RUN) <= {command.text for command in ALL}
+
+
+@pytest.mark.parametrize("text", sorted({c.text for c in ALL if c.text in NOT_RUN and c.text.startswith("presage ")}))
+def test_what_is_not_run_has_options_that_there_are(text: str) -> None:
+    assert not strange(text)
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda p: p.name)
+def test_commands_in_sentences_have_options_that_there_are(source: Path) -> None:
+    assert [text for text in inline(source) if strange(text)] == []
+
+
+@cache
+def group() -> Any:
+    from presage.cli.app import app
+
+    return typer.main.get_command(app)
+
+
+def strange(text: str) -> list[str]:
+    """What presage would not know of a command: its name, or options."""
+    words = shlex.split(re.sub(r"[\[\]]", " ", text.replace("...", " ").partition(" | ")[0]))[1:]
+    at, options = group(), options_of(group())
+    while words and (words[0] in getattr(at, "commands", ()) or words[0] in options):
+        word = words.pop(0)
+        at = at.commands.get(word, at) if hasattr(at, "commands") else at
+        options |= options_of(at)
+    if at is group():
+        return [w for w in words if w not in options | {"COMMAND"}][:1]
+    if at.context_settings.get("ignore_unknown_options"):
+        return []
+    return [w for w in words if w.startswith("--") and w.partition("=")[0] not in options]
+
+
+def options_of(command: Any) -> set[str]:
+    return {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)} | {
+        "-h",
+        "--help",
+        "--debug",
+    }
+
+
+def test_a_strange_option_is_found() -> None:
+    assert strange("presage plan JOB.toml --nonsense 3") == ["--nonsense"]
+    assert strange("presage plot x") == ["plot"]
+    assert strange("presage --quiet plan JOB.toml --loud") == ["--loud"]
+    assert not strange("presage study scale JOB.toml --draws 4000")

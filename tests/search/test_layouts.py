@@ -1,0 +1,324 @@
+"""Layouts: the space has all legal plans and no other, and the search finds the best of them for certain."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from presage.configs.check import problems
+from presage.configs.frameworks import framework
+from presage.configs.job import Job, Recompute
+from presage.configs.presets import preset
+from presage.configs.transformer import Experts, Transformer
+from presage.errors import PresageError
+from presage.hardware import platform
+from presage.memory import job_memory
+from presage.memory.job_memory import most_needed
+from presage.prediction.jobs.job_step import least, step
+from presage.search import Found, Layout, Space, laid, layout_of, parse_keep, words
+from presage.search import plan_search as search
+from presage.search.explain import differences, missed
+from presage.search.layout import RECOMPUTES, knob
+from presage.search.plan_space import divisors
+from presage.search.search_result import priced
+
+DENSE = Transformer(2048, 12, 16, 32000, 8192, 4, 128)
+SPARSE = Transformer(2048, 6, 16, 32000, 4096, 8, 128, experts=Experts(4, 2, 1024, 1024, 1))
+NODE = "dgx-h100"
+
+
+def job(model: Transformer, gpus: int = 16, batch: int = 16, sequence: int = 4096, where: str = NODE) -> Job:
+    place = platform(where)
+    software = framework("megatron-core", place.gpu)
+    return Job(model, place, gpus, sequence, 1, batch, overlap=software.overlap, framework=software)
+
+
+def small(model: str = "llama3.1-8b", gpus: int = 16) -> Job:
+    return job(preset(model), gpus, 32, 8192)
+
+
+def layouts(base: Job, gpus: int, keep: list[str] = []) -> list[Layout]:  # noqa: B006
+    space = Space(base, (gpus,), parse_keep(keep))
+    return [x for f in space.families() for x in space.layouts(f)]
+
+
+def some(count: int, seed: int = 0) -> list[Job]:
+    """Plans of all kinds of a dense model and one with experts, on two kinds of machines."""
+    rng = random.Random(seed)
+    bases = [
+        (small(), 64),
+        (job(preset("deepseek-v3"), 512, 512), 512),
+        (job(preset("gpt3-175b"), where="dgx-a100"), 64),
+    ]
+    found = []
+    for base, gpus in bases:
+        base = replace(base, global_batch=512, sequence=2048)
+        found += [laid(base, x) for x in rng.sample(layouts(base, gpus), count)]
+    return found
+
+
+# ---- the space
+
+
+@pytest.mark.parametrize("model", [DENSE, SPARSE])
+@pytest.mark.parametrize(("gpus", "batch"), [(8, 8), (12, 12), (16, 4)])
+def test_the_space_has_every_legal_plan_once(model: Transformer, gpus: int, batch: int) -> None:
+    base = job(model, gpus, batch)
+    made = layouts(base, gpus)
+    assert len(made) == len(set(made))
+    assert not [x for x in made if problems(laid(base, x))]
+    assert set(made) == {x for x in brute(base, gpus) if not problems(laid(base, x))}
+
+
+def brute(base: Job, gpus: int) -> list[Layout]:
+    """All combinations of degrees, schedules, sharding and recomputation, legal or not, that the space may have."""
+    degrees = range(1, gpus + 1)
+    experts = base.model.experts
+    ep = range(1, experts.experts + 1) if experts else [1]
+    out = []
+    for tp, cp, pp, size in product(degrees, (1, 2, 4), degrees, (1, 2, 4, 8, 16)):
+        if gpus % (tp * cp * pp) or tp > 16:
+            continue
+        sequence, holders, near = tp > 1, gpus // (tp * pp), 8 // tp
+        sharding = [(z, False, 0) for z in range(4)] + [(2, True, 0), (3, True, 0), (3, True, near)]
+        if holders == 1:
+            sharding = sharding[:1]
+        elif not 1 < near < holders:
+            sharding.pop()
+        sharding = [s for s in sharding if pp == 1 or s[0] < 2 or s[1]]  # as in DeepSpeed
+        for e, cut in product(ep, {1, tp} if experts else {1}):
+            for split, shard, again in product(splits(base, pp), sharding, RECOMPUTES.values()):
+                out.append(Layout(gpus, tp, sequence, cp, pp, e, cut, size, *split, *shard, again))
+    return out
+
+
+def splits(base: Job, pp: int) -> list[tuple[int, str, bool]]:
+    """Chunks in powers of two, or as many as come out even; `ends` only where layers alone do not."""
+    layers, out = base.model.layers, []
+    for v in range(1, layers + 3):
+        even = not layers % (pp * v)
+        if not (v & (v - 1) == 0 or even or not (layers + 2) % (pp * v)):
+            continue
+        kinds = ["1f1b"] if pp == v == 1 else ["1f1b", "zero-bubble"] if v == 1 else ["interleaved"]
+        ends = [False] if even else [False, True]
+        out += [(v, kind, end) for kind in kinds for end in ends]
+    return out
+
+
+def test_divisors() -> None:
+    assert divisors(1) == [1] and divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(49) == [1, 7, 49]
+    assert len(divisors(65536)) == 17
+
+
+def test_knobs_can_be_held_fast() -> None:
+    kept = layouts(small(), 16, ["tp=4,cp=1", "recompute=full", "recompute=none", "zero=1", "schedule=1f1b"])
+    assert {x.tp for x in kept} == {4} and {x.cp for x in kept} == {1} and {x.zero for x in kept} == {1}
+    assert {knob(x, "recompute") for x in kept} == {"full", "none"}
+    assert {x.schedule for x in kept} == {"1f1b"} and {x.virtual for x in kept} == {1}
+    every = layouts(small(), 16)
+    assert set(kept) == {
+        x for x in every
+        if x.tp == 4 and x.cp == 1 and x.zero == 1 and x.schedule == "1f1b" and knob(x, "recompute") in ("full", "none")
+    }  # fmt: skip
+
+
+def test_the_jobs_own_choices_are_part_of_the_space() -> None:
+    own = replace(small(), micro_batch=1, recompute=Recompute("selective", ("mlp",)))
+    assert own.recompute in {x.recompute for x in layouts(own, 16)}
+    sharded = replace(own, parallel=replace(own.parallel, zero=2, shard=4))
+    assert {(x.zero, x.shard) for x in layouts(sharded, 16) if x.pp > 1} >= {(2, 4), (1, 0)}
+    assert not [x for x in layouts(sharded, 16) if problems(laid(sharded, x))]
+    odd = replace(own, global_batch=48, micro_batch=3)
+    assert {1, 2, 3} <= {x.micro_batch for x in layouts(odd, 16)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("tp", "tp=8"), ("tp=", "tp=8"), ("micro_bach=1", "did you mean .micro_batch."), ("color=red", "micro_batch")],
+)
+def test_what_cannot_be_kept_is_told(text: str, said: str) -> None:
+    with pytest.raises(PresageError, match=said):
+        parse_keep([text])
+
+
+def test_a_plan_in_words() -> None:
+    x = Layout(1024, 8, True, 2, 4, 1, 1, 1, 4, "interleaved", True, 1, False, 0, RECOMPUTES["every-2"])
+    assert words(x) == "tp8 cp2 pp4 v4 ends dp16 mb1 zero1 every-2"
+    flat = Layout(64, 1, False, 1, 1, 8, 1, 2, 1, "1f1b", False, 3, True, 8, Recompute("selective", ("mlp", "moe_act")))
+    assert words(flat) == "ep8 dp64 mb2 hsdp8 selective:mlp+moe_act"
+    assert layout_of(laid(small(), x)) == x
+
+
+# ---- prices
+
+
+def test_what_plans_share_changes_no_price() -> None:
+    """Prices that were worked out for other plans, and a step on its own."""
+    from presage.prediction.jobs.plan_cache import forget
+
+    for one in some(20):
+        shared = step(one)
+        forget()
+        alone = step(one)
+        assert alone.seconds == pytest.approx(shared.seconds, rel=1e-12)
+        assert alone.parts == pytest.approx(shared.parts, rel=1e-9, abs=1e-12)
+
+
+def test_no_step_is_below_its_bound() -> None:
+    for one in some(60, seed=1):
+        assert 0 < least(one) <= step(one).seconds * (1 + 1e-12), words(layout_of(one))
+
+
+def test_the_worst_stage_is_found_without_all_of_them() -> None:
+    for one in some(60, seed=2):
+        assert most_needed(one) == pytest.approx(job_memory(one).needed, rel=1e-12), words(layout_of(one))
+
+
+def test_larger_microbatches_need_no_less_memory() -> None:
+    """What a survey takes for granted."""
+    for one in some(60, seed=3):
+        larger = replace(one, micro_batch=2 * one.micro_batch)
+        if not problems(larger):
+            assert most_needed(larger) >= most_needed(one) * (1 - 1e-12), words(layout_of(one))
+
+
+# ---- the search
+
+NARROW = parse_keep(["cp=1", "virtual=1", "virtual=2", "virtual=4"])
+
+
+@cache
+def narrow() -> Found:
+    """A search that several tests look at."""
+    return search(small(), 16, keep=NARROW)
+
+
+def same(a: Found, b: Found) -> None:
+    assert [(layout_of(p.job), p.seconds) for p in a.best] == [(layout_of(p.job), p.seconds) for p in b.best]
+    assert a.front == b.front
+    assert a.by_knob == b.by_knob
+
+
+@pytest.mark.parametrize(
+    ("base", "gpus", "objective", "keep"),
+    [
+        (small(), 16, "mean", ["cp=1", "cp=2", "virtual=1", "virtual=2"]),
+        (small(), 24, "mean", ["tp=1", "tp=2", "cp=1", "recompute=none", "recompute=full"]),
+        (small(), (8, 16), "cost", ["cp=1", "tp=2", "tp=4", "recompute=none"]),
+        (job(SPARSE, 8, 32), 8, "mean", ["cp=1", "sharding=zero1", "sharding=fsdp"]),
+    ],
+)
+def test_a_pruned_search_finds_what_an_exhaustive_one_does(
+    base: Job, gpus: int | tuple[int, ...], objective: str, keep: list[str]
+) -> None:
+    base, kept = replace(base, global_batch=48 if gpus == 24 else base.global_batch), parse_keep(keep)
+    quick = search(base, gpus, objective=objective, keep=kept)
+    whole = search(base, gpus, objective=objective, keep=kept, prune=False)
+    same(quick, whole)
+    assert quick.counts.legal == whole.counts.legal == quick.counts.too_large + quick.counts.fit
+    assert whole.counts.priced == whole.counts.fit > quick.counts.priced
+    assert quick.counts.set_aside == quick.counts.fit - quick.counts.priced
+
+
+def test_an_exhaustive_search_prices_every_plan_as_a_step_does() -> None:
+    keep = parse_keep(["tp=2", "cp=1", "recompute=none"])
+    found = search(small(), 16, keep=keep, prune=False, top=10_000)
+    every = [laid(small(), x) for x in layouts(small(), 16, ["tp=2,cp=1,recompute=none"])]
+    fit = [one for one in every if job_memory(one).fits]
+    assert found.counts.legal == len(every) and found.counts.priced == len(fit)
+    expected = sorted(step(one).seconds for one in fit)
+    assert [p.seconds for p in found.best] == pytest.approx(expected, rel=1e-12)
+    assert all(p.memory.fits for p in found.best)
+
+
+def test_the_front_is_of_plans_that_none_beats_in_both() -> None:
+    found = search(small(), 16, keep=parse_keep(["cp=1", "virtual=1"]), prune=False, top=100_000)
+    every = [(p.seconds, p.memory.needed) for p in found.best]
+    for s in found.front:
+        assert not any(t <= s.seconds and m <= s.needed and (t < s.seconds or m < s.needed) for t, m in every)
+    edge = [(s.seconds, s.needed) for s in found.front]
+    assert edge == sorted(edge) and edge[0][0] == every[0][0]
+    assert all(any(t <= a and m <= b for t, m in edge) for a, b in every)
+
+
+def test_each_knobs_best_is_the_best_with_it() -> None:
+    found = narrow()
+    for word, s in found.by_knob["tp"].items():
+        alone = search(small(), 16, keep={**NARROW, "tp": frozenset({word})})
+        assert (layout_of(alone.best[0].job), alone.best[0].seconds) == (s.layout, pytest.approx(s.seconds, rel=1e-12))
+    assert {"none", "full"} <= set(found.by_knob["recompute"])
+
+
+def test_processes_find_the_same() -> None:
+    same(narrow(), search(small(), 16, keep=NARROW, workers=2))
+
+
+def test_a_limit_is_kept_and_told() -> None:
+    found = search(small(), 16, keep=NARROW, limit=20)
+    assert found.counts.priced == 20 and not found.complete and narrow().complete
+
+
+def test_a_model_too_large_for_its_gpus_finds_nothing() -> None:
+    found = search(job(preset("llama3.1-405b"), 8, 8), 8)
+    assert found.best == () and found.front == () and found.counts.fit == 0
+    assert found.counts.smallest > 80e9
+
+
+def test_the_jobs_own_plan_stands_beside_the_best() -> None:
+    own, found, tight = small(), narrow(), parse_keep(["tp=1,cp=1,pp=1,recompute=full"])
+    assert found.own is not None and found.own.job == own and found.own.seconds >= found.best[0].seconds
+    elsewhere = search(own, 32, keep=tight).own
+    assert elsewhere is not None and elsewhere.job == replace(own, gpus=32)
+    wide = replace(own, parallel=replace(own.parallel, tp=8))
+    assert search(wide, 4, keep=tight).own is None
+
+
+def test_progress_is_told() -> None:
+    told = []
+    search(small(), 16, keep=NARROW, tell=told.append)
+    assert [p.what for p in told] == sorted((p.what for p in told), reverse=True)
+    assert told[-1].best < float("inf") and told[0].plans < told[-1].plans
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "said"),
+    [
+        (16, {"objective": "p99"}, "objective"),
+        (16, {"objective": "best"}, "mean, cost"),
+        (10**9, {}, "has 1 to"),
+        (37, {}, "no legal plan on 37"),
+        (16, {"keep": {"tp": frozenset({"5"})}}, "tp 5"),
+    ],
+)
+def test_what_cannot_be_searched_is_told(gpus: int, options: dict[str, object], said: str) -> None:
+    with pytest.raises(PresageError, match=said):
+        search(small(), gpus, **options)  # type: ignore[arg-type]
+
+
+def test_a_job_that_no_plan_can_run_is_told_why() -> None:
+    with pytest.raises(PresageError, match="no nvfp4"):
+        search(replace(small(), precision="nvfp4"), 16)
+
+
+# ---- why
+
+
+def test_differences_add_up() -> None:
+    found = narrow()
+    d = differences(found.best[0], found.best[-1])
+    assert d.knobs and d.seconds >= 0
+    rest = len(found.best[0].breakdown) * 0.002 * found.best[0].seconds  # parts too small to tell
+    assert sum(s for _, s in d.parts) == pytest.approx(d.seconds, abs=rest)
+
+
+def test_what_memory_rules_out_is_faster_and_does_not_fit() -> None:
+    found = search(replace(small("llama3.1-70b", 64), global_batch=256), 64, keep=parse_keep(["tp=8,cp=1"]))
+    near = missed(found)
+    assert near, "a 70B model on 64 GPUs is short of memory"
+    for m in near:
+        again = priced(laid(small("llama3.1-70b", 64), m.layout))
+        assert not again.memory.fits and m.seconds < found.best[0].seconds

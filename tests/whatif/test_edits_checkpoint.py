@@ -1,0 +1,184 @@
+"""The checkpoint edit against captures of the same model with torch.utils.checkpoint in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint as torch_checkpoint  # noqa: E402
+
+from presage.capture import capture  # noqa: E402
+from presage.costs.host import host_model  # noqa: E402
+from presage.costs.host_units import terms, units  # noqa: E402
+from presage.errors import PresageError  # noqa: E402
+from presage.graph.check import faults  # noqa: E402
+from presage.graph.graph import Graph, Op  # noqa: E402
+from presage.memory.step_memory import profile  # noqa: E402
+from presage.whatif.edits import EDITS, NotApplicable, accumulate, checkpoint, cuda_graph  # noqa: E402
+
+
+class Block(nn.Module):
+    """Layer norm, a wide layer, dropout: what keeps inputs, results, and things beside them."""
+
+    def __init__(self, width: int, device: Any) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, device=device)
+        self.up, self.down = nn.Linear(width, 4 * width, device=device), nn.Linear(4 * width, width, device=device)
+
+    def forward(self, x: Any, scale: Any) -> Any:
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))) * scale, 0.1)
+
+
+class Images(nn.Module):
+    """Convolutions with batch norm, which keeps its own count, and an activation in place."""
+
+    def __init__(self, width: int, device: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1, device=device)
+        self.norm = nn.BatchNorm2d(width, device=device)
+
+    def forward(self, x: Any, scale: Any) -> Any:
+        return F.relu(self.norm(self.conv(x)) + x * scale, inplace=True)
+
+
+class Net(nn.Module):
+    def __init__(self, kind: type[nn.Module], width: int, device: Any, kept: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([kind(width, device) for _ in range(3)])
+        self.head = nn.Linear(width, 10, device=device)
+        self.kept = kept
+
+    def forward(self, x: Any) -> Any:
+        scale = x.new_full((1,), 0.5)  # nothing that the backward pass would keep by itself
+        for block in self.blocks:
+            x = block(x, scale) if self.kept else torch_checkpoint(block, x, scale, use_reentrant=False)
+        return self.head(x.flatten(2).mean(-1) if x.dim() > 3 else x)
+
+
+def build(device: Any, kind: type[nn.Module], kept: bool = True, amp: bool = False, microbatches: int = 1) -> Any:
+    net = Net(kind, 64, device, kept)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn((64, 128, 64) if kind is Block else (32, 64, 32, 32), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(microbatches):
+            with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+                loss = net(x).float().pow(2).mean()
+            loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def captured(**arguments: Any) -> Graph:
+    return capture(lambda device: build(device, **arguments), {}, source="test")
+
+
+def shape_of(graph: Graph, op: Op) -> tuple[Any, ...]:
+    tensors = tuple((t.shape, t.dtype) for t in graph.inputs_of(op))
+    return op.name, tensors, op.thread, op.phase, op.module, op.within[:2]
+
+
+def host_us(graph: Graph) -> float:
+    us = host_model().us
+    found = terms(graph, units(graph))
+    return sum(us.get(key, 0.0) * times for _, before, own in found for key, times in (*before, *own))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Graph:
+    return captured(kind=Block)
+
+
+@pytest.mark.parametrize(("kind", "amp"), [(Block, False), (Block, True), (Images, False)])
+def test_the_edit_is_what_a_checkpointed_model_gives(kind: type[nn.Module], amp: bool) -> None:
+    edited, real = checkpoint()(captured(kind=kind, amp=amp)), captured(kind=kind, amp=amp, kept=False)
+    assert not list(faults(edited))
+    kernels = [[shape_of(g, op) for op in g.ops if op.kernels] for g in (edited, real)]
+    assert kernels[0] == kernels[1]
+    assert profile(edited).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.01)
+    assert host_us(edited) == pytest.approx(host_us(real), rel=0.03)
+
+
+def test_less_is_kept_and_the_forward_pass_stays(plain: Graph) -> None:
+    edited = checkpoint()(plain)
+    assert profile(edited).peak_allocated < 0.8 * profile(plain).peak_allocated
+    forward = [op for op in plain.ops if op.thread == "main"]
+    assert [op for op in edited.ops if op.thread == "main"] == forward
+    again = [op for op in edited.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
+    assert [op.module for op in again] == ["blocks.2.norm", "blocks.1.norm", "blocks.0.norm"]
+    last = [op for op in edited.ops if op.name == "aten::native_dropout"]
+    assert len(last) == 6  # it keeps a mask; the sum after it keeps nothing and is not computed again
+    assert [op.name for op in edited.ops].count("aten::add") == [op.name for op in plain.ops].count("aten::add")
+
+
+def test_one_module_alone(plain: Graph) -> None:
+    edited = checkpoint("blocks.1")(plain)
+    again = {op.module.partition(".norm")[0] for op in edited.ops if op.name == "aten::native_layer_norm"}
+    extra = [op for op in edited.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
+    assert again == {"blocks.0", "blocks.1", "blocks.2"}
+    assert [op.module for op in extra] == ["blocks.1.norm"]
+    assert profile(checkpoint()(plain)).peak_allocated < profile(edited).peak_allocated
+
+
+def test_names_may_end_the_same_and_the_outermost_counts(plain: Graph) -> None:
+    assert checkpoint("blocks")(plain).ops != checkpoint()(plain).ops  # all three as one
+    assert not list(faults(checkpoint("blocks")(plain)))
+    assert checkpoint(r"blocks\.\d|norm")(plain) == checkpoint()(plain)
+
+
+def test_nothing_to_do_is_told(plain: Graph) -> None:
+    with pytest.raises(NotApplicable, match="could be computed again"):
+        checkpoint()(checkpoint()(plain))
+    with pytest.raises(NotApplicable, match="no module called attention"):
+        checkpoint("attention")(plain)
+    with pytest.raises(NotApplicable, match="could be computed again"):
+        checkpoint("head")(plain)  # keeps its input alone, and that is there anyway
+    with pytest.raises(PresageError, match="not a regular expression"):
+        checkpoint("(")(plain)
+    with pytest.raises(NotApplicable, match="no repeated blocks"):
+        checkpoint()(capture(lambda device: build_small(device), {}, source="small"))
+
+
+def build_small(device: Any) -> Any:
+    net = nn.Sequential(nn.Linear(8, 8, device=device), nn.ReLU(), nn.Linear(8, 8, device=device))
+    x = torch.randn(4, 8, device=device)
+    return lambda: net(x).sum().backward()
+
+
+def test_with_microbatches_in_either_order(plain: Graph) -> None:
+    one, other = accumulate(2)(checkpoint()(plain)), checkpoint()(accumulate(2)(plain))
+    real = captured(kind=Block, kept=False, microbatches=2)
+    for graph in (one, other):
+        assert not list(faults(graph))
+        assert Counter(shape_of(graph, op) for op in graph.ops) == Counter(shape_of(real, op) for op in real.ops)
+        assert profile(graph).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.01)
+        assert host_us(graph) == pytest.approx(host_us(real), rel=0.03)
+
+
+def test_a_recomputation_is_part_of_the_cuda_graph(plain: Graph) -> None:
+    for graph in (checkpoint()(cuda_graph(plain)), cuda_graph(checkpoint()(plain))):
+        assert {op.replayed for op in graph.ops} == {"graph 1"}
+
+
+def test_hooks_cost_the_host_time(plain: Graph) -> None:
+    counts = Counter[str]()
+    edited = checkpoint()(plain)
+    for _, before, own in terms(edited, units(edited)):
+        for key, times in (*before, *own):
+            counts[key] += int(times)
+    assert counts["checkpoint begins"] == counts["recomputation begins"] == 3
+    kept = sum(op.name == "detach" and op.thread == "autograd" and op.sequence >= 0 for op in edited.ops)
+    assert counts["kept tensor"] == 3 * kept > 0  # in the forward pass, in the recomputation, in the backward pass
+    assert host_model().us["kept tensor"] > 1
+
+
+def test_it_is_listed() -> None:
+    assert EDITS["checkpoint"].rule and not EDITS["checkpoint"].needed
