@@ -25,8 +25,7 @@ from presage.memory.job_memory import most_needed
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.prediction.jobs.job_step import Step, step
 from presage.prediction.jobs.plan_cache import forget
-from presage.search import Layout, Space, laid, layout_of, words
-from presage.search import plan_search as search
+from presage.search import Layout, Space, laid, layout_of, search, words
 
 LLAMA = Path(__file__).resolve().parents[1] / "examples" / "jobs" / "llama3.1-405b.toml"
 GPUS, PLANS, CORES = 16_384, 10_000, 2

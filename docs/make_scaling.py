@@ -18,8 +18,7 @@ from presage.configs.presets import preset
 from presage.hardware import platform
 from presage.prediction.jobs.job_prediction import JobPrediction
 from presage.report.plan_tables import PARTS
-from presage.search import layout_of, losses, parse_keep, words
-from presage.search import plan_search as search
+from presage.search import layout_of, losses, parse_keep, search, words
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PLOT = DOCS / "scaling.md", DOCS / "scaling.svg"

@@ -11,8 +11,7 @@ from presage.configs.framework import Framework
 from presage.configs.job import Job, Parallel, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
-from presage.memory import in_flight, job_memory
-from presage.memory import savings as helps
+from presage.memory import helps, in_flight, job_memory
 from presage.memory.activations import kept_layer
 from presage.memory.optimizer_state import state
 from presage.memory.parameter_shards import shares

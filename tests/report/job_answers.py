@@ -18,8 +18,7 @@ from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
 from presage.prediction.jobs.job_prediction import JobPrediction, predict_job
 from presage.runs.failures import DAY
 from presage.runs.whole import RunPrediction, predict_run
-from presage.search import Found, parse_keep
-from presage.search import plan_search as search
+from presage.search import Found, parse_keep, search
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 LARGE, SMALL = JOBS / "llama3.1-405b.toml", JOBS / "own_model.toml"

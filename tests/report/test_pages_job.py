@@ -36,8 +36,7 @@ from presage.report.html.sensitivity_page import sensitivity_page
 from presage.report.html.shard_page import shard_page
 from presage.report.run_tables import span
 from presage.runs.failures import DAY
-from presage.search import layout_of, parse_keep, words
-from presage.search import plan_search as search
+from presage.search import layout_of, parse_keep, search, words
 from presage.text import percent, seconds, size
 
 

@@ -19,8 +19,7 @@ from presage.hardware import platform
 from presage.memory import job_memory
 from presage.memory.job_memory import most_needed
 from presage.prediction.jobs.job_step import least, step
-from presage.search import Found, Layout, Space, laid, layout_of, parse_keep, words
-from presage.search import plan_search as search
+from presage.search import Found, Layout, Space, laid, layout_of, parse_keep, search, words
 from presage.search.explain import differences, missed
 from presage.search.layout import RECOMPUTES, knob
 from presage.search.plan_space import divisors

@@ -12,7 +12,7 @@ from commands import runner
 from presage.cli import job
 from presage.errors import InputError
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.search import plan_search as search
+from presage.search import search
 from presage.ui.asked import asked_of
 from presage.ui.begin import first_plan
 from presage.ui.knobs import KEPT, KNOBS, Wrong

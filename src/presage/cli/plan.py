@@ -72,8 +72,7 @@ def command(
 
     presage plan job.toml --gpus 16384 --objective p95 --noise noise.toml
     """
-    from presage.search import parse_keep
-    from presage.search import plan_search as search
+    from presage.search import parse_keep, search
 
     ready(report)
     found_keep = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])

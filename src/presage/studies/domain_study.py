@@ -9,8 +9,7 @@ from presage.configs.job import Job
 from presage.errors import PresageError
 from presage.hardware import Platform
 from presage.prediction.draws.distribution import belief_of
-from presage.search import layout_of, words
-from presage.search import plan_search as search
+from presage.search import layout_of, search, words
 from presage.studies.study_point import SETUP, Point, Setup, Skipped, Study, at
 
 __all__ = ["DOMAINS", "domain_study", "with_domain"]

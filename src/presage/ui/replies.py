@@ -177,7 +177,7 @@ def best_reply(text: str) -> Reply:
 def _best(text: str) -> Job:
     import time
 
-    from presage.search import plan_search as search
+    from presage.search import search
     from presage.ui.plans import job_of_text
 
     job, until = job_of_text(text, checked=False), time.monotonic() + PATIENCE

@@ -11,8 +11,7 @@ from typing import Any
 from presage.configs.job import Job
 from presage.configs.job_file import read_described
 from presage.costs.closed_form import Chip
-from presage.memory import Help, JobMemory, job_memory
-from presage.memory import savings as helps
+from presage.memory import Help, JobMemory, helps, job_memory
 from presage.prediction.jobs.cost import Spent, Terms, read_terms
 from presage.prediction.jobs.job_flops import DEFAULT, Flops, job_flops, peak_of
 from presage.prediction.jobs.job_step import Step, step
