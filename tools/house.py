@@ -114,7 +114,7 @@ def repeated_classes() -> dict[str, list[str]]:
 def wording() -> list[str]:
     """Docstrings that begin with "Of", and banned words as names of functions, classes and modules."""
     out = []
-    for name, path, node in definitions():
+    for name, _, node in definitions():
         doc = ast.get_docstring(node) or ""
         if re.match(r"Of\b", doc):
             out.append(f'{name}:{node.lineno} {node.name}: docstring begins with "Of"')
