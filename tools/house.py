@@ -155,9 +155,8 @@ def main() -> None:
         for r, n in lines.most_common():
             print(f"{r:20} {n:7,} lines {files[r]:4} files")
     outside = sum(lines[r] for r in OUTSIDE), sum(files[r] for r in OUTSIDE)
-    print(
-        f"runtime {sum(lines.values()) - outside[0]:,} lines, {sum(files.values()) - outside[1]} files; all {sum(lines.values()):,}"
-    )
+    total, count = sum(lines.values()), sum(files.values())
+    print(f"runtime {total - outside[0]:,} lines, {count - outside[1]} files; all {total:,}")
     print(f"budget {BUDGET}")
     repeated = [f"class {k}: {', '.join(v)}" for k, v in repeated_classes().items()]
     for title, found in (

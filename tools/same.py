@@ -44,7 +44,6 @@ COMMANDS: dict[str, str] = {
     "ranks_tensor": f"predict {GPT} --arg batch=2 --arg layers=4 --ranks 8 --strategy ddp --tensor 2",
     "whatif_list": "whatif --list",
     "whatif_graphs": f"whatif {GPT} --arg batch=1 --arg layers=4 --apply cuda_graph",
-    "whatif_fused": "whatif tests/edited_models.py:tokens --apply fused_adam",
     "whatif_bf16": f"whatif {GPT} --arg batch=1 --arg layers=4 --apply bf16",
     "whatif_autocast": "whatif tests/edited_models.py:pictures --apply autocast",
     "whatif_checkpoint": f"whatif {GPT} --arg batch=4 --arg layers=4 --apply checkpoint=blocks",
