@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from presage.costs.models import fit_models, save
+from presage.costs.models import save
+from presage_fit.kernel_models import fit_models
 from presage_fit.pack import read
 
 

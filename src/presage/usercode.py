@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 from presage.errors import InputError, PresageError, near
 
-__all__ = ["check_arguments", "load", "load_cases", "load_value", "parse_arguments", "users_line"]
+__all__ = ["check_arguments", "load", "load_cases", "load_plugin", "load_value", "parse_arguments", "users_line"]
 
 Around = Callable[[], AbstractContextManager[None]]  # what the file is imported in
 _OURS = str(Path(__file__).parent)
@@ -144,3 +145,18 @@ def _neighbours_importable(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
+
+
+def load_plugin(group: str, name: str, default: str, user: str) -> Callable[..., Any]:
+    """The function of an entry point, or `default` (MODULE:FUNCTION) where no installed package declares it.
+
+    `user` is named in the error where the package is absent: "presage accuracy needs the presage_validation package".
+    """
+    from importlib.metadata import entry_points
+
+    target = next((e.value for e in entry_points(group=group, name=name)), default)
+    module, _, function = target.partition(":")
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise PresageError(f"{user} needs the {package} package")
+    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]

@@ -18,9 +18,10 @@ from presage.costs.collectives.correction import Corrections, fitted
 from presage.costs.collectives.group import Group
 from presage.costs.collectives.law import ANY, PROTOCOLS, US, Coefficients, Laws, Way, law, terms, ways
 from presage.costs.collectives.paths import paths, reach
+from presage.costs.collectives.store import CollectiveParameters
 from presage.hardware import Platform
 
-__all__ = ["Fitted", "Measured", "fit"]
+__all__ = ["Measured", "fit"]
 
 Array = npt.NDArray[np.float64]
 START = {
@@ -48,22 +49,14 @@ class Measured:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Laws by fabric, and corrections by curve."""
-
-    laws: Laws
-    corrections: Corrections
-
-
-def fit(rows: Sequence[Measured]) -> Fitted:
+def fit(rows: Sequence[Measured]) -> CollectiveParameters:
     """Laws from rows within one domain, then corrections from all rows."""
     near = [r for r in rows if r.group.domains == 1]
     any_law = _fabric(near, START)
     laws = {ANY: any_law}
     for fabric in dict.fromkeys(r.platform.links[0].fabric for r in near):
         laws[fabric] = _fabric([r for r in near if r.platform.links[0].fabric == fabric], any_law)
-    return Fitted(laws, _corrections(rows, laws))
+    return CollectiveParameters(laws, _corrections(rows, laws))
 
 
 def _fabric(rows: Iterable[Measured], start: dict[str, Coefficients]) -> dict[str, Coefficients]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from presage.embeddings.lookup_correction import features, fit_correction
+from presage.embeddings.lookup_files import LookupParameters
 from presage.embeddings.lookup_law import backward, checked, forward, terms
 from presage.embeddings.lookup_traffic import Flow, flow
 from presage.embeddings.row_reuse import Lookups
 from presage.embeddings.table import Columns, Table, columns
 from presage_fit.least_squares import least
 
-__all__ = ["START", "Measured", "Sample", "fit_law", "sample"]
+__all__ = ["START", "Measured", "Sample", "fit_law", "fit_lookups", "group_hash", "sample"]
 
 Array = npt.NDArray[Any]
 PULL = 0.05
@@ -108,3 +111,24 @@ def _part(
         return np.concatenate([law(total[ok], now, bool(cold)) for cold, ok in enumerate(timed)])
 
     return least(found, start, measured, PULL) if len(measured) > len(start) else start
+
+
+def group_hash(group: Measured) -> str:
+    """Hash of what a group is, without its times."""
+    tables = [
+        (t.rows, t.dim, t.pooling, t.dtype, k.count, k.distinct)
+        for t, k in zip(group.tables, group.lookups, strict=True)
+    ]
+    return sha256(repr((group.batch, group.optimizer, group.lengths, tables)).encode()).hexdigest()[:10]
+
+
+def fit_lookups(measured: Sequence[Measured], source: str = "", start: Mapping[str, float] = START) -> LookupParameters:
+    """The law first, then corrections of what it leaves."""
+    groups = sample(measured, start)
+    p = fit_law(groups, start)
+    total = groups.totals(p)
+    x = features(total, p)
+    left = [np.log(groups.times[n] / law(total, p)) for n, law in (("forward", forward), ("backward", backward))]
+    return LookupParameters(
+        p, fit_correction(x, left[0]), fit_correction(x, left[1]), source, frozenset(map(group_hash, measured))
+    )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from presage.costs.cache import fit_cache
 from presage.costs.call import Call, from_leaf
 from presage.costs.families import BY_OP, FAMILIES, Family
+from presage.costs.models import Models
+from presage.costs.power import fit_power
 from presage.costs.rates import Rates
 from presage.costs.trees import Trees, fit
-from presage_fit.pack import Pack
-
-__all__ = ["Sample", "Table", "fit_counts", "fit_family", "held_out", "samples", "table"]
+from presage.errors import PresageError
+from presage.hardware import gpu
+from presage_fit.pack import Pack, read
 
 Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
@@ -109,3 +113,32 @@ def fit_counts(family: Family, some: list[Sample], rows: Table, rates: Rates) ->
     target = np.log(np.array(expected)[rows.sample])
     return fit(rows.x, target, rounds=80, leaves=min(15, family.leaves), rate=0.15, min_leaf=8,
                objective="regression_l1")  # fmt: skip
+
+
+def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> Models:
+    """Fit every family that the pack has rows of."""
+    chip = gpu(pack.header.gpu)
+    rates, found = Rates.of(chip), samples(pack)
+    trees, counts, rows = {}, {}, {}
+    for name, family in FAMILIES.items():
+        if len(found[name]) < 40:
+            raise PresageError(
+                f"{pack.folders[0]}: only {len(found[name])} rows of {name}; calibrate that family first"
+            )
+        tell(name)
+        data = table(family, found[name], rates)
+        trees[name], counts[name] = fit_family(family, data), fit_counts(family, found[name], data, rates)
+        rows[name] = len(found[name])
+    source = {
+        "key": chip.key,
+        "gpu": pack.header.gpu,
+        "torch": pack.header.torch,
+        "date": pack.header.date,
+        "rows": rows,
+    }
+    return Models(chip, trees, counts, fit_cache(pack.table("cache")), fit_power(pack.table("power")), source)
+
+
+def fit_pack(folder: Path) -> Models:
+    """Kernel models of a raw calibration pack."""
+    return fit_models(read(folder))

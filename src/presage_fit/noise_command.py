@@ -114,7 +114,7 @@ def _known(kind: str | None, classes: Sequence[str]) -> None:
 
 
 def _print(found: Fitted, out: Path | None) -> None:
-    from presage.report.noise_tables import belief_table, part_line, prior_line
+    from presage_fit.noise_tables import belief_table, part_line, prior_line
 
     page = console()
     for part in found.parts:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from presage.costs.collectives import Collectives
+from presage.costs.collectives.store import CollectiveParameters
 from presage.hardware import Platform
-from presage_fit.collectives import Fitted, Measured, fit
+from presage_fit.collectives import Measured, fit
 from presage_validation.collective_tables import Entry, read_rows
 from presage_validation.score import Result, Row
 from presage_validation.turn import in_turn
@@ -78,7 +79,7 @@ def _of_curve(entry: Entry) -> Measured:
     return replace(entry.row, platform=replace(here, key=f"{here.key} {entry.gpu} {entry.curve[-1]}"))
 
 
-def _predicted(models: dict[Platform, Collectives], found: Fitted, row: Measured) -> float:
+def _predicted(models: dict[Platform, Collectives], found: CollectiveParameters, row: Measured) -> float:
     if row.platform not in models:
         models[row.platform] = Collectives(row.platform, found)
     return models[row.platform].seconds(row.op, row.nbytes, row.group)

@@ -187,8 +187,8 @@ def _embeddings(paths: list[Path], out: Path | None, json: str | None, tell: Tel
 
 
 def _sharding(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
-    from presage.report.embedding_tables import sharding_table
     from presage_validation.sharding import score_sharding
+    from presage_validation.tables import sharding_table
 
     result = score_sharding(_one(paths, "sharding"), tell)
     if out is not None:
@@ -220,8 +220,8 @@ def _dlrm(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: 
 
 
 def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage.report.tables import capture_table
     from presage_validation.capture import score_capture
+    from presage_validation.tables import capture_table
 
     result = score_capture(*_pair(paths, "capture"), tell, pool=pool)
     if out is not None:
@@ -265,8 +265,8 @@ def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell,
 
 
 def _fleet(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage.report.noise_tables import fleet_table
     from presage_validation.fleet import score_fleets
+    from presage_validation.tables import fleet_table
 
     result = score_fleets(paths, tell, pool=pool)
     _show(result, out, json, fleet_table(result))
@@ -319,8 +319,8 @@ def _some(scored: Sequence[Any], skipped: Sequence[Skipped]) -> None:
 
 
 def _finish(result: Any, out: Path | None, json: str | None) -> None:
-    from presage.report.tables import accuracy_table
     from presage_validation.score import csv_lines
+    from presage_validation.tables import accuracy_table
 
     if out is not None:
         _save(out, list(csv_lines(result.rows)))

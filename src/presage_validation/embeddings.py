@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from presage.embeddings.lookup_files import MEASURED_ON, fit, load, mark
+from presage.embeddings.lookup_files import MEASURED_ON, load
 from presage.embeddings.lookup_model import EmbeddingModel, embedding_model, scaled
 from presage.embeddings.row_reuse import Lookups, zipf
 from presage.hardware import Gpu, gpu
-from presage_fit.embeddings import START, Measured, sample
+from presage_fit.embeddings import START, Measured, fit_lookups, group_hash, sample
 from presage_validation.score import Result, Row
 from presage_validation.tbe_files import Groups, read_groups
 
@@ -70,7 +70,7 @@ def split(groups: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
 
 def _notes(found: Groups, fitted: bool) -> Iterator[str]:
     seen = load().seen
-    known = sum(mark(g) in seen for g in found.groups)
+    known = sum(group_hash(g) in seen for g in found.groups)
     if fitted:
         half = len(found.groups) // 2
         yield f"forward, backward: fitted on {half} of {len(found.groups)} groups, the others scored (seed {SEED})"
@@ -80,7 +80,7 @@ def _notes(found: Groups, fitted: bool) -> Iterator[str]:
 
 
 def _model(chip: Gpu, groups: Sequence[Measured]) -> EmbeddingModel:
-    found = fit(groups, start=scaled(START, gpu(MEASURED_ON), chip))
+    found = fit_lookups(groups, start=scaled(START, gpu(MEASURED_ON), chip))
     return EmbeddingModel(chip, found.params, {"forward": found.forward, "backward": found.backward})
 
 

@@ -44,7 +44,9 @@ def commands() -> Iterator[tuple[str, Any]]:
     """Every command by its path, groups opened."""
     root = typer.main.get_command(app)
     yield "", root
-    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
+    context = root.make_context("presage", [], resilient_parsing=True)
+    for name in sorted(root.commands):  # type: ignore[attr-defined]
+        command = root.get_command(context, name)  # type: ignore[attr-defined]
         inner = getattr(command, "commands", {})
         yield name, command
         yield from ((f"{name} {n}", c) for n, c in sorted(inner.items()))

@@ -33,9 +33,8 @@ from presage.cli import (
 )
 from presage.cli.faults import guarded
 from presage.cli.manners import Quiet, behaving, mannered
-from presage_fit import noise_command as fit
-from presage_fit import pack_command as pack
-from presage_validation import command as accuracy
+from presage.cli.plugins import COMMANDS as PLUGINS
+from presage.cli.plugins import load_command
 
 __all__ = ["app", "main"]
 
@@ -49,7 +48,8 @@ Every command's --help has examples, --install-completion teaches your shell.
 docs/ has a page a question, and one of the terminal.
 """
 STEP, MANY, TABLES, HARDWARE = "One training step", "Many GPUs", "Embedding tables", "GPUs, data and claims"
-# Panel, name, command, and what it answers.
+LISTING = "presage.listing"  # in a context: commands are listed, not run
+# Panel, name, command (or where its package has it), and what it answers.
 COMMANDS: list[tuple[str, str, Any, str]] = [
     (STEP, "predict", predict.command, "How long will my training step take, on GPUs that are not here?"),
     (STEP, "whatif", whatif.command, "Would it help if ...? Edits, predicted before they are made."),
@@ -71,23 +71,36 @@ COMMANDS: list[tuple[str, str, Any, str]] = [
     (HARDWARE, "platforms", platforms.command, "Which machines with many GPUs are known?"),
     (HARDWARE, "calibrate", calibrate.command, "Measure this machine's GPU into a pack, for predictions."),
     (HARDWARE, "measure", measure.command, "Run a step on this machine's GPU, beside its prediction."),
-    (HARDWARE, "pack", pack.command, "What is in a calibration pack?"),
-    (HARDWARE, "fit", fit.command, "How do steps differ? A noise file from your traces and logs."),
-    (HARDWARE, "accuracy", accuracy.command, "Is a claim of presage's true? Prove it again, on your data too."),
+    (HARDWARE, "pack", PLUGINS["pack"], "What is in a calibration pack?"),
+    (HARDWARE, "fit", PLUGINS["fit"], "How do steps differ? A noise file from your traces and logs."),
+    (HARDWARE, "accuracy", PLUGINS["accuracy"], "Is a claim of presage's true? Prove it again, on your data too."),
 ]  # fmt: skip
 
 
-class _InOrder(TyperGroup):
-    """Typer lists groups of commands last: they belong where the table above has them."""
+class _Group(TyperGroup):
+    """Commands in the order of the table above; those of other packages are imported when they are run."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = [name for _, name, _, _ in COMMANDS]
         return sorted(super().list_commands(ctx), key=order.index)
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        placeholder = super().get_command(ctx, cmd_name)
+        if cmd_name not in PLUGINS or ctx.meta.get(LISTING):
+            return placeholder
+        only = typer.Typer()
+        panel, question = next((p, q) for p, name, _, q in COMMANDS if name == cmd_name)
+        only.command(cmd_name, short_help=question, rich_help_panel=panel)(mannered(load_command(cmd_name)))
+        return typer.main.get_group(only).commands[cmd_name]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        ctx.meta[LISTING] = True
+        super().format_help(ctx, formatter)
+
 
 app = typer.Typer(
     name="presage",
-    cls=_InOrder,
+    cls=_Group,
     help="How long machine-learning training will take, and how sure you can be, before you train.",
     epilog=FIRST,
     no_args_is_help=True,
@@ -105,6 +118,8 @@ def _register() -> None:
         elif name in ("calibrate", "measure"):
             own: dict[str, Any] = {"add_help_option": False, "context_settings": PASSED_ON}
             app.command(name, short_help=question, rich_help_panel=panel, **own)(command)
+        elif isinstance(command, str):
+            app.command(name, short_help=question, rich_help_panel=panel)(lambda: None)
         else:
             app.command(name, short_help=question, rich_help_panel=panel)(mannered(command))
 

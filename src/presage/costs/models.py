@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -18,12 +18,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from presage.costs.cache import Cache, fit_cache
+from presage.costs.cache import Cache
 from presage.costs.closed_form.parameters import RELATIVES
 from presage.costs.engines import Engine
-from presage.costs.families import FAMILIES
 from presage.costs.own import Own
-from presage.costs.power import Power, fit_power
+from presage.costs.power import Power
 from presage.costs.rates import Rates
 from presage.costs.single import FILE as FLOAT32
 from presage.costs.single import Single
@@ -35,10 +34,9 @@ from presage.files.arrays import read_npz
 from presage.files.reading import parse_json
 from presage.hardware import Gpu, gpu
 from presage.hardware.facts import shipped
-from presage_fit.kernel_models import fit_counts, fit_family, samples, table
-from presage_fit.pack import Pack, read
+from presage.usercode import load_plugin
 
-__all__ = ["Models", "fit_models", "load", "save", "save_tables"]
+__all__ = ["Models", "load", "save", "save_tables"]
 
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "data"
@@ -73,30 +71,6 @@ class Models:
     @property
     def rates(self) -> Rates:
         return Rates.of(self.gpu)
-
-
-def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> Models:
-    """Fit every family that the pack has rows of."""
-    chip = gpu(pack.header.gpu)
-    rates, found = Rates.of(chip), samples(pack)
-    trees, counts, rows = {}, {}, {}
-    for name, family in FAMILIES.items():
-        if len(found[name]) < 40:
-            raise PresageError(
-                f"{pack.folders[0]}: only {len(found[name])} rows of {name}; calibrate that family first"
-            )
-        tell(name)
-        data = table(family, found[name], rates)
-        trees[name], counts[name] = fit_family(family, data), fit_counts(family, found[name], data, rates)
-        rows[name] = len(found[name])
-    source = {
-        "key": chip.key,
-        "gpu": pack.header.gpu,
-        "torch": pack.header.torch,
-        "date": pack.header.date,
-        "rows": rows,
-    }
-    return Models(chip, trees, counts, fit_cache(pack.table("cache")), fit_power(pack.table("power")), source)
 
 
 def save(models: Models, path: Path) -> None:
@@ -167,7 +141,8 @@ def load(name: str | Path) -> Models:
 @lru_cache(2)
 def _fitted(pack: Path) -> Models:
     """Of a pack that has none yet: kept beside it where its folder can be written to."""
-    models = fit_models(read(pack))
+    fit_pack = load_plugin("presage.fitters", "kernels", "presage_fit.kernel_models:fit_pack", f"fitting {pack}")
+    models: Models = fit_pack(pack)
     with suppress(PresageError):
         save(models, pack / FILE)
     return models

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.embeddings.lookup_correction import Correction, features
-from presage.embeddings.lookup_files import MEASURED_ON, Fitted, load
+from presage.embeddings.lookup_files import MEASURED_ON, LookupParameters, load
 from presage.embeddings.lookup_law import AT, backward, forward, terms
 from presage.embeddings.lookup_traffic import flow
 from presage.embeddings.row_reuse import Lookups
@@ -97,7 +97,7 @@ class EmbeddingModel:
         return np.where(total[..., AT["lookups"]] > 0, seconds, 0.0)
 
 
-def embedding_model(chip: Gpu | str = MEASURED_ON, fitted: Fitted | None = None) -> EmbeddingModel:
+def embedding_model(chip: Gpu | str = MEASURED_ON, fitted: LookupParameters | None = None) -> EmbeddingModel:
     """As shipped (fitted on the H200) or as given; on another GPU than that it follows L2, bandwidth and warps."""
     there = chip if isinstance(chip, Gpu) else gpu(chip)
     found = fitted or load()

@@ -36,6 +36,7 @@ __all__ = ["StepSystem", "architecture_of", "known_systems", "machine_of", "step
 
 HALF_SECONDS = 5.0
 STALL = 1.0  # seconds
+SCORES = np.linspace(-3.2, 3.2, 65)  # normal scores at which the shape of residuals is kept
 LIMIT = 6.0  # widths: what is longer was held up
 SHARE, CORRELATION = 0.3, 0.6  # of the jitter that goes with the step before
 LEAST_SHARE = 1e-4  # of the time: stalls there always are
@@ -152,13 +153,15 @@ def _jitter(known: Sequence[StepSystem], unit: NDArray[np.float64], width: float
     return Spliced(body, Scaled(tail, 1.0, above), above, max(float(np.median([s.holdups for s in known])), 1e-3))
 
 
+def skewed_shape() -> NDArray[np.float64]:
+    """Residuals of steps at SCORES, in standard deviations: the longer tail is above."""
+    return np.where(SCORES < 0, 1.3 * SCORES * (1 - 0.12 * np.abs(SCORES)), SCORES + 0.35 * SCORES**2)
+
+
 def _unit() -> NDArray[np.float64]:
     from scipy.special import ndtri
 
-    from presage_fit.series.bulk import SCORES
-    from presage_fit.series.prior import SeriesPrior
-
-    values = np.interp(ndtri((np.arange(32) + 0.5) / 32), SCORES, SeriesPrior().shape)
+    values = np.interp(ndtri((np.arange(32) + 0.5) / 32), SCORES, skewed_shape())
     return np.asarray(np.round(values - np.median(values), 3))
 
 

@@ -14,8 +14,8 @@ from statistics import median
 import numpy as np
 
 from presage.errors import InputError, PresageError
+from presage.files.csv_table import DEVICE, WORK, Row, number, read_table
 from presage.placement.fleet import Fleet
-from presage_fit.fleets.table import DEVICE, WORK, Row, number, read_table
 
 __all__ = ["read_speeds"]
 

@@ -1,4 +1,4 @@
-"""Rich tables of embeddings: picks among placements, and what indices tell of tables."""
+"""Rich tables of what indices tell of embedding tables."""
 
 from __future__ import annotations
 
@@ -12,22 +12,8 @@ from presage.text import percent
 
 if TYPE_CHECKING:
     from presage.embeddings.index_counts import Counted
-    from presage_validation.sharding import ShardingResult
 
-__all__ = ["counted_table", "sharding_table"]
-
-
-def sharding_table(result: ShardingResult) -> Table:
-    """What each predictor picks of the measured placements."""
-    table = plain_table(
-        "Picks among measured placements", "predictor", "tasks", "best", "within 5%", "within 10%", "mean regret", "tau"
-    )
-    for name, p in result.picks().items():
-        shares = (percent(x, 0) for x in (p.top1, p.within_5pct, p.within_10pct))
-        tau = "" if p.kendall_tau is None else f"{p.kendall_tau:.2f}"
-        style = "bold" if name == "presage" else ""
-        table.add_row(name, str(p.tasks), *shares, percent(p.mean_regret, 1), tau, style=style)
-    return table
+__all__ = ["counted_table"]
 
 
 def counted_table(tables: Sequence[Counted], batch: int) -> Table:

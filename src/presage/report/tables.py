@@ -12,13 +12,9 @@ from presage.traces.explain import Activity, Lateness, OpTime, PathPart
 from presage.traces.overheads import ANY, Kind, Overhead, Overheads
 from presage.traces.replay import StepTime
 from presage.traces.trace_set import Meeting
-from presage_validation.capture import CaseMatch
-from presage_validation.score import Result, Score
 
 __all__ = [
-    "accuracy_table",
     "activity_table",
-    "capture_table",
     "count_table",
     "kernel_table",
     "late_table",
@@ -153,35 +149,8 @@ def replay_table(
     return table
 
 
-def accuracy_table(result: Result) -> Table:
-    """Errors overall and by group."""
-    columns = ("n", "MAPE", "geomean", "median", "p90", "max", "bias")
-    table = plain_table(f"Accuracy: {result.kind}", "metric", "group", *columns, left=2)
-    for metric, s in result.metrics().items():
-        table.add_row(metric, "all", *_cells(s), style="bold")
-    for group in result.groups():
-        for metric, s in result.metrics(group).items():
-            table.add_row(metric, group, *_cells(s))
-    return table
-
-
-def _cells(s: Score) -> list[str]:
-    return [str(s.n), *(percent(x, 2) for x in (s.mape, s.geomean, s.median, s.p90, s.max, s.bias))]
-
-
 def count_table(title: str, rows: Sequence[tuple[str, int]]) -> Table:
     table = plain_table(title, "what", "count")
     for name, count in rows:
         table.add_row(shorten(name), str(count))
-    return table
-
-
-def capture_table(cases: Sequence[CaseMatch]) -> Table:
-    """How much of each case's kernel time was captured op by op, and the largest piece that was not."""
-    table = plain_table(
-        "Captured against traced", "case", "kernel time", "matched", "ops", "matched ops", "largest miss"
-    )
-    for c in cases:
-        miss = f"{c.only_in_trace[0][0]}: {shorten(str(c.only_in_trace[0][1]), 70)}" if c.only_in_trace else ""
-        table.add_row(c.case, seconds(c.seconds), percent(c.share, 2), str(c.ops), str(c.matched_ops), miss)
     return table

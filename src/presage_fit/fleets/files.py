@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from presage.errors import InputError
-from presage_fit.fleets.table import DEVICE, WORK, number, read_table
+from presage.files.csv_table import DEVICE, WORK, number, read_table
 
 __all__ = ["Measured", "fleet_columns", "read_fleet"]
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.noise.prior_steps import SCORES
+
 __all__ = ["CELLS", "LIMIT", "PHI", "SCORES", "SHARE", "Bulk", "bulk_of", "latent", "local_spread"]
 
 Floats = NDArray[np.float64]
@@ -19,7 +21,6 @@ Bools = NDArray[np.bool_]
 PHI = np.array([0.2, 0.4, 0.6, 0.75, 0.85, 0.92, 0.96, 0.985, 0.995])
 SHARE = np.array([0.0, 0.08, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.97])
 CELLS = [(p, s) for p in PHI for s in SHARE]
-SCORES = np.linspace(-3.2, 3.2, 65)  # where the shape is kept
 LIMIT = 6.0  # robust standard deviations; what is longer is a stall
 LONG = 4000  # records; of longer runs stretches are looked at
 TINY = 1e-7  # of a step: a spread below it is none

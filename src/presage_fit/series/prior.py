@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from presage_fit.series.bulk import CELLS, SCORES
+from presage.noise.prior_steps import skewed_shape
+from presage_fit.series.bulk import CELLS
 from presage_fit.series.levels import LevelPrior, learn_levels
 
 if TYPE_CHECKING:
@@ -49,11 +50,6 @@ def _flat() -> Floats:
     return np.full(len(CELLS), 1.0 / len(CELLS))
 
 
-def _skewed() -> Floats:
-    """A shape with the longer tail above, as residuals of steps have."""
-    return np.where(SCORES < 0, 1.3 * SCORES * (1 - 0.12 * np.abs(SCORES)), SCORES + 0.35 * SCORES**2)
-
-
 @dataclass(frozen=True, eq=False)
 class SeriesPrior:
     levels: LevelPrior = field(default_factory=LevelPrior)  # of sister runs
@@ -62,7 +58,7 @@ class SeriesPrior:
     width: Scale = Scale(0.35, 4.0)  # of the logarithm of their residuals' widths
     event: Scale = Scale(0.25, 3.0)  # an event's excess in sister runs, of the excess
     cells: Floats = field(default_factory=_flat)
-    shape: Floats = field(default_factory=_skewed)
+    shape: Floats = field(default_factory=skewed_shape)
     shape_weight: float = 40.0  # residuals it counts as
     stall_rate: float = 0.01  # a record
     stall_weight: float = 0.5  # records x rate it counts as

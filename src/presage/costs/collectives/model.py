@@ -11,11 +11,10 @@ import numpy.typing as npt
 from presage.costs.collectives.curve import GRID, Curve
 from presage.costs.collectives.group import OPS, Group, volume
 from presage.costs.collectives.law import floor, knots, law, ways
-from presage.costs.collectives.store import shipped
+from presage.costs.collectives.store import CollectiveParameters, shipped
 from presage.costs.collectives.uneven import even_bytes
 from presage.errors import PresageError
 from presage.hardware import Platform
-from presage_fit.collectives import Fitted
 
 __all__ = ["Collectives"]
 
@@ -25,7 +24,7 @@ Array = npt.NDArray[np.float64]
 class Collectives:
     """What each collective takes on one platform, by bytes and group. Curves are made when first asked for."""
 
-    def __init__(self, platform: Platform, fitted: Fitted) -> None:
+    def __init__(self, platform: Platform, fitted: CollectiveParameters) -> None:
         self.platform, self.fitted = platform, fitted
         self._curves: dict[tuple[str, Group], Curve] = {}
 

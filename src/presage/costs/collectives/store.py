@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -11,16 +11,23 @@ from typing import Any
 
 from presage.costs.collectives.correction import Correction, Corrections
 from presage.costs.collectives.group import Group
-from presage.costs.collectives.law import Coefficients
+from presage.costs.collectives.law import Coefficients, Laws
 from presage.files import write_whole
-from presage_fit.collectives import Fitted
 
-__all__ = ["SHIPPED", "save", "shipped"]
+__all__ = ["SHIPPED", "CollectiveParameters", "save", "shipped"]
 
 SHIPPED = Path(str(files("presage").joinpath("data/collectives/nccl.json")))
 
 
-def save(fitted: Fitted, path: Path) -> None:
+@dataclass(frozen=True)
+class CollectiveParameters:
+    """Fitted parameters: laws by fabric, corrections by curve."""
+
+    laws: Laws
+    corrections: Corrections
+
+
+def save(fitted: CollectiveParameters, path: Path) -> None:
     """Write it, a line a protocol and a line a curve."""
     laws = {f: {p: [round(v, 5) for v in astuple(c)] for p, c in law.items()} for f, law in fitted.laws.items()}
     curves = [
@@ -38,7 +45,7 @@ def save(fitted: Fitted, path: Path) -> None:
     write_whole(path, text.encode())
 
 
-def load(path: Path) -> Fitted:
+def load(path: Path) -> CollectiveParameters:
     """Read what `save` wrote."""
     found: dict[str, Any] = json.loads(path.read_text())
     laws = {f: {p: Coefficients(*c) for p, c in law.items()} for f, law in found["laws"].items()}
@@ -46,10 +53,10 @@ def load(path: Path) -> Fitted:
         (c["platform"], c["op"], Group(c["ranks"], c["per_domain"])): Correction(c["first"], tuple(c["values"]))
         for c in found["curves"]
     }
-    return Fitted(laws, Corrections(curves, found["fabrics"]))
+    return CollectiveParameters(laws, Corrections(curves, found["fabrics"]))
 
 
 @cache
-def shipped() -> Fitted:
+def shipped() -> CollectiveParameters:
     """What comes with presage."""
     return load(SHIPPED)

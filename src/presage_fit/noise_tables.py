@@ -1,22 +1,16 @@
-"""Rich tables of noise: what was fitted, and how well the slow end of fleets is predicted."""
+"""Rich tables of a fitted noise model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from presage.noise.belief import Belief
 from presage.noise.join import said
 from presage.report.plain import plain_table
-from presage.text import percent, shorten
-
-if TYPE_CHECKING:
-    from presage.noise.belief import Belief
-    from presage_fit.noise import Fitted, Part
-    from presage_validation.fleet import FleetResult
-
-__all__ = ["belief_table", "fleet_table", "part_line", "prior_line"]
+from presage.text import shorten
+from presage_fit.noise import KINDS, Fitted, Part
 
 SECONDS = ("common.jitter", "stalls.seconds")
 HIDDEN = ("network.moves", "network.factors.0")  # of which the file tells more than a line can
@@ -46,9 +40,7 @@ def belief_table(belief: Belief, kept: frozenset[str] = frozenset(), title: str 
 
 
 def part_line(part: Part) -> str:
-    """What a kind of files told."""
-    from presage_fit.noise import KINDS
-
+    """The files of one kind, and how much they hold."""
     some = ", ".join(part.files[:2]) + (f" and {len(part.files) - 2} more" if len(part.files) > 2 else "")
     return f"{some} ({KINDS[part.kind]}): {part.told}"
 
@@ -58,36 +50,6 @@ def prior_line(fitted: Fitted) -> str:
     if fitted.prior is None:
         return "what is not in the table was not estimated: give --gpu and --gpus to keep it from the prior"
     return f"not estimated, kept from the prior ({fitted.prior}): {len(fitted.kept)} numbers and distributions"
-
-
-def fleet_table(result: FleetResult) -> Table:
-    """Errors of the 99th percentile and of the expected largest, median and p90 over sets, by table."""
-    table = plain_table(
-        "Slow end of fleets, from 50 GPUs",
-        "fleet",
-        "GPUs",
-        "n",
-        "metric",
-        "median",
-        "p90",
-        "in 90%",
-        "Normal",
-        "sample",
-    )
-    for group in (*result.sizes, None):
-        ours, size = result.result.metrics(group), result.sizes.get(group or "")
-        for metric, s in ours.items():
-            n = "" if size is None else str(size[2 if metric.endswith("fleet") else 1])
-            covered = (
-                result.result.rates[f"{metric}_interval_90_coverage"]
-                if group is None
-                else result.coverage[group][metric]
-            )
-            others = [percent(r.metrics(group)[metric].median, 2) for r in result.baselines.values()]
-            head = ("all", "") if group is None else (group, str(size[0]) if size else "")
-            cells = (metric, percent(s.median, 2), percent(s.p90, 2), percent(covered, 0), *others)
-            table.add_row(*head, n, *cells, style="bold" if group is None else "")
-    return table
 
 
 def _under(path: str, starts: Iterable[str]) -> bool:
