@@ -26,10 +26,15 @@ from presage.errors import PresageError
 from presage.hardware import Platform
 from presage.hardware import platform as _platform
 
+
+class TorchRecMissingError(PresageError, ImportError):
+    """TorchRec is not installed: this module cannot be imported."""
+
+
 try:
     from torchrec.distributed.planner.types import Perf, ShardEstimator
 except ImportError as e:
-    raise PresageError(f"torchrec cannot be imported ({e}): pip install 'presage[torchrec]'") from e
+    raise TorchRecMissingError(f"torchrec cannot be imported ({e}): pip install 'presage[torchrec]'") from e
 
 __all__ = ["PresageEstimator"]
 
