@@ -20,7 +20,7 @@ from presage.engine import finish_times
 from presage.noise.estimate import estimate
 from presage.noise.noise import CLASSES, Noise
 from presage.noise.priors import prior
-from presage.prediction.draws import Shape, draw, shape_of
+from presage.prediction.draws import StepModel, draw, step_model
 from presage.prediction.draws.replica_pools import Gpus, Replica, ratios
 from presage.prediction.jobs.job_prediction import predict_job
 
@@ -28,13 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DRAWS = 10_000
 
 
-def shape(virtual: int, batch: int) -> Shape:
+def shape(virtual: int, batch: int) -> StepModel:
     over = {"parallel": {"gpus": 65536, "pp": 16, "virtual": virtual, "dp": None}, "training": {"global_batch": batch}}
     found = predict_job(ROOT / "examples/jobs/llama3.1-405b.toml", over)
-    return shape_of(found.job, found.step)
+    return step_model(found.job, found.job_step)
 
 
-def brute_force(s: Shape, noise: Noise, runs: int, steps: int) -> np.ndarray:
+def brute_force(s: StepModel, noise: Noise, runs: int, steps: int) -> np.ndarray:
     """Steps' pipelines, every replica drawn by itself."""
     rng, replica = np.random.default_rng(1), Replica.of(s, 10**9)
     made, row = replica.made

@@ -23,7 +23,7 @@ from presage.configs.job_file import read_transformer_job
 from presage.engine import Builder, simulate
 from presage.memory.job_memory import most_needed
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.prediction.jobs.job_step import Step, step
+from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.plan_cache import forget
 from presage.search import Layout, Space, laid, layout_of, search, words
 
@@ -47,7 +47,7 @@ def timed(call: Callable[[], object], times: int) -> float:
 def priced(job: Job, x: Layout) -> tuple[float, float]:
     """Bytes and seconds of a plan."""
     made = laid(job, x)
-    return most_needed(made), float(step(made).seconds)
+    return most_needed(made), float(job_step(made).seconds)
 
 
 def _piece(job: Job, layouts: list[Layout]) -> list[tuple[float, float]]:
@@ -55,8 +55,8 @@ def _piece(job: Job, layouts: list[Layout]) -> list[tuple[float, float]]:
 
 
 def one(job: Job) -> float:
-    cold = timed(lambda: (forget(), step(job)), 5)
-    warm, whole = timed(lambda: step(job), 300), timed(lambda: predict_job(job), 300)
+    cold = timed(lambda: (forget(), job_step(job)), 5)
+    warm, whole = timed(lambda: job_step(job), 300), timed(lambda: predict_job(job), 300)
     print(f"one prediction of a 405B model on {GPUS:,} GPUs ({words(layout_of(job))})")
     print(f"  step, warm {warm * MS:.3f} ms; with memory of all stages {whole * MS:.3f} ms")
     print(f"  step with nothing known {cold * MS:.1f} ms")
@@ -102,7 +102,7 @@ def whole(job: Job) -> None:
     print(f"  best {words(layout_of(best.job))}: {best.seconds:.3f} s, MFU {best.mfu:.1%}")
 
 
-def naive(job: Job, done: Step) -> float:
+def naive(job: Job, done: JobStep) -> float:
     """The pipeline of a step with every layer of every microbatch a task."""
     run, split, builder = done.pipeline, job.stage_layers(), Builder()
     stages, chunks, send = run.schedule.stages, run.schedule.virtual, run.durations.send
@@ -130,7 +130,7 @@ def ratio(job: Job, plans: list[Layout], each: float) -> bool:
         made = laid(job, x)
         forget()
         start = time.process_time()
-        done = step(made)
+        done = job_step(made)
         total = naive(made, done)
         took += time.process_time() - start
         tasks += 2 * made.model.layers * made.microbatches
@@ -142,7 +142,7 @@ def ratio(job: Job, plans: list[Layout], each: float) -> bool:
 
 def main() -> int:
     job = read_transformer_job(LLAMA)
-    step(job)  # compiles
+    job_step(job)  # compiles
     plans = sample(job)
     single = one(job)
     took, each = many(job, plans)

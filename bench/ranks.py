@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from presage.capture import capture, load
 from presage.prediction.api import predict_ranks
-from presage.prediction.rank_set import RankKind
-from presage.prediction.step import Prediction
+from presage.prediction.rank_set import RankOverride
+from presage.prediction.step import StepResult
 
 LAYERS = 28
 
 
-def best(call: Callable[[], Prediction], times: int = 3) -> tuple[float, Prediction]:
+def best(call: Callable[[], StepResult], times: int = 3) -> tuple[float, StepResult]:
     """The shortest of a few calls, and what it gave."""
     found = []
     for _ in range(times):
@@ -31,7 +31,7 @@ def best(call: Callable[[], Prediction], times: int = 3) -> tuple[float, Predict
 def main() -> None:
     graph = capture(load("examples/gpt.py:build"), {"layers": LAYERS, "batch": 4}, source="examples/gpt.py:build")
     predict_ranks(graph, 8, "ddp", "dgx-h100", draws=1)  # compiles the engine, reads the models
-    apart = {r: RankKind(speed=1 - r / 1000) for r in range(8)}
+    apart = {r: RankOverride(speed=1 - r / 1000) for r in range(8)}
     rows = [("8 ranks, all different", 8, apart)] + [(f"{n:,} equal ranks", n, {}) for n in (8, 64, 1024, 16384)]
     base = 0.0
     for name, ranks, kinds in rows:

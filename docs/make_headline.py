@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 
 from presage.noise.distribution import Fixed, Gamma, LogNormal
 from presage.noise.noise import Common, Noise, Regimes, Spread, Stalls
-from presage.prediction.draws import Shape, draw, shape_of
+from presage.prediction.draws import StepModel, draw, step_model
 from presage.prediction.jobs.job_prediction import predict_job
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,14 +60,14 @@ def noise(parts: list[tuple[Make, float]]) -> Noise:
     return Noise(**said)  # type: ignore[arg-type]
 
 
-def quantiles(shape: Shape, n: Noise) -> np.ndarray:
+def quantiles(shape: StepModel, n: Noise) -> np.ndarray:
     """p5, p50, p95 of steps of one run, over the runs drawn; relative to p50."""
     seconds = draw(shape, n, 0, DRAWS, STEPS).seconds
     found = np.median(np.quantile(seconds, [0.05, 0.5, 0.95], axis=1), axis=1)
     return found / found[1]
 
 
-def nearest(shape: Shape, makes: list[Make], start: list[float]) -> tuple[np.ndarray, np.ndarray]:
+def nearest(shape: StepModel, makes: list[Make], start: list[float]) -> tuple[np.ndarray, np.ndarray]:
     goal = GOAL / GOAL[1]
 
     def miss(log: np.ndarray) -> float:
@@ -89,7 +89,7 @@ def row(names: str, sizes: str, found: np.ndarray) -> str:
 def main() -> None:
     over = {"parallel": {"gpus": 65536, "dp": None}, "training": {"global_batch": 32768}}
     job = predict_job(ROOT / "examples/jobs/llama3.1-405b.toml", over)
-    shape = shape_of(job.job, job.step)
+    shape = step_model(job.job, job.job_step)
     lines = []
     for name, sizes, start, make in MECHANISMS:
         x, found = nearest(shape, [make], [start])

@@ -25,7 +25,7 @@ from presage.placement import Fleet, Hot, Placed, hot_node, place, read_speeds
 from presage.placement.placement_score import Judge
 from presage.placement.replica_time import Pipeline, without_gpus
 from presage.placement.slow_stage import Moved, moved_through
-from presage.prediction.draws import shape_of
+from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
 
 DOCS = Path(__file__).resolve().parent
@@ -128,7 +128,7 @@ def heats() -> list[Heat]:
     """Example jobs, all GPUs alike but one node's."""
     found = []
     for path in sorted(JOBS.glob("*.toml")):
-        shape = shape_of(read_transformer_job(path, {}))
+        shape = step_model(read_transformer_job(path, {}))
         noise = without_gpus(belief_of(shape.job, shape.seconds)[0].noise)
         judge = Judge(Pipeline(shape, noise), shape.replicas)
         alike = np.ones((shape.replicas, shape.stages))
@@ -171,7 +171,7 @@ def fleets(data: Path) -> list[tuple[str, Placed]]:
     """A job of 256 GPUs on what was measured: with all that there are, and with the slowest nodes."""
     parallel = Parallel(tp=4, sequence=True, pp=8, virtual=5, schedule="interleaved", zero=1)
     job = Job(preset("llama3.1-70b"), platform("dgx-h100"), 256, 8192, 1, 256, parallel, name="llama3.1-70b")
-    shape = shape_of(job)
+    shape = step_model(job)
     noise = belief_of(job, shape.seconds)[0].noise
     found = []
     for file, name in FLEETS:

@@ -19,7 +19,7 @@ from presage.capture import capture, load
 from presage.costs.optime import OpTime
 from presage.graph.collective import collective
 from presage.graph.graph import Graph
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.parallel.strategy import strategy
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
@@ -63,7 +63,7 @@ def rows() -> Iterator[Row]:
             name,
             (step_program(graph, times, where.host).usual(8), real["step_ms"] / 1e3),
             (sum(t.seconds for t in times), real["gpu_active_ms"] / 1e3 - sent),
-            (profile(graph).peak_allocated, real["peak_alloc"]),
+            (memory_profile(graph).peak_allocated, real["peak_alloc"]),
         )
 
 

@@ -16,7 +16,7 @@ from presage.configs.frameworks import framework
 from presage.configs.job import Job
 from presage.configs.presets import preset
 from presage.hardware import platform
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.plan_tables import PARTS
 from presage.search import layout_of, losses, parse_keep, search, words
 
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
     gpus: int
     batch: int
-    best: JobPrediction | None
+    best: JobResult | None
     legal: int
     smallest: float
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from presage.configs.job_file import read_transformer_job
-from presage.prediction.draws import calmed, shape_of
+from presage.prediction.draws import step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.draws.sensitivity import sensitivity
 from presage.report import sensitivity_tables, study_tables
@@ -20,9 +20,9 @@ BEGIN, END = "<!-- searched -->\n", "<!-- end -->\n"
 
 
 def tornado(name: str, path: Path) -> None:
-    shape = shape_of(read_transformer_job(JOBS / f"{name}.toml"))
+    shape = step_model(read_transformer_job(JOBS / f"{name}.toml"))
     noise = belief_of(shape.job, shape.seconds)[0].noise
-    sensitivity_tables.plot(sensitivity(calmed(shape, noise), noise), path, 12)
+    sensitivity_tables.plot(sensitivity(without_fitted_stragglers(shape, noise), noise), path, 12)
 
 
 def studies() -> None:

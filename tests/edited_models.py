@@ -14,7 +14,7 @@ from torch import nn
 from presage.capture import capture
 from presage.graph.check import faults
 from presage.graph.graph import Graph, Op
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
 
@@ -169,7 +169,7 @@ def _cost(graph: Graph) -> tuple[float, float, int]:
     where = _h200()
     times = kernel_times(graph, where)
     built = step_program(graph, times, where.host)
-    return sum(t.seconds for t in times), built.host_total, profile(graph).peak_allocated
+    return sum(t.seconds for t in times), built.host_total, memory_profile(graph).peak_allocated
 
 
 @cache

@@ -19,7 +19,7 @@ import numpy as np
 from presage.configs.job import Job
 from presage.errors import PresageError
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import read_table, run_seconds
 from presage_validation.run_jobs import job_of_run
 from presage_validation.runs import COLUMNS
@@ -55,7 +55,7 @@ def read(path: Path) -> list[tuple[str, Job, float]]:
         try:
             if row["complete"] != "dlrm":
                 job = job_of_run(row)
-                step(job)
+                job_step(job)
                 found.append((row["source_key"], job, run_seconds(row)))
         except PresageError:
             continue
@@ -82,7 +82,7 @@ def efficiency(x: np.ndarray) -> Efficiency:
 def errors(rows: list[tuple[str, Job, float]], x: np.ndarray) -> np.ndarray:
     """Logarithms of predicted over measured."""
     e = efficiency(x)
-    return np.array([np.log(step(job, e).seconds / seconds) for _, job, seconds in rows])
+    return np.array([np.log(job_step(job, e).seconds / seconds) for _, job, seconds in rows])
 
 
 def linear(rows: list[tuple[str, Job, float]], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from presage.noise.noise import Noise
     from presage.placement import place
     from presage.prediction.api import predict, predict_ranks, step_graph
-    from presage.prediction.draws.distribution import Sure, sure
-    from presage.prediction.jobs.job_prediction import JobPrediction, predict_job
-    from presage.prediction.step import Prediction, predict_step
-    from presage.runs.whole import RunPrediction, predict_run
+    from presage.prediction.draws.distribution import StepDistribution, predict_distribution
+    from presage.prediction.jobs.job_prediction import JobResult, predict_job
+    from presage.prediction.step import StepResult, predict_step
+    from presage.runs.whole import RunResult, predict_run
     from presage.traces import explain
     from presage.traces.replay import Replay, measured_steps, replay_of
-    from presage.traces.trace_set import Run, read_run, run_of
+    from presage.traces.trace_set import TraceSet, read_run, run_of
     from presage.whatif import replay_edits as edits
     from presage.whatif.before_after import WhatIf, what_if
     from presage.whatif.suggest import suggest
@@ -29,20 +29,29 @@ if TYPE_CHECKING:
 _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
-    "presage.prediction.draws.distribution": "Sure sure",
+    "presage.prediction.draws.distribution": "StepDistribution predict_distribution",
     "presage.configs.job_file": "read_transformer_job",
     "presage.configs.job": "Job",
-    "presage.prediction.jobs.job_prediction": "JobPrediction predict_job",
+    "presage.prediction.jobs.job_prediction": "JobResult predict_job",
     "presage.noise.files": "read_noise write_noise",
     "presage.noise.noise": "Noise",
     "presage.whatif.suggest": "suggest",
     "presage.whatif.before_after": "WhatIf what_if",
     "presage.placement": "place",
     "presage.prediction.api": "predict predict_ranks step_graph",
-    "presage.prediction.step": "Prediction predict_step",
-    "presage.runs.whole": "RunPrediction predict_run",
+    "presage.prediction.step": "StepResult predict_step",
+    "presage.runs.whole": "RunResult predict_run",
     "presage.traces.replay": "Replay measured_steps replay_of",
-    "presage.traces.trace_set": "Run read_run run_of",
+    "presage.traces.trace_set": "TraceSet read_run run_of",
+}
+# Names of 0.1, until the next release: old -> new.
+_DEPRECATED = {
+    "JobPrediction": "JobResult",
+    "Prediction": "StepResult",
+    "Run": "TraceSet",
+    "RunPrediction": "RunResult",
+    "Sure": "StepDistribution",
+    "sure": "predict_distribution",
 }
 _MODULES = {"edits": "presage.whatif.replay_edits", "explain": "presage.traces.explain"}
 
@@ -52,18 +61,18 @@ __all__ = [
     "Edges",
     "InputError",
     "Job",
-    "JobPrediction",
+    "JobResult",
     "Lane",
     "LaneKind",
     "Noise",
-    "Prediction",
     "PresageError",
     "Program",
     "Replay",
-    "Run",
-    "RunPrediction",
-    "Sure",
+    "RunResult",
+    "StepDistribution",
+    "StepResult",
     "Timeline",
+    "TraceSet",
     "WhatIf",
     "edits",
     "explain",
@@ -71,6 +80,7 @@ __all__ = [
     "period",
     "place",
     "predict",
+    "predict_distribution",
     "predict_job",
     "predict_ranks",
     "predict_run",
@@ -84,7 +94,6 @@ __all__ = [
     "simulate",
     "step_graph",
     "suggest",
-    "sure",
     "what_if",
     "write_noise",
 ]
@@ -95,6 +104,12 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("presage")
+    if name in _DEPRECATED:
+        from warnings import warn
+
+        new = _DEPRECATED[name]
+        warn(f"presage.{name} is now presage.{new}; the old name goes with the next release", DeprecationWarning, 2)
+        return __getattr__(new)
     if name in _MODULES:
         return import_module(_MODULES[name])
     for home, names in _HOMES.items():

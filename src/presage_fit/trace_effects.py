@@ -24,7 +24,7 @@ from presage.noise.noise import CLASSES, COMMUNICATION, Noise, Spread
 
 if TYPE_CHECKING:
     from presage.traces.trace import Trace
-    from presage.traces.trace_set import Run
+    from presage.traces.trace_set import TraceSet
 
 __all__ = ["Component", "TraceEffects", "class_of", "fit_traces"]
 
@@ -81,7 +81,7 @@ def class_of(kernel: str) -> str:
     return next((kind for kind, pattern in NAMES if pattern.search(kernel)), "streams")
 
 
-def fit_traces(run: Run, collectives: str | None = None) -> TraceEffects:
+def fit_traces(run: TraceSet, collectives: str | None = None) -> TraceEffects:
     """From a run of several ranks. `collectives` is the class of all its collectives, where their kind does not say."""
     if len(run) < 2:
         raise InputError(run.traces[0].path, "is of one rank: how ranks differ takes traces of several")
@@ -175,7 +175,7 @@ def _component(square: float, free: int, rest: float, times: int) -> Component:
     return Component(sd, low, high, free + 1)
 
 
-def _transfers(run: Run, told: str | None) -> Iterator[tuple[str, dict[str, Component]]]:
+def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str, Component]]]:
     """Collectives by class: how far the same one is from its usual seconds."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for meeting in run.meetings:

@@ -17,7 +17,7 @@ from presage.configs.transformer import Transformer
 from presage.files.reading import read_json
 from presage.hardware import platform
 from presage.memory import job_memory
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage_validation.score import Result, Row
 
 __all__ = ["own_job", "score_own_steps"]
@@ -48,7 +48,7 @@ def score_own_steps(path: str | Path) -> Result:
         name = (
             f"{row['hidden']} x {row['layers']}, {row['micro_batch']} x {row['sequence']}, recompute {row['recompute']}"
         )
-        took = step(job)
+        took = job_step(job)
         group = "host-bound" if took.parts["host"] > 0.3 * took.seconds else "GPU-bound"
         rows.append(Row("step_time", group, name, took.seconds, row["step_ms"] * 1e-3))
         rows.append(Row("peak_memory", group, name, job_memory(job).peak, row["reserved_GiB"] * GIB))

@@ -15,7 +15,7 @@ from presage.configs.job import Job
 from presage.memory import job_memory
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.jobs.efficiency import LAWS, left_out, shipped
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage_validation.dlrm import dlrm_seconds
 from presage_validation.public_table import number, read_table, run_seconds
 from presage_validation.run_jobs import job_of_run
@@ -67,7 +67,7 @@ def _scored(numbered: tuple[int, Mapping[str, str]]) -> tuple[list[Row], bool]:
     job = job_of_run(row)
     name, also = _name(line, row, job), _groups(row, job)
     rows = [
-        Row(metric, source, name, step(job, e).seconds, seconds, also)
+        Row(metric, source, name, job_step(job, e).seconds, seconds, also)
         for metric, e in (
             ("step_time", shipped()),
             ("step_time_left_out", left_out(source)),

@@ -20,11 +20,11 @@ from presage.costs.optime import OpTime
 from presage.errors import InputError, PresageError
 from presage.files.decoding import read_checked
 from presage.graph.graph import Graph
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.machine import Machine, kernel_times, machine
-from presage.prediction.step import GPU_BOUND, STEPS, Prediction, predict_step, step_program
-from presage.prediction.step_draws import Spread
+from presage.prediction.step import GPU_BOUND, STEPS, StepResult, predict_step, step_program
+from presage.prediction.step_draws import StepSpread
 from presage.traces import kineto
 from presage.traces.trace import Trace
 from presage_fit.host_fit import own_terms
@@ -140,7 +140,7 @@ def _rates(hits: Sequence[tuple[bool, float]]) -> dict[str, float]:
 
 
 def _memory_rows(case: Case) -> Iterator[Row]:
-    memory = profile(case.graph)
+    memory = memory_profile(case.graph)
     for metric, key, value in (
         ("peak_memory", "peak_alloc", memory.peak_allocated),
         ("peak_reserved", "peak_reserved", memory.peak_reserved),
@@ -150,7 +150,7 @@ def _memory_rows(case: Case) -> Iterator[Row]:
             yield Row(metric, case.name, key, float(value), seen)
 
 
-def _step_rows(case: Case, found: Prediction) -> Iterator[Row]:
+def _step_rows(case: Case, found: StepResult) -> Iterator[Row]:
     active = case.median("gpu_active_ms")
     if active is not None:
         yield Row("gpu_active", case.name, "gpu_active_ms", found.gpu_active, active * MS)
@@ -163,7 +163,7 @@ def _step_row(case: Case, seconds: float, of: str = "") -> Iterator[Row]:
         yield Row(f"{case.bound}{of}", case.name, "step_ms", seconds, step * MS)
 
 
-def _hit(case: Case, found: Prediction) -> Iterator[tuple[bool, float]]:
+def _hit(case: Case, found: StepResult) -> Iterator[tuple[bool, float]]:
     """For a step of the host's: whether its interval has a run in common with those measured, and how wide it is."""
     if case.bound == "step_host_bound":
         runs = [r["step_ms"] * MS for r in case.runs if "step_ms" in r]
@@ -186,7 +186,7 @@ def _rows_by_trace(case: Case, host: HostModel) -> Iterator[Row]:
 
 def _p50(graph: Graph, times: Sequence[OpTime], host: HostModel) -> float:
     took = step_program(graph, times, host).step_seconds(
-        200, STEPS, Spread(host.pace, kernels=0.0), np.random.default_rng(0)
+        200, STEPS, StepSpread(host.pace, kernels=0.0), np.random.default_rng(0)
     )
     return float(np.median(took))
 

@@ -16,7 +16,7 @@ from presage.cli.run import command
 from presage.errors import InputError, PresageError
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.runs.drawn import step_times
-from presage.runs.run import Checkpoints
+from presage.runs.run import CheckpointPlan
 from presage.runs.save import SETUP, STORAGE, checkpoint_bytes, checkpoints_of
 from presage.runs.sets import reliability
 from presage.runs.whole import predict_run
@@ -87,7 +87,7 @@ def test_json_carries_it_all() -> None:
 def test_llama3_as_meta_trained_it() -> None:
     job = predict_job(META)
     assert job.seconds == pytest.approx(6.45, rel=0.1)  # by the 400 TFLOP/s a GPU they had
-    p = predict_run(job, 660_000, saves=Checkpoints(10.0), times=replace(USUAL, seconds=6.45), draws=300).exact
+    p = predict_run(job, 660_000, saves=CheckpointPlan(10.0), times=replace(USUAL, seconds=6.45), draws=300).exact
     assert p.quantile(0.5) / 86400 == pytest.approx(54, abs=0.5)
     assert np.quantile(p.goodput, 0.05) > 0.90
     low, high = np.quantile(p.failures, [0.05, 0.95])

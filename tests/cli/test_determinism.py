@@ -94,11 +94,11 @@ def test_the_same_seed_gives_the_same_bytes(steps: bool, tmp_path: Path) -> None
 
 def test_another_seed_gives_other_bytes() -> None:
     """So that the test above compares what is drawn at all."""
-    from presage.prediction.draws.distribution import sure
+    from presage.prediction.draws.distribution import predict_distribution
     from presage.prediction.jobs.job_prediction import predict_job
 
     found = predict_job(JOB)
-    told = [sure(found, None, 50, seed).to_json() for seed in (0, 0, 1)]
+    told = [predict_distribution(found, None, 50, seed).to_json() for seed in (0, 0, 1)]
     assert told[0] == told[1] and told[0] != told[2]
 
 

@@ -128,3 +128,9 @@ def test_importing_takes_less_than_half_a_second() -> None:
 
 if __name__ == "__main__":
     SNAPSHOT.write_text(surface())
+
+
+@pytest.mark.parametrize("old", ["JobPrediction", "Prediction", "Run", "RunPrediction", "Sure", "sure"])
+def test_names_of_the_last_release_warn_and_work(old: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"presage.{old} is now presage"):
+        assert getattr(presage, old).__name__ in presage.__all__

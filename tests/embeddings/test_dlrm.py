@@ -18,7 +18,7 @@ from presage.embeddings.dlrm_ranks import DlrmTeam, dlrm_team, predict_dlrm
 from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, Placed, Plan
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
-from presage.prediction.step import Prediction
+from presage.prediction.step import StepResult
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = tuple(Table(f"t{i}", 200_000, 64, 8.0, Reuse(alpha=1.0)) for i in range(8))
@@ -28,7 +28,7 @@ JOB = DlrmJob(
 NO_HOST = 1e-3
 
 
-def _found(job: DlrmJob, **more: float) -> tuple[DlrmTeam, Prediction]:
+def _found(job: DlrmJob, **more: float) -> tuple[DlrmTeam, StepResult]:
     team = dlrm_team(job, **more)  # type: ignore[arg-type]
     return team, predict_dlrm(team, draws=1)
 

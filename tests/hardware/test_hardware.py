@@ -13,7 +13,7 @@ from presage.hardware import gpu, gpus, host, hosts
 from presage.hardware.facts import shipped
 from presage.hardware.gpu import read_gpu
 from presage.memory.gpu_limits import H200
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.memory.workspace import library_bytes
 
 GOOD = next(p for p in shipped("gpus") if p.stem == "h200").read_text()
@@ -48,7 +48,10 @@ def test_scratch_memory_takes_its_numbers_from_the_gpu() -> None:
     assert library_bytes(a100) == {"cublas": 8519680, "cublaslt": 1 << 20, "cudnn dropout": 24 * 2048 * 108}
     s = Sketch()
     s.op("mm", [s.tensor(64, 64), s.tensor(64, 64)], [s.new(64, 64)])
-    assert profile(s.graph()).peak_allocated - profile(s.graph(), chip=a100).peak_allocated == (32 << 20) - 8519680
+    assert (
+        memory_profile(s.graph()).peak_allocated - memory_profile(s.graph(), chip=a100).peak_allocated
+        == (32 << 20) - 8519680
+    )
 
 
 @pytest.mark.parametrize(

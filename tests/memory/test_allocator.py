@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.memory.allocator import KIB, MIB, Allocator, Block, replay, rounded, segment_size
+from presage.memory.allocator import KIB, MIB, Allocator, MemoryBlock, replay, rounded, segment_size
 
 
 def test_sizes_are_rounded_to_512_bytes() -> None:
@@ -187,7 +187,7 @@ class Reference:
 @given(EVENTS)
 def test_as_the_slow_reference_does(choices: list[int]) -> None:
     fast, slow = Allocator(), Reference()
-    live: dict[int, Block] = {}
+    live: dict[int, MemoryBlock] = {}
     for key, nbytes in _pairs(choices):
         if nbytes < 0:
             block = live.pop(key)

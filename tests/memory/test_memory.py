@@ -14,7 +14,7 @@ from rich.console import Console
 
 from presage.graph.graph import Event, Graph, Op, Ref, Role, Storage, Tensor, Thread
 from presage.memory.allocator import MIB, rounded
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.memory.workspace import transient
 from presage.memory.workspace_reduce import buffers
 from presage.memory.workspace_rnn import Recurrent
@@ -64,7 +64,7 @@ def test_peak_is_where_most_is_alive() -> None:
         [(30 * MIB, "parameter"), (20 * MIB, "activation"), (10 * MIB, "activation"), (30 * MIB, "gradient")],
         [(0, 1, True), (1, 2, True), (2, 1, False), (2, 3, True), (3, 2, False), (4, 3, False)],
     )
-    p = profile(g)
+    p = memory_profile(g)
     assert (p.peak_allocated, p.peak_op, p.before, p.after) == (70 * MIB, 2, 30 * MIB, 30 * MIB)
     assert p.timeline.allocated.tolist() == [50 * MIB, 60 * MIB, 70 * MIB, 60 * MIB]
     assert p.by_role() == {"parameter": 30 * MIB, "gradient": 30 * MIB, "activation": 10 * MIB}
@@ -80,7 +80,7 @@ def test_gradients_freed_at_the_start_are_those_the_step_before_made() -> None:
         [(40 * MIB, "parameter"), (40 * MIB, "gradient"), (40 * MIB, "gradient")],
         [(0, 1, False), (1, 2, True)],
     )
-    p = profile(g, steps=4)
+    p = memory_profile(g, steps=4)
     assert (p.before, p.after, p.peak_allocated, p.peak_reserved) == (80 * MIB, 80 * MIB, 80 * MIB, 80 * MIB)
 
 
@@ -91,37 +91,37 @@ def test_the_first_step_makes_the_optimizer_state_out_of_what_the_backward_pass_
         [(40 * MIB, "parameter"), (40 * MIB, "optimizer"), (80 * MIB, "activation")],
         [(0, 2, True), (1, 2, False)],
     )
-    first, later = profile(g, steps=1), profile(g)
+    first, later = memory_profile(g, steps=1), memory_profile(g)
     assert (first.before, first.after, first.peak_reserved) == (40 * MIB, 80 * MIB, 120 * MIB)
     assert (later.before, later.after, later.peak_allocated) == (80 * MIB, 80 * MIB, 160 * MIB)
     assert later.by_role() == {"activation": 80 * MIB, "parameter": 40 * MIB, "optimizer": 40 * MIB}
 
 
 def test_state_without_an_update_is_there_from_the_second_step_on() -> None:
-    assert profile(step([op()], [(4 * MIB, "optimizer")], [])).before == 4 * MIB
+    assert memory_profile(step([op()], [(4 * MIB, "optimizer")], [])).before == 4 * MIB
 
 
 def test_a_library_used_late_in_one_step_is_alive_early_in_the_next() -> None:
     g = step([op(), op("aten::mm", "autograd")], [(40 * MIB, "activation")], [(0, 0, True), (1, 0, False)])
-    p = profile(g)
+    p = memory_profile(g)
     assert (p.peak_op, p.peak_allocated) == (0, 72 * MIB)
     assert sum(h.nbytes for h in p.holdings) == p.peak_allocated
 
 
 def test_each_thread_has_its_own_cublas_workspace_for_good() -> None:
     g = step([op("aten::mm"), op("aten::mm", "autograd"), op("aten::mm")], [(512, "parameter")], [])
-    p = profile(g, steps=1)
+    p = memory_profile(g, steps=1)
     assert p.timeline.allocated.tolist() == [512 + 32 * MIB, 512 + 64 * MIB, 512 + 64 * MIB]
     assert p.by_role()["workspace"] == 64 * MIB
 
 
 def test_a_bias_row_goes_through_cublaslt() -> None:
     g, _ = one_op("aten::addmm", [tensor(0, (64,)), tensor(0, (32, 16)), tensor(0, (16, 64))])
-    assert profile(g, steps=1).peak_allocated == 33 * MIB
+    assert memory_profile(g, steps=1).peak_allocated == 33 * MIB
 
 
 def test_an_empty_step() -> None:
-    p = profile(step([], [], []))
+    p = memory_profile(step([], [], []))
     assert (p.peak_allocated, p.peak_reserved, p.peak_op, p.holdings) == (0, 0, -1, ())
     assert p.fragmentation == 0
 
@@ -134,9 +134,11 @@ def test_holdings_add_up_to_the_peak(pieces: list[tuple[int, int, int]]) -> None
     g = step(
         [op() for _ in range(10)], [(n, "activation") for n, _, _ in pieces], sorted(events, key=lambda e: (e[0], e[2]))
     )
-    p = profile(g, steps=1)
+    p = memory_profile(g, steps=1)
     assert sum(h.nbytes for h in p.holdings) == p.peak_allocated == max([0, *p.timeline.allocated.tolist()])
-    more = profile(step(list(g.ops), [(n, "activation") for n, _, _ in pieces] + [(MIB, "parameter")], sorted(events)))
+    more = memory_profile(
+        step(list(g.ops), [(n, "activation") for n, _, _ in pieces] + [(MIB, "parameter")], sorted(events))
+    )
     assert more.peak_allocated >= p.peak_allocated
 
 
@@ -262,7 +264,7 @@ def test_grouped_volumes_are_copied_group_by_group() -> None:
 def test_recurrent_dropout_keeps_a_state(dropout: float, train: bool, state: int) -> None:
     x = tensor(0, (100, 32, 128))
     rest: list[Any] = [[], 4, None, None, None, 1, 256, 0, 2, False, dropout, train, False, [], None]
-    p = profile(one_op("aten::_cudnn_rnn", [x, *rest])[0])
+    p = memory_profile(one_op("aten::_cudnn_rnn", [x, *rest])[0])
     assert sum(h.nbytes for h in p.holdings if h.name.startswith("cudnn dropout")) == state
 
 
@@ -287,7 +289,7 @@ def test_a_reserve_without_a_size_gets_one() -> None:
     made = (Storage(0, 512, "input"), Storage(1, 512, "activation"), Storage(2, 0, "activation"))
     rnn = Op("aten::_cudnn_rnn", "", inputs, (1, 2), "forward", "main")
     g = Graph((rnn,), tensors, made, (Event(0, 1, True), Event(0, 2, True), Event(1, 1, False), Event(1, 2, False)))
-    assert rounded(36045056) in [h.nbytes for h in profile(g).holdings]
+    assert rounded(36045056) in [h.nbytes for h in memory_profile(g).holdings]
 
 
 def test_larger_batches_never_need_less() -> None:
@@ -299,7 +301,7 @@ def test_larger_batches_never_need_less() -> None:
 
 
 def test_tables_name_what_is_alive() -> None:
-    p = profile(
+    p = memory_profile(
         step([op("aten::mm")], [(30 * MIB, "parameter"), (4 * MIB, "activation")], [(0, 1, True), (1, 1, False)])
     )
     console = Console(width=120, record=True, file=StringIO())

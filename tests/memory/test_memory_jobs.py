@@ -11,10 +11,10 @@ from presage.configs.framework import Framework
 from presage.configs.job import Job, Parallel, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
-from presage.memory import helps, in_flight, job_memory
-from presage.memory.activations import kept_layer
-from presage.memory.optimizer_state import state
-from presage.memory.parameter_shards import shares
+from presage.memory import in_flight, job_memory, memory_savings
+from presage.memory.activations import layer_activations
+from presage.memory.optimizer_state import optimizer_state
+from presage.memory.parameter_shards import parameter_shards
 from presage.parallel.pipeline import Schedule
 
 GPT = Transformer(12288, 96, 96, 51200, 49152, 96, 128, activation="gelu", norm="layernorm", bias=True, tied=True)
@@ -59,7 +59,7 @@ def test_a_layer_keeps_what_korthikanti_et_al_count(tp: int) -> None:
 
     def kept(recompute: Recompute, sequence: bool) -> float:
         one = job(GPT, parallel=Parallel(tp=tp, sequence=sequence), framework=OLD, recompute=recompute)
-        return kept_layer(one, experts=False).kept - statistics
+        return layer_activations(one, experts=False).kept - statistics
 
     scores = 5 * a * s / tp
     assert kept(Recompute(), False) == pytest.approx(10 * h + 24 * h / tp + scores)
@@ -70,7 +70,7 @@ def test_a_layer_keeps_what_korthikanti_et_al_count(tp: int) -> None:
 
 def test_fused_attention_keeps_statistics_not_scores() -> None:
     scored, fused = (
-        kept_layer(job(GPT, framework=replace(OLD, dropout=False, attention=kind)), experts=False).kept
+        layer_activations(job(GPT, framework=replace(OLD, dropout=False, attention=kind)), experts=False).kept
         for kind in ("fused-softmax", "flash2")
     )
     assert scored - fused == GPT.heads * (2 * 2048 - 4)
@@ -78,13 +78,13 @@ def test_fused_attention_keeps_statistics_not_scores() -> None:
 
 def test_fp8_keeps_inputs_of_products_in_a_byte() -> None:
     h, f = LLAMA.hidden, LLAMA.ffn
-    bf16, fp8 = (kept_layer(job(precision=p), experts=False).kept for p in ("bf16", "fp8"))
+    bf16, fp8 = (layer_activations(job(precision=p), experts=False).kept for p in ("bf16", "fp8"))
     assert bf16 - fp8 == h + h - h + f  # two normalised inputs and the activation; attention's output is there twice
 
 
 def test_experts_keep_a_copy_of_a_token_for_each_one_chosen() -> None:
     full, half = (
-        kept_layer(job(replace(DEEPSEEK, experts=replace(DEEPSEEK.experts, top_k=k)), 256), experts=True).kept
+        layer_activations(job(replace(DEEPSEEK, experts=replace(DEEPSEEK.experts, top_k=k)), 256), experts=True).kept
         for k in (8, 4)
     )
     each = 2 * DEEPSEEK.hidden + 8 + 3 * 2 * 2048
@@ -96,7 +96,7 @@ def test_experts_keep_a_copy_of_a_token_for_each_one_chosen() -> None:
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, DEEPSEEK])
 def test_ranks_hold_every_parameter_once(model: Transformer) -> None:
-    s = shares(job(model))
+    s = parameter_shards(job(model))
     dense = model.layers - model.expert_layers
     found = dense * s.dense + model.expert_layers * (s.moe + s.experts) + s.embedding + s.norm
     assert found + (0 if model.tied else s.head) == model.parameters
@@ -124,12 +124,12 @@ def test_tied_embeddings_are_on_both_ends_of_a_pipeline() -> None:
 def test_bytes_of_a_parameter(
     parallel: Parallel, framework: Framework, weight: float, gradient: float, optimizer: float
 ) -> None:
-    found = state(job(parallel=parallel, framework=framework))
+    found = optimizer_state(job(parallel=parallel, framework=framework))
     assert (found.weight, found.gradient, found.optimizer) == (weight, gradient, optimizer)
 
 
 def test_experts_are_sharded_over_their_copies() -> None:
-    found = state(job(DEEPSEEK, 256, parallel=Parallel(zero=1, ep=32)))
+    found = optimizer_state(job(DEEPSEEK, 256, parallel=Parallel(zero=1, ep=32)))
     assert (found.optimizer, found.expert_optimizer) == (12 / 256, 12 / 8)
 
 
@@ -157,7 +157,7 @@ def test_the_first_stage_keeps_most_activations() -> None:
 def test_each_help_is_real_and_the_best_is_first() -> None:
     one = job(gpus=64, micro_batch=2, parallel=Parallel(tp=2, sequence=True, pp=4, zero=1), global_batch=512)
     before = job_memory(one)
-    found = helps(one)
+    found = memory_savings(one)
     assert not before.fits
     assert found[0].fits
     assert [h.saved for h in found] == sorted((h.saved for h in found), reverse=True)

@@ -19,7 +19,7 @@ from presage.graph.check import check  # noqa: E402
 from presage.graph.collective import collective, collective_bytes  # noqa: E402
 from presage.graph.graph import Graph  # noqa: E402
 from presage.graph.work import total  # noqa: E402
-from presage.memory.step_memory import profile  # noqa: E402
+from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.parallel.buckets import MIB, buckets  # noqa: E402
 from presage.parallel.ddp import Ddp, ddp  # noqa: E402
 from presage.parallel.fsdp import Fsdp, fsdp  # noqa: E402
@@ -227,7 +227,7 @@ def test_zero_shards_the_update(stage: int, master: str) -> None:
 def test_the_more_is_sharded_the_less_a_rank_holds() -> None:
     graph = captured("examples/gpt.py:build", batch=1, layers=4)
     held = [
-        profile(f).before
+        memory_profile(f).before
         for f in (ddp(graph, RANKS), zero(graph, RANKS, stage=1), zero(graph, RANKS, stage=2), fsdp(graph, RANKS))
     ]
     assert held == sorted(held, reverse=True)
@@ -245,13 +245,13 @@ def test_memory_of_a_rank_is_as_measured(case: str) -> None:
     function, arguments, name, options = TWINS[case]
     graph = captured(f"workloads/ranks.py:{function}", **arguments)
     found = strategy(name, options).step(graph, RANKS)
-    assert profile(found).peak_allocated == pytest.approx(MEASURED[case]["peak_alloc"], rel=0.005)
+    assert memory_profile(found).peak_allocated == pytest.approx(MEASURED[case]["peak_alloc"], rel=0.005)
 
 
 def test_buckets_of_the_first_step_may_be_gone() -> None:
     """One run of eight did not keep them; then the buckets are all that DDP adds."""
     graph = captured("workloads/ranks.py:stacks", layers=20)
-    found = profile(ddp(graph, RANKS, Ddp(rebuilt_buckets=False))).peak_allocated
+    found = memory_profile(ddp(graph, RANKS, Ddp(rebuilt_buckets=False))).peak_allocated
     assert found == pytest.approx(MEASURED[FIRST_BUCKETS_GONE]["peak_alloc"], rel=0.005)
 
 

@@ -19,7 +19,7 @@ from presage.graph import flops  # noqa: E402
 from presage.graph.check import check  # noqa: E402
 from presage.graph.collective import collective, collective_bytes  # noqa: E402
 from presage.graph.graph import Graph, Op, Ref  # noqa: E402
-from presage.memory.step_memory import profile  # noqa: E402
+from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.parallel.tensor import tensor_parallel  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_equals_a_model_cut_by_hand(name, ranks):
     cut = check(tensor_parallel(captured(**arguments), ranks))
     by_hand = captured(**arguments, parts=ranks)
     same_step(cut, by_hand)
-    assert profile(cut).peak_allocated == profile(by_hand).peak_allocated
+    assert memory_profile(cut).peak_allocated == memory_profile(by_hand).peak_allocated
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -117,7 +117,7 @@ def test_one_head_a_rank_keeps_copies_and_says_so():
     assert any("copies in reshapes are kept" in note for note in cut.notes)
     assert len(compute(cut)) > len(by_hand.ops)
     assert sum(flops.count(cut, op) for op in cut.ops) == sum(flops.count(by_hand, op) for op in by_hand.ops)
-    assert profile(cut).peak_allocated == pytest.approx(profile(by_hand).peak_allocated, rel=0.005)
+    assert memory_profile(cut).peak_allocated == pytest.approx(memory_profile(by_hand).peak_allocated, rel=0.005)
 
 
 # ---- what is cut, what is not, and what is sent

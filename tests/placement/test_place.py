@@ -23,7 +23,7 @@ from presage.placement.placement_score import Judge
 from presage.placement.placement_search import assign, assign_worst
 from presage.placement.replica_time import Pipeline
 from presage.placement.toy_pipelines import own_noise, toy_shape
-from presage.prediction.draws import shape_of
+from presage.prediction.draws import step_model
 
 Floats = NDArray[np.float64]
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
@@ -108,7 +108,7 @@ def test_the_bound_is_near_where_brute_force_cannot_be_run() -> None:
 @pytest.mark.parametrize("keep_nodes", [True, False])
 def test_the_kth_slowest_group_is_as_quick_as_can_be_for_every_k(keep_nodes: bool) -> None:
     rng = np.random.default_rng(5)
-    shape = shape_of(read_transformer_job(JOBS / "hugging_face.toml", {}))  # groups of 8 with tp 2
+    shape = step_model(read_transformer_job(JOBS / "hugging_face.toml", {}))  # groups of 8 with tp 2
     fleet = drawn_fleet(144, 4, 0.03, rng)
     sizes = Sizes.of(shape, fleet, keep_nodes)
     assert (sizes.groups, sizes.together, sizes.part) == (16, 8, 2 if keep_nodes else 1)
@@ -126,11 +126,11 @@ def test_the_kth_slowest_group_is_as_quick_as_can_be_for_every_k(keep_nodes: boo
 
 
 def test_a_group_larger_than_a_node_takes_whole_nodes_and_too_few_are_an_error() -> None:
-    shape = shape_of(read_transformer_job(JOBS / "llama3.1-405b.toml", {"parallel": {"gpus": 256}}))
+    shape = step_model(read_transformer_job(JOBS / "llama3.1-405b.toml", {"parallel": {"gpus": 256}}))
     fleet = drawn_fleet(256, 4, 0.02, np.random.default_rng(0))
     assert Sizes.of(shape, fleet).part == 4
     with pytest.raises(PresageError, match="256 speeds, but the job has 512 GPUs"):
-        Sizes.of(shape_of(read_transformer_job(JOBS / "llama3.1-405b.toml", {"parallel": {"gpus": 512}})), fleet)
+        Sizes.of(step_model(read_transformer_job(JOBS / "llama3.1-405b.toml", {"parallel": {"gpus": 512}})), fleet)
     odd = Fleet.of(np.ones(256), nodes=[f"n{i // 7}" for i in range(256)])  # no 4 GPUs to spare in nodes of 7
     with pytest.raises(PresageError, match="--any-node"):
         best_groups(odd, Sizes(16, 16, 4))
@@ -154,7 +154,7 @@ def test_drawn_steps_are_those_of_all_replicas_simulated() -> None:
 
 def test_without_noise_a_step_is_its_slowest_replica_and_what_comes_after() -> None:
     job = read_transformer_job(JOBS / "hugging_face.toml", {})
-    shape = shape_of(job)
+    shape = step_model(job)
     factors = np.ones((shape.replicas, shape.stages))
     pipeline = Pipeline(shape, NO_NOISE)
     assert drawn_steps(pipeline, factors, count=100).seconds == pytest.approx(shape.seconds)
@@ -170,7 +170,7 @@ def test_without_noise_a_step_is_its_slowest_replica_and_what_comes_after() -> N
 def test_slow_gpus_share_a_group_and_leave_the_heavy_stage_alone() -> None:
     job = read_transformer_job(JOBS / "hugging_face.toml", {})
     fleet = Fleet.of([1.2 if i % 16 == 3 else 1.0 for i in range(128)], nodes=[f"n{i // 8}" for i in range(128)])
-    found = place(shape_of(job), fleet, own_noise(0.02), draws=1_000, randoms=5)
+    found = place(step_model(job), fleet, own_noise(0.02), draws=1_000, randoms=5)
     best = found.best.placement
     assert (best.factors > 1.1).sum() == 2  # 8 slow GPUs with a healthy neighbour each: two groups of 8
     assert (found.given.placement.factors > 1.1).sum() == 8
@@ -233,7 +233,7 @@ def test_a_hot_node_costs_more_the_hotter_it_is_and_most_where_the_pipeline_has_
 
 
 def test_16384_gpus_can_be_placed() -> None:
-    shape = shape_of(read_transformer_job(JOBS / "llama3.1-405b.toml", {}))
+    shape = step_model(read_transformer_job(JOBS / "llama3.1-405b.toml", {}))
     fleet = drawn_fleet(16384, 8, 0.02, np.random.default_rng(0), 0.002, 1.15)
     found = place(shape, fleet, own_noise(0.02), draws=2_000, randoms=4)
     assert found.gap < 2e-3

@@ -13,7 +13,7 @@ from presage.errors import InputError
 from presage.hardware import platform
 from presage.placement import drawn_fleet, place, read_speeds
 from presage.placement.toy_pipelines import own_noise
-from presage.prediction.draws import shape_of
+from presage.prediction.draws import step_model
 
 
 def written(path: Path, *lines: str) -> Path:
@@ -93,7 +93,7 @@ def test_longhorns_v100s_under_a_job_of_256_gpus(shared: Path) -> None:
     assert fleet.factors.max() == pytest.approx(1.203, abs=0.001)
     parallel = Parallel(tp=4, sequence=True, pp=8, virtual=5, schedule="interleaved", zero=1)
     job = Job(preset("llama3.1-70b"), platform("dgx-h100"), 256, 8192, 1, 256, parallel)
-    found = place(shape_of(job), fleet, own_noise(0.01), draws=2_000, randoms=20)
+    found = place(step_model(job), fleet, own_noise(0.01), draws=2_000, randoms=20)
     assert int(fleet.factors.argmax()) in found.best.placement.spares
     assert found.best.p95.value < 0.95 * found.randoms.p95 and found.gap < 0.005
     assert found.worst.p95.value > 1.05 * found.randoms.p95

@@ -8,7 +8,7 @@ import pytest
 from presage.errors import InputError, PresageError
 from presage.prediction.draws.data_dependence import experts_load, lengths_load, microbatch_load, read_lengths
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 
 DENSE, EXPERTS = "examples/jobs/llama3.1-405b.toml", "examples/jobs/deepseek-v3.toml"
 RNG = np.random.default_rng
@@ -29,8 +29,8 @@ def test_packed_short_documents_save_attention_only() -> None:
 
 def test_half_as_long_documents_take_what_the_cost_model_says() -> None:
     job = predict_job(DENSE).job
-    half = step(replace(job, sequence=job.sequence // 2))
-    whole = step(job)
+    half = job_step(replace(job, sequence=job.sequence // 2))
+    whole = job_step(job)
     ratio = (half.forward + half.backward).sum(axis=1).max() / (whole.forward + whole.backward).sum(axis=1).max()
     assert np.allclose(lengths_load(job, np.array([job.sequence / 2]), False, RNG(0)), ratio)
 

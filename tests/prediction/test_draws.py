@@ -8,8 +8,8 @@ from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Fixed, Gamma, LogNormal, Normal
 from presage.noise.estimate import estimate
 from presage.noise.noise import CLASSES, NO_NOISE, Common, Noise, Regimes, Slow, Spread, Stalls
-from presage.prediction.draws import Shape, calmed, draw, guarantee, scaled, shape_of
-from presage.prediction.draws.replica_pools import Gpus, Replica, drawn_gpus, moved, ratios
+from presage.prediction.draws import StepModel, draw, guarantee, scale_class, step_model, without_fitted_stragglers
+from presage.prediction.draws.replica_pools import Gpus, Replica, common_shift, drawn_gpus, ratios
 from presage.prediction.jobs.job_prediction import predict_job
 
 EXAMPLE = "examples/jobs/llama3.1-405b.toml"
@@ -18,25 +18,25 @@ GPUS = Noise(
 )
 
 
-def job_shape(gpus: int, pp: int, batch: int, virtual: int = 1, **parallel: object) -> Shape:
+def job_shape(gpus: int, pp: int, batch: int, virtual: int = 1, **parallel: object) -> StepModel:
     over = {"gpus": gpus, "pp": pp, "virtual": virtual, "dp": None, **parallel}
     found = predict_job(EXAMPLE, {"parallel": over, "training": {"global_batch": batch}})
-    return shape_of(found.job, found.step)
+    return step_model(found.job, found.job_step)
 
 
 @pytest.fixture(scope="module")
-def small() -> Shape:
+def small() -> StepModel:
     return job_shape(2048, 4, 256)
 
 
-def every_gpu(shape: Shape, noise: Noise, rng: np.random.Generator) -> Gpus:
+def every_gpu(shape: StepModel, noise: Noise, rng: np.random.Generator) -> Gpus:
     """Of every stage of every replica the slowest GPU, found among all of them."""
     size = shape.together, shape.stages, shape.replicas
     slow = np.where(rng.random(size) < noise.slow.share, noise.slow.factor.sample(rng, size), 1.0)
     return Gpus(rng.standard_normal(size).max(axis=0), slow.max(axis=0))
 
 
-def brute_force(shape: Shape, noise: Noise, runs: int, steps: int, seed: int) -> np.ndarray:
+def brute_force(shape: StepModel, noise: Noise, runs: int, steps: int, seed: int) -> np.ndarray:
     """Every replica of every step through the engine, one by one."""
     rng, replica = np.random.default_rng(seed), Replica.of(shape, 10**9)
     made, row = replica.made
@@ -67,7 +67,7 @@ def test_folding_equals_brute_force(load, gpus: int, pp: int, batch: int) -> Non
         assert fast.value == pytest.approx(slow.value, rel=0.02)
 
 
-def test_folding_keeps_who_is_slow(small: Shape) -> None:
+def test_folding_keeps_who_is_slow(small: StepModel) -> None:
     """Within a run steps differ by what is drawn anew, not by the GPUs: a plain power of one distribution would mix."""
     slow = brute_force(small, GPUS, 200, 5, 2)
     fast = draw(small, GPUS, 0, 10_000, 5)
@@ -75,22 +75,22 @@ def test_folding_keeps_who_is_slow(small: Shape) -> None:
     assert np.log(fast.seconds.mean(axis=1)).std() == pytest.approx(np.log(slow.mean(axis=1)).std(), rel=0.15)
 
 
-def test_one_draw_without_noise_is_the_prediction(small: Shape) -> None:
+def test_one_draw_without_noise_is_the_prediction(small: StepModel) -> None:
     assert np.allclose(draw(small, NO_NOISE, count=1).seconds, small.seconds, rtol=1e-12)
     assert draw(small, NO_NOISE).quantile(0.95).error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_classes_add_up_to_the_passes(small: Shape) -> None:
+def test_classes_add_up_to_the_passes(small: StepModel) -> None:
     d = small.pipeline.durations
     assert np.allclose(small.work.sum(axis=0)[0], d.forward)
     assert np.allclose(small.work.sum(axis=0)[1] + small.work.sum(axis=0)[2], d.backward + d.weight)
 
 
-def test_everything_slower_is_slower_by_as_much(small: Shape) -> None:
+def test_everything_slower_is_slower_by_as_much(small: StepModel) -> None:
     factors = np.full((len(CLASSES), 3), 1.0)
     factors[:, 1], factors[:, 2] = 1.1, 2.0
-    sends = small.pipeline.total - moved(small, np.full((len(CLASSES), 1), 1e-9))[0] * small.pipeline.total
-    found = moved(small, factors)
+    sends = small.pipeline.total - common_shift(small, np.full((len(CLASSES), 1), 1e-9))[0] * small.pipeline.total
+    found = common_shift(small, factors)
     assert found[0] == pytest.approx(1.0)
     assert np.allclose(found[1:], [1.1, 2.0], rtol=1 - sends / small.pipeline.total + 1e-9)
 
@@ -114,25 +114,27 @@ def test_more_gpus_wait_longer_for_the_slowest() -> None:
 def test_the_median_of_a_usual_job_is_its_prediction() -> None:
     """64 GPUs: the laws were fitted to such jobs, so their stragglers are in them; of many GPUs only the rest comes."""
     shape, noise = job_shape(64, 4, 32), Noise({"products": Spread(0.02), "attention": Spread(0.02)})
-    assert draw(calmed(shape, noise), noise).quantile(0.5).value == pytest.approx(shape.seconds, rel=0.01)
+    assert draw(without_fitted_stragglers(shape, noise), noise).quantile(0.5).value == pytest.approx(
+        shape.seconds, rel=0.01
+    )
     many = job_shape(65536, 8, 65536 // 4)
     more = [float(Normal(0.0, 0.02).largest(n).quantile(0.5)) for n in (64, 65536)]
-    found = draw(calmed(many, noise), noise).quantile(0.5).value / many.seconds
+    found = draw(without_fitted_stragglers(many, noise), noise).quantile(0.5).value / many.seconds
     assert 1.0 < found < np.exp(more[1] - more[0])  # pipelines have slack
 
 
-def test_congestion_costs_what_the_cost_model_says(small: Shape) -> None:
+def test_congestion_costs_what_the_cost_model_says(small: StepModel) -> None:
     jam = Noise(network=Regimes((1.0, 4.0), ((0.5, 0.5), (0.5, 0.5))))
     found = draw(small, jam, 0, 2_000)
     more = sum(float(small.later(k, np.array([4.0]))[0]) for k in small.curves if k in small.across)
     assert more > 0
     assert np.allclose(np.unique(found.seconds.round(9)), [small.seconds, small.seconds + more])
     assert (found.seconds > small.seconds + more / 2).mean() == pytest.approx(0.5, abs=0.05)
-    slower = scaled(small, "dp", 4.0).seconds - small.seconds
+    slower = scale_class(small, "dp", 4.0).seconds - small.seconds
     assert float(small.later("dp", np.array([4.0]))[0]) == pytest.approx(slower, rel=0.25, abs=1e-6)
 
 
-def test_common_random_numbers(small: Shape) -> None:
+def test_common_random_numbers(small: StepModel) -> None:
     """A source that is taken out moves nothing else; a seed gives the same bytes."""
     noise = Noise(
         GPUS.spread, common=Common(sd=0.01, jitter=Normal(0.0, 0.02)), stalls=Stalls(1.0, LogNormal(2.0, 0.5))
@@ -145,7 +147,7 @@ def test_common_random_numbers(small: Shape) -> None:
     assert not (draw(small, noise, 8, 2_000).seconds == with_all.seconds).any()
 
 
-def test_standard_errors_are_those_of_repeated_draws(small: Shape) -> None:
+def test_standard_errors_are_those_of_repeated_draws(small: StepModel) -> None:
     noise = Noise(GPUS.spread, GPUS.slow, common=Common(sd=0.01))
     found = [draw(small, noise, seed, 8_000).quantile(0.95) for seed in range(12)]
     spread = np.std([e.value for e in found], ddof=1)
@@ -153,7 +155,7 @@ def test_standard_errors_are_those_of_repeated_draws(small: Shape) -> None:
     assert 0.5 < told / spread < 2.0
 
 
-def test_intervals_hold_what_the_noise_may_be(small: Shape) -> None:
+def test_intervals_hold_what_the_noise_may_be(small: StepModel) -> None:
     belief = Belief(GPUS, {"spread.products.rank": Interval(0.005, 0.05)})
     sure, fixed = guarantee(small, belief, count=4_000), guarantee(small, Belief(GPUS), count=4_000)
     e = sure.quantile(0.95)
@@ -163,7 +165,7 @@ def test_intervals_hold_what_the_noise_may_be(small: Shape) -> None:
     assert fixed.exceeds(fixed.quantile(0.95).value).value == pytest.approx(0.05, abs=0.01)
 
 
-def test_steps_and_runs_have_different_quantiles(small: Shape) -> None:
+def test_steps_and_runs_have_different_quantiles(small: StepModel) -> None:
     """What is drawn anew in every step evens out over a run; what stays does not."""
     anew = draw(small, Noise(common=Common(sd=0.05)), 0, 10_000)
     assert anew.quantile(0.95).value / anew.quantile(0.5).value == pytest.approx(np.exp(1.645 * 0.05), rel=0.01)
@@ -181,7 +183,7 @@ def test_steps_and_runs_have_different_quantiles(small: Shape) -> None:
 )
 def test_other_ways_to_spread_a_job_can_be_drawn(parallel: dict[str, object]) -> None:
     found = predict_job(EXAMPLE, {"parallel": {"gpus": 4096, "dp": None, "virtual": 1, **parallel}})
-    shape = shape_of(found.job, found.step)
+    shape = step_model(found.job, found.job_step)
     assert np.allclose(draw(shape, NO_NOISE, count=20).seconds, found.seconds, rtol=1e-9)
     e = draw(shape, GPUS, 0, 2_000).quantile(0.95)
     assert found.seconds < e.value < 1.6 * found.seconds

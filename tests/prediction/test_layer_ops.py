@@ -17,7 +17,7 @@ from presage.hardware import platform
 from presage.prediction.jobs.block_cost import Cost, Pricer, held
 from presage.prediction.jobs.efficiency import LAWS
 from presage.prediction.jobs.embedding_head import embedding_block, head_blocks
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.ops import Attend, Block, Op, Product, Stream, Talk
 from presage.prediction.jobs.stages import MODULES, layer_passes
 from presage.prediction.jobs.transformer_layer import layer_blocks
@@ -311,7 +311,7 @@ def test_a_rank_without_a_whole_token_has_one(model: Transformer, parallel: Para
     """One token for eight ranks: no division by zero, and no work that costs nothing."""
     for style in ("flash3", "unfused"):
         one = job(model, parallel=parallel, sequence=1, micro_batch=1, software={"attention": style})
-        found = step(one)
+        found = job_step(one)
         assert 0 < found.seconds < 1
         for block in layer_blocks(one, LAST):
             assert all(min(o.m, o.n, o.k) >= 1 for o in block.forward if isinstance(o, Product))

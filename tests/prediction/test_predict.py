@@ -27,8 +27,8 @@ from presage.graph.graph import Graph, Op
 from presage.hardware import gpu
 from presage.noise.pace import step_paces
 from presage.prediction import api
-from presage.prediction.step import Prediction, Quantiles, predict_step, step_program
-from presage.prediction.step_draws import CALM, Spread
+from presage.prediction.step import Quantiles, StepResult, predict_step, step_program
+from presage.prediction.step_draws import NO_SPREAD, StepSpread
 from presage.prediction.step_program import MAIN, STREAM, program
 from presage_validation.workloads import Case, score_cases
 
@@ -139,8 +139,8 @@ def test_no_noise_and_one_draw_is_the_usual_step() -> None:
     graph = training_step(4)
     built = step_program(graph, times_of(graph, 30.0), HOST)
     rng = np.random.default_rng(0)
-    assert built.step_seconds(1, 6, CALM, rng).tolist() == [built.usual(6)]
-    calm = Spread(Pace(0.0, 0.0, 0.0), 0.0, 1e-12)
+    assert built.step_seconds(1, 6, NO_SPREAD, rng).tolist() == [built.usual(6)]
+    calm = StepSpread(Pace(0.0, 0.0, 0.0), 0.0, 1e-12)
     assert built.step_seconds(3, 6, calm, rng) == pytest.approx(built.usual(6), rel=1e-9)
 
 
@@ -155,7 +155,7 @@ def test_paces_of_steps_are_those_asked_for() -> None:
     assert np.corrcoef(within[20], within[21])[0, 1] == pytest.approx(0.5, abs=0.05)
 
 
-def predicted(us: float = 20.0, draws: int = 100, **more: object) -> Prediction:
+def predicted(us: float = 20.0, draws: int = 100, **more: object) -> StepResult:
     graph = training_step(6)
     return predict_step(graph, times_of(graph, us), H200, HOST, draws=draws, **more)  # type: ignore[arg-type]
 
@@ -172,7 +172,7 @@ def test_a_step_of_the_gpus_has_the_kernel_models_spread_and_one_of_the_hosts_th
     assert (of_gpu.bound, of_host.bound) == ("gpu", "host")
     assert of_gpu.step.p95 / of_gpu.step.p5 - 1 == pytest.approx(2 * 1.645 * 0.04, rel=0.3)
     assert 0.3 < of_host.step.p95 / of_host.step.p5 - 1 < 1.0
-    sure = predicted(2000.0, spread=Spread(HOST.pace, kernels=0.0))
+    sure = predicted(2000.0, spread=StepSpread(HOST.pace, kernels=0.0))
     assert sure.step.p95 / sure.step.p5 - 1 < 0.02
 
 
@@ -342,7 +342,7 @@ def test_steps_from_measured_kernels(name: str, within: float) -> None:
     times = measured_times(graph, trace, trace.steps[-1])
     measured = measured_cases(root / "data" / "h200_varied" / "measured.json")[name][0]
     assert sum(t.seconds for t in times) * 1e3 == pytest.approx(measured["gpu_active_ms"], rel=0.02)
-    p = predict_step(graph, times, H200, HOST, spread=Spread(HOST.pace, kernels=0.0))
+    p = predict_step(graph, times, H200, HOST, spread=StepSpread(HOST.pace, kernels=0.0))
     assert p.step.p50 * 1e3 == pytest.approx(measured["step_ms"], rel=within)
 
 

@@ -18,8 +18,8 @@ from presage.configs.overrides import overrides
 from presage.costs.closed_form import Chip
 from presage.errors import InputError, PresageError
 from presage.hardware import cluster, gpus
-from presage.prediction.jobs.cost import Terms, counted, read_terms
-from presage.prediction.jobs.job_prediction import JobPrediction, predict_job
+from presage.prediction.jobs.cost import CostTerms, parse_tokens, read_terms
+from presage.prediction.jobs.job_prediction import JobResult, predict_job
 from presage.prediction.jobs.job_timeline import job_timeline
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "jobs").glob("*.toml"))
@@ -43,7 +43,7 @@ def small(parallel: Parallel, **more: object) -> Job:
     return replace(job, parallel=parallel, **more)  # type: ignore[arg-type]
 
 
-def adds_up(p: JobPrediction) -> None:
+def adds_up(p: JobResult) -> None:
     assert sum(p.breakdown.values()) == pytest.approx(p.seconds, rel=1e-9)
     assert min(p.breakdown.values()) >= -1e-9 * p.seconds
 
@@ -63,7 +63,7 @@ def test_parts_add_up(name: str, recompute: str) -> None:
     p = predict_job(small(SPREADS[name], recompute=Recompute(recompute)))
     adds_up(p)
     for s in p.stages:
-        assert s.busy + s.bubble == pytest.approx(p.step.pipeline.total)
+        assert s.busy + s.bubble == pytest.approx(p.job_step.pipeline.total)
     assert (p.hfu > p.mfu) == (recompute == "full")
 
 
@@ -118,7 +118,7 @@ def test_more_to_do_takes_longer() -> None:
 
 
 def test_energy_and_money() -> None:
-    p = predict_job(LLAMA, terms=Terms(price=2.5, pue=1.2))
+    p = predict_job(LLAMA, terms=CostTerms(price=2.5, pue=1.2))
     gpu, run = p.job.platform.gpu, p.spent(15e12)
     assert 0.3 * gpu.power_limit < p.watts / p.job.gpus / 1.2 <= gpu.power_limit
     assert run.seconds == pytest.approx(15e12 / p.tokens_per_second)
@@ -129,7 +129,7 @@ def test_energy_and_money() -> None:
 
 
 def test_power_is_what_was_said() -> None:
-    said, usual = (predict_job(LLAMA, terms=t) for t in (Terms(power=350.0), Terms()))
+    said, usual = (predict_job(LLAMA, terms=t) for t in (CostTerms(power=350.0), CostTerms()))
     assert said.watts == pytest.approx(usual.watts * 350 / 700)
 
 
@@ -137,8 +137,8 @@ def test_terms_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     text = LLAMA.read_text()
     file.write_text(text + "price_per_gpu_hour = 2\npue = 1.1\n")
-    assert read_terms(file) == Terms(None, 2.0, 1.1)
-    assert read_terms(file, {"cluster": {"power_W": 500}}) == Terms(500.0, 2.0, 1.1)
+    assert read_terms(file) == CostTerms(None, 2.0, 1.1)
+    assert read_terms(file, {"cluster": {"power_W": 500}}) == CostTerms(500.0, 2.0, 1.1)
     assert predict_job(file).to_json()["cost"]["price_per_gpu_hour"] == 2
     file.write_text(text + "pue = 0.5\n")
     with pytest.raises(InputError, match=r"job.toml: cluster: pue >= 1: it is 0.5"):
@@ -147,13 +147,13 @@ def test_terms_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("15T", 15e12), ("300B", 3e11), ("1.5e12", 1.5e12), ("2,000 m", 2e9)])
 def test_counts(text: str, value: float) -> None:
-    assert counted(text) == pytest.approx(value)
+    assert parse_tokens(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "T", "many", "-3B", "1.2.3T", "15Q", "0"])
 def test_counts_that_are_none(text: str) -> None:
     with pytest.raises(PresageError, match="no number of tokens: write 15T"):
-        counted(text)
+        parse_tokens(text)
 
 
 # ---- keys said anew
@@ -196,7 +196,7 @@ def test_overrides_that_are_none(pair: str) -> None:
 @pytest.mark.parametrize("name", SPREADS)
 def test_the_timeline_ends_with_the_step(name: str) -> None:
     p = predict_job(small(SPREADS[name]))
-    drawn = job_timeline(p.step)
+    drawn = job_timeline(p.job_step)
     assert drawn.finish == pytest.approx(p.seconds, rel=1e-9)
     tasks = [drawn.program.label(t) for t in np.flatnonzero(drawn.program.lane == 0)]
     assert sum(t.startswith("F") for t in tasks) == p.job.microbatches * p.job.parallel.virtual
@@ -206,7 +206,7 @@ def test_the_timeline_ends_with_the_step(name: str) -> None:
 def test_timelines_too_long_to_draw() -> None:
     job = small(SPREADS["interleaved"], global_batch=256 * 1024)
     with pytest.raises(PresageError, match="too long to draw"):
-        job_timeline(predict_job(job).step)
+        job_timeline(predict_job(job).job_step)
 
 
 # ---- Python
@@ -214,7 +214,7 @@ def test_timelines_too_long_to_draw() -> None:
 
 def test_python() -> None:
     p = presage.predict_job(presage.read_transformer_job(LLAMA))
-    assert isinstance(p, presage.JobPrediction)
+    assert isinstance(p, presage.JobResult)
     assert p.seconds == predict_job(LLAMA).seconds
     assert predict_job(LLAMA, {"parallel": {"gpus": 8192}}).job.gpus == 8192
 

@@ -22,10 +22,10 @@ from presage.graph.graph import Graph  # noqa: E402
 from presage.hardware import platform  # noqa: E402
 from presage.parallel.layout import Layout, fold  # noqa: E402
 from presage.parallel.strategy import strategy  # noqa: E402
-from presage.prediction.api import machine, predict, predict_ranks, team_of  # noqa: E402
+from presage.prediction.api import machine, predict, predict_ranks, rank_set_of  # noqa: E402
 from presage.prediction.overlap_contention import _covered  # noqa: E402
 from presage.prediction.rank_results import groups_of, rank_uses  # noqa: E402
-from presage.prediction.rank_set import RankKind, Team, predict_team  # noqa: E402
+from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set  # noqa: E402
 from presage.prediction.stream_dependencies import crossings  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +37,13 @@ def gpt(**arguments: int) -> Graph:
     return capture(load(f"{ROOT}/examples/gpt.py:build"), dict(arguments), source="examples/gpt.py:build")
 
 
-def apart(count: int, **differ: RankKind) -> dict[int, RankKind]:
+def apart(count: int, **differ: RankOverride) -> dict[int, RankOverride]:
     """Ranks that are alike but told apart, so that none is folded."""
-    return {r: differ.get(f"r{r}", RankKind(arguments=(("rank", str(r)),))) for r in range(count)}
+    return {r: differ.get(f"r{r}", RankOverride(arguments=(("rank", str(r)),))) for r in range(count)}
 
 
-def step_ms(found: Team) -> float:
-    return 1e3 * predict_team(found, machine("h200"), draws=1, steps=8).step.p50
+def step_ms(found: RankSet) -> float:
+    return 1e3 * predict_rank_set(found, machine("h200"), draws=1, steps=8).step.p50
 
 
 # Layouts
@@ -86,8 +86,8 @@ def test_folding_keeps_every_rank_once() -> None:
 def test_folded_ranks_take_as_long_as_all_of_them(how: tuple[str, int]) -> None:
     name, tensor = how
     graph = gpt(**BIG)
-    folded = team_of(graph, 4, name, "4xh100", tensor=tensor)
-    all_of_them = team_of(graph, 4, name, "4xh100", tensor=tensor, kinds=apart(4))
+    folded = rank_set_of(graph, 4, name, "4xh100", tensor=tensor)
+    all_of_them = rank_set_of(graph, 4, name, "4xh100", tensor=tensor, kinds=apart(4))
     assert (len(folded.ranks.members), len(all_of_them.ranks.members)) == (1, 4)
     assert step_ms(folded) == pytest.approx(step_ms(all_of_them), rel=1e-9)
     few, many = (rank_uses(t.ranks, t.timeline()) for t in (folded, all_of_them))
@@ -95,9 +95,9 @@ def test_folded_ranks_take_as_long_as_all_of_them(how: tuple[str, int]) -> None:
 
 
 def test_folding_with_one_odd_rank_is_exact() -> None:
-    graph, slow = gpt(**BIG), RankKind(speed=0.6)
-    folded = team_of(graph, 8, "ddp", "dgx-h100", tensor=2, kinds={5: slow})
-    plain = team_of(graph, 8, "ddp", "dgx-h100", tensor=2, kinds=apart(8, r5=slow))
+    graph, slow = gpt(**BIG), RankOverride(speed=0.6)
+    folded = rank_set_of(graph, 8, "ddp", "dgx-h100", tensor=2, kinds={5: slow})
+    plain = rank_set_of(graph, 8, "ddp", "dgx-h100", tensor=2, kinds=apart(8, r5=slow))
     assert len(folded.ranks.members) < len(plain.ranks.members) == 8
     assert step_ms(folded) == pytest.approx(step_ms(plain), rel=1e-9)
 
@@ -108,7 +108,7 @@ def test_folding_with_one_odd_rank_is_exact() -> None:
 def test_a_slow_rank_makes_the_others_wait_and_that_is_no_communication() -> None:
     graph = gpt(**BIG)
     even = predict_ranks(graph, 4, "ddp", "4xh100", draws=1)
-    odd = predict_ranks(graph, 4, "ddp", "4xh100", draws=1, kinds={2: RankKind(speed=0.5)})
+    odd = predict_ranks(graph, 4, "ddp", "4xh100", draws=1, kinds={2: RankOverride(speed=0.5)})
     assert even.many is not None and odd.many is not None
     assert even.many.wait == 0
     slow = next(k for k in odd.many.kinds if k.rank == 2)
@@ -122,20 +122,20 @@ def test_a_slow_rank_makes_the_others_wait_and_that_is_no_communication() -> Non
 
 def test_without_the_slow_rank_it_is_as_if_it_had_never_been() -> None:
     graph = gpt(**BIG)
-    assert step_ms(team_of(graph, 4, "ddp", "4xh100", kinds={2: RankKind()})) == step_ms(
-        team_of(graph, 4, "ddp", "4xh100")
+    assert step_ms(rank_set_of(graph, 4, "ddp", "4xh100", kinds={2: RankOverride()})) == step_ms(
+        rank_set_of(graph, 4, "ddp", "4xh100")
     )
 
 
 def test_the_number_of_a_slow_rank_changes_nothing() -> None:
-    graph, slow = gpt(**BIG), RankKind(speed=0.7)
-    steps = [step_ms(team_of(graph, 4, "fsdp", "4xh100", kinds={r: slow})) for r in (0, 3)]
+    graph, slow = gpt(**BIG), RankOverride(speed=0.7)
+    steps = [step_ms(rank_set_of(graph, 4, "fsdp", "4xh100", kinds={r: slow})) for r in (0, 3)]
     assert steps[0] == pytest.approx(steps[1], rel=1e-9)
 
 
 def test_a_rank_with_more_to_do_holds_up_all() -> None:
     graphs = [gpt(**BIG), gpt(layers=4, batch=12)]
-    odd = predict_ranks(graphs, 4, "ddp", "4xh100", draws=1, kinds={1: RankKind(step=1)})
+    odd = predict_ranks(graphs, 4, "ddp", "4xh100", draws=1, kinds={1: RankOverride(step=1)})
     alone = predict_ranks(graphs[1], 4, "ddp", "4xh100", draws=1)
     assert odd.step.p50 == pytest.approx(alone.step.p50, rel=0.02)
     assert odd.peak_memory == alone.peak_memory
@@ -143,7 +143,7 @@ def test_a_rank_with_more_to_do_holds_up_all() -> None:
 
 def test_ranks_that_call_unequally_are_told() -> None:
     with pytest.raises(PresageError, match="wait for each other for ever"):
-        team_of([gpt(**BIG), gpt(layers=3, batch=8)], 4, "ddp", "4xh100", kinds={1: RankKind(step=1)})
+        rank_set_of([gpt(**BIG), gpt(layers=3, batch=8)], 4, "ddp", "4xh100", kinds={1: RankOverride(step=1)})
 
 
 # Streams and overlap
@@ -173,7 +173,7 @@ def test_communication_hides_behind_compute_where_it_can() -> None:
 
 def test_overlap_costs_both() -> None:
     graph = gpt(**BIG)
-    found = team_of(graph, 4, "ddp", "4xh100")
+    found = rank_set_of(graph, 4, "ddp", "4xh100")
     m = found.ranks.members[0]
     plain = found.steps[0].tasks.seconds
     slower = m.tasks.seconds / np.maximum(plain, 1e-12)

@@ -18,12 +18,12 @@ from presage.errors import PresageError
 from presage.noise.distribution import Fixed, LogNormal
 from presage.noise.noise import NO_NOISE, Common, Noise, Regimes, Slow, Spread, Stalls
 from presage.pool import BESIDE, SERIAL, processes
-from presage.prediction.draws import Asked, calmed, draw, draw_all, scaled, shape_of
-from presage.prediction.draws.criticality import criticality, stage_criticality, stage_scaled
-from presage.prediction.draws.noise_sources import SOURCES, active, only, without
+from presage.prediction.draws import DrawRequest, draw, draw_all, scale_class, step_model, without_fitted_stragglers
+from presage.prediction.draws.criticality import criticality, scale_stage, stage_criticality
+from presage.prediction.draws.noise_sources import SOURCES, active_sources, only, without
 from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
 from presage.prediction.draws.shapley import shapley
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.step_model import StepModel
 from presage.report import sensitivity_tables as tables
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "hugging_face.toml"
@@ -48,13 +48,13 @@ PLAIN = Noise(
 
 
 @pytest.fixture(scope="module")
-def shape() -> Shape:
-    return shape_of(read_transformer_job(JOB))
+def shape() -> StepModel:
+    return step_model(read_transformer_job(JOB))
 
 
 @pytest.fixture(scope="module")
-def found(shape: Shape) -> Sensitivity:
-    return sensitivity(calmed(shape, PLAIN), PLAIN, 0, 2_000)
+def found(shape: StepModel) -> Sensitivity:
+    return sensitivity(without_fitted_stragglers(shape, PLAIN), PLAIN, 0, 2_000)
 
 
 # ---- Shapley
@@ -92,14 +92,14 @@ def test_drawn_orders_agree_with_all_subsets_and_add_up() -> None:
 
 
 def test_every_source_can_be_taken_out_and_all_leave_nothing() -> None:
-    assert [s.name for s in active(EVERYTHING)] == [s.name for s in SOURCES]
-    assert active(NO_NOISE) == ()
-    assert active(without(EVERYTHING, [s.name for s in SOURCES])) == ()
+    assert [s.name for s in active_sources(EVERYTHING)] == [s.name for s in SOURCES]
+    assert active_sources(NO_NOISE) == ()
+    assert active_sources(without(EVERYTHING, [s.name for s in SOURCES])) == ()
     for s in SOURCES:
-        assert [x.name for x in active(only(EVERYTHING, [s.name]))] == [s.name]
+        assert [x.name for x in active_sources(only(EVERYTHING, [s.name]))] == [s.name]
 
 
-def test_a_step_without_all_sources_is_the_step_without_noise(shape: Shape) -> None:
+def test_a_step_without_all_sources_is_the_step_without_noise(shape: StepModel) -> None:
     steady = without(EVERYTHING, [s.name for s in SOURCES])
     left = draw(shape, steady, 0, 200).seconds
     more = EVERYTHING.common.jitter.mean + (EVERYTHING.load.mean - 1) * shape.pipeline.total
@@ -107,18 +107,18 @@ def test_a_step_without_all_sources_is_the_step_without_noise(shape: Shape) -> N
     assert left.flat[0] == pytest.approx(shape.seconds + more, rel=2e-3)
 
 
-def test_what_is_drawn_together_is_drawn_as_alone(shape: Shape) -> None:
+def test_what_is_drawn_together_is_drawn_as_alone(shape: StepModel) -> None:
     """Those whose replicas are the same share them; whoever draws, and in which pieces, changes no number."""
     noises = [only(EVERYTHING, names) for names in (["rank", "stalls"], ["rank"], ["rank", "network", "own"])]
     alone = [draw(shape, noise, 3, 500).seconds for noise in noises]
-    asked = [Asked(shape, noise, 500) for noise in noises]
+    asked = [DrawRequest(shape, noise, 500) for noise in noises]
     with processes(2) as pool:
         for way in (SERIAL, BESIDE, pool):
             found = dict(draw_all(asked, 3, way))
             assert all(np.array_equal(found[i].seconds, seconds) for i, seconds in enumerate(alone))
 
 
-def test_a_source_less_moves_no_other(shape: Shape) -> None:
+def test_a_source_less_moves_no_other(shape: StepModel) -> None:
     """Who is slow, and how slow, stays: else differences would be lost in the draws of rare, heavy sources."""
     noise = Noise(
         spread={"products": Spread(rank=0.01, own=0.01)},
@@ -163,7 +163,7 @@ def test_quicker_work_is_never_worse(found: Sensitivity) -> None:
     assert products.faster is not None and products.faster.p95.value < -0.02 * found.calm
 
 
-def test_a_planted_cause_is_found(shape: Shape) -> None:
+def test_a_planted_cause_is_found(shape: StepModel) -> None:
     noise = Noise(
         spread={"ep": Spread(step=0.6), "products": Spread(rank=0.002)},
         common=Common(sd=0.0005),
@@ -176,7 +176,7 @@ def test_a_planted_cause_is_found(shape: Shape) -> None:
     assert "expert-parallel transfers" in tables.headline(s)
 
 
-def test_no_noise_has_no_causes(shape: Shape) -> None:
+def test_no_noise_has_no_causes(shape: StepModel) -> None:
     s = sensitivity(shape, NO_NOISE, 0, 200)
     assert s.of("source") == () and s.calm == pytest.approx(shape.seconds)
     assert all(r.steady.p95.value == 0 for r in s.rows)
@@ -184,7 +184,7 @@ def test_no_noise_has_no_causes(shape: Shape) -> None:
     json.dumps(tables.value(s), allow_nan=False)
 
 
-def test_the_same_seed_gives_the_same(shape: Shape) -> None:
+def test_the_same_seed_gives_the_same(shape: StepModel) -> None:
     noise = only(PLAIN, ["common", "slow"])
     one, two = (tables.value(sensitivity(shape, noise, 5, 200)) for _ in range(2))
     assert one == two
@@ -193,7 +193,7 @@ def test_the_same_seed_gives_the_same(shape: Shape) -> None:
 # ---- what is on the longest path
 
 
-def test_hidden_work_is_not_critical(shape: Shape, found: Sensitivity) -> None:
+def test_hidden_work_is_not_critical(shape: StepModel, found: Sensitivity) -> None:
     c = criticality(shape)
     assert c["host"].share == 0.0 and c["host"].seconds > 0.1  # all of it behind the GPU's work
     assert c["dp"].share < 0.1  # behind the backward pass, but for its last part
@@ -203,26 +203,26 @@ def test_hidden_work_is_not_critical(shape: Shape, found: Sensitivity) -> None:
     assert any("wholly hidden" in r and "host" in r for r in tables.remarks(found))
 
 
-def test_what_hides_nothing_is_critical(shape: Shape) -> None:
+def test_what_hides_nothing_is_critical(shape: StepModel) -> None:
     job = shape.job
     shown = replace(job, overlap=replace(job.overlap, gradients=False, parameters=False))
-    c = criticality(shape_of(shown))
+    c = criticality(step_model(shown))
     assert c["dp"].share == pytest.approx(1.0, abs=0.02)
     assert c["dp"].seconds == pytest.approx(criticality(shape)["dp"].seconds, rel=0.02)
 
 
-def test_stages_scale_and_the_longest_is_critical(shape: Shape) -> None:
+def test_stages_scale_and_the_longest_is_critical(shape: StepModel) -> None:
     busy = shape.pipeline.busy
     shares = [stage_criticality(shape, s).share for s in range(shape.stages)]
     assert int(np.argmax(shares)) == int(np.argmax(busy)) and max(shares) > 0.9
     for s in range(shape.stages):
-        assert stage_scaled(shape, s, 1.0).seconds == pytest.approx(shape.seconds)
-        assert stage_scaled(shape, s, 0.9).seconds <= shape.seconds <= stage_scaled(shape, s, 1.1).seconds
-    slow = stage_scaled(shape, 0, 3.0)
+        assert scale_stage(shape, s, 1.0).seconds == pytest.approx(shape.seconds)
+        assert scale_stage(shape, s, 0.9).seconds <= shape.seconds <= scale_stage(shape, s, 1.1).seconds
+    slow = scale_stage(shape, 0, 3.0)
     assert draw(slow, NO_NOISE, 0, 10).seconds.flat[0] == pytest.approx(slow.seconds)
 
 
-def test_a_still_stage_has_no_noise(shape: Shape) -> None:
+def test_a_still_stage_has_no_noise(shape: StepModel) -> None:
     noise = Noise(spread={"products": Spread(rank=0.02, own=0.015)}, slow=Slow(0.002, Fixed(1.2)))
     still = replace(shape, still=frozenset(range(shape.stages)))
     assert np.ptp(draw(still, noise, 0, 200).seconds) < 1e-9
@@ -230,12 +230,12 @@ def test_a_still_stage_has_no_noise(shape: Shape) -> None:
     assert some.mean.value < draw(shape, noise, 0, 500).mean.value
 
 
-def test_scaled_steps_price_transfers_from_where_they_are(shape: Shape) -> None:
-    quick = scaled(shape, "products", 0.9)
+def test_scaled_steps_price_transfers_from_where_they_are(shape: StepModel) -> None:
+    quick = scale_class(shape, "products", 0.9)
     assert quick.seconds < shape.seconds
     for kind in quick.curves:
         assert quick.later(kind, np.ones(1))[0] == pytest.approx(0.0, abs=1e-12)
-    both = scaled(scaled(shape, "products", 0.9), "attention", 0.5)
+    both = scale_class(scale_class(shape, "products", 0.9), "attention", 0.5)
     assert both.paces.products == 0.9 and both.paces.attention == 0.5 and both.seconds < quick.seconds
 
 

@@ -17,7 +17,7 @@ from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import Platform, cluster
 from presage.prediction.jobs.block_cost import Pricer, held
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
-from presage.prediction.jobs.job_step import Setting, Step, least, step, timed
+from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock, step_lower_bound
 from presage.prediction.jobs.plan_cache import forget
 
 DENSE = Transformer(2048, 8, 16, 32000, 8192, 8, 128)
@@ -59,10 +59,10 @@ def jobs(draw: Any, models: tuple[Transformer, ...] = MODELS, schedules: tuple[s
 
 def times(job: Job, **changes: Any) -> tuple[float, float]:
     """Seconds of a step, and of the job changed."""
-    return step(job).seconds, step(replace(job, **changes)).seconds
+    return job_step(job).seconds, job_step(replace(job, **changes)).seconds
 
 
-def full_clock(s: Step) -> float:
+def full_clock(s: JobStep) -> float:
     """Seconds of compute as the clock would have them without a power limit."""
     return (s.parts["products"] + s.parts["attention"]) / s.slowdown + s.parts["streams"]
 
@@ -73,13 +73,13 @@ def full_clock(s: Step) -> float:
 @given(jobs())
 @settings(max_examples=100, deadline=None)
 def test_parts_add_up_and_are_there(job: Job) -> None:
-    s = step(job)
+    s = job_step(job)
     assert sum(s.parts.values()) == pytest.approx(s.seconds, rel=1e-9)
     assert min(s.parts.values()) > -1e-9 * s.seconds
     assert s.slowdown >= 1.0 and np.isfinite(s.seconds)
     assert s.forward.shape == s.backward.shape == (job.parallel.pp, job.parallel.virtual)
     assert (s.pipeline.busy <= s.pipeline.total * (1 + 1e-9)).all()
-    assert least(job) <= s.seconds * (1 + 1e-9)
+    assert step_lower_bound(job) <= s.seconds * (1 + 1e-9)
 
 
 PLANS: tuple[dict[str, Any], ...] = (
@@ -101,10 +101,10 @@ def test_what_plans_share_changes_no_time(model: Transformer, turned: bool) -> N
     plans += [replace(plans[0], optimizer="sgd"), replace(plans[0], overlap=NONE), replace(plans[0], precision="fp8")]
     plans = plans[::-1] if turned else plans
     forget()
-    shared = [step(j).parts for j in plans]
+    shared = [job_step(j).parts for j in plans]
     for plan, parts in zip(plans, shared, strict=True):
         forget()
-        assert step(plan).parts == parts
+        assert job_step(plan).parts == parts
 
 
 def node(model: Transformer = DENSE, network: float = 400.0) -> Job:
@@ -121,7 +121,7 @@ def node(model: Transformer = DENSE, network: float = 400.0) -> Job:
 def test_more_microbatches_take_longer(job: Job) -> None:
     before, after = times(job, global_batch=2 * job.global_batch)
     assert after > before
-    assert after < 2.05 * before * step(replace(job, global_batch=2 * job.global_batch)).slowdown
+    assert after < 2.05 * before * job_step(replace(job, global_batch=2 * job.global_batch)).slowdown
 
 
 @given(jobs())
@@ -130,7 +130,7 @@ def test_more_layers_take_longer(job: Job) -> None:
     """Beside a longer pass gradients may be cut into one bucket more and be sent sooner; all else takes longer."""
     slots = job.parallel.pp * job.parallel.virtual
     more = replace(job.model, layers=job.model.layers + slots)
-    before, after = step(job), step(replace(job, model=more))
+    before, after = job_step(job), job_step(replace(job, model=more))
     assert after.seconds - after.parts["dp"] > before.seconds - before.parts["dp"]
     apart, longer = times(replace(job, overlap=NONE), model=more)
     assert longer > apart
@@ -147,7 +147,7 @@ def test_longer_sequences_take_longer(job: Job) -> None:
 @settings(max_examples=40, deadline=None)
 def test_recomputation_takes_longer_where_the_gpu_sets_the_pace(job: Job, mode: str) -> None:
     job = replace(job, framework=replace(job.framework, host="graph"))
-    before, after = (step(replace(job, recompute=Recompute(m))) for m in ("none", mode))
+    before, after = (job_step(replace(job, recompute=Recompute(m))) for m in ("none", mode))
     assert after.seconds > before.seconds * (1 - 1e-9)
     assert full_clock(after) > full_clock(before)
 
@@ -158,12 +158,12 @@ def test_slower_products_never_shorten_a_step(job: Job, factor: float) -> None:
     """At any one clock; and a higher clock gives back no more than it is higher: the power limit's clock is found as if
     slower products always lengthened the step, and where the host hides them other kernels gain a little by that.
     Zero bubble is left out: where the host sets the pace, slower products are more of a pass to be put off."""
-    usual = step(job, LAWS)
+    usual = job_step(job, LAWS)
     for slower in (Efficiency(factor, 1.0), Efficiency(1.0, factor)):
-        found = step(job, slower)
+        found = job_step(job, slower)
         assert found.seconds * max(1.0, usual.slowdown / found.slowdown) >= usual.seconds * (1 - 1e-9)
         for clock in (1.0, usual.slowdown):
-            before, after = (timed(Setting.of(job, Pricer(job, e)), clock).seconds for e in (LAWS, slower))
+            before, after = (step_at_clock(StepInputs.of(job, Pricer(job, e)), clock).seconds for e in (LAWS, slower))
             assert after >= before * (1 - 1e-9)
 
 
@@ -177,7 +177,7 @@ def test_more_tensor_parallelism_never_adds_compute(job: Job) -> None:
     assume(p.pp == 1)  # parts are those of the busiest stage, which may be another
     wider = replace(job, gpus=2 * job.gpus, parallel=replace(p, tp=2 * p.tp))
     assume(not problems(wider))
-    assert full_clock(step(wider)) <= full_clock(step(job)) * (1 + STEPS)
+    assert full_clock(job_step(wider)) <= full_clock(job_step(job)) * (1 + STEPS)
 
 
 def slower(platform: Platform, times: float) -> Platform:
@@ -189,18 +189,18 @@ def slower(platform: Platform, times: float) -> Platform:
 @given(jobs(), st.sampled_from((1.5, 4.0)))
 @settings(max_examples=40, deadline=None)
 def test_a_slower_network_never_shortens_a_step(job: Job, times: float) -> None:
-    before, after = step(job), step(replace(job, platform=slower(job.platform, times)))
+    before, after = job_step(job), job_step(replace(job, platform=slower(job.platform, times)))
     assert after.seconds >= before.seconds * (1 - 1e-9)
     bare = replace(job, overlap=NONE, framework=replace(job.framework, host="graph", async_backward=False))
-    if job.gpus > 1 and not step(bare).parts["host"]:
-        assert step(replace(bare, platform=slower(job.platform, times))).seconds > step(bare).seconds
+    if job.gpus > 1 and not job_step(bare).parts["host"]:
+        assert job_step(replace(bare, platform=slower(job.platform, times))).seconds > job_step(bare).seconds
 
 
 @given(jobs())
 @settings(max_examples=60, deadline=None)
 def test_overlap_costs_at_most_what_transfers_hold(job: Job) -> None:
     """Beside a transfer compute has fewer multiprocessors, and a warmer GPU; else nothing is lost."""
-    apart, beside = step(replace(job, overlap=NONE)), step(replace(job, overlap=ALL))
+    apart, beside = job_step(replace(job, overlap=NONE)), job_step(replace(job, overlap=ALL))
     most = (1 + held(job.platform.gpu)) * beside.slowdown / apart.slowdown
     assert beside.seconds <= apart.seconds * most * (1 + 1e-9)
 
@@ -212,7 +212,7 @@ def test_zero_bubble_is_no_slower_where_stages_are_equal(job: Job) -> None:
     assume(p.pp > 1 and not job.model.predicted)
     small = replace(job.model, vocab=64, experts=None)  # so that embedding and head are next to nothing
     one, other = (replace(job, model=small, parallel=replace(p, schedule=s)) for s in ("1f1b", "zero-bubble"))
-    before, after = step(one), step(other)
+    before, after = job_step(one), job_step(other)
     assert after.seconds <= before.seconds * max(1.0, after.slowdown / before.slowdown) * (1 + 1e-3)
 
 
@@ -220,7 +220,7 @@ def test_zero_bubble_is_no_slower_where_stages_are_equal(job: Job) -> None:
 @settings(max_examples=40, deadline=None)
 def test_sharded_weights_are_sent(job: Job) -> None:
     holders = max(job.dp * job.parallel.cp, job.expert_dp if job.model.experts else 1)
-    s = step(replace(job, overlap=NONE))
+    s = job_step(replace(job, overlap=NONE))
     by_pass = job.parallel.zero >= 2 or job.parallel.fsdp
     assert (s.parts["sharding"] > 0) == (by_pass and holders > 1)
     if not by_pass and holders > 1:
@@ -237,16 +237,16 @@ def test_on_a_slow_network_a_step_is_what_sharding_sends(zero: int, fsdp: bool, 
     reduce = price.talk_seconds("reduce_scatter", layer * job.framework.reduce_bytes, "shard")
     sent = job.microbatches * job.model.layers * (gathers * gather + reduce)
     # of each, one layer's is still on its way when the pass is over; and compute is next to nothing
-    assert step(job, LAWS).seconds == pytest.approx(sent * (1 + 1 / job.model.layers), rel=0.06)
+    assert job_step(job, LAWS).seconds == pytest.approx(sent * (1 + 1 / job.model.layers), rel=0.06)
 
 
 def test_weights_that_both_ends_use_are_reduced_between_them() -> None:
     tied = replace(DENSE, tied=True)
     split = replace(node(tied), gpus=8, parallel=Parallel(tp=4, pp=2), overlap=NONE)
     nbytes = tied.vocab * tied.hidden / 4 * split.framework.reduce_bytes
-    assert step(split).parts["dp"] == Pricer(split, LAWS).talk_seconds("all_reduce", nbytes, "neighbour") > 0
-    assert step(replace(split, model=DENSE)).parts["dp"] == 0
-    assert step(replace(split, parallel=Parallel(tp=8))).parts["dp"] == 0
+    assert job_step(split).parts["dp"] == Pricer(split, LAWS).talk_seconds("all_reduce", nbytes, "neighbour") > 0
+    assert job_step(replace(split, model=DENSE)).parts["dp"] == 0
+    assert job_step(replace(split, parallel=Parallel(tp=8))).parts["dp"] == 0
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -255,7 +255,7 @@ def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(s
     price = Pricer(job, LAWS)
     whole = job.rank_tokens * job.model.hidden * 2
     gather = 0.0 if sequence else price.talk_seconds("all_gather", whole, "tp")
-    assert Setting.of(job, price).send == price.talk_seconds("send_recv", whole / 4, "neighbour") + gather
+    assert StepInputs.of(job, price).send == price.talk_seconds("send_recv", whole / 4, "neighbour") + gather
 
 
 @given(jobs())
@@ -263,7 +263,7 @@ def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(s
 def test_one_gpu_talks_to_nobody(job: Job) -> None:
     batch = job.micro_batch * job.microbatches
     alone = replace(job, gpus=1, parallel=Parallel(zero=job.parallel.zero, fsdp=job.parallel.fsdp), global_batch=batch)
-    s = step(alone)
+    s = job_step(alone)
     assert [s.parts[name] for name in TRANSFERS] == [0.0] * len(TRANSFERS)
     assert s.parts["bubble"] == pytest.approx(0.0, abs=1e-9 * s.seconds)
 
@@ -275,7 +275,7 @@ def test_twice_the_replicas_with_twice_the_batch_take_as_long_and_a_little_longe
     more = max(1, 8 * job.parallel.pp // job.gpus)
     job = replace(job, gpus=more * job.gpus, global_batch=more * job.global_batch)
     job = replace(job, parallel=replace(job.parallel, zero=0, fsdp=False))
-    before, after = step(job), step(replace(job, gpus=2 * job.gpus, global_batch=2 * job.global_batch))
+    before, after = job_step(job), job_step(replace(job, gpus=2 * job.gpus, global_batch=2 * job.global_batch))
     assert after.seconds >= before.seconds * (1 - 1e-9)
     compute = after.seconds - after.parts["dp"]
     assert compute * before.slowdown / after.slowdown >= (before.seconds - before.parts["dp"]) * (1 - 0.02)

@@ -12,8 +12,8 @@ import pytest
 from presage.graph import save
 from presage.graph.graph import Graph
 from presage.prediction.api import predict
-from presage.prediction.step import Prediction
-from presage.prediction.step_detail import Detail, detail_of
+from presage.prediction.step import StepResult
+from presage.prediction.step_detail import StepDetail, step_detail
 from presage.report.html import Page, write_page
 
 HERE = Path(__file__).resolve().parent
@@ -77,10 +77,10 @@ def gpt() -> Graph:
 
 
 @pytest.fixture(scope="session")
-def predicted(gpt: Graph) -> Prediction:
+def predicted(gpt: Graph) -> StepResult:
     return predict(gpt, draws=40)
 
 
 @pytest.fixture(scope="session")
-def detail(gpt: Graph) -> Detail:
-    return detail_of(gpt)
+def detail(gpt: Graph) -> StepDetail:
+    return step_detail(gpt)

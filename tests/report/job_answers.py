@@ -12,12 +12,12 @@ from presage.embeddings.sharding_search import Found as Sharded
 from presage.embeddings.sharding_search import search as search_shards
 from presage.embeddings.sharding_tasks import draw_task
 from presage.hardware import platform
-from presage.prediction.draws import calmed, guarantee, shape_of
-from presage.prediction.draws.distribution import Sure, belief_of
+from presage.prediction.draws import guarantee, step_model, without_fitted_stragglers
+from presage.prediction.draws.distribution import StepDistribution, belief_of
 from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
-from presage.prediction.jobs.job_prediction import JobPrediction, predict_job
+from presage.prediction.jobs.job_prediction import JobResult, predict_job
 from presage.runs.failures import DAY
-from presage.runs.whole import RunPrediction, predict_run
+from presage.runs.whole import RunResult, predict_run
 from presage.search import Found, parse_keep, search
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
@@ -25,15 +25,15 @@ LARGE, SMALL = JOBS / "llama3.1-405b.toml", JOBS / "own_model.toml"
 
 
 @cache
-def job() -> JobPrediction:
+def job() -> JobResult:
     return predict_job(LARGE)
 
 
 @cache
-def surely() -> Sure:
+def surely() -> StepDistribution:
     p = job()
     belief, source = belief_of(p.job, p.seconds)
-    return Sure(guarantee(shape_of(p.job, p.step), belief, 0, 400, sets=0), belief, source, 0)
+    return StepDistribution(guarantee(step_model(p.job, p.job_step), belief, 0, 400, sets=0), belief, source, 0)
 
 
 @cache
@@ -42,7 +42,7 @@ def plans() -> Found:
 
 
 @cache
-def whole() -> RunPrediction:
+def whole() -> RunResult:
     return predict_run(job(), 100_000, draws=60, deadline=6.5 * DAY)
 
 
@@ -56,6 +56,6 @@ def shards() -> tuple[Problem, Sharded]:
 
 @cache
 def moves() -> Sensitivity:
-    shape = shape_of(predict_job(SMALL).job)
+    shape = step_model(predict_job(SMALL).job)
     belief, _ = belief_of(shape.job, shape.seconds)
-    return sensitivity(calmed(shape, belief.noise), belief.noise, 0, 100)
+    return sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, 0, 100)

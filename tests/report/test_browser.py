@@ -13,8 +13,8 @@ import pytest
 from matplotlib.image import imread
 
 from presage.cli.trace import host_overheads
-from presage.prediction.step import Prediction
-from presage.prediction.step_detail import Detail
+from presage.prediction.step import StepResult
+from presage.prediction.step_detail import StepDetail
 from presage.report.html import Page
 from presage.report.html.charts.lanes import Bar, Bars
 from presage.report.html.predict_page import predict_page
@@ -32,7 +32,7 @@ RANGE = "document.querySelector('#timeline-of-a-step .chart')._fullLayout.xaxis.
 
 
 @pytest.fixture(scope="module")
-def told(predicted: Prediction, detail: Detail) -> Page:
+def told(predicted: StepResult, detail: StepDetail) -> Page:
     return predict_page(predicted, detail, "presage predict <b>x</b>")
 
 
@@ -47,7 +47,7 @@ def marks(look: Any, section: str) -> int:
     return look.count(f"#{section} .bars path") + look.count(f"#{section} .scatterlayer .points path")
 
 
-def test_a_prediction_as_it_is_seen(look: Looker, told: Page, detail: Detail, predicted: Prediction) -> None:
+def test_a_prediction_as_it_is_seen(look: Looker, told: Page, detail: StepDetail, predicted: StepResult) -> None:
     seen = look(told)
     seen.well()
     assert seen.text("#answer") == told.answer

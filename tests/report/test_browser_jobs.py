@@ -41,7 +41,7 @@ def test_a_job(look: Looker) -> None:
     seen = seen_well(look, job_page(p, surely(), 15e12))
     parts = sum(1 for took in p.breakdown.values() if took > 0)
     assert seen.count("#where-the-step-goes .bars path") == parts
-    s = p.step.pipeline.schedule
+    s = p.job_step.pipeline.schedule
     tasks = 2 * s.stages * s.virtual * s.microbatches + 2 * s.stages  # and what replicas send, and the optimizer
     assert seen.count("#timeline-of-a-step .bars path") == tasks
     assert seen.count("#how-sure-that-is .bars path") == 80

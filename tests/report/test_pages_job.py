@@ -15,11 +15,11 @@ from presage.cli.app import app
 from presage.embeddings.sharding_memory import memory_by_rank
 from presage.noise.streams import Streams
 from presage.placement import drawn_fleet, place
-from presage.prediction.draws import shape_of
+from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.prediction.jobs.job_roofline import KINDS, ran
-from presage.prediction.jobs.perturbation import swung
+from presage.prediction.jobs.perturbation import perturb
 from presage.report import place_tables
 from presage.report.html import Page
 from presage.report.html.charts.distribution import distribution_figure, distribution_table, quantiles_of
@@ -137,15 +137,15 @@ def test_thinning_keeps_the_front() -> None:
 @pytest.mark.parametrize("name", ["llama3.1-405b", "deepseek-v3", "torchtitan", "own_model", "megatron"])
 def test_parts_of_layers_add_up_to_the_step(name: str) -> None:
     p = predict_job(JOBS / f"{name}.toml")
-    found = ran(p.job, p.step)
+    found = ran(p.job, p.job_step)
     for kind in KINDS:
         took = sum(r.seconds for r in found if r.kind == kind)
-        assert took == pytest.approx(p.step.parts[kind], rel=1e-9)
+        assert took == pytest.approx(p.job_step.parts[kind], rel=1e-9)
     assert all(r.least <= r.seconds for r in found if r.kind != "streams")
 
 
 def test_quicker_work_is_a_shorter_step() -> None:
-    found = swung(job().job)
+    found = perturb(job().job)
     assert found[0].name == "products"
     assert all(s.quicker <= job().seconds * (1 + 1e-9) <= s.slower * (1 + 2e-9) for s in found)
     assert found[0].quicker == pytest.approx(predict_job(LARGE).seconds - 0.1 * job().breakdown["products"], rel=0.05)
@@ -275,7 +275,7 @@ def test_the_sensitivity_page_agrees_with_its_rows() -> None:
 
 
 def test_the_place_page_shows_who_is_slow() -> None:
-    shape = shape_of(predict_job(SMALL).job)
+    shape = step_model(predict_job(SMALL).job)
     fleet = drawn_fleet(shape.job.gpus, 8, 0.02, Streams(0)("fleet"), 0.05, 1.3)
     belief, source = belief_of(shape.job, shape.seconds)
     placed = place(shape, fleet, belief.noise, draws=200, randoms=3)

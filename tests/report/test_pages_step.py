@@ -15,11 +15,11 @@ from presage.cli.app import app
 from presage.cli.trace import host_overheads
 from presage.errors import InputError
 from presage.graph.graph import Graph
-from presage.memory.step_memory import profile
-from presage.prediction.api import machine, predict, team_of
-from presage.prediction.rank_set import RankKind, predict_team
-from presage.prediction.step import Prediction
-from presage.prediction.step_detail import Detail, detail_of, team_detail
+from presage.memory.step_memory import memory_profile
+from presage.prediction.api import machine, predict, rank_set_of
+from presage.prediction.rank_set import RankOverride, predict_rank_set
+from presage.prediction.step import StepResult
+from presage.prediction.step_detail import StepDetail, rank_set_detail, step_detail
 from presage.report.html import Page
 from presage.report.html.page import Section
 from presage.report.html.predict_page import predict_page
@@ -50,20 +50,20 @@ def numbers(values: object) -> np.ndarray:
 # ---- predict
 
 
-def test_the_step_of_the_timeline_is_the_one_predicted(gpt: Graph, detail: Detail) -> None:
+def test_the_step_of_the_timeline_is_the_one_predicted(gpt: Graph, detail: StepDetail) -> None:
     begin, end = detail.shown.window
     assert end - begin == pytest.approx(predict(gpt, draws=1).step.p50, rel=0.03)
 
 
 def test_kinds_of_memory_add_up_to_what_is_allocated(gpt: Graph) -> None:
-    plain, told = profile(gpt), profile(gpt, kinds=True)
+    plain, told = memory_profile(gpt), memory_profile(gpt, kinds=True)
     assert plain.timeline.kinds == {}
     assert (sum(told.timeline.kinds.values()) == told.timeline.allocated).all()
     at_peak = {k: int(v[told.peak_op]) for k, v in told.timeline.kinds.items() if v[told.peak_op]}
     assert at_peak == told.by_role()
 
 
-def test_a_prediction_s_page_says_what_it_found(predicted: Prediction, detail: Detail) -> None:
+def test_a_prediction_s_page_says_what_it_found(predicted: StepResult, detail: StepDetail) -> None:
     page = predict_page(predicted, detail, "presage predict x")
     assert seconds(predicted.step.p50) in page.answer
     assert page.answer.endswith(".") and ". " not in page.answer  # one sentence
@@ -80,13 +80,13 @@ def test_a_prediction_s_page_says_what_it_found(predicted: Prediction, detail: D
     assert section(page, "how-sure-that-is").tables[0].rows
 
 
-def test_every_chart_has_its_numbers(predicted: Prediction, detail: Detail) -> None:
+def test_every_chart_has_its_numbers(predicted: StepResult, detail: StepDetail) -> None:
     for part in predict_page(predicted, detail).sections:
         assert part.tables and all(t.rows for t in part.tables), part.title
         assert part.lead, part.title
 
 
-def test_the_roofline_has_every_op_that_moves_something(detail: Detail, predicted: Prediction) -> None:
+def test_the_roofline_has_every_op_that_moves_something(detail: StepDetail, predicted: StepResult) -> None:
     figure = section(predict_page(predicted, detail), "how-near-the-limits").figure
     dots = [t for t in figure.data if t.mode == "markers"]  # type: ignore[union-attr]
     assert sum(len(t.x) for t in dots) == sum(1 for w in detail.work if w.moved)
@@ -96,15 +96,15 @@ def test_the_roofline_has_every_op_that_moves_something(detail: Detail, predicte
 
 
 def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
-    first, second = (rendered(predict_page(predict(gpt, draws=30), detail_of(gpt))) for _ in range(2))
+    first, second = (rendered(predict_page(predict(gpt, draws=30), step_detail(gpt))) for _ in range(2))
     assert first == second
     assert len(first) < 6_500_000
 
 
 def test_many_ranks_with_a_slow_one(gpt: Graph) -> None:
-    team = team_of(gpt, 16, "ddp", "dgx-h100", kinds={3: RankKind(speed=0.5)})
-    found = predict_team(team, machine("h100_sxm"), draws=30, steps=4)
-    page = predict_page(found, team_detail(team))
+    team = rank_set_of(gpt, 16, "ddp", "dgx-h100", kinds={3: RankOverride(speed=0.5)})
+    found = predict_rank_set(team, machine("h100_sxm"), draws=30, steps=4)
+    page = predict_page(found, rank_set_detail(team))
     ranks = section(page, "ranks")
     assert [row[0] for row in ranks.tables[1].rows] == ["rank 0 (and 14 like it)", "rank 3"]
     assert "16 x NVIDIA H100" in page.answer
@@ -123,7 +123,7 @@ def odd(name: str = "odd") -> Graph:
 
 def test_a_step_of_one_op_with_an_odd_name_has_a_page() -> None:
     graph = odd("</script><b>\N{SNOWMAN}")
-    text = rendered(predict_page(predict(graph, draws=3), detail_of(graph))).decode()
+    text = rendered(predict_page(predict(graph, draws=3), step_detail(graph))).decode()
     assert "</script><b>" not in text
     assert "\N{SNOWMAN}" in text or "\\u2603" in text
 

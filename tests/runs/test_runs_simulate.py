@@ -13,8 +13,8 @@ from presage.noise.distribution import LogNormal
 from presage.noise.noise import Stalls
 from presage.runs.checkpoint import best_interval
 from presage.runs.failures import DAY, ByScale, Failure, Reliability, SlowEpisode
-from presage.runs.outcome import CAUSES, Outcome
-from presage.runs.run import Checkpoints, Run
+from presage.runs.outcome import CAUSES, RunOutcome
+from presage.runs.run import CheckpointPlan, TrainingRun
 from presage.runs.sets import reliability
 from presage.runs.simulate import simulate
 from presage.runs.steps import MODEL_SD, StepTimes
@@ -31,9 +31,9 @@ def simple(
     restart: float = 300.0,
     steps: int = 400_000,
     gpus: int = 65536,
-) -> Run:
+) -> TrainingRun:
     kind = Reliability("x", (Failure("x", rate, detect),), restart=ByScale(((1.0, restart),)))
-    return Run(steps, gpus, StepTimes(5.0), kind, Checkpoints(save))
+    return TrainingRun(steps, gpus, StepTimes(5.0), kind, CheckpointPlan(save))
 
 
 @pytest.mark.parametrize("rate", [2.34e-3, 3.79e-3, 6.5e-3])
@@ -43,7 +43,7 @@ def test_formula_and_draws_agree_on_65536_gpus(rate: float, save: float, detect:
     run = simple(rate, save, detect, restart, steps=100_000)
     for times in (0.5, 1.0, 2.0):
         every = max(1, round(best_interval(run.outage) * times / 5.0))
-        tried = replace(run, checkpoints=Checkpoints(save, every=every))
+        tried = replace(run, checkpoints=CheckpointPlan(save, every=every))
         found = tried.steps * 5.0 / simulate(tried, 600, seed=1).wall.mean()
         assert found == pytest.approx(tried.efficiency, abs=0.005)
 
@@ -54,7 +54,7 @@ def test_formula_and_draws_agree_at_llama3s_size(save: float) -> None:
     assert simulate(run, 200).ettr.mean() == pytest.approx(run.efficiency, abs=0.005)
 
 
-def by_hand(run: Run, rng: np.random.Generator) -> tuple[float, int]:
+def by_hand(run: TrainingRun, rng: np.random.Generator) -> tuple[float, int]:
     """One draw, step by step and event by event."""
     risk, k, clock, kept, failures, first = run.risk, run.checkpoints, 0.0, 0, 0, True
     back: list[float] = []
@@ -83,7 +83,7 @@ def by_hand(run: Run, rng: np.random.Generator) -> tuple[float, int]:
 def test_draws_are_as_a_run_told_event_by_event(spares: int | None, delay: float) -> None:
     classes = (Failure("a", 1.5, 30.0, node=1.0), Failure("b", 0.7, 200.0))
     kind = Reliability("x", classes, restart=ByScale(((1.0, 120.0),)), repair=60_000.0)
-    run = Run(300, 80, StepTimes(50.0), kind, Checkpoints(20.0, delay, every=4), spares)
+    run = TrainingRun(300, 80, StepTimes(50.0), kind, CheckpointPlan(20.0, delay, every=4), spares)
     rng = np.random.default_rng(2)
     hand = np.array([by_hand(run, rng) for _ in range(3000)])
     drawn = simulate(run, 20_000)
@@ -95,13 +95,13 @@ def test_draws_are_as_a_run_told_event_by_event(spares: int | None, delay: float
 
 
 @pytest.fixture(scope="module")
-def llama() -> Outcome:
+def llama() -> RunOutcome:
     """The published case: 54 days on 16,384 GPUs, checkpoints of 10 s."""
     times = replace(USUAL, seconds=6.45)
-    return simulate(Run(660_000, 16384, times, reliability("llama3"), Checkpoints(10.0)).exact(), 1000)
+    return simulate(TrainingRun(660_000, 16384, times, reliability("llama3"), CheckpointPlan(10.0)).exact(), 1000)
 
 
-def test_llama3s_run(llama: Outcome) -> None:
+def test_llama3s_run(llama: RunOutcome) -> None:
     """More than 90% effective, and 419 failures in 54 days are no surprise. (The rate is theirs: it is the spread and
     the time lost that are predicted.)"""
     assert llama.quantile(0.05) < 54 * DAY < llama.quantile(0.99)
@@ -115,7 +115,7 @@ def test_llama3s_run(llama: Outcome) -> None:
     assert low < 47 < high
 
 
-def test_parts_add_up(llama: Outcome) -> None:
+def test_parts_add_up(llama: RunOutcome) -> None:
     assert set(llama.parts) == set(CAUSES)
     assert min(part.min() for part in llama.parts.values()) >= 0
     np.testing.assert_allclose(llama.wall, sum(llama.parts.values()))
@@ -134,9 +134,9 @@ def test_the_same_seed_gives_the_same() -> None:
 
 def test_without_failures_or_noise_a_run_is_its_steps_and_checkpoints() -> None:
     kind = Reliability("none")
-    run = Run(1000, 8, StepTimes(2.0), kind, Checkpoints(3.0, every=300))
+    run = TrainingRun(1000, 8, StepTimes(2.0), kind, CheckpointPlan(3.0, every=300))
     assert np.array_equal(simulate(run, 3).wall, np.full(3, 2000.0 + 4 * 3.0))
-    auto = replace(run, checkpoints=Checkpoints(3.0))
+    auto = replace(run, checkpoints=CheckpointPlan(3.0))
     assert auto.every == 1000
     assert intervals(run) == ()
     assert with_spares(run) == ()
@@ -144,7 +144,7 @@ def test_without_failures_or_noise_a_run_is_its_steps_and_checkpoints() -> None:
 
 def test_planned_stops_lose_no_work() -> None:
     kind = Reliability("x", (Failure("x", 5.0, 0.0, planned=True),), restart=ByScale(((1.0, 0.001),)))
-    o = simulate(Run(20_000, 80, StepTimes(5.0), kind, Checkpoints(20.0, every=500)), 200)
+    o = simulate(TrainingRun(20_000, 80, StepTimes(5.0), kind, CheckpointPlan(20.0, every=500)), 200)
     each = o.parts["lost"].sum() / o.counts.sum()
     assert each == pytest.approx(2.5, abs=0.3)  # half a step
     assert o.failures.sum() == 0
@@ -153,12 +153,12 @@ def test_planned_stops_lose_no_work() -> None:
 
 def test_noise_of_steps_gives_the_spread_of_the_run() -> None:
     times = StepTimes(5.0, run_sd=0.01, sd=0.2, correlation=0.9)
-    run = Run(100_000, 8, times, Reliability("none"), Checkpoints(0.0, every=1000))
+    run = TrainingRun(100_000, 8, times, Reliability("none"), CheckpointPlan(0.0, every=1000))
     wall = simulate(run, 20_000).wall / (100_000 * 5.0)
     steps = 0.2 * np.sqrt((1 + 0.9) / (1 - 0.9) / 100_000)
     assert wall.std() == pytest.approx(np.hypot(0.01, steps), rel=0.03)
     often = Reliability("x", (Failure("x", 2.0, 0.0),), restart=ByScale(((1.0, 0.001),)))
-    cut = simulate(replace(run, reliability=often, checkpoints=Checkpoints(0.0, every=1)), 4000)
+    cut = simulate(replace(run, reliability=often, checkpoints=CheckpointPlan(0.0, every=1)), 4000)
     assert cut.failures.mean() > 5
     assert (cut.parts["steps"] / 500_000).std() == pytest.approx(wall.std(), rel=0.1)
 
@@ -175,7 +175,7 @@ def test_stalls_have_their_mean_and_variance(per_hour: float) -> None:
     """Few are drawn one by one, many by their moments."""
     size = LogNormal(10.0, 0.8)
     times = StepTimes(5.0, stalls=Stalls(per_hour, size))
-    o = simulate(Run(3600, 8, times, Reliability("none"), Checkpoints(0.0)), 20_000)
+    o = simulate(TrainingRun(3600, 8, times, Reliability("none"), CheckpointPlan(0.0)), 20_000)
     stalls = o.parts["stalls"]
     many = per_hour * 5
     assert stalls.mean() == pytest.approx(many * size.mean, rel=0.03)
@@ -184,7 +184,7 @@ def test_stalls_have_their_mean_and_variance(per_hour: float) -> None:
 
 def test_slow_episodes_take_what_their_factor_says() -> None:
     episode = SlowEpisode("hot", 2.0, LogNormal(30.0, 0.5), 1.5)
-    run = Run(50_000, 8, StepTimes(5.0), Reliability("x", slow=(episode,)), Checkpoints(0.0))
+    run = TrainingRun(50_000, 8, StepTimes(5.0), Reliability("x", slow=(episode,)), CheckpointPlan(0.0))
     slow = simulate(run, 4000).parts["slow"] / 250_000
     assert slow.mean() == pytest.approx(run.risk.episodes(episode) * episode.lost.mean, rel=0.03)
     hour_long = SlowEpisode("hot", 1e4, LogNormal(1e5, 0.0), 1.5)
@@ -193,7 +193,9 @@ def test_slow_episodes_take_what_their_factor_says() -> None:
 
 
 def test_single_steps_and_runs_have_the_same_mean() -> None:
-    run = Run(100_000, 16384, replace(USUAL, seconds=5.0, drift=0.0), reliability("llama3"), Checkpoints(10.0)).exact()
+    run = TrainingRun(
+        100_000, 16384, replace(USUAL, seconds=5.0, drift=0.0), reliability("llama3"), CheckpointPlan(10.0)
+    ).exact()
     single = run.single_steps(np.random.default_rng(0), 400_000)
     assert single.mean() == pytest.approx(simulate(run, 400).step.mean(), rel=2e-3)
     assert single.mean() == pytest.approx(run.step, rel=2e-3)
@@ -209,7 +211,9 @@ def test_weibull_times_keep_their_mean() -> None:
 
 
 def test_worse_things_never_make_a_run_shorter() -> None:
-    base = Run(200_000, 16384, replace(USUAL, seconds=5.0), reliability("llama3"), Checkpoints(10.0, every=90))
+    base = TrainingRun(
+        200_000, 16384, replace(USUAL, seconds=5.0), reliability("llama3"), CheckpointPlan(10.0, every=90)
+    )
     wall = simulate(base, 200).wall.mean()
     r = base.reliability
     worse = [
@@ -222,7 +226,7 @@ def test_worse_things_never_make_a_run_shorter() -> None:
 
 
 def test_presages_own_error_is_apart() -> None:
-    run = Run(50_000, 1024, StepTimes(5.0, model_sd=MODEL_SD), reliability("llama3"), Checkpoints(10.0))
+    run = TrainingRun(50_000, 1024, StepTimes(5.0, model_sd=MODEL_SD), reliability("llama3"), CheckpointPlan(10.0))
     sure, unsure = simulate(run.exact(), 2000), simulate(run, 2000)
     assert np.median(unsure.wall) == pytest.approx(np.median(sure.wall), rel=0.02)
     assert np.log(sure.wall).std() < 0.01
@@ -244,7 +248,7 @@ def test_draws_that_hardly_move_have_no_end(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_intervals_and_what_ifs() -> None:
-    run = Run(100_000, 16384, replace(USUAL, seconds=5.0), reliability("llama3"), Checkpoints(10.0))
+    run = TrainingRun(100_000, 16384, replace(USUAL, seconds=5.0), reliability("llama3"), CheckpointPlan(10.0))
     found = {i.name: i for i in intervals(run)}
     best = found["exact optimum"]
     assert max(i.exact for i in found.values()) == best.exact
@@ -258,7 +262,7 @@ def test_intervals_and_what_ifs() -> None:
 
 
 def test_spares_until_there_is_no_wait() -> None:
-    run = Run(100_000, 16384, replace(USUAL, seconds=5.0), reliability("llama3"), Checkpoints(10.0))
+    run = TrainingRun(100_000, 16384, replace(USUAL, seconds=5.0), reliability("llama3"), CheckpointPlan(10.0))
     found = with_spares(run, 100)
     assert [s.spares for s in found] == [0, 1, 2, 4, 8, 16]
     assert all(a.middle >= b.middle and a.waits > b.waits for a, b in pairwise(found))
@@ -276,7 +280,7 @@ def test_long_what_ifs_are_drawn_of_a_part() -> None:
 
 def test_money_and_energy() -> None:
     kind = Reliability("x", (Failure("x", 1.0, 100.0),), node_gpus=8)
-    o = simulate(Run(10_000, 80, StepTimes(5.0), kind, Checkpoints(10.0), spares=2), 50)
+    o = simulate(TrainingRun(10_000, 80, StepTimes(5.0), kind, CheckpointPlan(10.0), spares=2), 50)
     np.testing.assert_allclose(o.cost(2.0), o.wall / 3600 * (80 + 16) * 2.0)
     down = o.parts["detection"] + o.parts["restart"] + o.parts["spares"] + o.parts["checkpoints"]
     np.testing.assert_allclose(o.energy(100.0, 10.0), (o.wall - down) * 100 + down * 10)
@@ -293,4 +297,4 @@ def test_bad_values() -> None:
     with pytest.raises(PresageError, match="needs a step"):
         replace(run, steps=0)
     with pytest.raises(PresageError, match="0 seconds or more"):
-        Checkpoints(-1.0)
+        CheckpointPlan(-1.0)

@@ -18,7 +18,7 @@ from presage.errors import PresageError
 from presage.hardware import platform
 from presage.memory import job_memory
 from presage.memory.job_memory import most_needed
-from presage.prediction.jobs.job_step import least, step
+from presage.prediction.jobs.job_step import job_step, step_lower_bound
 from presage.search import Found, Layout, Space, laid, layout_of, parse_keep, search, words
 from presage.search.explain import differences, missed
 from presage.search.layout import RECOMPUTES, knob
@@ -160,16 +160,16 @@ def test_what_plans_share_changes_no_price() -> None:
     from presage.prediction.jobs.plan_cache import forget
 
     for one in some(20):
-        shared = step(one)
+        shared = job_step(one)
         forget()
-        alone = step(one)
+        alone = job_step(one)
         assert alone.seconds == pytest.approx(shared.seconds, rel=1e-12)
         assert alone.parts == pytest.approx(shared.parts, rel=1e-9, abs=1e-12)
 
 
 def test_no_step_is_below_its_bound() -> None:
     for one in some(60, seed=1):
-        assert 0 < least(one) <= step(one).seconds * (1 + 1e-12), words(layout_of(one))
+        assert 0 < step_lower_bound(one) <= job_step(one).seconds * (1 + 1e-12), words(layout_of(one))
 
 
 def test_the_worst_stage_is_found_without_all_of_them() -> None:
@@ -229,7 +229,7 @@ def test_an_exhaustive_search_prices_every_plan_as_a_step_does() -> None:
     every = [laid(small(), x) for x in layouts(small(), 16, ["tp=2,cp=1,recompute=none"])]
     fit = [one for one in every if job_memory(one).fits]
     assert found.counts.legal == len(every) and found.counts.priced == len(fit)
-    expected = sorted(step(one).seconds for one in fit)
+    expected = sorted(job_step(one).seconds for one in fit)
     assert [p.seconds for p in found.best] == pytest.approx(expected, rel=1e-12)
     assert all(p.memory.fits for p in found.best)
 

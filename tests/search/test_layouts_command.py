@@ -17,7 +17,7 @@ from presage.configs.job import Parallel, Recompute
 from presage.configs.job_file import read_transformer_job
 from presage.errors import PresageError
 from presage.memory import job_memory
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage.search.job_toml import cluster_beside, job_toml
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
@@ -65,7 +65,7 @@ def test_the_plan_written_is_the_plan_found(tmp_path: Path) -> None:
     out = tmp_path / "best.toml"
     value = found(LLAMA, *QUICK, "--out", out)
     again = read_transformer_job(out)
-    assert step(again).seconds * 1e3 == pytest.approx(value["best"][0]["step_ms"], rel=1e-12)
+    assert job_step(again).seconds * 1e3 == pytest.approx(value["best"][0]["step_ms"], rel=1e-12)
     assert job_memory(again).needed == pytest.approx(value["best"][0]["memory_bytes"], rel=1e-12)
 
 
@@ -78,7 +78,7 @@ def test_every_job_reads_back_as_it_was(name: str, tmp_path: Path) -> None:
     again.write_text(job_toml(job, cluster_beside(load(JOBS / name)["cluster"], JOBS / name, again)))
     read = read_transformer_job(again)
     assert read == replace(job, parallel=read.parallel, name=read.name)
-    assert step(read).seconds == pytest.approx(step(job).seconds, rel=1e-12)
+    assert job_step(read).seconds == pytest.approx(job_step(job).seconds, rel=1e-12)
     assert read.stage_layers() == job.stage_layers()
 
 
@@ -93,7 +93,7 @@ def test_unusual_jobs_read_back_too(tmp_path: Path) -> None:
     path.write_text(job_toml(odd, {"platform": "dgx-h100"}, "two\nlines"))
     read = read_transformer_job(path)
     assert read.recompute == odd.recompute and read.name == odd.name and read.stage_layers() == odd.stage_layers()
-    assert step(read).seconds == pytest.approx(step(odd).seconds, rel=1e-12)
+    assert job_step(read).seconds == pytest.approx(job_step(odd).seconds, rel=1e-12)
     assert path.read_text().startswith("# two\n# lines\n")
 
 

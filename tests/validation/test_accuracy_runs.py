@@ -15,7 +15,7 @@ from presage.configs.job import Job
 from presage.errors import InputError, PresageError
 from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import Efficiency, left_out, shipped
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import count, number, run_seconds
 from presage_validation.run_jobs import job_of_run
 from presage_validation.runs import COLUMNS, score_runs
@@ -298,6 +298,6 @@ def test_odd_rows_have_a_time_or_a_reason() -> None:
         except PresageError as e:
             assert len(str(e)) > 5
             continue
-        assert 0 < step(job).seconds < 1e9 and job_memory(job).needed > 0
+        assert 0 < job_step(job).seconds < 1e9 and job_memory(job).needed > 0
         predicted += 1
     assert 100 < predicted < 300

@@ -61,10 +61,10 @@ def test_gradients_reach_queries_keys_and_values() -> None:
 
 
 def test_the_scores_are_gone_from_memory() -> None:
-    from presage.memory.step_memory import profile
+    from presage.memory.step_memory import memory_profile
 
     base = captured(tokens, MANUAL)
-    assert profile(fused_attention(base)).peak_allocated < profile(base).peak_allocated
+    assert memory_profile(fused_attention(base)).peak_allocated < memory_profile(base).peak_allocated
 
 
 def test_nothing_to_fuse() -> None:

@@ -19,7 +19,7 @@ from presage.costs.host_units import terms, units  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.check import faults  # noqa: E402
 from presage.graph.graph import Graph, Op  # noqa: E402
-from presage.memory.step_memory import profile  # noqa: E402
+from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.whatif.edits import EDITS, NotApplicable, accumulate, checkpoint, cuda_graph  # noqa: E402
 
 
@@ -103,13 +103,13 @@ def test_the_edit_is_what_a_checkpointed_model_gives(kind: type[nn.Module], amp:
     assert not list(faults(edited))
     kernels = [[shape_of(g, op) for op in g.ops if op.kernels] for g in (edited, real)]
     assert kernels[0] == kernels[1]
-    assert profile(edited).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.01)
+    assert memory_profile(edited).peak_allocated == pytest.approx(memory_profile(real).peak_allocated, rel=0.01)
     assert host_us(edited) == pytest.approx(host_us(real), rel=0.03)
 
 
 def test_less_is_kept_and_the_forward_pass_stays(plain: Graph) -> None:
     edited = checkpoint()(plain)
-    assert profile(edited).peak_allocated < 0.8 * profile(plain).peak_allocated
+    assert memory_profile(edited).peak_allocated < 0.8 * memory_profile(plain).peak_allocated
     forward = [op for op in plain.ops if op.thread == "main"]
     assert [op for op in edited.ops if op.thread == "main"] == forward
     again = [op for op in edited.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
@@ -125,7 +125,7 @@ def test_one_module_alone(plain: Graph) -> None:
     extra = [op for op in edited.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
     assert again == {"blocks.0", "blocks.1", "blocks.2"}
     assert [op.module for op in extra] == ["blocks.1.norm"]
-    assert profile(checkpoint()(plain)).peak_allocated < profile(edited).peak_allocated
+    assert memory_profile(checkpoint()(plain)).peak_allocated < memory_profile(edited).peak_allocated
 
 
 def test_names_may_end_the_same_and_the_outermost_counts(plain: Graph) -> None:
@@ -159,7 +159,7 @@ def test_with_microbatches_in_either_order(plain: Graph) -> None:
     for graph in (one, other):
         assert not list(faults(graph))
         assert Counter(shape_of(graph, op) for op in graph.ops) == Counter(shape_of(real, op) for op in real.ops)
-        assert profile(graph).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.01)
+        assert memory_profile(graph).peak_allocated == pytest.approx(memory_profile(real).peak_allocated, rel=0.01)
         assert host_us(graph) == pytest.approx(host_us(real), rel=0.03)
 
 

@@ -20,7 +20,7 @@ from presage.costs.models import load
 from presage.graph import work
 from presage.graph.check import faults
 from presage.graph.graph import Graph
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.prediction.api import predict
 from presage.whatif.edits import NotApplicable, compiled, cuda_graph, fused_chains
 from presage.whatif.edits.compile import stretches
@@ -225,7 +225,7 @@ def test_compiled_graphs_are_valid_and_do_the_same_products(graphs, name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_compiled_steps_need_no_more_memory(graphs, name):
-    assert profile(compiled(graphs[name])).peak_allocated <= 1.02 * profile(graphs[name]).peak_allocated
+    assert memory_profile(compiled(graphs[name])).peak_allocated <= 1.02 * memory_profile(graphs[name]).peak_allocated
 
 
 def test_what_is_compiled_is_not_compiled_again(graphs):
@@ -314,7 +314,7 @@ def test_max_pooling_keeps_bytes(graphs):
     after = compiled(graphs["pooled"])
     (back,) = (op for op in after.ops if op.name == "aten::max_pool2d_with_indices_backward")
     assert [t.dtype for t in after.inputs_of(back)][-1] == "int8"
-    assert profile(after).peak_allocated < profile(graphs["pooled"]).peak_allocated
+    assert memory_profile(after).peak_allocated < memory_profile(graphs["pooled"]).peak_allocated
 
 
 # ---- what is kept
@@ -404,7 +404,7 @@ def test_a_norm_of_small_ops_becomes_one(graphs):
     assert small == ["aten::add"] * 2  # the residuals
     assert sum(op.name == "fused::reduction" for op in forward) == 2
     assert products_of(after) == products_of(before)
-    assert profile(after).peak_allocated < profile(before).peak_allocated
+    assert memory_profile(after).peak_allocated < memory_profile(before).peak_allocated
     a, b = predict(before, draws=5), predict(after, draws=5)
     assert b.gpu_active < a.gpu_active and b.host < a.host
 
@@ -440,7 +440,7 @@ def test_chains_leave_other_ops_alone(graphs, name):
     kept_ops = Counter(op.name for op in after.ops if op.kernels and work.family(op.name) != "fused")
     assert not kept_ops - Counter(op.name for op in before.ops if op.kernels)
     assert products_of(after) == products_of(before)
-    assert profile(after).peak_allocated <= 1.02 * profile(before).peak_allocated
+    assert memory_profile(after).peak_allocated <= 1.02 * memory_profile(before).peak_allocated
 
 
 def test_chains_are_fused_once(graphs):

@@ -14,7 +14,7 @@ from torch import nn
 from presage.capture import capture
 from presage.graph.check import faults
 from presage.graph.graph import Graph, Op
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.whatif.edits import EDITS, NotApplicable, cuda_graph, foreach_adam, fused_adam
 from presage.whatif.edits.optimizer import capturable
 from presage.whatif.edits.updating.updates import read
@@ -92,7 +92,7 @@ def told(graph: Graph, op: Op) -> tuple[Any, ...]:
 def assert_same(edited: Graph, wanted: Graph, memory: float = 0.0) -> None:
     assert not list(faults(edited))
     assert Counter(told(edited, op) for op in edited.ops) == Counter(told(wanted, op) for op in wanted.ops)
-    ours, theirs = profile(edited).peak_allocated, profile(wanted).peak_allocated
+    ours, theirs = memory_profile(edited).peak_allocated, memory_profile(wanted).peak_allocated
     assert abs(ours / theirs - 1) <= memory
 
 

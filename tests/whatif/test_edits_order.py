@@ -18,7 +18,7 @@ from presage.costs.optime import OpTime  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.check import faults  # noqa: E402
 from presage.graph.graph import Graph, Op  # noqa: E402
-from presage.memory.step_memory import profile  # noqa: E402
+from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.prediction.step import step_program  # noqa: E402
 from presage.whatif.edits import EDITS, NotApplicable, accumulate, faster, no_sync, overlap  # noqa: E402
 from presage.whatif.edits.accumulate import factor  # noqa: E402
@@ -82,7 +82,7 @@ def test_microbatches_are_what_a_loop_gives(kept: bool, count: int) -> None:
     edited, real = accumulate(count)(captured(kept=kept)), captured(kept=kept, microbatches=count)
     assert not list(faults(edited))
     assert [shape_of(edited, op) for op in edited.ops] == [shape_of(real, op) for op in real.ops]
-    assert profile(edited).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.005)
+    assert memory_profile(edited).peak_allocated == pytest.approx(memory_profile(real).peak_allocated, rel=0.005)
     assert host_us(edited) == pytest.approx(host_us(real), rel=0.01)
 
 
@@ -101,14 +101,14 @@ def test_gradients_are_added_from_the_second_on(plain: Graph) -> None:
 def test_microbatches_of_microbatches(plain: Graph) -> None:
     twice, four = accumulate(2)(accumulate(2)(plain)), accumulate(4)(plain)
     assert Counter(shape_of(twice, op) for op in twice.ops) == Counter(shape_of(four, op) for op in four.ops)
-    assert profile(twice).peak_allocated == pytest.approx(profile(four).peak_allocated, rel=0.01)
+    assert memory_profile(twice).peak_allocated == pytest.approx(memory_profile(four).peak_allocated, rel=0.01)
 
 
 def test_sparse_gradients_and_no_backward_pass() -> None:
     edited, real = accumulate(2)(captured(sparse=True)), captured(sparse=True, microbatches=2)
     assert not list(faults(edited))
     assert [op.name for op in edited.ops if op.kernels] == [op.name for op in real.ops if op.kernels]
-    assert profile(edited).peak_allocated == pytest.approx(profile(real).peak_allocated, rel=0.005)
+    assert memory_profile(edited).peak_allocated == pytest.approx(memory_profile(real).peak_allocated, rel=0.005)
     forward = capture(lambda device: lambda: torch.ones(8, device=device).relu(), {}, source="forward")
     with pytest.raises(NotApplicable, match="no backward pass"):
         accumulate(2)(forward)
@@ -187,7 +187,7 @@ def test_an_op_is_issued_once_what_it_reads_is_there() -> None:
     order, old = ([op.name for op in g.ops if op.kernels] for g in (edited, graph))
     assert old.index("aten::copy_") == 4 and order.index("aten::copy_") == 1  # after the ones that it reads
     assert step_seconds(edited, 1e-3) < step_seconds(graph, 1e-3)
-    assert profile(edited).peak_allocated >= profile(graph).peak_allocated
+    assert memory_profile(edited).peak_allocated >= memory_profile(graph).peak_allocated
 
 
 def build_late_copy(device: Any) -> Any:

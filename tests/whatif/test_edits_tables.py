@@ -15,7 +15,7 @@ from torch import nn
 from presage.capture import capture
 from presage.graph.check import faults
 from presage.graph.graph import Graph, Op
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.whatif.edits import NotApplicable, accumulate, cuda_graph, fused_adam, table_batched
 
 DENSE = ("bottom", "top")
@@ -124,7 +124,7 @@ def test_joined_tables_run_what_a_joined_model_runs(way: str, opt: str) -> None:
     assert not list(faults(edited))
     assert launched(edited) == launched(wanted)
     assert on_host(edited) == on_host(wanted)
-    ours, theirs = profile(edited).peak_allocated, profile(wanted).peak_allocated
+    ours, theirs = memory_profile(edited).peak_allocated, memory_profile(wanted).peak_allocated
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
@@ -133,7 +133,7 @@ def test_sparse_gradients_are_joined_too() -> None:
     wanted = captured("offsets", "sgd", joined=True, sparse=True)
     assert not list(faults(edited))
     assert launched(edited) == launched(wanted)
-    assert profile(edited).peak_allocated == pytest.approx(profile(wanted).peak_allocated, rel=1e-3)
+    assert memory_profile(edited).peak_allocated == pytest.approx(memory_profile(wanted).peak_allocated, rel=1e-3)
 
 
 def _looked_up(graph: Graph) -> list[tuple[int, int]]:
@@ -231,7 +231,7 @@ def test_passes_of_a_step_are_joined_one_by_one() -> None:
     assert not list(faults(first))
     assert sum(op.name == "aten::_embedding_bag" for op in first.ops) == 2
     assert launched(first) == launched(then)
-    assert profile(first).peak_allocated == pytest.approx(profile(then).peak_allocated, rel=1e-3)
+    assert memory_profile(first).peak_allocated == pytest.approx(memory_profile(then).peak_allocated, rel=1e-3)
 
 
 def test_other_ops_stay_as_they_are() -> None:

@@ -16,7 +16,7 @@ from presage.cli.progress import bar, progress, status, watched
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from presage.traces.trace_set import Run
+    from presage.traces.trace_set import TraceSet
 
 __all__ = [
     "Change",
@@ -170,7 +170,7 @@ def columns_of(given: Iterable[str]) -> dict[str, str]:
     return {key.strip(): name for key, _, name in (text.partition("=") for text in given)}
 
 
-def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> list[Run]:
+def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> list[TraceSet]:
     """Read the traces that were named; a folder stands for the trace files in it."""
     from presage.traces.trace_set import files_of, read_runs
 
@@ -179,7 +179,7 @@ def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_o
     return read_runs(taken, ignore=ignore, partial=partial, need_gpu=not cpu_only)
 
 
-def labels(runs: list[Run]) -> list[list[str]]:
+def labels(runs: list[TraceSet]) -> list[list[str]]:
     """What to call each rank of each run: its number, or its file's name where there are several runs."""
     if len(runs) == 1:
         return [[str(runs[0].rank(i)) for i in range(len(runs[0]))]]

@@ -15,7 +15,7 @@ from presage.cli.shard import search_bar
 
 if TYPE_CHECKING:
     from presage.embeddings.dlrm_ranks import DlrmTeam
-    from presage.prediction.step import Prediction
+    from presage.prediction.step import StepResult
 
 __all__ = ["command"]
 
@@ -72,7 +72,7 @@ def command(
         _print(team, found, trace)
 
 
-def _files(team: DlrmTeam, found: Prediction, out: Path | None, trace: Path | None) -> None:
+def _files(team: DlrmTeam, found: StepResult, out: Path | None, trace: Path | None) -> None:
     if out is not None:
         from presage.embeddings.table_files import save_plan
 
@@ -81,7 +81,7 @@ def _files(team: DlrmTeam, found: Prediction, out: Path | None, trace: Path | No
         draw(team.team.timeline(), found, trace)
 
 
-def _value(team: DlrmTeam, found: Prediction) -> dict[str, Any]:
+def _value(team: DlrmTeam, found: StepResult) -> dict[str, Any]:
     from presage.embeddings.table_files import plan_json
 
     return found.to_json() | {
@@ -93,7 +93,7 @@ def _value(team: DlrmTeam, found: Prediction) -> dict[str, Any]:
     }
 
 
-def _print(team: DlrmTeam, found: Prediction, trace: Path | None) -> None:
+def _print(team: DlrmTeam, found: StepResult, trace: Path | None) -> None:
     from presage.report.prediction_tables import part_table
     from presage.report.shard_tables import load_table, phase_table
 

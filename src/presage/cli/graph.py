@@ -129,10 +129,10 @@ def _value(graph: Graph, depth: int, found: Diff | None) -> dict[str, Any]:
 
 
 def _print_memory(graph: Graph) -> None:
-    from presage.memory.step_memory import profile
+    from presage.memory.step_memory import memory_profile
     from presage.report import memory_tables
 
-    out, memory = console(), profile(graph)
+    out, memory = console(), memory_profile(graph)
     where = graph.ops[memory.peak_op].name if 0 <= memory.peak_op < len(graph.ops) else ""
     for table in (memory_tables.peak_table(memory, where), memory_tables.role_table(memory)):
         out.print()
@@ -140,9 +140,9 @@ def _print_memory(graph: Graph) -> None:
 
 
 def _memory(graph: Graph) -> dict[str, Any]:
-    from presage.memory.step_memory import profile
+    from presage.memory.step_memory import memory_profile
 
-    m = profile(graph)
+    m = memory_profile(graph)
     return {
         "peak_allocated_bytes": m.peak_allocated,
         "peak_reserved_bytes": m.peak_reserved,
@@ -182,8 +182,8 @@ def _print(graph: Graph, depth: int, found: Diff | None) -> None:
 
 def _brief(graph: Graph, total: Row) -> None:
     """Under --quiet."""
-    from presage.memory.step_memory import profile
+    from presage.memory.step_memory import memory_profile
     from presage.text import amount, size
 
-    peak = size(profile(graph).peak_allocated)
+    peak = size(memory_profile(graph).peak_allocated)
     brief(f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, peak memory {peak}")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from presage.configs.job import Job
     from presage.noise.distribution import Distribution
-    from presage.prediction.draws.distribution import Sure
-    from presage.prediction.jobs.job_prediction import JobPrediction
+    from presage.prediction.draws.distribution import StepDistribution
+    from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.html import Page
 
 __all__ = ["command", "said", "transformer_job"]
@@ -102,12 +102,12 @@ def command(
 
     presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
     """
-    from presage.prediction.jobs.cost import counted
+    from presage.prediction.jobs.cost import parse_tokens
     from presage.prediction.jobs.job_flops import DEFAULT
     from presage.prediction.jobs.job_prediction import predict_job
 
     ready(report)
-    many = None if tokens is None else counted(tokens)
+    many = None if tokens is None else parse_tokens(tokens)
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
     found = predict_job(job, said(job, gpus, change, terms), convention=flops or DEFAULT)
     if trace is not None:
@@ -120,45 +120,45 @@ def command(
     reported(report, lambda: _page(found, how_sure, many, seed), json != "-")
 
 
-def _page(found: JobPrediction, how_sure: Sure | None, tokens: float | None, seed: int) -> Page:
+def _page(found: JobResult, how_sure: StepDistribution | None, tokens: float | None, seed: int) -> Page:
     from presage.report.html.job_page import job_page
 
     return job_page(found, how_sure or _glance(found, seed), tokens, asked_by())
 
 
-def _glance(found: JobPrediction, seed: int) -> Sure:
+def _glance(found: JobResult, seed: int) -> StepDistribution:
     """Draws for a page, where none were asked for: fewer, and without the intervals, which take longest."""
-    from presage.prediction.draws import guarantee, shape_of
-    from presage.prediction.draws.distribution import Sure, belief_of
+    from presage.prediction.draws import guarantee, step_model
+    from presage.prediction.draws.distribution import StepDistribution, belief_of
 
     belief, source = belief_of(found.job, found.seconds)
     with status("drawing steps"):
-        drawn = guarantee(shape_of(found.job, found.step), belief, seed, GLANCE, sets=0)
-    return Sure(drawn, belief, source, seed)
+        drawn = guarantee(step_model(found.job, found.job_step), belief, seed, GLANCE, sets=0)
+    return StepDistribution(drawn, belief, source, seed)
 
 
-def _load(found: JobPrediction, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
+def _load(found: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
     from presage.prediction.draws.data_dependence import microbatch_load, read_lengths
 
     return microbatch_load(found.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
 
 
 def _sure(
-    found: JobPrediction,
+    found: JobResult,
     noise: str | None,
     draws: int,
     seed: int,
     load: Distribution | None,
     where: tuple[int, str | None],
-) -> Sure:
+) -> StepDistribution:
     from presage.pool import BESIDE, opened
-    from presage.prediction.draws.distribution import sure
+    from presage.prediction.draws.distribution import predict_distribution
 
     with watched("drawing steps", opened(*where, BESIDE)) as pool:
-        return sure(found, noise, draws or 10_000, seed, load, pool)
+        return predict_distribution(found, noise, draws or 10_000, seed, load, pool)
 
 
-def _drawn(found: JobPrediction, how_sure: Sure) -> dict[str, Any]:
+def _drawn(found: JobResult, how_sure: StepDistribution) -> dict[str, Any]:
     """Keys of the JSON that draws change or add."""
     told = how_sure.to_json()
     step = {name: e["value"] for name, e in told["step_ms"].items()}
@@ -189,16 +189,16 @@ def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
     return read_transformer_job(path, said(path, gpus, change, {}))
 
 
-def _draw(found: JobPrediction, path: Path) -> None:
+def _draw(found: JobResult, path: Path) -> None:
     from presage.files import write_whole
     from presage.prediction.jobs.job_timeline import job_timeline
     from presage.traces.perfetto import timeline_trace
 
     names = {s.number: f"stage {s.number} ({s.layers} layers)" for s in found.stages}
-    write_whole(path, timeline_trace(job_timeline(found.step), names))
+    write_whole(path, timeline_trace(job_timeline(found.job_step), names))
 
 
-def _print(found: JobPrediction, tokens: float | None, trace: Path | None, how_sure: Sure | None) -> None:
+def _print(found: JobResult, tokens: float | None, trace: Path | None, how_sure: StepDistribution | None) -> None:
     from presage.report import job_tables as tables
 
     headline, shown = tables.headline(found), _tables(found, tokens)
@@ -210,7 +210,7 @@ def _print(found: JobPrediction, tokens: float | None, trace: Path | None, how_s
     tell(headline, shown, tables.remarks(found), trace)
 
 
-def _tables(found: JobPrediction, tokens: float | None) -> list[Table]:
+def _tables(found: JobResult, tokens: float | None) -> list[Table]:
     from presage.report import job_tables as tables
 
     out = [tables.step_table(found, tokens), tables.breakdown_table(found)]

@@ -72,11 +72,11 @@ def command(
     """
     from presage.cli.job import transformer_job
     from presage.placement import place
-    from presage.prediction.draws import shape_of
+    from presage.prediction.draws import step_model
     from presage.prediction.draws.distribution import belief_of
 
     ready(report)
-    shape = shape_of(transformer_job(job, gpus, change))
+    shape = step_model(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
     fleet = _fleet(speeds, column, shape.job.gpus + spares, shape.job.platform.domain, seed)
     factor, node = _hot(hot)

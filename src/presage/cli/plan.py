@@ -15,7 +15,7 @@ from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
-    from presage.prediction.jobs.job_prediction import JobPrediction
+    from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.html import Page
     from presage.search import Found, Layout, Progress, Short
 
@@ -176,7 +176,7 @@ def _explained(found: Found) -> list[str]:
     return explanation(found) if found.best else []
 
 
-def _prediction(p: JobPrediction) -> dict[str, Any]:
+def _prediction(p: JobResult) -> dict[str, Any]:
     from presage.search import layout_of
 
     return {

@@ -25,8 +25,8 @@ from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.engine import Timeline
-    from presage.prediction.step import Prediction
-    from presage.prediction.step_detail import Detail
+    from presage.prediction.step import StepResult
+    from presage.prediction.step_detail import StepDetail
     from presage.report.html import Page
 
 __all__ = ["command"]
@@ -103,36 +103,36 @@ class _Wanted(NamedTuple):
 
 
 class _Found(NamedTuple):
-    told: Prediction
+    told: StepResult
     timeline: Timeline | None
-    detail: Detail | None
+    detail: StepDetail | None
 
 
 def _one(step: str, arg: list[str], gpu: str, wanted: _Wanted) -> _Found:
     from presage.prediction.api import machine, predict, program_of
-    from presage.prediction.step_detail import detail_of
+    from presage.prediction.step_detail import step_detail
 
     machine(gpu)  # a mistake in its name is told before the step is captured
     graph = graph_of(step, arg)
     with status(f"predicting {step}"):
         told = predict(graph, gpu, draws=wanted.draws, steps=wanted.steps)
         timeline = program_of(graph, gpu).timeline(DRAWN_STEPS) if wanted.timeline else None
-        return _Found(told, timeline, detail_of(graph, gpu) if wanted.detail else None)
+        return _Found(told, timeline, step_detail(graph, gpu) if wanted.detail else None)
 
 
 def _ranks(step: str, arg: list[str], many: Asked, wanted: _Wanted) -> _Found:
-    from presage.prediction.api import machine, team_of
-    from presage.prediction.rank_set import predict_team
-    from presage.prediction.step_detail import team_detail
+    from presage.prediction.api import machine, rank_set_of
+    from presage.prediction.rank_set import predict_rank_set
+    from presage.prediction.step_detail import rank_set_detail
 
     graphs = [graph_of(step, arg), *(graph_of(step, _instead(arg, own)) for own in many.variants)]
     with status(f"predicting {step} on {many.ranks} ranks"):
-        found = team_of(
+        found = rank_set_of(
             graphs, many.ranks, many.strategy, many.platform, options=many.options, tensor=many.tensor, kinds=many.kinds
         )
-        told = predict_team(found, machine(found.platform.gpu.key), draws=wanted.draws, steps=wanted.steps)
+        told = predict_rank_set(found, machine(found.platform.gpu.key), draws=wanted.draws, steps=wanted.steps)
         timeline = found.timeline() if wanted.timeline else None
-        return _Found(told, timeline, team_detail(found) if wanted.detail else None)
+        return _Found(told, timeline, rank_set_detail(found) if wanted.detail else None)
 
 
 def _page(found: _Found) -> Page:
@@ -148,7 +148,7 @@ def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:
     return [*(a for a in arg if a.partition("=")[0] not in names), *own]
 
 
-def _print(found: Prediction, trace: Path | None) -> None:
+def _print(found: StepResult, trace: Path | None) -> None:
     from presage.report.prediction_tables import costly_table, part_table
 
     families = part_table("Families of ops", "family", found.families)

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from presage.engine import Timeline
-    from presage.prediction.step import Prediction
+    from presage.prediction.step import StepResult
 
 __all__ = ["draw", "show", "tell"]
 
 
-def draw(timeline: Timeline, found: Prediction, path: Path) -> None:
+def draw(timeline: Timeline, found: StepResult, path: Path) -> None:
     """Write the timeline for Perfetto: a process for each kind of rank."""
     from presage.files import write_whole
     from presage.traces.perfetto import timeline_trace
@@ -32,7 +32,7 @@ def _named(rank: int, ranks: int) -> str:
     return f"rank {rank}" + (f" (and {ranks - 1} like it)" if ranks > 1 else "")
 
 
-def show(found: Prediction, trace: Path | None, more: Sequence[Table]) -> None:
+def show(found: StepResult, trace: Path | None, more: Sequence[Table]) -> None:
     """Print a prediction: the step, the ranks where there are several, these tables, and what to know."""
     from presage.report import prediction_tables as tables
     from presage.report.rank_tables import rank_table, sent_table

@@ -13,7 +13,7 @@ from presage.errors import PresageError
 
 if TYPE_CHECKING:
     from presage.hardware import Platform
-    from presage.prediction.rank_set import RankKind
+    from presage.prediction.rank_set import RankOverride
 
 __all__ = ["Asked", "Options", "PlatformName", "RankCount", "RankSpecs", "StrategyName", "Tensor", "asked"]
 
@@ -66,7 +66,7 @@ class Asked:
     strategy: str
     tensor: int
     options: dict[str, str]
-    kinds: dict[int, RankKind] = field(default_factory=dict)
+    kinds: dict[int, RankOverride] = field(default_factory=dict)
     variants: tuple[tuple[str, ...], ...] = ()  # --arg values of the steps that some ranks run instead, K=V each
 
 
@@ -112,11 +112,11 @@ def _place(gpu: str | None, platform: str | None) -> Platform:
     return place
 
 
-def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankKind], tuple[tuple[str, ...], ...]]:
+def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankOverride], tuple[tuple[str, ...], ...]]:
     """Ranks that differ, and the steps that some of them run instead of the usual one."""
-    from presage.prediction.rank_set import RankKind
+    from presage.prediction.rank_set import RankOverride
 
-    kinds: dict[int, RankKind] = {}
+    kinds: dict[int, RankOverride] = {}
     variants: list[tuple[str, ...]] = []
     for spec in specs:
         places, colon, rest = spec.partition(":")
@@ -128,7 +128,7 @@ def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankKind], tuple
             variants.append(own)
         numbers = {k: _number(values[k], spec) for k in ("speed", "host") if k in values}
         step = variants.index(own) + 1 if own else 0
-        kind = RankKind(**numbers, step=step, arguments=tuple(_pair(item, spec) for item in own))
+        kind = RankOverride(**numbers, step=step, arguments=tuple(_pair(item, spec) for item in own))
         for rank in _places(places, spec, count):
             if rank in kinds:
                 raise PresageError(f"--rank {spec}: rank {rank} was told of before")

@@ -28,7 +28,7 @@ from presage.cli.reported import Report, asked_by, ready, reported
 if TYPE_CHECKING:
     from presage.report.html import Page
     from presage.traces.replay import Replay
-    from presage.traces.trace_set import Run
+    from presage.traces.trace_set import TraceSet
     from presage.whatif.replay_edits import Edit
 
 
@@ -141,7 +141,12 @@ def _page(found: list[_Replayed], edits: list[str]) -> Page:
 
 
 def _replayed(
-    run: Run, names: list[str], wanted: list[Edit], kernels_from: Path | None, ignore: list[str], trace: Path | None
+    run: TraceSet,
+    names: list[str],
+    wanted: list[Edit],
+    kernels_from: Path | None,
+    ignore: list[str],
+    trace: Path | None,
 ) -> _Replayed:
     from presage.files import write_whole
     from presage.traces.perfetto import chrome_trace

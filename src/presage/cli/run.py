@@ -17,11 +17,11 @@ from presage.cli.reported import Report, asked_by, ready, reported
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
-    from presage.prediction.jobs.job_prediction import JobPrediction
+    from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.html import Page
     from presage.runs.failures import Reliability
-    from presage.runs.run import Run
-    from presage.runs.whole import RunPrediction
+    from presage.runs.run import TrainingRun
+    from presage.runs.whole import RunResult
 
 __all__ = ["command"]
 
@@ -142,27 +142,27 @@ def command(
     reported(report, lambda: _page(answer), json != "-")
 
 
-def _page(p: RunPrediction) -> Page:
+def _page(p: RunResult) -> Page:
     from presage.report.html.run_page import run_page
 
     return run_page(p, asked_by())
 
 
-def _worked_out(answer: RunPrediction, workers: int, ray: str | None) -> RunPrediction:
+def _worked_out(answer: RunResult, workers: int, ray: str | None) -> RunResult:
     from presage.pool import opened
 
     with watched("drawing runs", opened(workers, ray)) as pool:
         return answer.worked_out(pool)
 
 
-def _steps(found: JobPrediction, tokens: str | None, steps: int | None) -> int:
+def _steps(found: JobResult, tokens: str | None, steps: int | None) -> int:
     from math import ceil
 
-    from presage.prediction.jobs.cost import counted
+    from presage.prediction.jobs.cost import parse_tokens
 
     if (tokens is None) == (steps is None):
         raise PresageError("say how long the run is: --tokens 15T, or --steps 500000")
-    many = steps or ceil(counted(tokens or "") / found.job.tokens)
+    many = steps or ceil(parse_tokens(tokens or "") / found.job.tokens)
     if many > LONGEST:
         raise PresageError(f"--tokens {tokens}: that is {many:,} steps, more than {LONGEST:,}")
     return many
@@ -183,13 +183,13 @@ def _reliability(name: str | None, rate: float | None, restart: float | None, su
     return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
 
 
-def _told(run: Run, interval: str, model_error: bool) -> Run:
+def _told(run: TrainingRun, interval: str, model_error: bool) -> TrainingRun:
     """The run with the interval that was said, and with presage's own error or without."""
     run = replace(run, checkpoints=replace(run.checkpoints, every=_every(interval, run)))
     return run if model_error else run.exact()
 
 
-def _every(text: str, run: Run) -> int | None:
+def _every(text: str, run: TrainingRun) -> int | None:
     """Steps between checkpoints; None for what is best."""
     if text == "auto":
         return None
@@ -232,7 +232,7 @@ def _date(text: str, option: str) -> date:
         raise PresageError(f"{option} {text}: write a date as 2027-03-31") from e
 
 
-def _print(p: RunPrediction) -> None:
+def _print(p: RunResult) -> None:
     from presage.report import run_tables as tables
 
     shown = [tables.end_table(p), tables.cause_table(p)]

@@ -55,16 +55,16 @@ def command(
     from presage.cli.job import transformer_job
     from presage.pool import BESIDE, opened
     from presage.prediction.draws.distribution import belief_of
-    from presage.prediction.draws.draw import calmed
+    from presage.prediction.draws.draw import without_fitted_stragglers
     from presage.prediction.draws.sensitivity import sensitivity
-    from presage.prediction.draws.step_model import shape_of
+    from presage.prediction.draws.step_model import step_model
     from presage.report import sensitivity_tables as tables
 
     ready(report)
-    shape = shape_of(transformer_job(job, gpus, change))
+    shape = step_model(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
     with watched("drawing steps", opened(workers, ray, BESIDE)) as pool:
-        found = sensitivity(calmed(shape, belief.noise), belief.noise, seed, draws, pool)
+        found = sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, seed, draws, pool)
     if plot is not None:
         tables.plot(found, plot, top)
     if emit(json, tables.value(found) | {"noise": source, "seed": seed}):

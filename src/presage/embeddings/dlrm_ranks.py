@@ -23,16 +23,16 @@ from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.hardware import platform as _platform
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.parallel.ddp import ddp
 from presage.parallel.layout import Fold, Layout, fold
 from presage.parallel.strategy import strategy
 from presage.prediction.machine import Machine, kernel_times, machine
-from presage.prediction.overlap_contention import beside, contended
+from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
 from presage.prediction.rank_program import Member, rank_program
 from presage.prediction.rank_results import collective_times, groups_of
-from presage.prediction.rank_set import SIMULATED, RankKind, Team, predict_team
-from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, step_program
+from presage.prediction.rank_set import SIMULATED, RankOverride, RankSet, predict_rank_set
+from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult, step_program
 from presage.prediction.step_program import STREAM
 
 __all__ = ["DlrmTeam", "dlrm_team", "predict_dlrm"]
@@ -49,7 +49,7 @@ class DlrmTeam:
     prices: Prices
     plan: Plan
     cost: Cost
-    team: Team
+    team: RankSet
     where: Machine
 
 
@@ -104,7 +104,7 @@ def _plan(job: DlrmJob, prices: Prices, seconds: float, tell: Tell) -> Plan:
     return plan
 
 
-def _team(job: DlrmJob, prices: Prices, plan: Plan, found: Cost, where: Machine, pace: float) -> Team:
+def _team(job: DlrmJob, prices: Prices, plan: Plan, found: Cost, where: Machine, pace: float) -> RankSet:
     _, ranks, common = parts_of(plan, prices)
     sparse = _sparse(job, plan)
     graph = ddp(dlrm_graph(job, sparse), job.ranks)
@@ -117,12 +117,12 @@ def _team(job: DlrmJob, prices: Prices, plan: Plan, found: Cost, where: Machine,
     own = np.stack([found.load.forward - common.forward, found.load.backward - common.backward], axis=1)
     folds = fold(layout, [tuple(row) for row in own.round(9).tolist()]) if job.ranks > 1 else [Fold(0, 1, {})]
     members = [Member(f, _of_rank(step, graph, own[f.rank])).paced(1.0, pace) for f in folds]
-    slow = beside(graph, times, prices.problem.platform, groups)
+    slow = overlap_slowdown(graph, times, prices.problem.platform, groups)
     held = np.bincount(ranks, minlength=job.ranks)
-    told = tuple(RankKind(arguments=(("tables", str(held[f.rank])),)) for f in folds)
-    many = contended(rank_program(members, SIMULATED), [slow] * len(members))
+    told = tuple(RankOverride(arguments=(("tables", str(held[f.rank])),)) for f in folds)
+    many = apply_contention(rank_program(members, SIMULATED), [slow] * len(members))
     named = replace(strategy("ddp"), name=NAME)
-    return Team(prices.problem.platform, named, layout, told, (step,), (tuple(times),), many)
+    return RankSet(prices.problem.platform, named, layout, told, (step,), (tuple(times),), many)
 
 
 def _sparse(job: DlrmJob, plan: Plan) -> Sparse:
@@ -190,10 +190,10 @@ def _of_rank(step: StepProgram, graph: Graph, own: NDArray[np.float64]) -> StepP
     return replace(step, tasks=replace(tasks, seconds=seconds))
 
 
-def predict_dlrm(found: DlrmTeam, *, draws: int = DRAWS, steps: int = STEPS, seed: int = 0) -> Prediction:
+def predict_dlrm(found: DlrmTeam, *, draws: int = DRAWS, steps: int = STEPS, seed: int = 0) -> StepResult:
     """How long the job's step takes; memory of each rank with its tables."""
-    told = predict_team(found.team, found.where, draws=draws, steps=steps, seed=seed)
-    peak = profile(found.team.steps[0].graph, chip=found.prices.problem.platform.gpu).peak_allocated
+    told = predict_rank_set(found.team, found.where, draws=draws, steps=steps, seed=seed)
+    peak = memory_profile(found.team.steps[0].graph, chip=found.prices.problem.platform.gpu).peak_allocated
     memory = (found.cost.load.memory - found.prices.received + peak).astype(int)
     many = told.many
     if many is not None:

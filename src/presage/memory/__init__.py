@@ -2,6 +2,6 @@
 
 from presage.memory.job_memory import JobMemory, StageMemory, job_memory
 from presage.memory.microbatches_in_flight import in_flight
-from presage.memory.savings import Help, helps
+from presage.memory.savings import MemorySaving, memory_savings
 
-__all__ = ["Help", "JobMemory", "StageMemory", "helps", "in_flight", "job_memory"]
+__all__ = ["JobMemory", "MemorySaving", "StageMemory", "in_flight", "job_memory", "memory_savings"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from presage.configs.job import Job
 from presage.memory.parameter_shards import key_heads
 
-__all__ = ["Kept", "Layer", "kept_layer", "number_bytes"]
+__all__ = ["LayerActivations", "LayerMemory", "layer_activations", "number_bytes"]
 
 FLASH = ("flash1", "flash2", "flash3")
 INPUT_BYTES = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # of Transformer Engine, with scales
@@ -28,7 +28,7 @@ AGAIN = {
 }
 
 
-class Layer(NamedTuple):
+class LayerMemory(NamedTuple):
     """One kind of layer, bytes of one token (of a rank's share of tokens)."""
 
     kept: float  # with the job's recomputation
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
     working: float  # while its backward pass runs: what is computed again, and gradients
 
 
-class Kept(NamedTuple):
+class LayerActivations(NamedTuple):
     """Parts of a layer."""
 
     norm_in: float
@@ -65,7 +65,7 @@ def transformer_engine(job: Job) -> bool:
     return job.framework.host in ("megatron-core", "graph") and not job.framework.compiled
 
 
-def kept_layer(job: Job, experts: bool) -> Layer:
+def layer_activations(job: Job, experts: bool) -> LayerMemory:
     k, r = _kept(job, experts), job.recompute
     whole = sum(k)
     if r.mode == "full":
@@ -75,10 +75,10 @@ def kept_layer(job: Job, experts: bool) -> Layer:
     else:
         kept = whole
     kept = r.share * kept + (1 - r.share) * whole
-    return Layer(kept * (1 - r.offload), whole, whole - kept + _beside(job, experts))
+    return LayerMemory(kept * (1 - r.offload), whole, whole - kept + _beside(job, experts))
 
 
-def _kept(job: Job, experts: bool) -> Kept:
+def _kept(job: Job, experts: bool) -> LayerActivations:
     m, p, f = job.model, job.parallel, job.framework
     e = number_bytes(job.precision)
     i = INPUT_BYTES.get(job.precision, e) if transformer_engine(job) else e
@@ -86,7 +86,7 @@ def _kept(job: Job, experts: bool) -> Kept:
     norm = (e if f.fused_norms or f.compiled else e + 4) * outer + 4  # unfused: a copy in fp32, and the normalised one
     value = m.value_width / p.tp
     latent, heads = _heads(job, e, i)
-    return Kept(
+    return LayerActivations(
         norm_in=norm,
         norm_out=i * outer,
         latent=latent,
@@ -156,14 +156,14 @@ def routed(job: Job) -> float:
     return x.top_k * (x.capacity or x.imbalance) * p.expert_tp / p.tp
 
 
-def _selected(job: Job, k: Kept, modules: tuple[str, ...]) -> Kept:
+def _selected(job: Job, k: LayerActivations, modules: tuple[str, ...]) -> LayerActivations:
     """What is left where these modules are computed again."""
     if "op" in modules:
         return _by_op(job, k)
     return k._replace(**{part: 0.0 for name in modules for part in AGAIN.get(name, ())})
 
 
-def _by_op(job: Job, k: Kept) -> Kept:
+def _by_op(job: Job, k: LayerActivations) -> LayerActivations:
     """PyTorch's selective checkpointing keeps attention's output and every second product: queries, values, gate."""
     m, p, e = job.model, job.parallel, number_bytes(job.precision)
     outer = e * (m.hidden / p.tp if p.sequence else m.hidden)

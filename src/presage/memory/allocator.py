@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["KIB", "MIB", "Allocator", "Block", "Level", "replay", "rounded", "segment_size"]
+__all__ = ["KIB", "MIB", "Allocator", "Level", "MemoryBlock", "replay", "rounded", "segment_size"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -41,7 +41,7 @@ def segment_size(size: int) -> int:
     return -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
 
 
-class Block:
+class MemoryBlock:
     """A piece of a segment, handed out or free, linked to its neighbours in the segment."""
 
     __slots__ = ("address", "after", "before", "free", "size", "small")
@@ -51,8 +51,8 @@ class Block:
         self.size = size
         self.small = small
         self.free = True
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
 
 
 @dataclass
@@ -66,10 +66,10 @@ class Allocator:
     segments: list[tuple[int, int]] = field(default_factory=list)  # address, size
     _small: list[tuple[int, int]] = field(default_factory=list)  # free blocks as (size, address), sorted
     _large: list[tuple[int, int]] = field(default_factory=list)
-    _free: dict[int, Block] = field(default_factory=dict)  # free blocks by address
+    _free: dict[int, MemoryBlock] = field(default_factory=dict)  # free blocks by address
     _next_address: int = 0
 
-    def allocate(self, nbytes: int) -> Block | None:
+    def allocate(self, nbytes: int) -> MemoryBlock | None:
         """A block for a request; nothing for an empty one, which takes no memory."""
         if nbytes <= 0:
             return None
@@ -82,7 +82,7 @@ class Allocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def release(self, block: Block | None) -> None:
+    def release(self, block: MemoryBlock | None) -> None:
         """Give a block back; it grows together with its free neighbours."""
         if block is None:
             return
@@ -104,7 +104,7 @@ class Allocator:
         """The free blocks as (address, size), by address."""
         return sorted((address, size) for size, address in self._small + self._large)
 
-    def _best_fit(self, size: int, small: bool) -> Block | None:
+    def _best_fit(self, size: int, small: bool) -> MemoryBlock | None:
         pool = self._small if small else self._large
         place = bisect_left(pool, (size, -1))
         if place == len(pool):
@@ -112,20 +112,20 @@ class Allocator:
         _, address = pool.pop(place)
         return self._free.pop(address)
 
-    def _new_segment(self, size: int, small: bool) -> Block:
+    def _new_segment(self, size: int, small: bool) -> MemoryBlock:
         length = segment_size(size)
-        block = Block(self._next_address, length, small)
+        block = MemoryBlock(self._next_address, length, small)
         self.segments.append((self._next_address, length))
         self._next_address += length
         self.reserved += length
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return block
 
-    def _split(self, block: Block, size: int) -> None:
+    def _split(self, block: MemoryBlock, size: int) -> None:
         rest = block.size - size
         if rest < ROUND if block.small else rest <= SMALL_REQUEST:
             return
-        remainder = Block(block.address + size, rest, block.small)
+        remainder = MemoryBlock(block.address + size, rest, block.small)
         remainder.before, remainder.after = block, block.after
         if block.after is not None:
             block.after.before = remainder
@@ -134,17 +134,17 @@ class Allocator:
         self._give(remainder)
 
     @staticmethod
-    def _absorb(block: Block, after: Block) -> None:
+    def _absorb(block: MemoryBlock, after: MemoryBlock) -> None:
         block.size += after.size
         block.after = after.after
         if after.after is not None:
             after.after.before = block
 
-    def _give(self, block: Block) -> None:
+    def _give(self, block: MemoryBlock) -> None:
         insort(self._small if block.small else self._large, (block.size, block.address))
         self._free[block.address] = block
 
-    def _take(self, block: Block) -> None:
+    def _take(self, block: MemoryBlock) -> None:
         pool = self._small if block.small else self._large
         del pool[bisect_left(pool, (block.size, block.address))]
         del self._free[block.address]
@@ -160,7 +160,7 @@ class Level:
 
 def replay(events: Iterable[tuple[int, int]]) -> tuple[Allocator, list[Level]]:
     """Run (key, nbytes) requests and (key, -1) releases; the final state, and the level after each event."""
-    state, live, levels = Allocator(), dict[int, Block | None](), list[Level]()
+    state, live, levels = Allocator(), dict[int, MemoryBlock | None](), list[Level]()
     for key, nbytes in events:
         if nbytes < 0:
             state.release(live.pop(key))

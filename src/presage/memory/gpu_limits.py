@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["H200", "Chip"]
+__all__ = ["H200", "GpuLimits"]
 
 
-class Chip(Protocol):
+class GpuLimits(Protocol):
     """Anything that knows these numbers, such as `presage.hardware.Gpu`."""
 
     @property
@@ -29,4 +29,4 @@ class _Numbers:
     cublaslt_workspace: int
 
 
-H200: Chip = _Numbers(132, 2048, 32 << 20, 1 << 20)  # what the rules were made on
+H200: GpuLimits = _Numbers(132, 2048, 32 << 20, 1 << 20)  # what the rules were made on

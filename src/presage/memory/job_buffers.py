@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from presage.configs.job import Job
 from presage.memory.activations import number_bytes, transformer_engine
-from presage.memory.parameter_shards import Shares
+from presage.memory.parameter_shards import ParameterShards
 
 __all__ = ["Buffers", "buffers", "outside"]
 
@@ -34,7 +34,7 @@ class Buffers(NamedTuple):
     per_flight: float
 
 
-def buffers(job: Job, s: Shares) -> Buffers:
+def buffers(job: Job, s: ParameterShards) -> Buffers:
     p, f = job.parallel, job.framework
     fixed, per_flight = _transfers(job)
     fixed += job.platform.gpu.cublas_workspace

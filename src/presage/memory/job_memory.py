@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from presage.configs.job import Job
-from presage.memory.activations import kept_layer, number_bytes
+from presage.memory.activations import layer_activations, number_bytes
 from presage.memory.job_buffers import OLD, buffers, outside
 from presage.memory.loss_memory import logits
 from presage.memory.microbatches_in_flight import in_flight
-from presage.memory.optimizer_state import state
-from presage.memory.parameter_shards import shares
+from presage.memory.optimizer_state import optimizer_state
+from presage.memory.parameter_shards import parameter_shards
 
 __all__ = ["JobMemory", "StageMemory", "job_memory", "most_needed"]
 
@@ -96,7 +96,7 @@ def job_memory(job: Job) -> JobMemory:
     common = _Common(job)
     layers = _layers(job)
     stages = tuple(common.stage(number, *layers[number]) for number in range(job.parallel.pp))
-    return JobMemory(stages, float(job.platform.gpu.memory), _told(job))
+    return JobMemory(stages, float(job.platform.gpu.memory), _memory_source(job))
 
 
 def most_needed(job: Job) -> float:
@@ -109,7 +109,7 @@ def most_needed(job: Job) -> float:
     return max(common.stage(number, *layers[number]).needed for number in {0, last, *alike.values()})
 
 
-def _told(job: Job) -> str:
+def _memory_source(job: Job) -> str:
     """Megatron logs what is allocated, PyTorch's trainers what is reserved; before, one looked at nvidia-smi."""
     host = job.framework.host
     if host in OLD:
@@ -150,10 +150,10 @@ class _Common:
     def __init__(self, job: Job) -> None:
         m, p = job.model, job.parallel
         self.job, self.model, self.pp, self.virtual = job, m, p.pp, p.virtual
-        self.shares, self.state = shares(job), state(job)
+        self.shares, self.state = parameter_shards(job), optimizer_state(job)
         self.buffers, self.outside = buffers(job, self.shares), outside(job)
-        self.dense = kept_layer(job, experts=False)
-        self.moe = kept_layer(job, experts=True) if m.experts else self.dense
+        self.dense = layer_activations(job, experts=False)
+        self.moe = layer_activations(job, experts=True) if m.experts else self.dense
         self.tokens = float(job.rank_tokens)
         self.ends = m.hidden * self.tokens / (p.tp if p.sequence else 1)  # numbers in an embedded microbatch
         self.logits, self.spare = logits(job)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from presage.configs.job import Job
 
-__all__ = ["State", "state"]
+__all__ = ["OptimizerState", "optimizer_state"]
 
 MOMENTS = {
     "adam": 8.0,
@@ -23,7 +23,7 @@ MOMENTS = {
 COPIES = {"fp8": 2.0, "mxfp8": 2.0 + 1 / 16, "nvfp4": 1.0 + 1 / 8}
 
 
-class State(NamedTuple):
+class OptimizerState(NamedTuple):
     """Bytes a parameter of a rank, sharded."""
 
     weight: float
@@ -34,12 +34,14 @@ class State(NamedTuple):
     expert_optimizer: float
 
 
-def state(job: Job) -> State:
+def optimizer_state(job: Job) -> OptimizerState:
     p = job.parallel
     weight, gradient, optimizer = _whole(job)
     ranks = max(1, job.sharding)
     copies = max(1, min(ranks, job.expert_dp))
-    return State(*_cut(p.zero, weight, gradient, optimizer, ranks), *_cut(p.zero, weight, gradient, optimizer, copies))
+    return OptimizerState(
+        *_cut(p.zero, weight, gradient, optimizer, ranks), *_cut(p.zero, weight, gradient, optimizer, copies)
+    )
 
 
 def _whole(job: Job) -> tuple[float, float, float]:

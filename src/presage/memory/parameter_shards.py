@@ -7,12 +7,12 @@ from typing import NamedTuple
 from presage.configs.job import Job
 from presage.configs.transformer import Transformer
 
-__all__ = ["Shares", "shares"]
+__all__ = ["ParameterShards", "parameter_shards"]
 
 VOCAB_MULTIPLE = 128  # vocabularies are padded to a multiple of this times the tensor-parallel ranks
 
 
-class Shares(NamedTuple):
+class ParameterShards(NamedTuple):
     """Parameters of a rank before any sharding over data-parallel ranks."""
 
     attention: float  # of a layer
@@ -27,7 +27,7 @@ class Shares(NamedTuple):
     further_experts: float
 
 
-def shares(job: Job) -> Shares:
+def parameter_shards(job: Job) -> ParameterShards:
     m, p = job.model, job.parallel
     tp = p.tp
     attention = _attention(m, tp)
@@ -41,7 +41,9 @@ def shares(job: Job) -> Shares:
     vocab = padded(m.vocab, tp) * m.hidden
     positions = float(m.max_positions * m.hidden) if m.positions == "learned" else 0.0
     further = 2.0 * m.hidden**2 / tp + 3 * m.norm_parameters + (moe if e else dense) if m.predicted else 0.0
-    return Shares(attention, dense, moe, experts, vocab, positions, vocab, float(m.norm_parameters), further, experts)
+    return ParameterShards(
+        attention, dense, moe, experts, vocab, positions, vocab, float(m.norm_parameters), further, experts
+    )
 
 
 def padded(vocab: int, tp: int) -> int:

@@ -10,13 +10,13 @@ from presage.configs.check import problems
 from presage.configs.job import Job, Recompute
 from presage.memory.job_memory import job_memory
 
-__all__ = ["Help", "helps"]
+__all__ = ["MemorySaving", "memory_savings"]
 
 LEAST = 0.005  # of the memory needed: what saves less is not worth a word
 
 
 @dataclass(frozen=True, slots=True)
-class Help:
+class MemorySaving:
     """One change, and what it does."""
 
     change: str
@@ -29,7 +29,7 @@ class Help:
         return self.margin >= 0
 
 
-def helps(job: Job) -> tuple[Help, ...]:
+def memory_savings(job: Job) -> tuple[MemorySaving, ...]:
     """All single changes that save memory and keep the job legal, the one that saves most first."""
     now = job_memory(job).needed
     already = set(problems(job))
@@ -37,7 +37,7 @@ def helps(job: Job) -> tuple[Help, ...]:
     for change, other in _changes(job):
         if set(problems(other)) <= already:
             then = job_memory(other)
-            found.append(Help(change, now - then.needed, then.margin, other))
+            found.append(MemorySaving(change, now - then.needed, then.margin, other))
     return tuple(sorted((h for h in found if h.saved > LEAST * now), key=lambda h: -h.saved))
 
 

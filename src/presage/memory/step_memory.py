@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.graph.graph import Graph, Op, Role, Storage
-from presage.memory.allocator import Allocator, Block, rounded
-from presage.memory.gpu_limits import H200, Chip
+from presage.memory.allocator import Allocator, MemoryBlock, rounded
+from presage.memory.gpu_limits import H200, GpuLimits
 from presage.memory.workspace import library, library_bytes, transient
 from presage.memory.workspace_rnn import reserves
 
-__all__ = ["Holding", "MemoryProfile", "Scored", "Timeline", "profile", "score"]
+__all__ = ["Holding", "MemoryProfile", "MemoryScore", "MemoryTimeline", "memory_profile", "score"]
 
 K = TypeVar("K")
 
@@ -34,7 +34,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class MemoryTimeline:
     """Bytes at the highest moment of each op; one row per op, in order."""
 
     allocated: NDArray[np.int64]
@@ -51,7 +51,7 @@ class MemoryProfile:
     peak_op: int  # the op during which the peak was reached; -1: before the first
     before: int  # allocated when the step starts
     after: int  # allocated when it ends
-    timeline: Timeline
+    timeline: MemoryTimeline
     holdings: tuple[Holding, ...]  # alive at the peak, largest first
 
     @property
@@ -71,7 +71,7 @@ class MemoryProfile:
         return self.holdings[:count]
 
 
-def profile(graph: Graph, *, steps: int = 2, chip: Chip = H200, kinds: bool = False) -> MemoryProfile:
+def memory_profile(graph: Graph, *, steps: int = 2, chip: GpuLimits = H200, kinds: bool = False) -> MemoryProfile:
     """Replay a step `steps` times, so that what the first leaves in the allocator's cache is there for the next.
 
     The first is the first of a run: it finds no gradients and makes the optimizer's state itself. The last step's
@@ -96,7 +96,7 @@ def profile(graph: Graph, *, steps: int = 2, chip: Chip = H200, kinds: bool = Fa
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class MemoryScore:
     """A predicted peak beside a measured one, in bytes."""
 
     name: str
@@ -108,9 +108,9 @@ class Scored:
         return self.predicted / self.measured - 1
 
 
-def score(graphs: Mapping[str, Graph], measured: Mapping[str, int]) -> list[Scored]:
+def score(graphs: Mapping[str, Graph], measured: Mapping[str, int]) -> list[MemoryScore]:
     """The peak allocated of each graph beside what was measured, for the names that both have."""
-    return [Scored(k, profile(g).peak_allocated, measured[k]) for k, g in graphs.items() if k in measured]
+    return [MemoryScore(k, memory_profile(g).peak_allocated, measured[k]) for k, g in graphs.items() if k in measured]
 
 
 class _Trace:
@@ -128,11 +128,11 @@ class _Trace:
 class _Machine:
     """The allocator with a step's storages in it."""
 
-    def __init__(self, graph: Graph, chip: Chip) -> None:
+    def __init__(self, graph: Graph, chip: GpuLimits) -> None:
         self.graph = graph
         self.chip = chip
         self.state = Allocator()
-        self.live: dict[int, tuple[Block | None, int]] = {}  # storage: its block, and since which op
+        self.live: dict[int, tuple[MemoryBlock | None, int]] = {}  # storage: its block, and since which op
         self.sizes: dict[int, int] = {}  # storage: bytes it got the last time
         self.libraries: dict[tuple[str, str], tuple[int, int]] = {}  # bytes, and since which op
         self.later: list[int] = []  # optimizer state that the first step is still to make
@@ -191,9 +191,9 @@ class _Machine:
         self._apply(len(self.graph.ops))
         return trace
 
-    def timeline(self, trace: _Trace, kinds: bool) -> Timeline:
+    def timeline(self, trace: _Trace, kinds: bool) -> MemoryTimeline:
         allocated, reserved = (np.array(x, dtype=np.int64) for x in (trace.allocated, trace.reserved))
-        return Timeline(allocated, reserved, self.kinds(trace, allocated) if kinds else {})
+        return MemoryTimeline(allocated, reserved, self.kinds(trace, allocated) if kinds else {})
 
     def kinds(self, trace: _Trace, allocated: NDArray[np.int64]) -> dict[Role, NDArray[np.int64]]:
         """Bytes of each kind at each op of the last step; what no storage holds is workspace."""
@@ -250,7 +250,7 @@ class _Machine:
             elif storage in self.live:
                 self.state.release(self.live.pop(storage)[0])
 
-    def _scratch(self, number: int, op: Op) -> list[Block | None]:
+    def _scratch(self, number: int, op: Op) -> list[MemoryBlock | None]:
         for name in library(self.graph, op):
             if (name, op.thread) not in self.libraries:
                 block = self.state.allocate(library_bytes(self.chip)[name])

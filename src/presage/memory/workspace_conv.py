@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import isqrt, prod
 
 from presage.graph.graph import Graph, Op, Tensor
-from presage.memory.gpu_limits import Chip
+from presage.memory.gpu_limits import GpuLimits
 from presage.memory.workspace_reduce import buffers as reduction_buffers
 
-__all__ = ["Shape", "backward", "forward"]
+__all__ = ["ConvShape", "backward", "forward"]
 
 WHOLE_LIMIT = 3_400_000_000  # no transform of whole images was seen to take more; larger than 32, no more than 2.6 GB
 WHOLE_LIMIT_LARGE = 2_600_000_000
@@ -24,7 +24,7 @@ SPLIT_LIMIT = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ConvShape:
     """One convolution: `channels` in, `filters` out, and how its tensors lie."""
 
     batch: int
@@ -111,7 +111,7 @@ def forward(graph: Graph, op: Op) -> tuple[int, ...]:
     return _nonzero((s.copies if s.channels_last and s.channels >= 32 else 0) + _forward_fourier(s))
 
 
-def backward(graph: Graph, op: Op, chip: Chip) -> tuple[int, ...]:
+def backward(graph: Graph, op: Op, chip: GpuLimits) -> tuple[int, ...]:
     """The larger of the two gradients' scratch, for they are computed one after the other."""
     tensors = graph.inputs_of(op)
     if len(tensors) < 3:
@@ -125,7 +125,7 @@ def backward(graph: Graph, op: Op, chip: Chip) -> tuple[int, ...]:
     return _nonzero(relaid) + _nonzero(scratch) if relaid + scratch >= bias else (bias,)
 
 
-def _tensor_core_forward(s: Shape) -> int:
+def _tensor_core_forward(s: ConvShape) -> int:
     if s.image_layer or (s.as_product and not s.channels_last):
         return 0
     if s.channels_last:
@@ -133,7 +133,7 @@ def _tensor_core_forward(s: Shape) -> int:
     return s.copies
 
 
-def _data(s: Shape) -> int:
+def _data(s: ConvShape) -> int:
     """Scratch of the input's gradient."""
     if s.depthwise:
         return 0
@@ -142,7 +142,7 @@ def _data(s: Shape) -> int:
     return (s.copies if s.channels_last else 0) + _fourier(s)
 
 
-def _weight(s: Shape, chip: Chip) -> int:
+def _weight(s: ConvShape, chip: GpuLimits) -> int:
     """Scratch of the weight's gradient."""
     if s.depthwise:
         return 0
@@ -154,7 +154,7 @@ def _weight(s: Shape, chip: Chip) -> int:
     return copies or (s.copies if s.groups == 1 and _many_short_sums(s) else 0)
 
 
-def _many_short_sums(s: Shape) -> bool:
+def _many_short_sums(s: ConvShape) -> bool:
     """Whether a float32 weight gradient is computed channels-last even without tensor cores.
 
     That kernel gives every 32 x 32 tile of the gradient one thread block, which sums over all images alone: it is taken
@@ -164,7 +164,7 @@ def _many_short_sums(s: Shape) -> bool:
     return s.channels >= 32 and s.batch * s.area_out < 100 * tiles
 
 
-def _tensor_core_weight(s: Shape, chip: Chip) -> int:
+def _tensor_core_weight(s: ConvShape, chip: GpuLimits) -> int:
     if s.channels_last:
         return (s.input_bytes if s.padded and not s.image_layer else 0) + _split(s, chip)
     if s.image_layer and s.itemsize == 4:
@@ -176,14 +176,14 @@ def _tensor_core_weight(s: Shape, chip: Chip) -> int:
     return s.copies + _split(s, chip)
 
 
-def _split(s: Shape, chip: Chip) -> int:
+def _split(s: ConvShape, chip: GpuLimits) -> int:
     """Partial weight gradients in float32: as many as fill the GPU, each from its own part of the images."""
     rows = s.channels // s.groups * prod(s.kernel)
     tiles = -(-s.filters // 128) * -(-rows // 64)
     return min(4 * s.filters * rows * (chip.sms // tiles if tiles <= chip.sms // 2 else 0), SPLIT_LIMIT)
 
 
-def _fourier(s: Shape) -> int:
+def _fourier(s: ConvShape) -> int:
     """The tiled FFT that float32 input gradients take for images of 28 and more: weights, and two tiles an image."""
     side, pairs = isqrt(s.area_out), s.channels * s.filters
     square = s.channels == s.filters
@@ -195,7 +195,7 @@ def _fourier(s: Shape) -> int:
     return _spectrum(32) * (pairs + s.batch * (s.channels + s.filters) * tiles)
 
 
-def _forward_fourier(s: Shape) -> int:
+def _forward_fourier(s: ConvShape) -> int:
     """The whole-image FFT of float32 convolutions: spectra of weights and images, each twice, and flipped weights."""
     if not _takes_whole_fourier(s):
         return 0
@@ -205,7 +205,7 @@ def _forward_fourier(s: Shape) -> int:
     return nbytes if nbytes <= (WHOLE_LIMIT if side <= 32 else WHOLE_LIMIT_LARGE) else 0
 
 
-def _takes_whole_fourier(s: Shape) -> bool:
+def _takes_whole_fourier(s: ConvShape) -> bool:
     """Large batches of small and middle-sized images; channels that are at least halved, in batches of any size.
 
     This gets all but 8 right of 159 shapes that were seen, 36 of which took it. Only one of them halved its channels.
@@ -228,22 +228,22 @@ def _spectrum(side: int) -> int:
     return side * (side // 2 + 1) * 8
 
 
-def _winograd_fits(s: Shape) -> bool:
+def _winograd_fits(s: ConvShape) -> bool:
     return s.kernel == (3, 3) and not s.strided and s.groups == 1 and min(s.channels, s.filters) >= 32
 
 
-def _winograd(s: Shape) -> int:
+def _winograd(s: ConvShape) -> int:
     side = -(-isqrt(s.area_out) // 4)
     return WINOGRAD * 4 * (s.batch * (s.channels + s.filters) * side * side + s.channels * s.filters)
 
 
-def _shape(graph: Graph, x: Tensor, weight: Tensor, y: Tensor) -> Shape:
+def _shape(graph: Graph, x: Tensor, weight: Tensor, y: Tensor) -> ConvShape:
     transposed = weight.shape[0] != y.shape[1]
     if transposed:  # a transposed convolution is another one's input gradient
         x, y = y, x
     area_in, area_out = prod(x.shape[2:]), prod(y.shape[2:])
     half = x.itemsize == 2
-    return Shape(
+    return ConvShape(
         batch=x.shape[0],
         channels=x.shape[1],
         filters=y.shape[1],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from presage.memory.gpu_limits import H200, Chip
+from presage.memory.gpu_limits import H200, GpuLimits
 
 __all__ = ["Launch", "buffers", "spread"]
 
@@ -40,7 +40,7 @@ def buffers(
     strides: Sequence[int],
     dims: Sequence[int],
     accumulate: int = 4,
-    chip: Chip = H200,
+    chip: GpuLimits = H200,
 ) -> tuple[int, ...]:
     """What a reduction of a tensor over `dims` (all where empty) allocates beside its output."""
     axes = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
@@ -51,7 +51,7 @@ def buffers(
     return spread(_joined(sorted(reduced)), _joined(sorted(kept)), chip).buffers(accumulate)
 
 
-def spread(reduced: list[tuple[int, int]], kept: list[tuple[int, int]], chip: Chip) -> Launch:
+def spread(reduced: list[tuple[int, int]], kept: list[tuple[int, int]], chip: GpuLimits) -> Launch:
     """The launch for a reduction over axes given as (stride, size), fastest first."""
     inputs, outputs = _size(reduced), _size(kept)
     along_rows = not kept or reduced[0][0] < kept[0][0]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from presage.errors import PresageError
 from presage.placement.fleet import Fleet
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.step_model import StepModel
 
 __all__ = ["Sizes", "best_groups", "given_groups", "random_groups", "worst_groups"]
 
@@ -32,7 +32,7 @@ class Sizes:
     part: int
 
     @staticmethod
-    def of(shape: Shape, fleet: Fleet, keep_nodes: bool = True) -> Sizes:
+    def of(shape: StepModel, fleet: Fleet, keep_nodes: bool = True) -> Sizes:
         """What a job needs of a fleet; `keep_nodes`: tensor-parallel groups stay within nodes."""
         groups, tp = shape.replicas * shape.stages, gcd(shape.job.parallel.tp, shape.together)
         if len(fleet) < groups * shape.together:

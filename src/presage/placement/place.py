@@ -17,8 +17,8 @@ from presage.placement.placement_draws import drawn_steps
 from presage.placement.placement_score import Judge
 from presage.placement.placement_search import assign, assign_worst
 from presage.placement.replica_time import Pipeline, without_gpus
-from presage.prediction.draws.draw import Drawn, Draws, calmed
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.draw import Drawn, Draws, without_fitted_stragglers
+from presage.prediction.draws.step_model import StepModel
 
 __all__ = ["Outcome", "Placed", "Placement", "Randoms", "place"]
 
@@ -94,7 +94,7 @@ class Placed:
     gap: float  # how much slower than the bound the slowest replica is in the best, at p95
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> StepModel:
         return self.judge.pipeline.shape
 
     @property
@@ -105,7 +105,7 @@ class Placed:
 
 
 def place(
-    shape: Shape, fleet: Fleet, noise: Noise, *, keep_nodes: bool = True, seed: int = 0, draws: int = 10_000,
+    shape: StepModel, fleet: Fleet, noise: Noise, *, keep_nodes: bool = True, seed: int = 0, draws: int = 10_000,
     randoms: int = RANDOMS,
 ) -> Placed:  # fmt: skip
     """Which GPU of a fleet should go where in a job, so that slow ones cost least; beside other orders of them.
@@ -114,7 +114,7 @@ def place(
     where GPUs vary as they usually do (see `calmed`).
     """
     sizes, alone = Sizes.of(shape, fleet, keep_nodes), without_gpus(noise)
-    shape = calmed(shape, noise if np.ptp(fleet.factors) else alone)
+    shape = without_fitted_stragglers(shape, noise if np.ptp(fleet.factors) else alone)
     judge = Judge(Pipeline(shape, alone), shape.replicas, seed=seed)
     best, gap = _best(judge, fleet, sizes)
     given, worst = _in_order(shape, fleet, given_groups(sizes)), _worst(judge, fleet, sizes)
@@ -125,7 +125,7 @@ def place(
     return Placed(judge, fleet, sizes, randoms=_randoms(judge, fleet, sizes, randoms), gap=gap, **outcomes)
 
 
-def _in_order(shape: Shape, fleet: Fleet, groups: Ints) -> Placement:
+def _in_order(shape: StepModel, fleet: Fleet, groups: Ints) -> Placement:
     return Placement(fleet, groups.reshape(shape.stages, shape.replicas, -1).transpose(1, 0, 2))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from presage.engine import Durations, finish_times
 from presage.noise.noise import CLASSES, Noise, Slow
 from presage.prediction.draws.replica_pools import MOST_TASKS, Replica, pieces
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.step_model import StepModel
 
 __all__ = ["Pipeline", "Singles", "without_gpus"]
 
@@ -30,7 +30,7 @@ def without_gpus(noise: Noise) -> Noise:
 class Pipeline:
     """Factors are of stages: what their slowest GPU takes as long as a usual one. One row of them is one replica."""
 
-    shape: Shape
+    shape: StepModel
     noise: Noise
     most: int = MOST_TASKS  # tasks of a step whose operations are drawn one by one
     touched: tuple[str, ...] = TOUCHED

@@ -10,7 +10,7 @@ from presage.configs.presets import preset
 from presage.hardware import platform
 from presage.noise.noise import CLASSES, Noise, Spread
 from presage.parallel.pipeline import Schedule, run
-from presage.prediction.draws.step_model import PASSES, Shape
+from presage.prediction.draws.step_model import PASSES, StepModel
 
 __all__ = ["own_noise", "toy_shape"]
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 MODEL, PLATFORM = "llama3.1-8b", "dgx-h100"  # whose, does not matter: nothing of them is used
 
 
-def toy_shape(schedule: Schedule, heavy: ArrayLike = 1.0, replicas: int = 1, backward: float = 2.0) -> Shape:
+def toy_shape(schedule: Schedule, heavy: ArrayLike = 1.0, replicas: int = 1, backward: float = 2.0) -> StepModel:
     """Stages whose forwards take `heavy` seconds, backwards `backward` times as long, all of it matrix products."""
     s = schedule
     each = np.broadcast_to(np.asarray(heavy, np.float64), (s.stages,))[:, None] / s.virtual * np.ones((1, s.virtual))
@@ -31,7 +31,7 @@ def toy_shape(schedule: Schedule, heavy: ArrayLike = 1.0, replicas: int = 1, bac
     gpus = s.stages * replicas
     parallel = Parallel(pp=s.stages, virtual=s.virtual, schedule=s.kind)
     job = Job(preset(MODEL), platform(PLATFORM), gpus, 1, 1, s.microbatches * replicas, parallel, name="pipeline")
-    return Shape(job, found.total, found, work, replicas, 1, gpus / 8, frozenset())
+    return StepModel(job, found.total, found, work, replicas, 1, gpus / 8, frozenset())
 
 
 def own_noise(sd: float) -> Noise:

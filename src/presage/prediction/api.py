@@ -15,10 +15,10 @@ from presage.hardware import platform as _platform
 from presage.parallel.strategy import Strategy
 from presage.parallel.strategy import strategy as _strategy
 from presage.prediction.machine import Machine, kernel_times, machine
-from presage.prediction.rank_set import RankKind, Team, predict_team, team
-from presage.prediction.step import DRAWS, STEPS, Prediction, StepProgram, predict_step, step_program
+from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set, rank_set
+from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult, predict_step, step_program
 
-__all__ = ["Machine", "kernel_times", "machine", "predict", "predict_ranks", "program_of", "step_graph", "team_of"]
+__all__ = ["Machine", "kernel_times", "machine", "predict", "predict_ranks", "program_of", "rank_set_of", "step_graph"]
 
 
 def predict(
@@ -29,7 +29,7 @@ def predict(
     draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
-) -> Prediction:
+) -> StepResult:
     """How long a training step will take: FILE.py:FUNCTION with its arguments, a saved graph's file, or a Graph."""
     graph = step if isinstance(step, Graph) else step_graph(step, arguments)
     where = machine(gpu)
@@ -55,20 +55,20 @@ def predict_ranks(
     *,
     options: Mapping[str, str] | None = None,
     tensor: int = 1,
-    kinds: Mapping[int, RankKind] | None = None,
+    kinds: Mapping[int, RankOverride] | None = None,
     draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
-) -> Prediction:
+) -> StepResult:
     """How long a training step will take on many ranks. `step` is one rank's, captured as for one GPU.
 
     `tensor`: ranks that share each layer. `kinds`: ranks that differ, by number; several graphs are their steps.
     """
-    found = team_of(step, ranks, strategy, platform, arguments, options=options, tensor=tensor, kinds=kinds)
-    return predict_team(found, machine(found.platform.gpu.key), draws=draws, steps=steps, seed=seed)
+    found = rank_set_of(step, ranks, strategy, platform, arguments, options=options, tensor=tensor, kinds=kinds)
+    return predict_rank_set(found, machine(found.platform.gpu.key), draws=draws, steps=steps, seed=seed)
 
 
-def team_of(
+def rank_set_of(
     step: str | Path | Graph | Sequence[Graph],
     ranks: int,
     strategy: str | Strategy = "ddp",
@@ -77,15 +77,15 @@ def team_of(
     *,
     options: Mapping[str, str] | None = None,
     tensor: int = 1,
-    kinds: Mapping[int, RankKind] | None = None,
-) -> Team:
+    kinds: Mapping[int, RankOverride] | None = None,
+) -> RankSet:
     """The ranks of a job as the engine takes them, for predictions and timelines."""
     if isinstance(step, str | Path):
         step = step_graph(step, arguments)
     graphs = [step] if isinstance(step, Graph) else list(step)
     place = _platform(platform) if isinstance(platform, str) else platform
     way = _strategy(strategy, options, tensor) if isinstance(strategy, str) else strategy
-    return team(graphs, place, way, ranks, machine(place.gpu.key), kinds)
+    return rank_set(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
 
 def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, traced: bool = False) -> Graph:

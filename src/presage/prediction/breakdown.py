@@ -11,14 +11,14 @@ from presage.graph import work
 from presage.graph.graph import Graph, Op
 from presage.hardware import Gpu
 
-__all__ = ["Costly", "Coverage", "Part", "costliest", "coverage", "families", "modules", "shapes_of"]
+__all__ = ["BreakdownPart", "CostlyOps", "Coverage", "costliest", "coverage", "families", "modules", "shapes_of"]
 
 MODELLED = ("model", "likeness")
 OUTSIDE = {"optimizer": "(optimizer)", "other": "(other)"}
 
 
 @dataclass(frozen=True)
-class Part:
+class BreakdownPart:
     """A share of a step: seconds of its kernels, seconds its ops cost the host."""
 
     name: str
@@ -29,7 +29,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Costly:
+class CostlyOps:
     """Ops alike in name, shapes and phase: all of them together."""
 
     name: str
@@ -53,12 +53,12 @@ class Coverage:
     unknown_host_ops: tuple[str, ...]  # their host time is their class's mean
 
 
-def families(times: Sequence[OpTime], host: Sequence[float]) -> tuple[Part, ...]:
+def families(times: Sequence[OpTime], host: Sequence[float]) -> tuple[BreakdownPart, ...]:
     """The ops that launch something by family, most GPU time first."""
     return _parts((t.family, t.seconds, h) for t, h in zip(times, host, strict=True) if t.launches)
 
 
-def modules(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[Part, ...]:
+def modules(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[BreakdownPart, ...]:
     """By top-level module, most GPU time first."""
     rows = zip(graph.ops, times, host, strict=True)
     return _parts((_module(op), t.seconds, h) for op, t, h in rows)
@@ -68,17 +68,17 @@ def _module(op: Op) -> str:
     return op.module.split(".")[0] if op.module else OUTSIDE.get(op.phase, "(top level)")
 
 
-def _parts(rows: Iterable[tuple[str, float, float]]) -> tuple[Part, ...]:
+def _parts(rows: Iterable[tuple[str, float, float]]) -> tuple[BreakdownPart, ...]:
     found: dict[str, list[float]] = {}
     for name, gpu, host in rows:
         sums = found.setdefault(name, [0.0, 0.0, 0.0])
         sums[0], sums[1], sums[2] = sums[0] + gpu, sums[1] + host, sums[2] + 1
     total = sum(s[0] for s in found.values())
-    parts = [Part(name, g, g / total if total else 0.0, h, int(n)) for name, (g, h, n) in found.items()]
+    parts = [BreakdownPart(name, g, g / total if total else 0.0, h, int(n)) for name, (g, h, n) in found.items()]
     return tuple(sorted(parts, key=lambda p: (-p.gpu, -p.host)))
 
 
-def costliest(graph: Graph, times: Sequence[OpTime], gpu: Gpu, count: int = 10) -> tuple[Costly, ...]:
+def costliest(graph: Graph, times: Sequence[OpTime], gpu: Gpu, count: int = 10) -> tuple[CostlyOps, ...]:
     """The ops that take the GPU longest, those alike together; collectives are told of elsewhere."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
@@ -92,7 +92,7 @@ def costliest(graph: Graph, times: Sequence[OpTime], gpu: Gpu, count: int = 10) 
 
 def _costly(
     graph: Graph, times: Sequence[OpTime], gpu: Gpu, ops: Sequence[int], seconds: float, total: float
-) -> Costly:
+) -> CostlyOps:
     op = graph.ops[ops[0]]
     least = sum(least_seconds(graph, graph.ops[i], gpu) for i in ops)
     moved = work.bytes_moved(graph, op)
@@ -101,7 +101,7 @@ def _costly(
     share, efficiency = seconds / total if total else 0.0, least / seconds if seconds else 0.0
     source = times[ops[0]].source
     where = (op.name, shapes_of(graph, op), op.phase, op.module)
-    return Costly(*where, len(ops), seconds, share, efficiency, limit, source)
+    return CostlyOps(*where, len(ops), seconds, share, efficiency, limit, source)
 
 
 def shapes_of(graph: Graph, op: Op, most: int = 3) -> str:

@@ -12,7 +12,7 @@ from presage.costs.optime import OpTime
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.step import STEPS, step_program
-from presage.prediction.step_draws import Spread
+from presage.prediction.step_draws import StepSpread
 
 __all__ = ["Machine", "kernel_times", "machine"]
 
@@ -28,9 +28,9 @@ class Machine:
     host: HostModel
 
     @property
-    def spread(self) -> Spread:
+    def spread(self) -> StepSpread:
         """How far runs may lie from the prediction."""
-        return Spread(self.host.pace, kernels=TRANSFERRED if self.models.transferred else CALIBRATED_HERE)
+        return StepSpread(self.host.pace, kernels=TRANSFERRED if self.models.transferred else CALIBRATED_HERE)
 
     @property
     def notes(self) -> tuple[str, ...]:

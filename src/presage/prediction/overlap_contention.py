@@ -22,10 +22,10 @@ from presage.graph.collective import collective, collective_bytes
 from presage.graph.graph import Graph
 from presage.graph.work import bytes_moved
 from presage.hardware import Platform
-from presage.prediction.rank_program import Ranks
+from presage.prediction.rank_program import RankProgram
 from presage.prediction.step_program import STREAM
 
-__all__ = ["Beside", "beside", "contended"]
+__all__ = ["OverlapSlowdown", "apply_contention", "overlap_slowdown"]
 
 Floats = NDArray[np.float64]
 Way: TypeAlias = Literal["ring", "nvls", "pairs"]
@@ -34,7 +34,7 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
+class OverlapSlowdown:
     """By op, how many times as long it takes beside a collective; and a collective beside compute, on the whole."""
 
     compute: Floats
@@ -50,19 +50,21 @@ class _Traffic:
     traffic: float
 
 
-def beside(graph: Graph, times: Sequence[OpTime], platform: Platform, groups: dict[str, Group]) -> Beside:
+def overlap_slowdown(
+    graph: Graph, times: Sequence[OpTime], platform: Platform, groups: dict[str, Group]
+) -> OverlapSlowdown:
     """Slow-downs of a step's ops next to its collectives."""
     found = _traffic(graph, times, platform, groups)
     compute = np.ones(len(graph.ops))
     if found is None:
-        return Beside(compute, 1.0)
+        return OverlapSlowdown(compute, 1.0)
     lost = spent = 0.0
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
         if time.launches and collective(op) is None and time.seconds > 0:
             one = _contention(graph, i, time, platform, found)
             compute[i] = one.compute
             lost, spent = lost + one.collective * time.seconds, spent + time.seconds
-    return Beside(compute, lost / spent if spent else 1.0)
+    return OverlapSlowdown(compute, lost / spent if spent else 1.0)
 
 
 def _contention(graph: Graph, place: int, time: OpTime, platform: Platform, found: _Traffic) -> Contention:
@@ -105,7 +107,7 @@ def _way(kind: str, platform: Platform, group: Group) -> Way:
     return "nvls" if kind == "all_reduce" and platform.links[0].in_network and group.ranks > 2 else "ring"
 
 
-def contended(ranks: Ranks, slow: Sequence[Beside]) -> Ranks:
+def apply_contention(ranks: RankProgram, slow: Sequence[OverlapSlowdown]) -> RankProgram:
     """The ranks with the times their kernels and collectives take where they overlap; `slow` by member."""
     plain = ranks.members
     for _ in range(ROUNDS):
@@ -126,7 +128,12 @@ def _met(meetings: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
 
 
 def _factors(
-    start: Floats, end: Floats, lane: NDArray[np.int64], op: NDArray[np.int64], met: NDArray[np.int64], by: Beside
+    start: Floats,
+    end: Floats,
+    lane: NDArray[np.int64],
+    op: NDArray[np.int64],
+    met: NDArray[np.int64],
+    by: OverlapSlowdown,
 ) -> Floats:
     """How many times as long each task of a rank's step takes, by the share of it that runs beside the other kind."""
     sends = np.zeros(len(lane), np.bool_)

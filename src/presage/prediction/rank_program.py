@@ -14,7 +14,7 @@ from presage.parallel.layout import Fold
 from presage.prediction.step import StepProgram
 from presage.prediction.step_program import STREAM, StepTasks, edges, lanes
 
-__all__ = ["Member", "Ranks", "rank_program"]
+__all__ = ["Member", "RankProgram", "rank_program"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,7 +44,7 @@ class Member:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class RankProgram:
     """Several steps of all members as one program; tasks by member, then step."""
 
     members: tuple[Member, ...]
@@ -61,12 +61,12 @@ class Ranks:
     def timeline(self) -> Timeline:
         return simulate(self.program, self.seconds)
 
-    def with_members(self, members: Sequence[Member]) -> Ranks:
+    def with_members(self, members: Sequence[Member]) -> RankProgram:
         """The same tasks with other times."""
         return replace(self, members=tuple(members))
 
 
-def rank_program(members: Sequence[Member], steps: int) -> Ranks:
+def rank_program(members: Sequence[Member], steps: int) -> RankProgram:
     """Steps of these ranks, one after another."""
     _check_meetings(members)
     sizes = [len(m.tasks) * steps for m in members]
@@ -85,7 +85,7 @@ def rank_program(members: Sequence[Member], steps: int) -> Ranks:
     )
     member = np.repeat(np.arange(len(members)), sizes)
     step = np.concatenate([np.repeat(np.arange(steps, dtype=np.int32), len(m.tasks)) for m in members])
-    return Ranks(tuple(members), steps, program, member, step)
+    return RankProgram(tuple(members), steps, program, member, step)
 
 
 def _labels(m: Member, names: dict[str, int]) -> Ints:

@@ -18,18 +18,27 @@ from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.noise.pace import RANK_SD, factors, step_paces
 from presage.parallel.layout import Layout
-from presage.prediction.rank_program import Member, Ranks
-from presage.prediction.step_draws import WARM_UP, Spread, step_seconds
+from presage.prediction.rank_program import Member, RankProgram
+from presage.prediction.step_draws import WARM_UP, StepSpread, step_seconds
 from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM
 
-__all__ = ["Kind", "ManyRanks", "Sent", "collective_times", "draw_steps", "groups_of", "rank_uses", "sent"]
+__all__ = [
+    "CollectiveStats",
+    "RankClass",
+    "RankResults",
+    "collective_stats",
+    "collective_times",
+    "draw_steps",
+    "groups_of",
+    "rank_uses",
+]
 
 Floats = NDArray[np.float64]
 MS = 1e3
 
 
 @dataclass(frozen=True)
-class Kind:
+class RankClass:
     """Ranks that do the same. Seconds a step."""
 
     rank: int  # the first of them
@@ -52,7 +61,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Sent:
+class CollectiveStats:
     """Collectives of a step that are alike: of one kind, group and size."""
 
     name: str
@@ -76,7 +85,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class ManyRanks:
+class RankResults:
     """What is told beside the step itself."""
 
     platform: str
@@ -86,8 +95,8 @@ class ManyRanks:
     communication: float  # of the slowest kind of rank, seconds a step
     exposed: float
     wait: float
-    kinds: tuple[Kind, ...]
-    sent: tuple[Sent, ...]
+    kinds: tuple[RankClass, ...]
+    collectives: tuple[CollectiveStats, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -99,7 +108,7 @@ class ManyRanks:
             "exposed_communication_ms": self.exposed * MS,
             "wait_ms": self.wait * MS,
             "kinds": [k.to_json() for k in self.kinds],
-            "collectives": [s.to_json() for s in self.sent],
+            "collectives": [s.to_json() for s in self.collectives],
         }
 
 
@@ -122,7 +131,7 @@ def collective_times(
     return out
 
 
-def sent(graph: Graph, platform: Platform, groups: Mapping[str, Group]) -> tuple[Sent, ...]:
+def collective_stats(graph: Graph, platform: Platform, groups: Mapping[str, Group]) -> tuple[CollectiveStats, ...]:
     """A step's collectives, those alike together, the most bytes first."""
     model = Collectives.of(platform)
     found: dict[tuple[str, str, int], int] = {}
@@ -135,11 +144,11 @@ def sent(graph: Graph, platform: Platform, groups: Mapping[str, Group]) -> tuple
     for (kind, name, nbytes), calls in found.items():
         group = groups[name]
         rates = model.seconds(kind, float(nbytes), group), float(model.busbw(kind, float(nbytes), group))
-        out.append(Sent(kind, name, group.ranks, nbytes, calls, *rates, model.measured(kind, group)))
+        out.append(CollectiveStats(kind, name, group.ranks, nbytes, calls, *rates, model.measured(kind, group)))
     return tuple(sorted(out, key=lambda s: -s.nbytes * s.calls))
 
 
-def rank_uses(ranks: Ranks, timeline: Timeline) -> list[tuple[float, float, float, float]]:
+def rank_uses(ranks: RankProgram, timeline: Timeline) -> list[tuple[float, float, float, float]]:
     """Compute, transfers, transfers exposed and waits exposed of each member, seconds a step once it has settled."""
     ends = [float(timeline.end[ranks.step == k].max()) for k in range(ranks.steps)]
     settled = min(WARM_UP, ranks.steps - 1)
@@ -160,7 +169,7 @@ def _inside(timeline: Timeline, kind: LaneKind, rank: int, window: tuple[float, 
     return length(intersect(union(timeline.start[some], timeline.end[some]), np.array([window])))
 
 
-def draw_steps(ranks: Ranks, draws: int, spread: Spread, rng: np.random.Generator) -> Floats:
+def draw_steps(ranks: RankProgram, draws: int, spread: StepSpread, rng: np.random.Generator) -> Floats:
     """Seconds a step in each draw: one pace of the hosts and one error of the kernel models for all ranks, and a little
     of each rank's own, of equal ranks the slowest's."""
     p = spread.host

@@ -12,24 +12,32 @@ from presage.engine import Durations, Timeline
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Platform
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.parallel.layout import Layout, fold
 from presage.parallel.strategy import Strategy
 from presage.prediction.machine import Machine, kernel_times
-from presage.prediction.overlap_contention import beside, contended
-from presage.prediction.rank_program import Member, Ranks, rank_program
-from presage.prediction.rank_results import Kind, ManyRanks, collective_times, draw_steps, groups_of, rank_uses, sent
-from presage.prediction.step import GPU_BOUND, Bound, Prediction, Quantiles, StepProgram, prediction, step_program
+from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
+from presage.prediction.rank_program import Member, RankProgram, rank_program
+from presage.prediction.rank_results import (
+    RankClass,
+    RankResults,
+    collective_stats,
+    collective_times,
+    draw_steps,
+    groups_of,
+    rank_uses,
+)
+from presage.prediction.step import GPU_BOUND, Bound, Quantiles, StepProgram, StepResult, step_program, step_result
 from presage.prediction.step_draws import step_seconds
 
-__all__ = ["RankKind", "Team", "predict_team", "team"]
+__all__ = ["RankOverride", "RankSet", "predict_rank_set", "rank_set"]
 
 SIMULATED = 4  # steps: the last is like all that follow
 CELLS = 60e6  # task-draws held at a time
 
 
 @dataclass(frozen=True)
-class RankKind:
+class RankOverride:
     """How a rank differs: its GPU's speed, how many times as long its host takes, its own step."""
 
     speed: float = 1.0
@@ -42,34 +50,34 @@ class RankKind:
             raise PresageError(f"a rank's speed and host factor are numbers above 0, not {self.speed} and {self.host}")
 
 
-USUAL = RankKind()
+USUAL = RankOverride()
 
 
 @dataclass(frozen=True, eq=False)
-class Team:
+class RankSet:
     """The ranks of a job, equal ones folded, with what each takes."""
 
     platform: Platform
     strategy: Strategy
     layout: Layout
-    kinds: tuple[RankKind, ...]  # by member
+    kinds: tuple[RankOverride, ...]  # by member
     steps: tuple[StepProgram, ...]  # by captured step
     times: tuple[tuple[OpTime, ...], ...]
-    ranks: Ranks
+    ranks: RankProgram
 
     def timeline(self) -> Timeline:
         return self.ranks.timeline()
 
 
-def team(
+def rank_set(
     graphs: Sequence[Graph],
     platform: Platform,
     strategy: Strategy,
     count: int,
     where: Machine,
-    kinds: Mapping[int, RankKind] | None = None,
+    kinds: Mapping[int, RankOverride] | None = None,
     steps: int = SIMULATED,
-) -> Team:
+) -> RankSet:
     """`count` ranks that run the first of the captured steps, but for those in `kinds`."""
     layout = strategy.layout(count)
     reach = platform.links[-1].ranks
@@ -85,18 +93,18 @@ def team(
         times = collective_times(one, kernel_times(one, where), platform, groups)
         timed.append(tuple(times))
         built.append(step_program(one, times, where.host))
-        slow.append(beside(one, times, platform, groups))
+        slow.append(overlap_slowdown(one, times, platform, groups))
     by_rank = [(kinds or {}).get(r, USUAL) for r in range(count)]
     members, mine = [], []
     for f in fold(layout, by_rank):
         kind = by_rank[f.rank]
         mine.append(kind)
         members.append(Member(f, built[kind.step]).paced(kind.speed, kind.host))
-    ranks = contended(rank_program(members, steps), [slow[k.step] for k in mine])
-    return Team(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks)
+    ranks = apply_contention(rank_program(members, steps), [slow[k.step] for k in mine])
+    return RankSet(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks)
 
 
-def predict_team(found: Team, where: Machine, *, draws: int, steps: int, seed: int = 0) -> Prediction:
+def predict_rank_set(found: RankSet, where: Machine, *, draws: int, steps: int, seed: int = 0) -> StepResult:
     """How long the step of a team takes, how sure that is, and why."""
     members = found.ranks.members
     many = rank_program(members, steps)
@@ -108,7 +116,7 @@ def predict_team(found: Team, where: Machine, *, draws: int, steps: int, seed: i
     took = Quantiles.of(drawn)
     told = _many(found)
     first = found.steps[found.kinds[0].step]
-    out = prediction(
+    out = step_result(
         first, found.times[found.kinds[0].step], found.platform.gpu, took, _bound(told, took), draws, steps
     )
     peak = max(k.peak_memory for k in told.kinds)
@@ -116,17 +124,17 @@ def predict_team(found: Team, where: Machine, *, draws: int, steps: int, seed: i
     return replace(out, many=told, peak_memory=peak, notes=notes, drawn=tuple(drawn.tolist()))
 
 
-def _many(found: Team) -> ManyRanks:
-    peaks = [profile(s.graph, chip=found.platform.gpu).peak_allocated for s in found.steps]
+def _many(found: RankSet) -> RankResults:
+    peaks = [memory_profile(s.graph, chip=found.platform.gpu).peak_allocated for s in found.steps]
     uses = rank_uses(found.ranks, found.timeline())
     kinds = []
     for m, kind, use in zip(found.ranks.members, found.kinds, uses, strict=True):
         host = found.steps[kind.step].host_total * kind.host
         how = kind.speed, kind.host, dict(kind.arguments)
-        kinds.append(Kind(m.fold.rank, m.fold.ranks, *use, host, peaks[kind.step], *how))
+        kinds.append(RankClass(m.fold.rank, m.fold.ranks, *use, host, peaks[kind.step], *how))
     groups = groups_of(found.layout, found.platform)
     most = max(kinds, key=lambda k: k.exposed)
-    return ManyRanks(
+    return RankResults(
         platform=found.platform.name,
         strategy=found.strategy.name,
         layout=tuple((n, size) for n, size in found.layout.sizes if size > 1),
@@ -135,11 +143,11 @@ def _many(found: Team) -> ManyRanks:
         exposed=most.exposed,
         wait=max(k.wait for k in kinds),
         kinds=tuple(kinds),
-        sent=sent(found.steps[0].graph, found.platform, groups),
+        collectives=collective_stats(found.steps[0].graph, found.platform, groups),
     )
 
 
-def _bound(told: ManyRanks, took: Quantiles) -> Bound:
+def _bound(told: RankResults, took: Quantiles) -> Bound:
     """What the busiest kind of rank mostly waits for, if it waits."""
     busiest = max(told.kinds, key=lambda k: k.compute)
     if busiest.compute > GPU_BOUND * took.p50:

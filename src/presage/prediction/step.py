@@ -14,16 +14,16 @@ from presage.costs.optime import OpTime
 from presage.engine import Timeline, simulate
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
-from presage.memory.step_memory import profile
+from presage.memory.step_memory import memory_profile
 from presage.prediction import breakdown
-from presage.prediction.breakdown import Costly, Coverage, Part
-from presage.prediction.step_draws import CALM, Spread, durations, step_seconds
+from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage
+from presage.prediction.step_draws import NO_SPREAD, StepSpread, draw_durations, step_seconds
 from presage.prediction.step_program import STREAM, StepTasks, program, step_tasks
 
 if TYPE_CHECKING:
-    from presage.prediction.rank_results import ManyRanks
+    from presage.prediction.rank_results import RankResults
 
-__all__ = ["Bound", "Prediction", "Quantiles", "StepProgram", "predict_step", "prediction", "step_program"]
+__all__ = ["Bound", "Quantiles", "StepProgram", "StepResult", "predict_step", "step_program", "step_result"]
 
 Bound: TypeAlias = Literal["gpu", "host", "communication"]
 MS = 1e3
@@ -56,11 +56,11 @@ class StepProgram:
     host_total: float
     unknown_host_ops: tuple[str, ...]
 
-    def step_seconds(self, draws: int, steps: int, spread: Spread, rng: np.random.Generator) -> NDArray[np.float64]:
+    def step_seconds(self, draws: int, steps: int, spread: StepSpread, rng: np.random.Generator) -> NDArray[np.float64]:
         """Seconds a step in each draw."""
         many = program(self.tasks, steps, self.host.calls, [op.name for op in self.graph.ops])
         step = np.repeat(np.arange(steps, dtype=np.int32), len(self.tasks))
-        return step_seconds(many, durations(self.tasks, steps, draws, spread, rng), step, steps)
+        return step_seconds(many, draw_durations(self.tasks, steps, draws, spread, rng), step, steps)
 
     def at_pace(self, main: float, autograd: float) -> StepProgram:
         """The same step where the host's threads take so many times as long."""
@@ -69,7 +69,7 @@ class StepProgram:
 
     def usual(self, steps: int) -> float:
         """Seconds a step at the usual pace, with no spread at all."""
-        return float(self.step_seconds(1, steps, CALM, np.random.default_rng())[0])
+        return float(self.step_seconds(1, steps, NO_SPREAD, np.random.default_rng())[0])
 
     def timeline(self, steps: int) -> Timeline:
         """When each task of the first steps runs, at the usual pace."""
@@ -78,7 +78,7 @@ class StepProgram:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepResult:
     """What a training step will take on a kind of machine. Times in seconds, memory in bytes."""
 
     source: str
@@ -91,14 +91,14 @@ class Prediction:
     memory: int  # what the GPU has
     bound: Bound
     launches: int
-    families: tuple[Part, ...]
-    modules: tuple[Part, ...]
-    costliest: tuple[Costly, ...]
+    families: tuple[BreakdownPart, ...]
+    modules: tuple[BreakdownPart, ...]
+    costliest: tuple[CostlyOps, ...]
     coverage: Coverage
     notes: tuple[str, ...]
     draws: int
     steps: int
-    many: ManyRanks | None = None  # where the step is one of several ranks
+    many: RankResults | None = None  # where the step is one of several ranks
     drawn: tuple[float, ...] = field(default=(), repr=False, compare=False)  # seconds a step, by draw
 
     def to_json(self) -> dict[str, Any]:
@@ -126,11 +126,11 @@ class Prediction:
         }
 
 
-def _part(p: Part) -> dict[str, Any]:
+def _part(p: BreakdownPart) -> dict[str, Any]:
     return {"ms": p.gpu * MS, "share": p.share, "host_ms": p.host * MS, "ops": p.ops}
 
 
-def _costly(c: Costly) -> dict[str, Any]:
+def _costly(c: CostlyOps) -> dict[str, Any]:
     out = asdict(c)
     return {"op": out.pop("name"), "ms": out.pop("seconds") * MS, **out}
 
@@ -149,34 +149,34 @@ def predict_step(
     gpu: Gpu,
     host: HostModel,
     *,
-    spread: Spread | None = None,
+    spread: StepSpread | None = None,
     draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
-) -> Prediction:
+) -> StepResult:
     """The prediction for a captured step whose kernel times are given, one for each op of the graph."""
     built = step_program(graph, times, host)
-    spread = spread or Spread(host.pace)
+    spread = spread or StepSpread(host.pace)
     drawn = built.step_seconds(draws, steps, spread, np.random.default_rng(seed))
     took = Quantiles.of(drawn)
     active = sum(t.seconds for t in times)
     bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
-    return replace(prediction(built, times, gpu, took, bound, draws, steps), drawn=tuple(drawn.tolist()))
+    return replace(step_result(built, times, gpu, took, bound, draws, steps), drawn=tuple(drawn.tolist()))
 
 
-def prediction(
+def step_result(
     built: StepProgram, times: Sequence[OpTime], gpu: Gpu, took: Quantiles, bound: Bound, draws: int, steps: int
-) -> Prediction:
+) -> StepResult:
     """All that is told of a step that takes so long."""
     graph, by_op = built.graph, built.host_seconds.tolist()
-    return Prediction(
+    return StepResult(
         source=graph.source,
         arguments=graph.arguments,
         gpu=gpu.name,
         step=took,
         gpu_active=sum(t.seconds for t in times if t.family != "communication"),
         host=built.host_total,
-        peak_memory=profile(graph, chip=gpu).peak_allocated,
+        peak_memory=memory_profile(graph, chip=gpu).peak_allocated,
         memory=gpu.memory,
         bound=bound,
         launches=sum(t.launches for t in times),

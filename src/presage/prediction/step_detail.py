@@ -10,19 +10,19 @@ import numpy as np
 from presage.engine import Timeline
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
-from presage.memory.step_memory import MemoryProfile, profile
+from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.prediction.machine import kernel_times, machine
-from presage.prediction.rank_set import Team
+from presage.prediction.rank_set import RankSet
 from presage.prediction.step import StepProgram, step_program
-from presage.prediction.step_roofline import Worked, worked
+from presage.prediction.step_roofline import RooflinePoint, roofline_points
 
-__all__ = ["Detail", "Shown", "detail_of", "step_shown", "team_detail"]
+__all__ = ["StepDetail", "StepWindow", "rank_set_detail", "step_detail", "step_window"]
 
 SIMULATED = 5  # steps: the last but one is like all that follow, and the host is at work on the one after it
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class StepWindow:
     """A timeline and the seconds of it that are one step: from the end of the one before to its own."""
 
     timeline: Timeline
@@ -30,14 +30,14 @@ class Shown:
 
 
 @dataclass(frozen=True, eq=False)
-class Detail:
+class StepDetail:
     """One rank's step. With many ranks the timeline is of all of them, the rest of the first."""
 
     graph: Graph
     gpu: Gpu
-    shown: Shown
+    shown: StepWindow
     memory: MemoryProfile
-    work: tuple[Worked, ...]
+    work: tuple[RooflinePoint, ...]
 
     @property
     def peaks(self) -> dict[str, float]:
@@ -46,27 +46,33 @@ class Detail:
         return {" and ".join(d for d, p in self.gpu.peak.items() if p == peak): peak for peak in sorted(run)}
 
 
-def detail_of(graph: Graph, gpu: str | Path = "h200") -> Detail:
+def step_detail(graph: Graph, gpu: str | Path = "h200") -> StepDetail:
     """Of a step on one GPU."""
     where = machine(gpu)
     times, chip = kernel_times(graph, where), where.models.gpu
     built = step_program(graph, times, where.host)
-    return Detail(graph, chip, step_shown(built), profile(graph, chip=chip, kinds=True), worked(graph, times, chip))
+    return StepDetail(
+        graph,
+        chip,
+        step_window(built),
+        memory_profile(graph, chip=chip, kinds=True),
+        roofline_points(graph, times, chip),
+    )
 
 
-def step_shown(built: StepProgram, steps: int = SIMULATED) -> Shown:
+def step_window(built: StepProgram, steps: int = SIMULATED) -> StepWindow:
     """A step of one rank once it has settled."""
     timeline = built.timeline(steps)
     ends = timeline.end.reshape(steps, -1).max(axis=1, initial=0.0)
-    return Shown(timeline, (float(ends[-3]), float(ends[-2])))
+    return StepWindow(timeline, (float(ends[-3]), float(ends[-2])))
 
 
-def team_detail(team: Team) -> Detail:
+def rank_set_detail(team: RankSet) -> StepDetail:
     """Of a step on many ranks."""
     ranks, timeline, chip = team.ranks, team.timeline(), team.platform.gpu
     ends = np.array([timeline.end[ranks.step == k].max() for k in range(ranks.steps)])
     first = team.kinds[0].step
     graph = team.steps[first].graph
-    shown = Shown(timeline, (float(ends[-3]), float(ends[-2])))
-    memory = profile(graph, chip=chip, kinds=True)
-    return Detail(graph, chip, shown, memory, worked(graph, team.times[first], chip))
+    shown = StepWindow(timeline, (float(ends[-3]), float(ends[-2])))
+    memory = memory_profile(graph, chip=chip, kinds=True)
+    return StepDetail(graph, chip, shown, memory, roofline_points(graph, team.times[first], chip))

@@ -16,7 +16,7 @@ from presage.engine.timeline import latest_ends
 from presage.noise.pace import factors, step_paces
 from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM, StepTasks
 
-__all__ = ["CALM", "Spread", "durations", "step_seconds"]
+__all__ = ["NO_SPREAD", "StepSpread", "draw_durations", "step_seconds"]
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +25,7 @@ GPU_SD = 0.0025  # GPU time from run to run, measured: 0.2 to 0.3%
 
 
 @dataclass(frozen=True)
-class Spread:
+class StepSpread:
     """Standard deviations of the logarithm: of host threads, and of all GPU time by one factor."""
 
     host: Pace
@@ -37,10 +37,10 @@ class Spread:
         return float(np.hypot(self.gpu, self.kernels))
 
 
-CALM = Spread(Pace(0.0, 0.0, 0.0), 0.0, 0.0)
+NO_SPREAD = StepSpread(Pace(0.0, 0.0, 0.0), 0.0, 0.0)
 
 
-def durations(tasks: StepTasks, steps: int, draws: int, spread: Spread, rng: np.random.Generator) -> Durations:
+def draw_durations(tasks: StepTasks, steps: int, draws: int, spread: StepSpread, rng: np.random.Generator) -> Durations:
     """Seconds of every task in every draw; a single draw without any spread is the usual pace itself."""
     if spread.of_gpu == 0 and spread.host.run_sd == 0 and spread.host.step_sd == 0:
         return Durations.of(np.tile(tasks.seconds, steps))

@@ -12,11 +12,11 @@ from presage.graph.graph import Graph
 from presage.hardware import Gpu
 from presage.prediction.breakdown import shapes_of
 
-__all__ = ["Worked", "worked"]
+__all__ = ["RooflinePoint", "roofline_points"]
 
 
 @dataclass(frozen=True)
-class Worked:
+class RooflinePoint:
     """Ops alike in name, shapes and phase, all of them together."""
 
     name: str
@@ -35,7 +35,7 @@ class Worked:
         return self.least / self.seconds if self.seconds else 0.0
 
 
-def worked(graph: Graph, times: Sequence[OpTime], gpu: Gpu) -> tuple[Worked, ...]:
+def roofline_points(graph: Graph, times: Sequence[OpTime], gpu: Gpu) -> tuple[RooflinePoint, ...]:
     """Those that take the GPU longest first; collectives are told of elsewhere."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
@@ -47,9 +47,9 @@ def worked(graph: Graph, times: Sequence[OpTime], gpu: Gpu) -> tuple[Worked, ...
 
 def _worked(
     graph: Graph, times: Sequence[OpTime], gpu: Gpu, key: tuple[str, str, str], places: Sequence[int]
-) -> Worked:
+) -> RooflinePoint:
     ops = [graph.ops[i] for i in places]
-    return Worked(
+    return RooflinePoint(
         *key,
         family=times[places[0]].family,
         calls=len(ops),

@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from presage.memory import StageMemory
-from presage.prediction.jobs.cost import Spent
-from presage.prediction.jobs.job_prediction import JobPrediction, Stage
+from presage.prediction.jobs.cost import TrainingCost
+from presage.prediction.jobs.job_prediction import JobResult, StageSummary
 from presage.report.plain import plain_table
 from presage.text import amount, percent, seconds, size
 
@@ -46,7 +46,7 @@ LEAST = 1e-6  # of the step: what takes less is a rounding
 # ---- the answer
 
 
-def headline(p: JobPrediction) -> str:
+def headline(p: JobResult) -> str:
     """What was asked, how it is spread, and the answer in one sentence."""
     job, m = p.job, p.job.model
     what = f"[bold]{escape(job.name or m.name or 'job')}[/bold]"
@@ -58,7 +58,7 @@ def headline(p: JobPrediction) -> str:
     return f"{what}, {_parameters(p)}, on {escape(where)}\n{_spread(p)}\n{answer}; {_fits(p)}{most}"
 
 
-def _parameters(p: JobPrediction) -> str:
+def _parameters(p: JobResult) -> str:
     m = p.job.model
     active = f" ({_count(m.active_parameters)} active)" if m.experts else ""
     return f"{_count(m.parameters)} parameters{active}"
@@ -73,7 +73,7 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _spread(p: JobPrediction) -> str:
+def _spread(p: JobResult) -> str:
     job, q = p.job, p.job.parallel
     pipeline = f"pp {q.pp}" + (f" x {q.virtual} chunks" if q.virtual > 1 else "") if q.pp > 1 else ""
     kind = "" if q.pp == 1 or q.schedule == ("interleaved" if q.virtual > 1 else "1f1b") else f"({q.schedule})"
@@ -92,7 +92,7 @@ def _spread(p: JobPrediction) -> str:
     return escape(", ".join(text for text in said if text))
 
 
-def _sharded(p: JobPrediction) -> str:
+def _sharded(p: JobResult) -> str:
     job, q = p.job, p.job.parallel
     if not q.zero:
         return ""
@@ -100,7 +100,7 @@ def _sharded(p: JobPrediction) -> str:
     return f"{name} over {q.shard}" if q.shard and q.shard < job.dp * q.cp else name
 
 
-def _recomputed(p: JobPrediction) -> str:
+def _recomputed(p: JobResult) -> str:
     r = p.job.recompute
     if r.mode == "none":
         return "nothing recomputed"
@@ -108,7 +108,7 @@ def _recomputed(p: JobPrediction) -> str:
     return (f"recomputed: {', '.join(r.modules) or 'attention'}" if r.mode == "selective" else "all recomputed") + part
 
 
-def _fits(p: JobPrediction) -> str:
+def _fits(p: JobResult) -> str:
     m = p.memory
     return f"it fits, {size(m.margin)} to spare" if m.fits else f"it does NOT fit: {size(-m.margin)} too much"
 
@@ -116,7 +116,7 @@ def _fits(p: JobPrediction) -> str:
 # ---- tables
 
 
-def step_table(p: JobPrediction, tokens: float | None = None) -> Table:
+def step_table(p: JobResult, tokens: float | None = None) -> Table:
     table = plain_table("Step", "", "", "")
     table.show_header, table.columns[2].justify = False, "left"
     peak, rate = p.peak
@@ -138,11 +138,11 @@ def step_table(p: JobPrediction, tokens: float | None = None) -> Table:
     return table
 
 
-def _worst(p: JobPrediction) -> int:
+def _worst(p: JobResult) -> int:
     return p.memory.stages.index(p.memory.worst)
 
 
-def _spending(p: JobPrediction, tokens: float | None) -> list[tuple[str, str, str]]:
+def _spending(p: JobResult, tokens: float | None) -> list[tuple[str, str, str]]:
     one, pue = p.spent(), p.terms.pue
     over = f", PUE {pue:g}" if pue != 1 else ""
     rows = [("power", f"{p.watts / p.job.gpus:.0f} W a GPU", f"{one.energy / 1e6:.4g} MJ a step{over}")]
@@ -151,7 +151,7 @@ def _spending(p: JobPrediction, tokens: float | None) -> list[tuple[str, str, st
     return rows if tokens is None else [*rows, _run(p.spent(tokens))]
 
 
-def _run(s: Spent) -> tuple[str, str, str]:
+def _run(s: TrainingCost) -> tuple[str, str, str]:
     cost = "" if s.cost is None else f", cost {s.cost:,.0f}"
     took = f"{s.days:.3g} days" if s.days >= 1 else f"{s.days * 24:.3g} hours"
     told = f"{s.steps:,.0f} steps, {amount(s.gpu_hours)} GPU hours, {_energy(s.kwh)}{cost}"
@@ -162,7 +162,7 @@ def _energy(kwh: float) -> str:
     return f"{kwh / 1e3:,.0f} MWh" if kwh >= 1e5 else f"{kwh:,.0f} kWh"
 
 
-def breakdown_table(p: JobPrediction) -> Table:
+def breakdown_table(p: JobResult) -> Table:
     """Parts of the step that take any time."""
     table = plain_table("Where the step goes", "part", "time", "share", fold=False)
     for name, took in p.breakdown.items():
@@ -176,7 +176,7 @@ def _part(name: str) -> str:
     return PARTS.get(name, escape(name))
 
 
-def stage_table(p: JobPrediction) -> Table:
+def stage_table(p: JobResult) -> Table:
     """Stages that do the same in one row."""
     columns = ("layers", "forward", "backward", "busy", "bubble", "memory")
     table = plain_table("Stages (forward and backward: one microbatch)", "stage", *columns, fold=False)
@@ -189,12 +189,12 @@ def stage_table(p: JobPrediction) -> Table:
     return table
 
 
-def _cells(s: Stage) -> tuple[str, ...]:
+def _cells(s: StageSummary) -> tuple[str, ...]:
     times = (seconds(x) for x in (s.forward, s.backward, s.busy, s.bubble))
     return str(s.layers), *times, size(s.memory)
 
 
-def memory_table(p: JobPrediction) -> Table:
+def memory_table(p: JobResult) -> Table:
     """Of the stage that needs most."""
     m: StageMemory = p.memory.worst
     table = plain_table(f"Memory of a GPU of stage {_worst(p)}", "what", "bytes", "share", fold=False)
@@ -205,7 +205,7 @@ def memory_table(p: JobPrediction) -> Table:
     return table
 
 
-def help_table(p: JobPrediction) -> Table:
+def help_table(p: JobResult) -> Table:
     """Which change of the job saves how much."""
     table = plain_table("What would save memory", "change", "saves", "then left", "fits", fold=False)
     for h in p.helps[:HELPS]:
@@ -217,6 +217,6 @@ def _left(margin: float) -> str:
     return size(margin) if margin >= 0 else f"-{size(-margin)}"
 
 
-def remarks(p: JobPrediction) -> list[str]:
+def remarks(p: JobResult) -> list[str]:
     """What to know before trusting it."""
     return [f"note: {note}" for note in p.notes]

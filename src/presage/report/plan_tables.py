@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from presage.configs.job import Job
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.plain import plain_table
 from presage.search import Difference, Found, Missed, Short, differences, layout_of, losses, missed, words
 from presage.search.search_result import Counts
@@ -77,7 +77,7 @@ def _late(found: Found, k: int) -> list[str]:
     return [seconds(e.value), seconds(e.error), percent(e.value / first.value - 1) if e is not first else "-"]
 
 
-def _row(p: JobPrediction, found: Found, k: int, several: bool, called: str = "") -> list[str]:
+def _row(p: JobResult, found: Found, k: int, several: bool, called: str = "") -> list[str]:
     best = found.best[0].seconds
     left = size(p.memory.margin) if p.memory.margin >= 0 else f"{size(-p.memory.margin)} too much"
     slower = percent(p.seconds / best - 1) if p.seconds != best else "-"
@@ -132,7 +132,7 @@ def explanation(found: Found) -> list[str]:
     return [*out, _memory(best, missed(found))]
 
 
-def _against(who: str, d: Difference, other: JobPrediction) -> str:
+def _against(who: str, d: Difference, other: JobResult) -> str:
     changes = ", ".join(f"{BY.get(k, k)} {there} for {here}" for k, here, there in d.knobs) or "layers dealt otherwise"
     more = [f"{seconds(s)} more {PARTS.get(k, k)}" for k, s in d.parts if s > 0][:TOLD]
     less = [f"{seconds(-s)} less {PARTS.get(k, k)}" for k, s in d.parts if s < 0][:TOLD]
@@ -143,13 +143,13 @@ def _against(who: str, d: Difference, other: JobPrediction) -> str:
     return f"{who} ({changes}) is {slower}{because}."
 
 
-def _held_back(best: JobPrediction) -> str:
+def _held_back(best: JobResult) -> str:
     share = percent(best.compute / best.seconds)
     rest = ", ".join(f"{PARTS.get(k, k)} {seconds(s)} ({percent(s / best.seconds)})" for k, s in losses(best)[:TOLD])
     return f"{share} of the step is compute" + (f"; of the rest most goes to {rest}." if rest else ".")
 
 
-def _memory(best: JobPrediction, faster: list[Missed]) -> str:
+def _memory(best: JobResult, faster: list[Missed]) -> str:
     if not faster:
         return "Memory does not bind: no plan next to it that memory rules out would be faster."
     first = faster[0]

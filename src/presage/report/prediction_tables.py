@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from presage.prediction.breakdown import Costly, Part
-from presage.prediction.rank_results import ManyRanks
-from presage.prediction.step import Prediction
+from presage.prediction.breakdown import BreakdownPart, CostlyOps
+from presage.prediction.rank_results import RankResults
+from presage.prediction.step import StepResult
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
 from presage.text import percent, seconds, shorten
@@ -23,7 +23,7 @@ BOUND = {
 }
 
 
-def headline(p: Prediction) -> str:
+def headline(p: StepResult) -> str:
     """What was asked, and the answer in one line."""
     given = ", ".join(f"{k}={v}" for k, v in p.arguments.items())
     where = p.gpu if p.many is None else f"{p.many.ranks} ranks ({p.many.strategy}) of {p.many.platform}"
@@ -32,7 +32,7 @@ def headline(p: Prediction) -> str:
     return f"{asked}\n{seconds(s.p50)} a step, nine runs of ten between {seconds(s.p5)} and {seconds(s.p95)}"
 
 
-def step_table(p: Prediction) -> Table:
+def step_table(p: StepResult) -> Table:
     """The figures of the step."""
     table = plain_table("Step", "", "", "")
     table.show_header = False
@@ -50,7 +50,7 @@ def step_table(p: Prediction) -> Table:
     return table
 
 
-def _communication(m: ManyRanks) -> list[tuple[str, str, str]]:
+def _communication(m: RankResults) -> list[tuple[str, str, str]]:
     return [
         ("communication", seconds(m.communication), "transfers, waits for other ranks not counted"),
         ("  exposed", seconds(m.exposed), "with no kernels beside"),
@@ -58,7 +58,7 @@ def _communication(m: ManyRanks) -> list[tuple[str, str, str]]:
     ]
 
 
-def part_table(title: str, first: str, parts: Sequence[Part], most: int = 20) -> Table:
+def part_table(title: str, first: str, parts: Sequence[BreakdownPart], most: int = 20) -> Table:
     """Families or modules, largest first."""
     table = plain_table(title, first, "ops", "GPU", "share", "host", fold=False)
     for part in parts[:most]:
@@ -69,7 +69,7 @@ def part_table(title: str, first: str, parts: Sequence[Part], most: int = 20) ->
     return table
 
 
-def costly_table(rows: Sequence[Costly]) -> Table:
+def costly_table(rows: Sequence[CostlyOps]) -> Table:
     """The ops that take the GPU longest, and how near its limits they run."""
     columns = ("phase", "calls", "GPU", "share", "of peak", "limit", "from")
     table = plain_table("Costliest ops", "op", *columns, fold=False)
@@ -80,7 +80,7 @@ def costly_table(rows: Sequence[Costly]) -> Table:
     return table
 
 
-def remarks(p: Prediction) -> list[str]:
+def remarks(p: StepResult) -> list[str]:
     """What to know before trusting it."""
     out = []
     if p.peak_memory > p.memory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from presage.prediction.rank_results import Kind, ManyRanks
+from presage.prediction.rank_results import RankClass, RankResults
 from presage.report.graph_tables import size
 from presage.report.plain import plain_table
 from presage.text import percent, seconds
@@ -13,7 +13,7 @@ from presage.text import percent, seconds
 __all__ = ["rank_table", "sent_table"]
 
 
-def rank_table(m: ManyRanks, most: int = 16) -> Table:
+def rank_table(m: RankResults, most: int = 16) -> Table:
     """Ranks that do the same in one row."""
     columns = ("ranks", "compute", "communication", "exposed", "wait", "host", "memory")
     table = plain_table("Ranks", "from rank", *columns, fold=False)
@@ -25,22 +25,22 @@ def rank_table(m: ManyRanks, most: int = 16) -> Table:
     return table
 
 
-def _rank(k: Kind) -> str:
+def _rank(k: RankClass) -> str:
     how = [f"speed {k.speed:g}"] * (k.speed != 1) + [f"host x{k.pace:g}"] * (k.pace != 1)
     how += [f"{name}={value}" for name, value in (k.arguments or {}).items()]
     return escape(f"{k.rank}" + (f" ({', '.join(how)})" if how else ""))
 
 
-def sent_table(m: ManyRanks, most: int = 8) -> Table:
+def sent_table(m: RankResults, most: int = 8) -> Table:
     """Collectives of one kind and size in one row."""
     columns = ("group", "ranks", "size", "calls", "each", "bus GB/s", "share", "from")
     table = plain_table("Collectives of a rank", "collective", *columns, fold=False)
-    total = sum(s.seconds * s.calls for s in m.sent)
-    for s in m.sent[:most]:
+    total = sum(s.seconds * s.calls for s in m.collectives)
+    for s in m.collectives[:most]:
         share = percent(s.seconds * s.calls / total) if total else ""
         source = "measured" if s.measured else "link facts"
         cells = (s.group, str(s.ranks), size(s.nbytes), str(s.calls), seconds(s.seconds), f"{s.busbw / 1e9:.0f}")
         table.add_row(s.name, *cells, share, source)
-    if len(m.sent) > most:
-        table.add_row(f"and {len(m.sent) - most} more")
+    if len(m.collectives) > most:
+        table.add_row(f"and {len(m.collectives) - most} more")
     return table

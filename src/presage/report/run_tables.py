@@ -12,8 +12,8 @@ from rich.table import Table
 
 from presage.report.plain import plain_table
 from presage.runs.failures import DAY
-from presage.runs.outcome import CAUSES, Outcome, quantiles
-from presage.runs.whole import RunPrediction
+from presage.runs.outcome import CAUSES, RunOutcome, quantiles
+from presage.runs.whole import RunResult
 from presage.text import amount, percent, seconds
 
 __all__ = [
@@ -43,7 +43,7 @@ SHOWN = 8
 COLUMNS = (0.05, 0.5, 0.9, 0.95, 0.99)
 
 
-def headline(p: RunPrediction) -> str:
+def headline(p: RunResult) -> str:
     """What was asked, then the answer in one sentence."""
     job, run = p.job.job, p.run
     what = f"[bold]{escape(job.name or job.model.name or 'job')}[/bold]"
@@ -53,13 +53,13 @@ def headline(p: RunPrediction) -> str:
     return f"{what}: {told}\n{_answer(p, p.outcome)}{exact}"
 
 
-def _answer(p: RunPrediction, o: Outcome) -> str:
+def _answer(p: RunResult, o: RunOutcome) -> str:
     days = f"p50 {span(o.quantile(0.5))}, p95 {span(o.quantile(0.95))}"
     sure = "" if p.deadline is None else f"; {surely(o.done_by(p.deadline))} sure by {span(p.deadline)}"
     return f"{days}; {percent(float(o.goodput.mean()), 0)} goodput{sure}"
 
 
-def _tokens(p: RunPrediction) -> str:
+def _tokens(p: RunResult) -> str:
     return amount(p.run.steps * p.job.job.tokens).replace("G", "B") + " tokens"
 
 
@@ -79,7 +79,7 @@ def span(value: float) -> str:
     return seconds(value)
 
 
-def end_table(p: RunPrediction) -> Table:
+def end_table(p: RunResult) -> Table:
     """Of a step, of the run, and of what it takes."""
     table = plain_table("How long", "", "mean", *(f"p{100 * q:.0f}" for q in COLUMNS), fold=False)
     table.add_row("a step", *_cells(p.steps, seconds))
@@ -107,9 +107,9 @@ def _told(value: float, said: Callable[[float], str]) -> str:
     return "never" if value == inf else said(value)
 
 
-def cause_table(p: RunPrediction) -> Table:
+def cause_table(p: RunResult) -> Table:
     """Where the wall-clock time goes, on average."""
-    o: Outcome = p.exact
+    o: RunOutcome = p.exact
     total = float(o.wall.mean())
     table = plain_table("Where the time goes", "what", "time", "share", "p5", "p95", fold=False)
     for cause in CAUSES:
@@ -122,7 +122,7 @@ def cause_table(p: RunPrediction) -> Table:
     return table
 
 
-def class_table(p: RunPrediction, most: int = SHOWN) -> Table:
+def class_table(p: RunResult, most: int = SHOWN) -> Table:
     """Stops by class, those that cost most first."""
     table = plain_table("What stops it", "class", "per 1,000 node-days", "times", "p5-p95", "cost", "each", fold=False)
     rows = sorted((s for s in p.exact.stops() if s.per_node_day), key=lambda s: -s.seconds)
@@ -136,7 +136,7 @@ def class_table(p: RunPrediction, most: int = SHOWN) -> Table:
     return table
 
 
-def interval_table(p: RunPrediction) -> Table:
+def interval_table(p: RunResult) -> Table:
     """Ways to choose the time between checkpoints."""
     title = f"Checkpoints: {seconds(p.run.checkpoints.save)} each ({p.run.checkpoints.said})"
     table = plain_table(title, "interval by", "time", "steps", "ETTR, exact", "by Meta's formula", fold=False)
@@ -146,7 +146,7 @@ def interval_table(p: RunPrediction) -> Table:
     return table
 
 
-def change_table(p: RunPrediction) -> Table:
+def change_table(p: RunResult) -> Table:
     """What to make better first."""
     table = plain_table("What would change its end", "change", "p50", "p95", "ETTR", fold=False)
     for c in p.changes:
@@ -158,7 +158,7 @@ def _moved(value: float) -> str:
     return f"{'+' if value >= 0 else '-'}{span(abs(value))}"
 
 
-def spare_table(p: RunPrediction) -> Table:
+def spare_table(p: RunResult) -> Table:
     """What more and fewer spare nodes would do."""
     repair = span(p.run.reliability.repair)
     table = plain_table(f"Spare nodes (a repair takes {repair})", "spares", "p50", "p95", "waiting", fold=False)
@@ -167,7 +167,7 @@ def spare_table(p: RunPrediction) -> Table:
     return table
 
 
-def remarks(p: RunPrediction) -> list[str]:
+def remarks(p: RunResult) -> list[str]:
     """What to know before trusting it."""
     risk, o, r = p.run.risk, p.outcome, p.run.reliability
     rate = f"{1e3 * risk.unplanned * DAY / risk.nodes:.3g} failures per 1,000 node-days"

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from presage.noise.estimate import Estimate
 from presage.prediction.draws.noise_sources import SOURCES
-from presage.prediction.draws.sensitivity import Change, Row, Sensitivity
+from presage.prediction.draws.sensitivity import MetricChange, Sensitivity, SensitivityRow
 from presage.report.plain import plain_table
 from presage.report.plots import Bar, Bars, draw_bars
 from presage.text import percent, seconds
@@ -72,7 +72,7 @@ def _faster(s: Sensitivity) -> str:
     return f"Make faster first: {called(kind)} (p95 {moved} if 10% quicker){also}"
 
 
-def _moved(r: Row, s: Sensitivity) -> str:
+def _moved(r: SensitivityRow, s: Sensitivity) -> str:
     return f"p95 {percent(r.steady.p95.value / _p95(s))}"
 
 
@@ -80,15 +80,15 @@ def _p95(s: Sensitivity) -> float:
     return s.draws.p95.value
 
 
-def _steady(r: Row) -> Estimate:
+def _steady(r: SensitivityRow) -> Estimate:
     return r.steady.p95
 
 
-def _quick(r: Row) -> Estimate:
+def _quick(r: SensitivityRow) -> Estimate:
     return r.faster.p95 if r.faster is not None else Estimate(0.0)
 
 
-def _first(rows: Iterable[Row], by: Callable[[Row], Estimate]) -> Row | None:
+def _first(rows: Iterable[SensitivityRow], by: Callable[[SensitivityRow], Estimate]) -> SensitivityRow | None:
     """The one that shortens p95 most, if one does."""
     found = min(rows, key=lambda r: by(r).value, default=None)
     return found if found is not None and by(found).value < 0 and told(by(found)) else None
@@ -99,12 +99,12 @@ def told(e: Estimate) -> bool:
     return abs(e.value) > ERRORS * e.error and e.value != 0
 
 
-def called(r: Row) -> str:
+def called(r: SensitivityRow) -> str:
     """A row's name in words."""
     return f"stage {r.name}" if r.group == "stage" else NAMES[r.group].get(r.name, r.name)
 
 
-def _order(rows: Iterable[Row]) -> list[Row]:
+def _order(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
     return sorted(rows, key=lambda r: (r.steady.p95.value, _quick(r).value))
 
 
@@ -145,12 +145,12 @@ def stage_table(s: Sensitivity, top: int) -> Table:
     return table
 
 
-def _critical(r: Row) -> str:
+def _critical(r: SensitivityRow) -> str:
     share = r.critical.share if r.critical else 0.0
     return percent(share) if share > 0 else "0, hidden"
 
 
-def _changed(c: Change, s: Sensitivity) -> list[str]:
+def _changed(c: MetricChange, s: Sensitivity) -> list[str]:
     """Of p50, p95 and the standard deviation, each as a share of itself."""
     d = s.draws
     whole = d.quantile(0.5).value, d.quantile(0.95).value, float(d.seconds.std())
@@ -207,7 +207,7 @@ def value(s: Sensitivity) -> dict[str, Any]:
     }
 
 
-def _row(r: Row) -> dict[str, Any]:
+def _row(r: SensitivityRow) -> dict[str, Any]:
     out: dict[str, Any] = {"group": r.group, "name": r.name, "steady_ms": _change(r.steady)}
     if r.faster is not None:
         out["quicker_10pct_ms"] = _change(r.faster)
@@ -220,7 +220,7 @@ def _row(r: Row) -> dict[str, Any]:
     return out
 
 
-def _change(c: Change) -> dict[str, Any]:
+def _change(c: MetricChange) -> dict[str, Any]:
     return {"p50": c.p50.to_json(MS), "p95": c.p95.to_json(MS), "sd": c.sd.to_json(MS)}
 
 
@@ -235,7 +235,7 @@ def plot(s: Sensitivity, path: Path, top: int) -> None:
     draw_bars(path, title, [p for p in panels if p.bars] or panels[:1], KINDS)
 
 
-def _panel(s: Sensitivity, title: str, by: Callable[[Row], Estimate], top: int) -> Bars:
+def _panel(s: Sensitivity, title: str, by: Callable[[SensitivityRow], Estimate], top: int) -> Bars:
     rows = [r for r in s.rows if told(by(r))]
     rows.sort(key=lambda r: -abs(by(r).value))
     scale = 100 / _p95(s)

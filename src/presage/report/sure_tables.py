@@ -7,14 +7,14 @@ from collections.abc import Callable
 from rich.table import Table
 
 from presage.noise.estimate import Estimate
-from presage.prediction.draws.distribution import Sure
+from presage.prediction.draws.distribution import StepDistribution
 from presage.report.plain import plain_table
 from presage.text import percent, seconds
 
 __all__ = ["longer_table", "sure_sentence", "sure_table"]
 
 
-def sure_sentence(s: Sure) -> str:
+def sure_sentence(s: StepDistribution) -> str:
     """The guarantee in one sentence."""
     p50, p95, late = s.steps[0.5], s.steps[0.95], s.runs[0.95]
     return (
@@ -23,7 +23,7 @@ def sure_sentence(s: Sure) -> str:
     )
 
 
-def sure_table(s: Sure) -> Table:
+def sure_table(s: StepDistribution) -> Table:
     """Quantiles of steps and of runs."""
     title = f"How sure: {s.count:,} draws; noise: {s.source}"
     columns = ("a step", "error", "90% interval", "a run's mean step", "error", "90% interval")
@@ -34,7 +34,7 @@ def sure_table(s: Sure) -> Table:
     return table
 
 
-def longer_table(s: Sure) -> Table:
+def longer_table(s: StepDistribution) -> Table:
     """How likely steps are to be longer than the median by some times."""
     table = plain_table("A step longer than", "", "probability", "error", "90% interval", fold=False)
     for times, e in s.longer.items():

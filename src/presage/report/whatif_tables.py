@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from presage.prediction.step import Prediction, Quantiles
+from presage.prediction.step import Quantiles, StepResult
 from presage.report.plain import plain_table
 from presage.text import percent, seconds, size
 from presage.whatif.before_after import Range, WhatIf
@@ -35,7 +35,7 @@ def headline(found: WhatIf) -> str:
     return f"{_where(found.base)}\n[bold]{escape(', '.join(found.edits))}[/bold]: {escape(_answer(found))}"
 
 
-def _where(p: Prediction) -> str:
+def _where(p: StepResult) -> str:
     given = ", ".join(f"{k}={v}" for k, v in p.arguments.items())
     return f"[bold]{escape(p.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')} on {escape(p.gpu)}"
 
@@ -94,7 +94,7 @@ def stage_table(found: WhatIf, title: str = "One by one") -> Table:
     return table
 
 
-def _cells(p: Prediction, faster: Range | None) -> list[str]:
+def _cells(p: StepResult, faster: Range | None) -> list[str]:
     return [
         seconds(p.step.p50), "" if faster is None else _x(faster.p50), seconds(p.gpu_active), seconds(p.host),
         str(p.launches), size(p.peak_memory),
@@ -114,7 +114,7 @@ def remarks(found: WhatIf) -> list[str]:
     return [*out, *(f"note: {note}" for note in found.edited.notes)]
 
 
-def _names(p: Prediction, most: int = 6) -> str:
+def _names(p: StepResult, most: int = 6) -> str:
     names = p.coverage.fallback_ops
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 

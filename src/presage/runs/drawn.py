@@ -12,10 +12,10 @@ from dataclasses import replace
 from presage.noise.noise import Noise, Regimes, Slow, Stalls
 from presage.pool.pool import BESIDE, Pool
 from presage.prediction.draws.distribution import belief_of
-from presage.prediction.draws.draw import calmed
+from presage.prediction.draws.draw import without_fitted_stragglers
 from presage.prediction.draws.draw_request import draw
-from presage.prediction.draws.step_model import shape_of
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.draws.step_model import step_model
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.runs.steps import MODEL_SD, StepTimes
 
 __all__ = ["step_times"]
@@ -24,12 +24,12 @@ COUNT = 4_000  # steps that are drawn
 
 
 def step_times(
-    job: JobPrediction, noise: str | None = None, episodes: bool = True, seed: int = 0, pool: Pool = BESIDE
+    job: JobResult, noise: str | None = None, episodes: bool = True, seed: int = 0, pool: Pool = BESIDE
 ) -> tuple[StepTimes, str]:
     """And where the noise is from: a file, or what is assumed of such GPUs. `episodes`: the run has slow ones."""
     belief, source = belief_of(job.job, job.seconds, noise)
     lasting = _lasting(belief.noise, job.job.gpus, episodes)
-    found = draw(calmed(shape_of(job.job, job.step), lasting), lasting, seed, COUNT, pool=pool)
+    found = draw(without_fitted_stragglers(step_model(job.job, job.job_step), lasting), lasting, seed, COUNT, pool=pool)
     c = belief.noise.common
     times = StepTimes(
         seconds=float(found.seconds.mean()),

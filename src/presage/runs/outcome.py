@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.runs.failures import DAY
-from presage.runs.run import Run
+from presage.runs.run import TrainingRun
 
-__all__ = ["CAUSES", "DOWN", "Outcome", "Stops", "quantiles"]
+__all__ = ["CAUSES", "DOWN", "RunOutcome", "Stops", "quantiles"]
 
 Floats = NDArray[np.float64]
 CAUSES = ("steps", "stalls", "slow", "checkpoints", "lost", "detection", "spares", "restart")
@@ -37,23 +37,23 @@ class Stops:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class RunOutcome:
     """One number a draw in each array; all are seconds but for counts."""
 
-    run: Run
+    run: TrainingRun
     parts: Mapping[str, Floats]  # by cause: they add up to the wall-clock time
     counts: Floats  # [class, draw]: failures
     costs: Floats  # [class, draw]: seconds lost to them: work again, detection, spares, restart
     never: NDArray[np.bool_]  # draws that failures let hardly move: they have no end
 
     @staticmethod
-    def joined(some: Sequence[Outcome]) -> Outcome:
+    def joined(some: Sequence[RunOutcome]) -> RunOutcome:
         """Of several of one run, the draws of all."""
         if len(some) == 1:
             return some[0]
         parts = {c: np.concatenate([o.parts[c] for o in some]) for c in some[0].parts}
         counts, costs = (np.concatenate([getattr(o, k) for o in some], axis=1) for k in ("counts", "costs"))
-        return Outcome(some[0].run, parts, counts, costs, np.concatenate([o.never for o in some]))
+        return RunOutcome(some[0].run, parts, counts, costs, np.concatenate([o.never for o in some]))
 
     @property
     def wall(self) -> Floats:

@@ -13,11 +13,11 @@ from presage.runs.checkpoint import Outage, best_interval, exact_efficiency
 from presage.runs.failures import Reliability, Risk
 from presage.runs.steps import StepTimes
 
-__all__ = ["Checkpoints", "Run"]
+__all__ = ["CheckpointPlan", "TrainingRun"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class CheckpointPlan:
     """How they are written."""
 
     save: float  # seconds that each stops the job
@@ -31,14 +31,14 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A whole run on so many GPUs."""
 
     steps: int
     gpus: int
     times: StepTimes
     reliability: Reliability
-    checkpoints: Checkpoints
+    checkpoints: CheckpointPlan
     spares: int | None = None  # nodes; None: always one ready
 
     def __post_init__(self) -> None:
@@ -87,12 +87,12 @@ class Run:
         """The share of time that is work that counts, by the exact formula."""
         return exact_efficiency(self.outage, self.every * self.step)
 
-    def exact(self) -> Run:
+    def exact(self) -> TrainingRun:
         """Were the step time and the failure rates known."""
         times, kind = replace(self.times, model_sd=0.0), replace(self.reliability, rate_sd=0.0)
         return replace(self, times=times, reliability=kind)
 
-    def changed(self, seconds: float = 1.0, save: float = 1.0) -> Run:
+    def changed(self, seconds: float = 1.0, save: float = 1.0) -> TrainingRun:
         """With steps and checkpoints that take so many times as long."""
         times = replace(self.times, seconds=self.times.seconds * seconds)
         checkpoints = replace(self.checkpoints, save=self.checkpoints.save * save)

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from presage.errors import PresageError
 from presage.noise.distribution import Distribution
 from presage.pool.pool import SERIAL, Pool
-from presage.runs.outcome import CAUSES, Outcome
-from presage.runs.run import Run
+from presage.runs.outcome import CAUSES, RunOutcome
+from presage.runs.run import TrainingRun
 from presage.runs.spares import Spares
 
 __all__ = ["CHUNK", "MOST_ATTEMPTS", "simulate"]
@@ -37,16 +37,16 @@ FEW = 4.0  # stalls in an attempt: up to so many on average they are drawn one b
 STREAMS = ("run", "failure", "class", "node", "repair", "noise", "stalls", "slow")
 
 
-def simulate(run: Run, draws: int = 2000, seed: int = 0, pool: Pool = SERIAL) -> Outcome:
+def simulate(run: TrainingRun, draws: int = 2000, seed: int = 0, pool: Pool = SERIAL) -> RunOutcome:
     """Draws of the run; the same seed gives the same."""
     if draws < 1:
         raise PresageError(f"{draws} draws: there has to be one at least")
     _check(run)
     chunks = [(k, min(CHUNK, draws - first)) for k, first in enumerate(range(0, draws, CHUNK))]
-    return Outcome.joined(list(pool.map(partial(_chunk, run, seed), chunks)))
+    return RunOutcome.joined(list(pool.map(partial(_chunk, run, seed), chunks)))
 
 
-def _chunk(run: Run, seed: int, chunk: tuple[int, int]) -> Outcome:
+def _chunk(run: TrainingRun, seed: int, chunk: tuple[int, int]) -> RunOutcome:
     """Its number, and how many draws it has. The first one has the seed's own streams."""
     number, draws = chunk
     seeded = np.random.default_rng([seed, number] if number else seed)
@@ -59,7 +59,7 @@ def _chunk(run: Run, seed: int, chunk: tuple[int, int]) -> Outcome:
     return state.outcome()
 
 
-def _check(run: Run) -> None:
+def _check(run: TrainingRun) -> None:
     """A run that failures let next to nothing of through has no end."""
     share = run.efficiency
     attempts = run.steps * run.step / share * run.risk.rate if share > 0 else inf
@@ -93,7 +93,7 @@ class _Totals:
 class _State:
     """Where each draw stands that is not done."""
 
-    def __init__(self, run: Run, draws: int, rng: dict[str, np.random.Generator]) -> None:
+    def __init__(self, run: TrainingRun, draws: int, rng: dict[str, np.random.Generator]) -> None:
         self.run, self.draws, self.rng = run, draws, rng
         risk, classes = run.risk, run.reliability.failures
         self.every, self.nodes, self.restart, self.scale = run.every, risk.nodes, risk.restart, risk.scale
@@ -119,10 +119,10 @@ class _State:
         out.spares, out.draws = self.spares.only(keep), int(keep.sum())
         return out
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         never = np.zeros(self.totals.counts.shape[1], bool)
         never[self.rows[self.busy]] = True
-        return Outcome(self.run, self.totals.parts, self.totals.counts, self.totals.costs, never)
+        return RunOutcome(self.run, self.totals.parts, self.totals.counts, self.totals.costs, never)
 
     def attempt(self) -> None:
         """One for each draw that is not done."""

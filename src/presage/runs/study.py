@@ -10,12 +10,12 @@ from math import sqrt
 from presage.noise.noise import Stalls
 from presage.pool.pool import SERIAL, Pool
 from presage.runs import checkpoint as laws
-from presage.runs.outcome import Outcome
-from presage.runs.run import Run
+from presage.runs.outcome import RunOutcome
+from presage.runs.run import TrainingRun
 from presage.runs.sets import GROWTH, reliability
 from presage.runs.simulate import MOST_ATTEMPTS, simulate
 
-__all__ = ["Change", "Interval", "WithSpares", "changes", "grown", "intervals", "with_spares"]
+__all__ = ["CheckpointInterval", "RunChange", "SparesOutcome", "changes", "grown", "intervals", "with_spares"]
 
 SPARES = (0, *(2**k for k in range(11)))
 ENOUGH = 1500  # failures in a draw: what-ifs of longer runs are drawn of a part of them
@@ -23,7 +23,7 @@ NEAR = 1e-3  # of the wall-clock time: waits below this are none
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class CheckpointInterval:
     """A choice of the time between checkpoints, and the share of time that is useful with it."""
 
     name: str
@@ -34,7 +34,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RunChange:
     """What a change of a run does to its end, in seconds."""
 
     name: str
@@ -44,14 +44,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class WithSpares:
+class SparesOutcome:
     spares: int
     middle: float  # seconds of the run, at the median
     late: float
     waits: float  # of these, waiting for a node, on average
 
 
-def intervals(run: Run) -> tuple[Interval, ...]:
+def intervals(run: TrainingRun) -> tuple[CheckpointInterval, ...]:
     """By formula, then as the run has it."""
     o = run.outage
     if o.mttf == float("inf"):
@@ -67,19 +67,19 @@ def intervals(run: Run) -> tuple[Interval, ...]:
     return (*found, _interval(run, "this run", run.every * run.step))
 
 
-def _interval(run: Run, name: str, seconds: float) -> Interval:
+def _interval(run: TrainingRun, name: str, seconds: float) -> CheckpointInterval:
     o = run.outage
     exact = laws.exact_efficiency(o, seconds) if seconds or not o.save else 0.0
     meta = laws.meta_ettr(o, seconds) if seconds or not o.save else 0.0
-    return Interval(name, seconds, run.whole_steps(seconds), exact, meta)
+    return CheckpointInterval(name, seconds, run.whole_steps(seconds), exact, meta)
 
 
-def grown(run: Run) -> Run:
+def grown(run: TrainingRun) -> TrainingRun:
     """With failures that grow with scale as at 98,304 GPUs of one cluster."""
     return replace(run, reliability=replace(run.reliability, growth=reliability(GROWTH).growth))
 
 
-def changes(run: Run, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> tuple[Change, ...]:
+def changes(run: TrainingRun, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> tuple[RunChange, ...]:
     """Each change by itself, with the same random numbers; checkpoints at their best interval, where that is free."""
     base, times = _shorter(run.exact())
     others = [(name, other) for name, other in _others(base) if not _hardly(other)]
@@ -88,25 +88,25 @@ def changes(run: Run, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> t
     return tuple(_change(name, before, after, times) for (name, _), after in zip(others, found, strict=True))
 
 
-def _simulated(draws: int, seed: int, run: Run) -> Outcome:
+def _simulated(draws: int, seed: int, run: TrainingRun) -> RunOutcome:
     return simulate(run, draws, seed)
 
 
-def _shorter(run: Run) -> tuple[Run, float]:
+def _shorter(run: TrainingRun) -> tuple[TrainingRun, float]:
     """A part of a run that has thousands of failures, and how many such parts it has."""
     many = run.steps * run.step / run.efficiency * run.risk.rate / ENOUGH
     steps = max(1, round(run.steps / max(1.0, many)))
     return replace(run, steps=steps), run.steps / steps
 
 
-def _hardly(run: Run) -> bool:
+def _hardly(run: TrainingRun) -> bool:
     """Whether it would hardly move."""
     return run.efficiency * MOST_ATTEMPTS < 2 * run.steps * run.step * run.risk.rate
 
 
-def _change(name: str, before: Outcome, after: Outcome, times: float) -> Change:
+def _change(name: str, before: RunOutcome, after: RunOutcome, times: float) -> RunChange:
     middle, late = (after.quantile(p) - before.quantile(p) for p in (0.5, 0.95))
-    return Change(name, middle * times, _longer(middle, late, times), float(after.ettr.mean()))
+    return RunChange(name, middle * times, _longer(middle, late, times), float(after.ettr.mean()))
 
 
 def _longer(middle: float, late: float, times: float) -> float:
@@ -114,7 +114,7 @@ def _longer(middle: float, late: float, times: float) -> float:
     return middle * times + (late - middle) * sqrt(times)
 
 
-def _others(run: Run) -> Iterator[tuple[str, Run]]:
+def _others(run: TrainingRun) -> Iterator[tuple[str, TrainingRun]]:
     r, saves = run.reliability, run.checkpoints
     yield "steps 10% quicker", run.changed(seconds=0.9)
     if saves.save:
@@ -133,16 +133,16 @@ def _others(run: Run) -> Iterator[tuple[str, Run]]:
         yield "no stalls", replace(run, times=replace(run.times, stalls=Stalls()))
 
 
-def with_spares(run: Run, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> tuple[WithSpares, ...]:
+def with_spares(run: TrainingRun, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> tuple[SparesOutcome, ...]:
     """From none to as many as leave no wait, doubling."""
     if not any(f.node for f in run.reliability.failures):
         return ()
     base, times = _shorter(run.exact())
-    found: list[WithSpares] = []
+    found: list[SparesOutcome] = []
     asked = [replace(base, spares=many) for many in SPARES]
     for one, o in zip(asked, pool.map(partial(_simulated, draws, seed), asked), strict=True):
         waits, middle, late = float(o.parts["spares"].mean()), o.quantile(0.5), o.quantile(0.95)
-        found.append(WithSpares(one.spares or 0, middle * times, _longer(middle, late, times), waits * times))
+        found.append(SparesOutcome(one.spares or 0, middle * times, _longer(middle, late, times), waits * times))
         if waits < NEAR * middle:
             break
     return tuple(found)

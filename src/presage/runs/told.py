@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.runs.failures import DAY
-from presage.runs.outcome import CAUSES, Outcome, quantiles
+from presage.runs.outcome import CAUSES, RunOutcome, quantiles
 
 if TYPE_CHECKING:
-    from presage.runs.whole import RunPrediction
+    from presage.runs.whole import RunResult
 
-__all__ = ["told"]
+__all__ = ["run_to_json"]
 
 HOUR, MS = 3600.0, 1e3
 QUANTILES = (0.05, 0.5, 0.8, 0.9, 0.95, 0.99)
 
 
-def told(p: RunPrediction) -> dict[str, Any]:
+def run_to_json(p: RunResult) -> dict[str, Any]:
     """Plain values with the units in their keys."""
     run = p.run
     return {
@@ -63,12 +63,12 @@ def spread(values: NDArray[np.float64]) -> dict[str, float]:
     return {"mean": float(values.mean())} | {f"p{100 * q:.0f}": float(x) for q, x in zip(QUANTILES, found, strict=True)}
 
 
-def _days(o: Outcome) -> dict[str, float]:
+def _days(o: RunOutcome) -> dict[str, float]:
     errors = {f"p{100 * q:.0f}_standard_error": o.quantile_error(q) / DAY for q in (0.5, 0.95, 0.99)}
     return spread(o.wall / DAY) | errors
 
 
-def _deadline(p: RunPrediction) -> dict[str, float] | None:
+def _deadline(p: RunResult) -> dict[str, float] | None:
     if p.deadline is None:
         return None
     return {
@@ -78,7 +78,7 @@ def _deadline(p: RunPrediction) -> dict[str, float] | None:
     }
 
 
-def _classes(p: RunPrediction) -> list[dict[str, Any]]:
+def _classes(p: RunResult) -> list[dict[str, Any]]:
     detect = [f.detect for f in p.run.reliability.failures]
     return [
         {
@@ -95,7 +95,7 @@ def _classes(p: RunPrediction) -> list[dict[str, Any]]:
     ]
 
 
-def _reliability(p: RunPrediction) -> dict[str, Any]:
+def _reliability(p: RunResult) -> dict[str, Any]:
     r, risk = p.run.reliability, p.run.risk
     return {
         "name": r.name,
@@ -112,7 +112,7 @@ def _reliability(p: RunPrediction) -> dict[str, Any]:
     }
 
 
-def _checkpoints(p: RunPrediction) -> dict[str, Any]:
+def _checkpoints(p: RunResult) -> dict[str, Any]:
     k = p.run.checkpoints
     return {
         "save_s": k.save,

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from presage.costs.closed_form import Chip
 from presage.pool.pool import Pool
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.runs.drawn import step_times
 from presage.runs.failures import Reliability
-from presage.runs.outcome import Outcome
-from presage.runs.run import Checkpoints, Run
+from presage.runs.outcome import RunOutcome
+from presage.runs.run import CheckpointPlan, TrainingRun
 from presage.runs.save import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
 from presage.runs.simulate import simulate
 from presage.runs.steps import StepTimes
-from presage.runs.study import Change, Interval, WithSpares, changes, intervals, with_spares
+from presage.runs.study import CheckpointInterval, RunChange, SparesOutcome, changes, intervals, with_spares
 
-__all__ = ["RunPrediction", "predict_run"]
+__all__ = ["RunResult", "predict_run"]
 
 Floats = NDArray[np.float64]
 STUDIED = 500  # draws of each what-if
@@ -31,23 +31,23 @@ KWH = 3.6e6
 
 
 @dataclass(frozen=True, eq=False)
-class RunPrediction:
+class RunResult:
     """A run of a job. What takes longer to work out is worked out when asked for."""
 
-    job: JobPrediction
-    run: Run
+    job: JobResult
+    run: TrainingRun
     draws: int = 2000
     seed: int = 0
     deadline: float | None = None  # seconds after the start
     noise: str = "as said"  # where the step times' spread is from
 
     @cached_property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """With presage's own error of the step time, and how failure rates differ between sites."""
         return simulate(self.run, self.draws, self.seed)
 
     @cached_property
-    def exact(self) -> Outcome:
+    def exact(self) -> RunOutcome:
         """Were the step time and the failure rates as said: the run's own chance alone."""
         if not self.unsure:
             return self.outcome
@@ -83,18 +83,18 @@ class RunPrediction:
     # ---- what it depends on
 
     @cached_property
-    def intervals(self) -> tuple[Interval, ...]:
+    def intervals(self) -> tuple[CheckpointInterval, ...]:
         return intervals(self.run)
 
     @cached_property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[RunChange, ...]:
         return changes(self.run, min(self.draws, STUDIED), self.seed)
 
     @cached_property
-    def spares(self) -> tuple[WithSpares, ...]:
+    def spares(self) -> tuple[SparesOutcome, ...]:
         return with_spares(self.run, min(self.draws, STUDIED), self.seed)
 
-    def worked_out(self, pool: Pool) -> RunPrediction:
+    def worked_out(self, pool: Pool) -> RunResult:
         """The same, with all that takes long done at once, by a pool."""
         made, few = replace(self), min(self.draws, STUDIED)
         outcome = simulate(self.run, self.draws, self.seed, pool)
@@ -105,26 +105,26 @@ class RunPrediction:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
-        from presage.runs.told import told
+        from presage.runs.told import run_to_json
 
-        return told(self)
+        return run_to_json(self)
 
 
 def predict_run(
-    job: JobPrediction,
+    job: JobResult,
     steps: int,
     kind: Reliability | None = None,
-    saves: Checkpoints | None = None,
+    saves: CheckpointPlan | None = None,
     times: StepTimes | None = None,
     spares: int | None = None,
     draws: int = 2000,
     seed: int = 0,
     deadline: float | None = None,
-) -> RunPrediction:
+) -> RunResult:
     """How long so many steps of a job take, all in all. What is not said is usual: failures as in Llama 3's training,
     checkpoints by their size, noise as assumed of such GPUs, the step time as wrong as predictions are."""
     kind, source = kind or reliability(DEFAULT), "as said"
     if times is None:
         times, source = step_times(job, episodes=bool(kind.slow), seed=seed)
-    run = Run(steps, job.job.gpus, times, kind, saves or checkpoints_of(job.job, kind), spares)
-    return RunPrediction(job, run, draws, seed, deadline, source)
+    run = TrainingRun(steps, job.job.gpus, times, kind, saves or checkpoints_of(job.job, kind), spares)
+    return RunResult(job, run, draws, seed, deadline, source)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from presage.configs.check import problems
 from presage.configs.job import Job
-from presage.prediction.jobs.job_prediction import COMPUTE, JobPrediction
+from presage.prediction.jobs.job_prediction import COMPUTE, JobResult
 from presage.search.layout import KNOBS, RECOMPUTES, Layout, knob, laid, layout_of
 from presage.search.search_result import Found, priced
 
@@ -25,7 +25,7 @@ class Difference:
     seconds: float
 
 
-def differences(best: JobPrediction, other: JobPrediction) -> Difference:
+def differences(best: JobResult, other: JobResult) -> Difference:
     """What the other plan does otherwise, and what it costs it; the largest first."""
     a, b = layout_of(best.job), layout_of(other.job)
     pairs = ((name, knob(a, name), knob(b, name)) for name in KNOBS if name != "zero")
@@ -71,7 +71,7 @@ def _near(job: Job) -> Iterator[Job]:
             yield made
 
 
-def losses(best: JobPrediction) -> list[tuple[str, float]]:
+def losses(best: JobResult) -> list[tuple[str, float]]:
     """Seconds that are no compute, the most first."""
     rest = [(name, took) for name, took in best.breakdown.items() if name not in COMPUTE]
     return sorted((p for p in rest if p[1] > LEAST * best.seconds), key=lambda p: -p[1])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from presage.configs.job import Job
 from presage.memory.job_memory import most_needed
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.job_step import least, step
+from presage.prediction.jobs.job_step import job_step, step_lower_bound
 from presage.search.layout import Layout, laid
 from presage.search.plan_space import Family, Space
 
@@ -49,14 +49,14 @@ def survey(space: Space, efficiency: Efficiency | None, families: Sequence[Famil
                 continue
             out.layouts.append(x)
             out.needed.append(needed)
-            out.bound.append(least(made, efficiency))
+            out.bound.append(step_lower_bound(made, efficiency))
     return out._replace(legal=legal, smallest=smallest)
 
 
 def price(job: Job, efficiency: Efficiency | None, layouts: Sequence[Layout]) -> list[float]:
     """Seconds of their steps."""
     job = _same(job)
-    return [float(step(laid(job, x), efficiency).seconds) for x in layouts]
+    return [float(job_step(laid(job, x), efficiency).seconds) for x in layouts]
 
 
 @lru_cache(8)

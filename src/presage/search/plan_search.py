@@ -21,7 +21,7 @@ from presage.errors import PresageError, near
 from presage.pool import Pool, opened
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.search.layout import Layout, laid
 from presage.search.plan_pricing import Surveyed, price, survey
 from presage.search.plan_space import Family, Keep, Space
@@ -172,7 +172,7 @@ def _found(
     return Found(objective, best, edge, by_knob, own, counts, complete, took, efficiency, cloud)
 
 
-def _own(job: Job, counted: tuple[int, ...], efficiency: Efficiency | None) -> JobPrediction | None:
+def _own(job: Job, counted: tuple[int, ...], efficiency: Efficiency | None) -> JobResult | None:
     """The job's own plan on the GPUs searched for (of several numbers, its own), where it is legal there."""
     gpus = job.gpus if job.gpus in counted else counted[0] if len(counted) == 1 else 0
     made = replace(job, gpus=gpus)

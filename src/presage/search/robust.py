@@ -8,9 +8,9 @@ from dataclasses import replace
 from presage.noise.estimate import Estimate
 from presage.noise.noise import Noise
 from presage.pool import BESIDE, SERIAL, Pool
-from presage.prediction.draws import Asked, calmed, draw_all, shape_of
+from presage.prediction.draws import DrawRequest, draw_all, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import belief_of
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.search.search_result import Found, Progress, Tell
 
 __all__ = ["CANDIDATES", "surest"]
@@ -36,5 +36,5 @@ def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, t
     return replace(found, best=best, late=(*chosen, *own), noise=source, took=took)
 
 
-def _asked(p: JobPrediction, noise: Noise, found: Found) -> Asked:
-    return Asked(calmed(shape_of(p.job, p.step, found.efficiency), noise), noise, DRAWS)
+def _asked(p: JobResult, noise: Noise, found: Found) -> DrawRequest:
+    return DrawRequest(without_fitted_stragglers(step_model(p.job, p.job_step, found.efficiency), noise), noise, DRAWS)

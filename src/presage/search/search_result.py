@@ -10,16 +10,16 @@ from presage.configs.job import Job
 from presage.memory import job_memory
 from presage.noise.estimate import Estimate
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.job_prediction import JobPrediction
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_prediction import JobResult
+from presage.prediction.jobs.job_step import job_step
 from presage.search.layout import Layout
 
 __all__ = ["Counts", "Found", "Progress", "Short", "Tell", "priced"]
 
 
-def priced(job: Job, efficiency: Efficiency | None = None) -> JobPrediction:
+def priced(job: Job, efficiency: Efficiency | None = None) -> JobResult:
     """A job as it is, with all that is known of its step."""
-    return JobPrediction(job, step(job, efficiency), job_memory(job))
+    return JobResult(job, job_step(job, efficiency), job_memory(job))
 
 
 class Progress(NamedTuple):
@@ -64,10 +64,10 @@ class Found:
     """Best first. `own` is the job's own plan, where it can be run on these GPUs."""
 
     objective: str
-    best: tuple[JobPrediction, ...]
+    best: tuple[JobResult, ...]
     front: tuple[Short, ...]
     by_knob: dict[str, dict[str, Short]]
-    own: JobPrediction | None
+    own: JobResult | None
     counts: Counts
     complete: bool  # whether all that had to be priced was
     took: float  # seconds

@@ -14,8 +14,8 @@ from presage.noise.noise import Noise
 from presage.placement.fleet import drawn_fleet
 from presage.placement.place import place
 from presage.prediction.draws.distribution import belief_of
-from presage.prediction.draws.draw import calmed
-from presage.prediction.draws.step_model import NODE, shape_of
+from presage.prediction.draws.draw import without_fitted_stragglers
+from presage.prediction.draws.step_model import NODE, step_model
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.studies.compute_study import with_gpu
 from presage.studies.study_point import SETUP, Point, Setup, Study, drawn
@@ -52,11 +52,11 @@ def power_study(
 def _at(job: Job, cap: float, usual: Noise, more: float, setup: Setup) -> Point:
     """The laws know the usual spread already, a wider one comes on top: see `calmed`."""
     found, noise = predict_job(job), wider(usual, more)
-    shape = calmed(shape_of(job, found.step), usual)
+    shape = without_fitted_stragglers(step_model(job, found.job_step), usual)
     sd, watts = noise.of("products").rank, job.platform.gpu.power_limit
     name = f"{watts:,.0f} W, spread {100 * sd:.2g}%"
     point = Point(name, found, shape, noise, drawn(shape, noise, setup))
-    return point.with_more(cap=cap, spread=sd, clock=1 / found.step.slowdown)
+    return point.with_more(cap=cap, spread=sd, clock=1 / found.job_step.slowdown)
 
 
 def gain(point: Point, seed: int) -> float:

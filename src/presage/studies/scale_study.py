@@ -9,7 +9,7 @@ from functools import partial
 from presage.configs.job import Job
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.draws.distribution import belief_of
-from presage.runs.run import Run
+from presage.runs.run import TrainingRun
 from presage.runs.save import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
 from presage.runs.steps import StepTimes
@@ -50,4 +50,4 @@ def goodput(job: Job, seconds: float) -> float:
     """The share of time that is steps that count, with checkpoints at their best interval: the exact formula, with
     failures of Llama 3's rates, the same for each node however large the job."""
     kind = reliability(DEFAULT)
-    return float(Run(LONG, job.gpus, StepTimes(seconds), kind, checkpoints_of(job, kind)).efficiency)
+    return float(TrainingRun(LONG, job.gpus, StepTimes(seconds), kind, checkpoints_of(job, kind)).efficiency)

@@ -11,10 +11,10 @@ from presage.configs.check import problems
 from presage.configs.job import Job
 from presage.noise.noise import NO_NOISE, Noise
 from presage.prediction.draws.distribution import belief_of
-from presage.prediction.draws.draw import Drawn, Draws, calmed
+from presage.prediction.draws.draw import Drawn, Draws, without_fitted_stragglers
 from presage.prediction.draws.draw_request import draw
-from presage.prediction.draws.step_model import Shape, shape_of
-from presage.prediction.jobs.job_prediction import JobPrediction, predict_job
+from presage.prediction.draws.step_model import StepModel, step_model
+from presage.prediction.jobs.job_prediction import JobResult, predict_job
 
 __all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "drawn", "measured", "one_of"]
 
@@ -46,8 +46,8 @@ class Point(Drawn):
     """A job, how long its step is, and how its steps differ; `more`: what one study alone tells, by name."""
 
     name: str
-    prediction: JobPrediction
-    shape: Shape
+    prediction: JobResult
+    shape: StepModel
     noise: Noise
     draws: Draws
     more: Mapping[str, float] = field(default_factory=dict)
@@ -148,10 +148,10 @@ def measured(name: str, job: Job, setup: Setup) -> Point:
     """With what is believed of the noise of such a job."""
     found = predict_job(job)
     noise = belief_of(job, found.seconds, setup.noise)[0].noise
-    shape = calmed(shape_of(job, found.step), noise)
+    shape = without_fitted_stragglers(step_model(job, found.job_step), noise)
     return Point(name, found, shape, noise, drawn(shape, noise, setup))
 
 
-def drawn(shape: Shape, noise: Noise, setup: Setup) -> Draws:
+def drawn(shape: StepModel, noise: Noise, setup: Setup) -> Draws:
     """As many steps as were asked for."""
     return draw(shape, noise, setup.seed, setup.draws)

@@ -20,7 +20,7 @@ from presage.engine import Edges, Program, Timeline, simulate
 from presage.traces import waits
 from presage.traces.ranktasks import NS, RankTasks, edges_of, lanes_of, rank_tasks, task_columns
 from presage.traces.trace import Trace
-from presage.traces.trace_set import Meeting, Run
+from presage.traces.trace_set import Meeting, TraceSet
 
 __all__ = ["NS", "RankTasks", "Replay", "StepTime", "measured_steps", "replay_of"]
 
@@ -41,7 +41,7 @@ class StepTime:
 class Replay:
     """The program of a run with its measured durations, and the way back from tasks to events."""
 
-    run: Run
+    run: TraceSet
     program: Program
     durations: Floats
     ranks: tuple[RankTasks, ...]
@@ -95,7 +95,7 @@ def _windows(trace: Trace) -> list[tuple[str, int, int, int]]:
     return [("window", -1, lo, hi + 1)]
 
 
-def replay_of(run: Run) -> Replay:
+def replay_of(run: TraceSet) -> Replay:
     """Turn a run into a program and its measured durations."""
     origin = min(t.span[0] + off for t, off in zip(run.traces, run.offset_ns, strict=True))
     ranks: list[RankTasks] = []
@@ -125,7 +125,7 @@ def _joined(columns: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> NDArr
     return np.concatenate([c + f for c, f in zip(columns, first, strict=False)])
 
 
-def _meet(run: Run, ranks: Sequence[RankTasks], durations: Floats) -> NDArray[np.int64]:
+def _meet(run: TraceSet, ranks: Sequence[RankTasks], durations: Floats) -> NDArray[np.int64]:
     """Make matched collectives meetings, and their duration the shortest any member saw.
 
     On one clock it is the time from the last arrival to the first end, and who ended later was kept up by itself.

@@ -18,7 +18,7 @@ from presage.traces.latencies import gpu_clock_shift
 from presage.traces.trace import Trace
 from presage.traces.waits import launch_times
 
-__all__ = ["Meeting", "Run", "files_of", "read_run", "read_runs", "run_of"]
+__all__ = ["Meeting", "TraceSet", "files_of", "read_run", "read_runs", "run_of"]
 
 # Collectives known by their kernel's name, where the trace has no metadata.
 KIND = re.compile(
@@ -39,7 +39,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class TraceSet:
     """All given ranks. `offset_ns[i]` is added to rank i's times to bring them onto the first rank's clock."""
 
     traces: tuple[Trace, ...]
@@ -73,7 +73,7 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
 
 def read_run(
     paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False, need_gpu: bool = True
-) -> Run:
+) -> TraceSet:
     """Read one run. With several files, every rank must be there unless `partial`."""
     traces = _read(paths, ignore, need_gpu)
     if not partial:
@@ -83,7 +83,7 @@ def read_run(
 
 def read_runs(
     paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False, need_gpu: bool = True
-) -> list[Run]:
+) -> list[TraceSet]:
     """Read one run of many ranks, or several runs of one rank each: files that name no world are runs of their own."""
     traces = _read(paths, ignore, need_gpu)
     if all((t.world or 1) == 1 for t in traces):
@@ -105,7 +105,7 @@ def _read(paths: Iterable[str | Path], ignore: Iterable[str], need_gpu: bool) ->
     return traces
 
 
-def run_of(traces: Sequence[Trace]) -> Run:
+def run_of(traces: Sequence[Trace]) -> TraceSet:
     """Put traces on one clock and match their collectives."""
     ordered = sorted(traces, key=lambda t: (t.rank is None, t.rank or 0))
     shifts = [gpu_clock_shift(t) for t in ordered]
@@ -113,13 +113,13 @@ def run_of(traces: Sequence[Trace]) -> Run:
     origin = min(t.origin_ns for t in moved)
     nominal = [t.origin_ns - origin for t in moved]
     if len(moved) == 1:
-        return Run(tuple(moved), (0,), (), tuple(shifts))
+        return TraceSet(tuple(moved), (0,), (), tuple(shifts))
     matched, offsets = _match(moved, nominal)
     one_clock = _one_clock(moved)
     if one_clock:
         offsets = [n - nominal[0] for n in nominal]
     meetings = tuple(m for m in matched if _were_together(m, moved, offsets))
-    return Run(tuple(moved), tuple(offsets), meetings, tuple(shifts), len(matched) - len(meetings), one_clock)
+    return TraceSet(tuple(moved), tuple(offsets), meetings, tuple(shifts), len(matched) - len(meetings), one_clock)
 
 
 def _one_clock(traces: Sequence[Trace]) -> bool:

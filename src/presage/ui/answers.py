@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.job_tables import PARTS
 from presage.text import amount, percent, seconds, size
 from presage.ui.asked import DAY, Asked
@@ -15,7 +15,7 @@ from presage.ui.plans import predicted
 
 if TYPE_CHECKING:
     from presage.prediction.draws.guarantee import Guarantee
-    from presage.runs.whole import RunPrediction
+    from presage.runs.whole import RunResult
 
 __all__ = ["Measure", "run_drawn", "run_measures", "run_sentence", "step_drawn", "step_measures", "step_sentence",
            "sure_measures"]  # fmt: skip
@@ -40,7 +40,7 @@ class Measure(NamedTuple):
 # ---- at once
 
 
-def step_measures(p: JobPrediction, asked: Asked | None) -> list[Measure]:
+def step_measures(p: JobResult, asked: Asked | None) -> list[Measure]:
     m = p.memory
     idle = p.breakdown.get("bubble", 0.0)
     fits = f"of {size(m.memory)}, " + (f"{size(m.margin)} to spare" if m.fits else f"{size(-m.margin)} too much")
@@ -56,11 +56,11 @@ def step_measures(p: JobPrediction, asked: Asked | None) -> list[Measure]:
     return out if asked is None else [*out, *_spent(p, asked)]
 
 
-def _share(took: float, p: JobPrediction) -> str:
+def _share(took: float, p: JobResult) -> str:
     return f"{percent(took / p.seconds)} of the step"
 
 
-def _spent(p: JobPrediction, asked: Asked) -> list[Measure]:
+def _spent(p: JobResult, asked: Asked) -> list[Measure]:
     """Were there no noise and no failures."""
     s = p.spent(asked.tokens)
     return [
@@ -69,14 +69,14 @@ def _spent(p: JobPrediction, asked: Asked) -> list[Measure]:
     ]
 
 
-def step_sentence(p: JobPrediction) -> str:
+def step_sentence(p: JobResult) -> str:
     job, m = p.job, p.memory
     fits = f"it fits with {size(m.margin)} to spare" if m.fits else f"it does not fit: {size(-m.margin)} too much"
     where = f"{job.gpus:,} x {job.platform.gpu.name}" if job.gpus > 1 else f"one {job.platform.gpu.name}"
     return f"A step takes {seconds(p.seconds)} on {where}; {_loss(p)}; {fits}."
 
 
-def _loss(p: JobPrediction) -> str:
+def _loss(p: JobResult) -> str:
     name, took = p.loss
     bound = {"compute": "compute sets the pace", "memory bandwidth": "memory bandwidth sets the pace",
              "communication": "transfers set the pace", "pipeline": "the pipeline's bubble takes most",
@@ -93,27 +93,27 @@ def step_drawn(text: str, noise: str) -> Guarantee:
     """As `presage job --draws 4000` draws it; without the interval for what is not known of the noise."""
     from presage.prediction.draws.distribution import belief_of
     from presage.prediction.draws.guarantee import guarantee
-    from presage.prediction.draws.step_model import shape_of
+    from presage.prediction.draws.step_model import step_model
 
     p = predicted(text)
     _drawable(p)
     belief, _ = belief_of(p.job, p.seconds, noise)
-    return guarantee(shape_of(p.job, p.step), belief, SEED, draws_of(p), sets=0)
+    return guarantee(step_model(p.job, p.job_step), belief, SEED, draws_of(p), sets=0)
 
 
-def draws_of(p: JobPrediction) -> int:
+def draws_of(p: JobResult) -> int:
     """Fewer where a step has many stages: they take as long as the square of these."""
     return max(FEWEST, min(DRAWS, int(DRAWS * (STAGES / p.job.parallel.pp) ** 2)))
 
 
-def _drawable(p: JobPrediction) -> None:
+def _drawable(p: JobResult) -> None:
     if p.job.parallel.pp > MOST:
         raise Wrong(
             f"pp is {p.job.parallel.pp}: this page draws steps of {MOST} stages at most; presage job --draws can"
         )
 
 
-def sure_measures(p: JobPrediction, g: Guarantee) -> list[Measure]:
+def sure_measures(p: JobResult, g: Guarantee) -> list[Measure]:
     late, middle = g.quantile(0.95).value, g.quantile(0.5).value
     over, more = g.exceeds(1.1 * middle).value, percent(late / p.seconds - 1)
     return [
@@ -123,7 +123,7 @@ def sure_measures(p: JobPrediction, g: Guarantee) -> list[Measure]:
 
 
 @lru_cache(64)
-def run_drawn(text: str, asked: Asked) -> RunPrediction:
+def run_drawn(text: str, asked: Asked) -> RunResult:
     """As `presage run --draws 500` draws it."""
     from presage.runs.drawn import step_times
     from presage.runs.sets import DEFAULT, reliability
@@ -142,7 +142,7 @@ def run_drawn(text: str, asked: Asked) -> RunPrediction:
     return found
 
 
-def run_measures(r: RunPrediction) -> list[Measure]:
+def run_measures(r: RunResult) -> list[Measure]:
     o = r.outcome
     middle, late = o.quantile(0.5) / DAY, o.quantile(0.95) / DAY
     good = float(o.goodput.mean())
@@ -167,7 +167,7 @@ def _median(values: Any) -> float:
     return float(quantiles(values, 0.5))
 
 
-def run_sentence(r: RunPrediction, asked: Asked) -> str:
+def run_sentence(r: RunResult, asked: Asked) -> str:
     """The run in a sentence, and where its time goes beside steps."""
     o = r.outcome
     whole = float(sum(v.mean() for v in o.parts.values()))

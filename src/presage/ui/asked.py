@@ -8,7 +8,7 @@ from typing import Any
 
 from presage.errors import PresageError
 from presage.noise.priors import CONDITIONS, DEFAULT
-from presage.prediction.jobs.cost import counted
+from presage.prediction.jobs.cost import parse_tokens
 from presage.ui.knobs import Wrong
 
 __all__ = ["ASKED", "Asked", "asked_of"]
@@ -38,7 +38,7 @@ def asked_of(tokens: Any, days: Any, noise: Any) -> Asked:
     if not isinstance(tokens, str | int | float) or isinstance(tokens, bool):
         raise Wrong("Tokens: write 15T, 300B or 1.5e12", ("tokens",))
     try:
-        many = counted(str(tokens)[:40])
+        many = parse_tokens(str(tokens)[:40])
     except PresageError as e:
         raise Wrong(f"Tokens: {e}", ("tokens",)) from e
     if noise not in CONDITIONS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.units import Unit
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from presage.prediction.draws.guarantee import Guarantee
-    from presage.runs.whole import RunPrediction
+    from presage.runs.whole import RunResult
 
 __all__ = ["memory_chart", "numbers", "parts_chart", "run_chart", "sure_chart"]
 
@@ -26,14 +26,14 @@ TALL = 330  # pixels
 SHOWN = 0.1  # of the chart: smaller parts have no room for their number
 
 
-def parts_chart(p: JobPrediction) -> Chart:
+def parts_chart(p: JobResult) -> Chart:
     parts = [(PARTS.get(name, name), took) for name, took in p.breakdown.items() if took > LEAST * p.seconds]
     figure = parts_figure(parts, p.seconds)
     figure.update_layout(height=TALL)
     return _plain(figure, (0.0, max(took for _, took in parts) * 1.02))
 
 
-def memory_chart(p: JobPrediction) -> Chart:
+def memory_chart(p: JobResult) -> Chart:
     """What a GPU of the fullest stage holds, end to end, and where its memory ends."""
     from plotly.graph_objects import Bar, Figure
 
@@ -61,12 +61,12 @@ def memory_chart(p: JobPrediction) -> Chart:
     return _plain(figure, (0.0, max(worst.needed, capacity) / GIB * 1.03))
 
 
-def sure_chart(p: JobPrediction, g: Guarantee) -> Chart:
+def sure_chart(p: JobResult, g: Guarantee) -> Chart:
     figure = distribution_figure(g.draws.seconds, marks={"quiet": p.seconds}, what="steps", height=450)
     return _plain(figure, None)
 
 
-def run_chart(r: RunPrediction) -> Chart:
+def run_chart(r: RunResult) -> Chart:
     marks = {} if r.deadline is None else {"deadline": r.deadline}
     middle = r.outcome.quantile(0.5)
     unit = Unit("days", DAY) if DAY <= middle < float("inf") else None

@@ -12,7 +12,7 @@ from presage.configs.job_file import EVEN, Described, described
 from presage.configs.schema import merged
 from presage.errors import InputError, PresageError
 from presage.files.reading import parse_toml
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.search.job_toml import table_toml
 from presage.search.layout import RECOMPUTES, recompute_word
 from presage.ui.files import no_files
@@ -206,22 +206,22 @@ def job_of_text(text: str, checked: bool = True) -> Job:
 
 
 @lru_cache(128)
-def predicted(text: str) -> JobPrediction:
+def predicted(text: str) -> JobResult:
     """What presage says of a job's text. The same text, the same value: all users share it, and nobody changes it."""
     from presage.memory import job_memory
-    from presage.prediction.jobs.cost import KEYS, Terms
-    from presage.prediction.jobs.job_step import step
-    from presage.prediction.jobs.provenance import origins
+    from presage.prediction.jobs.cost import KEYS, CostTerms
+    from presage.prediction.jobs.job_step import job_step
+    from presage.prediction.jobs.provenance import provenance_notes
 
     table = _parsed(text)
     job, notes = _described(table, checked=True)
     cluster = table.get("cluster", {})
     given = {name: float(cluster[key]) for key, name in KEYS.items() if cluster.get(key) is not None}
     try:
-        terms = Terms(**given)
+        terms = CostTerms(**given)
     except PresageError as e:
         raise Wrong(_sentence(e), knobs_in(str(e))) from e
-    return JobPrediction(job, step(job), job_memory(job), terms, notes=(*notes, *origins(job)))
+    return JobResult(job, job_step(job), job_memory(job), terms, notes=(*notes, *provenance_notes(job)))
 
 
 def _described(table: Mapping[str, Any], checked: bool) -> Described:

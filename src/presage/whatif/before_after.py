@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
 from presage.prediction.machine import Machine, machine
-from presage.prediction.step import DRAWS, STEPS, Prediction, Quantiles, StepProgram
+from presage.prediction.step import DRAWS, STEPS, Quantiles, StepProgram, StepResult
 from presage.whatif.edit_spec import Asked, Wish, asked_for
 from presage.whatif.explanation import because, effect, limit
 from presage.whatif.scenario import Capture, Setting, read_otherwise, source_of, stages
@@ -55,7 +55,7 @@ class Stage:
     """One of several edits, on top of those before it."""
 
     edit: str
-    told: Prediction
+    told: StepResult
     speedup: Range  # against the step without any
 
 
@@ -64,8 +64,8 @@ class WhatIf:
     """A step before and after some edits. `speedup`: how many times as fast it is; `work`: how much more it does."""
 
     edits: tuple[str, ...]
-    base: Prediction
-    edited: Prediction
+    base: StepResult
+    edited: StepResult
     speedup: Range
     confidence: float  # that the step gets shorter: the share of draws in which it does
     longer: float  # the share in which it gets longer

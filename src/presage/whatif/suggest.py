@@ -11,7 +11,7 @@ from typing import Any
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
-from presage.prediction.step import STEPS, Prediction
+from presage.prediction.step import STEPS, StepResult
 from presage.whatif.before_after import WhatIf, begun, compared
 from presage.whatif.edit_spec import Asked, of_edit, parse
 from presage.whatif.edits import EDITS
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]  # what is being tried, how many are 
 class Suggestions:
     """What was tried, the best first; `supposed` are kernels made twice as fast; and the best edits together."""
 
-    base: Prediction
+    base: StepResult
     tried: tuple[WhatIf, ...]
     supposed: tuple[WhatIf, ...]
     combination: WhatIf | None

@@ -26,8 +26,8 @@ from presage.engine import Durations
 from presage.noise.pace import factors
 from presage.prediction.breakdown import MODELLED
 from presage.prediction.machine import kernel_times
-from presage.prediction.step import GPU_BOUND, Bound, Prediction, Quantiles, StepProgram, prediction, step_program
-from presage.prediction.step_draws import durations, step_seconds
+from presage.prediction.step import GPU_BOUND, Bound, Quantiles, StepProgram, StepResult, step_program, step_result
+from presage.prediction.step_draws import draw_durations, step_seconds
 from presage.prediction.step_program import STREAM, program
 from presage.whatif.critical_path import Path, path_of
 from presage.whatif.scenario import Setting
@@ -78,7 +78,7 @@ class Trial:
 
     timed: Timed
     seconds: Floats  # a step, by draw
-    told: Prediction
+    told: StepResult
     modelled: float = 1.0  # of the GPU time of new ops, the share that comes from models of the ops themselves
 
 
@@ -108,7 +108,7 @@ def _timed(setting: Setting) -> Timed:
 def _usual(timed: Timed, how: Drawing) -> Durations:
     """The draws as any prediction has them."""
     rng = np.random.default_rng(how.seed)
-    return durations(timed.built.tasks, how.steps, how.draws, timed.setting.machine.spread, rng)
+    return draw_durations(timed.built.tasks, how.steps, how.draws, timed.setting.machine.spread, rng)
 
 
 def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = None) -> Trial:
@@ -159,9 +159,9 @@ def _modelled(timed: Timed, new: Mask) -> float:
     return float(took[known].sum() / took.sum()) if took.sum() else 1.0
 
 
-def _told(timed: Timed, took: Quantiles, how: Drawing) -> Prediction:
+def _told(timed: Timed, took: Quantiles, how: Drawing) -> StepResult:
     where = timed.setting.machine
     active = sum(t.seconds for t in timed.times)
     bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
-    told = prediction(timed.built, timed.times, where.models.gpu, took, bound, how.draws, how.steps)
+    told = step_result(timed.built, timed.times, where.models.gpu, took, bound, how.draws, how.steps)
     return replace(told, notes=(*told.notes, *where.notes))

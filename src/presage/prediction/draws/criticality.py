@@ -13,11 +13,11 @@ from typing import NamedTuple
 from presage.configs.job import Job
 from presage.noise.noise import CLASSES
 from presage.parallel.pipeline.step import timed
-from presage.prediction.draws.step_model import Shape
-from presage.prediction.jobs.job_step import step
+from presage.prediction.draws.step_model import StepModel
+from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import Paces
 
-__all__ = ["Critical", "criticality", "stage_criticality", "stage_scaled"]
+__all__ = ["Critical", "criticality", "scale_stage", "stage_criticality"]
 
 NEAR, FAR = 0.01, 200.0
 NO_LIMIT = 1e6  # W
@@ -36,21 +36,21 @@ class Critical(NamedTuple):
         return min(1.0, found) if found > 1e-6 else 0.0
 
 
-def criticality(shape: Shape) -> dict[str, Critical]:
+def criticality(shape: StepModel) -> dict[str, Critical]:
     """Of the classes of work that the job has."""
-    slow = step(shape.job, shape.efficiency).slowdown
+    slow = job_step(shape.job, shape.efficiency).slowdown
     held, base = _unlimited(shape.job), Paces(products=slow, attention=slow)
 
     def at(kind: str, times: float) -> float:
-        return step(held, shape.efficiency, base._replace(**{kind: getattr(base, kind) * times})).seconds
+        return job_step(held, shape.efficiency, base._replace(**{kind: getattr(base, kind) * times})).seconds
 
     found = {k: _critical(at(k, 1.0), at(k, 1 + NEAR), at(k, FAR), at(k, FAR * (1 + NEAR))) for k in CLASSES}
     return {k: c for k, c in found.items() if c.seconds > 1e-9 * shape.seconds}
 
 
-def stage_criticality(shape: Shape, stage: int) -> Critical:
+def stage_criticality(shape: StepModel, stage: int) -> Critical:
     """Of a pipeline stage's passes."""
-    at = [stage_scaled(shape, stage, t).seconds for t in (1.0, 1 + NEAR, FAR, FAR * (1 + NEAR))]
+    at = [scale_stage(shape, stage, t).seconds for t in (1.0, 1 + NEAR, FAR, FAR * (1 + NEAR))]
     return _critical(*at)
 
 
@@ -63,7 +63,7 @@ def _unlimited(job: Job) -> Job:
     return replace(job, platform=replace(job.platform, gpu=gpu))
 
 
-def stage_scaled(shape: Shape, stage: int, times: float) -> Shape:
+def scale_stage(shape: StepModel, stage: int, times: float) -> StepModel:
     """The same step with a pipeline stage whose passes take so many times as long."""
     d = shape.pipeline.durations
     factor = [[times if s == stage else 1.0] for s in range(shape.stages)]

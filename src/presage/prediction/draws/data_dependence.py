@@ -16,7 +16,7 @@ from presage.configs.job import Job
 from presage.errors import InputError, PresageError
 from presage.files.reading import lines
 from presage.noise.distribution import Distribution, Empirical, Fixed
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import EVEN, Paces
 
 __all__ = ["experts_load", "lengths_load", "microbatch_load", "read_lengths"]
@@ -78,7 +78,7 @@ def experts_load(job: Job, skew: float, rng: np.random.Generator) -> Floats:
 
 def _busy(job: Job, paces: Paces = EVEN) -> float:
     """Seconds of a microbatch on the stage that works longest."""
-    found = step(job, paces=paces)
+    found = job_step(job, paces=paces)
     return float((found.forward + found.backward).sum(axis=1).max())
 
 

@@ -16,17 +16,17 @@ from presage.noise.files import read_noise
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
 from presage.pool.pool import BESIDE, Pool
 from presage.prediction.draws.guarantee import QUANTILES, Guarantee, guarantee
-from presage.prediction.draws.step_model import NODE, shape_of
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.draws.step_model import NODE, step_model
+from presage.prediction.jobs.job_prediction import JobResult
 
-__all__ = ["Sure", "belief_of", "sure"]
+__all__ = ["StepDistribution", "belief_of", "predict_distribution"]
 
 MS = 1e3
 TIMES = (1.02, 1.05, 1.1, 1.2, 1.5)  # as long as the median: how likely is a step longer than that
 
 
 @dataclass(frozen=True, eq=False)
-class Sure:
+class StepDistribution:
     """How long steps and runs of a job take, as quantiles with errors (`steps`, `runs`), and what that rests on."""
 
     found: Guarantee
@@ -72,14 +72,14 @@ class Sure:
         }
 
 
-def sure(
-    p: JobPrediction,
+def predict_distribution(
+    p: JobResult,
     noise: str | None = None,
     count: int = 10_000,
     seed: int = 0,
     load: Distribution | None = None,
     pool: Pool = BESIDE,
-) -> Sure:
+) -> StepDistribution:
     """A job's step as a distribution: `count` draws of it, with what 19 of 20 steps and runs take at most.
 
     `noise` is a file as `write_noise` writes it, or the conditions assumed of such GPUs (screened, production,
@@ -89,7 +89,9 @@ def sure(
     if load is not None:
         others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
         belief = replace(belief, noise=replace(belief.noise, load=load), intervals=others)
-    return Sure(guarantee(shape_of(p.job, p.step), belief, seed, count, pool=pool), belief, source, seed)
+    return StepDistribution(
+        guarantee(step_model(p.job, p.job_step), belief, seed, count, pool=pool), belief, source, seed
+    )
 
 
 def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:

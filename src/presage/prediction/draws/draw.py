@@ -17,11 +17,32 @@ from presage.noise.noise import CLASSES, COMPUTE, Noise, Spread
 from presage.noise.streams import Streams
 from presage.noise.tail import smooth
 from presage.pool.pool import BESIDE
-from presage.prediction.draws.replica_pools import STANDARD, Gpus, drawn_gpus, lively, moved, steady, tasks_of
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.replica_pools import (
+    STANDARD,
+    Gpus,
+    common_shift,
+    drawn_gpus,
+    rank_effects,
+    step_jitter,
+    tasks_of,
+)
+from presage.prediction.draws.step_model import StepModel
 
-__all__ = ["BLOCKS", "STEPS", "Block", "Drawn", "Draws", "blocks_of", "calmed", "in_blocks", "joined", "replicas_key",
-           "slowest_replicas", "transfers_vary", "whole_steps"]  # fmt: skip
+__all__ = [
+    "BLOCKS",
+    "STEPS",
+    "Block",
+    "Drawn",
+    "Draws",
+    "blocks_of",
+    "in_blocks",
+    "join_blocks",
+    "replicas_key",
+    "slowest_replicas",
+    "transfers_vary",
+    "whole_steps",
+    "without_fitted_stragglers",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Block = tuple[Floats, Floats]  # seconds of [runs, steps]; those of jitter and stalls apart
@@ -115,32 +136,32 @@ def blocks_of(count: int, steps: int = STEPS) -> tuple[int, tuple[int, int]]:
     return blocks, (max(1, -(-count // (steps * blocks))), steps)
 
 
-def in_blocks(block: Callable[[Streams, tuple[int, int]], Block], shape: Shape, seed: int, count: int) -> Draws:
+def in_blocks(block: Callable[[Streams, tuple[int, int]], Block], shape: StepModel, seed: int, count: int) -> Draws:
     """Draws whose blocks a function makes: two beside each other."""
     blocks, size = blocks_of(count)
-    return joined(shape, BESIDE.map(lambda k: block(Streams(seed).child(k), size), range(blocks)))
+    return join_blocks(shape, BESIDE.map(lambda k: block(Streams(seed).child(k), size), range(blocks)))
 
 
-def joined(shape: Shape, blocks: Iterable[Block]) -> Draws:
+def join_blocks(shape: StepModel, blocks: Iterable[Block]) -> Draws:
     """Draws of their blocks."""
     lasting, passing = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     return Draws(np.maximum(lasting + passing, 0.0), shape.seconds, lasting)
 
 
-def slowest_replicas(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+def slowest_replicas(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
     """[runs, steps]: seconds of the slowest replica's pipeline."""
     kinds = _replicas(shape, noise, streams)
     return slowest(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
 
 
-def replicas_key(shape: Shape, noise: Noise) -> tuple[object, ...]:
+def replicas_key(shape: StepModel, noise: Noise) -> tuple[object, ...]:
     """All that the slowest replica depends on: shapes and noises that agree in it can be drawn together."""
     spreads = sorted((k, s.rank, s.own) for k, s in _spreads(shape, noise).items() if s.rank or s.own)
     own = tuple(spreads), noise.slow, noise.load
     return shape.pipeline, shape.replicas, shape.together, shape.still, shape.immune, own
 
 
-def whole_steps(shape: Shape, noise: Noise, streams: Streams, longest: Floats) -> Block:
+def whole_steps(shape: StepModel, noise: Noise, streams: Streams, longest: Floats) -> Block:
     """[runs, steps]: seconds of steps whose slowest replica takes so long; those of jitter and stalls apart."""
     size = longest.shape[0], longest.shape[1]
     seconds = longest * shape.calm * _compute(shape, noise, streams, size)
@@ -151,35 +172,35 @@ def whole_steps(shape: Shape, noise: Noise, streams: Streams, longest: Floats) -
     return np.asarray(seconds), jitter + _stalls(shape, noise, streams, size)
 
 
-def _spreads(shape: Shape, noise: Noise) -> dict[str, Spread]:
+def _spreads(shape: StepModel, noise: Noise) -> dict[str, Spread]:
     """Of the classes of work that a replica's pipeline has."""
     return {k: s for k, s in noise.spread.items() if shape.work[CLASSES.index(k)].any()}
 
 
-def calmed(shape: Shape, noise: Noise) -> Shape:
+def without_fitted_stragglers(shape: StepModel, noise: Noise) -> StepModel:
     """The laws' efficiencies were fitted to steps of real jobs (most with 8 to 512 GPUs), so the slowest of some GPUs
     is in them already, and only what more GPUs add may come on top: a step whose stages are all as slow as the slowest
     of `USUAL` GPUs is (in the median) is as predicted. Measured steps agree: their errors grow by 0.1% (standard error
     0.3%) with each doubling of the GPUs."""
     place = float(STANDARD.quantile(0.5 ** (1 / USUAL)))
     gpus = Gpus(np.full((shape.stages, 1), place), np.ones((shape.stages, 1)))
-    slow = float(steady(replace(shape, still=frozenset()), noise, gpus)[0])
-    return shape.but(calm=float(shape.pipeline.total / slow))
+    slow = float(rank_effects(replace(shape, still=frozenset()), noise, gpus)[0])
+    return shape.changed(calm=float(shape.pipeline.total / slow))
 
 
-def _replicas(shape: Shape, noise: Noise, streams: Streams) -> tuple[Replicas, ...]:
+def _replicas(shape: StepModel, noise: Noise, streams: Streams) -> tuple[Replicas, ...]:
     """Those with usual GPUs, and those with a slow one: few, but they would be lost among the others."""
     some = -np.expm1(shape.together * shape.stages * np.log1p(-noise.slow.share))
     usual = _kind(shape, noise, streams, "", 1 - some)
     return (usual, _kind(shape, noise, streams, "slow ", some)) if some else (usual,)
 
 
-def _kind(shape: Shape, noise: Noise, streams: Streams, named: str, share: float) -> Replicas:
+def _kind(shape: StepModel, noise: Noise, streams: Streams, named: str, share: float) -> Replicas:
     """Pools of what stays and of what changes: the latter for usual replicas, slow ones and the slowest."""
     steadily, own = _varies(shape, noise)
     many, few = (max(200, int(n * max(share, LEAST))) for n in (GPUS, min(GPUS, TASKS / tasks_of(shape))))
     gpus = drawn_gpus(shape, noise, streams(f"{named}gpus"), many if steadily or named else 1, bool(named))
-    seconds = steady(shape, noise, gpus) if steadily or named else np.full(1, shape.pipeline.total)
+    seconds = rank_effects(shape, noise, gpus) if steadily or named else np.full(1, shape.pipeline.total)
     if not own:
         return Replicas(smooth(seconds, TOP), (Fixed(1.0),), share=share)
     rng = streams(f"{named}own")
@@ -187,7 +208,7 @@ def _kind(shape: Shape, noise: Noise, streams: Streams, named: str, share: float
     ends = [int(s * len(seconds)) for s in (*strata, 1.0)]
     order = np.argsort(seconds)
     chosen = [order[rng.integers(lo, max(hi, lo + 1), n)] for (lo, hi), n in zip(pairwise(ends), sizes, strict=True)]
-    ratio = lively(shape, noise, rng, gpus.of(np.concatenate(chosen)))
+    ratio = step_jitter(shape, noise, rng, gpus.of(np.concatenate(chosen)))
     parts = np.split(ratio, np.cumsum(sizes)[:-1])
     return Replicas(smooth(seconds, TOP), tuple(map(smooth, parts)), strata, share)
 
@@ -197,14 +218,14 @@ def _few_of(count: int) -> list[int]:
     return [int(count * w) for w in WORTH]
 
 
-def _varies(shape: Shape, noise: Noise) -> tuple[bool, bool]:
+def _varies(shape: StepModel, noise: Noise) -> tuple[bool, bool]:
     """Whether replicas differ by their GPUs, and from step to step."""
     spreads = _spreads(shape, noise).values()
     steadily = any(s.rank for s in spreads)
     return steadily, noise.load.sd > 0 or any(s.own for s in spreads)
 
 
-def _compute(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats | float:
+def _compute(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats | float:
     """What classes of compute do that are slower everywhere in a step."""
     sds = [noise.of(k).step if k in COMPUTE else 0.0 for k in CLASSES]
     if not any(sds):
@@ -213,10 +234,10 @@ def _compute(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]
     for k, sd in enumerate(sds):
         if sd:
             factors[k] = np.exp(sd * streams(f"step of {CLASSES[k]}").standard_normal(factors.shape[1]))
-    return moved(shape, factors).reshape(size)
+    return common_shift(shape, factors).reshape(size)
 
 
-def _transfers(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+def _transfers(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
     """What slower transfers add: the network's state is the same for all of a step's."""
     total = np.zeros(size)
     states = noise.network.path(streams("network"), 1, size[0] * size[1]).reshape(size)
@@ -250,7 +271,7 @@ def _common(noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
     return np.exp(log + drift * place)
 
 
-def _stalls(shape: Shape, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+def _stalls(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
     rate = noise.stalls.per_step(shape.nodes, shape.seconds)
     if not rate:
         return np.zeros(size)

@@ -19,24 +19,24 @@ from presage.prediction.draws.draw import (
     Block,
     Draws,
     blocks_of,
-    joined,
+    join_blocks,
     replicas_key,
     slowest_replicas,
     transfers_vary,
     whole_steps,
 )
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.step_model import StepModel
 
-__all__ = ["Asked", "draw", "draw_all"]
+__all__ = ["DrawRequest", "draw", "draw_all"]
 
 MOST = 16_000_000  # steps that are held at once
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class DrawRequest:
     """What is to be drawn: some `steps` of each of count / steps runs."""
 
-    shape: Shape
+    shape: StepModel
     noise: Noise
     count: int = 10_000
     steps: int = STEPS
@@ -50,14 +50,14 @@ class _Piece(NamedTuple):
 
 
 def draw(
-    shape: Shape, noise: Noise, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = BESIDE
+    shape: StepModel, noise: Noise, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = BESIDE
 ) -> Draws:
     """Some `steps` of each of count / steps runs. The same seed gives each source of noise the same draws, whatever the
     others are: two plans, or one with a source less, can be compared draw by draw."""
-    return next(draw_all([Asked(shape, noise, count, steps)], seed, pool))[1]
+    return next(draw_all([DrawRequest(shape, noise, count, steps)], seed, pool))[1]
 
 
-def draw_all(asked: Sequence[Asked], seed: int = 0, pool: Pool = BESIDE) -> Iterator[tuple[int, Draws]]:
+def draw_all(asked: Sequence[DrawRequest], seed: int = 0, pool: Pool = BESIDE) -> Iterator[tuple[int, Draws]]:
     """Each with its number, those whose slowest replicas are the same together."""
     for a in asked:
         if transfers_vary(a.noise):
@@ -68,10 +68,10 @@ def draw_all(asked: Sequence[Asked], seed: int = 0, pool: Pool = BESIDE) -> Iter
     for some in parts:
         blocks = [next(found) for _ in range(_blocks(asked[some[0]]))]
         for i, of_one in zip(some, zip(*blocks, strict=True), strict=True):
-            yield i, joined(asked[i].shape, of_one)
+            yield i, join_blocks(asked[i].shape, of_one)
 
 
-def _parts(asked: Sequence[Asked]) -> Iterator[tuple[int, ...]]:
+def _parts(asked: Sequence[DrawRequest]) -> Iterator[tuple[int, ...]]:
     """Those that share their slowest replicas, as many of them as can be held."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, a in enumerate(asked):
@@ -81,11 +81,11 @@ def _parts(asked: Sequence[Asked]) -> Iterator[tuple[int, ...]]:
         yield from (tuple(some[i : i + many]) for i in range(0, len(some), many))
 
 
-def _blocks(a: Asked) -> int:
+def _blocks(a: DrawRequest) -> int:
     return blocks_of(a.count, a.steps)[0]
 
 
-def _drawn(asked: Sequence[Asked], seed: int, piece: _Piece) -> list[Block]:
+def _drawn(asked: Sequence[DrawRequest], seed: int, piece: _Piece) -> list[Block]:
     first, streams = asked[piece.some[0]], Streams(seed).child(piece.block)
     longest = slowest_replicas(first.shape, first.noise, streams, blocks_of(first.count, first.steps)[1])
     return [whole_steps(asked[i].shape, asked[i].noise, streams, longest) for i in piece.some]

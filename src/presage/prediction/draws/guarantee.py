@@ -14,9 +14,9 @@ import numpy as np
 from presage.noise.belief import Belief
 from presage.noise.estimate import Estimate
 from presage.pool.pool import BESIDE, Pool
-from presage.prediction.draws.draw import Draws, calmed, transfers_vary
-from presage.prediction.draws.draw_request import Asked, draw_all
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.draw import Draws, transfers_vary, without_fitted_stragglers
+from presage.prediction.draws.draw_request import DrawRequest, draw_all
+from presage.prediction.draws.step_model import StepModel
 
 __all__ = ["QUANTILES", "Guarantee", "guarantee"]
 
@@ -57,14 +57,14 @@ class Guarantee:
 
 
 def guarantee(
-    shape: Shape, belief: Belief, seed: int = 0, count: int = 10_000, sets: int = SETS, pool: Pool = BESIDE
+    shape: StepModel, belief: Belief, seed: int = 0, count: int = 10_000, sets: int = SETS, pool: Pool = BESIDE
 ) -> Guarantee:
     """With `sets` = 0 the noise is taken as it is believed to be."""
     rng = np.random.default_rng((seed, 1))
     may_be = [belief.drawn(rng) for _ in range(sets if belief.intervals else 0)]
     if transfers_vary(belief.noise):
         shape.curves  # noqa: B018 - which all of them share
-    asked = [Asked(calmed(shape, belief.noise), belief.noise, count)]
-    asked += [Asked(calmed(shape, noise), noise, min(count, FEWEST)) for noise in may_be]
+    asked = [DrawRequest(without_fitted_stragglers(shape, belief.noise), belief.noise, count)]
+    asked += [DrawRequest(without_fitted_stragglers(shape, noise), noise, min(count, FEWEST)) for noise in may_be]
     found = dict(draw_all(asked, seed, pool))
     return Guarantee(found[0], tuple(found[i] for i in range(1, len(asked))))

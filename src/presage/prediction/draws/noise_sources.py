@@ -11,10 +11,10 @@ import numpy as np
 from presage.noise.distribution import Fixed
 from presage.noise.noise import Noise, Regimes, Slow, Spread, Stalls
 
-__all__ = ["SOURCES", "Source", "active", "only", "steadied", "without"]
+__all__ = ["SOURCES", "NoiseSource", "active_sources", "only", "without", "without_class_noise"]
 
 
-class Source(NamedTuple):
+class NoiseSource(NamedTuple):
     """One of them, and the noise without it: spreads at their middle, no slow GPUs, no stalls, the usual network."""
 
     name: str
@@ -41,26 +41,26 @@ def _jitter(noise: Noise) -> Noise:
 
 
 SOURCES = (
-    Source("rank", "differences between GPUs", lambda n: _spread(n, "rank")),
-    Source("slow", "a few slow GPUs", lambda n: replace(n, slow=Slow())),
-    Source("own", "each operation's own noise", lambda n: _spread(n, "own")),
-    Source("load", "work of microbatches", lambda n: replace(n, load=Fixed(n.load.mean))),
-    Source("step", "classes of work, by step", lambda n: _spread(n, "step")),
-    Source("network", "states of the network", _network),
-    Source("common", "the pace of all, by step", lambda n: _common(n, "sd")),
-    Source("drift", "drift over a run", lambda n: _common(n, "drift", "drift_sd")),
-    Source("run", "the pace of all, by run", lambda n: _common(n, "run_sd")),
-    Source("jitter", "jitter of steps", _jitter),
-    Source("stalls", "stalls", lambda n: replace(n, stalls=Stalls())),
+    NoiseSource("rank", "differences between GPUs", lambda n: _spread(n, "rank")),
+    NoiseSource("slow", "a few slow GPUs", lambda n: replace(n, slow=Slow())),
+    NoiseSource("own", "each operation's own noise", lambda n: _spread(n, "own")),
+    NoiseSource("load", "work of microbatches", lambda n: replace(n, load=Fixed(n.load.mean))),
+    NoiseSource("step", "classes of work, by step", lambda n: _spread(n, "step")),
+    NoiseSource("network", "states of the network", _network),
+    NoiseSource("common", "the pace of all, by step", lambda n: _common(n, "sd")),
+    NoiseSource("drift", "drift over a run", lambda n: _common(n, "drift", "drift_sd")),
+    NoiseSource("run", "the pace of all, by run", lambda n: _common(n, "run_sd")),
+    NoiseSource("jitter", "jitter of steps", _jitter),
+    NoiseSource("stalls", "stalls", lambda n: replace(n, stalls=Stalls())),
 )
 
 
-def active(noise: Noise) -> tuple[Source, ...]:
+def active_sources(noise: Noise) -> tuple[NoiseSource, ...]:
     """Those that the noise has."""
     return tuple(s for s in SOURCES if s.off(noise).numbers() != noise.numbers() or _differs(s, noise))
 
 
-def _differs(source: Source, noise: Noise) -> bool:
+def _differs(source: NoiseSource, noise: Noise) -> bool:
     """Distributions of measured values have no numbers to compare."""
     kind = {"load": noise.load, "jitter": noise.common.jitter}.get(source.name)
     return kind is not None and kind.sd > 0
@@ -79,6 +79,6 @@ def only(noise: Noise, names: Collection[str]) -> Noise:
     return without(noise, [s.name for s in SOURCES if s.name not in names])
 
 
-def steadied(noise: Noise, kind: str) -> Noise:
+def without_class_noise(noise: Noise, kind: str) -> Noise:
     """With a class of work that takes as long on all GPUs and in all steps."""
     return replace(noise, spread={**noise.spread, kind: Spread()})

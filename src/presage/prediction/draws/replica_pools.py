@@ -22,9 +22,20 @@ from presage.parallel.pipeline import Schedule, program
 from presage.parallel.pipeline.durations import durations
 from presage.parallel.pipeline.step import timed
 from presage.parallel.pipeline.structure import EXCHANGE
-from presage.prediction.draws.step_model import Shape
+from presage.prediction.draws.step_model import StepModel
 
-__all__ = ["MOST_TASKS", "STANDARD", "Gpus", "Replica", "drawn_gpus", "lively", "moved", "pieces", "steady", "tasks_of"]
+__all__ = [
+    "MOST_TASKS",
+    "STANDARD",
+    "Gpus",
+    "Replica",
+    "common_shift",
+    "drawn_gpus",
+    "pieces",
+    "rank_effects",
+    "step_jitter",
+    "tasks_of",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,11 +50,11 @@ HELD = 3_000_000  # numbers at a time
 class Replica:
     """A replica's pipeline with few enough microbatches to draw, and what the others add."""
 
-    shape: Shape
+    shape: StepModel
     schedule: Schedule
 
     @staticmethod
-    def of(shape: Shape, most: int) -> Replica:
+    def of(shape: StepModel, most: int) -> Replica:
         """With no more tasks than `most`, if that is enough to fill the pipeline."""
         s = shape.pipeline.schedule
         each = s.stages * s.virtual * (3 if s.kind == "zero-bubble" else 2)
@@ -131,7 +142,7 @@ class Replica:
         return np.asarray(mean + (ratio - mean) * even)
 
 
-def _key(shape: Shape) -> tuple[float, ...]:
+def _key(shape: StepModel) -> tuple[float, ...]:
     return tuple(shape.pipeline.durations.send.tolist())
 
 
@@ -160,7 +171,7 @@ def pieces(count: int, rows: int, least: int = 64) -> Iterator[slice]:
     return (slice(first, min(first + width, count)) for first in range(0, count, width))
 
 
-def steady(shape: Shape, noise: Noise, gpus: Gpus) -> Floats:
+def rank_effects(shape: StepModel, noise: Noise, gpus: Gpus) -> Floats:
     """[draw]: seconds of replicas with such GPUs, in a step in which nothing else differs."""
     replica = Replica.of(shape, 0)
     out = np.empty(gpus.place.shape[1])
@@ -169,7 +180,7 @@ def steady(shape: Shape, noise: Noise, gpus: Gpus) -> Floats:
     return out
 
 
-def drawn_gpus(shape: Shape, noise: Noise, rng: np.random.Generator, count: int, slow: bool) -> Gpus:
+def drawn_gpus(shape: StepModel, noise: Noise, rng: np.random.Generator, count: int, slow: bool) -> Gpus:
     """Of the GPUs of a stage that wait for each other, the slowest; none of them a slow one, or at least one."""
     size = shape.stages, count
     place = STANDARD.quantile(rng.random(size) ** (1 / shape.together))
@@ -178,7 +189,7 @@ def drawn_gpus(shape: Shape, noise: Noise, rng: np.random.Generator, count: int,
     return Gpus(place, beyond)
 
 
-def _slow(shape: Shape, noise: Noise, rng: np.random.Generator, size: tuple[int, int]) -> Floats:
+def _slow(shape: StepModel, noise: Noise, rng: np.random.Generator, size: tuple[int, int]) -> Floats:
     """[stage, draw]: factors of slow GPUs, of which each draw has at least one."""
     some = rng.random(size) < -np.expm1(shape.together * np.log1p(-noise.slow.share))
     none = np.flatnonzero(~some.any(axis=0))
@@ -198,7 +209,7 @@ def ratios(replica: Replica, noise: Noise, gpus: Gpus) -> Floats:
     return out
 
 
-def lively(shape: Shape, noise: Noise, rng: np.random.Generator, gpus: Gpus) -> Floats:
+def step_jitter(shape: StepModel, noise: Noise, rng: np.random.Generator, gpus: Gpus) -> Floats:
     """[draw]: how many times as long as its GPUs would take, a replica takes in one step."""
     replica = Replica.of(shape, MOST_TASKS)
     out = np.empty(gpus.place.shape[1])
@@ -207,7 +218,7 @@ def lively(shape: Shape, noise: Noise, rng: np.random.Generator, gpus: Gpus) -> 
     return replica.evened(out)
 
 
-def tasks_of(shape: Shape) -> int:
+def tasks_of(shape: StepModel) -> int:
     """That one draw of `lively` takes."""
     return len(Replica.of(shape, MOST_TASKS).made[1])
 
@@ -230,7 +241,7 @@ def _one_by_one(replica: Replica, noise: Noise, rng: np.random.Generator, gpus: 
     return np.asarray(finish_times(made, seconds) / alone)
 
 
-def moved(shape: Shape, factors: Floats) -> Floats:
+def common_shift(shape: StepModel, factors: Floats) -> Floats:
     """[draw]: how many times as long a replica takes when classes of work take `factors`[class, draw] as long on all
     its GPUs."""
     replica = Replica.of(shape, 0)

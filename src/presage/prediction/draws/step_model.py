@@ -15,11 +15,11 @@ from presage.parallel.pipeline import Run
 from presage.prediction.jobs.chunk_time import ChunkTime
 from presage.prediction.jobs.communicators import groups
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.job_step import Step, step
+from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.stages import Chunk
 from presage.prediction.jobs.work_pace import EVEN, Paces
 
-__all__ = ["Shape", "scaled", "shape_of"]
+__all__ = ["StepModel", "scale_class", "step_model"]
 
 Floats = NDArray[np.float64]
 NODE = 8  # GPUs: rates of failures and stalls are told by nodes of eight
@@ -28,7 +28,7 @@ TIMES = (0.5, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 10.0, 20.0)  # as long as usua
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class StepModel:
     """A step to draw."""
 
     job: Job
@@ -65,9 +65,9 @@ class Shape:
 
     def _at(self, kind: str, times: float) -> float:
         paces = self.paces._replace(**{kind: getattr(self.paces, kind) * times})
-        return step(self.job, self.efficiency, paces).seconds
+        return job_step(self.job, self.efficiency, paces).seconds
 
-    def but(self, **changes: Any) -> Shape:
+    def changed(self, **changes: Any) -> StepModel:
         """With other `calm`, `across`, `still` or `immune`, which curves have no part in."""
         made = replace(self, **changes)
         made.__dict__.update((k, v) for k, v in self.__dict__.items() if k == "curves")
@@ -83,12 +83,12 @@ class Shape:
         return {k for k, ranks in (*alone.items(), ("dp", replicas)) if ranks > 1}
 
 
-def shape_of(job: Job, found: Step | None = None, efficiency: Efficiency | None = None) -> Shape:
+def step_model(job: Job, found: JobStep | None = None, efficiency: Efficiency | None = None) -> StepModel:
     """Of a job's step."""
-    s = found or step(job, efficiency)
+    s = found or job_step(job, efficiency)
     replicas, together = _together(job)
     nodes = job.gpus / NODE
-    return Shape(job, s.seconds, s.pipeline, _work(s), replicas, together, nodes, _across(job), efficiency)
+    return StepModel(job, s.seconds, s.pipeline, _work(s), replicas, together, nodes, _across(job), efficiency)
 
 
 def _together(job: Job) -> tuple[int, int]:
@@ -110,7 +110,7 @@ def _across(job: Job) -> frozenset[str]:
     return frozenset(k for k, group in by.items() if group.domains > 1)
 
 
-def _work(s: Step) -> Floats:
+def _work(s: JobStep) -> Floats:
     """Seconds of each class in each pass; those of all classes add up to the pass."""
     split = s.pipeline.schedule.kind == "zero-bubble"
     kinds = np.array([_passes(c, t, s.slowdown, split) for c, t in zip(s.plan.kinds, s.passes, strict=True)])
@@ -138,8 +138,8 @@ def _passes(c: Chunk, t: ChunkTime, slow: float, split: bool) -> Floats:
     return np.maximum(out, 0.0)
 
 
-def scaled(shape: Shape, kind: str, times: float) -> Shape:
+def scale_class(shape: StepModel, kind: str, times: float) -> StepModel:
     """The same step with a class of work that takes so many times as long, through the job's laws."""
     paces = shape.paces._replace(**{kind: getattr(shape.paces, kind) * times})
-    made = shape_of(shape.job, step(shape.job, shape.efficiency, paces), shape.efficiency)
+    made = step_model(shape.job, job_step(shape.job, shape.efficiency, paces), shape.efficiency)
     return replace(made, paces=paces)

@@ -11,7 +11,7 @@ from typing import Any
 from presage.errors import InputError, PresageError
 from presage.hardware.facts import load
 
-__all__ = ["Spent", "Terms", "counted", "read_terms"]
+__all__ = ["CostTerms", "TrainingCost", "parse_tokens", "read_terms"]
 
 HOUR, DAY, KWH = 3600.0, 86400.0, 3.6e6
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
@@ -19,7 +19,7 @@ KEYS = {"power_W": "power", "price_per_gpu_hour": "price", "pue": "pue"}
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CostTerms:
     """What power and GPUs cost. Money is in any currency."""
 
     power: float | None = None  # W a GPU draws at work; None: its power limit
@@ -36,7 +36,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class TrainingCost:
     """By so many tokens of training."""
 
     tokens: float
@@ -55,24 +55,24 @@ class Spent:
         return self.energy / KWH
 
     @staticmethod
-    def of(tokens: float, steps: float, step: float, gpus: int, watts: float, price: float | None) -> Spent:
+    def of(tokens: float, steps: float, step: float, gpus: int, watts: float, price: float | None) -> TrainingCost:
         """`step`: seconds of one; `watts`: of all GPUs."""
         seconds = steps * step
         hours = seconds * gpus / HOUR
-        return Spent(tokens, steps, seconds, hours, seconds * watts, None if price is None else hours * price)
+        return TrainingCost(tokens, steps, seconds, hours, seconds * watts, None if price is None else hours * price)
 
 
-def read_terms(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Terms:
+def read_terms(path: str | Path, overrides: Mapping[str, Any] | None = None) -> CostTerms:
     """From [cluster] of a job's file; `overrides` go over it."""
     cluster = {**load(Path(path)).get("cluster", {}), **(overrides or {}).get("cluster", {})}
     given = {name: float(cluster[key]) for key, name in KEYS.items() if cluster.get(key) is not None}
     try:
-        return Terms(**given)
+        return CostTerms(**given)
     except PresageError as e:
         raise InputError(path, str(e), "cluster") from e
 
 
-def counted(text: str) -> float:
+def parse_tokens(text: str) -> float:
     """A number of tokens as people write it: 15T, 300B, 1.5e12."""
     found = re.fullmatch(r"([\d.,_]+(?:e[+-]?\d+)?)\s*([kmbgtp]?)", text.strip().lower())
     try:

@@ -6,18 +6,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from presage.memory import JobMemory, StageMemory
-from presage.prediction.jobs.cost import Spent
+from presage.prediction.jobs.cost import TrainingCost
 
 if TYPE_CHECKING:
-    from presage.prediction.jobs.job_prediction import JobPrediction, Stage
+    from presage.prediction.jobs.job_prediction import JobResult, StageSummary
 
-__all__ = ["told"]
+__all__ = ["job_to_json"]
 
 MS = 1e3
 HELPS = 8
 
 
-def told(p: JobPrediction, tokens: float | None = None) -> dict[str, Any]:
+def job_to_json(p: JobResult, tokens: float | None = None) -> dict[str, Any]:
     run = {} if tokens is None else {"run": _run(p.spent(tokens))}
     return {
         "kind": "job",
@@ -38,12 +38,12 @@ def told(p: JobPrediction, tokens: float | None = None) -> dict[str, Any]:
     }
 
 
-def _model(p: JobPrediction) -> dict[str, Any]:
+def _model(p: JobResult) -> dict[str, Any]:
     m = p.job.model
     return {"name": m.name, "parameters": m.parameters, "active_parameters": m.active_parameters}
 
 
-def _parallel(p: JobPrediction) -> dict[str, Any]:
+def _parallel(p: JobResult) -> dict[str, Any]:
     job = p.job
     return {
         **{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(job.parallel).items()},
@@ -52,7 +52,7 @@ def _parallel(p: JobPrediction) -> dict[str, Any]:
     }
 
 
-def _speed(p: JobPrediction) -> dict[str, Any]:
+def _speed(p: JobResult) -> dict[str, Any]:
     return {
         "step_ms": {"mean": p.seconds * MS},
         "tokens_per_step": p.job.tokens,
@@ -70,7 +70,7 @@ def _speed(p: JobPrediction) -> dict[str, Any]:
     }
 
 
-def _stage(s: Stage, m: StageMemory) -> dict[str, Any]:
+def _stage(s: StageSummary, m: StageMemory) -> dict[str, Any]:
     return {
         "stage": s.number,
         "layers": s.layers,
@@ -95,12 +95,12 @@ def _memory(m: JobMemory) -> dict[str, Any]:
     }
 
 
-def _help(p: JobPrediction, i: int) -> dict[str, Any]:
+def _help(p: JobResult, i: int) -> dict[str, Any]:
     h = p.helps[i]
     return {"change": h.change, "saved_bytes": h.saved, "margin_bytes": h.margin, "fits": h.fits}
 
 
-def _spending(p: JobPrediction) -> dict[str, Any]:
+def _spending(p: JobResult) -> dict[str, Any]:
     s, t = p.spent(), p.terms
     cost = None if s.cost is None else {"per_step": s.cost, "price_per_gpu_hour": t.price}
     energy = {
@@ -112,7 +112,7 @@ def _spending(p: JobPrediction) -> dict[str, Any]:
     return {"energy": energy, "cost": cost}
 
 
-def _run(s: Spent) -> dict[str, Any]:
+def _run(s: TrainingCost) -> dict[str, Any]:
     return {
         "tokens": s.tokens,
         "steps": s.steps,

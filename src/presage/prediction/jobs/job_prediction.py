@@ -11,13 +11,13 @@ from typing import Any
 from presage.configs.job import Job
 from presage.configs.job_file import read_described
 from presage.costs.closed_form import Chip
-from presage.memory import Help, JobMemory, helps, job_memory
-from presage.prediction.jobs.cost import Spent, Terms, read_terms
+from presage.memory import JobMemory, MemorySaving, job_memory, memory_savings
+from presage.prediction.jobs.cost import CostTerms, TrainingCost, read_terms
 from presage.prediction.jobs.job_flops import DEFAULT, Flops, job_flops, peak_of
-from presage.prediction.jobs.job_step import Step, step
-from presage.prediction.jobs.provenance import origins
+from presage.prediction.jobs.job_step import JobStep, job_step
+from presage.prediction.jobs.provenance import provenance_notes
 
-__all__ = ["COMPUTE", "TRANSFERS", "JobPrediction", "Stage", "predict_job"]
+__all__ = ["COMPUTE", "TRANSFERS", "JobResult", "StageSummary", "predict_job"]
 
 # Parts of a step, in the order they are told; what a step has beyond these comes after them.
 COMPUTE = ("products", "attention", "streams")
@@ -32,7 +32,7 @@ LOW = ("fp8", "mxfp8", "nvfp4")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageSummary:
     """A pipeline stage: seconds of one microbatch through all its chunks, then of the step."""
 
     number: int
@@ -45,13 +45,13 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class JobPrediction:
+class JobResult:
     """A job's step. What takes longer to work out is worked out when asked for."""
 
     job: Job
-    step: Step
+    job_step: JobStep
     memory: JobMemory
-    terms: Terms = field(default_factory=Terms)
+    terms: CostTerms = field(default_factory=CostTerms)
     convention: str = DEFAULT
     notes: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ class JobPrediction:
     @property
     def seconds(self) -> float:
         """Of a step."""
-        return float(self.step.seconds)
+        return float(self.job_step.seconds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -115,8 +115,8 @@ class JobPrediction:
     @cached_property
     def breakdown(self) -> dict[str, float]:
         """Seconds by part, on the stage that works longest; they add up to the step."""
-        parts = {name: float(value) for name, value in self.step.parts.items()}
-        sends = float(self.step.pipeline.exposed_send.max()) if self.job.parallel.pp > 1 else 0.0
+        parts = {name: float(value) for name, value in self.job_step.parts.items()}
+        sends = float(self.job_step.pipeline.exposed_send.max()) if self.job.parallel.pp > 1 else 0.0
         sends = min(sends, parts["bubble"])
         parts |= {"pp": parts.get("pp", 0.0) + sends, "bubble": parts["bubble"] - sends}
         first = [name for name in (*COMPUTE, *TRANSFERS, *OTHERS) if name in parts]
@@ -145,17 +145,17 @@ class JobPrediction:
         return name, rest[name]
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
-        s, layers = self.step, [sum(chunks) for chunks in self.job.stage_layers()]
+    def stages(self) -> tuple[StageSummary, ...]:
+        s, layers = self.job_step, [sum(chunks) for chunks in self.job.stage_layers()]
         columns = (s.forward.sum(1), s.backward.sum(1), s.pipeline.busy, s.pipeline.bubble)
         times = [[float(x) for x in column] for column in columns]
         memory = [m.needed for m in self.memory.stages]
-        return tuple(Stage(*row) for row in zip(range(len(layers)), layers, *times, memory, strict=True))
+        return tuple(StageSummary(*row) for row in zip(range(len(layers)), layers, *times, memory, strict=True))
 
     @cached_property
-    def helps(self) -> tuple[Help, ...]:
+    def helps(self) -> tuple[MemorySaving, ...]:
         """Changes that save memory, the one that saves most first."""
-        return helps(self.job)
+        return memory_savings(self.job)
 
     # ---- what it takes
 
@@ -169,25 +169,25 @@ class JobPrediction:
         share = sum(self.breakdown.get(name, 0.0) for name in AT_WORK) / self.seconds
         return (share * work + (1 - share) * rest) * self.terms.pue * self.job.gpus
 
-    def spent(self, tokens: float | None = None) -> Spent:
+    def spent(self, tokens: float | None = None) -> TrainingCost:
         """By a step, or by training on so many tokens."""
         job = self.job
         steps = 1.0 if tokens is None else tokens / job.tokens
-        return Spent.of(tokens or job.tokens, steps, self.seconds, job.gpus, self.watts, self.terms.price)
+        return TrainingCost.of(tokens or job.tokens, steps, self.seconds, job.gpus, self.watts, self.terms.price)
 
     def to_json(self, tokens: float | None = None) -> dict[str, Any]:
         """Plain values with the units in their keys."""
-        from presage.prediction.jobs.job_json import told
+        from presage.prediction.jobs.job_json import job_to_json
 
-        return told(self, tokens)
+        return job_to_json(self, tokens)
 
 
 def predict_job(
     job: Job | str | Path,
     overrides: Mapping[str, Any] | None = None,
-    terms: Terms | None = None,
+    terms: CostTerms | None = None,
     convention: str = DEFAULT,
-) -> JobPrediction:
+) -> JobResult:
     """How long a step of a job takes, where it goes, whether it fits. `job` may be the name of its file, which
     `overrides` go over, section by section: {"parallel": {"tp": 8}}."""
     notes: tuple[str, ...] = ()
@@ -195,4 +195,6 @@ def predict_job(
         path = job
         job, notes = read_described(path, overrides)
         terms = terms or read_terms(path, overrides)
-    return JobPrediction(job, step(job), job_memory(job), terms or Terms(), convention, (*notes, *origins(job)))
+    return JobResult(
+        job, job_step(job), job_memory(job), terms or CostTerms(), convention, (*notes, *provenance_notes(job))
+    )

@@ -12,7 +12,7 @@ from presage.prediction.jobs.block_cost import Pricer
 from presage.prediction.jobs.efficiency import Efficiency, shipped
 from presage.prediction.jobs.embedding_head import embedding_block, further_blocks, head_blocks
 from presage.prediction.jobs.job_flops import peak_of
-from presage.prediction.jobs.job_step import Step
+from presage.prediction.jobs.job_step import JobStep
 from presage.prediction.jobs.ops import Attend, Block, Op, Product, Stream, Talk
 from presage.prediction.jobs.stages import dealt, repeated
 from presage.prediction.jobs.transformer_layer import layer_blocks
@@ -38,7 +38,7 @@ class Ran:
     least: float  # seconds that the GPU's peaks allow
 
 
-def ran(job: Job, step: Step, efficiency: Efficiency | None = None) -> tuple[Ran, ...]:
+def ran(job: Job, step: JobStep, efficiency: Efficiency | None = None) -> tuple[Ran, ...]:
     """On the stage that works longest, the longest first; transfers are told of elsewhere. What is computed again is in
     the forward phase."""
     pricer = Pricer(job, efficiency or shipped())
@@ -71,7 +71,7 @@ def _layer(job: Job, number: int, times: float) -> Iterator[tuple[Block, float, 
     return ((b, times, repeated(job.recompute, b)) for b in layer_blocks(job, number))
 
 
-def _add(found: dict[Key, Ran], pricer: Pricer, step: Step, where: tuple[str, str], op: Op, times: float) -> None:
+def _add(found: dict[Key, Ran], pricer: Pricer, step: JobStep, where: tuple[str, str], op: Op, times: float) -> None:
     if isinstance(op, Talk) or not times:
         return
     one = _one(pricer, step, where, op)
@@ -87,7 +87,7 @@ def _add(found: dict[Key, Ran], pricer: Pricer, step: Step, where: tuple[str, st
     )
 
 
-def _one(pricer: Pricer, step: Step, where: tuple[str, str], op: Product | Attend | Stream) -> Ran:
+def _one(pricer: Pricer, step: JobStep, where: tuple[str, str], op: Product | Attend | Stream) -> Ran:
     """One launch."""
     gpu, cost = pricer.job.platform.gpu, pricer.one(op)
     if isinstance(op, Stream):

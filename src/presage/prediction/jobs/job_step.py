@@ -20,7 +20,7 @@ from presage.prediction.jobs.transformer_layer import softmax_fused
 from presage.prediction.jobs.weights import Weights, weights
 from presage.prediction.jobs.work_pace import EVEN, Paces
 
-__all__ = ["Setting", "Step", "least", "step"]
+__all__ = ["JobStep", "StepInputs", "job_step", "step_lower_bound"]
 
 Floats = NDArray[np.float64]
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
@@ -29,7 +29,7 @@ ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
 
 
 @dataclass(frozen=True)
-class Step:
+class JobStep:
     """A step's seconds, and where they go on the stage that takes longest."""
 
     seconds: float
@@ -42,16 +42,16 @@ class Step:
     passes: tuple[ChunkTime, ...]  # of each of its kinds
 
 
-def step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN) -> Step:
+def job_step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN) -> JobStep:
     """Twice: at the full clock, and with what the power limit leaves of it."""
     pricer = Pricer(job, efficiency or shipped(), paces)
-    setting = Setting.of(job, pricer)
-    first = timed(setting, 1.0)
+    setting = StepInputs.of(job, pricer)
+    first = step_at_clock(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
-    return composed(setting, first if slow == 1.0 else timed(setting, slow), slow)
+    return compose_step(setting, first if slow == 1.0 else step_at_clock(setting, slow), slow)
 
 
-def least(job: Job, efficiency: Efficiency | None = None) -> float:
+def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     """Seconds that no step of the job can be below, for a fraction of a step's price: at the full clock, a stage's work
     between the first forward pass that reaches it and the last backward pass that leaves it."""
     p, pricer = job.parallel, Pricer(job, efficiency or shipped())
@@ -89,7 +89,7 @@ def layer_host_of(job: Job) -> LayerHost:
     return layer_host(f.host, era, p.tp, p.sequence, job.model.experts is not None, fused, softmax_fused(job))
 
 
-class Sent(NamedTuple):
+class DpTraffic(NamedTuple):
     """Of each kind of chunk: seconds of its gradients' and its parameters' transfers, and their buckets."""
 
     reduce: Floats
@@ -97,7 +97,7 @@ class Sent(NamedTuple):
     parts: Floats
 
 
-class Setting(NamedTuple):
+class StepInputs(NamedTuple):
     """What of a step does not depend on the clock."""
 
     job: Job
@@ -106,20 +106,20 @@ class Setting(NamedTuple):
     host: LayerHost
     schedule: Schedule
     send: float  # seconds of activations from a stage to the next
-    sent: Sent | None  # between replicas after the last pass; None where each pass sends its own
+    sent: DpTraffic | None  # between replicas after the last pass; None where each pass sends its own
     tied: float  # seconds of gradients of weights that both ends use
     update: float  # seconds of the optimizer
 
     @staticmethod
-    def of(job: Job, pricer: Pricer) -> Setting:
+    def of(job: Job, pricer: Pricer) -> StepInputs:
         p, plan, host = job.parallel, chunks(job, pricer), layer_host_of(job)
         schedule = Schedule.of("interleaved" if p.virtual > 1 else p.schedule, p.pp, job.microbatches, p.virtual)
-        sent = None if _by_layer(job) else _sent(job, pricer, plan)
+        sent = None if _by_layer(job) else _dp_traffic(job, pricer, plan)
         update = _update(job, pricer, plan, host)
-        return Setting(job, pricer, plan, host, schedule, _send(job, pricer), sent, _tied(job, pricer), update)
+        return StepInputs(job, pricer, plan, host, schedule, _send(job, pricer), sent, _tied(job, pricer), update)
 
 
-class Timed(NamedTuple):
+class StepAtClock(NamedTuple):
     """A step at some clock."""
 
     passes: list[ChunkTime]  # of each kind of chunk
@@ -130,7 +130,7 @@ class Timed(NamedTuple):
     seconds: float
 
 
-def timed(s: Setting, slow: float) -> Timed:
+def step_at_clock(s: StepInputs, slow: float) -> StepAtClock:
     """With tensor-core kernels so many times as long."""
     job, at = s.job, s.plan.at
     passes = [chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds]
@@ -145,14 +145,14 @@ def timed(s: Setting, slow: float) -> Timed:
         reduce, gather, parts = (x[at] for x in s.sent)
         replicas += exposed_reductions(reduce, parts, done.last_backward, backward, done.total, job.overlap.gradients)
         replicas += exposed_gathers(gather, parts, done.first_forward, forward, job.overlap.parameters)
-    return Timed(passes, forward, backward, done, replicas, done.total + replicas + s.update)
+    return StepAtClock(passes, forward, backward, done, replicas, done.total + replicas + s.update)
 
 
-def composed(s: Setting, t: Timed, slow: float) -> Step:
+def compose_step(s: StepInputs, t: StepAtClock, slow: float) -> JobStep:
     """The step, with where its seconds go: the bubble is what is left of the pipeline's."""
     parts = _parts(s.plan, int(np.argmax(t.done.busy)), t.passes, slow, s.job.microbatches)
     parts |= {"bubble": max(0.0, t.done.total - sum(parts.values())), "dp": t.replicas, "optimizer": s.update}
-    return Step(t.seconds, parts, t.done, slow, t.forward, t.backward, s.plan, tuple(t.passes))
+    return JobStep(t.seconds, parts, t.done, slow, t.forward, t.backward, s.plan, tuple(t.passes))
 
 
 def _send(job: Job, pricer: Pricer) -> float:
@@ -173,9 +173,9 @@ def _by_layer(job: Job) -> bool:
     return job.parallel.zero == 3 or job.parallel.fsdp
 
 
-def _sent(job: Job, pricer: Pricer, plan: Stages) -> Sent:
+def _dp_traffic(job: Job, pricer: Pricer, plan: Stages) -> DpTraffic:
     sent = [exchange(job, pricer, _weights(job, pricer, c)) for c in plan.kinds]
-    return Sent(*(np.array([float(getattr(x, name)) for x in sent]) for name in Sent._fields))
+    return DpTraffic(*(np.array([float(getattr(x, name)) for x in sent]) for name in DpTraffic._fields))
 
 
 def _tied(job: Job, pricer: Pricer) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from presage.engine import Program, Timeline, simulate
 from presage.errors import PresageError
 from presage.parallel.pipeline.drawing import program
-from presage.prediction.jobs.job_step import Step
+from presage.prediction.jobs.job_step import JobStep
 
 __all__ = ["job_timeline"]
 
@@ -15,7 +15,7 @@ MOST = 1_000_000  # tasks: more than a browser draws
 TAIL = {"dp": "gradients and parameters between replicas", "optimizer": "optimizer"}
 
 
-def job_timeline(step: Step) -> Timeline:
+def job_timeline(step: JobStep) -> Timeline:
     """A lane a stage. What comes after the pipeline is as long as it is exposed."""
     run = step.pipeline
     count = run.schedule.stages * run.schedule.virtual * run.schedule.microbatches * 2

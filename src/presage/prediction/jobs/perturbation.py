@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from presage.configs.job import Job
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.job_step import step
+from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import Paces
 
-__all__ = ["BY", "Swung", "swung"]
+__all__ = ["BY", "WorkClassSensitivity", "perturb"]
 
 BY = 0.1  # of its seconds
 LEAST = 5e-5  # of the step: what moves it less does not matter
 
 
 @dataclass(frozen=True, slots=True)
-class Swung:
+class WorkClassSensitivity:
     """A class of work, in the words of `Paces`, and the step with it quicker and slower, in seconds."""
 
     name: str
@@ -24,12 +24,12 @@ class Swung:
     slower: float
 
 
-def swung(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> tuple[Swung, ...]:
+def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> tuple[WorkClassSensitivity, ...]:
     """Classes that matter to the step, those that matter most first."""
-    now = step(job, efficiency).seconds
+    now = job_step(job, efficiency).seconds
     found = []
     for name in Paces._fields:
-        ends = [step(job, efficiency, Paces(**{name: times})).seconds for times in (1 - by, 1 + by)]
-        found.append(Swung(name, *ends))
+        ends = [job_step(job, efficiency, Paces(**{name: times})).seconds for times in (1 - by, 1 + by)]
+        found.append(WorkClassSensitivity(name, *ends))
     matter = (s for s in found if max(abs(s.quicker - now), abs(s.slower - now)) > LEAST * now)
     return tuple(sorted(matter, key=lambda s: s.quicker))

@@ -7,10 +7,10 @@ from presage.costs.closed_form import Chip
 from presage.costs.collectives import Collectives
 from presage.prediction.jobs.communicators import groups
 
-__all__ = ["origins"]
+__all__ = ["provenance_notes"]
 
 
-def origins(job: Job) -> tuple[str, ...]:
+def provenance_notes(job: Job) -> tuple[str, ...]:
     return (*_chip(job), *_collectives(job))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from presage.prediction.draws.distribution import Sure
-from presage.prediction.jobs.cost import Spent
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.draws.distribution import StepDistribution
+from presage.prediction.jobs.cost import TrainingCost
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.report import job_tables as tables
 from presage.report.html import job_sections as parts
 from presage.report.html.page import Fact, Page, plain
@@ -22,7 +22,9 @@ BOUND = {
 MUCH = 0.15  # of the step: worth a look
 
 
-def job_page(p: JobPrediction, sure: Sure | None = None, tokens: float | None = None, command: str = "") -> Page:
+def job_page(
+    p: JobResult, sure: StepDistribution | None = None, tokens: float | None = None, command: str = ""
+) -> Page:
     """All there is to see of a job's step."""
     what, spread, _ = plain(tables.headline(p)).split("\n")
     sections = (
@@ -45,7 +47,7 @@ def job_page(p: JobPrediction, sure: Sure | None = None, tokens: float | None = 
     )
 
 
-def answer(p: JobPrediction, sure: Sure | None, tokens: float | None) -> str:
+def answer(p: JobResult, sure: StepDistribution | None, tokens: float | None) -> str:
     """The one sentence."""
     where = f"{p.job.gpus:,} x {p.job.platform.gpu.name.removeprefix('NVIDIA ')}"
     late = f" (19 of 20 steps at most {seconds(sure.steps[0.95].value)})" if sure else ""
@@ -56,16 +58,16 @@ def answer(p: JobPrediction, sure: Sure | None, tokens: float | None) -> str:
     return f"A step takes {seconds(p.seconds)} on {where}{late}: {pace}, and {fits}{run}."
 
 
-def _run(s: Spent) -> str:
+def _run(s: TrainingCost) -> str:
     cost = "" if s.cost is None else f" and cost {amount(s.cost)}"
     return f"{amount(s.tokens).replace('G', 'B')} tokens take {_days(s)} if nothing fails{cost}"
 
 
-def _days(s: Spent) -> str:
+def _days(s: TrainingCost) -> str:
     return f"{s.days:.3g} days" if s.days >= 1 else f"{s.days * 24:.3g} hours"
 
 
-def facts(p: JobPrediction, sure: Sure | None, tokens: float | None) -> tuple[Fact, ...]:
+def facts(p: JobResult, sure: StepDistribution | None, tokens: float | None) -> tuple[Fact, ...]:
     late = f"p95 {seconds(sure.steps[0.95].value)}" if sure else f"{p.job.global_batch:,} samples"
     out = [
         Fact("Step time", seconds(p.seconds), late),

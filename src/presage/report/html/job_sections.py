@@ -8,12 +8,12 @@ import numpy as np
 
 from presage.engine import Lane
 from presage.errors import PresageError
-from presage.prediction.draws.distribution import Sure
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.draws.distribution import StepDistribution
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.prediction.jobs.job_roofline import Ran, ran
 from presage.prediction.jobs.job_timeline import job_timeline
-from presage.prediction.jobs.perturbation import BY, swung
-from presage.prediction.step_roofline import Worked
+from presage.prediction.jobs.perturbation import BY, perturb
+from presage.prediction.step_roofline import RooflinePoint
 from presage.report import job_tables as tables
 from presage.report import sure_tables
 from presage.report.html.charts.bars import parts_figure
@@ -47,7 +47,7 @@ TERA = 1e12
 # ---- where it goes
 
 
-def parts_section(p: JobPrediction, tokens: float | None) -> Section:
+def parts_section(p: JobResult, tokens: float | None) -> Section:
     named = [(tables.PARTS.get(k, k), took) for k, took in p.breakdown.items()]
     first, *rest = sorted(named, key=lambda x: -x[1])
     lead = (
@@ -61,7 +61,7 @@ def parts_section(p: JobPrediction, tokens: float | None) -> Section:
 # ---- how sure
 
 
-def sure_section(p: JobPrediction, s: Sure) -> Section:
+def sure_section(p: JobResult, s: StepDistribution) -> Section:
     draws = s.found.draws.seconds.ravel()
     figure = distribution_figure(draws, {q: s.steps[q].value for q in NAMED}, marks={"predicted": p.seconds})
     p50, p95 = s.steps[0.5].value, s.steps[0.95].value
@@ -87,18 +87,18 @@ def _filled(table: Table) -> Table:
 # ---- the pipeline
 
 
-def pipeline_section(p: JobPrediction) -> Section | None:
+def pipeline_section(p: JobResult) -> Section | None:
     """Every microbatch on every stage; None where there are too many."""
-    s = p.step.pipeline.schedule
+    s = p.job_step.pipeline.schedule
     if 2 * s.stages * s.virtual * s.microbatches > MOST_TASKS:
         return None
     try:
-        line = job_timeline(p.step)
+        line = job_timeline(p.job_step)
     except PresageError:
         return None
     layers = {x.number: x.layers for x in p.stages}
     bars = timeline_bars(line, None, _group, lambda lane: _lane(lane, layers))
-    idle = percent(float(p.step.pipeline.bubble.mean()) / p.seconds)
+    idle = percent(float(p.job_step.pipeline.bubble.mean()) / p.seconds)
     lead = (
         f"One step of {s.microbatches} microbatches, a lane for each of {s.stages} pipeline stages. Gaps are the "
         f"bubble: on average a stage waits for {idle} of the step."
@@ -117,7 +117,7 @@ def _lane(lane: Lane, layers: dict[int, int]) -> str:
     return f"{lane.name} ({layers.get(lane.rank, 0)} layers)"
 
 
-def heat_section(p: JobPrediction) -> Section | None:
+def heat_section(p: JobResult) -> Section | None:
     """Stages against what they do."""
     if len(p.stages) < 2:
         return None
@@ -140,7 +140,7 @@ def heat_section(p: JobPrediction) -> Section | None:
 # ---- memory
 
 
-def memory_section(p: JobPrediction) -> Section:
+def memory_section(p: JobResult) -> Section:
     stages = p.memory.stages[:STAGES]
     kinds = {w: [float(getattr(m, k)) for m in stages] for k, w in tables.MEMORY.items()}
     kinds = {w: v for w, v in kinds.items() if any(v)}
@@ -158,7 +158,7 @@ def memory_section(p: JobPrediction) -> Section:
     return Section("Memory", shown, figure, lead)
 
 
-def _stages_table(p: JobPrediction, kinds: dict[str, list[float]]) -> Table:
+def _stages_table(p: JobResult, kinds: dict[str, list[float]]) -> Table:
     many = len(next(iter(kinds.values()), []))
     rows = (
         (str(i), *(size(v[i]) for v in kinds.values()), str(m.microbatches), size(m.needed))
@@ -170,9 +170,9 @@ def _stages_table(p: JobPrediction, kinds: dict[str, list[float]]) -> Table:
 # ---- limits
 
 
-def limits_section(p: JobPrediction) -> Section | None:
+def limits_section(p: JobResult) -> Section | None:
     """Each part of a layer against what the GPU can do at most."""
-    found, gpu = ran(p.job, p.step), p.job.platform.gpu
+    found, gpu = ran(p.job, p.job_step), p.job.platform.gpu
     if not found:
         return None
     work = [_worked(r) for r in found]
@@ -189,9 +189,9 @@ def limits_section(p: JobPrediction) -> Section | None:
     )
 
 
-def _worked(r: Ran) -> Worked:
+def _worked(r: Ran) -> RooflinePoint:
     kind = tables.PARTS[r.kind]
-    return Worked(
+    return RooflinePoint(
         r.block, f"({kind})", r.phase, kind, max(1, round(r.launches)), r.seconds, r.flops, r.moved, r.least, r.peak
     )
 
@@ -213,8 +213,8 @@ def _ran_table(found: tuple[Ran, ...]) -> Table:
 # ---- what would change it
 
 
-def swings_section(p: JobPrediction) -> Section | None:
-    found, series = swung(p.job), (f"{BY:.0%} quicker", f"{BY:.0%} slower")
+def swings_section(p: JobResult) -> Section | None:
+    found, series = perturb(p.job), (f"{BY:.0%} quicker", f"{BY:.0%} slower")
     if not found:
         return None
     swings = [Swing(CLASSES.get(s.name, s.name), (s.quicker / p.seconds - 1, s.slower / p.seconds - 1)) for s in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from presage.configs.job import Job
-from presage.prediction.jobs.job_prediction import JobPrediction
+from presage.prediction.jobs.job_prediction import JobResult
 from presage.report import plan_tables as tables
 from presage.report.html.charts.pareto import POINTS, Point, pareto_figure
 from presage.report.html.charts.stacks import stacks_figure
@@ -57,9 +57,9 @@ def plain_words(job: Job) -> str:
     return ", ".join([*said, f"data parallel {job.dp:,}"])
 
 
-def _value(p: JobPrediction | Short, found: Found) -> float:
+def _value(p: JobResult | Short, found: Found) -> float:
     """What is compared: seconds of a step, or of all GPUs where the cost is sought."""
-    gpus = p.job.gpus if isinstance(p, JobPrediction) else p.layout.gpus
+    gpus = p.job.gpus if isinstance(p, JobResult) else p.layout.gpus
     return p.seconds * (gpus if found.objective == "cost" else 1)
 
 
@@ -131,7 +131,7 @@ def _point(s: Short, found: Found) -> Point:
     return Point(words(s.layout), _value(s, found), s.needed)
 
 
-def _made(p: JobPrediction, found: Found) -> Point:
+def _made(p: JobResult, found: Found) -> Point:
     return Point(words(layout_of(p.job)), _value(p, found), p.memory.needed)
 
 
@@ -162,7 +162,7 @@ def _best(found: Found) -> Section:
     return Section("The best plans", shown, figure, lead)
 
 
-def _parts_table(plans: Sequence[JobPrediction], names: Sequence[str], kinds: Sequence[str]) -> Table:
+def _parts_table(plans: Sequence[JobResult], names: Sequence[str], kinds: Sequence[str]) -> Table:
     rows = tuple(
         (name, *(seconds(p.breakdown.get(k, 0.0)) for k in kinds), seconds(p.seconds))
         for name, p in zip(names, plans, strict=True)
@@ -170,7 +170,7 @@ def _parts_table(plans: Sequence[JobPrediction], names: Sequence[str], kinds: Se
     return Table(("plan", *(tables.PARTS.get(k, k) for k in kinds), "step"), rows, "Where their steps go")
 
 
-def _kinds(plans: Sequence[JobPrediction]) -> list[str]:
+def _kinds(plans: Sequence[JobResult]) -> list[str]:
     seen = dict.fromkeys(k for p in plans for k in p.breakdown)
     return [k for k in seen if any(p.breakdown.get(k, 0.0) > 1e-6 * p.seconds for p in plans)]
 

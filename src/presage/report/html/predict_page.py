@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from presage.prediction.step import Prediction
-from presage.prediction.step_detail import Detail
+from presage.prediction.step import StepResult
+from presage.prediction.step_detail import StepDetail
 from presage.report import prediction_tables as tables
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -29,7 +29,7 @@ BOUND = {
 FEW = 20  # draws: fewer have no shape
 
 
-def predict_page(found: Prediction, detail: Detail, command: str = "") -> Page:
+def predict_page(found: StepResult, detail: StepDetail, command: str = "") -> Page:
     """All there is to see of a prediction."""
     asked, _ = plain(tables.headline(found)).split("\n")
     sections = [
@@ -52,7 +52,7 @@ def predict_page(found: Prediction, detail: Detail, command: str = "") -> Page:
     )
 
 
-def answer(p: Prediction) -> str:
+def answer(p: StepResult) -> str:
     """The one sentence."""
     where = f"on {with_article(p.gpu)}" if p.many is None else f"on {p.many.ranks:,} x {p.gpu} with {p.many.strategy}"
     sure = f"nine runs of ten within {seconds(p.step.p5)} to {seconds(p.step.p95)}"
@@ -65,7 +65,7 @@ def with_article(name: str) -> str:
     return f"{'an' if name.startswith(('NVIDIA', 'A', 'E', 'I', 'O')) else 'a'} {name}"
 
 
-def step_facts(p: Prediction) -> tuple[Fact, ...]:
+def step_facts(p: StepResult) -> tuple[Fact, ...]:
     busy, room = p.gpu_active / p.step.p50 if p.step.p50 else 0.0, p.memory - p.peak_memory
     facts = [
         Fact("Step time", seconds(p.step.p50), f"{seconds(p.step.p5)} to {seconds(p.step.p95)}"),
@@ -81,7 +81,7 @@ def step_facts(p: Prediction) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def families_section(p: Prediction) -> Section:
+def families_section(p: StepResult) -> Section:
     table = table_of(tables.part_table("Families of ops", "family", p.families))
     parts = [(f.name, f.gpu) for f in p.families]
     waits = p.step.p50 - sum(gpu for _, gpu in parts)
@@ -91,12 +91,12 @@ def families_section(p: Prediction) -> Section:
     return Section("Where the step goes", (table, table_of(tables.step_table(p))), figure, _most(p))
 
 
-def _unbusy(p: Prediction) -> str:
+def _unbusy(p: StepResult) -> str:
     """What the GPU does when no kernel of the families runs."""
     return "waits for the host" if p.bound == "host" else "idle"
 
 
-def _most(p: Prediction) -> str:
+def _most(p: StepResult) -> str:
     lead = "Seconds of the step in which the GPU runs each family of ops, and their share of the step."
     if not p.families or not p.step.p50:
         return lead
@@ -116,11 +116,11 @@ def spread_section(drawn: Sequence[float]) -> Section:
     return Section("How sure that is", (told,), distribution_figure(drawn, what="runs"), lead)
 
 
-def _collectives(p: Prediction) -> Section | None:
-    if p.many is None or not p.many.sent:
+def _collectives(p: StepResult) -> Section | None:
+    if p.many is None or not p.many.collectives:
         return None
     sums: dict[str, float] = {}
-    for s in p.many.sent:
+    for s in p.many.collectives:
         sums[s.name] = sums.get(s.name, 0.0) + s.seconds * s.calls
     total = sum(sums.values())
     lead = f"What a rank sends in a step: {seconds(total)} of transfers if nothing ran beside them."
@@ -128,7 +128,7 @@ def _collectives(p: Prediction) -> Section | None:
     return Section("Collectives", (table_of(sent_table(p.many, most=40)),), figure, lead)
 
 
-def _modules(p: Prediction) -> Section:
+def _modules(p: StepResult) -> Section:
     modules = table_of(tables.part_table("Modules", "module", p.modules))
     figure = parts_figure([(m.name, m.gpu) for m in p.modules], p.gpu_active) if p.gpu_active else None
     lead = "GPU time by module of the model, and the single ops that cost most, with how near the GPU's peak they run."

@@ -10,7 +10,7 @@ from presage.report.html.charts.units import Unit, time_unit
 from presage.report.html.page import Fact, Page, Section, Tone, plain, table_of
 from presage.report.run_tables import WORDS, span
 from presage.runs.outcome import CAUSES
-from presage.runs.whole import RunPrediction
+from presage.runs.whole import RunResult
 from presage.text import amount, percent
 
 __all__ = ["run_page"]
@@ -19,7 +19,7 @@ SURE, LIKELY = 0.9, 0.5
 FEWEST = 20  # draws: fewer have no shape
 
 
-def run_page(p: RunPrediction, command: str = "") -> Page:
+def run_page(p: RunResult, command: str = "") -> Page:
     """All there is to see of a run."""
     asked = plain(tables.headline(p)).split("\n")[0]
     sections = (_end(p), _causes(p), _stops(p), _changes(p), _checkpoints(p), _spares(p))
@@ -34,7 +34,7 @@ def run_page(p: RunPrediction, command: str = "") -> Page:
     )
 
 
-def answer(p: RunPrediction) -> str:
+def answer(p: RunResult) -> str:
     """The one sentence."""
     o = p.outcome
     low, high = span(o.quantile(0.05)), span(o.quantile(0.95))
@@ -43,11 +43,11 @@ def answer(p: RunPrediction) -> str:
     return f"The run most likely takes {span(o.quantile(0.5))} (nine runs of ten {low} to {high}): {sure}{lost}."
 
 
-def _sure(p: RunPrediction, deadline: float) -> str:
+def _sure(p: RunResult, deadline: float) -> str:
     return tables.surely(p.outcome.done_by(deadline))
 
 
-def facts(p: RunPrediction) -> tuple[Fact, ...]:
+def facts(p: RunResult) -> tuple[Fact, ...]:
     o = p.outcome
     out = [Fact("The run", span(o.quantile(0.5)), f"p95 {span(o.quantile(0.95))}")]
     if p.deadline:
@@ -65,18 +65,18 @@ def facts(p: RunPrediction) -> tuple[Fact, ...]:
     return tuple(out)
 
 
-def _often(p: RunPrediction) -> str:
+def _often(p: RunResult) -> str:
     return f"one every {span(p.run.risk.mttf)}" if p.run.risk.unplanned else "none expected"
 
 
-def _unit(p: RunPrediction) -> Unit:
+def _unit(p: RunResult) -> Unit:
     return time_unit(p.outcome.quantile(0.5))
 
 
 # ---- sections
 
 
-def _end(p: RunPrediction) -> Section:
+def _end(p: RunResult) -> Section:
     o, unit = p.outcome, _unit(p)
     marks = {"deadline": p.deadline} if p.deadline else {}
     figure = distribution_figure(o.wall, what="runs", marks=marks, unit=unit) if o.draws >= FEWEST else None
@@ -88,7 +88,7 @@ def _end(p: RunPrediction) -> Section:
     return Section("How long", (table_of(tables.end_table(p)), distribution_table(o.wall, unit)), figure, lead)
 
 
-def _causes(p: RunPrediction) -> Section:
+def _causes(p: RunResult) -> Section:
     parts = [(WORDS[c], float(p.exact.parts[c].mean())) for c in CAUSES]
     whole = sum(took for _, took in parts)
     lost = sorted(parts[1:], key=lambda x: -x[1])
@@ -98,7 +98,7 @@ def _causes(p: RunPrediction) -> Section:
     return Section("Where the time goes", (table_of(tables.cause_table(p)),), figure, lead)
 
 
-def _stops(p: RunPrediction) -> Section | None:
+def _stops(p: RunResult) -> Section | None:
     if not p.run.risk.rate:
         return None
     found = sorted((s for s in p.exact.stops() if s.seconds > 0), key=lambda s: -s.seconds)
@@ -110,7 +110,7 @@ def _stops(p: RunPrediction) -> Section | None:
     return Section("What stops it", (table_of(tables.class_table(p, len(found))),), figure, lead)
 
 
-def _changes(p: RunPrediction) -> Section | None:
+def _changes(p: RunResult) -> Section | None:
     base = p.exact.quantile(0.5)
     if not p.changes or not base < float("inf"):
         return None
@@ -121,14 +121,14 @@ def _changes(p: RunPrediction) -> Section | None:
     return Section("What would change it", shown, tornado_figure(swings, ("p50", "p95"), "the run", apart=True), lead)
 
 
-def _checkpoints(p: RunPrediction) -> Section | None:
+def _checkpoints(p: RunResult) -> Section | None:
     if not p.intervals:
         return None
     lead = "How often to write a checkpoint: too often costs writing, too seldom costs steps done again."
     return Section("Checkpoints", (table_of(tables.interval_table(p)),), None, lead)
 
 
-def _spares(p: RunPrediction) -> Section | None:
+def _spares(p: RunResult) -> Section | None:
     if not p.spares:
         return None
     lead = "What more and fewer spare nodes would do."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from presage.noise.estimate import Estimate
-from presage.prediction.draws.sensitivity import Row, Sensitivity
+from presage.prediction.draws.sensitivity import Sensitivity, SensitivityRow
 from presage.report import sensitivity_tables as tables
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.tornado import NONE, Swing, tornado_figure, tornado_table
@@ -55,7 +55,7 @@ def _group(s: Sensitivity, kind: str) -> Section:
     return Section(GROUPS[kind], shown, figure, lead)
 
 
-def _swing(r: Row, p95: float, many: int) -> Swing:
+def _swing(r: SensitivityRow, p95: float, many: int) -> Swing:
     found = [r.steady.p95, r.faster.p95 if r.faster else Estimate(NONE)][:many]
     return Swing(tables.called(r), tuple(e.value / p95 for e in found), tuple(e.error / p95 for e in found))
 

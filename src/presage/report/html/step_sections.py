@@ -8,8 +8,8 @@ from presage.engine import Lane, LaneKind
 from presage.graph.families import family
 from presage.graph.graph import Graph, Role
 from presage.memory.step_memory import Holding, MemoryProfile
-from presage.prediction.rank_results import Kind, ManyRanks
-from presage.prediction.step_detail import Detail, Shown
+from presage.prediction.rank_results import RankClass, RankResults
+from presage.prediction.step_detail import StepDetail, StepWindow
 from presage.report import memory_tables
 from presage.report.html.charts.heat import heat_figure, heat_table
 from presage.report.html.charts.lanes import Bars
@@ -47,7 +47,9 @@ TERA = 1e12
 # ---- the timeline
 
 
-def step_timeline_section(shown: Shown, many: ManyRanks | None = None, title: str = "Timeline of a step") -> Section:
+def step_timeline_section(
+    shown: StepWindow, many: RankResults | None = None, title: str = "Timeline of a step"
+) -> Section:
     """One step once it has settled, lane by lane."""
     begin, end = shown.window
     names = {k.rank: f"{_short(k)}: " for k in many.kinds} if many is not None and many.ranks > 1 else {}
@@ -59,7 +61,7 @@ def step_timeline_section(shown: Shown, many: ManyRanks | None = None, title: st
     return lanes_section(title, bars, lead, end - begin)
 
 
-def step_bars(shown: Shown, prefix: str = "") -> Bars:
+def step_bars(shown: StepWindow, prefix: str = "") -> Bars:
     """One rank's step as bars."""
     return timeline_bars(shown.timeline, shown.window, _group, lambda lane: prefix + lane.name)
 
@@ -72,18 +74,18 @@ def _group(name: str, lane: Lane) -> str:
     return "communication" if lane.kind is LaneKind.COMMUNICATION else family_of(name)
 
 
-def _short(k: Kind) -> str:
+def _short(k: RankClass) -> str:
     return f"rank {k.rank}" + (f" (+{k.ranks - 1:,})" if k.ranks > 1 else "")
 
 
-def _kind(k: Kind) -> str:
+def _kind(k: RankClass) -> str:
     return f"rank {k.rank}" + (f" (and {k.ranks - 1:,} like it)" if k.ranks > 1 else "")
 
 
 # ---- ranks
 
 
-def ranks_section(many: ManyRanks) -> Section:
+def ranks_section(many: RankResults) -> Section:
     """What each kind of rank does in a step; the colour tells who is off."""
     columns = ("compute", "exposed", "wait", "host")
     names = [_kind(k) for k in many.kinds]
@@ -174,7 +176,7 @@ def _alive(graph: Graph, h: Holding, made: dict[int, int], shapes: dict[int, str
 # ---- the roofline
 
 
-def roofline_section(detail: Detail) -> Section | None:
+def roofline_section(detail: StepDetail) -> Section | None:
     """How near the GPU's limits the ops run."""
     if not any(w.moved for w in detail.work):
         return None
@@ -193,7 +195,7 @@ def roofline_section(detail: Detail) -> Section | None:
     return Section("How near the limits", (work_table(detail),), figure, lead)
 
 
-def work_table(detail: Detail, most: int = COSTLY) -> Table:
+def work_table(detail: StepDetail, most: int = COSTLY) -> Table:
     """The costliest ops with what they compute and move."""
     columns = ("op", "phase", "calls", "time", "FLOPs", "bytes", "FLOPs/byte", "TFLOP/s", "TB/s", "of the limit")
     rows = []

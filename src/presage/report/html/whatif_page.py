@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from presage.hardware import gpus
-from presage.memory.gpu_limits import H200, Chip
-from presage.memory.step_memory import profile
-from presage.prediction.step import Prediction, StepProgram
-from presage.prediction.step_detail import step_shown
+from presage.memory.gpu_limits import H200, GpuLimits
+from presage.memory.step_memory import memory_profile
+from presage.prediction.step import StepProgram, StepResult
+from presage.prediction.step_detail import step_window
 from presage.report import whatif_tables as tables
 from presage.report.html.charts.beside import beside_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -119,7 +119,7 @@ def _before_after(found: WhatIf) -> Section:
     return Section("Before and after", (table_of(tables.before_after_table(found)), table), figure, lead)
 
 
-def _parts(p: Prediction) -> dict[str, float]:
+def _parts(p: StepResult) -> dict[str, float]:
     """Seconds by family, and idle: together the step."""
     parts = {f.name: f.gpu for f in p.families if f.gpu > 0}
     rest = p.step.p50 - sum(parts.values())
@@ -135,7 +135,7 @@ def _stages(found: WhatIf, title: str = "One by one") -> Section:
     return Section(title, (table_of(tables.stage_table(found, title)),), figure, lead)
 
 
-def _ranged(name: str, p: Prediction) -> Ranged:
+def _ranged(name: str, p: StepResult) -> Ranged:
     return Ranged(name, p.step.p5, p.step.p50, p.step.p95)
 
 
@@ -161,7 +161,7 @@ def _sure(found: WhatIf) -> Section | None:
 def _timelines(found: WhatIf, name: str) -> Section | None:
     if not found.programs:
         return None
-    shown = [step_shown(program) for program in found.programs]
+    shown = [step_window(program) for program in found.programs]
     parts = [step_bars(one, prefix) for one, prefix in zip(shown, ("before: ", "after: "), strict=True)]
     wholes = [one.window[1] - one.window[0] for one, bars in zip(shown, parts, strict=True) for _ in bars.lanes]
     lead = f"One step once it has settled, as it is and with {name}, on one scale."
@@ -175,12 +175,12 @@ def _memories(found: WhatIf, name: str) -> list[Section]:
     return [_memory(*pair) for pair in (pairs if changed else pairs[-1:])]
 
 
-def _memory(program: StepProgram, told: Prediction, what: str) -> Section:
-    held = profile(program.graph, chip=_chip(told.gpu), kinds=True)
+def _memory(program: StepProgram, told: StepResult, what: str) -> Section:
+    held = memory_profile(program.graph, chip=_chip(told.gpu), kinds=True)
     return memory_section(program.graph, held, told.memory, f"Memory {what}")
 
 
-def _chip(name: str) -> Chip:
+def _chip(name: str) -> GpuLimits:
     return next((g for g in gpus() if g.name == name), H200)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from presage.prediction.step_roofline import Worked
+from presage.prediction.step_roofline import RooflinePoint
 from presage.report.html.charts.words import label
 from presage.report.html.theme import BAD, MUTED, colours
 from presage.text import percent, seconds, size
@@ -22,7 +22,7 @@ POINTS = 1_500  # kinds of ops: the costliest are shown
 LARGEST = 34.0  # pixels: the dot of the op that takes longest
 
 
-def roofline_figure(points: Sequence[Worked], bandwidth: float, peaks: Mapping[str, float]) -> Figure:
+def roofline_figure(points: Sequence[RooflinePoint], bandwidth: float, peaks: Mapping[str, float]) -> Figure:
     """A dot a kind of op, its area the time all of them take. `peaks`: FLOP/s by type, of those that are run."""
     from plotly.subplots import make_subplots
 
@@ -51,7 +51,7 @@ def roofline_figure(points: Sequence[Worked], bandwidth: float, peaks: Mapping[s
     )
 
 
-def _roof(figure: Figure, points: Sequence[Worked], bandwidth: float, peaks: Mapping[str, float]) -> None:
+def _roof(figure: Figure, points: Sequence[RooflinePoint], bandwidth: float, peaks: Mapping[str, float]) -> None:
     low, high = _ends([p.flops / p.moved for p in points])
     ridge = max(peaks.values(), default=1.0) / bandwidth
     low, high = min(low, ridge / 20), max(high, 4 * ridge)
@@ -79,7 +79,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _dots(
-    figure: Figure, points: Sequence[Worked], paint: Mapping[str, str], most: float, row: int, products: bool
+    figure: Figure, points: Sequence[RooflinePoint], paint: Mapping[str, str], most: float, row: int, products: bool
 ) -> None:
     for family in dict.fromkeys(p.family for p in points):
         mine = [p for p in points if p.family == family]
@@ -96,7 +96,7 @@ def _dots(
         )  # fmt: skip
 
 
-def _told(p: Worked) -> str:
+def _told(p: RooflinePoint) -> str:
     what = label(f"{p.name.removeprefix('aten::')} {p.shapes}", 76)
     rate = f"{p.flops / p.seconds / TERA:.4g} TFLOP/s" if p.flops else f"{p.moved / p.seconds / TERA:.3g} TB/s"
     calls = f"{p.calls} call{'s' if p.calls > 1 else ''}, {seconds(p.seconds)} together"
