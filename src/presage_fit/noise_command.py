@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Columns, Json, answer, columns_of, console, emit, status
+from presage.cli.options import Columns, Json, parse_columns
+from presage.cli.output import console, emit, print_answer, status
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Conditions = Annotated[
         "--conditions",
         metavar="NAME",
         help="For the prior: screened, production or unscreened.",
-        autocompletion=complete.among(complete.CONDITIONS),
+        autocompletion=complete.one_of(complete.CONDITIONS),
     ),
 ]
 Group = Annotated[
@@ -83,7 +84,7 @@ def command(
     _known(collectives, COMMUNICATION)
     facts = Facts(gpu, gpus, per_node, seconds, conditions)
     with status(f"reading {len(files)} file{'s' if len(files) > 1 else ''}"):
-        found = fit_files(files, facts, kind, collectives, columns_of(column), group)
+        found = fit_files(files, facts, kind, collectives, parse_columns(column), group)
     if out is not None:
         write_noise(found.belief, out)
     if emit(json, to_json(found)):
@@ -118,7 +119,7 @@ def _print(found: Fitted, out: Path | None) -> None:
 
     page = console()
     for part in found.parts:
-        answer(part_line(part))
+        print_answer(part_line(part))
         for row, reason in part.skipped[:3]:
             page.print(f"skipped {row}: {reason}", style="yellow")
         if len(part.skipped) > 3:

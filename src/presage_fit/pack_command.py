@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, brief, console, emit, status
+from presage.cli.options import Json
+from presage.cli.output import console, emit, print_brief, status
 
 if TYPE_CHECKING:
     from presage_fit.pack import Pack
@@ -74,7 +75,7 @@ def _print(found: list[Pack], merge_into: Path | None) -> None:
     out = console()
     for pack in found:
         draws = sum(len(rows) for rows in pack.families.values())
-        brief(f"{pack.header.gpu}: {draws:,} draws of {len(pack.families)} families, measured {pack.header.date}")
+        print_brief(f"{pack.header.gpu}: {draws:,} draws of {len(pack.families)} families, measured {pack.header.date}")
         tables = [origin_table(pack), family_table(pack)]
         failed = any(r.error is not None for rows in pack.families.values() for r in rows)
         for table in [*tables, error_table(pack)] if failed else tables:

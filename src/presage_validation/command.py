@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Json, RayAddress, Workers, bar, brief, console, emit
+from presage.cli.options import Json, RayAddress, Workers
+from presage.cli.output import bar, console, emit, print_brief
 
 if TYPE_CHECKING:
     from presage.pool import Pool
@@ -42,7 +43,7 @@ Tell = Callable[[str], None]
 Kind = Annotated[
     str,
     typer.Argument(
-        metavar="KIND", help="What to re-prove: " + ", ".join(KINDS) + ".", autocompletion=complete.among(KINDS)
+        metavar="KIND", help="What to re-prove: " + ", ".join(KINDS) + ".", autocompletion=complete.one_of(KINDS)
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="ROWS.csv", help="Every prediction beside its measurement.")]
@@ -348,7 +349,7 @@ def _brief(value: dict[str, Any]) -> None:
     for name, told in value.get("metrics", {}).items():
         numbers = told if isinstance(told, dict) else {"": told}
         some = (f"{k} {v:.4g}".strip() for k, v in numbers.items() if isinstance(v, int | float))
-        brief(f"{name}: {', '.join(some)}")
+        print_brief(f"{name}: {', '.join(some)}")
 
 
 def _save(path: Path, lines: Sequence[Sequence[str]]) -> None:

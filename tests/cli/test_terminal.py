@@ -1,4 +1,4 @@
-"""The manners of the command line: quiet, JSON alone, progress, completion, exit codes, errors, narrow screens."""
+"""Conventions of the command line: quiet, JSON alone, progress, completion, exit codes, errors, narrow screens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from presage.cli import complete
 from presage.cli.app import app
 from presage.cli.faults import guarded
-from presage.cli.manners import behaving, manners
-from presage.cli.progress import bar
+from presage.cli.options import current_output, output_options
+from presage.cli.output import bar
 from presage.errors import InputError, PresageError, near
 from terminals import PRESAGE, on_a_terminal, plain, worked
 
@@ -57,7 +57,7 @@ ANSWERS = {  # command: lines of its answer
 def test_quiet_is_the_answer_alone(command: str) -> None:
     found = said(*command.split(), "--quiet")
     assert len(found.splitlines()) == ANSWERS[command], found
-    assert not manners().quiet  # it ends with the command
+    assert not current_output().quiet  # it ends with the command
 
 
 def test_quiet_may_stand_before_the_command() -> None:
@@ -83,9 +83,9 @@ def test_json_has_no_infinities_that_are_no_json() -> None:
 
 COUNTING = """
 import time
-from presage.cli.manners import behaving
-from presage.cli.progress import progress
-with behaving({0}, {1}):
+from presage.cli.options import output_options
+from presage.cli.output import progress
+with output_options({0}, {1}):
     print(sum(x + (time.sleep(0.03) or 0) for x in progress(range(1, 9), 'counting')))
 """
 
@@ -138,13 +138,13 @@ def test_nothing_is_drawn_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_pool_is_watched() -> None:
     from contextlib import nullcontext
 
-    from presage.cli.progress import _Watched, watched
+    from presage.cli.output import _CountingPool, pool_progress
     from presage.pool import SERIAL
 
-    with watched("drawing", nullcontext(SERIAL)) as pool:
+    with pool_progress("drawing", nullcontext(SERIAL)) as pool:
         assert list(pool.map(lambda x: x + 1, [1, 2])) == [2, 3]
     told: list[tuple[float, float | None]] = []
-    seen = _Watched(SERIAL, lambda *how: told.append((how[0], how[1])))
+    seen = _CountingPool(SERIAL, lambda *how: told.append((how[0], how[1])))
     assert [*seen.map(str, [1, 2]), *seen.map(str, [3])] == ["1", "2", "3"]
     assert told == [(1, 2), (2, 2), (3, 3)]
 
@@ -235,7 +235,7 @@ def test_words_that_are_completed_are_those_that_are_known() -> None:
 def test_values_in_a_list_are_completed() -> None:
     assert complete.edits("bf16,gpu=b2") == ["bf16,gpu=b200"]
     assert complete.edits("bf16,fp") == ["bf16,fp8"]
-    assert complete.among(("mean", "cost"))("c") == ["cost"]
+    assert complete.one_of(("mean", "cost"))("c") == ["cost"]
 
 
 # ---- exit codes
@@ -413,9 +413,9 @@ def test_no_colours_where_none_are_wanted() -> None:
         assert "\x1b[3" not in found and "\x1b[9" not in found and "\x1b[38" not in found
 
 
-def test_behaving_ends() -> None:
-    with behaving(quiet=True):
-        assert manners().quiet
-        with behaving(quiet=False, piped=True):
-            assert manners().quiet and manners().piped
-    assert not manners().quiet and not manners().piped
+def test_output_options_end_with_their_block() -> None:
+    with output_options(quiet=True):
+        assert current_output().quiet
+        with output_options(quiet=False, json_on_stdout=True):
+            assert current_output().quiet and current_output().json_on_stdout
+    assert not current_output().quiet and not current_output().json_on_stdout

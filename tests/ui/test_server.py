@@ -236,7 +236,7 @@ def test_links_open() -> None:
     assert "reads no files" in link_reply(link_of(Shared({"a": "arguments = '/etc/passwd'"})), None)[8]
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_overrides_from_options(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from presage.errors import PresageError
@@ -248,7 +248,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         needed()
 
 
-def test_a_port_that_is_taken_is_said(app: Any) -> None:
+def test_a_port_that_is_taken_is_overrides_from_options(app: Any) -> None:
     import socket
 
     from presage.errors import PresageError

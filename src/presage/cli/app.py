@@ -32,7 +32,7 @@ from presage.cli import (
     whatif,
 )
 from presage.cli.faults import guarded
-from presage.cli.manners import Quiet, behaving, mannered
+from presage.cli.options import Quiet, output_options, with_common_options
 from presage.cli.plugins import COMMANDS as PLUGINS
 from presage.cli.plugins import load_command
 
@@ -90,7 +90,7 @@ class _Group(TyperGroup):
             return placeholder
         only = typer.Typer()
         panel, question = next((p, q) for p, name, _, q in COMMANDS if name == cmd_name)
-        only.command(cmd_name, short_help=question, rich_help_panel=panel)(mannered(load_command(cmd_name)))
+        only.command(cmd_name, short_help=question, rich_help_panel=panel)(with_common_options(load_command(cmd_name)))
         return typer.main.get_group(only).commands[cmd_name]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -121,7 +121,7 @@ def _register() -> None:
         elif isinstance(command, str):
             app.command(name, short_help=question, rich_help_panel=panel)(lambda: None)
         else:
-            app.command(name, short_help=question, rich_help_panel=panel)(mannered(command))
+            app.command(name, short_help=question, rich_help_panel=panel)(with_common_options(command))
 
 
 _register()
@@ -144,7 +144,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.with_resource(behaving(quiet))
+    context.with_resource(output_options(quiet))
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli.manners import manners
+from presage.cli.options import current_output
 
 __all__ = ["command"]
 
@@ -32,7 +32,7 @@ def command(context: typer.Context) -> None:
     """Measure this machine's GPU into a pack (needs torch and a GPU)."""
     from presage.calibrate.__main__ import main
 
-    argv = [*context.args, *(["--quiet"] if manners().quiet else [])]
+    argv = [*context.args, *(["--quiet"] if current_output().quiet else [])]
     if "-h" in argv or "--help" in argv:
         typer.echo(LESSON)
         argv = ["--help"]

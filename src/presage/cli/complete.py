@@ -11,8 +11,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = [
-    "CONDITIONS", "CONVENTIONS", "EDITS", "OBJECTIVES", "OPTIMIZERS", "STRATEGIES", "TRACE_EDITS", "among", "edits",
-    "failures", "gpus", "listed", "platforms",
+    "CONDITIONS",
+    "CONVENTIONS",
+    "EDITS",
+    "OBJECTIVES",
+    "OPTIMIZERS",
+    "STRATEGIES",
+    "TRACE_EDITS",
+    "comma_list",
+    "edits",
+    "failures",
+    "gpus",
+    "one_of",
+    "platforms",
 ]  # fmt: skip
 
 CONDITIONS = ("screened", "production", "unscreened")
@@ -29,13 +40,13 @@ EDITS = (
 Complete = Callable[[str], list[str]]
 
 
-def among(words: Iterable[str]) -> Complete:
+def one_of(words: Iterable[str]) -> Complete:
     """One of these."""
     every = tuple(words)
     return lambda incomplete: [w for w in every if w.startswith(incomplete)]
 
 
-def listed(words: Iterable[str]) -> Complete:
+def comma_list(words: Iterable[str]) -> Complete:
     """Several of these, with commas between them."""
     every = tuple(words)
 
@@ -51,7 +62,7 @@ def edits(incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
     if last.startswith("gpu="):
         return [f"{before}{comma}gpu={name}" for name in gpus(last.removeprefix("gpu="))]
-    return listed(EDITS)(incomplete)
+    return comma_list(EDITS)(incomplete)
 
 
 def gpus(incomplete: str) -> list[str]:

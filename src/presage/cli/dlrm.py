@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Json, emit
-from presage.cli.predicted import draw, show
+from presage.cli.options import Json
+from presage.cli.output import emit, print_prediction, write_timeline
 from presage.cli.shard import search_bar
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _files(team: DlrmTeam, found: StepResult, out: Path | None, trace: Path | No
 
         save_plan(team.plan, team.job.tables, out)
     if trace is not None:
-        draw(team.team.timeline(), found, trace)
+        write_timeline(team.team.timeline(), found, trace)
 
 
 def _value(team: DlrmTeam, found: StepResult) -> dict[str, Any]:
@@ -98,4 +98,4 @@ def _print(team: DlrmTeam, found: StepResult, trace: Path | None) -> None:
     from presage.report.shard_tables import load_table, phase_table
 
     families = part_table("Families of ops", "family", found.families)
-    show(found, trace, [phase_table(team.cost), load_table(team.cost), families])
+    print_prediction(found, trace, [phase_table(team.cost), load_table(team.cost), families])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, brief, console, emit
+from presage.cli.options import Json
+from presage.cli.output import console, emit, print_brief
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +33,7 @@ def command(
     found = examples()
     new = copied(folder) if folder else []
     if emit(json, _told(found, folder, new)):
-        brief("\n".join(e.file for e in found))
+        print_brief("\n".join(e.file for e in found))
         console().print(_table(found))
         if folder:
             console().print(

@@ -108,7 +108,7 @@ def _example(context: Any) -> str:
     """The first that the command's help has."""
     lines = (line.strip() for line in ((context and context.command.help) or "").splitlines())
     found = next((line for line in lines if line.startswith(f"{context.command_path} ")), "")
-    return f", as in: {found}" if found else ""
+    return f", as in: {found}".replace("\\[", "[") if found else ""
 
 
 def _near_option(context: Any, name: str, like: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Json, brief, console, emit
+from presage.cli.options import Json
+from presage.cli.output import console, emit, print_brief
 
 if TYPE_CHECKING:
     from presage.hardware.gpu import Gpu
@@ -52,7 +53,7 @@ def _value(g: Gpu) -> dict[str, Any]:
 def _print(found: list[Gpu], one: bool) -> None:
     from presage.report.hardware_tables import figure_table, gpu_table, source_table
 
-    brief("\n".join(f"{g.key}: {g.name}" if one else g.key for g in found))
+    print_brief("\n".join(f"{g.key}: {g.name}" if one else g.key for g in found))
     out = console()
     for table in [figure_table(found[0])] if one else [gpu_table(found), source_table(found)]:
         out.print(table)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import Json, answer, brief, console, emit, status
+from presage.cli.options import Json
+from presage.cli.output import console, emit, print_answer, print_brief, status
 from presage.errors import PresageError
 from presage.usercode import check_arguments, parse_arguments
 
@@ -159,7 +160,7 @@ def _print(graph: Graph, depth: int, found: Diff | None) -> None:
 
     out, total = console(), summary.total(graph)
     given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
-    answer(f"[bold]{escape(graph.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')}")
+    print_answer(f"[bold]{escape(graph.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')}")
     _brief(graph, total)
     out.print()
     out.print(graph_tables.module_table(summary.by_module(graph, depth), total))
@@ -186,4 +187,4 @@ def _brief(graph: Graph, total: Row) -> None:
     from presage.text import amount, size
 
     peak = size(memory_profile(graph).peak_allocated)
-    brief(f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, peak memory {peak}")
+    print_brief(f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, peak memory {peak}")

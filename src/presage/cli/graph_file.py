@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from presage.cli.common import answer, console, emit
+from presage.cli.output import console, emit, print_answer
 
 
 def show(path: Path, top: int, json: str | None) -> None:
@@ -30,7 +30,7 @@ def show(path: Path, top: int, json: str | None) -> None:
         return
     out = console()
     rank = "not stated" if graph.rank is None else str(graph.rank)
-    answer(f"execution graph, schema {graph.schema}, rank {rank}, {len(graph.nodes)} nodes")
+    print_answer(f"execution graph, schema {graph.schema}, rank {rank}, {len(graph.nodes)} nodes")
     out.print()
     out.print(count_table("Nodes by kind", kinds.most_common()))
     out.print()

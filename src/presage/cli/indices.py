@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from presage.cli.common import Json, brief, console, emit, status
+from presage.cli.options import Json
+from presage.cli.output import console, emit, print_brief, status
 
 
 def command(
@@ -50,5 +51,5 @@ def command(
         tables = list(count(found, used, dim, dtype, rows))
     value = {"kind": "tables", "batch": used, "samples": samples, "tables": [asdict(t) for t in tables]}
     if emit(json, value):
-        brief(f"{len(tables)} tables, {used:,} of {samples:,} samples counted")
+        print_brief(f"{len(tables)} tables, {used:,} of {samples:,} samples counted")
         console().print(counted_table(tables, used))

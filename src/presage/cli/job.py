@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.common import (
-    Change,
-    Draws,
-    Gpus,
-    JobFile,
-    Json,
-    NoiseFile,
-    RayAddress,
-    Seed,
-    Workers,
-    emit,
-    status,
-    watched,
-)
-from presage.cli.predicted import tell
-from presage.cli.reported import Report, asked_by, ready, reported
+from presage.cli.options import Change, Draws, Gpus, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
+from presage.cli.output import check_report, command_line, emit, pool_progress, print_result, status, write_report
 from presage.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +20,7 @@ if TYPE_CHECKING:
     from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.html import Page
 
-__all__ = ["command", "said", "transformer_job"]
+__all__ = ["command", "overrides_from_options", "transformer_job"]
 
 GLANCE = 4_000  # draws
 
@@ -106,10 +92,10 @@ def command(
     from presage.prediction.jobs.job_flops import DEFAULT
     from presage.prediction.jobs.job_prediction import predict_job
 
-    ready(report)
+    check_report(report)
     many = None if tokens is None else parse_tokens(tokens)
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    found = predict_job(job, said(job, gpus, change, terms), convention=flops or DEFAULT)
+    found = predict_job(job, overrides_from_options(job, gpus, change, terms), convention=flops or DEFAULT)
     if trace is not None:
         _draw(found, trace)
     data = lengths is not None or skew is not None
@@ -117,13 +103,13 @@ def command(
     how_sure = _sure(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
     if emit(json, found.to_json(many) | (_drawn(found, how_sure) if how_sure else {})):
         _print(found, many, trace, how_sure)
-    reported(report, lambda: _page(found, how_sure, many, seed), json != "-")
+    write_report(report, lambda: _page(found, how_sure, many, seed), json != "-")
 
 
 def _page(found: JobResult, how_sure: StepDistribution | None, tokens: float | None, seed: int) -> Page:
     from presage.report.html.job_page import job_page
 
-    return job_page(found, how_sure or _glance(found, seed), tokens, asked_by())
+    return job_page(found, how_sure or _glance(found, seed), tokens, command_line())
 
 
 def _glance(found: JobResult, seed: int) -> StepDistribution:
@@ -154,7 +140,7 @@ def _sure(
     from presage.pool import BESIDE, opened
     from presage.prediction.draws.distribution import predict_distribution
 
-    with watched("drawing steps", opened(*where, BESIDE)) as pool:
+    with pool_progress("drawing steps", opened(*where, BESIDE)) as pool:
         return predict_distribution(found, noise, draws or 10_000, seed, load, pool)
 
 
@@ -165,7 +151,9 @@ def _drawn(found: JobResult, how_sure: StepDistribution) -> dict[str, Any]:
     return {"step_ms": step | {"point": found.seconds * 1e3}, "distribution": told}
 
 
-def said(job: Path, gpus: int | None, change: list[str], terms: dict[str, float | None]) -> dict[str, Any]:
+def overrides_from_options(
+    job: Path, gpus: int | None, change: list[str], terms: dict[str, float | None]
+) -> dict[str, Any]:
     """What options say instead of the job's file."""
     from presage.configs.overrides import overrides
     from presage.hardware.facts import load
@@ -186,7 +174,7 @@ def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
     """The job of a file, with what options say instead."""
     from presage.configs.job_file import read_transformer_job
 
-    return read_transformer_job(path, said(path, gpus, change, {}))
+    return read_transformer_job(path, overrides_from_options(path, gpus, change, {}))
 
 
 def _draw(found: JobResult, path: Path) -> None:
@@ -207,7 +195,7 @@ def _print(found: JobResult, tokens: float | None, trace: Path | None, how_sure:
 
         headline += f"\n{sure_sentence(how_sure)}"
         shown[1:1] = [sure_table(how_sure), longer_table(how_sure)]
-    tell(headline, shown, tables.remarks(found), trace)
+    print_result(headline, shown, tables.remarks(found), trace)
 
 
 def _tables(found: JobResult, tokens: float | None) -> list[Table]:

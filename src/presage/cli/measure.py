@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from presage.cli.manners import manners
+from presage.cli.options import current_output
 
 __all__ = ["command"]
 
@@ -13,4 +13,4 @@ def command(context: typer.Context) -> None:
     """Run a training step on this machine's GPU: measured beside predicted, by family of ops (needs torch)."""
     from presage.measure.__main__ import main
 
-    main([*context.args, *(["--quiet"] if manners().quiet else [])])
+    main([*context.args, *(["--quiet"] if current_output().quiet else [])])

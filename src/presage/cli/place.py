@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from presage.cli.common import Change, Columns, Gpus, JobFile, Json, NoiseFile, Seed, columns_of, emit, status
-from presage.cli.reported import Report, asked_by, ready, reported
+from presage.cli.options import Change, Columns, Gpus, JobFile, Json, NoiseFile, Report, Seed, parse_columns
+from presage.cli.output import check_report, command_line, emit, status, write_report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,7 +75,7 @@ def command(
     from presage.prediction.draws import step_model
     from presage.prediction.draws.distribution import belief_of
 
-    ready(report)
+    check_report(report)
     shape = step_model(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
     fleet = _fleet(speeds, column, shape.job.gpus + spares, shape.job.platform.domain, seed)
@@ -89,13 +89,13 @@ def command(
         _write(placed, out)
     if emit(json, _value(found, source, seed)):
         _print(found, source, out)
-    reported(report, lambda: _page(found, source), json != "-")
+    write_report(report, lambda: _page(found, source), json != "-")
 
 
 def _page(found: _Found, source: str) -> Page:
     from presage.report.html.place_page import place_page
 
-    return place_page(found.placed, _shown(found)[1:], source, asked_by())
+    return place_page(found.placed, _shown(found)[1:], source, command_line())
 
 
 class _Found(NamedTuple):
@@ -120,7 +120,7 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
     from presage.noise.streams import Streams
     from presage.placement import drawn_fleet, read_speeds
 
-    (kind, _, numbers), columns = speeds.partition(":"), columns_of(column)
+    (kind, _, numbers), columns = speeds.partition(":"), parse_columns(column)
     if kind != "random":
         return read_speeds(speeds, columns)
     try:
@@ -238,11 +238,11 @@ def _heat(h: Hot) -> dict[str, Any]:
 
 
 def _print(found: _Found, source: str, out: Path | None) -> None:
-    from presage.cli.predicted import tell
+    from presage.cli.output import print_result
     from presage.report import place_tables as tables
 
     said = [*tables.remarks(found.placed, source), *([f"placement: {out}"] if out is not None else [])]
-    tell(tables.headline(found.placed), _shown(found), said, None)
+    print_result(tables.headline(found.placed), _shown(found), said, None)
 
 
 def _shown(found: _Found) -> list[Table]:

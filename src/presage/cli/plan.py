@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Change, JobFile, Json, NoiseFile, RayAddress, Seed, Workers, answer, bar, console, emit
-from presage.cli.reported import Report, asked_by, ready, reported
+from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
+from presage.cli.output import bar, check_report, command_line, console, emit, print_answer, write_report
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
@@ -32,7 +32,7 @@ Objective = Annotated[
     str,
     typer.Option(
         "--objective",
-        autocompletion=complete.among(complete.OBJECTIVES),
+        autocompletion=complete.one_of(complete.OBJECTIVES),
         help="mean: the shortest step; cost: the fewest GPU-seconds a step; p95: what 19 of 20 steps take at most.",
     ),
 ]
@@ -74,7 +74,7 @@ def command(
     """
     from presage.search import parse_keep, search
 
-    ready(report)
+    check_report(report)
     found_keep = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
     read, cluster = _read(job, change)
     with _bar() as tell:
@@ -86,7 +86,7 @@ def command(
         _write(found.best[0].job, cluster, job, out)
     if emit(json, _value(read, found)):
         _print(read, found, out)
-    reported(report, lambda: _page(read, found), json != "-")
+    write_report(report, lambda: _page(read, found), json != "-")
     if not found.best:
         raise typer.Exit(1)
 
@@ -94,16 +94,16 @@ def command(
 def _page(job: Job, found: Found) -> Page:
     from presage.report.html.plan_page import plan_page
 
-    return plan_page(job, found, asked_by())
+    return plan_page(job, found, command_line())
 
 
 def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
     """The job as its file has it, and what it says of the cluster."""
-    from presage.cli.job import said
+    from presage.cli.job import overrides_from_options
     from presage.configs.job_file import read_transformer_job
     from presage.hardware.facts import load
 
-    over = said(path, None, change, {})
+    over = overrides_from_options(path, None, change, {})
     return read_transformer_job(path, over, checked=False), load(path).get("cluster", {}) | over.get("cluster", {})
 
 
@@ -211,9 +211,9 @@ def _print(job: Job, found: Found, path: Path | None) -> None:
 
     out = console()
     if not found.best:
-        answer(tables.nothing_fits(job, found.counts))
+        print_answer(tables.nothing_fits(job, found.counts))
         return
-    answer(tables.headline(job, found))
+    print_answer(tables.headline(job, found))
     out.print(tables.counts_line(found.counts, found.complete), soft_wrap=True)
     for table in (tables.best_table(found), tables.front_table(found.front), tables.knob_table(found)):
         out.print()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Json, brief, console, emit
+from presage.cli.options import Json
+from presage.cli.output import console, emit, print_brief
 
 if TYPE_CHECKING:
     from presage.hardware import Platform
@@ -87,7 +88,7 @@ def _print(found: list[Platform], one: bool) -> None:
     from presage.costs.collectives.table import bus_table
     from presage.report.hardware_tables import busbw_table, link_table, platform_table
 
-    brief("\n".join(f"{p.key}: {p.name}, {p.domain} x {p.gpu.name}" if one else p.key for p in found))
+    print_brief("\n".join(f"{p.key}: {p.name}, {p.domain} x {p.gpu.name}" if one else p.key for p in found))
     out = console()
     tables = [link_table(found[0]), busbw_table(bus_table(found[0]))] if one else [platform_table(found)]
     for table in tables:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Json, emit, status
 from presage.cli.graph import Arguments, Step, graph_of
-from presage.cli.predicted import draw, show
+from presage.cli.options import Json, Report
+from presage.cli.output import check_report, command_line, emit, print_prediction, status, write_report, write_timeline
 from presage.cli.ranks import (
     Asked,
     Options,
@@ -21,7 +21,6 @@ from presage.cli.ranks import (
     Tensor,
     asked,
 )
-from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.engine import Timeline
@@ -82,15 +81,15 @@ def command(
 
     presage predict step.presage --json - --trace out.json --report out.html
     """
-    ready(report)
+    check_report(report)
     many = asked(gpu, platform, ranks, strategy, tensor, option, rank)
     wanted = _Wanted(draws, steps, trace is not None, report is not None)
     found = _one(step, arg, gpu or "h200", wanted) if many is None else _ranks(step, arg, many, wanted)
     if trace is not None and found.timeline is not None:
-        draw(found.timeline, found.told, trace)
+        write_timeline(found.timeline, found.told, trace)
     if emit(json, found.told.to_json()):
         _print(found.told, trace)
-    reported(report, lambda: _page(found), json != "-")
+    write_report(report, lambda: _page(found), json != "-")
 
 
 class _Wanted(NamedTuple):
@@ -139,7 +138,7 @@ def _page(found: _Found) -> Page:
     from presage.report.html.predict_page import predict_page
 
     assert found.detail is not None
-    return predict_page(found.told, found.detail, asked_by())
+    return predict_page(found.told, found.detail, command_line())
 
 
 def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:
@@ -153,4 +152,4 @@ def _print(found: StepResult, trace: Path | None) -> None:
 
     families = part_table("Families of ops", "family", found.families)
     modules = part_table("Modules", "module", found.modules)
-    show(found, trace, [families, modules, costly_table(found.costliest)])
+    print_prediction(found, trace, [families, modules, costly_table(found.costliest)])

@@ -27,7 +27,7 @@ StrategyName = Annotated[
         "--strategy",
         metavar="NAME",
         help="ddp (the default), fsdp, zero1, zero2, zero3 or tp.",
-        autocompletion=complete.among(complete.STRATEGIES),
+        autocompletion=complete.one_of(complete.STRATEGIES),
     ),
 ]
 PlatformName = Annotated[

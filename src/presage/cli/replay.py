@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from presage.cli import complete
-from presage.cli.common import (
-    CpuOnly,
-    Ignore,
-    Json,
-    Partial,
-    Traces,
-    answer,
-    brief,
+from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces
+from presage.cli.output import (
+    check_report,
+    command_line,
     console,
     emit,
-    labels,
     load_runs,
-    remark,
+    print_answer,
+    print_brief,
+    print_note,
+    rank_labels,
     status,
+    write_report,
 )
-from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.report.html import Page
@@ -40,7 +38,7 @@ def _list(json: str | None) -> None:
     rows = [{"name": e.name, "value": e.value, "rule": e.rule} for e in EDITS.values()]
     if not emit(json, {"kind": "edits", "edits": rows}):
         return
-    brief("\n".join(EDITS))
+    print_brief("\n".join(EDITS))
     console().print(edit_table("Edits of a trace", [(e.name, e.value, e.rule) for e in EDITS.values()]))
 
 
@@ -50,7 +48,7 @@ Apply = Annotated[
         "--apply",
         metavar="EDIT[=VALUE],...",
         help="Edits by name, as --list tells of them; repeatable.",
-        autocompletion=complete.listed(complete.TRACE_EDITS),
+        autocompletion=complete.comma_list(complete.TRACE_EDITS),
     ),
 ]
 Scale = Annotated[
@@ -106,7 +104,7 @@ def command(
 
     if not traces:
         raise PresageError("say which traces: presage replay rank_*.json.gz, or presage replay demo")
-    ready(report)
+    check_report(report)
     wanted = [*map(edits.parse_scale, scale), *map(edits.parse_remove, remove)]
     wanted += [*map(edits.drop_rank_delay, drop_rank_delay), *(edit for text in apply for edit in parse(text))]
     runs = load_runs(traces, ignore, partial, cpu_only)
@@ -114,14 +112,14 @@ def command(
         raise PresageError("--trace draws one run: give the traces of one")
     found = [
         _replayed(run, names, wanted, kernels_from, ignore, trace)
-        for run, names in zip(runs, labels(runs), strict=True)
+        for run, names in zip(runs, rank_labels(runs), strict=True)
     ]
     rows, why = [row for one in found for row in one.rows], [reason for one in found for reason in one.why]
     told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
     told += [*([f"kernels from {kernels_from}"] if kernels_from else []), *apply]
     if emit(json, _found(rows, told, why)):
         _print(rows, why, trace)
-    reported(report, lambda: _page(found, told), json != "-")
+    write_report(report, lambda: _page(found, told), json != "-")
 
 
 class _Replayed(NamedTuple):
@@ -137,7 +135,7 @@ def _page(found: list[_Replayed], edits: list[str]) -> Page:
     from presage.report.html.replay_page import Replayed, replay_page
 
     rows, why = [row for one in found for row in one.rows], [reason for one in found for reason in one.why]
-    return replay_page(Replayed(rows, edits, why, found[0].replay, found[0].changed), asked_by())
+    return replay_page(Replayed(rows, edits, why, found[0].replay, found[0].changed), command_line())
 
 
 def _replayed(
@@ -196,7 +194,7 @@ def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
 
     changed, covered = kernels_of(replay, replay_of(read_run([path], ignore=ignore)))
     if covered < 1:
-        remark(f"{covered:.1%} of the kernel time of {path} found its operator")
+        print_note(f"{covered:.1%} of the kernel time of {path} found its operator")
     return changed
 
 
@@ -224,10 +222,10 @@ def _print(rows: list[Any], why: list[str], trace: Path | None) -> None:
     replayed = max(sum(s.seconds for s in r) / len(r) for _, _, r, _ in rows)
     error = percent(replayed / measured - 1, 2)
     out.print()
-    answer(f"slowest: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
+    print_answer(f"slowest: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
     if rows[0][3] is not None:
         edited = max(sum(s.seconds for s in e) / len(e) for *_, e in rows)
-        answer(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")
+        print_answer(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")
         for reason in why:
             out.print(f"because {reason}", soft_wrap=True)
     if trace is not None:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Change, Gpus, JobFile, Json, NoiseFile, RayAddress, Seed, Workers, emit, watched
-from presage.cli.job import said
-from presage.cli.predicted import tell
-from presage.cli.reported import Report, asked_by, ready, reported
+from presage.cli.job import overrides_from_options
+from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
+from presage.cli.output import check_report, command_line, emit, pool_progress, print_result, write_report
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -126,8 +125,8 @@ def command(
     from presage.runs.save import checkpoints_of
     from presage.runs.whole import predict_run
 
-    ready(report)
-    found = predict_job(job, said(job, gpus, change, {"price_per_gpu_hour": price}))
+    check_report(report)
+    found = predict_job(job, overrides_from_options(job, gpus, change, {"price_per_gpu_hour": price}))
     kind = _reliability(failures, rate, restart, superlinear)
     many = _steps(found, tokens, steps)
     saves = checkpoints_of(found.job, kind, save, background, None if storage is None else storage * GB)
@@ -139,19 +138,19 @@ def command(
     answer = _worked_out(replace(answer, run=told, deadline=until, noise=source), workers, ray)
     if emit(json, answer.to_json() if json is not None else {}):
         _print(answer)
-    reported(report, lambda: _page(answer), json != "-")
+    write_report(report, lambda: _page(answer), json != "-")
 
 
 def _page(p: RunResult) -> Page:
     from presage.report.html.run_page import run_page
 
-    return run_page(p, asked_by())
+    return run_page(p, command_line())
 
 
 def _worked_out(answer: RunResult, workers: int, ray: str | None) -> RunResult:
     from presage.pool import opened
 
-    with watched("drawing runs", opened(workers, ray)) as pool:
+    with pool_progress("drawing runs", opened(workers, ray)) as pool:
         return answer.worked_out(pool)
 
 
@@ -243,4 +242,4 @@ def _print(p: RunResult) -> None:
     shown.append(tables.change_table(p))
     if p.spares:
         shown.append(tables.spare_table(p))
-    tell(tables.headline(p), shown, tables.remarks(p), None)
+    print_result(tables.headline(p), shown, tables.remarks(p), None)

@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import (
-    Change,
-    Gpus,
-    JobFile,
-    Json,
-    NoiseFile,
-    Plot,
-    RayAddress,
-    Seed,
-    Workers,
-    console,
-    emit,
-    watched,
-)
-from presage.cli.reported import Report, asked_by, ready, reported
+from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Plot, RayAddress, Report, Seed, Workers
+from presage.cli.output import check_report, command_line, console, emit, pool_progress, write_report
 
 if TYPE_CHECKING:
     from presage.prediction.draws.sensitivity import Sensitivity
@@ -60,33 +47,33 @@ def command(
     from presage.prediction.draws.step_model import step_model
     from presage.report import sensitivity_tables as tables
 
-    ready(report)
+    check_report(report)
     shape = step_model(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
-    with watched("drawing steps", opened(workers, ray, BESIDE)) as pool:
+    with pool_progress("drawing steps", opened(workers, ray, BESIDE)) as pool:
         found = sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, seed, draws, pool)
     if plot is not None:
         tables.plot(found, plot, top)
     if emit(json, tables.value(found) | {"noise": source, "seed": seed}):
         _print(found, top, source, plot)
-    reported(report, lambda: _page(found, source), json != "-")
+    write_report(report, lambda: _page(found, source), json != "-")
 
 
 def _page(found: Sensitivity, source: str) -> Page:
     from presage.report.html.sensitivity_page import sensitivity_page
 
-    return sensitivity_page(found, source, asked_by())
+    return sensitivity_page(found, source, command_line())
 
 
 def _print(found: Sensitivity, top: int, source: str, plot: Path | None) -> None:
     from rich.markup import escape
 
-    from presage.cli.predicted import tell
+    from presage.cli.output import print_result
     from presage.report import sensitivity_tables as tables
 
     shown = [tables.class_table(found, top), tables.source_table(found, top)]
     if found.of("stage"):
         shown.append(tables.stage_table(found, top))
-    tell(tables.headline(found), shown, [*tables.remarks(found), f"noise: {source}"], None)
+    print_result(tables.headline(found), shown, [*tables.remarks(found), f"noise: {source}"], None)
     if plot is not None:
         console().print(f"\nplot: {escape(str(plot))}", soft_wrap=True)

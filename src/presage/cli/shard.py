@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Json, answer, bar, console, emit
-from presage.cli.reported import Report, asked_by, ready, reported
+from presage.cli.options import Json, Report
+from presage.cli.output import bar, check_report, command_line, console, emit, print_answer, write_report
 
 if TYPE_CHECKING:
     from presage.embeddings import Table
@@ -65,7 +65,7 @@ def command(
 
     presage shard demo --ranks 4
     """
-    ready(report)
+    check_report(report)
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
 
@@ -77,13 +77,13 @@ def command(
         save_plan(found.plan, problem.tables, out)
     if emit(json, _value(problem, found)):
         _print(problem, found, out)
-    reported(report, lambda: _page(problem, found), json != "-")
+    write_report(report, lambda: _page(problem, found), json != "-")
 
 
 def _page(problem: Problem, found: Found) -> Page:
     from presage.report.html.shard_page import shard_page
 
-    return shard_page(problem, found, asked_by())
+    return shard_page(problem, found, command_line())
 
 
 def _problem(
@@ -156,7 +156,7 @@ def _value(problem: Problem, found: Found) -> dict[str, Any]:
 def _print(problem: Problem, found: Found, path: Path | None) -> None:
     from presage.report import shard_tables as tables
 
-    answer(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name))
+    print_answer(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name))
     out = console()
     for table in (tables.phase_table(found.cost), tables.load_table(found.cost), tables.alternative_table(found)):
         out.print()

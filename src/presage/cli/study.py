@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.common import (
+from presage.cli.job import transformer_job
+from presage.cli.options import (
     Change,
     Gpus,
     JobFile,
@@ -17,12 +18,9 @@ from presage.cli.common import (
     RayAddress,
     Seed,
     Workers,
-    console,
-    emit,
-    status,
+    with_common_options,
 )
-from presage.cli.job import transformer_job
-from presage.cli.manners import mannered
+from presage.cli.output import console, emit, status
 
 if TYPE_CHECKING:
     from presage.studies import Setup, Study
@@ -39,7 +37,7 @@ Draws = Annotated[
 
 
 @app.command("scale")
-@mannered
+@with_common_options
 def scale(
     job: JobFile,
     gpus: Annotated[
@@ -71,7 +69,7 @@ def scale(
 
 
 @app.command("compute")
-@mannered
+@with_common_options
 def compute(
     job: JobFile,
     times: Annotated[str, typer.Option("--times", metavar="X,X...", help="As fast as the tensor cores are.")] = "1,2,4",
@@ -100,7 +98,7 @@ def compute(
 
 
 @app.command("domain")
-@mannered
+@with_common_options
 def domain(
     job: JobFile,
     domains: Annotated[str, typer.Option("--domains", metavar="N,N...", help="GPUs that share NVLink.")] = "8,72",
@@ -130,7 +128,7 @@ def domain(
 
 
 @app.command("power")
-@mannered
+@with_common_options
 def power(
     job: JobFile,
     caps: Annotated[
@@ -184,13 +182,13 @@ def _numbers(text: str, option: str, write: str, whole: bool = False) -> list[fl
 def _tell(found: Study, plot: Path | None, json: str | None) -> None:
     from rich.markup import escape
 
-    from presage.cli.predicted import tell
+    from presage.cli.output import print_result
     from presage.report import study_tables as tables
 
     if plot is not None and found.points:
         tables.plot(found, plot)
     if emit(json, found.to_json()):
-        tell(tables.headline(found), [tables.study_table(found)], tables.remarks(found), None)
+        print_result(tables.headline(found), [tables.study_table(found)], tables.remarks(found), None)
         if plot is not None and found.points:
             console().print(f"\nplot: {escape(str(plot))}", soft_wrap=True)
     if not found.points:

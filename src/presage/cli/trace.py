@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import graph_file
-from presage.cli.common import (
-    CpuOnly,
-    Ignore,
-    Json,
-    Partial,
-    Traces,
-    answer,
-    brief,
+from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces
+from presage.cli.output import (
+    check_report,
+    command_line,
     console,
     emit,
-    labels,
     load_runs,
+    print_answer,
+    print_brief,
+    rank_labels,
     status,
+    write_report,
 )
-from presage.cli.reported import Report, asked_by, ready, reported
 
 if TYPE_CHECKING:
     from presage.engine import Timeline
@@ -56,7 +54,7 @@ def command(
     from presage.traces import sniff
     from presage.traces.replay import replay_of
 
-    ready(report)
+    check_report(report)
     if len(traces) == 1 and traces[0].is_file() and sniff.is_graph(traces[0]):
         _without_times(report, traces[0])
         graph_file.show(traces[0], top, json)
@@ -72,7 +70,7 @@ def command(
     place = _place(replays[0], rank)
     if emit(json, found):
         _print(replays, timelines, pooled, top, place)
-    reported(report, lambda: _page(replays, timelines, pooled, top, place), json != "-")
+    write_report(report, lambda: _page(replays, timelines, pooled, top, place), json != "-")
 
 
 def _without_times(report: Path | None, path: Path) -> None:
@@ -85,8 +83,8 @@ def _without_times(report: Path | None, path: Path) -> None:
 def _page(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int, place: int) -> Page:
     from presage.report.html.trace_page import Traced, trace_page
 
-    names = labels([r.run for r in replays])
-    return trace_page(Traced(replays, timelines, names, pooled, place, top), asked_by())
+    names = rank_labels([r.run for r in replays])
+    return trace_page(Traced(replays, timelines, names, pooled, place, top), command_line())
 
 
 def host_overheads(replays: list[Replay]) -> Overheads:
@@ -157,7 +155,7 @@ def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, 
     from presage.traces import explain
     from presage.traces.replay import measured_steps
 
-    names = labels([r.run for r in replays])
+    names = rank_labels([r.run for r in replays])
     every = [(r, i, names[k][i]) for k, r in enumerate(replays) for i in range(len(r.run))]
     cpu_only = all(r.ranks[i].trace.cpu_only for r, i, _ in every)
     shown = [
@@ -178,7 +176,7 @@ def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, 
     gpu = one.ranks[place].trace.gpus
     out = console()
     what = f"{len(one.run)} rank{'s' if len(one.run) > 1 else ''}" if len(replays) == 1 else f"{len(replays)} traces"
-    answer(f"[bold]{what}[/bold], {gpu[0] if gpu else 'CPU only' if cpu_only else 'GPU not named'}")
+    print_answer(f"[bold]{what}[/bold], {gpu[0] if gpu else 'CPU only' if cpu_only else 'GPU not named'}")
     _brief(every)
     out.print()
     for table in shown:
@@ -195,4 +193,4 @@ def _brief(every: list[tuple[Replay, int, str]]) -> None:
     for replay, i, name in every:
         steps, busy = measured_steps(replay, i), explain.activity(replay, i)
         mean = f"{seconds(sum(s.seconds for s in steps) / len(steps))} a step" if steps else "no steps marked"
-        brief(f"{name}: {mean}, active {percent(busy.active / busy.span)} of {seconds(busy.span)}")
+        print_brief(f"{name}: {mean}, active {percent(busy.active / busy.span)} of {seconds(busy.span)}")

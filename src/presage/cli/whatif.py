@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.common import Json, Seed, bar, brief, console, emit, status
 from presage.cli.graph import Arguments, captured, parse_arguments
-from presage.cli.reported import Report, asked_by, ready, reported
+from presage.cli.options import Json, Report, Seed
+from presage.cli.output import bar, check_report, command_line, console, emit, print_brief, status, write_report
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def command(
         raise PresageError(
             "say what to ask: `presage whatif FILE.py:FUNCTION --apply EDITS`, or --suggest; --list tells of all edits"
         )
-    ready(report)
+    check_report(report)
     asked = _Question(step, parse_arguments(arg), gpu, draws, seed, trace, report, json)
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
@@ -142,7 +142,7 @@ def _apply(q: _Question, edits: list[str]) -> None:
     if q.report is not None:
         from presage.report.html.whatif_page import whatif_page
 
-        reported(q.report, lambda: whatif_page(found, asked_by()), q.json != "-")
+        write_report(q.report, lambda: whatif_page(found, command_line()), q.json != "-")
 
 
 def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
@@ -165,7 +165,7 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
     if q.report is not None:
         from presage.report.html.whatif_page import suggest_page
 
-        reported(q.report, lambda: suggest_page(found, asked_by()), q.json != "-")
+        write_report(q.report, lambda: suggest_page(found, command_line()), q.json != "-")
 
 
 @contextmanager
@@ -188,15 +188,15 @@ def _draw(found: WhatIf, path: Path | None) -> None:
 
 
 def _print(found: WhatIf, trace: Path | None) -> None:
-    from presage.cli.predicted import tell
+    from presage.cli.output import print_result
     from presage.report import whatif_tables as tables
 
     stages = [tables.stage_table(found)] if found.stages else []
-    tell(tables.headline(found), [tables.before_after_table(found), *stages], tables.remarks(found), trace)
+    print_result(tables.headline(found), [tables.before_after_table(found), *stages], tables.remarks(found), trace)
 
 
 def _print_suggestions(found: Suggestions, trace: Path | None, everything: bool) -> None:
-    from presage.cli.predicted import tell
+    from presage.cli.output import print_result
     from presage.report import whatif_tables as tables
 
     shown = [tables.tried_table("Edits, best first", found.tried)] if found.tried else []
@@ -209,7 +209,7 @@ def _print_suggestions(found: Suggestions, trace: Path | None, everything: bool)
     told = [tables.whys(found), *tables.cautions(found)]
     if found.not_applicable and not everything:
         told.append(f"{len(found.not_applicable)} edits have nothing to change here: --all says why")
-    tell(tables.suggested(found), shown, told, trace)
+    print_result(tables.suggested(found), shown, told, trace)
 
 
 def _list(json: str | None) -> None:
@@ -227,7 +227,7 @@ def _list(json: str | None) -> None:
     ]
     if not emit(json, {"kind": "edits", "edits": told, "aliases": ALIASES}):
         return
-    brief("\n".join(str(e["name"]) for e in told))
+    print_brief("\n".join(str(e["name"]) for e in told))
     out = console()
     for title, rows in (("Edits of the step", of_step), ("Other machines and arguments", others)):
         out.print(edit_table(title, rows))

@@ -1,0 +1,246 @@
+"""Everything a command prints or writes: the answer, tables, notes, JSON, HTML reports, timelines, progress bars."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import typer
+
+from presage.cli.options import current_output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from presage.engine import Timeline
+    from presage.pool import Pool
+    from presage.prediction.step import StepResult
+    from presage.report.html import Page
+    from presage.traces.trace_set import TraceSet
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+# ---- the terminal
+
+
+def console(answer: bool = False) -> Console:
+    """A console that does not wrap in a pipe; under --quiet it prints only the answer."""
+    from rich.console import Console
+
+    mute = current_output().quiet and not answer
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, quiet=mute)
+
+
+def print_answer(text: Any) -> None:
+    """Print the answer, also under --quiet."""
+    console(answer=True).print(text, soft_wrap=True)
+
+
+def print_brief(text: str) -> None:
+    """Print plain text under --quiet only: the answer of commands that print tables otherwise."""
+    if current_output().quiet:
+        console(answer=True).print(text, soft_wrap=True, markup=False)
+
+
+def print_note(text: str) -> None:
+    """Print a note to stderr."""
+    if not current_output().quiet:
+        typer.echo(text, err=True)
+
+
+def print_result(headline: Any, tables: Iterable[Table], notes: Iterable[str], trace: Path | None = None) -> None:
+    """Print the answer, its tables, notes, and the path of the timeline."""
+    from rich.markup import escape
+
+    print_answer(headline)
+    out = console()
+    for table in tables:
+        out.print()
+        out.print(table)
+    for note in notes:
+        out.print(f"\n{escape(note)}", soft_wrap=True)
+    if trace is not None:
+        out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)
+
+
+def print_prediction(prediction: StepResult, trace: Path | None, more: Sequence[Table]) -> None:
+    """Print a predicted step: the step, its ranks if there are several, further tables, notes."""
+    from presage.report import prediction_tables as tables
+    from presage.report.rank_tables import rank_table, sent_table
+
+    many = prediction.many
+    ranks = [rank_table(many), sent_table(many)] if many is not None else []
+    shown = [tables.step_table(prediction), *ranks, *more]
+    print_result(tables.headline(prediction), shown, tables.remarks(prediction), trace)
+
+
+# ---- files
+
+
+def emit(json: str | None, value: dict[str, Any]) -> bool:
+    """Write the value as JSON if --json was given; returns whether the tables should still be printed."""
+    if json is None:
+        return True
+    import msgspec
+
+    from presage.files import write_whole
+
+    data = msgspec.json.format(msgspec.json.encode(_without_nan(value)), indent=2) + b"\n"
+    if json == "-":
+        sys.stdout.buffer.write(data)
+        return False
+    write_whole(json, data)
+    return True
+
+
+def _without_nan(value: Any) -> Any:
+    """NaN is not JSON: unknown numbers become null."""
+    if isinstance(value, dict):
+        return {k: _without_nan(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(v) for v in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def check_report(report: Path | None) -> None:
+    """Raise before any work if a report is requested and cannot be written."""
+    if report is not None:
+        from presage.report.html.render import needed
+
+        needed()
+
+
+def write_report(report: Path | None, page: Callable[[], Page], announce: bool = True) -> None:
+    """Write the HTML page if --report was given; `announce` prints its path (not when stdout is JSON)."""
+    if report is None:
+        return
+    from rich.markup import escape
+
+    from presage.report.html import write_page
+
+    write_page(page(), report)
+    if announce:
+        console().print(f"\nreport: {escape(str(report))} (open it in a browser)", soft_wrap=True)
+
+
+def command_line() -> str:
+    """The command as it was typed, for the footer of a report."""
+    return shlex.join(["presage", *sys.argv[1:]])
+
+
+def write_timeline(timeline: Timeline, prediction: StepResult, path: Path) -> None:
+    """Write a predicted timeline for Perfetto: one process per kind of rank."""
+    from presage.files import write_whole
+    from presage.traces.perfetto import timeline_trace
+
+    names = {0: f"predicted: {prediction.source}"}
+    if prediction.many is not None:
+        names = {k.rank: _rank_name(k.rank, k.ranks) for k in prediction.many.kinds}
+    write_whole(path, timeline_trace(timeline, names))
+
+
+def _rank_name(rank: int, ranks: int) -> str:
+    return f"rank {rank}" + (f" (and {ranks - 1} like it)" if ranks > 1 else "")
+
+
+# ---- traces
+
+
+def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_only: bool) -> list[TraceSet]:
+    """Read the given traces; a folder stands for the trace files in it."""
+    from presage.traces.trace_set import files_of, read_runs
+
+    files = files_of(paths)
+    items = progress(files, f"reading {len(files)} trace{'s' if len(files) > 1 else ''}", len(files))
+    return read_runs(items, ignore=ignore, partial=partial, need_gpu=not cpu_only)
+
+
+def rank_labels(runs: list[TraceSet]) -> list[list[str]]:
+    """The label of each rank of each run: its number, or its file's name if there are several runs."""
+    if len(runs) == 1:
+        return [[str(runs[0].rank(i)) for i in range(len(runs[0]))]]
+    return [[Path(t.path).name.removesuffix(".gz").removesuffix(".json") for t in run.traces] for run in runs]
+
+
+# ---- progress
+
+
+class Bar(Protocol):
+    """Updates a progress bar: amount done, of the total (None: unchanged), the current item, and a note."""
+
+    def __call__(self, done: float, total: float | None = None, what: str = "", note: str = "") -> None: ...
+
+
+@contextmanager
+def bar(message: str, total: float | None = None) -> Iterator[Bar]:
+    """A progress bar with elapsed time and time left, on a terminal only."""
+    if not current_output().animated:
+        yield _no_bar
+        return
+    from presage.report.bars import bars
+
+    with bars() as shown:
+        task = shown.add_task(message, total=total, note="")
+
+        def update(done: float, total: float | None = None, what: str = "", note: str = "") -> None:
+            description: dict[str, Any] = {"description": _shortened(what)} if what else {}
+            shown.update(task, completed=done, total=total, note=note, **description)
+
+        yield update
+
+
+def _shortened(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else text[: most - 1] + "\u2026"
+
+
+def _no_bar(done: float, total: float | None = None, what: str = "", note: str = "") -> None:
+    """Draws nothing."""
+
+
+def progress(items: Iterable[T], message: str, total: int | None = None) -> Iterator[T]:
+    """Iterate over the items with a progress bar."""
+    count = len(items) if total is None and isinstance(items, Sequence) else total
+    with bar(message, None if count == 1 else count) as update:  # the time left of a single item is unknown
+        for done, item in enumerate(items):
+            yield item
+            update(done + 1)
+
+
+@contextmanager
+def status(message: str) -> Iterator[None]:
+    """A spinner, for work of unknown length."""
+    with bar(message):
+        yield
+
+
+@contextmanager
+def pool_progress(message: str, opened: AbstractContextManager[Pool]) -> Iterator[Pool]:
+    """A pool whose finished work moves a progress bar."""
+    with bar(message) as update, opened as pool:
+        yield _CountingPool(pool, update)
+
+
+@dataclass
+class _CountingPool:
+    """A pool that reports how many of its items are done."""
+
+    pool: Pool
+    update: Bar
+    done: int = 0
+    total: int = 0
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        every = list(items)
+        self.total += len(every)
+        for result in self.pool.map(function, every):
+            self.done += 1
+            self.update(self.done, self.total)
+            yield result
