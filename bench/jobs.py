@@ -25,7 +25,7 @@ from presage.memory.job_memory import most_needed
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.plan_cache import forget
-from presage.search import Layout, Space, laid, layout_of, search, words
+from presage.search import JobPlan, PlanSpace, apply_plan, job_plan, plan_words, search
 
 LLAMA = Path(__file__).resolve().parents[1] / "examples" / "jobs" / "llama3.1-405b.toml"
 GPUS, PLANS, CORES = 16_384, 10_000, 2
@@ -44,37 +44,37 @@ def timed(call: Callable[[], object], times: int) -> float:
     return statistics.median(took)
 
 
-def priced(job: Job, x: Layout) -> tuple[float, float]:
+def priced(job: Job, x: JobPlan) -> tuple[float, float]:
     """Bytes and seconds of a plan."""
-    made = laid(job, x)
+    made = apply_plan(job, x)
     return most_needed(made), float(job_step(made).seconds)
 
 
-def _piece(job: Job, layouts: list[Layout]) -> list[tuple[float, float]]:
+def _piece(job: Job, layouts: list[JobPlan]) -> list[tuple[float, float]]:
     return [priced(job, x) for x in layouts]
 
 
 def one(job: Job) -> float:
     cold = timed(lambda: (forget(), job_step(job)), 5)
     warm, whole = timed(lambda: job_step(job), 300), timed(lambda: predict_job(job), 300)
-    print(f"one prediction of a 405B model on {GPUS:,} GPUs ({words(layout_of(job))})")
+    print(f"one prediction of a 405B model on {GPUS:,} GPUs ({plan_words(job_plan(job))})")
     print(f"  step, warm {warm * MS:.3f} ms; with memory of all stages {whole * MS:.3f} ms")
     print(f"  step with nothing known {cold * MS:.1f} ms")
     return whole
 
 
-def sample(job: Job) -> list[Layout]:
+def sample(job: Job) -> list[JobPlan]:
     """Plans that fit, at random; in the order of the space."""
-    space = Space(job, (GPUS,))
+    space = PlanSpace(job, (GPUS,))
     every = [x for f in space.families() for x in space.layouts(f)]
     rng, found = random.Random(0), set[int]()
     for i in rng.sample(range(len(every)), len(every)):
-        if len(found) < PLANS and most_needed(laid(job, every[i])) <= job.platform.gpu.memory:
+        if len(found) < PLANS and most_needed(apply_plan(job, every[i])) <= job.platform.gpu.memory:
             found.add(i)
     return [every[i] for i in sorted(found)]
 
 
-def many(job: Job, plans: list[Layout]) -> tuple[float, float]:
+def many(job: Job, plans: list[JobPlan]) -> tuple[float, float]:
     """Seconds on all cores, and seconds a plan of one core's work."""
     forget()
     start = time.perf_counter()
@@ -99,7 +99,7 @@ def whole(job: Job) -> None:
     c, best = found.counts, found.best[0]
     print(f"the whole space: {c.legal:,} legal plans in {found.took:.2f} s on {CORES} cores")
     print(f"  {c.too_large:,} too large, {c.set_aside:,} set aside by a bound, {c.priced:,} priced")
-    print(f"  best {words(layout_of(best.job))}: {best.seconds:.3f} s, MFU {best.mfu:.1%}")
+    print(f"  best {plan_words(job_plan(best.job))}: {best.seconds:.3f} s, MFU {best.mfu:.1%}")
 
 
 def naive(job: Job, done: JobStep) -> float:
@@ -123,11 +123,11 @@ def naive(job: Job, done: JobStep) -> float:
     return float(np.max(simulate(program, builder.durations).end))
 
 
-def ratio(job: Job, plans: list[Layout], each: float) -> bool:
+def ratio(job: Job, plans: list[JobPlan], each: float) -> bool:
     """How much longer the naive way takes; whether both agree."""
     took, tasks, worst = 0.0, 0, 0.0
     for x in random.Random(1).sample(plans, NAIVE):
-        made = laid(job, x)
+        made = apply_plan(job, x)
         forget()
         start = time.process_time()
         done = job_step(made)

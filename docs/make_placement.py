@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from presage.configs.job import Job, Parallel
+from presage.configs.job import Job
 from presage.configs.job_file import read_transformer_job
 from presage.configs.presets import preset
 from presage.hardware import platform
 from presage.parallel.pipeline import Schedule
+from presage.parallel.plan import ParallelPlan
 from presage.placement import Fleet, Hot, Placed, hot_node, place, read_speeds
 from presage.placement.placement_score import Judge
 from presage.placement.replica_time import Pipeline, without_gpus
@@ -169,7 +170,7 @@ def heat_words(found: list[Heat]) -> list[str]:
 
 def fleets(data: Path) -> list[tuple[str, Placed]]:
     """A job of 256 GPUs on what was measured: with all that there are, and with the slowest nodes."""
-    parallel = Parallel(tp=4, sequence=True, pp=8, virtual=5, schedule="interleaved", zero=1)
+    parallel = ParallelPlan(tp=4, sequence_parallel=True, pp=8, virtual=5, schedule="interleaved", zero=1)
     job = Job(preset("llama3.1-70b"), platform("dgx-h100"), 256, 8192, 1, 256, parallel, name="llama3.1-70b")
     shape = step_model(job)
     noise = belief_of(job, shape.seconds)[0].noise

@@ -18,7 +18,7 @@ from presage.configs.presets import preset
 from presage.hardware import platform
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.plan_tables import PARTS
-from presage.search import layout_of, losses, parse_keep, search, words
+from presage.search import job_plan, overheads, parse_keep, plan_words, search
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PLOT = DOCS / "scaling.md", DOCS / "scaling.svg"
@@ -123,11 +123,12 @@ def table(points: list[Point]) -> list[str]:
             out.append(f"{start} | | | | | | {nothing(p)} |")
             continue
         b = p.best
-        lost = losses(b)[:1]
+        lost = overheads(b)[:1]
         most = f"{PARTS.get(lost[0][0], lost[0][0])} {lost[0][1] / b.seconds:.0%}" if lost else "-"
         out.append(
             f"{start} {b.seconds:.3g} s | {b.tokens_per_second_per_gpu:,.0f} | {b.mfu:.1%} | "
-            f"{b.memory.needed / GIB:.0f} GiB | {b.compute / b.seconds:.0%} | {most} | `{words(layout_of(b.job))}` |"
+            f"{b.memory.needed / GIB:.0f} GiB | {b.compute / b.seconds:.0%} | {most} | "
+            f"`{plan_words(job_plan(b.job))}` |"
         )
     return out
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from presage.configs.frameworks import framework
-from presage.configs.job import Job, Parallel, Recompute
+from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Transformer
 from presage.files.reading import read_json
 from presage.hardware import platform
 from presage.memory import job_memory
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.score import Result, Row
 
@@ -35,7 +36,7 @@ def own_job(row: Mapping[str, Any], vocab: int) -> Job:
         "torchtitan-eager", where.gpu, gradient_bytes=2, fused_norms=False, fused_loss=False, attention="flash3"
     )  # cuDNN's, as its trace shows
     return Job(
-        model, where, 1, row["sequence"], row["micro_batch"], row["micro_batch"], Parallel(),
+        model, where, 1, row["sequence"], row["micro_batch"], row["micro_batch"], ParallelPlan(),
         recompute=Recompute(row["recompute"]), framework=eager, optimizer="adam-16bit",
     )  # fmt: skip
 

@@ -9,12 +9,13 @@ from functools import cache
 
 from presage.configs.framework import Framework
 from presage.configs.frameworks import framework, overlap_of
-from presage.configs.job import Job, Overlap, Parallel, Recompute
+from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.presets import preset_named, preset_words
 from presage.configs.transformer import Experts, Transformer
 from presage.configs.transformer_fields import transformer_of
 from presage.errors import PresageError
 from presage.hardware import Gpu
+from presage.parallel.plan import ParallelPlan
 from presage_validation.public_table import count, platform_of_run
 
 __all__ = ["framework_of", "job_of_run"]
@@ -209,14 +210,14 @@ def recompute_of(text: str) -> Recompute:
     return Recompute("selective", found or ("core_attn",))
 
 
-def parallel_of(row: Row, software: Framework, model: Transformer) -> Parallel:
+def parallel_of(row: Row, software: Framework, model: Transformer) -> ParallelPlan:
     """Degrees, and what is sharded."""
     tp, pp, cp, ep = (count(row, k, 1) for k in ("tp", "pp", "cp", "ep"))
     virtual = count(row, "vpp", 1) if pp > 1 else 1
     zero, fsdp, shard = sharding_of(row["fsdp_zero"])
-    return Parallel(
+    return ParallelPlan(
         tp=tp,
-        sequence=tp > 1 and _by_sequence(row, software),
+        sequence_parallel=tp > 1 and _by_sequence(row, software),
         pp=pp,
         virtual=virtual,
         cp=cp,
@@ -262,7 +263,7 @@ def sharding_of(text: str) -> tuple[int, bool, int]:
     return (int(stage[1]) if stage else 0), False, shard
 
 
-def overlap_of_run(row: Row, software: Framework, parallel: Parallel) -> Overlap:
+def overlap_of_run(row: Row, software: Framework, parallel: ParallelPlan) -> Overlap:
     """What runs beside compute: as the framework does, or as the row says."""
     text = f"{row['framework']} {row['notes']}".lower()
     if _bare(row):

@@ -16,7 +16,7 @@ from presage.configs.check import problems
 from presage.configs.frameworks import framework
 from presage.configs.job_file import read_transformer_job
 from presage.configs.overrides import overrides
-from presage.configs.schema import JobWords
+from presage.configs.schema import JobConfig
 from presage.embeddings.dlrm_job import read_job
 from presage.embeddings.table_files import tables_of
 from presage.errors import PresageError
@@ -56,7 +56,7 @@ def not_finite(value: Any, at: str = "") -> list[str]:
 
 def test_every_key_of_a_job_with_every_absurd_number() -> None:
     told, answered = 0, 0
-    for key in keys(JobWords):
+    for key in keys(JobConfig):
         for number in NUMBERS:
             said = overrides([f"{key}={number}"], {})
             try:

@@ -14,20 +14,22 @@ from hypothesis import strategies as st
 
 from presage.configs.advice import notes
 from presage.configs.check import check, problems
-from presage.configs.job import Job, Parallel, Recompute
+from presage.configs.job import Job, Recompute
 from presage.configs.presets import preset
 from presage.errors import PresageError
 from presage.hardware import platform
+from presage.parallel.plan import ParallelPlan
 from presage_validation.run_jobs import job_of_run
 
-DENSE = Job(preset("llama3-70b"), platform("dgx-h100"), 256, 8192, 1, 512, Parallel(tp=4, sequence=True, pp=4))
-SPARSE = Job(preset("mixtral-8x7b"), platform("dgx-h100"), 64, 4096, 1, 256, Parallel(tp=2, ep=8, zero=1))
+DENSE = Job(
+    preset("llama3-70b"), platform("dgx-h100"), 256, 8192, 1, 512, ParallelPlan(tp=4, sequence_parallel=True, pp=4)
+)
+SPARSE = Job(preset("mixtral-8x7b"), platform("dgx-h100"), 64, 4096, 1, 256, ParallelPlan(tp=2, ep=8, zero=1))
 
 
 def job(base: Job = DENSE, **changes: Any) -> Job:
     """A job with fields of it, of its degrees or of its model changed."""
-    p = {k: v for k, v in changes.items() if hasattr(base.parallel, k) and k != "sequence"}
-    p |= {"sequence": changes["sequence_parallel"]} if "sequence_parallel" in changes else {}
+    p = {k: v for k, v in changes.items() if k in ParallelPlan.__slots__}
     m = {k: v for k, v in changes.items() if hasattr(base.model, k) and k != "name"}
     own = {k: v for k, v in changes.items() if hasattr(base, k)}
     return replace(base, **own, parallel=replace(base.parallel, **p), model=replace(base.model, **m))
@@ -61,7 +63,7 @@ def test_jobs_that_can_be_run_have_no_problems() -> None:
         (job(tp=1), "sequence_parallel needs tp > 1: tp is 1"),
         (job(pp=1, virtual=2), "virtual > 1 needs pp > 1: virtual is 2, pp is 1"),
         (job(schedule="interleaved"), "schedule interleaved needs virtual > 1: virtual is 1"),
-        (job(schedule="2f2b"), "schedule is '2f2b': there is 1f1b, interleaved, gpipe, zero-bubble"),
+        (job(schedule="2f2b"), "schedule is '2f2b': choose from 1f1b, interleaved, gpipe, zero-bubble"),
         (job(virtual=2, global_batch=480), "microbatches = pp x n (interleaved): 30 is no multiple of 4; try 28 or 32"),
         (job(pp=4, virtual=32), "pp x virtual <= layers: 4 x 32 = 128 is more than 80"),
         (job(layers_as=(20, 20, 40)), "layers_as has pp x virtual entries: 3 is not 4 x 1 = 4"),
@@ -85,11 +87,11 @@ def test_jobs_that_can_be_run_have_no_problems() -> None:
         (job(zero=4), "zero is 0, 1, 2 or 3: it is 4"),
         (job(fsdp=True), "fsdp shards gradients and parameters, so zero is 2 or 3: it is 0"),
         (job(zero=1, shard=3), "dp x cp = shard x n: 16 x 1 = 16 is no multiple of 3"),
-        (job(precision="int8"), "precision is 'int8': there is fp32, tf32, fp16, bf16, fp8, mxfp8, nvfp4"),
+        (job(precision="int8"), "precision is 'int8': choose from fp32, tf32, fp16, bf16, fp8, mxfp8, nvfp4"),
         (job(precision="mxfp8"), "NVIDIA H100 SXM 80 GB has no mxfp8 (Blackwell or CDNA 4 has)"),
         (job(platform=platform("dgx-a100"), precision="fp8"), "has no fp8: it has fp32, tf32, fp16, bf16"),
         (job(platform=platform("dgx-1-v100")), "has no bf16: it has fp32, fp16"),
-        (job(recompute=Recompute("some")), "recompute is 'some': there is none, selective, full"),
+        (job(recompute=Recompute("some")), "recompute is 'some': choose from none, selective, full"),
         (job(recompute=Recompute("selective", ("mpl",))), "recompute knows no module 'mpl'"),
         (job(optimizer="adm"), "optimizer is 'adm'"),
         (job(tp=0), "tp >= 1: it is 0"),

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from presage.configs.check import OPTIMIZERS
 from presage.configs.frameworks import HOSTS
-from presage.configs.job import PRECISIONS, SCHEDULES, Job, Recompute
+from presage.configs.job import PRECISIONS, Job, Recompute
 from presage.configs.job_file import job_of, read_any, read_described, read_transformer_job
 from presage.configs.presets import preset
 from presage.configs.schema import SECTIONS
 from presage.embeddings.dlrm_job import DlrmJob
 from presage.errors import InputError, PresageError
+from presage.parallel.schedules import SCHEDULES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "jobs").glob("*.toml"))
@@ -44,7 +45,7 @@ def test_the_examples_are_jobs(path: Path) -> None:
 def test_a_large_job_is_what_its_file_says() -> None:
     job = read_transformer_job(ROOT / "examples" / "jobs" / "llama3.1-405b.toml")
     assert (job.dp, job.microbatches, job.platform.key) == (128, 16, "dgx-h100")
-    assert job.parallel.sequence and job.parallel.schedule == "interleaved" and job.overlap.tensor
+    assert job.parallel.sequence_parallel and job.parallel.schedule == "interleaved" and job.overlap.tensor
     assert [len(set(s)) for s in job.stage_layers()] == [2] + [1] * 6 + [2]  # the ends have a chunk with a layer less
     assert job.framework.key == "nemo" and job.framework.attention == "flash3"
 
@@ -91,9 +92,9 @@ def test_samples_are_told_in_either_way(tmp_path: Path) -> None:
 
 def test_sequence_parallelism_goes_with_the_framework(tmp_path: Path) -> None:
     base = LEAST + "[parallel]\ngpus = 8\ntp = 8\n"
-    assert read(tmp_path, base).parallel.sequence
-    assert not read(tmp_path, 'framework = "megatron-2021"\n' + base).parallel.sequence
-    assert not read(tmp_path, base + "sequence_parallel = false").parallel.sequence
+    assert read(tmp_path, base).parallel.sequence_parallel
+    assert not read(tmp_path, 'framework = "megatron-2021"\n' + base).parallel.sequence_parallel
+    assert not read(tmp_path, base + "sequence_parallel = false").parallel.sequence_parallel
 
 
 def test_a_cluster_of_ones_own(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_the_example_is_gpt3_on_1024_gpus() -> None:
     assert made.model.parameters == pytest.approx(174.6e9, rel=1e-3)
     assert (made.gpus, made.dp, made.microbatches) == (1024, 16, 96)
     p = made.parallel
-    assert (p.tp, p.pp, p.virtual, p.sequence, p.zero, p.schedule) == (8, 8, 6, True, 1, "interleaved")
+    assert (p.tp, p.pp, p.virtual, p.sequence_parallel, p.zero, p.schedule) == (8, 8, 6, True, 1, "interleaved")
     assert made.recompute == Recompute("selective") and made.precision == "bf16"
     assert notes == ("not read: --no-gradient-accumulation-fusion",)
 

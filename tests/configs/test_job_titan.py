@@ -56,7 +56,7 @@ def test_the_example_is_llama_on_256_gpus() -> None:
     made, notes = read_described(ROOT / "examples" / "jobs" / "torchtitan.toml")
     assert made.model.name == "llama3-70b" and made.model.parameters == pytest.approx(70.55e9, rel=1e-3)
     p = made.parallel
-    assert (p.tp, p.sequence, p.fsdp, p.zero, made.dp, made.global_batch) == (8, True, True, 3, 32, 256)
+    assert (p.tp, p.sequence_parallel, p.fsdp, p.zero, made.dp, made.global_batch) == (8, True, True, 3, 32, 256)
     assert made.precision == "fp8" and made.overlap.tensor and made.framework.key == "torchtitan" and notes == ()
 
 
@@ -121,7 +121,7 @@ def test_what_was_not_read_is_told() -> None:
         ("[training]\nseq_len = '8k'", "training.seq_len: is '8k': it should be a whole number"),
         (
             "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Fancy'",
-            "is 'Fancy': there is 1F1B",
+            "is 'Fancy': choose from 1F1B",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from presage.configs.check import problems
 from presage.configs.framework import Framework
-from presage.configs.job import Job, Parallel, Recompute
+from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
 from presage.memory import in_flight, job_memory, memory_savings
@@ -16,6 +16,7 @@ from presage.memory.activations import layer_activations
 from presage.memory.optimizer_state import optimizer_state
 from presage.memory.parameter_shards import parameter_shards
 from presage.parallel.pipeline import Schedule
+from presage.parallel.plan import ParallelPlan
 
 GPT = Transformer(12288, 96, 96, 51200, 49152, 96, 128, activation="gelu", norm="layernorm", bias=True, tied=True)
 LLAMA = Transformer(8192, 80, 64, 128256, 28672, 8, 128)
@@ -44,7 +45,7 @@ TITAN = Framework(key="torchtitan", compiled=True, host="compiled")
 
 
 def job(model: Transformer = LLAMA, gpus: int = 64, **given: object) -> Job:
-    usual = {"sequence": 2048, "micro_batch": 1, "global_batch": 512, "parallel": Parallel(zero=1)}
+    usual = {"sequence": 2048, "micro_batch": 1, "global_batch": 512, "parallel": ParallelPlan(zero=1)}
     return Job(model, platform("dgx-h100"), gpus, **(usual | given))
 
 
@@ -58,7 +59,7 @@ def test_a_layer_keeps_what_korthikanti_et_al_count(tp: int) -> None:
     statistics = 8  # of two normalisations, which they leave out
 
     def kept(recompute: Recompute, sequence: bool) -> float:
-        one = job(GPT, parallel=Parallel(tp=tp, sequence=sequence), framework=OLD, recompute=recompute)
+        one = job(GPT, parallel=ParallelPlan(tp=tp, sequence_parallel=sequence), framework=OLD, recompute=recompute)
         return layer_activations(one, experts=False).kept - statistics
 
     scores = 5 * a * s / tp
@@ -103,7 +104,7 @@ def test_ranks_hold_every_parameter_once(model: Transformer) -> None:
 
 
 def test_tied_embeddings_are_on_both_ends_of_a_pipeline() -> None:
-    first, middle, last = job_memory(job(GPT, 96, parallel=Parallel(pp=3))).stages
+    first, middle, last = job_memory(job(GPT, 96, parallel=ParallelPlan(pp=3))).stages
     matrix = 2 * GPT.vocab * GPT.hidden
     assert first.weights - middle.weights == matrix
     assert last.weights - middle.weights == pytest.approx(matrix + 2 * GPT.norm_parameters)
@@ -112,24 +113,24 @@ def test_tied_embeddings_are_on_both_ends_of_a_pipeline() -> None:
 @pytest.mark.parametrize(
     ("parallel", "framework", "weight", "gradient", "optimizer"),
     [
-        (Parallel(), MEGATRON, 2, 4, 12),
-        (Parallel(zero=1), MEGATRON, 2, 4, 12 / 64),
-        (Parallel(zero=2), MEGATRON, 2, 4 / 64, 12 / 64),
-        (Parallel(zero=3), MEGATRON, 2 / 64, 4 / 64, 12 / 64),
-        (Parallel(zero=3, fsdp=True), TITAN, 4 / 64, 4 / 64, 8 / 64),
-        (Parallel(zero=3, fsdp=True, shard=8), TITAN, 4 / 8, 4 / 8, 8 / 8),
-        (Parallel(zero=1, cp=4), MEGATRON, 2, 4, 12 / 64),  # context-parallel ranks hold the same weights
+        (ParallelPlan(), MEGATRON, 2, 4, 12),
+        (ParallelPlan(zero=1), MEGATRON, 2, 4, 12 / 64),
+        (ParallelPlan(zero=2), MEGATRON, 2, 4 / 64, 12 / 64),
+        (ParallelPlan(zero=3), MEGATRON, 2 / 64, 4 / 64, 12 / 64),
+        (ParallelPlan(zero=3, fsdp=True), TITAN, 4 / 64, 4 / 64, 8 / 64),
+        (ParallelPlan(zero=3, fsdp=True, shard=8), TITAN, 4 / 8, 4 / 8, 8 / 8),
+        (ParallelPlan(zero=1, cp=4), MEGATRON, 2, 4, 12 / 64),  # context-parallel ranks hold the same weights
     ],
 )
 def test_bytes_of_a_parameter(
-    parallel: Parallel, framework: Framework, weight: float, gradient: float, optimizer: float
+    parallel: ParallelPlan, framework: Framework, weight: float, gradient: float, optimizer: float
 ) -> None:
     found = optimizer_state(job(parallel=parallel, framework=framework))
     assert (found.weight, found.gradient, found.optimizer) == (weight, gradient, optimizer)
 
 
 def test_experts_are_sharded_over_their_copies() -> None:
-    found = optimizer_state(job(DEEPSEEK, 256, parallel=Parallel(zero=1, ep=32)))
+    found = optimizer_state(job(DEEPSEEK, 256, parallel=ParallelPlan(zero=1, ep=32)))
     assert (found.optimizer, found.expert_optimizer) == (12 / 256, 12 / 8)
 
 
@@ -140,13 +141,18 @@ def test_experts_are_sharded_over_their_copies() -> None:
     ("kind", "virtual", "many"), [("1f1b", 1, 16), ("1f1b", 1, 2), ("gpipe", 1, 16), ("1f1b", 3, 16), ("1f1b", 2, 4)]
 )
 def test_microbatches_in_flight_are_those_of_the_schedule(kind: str, virtual: int, many: int) -> None:
-    one = job(replace(LLAMA, layers=24), 4, parallel=Parallel(pp=4, virtual=virtual, schedule=kind), global_batch=many)
+    one = job(
+        replace(LLAMA, layers=24), 4, parallel=ParallelPlan(pp=4, virtual=virtual, schedule=kind), global_batch=many
+    )
     named = "interleaved" if virtual > 1 else kind
     assert [in_flight(one, s) for s in range(4)] == list(Schedule.of(named, 4, many, virtual).in_flight)
 
 
 def test_the_first_stage_keeps_most_activations() -> None:
-    kept = [s.activations for s in job_memory(job(gpus=64, parallel=Parallel(pp=8, tp=8, sequence=True))).stages]
+    kept = [
+        s.activations
+        for s in job_memory(job(gpus=64, parallel=ParallelPlan(pp=8, tp=8, sequence_parallel=True))).stages
+    ]
     assert all(a > b for a, b in pairwise(kept[:-1]))
     assert kept[0] / kept[3] == pytest.approx(8 / 5)
 
@@ -155,7 +161,9 @@ def test_the_first_stage_keeps_most_activations() -> None:
 
 
 def test_each_help_is_real_and_the_best_is_first() -> None:
-    one = job(gpus=64, micro_batch=2, parallel=Parallel(tp=2, sequence=True, pp=4, zero=1), global_batch=512)
+    one = job(
+        gpus=64, micro_batch=2, parallel=ParallelPlan(tp=2, sequence_parallel=True, pp=4, zero=1), global_batch=512
+    )
     before = job_memory(one)
     found = memory_savings(one)
     assert not before.fits
@@ -178,7 +186,7 @@ def test_each_help_is_real_and_the_best_is_first() -> None:
 @pytest.mark.parametrize("model", [GPT, LLAMA, DEEPSEEK])
 @pytest.mark.parametrize("framework", [MEGATRON, OLD, DEEPSPEED, TITAN, replace(TITAN, compiled=False, host="torch")])
 def test_more_work_never_needs_less(model: Transformer, framework: Framework) -> None:
-    one = job(model, 256, micro_batch=2, parallel=Parallel(pp=4, zero=1), framework=framework)
+    one = job(model, 256, micro_batch=2, parallel=ParallelPlan(pp=4, zero=1), framework=framework)
     needed = job_memory(one).needed
     for more in (
         replace(one, micro_batch=4),
@@ -193,14 +201,14 @@ def test_more_work_never_needs_less(model: Transformer, framework: Framework) ->
 
 
 def test_one_job_is_quick() -> None:
-    one = job(gpus=16384, parallel=Parallel(tp=8, sequence=True, pp=16, zero=1), global_batch=2048)
+    one = job(gpus=16384, parallel=ParallelPlan(tp=8, sequence_parallel=True, pp=16, zero=1), global_batch=2048)
     assert (
         min(timeit.repeat(lambda: job_memory(one), number=20, repeat=10)) / 20 < 300e-6
     )  # 70 us where nobody else runs
 
 
 def test_three_figures_of_a_stage() -> None:
-    stage = job_memory(job(parallel=Parallel(tp=8, sequence=True, zero=1))).worst
+    stage = job_memory(job(parallel=ParallelPlan(tp=8, sequence_parallel=True, zero=1))).worst
     assert stage.allocated < stage.reserved < stage.device
     assert stage.needed == stage.allocated + stage.outside
     assert job_memory(job()).peak == job_memory(job()).worst.allocated  # what Megatron logs

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from presage.configs.framework import Framework
-from presage.configs.job import Job, Overlap, Parallel, Recompute
+from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
 from presage.memory import job_memory
+from presage.parallel.plan import ParallelPlan
 
 GIB = 1024.0**3
 TITAN = Framework(key="torchtitan", compiled=True, host="compiled")
@@ -32,7 +33,7 @@ def bloom(row: dict[str, str]) -> Job:
     balanced = "balanced" in row["notes"] or int(row["layers"]) == 106
     return Job(
         model, platform("jean-zay"), int(row["n_gpus"]), 2048, int(row["micro_batch"]), int(row["global_batch"]),
-        Parallel(tp=int(row["tp"]), pp=int(row["pp"]), zero=1, ends_as_layers=balanced),
+        ParallelPlan(tp=int(row["tp"]), pp=int(row["pp"]), zero=1, ends_as_layers=balanced),
         "bf16" if row["precision"] == "bf16" else "fp16", Recompute("full"), framework=DEEPSPEED,
     )  # fmt: skip
 
@@ -50,7 +51,7 @@ def simumax(row: dict[str, str]) -> Job:
     tp, pp, cp = (int(row[k]) for k in ("tp", "pp", "cp"))
     return Job(
         model, platform("dgx-b200"), 8, int(row["seq_len"]), 1, int(row["global_batch"]),
-        Parallel(tp=tp, sequence=tp > 1, pp=pp, cp=cp, ep=int(row["ep"] or 1), zero=1),
+        ParallelPlan(tp=tp, sequence_parallel=tp > 1, pp=pp, cp=cp, ep=int(row["ep"] or 1), zero=1),
         overlap=Overlap(False, False, False, False, False, False),
     )  # fmt: skip
 
@@ -61,7 +62,7 @@ def titan(row: dict[str, str]) -> Job:
     model = Transformer(h, layers, heads, 128256, int(row["ffn"]), 8, h // heads)
     tp, pp, cp = (int(row[k]) for k in ("tp", "pp", "cp"))
     where = "dgx-h200" if "H200" in row["gpu"] else "grand-teton"
-    parallel = Parallel(tp=tp, sequence=tp > 1, pp=pp, cp=cp, zero=3, fsdp=True, ends_as_layers=pp > 1)
+    parallel = ParallelPlan(tp=tp, sequence_parallel=tp > 1, pp=pp, cp=cp, zero=3, fsdp=True, ends_as_layers=pp > 1)
     recompute = Recompute("selective", ("op",)) if "op" in row["recompute"] else Recompute("full")
     return Job(
         model, platform(where), int(row["n_gpus"]), int(row["seq_len"]), int(row["micro_batch"] or 1),

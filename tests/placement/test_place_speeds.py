@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from presage.configs.job import Job, Parallel
+from presage.configs.job import Job
 from presage.configs.presets import preset
 from presage.errors import InputError
 from presage.hardware import platform
+from presage.parallel.plan import ParallelPlan
 from presage.placement import drawn_fleet, place, read_speeds
 from presage.placement.toy_pipelines import own_noise
 from presage.prediction.draws import step_model
@@ -91,7 +92,7 @@ def test_longhorns_v100s_under_a_job_of_256_gpus(shared: Path) -> None:
         pytest.skip("no per-GPU times of Longhorn")
     fleet = read_speeds(path)
     assert fleet.factors.max() == pytest.approx(1.203, abs=0.001)
-    parallel = Parallel(tp=4, sequence=True, pp=8, virtual=5, schedule="interleaved", zero=1)
+    parallel = ParallelPlan(tp=4, sequence_parallel=True, pp=8, virtual=5, schedule="interleaved", zero=1)
     job = Job(preset("llama3.1-70b"), platform("dgx-h100"), 256, 8192, 1, 256, parallel)
     found = place(step_model(job), fleet, own_noise(0.01), draws=2_000, randoms=20)
     assert int(fleet.factors.argmax()) in found.best.placement.spares

@@ -9,11 +9,12 @@ from statistics import median
 
 import pytest
 
-from presage.configs.job import Job, Parallel, Recompute
+from presage.configs.job import Job, Recompute
 from presage.configs.presets import known
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
 from presage.hardware import gpu, platform
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_flops import DEFAULT, job_flops, layer_flops, peak_of
 from presage.prediction.jobs.ops import Attend, Product
 from presage.prediction.jobs.transformer_layer import layer_blocks
@@ -23,7 +24,7 @@ GPT = Transformer(6144, 40, 48, 51200, 4 * 6144, 48, 128, activation="gelu", nor
 
 
 def job_of(model: Transformer, **more: object) -> Job:
-    given = {"gpus": 8, "sequence": 2048, "micro_batch": 1, "global_batch": 16, "parallel": Parallel(tp=8)} | more
+    given = {"gpus": 8, "sequence": 2048, "micro_batch": 1, "global_batch": 16, "parallel": ParallelPlan(tp=8)} | more
     return Job(model, platform("dgx-h100"), **given)  # type: ignore[arg-type]
 
 
@@ -68,7 +69,7 @@ def test_windows_see_less() -> None:
 def test_the_op_lists_of_the_step_do_these_flops(name: str) -> None:
     """Block by block, on one GPU: what is counted is what is priced."""
     m = preset(name)
-    job = job_of(m, gpus=1, parallel=Parallel(), sequence=5120, global_batch=1)  # even for every expert
+    job = job_of(m, gpus=1, parallel=ParallelPlan(), sequence=5120, global_batch=1)  # even for every expert
     for layer in (0, m.layers - 1):
         counted: dict[str, float] = {}
         for block in layer_blocks(job, layer):
@@ -83,7 +84,7 @@ def test_the_op_lists_of_the_step_do_these_flops(name: str) -> None:
 
 def test_recomputation_by_module() -> None:
     def again(*modules: str, mode: str = "selective", share: float = 1.0) -> float:
-        job = job_of(preset("deepseek-v3"), gpus=64, parallel=Parallel(), recompute=Recompute(mode, modules, share))
+        job = job_of(preset("deepseek-v3"), gpus=64, parallel=ParallelPlan(), recompute=Recompute(mode, modules, share))
         return job_flops(job).again
 
     assert again(mode="none") == 0

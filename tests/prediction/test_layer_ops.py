@@ -11,9 +11,10 @@ import pytest
 
 from presage.configs.check import MODULES as KNOWN_MODULES
 from presage.configs.frameworks import framework
-from presage.configs.job import Job, Overlap, Parallel, Recompute
+from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.block_cost import Cost, Pricer, held
 from presage.prediction.jobs.efficiency import LAWS
 from presage.prediction.jobs.embedding_head import embedding_block, head_blocks
@@ -34,11 +35,11 @@ TENSOR = replace(NONE, tensor=True)
 LAST = 3  # a layer with experts, where there are any
 
 
-def job(model: Transformer, gpus: int = 8, parallel: Parallel | None = None, **more: Any) -> Job:
+def job(model: Transformer, gpus: int = 8, parallel: ParallelPlan | None = None, **more: Any) -> Job:
     given = {"sequence": 2048, "micro_batch": 2, "global_batch": 16} | more
     place = platform("dgx-h100")
     software = framework("megatron-core", place.gpu, **given.pop("software", {}))
-    return Job(model, place, gpus, parallel=parallel or Parallel(), framework=software, **given)
+    return Job(model, place, gpus, parallel=parallel or ParallelPlan(), framework=software, **given)
 
 
 def ops(job: Job, way: str, layer: int = LAST, *, names: Iterable[str] = ()) -> list[Op]:
@@ -107,7 +108,7 @@ def test_matrices_are_the_parameters_that_are_counted(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_tensor_parallelism_divides_the_work(name: str, tp: int, sequence: bool) -> None:
     m = replace(MODELS[name], kv_heads=max(8, MODELS[name].kv_heads))
-    whole, cut = job(m), job(m, parallel=Parallel(tp=tp, sequence=sequence))
+    whole, cut = job(m), job(m, parallel=ParallelPlan(tp=tp, sequence_parallel=sequence))
     every_rank = {"down_proj"} if not sequence else set()  # narrow, so it is not worth cutting
     names = [b.name for b in layer_blocks(whole, LAST) if b.name not in every_rank]
     for way in ("forward", "backward"):
@@ -117,7 +118,7 @@ def test_tensor_parallelism_divides_the_work(name: str, tp: int, sequence: bool)
 
 
 def test_fewer_key_heads_than_ranks_are_copied() -> None:
-    cut = job(SINGLE, parallel=Parallel(tp=8))
+    cut = job(SINGLE, parallel=ParallelPlan(tp=8))
     assert attends(cut, "forward")[0].kv_heads == 1
     qkv = next(o for o in ops(cut, "forward", names=["qkv"]) if isinstance(o, Product))
     assert qkv.n == 4 * 128 + 2 * 128
@@ -125,7 +126,7 @@ def test_fewer_key_heads_than_ranks_are_copied() -> None:
 
 @pytest.mark.parametrize(("ep", "expert_tp"), [(1, 1), (4, 1), (8, 1), (2, 4), (1, 8)])
 def test_experts_have_the_same_work_wherever_they_are(ep: int, expert_tp: int) -> None:
-    one, spread = job(SPARSE, gpus=1), job(SPARSE, parallel=Parallel(ep=ep, expert_tp=expert_tp))
+    one, spread = job(SPARSE, gpus=1), job(SPARSE, parallel=ParallelPlan(ep=ep, expert_tp=expert_tp))
     names = ["moe_up", "moe_down"]
     assert flops(ops(spread, "forward", names=names)) == flops(ops(one, "forward", names=names))
     groups = {o.groups for o in ops(spread, "forward", names=names) if isinstance(o, Product)}
@@ -172,7 +173,7 @@ def test_causal_attention_does_half_of_all_scores(name: str) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_context_parallelism_divides_attention_and_all_else(cp: int, causal: bool) -> None:
     m = replace(GROUPED, causal=causal)
-    whole, cut = job(m, sequence=16384), job(m, sequence=16384, parallel=Parallel(cp=cp))
+    whole, cut = job(m, sequence=16384), job(m, sequence=16384, parallel=ParallelPlan(cp=cp))
     assert cp * attention(cut).attention_flops == attention(whole).attention_flops
     assert cp * flops(ops(cut, "backward")) == flops(ops(whole, "backward"))
     talks = [o for o in ops(cut, "forward") if isinstance(o, Talk)]
@@ -208,7 +209,7 @@ def sent(found: Iterable[Op], ranks: int) -> float:
 @pytest.mark.parametrize("name", ["gelu", "grouped"])
 def test_sequence_parallelism_sends_as_much_forward(name: str) -> None:
     """A gather and a scatter are an all-reduce; backward the input is gathered once more."""
-    plain, split = (job(MODELS[name], parallel=Parallel(tp=4, sequence=s)) for s in (False, True))
+    plain, split = (job(MODELS[name], parallel=ParallelPlan(tp=4, sequence_parallel=s)) for s in (False, True))
     hidden = plain.rank_tokens * MODELS[name].hidden * 2
     assert sent(ops(plain, "forward"), 4) == sent(ops(split, "forward"), 4) == 2 * 2 * hidden * 3 / 4
     assert sent(ops(split, "backward"), 4) == 1.5 * sent(ops(plain, "backward"), 4)
@@ -221,7 +222,7 @@ def test_one_rank_sends_nothing() -> None:
 
 
 def test_tokens_go_to_their_experts_and_back() -> None:
-    one = job(SPARSE, parallel=Parallel(ep=8))
+    one = job(SPARSE, parallel=ParallelPlan(ep=8))
     talks = [o for way in ("forward", "backward") for o in ops(one, way) if isinstance(o, Talk)]
     assert {(t.op, t.over, t.nbytes) for t in talks} == {("all_to_all", "ep", one.rank_tokens * 2 * 4096 * 2.0)}
     assert len(talks) == 4
@@ -233,7 +234,7 @@ def test_beside_a_product_a_transfer_costs_what_is_not_hidden(tokens: int) -> No
     the first part hides."""
     beside = Product(tokens, 4096, 14336, "bf16", sums=True, along=False)
     talk = Talk("all_reduce", 64e6, "tp", beside, whole=True)
-    split = Parallel(tp=8)
+    split = ParallelPlan(tp=8)
     apart = job(GROUPED, parallel=split, software={"async_backward": False}, overlap=NONE)
     whole, cut = job(GROUPED, parallel=split, overlap=NONE), job(GROUPED, parallel=split, overlap=TENSOR)
     alone, by = Pricer(apart, LAWS).one(talk).tp, Pricer(apart, LAWS).one(beside).product
@@ -306,8 +307,10 @@ def test_chips_know_every_kind_of_stream() -> None:
 
 
 @pytest.mark.parametrize("model", [SPARSE, LATENT, GPT])
-@pytest.mark.parametrize("parallel", [Parallel(tp=8), Parallel(tp=8, sequence=True), Parallel(cp=8), Parallel(tp=4)])
-def test_a_rank_without_a_whole_token_has_one(model: Transformer, parallel: Parallel) -> None:
+@pytest.mark.parametrize(
+    "parallel", [ParallelPlan(tp=8), ParallelPlan(tp=8, sequence_parallel=True), ParallelPlan(cp=8), ParallelPlan(tp=4)]
+)
+def test_a_rank_without_a_whole_token_has_one(model: Transformer, parallel: ParallelPlan) -> None:
     """One token for eight ranks: no division by zero, and no work that costs nothing."""
     for style in ("flash3", "unfused"):
         one = job(model, parallel=parallel, sequence=1, micro_batch=1, software={"attention": style})

@@ -12,12 +12,13 @@ import pytest
 
 import presage
 from presage.configs.check import problems
-from presage.configs.job import PRECISIONS, Job, Parallel, Recompute
+from presage.configs.job import PRECISIONS, Job, Recompute
 from presage.configs.job_file import read_transformer_job
 from presage.configs.overrides import overrides
 from presage.costs.closed_form import Chip
 from presage.errors import InputError, PresageError
 from presage.hardware import cluster, gpus
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.cost import CostTerms, parse_tokens, read_terms
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
 from presage.prediction.jobs.job_timeline import job_timeline
@@ -25,18 +26,18 @@ from presage.prediction.jobs.job_timeline import job_timeline
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "jobs").glob("*.toml"))
 LLAMA = next(path for path in EXAMPLES if path.stem == "llama3.1-405b")
 SPREADS = {
-    "one stage": Parallel(tp=8, sequence=True, zero=1),
-    "1f1b": Parallel(tp=4, pp=4, zero=1),
-    "interleaved": Parallel(tp=4, pp=4, virtual=4, schedule="interleaved", zero=1),
-    "gpipe": Parallel(tp=4, pp=4, schedule="gpipe"),
-    "zero-bubble": Parallel(tp=4, pp=4, schedule="zero-bubble", zero=2),
-    "context": Parallel(tp=4, cp=4, sequence=True, zero=1),
-    "fsdp": Parallel(zero=3, fsdp=True),
-    "hsdp": Parallel(zero=3, fsdp=True, shard=8),
+    "one stage": ParallelPlan(tp=8, sequence_parallel=True, zero=1),
+    "1f1b": ParallelPlan(tp=4, pp=4, zero=1),
+    "interleaved": ParallelPlan(tp=4, pp=4, virtual=4, schedule="interleaved", zero=1),
+    "gpipe": ParallelPlan(tp=4, pp=4, schedule="gpipe"),
+    "zero-bubble": ParallelPlan(tp=4, pp=4, schedule="zero-bubble", zero=2),
+    "context": ParallelPlan(tp=4, cp=4, sequence_parallel=True, zero=1),
+    "fsdp": ParallelPlan(zero=3, fsdp=True),
+    "hsdp": ParallelPlan(zero=3, fsdp=True, shard=8),
 }
 
 
-def small(parallel: Parallel, **more: object) -> Job:
+def small(parallel: ParallelPlan, **more: object) -> Job:
     """An 8B model on 64 GPUs."""
     one = {"model": {"preset": "llama3-8b"}, "parallel": {"gpus": 64, "pp": 1, "virtual": 1}}
     job = replace(read_transformer_job(LLAMA, one), global_batch=256)

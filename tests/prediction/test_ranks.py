@@ -20,7 +20,7 @@ from presage.cli.predict import command  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.graph import Graph  # noqa: E402
 from presage.hardware import platform  # noqa: E402
-from presage.parallel.layout import Layout, fold  # noqa: E402
+from presage.parallel.layout import RankLayout, fold  # noqa: E402
 from presage.parallel.strategy import strategy  # noqa: E402
 from presage.prediction.api import machine, predict, predict_ranks, rank_set_of  # noqa: E402
 from presage.prediction.overlap_contention import _covered  # noqa: E402
@@ -52,7 +52,7 @@ def step_ms(found: RankSet) -> float:
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.data())
 @settings(deadline=None, max_examples=60)
 def test_ranks_meet_in_the_dimension_they_differ_in(a: int, b: int, c: int, data: st.DataObject) -> None:
-    layout = Layout((("tp", a), ("pp", b), ("dp", c)))
+    layout = RankLayout((("tp", a), ("pp", b), ("dp", c)))
     rank = data.draw(st.integers(0, layout.ranks - 1))
     for name, size in layout.sizes:
         mates = [r for r in range(layout.ranks) if layout.meeting(name, r) == layout.meeting(name, rank)]
@@ -63,16 +63,16 @@ def test_ranks_meet_in_the_dimension_they_differ_in(a: int, b: int, c: int, data
 
 
 def test_how_many_of_a_group_are_close() -> None:
-    layout = Layout((("tp", 4), ("dp", 8)))
+    layout = RankLayout((("tp", 4), ("dp", 8)))
     assert layout.per_domain("tp", 8) == 4
     assert layout.per_domain("dp", 8) == 2
-    assert Layout((("tp", 8), ("dp", 4))).per_domain("dp", 8) == 1
+    assert RankLayout((("tp", 8), ("dp", 4))).per_domain("dp", 8) == 1
     groups = groups_of(layout, platform("dgx-h100"))
     assert (groups["dp"].ranks, groups["dp"].per_domain) == (8, 2)
 
 
 def test_folding_keeps_every_rank_once() -> None:
-    layout = Layout((("tp", 4), ("dp", 4)))
+    layout = RankLayout((("tp", 4), ("dp", 4)))
     assert [(f.rank, f.ranks) for f in fold(layout, [0] * 16)] == [(0, 16)]
     folds = fold(layout, [0] * 5 + [1] + [0] * 10)
     assert sum(f.ranks for f in folds) == 16

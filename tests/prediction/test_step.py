@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from presage.configs.check import problems
 from presage.configs.frameworks import framework, frameworks
-from presage.configs.job import SCHEDULES, Job, Overlap, Parallel, Recompute
+from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import Platform, cluster
+from presage.parallel.plan import ParallelPlan
+from presage.parallel.schedules import SCHEDULES
 from presage.prediction.jobs.block_cost import Pricer, held
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
 from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock, step_lower_bound
@@ -34,7 +36,7 @@ STEPS = 0.02  # of a product: a larger one may be so much quicker, where it is c
 
 
 @st.composite
-def jobs(draw: Any, models: tuple[Transformer, ...] = MODELS, schedules: tuple[str, ...] = SCHEDULES) -> Job:
+def jobs(draw: Any, models: tuple[Transformer, ...] = MODELS, schedules: tuple[str, ...] = tuple(SCHEDULES)) -> Job:
     """Any that is possible, on up to 128 GPUs."""
     gpu, software = draw(st.sampled_from(GPUS)), draw(st.sampled_from(frameworks()))
     place = cluster(gpu, 8, draw(st.sampled_from((100.0, 400.0, 3200.0))))
@@ -42,7 +44,7 @@ def jobs(draw: Any, models: tuple[Transformer, ...] = MODELS, schedules: tuple[s
     model = draw(st.sampled_from(models))
     schedule = draw(st.sampled_from(schedules)) if pp > 1 else "1f1b"
     zero, fsdp = draw(st.sampled_from(((0, False), (1, False), (2, False), (3, False), (3, True), (2, True))))
-    parallel = Parallel(
+    parallel = ParallelPlan(
         tp=tp, sequence=tp > 1 and draw(st.booleans()), pp=pp, virtual=2 if schedule == "interleaved" else 1,
         schedule=schedule, cp=cp, ep=draw(st.sampled_from((1, 2, 4))) if model.experts else 1, zero=zero, fsdp=fsdp,
     )  # fmt: skip
@@ -83,7 +85,7 @@ def test_parts_add_up_and_are_there(job: Job) -> None:
 
 
 PLANS: tuple[dict[str, Any], ...] = (
-    {}, {"tp": 2}, {"tp": 2, "sequence": True}, {"cp": 2}, {"ep": 4}, {"ep": 2}, {"ep": 2, "expert_tp": 2},
+    {}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2}, {"ep": 4}, {"ep": 2}, {"ep": 2, "expert_tp": 2},
     {"pp": 2},
     {"pp": 2, "virtual": 2, "schedule": "interleaved"}, {"pp": 2, "schedule": "zero-bubble"},
     {"pp": 2, "schedule": "gpipe"}, {"pp": 2, "layers_as": (3, 5)}, {"pp": 2, "ends_as_layers": True}, {"zero": 1},
@@ -95,7 +97,7 @@ PLANS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("turned", [False, True])
 def test_what_plans_share_changes_no_time(model: Transformer, turned: bool) -> None:
     """Prices of one plan are kept for others: whatever came before, a step takes what it takes alone."""
-    plans = [replace(node(model), parallel=Parallel(**p)) for p in PLANS if model.experts or "ep" not in p]
+    plans = [replace(node(model), parallel=ParallelPlan(**p)) for p in PLANS if model.experts or "ep" not in p]
     plans += [replace(plans[0], micro_batch=2), replace(plans[0], global_batch=32), replace(plans[0], gpus=16)]
     plans += [replace(plans[0], recompute=Recompute(*r)) for r in (("full",), ("full", (), 0.5), ("selective",))]
     plans += [replace(plans[0], optimizer="sgd"), replace(plans[0], overlap=NONE), replace(plans[0], precision="fp8")]
@@ -230,7 +232,7 @@ def test_sharded_weights_are_sent(job: Job) -> None:
 @pytest.mark.parametrize(("zero", "fsdp", "gathers"), [(3, True, 2), (3, False, 2), (2, True, 1)])
 def test_on_a_slow_network_a_step_is_what_sharding_sends(zero: int, fsdp: bool, gathers: int) -> None:
     """Parameters are gathered in each pass (ZeRO-3), or only forward, and gradients reduced, for every microbatch."""
-    job = replace(node(network=0.1), gpus=64, global_batch=256, parallel=Parallel(zero=zero, fsdp=fsdp))
+    job = replace(node(network=0.1), gpus=64, global_batch=256, parallel=ParallelPlan(zero=zero, fsdp=fsdp))
     price = Pricer(job, LAWS)
     layer = job.model.parameters / job.model.layers
     gather = price.talk_seconds("all_gather", layer * job.framework.gather_bytes, "shard")
@@ -242,16 +244,16 @@ def test_on_a_slow_network_a_step_is_what_sharding_sends(zero: int, fsdp: bool, 
 
 def test_weights_that_both_ends_use_are_reduced_between_them() -> None:
     tied = replace(DENSE, tied=True)
-    split = replace(node(tied), gpus=8, parallel=Parallel(tp=4, pp=2), overlap=NONE)
+    split = replace(node(tied), gpus=8, parallel=ParallelPlan(tp=4, pp=2), overlap=NONE)
     nbytes = tied.vocab * tied.hidden / 4 * split.framework.reduce_bytes
     assert job_step(split).parts["dp"] == Pricer(split, LAWS).talk_seconds("all_reduce", nbytes, "neighbour") > 0
     assert job_step(replace(split, model=DENSE)).parts["dp"] == 0
-    assert job_step(replace(split, parallel=Parallel(tp=8))).parts["dp"] == 0
+    assert job_step(replace(split, parallel=ParallelPlan(tp=8))).parts["dp"] == 0
 
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(sequence: bool) -> None:
-    job = replace(node(), parallel=Parallel(tp=4, pp=2, sequence=sequence))
+    job = replace(node(), parallel=ParallelPlan(tp=4, pp=2, sequence_parallel=sequence))
     price = Pricer(job, LAWS)
     whole = job.rank_tokens * job.model.hidden * 2
     gather = 0.0 if sequence else price.talk_seconds("all_gather", whole, "tp")
@@ -262,7 +264,9 @@ def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(s
 @settings(max_examples=40, deadline=None)
 def test_one_gpu_talks_to_nobody(job: Job) -> None:
     batch = job.micro_batch * job.microbatches
-    alone = replace(job, gpus=1, parallel=Parallel(zero=job.parallel.zero, fsdp=job.parallel.fsdp), global_batch=batch)
+    alone = replace(
+        job, gpus=1, parallel=ParallelPlan(zero=job.parallel.zero, fsdp=job.parallel.fsdp), global_batch=batch
+    )
     s = job_step(alone)
     assert [s.parts[name] for name in TRANSFERS] == [0.0] * len(TRANSFERS)
     assert s.parts["bubble"] == pytest.approx(0.0, abs=1e-9 * s.seconds)

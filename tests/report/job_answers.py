@@ -18,7 +18,7 @@ from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
 from presage.runs.failures import DAY
 from presage.runs.whole import RunResult, predict_run
-from presage.search import Found, parse_keep, search
+from presage.search import SearchResult, parse_keep, search
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 LARGE, SMALL = JOBS / "llama3.1-405b.toml", JOBS / "own_model.toml"
@@ -37,7 +37,7 @@ def surely() -> StepDistribution:
 
 
 @cache
-def plans() -> Found:
+def plans() -> SearchResult:
     return search(predict_job(SMALL).job, 16, keep=parse_keep(["tp=2,cp=1,virtual=1"]), top=4)
 
 

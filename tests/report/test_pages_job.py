@@ -36,7 +36,7 @@ from presage.report.html.sensitivity_page import sensitivity_page
 from presage.report.html.shard_page import shard_page
 from presage.report.run_tables import span
 from presage.runs.failures import DAY
-from presage.search import layout_of, parse_keep, search, words
+from presage.search import job_plan, parse_keep, plan_words, search
 from presage.text import percent, seconds, size
 
 
@@ -203,7 +203,7 @@ def test_the_plan_page_agrees_with_the_search() -> None:
     assert numbers(star.y)[0] * unit == pytest.approx(best.seconds)
     assert len(dots.x) == len(found.cloud) == found.counts.priced
     assert numbers(dots.y).min() * unit == pytest.approx(best.seconds)
-    assert section(page, "the-best-plans").tables[0].rows[0][0] == words(layout_of(best.job))
+    assert section(page, "the-best-plans").tables[0].rows[0][0] == plan_words(job_plan(best.job))
     beside = section(page, "the-best-plans").figure
     assert beside is not None
     more = sum(numbers(t.y)[0] for t in beside.data) * next(

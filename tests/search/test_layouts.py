@@ -18,12 +18,13 @@ from presage.errors import PresageError
 from presage.hardware import platform
 from presage.memory import job_memory
 from presage.memory.job_memory import most_needed
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_step import job_step, step_lower_bound
-from presage.search import Found, Layout, Space, laid, layout_of, parse_keep, search, words
-from presage.search.explain import differences, missed
+from presage.search import JobPlan, PlanSpace, SearchResult, apply_plan, job_plan, parse_keep, plan_words, search
+from presage.search.explain import compare_plans, faster_but_too_large
 from presage.search.layout import RECOMPUTES, knob
 from presage.search.plan_space import divisors
-from presage.search.search_result import priced
+from presage.search.search_result import predict_plan
 
 DENSE = Transformer(2048, 12, 16, 32000, 8192, 4, 128)
 SPARSE = Transformer(2048, 6, 16, 32000, 4096, 8, 128, experts=Experts(4, 2, 1024, 1024, 1))
@@ -40,8 +41,8 @@ def small(model: str = "llama3.1-8b", gpus: int = 16) -> Job:
     return job(preset(model), gpus, 32, 8192)
 
 
-def layouts(base: Job, gpus: int, keep: list[str] = []) -> list[Layout]:  # noqa: B006
-    space = Space(base, (gpus,), parse_keep(keep))
+def layouts(base: Job, gpus: int, keep: list[str] = []) -> list[JobPlan]:  # noqa: B006
+    space = PlanSpace(base, (gpus,), parse_keep(keep))
     return [x for f in space.families() for x in space.layouts(f)]
 
 
@@ -56,7 +57,7 @@ def some(count: int, seed: int = 0) -> list[Job]:
     found = []
     for base, gpus in bases:
         base = replace(base, global_batch=512, sequence=2048)
-        found += [laid(base, x) for x in rng.sample(layouts(base, gpus), count)]
+        found += [apply_plan(base, x) for x in rng.sample(layouts(base, gpus), count)]
     return found
 
 
@@ -69,11 +70,11 @@ def test_the_space_has_every_legal_plan_once(model: Transformer, gpus: int, batc
     base = job(model, gpus, batch)
     made = layouts(base, gpus)
     assert len(made) == len(set(made))
-    assert not [x for x in made if problems(laid(base, x))]
-    assert set(made) == {x for x in brute(base, gpus) if not problems(laid(base, x))}
+    assert not [x for x in made if problems(apply_plan(base, x))]
+    assert set(made) == {x for x in brute(base, gpus) if not problems(apply_plan(base, x))}
 
 
-def brute(base: Job, gpus: int) -> list[Layout]:
+def brute(base: Job, gpus: int) -> list[JobPlan]:
     """All combinations of degrees, schedules, sharding and recomputation, legal or not, that the space may have."""
     degrees = range(1, gpus + 1)
     experts = base.model.experts
@@ -91,7 +92,8 @@ def brute(base: Job, gpus: int) -> list[Layout]:
         sharding = [s for s in sharding if pp == 1 or s[0] < 2 or s[1]]  # as in DeepSpeed
         for e, cut in product(ep, {1, tp} if experts else {1}):
             for split, shard, again in product(splits(base, pp), sharding, RECOMPUTES.values()):
-                out.append(Layout(gpus, tp, sequence, cp, pp, e, cut, size, *split, *shard, again))
+                p = ParallelPlan(tp, sequence, pp, *split[:2], cp, e, cut, *shard, ends_as_layers=split[2])
+                out.append(JobPlan(gpus, p, size, again))
     return out
 
 
@@ -115,13 +117,14 @@ def test_divisors() -> None:
 
 def test_knobs_can_be_held_fast() -> None:
     kept = layouts(small(), 16, ["tp=4,cp=1", "recompute=full", "recompute=none", "zero=1", "schedule=1f1b"])
-    assert {x.tp for x in kept} == {4} and {x.cp for x in kept} == {1} and {x.zero for x in kept} == {1}
+    assert {(x.parallel.tp, x.parallel.cp, x.parallel.zero) for x in kept} == {(4, 1, 1)}
     assert {knob(x, "recompute") for x in kept} == {"full", "none"}
-    assert {x.schedule for x in kept} == {"1f1b"} and {x.virtual for x in kept} == {1}
+    assert {(x.parallel.schedule, x.parallel.virtual) for x in kept} == {("1f1b", 1)}
     every = layouts(small(), 16)
     assert set(kept) == {
         x for x in every
-        if x.tp == 4 and x.cp == 1 and x.zero == 1 and x.schedule == "1f1b" and knob(x, "recompute") in ("full", "none")
+        if (p := x.parallel).tp == 4 and p.cp == 1 and p.zero == 1 and p.schedule == "1f1b"
+        and knob(x, "recompute") in ("full", "none")
     }  # fmt: skip
 
 
@@ -129,8 +132,8 @@ def test_the_jobs_own_choices_are_part_of_the_space() -> None:
     own = replace(small(), micro_batch=1, recompute=Recompute("selective", ("mlp",)))
     assert own.recompute in {x.recompute for x in layouts(own, 16)}
     sharded = replace(own, parallel=replace(own.parallel, zero=2, shard=4))
-    assert {(x.zero, x.shard) for x in layouts(sharded, 16) if x.pp > 1} >= {(2, 4), (1, 0)}
-    assert not [x for x in layouts(sharded, 16) if problems(laid(sharded, x))]
+    assert {(p.zero, p.shard) for x in layouts(sharded, 16) if (p := x.parallel).pp > 1} >= {(2, 4), (1, 0)}
+    assert not [x for x in layouts(sharded, 16) if problems(apply_plan(sharded, x))]
     odd = replace(own, global_batch=48, micro_batch=3)
     assert {1, 2, 3} <= {x.micro_batch for x in layouts(odd, 16)}
 
@@ -145,11 +148,13 @@ def test_what_cannot_be_kept_is_told(text: str, said: str) -> None:
 
 
 def test_a_plan_in_words() -> None:
-    x = Layout(1024, 8, True, 2, 4, 1, 1, 1, 4, "interleaved", True, 1, False, 0, RECOMPUTES["every-2"])
-    assert words(x) == "tp8 cp2 pp4 v4 ends dp16 mb1 zero1 every-2"
-    flat = Layout(64, 1, False, 1, 1, 8, 1, 2, 1, "1f1b", False, 3, True, 8, Recompute("selective", ("mlp", "moe_act")))
-    assert words(flat) == "ep8 dp64 mb2 hsdp8 selective:mlp+moe_act"
-    assert layout_of(laid(small(), x)) == x
+    p = ParallelPlan(tp=8, sequence_parallel=True, cp=2, pp=4, virtual=4, schedule="interleaved", zero=1)
+    x = JobPlan(1024, replace(p, ends_as_layers=True), 1, RECOMPUTES["every-2"])
+    assert plan_words(x) == "tp8 cp2 pp4 v4 ends dp16 mb1 zero1 every-2"
+    sharded = ParallelPlan(ep=8, zero=3, fsdp=True, shard=8)
+    flat = JobPlan(64, sharded, 2, Recompute("selective", ("mlp", "moe_act")))
+    assert plan_words(flat) == "ep8 dp64 mb2 hsdp8 selective:mlp+moe_act"
+    assert job_plan(apply_plan(small(), x)) == x
 
 
 # ---- prices
@@ -169,12 +174,12 @@ def test_what_plans_share_changes_no_price() -> None:
 
 def test_no_step_is_below_its_bound() -> None:
     for one in some(60, seed=1):
-        assert 0 < step_lower_bound(one) <= job_step(one).seconds * (1 + 1e-12), words(layout_of(one))
+        assert 0 < step_lower_bound(one) <= job_step(one).seconds * (1 + 1e-12), plan_words(job_plan(one))
 
 
 def test_the_worst_stage_is_found_without_all_of_them() -> None:
     for one in some(60, seed=2):
-        assert most_needed(one) == pytest.approx(job_memory(one).needed, rel=1e-12), words(layout_of(one))
+        assert most_needed(one) == pytest.approx(job_memory(one).needed, rel=1e-12), plan_words(job_plan(one))
 
 
 def test_larger_microbatches_need_no_less_memory() -> None:
@@ -182,7 +187,7 @@ def test_larger_microbatches_need_no_less_memory() -> None:
     for one in some(60, seed=3):
         larger = replace(one, micro_batch=2 * one.micro_batch)
         if not problems(larger):
-            assert most_needed(larger) >= most_needed(one) * (1 - 1e-12), words(layout_of(one))
+            assert most_needed(larger) >= most_needed(one) * (1 - 1e-12), plan_words(job_plan(one))
 
 
 # ---- the search
@@ -191,13 +196,13 @@ NARROW = parse_keep(["cp=1", "virtual=1", "virtual=2", "virtual=4"])
 
 
 @cache
-def narrow() -> Found:
+def narrow() -> SearchResult:
     """A search that several tests look at."""
     return search(small(), 16, keep=NARROW)
 
 
-def same(a: Found, b: Found) -> None:
-    assert [(layout_of(p.job), p.seconds) for p in a.best] == [(layout_of(p.job), p.seconds) for p in b.best]
+def same(a: SearchResult, b: SearchResult) -> None:
+    assert [(job_plan(p.job), p.seconds) for p in a.best] == [(job_plan(p.job), p.seconds) for p in b.best]
     assert a.front == b.front
     assert a.by_knob == b.by_knob
 
@@ -226,7 +231,7 @@ def test_a_pruned_search_finds_what_an_exhaustive_one_does(
 def test_an_exhaustive_search_prices_every_plan_as_a_step_does() -> None:
     keep = parse_keep(["tp=2", "cp=1", "recompute=none"])
     found = search(small(), 16, keep=keep, prune=False, top=10_000)
-    every = [laid(small(), x) for x in layouts(small(), 16, ["tp=2,cp=1,recompute=none"])]
+    every = [apply_plan(small(), x) for x in layouts(small(), 16, ["tp=2,cp=1,recompute=none"])]
     fit = [one for one in every if job_memory(one).fits]
     assert found.counts.legal == len(every) and found.counts.priced == len(fit)
     expected = sorted(job_step(one).seconds for one in fit)
@@ -248,7 +253,7 @@ def test_each_knobs_best_is_the_best_with_it() -> None:
     found = narrow()
     for word, s in found.by_knob["tp"].items():
         alone = search(small(), 16, keep={**NARROW, "tp": frozenset({word})})
-        assert (layout_of(alone.best[0].job), alone.best[0].seconds) == (s.layout, pytest.approx(s.seconds, rel=1e-12))
+        assert (job_plan(alone.best[0].job), alone.best[0].seconds) == (s.layout, pytest.approx(s.seconds, rel=1e-12))
     assert {"none", "full"} <= set(found.by_knob["recompute"])
 
 
@@ -308,7 +313,7 @@ def test_a_job_that_no_plan_can_run_is_told_why() -> None:
 
 def test_differences_add_up() -> None:
     found = narrow()
-    d = differences(found.best[0], found.best[-1])
+    d = compare_plans(found.best[0], found.best[-1])
     assert d.knobs and d.seconds >= 0
     rest = len(found.best[0].breakdown) * 0.002 * found.best[0].seconds  # parts too small to tell
     assert sum(s for _, s in d.parts) == pytest.approx(d.seconds, abs=rest)
@@ -316,8 +321,8 @@ def test_differences_add_up() -> None:
 
 def test_what_memory_rules_out_is_faster_and_does_not_fit() -> None:
     found = search(replace(small("llama3.1-70b", 64), global_batch=256), 64, keep=parse_keep(["tp=8,cp=1"]))
-    near = missed(found)
+    near = faster_but_too_large(found)
     assert near, "a 70B model on 64 GPUs is short of memory"
     for m in near:
-        again = priced(laid(small("llama3.1-70b", 64), m.layout))
+        again = predict_plan(apply_plan(small("llama3.1-70b", 64), m.layout))
         assert not again.memory.fits and m.seconds < found.best[0].seconds

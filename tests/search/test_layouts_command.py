@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from commands import runner
 from presage.cli.app import app
 from presage.cli.plan import command
-from presage.configs.job import Parallel, Recompute
+from presage.configs.job import Recompute
 from presage.configs.job_file import read_transformer_job
 from presage.errors import PresageError
 from presage.memory import job_memory
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_step import job_step
 from presage.search.job_toml import cluster_beside, job_toml
 
@@ -84,7 +85,9 @@ def test_every_job_reads_back_as_it_was(name: str, tmp_path: Path) -> None:
 
 def test_unusual_jobs_read_back_too(tmp_path: Path) -> None:
     job = read_transformer_job(LLAMA)
-    uneven = Parallel(tp=8, sequence=True, pp=4, virtual=5, schedule="interleaved", zero=3, fsdp=True, shard=8)
+    uneven = ParallelPlan(
+        tp=8, sequence_parallel=True, pp=4, virtual=5, schedule="interleaved", zero=3, fsdp=True, shard=8
+    )
     odd = replace(
         job, parallel=uneven, recompute=Recompute("selective", ("mlp", "norm"), 0.25), name='a "name"',
         framework=replace(job.framework, key="mine", attention="flash2", bucket_bytes=1e9, gradient_bytes=2),

@@ -134,7 +134,7 @@ def test_a_row_is_its_job() -> None:
     assert (job.gpus, job.dp, job.microbatches, job.sequence, job.precision) == (64, 16, 8, 8192, "bf16")
     assert (job.model.hidden, job.model.layers, job.model.kv_heads, job.model.gated) == (4096, 32, 8, True)
     p = job.parallel
-    assert (p.tp, p.sequence, p.pp, p.zero, p.fsdp) == (2, True, 2, 1, False)
+    assert (p.tp, p.sequence_parallel, p.pp, p.zero, p.fsdp) == (2, True, 2, 1, False)
     assert (job.framework.key, job.platform.gpu.key, job.optimizer) == ("megatron-core", "h100_sxm", "adam")
 
 
@@ -197,7 +197,7 @@ def test_experts_and_what_notes_say() -> None:
     assert (job.parallel.ep, job.parallel.expert_tp) == (8, 1)
     assert job.framework.fused_dispatch and not job.overlap.tensor
     assert job_of_run(row(moe_experts="0")).model.experts is None
-    assert not job_of_run(row(notes="no sequence parallelism")).parallel.sequence
+    assert not job_of_run(row(notes="no sequence parallelism")).parallel.sequence_parallel
     assert not any(vars_of(job_of_run(row(notes="no overlap"))))
 
 

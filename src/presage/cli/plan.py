@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from presage.configs.job import Job
     from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.html import Page
-    from presage.search import Found, Layout, Progress, Short
+    from presage.search import JobPlan, PricedPlan, SearchProgress, SearchResult
 
 __all__ = ["command"]
 
@@ -91,7 +91,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _page(job: Job, found: Found) -> Page:
+def _page(job: Job, found: SearchResult) -> Page:
     from presage.report.html.plan_page import plan_page
 
     return plan_page(job, found, command_line())
@@ -118,22 +118,22 @@ def _numbers(text: str) -> list[int]:
 
 def _write(best: Job, cluster: dict[str, Any], source: Path, path: Path) -> None:
     from presage.files import write_whole
-    from presage.search import layout_of, words
+    from presage.search import job_plan, plan_words
     from presage.search.job_toml import cluster_beside, job_toml
 
-    comment = f"The best plan that `presage plan {source.name} --gpus {best.gpus}` found: {words(layout_of(best))}"
+    comment = f"The best plan that `presage plan {source.name} --gpus {best.gpus}` found: {plan_words(job_plan(best))}"
     write_whole(path, job_toml(best, cluster_beside(cluster, source, path), comment).encode())
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
+def _bar() -> Iterator[Callable[[SearchProgress], None]]:
     """Progress, plans a second and the best step so far, on a terminal."""
     import time
 
     begun = time.perf_counter()
     with bar("surveying", 1.0) as shown:
 
-        def tell(p: Progress) -> None:
+        def tell(p: SearchProgress) -> None:
             speed = f"{p.plans / (time.perf_counter() - begun):,.0f} plans/s"
             best = f", best {p.best:.4g} s" if p.best < float("inf") else ""
             shown(p.done, p.total, p.what, speed + best)
@@ -144,7 +144,7 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
 # ---- JSON
 
 
-def _value(job: Job, found: Found) -> dict[str, Any]:
+def _value(job: Job, found: SearchResult) -> dict[str, Any]:
     c = found.counts
     return {
         "kind": "plan",
@@ -164,23 +164,23 @@ def _value(job: Job, found: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _late(found: Found, k: int) -> dict[str, Any]:
+def _late(found: SearchResult, k: int) -> dict[str, Any]:
     if not found.late:
         return {}
     return {"p95_step_ms": found.late[k].value * MS, "p95_standard_error_ms": found.late[k].error * MS}
 
 
-def _explained(found: Found) -> list[str]:
+def _explained(found: SearchResult) -> list[str]:
     from presage.report.plan_tables import explanation
 
     return explanation(found) if found.best else []
 
 
 def _prediction(p: JobResult) -> dict[str, Any]:
-    from presage.search import layout_of
+    from presage.search import job_plan
 
     return {
-        **_layout(layout_of(p.job)),
+        **_layout(job_plan(p.job)),
         "step_ms": p.seconds * MS,
         "mfu": p.mfu,
         "tokens_per_second_per_gpu": p.tokens_per_second_per_gpu,
@@ -190,21 +190,20 @@ def _prediction(p: JobResult) -> dict[str, Any]:
     }
 
 
-def _short(s: Short) -> dict[str, Any]:
+def _short(s: PricedPlan) -> dict[str, Any]:
     return {**_layout(s.layout), "step_ms": s.seconds * MS, "memory_bytes": s.needed}
 
 
-def _layout(x: Layout) -> dict[str, Any]:
-    from presage.search import words
-    from presage.search.layout import recompute_word
+def _layout(x: JobPlan) -> dict[str, Any]:
+    from presage.search import plan_words
 
-    return {"plan": words(x), **x._asdict(), "dp": x.dp, "recompute": recompute_word(x.recompute)}
+    return {"plan": plan_words(x), **x.to_json()}
 
 
 # ---- tables
 
 
-def _print(job: Job, found: Found, path: Path | None) -> None:
+def _print(job: Job, found: SearchResult, path: Path | None) -> None:
     from rich.markup import escape
 
     from presage.report import plan_tables as tables

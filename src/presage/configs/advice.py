@@ -18,7 +18,7 @@ def _tensor(job: Job) -> list[str]:
         out.append(f"tp = {p.tp} reaches beyond the {domain} GPUs of a node: its collectives go over the network")
     if m.latent is None and p.tp > m.kv_heads:
         out.append(f"tp = {p.tp} is more than kv_heads = {m.kv_heads}: each key head is on {p.tp // m.kv_heads} ranks")
-    if p.tp > 1 and not p.sequence:
+    if p.tp > 1 and not p.sequence_parallel:
         out.append("tp without sequence_parallel: every rank keeps all of the activations between its blocks")
     return out
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from presage.configs.framework import Framework, Overlap
-from presage.configs.schema import FrameworkWords, OverlapWords, converted, plain
+from presage.configs.schema import FrameworkConfig, OverlapConfig, converted, plain
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu
 from presage.hardware.facts import load
@@ -25,12 +25,12 @@ SINCE = {"hopper": 9.0, "blackwell": 10.0}  # compute capability
 MB = 1e6
 
 
-class _File(FrameworkWords):
+class _File(FrameworkConfig):
     source: str = ""
     date: str = ""
-    hopper: FrameworkWords = msgspec.field(default_factory=FrameworkWords)  # over the others, from such GPUs on
-    blackwell: FrameworkWords = msgspec.field(default_factory=FrameworkWords)
-    overlap: OverlapWords = msgspec.field(default_factory=OverlapWords)
+    hopper: FrameworkConfig = msgspec.field(default_factory=FrameworkConfig)  # over the others, from such GPUs on
+    blackwell: FrameworkConfig = msgspec.field(default_factory=FrameworkConfig)
+    overlap: OverlapConfig = msgspec.field(default_factory=OverlapConfig)
 
 
 @cache
@@ -65,9 +65,9 @@ def overlap_of(name: str) -> Overlap:
     return framework(name).overlap
 
 
-def switches(words: FrameworkWords) -> dict[str, Any]:
+def switches(words: FrameworkConfig) -> dict[str, Any]:
     """What a table says, as fields of a Framework."""
-    out = {k: v for k, v in plain(words).items() if k in FrameworkWords.__struct_fields__ and k != "name"}
+    out = {k: v for k, v in plain(words).items() if k in FrameworkConfig.__struct_fields__ and k != "name"}
     if "bucket_MB" in out:
         out["bucket_bytes"] = out.pop("bucket_MB") * MB
     return out

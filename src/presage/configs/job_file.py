@@ -11,16 +11,16 @@ from presage.configs.advice import notes
 from presage.configs.check import check
 from presage.configs.framework import Framework
 from presage.configs.frameworks import framework, switches
-from presage.configs.job import Job, Parallel, Recompute
+from presage.configs.job import Job, Recompute
 from presage.configs.megatron import read_arguments
 from presage.configs.model_table import read_model
 from presage.configs.schema import (
-    ClusterWords,
-    FrameworkWords,
-    JobWords,
-    ParallelWords,
-    RecomputeWords,
-    TrainingWords,
+    ClusterConfig,
+    FrameworkConfig,
+    JobConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    TrainingConfig,
     converted,
     known,
     merged,
@@ -30,6 +30,8 @@ from presage.configs.torchtitan import read_titan
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
 from presage.hardware.facts import load
+from presage.parallel.plan import DegreeError, ParallelPlan, count_gpus, count_sharing
+from presage.parallel.schedules import default_schedule
 
 if TYPE_CHECKING:
     from presage.embeddings.dlrm_job import DlrmJob
@@ -61,7 +63,7 @@ def read_described(path: str | Path, overrides: Table | None = None, checked: bo
 def described(table: Table, path: str | Path, overrides: Table | None = None, checked: bool = True) -> Described:
     """The same from what a file holds; files it names are beside `path`."""
     path = Path(path)
-    known(path, table, JobWords, "")
+    known(path, table, JobConfig, "")
     base, said = _foreign(path, table)
     try:
         job, more = job_of(merged(merged(base, table), overrides or {}), path)
@@ -72,7 +74,8 @@ def described(table: Table, path: str | Path, overrides: Table | None = None, ch
     except PresageError as e:
         raise InputError(path, str(e)) from e
     if checked:
-        _even(path, job)
+        if job.framework.key in EVEN and (uneven := job.parallel.uneven_layers(job.model.layers, job.model.predicted)):
+            raise InputError(path, uneven, "parallel")
         more = (*more, *notes(job))
     return Described(job, (*said, *more))
 
@@ -82,19 +85,6 @@ def read_any(path: str | Path) -> Job | DlrmJob:
     from presage.embeddings.dlrm_job import read_job  # which loads the embeddings' models
 
     return read_job(path) if "embeddings" in load(Path(path)) else read_transformer_job(path)
-
-
-def _even(path: Path, job: Job) -> None:
-    """Megatron deals layers out evenly, or as it is told to."""
-    p, layers = job.parallel, job.model.layers
-    slots, more = p.pp * p.virtual, 2 if p.ends_as_layers else 0
-    if job.framework.key not in EVEN or p.layers_as or (layers + more) % slots == 0:
-        return
-    counts = [n for chunk in zip(*job.stage_layers(), strict=True) for n in chunk]
-    total = f"{layers} + 2 = {layers + 2}" if more else str(layers)
-    ends = f", or ends_as_layers = true ({layers} + 2 is one)" if not more and (layers + 2) % slots == 0 else ""
-    what = f"layers = pp x virtual x n: {total} is no multiple of {p.pp} x {p.virtual} = {slots}"
-    raise InputError(path, f"{what}; give layers_as = {counts}{ends}", "parallel")
 
 
 def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -111,7 +101,7 @@ def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]
 
 def job_of(table: Table, path: str | Path = "job") -> Described:
     """A job from the sections of a job file, not checked; files it names are beside `path`."""
-    words = converted(path, {k: v for k, v in table.items() if k != "model"}, JobWords)
+    words = converted(path, {k: v for k, v in table.items() if k != "model"}, JobConfig)
     fields = table.get("model", {})
     if not isinstance(fields, Mapping):
         raise InputError(path, f"is {fields!r}: it should be a table, [model]", "model")
@@ -140,7 +130,7 @@ def job_of(table: Table, path: str | Path = "job") -> Described:
     return Described(job, said)
 
 
-def _global_batch(path: str | Path, t: TrainingWords, dp: int) -> int:
+def _global_batch(path: str | Path, t: TrainingConfig, dp: int) -> int:
     """Samples a step, told by their number or by the number of microbatches; else one microbatch a replica."""
     counted = t.micro_batch * max(dp, 1) * (t.microbatches or 1)
     if t.global_batch is not None and t.microbatches is not None and t.global_batch != counted:
@@ -154,7 +144,7 @@ def _stem(path: str | Path) -> str:
     return str(path.stem) if isinstance(path, Path) else ""
 
 
-def _platform(path: str | Path, c: ClusterWords) -> Platform:
+def _platform(path: str | Path, c: ClusterConfig) -> Platform:
     if (c.platform is None) == (c.gpu is None):
         what = "give platform or gpu, not both" if c.gpu else "say what it runs on: platform = ..., or gpu = ..."
         raise InputError(path, what, "cluster")
@@ -167,55 +157,42 @@ def _platform(path: str | Path, c: ClusterWords) -> Platform:
     return cluster(gpu, c.per_node, c.network_Gbps, fabric=c.fabric or "infiniband", domain=c.domain)
 
 
-def _framework(path: str | Path, given: str | FrameworkWords, gpu: Gpu) -> Framework:
-    words = FrameworkWords(name=given) if isinstance(given, str) else given
+def _framework(path: str | Path, given: str | FrameworkConfig, gpu: Gpu) -> Framework:
+    words = FrameworkConfig(name=given) if isinstance(given, str) else given
     name = words.name or "megatron-core"
     if name.endswith(".toml"):
         name = str(Path(path).parent / name)
     return framework(name, gpu, **switches(words))
 
 
-def _parallel(path: str | Path, p: ParallelWords, software: Framework) -> tuple[Parallel, int, int]:
+def _parallel(path: str | Path, p: ParallelConfig, software: Framework) -> tuple[ParallelPlan, int, int]:
     """The degrees, GPUs in all, replicas."""
-    one = p.tp * p.pp * p.cp
-    gpus = p.gpus if p.gpus is not None else one * (p.dp or 1)
-    dp = gpus // one if one > 0 else 0
-    if p.dp is not None and p.dp * one != gpus:
-        sizes = f"{p.tp} x {p.pp} x {p.cp} x {p.dp} = {p.dp * one}"
-        raise InputError(path, f"gpus = tp x pp x cp x dp: {gpus} is not {sizes}", "parallel.dp")
-    made = Parallel(
+    made = ParallelPlan(
         tp=p.tp,
-        sequence=p.tp > 1 and software.sequence if p.sequence_parallel is None else p.sequence_parallel,
+        sequence_parallel=p.tp > 1 and software.sequence if p.sequence_parallel is None else p.sequence_parallel,
         pp=p.pp,
         virtual=p.virtual,
-        schedule=p.schedule or ("interleaved" if p.virtual > 1 else "1f1b"),
+        schedule=p.schedule or default_schedule(p.virtual),
         cp=p.cp,
         ep=p.ep,
         expert_tp=p.expert_tp,
         zero=p.zero if p.zero is not None else 3 if p.fsdp else 0,
         fsdp=p.fsdp,
-        shard=_shard(path, p, dp * p.cp),
         layers_as=tuple(p.layers_as),
         ends_as_layers=p.ends_as_layers,
     )
-    return made, gpus, dp
+    try:
+        gpus = count_gpus(made, p.gpus, p.dp)
+        dp = made.dp(gpus) if made.replica_gpus > 0 else 0
+        return replace(made, shard=count_sharing(dp * p.cp, p.shard, p.replicate)), gpus, dp
+    except DegreeError as e:
+        raise InputError(path, e.equation, f"parallel.{e.key}") from e
 
 
-def _shard(path: str | Path, p: ParallelWords, holders: int) -> int:
-    """Ranks that share one copy of what is sharded, told by their number or by the number of copies."""
-    if p.replicate is None:
-        return p.shard or 0
-    shard = p.shard or (holders // p.replicate if p.replicate > 0 else 0)
-    if shard * p.replicate != holders:
-        what = f"dp x cp = shard x replicate: {holders} is not {shard} x {p.replicate}"
-        raise InputError(path, what, "parallel.replicate")
-    return shard
-
-
-def _recompute(path: str | Path, t: TrainingWords) -> Recompute:
+def _recompute(path: str | Path, t: TrainingConfig) -> Recompute:
     """A table, or a word: none, selective, selective:mlp+moe_act, full, every-2."""
     given = t.recompute
-    if isinstance(given, RecomputeWords):
+    if isinstance(given, RecomputeConfig):
         return Recompute(given.mode, tuple(given.modules), given.share, given.offload)
     mode, _, modules = given.partition(":")
     if mode.startswith("every-"):

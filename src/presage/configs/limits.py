@@ -8,7 +8,7 @@ from functools import lru_cache
 from presage.configs.job import Job
 from presage.configs.transformer import Transformer
 
-__all__ = ["job_limits", "model_limits"]
+__all__ = ["batch_limits", "model_limits"]
 
 # The least and the most of each, by its name in a job file.
 MODEL = {
@@ -25,8 +25,6 @@ LATENT = {
     "value": (1, 100_000),
 }  # fmt: skip
 TRAINING = {"sequence": 10**8, "micro_batch": 10**6, "global_batch": 10**9}
-DEGREES = 10**8  # GPUs, and ranks in any direction
-NAMES = ("tp", "pp", "virtual", "cp", "ep", "expert_tp")
 
 
 @lru_cache(256)
@@ -44,28 +42,25 @@ def model_limits(model: Transformer) -> tuple[str, ...]:
     return tuple(out)
 
 
-def job_limits(job: Job) -> list[str]:
-    """What of a job's own figures cannot be, in words."""
-    p = job.parallel
-    sizes = (job.gpus, p.tp, p.pp, p.virtual, p.cp, p.ep, p.expert_tp)
-    batch = (job.sequence, job.micro_batch, job.global_batch)
-    if min(sizes) >= 1 and max(sizes) <= DEGREES and min(batch) >= 1 and max(batch) <= TRAINING["micro_batch"]:
+def batch_limits(job: Job) -> list[str]:
+    """Sizes of a job's samples that cannot be, in words."""
+    sizes = (job.sequence, job.micro_batch, job.global_batch)
+    if min(sizes) >= 1 and max(sizes) <= TRAINING["micro_batch"]:
         return []  # nearly all of the many that a search asks about
-    out = [_told(n, v, 1, DEGREES) for n, v in zip(("gpus", *NAMES), sizes, strict=True) if not 1 <= v <= DEGREES]
-    pairs = zip(TRAINING.items(), batch, strict=True)
-    return out + [_told(name, value, 1, most) for (name, most), value in pairs if not 1 <= value <= most]
+    pairs = zip(TRAINING.items(), sizes, strict=True)
+    return [_range(name, value, 1, most) for (name, most), value in pairs if not 1 <= value <= most]
 
 
 def _beyond(part: object, limits: Mapping[str, tuple[float, float]], prefix: str) -> list[str]:
     values = {name: getattr(part, name) for name in limits}
     return [
-        _told(prefix + name, value, *limits[name])
+        _range(prefix + name, value, *limits[name])
         for name, value in values.items()
         if not limits[name][0] <= value <= limits[name][1]
     ]
 
 
-def _told(name: str, value: float, least: float, most: float) -> str:
+def _range(name: str, value: float, least: float, most: float) -> str:
     if value < least:
         return f"{name} >= {least:g}: it is {value}"
     return f"{name} <= {most:,.0f}: it is {value}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from presage.configs.hugging_face import read_config
 from presage.configs.presets import preset_words
-from presage.configs.schema import ModelWords, known, merged
+from presage.configs.schema import ModelConfig, known, merged
 from presage.configs.transformer import Transformer
 from presage.configs.transformer_fields import transformer_of
 from presage.errors import InputError
@@ -23,7 +23,7 @@ def model_of(table: Mapping[str, Any], path: str | Path = "model", name: str = "
 
 def read_model(table: Mapping[str, Any], path: str | Path, name: str = "") -> tuple[Transformer, tuple[str, ...]]:
     """And what of a config our words cannot say."""
-    known(path, table, ModelWords, "model")
+    known(path, table, ModelConfig, "model")
     base: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     preset, config = table.get("preset"), table.get("config")

@@ -13,14 +13,14 @@ from presage.errors import InputError
 from presage.files.finite import check_finite
 
 __all__ = [
-    "ClusterWords", "ExpertWords", "FrameworkWords", "JobWords", "LatentWords", "ModelWords", "OverlapWords",
-    "ParallelWords", "RecomputeWords", "TrainingWords", "converted", "known", "merged", "plain",
+    "ClusterConfig", "ExpertConfig", "FrameworkConfig", "JobConfig", "LatentConfig", "ModelConfig", "OverlapConfig",
+    "ParallelConfig", "RecomputeConfig", "TrainingConfig", "converted", "known", "merged", "plain",
 ]  # fmt: skip
 
 Words = TypeVar("Words", bound=msgspec.Struct)
 
 
-class ExpertWords(msgspec.Struct):
+class ExpertConfig(msgspec.Struct):
     experts: int
     top_k: int
     ffn: int | None = None  # the model's
@@ -31,7 +31,7 @@ class ExpertWords(msgspec.Struct):
     imbalance: float = 1.0
 
 
-class LatentWords(msgspec.Struct):
+class LatentConfig(msgspec.Struct):
     key_rank: int
     query_rank: int = 0
     rope: int = 64
@@ -39,7 +39,7 @@ class LatentWords(msgspec.Struct):
     value: int = 128
 
 
-class ModelWords(msgspec.Struct):
+class ModelConfig(msgspec.Struct):
     preset: str | None = None
     config: str | None = None  # a Hugging Face config.json
     name: str | None = None
@@ -60,28 +60,28 @@ class ModelWords(msgspec.Struct):
     window_every: int | None = None
     predicted: int | None = None
     causal: bool | None = None
-    experts: ExpertWords | None = None
-    latent: LatentWords | None = None
+    experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
 
 
-class RecomputeWords(msgspec.Struct):
+class RecomputeConfig(msgspec.Struct):
     mode: str = "none"
     modules: list[str] = []
     share: float = 1.0
     offload: float = 0.0
 
 
-class TrainingWords(msgspec.Struct):
+class TrainingConfig(msgspec.Struct):
     sequence: int | None = None
     micro_batch: int = 1
     global_batch: int | None = None
     microbatches: int | None = None  # the other way to say `global_batch`
     precision: str = "bf16"
     optimizer: str = "adam"
-    recompute: str | RecomputeWords = "none"
+    recompute: str | RecomputeConfig = "none"
 
 
-class ParallelWords(msgspec.Struct):
+class ParallelConfig(msgspec.Struct):
     gpus: int | None = None
     tp: int = 1
     sequence_parallel: bool | None = None  # where there is tp: as the framework does
@@ -100,7 +100,7 @@ class ParallelWords(msgspec.Struct):
     ends_as_layers: bool = False
 
 
-class OverlapWords(msgspec.Struct):
+class OverlapConfig(msgspec.Struct):
     tensor: bool | None = None
     gradients: bool | None = None
     parameters: bool | None = None
@@ -109,7 +109,7 @@ class OverlapWords(msgspec.Struct):
     experts: bool | None = None
 
 
-class FrameworkWords(msgspec.Struct):
+class FrameworkConfig(msgspec.Struct):
     name: str | None = None
     attention: str | None = None
     compiled: bool | None = None
@@ -127,7 +127,7 @@ class FrameworkWords(msgspec.Struct):
     async_backward: bool | None = None
 
 
-class ClusterWords(msgspec.Struct):
+class ClusterConfig(msgspec.Struct):
     platform: str | None = None
     gpu: str | None = None
     per_node: int = 8
@@ -139,22 +139,22 @@ class ClusterWords(msgspec.Struct):
     pue: float | None = None
 
 
-class JobWords(msgspec.Struct):
+class JobConfig(msgspec.Struct):
     name: str = ""
     arguments: str | None = None  # a Megatron script
     titan: str | None = None  # a TorchTitan file
-    model: ModelWords = msgspec.field(default_factory=ModelWords)
-    training: TrainingWords = msgspec.field(default_factory=TrainingWords)
-    parallel: ParallelWords = msgspec.field(default_factory=ParallelWords)
-    overlap: OverlapWords = msgspec.field(default_factory=OverlapWords)
-    framework: str | FrameworkWords = "megatron-core"
-    cluster: ClusterWords = msgspec.field(default_factory=ClusterWords)
+    model: ModelConfig = msgspec.field(default_factory=ModelConfig)
+    training: TrainingConfig = msgspec.field(default_factory=TrainingConfig)
+    parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    overlap: OverlapConfig = msgspec.field(default_factory=OverlapConfig)
+    framework: str | FrameworkConfig = "megatron-core"
+    cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "model": ModelWords, "model.experts": ExpertWords, "model.latent": LatentWords, "training": TrainingWords,
-    "training.recompute": RecomputeWords, "parallel": ParallelWords, "overlap": OverlapWords,
-    "framework": FrameworkWords, "cluster": ClusterWords,
+    "model": ModelConfig, "model.experts": ExpertConfig, "model.latent": LatentConfig, "training": TrainingConfig,
+    "training.recompute": RecomputeConfig, "parallel": ParallelConfig, "overlap": OverlapConfig,
+    "framework": FrameworkConfig, "cluster": ClusterConfig,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from presage.configs.presets import preset_named
 from presage.errors import InputError
 from presage.hardware.facts import load
+from presage.parallel.schedules import schedule_kind
 
 __all__ = ["read_titan", "titan_sections"]
 
@@ -41,7 +42,7 @@ QUIET_KEYS = re.compile(
     r"^(lr|eps|beta.*|weight_decay|implementation|steps|max_norm|dataset.*|warmup.*|seed|.*_path|norm_type)$"
 )
 QUIET = ("job", "profiling", "metrics", "checkpoint", "lr_scheduler", "comm", "validation", "fault_tolerance", "debug")
-SCHEDULES = {
+TITAN_SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "flexibleinterleaved1f1b": "interleaved",
     "interleavedzerobubble": "zero-bubble", "zbvzerobubble": "zero-bubble",
 }  # fmt: skip
@@ -132,11 +133,11 @@ def _parallel(get: _Getter) -> dict[str, Any]:
 
 def _stages(get: _Getter) -> dict[str, Any]:
     kind = str(get("pipeline_parallel_schedule", "parallelism", "experimental") or "1F1B")
-    schedule = SCHEDULES.get(kind.lower())
+    schedule = TITAN_SCHEDULES.get(kind.lower())
     if schedule is None:
-        what = f"is {kind!r}: there is 1F1B, Interleaved1F1B, GPipe, InterleavedZeroBubble, ZBVZeroBubble"
+        what = f"is {kind!r}: choose from 1F1B, Interleaved1F1B, GPipe, InterleavedZeroBubble, ZBVZeroBubble"
         raise InputError(get.path, what, "parallelism.pipeline_parallel_schedule")
-    chunks = {"interleaved": 2, "zero-bubble": 1}.get(schedule, 1)  # TorchTitan makes two stages a rank unless told
+    chunks = 2 if schedule_kind(schedule).interleaved else 1  # TorchTitan makes two stages a rank unless told
     return {"schedule": schedule, "virtual": chunks, "ends_as_layers": True}
 
 

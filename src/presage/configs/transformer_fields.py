@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from presage.configs.schema import ModelWords, converted, plain
+from presage.configs.schema import ModelConfig, converted, plain
 from presage.configs.transformer import GATED, Experts, Latent, Transformer
 from presage.errors import InputError
 
@@ -21,7 +21,7 @@ NEEDED = ("hidden", "layers", "heads", "vocab")
 
 def transformer_of(table: Mapping[str, Any], path: str | Path = "model", name: str = "") -> Transformer:
     """A model from its fields; `path` is the file they stand in."""
-    w = converted(path, table, ModelWords, "model")
+    w = converted(path, table, ModelConfig, "model")
     for key in NEEDED:
         if getattr(w, key) is None:
             raise InputError(path, "is missing: give it, or a preset, or a config", f"model.{key}")
@@ -44,7 +44,7 @@ def words_of(model: Transformer) -> dict[str, Any]:
     return {k: v for k, v in asdict(model).items() if v is not None and (k != "name" or v)}
 
 
-def _check(w: ModelWords, path: str | Path) -> None:
+def _check(w: ModelConfig, path: str | Path) -> None:
     for key, known in (("activation", ACTIVATIONS), ("norm", NORMS), ("positions", POSITIONS)):
         value = getattr(w, key)
         if value is not None and value not in known:

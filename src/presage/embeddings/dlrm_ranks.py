@@ -25,7 +25,7 @@ from presage.hardware import Platform
 from presage.hardware import platform as _platform
 from presage.memory.step_memory import memory_profile
 from presage.parallel.ddp import ddp
-from presage.parallel.layout import Fold, Layout, fold
+from presage.parallel.layout import Fold, RankLayout, fold
 from presage.parallel.strategy import strategy
 from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
@@ -108,7 +108,7 @@ def _team(job: DlrmJob, prices: Prices, plan: Plan, found: Cost, where: Machine,
     _, ranks, common = parts_of(plan, prices)
     sparse = _sparse(job, plan)
     graph = ddp(dlrm_graph(job, sparse), job.ranks)
-    layout = Layout((("dp", job.ranks),))
+    layout = RankLayout((("dp", job.ranks),))
     groups = groups_of(layout, prices.problem.platform)
     common_times = _common_times(prices, found, common, _batch_bytes(job))
     times = collective_times(graph, kernel_times(graph, where), prices.problem.platform, groups)

@@ -82,7 +82,9 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
     m, p, f = job.model, job.parallel, job.framework
     e = number_bytes(job.precision)
     i = INPUT_BYTES.get(job.precision, e) if transformer_engine(job) else e
-    outer = m.hidden / p.tp if p.sequence else m.hidden  # of a token, what a rank has between tensor-parallel blocks
+    outer = (
+        m.hidden / p.tp if p.sequence_parallel else m.hidden
+    )  # of a token, what a rank has between tensor-parallel blocks
     norm = (e if f.fused_norms or f.compiled else e + 4) * outer + 4  # unfused: a copy in fp32, and the normalised one
     value = m.value_width / p.tp
     latent, heads = _heads(job, e, i)
@@ -106,7 +108,7 @@ def _heads(job: Job, e: float, i: float) -> tuple[float, float]:
     if a is None:
         return 0.0, e * (m.query_width / p.tp + 2 * key_heads(m, p.tp) * m.head_dim)
     narrow = (e + i) * (a.query_rank + a.key_rank) + e * a.rope
-    return narrow / (p.tp if p.sequence else 1), e * (2 * m.query_width + m.value_width) / p.tp
+    return narrow / (p.tp if p.sequence_parallel else 1), e * (2 * m.query_width + m.value_width) / p.tp
 
 
 def _dense(job: Job, e: float, i: float) -> dict[str, float]:
@@ -122,7 +124,7 @@ def _routed(job: Job, e: float, i: float) -> dict[str, float]:
     copies = routed(job)
     shared, width = x.shared_ffn / p.tp, x.ffn / p.expert_tp * copies
     return {
-        "router": 9.0 * x.experts / (p.tp if p.sequence else 1),  # scores and probabilities in fp32, and a map
+        "router": 9.0 * x.experts / (p.tp if p.sequence_parallel else 1),  # scores and probabilities in fp32, and a map
         "sorted": (i * m.hidden + 8) * copies,
         "up": up * shared,
         "act": act * shared,
@@ -166,7 +168,7 @@ def _selected(job: Job, k: LayerActivations, modules: tuple[str, ...]) -> LayerA
 def _by_op(job: Job, k: LayerActivations) -> LayerActivations:
     """PyTorch's selective checkpointing keeps attention's output and every second product: queries, values, gate."""
     m, p, e = job.model, job.parallel, number_bytes(job.precision)
-    outer = e * (m.hidden / p.tp if p.sequence else m.hidden)
+    outer = e * (m.hidden / p.tp if p.sequence_parallel else m.hidden)
     last = 0.0 if job.framework.compiled else outer  # eager keeps the last product too, though nothing reads it
     half = 0.5 if m.gated else 1.0
     heads = e * (m.query_width / p.tp + key_heads(m, p.tp) * m.head_dim)
@@ -181,11 +183,11 @@ def _beside(job: Job, experts: bool) -> float:
     its output's, and the one of what the function reads. With sequence parallelism before that a gathered one."""
     m, p = job.model, job.parallel
     e = number_bytes(job.precision)
-    outer = e * (m.hidden / p.tp if p.sequence else m.hidden)
+    outer = e * (m.hidden / p.tp if p.sequence_parallel else m.hidden)
     gate = 2.0 if m.gated else 1.0
     if experts and m.experts is not None:
         tokens, width = routed(job), m.experts.ffn / p.expert_tp
         return outer + e * tokens * max(2.0 * m.hidden, m.hidden + gate * width)
     width = m.ffn / p.tp
-    gathered = e * (m.hidden + width) if p.sequence else 0.0
+    gathered = e * (m.hidden + width) if p.sequence_parallel else 0.0
     return outer + max(e * gate * width, gathered)

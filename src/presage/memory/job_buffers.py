@@ -72,9 +72,9 @@ def _transfers(job: Job) -> tuple[float, float]:
     """Between stages and between tensor-parallel ranks: bytes, and bytes by the microbatch in flight."""
     p = job.parallel
     whole = number_bytes(job.precision) * job.model.hidden * job.rank_tokens
-    outer = whole / p.tp if p.sequence else whole
+    outer = whole / p.tp if p.sequence_parallel else whole
     total = 2 * outer if p.pp > 1 else 0.0
-    if p.tp > 1 and p.sequence:
+    if p.tp > 1 and p.sequence_parallel:
         total += whole
     if job.overlap.tensor and p.tp > 1:
         total += 4 * whole  # of each product that runs beside a transfer: both ways, both passes

@@ -155,7 +155,7 @@ class _Common:
         self.dense = layer_activations(job, experts=False)
         self.moe = layer_activations(job, experts=True) if m.experts else self.dense
         self.tokens = float(job.rank_tokens)
-        self.ends = m.hidden * self.tokens / (p.tp if p.sequence else 1)  # numbers in an embedded microbatch
+        self.ends = m.hidden * self.tokens / (p.tp if p.sequence_parallel else 1)  # numbers in an embedded microbatch
         self.logits, self.spare = logits(job)
         self.idle = IDLE_AGAIN if job.recompute.mode == "full" else IDLE
 

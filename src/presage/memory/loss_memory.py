@@ -14,7 +14,9 @@ def logits(job: Job) -> tuple[float, float]:
     m, p, f = job.model, job.parallel, job.framework
     e = number_bytes(job.precision)
     count = float(padded(m.vocab, p.tp)) * job.rank_tokens * (1 + m.predicted)
-    back = e * (m.hidden + (m.hidden / p.tp if p.sequence else 0.0)) * job.rank_tokens  # gradient of the head's input
+    back = (
+        e * (m.hidden + (m.hidden / p.tp if p.sequence_parallel else 0.0)) * job.rank_tokens
+    )  # gradient of the head's input
     if f.fused_loss:  # gradients are written over the logits; a compiled loss writes them beside
         return (2 * e if f.compiled else e) * count + back, 0.0
     if f.host in ("deepspeed", "megatron-2021", "megatron-core", "graph"):

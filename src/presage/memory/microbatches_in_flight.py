@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from presage.configs.job import Job
+from presage.parallel.schedules import schedule_kind
 
 __all__ = ["in_flight"]
 
@@ -16,7 +17,7 @@ def in_flight(job: Job, stage: int) -> int:
     if p.pp == 1:
         return p.virtual
     many = max(1, job.global_batch // max(1, job.micro_batch * job.dp))
-    if p.schedule == "gpipe":
+    if schedule_kind(p.schedule).phased:
         return many * p.virtual
     if p.virtual > 1:
         return min((p.pp - stage - 1) * 2 + (p.virtual - 1) * p.pp + 1, many * p.virtual)

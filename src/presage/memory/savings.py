@@ -57,9 +57,12 @@ def _spread(job: Job) -> Iterator[tuple[str, Job]]:
     p = job.parallel
     along = job.framework.sequence
     alike = {"expert_tp": 2 * p.expert_tp} if p.expert_tp == p.tp > 1 else {}
-    yield f"tensor parallel {p.tp} -> {2 * p.tp}", _with(job, tp=2 * p.tp, sequence=p.sequence or along, **alike)
-    if p.tp > 1 and not p.sequence:
-        yield "sequence parallel", _with(job, sequence=True)
+    yield (
+        f"tensor parallel {p.tp} -> {2 * p.tp}",
+        _with(job, tp=2 * p.tp, sequence_parallel=p.sequence_parallel or along, **alike),
+    )
+    if p.tp > 1 and not p.sequence_parallel:
+        yield "sequence parallel", _with(job, sequence_parallel=True)
     yield f"pipeline stages {p.pp} -> {2 * p.pp}", _with(job, pp=2 * p.pp, virtual=max(1, p.virtual // 2), layers_as=())
     yield f"context parallel {p.cp} -> {2 * p.cp}", _with(job, cp=2 * p.cp)
     if job.model.experts:

@@ -13,11 +13,11 @@ from math import prod
 
 from presage.errors import PresageError
 
-__all__ = ["Fold", "Layout", "fold"]
+__all__ = ["Fold", "RankLayout", "fold"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Dimensions and their sizes, the innermost (neighbours) first: (("tp", 4), ("dp", 2))."""
 
     sizes: tuple[tuple[str, int], ...]
@@ -58,7 +58,7 @@ class Fold:
     meets: dict[str, int]
 
 
-def fold(layout: Layout, kinds: Sequence[Hashable]) -> list[Fold]:
+def fold(layout: RankLayout, kinds: Sequence[Hashable]) -> list[Fold]:
     """One rank for all whose kind is the same, and who meet the same in every dimension."""
     if len(kinds) != layout.ranks:
         raise ValueError(f"{layout.ranks} ranks, but kinds of {len(kinds)}")
@@ -80,7 +80,7 @@ def fold(layout: Layout, kinds: Sequence[Hashable]) -> list[Fold]:
 Mixes = dict[str, dict[int, frozenset[int]]]
 
 
-def _settled(layout: Layout, names: Sequence[str], colours: list[int]) -> tuple[list[int], Mixes]:
+def _settled(layout: RankLayout, names: Sequence[str], colours: list[int]) -> tuple[list[int], Mixes]:
     """Colours told apart by whom they meet until nothing more is; and who meets, by dimension and communicator."""
     while True:
         mixes = {name: _mixes(layout, name, colours) for name in names}
@@ -91,7 +91,7 @@ def _settled(layout: Layout, names: Sequence[str], colours: list[int]) -> tuple[
         colours = finer
 
 
-def _mixes(layout: Layout, name: str, colours: Sequence[int]) -> dict[int, frozenset[int]]:
+def _mixes(layout: RankLayout, name: str, colours: Sequence[int]) -> dict[int, frozenset[int]]:
     """The colours that meet in each communicator of a dimension."""
     found: dict[int, set[int]] = {}
     for rank, colour in enumerate(colours):

@@ -11,7 +11,7 @@ from presage.errors import PresageError, near
 from presage.graph.graph import DTYPE_BYTES, Graph
 from presage.parallel.ddp import Ddp, ddp
 from presage.parallel.fsdp import Fsdp, fsdp
-from presage.parallel.layout import Layout
+from presage.parallel.layout import RankLayout
 from presage.parallel.tensor import tensor_parallel
 from presage.parallel.zero import Zero, zero
 
@@ -21,7 +21,7 @@ Options: TypeAlias = Ddp | Fsdp | Zero
 
 
 @dataclass(frozen=True)
-class Known:
+class StrategyKind:
     """A kind of data parallelism: what it is called, what can be said about it, and what applies it."""
 
     about: str
@@ -30,16 +30,16 @@ class Known:
 
 
 STRATEGIES = {
-    "ddp": Known("DistributedDataParallel: gradients all-reduced in buckets", Ddp(), ddp),
-    "fsdp": Known("FSDP2, ZeRO-3: parameters gathered block by block, gradients reduce-scattered", Fsdp(), fsdp),
-    "zero1": Known(
+    "ddp": StrategyKind("DistributedDataParallel: gradients all-reduced in buckets", Ddp(), ddp),
+    "fsdp": StrategyKind("FSDP2, ZeRO-3: parameters gathered block by block, gradients reduce-scattered", Fsdp(), fsdp),
+    "zero1": StrategyKind(
         "ZeRO-1: gradients all-reduced, updates sharded, parameters gathered", Zero(), partial(zero, stage=1)
     ),
-    "zero2": Known(
+    "zero2": StrategyKind(
         "ZeRO-2: gradients reduce-scattered, updates sharded, parameters gathered", Zero(), partial(zero, stage=2)
     ),
-    "zero3": Known("as fsdp", Fsdp(), fsdp),
-    "tp": Known("tensor parallelism alone: linear pairs and attention heads cut over the ranks", None, None),
+    "zero3": StrategyKind("as fsdp", Fsdp(), fsdp),
+    "tp": StrategyKind("tensor parallelism alone: linear pairs and attention heads cut over the ranks", None, None),
 }
 
 
@@ -52,12 +52,12 @@ class Strategy:
     tensor: int = 1
     vocabulary: bool = False  # ranks that share a layer share out the classes too: embedding, head and loss
 
-    def layout(self, ranks: int) -> Layout:
+    def layout(self, ranks: int) -> RankLayout:
         """Ranks that share a layer are neighbours."""
         tensor = ranks if self.name == "tp" else self.tensor
         if ranks % tensor:
             raise PresageError(f"{ranks} ranks cannot be cut into groups of {tensor}: ranks = tensor x data")
-        return Layout((("tp", tensor), ("dp", ranks // tensor)))
+        return RankLayout((("tp", tensor), ("dp", ranks // tensor)))
 
     def step(self, graph: Graph, ranks: int) -> Graph:
         """One rank's step of the captured one, which is that of a model on one GPU."""

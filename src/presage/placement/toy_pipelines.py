@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.configs.job import Job, Parallel
+from presage.configs.job import Job
 from presage.configs.presets import preset
 from presage.hardware import platform
 from presage.noise.noise import CLASSES, Noise, Spread
 from presage.parallel.pipeline import Schedule, run
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.draws.step_model import PASSES, StepModel
 
 __all__ = ["own_noise", "toy_shape"]
@@ -23,13 +24,13 @@ def toy_shape(schedule: Schedule, heavy: ArrayLike = 1.0, replicas: int = 1, bac
     s = schedule
     each = np.broadcast_to(np.asarray(heavy, np.float64), (s.stages,))[:, None] / s.virtual * np.ones((1, s.virtual))
     work = np.zeros((len(CLASSES), len(PASSES), s.stages, s.virtual))
-    back = [backward, 0.0] if s.kind != "zero-bubble" else [backward / 2] * 2
+    back = [backward, 0.0] if not s.splits_backward else [backward / 2] * 2
     for i, times in enumerate((1.0, *back)):
         work[CLASSES.index("products"), i] = each * times
     total = work.sum(axis=0)
-    found = run(s, total[0], total[1], total[2] if s.kind == "zero-bubble" else None)
+    found = run(s, total[0], total[1], total[2] if s.splits_backward else None)
     gpus = s.stages * replicas
-    parallel = Parallel(pp=s.stages, virtual=s.virtual, schedule=s.kind)
+    parallel = ParallelPlan(pp=s.stages, virtual=s.virtual, schedule=s.kind)
     job = Job(preset(MODEL), platform(PLATFORM), gpus, 1, 1, s.microbatches * replicas, parallel, name="pipeline")
     return StepModel(job, found.total, found, work, replicas, 1, gpus / 8, frozenset())
 

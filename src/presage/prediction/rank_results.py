@@ -17,7 +17,7 @@ from presage.graph.collective import collective, collective_bytes
 from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.noise.pace import RANK_SD, factors, step_paces
-from presage.parallel.layout import Layout
+from presage.parallel.layout import RankLayout
 from presage.prediction.rank_program import Member, RankProgram
 from presage.prediction.step_draws import WARM_UP, StepSpread, step_seconds
 from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM
@@ -112,7 +112,7 @@ class RankResults:
         }
 
 
-def groups_of(layout: Layout, platform: Platform) -> dict[str, Group]:
+def groups_of(layout: RankLayout, platform: Platform) -> dict[str, Group]:
     """The communicators of each dimension, as collectives are timed by."""
     return {name: Group(size, layout.per_domain(name, platform.domain)) for name, size in layout.sizes if size > 1}
 

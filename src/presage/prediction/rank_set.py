@@ -13,7 +13,7 @@ from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.memory.step_memory import memory_profile
-from presage.parallel.layout import Layout, fold
+from presage.parallel.layout import RankLayout, fold
 from presage.parallel.strategy import Strategy
 from presage.prediction.machine import Machine, kernel_times
 from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
@@ -59,7 +59,7 @@ class RankSet:
 
     platform: Platform
     strategy: Strategy
-    layout: Layout
+    layout: RankLayout
     kinds: tuple[RankOverride, ...]  # by member
     steps: tuple[StepProgram, ...]  # by captured step
     times: tuple[tuple[OpTime, ...], ...]

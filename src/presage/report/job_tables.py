@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from presage.memory import StageMemory
+from presage.parallel.schedules import default_schedule
 from presage.prediction.jobs.cost import TrainingCost
 from presage.prediction.jobs.job_prediction import JobResult, StageSummary
 from presage.report.plain import plain_table
@@ -76,9 +77,9 @@ def _rate(value: float) -> str:
 def _spread(p: JobResult) -> str:
     job, q = p.job, p.job.parallel
     pipeline = f"pp {q.pp}" + (f" x {q.virtual} chunks" if q.virtual > 1 else "") if q.pp > 1 else ""
-    kind = "" if q.pp == 1 or q.schedule == ("interleaved" if q.virtual > 1 else "1f1b") else f"({q.schedule})"
+    kind = "" if q.pp == 1 or q.schedule == default_schedule(q.virtual) else f"({q.schedule})"
     said = [
-        f"tp {q.tp}" + (" with sequence parallel" if q.sequence else "") if q.tp > 1 else "",
+        f"tp {q.tp}" + (" with sequence parallel" if q.sequence_parallel else "") if q.tp > 1 else "",
         f"{pipeline} {kind}".strip(),
         f"cp {q.cp}" if q.cp > 1 else "",
         f"ep {q.ep}" if q.ep > 1 else "",

@@ -9,8 +9,18 @@ from rich.table import Table
 from presage.configs.job import Job
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.plain import plain_table
-from presage.search import Difference, Found, Missed, Short, differences, layout_of, losses, missed, words
-from presage.search.search_result import Counts
+from presage.search import (
+    PlanDifference,
+    PricedPlan,
+    SearchResult,
+    TooLargePlan,
+    compare_plans,
+    faster_but_too_large,
+    job_plan,
+    overheads,
+    plan_words,
+)
+from presage.search.search_result import SearchCounts
 from presage.text import percent, seconds, size
 
 __all__ = ["best_table", "counts_line", "explanation", "front_table", "headline", "knob_table", "nothing_fits"]
@@ -26,7 +36,7 @@ TOLD = 3  # parts in a sentence
 BY = {"micro_batch": "micro batch", "expert_tp": "expert tp"}
 
 
-def headline(job: Job, found: Found) -> str:
+def headline(job: Job, found: SearchResult) -> str:
     best = found.best[0]
     what = f"{job.name or job.model.name} on {best.job.gpus:,} {job.platform.gpu.name} ({job.platform.key})"
     goal = {
@@ -35,12 +45,12 @@ def headline(job: Job, found: Found) -> str:
     }.get(found.objective, "")
     return (
         f"{what}, {job.global_batch:,} samples of {job.sequence:,} tokens a step\n"
-        f"{words(layout_of(best.job))}: {seconds(best.seconds)} a step{goal}, MFU {percent(best.mfu)}, "
+        f"{plan_words(job_plan(best.job))}: {seconds(best.seconds)} a step{goal}, MFU {percent(best.mfu)}, "
         f"{size(best.memory.needed)} of {size(best.memory.memory)}"
     )
 
 
-def counts_line(counts: Counts, complete: bool) -> str:
+def counts_line(counts: SearchCounts, complete: bool) -> str:
     """How many plans there were."""
     cut = "" if complete else "; the limit was reached before all was certain"
     return (
@@ -49,7 +59,7 @@ def counts_line(counts: Counts, complete: bool) -> str:
     )
 
 
-def nothing_fits(job: Job, counts: Counts) -> str:
+def nothing_fits(job: Job, counts: SearchCounts) -> str:
     memory = float(job.platform.gpu.memory)
     return (
         f"None of {counts.legal:,} legal plans fits in {size(memory)}: the most frugal needs {size(counts.smallest)}. "
@@ -57,7 +67,7 @@ def nothing_fits(job: Job, counts: Counts) -> str:
     )
 
 
-def best_table(found: Found) -> Table:
+def best_table(found: SearchResult) -> Table:
     """The best ones, and the job's own."""
     several = len({p.job.gpus for p in found.best}) > 1
     late = ["p95", "error", "later"] if found.late else []
@@ -70,35 +80,35 @@ def best_table(found: Found) -> Table:
     return table
 
 
-def _late(found: Found, k: int) -> list[str]:
+def _late(found: SearchResult, k: int) -> list[str]:
     if not found.late:
         return []
     e, first = found.late[k], found.late[0]
     return [seconds(e.value), seconds(e.error), percent(e.value / first.value - 1) if e is not first else "-"]
 
 
-def _row(p: JobResult, found: Found, k: int, several: bool, called: str = "") -> list[str]:
+def _row(p: JobResult, found: SearchResult, k: int, several: bool, called: str = "") -> list[str]:
     best = found.best[0].seconds
     left = size(p.memory.margin) if p.memory.margin >= 0 else f"{size(-p.memory.margin)} too much"
     slower = percent(p.seconds / best - 1) if p.seconds != best else "-"
     return [
-        called + words(layout_of(p.job)), *([f"{p.job.gpus:,}"] if several else []), *_late(found, k),
+        called + plan_words(job_plan(p.job)), *([f"{p.job.gpus:,}"] if several else []), *_late(found, k),
         seconds(p.seconds), slower,
         percent(p.mfu), f"{p.tokens_per_second_per_gpu:,.0f}", size(p.memory.needed), left,
     ]  # fmt: skip
 
 
-def front_table(front: Sequence[Short]) -> Table:
+def front_table(front: Sequence[PricedPlan]) -> Table:
     """Of many as few as show its course."""
     table = plain_table("Time against memory: no plan is better in both", "plan", "step", "memory")
     last = len(front) - 1
     shown = range(len(front)) if last < SHOWN else sorted({round(i * last / (SHOWN - 1)) for i in range(SHOWN)})
     for i in shown:
-        table.add_row(words(front[i].layout), seconds(front[i].seconds), size(front[i].needed))
+        table.add_row(plan_words(front[i].layout), seconds(front[i].seconds), size(front[i].needed))
     return table
 
 
-def knob_table(found: Found) -> Table:
+def knob_table(found: SearchResult) -> Table:
     """What it costs to be held to a choice: the best plan with each."""
     table = plain_table(
         "The best plan with each choice, and how much slower it is than the best of all", "knob", "choices"
@@ -112,7 +122,7 @@ def knob_table(found: Found) -> Table:
     return table
 
 
-def _value(found: Found, s: Short) -> float:
+def _value(found: SearchResult, s: PricedPlan) -> float:
     return s.seconds * (s.layout.gpus if found.objective == "cost" else 1)
 
 
@@ -120,19 +130,19 @@ def _worse(share: float) -> str:
     return "best" if share < 5e-4 else f"{1 + share:.3g} times" if share >= 1 else f"+{percent(share)}"
 
 
-def explanation(found: Found) -> list[str]:
+def explanation(found: SearchResult) -> list[str]:
     """Sentences: what the best does better, what holds it back."""
     best = found.best[0]
     out = []
-    if found.own is not None and layout_of(found.own.job) != layout_of(best.job):
-        out.append(_against("The job's own plan", differences(best, found.own), found.own))
+    if found.own is not None and job_plan(found.own.job) != job_plan(best.job):
+        out.append(_against("The job's own plan", compare_plans(best, found.own), found.own))
     if len(found.best) > 1:
-        out.append(_against("The runner-up", differences(best, found.best[1]), found.best[1]))
+        out.append(_against("The runner-up", compare_plans(best, found.best[1]), found.best[1]))
     out.append(_held_back(best))
-    return [*out, _memory(best, missed(found))]
+    return [*out, _memory(best, faster_but_too_large(found))]
 
 
-def _against(who: str, d: Difference, other: JobResult) -> str:
+def _against(who: str, d: PlanDifference, other: JobResult) -> str:
     changes = ", ".join(f"{BY.get(k, k)} {there} for {here}" for k, here, there in d.knobs) or "layers dealt otherwise"
     more = [f"{seconds(s)} more {PARTS.get(k, k)}" for k, s in d.parts if s > 0][:TOLD]
     less = [f"{seconds(-s)} less {PARTS.get(k, k)}" for k, s in d.parts if s < 0][:TOLD]
@@ -145,13 +155,13 @@ def _against(who: str, d: Difference, other: JobResult) -> str:
 
 def _held_back(best: JobResult) -> str:
     share = percent(best.compute / best.seconds)
-    rest = ", ".join(f"{PARTS.get(k, k)} {seconds(s)} ({percent(s / best.seconds)})" for k, s in losses(best)[:TOLD])
+    rest = ", ".join(f"{PARTS.get(k, k)} {seconds(s)} ({percent(s / best.seconds)})" for k, s in overheads(best)[:TOLD])
     return f"{share} of the step is compute" + (f"; of the rest most goes to {rest}." if rest else ".")
 
 
-def _memory(best: JobResult, faster: list[Missed]) -> str:
+def _memory(best: JobResult, faster: list[TooLargePlan]) -> str:
     if not faster:
         return "Memory does not bind: no plan next to it that memory rules out would be faster."
     first = faster[0]
     saved, over = percent(1 - first.seconds / best.seconds), size(first.needed - best.memory.memory)
-    return f"Memory binds: {words(first.layout)} would be {saved} faster, but needs {over} more than there is."
+    return f"Memory binds: {plan_words(first.layout)} would be {saved} faster, but needs {over} more than there is."

@@ -1,12 +1,28 @@
 """Layouts: the ways to spread a training job over GPUs, and the search for the best."""
 
-from presage.search.explain import Difference, Missed, differences, losses, missed
-from presage.search.layout import Layout, laid, layout_of, words
+from presage.search.explain import PlanDifference, TooLargePlan, compare_plans, faster_but_too_large, overheads
+from presage.search.layout import JobPlan, apply_plan, job_plan, plan_words
 from presage.search.plan_search import OBJECTIVES, search
-from presage.search.plan_space import Space, parse_keep
-from presage.search.search_result import Counts, Found, Progress, Short, priced
+from presage.search.plan_space import PlanSpace, parse_keep
+from presage.search.search_result import PricedPlan, SearchCounts, SearchProgress, SearchResult, predict_plan
 
 __all__ = [
-    "OBJECTIVES", "Counts", "Difference", "Found", "Layout", "Missed", "Progress", "Short", "Space", "differences",
-    "laid", "layout_of", "losses", "missed", "parse_keep", "priced", "search", "words",
+    "OBJECTIVES",
+    "JobPlan",
+    "PlanDifference",
+    "PlanSpace",
+    "PricedPlan",
+    "SearchCounts",
+    "SearchProgress",
+    "SearchResult",
+    "TooLargePlan",
+    "apply_plan",
+    "compare_plans",
+    "faster_but_too_large",
+    "job_plan",
+    "overheads",
+    "parse_keep",
+    "plan_words",
+    "predict_plan",
+    "search",
 ]  # fmt: skip

@@ -66,8 +66,8 @@ def _training(job: Job) -> dict[str, Any]:
 def _parallel(job: Job) -> dict[str, Any]:
     """Layers are dealt out by hand where they do not come out even."""
     p = job.parallel
-    given = {k: v for k, v in asdict(p).items() if k not in ("sequence", "layers_as", "ends_as_layers")}
-    out = {"gpus": job.gpus, "sequence_parallel": p.sequence, **given}
+    given = {k: v for k, v in asdict(p).items() if k not in ("layers_as", "ends_as_layers")}
+    out = {"gpus": job.gpus, **given}
     if p.layers_as or (job.model.layers + 2 * p.ends_as_layers) % (p.pp * p.virtual):
         out["layers_as"] = [n for chunk in zip(*job.stage_layers(), strict=True) for n in chunk]
     else:

@@ -1,85 +1,78 @@
-"""A Layout: one way to lay a job out over GPUs. What a search varies; the model, the batch and the software stay."""
+"""JobPlan: one way to run a job on GPUs. What a search varies; the model, the batch and the software stay."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from presage.configs.job import Job, Parallel, Recompute
+from presage.configs.job import Job, Recompute
+from presage.parallel.plan import ParallelPlan
+from presage.parallel.schedules import ONE_CHUNK, SEVERAL_CHUNKS
 
-__all__ = ["KNOBS", "RECOMPUTES", "Layout", "knob", "laid", "layout_of", "recompute_word", "sharding_word", "words"]
-
-# What of the forward pass is computed again, by its word in job files.
+# What of the forward pass is recomputed, by its word in job files.
 RECOMPUTES = {
     "none": Recompute(),
     "selective": Recompute("selective", ("core_attn",)),
     "every-2": Recompute("full", share=0.5),
     "full": Recompute("full"),
 }
-# What can be held fast, and by which plans are compared.
+# What can be fixed (--keep), and by which plans are compared.
 KNOBS = (
     "gpus", "tp", "cp", "pp", "virtual", "schedule", "ep", "expert_tp", "dp", "micro_batch", "zero", "sharding",
     "recompute",
 )  # fmt: skip
 
 
-class Layout(NamedTuple):
-    """Degrees and choices of one plan."""
+class JobPlan(NamedTuple):
+    """The choices of one plan: GPUs, the parallel plan on them, the microbatch size, what is recomputed."""
 
     gpus: int
-    tp: int
-    sequence: bool
-    cp: int
-    pp: int
-    ep: int
-    expert_tp: int
+    parallel: ParallelPlan
     micro_batch: int
-    virtual: int
-    schedule: str
-    ends: bool  # embedding and head count as a layer each where layers are dealt out
-    zero: int
-    fsdp: bool
-    shard: int
     recompute: Recompute
 
     @property
     def dp(self) -> int:
-        return self.gpus // (self.tp * self.cp * self.pp)
+        return self.parallel.dp(self.gpus)
+
+    def with_parallel(self, **changes: Any) -> JobPlan:
+        """The plan with other degrees."""
+        return self._replace(parallel=replace(self.parallel, **changes))
+
+    def to_json(self) -> dict[str, Any]:
+        p = self.parallel
+        return {
+            "gpus": self.gpus, "tp": p.tp, "sequence": p.sequence_parallel, "cp": p.cp, "pp": p.pp, "ep": p.ep,
+            "expert_tp": p.expert_tp, "micro_batch": self.micro_batch, "virtual": p.virtual, "schedule": p.schedule,
+            "ends": p.ends_as_layers, "zero": p.zero, "fsdp": p.fsdp, "shard": p.shard,
+            "recompute": recompute_word(self.recompute), "dp": self.dp,
+        }  # fmt: skip
 
 
-def laid(job: Job, x: Layout) -> Job:
-    """The job, laid out so."""
-    parallel = Parallel(
-        x.tp, x.sequence, x.pp, x.virtual, x.schedule, x.cp, x.ep, x.expert_tp, x.zero, x.fsdp, x.shard, (), x.ends
-    )
-    return Job(
-        job.model, job.platform, x.gpus, job.sequence, x.micro_batch, job.global_batch, parallel, job.precision,
-        x.recompute, job.overlap, job.framework, job.optimizer, job.name,
-    )  # fmt: skip
+def apply_plan(job: Job, plan: JobPlan) -> Job:
+    """The job, run as the plan says."""
+    return replace(job, gpus=plan.gpus, parallel=plan.parallel, micro_batch=plan.micro_batch, recompute=plan.recompute)
 
 
-def layout_of(job: Job) -> Layout:
-    """How a job is laid out; layers that are dealt out by hand are not told."""
-    p = job.parallel
-    return Layout(
-        job.gpus, p.tp, p.sequence, p.cp, p.pp, p.ep, p.expert_tp, job.micro_batch, p.virtual, p.schedule,
-        p.ends_as_layers, p.zero, p.fsdp, p.shard, job.recompute,
-    )  # fmt: skip
+def job_plan(job: Job) -> JobPlan:
+    """A job's own plan, without layers that are assigned to stages by hand."""
+    return JobPlan(job.gpus, replace(job.parallel, layers_as=()), job.micro_batch, job.recompute)
 
 
-def knob(x: Layout, name: str) -> str:
+def knob(x: JobPlan, name: str) -> str:
     """The word for what a plan chose of a knob."""
     if name == "sharding":
-        return sharding_word(x)
+        return sharding_word(x.parallel)
     if name == "recompute":
         return recompute_word(x.recompute)
-    return str(getattr(x, name))
+    return str(getattr(x, name) if name in ("gpus", "dp", "micro_batch") else getattr(x.parallel, name))
 
 
-def sharding_word(x: Layout) -> str:
-    if not x.fsdp:
-        return f"zero{x.zero}/{x.shard}" if x.shard else f"zero{x.zero}"
-    kind = f"hsdp{x.shard}" if x.shard else "fsdp"
-    return kind if x.zero == 3 else f"{kind}-zero{x.zero}"
+def sharding_word(p: ParallelPlan) -> str:
+    if not p.fsdp:
+        return f"zero{p.zero}/{p.shard}" if p.shard else f"zero{p.zero}"
+    kind = f"hsdp{p.shard}" if p.shard else "fsdp"
+    return kind if p.zero == 3 else f"{kind}-zero{p.zero}"
 
 
 def recompute_word(r: Recompute) -> str:
@@ -92,17 +85,19 @@ def recompute_word(r: Recompute) -> str:
     return f"full:{r.share:.3g}" if r.mode == "full" else r.mode
 
 
-def words(x: Layout) -> str:
+def plan_words(x: JobPlan) -> str:
     """A plan in a line: tp8 pp16 v4 dp128 mb1 zero1 full. `ends`: embedding and head take a layer's place each."""
+    p = x.parallel
+    odd = p.pp > 1 and p.schedule not in (ONE_CHUNK, SEVERAL_CHUNKS)
     degrees = [
-        (x.tp, f"tp{x.tp}"), (x.cp, f"cp{x.cp}"), (x.pp, f"pp{x.pp}"), (x.virtual, f"v{x.virtual}"),
-        (2 * (x.schedule in ("zero-bubble", "gpipe") and x.pp > 1), x.schedule), (2 * (x.ends and x.pp > 1), "ends"),
-        (x.ep, f"ep{x.ep}"), (x.expert_tp, f"etp{x.expert_tp}"),
+        (p.tp, f"tp{p.tp}"), (p.cp, f"cp{p.cp}"), (p.pp, f"pp{p.pp}"), (p.virtual, f"v{p.virtual}"),
+        (2 * odd, p.schedule), (2 * (p.ends_as_layers and p.pp > 1), "ends"),
+        (p.ep, f"ep{p.ep}"), (p.expert_tp, f"etp{p.expert_tp}"),
     ]  # fmt: skip
-    said = [word for degree, word in degrees if degree > 1]
-    said += [f"dp{x.dp}", f"mb{x.micro_batch}"]
-    if x.tp > 1 and not x.sequence:
-        said.append("no-sp")
-    if x.zero:
-        said.append(sharding_word(x))
-    return " ".join([*said, recompute_word(x.recompute)])
+    plan_words = [word for degree, word in degrees if degree > 1]
+    plan_words += [f"dp{x.dp}", f"mb{x.micro_batch}"]
+    if p.tp > 1 and not p.sequence_parallel:
+        plan_words.append("no-sp")
+    if p.zero:
+        plan_words.append(sharding_word(p))
+    return " ".join([*plan_words, recompute_word(x.recompute)])

@@ -22,12 +22,19 @@ from presage.pool import Pool, opened
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.search.layout import Layout, laid
-from presage.search.plan_pricing import Surveyed, price, survey
-from presage.search.plan_space import Family, Keep, Space
-from presage.search.race import Race, front
-from presage.search.robust import CANDIDATES, surest
-from presage.search.search_result import Counts, Found, Progress, Short, Tell, priced
+from presage.search.layout import JobPlan, apply_plan
+from presage.search.plan_pricing import Survey, price_plans, survey_families
+from presage.search.plan_space import Keep, PlanFamily, PlanSpace
+from presage.search.race import PruningQueue, pareto_front
+from presage.search.robust import CANDIDATES, rank_by_p95
+from presage.search.search_result import (
+    OnProgress,
+    PricedPlan,
+    SearchCounts,
+    SearchProgress,
+    SearchResult,
+    predict_plan,
+)
 
 __all__ = ["OBJECTIVES", "search"]
 
@@ -51,8 +58,8 @@ def search(
     efficiency: Efficiency | None = None,
     noise: str | None = None,
     seed: int = 0,
-    tell: Tell | None = None,
-) -> Found:
+    tell: OnProgress | None = None,
+) -> SearchResult:
     """The best layouts of a job on so many GPUs, or on the best of several numbers of them.
 
     The best has the shortest step (`mean`), the fewest GPU-seconds a step (`cost`: for several numbers of GPUs), or the
@@ -67,18 +74,18 @@ def search(
     surely = objective == "p95"
     if surely:
         belief_of(job, 1.0, noise)  # what is wrong with it is said at once
-    space = Space(job, (gpus,) if isinstance(gpus, int) else tuple(gpus), keep or {})
+    space = PlanSpace(job, (gpus,) if isinstance(gpus, int) else tuple(gpus), keep or {})
     families = _families(space)
     with opened(workers, ray) as pool:
         field = _surveyed(space, families, efficiency, pool, tell or _nothing)
         race = _race(field, objective, max(top, CANDIDATES) if surely else top, prune)
-        one = partial(price, job, efficiency)
+        one = partial(price_plans, job, efficiency)
         complete = _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
         found = _found(space, field, race, objective, efficiency, complete, begun)
-        return surest(found, noise, seed, top, begun, tell or _nothing, pool) if surely else found
+        return rank_by_p95(found, noise, seed, top, begun, tell or _nothing, pool) if surely else found
 
 
-def _families(space: Space) -> list[Family]:
+def _families(space: PlanSpace) -> list[PlanFamily]:
     for gpus in space.gpus:
         reach = space.job.platform.links[-1].ranks
         if not 1 <= gpus <= reach:
@@ -91,26 +98,28 @@ def _families(space: Space) -> list[Family]:
             f"no legal plan on {' or '.join(map(str, space.gpus))} GPUs with a global batch of "
             f"{space.job.global_batch} samples{held}: the number of replicas must divide the batch"
         )
-    check(laid(space.job, first))  # what is wrong with one is wrong with all
+    check(apply_plan(space.job, first))  # what is wrong with one is wrong with all
     return found
 
 
-def _surveyed(space: Space, families: list[Family], efficiency: Efficiency | None, pool: Pool, tell: Tell) -> Surveyed:
+def _surveyed(
+    space: PlanSpace, families: list[PlanFamily], efficiency: Efficiency | None, pool: Pool, tell: OnProgress
+) -> Survey:
     """All families, a few at a time."""
-    total = Surveyed(0, float("inf"), [], [], [])
+    total = Survey(0, float("inf"), [], [], [])
     pieces, done = _pieces(families), 0
-    for piece, part in zip(pieces, pool.map(partial(survey, space, efficiency), pieces), strict=True):
+    for piece, part in zip(pieces, pool.map(partial(survey_families, space, efficiency), pieces), strict=True):
         done += len(piece)
         total = total._replace(legal=total.legal + part.legal, smallest=min(total.smallest, part.smallest))
         for whole, more in zip(total[2:], part[2:], strict=True):
             whole.extend(more)  # type: ignore[attr-defined]
-        tell(Progress("surveying", done, len(families), total.legal, float("inf")))
+        tell(SearchProgress("surveying", done, len(families), total.legal, float("inf")))
     return total
 
 
-def _pieces(families: list[Family]) -> list[list[Family]]:
+def _pieces(families: list[PlanFamily]) -> list[list[PlanFamily]]:
     """Those that differ in the size of microbatches alone stay together, the smaller sizes first."""
-    out: list[list[Family]] = []
+    out: list[list[PlanFamily]] = []
     for _, alike in groupby(families, key=lambda f: f._replace(micro_batch=0)):
         if out and len(out[-1]) < FAMILIES:
             out[-1].extend(alike)
@@ -119,16 +128,16 @@ def _pieces(families: list[Family]) -> list[list[Family]]:
     return out
 
 
-def _race(field: Surveyed, objective: str, top: int, prune: bool) -> Race:
+def _race(field: Survey, objective: str, top: int, prune: bool) -> PruningQueue:
     bound = np.array(field.bound)
     if objective == "cost":
         bound = bound * [x.gpus for x in field.layouts]
-    return Race(field.layouts, bound, np.array(field.needed), top, prune)
+    return PruningQueue(field.layouts, bound, np.array(field.needed), top, prune)
 
 
 def _run(
-    race: Race, layouts: list[Layout], price_them: Callable[[list[Layout]], list[float]], pool: Pool, objective: str,
-    limit: int | None, tell: Tell, surveyed: int,
+    race: PruningQueue, layouts: list[JobPlan], price_them: Callable[[list[JobPlan]], list[float]], pool: Pool,
+    objective: str, limit: int | None, tell: OnProgress, surveyed: int,
 ) -> bool:  # fmt: skip
     """Price until all is certain; False where the limit came first."""
     done, most = 0, limit if limit is not None else len(layouts)
@@ -142,42 +151,42 @@ def _run(
             many = np.array([layouts[i].gpus for i in piece]) if objective == "cost" else 1
             race.value[piece] = np.array(seconds) * many
             done += len(piece)
-            tell(Progress("pricing", done, len(layouts), surveyed + done, float(race.value.min())))
+            tell(SearchProgress("pricing", done, len(layouts), surveyed + done, float(race.value.min())))
     return True
 
 
 def _found(
-    space: Space,
-    field: Surveyed,
-    race: Race,
+    space: PlanSpace,
+    field: Survey,
+    race: PruningQueue,
     objective: str,
     efficiency: Efficiency | None,
     complete: bool,
     begun: float,
-) -> Found:
+) -> SearchResult:
     job, ranked = space.job, race.ranked()
-    counts = Counts(
+    counts = SearchCounts(
         field.legal, field.legal - len(field.layouts), len(field.layouts) - len(ranked), len(ranked), field.smallest
     )
 
-    def short(i: int) -> Short:
+    def short(i: int) -> PricedPlan:
         x = field.layouts[i]
-        return Short(x, float(race.value[i]) / (x.gpus if objective == "cost" else 1), field.needed[i])
+        return PricedPlan(x, float(race.value[i]) / (x.gpus if objective == "cost" else 1), field.needed[i])
 
-    best = tuple(priced(laid(job, field.layouts[i]), efficiency) for i in ranked[: race.top])
+    best = tuple(predict_plan(apply_plan(job, field.layouts[i]), efficiency) for i in ranked[: race.top])
     by_knob = {name: {word: short(i) for word, i in found.items()} for name, found in race.best_by_knob().items()}
-    edge = tuple(short(i) for i in front(race.needed, ranked))
+    edge = tuple(short(i) for i in pareto_front(race.needed, ranked))
     own, cloud = _own(job, space.gpus, efficiency), tuple(short(i) for i in ranked)
     took = time.perf_counter() - begun
-    return Found(objective, best, edge, by_knob, own, counts, complete, took, efficiency, cloud)
+    return SearchResult(objective, best, edge, by_knob, own, counts, complete, took, efficiency, cloud)
 
 
 def _own(job: Job, counted: tuple[int, ...], efficiency: Efficiency | None) -> JobResult | None:
     """The job's own plan on the GPUs searched for (of several numbers, its own), where it is legal there."""
     gpus = job.gpus if job.gpus in counted else counted[0] if len(counted) == 1 else 0
     made = replace(job, gpus=gpus)
-    return priced(made, efficiency) if gpus and not problems(made) else None
+    return predict_plan(made, efficiency) if gpus and not problems(made) else None
 
 
-def _nothing(_: Progress) -> None:
+def _nothing(_: SearchProgress) -> None:
     pass

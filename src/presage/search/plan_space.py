@@ -6,62 +6,61 @@ A family has what a layer's prices depend on; the layouts of one differ in sched
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import isqrt
 from typing import NamedTuple
 
 from presage.configs.job import Job, Recompute
 from presage.errors import PresageError
-from presage.search.layout import KNOBS, RECOMPUTES, Layout, knob, recompute_word
+from presage.parallel.plan import ParallelPlan
+from presage.parallel.schedules import ONE_CHUNK, SCHEDULES
+from presage.search.layout import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
 
-__all__ = ["Family", "Keep", "Space", "parse_keep"]
+__all__ = ["Keep", "PlanFamily", "PlanSpace", "parse_keep"]
 
 MOST_TP = 16  # or the GPUs that share a domain, where these are more
 LEAST_TOKENS = 1024  # of a sequence on a context-parallel rank
 Keep = Mapping[str, frozenset[str]]  # knob: the words that are left of it
 
 
-class Family(NamedTuple):
+class PlanFamily(NamedTuple):
     """Layouts whose layers cost the same."""
 
     gpus: int
-    tp: int
-    sequence: bool
-    cp: int
-    pp: int
-    ep: int
-    expert_tp: int
+    parallel: ParallelPlan  # with the schedule and the sharding left open
     micro_batch: int
 
     @property
     def dp(self) -> int:
-        return self.gpus // (self.tp * self.cp * self.pp)
+        return self.parallel.dp(self.gpus)
 
 
 class Split(NamedTuple):
-    """How layers are dealt out and run."""
+    """How layers are assigned to stages and run."""
 
     virtual: int
     schedule: str
-    ends: bool
+    ends_as_layers: bool
 
 
 class Sharding(NamedTuple):
+    """What data parallel ranks share."""
+
     zero: int
     fsdp: bool
     shard: int
 
 
 @dataclass(frozen=True)
-class Space:
+class PlanSpace:
     """Of one job."""
 
     job: Job
     gpus: tuple[int, ...]
     keep: Keep = field(default_factory=dict)
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[PlanFamily]:
         """In order, each once."""
         for gpus in self.gpus:
             for tp in self._tps(gpus):
@@ -69,23 +68,27 @@ class Space:
                     for pp in self._pps(gpus, tp, cp):
                         yield from self._inner(gpus, tp, cp, pp)
 
-    def _inner(self, gpus: int, tp: int, cp: int, pp: int) -> Iterator[Family]:
+    def _inner(self, gpus: int, tp: int, cp: int, pp: int) -> Iterator[PlanFamily]:
         dp = gpus // (tp * cp * pp)
         if not self.allows("dp", dp):
             return
         sequence = tp > 1 and self.job.framework.sequence and self.job.sequence % (tp * cp) == 0
         for ep, expert_tp in self._experts(gpus // pp, tp):
+            parallel = ParallelPlan(tp=tp, sequence_parallel=sequence, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)
             for size in self._micro_batches(dp):
-                yield Family(gpus, tp, sequence, cp, pp, ep, expert_tp, size)
+                yield PlanFamily(gpus, parallel, size)
 
-    def layouts(self, f: Family) -> list[Layout]:
+    def layouts(self, f: PlanFamily) -> list[JobPlan]:
         """Of a family, in order."""
         splits, shardings, again = self._splits(f), self._shardings(f), self._recomputes()
-        made = [Layout(*f, *split, *sharding, r) for split in splits for sharding in shardings for r in again]
+        every = [
+            replace(f.parallel, **split._asdict(), **sharding._asdict()) for split in splits for sharding in shardings
+        ]
+        made = [JobPlan(f.gpus, parallel, f.micro_batch, r) for parallel in every for r in again]
         late = [name for name in self.keep if name in ("zero", "sharding")]
         return [x for x in made if all(knob(x, name) in self.keep[name] for name in late)]
 
-    def count(self, f: Family) -> int:
+    def count(self, f: PlanFamily) -> int:
         return len(self.layouts(f))
 
     def allows(self, name: str, value: object) -> bool:
@@ -125,14 +128,16 @@ class Space:
         sizes = {1 << i for i in range(replica.bit_length())} | {self.job.micro_batch}
         return self._kept("micro_batch", (s for s in sorted(sizes) if not replica % s))
 
-    def _splits(self, f: Family) -> list[Split]:
-        if f.pp == 1:
-            found = [Split(1, "1f1b", False)]
+    def _splits(self, f: PlanFamily) -> list[Split]:
+        pp, searched = f.parallel.pp, [kind for kind in SCHEDULES.values() if kind.searched]
+        if pp == 1:
+            found = [Split(1, ONE_CHUNK, False)]
         else:
             count = self.job.global_batch // (f.micro_batch * f.dp)
-            found = [Split(1, kind, ends) for ends in self._ends(f.pp) for kind in ("1f1b", "zero-bubble")]
-            chunks = self._chunks(f.pp) if not count % f.pp else []
-            found += [Split(v, "interleaved", ends) for v in chunks for ends in self._ends(f.pp * v)]
+            flat, chunked = ([k.name for k in searched if k.interleaved == several] for several in (False, True))
+            found = [Split(1, kind, ends) for ends in self._ends(pp) for kind in flat]
+            chunks = self._chunks(pp) if not count % pp else []
+            found += [Split(v, kind, ends) for kind in chunked for v in chunks for ends in self._ends(pp * v)]
         return [s for s in found if self.allows("virtual", s.virtual) and self.allows("schedule", s.schedule)]
 
     def _chunks(self, pp: int) -> list[int]:
@@ -146,13 +151,14 @@ class Space:
         layers = self.job.model.layers
         return [True] if slots > layers else [False, True] if layers % slots else [False]
 
-    def _shardings(self, f: Family) -> list[Sharding]:
+    def _shardings(self, f: PlanFamily) -> list[Sharding]:
         """ZeRO's stages, FSDP that keeps gathered parameters or not, FSDP within a node (HSDP), and the job's own.
         ZeRO's stages 2 and 3 go without a pipeline unless they are the job's own: DeepSpeed has no such plans."""
-        holders, near, p = f.dp * f.cp, self.job.platform.domain // f.tp, self.job.parallel
+        q, p = f.parallel, self.job.parallel
+        holders, near = f.dp * q.cp, self.job.platform.domain // q.tp
         if holders == 1:
             return [Sharding(0, False, 0)]
-        found = [Sharding(z, False, 0) for z in range(4 if f.pp == 1 else 2)]
+        found = [Sharding(z, False, 0) for z in range(4 if q.pp == 1 else 2)]
         found += [Sharding(2, True, 0), Sharding(3, True, 0)]
         found += [Sharding(3, True, near)] if 1 < near < holders and not holders % near else []
         own = Sharding(p.zero, p.fsdp, p.shard)

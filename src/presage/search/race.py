@@ -11,19 +11,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.search.layout import Layout, knob
+from presage.search.layout import JobPlan, knob
 
-__all__ = ["COMPARED", "Race", "front"]
+__all__ = ["COMPARED", "PruningQueue", "pareto_front"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 COMPARED = ("gpus", "tp", "cp", "pp", "virtual", "schedule", "ep", "expert_tp", "micro_batch", "sharding", "recompute")
 
 
-class Race:
+class PruningQueue:
     """Arrays over all layouts that fit. `value` is what is sought to be small; infinite until it is known."""
 
-    def __init__(self, layouts: Sequence[Layout], bound: Floats, needed: Floats, top: int, prune: bool) -> None:
+    def __init__(self, layouts: Sequence[JobPlan], bound: Floats, needed: Floats, top: int, prune: bool) -> None:
         self.bound, self.needed, self.top, self.prune = bound, needed, top, prune
         self.value = np.full(len(layouts), np.inf)
         self.order = np.argsort(bound, kind="stable")
@@ -79,7 +79,7 @@ def _coded(words: list[str]) -> tuple[list[str], Ints]:
     return list(numbers), codes
 
 
-def front(needed: Floats, ranked: Ints) -> list[int]:
+def pareto_front(needed: Floats, ranked: Ints) -> list[int]:
     """Of ranked ones those that no other beats in both, the fastest first."""
     out: list[int] = []
     for i in ranked.tolist():

@@ -11,15 +11,17 @@ from presage.pool import BESIDE, SERIAL, Pool
 from presage.prediction.draws import DrawRequest, draw_all, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.search.search_result import Found, Progress, Tell
+from presage.search.search_result import OnProgress, SearchProgress, SearchResult
 
-__all__ = ["CANDIDATES", "surest"]
+__all__ = ["CANDIDATES", "rank_by_p95"]
 
 CANDIDATES = 24  # plans that are drawn
 DRAWS = 4_000
 
 
-def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, tell: Tell, pool: Pool) -> Found:
+def rank_by_p95(
+    found: SearchResult, noise: str | None, seed: int, top: int, begun: float, tell: OnProgress, pool: Pool
+) -> SearchResult:
     """The plans found, ranked anew, and each one's p95: all with the same random numbers."""
     if not found.best:
         return found
@@ -28,7 +30,7 @@ def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, t
     asked = [_asked(p, belief.noise, found) for p in plans]
     for i, draws in draw_all(asked, seed, BESIDE if pool == SERIAL else pool):
         late[i] = draws.p95
-        tell(Progress("drawing", len(late), len(plans), found.counts.legal, min(e.value for e in late.values())))
+        tell(SearchProgress("drawing", len(late), len(plans), found.counts.legal, min(e.value for e in late.values())))
     order = sorted(range(len(found.best)), key=lambda i: late[i].value)[:top]
     best, chosen = tuple(found.best[i] for i in order), [late[i] for i in order]
     own = [late[i] for i in range(len(found.best), len(plans))]
@@ -36,5 +38,5 @@ def surest(found: Found, noise: str | None, seed: int, top: int, begun: float, t
     return replace(found, best=best, late=(*chosen, *own), noise=source, took=took)
 
 
-def _asked(p: JobResult, noise: Noise, found: Found) -> DrawRequest:
+def _asked(p: JobResult, noise: Noise, found: SearchResult) -> DrawRequest:
     return DrawRequest(without_fitted_stragglers(step_model(p.job, p.job_step, found.efficiency), noise), noise, DRAWS)

@@ -12,17 +12,17 @@ from presage.noise.estimate import Estimate
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.prediction.jobs.job_step import job_step
-from presage.search.layout import Layout
+from presage.search.layout import JobPlan
 
-__all__ = ["Counts", "Found", "Progress", "Short", "Tell", "priced"]
+__all__ = ["OnProgress", "PricedPlan", "SearchCounts", "SearchProgress", "SearchResult", "predict_plan"]
 
 
-def priced(job: Job, efficiency: Efficiency | None = None) -> JobResult:
+def predict_plan(job: Job, efficiency: Efficiency | None = None) -> JobResult:
     """A job as it is, with all that is known of its step."""
     return JobResult(job, job_step(job, efficiency), job_memory(job))
 
 
-class Progress(NamedTuple):
+class SearchProgress(NamedTuple):
     """Where a search stands."""
 
     what: str  # surveying, pricing, drawing
@@ -32,20 +32,20 @@ class Progress(NamedTuple):
     best: float  # of what is known
 
 
-Tell = Callable[[Progress], None]
+OnProgress = Callable[[SearchProgress], None]
 
 
 @dataclass(frozen=True)
-class Short:
+class PricedPlan:
     """A layout with its time and memory alone."""
 
-    layout: Layout
+    layout: JobPlan
     seconds: float
     needed: float
 
 
 @dataclass(frozen=True)
-class Counts:
+class SearchCounts:
     """How many layouts there were."""
 
     legal: int
@@ -60,18 +60,18 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Best first. `own` is the job's own plan, where it can be run on these GPUs."""
 
     objective: str
     best: tuple[JobResult, ...]
-    front: tuple[Short, ...]
-    by_knob: dict[str, dict[str, Short]]
+    front: tuple[PricedPlan, ...]
+    by_knob: dict[str, dict[str, PricedPlan]]
     own: JobResult | None
-    counts: Counts
+    counts: SearchCounts
     complete: bool  # whether all that had to be priced was
     took: float  # seconds
     efficiency: Efficiency | None
-    cloud: tuple[Short, ...] = ()  # all that were priced, best first
+    cloud: tuple[PricedPlan, ...] = ()  # all that were priced, best first
     late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: what 19 of 20 steps take at most
     noise: str = ""  # where that noise is from

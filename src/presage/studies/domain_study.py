@@ -9,7 +9,7 @@ from presage.configs.job import Job
 from presage.errors import PresageError
 from presage.hardware import Platform
 from presage.prediction.draws.distribution import belief_of
-from presage.search import layout_of, search, words
+from presage.search import job_plan, plan_words, search
 from presage.studies.study_point import SETUP, Point, Setup, Skipped, Study, at
 
 __all__ = ["DOMAINS", "domain_study", "with_domain"]
@@ -47,7 +47,7 @@ def _best(job: Job, size: int, setup: Setup, workers: int, ray: str | None) -> P
 
 
 def _noted(p: Point | Skipped) -> Point | Skipped:
-    return replace(p, note=words(layout_of(p.job))) if isinstance(p, Point) else p
+    return replace(p, note=plan_words(job_plan(p.job))) if isinstance(p, Point) else p
 
 
 def with_domain(platform: Platform, size: int) -> Platform:

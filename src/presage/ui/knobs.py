@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from presage.errors import PresageError
+from presage.parallel.schedules import SCHEDULES
 
 __all__ = ["KEPT", "KNOBS", "SHARDINGS", "Knob", "Wrong", "knob", "knobs_in", "value_of"]
 
@@ -19,7 +20,7 @@ SHARDINGS = {
     "FSDP, parameters kept": (2, True),
 }  # fmt: skip
 RECOMPUTES = ("none", "selective", "every-2", "full")
-SCHEDULES = ("auto", "1f1b", "gpipe", "zero-bubble")
+PIPELINES = ("auto", *(kind.name for kind in SCHEDULES.values() if not kind.interleaved))
 
 
 class Wrong(PresageError):
@@ -51,7 +52,7 @@ KNOBS = (
     Knob("cp", "Context", "count", "Parallelism", "GPUs that share each sequence (cp)"),
     Knob("ep", "Experts", "count", "Parallelism", "GPUs that the experts are spread over (ep)"),
     Knob("virtual", "Chunks", "count", "Parallelism", "Chunks of layers on each stage (virtual stages)"),
-    Knob("schedule", "Schedule", "word", "Parallelism", "The order of microbatches in the pipeline", SCHEDULES),
+    Knob("schedule", "Schedule", "word", "Parallelism", "The order of microbatches in the pipeline", PIPELINES),
     Knob("sharding", "Sharded state", "word", "Parallelism", "What replicas share instead of each having it",
          tuple(SHARDINGS)),
     Knob("global_batch", "Batch", "count", "Training", "Samples a step, of all GPUs"),

@@ -12,6 +12,7 @@ from presage.configs.job_file import EVEN, Described, described
 from presage.configs.schema import merged
 from presage.errors import InputError, PresageError
 from presage.files.reading import parse_toml
+from presage.parallel.schedules import default_schedule
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.search.job_toml import table_toml
 from presage.search.layout import RECOMPUTES, recompute_word
@@ -137,12 +138,11 @@ def plan_of_job(job: Job, table: Mapping[str, Any]) -> Plan:
     software = table.get("framework", {})
     again = recompute_word(job.recompute)
     sharding = next((n for n, v in SHARDINGS.items() if v == (p.zero, p.fsdp)), "none")
-    usual = "interleaved" if p.virtual > 1 else "1f1b"
     knobs = {
         "model": str(model["preset"]) if preset else KEPT,
         "platform": cluster.get("platform") or KEPT,
         "gpus": job.gpus, "tp": p.tp, "pp": p.pp, "cp": p.cp, "ep": p.ep, "virtual": p.virtual,
-        "schedule": "auto" if p.schedule == usual else p.schedule,
+        "schedule": "auto" if p.schedule == default_schedule(p.virtual) else p.schedule,
         "sharding": sharding, "global_batch": job.global_batch, "micro_batch": job.micro_batch,
         "sequence": job.sequence, "precision": job.precision,
         "recompute": again if again in RECOMPUTES else KEPT,
@@ -158,8 +158,8 @@ def plan_like(text: str, best: Job) -> Plan:
     parallel = {n: v for n, v in table.get("parallel", {}).items() if n not in OWN}
     said = {"ends_as_layers": p.ends_as_layers, "expert_tp": p.expert_tp if p.expert_tp > 1 else 0}
     parallel |= {n: v for n, v in said.items() if v}
-    if p.tp > 1 and p.sequence != best.framework.sequence:
-        parallel["sequence_parallel"] = p.sequence
+    if p.tp > 1 and p.sequence_parallel != best.framework.sequence:
+        parallel["sequence_parallel"] = p.sequence_parallel
     return plan_of_job(best, {**table, "parallel": parallel})
 
 

@@ -7,9 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine import Edges, Lane, Program, Timeline, simulate
 from presage.parallel.pipeline.durations import Durations, durations
-from presage.parallel.pipeline.orders import WHAT
 from presage.parallel.pipeline.schedule import Schedule
 from presage.parallel.pipeline.structure import EXCHANGE, Structure
+from presage.parallel.schedules import WHAT
 
 __all__ = ["program", "timeline"]
 

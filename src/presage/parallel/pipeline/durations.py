@@ -71,9 +71,9 @@ def durations(
     send: ArrayLike = 0.0, beside: bool = True, first_extra: ArrayLike | None = None,
 ) -> Durations:  # fmt: skip
     """Numbers, or arrays by stage or by (stage, chunk), as seconds of a schedule's operations; or what is wrong."""
-    split = schedule.kind == "zero-bubble"
+    split = schedule.splits_backward
     if split and weight is None:
-        raise PresageError("a zero-bubble schedule needs the seconds of weight gradients apart: weight")
+        raise PresageError(f"a {schedule.kind} schedule needs the seconds of weight gradients apart: weight")
     parts = np.zeros((len(PARTS), schedule.stages, schedule.virtual))
     for part, name, given in zip(parts, PARTS, (forward, backward, weight, first_extra), strict=True):
         if given is not None:

@@ -11,15 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine.compiled import compiled
 from presage.errors import PresageError
-from presage.parallel.pipeline.orders import KINDS, group_of
 from presage.parallel.pipeline.structure import EXCHANGE, FIRST, Structure, structure
+from presage.parallel.schedules import ScheduleKind, group_of, schedule_kind
 
 __all__ = ["Order", "Schedule"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
-MEETING = ("1f1b", "gpipe")  # schedules in which stages that do not send beside their work wait for each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +37,7 @@ class Order:
 class Schedule:
     """Make one with `Schedule.of`.
 
-    1f1b: forwards and backwards in turn, as early as the stages behind allow. interleaved: the same with several chunks
-    of layers on each stage (Megatron-Core's order). gpipe: all forwards, then all backwards. zero-bubble: backwards are
-    split, input gradients first, and weight gradients fill the waits (ZB-H1 of arXiv 2401.10241).
+    `kind` is one of SCHEDULES.
     """
 
     kind: str
@@ -53,14 +50,25 @@ class Schedule:
     @lru_cache(maxsize=4096)
     def of(kind: str, stages: int, microbatches: int, virtual: int = 1) -> Schedule:
         """A schedule, or an error that names what does not fit."""
-        if kind not in KINDS:
-            raise PresageError(f"no pipeline schedule {kind!r}: there is {', '.join(KINDS)}")
+        rule = schedule_kind(kind)
         for name, count in (("stages", stages), ("microbatches", microbatches), ("virtual", virtual)):
             if count < 1:
                 raise PresageError(f"a pipeline with {name} = {count}: {name} >= 1")
-        if kind == "1f1b" and virtual > 1:
-            raise PresageError(f"1f1b has one chunk of layers a stage, virtual = 1, not {virtual}: take interleaved")
-        return Schedule(kind, stages, microbatches, virtual, group_of(kind, stages, microbatches, virtual))
+        if rule.chunks == "one" and virtual > 1:
+            raise PresageError(
+                f"{kind} has one chunk of layers a stage, virtual = 1, not {virtual}: use {rule.with_chunks}"
+            )
+        return Schedule(kind, stages, microbatches, virtual, group_of(rule, stages, microbatches, virtual))
+
+    @property
+    def rule(self) -> ScheduleKind:
+        """What kind of schedule it is."""
+        return schedule_kind(self.kind)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients are operations of their own."""
+        return self.rule.splits_backward
 
     @cached_property
     def order(self) -> tuple[Order, ...]:
@@ -79,23 +87,23 @@ class Schedule:
         apart; what a stage holds is known from its order alone.
         """
         each = np.ascontiguousarray(np.broadcast_to(spread(weights), (self.stages, self.virtual)))
-        if self.kind == "gpipe":
+        if self.rule.phased:
             return np.asarray(self.microbatches * each.sum(axis=1))
         s = self.few(min(self.filling, self.microbatches)).structure()  # more microbatches hold no more
-        return most_held(s.waits.kind, s.lane, each.ravel(), self.stages, self.kind == "zero-bubble")
+        return most_held(s.waits.kind, s.lane, each.ravel(), self.stages, self.splits_backward)
 
     @property
     def filling(self) -> int:
         """Microbatches with which all stages are at work at once for at least a round."""
         if self.virtual == 1:
-            return 2 * self.stages + (self.stages if self.kind == "zero-bubble" else 0) + 2
+            return 2 * self.stages + (self.stages if self.splits_backward else 0) + 2
         ahead = 2 * self.stages + (self.virtual - 1) * max(self.stages, self.group)
         return self.same_rest(-(-(ahead + 4) // self.virtual) + self.group)
 
     @property
     def period(self) -> int:
         """So many microbatches more, and the schedule is the same with one round more."""
-        return 1 if self.kind == "gpipe" else self.group
+        return 1 if self.rule.phased else self.group
 
     def same_rest(self, microbatches: int, rounds: int = 1) -> int:
         """The next number of microbatches from which this schedule is a whole number of times `rounds` rounds away."""
@@ -104,7 +112,7 @@ class Schedule:
 
     def few(self, microbatches: int) -> Schedule:
         """The same schedule with fewer microbatches."""
-        group = microbatches if self.kind == "gpipe" else self.group
+        group = microbatches if self.rule.phased else self.group
         return Schedule(self.kind, self.stages, microbatches, self.virtual, group)
 
     def structure(self, beside: bool = True) -> Structure:
@@ -115,7 +123,7 @@ class Schedule:
     @property
     def meets(self) -> bool:
         """Whether stages that do not send beside their work meet to send."""
-        return self.kind in MEETING and self.virtual == 1
+        return self.rule.rendezvous and self.virtual == 1
 
 
 def spread(values: ArrayLike) -> Floats:

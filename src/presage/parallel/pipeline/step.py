@@ -91,5 +91,5 @@ def _told(schedule: Schedule, d: Durations, s: Structure, end: Floats, seconds: 
     begun = end[s.first] - seconds[s.waits.kind[s.first]]
     done = end[s.last] + more
     if not d.beside and not schedule.meets:
-        done = done - d.last_sent(schedule.kind == "zero-bubble")
+        done = done - d.last_sent(schedule.splits_backward)
     return Run(schedule, d, float(done.max()), begun, done, few)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from presage.engine.compiled import compiled
 from presage.engine.pairs import Pairs
-from presage.parallel.pipeline.orders import UNIT, Moments, Turns, moments, turns
 from presage.parallel.pipeline.pace import Stretch
+from presage.parallel.schedules import UNIT, Extent, Moments, ScheduleKind, Turns, moments, schedule_kind, turns
 
 __all__ = ["EXCHANGE", "FIRST", "Structure", "structure"]
 
@@ -67,7 +67,8 @@ class Structure:
 @lru_cache(maxsize=256)
 def structure(kind: str, stages: int, microbatches: int, virtual: int, group: int, exchanges: bool) -> Structure:
     """Of one schedule. Kept: many steps differ in their times only."""
-    order, when = turns(microbatches, virtual, group), moments(kind, stages, microbatches, virtual, group)
+    rule = schedule_kind(kind)
+    order, when = turns(microbatches, virtual, group), moments(rule, Extent(stages, microbatches, virtual, group))
     columns = _operations(when, order, stages, virtual)
     if exchanges:
         columns = _joined([columns, *_exchanges(when, stages, virtual)])
@@ -79,13 +80,13 @@ def structure(kind: str, stages: int, microbatches: int, virtual: int, group: in
     lane, kinds, turn = (_moved(c, place) for c in columns[1:])
     first = _lane_waits(lane, kinds, EXCHANGE * stages * virtual, stages, second)
     waits = Pairs(first, second, kinds)
-    round_ = _round(kind, stages, virtual, group, exchanges)
-    foldable = kind != "gpipe" or virtual == 1
-    cuts = _cuts(kind, place, stages * microbatches * virtual) if foldable else []
+    round_ = _round(rule, stages, virtual, group, exchanges)
+    foldable = not rule.phased or virtual == 1
+    cuts = _cuts(rule, place, stages * microbatches * virtual) if foldable else []
     regular = np.array([_regular(waits, round_, lo, hi) for lo, hi in cuts], np.int64).reshape(-1, 2)
     window = np.array([_window(waits, hi) for _, hi in regular], np.int64)
     ends = _ends(place, order, when, stages, virtual)
-    cascade = kind == "gpipe" and not exchanges
+    cascade = rule.phased and not exchanges
     return Structure(stages, virtual, waits, lane, turn, order, round_, regular, window, cascade, *ends)
 
 
@@ -162,16 +163,16 @@ def _lane_waits(lane: Array, kind: Array, exchange: int, stages: int, second: Ar
     return first
 
 
-def _round(kind: str, stages: int, virtual: int, group: int, exchanges: bool) -> int:
+def _round(kind: ScheduleKind, stages: int, virtual: int, group: int, exchanges: bool) -> int:
     one_way = stages + (stages - 1) * exchanges
-    if kind == "gpipe":
+    if kind.phased:
         return one_way
-    return group * virtual * stages * (3 if kind == "zero-bubble" else 2) + group * (stages - 1) * exchanges
+    return group * virtual * stages * (3 if kind.splits_backward else 2) + group * (stages - 1) * exchanges
 
 
-def _cuts(kind: str, place: Array, size: int) -> list[tuple[int, int]]:
+def _cuts(kind: ScheduleKind, place: Array, size: int) -> list[tuple[int, int]]:
     """The phases of a schedule, as stretches of tasks."""
-    if kind != "gpipe":
+    if not kind.phased:
         return [(0, len(place))]
     turning = int(place[size : 2 * size].min())
     return [(0, turning), (turning, len(place))]

@@ -57,7 +57,7 @@ class Replica:
     def of(shape: StepModel, most: int) -> Replica:
         """With no more tasks than `most`, if that is enough to fill the pipeline."""
         s = shape.pipeline.schedule
-        each = s.stages * s.virtual * (3 if s.kind == "zero-bubble" else 2)
+        each = s.stages * s.virtual * (3 if s.splits_backward else 2)
         few = s.same_rest(max(int(s.filling * ROUNDS), most // each))
         return Replica(shape, s if few >= s.microbatches else s.few(few))
 

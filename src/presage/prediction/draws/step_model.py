@@ -112,7 +112,7 @@ def _across(job: Job) -> frozenset[str]:
 
 def _work(s: JobStep) -> Floats:
     """Seconds of each class in each pass; those of all classes add up to the pass."""
-    split = s.pipeline.schedule.kind == "zero-bubble"
+    split = s.pipeline.schedule.splits_backward
     kinds = np.array([_passes(c, t, s.slowdown, split) for c, t in zip(s.plan.kinds, s.passes, strict=True)])
     return np.moveaxis(kinds[s.plan.at], (2, 3), (0, 1))
 

@@ -13,9 +13,9 @@ def embedding_block(job: Job) -> Block:
     """Rows of the table, cut by vocabulary over tensor-parallel ranks; backward adds them up."""
     s = Sizes.of(job)
     rows = float(s.tokens * s.width * s.bytes)
-    op = "reduce_scatter" if job.parallel.sequence else "all_reduce"
+    op = "reduce_scatter" if job.parallel.sequence_parallel else "all_reduce"
     talk = Talk(op, rows, "tp") if s.tp > 1 else None
-    again = Talk("all_gather", rows, "tp") if s.tp > 1 and job.parallel.sequence else None
+    again = Talk("all_gather", rows, "tp") if s.tp > 1 and job.parallel.sequence_parallel else None
     more = 2 * rows if job.framework.dropout else 0.0
     ahead, back = Stream(2 * rows + more, 3, "embedding"), Stream(6 * rows + more, 4, "embedding")
     return Block.of("embedding", [ahead, talk], [again, back])

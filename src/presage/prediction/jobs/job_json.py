@@ -43,10 +43,13 @@ def _model(p: JobResult) -> dict[str, Any]:
     return {"name": m.name, "parameters": m.parameters, "active_parameters": m.active_parameters}
 
 
+NAMES = {"sequence_parallel": "sequence"}  # keys that are called otherwise in answers
+
+
 def _parallel(p: JobResult) -> dict[str, Any]:
     job = p.job
     return {
-        **{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(job.parallel).items()},
+        **{NAMES.get(k, k): list(v) if isinstance(v, tuple) else v for k, v in asdict(job.parallel).items()},
         "dp": job.dp,
         "microbatches": job.microbatches,
     }

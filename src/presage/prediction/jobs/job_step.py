@@ -60,7 +60,7 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
     busy = job.microbatches * (plan.counts @ (forward + backward))
     way = forward[plan.at[:, 0]]
-    if p.schedule != "zero-bubble" or p.virtual > 1:  # where weight gradients may come last, nothing need follow them
+    if not p.pipeline_kind.splits_backward:  # where weight gradients may come last, nothing need follow them
         way = way + backward[plan.at].min(axis=1)
     longest = max(busy[0], (busy[1:] + np.cumsum(way)[:-1]).max(initial=0.0))
     return float(longest + _update(job, pricer, plan, host))
@@ -86,7 +86,7 @@ def layer_host_of(job: Job) -> LayerHost:
     era = "a100" if job.platform.gpu.architecture in ("Volta", "Ampere", "Turing", "Pascal") else "h100"
     f, p = job.framework, job.parallel
     fused = f.attention not in ("unfused", "fused-softmax")
-    return layer_host(f.host, era, p.tp, p.sequence, job.model.experts is not None, fused, softmax_fused(job))
+    return layer_host(f.host, era, p.tp, p.sequence_parallel, job.model.experts is not None, fused, softmax_fused(job))
 
 
 class DpTraffic(NamedTuple):
@@ -113,7 +113,7 @@ class StepInputs(NamedTuple):
     @staticmethod
     def of(job: Job, pricer: Pricer) -> StepInputs:
         p, plan, host = job.parallel, chunks(job, pricer), layer_host_of(job)
-        schedule = Schedule.of("interleaved" if p.virtual > 1 else p.schedule, p.pp, job.microbatches, p.virtual)
+        schedule = Schedule.of(p.pipeline_kind.name, p.pp, job.microbatches, p.virtual)
         sent = None if _by_layer(job) else _dp_traffic(job, pricer, plan)
         update = _update(job, pricer, plan, host)
         return StepInputs(job, pricer, plan, host, schedule, _send(job, pricer), sent, _tied(job, pricer), update)
@@ -136,7 +136,7 @@ def step_at_clock(s: StepInputs, slow: float) -> StepAtClock:
     passes = [chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds]
     forward = np.array([x.forward for x in passes])[at]
     backward = np.array([x.backward for x in passes])[at]
-    weight = np.array([x.weight for x in passes])[at] if s.schedule.kind == "zero-bubble" else None
+    weight = np.array([x.weight for x in passes])[at] if s.schedule.splits_backward else None
     if weight is not None:
         backward = backward - weight
     done = run(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
@@ -163,14 +163,14 @@ def _send(job: Job, pricer: Pricer) -> float:
     width = 4 if job.precision in ("fp32", "tf32") else 2
     nbytes = job.rank_tokens * job.model.hidden * width / p.tp
     took = pricer.talk_seconds("send_recv", nbytes, "neighbour")
-    if p.tp > 1 and not p.sequence:  # and gathers what it got
+    if p.tp > 1 and not p.sequence_parallel:  # and gathers what it got
         took += pricer.talk_seconds("all_gather", nbytes * p.tp, "tp")
     return took
 
 
 def _by_layer(job: Job) -> bool:
     """Whether parameters and gradients are sent by layer, in each pass."""
-    return job.parallel.zero == 3 or job.parallel.fsdp
+    return job.parallel.by_layer
 
 
 def _dp_traffic(job: Job, pricer: Pricer, plan: Stages) -> DpTraffic:

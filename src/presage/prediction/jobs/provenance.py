@@ -35,7 +35,7 @@ def _collectives(job: Job) -> list[str]:
 
 
 def _tensor(job: Job) -> str:
-    return "all_gather" if job.parallel.sequence else "all_reduce"
+    return "all_gather" if job.parallel.sequence_parallel else "all_reduce"
 
 
 def _replicas(job: Job) -> str:

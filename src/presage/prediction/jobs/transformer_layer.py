@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     def of(job: Job) -> Sizes:
         p, m = job.parallel, job.model
         tokens = max(1, job.rank_tokens)
-        between = max(1, tokens // p.tp) if p.sequence else tokens
+        between = max(1, tokens // p.tp) if p.sequence_parallel else tokens
         heads, keys = max(1, m.heads // p.tp), max(1, m.kv_heads // p.tp)
         nbytes = 4 if job.precision in ("fp32", "tf32") else 2
         return Sizes(p.tp, tokens, between, m.hidden, heads, keys, m.window, job.precision, nbytes)
@@ -88,7 +88,7 @@ def linear(
     backward: list[Op | None] = [_cast(s, rows * n), back, weight, _bias(job, s, rows * n)]
     if s.tp > 1 and (enters or leaves):
         whole = rows * (k if enters else n) * s.bytes
-        gather = job.parallel.sequence
+        gather = job.parallel.sequence_parallel
         if enters and gather:
             forward.insert(0, Talk("all_gather", whole, "tp", product))
             backward[1:1] = [Talk("all_gather", whole, "tp", back, True)]  # the input again, for the weights' gradient
@@ -259,7 +259,7 @@ def expert_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     """Router, dispatch, expert products, combine; shared experts beside them."""
     m, p, e = job.model, job.parallel, job.model.experts
     assert e is not None
-    tokens = s.between if p.sequence or p.tp == 1 else max(1, s.tokens // s.tp)  # each rank routes its part
+    tokens = s.between if p.sequence_parallel or p.tp == 1 else max(1, s.tokens // s.tp)  # each rank routes its part
     routed = tokens * e.top_k * (e.capacity or e.imbalance)  # tokens that reach a rank's experts
     here, width = max(1, e.experts // p.ep), max(1, e.ffn // p.expert_tp)
     rows = max(1, round(routed * p.expert_tp / here / PADDED)) * PADDED

@@ -11,8 +11,8 @@ from presage.report.html.charts.pareto import POINTS, Point, pareto_figure
 from presage.report.html.charts.stacks import stacks_figure
 from presage.report.html.charts.units import time_unit
 from presage.report.html.page import Fact, Page, Section, Table, table_of
-from presage.search import Found, Short, layout_of, missed, words
-from presage.search.search_result import Counts
+from presage.search import PricedPlan, SearchResult, faster_but_too_large, job_plan, plan_words
+from presage.search.search_result import SearchCounts
 from presage.text import percent, seconds, size
 
 __all__ = ["plan_page"]
@@ -21,7 +21,7 @@ COMPARED = 8  # plans beside each other
 ALIKE = 5e-4
 
 
-def plan_page(job: Job, found: Found, command: str = "") -> Page:
+def plan_page(job: Job, found: SearchResult, command: str = "") -> Page:
     """All there is to see of a search."""
     name = job.name or job.model.name or "job"
     asked = f"Which plan is best? {name} on {job.platform.gpu.name} ({job.platform.key}), {job.global_batch:,} samples"
@@ -37,7 +37,7 @@ def plan_page(job: Job, found: Found, command: str = "") -> Page:
     return Page(name, asked, answer(found), facts(found), sections, notes, command)
 
 
-def answer(found: Found) -> str:
+def answer(found: SearchResult) -> str:
     """The one sentence."""
     best = found.best[0]
     late = f" (19 of 20 at most {seconds(found.late[0].value)})" if found.late else ""
@@ -57,13 +57,13 @@ def plain_words(job: Job) -> str:
     return ", ".join([*said, f"data parallel {job.dp:,}"])
 
 
-def _value(p: JobResult | Short, found: Found) -> float:
+def _value(p: JobResult | PricedPlan, found: SearchResult) -> float:
     """What is compared: seconds of a step, or of all GPUs where the cost is sought."""
     gpus = p.job.gpus if isinstance(p, JobResult) else p.layout.gpus
     return p.seconds * (gpus if found.objective == "cost" else 1)
 
 
-def _than_own(found: Found) -> str:
+def _than_own(found: SearchResult) -> str:
     own, best = found.own, found.best[0]
     if own is None:
         return ""
@@ -76,7 +76,7 @@ def _than_own(found: Found) -> str:
     return f", {percent(abs(gain))} {less if gain > 0 else more} than the job's own plan"
 
 
-def facts(found: Found) -> tuple[Fact, ...]:
+def facts(found: SearchResult) -> tuple[Fact, ...]:
     best, own = found.best[0], found.own
     late = f"p95 {seconds(found.late[0].value)}" if found.late else f"{best.job.gpus:,} GPUs"
     out = [
@@ -91,7 +91,7 @@ def facts(found: Found) -> tuple[Fact, ...]:
     return (*out, *_counted(found))
 
 
-def _counted(found: Found) -> tuple[Fact, ...]:
+def _counted(found: SearchResult) -> tuple[Fact, ...]:
     c = found.counts
     return (
         Fact(
@@ -104,11 +104,11 @@ def _counted(found: Found) -> tuple[Fact, ...]:
 # ---- time against memory
 
 
-def _pareto(found: Found) -> Section:
+def _pareto(found: SearchResult) -> Section:
     best, own = found.best[0], found.own
     cost = found.objective == "cost"
     times = best.job.gpus if cost else 1
-    too_large = [Point(words(m.layout), m.seconds * times, m.needed) for m in missed(found)]
+    too_large = [Point(plan_words(m.layout), m.seconds * times, m.needed) for m in faster_but_too_large(found)]
     figure = pareto_figure(
         [_point(s, found) for s in found.cloud], [_point(s, found) for s in found.front], best.memory.memory,
         _made(best, found), _made(own, found) if own else None, too_large,
@@ -127,12 +127,12 @@ def _pareto(found: Found) -> Section:
     return Section("Time against memory", shown, figure, lead)
 
 
-def _point(s: Short, found: Found) -> Point:
-    return Point(words(s.layout), _value(s, found), s.needed)
+def _point(s: PricedPlan, found: SearchResult) -> Point:
+    return Point(plan_words(s.layout), _value(s, found), s.needed)
 
 
-def _made(p: JobResult, found: Found) -> Point:
-    return Point(words(layout_of(p.job)), _value(p, found), p.memory.needed)
+def _made(p: JobResult, found: SearchResult) -> Point:
+    return Point(plan_words(job_plan(p.job)), _value(p, found), p.memory.needed)
 
 
 def _large_table(points: Sequence[Point]) -> Table:
@@ -143,7 +143,7 @@ def _large_table(points: Sequence[Point]) -> Table:
 # ---- the best
 
 
-def _best(found: Found) -> Section:
+def _best(found: SearchResult) -> Section:
     """What the next best plans take longer for than the best."""
     plans = [*found.best[:COMPARED], *([found.own] if found.own else [])]
     names = [f"{k + 1}" for k in range(len(found.best[:COMPARED]))] + (["own"] if found.own else [])
@@ -175,17 +175,17 @@ def _kinds(plans: Sequence[JobResult]) -> list[str]:
     return [k for k in seen if any(p.breakdown.get(k, 0.0) > 1e-6 * p.seconds for p in plans)]
 
 
-def _knobs(found: Found) -> Section:
+def _knobs(found: SearchResult) -> Section:
     lead = "What it costs to be held to a choice: the best plan with each, against the best of all."
     return Section("What each choice costs", (_knob_table(found),), None, lead)
 
 
-def _knob_table(found: Found) -> Table:
+def _knob_table(found: SearchResult) -> Table:
     """A row for each choice of each knob that has several."""
     best = _value(next(iter(found.by_knob["tp"].values())), found)
     rows = tuple(
         (tables.BY.get(knob, knob), word, f"{100 * (_value(s, found) / best - 1):+.1f}%", seconds(s.seconds),
-         size(s.needed), words(s.layout))
+         size(s.needed), plan_words(s.layout))
         for knob, choices in found.by_knob.items()
         if len(choices) > 1
         for word, s in choices.items()
@@ -204,13 +204,13 @@ def _knob_table(found: Found) -> Table:
 # ---- what was dropped
 
 
-def _dropped(found: Found) -> Section:
+def _dropped(found: SearchResult) -> Section:
     c = found.counts
     lead = f"{percent(c.too_large / c.legal)} of the legal plans need more memory than a GPU has." if c.legal else ""
     return Section("What was dropped", (_counts_table(c),), None, lead)
 
 
-def _counts_table(c: Counts) -> Table:
+def _counts_table(c: SearchCounts) -> Table:
     rows = (
         ("legal plans", c.legal),
         ("need more memory than there is", c.too_large),
