@@ -5,30 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from msgspec.structs import replace
 
 from presage.capture.calls import Call
-from presage.graph.graph import DTYPE_BYTES, Arg, Event, Op, Ref, Storage, Tensor
+from presage.graph.builder import GraphBuilder
+from presage.graph.graph import DTYPE_BYTES, Arg, Event, Graph, Op, Ref, Storage, Tensor
 
-__all__ = ["Builder", "Rule", "contiguous"]
-
-Rule: TypeAlias = Callable[["Builder", Call], None]
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides."""
-    out: list[int] = []
-    step = 1
-    for n in reversed(shape):
-        out.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(out))
+Rule: TypeAlias = Callable[["Lowering", Call], None]
 
 
-class Builder:
-    """Collects the ops of the calls it is led through, one call at a time."""
+class Lowering(GraphBuilder):
+    """A graph builder that writes the ops of one recorded call at a time (`begin`, the call's rule, `end`)."""
 
     def __init__(
         self,
@@ -37,11 +27,10 @@ class Builder:
         sparse: dict[int, tuple[int, ...]],
         facts: dict[int, tuple[int, int]] | None = None,
     ) -> None:
+        super().__init__()
         self.tensors, self.storages = tensors, storages
         self.facts = facts or {}  # how often the values of index tensors repeat
         self.sparse = sparse  # shapes of the values of sparse tensors
-        self.ops: list[Op] = []
-        self.events: list[Event] = []
         self.call: Call | None = None
         self.within: tuple[str, ...] = ()
         self.merged: dict[int, int] = {}  # storages that on CUDA are another one, changed in place
@@ -80,10 +69,11 @@ class Builder:
     def new(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None) -> Ref:
         """A temporary tensor, given back at the end of the call."""
         shape = tuple(shape)
-        storage = self.add_storage(prod(shape) * DTYPE_BYTES[dtype])
+        storage = self.workspace(prod(shape) * DTYPE_BYTES[dtype])
         return self.view(storage, shape, dtype, strides)
 
-    def add_storage(self, nbytes: int) -> int:
+    def workspace(self, nbytes: int) -> int:
+        """Memory that is given back at the end of the call."""
         assert self.call is not None
         number = len(self.storages)
         self.storages.append(Storage(number, nbytes, "workspace", "", self.call.module))
@@ -94,10 +84,7 @@ class Builder:
     def view(
         self, storage: int, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None, offset: int = 0
     ) -> Ref:
-        shape = tuple(shape)
-        steps = tuple(strides) if strides is not None else contiguous(shape)
-        self.tensors.append(Tensor(len(self.tensors), storage, shape, steps, dtype, offset))
-        return Ref(len(self.tensors) - 1)
+        return Ref(self.add_tensor(storage, shape, dtype, offset, strides))
 
     def reshaped(self, ref: Arg | int, shape: Sequence[int], strides: Sequence[int] | None = None) -> Ref:
         """A view of another shape over the same memory."""
@@ -106,8 +93,7 @@ class Builder:
 
     def alike(self, new: Ref, old: Arg | int) -> Ref:
         """The new tensor, which holds the values of the old one."""
-        if (known := self.facts.get(self.get(old).id)) is not None:
-            self.facts[new.id] = known
+        self.copy_facts(self.get(old).id, new.id)
         return new
 
     def op(
@@ -126,7 +112,7 @@ class Builder:
         results = [o.id if isinstance(o, Ref) else o for o in outputs]
         if results and not any(self.tensors[i].elements for i in results):
             kernels = sync = False  # nothing to compute or to wait for
-        self.ops.append(
+        self.append(
             Op(
                 name=name,
                 overload=overload,
@@ -175,6 +161,26 @@ class Builder:
         """An output of the call."""
         assert self.call is not None
         return Ref(self.call.outputs[place])
+
+    def finish(self, frees: list[Event], **fields: Any) -> Graph:
+        """The graph; `frees` are those of memory that the recorded program held."""
+        self.events = frees + self.events
+        self._apply_merges()
+        return self.build(frees_first=True, **fields)
+
+    def _apply_merges(self) -> None:
+        """Where one storage took another's place: the place is kept until its last holder lets go."""
+        into = self.merged
+        if not into:
+            return
+        self.tensors = [t if t.storage not in into else replace(t, storage=into[t.storage]) for t in self.tensors]
+        last = {e.storage: e for e in self.events if not e.allocates and e.storage in into}
+        kept = {into[s]: max(e.op for k, e in last.items() if into[k] == into[s]) for s in last}
+        lasting = set(into.values())
+        rest = [e for e in self.events if e.storage not in into and (e.allocates or e.storage not in lasting)]
+        self.events = rest + [Event(op, storage, False) for storage, op in kept.items()]
+        for storage in into:  # without events of its own it must not count as there from before
+            self.resize(storage, 0)
 
 
 _names: dict[tuple[str, str, int], tuple[str, ...]] = {}

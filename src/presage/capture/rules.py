@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from presage.capture import rules_foreach, rules_index, rules_layers, rules_math, rules_memory
 from presage.capture.calls import Call
-from presage.capture.lowering import Builder, Rule
+from presage.capture.lowering import Lowering, Rule
 
 __all__ = ["lower"]
 
@@ -20,7 +20,7 @@ HOST = {
 }  # fmt: skip
 
 
-def lower(builder: Builder, call: Call) -> None:
+def lower(builder: Lowering, call: Call) -> None:
     """Add the ops of one call."""
     if call.host:
         builder.same(kernels=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from presage.capture.calls import Call
-from presage.capture.lowering import Builder, Rule
+from presage.capture.lowering import Lowering, Rule
 from presage.graph.graph import Arg, Ref
 from presage.graph.lists import taken_at_once
 
@@ -17,7 +17,7 @@ TERNARY = "addcmul addcdiv lerp"
 UNARY = "sqrt neg reciprocal abs exp sign"
 
 
-def _rule(b: Builder, call: Call) -> None:
+def _rule(b: Lowering, call: Call) -> None:
     lists = [a for a in call.inputs if isinstance(a, list) and a and all(isinstance(x, Ref) for x in a)]
     columns = [[b.get(x) for x in one] for one in lists]  # type: ignore[arg-type]
     if not columns or taken_at_once(columns, any_dtype=call.name.endswith("copy_")):

@@ -9,16 +9,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from presage.capture import pretend, settings
 from presage.capture.calls import Moment
-from presage.capture.lowering import Builder
+from presage.capture.lowering import Lowering
 from presage.capture.nesting import Nested, profiled
 from presage.capture.recorder import Recorder
 from presage.capture.rules import lower
 from presage.errors import PresageError
-from presage.graph.graph import Event, Graph, Op, Tensor
+from presage.graph.graph import Event, Graph, Op
 from presage.usercode import users_line
 
 __all__ = ["Step", "capture"]
@@ -121,36 +120,16 @@ def _graph(
     recorder: Recorder, nested: list[Nested], source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
 ) -> Graph:
     made, storages, moments = recorder.memory.compact(_homes(recorder))
-    builder = Builder(made, storages, recorder.memory.sparse, recorder.shadows.facts())
-    starts = _lower_all(builder, recorder, nested, moments)
-    events = _frees(moments, starts, len(builder.ops)) + builder.events
-    tensors, events = _merged(builder, events)
-    order = sorted(range(len(events)), key=lambda i: (events[i].op, events[i].allocates))
-    return Graph(
-        ops=tuple(builder.ops),
-        tensors=tuple(tensors),
-        # a merged storage is another's memory: without events of its own it must not count as there from before
-        storages=tuple(replace(s, nbytes=0) if s.id in builder.merged else s for s in builder.storages),
-        events=tuple(events[i] for i in order),
+    lowering = Lowering(made, storages, recorder.memory.sparse, recorder.shadows.facts())
+    lowering.notes += recorder.notes
+    starts = _lower_all(lowering, recorder, nested, moments)
+    return lowering.finish(
+        _frees(moments, starts, len(lowering.ops)),
         source=source,
         arguments={k: str(v) for k, v in arguments.items()},
         flags=flags,
         torch=torch.__version__,
-        notes=tuple(recorder.notes),
-        facts=builder.facts,
     )
-
-
-def _merged(builder: Builder, events: list[Event]) -> tuple[list[Tensor], list[Event]]:
-    """Where one storage took another's place: the place is kept until its last holder lets go."""
-    into = builder.merged
-    if not into:
-        return builder.tensors, events
-    tensors = [t if t.storage not in into else replace(t, storage=into[t.storage]) for t in builder.tensors]
-    last = {e.storage: e for e in events if not e.allocates and e.storage in into}
-    kept = {into[s]: max(e.op for k, e in last.items() if into[k] == into[s]) for s in last}
-    out = [e for e in events if e.storage not in into and not (e.storage in into.values() and not e.allocates)]
-    return tensors, out + [Event(op, storage, False) for storage, op in kept.items()]
 
 
 def _homes(recorder: Recorder) -> dict[int, str]:
@@ -161,7 +140,7 @@ def _homes(recorder: Recorder) -> dict[int, str]:
     }
 
 
-def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested], moments: list[Moment]) -> list[int]:
+def _lower_all(lowering: Lowering, recorder: Recorder, nested: list[Nested], moments: list[Moment]) -> list[int]:
     """Lower every call in order; returns the number of the first op of each call."""
     allocated: dict[int, list[int]] = defaultdict(list)
     for m in moments:
@@ -170,18 +149,18 @@ def _lower_all(builder: Builder, recorder: Recorder, nested: list[Nested], momen
     starts: list[int] = []
     for n in nested:
         if n.call < 0:
-            builder.ops.append(_host_event(n, recorder, len(starts)))
+            lowering.append(_host_event(n, recorder, len(starts)))
             continue
         call = recorder.calls[n.call]
-        starts.append(len(builder.ops))
+        starts.append(len(lowering.ops))
         if call.name == "aten::detach" and (not n.within or n.within[-1] not in ("aten::detach", "detach")):
             continue  # autograd detaches what it saves only where tensors are subclasses, as fake ones are
         within = n.within[:-1] if n.within and n.within[-1] in (call.name, call.called) else n.within
         if n.sequence >= 0:
             call.sequence = n.sequence
-        builder.begin(call, within, allocated[n.call])
-        lower(builder, call)
-        builder.end()
+        lowering.begin(call, within, allocated[n.call])
+        lower(lowering, call)
+        lowering.end()
     return starts
 
 

@@ -77,7 +77,7 @@ class _Step:
         dense_update(tape, job.optimizer)
         if self.sparse.replicated:
             self._op("replicas.update", LOOKUP + "_dense", reads=[], writes=[])
-        return tape.draft.graph()
+        return tape.build()
 
     def _op(self, which: str, name: str, reads: list[int], writes: list[int], *within: str, sync: bool = False) -> None:
         """An op of the embeddings; collectives are on the communicator's stream."""
@@ -97,7 +97,7 @@ class _Step:
 
     def _send_sizes(self, wait: bool = False) -> None:
         if self._sends():
-            here = self.tape.draft.tensor(self.tape.of(self.coming).storage, (1,), self.job.index)
+            here = self.tape.add_tensor(self.tape.of(self.coming).storage, (1,), self.job.index)
             self._op("sizes", ALL_TO_ALL, [here] if wait else [], [self.sizes])
             if wait:
                 self.tape.emit("aten::item", [Ref(self.sizes)], [], kernels=False, sync=True)
@@ -109,7 +109,7 @@ class _Step:
 
     def _columns(self, tensor: int, width: int) -> int:
         """So many columns of what a rank's samples have, as one block."""
-        return self.tape.draft.tensor(self.tape.of(tensor).storage, (self.rows, width), self.wire)
+        return self.tape.add_tensor(self.tape.of(tensor).storage, (self.rows, width), self.wire)
 
     def _embedded(self) -> int:
         """Lookups, and the pooled rows of this rank's samples."""
@@ -138,7 +138,7 @@ class _Step:
 
     def _embedded_back(self, embedded: int, kinds: list[str]) -> None:
         tape, many = self.tape, self.job.ranks > 1
-        gradient = tape.cast(tape.gradient.pop(embedded), "float32")
+        gradient = tape.cast(tape.gradients.pop(embedded), "float32")
         flat = tape.activation((self.rows, self.width), "float32")
         tape.emit("aten::cat", [[Ref(gradient)], 1], [flat], ENGINE + "All2All_Pooled_WaitBackward")
         if self.sparse.placed and many:

@@ -29,7 +29,7 @@ def _linear_back(
     tape: Tape, x: int, used: int, out: int, parameters: tuple[int, int | None], name: str, needs_input: bool
 ) -> None:
     node = ENGINE + "AddmmBackward0", "AddmmBackward0"
-    gradient = tape.gradient.pop(out)
+    gradient = tape.gradients.pop(out)
     weight, offset = parameters
     if needs_input:
         back = tape.activation(tape.of(x).shape)
@@ -55,7 +55,7 @@ def relu(tape: Tape, x: int, name: str) -> int:
     tape.emit("aten::clamp_min", [Ref(x), 0], [out], "aten::relu")
 
     def back() -> None:
-        made, gradient = tape.activation(tape.of(x).shape), tape.gradient.pop(out)
+        made, gradient = tape.activation(tape.of(x).shape), tape.gradients.pop(out)
         node = ENGINE + "ReluBackward0", "ReluBackward0"
         tape.emit("aten::threshold_backward", [Ref(gradient), Ref(out), 0], [made], *node)
         tape.add_gradient(x, made)
@@ -81,7 +81,7 @@ def concatenate(tape: Tape, parts: list[int], name: str) -> int:
     tape.emit("aten::cat", [[Ref(p) for p in parts], 1], [out])
 
     def back() -> None:
-        gradient, start = tape.gradient.pop(out), 0
+        gradient, start = tape.gradients.pop(out), 0
         for part, width in zip(parts, widths, strict=True):
             node = ENGINE + "CatBackward0", "CatBackward0", "aten::narrow", "aten::slice"
             tape.add_gradient(part, tape.view(gradient, (rows, width), (sum(widths), 1), *node, offset=start))
@@ -115,7 +115,7 @@ def _dot_back(
     node, shape = (ENGINE + "IndexBackward0", "IndexBackward0"), tape.of(products).shape
     spread = tape.activation(shape)
     tape.emit("aten::fill_", [Ref(spread), 0], [spread], *node, "aten::new_zeros", "aten::zero_", writes=[spread])
-    inputs = [Ref(spread), [None, *map(Ref, places)], Ref(tape.gradient.pop(chosen)), True, False]
+    inputs = [Ref(spread), [None, *map(Ref, places)], Ref(tape.gradients.pop(chosen)), True, False]
     tape.emit("aten::_index_put_impl_", inputs, [spread], *node, writes=[spread])
     node = ENGINE + "BmmBackward0", "BmmBackward0"
     first, second = (tape.activation(tape.of(t).shape) for t in (flipped, stacked))
@@ -142,7 +142,7 @@ def _crossed(tape: Tape, start: int, x: int, gate: int, name: str) -> int:
     out = tape.pointwise("aten::add", [scaled, x], extra=[1])
 
     def back() -> None:
-        gradient = tape.gradient.pop(out)
+        gradient = tape.gradients.pop(out)
         node = ENGINE + "MulBackward0", "MulBackward0"
         tape.add_gradient(gate, tape.pointwise("aten::mul", [gradient, start], *node))
         tape.add_gradient(start, tape.pointwise("aten::mul", [gradient, gate], *node))
@@ -172,7 +172,7 @@ def _loss_back(tape: Tape, logits: int, labels: int) -> None:
     out = tape.pointwise("aten::sigmoid", [logits], ENGINE + node, node)
     for name, rest in (("aten::sub_", [Ref(labels), 1]), ("aten::mul_", [1.0]), ("aten::div_", [64])):
         tape.emit(name, [Ref(out), *rest], [out], ENGINE + node, node, writes=[out], overload="Tensor")
-    tape.gradient[logits] = out
+    tape.gradients[logits] = out
 
 
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
@@ -190,9 +190,9 @@ def dense_update(tape: Tape, optimizer: str) -> None:
     both = [[Ref(p) for p, _ in tape.parameters], [Ref(g) for _, g in tape.parameters]]
     states = []
     for _ in range(STATES[optimizer]):
-        made = [tape.draft.storage(4 * tape.of(p).elements, "optimizer", life="always") for p, _ in tape.parameters]
+        made = [tape.add_storage(4 * tape.of(p).elements, "optimizer", lifetime="always") for p, _ in tape.parameters]
         pairs = zip(made, tape.parameters, strict=True)
-        states.append([Ref(tape.draft.tensor(s, tape.of(p).shape, "float32")) for s, (p, _) in pairs])
+        states.append([Ref(tape.add_tensor(s, tape.of(p).shape, "float32")) for s, (p, _) in pairs])
     for name in UPDATES[optimizer]:
         lists = [*both, *states] if name == "aten::_fused_adam_" else both
         tape.emit(name, [*lists, -0.1], [], writes=[r.id for r in both[0]], overload="List")

@@ -1,6 +1,6 @@
-"""A Tape: dense layers written down as the ops PyTorch runs, forward and backward, without PyTorch.
+"""Tape: a graph builder with autograd. Dense layers become the ops PyTorch runs, forward and backward, without PyTorch.
 
-Every layer notes how its gradient goes back; `backward` plays the notes in reverse, as autograd does.
+Every layer records its backward function; `backward` calls them in reverse order, as autograd does.
 """
 
 from __future__ import annotations
@@ -11,50 +11,48 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from presage.graph.builder import GraphBuilder, new_op
 from presage.graph.graph import DTYPE_BYTES, Graph, Phase, Ref, Tensor
-from presage.parallel.draft import Draft, op
-
-__all__ = ["Tape"]
 
 ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 Note = Callable[[], None]
 
 
-class Tape:
-    """Collects ops; tensors are numbers. `dtype` is that of the layers' products."""
+class Tape(GraphBuilder):
+    """Collects ops; tensors are ids. `dtype` is that of the layers' GEMMs."""
 
     def __init__(self, dtype: str = "float32", *, tf32: bool = False, source: str = "") -> None:
         flags: dict[str, bool | str] = {"allow_tf32": tf32, "cudnn.allow_tf32": True}
-        self.draft = Draft(Graph((), (), (), (), source=source, flags=flags))
+        super().__init__(Graph((), (), (), (), source=source, flags=flags))
         self.dtype, self.phase, self.module = dtype, "forward", ""
         self.parameters: list[tuple[int, int]] = []  # tensors: parameter, gradient
-        self.gradient: dict[int, int] = {}  # by tensor
+        self.gradients: dict[int, int] = {}  # by tensor
         self._notes: list[tuple[str, Note]] = []
 
     # ---- tensors
 
     def activation(self, shape: Sequence[int], dtype: str = "") -> int:
         kind = dtype or self.dtype
-        storage = self.draft.storage(prod(shape) * DTYPE_BYTES[kind], "activation", module=self.module)
-        return self.draft.tensor(storage, shape, kind)
+        storage = self.add_storage(prod(shape) * DTYPE_BYTES[kind], "activation", module=self.module)
+        return self.add_tensor(storage, shape, kind)
 
     def input(self, shape: Sequence[int], dtype: str, *, nbytes: int | None = None) -> int:
         """What is there before the step; `nbytes` where its memory is counted elsewhere."""
         size = prod(shape) * DTYPE_BYTES[dtype] if nbytes is None else nbytes
-        return self.draft.tensor(self.draft.storage(size, "input", life="always"), shape, dtype)
+        return self.add_tensor(self.add_storage(size, "input", lifetime="always"), shape, dtype)
 
     def parameter(self, shape: Sequence[int], name: str) -> int:
-        storage = self.draft.storage(4 * prod(shape), "parameter", name, self.module, life="always")
-        return self.draft.tensor(storage, shape, "float32")
+        storage = self.add_storage(4 * prod(shape), "parameter", name, self.module, lifetime="always")
+        return self.add_tensor(storage, shape, "float32")
 
     def of(self, tensor: int) -> Tensor:
-        return self.draft.tensors[tensor]
+        return self.tensors[tensor]
 
     def view(self, tensor: int, shape: Sequence[int], strides: Sequence[int], *within: str, offset: int = 0) -> int:
         """The same memory seen otherwise."""
-        old, number = self.of(tensor), len(self.draft.tensors)
-        self.draft.tensors.append(Tensor(number, old.storage, tuple(shape), tuple(strides), old.dtype, offset))
+        old = self.of(tensor)
+        number = self.add_tensor(old.storage, shape, old.dtype, offset, strides)
         self.emit("aten::as_strided", [Ref(tensor)], [number], *within, kernels=False)
         return number
 
@@ -79,11 +77,11 @@ class Tape:
         sync: bool = False,
     ) -> None:
         phase: Phase = self.phase  # type: ignore[assignment]
-        one = op(
+        one = new_op(
             name, inputs, outputs=outputs, writes=writes, phase=phase, overload=overload, kernels=kernels,
             thread="autograd" if phase == "backward" else "main", stream=stream, group=group,
         )  # fmt: skip
-        self.draft.ops.append(replace(one, module=self.module, within=tuple(within), sync=sync))
+        self.append(replace(one, module=self.module, within=tuple(within), sync=sync))
 
     def pointwise(self, name: str, inputs: Sequence[int], *within: str, extra: Sequence[Any] = ()) -> int:
         """A new tensor like the first input."""
@@ -102,8 +100,8 @@ class Tape:
 
     def _cast_back(self, tensor: int, out: int) -> None:
         """Gradients in the dtype of what was cast; parameters and inputs get theirs otherwise, or none."""
-        if out in self.gradient:
-            gradient, back = self.gradient.pop(out), self.activation(self.of(tensor).shape, self.of(tensor).dtype)
+        if out in self.gradients:
+            gradient, back = self.gradients.pop(out), self.activation(self.of(tensor).shape, self.of(tensor).dtype)
             node = ENGINE + "ToCopyBackward0", "ToCopyBackward0"
             self.emit("aten::copy_", [Ref(back), Ref(gradient)], [back], *node, writes=[back])
             self.add_gradient(tensor, back)
@@ -116,15 +114,15 @@ class Tape:
 
     def add_gradient(self, tensor: int, gradient: int) -> None:
         """Gradients that reach a tensor by several ways are added up."""
-        if tensor in self.gradient:
-            gradient = self.pointwise("aten::add", [self.gradient[tensor], gradient], extra=[1])
-        self.gradient[tensor] = gradient
+        if tensor in self.gradients:
+            gradient = self.pointwise("aten::add", [self.gradients[tensor], gradient], extra=[1])
+        self.gradients[tensor] = gradient
 
     def keep_gradient(self, parameter: int, name: str) -> int:
         """Memory of a parameter's gradient."""
         shape = self.of(parameter).shape
-        storage = self.draft.storage(4 * prod(shape), "gradient", name, self.module, life="kept")
-        made = self.draft.tensor(storage, shape, "float32")
+        storage = self.add_storage(4 * prod(shape), "gradient", name, self.module, lifetime="kept")
+        made = self.add_tensor(storage, shape, "float32")
         self.parameters.append((parameter, made))
         return made
 

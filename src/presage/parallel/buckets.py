@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from presage.graph.builder import GraphBuilder, Lifetime, new_op
 from presage.graph.graph import Ref
-from presage.parallel.draft import Draft, Life, op
 from presage.parallel.gradients import Gradient
 
 __all__ = ["Bucket", "buckets", "fill"]
@@ -55,20 +55,22 @@ def buckets(found: Sequence[Gradient], limit_mb: float = 25.0, first_mb: float =
     return out
 
 
-def fill(draft: Draft, bucket: Bucket, share: float, name: str, dtype: str = "", life: Life = "always") -> int:
+def fill(
+    builder: GraphBuilder, bucket: Bucket, share: float, name: str, dtype: str = "", lifetime: Lifetime = "always"
+) -> int:
     """A bucket's memory, and the copies that bring each gradient into it when it is ready, times `share`.
 
-    Gives the bucket's tensor; the gradients' tensors in it follow it in the draft.
+    Gives the bucket's tensor; the gradients' tensors in it follow it in the builder.
     """
     dtype = dtype or bucket.dtype
-    flat = draft.buffer(bucket.elements, dtype, "buffer" if life == "always" else "gradient", name, life)
+    flat = builder.add_buffer(bucket.elements, dtype, "buffer" if lifetime == "always" else "gradient", name, lifetime)
     offset = 0
     for g in bucket.gradients:
-        view = draft.tensor(draft.tensors[flat].storage, g.tensor.shape, dtype, offset)
+        view = builder.add_tensor(builder.tensors[flat].storage, g.tensor.shape, dtype, offset)
         offset += g.tensor.elements
-        like = draft.source.ops[g.ready]
+        like = builder.source.ops[g.ready]
         inputs = [Ref(g.tensor.id), share, Ref(view)]
-        draft.after(
-            g.ready, op("aten::mul", inputs, outputs=(view,), like=like, overload="out", within="reducer::mul_out")
+        builder.after(
+            g.ready, new_op("aten::mul", inputs, outputs=(view,), like=like, overload="out", within="reducer::mul_out")
         )
     return flat

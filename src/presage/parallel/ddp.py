@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from presage.graph.builder import GraphBuilder, host_op, new_op
 from presage.graph.graph import Graph, Ref
 from presage.parallel.buckets import Bucket, buckets, fill
-from presage.parallel.draft import Draft, hook, op, read_elsewhere
 from presage.parallel.gradients import (
     Gradient,
     backward_passes,
@@ -47,68 +47,68 @@ def ddp(graph: Graph, ranks: int, options: Ddp = DEFAULT, group: str = GROUP) ->
     """The step of one of `ranks` data-parallel ranks."""
     if ranks == 1:
         return graph
-    draft = Draft(graph)
-    draft.before(0, hook("DDP::forward", (), op("", (), phase="forward")))
+    builder = GraphBuilder(graph)
+    builder.before(0, host_op("DDP::forward", (), new_op("", (), phase="forward")))
     if options.broadcast_buffers:
-        _broadcast_buffers(draft, group)
+        _broadcast_buffers(builder, group)
     passes = backward_passes(graph)
     for backward in passes[-1:] if options.no_sync else passes:
         found = gradients(graph, backward)
         filled = [
-            (bucket, _reduce(draft, bucket, ranks, group, f"bucket {k}"))
+            (bucket, _reduce(builder, bucket, ranks, group, f"bucket {k}"))
             for k, bucket in enumerate(buckets(found, options.bucket_cap_mb, options.first_bucket_mb))
         ]
-    _note_unused(draft, found)
+    _note_unused(builder, found)
     if options.rebuilt_buckets:
-        draft.storage(sum(b.nbytes for b, _ in filled), "buffer", "buckets of the first step", life="always")
-    _finish(draft, filled, passes[-1][-1], options.gradient_as_bucket_view)
-    return draft.graph()
+        builder.add_storage(sum(b.nbytes for b, _ in filled), "buffer", "buckets of the first step", lifetime="always")
+    _finish(builder, filled, passes[-1][-1], options.gradient_as_bucket_view)
+    return builder.build()
 
 
-def _reduce(draft: Draft, bucket: Bucket, ranks: int, group: str, name: str) -> int:
+def _reduce(builder: GraphBuilder, bucket: Bucket, ranks: int, group: str, name: str) -> int:
     """A bucket is filled and all-reduced."""
-    flat = fill(draft, bucket, 1 / ranks, name)
-    like = draft.source.ops[bucket.ready]
-    reduce = op("c10d::allreduce_", [[Ref(flat)]], writes=(flat,), like=like, stream=group, group=group)
-    draft.after(bucket.ready, reduce)
+    flat = fill(builder, bucket, 1 / ranks, name)
+    like = builder.source.ops[bucket.ready]
+    reduce = new_op("c10d::allreduce_", [[Ref(flat)]], writes=(flat,), like=like, stream=group, group=group)
+    builder.after(bucket.ready, reduce)
     return flat
 
 
-def _finish(draft: Draft, filled: list[tuple[Bucket, int]], end: int, as_view: bool) -> None:
+def _finish(builder: GraphBuilder, filled: list[tuple[Bucket, int]], end: int, as_view: bool) -> None:
     """The buckets become the gradients, or are copied back into them."""
     views = {g.storage: (g, flat + 1 + k) for bucket, flat in filled for k, g in enumerate(bucket.gradients)}
     if as_view:
-        read_elsewhere(draft, {s: view for s, (_, view) in views.items()}, end)
-        draft.life |= dict.fromkeys(views, "while used")
-        for s in earlier_gradients(draft.source):  # they were parts of the buckets
-            draft.resize(s.id, 0)
+        builder.redirect_reads({s: view for s, (_, view) in views.items()}, end)
+        builder.lifetimes |= dict.fromkeys(views, "while used")
+        for s in earlier_gradients(builder.source):  # they were parts of the buckets
+            builder.resize(s.id, 0)
         return
-    like = draft.source.ops[end]
+    like = builder.source.ops[end]
     for g, view in views.values():
         both = [Ref(g.tensor.id), Ref(view)]
         back = "reducer::copy_bucket_to_grad"
-        draft.after(end, op("aten::copy_", both, writes=(g.tensor.id,), like=like, within=back))
+        builder.after(end, new_op("aten::copy_", both, writes=(g.tensor.id,), like=like, within=back))
 
 
-def _broadcast_buffers(draft: Draft, group: str) -> None:
+def _broadcast_buffers(builder: GraphBuilder, group: str) -> None:
     """All buffers, flat by dtype, from the first rank; then back to where they belong."""
-    tensors = whole_tensors(draft.source)
+    tensors = whole_tensors(builder.source)
     by_dtype: dict[str, list[int]] = {}
-    for s in draft.source.storages:
+    for s in builder.source.storages:
         if s.role == "buffer" and s.id in tensors:
             by_dtype.setdefault(tensors[s.id].dtype, []).append(tensors[s.id].id)
     for dtype, members in by_dtype.items():
-        flat = draft.buffer(sum(draft.tensors[t].elements for t in members), dtype, "workspace", "buffers")
-        draft.before(
+        flat = builder.add_buffer(sum(builder.tensors[t].elements for t in members), dtype, "workspace", "buffers")
+        builder.before(
             0,
-            op("aten::cat", [[Ref(t) for t in members], 0], outputs=(flat,), phase="forward"),
-            op("c10d::broadcast_", [[Ref(flat)]], writes=(flat,), phase="forward", stream=group, group=group),
-            *(op("aten::copy_", [Ref(t), Ref(flat)], writes=(t,), phase="forward") for t in members),
+            new_op("aten::cat", [[Ref(t) for t in members], 0], outputs=(flat,), phase="forward"),
+            new_op("c10d::broadcast_", [[Ref(flat)]], writes=(flat,), phase="forward", stream=group, group=group),
+            *(new_op("aten::copy_", [Ref(t), Ref(flat)], writes=(t,), phase="forward") for t in members),
         )
 
 
-def _note_unused(draft: Draft, found: list[Gradient]) -> None:
-    without = {p.name for p in parameters(draft.source)} - {g.parameter for g in found}
+def _note_unused(builder: GraphBuilder, found: list[Gradient]) -> None:
+    without = {p.name for p in parameters(builder.source)} - {g.parameter for g in found}
     if without:
         some = ", ".join(sorted(without)[:3])
-        draft.notes.append(f"{len(without)} parameters get no gradient in this step and are not sent ({some})")
+        builder.notes.append(f"{len(without)} parameters get no gradient in this step and are not sent ({some})")

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from presage.graph.arguments import references
+from presage.graph.builder import GraphBuilder, host_op, new_op, retarget
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref
-from presage.parallel.draft import Draft, hook, op, retarget
 from presage.parallel.gradients import (
     Gradient,
     backward_passes,
@@ -64,7 +64,7 @@ class _Sharding:
     """One rank's step while it is sharded."""
 
     def __init__(self, graph: Graph, ranks: int, options: Fsdp, group: str) -> None:
-        self.draft = Draft(graph)
+        self.builder = GraphBuilder(graph)
         self.source, self.ranks, self.options, self.group = graph, ranks, options, group
         self.tensors = whole_tensors(graph)
         self.units = units(graph)
@@ -86,14 +86,14 @@ class _Sharding:
             self._reduce([*blocks, *root], k)
         self._move_uses()
         end = self.passes[-1][-1]
-        shard_update(self.draft, self.ranks, end, self.parts, self.options.master_dtype)
+        shard_update(self.builder, self.ranks, end, self.parts, self.options.master_dtype)
         for i in range(end + 1, len(self.source.ops)):
-            one = self.draft.ops[i]
+            one = self.builder.ops[i]
             if one.kernels:
-                self.draft.before(i, hook("FSDP::update", references(one.inputs), one))
+                self.builder.before(i, host_op("FSDP::update", references(one.inputs), one))
         for s in earlier_gradients(self.source):
-            self.draft.resize(s.id, s.nbytes // self.ranks)
-        return self.draft.graph()
+            self.builder.resize(s.id, s.nbytes // self.ranks)
+        return self.builder.build()
 
     def _keep_part(self, unit: Unit) -> None:
         """Of each parameter only the rank's part is there all the time."""
@@ -101,8 +101,8 @@ class _Sharding:
             t = self.tensors[p.id]
             dtype = self.options.master_dtype or t.dtype
             elements = shard_elements(t, self.ranks)
-            self.draft.resize(p.id, elements * DTYPE_BYTES[dtype])
-            self.parts[p.id] = self.draft.tensor(p.id, (elements,), dtype)
+            self.builder.resize(p.id, elements * DTYPE_BYTES[dtype])
+            self.parts[p.id] = self.builder.add_tensor(p.id, (elements,), dtype)
 
     def _forward(self, k: int) -> None:
         """Gathers before each unit; one may run while what the one before brought is copied out."""
@@ -111,7 +111,7 @@ class _Sharding:
         for n, u in enumerate(u for u in self.units if u.forward[k]):
             place, last = u.forward[k] or (0, 0)
             place = begin if u.name == ROOT else place
-            self.draft.before(place, *self._gather(u, turns[n % 2], place), *self._spread(u, "forward", k, place))
+            self.builder.before(place, *self._gather(u, turns[n % 2], place), *self._spread(u, "forward", k, place))
             if self._again(u):
                 self._reshard(u, "forward", k, self.passes[k].start - 1 if u.name == ROOT else last)
 
@@ -123,10 +123,10 @@ class _Sharding:
         for n, u in enumerate(order):
             place = begins[u]
             if n == 0:
-                self.draft.before(place, *self._gather(u, turn, place))
-            self.draft.before(place, *self._spread(u, "backward", k, place))
+                self.builder.before(place, *self._gather(u, turn, place))
+            self.builder.before(place, *self._spread(u, "backward", k, place))
             if n + 1 < len(order):
-                self.draft.before(place, *self._gather(order[n + 1], turn, place))
+                self.builder.before(place, *self._gather(order[n + 1], turn, place))
 
     def _again(self, unit: Unit) -> bool:
         """Whether a unit is freed after the forward pass and gathered for the backward pass."""
@@ -139,43 +139,43 @@ class _Sharding:
         return (unit.backward[k] or (0, 0))[0]
 
     def _turn(self) -> int:
-        return self.draft.buffer(0, "uint8", "workspace", "turn", life="always")
+        return self.builder.add_buffer(0, "uint8", "workspace", "turn", lifetime="always")
 
     def _reshard(self, unit: Unit, phase: str, k: int, place: int) -> None:
         """A unit's parameters stay up to here, all of them."""
         gathered = [self.wholes[phase, k, p.id] for p in unit.parameters]
-        self.draft.after(place, hook("FSDP::reshard", gathered, self.source.ops[place]))
+        self.builder.after(place, host_op("FSDP::reshard", gathered, self.source.ops[place]))
 
     def _gather(self, unit: Unit, turn: int, place: int) -> tuple[Op, ...]:
         """The rank's parts side by side, and all ranks' parts gathered."""
-        draft, like, dtype = self.draft, self.source.ops[place], self._dtype(unit)
+        builder, like, dtype = self.builder, self.source.ops[place], self._dtype(unit)
         sizes = [shard_elements(self.tensors[p.id], self.ranks) for p in unit.parameters]
-        mine = draft.buffer(sum(sizes), dtype, "workspace", f"{unit.name} all-gather input")
-        flat = draft.buffer(sum(sizes) * self.ranks, dtype, "workspace", f"{unit.name} all-gather output")
+        mine = builder.add_buffer(sum(sizes), dtype, "workspace", f"{unit.name} all-gather input")
+        flat = builder.add_buffer(sum(sizes) * self.ranks, dtype, "workspace", f"{unit.name} all-gather output")
         self._gathered[unit.name] = flat, turn
-        views = self._views(draft.tensors[mine].storage, [(n,) for n in sizes], sizes, dtype)
+        views = self._views(builder.tensors[mine].storage, [(n,) for n in sizes], sizes, dtype)
         parts = [self.parts[p.id] for p in unit.parameters]
         both = [Ref(flat), Ref(mine), Ref(turn)]
-        gather = op(ALL_GATHER, both, writes=(flat, turn), like=like, stream=self.group, group=self.group)
-        hooks = [hook("FSDP::all_gather", parts, like), *self._cast(dtype, like)]
+        gather = new_op(ALL_GATHER, both, writes=(flat, turn), like=like, stream=self.group, group=self.group)
+        hooks = [host_op("FSDP::all_gather", parts, like), *self._cast(dtype, like)]
         return *hooks, _copies(views, parts, like, COPY_IN), gather
 
     def _cast(self, dtype: str, like: Op) -> list[Op]:
         """What it costs the host to have parts in another dtype."""
-        return [hook("FSDP::cast", (), like)] if self.options.master_dtype not in ("", dtype) else []
+        return [host_op("FSDP::cast", (), like)] if self.options.master_dtype not in ("", dtype) else []
 
     def _spread(self, unit: Unit, phase: str, k: int, place: int) -> tuple[Op, Op]:
         """What was gathered, copied to where the parameters are used."""
-        draft, like, (flat, turn) = self.draft, self.source.ops[place], self._gathered[unit.name]
+        builder, like, (flat, turn) = self.builder, self.source.ops[place], self._gathered[unit.name]
         whole = [self.tensors[p.id] for p in unit.parameters]
         sizes = [shard_elements(t, self.ranks) * self.ranks for t in whole]
-        views = self._views(draft.tensors[flat].storage, [t.shape for t in whole], sizes, self._dtype(unit))
+        views = self._views(builder.tensors[flat].storage, [t.shape for t in whole], sizes, self._dtype(unit))
         out = []
         for p, t in zip(unit.parameters, whole, strict=True):
-            storage = draft.storage(t.nbytes, "parameter", f"{p.name} (gathered)", p.module)
-            out.append(draft.alike(t.id, storage))
+            storage = builder.add_storage(t.nbytes, "parameter", f"{p.name} (gathered)", p.module)
+            out.append(builder.copy_tensor(t.id, storage))
             self.wholes[phase, k, p.id] = out[-1]
-        return hook("FSDP::all_gather_copy_out", out, like), _copies(out, views, like, turn=turn)
+        return host_op("FSDP::all_gather_copy_out", out, like), _copies(out, views, like, turn=turn)
 
     def _reduce(self, order: list[Unit], k: int) -> None:
         """After each unit its gradients are sent; each rank keeps the sum of its part."""
@@ -190,38 +190,38 @@ class _Sharding:
                 self._send(u, mine, place, turn)
 
     def _send(self, unit: Unit, mine: list[Gradient], place: int, turn: int) -> None:
-        draft, like = self.draft, self.source.ops[place]
+        builder, like = self.builder, self.source.ops[place]
         dtype = self.options.reduce_dtype or mine[0].tensor.dtype
         sizes = [shard_elements(g.tensor, self.ranks) for g in mine]
-        flat = draft.buffer(sum(sizes) * self.ranks, dtype, "workspace", "reduce-scatter input")
+        flat = builder.add_buffer(sum(sizes) * self.ranks, dtype, "workspace", "reduce-scatter input")
         wholes = [n * self.ranks for n in sizes]
-        views = self._views(draft.tensors[flat].storage, [g.tensor.shape for g in mine], wholes, dtype)
-        part = draft.buffer(sum(sizes), dtype, "gradient", f"{unit.name} gradients")
+        views = self._views(builder.tensors[flat].storage, [g.tensor.shape for g in mine], wholes, dtype)
+        part = builder.add_buffer(sum(sizes), dtype, "gradient", f"{unit.name} gradients")
         both = [Ref(part), Ref(flat), Ref(turn)]
         ops = [
-            hook("FSDP::post_backward_reduce", views, like),
+            host_op("FSDP::post_backward_reduce", views, like),
             *self._cast(mine[0].tensor.dtype, like),
             _copies(views, [g.tensor.id for g in mine], like, turn=turn),
-            op(REDUCE_SCATTER, both, writes=(part, turn), like=like, stream=self.group, group=self.group),
+            new_op(REDUCE_SCATTER, both, writes=(part, turn), like=like, stream=self.group, group=self.group),
         ]
-        draft.life |= dict.fromkeys((g.storage for g in mine), "while used")
-        draft.after(place, *ops, *self._keep_gradients(unit, mine, part, sizes, like))
+        builder.lifetimes |= dict.fromkeys((g.storage for g in mine), "while used")
+        builder.after(place, *ops, *self._keep_gradients(unit, mine, part, sizes, like))
 
     def _keep_gradients(self, unit: Unit, mine: list[Gradient], part: int, sizes: list[int], like: Op) -> list[Op]:
         """The first pass's sums are the gradients, in the dtype they are updated in; later ones are added."""
-        draft, dtype = self.draft, self.options.master_dtype or mine[0].tensor.dtype
+        builder, dtype = self.builder, self.options.master_dtype or mine[0].tensor.dtype
         ops: list[Op] = []
-        if dtype != draft.tensors[part].dtype:
-            cast = draft.buffer(sum(sizes), dtype, "gradient", f"{unit.name} gradients")
-            ops.append(op("aten::copy_", [Ref(cast), Ref(part)], writes=(cast,), like=like, stream=self.group))
+        if dtype != builder.tensors[part].dtype:
+            cast = builder.add_buffer(sum(sizes), dtype, "gradient", f"{unit.name} gradients")
+            ops.append(new_op("aten::copy_", [Ref(cast), Ref(part)], writes=(cast,), like=like, stream=self.group))
             part = cast
         kept = self._kept.setdefault(unit.name, part)
         if kept == part:
-            draft.life[draft.tensors[part].storage] = "kept"
-            views = self._views(draft.tensors[part].storage, [(n,) for n in sizes], sizes, dtype)
+            builder.lifetimes[builder.tensors[part].storage] = "kept"
+            views = self._views(builder.tensors[part].storage, [(n,) for n in sizes], sizes, dtype)
             self.parts |= {g.storage: view for g, view in zip(mine, views, strict=True)}
         else:
-            ops.append(op("aten::add_", [Ref(kept), Ref(part)], writes=(kept,), like=like, stream=self.group))
+            ops.append(new_op("aten::add_", [Ref(kept), Ref(part)], writes=(kept,), like=like, stream=self.group))
         return ops
 
     def _move_uses(self) -> None:
@@ -234,20 +234,20 @@ class _Sharding:
                 places = [(phase, k, t.storage) for phase in (one.phase, "forward")]
                 found = next((self.wholes[p] for p in places if p in self.wholes), None)
                 if found is not None:
-                    new[t.id] = self._moved(t.id, self.draft.tensors[found].storage)
-            self.draft.ops[i] = retarget(self.draft.ops[i], new)
+                    new[t.id] = self._moved(t.id, self.builder.tensors[found].storage)
+            self.builder.ops[i] = retarget(self.builder.ops[i], new)
 
     def _moved(self, tensor: int, storage: int) -> int:
         """A tensor in other memory, the same for all ops that use it there."""
         key = tensor, storage
         if key not in self._alike:
-            self._alike[key] = self.draft.alike(tensor, storage)
+            self._alike[key] = self.builder.copy_tensor(tensor, storage)
         return self._alike[key]
 
     def _views(self, storage: int, shapes: Sequence[Sequence[int]], sizes: Sequence[int], dtype: str) -> list[int]:
         """Tensors side by side in one memory; each takes up so many elements of it."""
         offsets = accumulate(sizes, initial=0)
-        return [self.draft.tensor(storage, shape, dtype, at) for shape, at in zip(shapes, offsets, strict=False)]
+        return [self.builder.add_tensor(storage, shape, dtype, at) for shape, at in zip(shapes, offsets, strict=False)]
 
     def _dtype(self, unit: Unit) -> str:
         return self.tensors[unit.parameters[0].id].dtype
@@ -257,4 +257,4 @@ def _copies(to: Sequence[int], source: Sequence[int], like: Op, stream: str = ""
     lists = [[*map(Ref, to)], [*map(Ref, source)]]
     extra = [] if turn is None else [turn]
     inputs = [*lists, *map(Ref, extra)]
-    return op("aten::_foreach_copy_", inputs, writes=[*to, *extra], like=like, stream=stream)
+    return new_op("aten::_foreach_copy_", inputs, writes=[*to, *extra], like=like, stream=stream)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import ceil, prod
 
+from presage.graph.builder import GraphBuilder, retarget
 from presage.graph.check import uses
 from presage.graph.graph import DTYPE_BYTES, Tensor
-from presage.parallel.draft import Draft, retarget
 from presage.parallel.gradients import whole_tensors
 
 __all__ = ["shard_elements", "shard_update"]
@@ -21,14 +21,14 @@ def shard_elements(tensor: Tensor, ranks: int) -> int:
     return ceil(tensor.shape[0] / ranks) * prod(tensor.shape[1:])
 
 
-def shard_update(draft: Draft, ranks: int, end: int, held: dict[int, int], dtype: str = "") -> None:
+def shard_update(builder: GraphBuilder, ranks: int, end: int, held: dict[int, int], dtype: str = "") -> None:
     """After the backward pass (which ends at op `end`) all work on parameters, gradients and the optimizer's state is
     on the rank's own part of them.
 
     `held` are the parts of parameters and gradients, as tensors, by the storage of the whole. State of the optimizer,
     and what is computed from all these, shrinks as they do; `dtype` is what the state is kept in, if another.
     """
-    graph = draft.source
+    graph = builder.source
     tensors = whole_tensors(graph)
     touched = {s.id for s in graph.storages if s.role in TRAINED}
     parts = dict(held)
@@ -38,16 +38,16 @@ def shard_update(draft: Draft, ranks: int, end: int, held: dict[int, int], dtype
             continue
         touched |= mine
         for s in mine - parts.keys():
-            parts[s] = _part(draft, tensors[s], ranks, dtype)
+            parts[s] = _part(builder, tensors[s], ranks, dtype)
         named = (*graph.inputs_of(graph.ops[i]), *graph.outputs_of(graph.ops[i]))
-        draft.ops[i] = retarget(draft.ops[i], {t.id: parts[t.storage] for t in named})
+        builder.ops[i] = retarget(builder.ops[i], {t.id: parts[t.storage] for t in named})
 
 
-def _part(draft: Draft, whole: Tensor, ranks: int, dtype: str) -> int:
+def _part(builder: GraphBuilder, whole: Tensor, ranks: int, dtype: str) -> int:
     """The rank's part in the same memory, which shrinks to it."""
     if whole.elements <= 1:
         return whole.id
     dtype = dtype if dtype and whole.dtype.startswith(("float", "bfloat")) else whole.dtype
     elements = shard_elements(whole, ranks)
-    draft.resize(whole.storage, elements * DTYPE_BYTES[dtype])
-    return draft.tensor(whole.storage, (elements,), dtype)
+    builder.resize(whole.storage, elements * DTYPE_BYTES[dtype])
+    return builder.add_tensor(whole.storage, (elements,), dtype)

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from presage.errors import PresageError
 from presage.graph.arguments import references
+from presage.graph.builder import GraphBuilder, new_op
 from presage.graph.graph import Graph, Op, Ref, Storage, Tensor
 from presage.parallel.cuts import cut_bytes, cut_tensor, find_cut
-from presage.parallel.draft import Draft, op
 from presage.parallel.reduces import reduces
 from presage.parallel.spread import Map, Region, Seed, seeds, spread, tables
 
@@ -39,11 +39,11 @@ def tensor_parallel(graph: Graph, ranks: int, *, group: str = "tp", vocabulary: 
     if not found.regions:
         reasons = "; ".join(found.notes()) or "it has no products with a parameter"
         raise PresageError(f"tensor parallelism finds no pair of linear layers to share out: {reasons}")
-    draft = Draft(graph)
-    _cut(draft, found.regions, ranks)
-    _communicate(draft, found.regions, group)
-    draft.notes += [f"tensor parallel: {note}" for note in (*found.notes(), *_spare_copies(draft))]
-    return draft.graph()
+    builder = GraphBuilder(graph)
+    _cut(builder, found.regions, ranks)
+    _communicate(builder, found.regions, group)
+    builder.notes += [f"tensor parallel: {note}" for note in (*found.notes(), *_spare_copies(builder))]
+    return builder.build()
 
 
 @dataclass(slots=True)
@@ -91,25 +91,25 @@ def _listed(modules: Sequence[str]) -> str:
 # ---- tensors, memory and sizes
 
 
-def _cut(draft: Draft, regions: Sequence[Region], ranks: int) -> None:
+def _cut(builder: GraphBuilder, regions: Sequence[Region], ranks: int) -> None:
     """Tensors, memory and the sizes among arguments, as one rank has them."""
     periods = {s: p for r in regions for s, p in r.periods.items()}
-    graph = draft.source
+    graph = builder.source
     for t in graph.tensors:
         if t.storage in periods and t.elements:
             period = periods[t.storage]
-            draft.tensors[t.id] = cut_tensor(t, find_cut(t, period, ranks), ranks, period)
+            builder.tensors[t.id] = cut_tensor(t, find_cut(t, period, ranks), ranks, period)
     for r in regions:
         for i, cut in r.repeats.items():
-            draft.tensors[i] = cut_tensor(graph.tensors[i], cut, ranks)
+            builder.tensors[i] = cut_tensor(graph.tensors[i], cut, ranks)
     for s in _unseen(graph, periods):
-        draft.storages[s] = replace(graph.storages[s], nbytes=graph.storages[s].nbytes // ranks)
+        builder.storages[s] = replace(graph.storages[s], nbytes=graph.storages[s].nbytes // ranks)
     for s, period in periods.items():
-        draft.storages[s] = replace(graph.storages[s], nbytes=cut_bytes(graph.storages[s].nbytes, period, ranks))
-    changed = {t.id for t in graph.tensors if draft.tensors[t.id] is not t}
+        builder.storages[s] = replace(graph.storages[s], nbytes=cut_bytes(graph.storages[s].nbytes, period, ranks))
+    changed = {t.id for t in graph.tensors if builder.tensors[t.id] is not t}
     for place, one in enumerate(graph.ops):
         if any(i in changed for i in (*references(one.inputs), *one.outputs)):
-            draft.ops[place] = _resized(one, graph.tensors, draft.tensors, changed)
+            builder.ops[place] = _resized(one, graph.tensors, builder.tensors, changed)
 
 
 def _unseen(graph: Graph, periods: Mapping[int, int]) -> list[int]:
@@ -141,9 +141,9 @@ def _resized(one: Op, old: Sequence[Tensor], new: Sequence[Tensor], changed: set
     return one if inputs == one.inputs else replace(one, inputs=inputs)
 
 
-def _spare_copies(draft: Draft) -> list[str]:
+def _spare_copies(builder: GraphBuilder) -> list[str]:
     """A reshape copies what it cannot view; a dimension that shrinks to one may be no hindrance any more."""
-    old, new = draft.source.tensors, draft.tensors
+    old, new = builder.source.tensors, builder.tensors
     shrunk = {
         t.id
         for t in old
@@ -151,7 +151,7 @@ def _spare_copies(draft: Draft) -> list[str]:
     }
     copies = sum(
         one.name == "aten::copy_" and "aten::reshape" in one.within and any(i in shrunk for i in references(one.inputs))
-        for one in draft.ops
+        for one in builder.ops
     )
     return [f"{copies} copies in reshapes are kept, though one head a rank may not need them"] if copies else []
 
@@ -159,32 +159,32 @@ def _spare_copies(draft: Draft) -> list[str]:
 # ---- communication
 
 
-def _communicate(draft: Draft, regions: Sequence[Region], group: str) -> None:
+def _communicate(builder: GraphBuilder, regions: Sequence[Region], group: str) -> None:
     """All-reduces: of shares of sums, of what a softmax over shared classes needs, of a gradient norm."""
-    for place, i in reduces(draft.source, [r.sums for r in regions]):
-        draft.after(place, _all_reduce(i, draft.source.ops[place], group))
+    for place, i in reduces(builder.source, [r.sums for r in regions]):
+        builder.after(place, _all_reduce(i, builder.source.ops[place], group))
     for place in sorted(p for r in regions for p in r.softmaxes):
-        _share_classes(draft, place, group)
+        _share_classes(builder, place, group)
     if any(r.norms for r in regions):
-        _share_norm(draft, max(p for r in regions for p in r.norms), group)
+        _share_norm(builder, max(p for r in regions for p in r.norms), group)
 
 
 def _all_reduce(i: int, like: Op, group: str) -> Op:
-    return op("c10d::allreduce_", [[Ref(i)]], writes=(i,), like=like, stream=group, group=group)
+    return new_op("c10d::allreduce_", [[Ref(i)]], writes=(i,), like=like, stream=group, group=group)
 
 
-def _share_classes(draft: Draft, place: int, group: str) -> None:
+def _share_classes(builder: GraphBuilder, place: int, group: str) -> None:
     """A softmax needs the highest and the sum of each row over all ranks, a loss the score of the right class."""
-    like = draft.ops[place]
-    x = draft.tensors[next(i for i in references(like.inputs) if len(draft.tensors[i].shape) > 1)]
+    like = builder.ops[place]
+    x = builder.tensors[next(i for i in references(like.inputs) if len(builder.tensors[i].shape) > 1)]
     rows = x.elements // x.shape[-1]
     for _ in range(2 if like.name == "aten::_log_softmax" else 1):
-        buffer = draft.buffer(rows, "float32", "activation")
-        draft.after(place, _all_reduce(buffer, like, group))
+        buffer = builder.add_buffer(rows, "float32", "activation")
+        builder.after(place, _all_reduce(buffer, like, group))
 
 
-def _share_norm(draft: Draft, place: int, group: str) -> None:
+def _share_norm(builder: GraphBuilder, place: int, group: str) -> None:
     """The norm of all gradients, once the ranks' own are known."""
-    totals = (p for p in range(place + 1, len(draft.ops)) if draft.ops[p].name == "aten::linalg_vector_norm")
+    totals = (p for p in range(place + 1, len(builder.ops)) if builder.ops[p].name == "aten::linalg_vector_norm")
     where = next(totals, place)
-    draft.after(where, _all_reduce(draft.ops[where].outputs[0], draft.ops[where], group))
+    builder.after(where, _all_reduce(builder.ops[where].outputs[0], builder.ops[where], group))

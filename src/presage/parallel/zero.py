@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from presage.graph.builder import GraphBuilder, new_op
 from presage.graph.graph import DTYPE_BYTES, Graph, Ref
 from presage.parallel.buckets import Bucket, buckets, fill
-from presage.parallel.draft import Draft, op
 from presage.parallel.gradients import backward_passes, earlier_gradients, gradients, parameters, whole_tensors
 from presage.parallel.shards import shard_elements, shard_update
 
@@ -35,64 +35,68 @@ def zero(graph: Graph, ranks: int, options: Zero = DEFAULT, group: str = GROUP, 
     """The step of one of `ranks` ranks, in stage 1 or 2."""
     if ranks == 1:
         return graph
-    draft, end = Draft(graph), backward_passes(graph)[-1]
+    builder, end = GraphBuilder(graph), backward_passes(graph)[-1]
     some = buckets(gradients(graph, end), options.bucket_cap_mb, options.bucket_cap_mb)
     held: dict[int, int] = {}
     for k, bucket in enumerate(some):
-        held |= _send(draft, bucket, ranks, stage, group, f"bucket {k}")
+        held |= _send(builder, bucket, ranks, stage, group, f"bucket {k}")
     for s in earlier_gradients(graph):
-        draft.resize(s.id, 0 if stage == 1 else s.nbytes // ranks)
-    masters = _parts(draft, ranks, options.master_dtype)
-    shard_update(draft, ranks, end[-1], held | masters, options.master_dtype)
-    _gather(draft, some, masters, ranks, group)
-    return draft.graph()
+        builder.resize(s.id, 0 if stage == 1 else s.nbytes // ranks)
+    masters = _parts(builder, ranks, options.master_dtype)
+    shard_update(builder, ranks, end[-1], held | masters, options.master_dtype)
+    _gather(builder, some, masters, ranks, group)
+    return builder.build()
 
 
-def _send(draft: Draft, bucket: Bucket, ranks: int, stage: int, group: str, name: str) -> dict[int, int]:
+def _send(builder: GraphBuilder, bucket: Bucket, ranks: int, stage: int, group: str, name: str) -> dict[int, int]:
     """A bucket is filled and reduced; the rank's parts of its gradients, by their storages."""
-    flat = fill(draft, bucket, 1 / ranks, name, life="always" if stage == 1 else "while used")
-    like, dtype = draft.source.ops[bucket.ready], bucket.dtype
-    draft.life |= dict.fromkeys((g.storage for g in bucket.gradients), "while used")
+    flat = fill(builder, bucket, 1 / ranks, name, lifetime="always" if stage == 1 else "while used")
+    like, dtype = builder.source.ops[bucket.ready], bucket.dtype
+    builder.lifetimes |= dict.fromkeys((g.storage for g in bucket.gradients), "while used")
     sizes = [shard_elements(g.tensor, ranks) for g in bucket.gradients]
     if stage == 1:
-        storage = draft.tensors[flat].storage
-        reduce = op("c10d::allreduce_", [[Ref(flat)]], writes=(flat,), like=like, stream=group, group=group)
+        storage = builder.tensors[flat].storage
+        reduce = new_op("c10d::allreduce_", [[Ref(flat)]], writes=(flat,), like=like, stream=group, group=group)
     else:
-        part = draft.buffer(sum(sizes), dtype, "gradient", f"{name}, this rank's part", life="kept")
-        storage = draft.tensors[part].storage
+        part = builder.add_buffer(sum(sizes), dtype, "gradient", f"{name}, this rank's part", lifetime="kept")
+        storage = builder.tensors[part].storage
         both = [Ref(part), Ref(flat)]
-        reduce = op("c10d::_reduce_scatter_base_", both, writes=(part,), like=like, stream=group, group=group)
-    draft.after(bucket.ready, reduce)
-    return {g.storage: draft.tensor(storage, (n,), dtype) for g, n in zip(bucket.gradients, sizes, strict=True)}
+        reduce = new_op("c10d::_reduce_scatter_base_", both, writes=(part,), like=like, stream=group, group=group)
+    builder.after(bucket.ready, reduce)
+    return {g.storage: builder.add_tensor(storage, (n,), dtype) for g, n in zip(bucket.gradients, sizes, strict=True)}
 
 
-def _parts(draft: Draft, ranks: int, dtype: str) -> dict[int, int]:
+def _parts(builder: GraphBuilder, ranks: int, dtype: str) -> dict[int, int]:
     """What the rank updates of each parameter: in the parameter itself, or in a copy of another dtype."""
-    tensors, out = whole_tensors(draft.source), {}
-    for p in parameters(draft.source):
+    tensors, out = whole_tensors(builder.source), {}
+    for p in parameters(builder.source):
         if p.id not in tensors:
             continue
         t = tensors[p.id]
         n, kind, storage = shard_elements(t, ranks), dtype or t.dtype, p.id
         if kind != t.dtype:
-            storage = draft.storage(n * DTYPE_BYTES[kind], "parameter", f"{p.name} (this rank's part)", life="always")
-        out[p.id] = draft.tensor(storage, (n,), kind)
+            storage = builder.add_storage(
+                n * DTYPE_BYTES[kind], "parameter", f"{p.name} (this rank's part)", lifetime="always"
+            )
+        out[p.id] = builder.add_tensor(storage, (n,), kind)
     return out
 
 
-def _gather(draft: Draft, some: list[Bucket], masters: dict[int, int], ranks: int, group: str) -> None:
+def _gather(builder: GraphBuilder, some: list[Bucket], masters: dict[int, int], ranks: int, group: str) -> None:
     """After the update every rank gets the others' parts of the parameters."""
-    graph, place = draft.source, len(draft.source.ops) - 1
+    graph, place = builder.source, len(builder.source.ops) - 1
     tensors = whole_tensors(graph)
     by_name = {p.name: p.id for p in parameters(graph) if p.id in tensors}
     for bucket in some:
         ids = [by_name[g.parameter] for g in bucket.gradients if g.parameter in by_name]
         wholes = [tensors[i].id for i in ids]
-        mine = [draft.tensor(i, (shard_elements(tensors[i], ranks),), tensors[i].dtype) for i in ids]
-        copied = [(m, masters[i]) for i, m in zip(ids, mine, strict=True) if draft.tensors[masters[i]].storage != i]
+        mine = [builder.add_tensor(i, (shard_elements(tensors[i], ranks),), tensors[i].dtype) for i in ids]
+        copied = [(m, masters[i]) for i, m in zip(ids, mine, strict=True) if builder.tensors[masters[i]].storage != i]
         if copied:
             lists = [[Ref(m) for m, _ in copied], [Ref(s) for _, s in copied]]
-            draft.after(place, op("aten::_foreach_copy_", lists, writes=[m for m, _ in copied], phase="optimizer"))
+            builder.after(
+                place, new_op("aten::_foreach_copy_", lists, writes=[m for m, _ in copied], phase="optimizer")
+            )
         both = [[*map(Ref, wholes)], [*map(Ref, mine)]]
-        gather = op("c10d::_allgather_base_", both, writes=wholes, phase="optimizer", stream=group, group=group)
-        draft.after(place, gather)
+        gather = new_op("c10d::_allgather_base_", both, writes=wholes, phase="optimizer", stream=group, group=group)
+        builder.after(place, gather)
