@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 
 from presage.engine import Builder, Program, simulate
-from presage.parallel.pipeline import Schedule, run
-from presage.parallel.pipeline.structure import structure
+from presage.parallel.pipeline import Schedule, _tasks
+from presage.parallel.pipeline_run import run_pipeline
 
 SEND = 0.02
 CASES = [("1f1b", 16, m, 1) for m in (32, 128, 512, 2048)]
@@ -61,14 +61,13 @@ def forwards(kind: str, stages: int, virtual: int) -> np.ndarray:
 def compared(kind: str, stages: int, microbatches: int, virtual: int, durations: str = "usual") -> bool:
     schedule, forward = Schedule.of(kind, stages, microbatches, virtual), forwards(durations, stages, virtual)
     weight = forward if kind == "zero-bubble" else None
-    found = run(schedule, forward, 2 * forward, weight, SEND)
-    fast = best(lambda: run(schedule, forward, 2 * forward, weight, SEND))
+    found = run_pipeline(schedule, forward, 2 * forward, weight, SEND)
+    fast = best(lambda: run_pipeline(schedule, forward, 2 * forward, weight, SEND))
     schedule.order  # noqa: B018  not what is measured
     program, seconds = unrolled(schedule, forward)
     engine = best(lambda: simulate(program, seconds), 0.05)
     naive = best(lambda: unrolled(schedule, forward)) + engine
-    group = found.simulated if kind == "gpipe" else schedule.group
-    built = best(lambda: structure.__wrapped__(kind, stages, found.simulated, virtual, group, False), 0.05)
+    built = best(lambda: _tasks.__wrapped__(schedule.few(found.simulated), False), 0.05)
     apart = abs(found.total / float(np.max(simulate(program, seconds).finish)) - 1)
     name = f"{kind} {stages} x {virtual} x {microbatches}" + ", near ties" * (durations != "usual")
     print(
@@ -80,7 +79,7 @@ def compared(kind: str, stages: int, microbatches: int, virtual: int, durations:
 
 def main() -> int:
     print("schedule, stages x chunks x microbatches")
-    run(Schedule.of("1f1b", 2, 50), 1.0, 1.0)  # compiles
+    run_pipeline(Schedule.of("1f1b", 2, 50), 1.0, 1.0)  # compiles
     unrolled(Schedule.of("1f1b", 2, 4), np.ones((2, 1)))
     equal = [compared(*case) for case in CASES]
     equal += [compared("1f1b", 16, 2048, 1, "near ties"), compared("interleaved", 16, 2048, 8, "near ties")]

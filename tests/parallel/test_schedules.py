@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from presage.engine import Durations, finish_times
 from presage.errors import PresageError
-from presage.parallel.pipeline import Order, Schedule, durations, program, run, timeline
+from presage.parallel.pipeline import Schedule, StageOrder
+from presage.parallel.pipeline_run import pipeline_durations, pipeline_program, pipeline_timeline, run_pipeline
 from presage.traces.perfetto import timeline_trace
 from presage_validation import pipeline_schedules as measured
 
@@ -25,7 +26,7 @@ def weight_of(kind: str, weight: Any) -> Any:
     return weight if kind == "zero-bubble" else None
 
 
-def listed(order: Order) -> str:
+def listed(order: StageOrder) -> str:
     chunks = [f".{c}" if order.chunk.any() else "" for c in order.chunk]
     return " ".join(f"{'FBW'[w]}{m}{c}" for w, m, c in zip(order.what, order.microbatch, chunks, strict=True))
 
@@ -50,7 +51,7 @@ def cases(draw: Any, stages: int = 6, microbatches: int = 60, virtual: int = 4) 
         "backward": 2 * parts[1],
         "weight": weight_of(kind, parts[2]),
         "send": send * (rng.random(s) if draw(st.booleans()) else np.ones(s)),
-        "beside": draw(st.booleans()),
+        "overlap": draw(st.booleans()),
     }
 
 
@@ -90,7 +91,7 @@ def test_every_number_of_microbatches_has_an_order_without_a_circle() -> None:
             for microbatches in range(1, 14):
                 for virtual in (1, 2, 3):
                     schedule = Schedule.of(kind, stages, microbatches, virtual)
-                    timeline(schedule, 1.0, 1.0, weight_of(kind, 1.0))  # Program.of refuses circles
+                    pipeline_timeline(schedule, 1.0, 1.0, weight_of(kind, 1.0))  # Program.of refuses circles
                     for order in schedule.order:
                         seen = set(
                             zip(order.what.tolist(), order.chunk.tolist(), order.microbatch.tolist(), strict=True)
@@ -115,14 +116,14 @@ def test_what_does_not_fit_is_named() -> None:
         Schedule.of("1f1b", 2, 2, 2)
     two = Schedule.of("1f1b", 2, 2)
     with pytest.raises(PresageError, match="forward of shape"):
-        run(two, [1.0, 1.0, 1.0], 1.0)
+        run_pipeline(two, [1.0, 1.0, 1.0], 1.0)
     for bad in (-1.0, np.nan, np.inf):
         with pytest.raises(PresageError, match="backward has a time"):
-            run(two, 1.0, [1.0, bad])
+            run_pipeline(two, 1.0, [1.0, bad])
         with pytest.raises(PresageError, match="send has a time"):
-            run(two, 1.0, 1.0, send=bad)
+            run_pipeline(two, 1.0, 1.0, send=bad)
     with pytest.raises(PresageError, match="weight"):
-        run(Schedule.of("zero-bubble", 2, 2), 1.0, 1.0)
+        run_pipeline(Schedule.of("zero-bubble", 2, 2), 1.0, 1.0)
 
 
 # ---- times known by hand ---------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def test_what_does_not_fit_is_named() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 3000), st.sampled_from(["1f1b", "gpipe"]), st.booleans())
 def test_equal_stages(stages: int, microbatches: int, kind: str, beside: bool) -> None:
-    found = run(Schedule.of(kind, stages, microbatches), 1.0, 2.0, beside=beside)
+    found = run_pipeline(Schedule.of(kind, stages, microbatches), 1.0, 2.0, overlap=beside)
     assert found.total == pytest.approx((microbatches + stages - 1) * 3.0, rel=1e-12)
     assert found.bubble == pytest.approx(np.full(stages, (stages - 1) * 3.0), abs=1e-8)
 
@@ -140,7 +141,7 @@ def test_equal_stages(stages: int, microbatches: int, kind: str, beside: bool) -
 @given(st.integers(2, 8), st.integers(1, 300), st.integers(2, 5))
 def test_interleaving_shrinks_the_bubble_by_the_chunks(stages: int, rounds: int, chunks: int) -> None:
     schedule = Schedule.of("interleaved", stages, rounds * stages, chunks)
-    found = run(schedule, 1.0 / chunks, 2.0 / chunks)
+    found = run_pipeline(schedule, 1.0 / chunks, 2.0 / chunks)
     assert found.bubble == pytest.approx(np.full(stages, (stages - 1) * 3.0 / chunks), abs=1e-8)
 
 
@@ -149,7 +150,7 @@ def test_interleaving_shrinks_the_bubble_by_the_chunks(stages: int, rounds: int,
 def test_zero_bubble(stages: int, more: int) -> None:
     """The paper's ZB-H1: (stages - 1)(F + B - W), with as much held at once as the first stage of 1F1B holds."""
     schedule = Schedule.of("zero-bubble", stages, 2 * stages + more)
-    found = run(schedule, 1.0, 1.0, 1.0)
+    found = run_pipeline(schedule, 1.0, 1.0, 1.0)
     assert found.bubble == pytest.approx(np.full(stages, stages - 1.0), abs=1e-8)
     assert schedule.in_flight.tolist() == [stages] * stages
 
@@ -160,28 +161,30 @@ def test_zero_bubble_is_shorter_than_1f1b(stages: int, microbatches: int, seed: 
     """Stages within a tenth of each other: a stage much slower than the one behind it may be left with its weights."""
     f, b, w = 1.0 + 0.1 * np.random.default_rng(seed).random((3, stages, 1))
     one, apart = (Schedule.of(kind, stages, microbatches) for kind in ("1f1b", "zero-bubble"))
-    assert run(apart, f, b, w).total < run(one, f, b, w).total
+    assert run_pipeline(apart, f, b, w).total < run_pipeline(one, f, b, w).total
 
 
 def test_one_microbatch_meets_every_message() -> None:
     # forwards 3 messages, backwards 3; around from the last stage to the first once each way
-    assert run(Schedule.of("1f1b", 4, 1), 1.0, 2.0, send=0.1).total == pytest.approx(12 + 6 * 0.1)
-    assert run(Schedule.of("1f1b", 4, 1), 1.0, 2.0, send=0.1, beside=False).total == pytest.approx(12 + 6 * 0.1)
-    around = run(Schedule.of("interleaved", 2, 1, 2), 1.0, 2.0, send=[0.1, 0.01])
+    assert run_pipeline(Schedule.of("1f1b", 4, 1), 1.0, 2.0, send=0.1).total == pytest.approx(12 + 6 * 0.1)
+    assert run_pipeline(Schedule.of("1f1b", 4, 1), 1.0, 2.0, send=0.1, overlap=False).total == pytest.approx(
+        12 + 6 * 0.1
+    )
+    around = run_pipeline(Schedule.of("interleaved", 2, 1, 2), 1.0, 2.0, send=[0.1, 0.01])
     assert around.total == pytest.approx(4 * 3 + 2 * (2 * 0.1 + 0.01))
 
 
 def test_first_forward_last_backward_and_extra() -> None:
-    found = run(Schedule.of("1f1b", 3, 50), 1.0, 2.0)
+    found = run_pipeline(Schedule.of("1f1b", 3, 50), 1.0, 2.0)
     assert found.first_forward.ravel().tolist() == [0.0, 1.0, 2.0]
     assert found.last_backward.ravel() == pytest.approx([156.0, 154.0, 152.0])
-    late = run(Schedule.of("1f1b", 3, 50), 1.0, 2.0, first_extra=[0.5, 0.0, 0.0])
+    late = run_pipeline(Schedule.of("1f1b", 3, 50), 1.0, 2.0, first_extra=[0.5, 0.0, 0.0])
     assert late.first_forward.ravel().tolist() == [0.0, 1.5, 2.5]
     assert late.total == pytest.approx(156.5) and late.busy == pytest.approx([150.5, 150.0, 150.0])
 
 
 def test_messages_that_fill_gaps_are_not_exposed() -> None:
-    found = run(Schedule.of("1f1b", 2, 10), [1.0, 2.0], [2.0, 4.0], send=0.25)
+    found = run_pipeline(Schedule.of("1f1b", 2, 10), [1.0, 2.0], [2.0, 4.0], send=0.25)
     # the last stage sets the pace: only the first message there and the last one back are waited for
     assert found.exposed_send == pytest.approx([0.5, 0.5])
     assert found.bubble == pytest.approx(found.total - np.array([30.0, 60.0]))
@@ -221,7 +224,7 @@ def slowly(schedule: Schedule, f: Any, b: Any, w: Any, send: Any) -> dict[tuple[
 def test_small_cases_equal_a_plain_recursion(case: dict[str, Any]) -> None:
     schedule, w = case["schedule"], case["weight"] if case["weight"] is not None else 0 * case["forward"]
     ends = slowly(schedule, case["forward"], case["backward"], w, case["send"])
-    found = run(**{**case, "beside": True})
+    found = run_pipeline(**{**case, "overlap": True})
     assert found.total == pytest.approx(max(ends.values()), rel=1e-12)
     last = 2 if schedule.kind == "zero-bubble" else 1
     for (s, c), end in np.ndenumerate(found.last_backward):
@@ -281,7 +284,7 @@ def test_stages_that_meet_to_send(stages: int, microbatches: int, seed: int, kin
     rng = np.random.default_rng(seed)
     f, b, send = rng.random(stages), rng.random(stages), 0.2 * rng.random(stages)
     lanes = (megatron if kind == "1f1b" else gpipe)(stages, microbatches)
-    found = run(Schedule.of(kind, stages, microbatches), f, b, send=send, beside=False)
+    found = run_pipeline(Schedule.of(kind, stages, microbatches), f, b, send=send, overlap=False)
     assert found.total == pytest.approx(met(lanes, f, b, send), rel=1e-12)
 
 
@@ -290,11 +293,11 @@ def test_stages_that_meet_to_send(stages: int, microbatches: int, seed: int, kin
 
 def agrees(case: dict[str, Any]) -> None:
     """All that `run` says, as read off the engine's timeline of every task."""
-    found, schedule = run(**case), case["schedule"]
-    line = timeline(**case)
-    made, kind = program(schedule, found.durations)
+    found, schedule = run_pipeline(**case), case["schedule"]
+    line = pipeline_timeline(**case)
+    made, kind = pipeline_program(schedule, found.durations)
     sent = 0.0
-    if not case["beside"] and not schedule.meets:
+    if not case["overlap"] and not schedule.meets:
         sent = found.durations.last_sent(schedule.kind == "zero-bubble")
     last = 2 if schedule.kind == "zero-bubble" else 1
     done, begun = np.zeros(found.last_backward.shape), np.zeros(found.last_backward.shape)
@@ -327,7 +330,9 @@ def test_steps_are_folded() -> None:
     for kind, virtual in (("1f1b", 1), ("interleaved", 4), ("gpipe", 1), ("zero-bubble", 1)):
         forward = np.ones((8, virtual))
         forward[0, 0], forward[-1, -1] = 1.1, 1.4
-        found = run(Schedule.of(kind, 8, 2048, virtual), forward, 2 * forward, weight_of(kind, forward), send=0.02)
+        found = run_pipeline(
+            Schedule.of(kind, 8, 2048, virtual), forward, 2 * forward, weight_of(kind, forward), send=0.02
+        )
         assert found.simulated <= 64
 
 
@@ -337,23 +342,23 @@ def test_steps_are_folded() -> None:
 @settings(deadline=None)
 @given(cases(), st.data())
 def test_adding_work_never_shortens_a_step(case: dict[str, Any], data: Any) -> None:
-    before, schedule = run(**case), case["schedule"]
+    before, schedule = run_pipeline(**case), case["schedule"]
     parts = ["forward", "backward"] + ["weight"] * (case["weight"] is not None)
     name = data.draw(st.sampled_from(parts))
     at = data.draw(st.integers(0, schedule.stages - 1)), data.draw(st.integers(0, schedule.virtual - 1))
     more = case[name].copy()
     more[at] += data.draw(st.sampled_from([1e-3, 0.5]))
-    after = run(**{**case, name: more})
+    after = run_pipeline(**{**case, name: more})
     assert (after.last_backward >= before.last_backward * (1 - 1e-12)).all()
     longer = Schedule.of(schedule.kind, schedule.stages, schedule.microbatches + schedule.period, schedule.virtual)
     if longer.group == schedule.group or schedule.kind == "gpipe":
-        assert run(**{**case, "schedule": longer}).total >= before.total * (1 - 1e-12)
+        assert run_pipeline(**{**case, "schedule": longer}).total >= before.total * (1 - 1e-12)
 
 
 @settings(deadline=None)
 @given(cases())
 def test_waits_are_never_negative(case: dict[str, Any]) -> None:
-    found = run(**case)
+    found = run_pipeline(**case)
     assert (found.bubble >= -1e-9 * found.total).all() and (found.exposed_send >= -1e-9 * found.total).all()
     assert (found.first_forward >= 0).all() and found.last_backward.max() == found.total
 
@@ -364,11 +369,11 @@ def test_draws_through_the_program_equal_single_runs(case: dict[str, Any], seed:
     names = ("forward", "backward") + ("weight",) * (case["weight"] is not None)
     rng = np.random.default_rng(seed)
     some = [{**case, **{n: case[n] * rng.uniform(0.5, 1.5, case[n].shape) for n in names}} for _ in range(3)]
-    given = [durations(**one) for one in some]
-    made, kind = program(case["schedule"], given[0])
+    given = [pipeline_durations(**one) for one in some]
+    made, kind = pipeline_program(case["schedule"], given[0])
     table = np.array([d.kinds(case["schedule"].meets)[0] for d in given]).T
     finish = finish_times(made, Durations(np.zeros(len(made)), kind.astype(np.int32), table))
-    expected = [float(np.max(timeline(**one).finish)) for one in some]
+    expected = [float(np.max(pipeline_timeline(**one).finish)) for one in some]
     assert finish == pytest.approx(expected, rel=1e-12)
 
 
@@ -402,13 +407,13 @@ def test_most_held_equals_a_count_over_the_whole_order(case: dict[str, Any], see
 
 
 def test_timelines_can_be_drawn() -> None:
-    line = timeline(Schedule.of("interleaved", 2, 4, 2), 1.0, 2.0, send=0.1)
+    line = pipeline_timeline(Schedule.of("interleaved", 2, 4, 2), 1.0, 2.0, send=0.1)
     drawn = json.loads(timeline_trace(line, {0: "stage 0", 1: "stage 1"}))["traceEvents"]
     tasks = {(e["pid"], e["name"]): e for e in drawn if e["ph"] == "X"}
     assert len(tasks) == 2 * 2 * 4 * 2
     assert tasks[1, "F3.1"]["dur"] == pytest.approx(1e6)
     assert [lane.name for lane in line.program.lanes] == ["stage 0", "stage 1"]
-    both = timeline(Schedule.of("1f1b", 2, 3), 1.0, 2.0, send=0.1, beside=False)
+    both = pipeline_timeline(Schedule.of("1f1b", 2, 3), 1.0, 2.0, send=0.1, overlap=False)
     names = [both.program.label(t) for t in range(len(both.program))]
     assert sorted(set(names)) == ["B0", "B1", "B2", "F0", "F1", "F2", "send"]
 
@@ -418,13 +423,13 @@ def test_a_measured_run(shared: Path) -> None:
     them = measured.read(shared / "traces" / "primus_pp8" / "pp8")
     schedule = Schedule.of(them.schedule, them.stages, them.microbatches, them.chunks)
     took = {way: them.end[way] - them.start[way] for way in "FB"}
-    made, _ = program(schedule, durations(schedule, 1.0, 1.0))
+    made, _ = pipeline_program(schedule, pipeline_durations(schedule, 1.0, 1.0))
     labels = [made.label(t) for t in range(len(made))]
     each = np.array([took[x[0]][lane, int(x[1:])] for x, lane in zip(labels, made.lane.tolist(), strict=True)])
     assert finish_times(made, each) == pytest.approx(measured.iteration_times(them), rel=1e-12)
     forward, backward = (took[way][:, :, 1:].mean(axis=(1, 2)) for way in "FB")
     delays = measured.fit_delays(them, range(1, len(them.iterations)))
-    found = run(schedule, forward, backward, send=(delays.forward + delays.backward) / 2, beside=False)
+    found = run_pipeline(schedule, forward, backward, send=(delays.forward + delays.backward) / 2, overlap=False)
     # what is missing is that microbatches differ: the slowest of them holds up the others
     assert found.total == pytest.approx(them.measured[1:].mean(), rel=0.025)
     assert found.total < them.measured[1:].mean()

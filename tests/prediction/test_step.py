@@ -45,7 +45,7 @@ def jobs(draw: Any, models: tuple[Transformer, ...] = MODELS, schedules: tuple[s
     schedule = draw(st.sampled_from(schedules)) if pp > 1 else "1f1b"
     zero, fsdp = draw(st.sampled_from(((0, False), (1, False), (2, False), (3, False), (3, True), (2, True))))
     parallel = ParallelPlan(
-        tp=tp, sequence=tp > 1 and draw(st.booleans()), pp=pp, virtual=2 if schedule == "interleaved" else 1,
+        tp=tp, sequence_parallel=tp > 1 and draw(st.booleans()), pp=pp, virtual=2 if schedule == "interleaved" else 1,
         schedule=schedule, cp=cp, ep=draw(st.sampled_from((1, 2, 4))) if model.experts else 1, zero=zero, fsdp=fsdp,
     )  # fmt: skip
     micro, count = draw(st.sampled_from((1, 2))), pp * draw(st.integers(1, 6))

@@ -2,8 +2,10 @@
 
 from presage.engine.durations import Durations
 from presage.engine.program import Builder, Deadlock, Edges, Lane, LaneKind, Program
+from presage.engine.rounds import PipelineTimes, RoundProgram, simulate_pipeline
 from presage.engine.steady import period, repeat
 from presage.engine.timeline import LaneUse, Timeline, finish_times, latest_ends, simulate
+from presage.engine.transfers import exposed_after, exposed_before
 
 __all__ = [
     "Builder",
@@ -13,11 +15,16 @@ __all__ = [
     "Lane",
     "LaneKind",
     "LaneUse",
+    "PipelineTimes",
     "Program",
+    "RoundProgram",
     "Timeline",
+    "exposed_after",
+    "exposed_before",
     "finish_times",
     "latest_ends",
     "period",
     "repeat",
     "simulate",
+    "simulate_pipeline",
 ]

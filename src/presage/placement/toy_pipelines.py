@@ -9,7 +9,8 @@ from presage.configs.job import Job
 from presage.configs.presets import preset
 from presage.hardware import platform
 from presage.noise.noise import CLASSES, Noise, Spread
-from presage.parallel.pipeline import Schedule, run
+from presage.parallel.pipeline import Schedule
+from presage.parallel.pipeline_run import run_pipeline
 from presage.parallel.plan import ParallelPlan
 from presage.prediction.draws.step_model import PASSES, StepModel
 
@@ -28,7 +29,7 @@ def toy_shape(schedule: Schedule, heavy: ArrayLike = 1.0, replicas: int = 1, bac
     for i, times in enumerate((1.0, *back)):
         work[CLASSES.index("products"), i] = each * times
     total = work.sum(axis=0)
-    found = run(s, total[0], total[1], total[2] if s.splits_backward else None)
+    found = run_pipeline(s, total[0], total[1], total[2] if s.splits_backward else None)
     gpus = s.stages * replicas
     parallel = ParallelPlan(pp=s.stages, virtual=s.virtual, schedule=s.kind)
     job = Job(preset(MODEL), platform(PLATFORM), gpus, 1, 1, s.microbatches * replicas, parallel, name="pipeline")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from presage.configs.job import Job
 from presage.noise.noise import CLASSES
-from presage.parallel.pipeline.step import timed
+from presage.parallel.pipeline_run import simulate_durations
 from presage.prediction.draws.step_model import StepModel
 from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import Paces
@@ -68,7 +68,7 @@ def scale_stage(shape: StepModel, stage: int, times: float) -> StepModel:
     d = shape.pipeline.durations
     factor = [[times if s == stage else 1.0] for s in range(shape.stages)]
     passes = {name: getattr(d, name) * factor for name in ("forward", "backward", "weight", "extra")}
-    done = timed(shape.pipeline.schedule, d._replace(**passes))
+    done = simulate_durations(shape.pipeline.schedule, d._replace(**passes))
     seconds = shape.seconds + done.total - shape.pipeline.total
     made = replace(shape, seconds=seconds, pipeline=done, work=shape.work * factor)
     made.__dict__["curves"] = shape.curves  # what transfers add is not priced anew

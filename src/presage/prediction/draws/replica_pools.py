@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from presage.engine import Durations, Program, finish_times
 from presage.noise.distribution import Normal
 from presage.noise.noise import CLASSES, Noise
-from presage.parallel.pipeline import Schedule, program
-from presage.parallel.pipeline.durations import durations
-from presage.parallel.pipeline.step import timed
-from presage.parallel.pipeline.structure import EXCHANGE
+from presage.parallel.pipeline import Schedule
+from presage.parallel.pipeline_run import pipeline_durations, pipeline_program, simulate_durations
 from presage.prediction.draws.step_model import StepModel
 
 __all__ = [
@@ -57,7 +55,7 @@ class Replica:
     def of(shape: StepModel, most: int) -> Replica:
         """With no more tasks than `most`, if that is enough to fill the pipeline."""
         s = shape.pipeline.schedule
-        each = s.stages * s.virtual * (3 if s.splits_backward else 2)
+        each = s.stages * s.virtual * s.operations
         few = s.same_rest(max(int(s.filling * ROUNDS), most // each))
         return Replica(shape, s if few >= s.microbatches else s.few(few))
 
@@ -69,14 +67,14 @@ class Replica:
     @cached_property
     def made(self) -> tuple[Program, Ints]:
         """The program, and each task's row: tasks of a row are of one stage, take as long, and are made of the same."""
-        made, kind = _program(self.schedule, self.shape.pipeline.durations.beside, _key(self.shape))
+        made, kind = _program(self.schedule, self.shape.pipeline.durations.overlap, _key(self.shape))
         return made, self._rows[1][kind]
 
     @cached_property
     def microbatch(self) -> Ints:
         """[task]; a message that two stages wait for is two tasks."""
-        s = self.schedule.structure(self.shape.pipeline.durations.beside)
-        return np.repeat(s.microbatch, 1 + (s.what == EXCHANGE)).astype(np.int64)
+        tasks = self.schedule.tasks(self.shape.pipeline.durations.overlap)
+        return np.repeat(tasks.microbatch, 1 + tasks.program.meeting).astype(np.int64)
 
     @cached_property
     def _rows(self) -> tuple[Floats, Ints, Ints]:
@@ -109,7 +107,7 @@ class Replica:
     @cached_property
     def quiet(self) -> float:
         """Seconds without noise, of the microbatches that are run."""
-        return timed(self.schedule, self.shape.pipeline.durations).total
+        return simulate_durations(self.schedule, self.shape.pipeline.durations).total
 
     @cached_property
     def pace(self) -> float:
@@ -150,7 +148,7 @@ def _key(shape: StepModel) -> tuple[float, ...]:
 def _program(schedule: Schedule, beside: bool, send: tuple[float, ...]) -> tuple[Program, Ints]:
     """Tasks and kinds; of the durations only the messages count, which are delays of edges."""
     nothing = np.zeros((schedule.stages, schedule.virtual))
-    return program(schedule, durations(schedule, nothing, nothing, nothing, np.array(send), beside))
+    return pipeline_program(schedule, pipeline_durations(schedule, nothing, nothing, nothing, np.array(send), beside))
 
 
 class Gpus(NamedTuple):

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from presage.configs.job import Job
 from presage.costs.layer_host import LayerHost, layer_host
-from presage.parallel.pipeline import Run, Schedule, run
+from presage.engine import exposed_after, exposed_before
+from presage.parallel.pipeline import Schedule
+from presage.parallel.pipeline_run import PipelineRun, run_pipeline
 from presage.prediction.jobs.block_cost import Pricer
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped
-from presage.prediction.jobs.replica_traffic import exchange, exposed_gathers, exposed_reductions
+from presage.prediction.jobs.replica_traffic import exchange
 from presage.prediction.jobs.stages import Chunk, Stages, chunks
 from presage.prediction.jobs.transformer_layer import softmax_fused
 from presage.prediction.jobs.weights import Weights, weights
@@ -34,7 +36,7 @@ class JobStep:
 
     seconds: float
     parts: dict[str, float]
-    pipeline: Run
+    pipeline: PipelineRun
     slowdown: float  # of tensor-core kernels, by the power limit
     forward: Floats  # [stage, chunk] seconds of a microbatch
     backward: Floats
@@ -125,7 +127,7 @@ class StepAtClock(NamedTuple):
     passes: list[ChunkTime]  # of each kind of chunk
     forward: Floats  # [stage, chunk]
     backward: Floats
-    done: Run
+    done: PipelineRun
     replicas: float  # seconds of transfers between replicas that nothing hides
     seconds: float
 
@@ -139,12 +141,12 @@ def step_at_clock(s: StepInputs, slow: float) -> StepAtClock:
     weight = np.array([x.weight for x in passes])[at] if s.schedule.splits_backward else None
     if weight is not None:
         backward = backward - weight
-    done = run(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
+    done = run_pipeline(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
     replicas = s.tied
     if s.sent:
         reduce, gather, parts = (x[at] for x in s.sent)
-        replicas += exposed_reductions(reduce, parts, done.last_backward, backward, done.total, job.overlap.gradients)
-        replicas += exposed_gathers(gather, parts, done.first_forward, forward, job.overlap.parameters)
+        replicas += exposed_after(reduce, parts, done.last_backward, backward, done.total, job.overlap.gradients)
+        replicas += exposed_before(gather, parts, done.first_forward, forward, job.overlap.parameters)
     return StepAtClock(passes, forward, backward, done, replicas, done.total + replicas + s.update)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from presage.engine import Program, Timeline, simulate
 from presage.errors import PresageError
-from presage.parallel.pipeline.drawing import program
+from presage.parallel.pipeline_run import pipeline_program
 from presage.prediction.jobs.job_step import JobStep
 
 __all__ = ["job_timeline"]
@@ -21,7 +21,7 @@ def job_timeline(step: JobStep) -> Timeline:
     count = run.schedule.stages * run.schedule.virtual * run.schedule.microbatches * 2
     if count > MOST:
         raise PresageError(f"a timeline of {count:,} tasks is too long to draw: try a smaller training.global_batch")
-    made, kind = program(run.schedule, run.durations)
+    made, kind = pipeline_program(run.schedule, run.durations)
     seconds, _ = run.durations.kinds(run.schedule.meets)
     tail = [(name, float(step.parts.get(part, 0.0))) for part, name in TAIL.items() if step.parts.get(part, 0.0) > 0]
     return simulate(_with_tail(made, [name for name, _ in tail], run.total), _durations(made, seconds[kind], tail))
