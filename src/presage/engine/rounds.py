@@ -98,7 +98,7 @@ class RoundProgram:
         return self.stretch.lane
 
     def unfold(
-        self, lanes: Sequence[Lane], delay: Floats, name: Ints | None = None, names: Sequence[str] = ()
+        self, lanes: Sequence[Lane], delay: Floats, name: Ints | None = None, names: Sequence[str] = ("",)
     ) -> tuple[Program, Ints]:
         """The same tasks as a Program (a meeting is a task on each of its two lanes), and the kind of each."""
         shared = self.meeting
@@ -108,8 +108,8 @@ class RoundProgram:
         waits = np.flatnonzero(~shared & (self.waits.second < len(shared)))
         edges = Edges.of(place[self.waits.second[waits]], place[waits], delay[self.waits.kind[waits]])
         group = np.where(shared, np.cumsum(shared) - 1, -1)[owner]
-        named = {} if name is None else {"name": name[owner], "names": names}
-        program = Program.of(lanes, lane, edges, group=group, **named)
+        label = None if name is None else name[owner]
+        program = Program.of(lanes, lane, edges, group=group, name=label, names=names)
         return program, np.asarray(self.waits.kind[owner], np.int64)
 
 

@@ -209,9 +209,9 @@ def _tasks(s: Schedule, exchanges: bool) -> PipelineTasks:
     if not exchanges:
         _set_senders(sender, order, s.stages)
     size = s.stages * len(order.chunk)
-    phases = (slice(None), slice(size, 2 * size)) if kind.phased else (slice(None),)
+    phases = [slice(None), slice(size, 2 * size)] if kind.phased else [slice(None)]
     if kind.phased and s.virtual > 1:
-        phases = ()  # nothing that repeats
+        phases = []  # nothing that repeats
     program = RoundProgram.of(
         Tasks(moment, lane, kinds, sender), s.stages, EXCHANGE * s.stages * s.virtual, _round(s, exchanges),
         *_ends(order, when, s.stages, s.virtual), phases=phases, cascade=kind.phased and not exchanges,
