@@ -14,7 +14,7 @@ from presage.configs.frameworks import framework
 from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
-from presage.parallel.plan import ParallelPlan
+from presage.parallel.plan import Axis, ParallelPlan
 from presage.prediction.jobs.block_cost import Cost, Pricer, held
 from presage.prediction.jobs.efficiency import LAWS
 from presage.prediction.jobs.embedding_head import embedding_block, head_blocks
@@ -233,12 +233,12 @@ def test_beside_a_product_a_transfer_costs_what_is_not_hidden(tokens: int) -> No
     """As a whole: what is longer than the product, and the multiprocessors it holds meanwhile. Cut up by ranks: all but
     the first part hides."""
     beside = Product(tokens, 4096, 14336, "bf16", sums=True, along=False)
-    talk = Talk("all_reduce", 64e6, "tp", beside, whole=True)
+    talk = Talk("all_reduce", 64e6, Axis.TP, beside, whole=True)
     split = ParallelPlan(tp=8)
     apart = job(GROUPED, parallel=split, software={"async_backward": False}, overlap=NONE)
     whole, cut = job(GROUPED, parallel=split, overlap=NONE), job(GROUPED, parallel=split, overlap=TENSOR)
     alone, by = Pricer(apart, LAWS).one(talk).tp, Pricer(apart, LAWS).one(beside).product
-    assert alone == Pricer(apart, LAWS).talk_seconds("all_reduce", 64e6, "tp")
+    assert alone == Pricer(apart, LAWS).talk_seconds("all_reduce", 64e6, Axis.TP)
     lost = held(apart.platform.gpu) * min(alone, by)
     assert Pricer(whole, LAWS).one(talk).tp == pytest.approx(max(0.0, alone - by) + lost)
     assert Pricer(cut, LAWS).one(talk).tp == pytest.approx(max(alone / 8, alone - by * 7 / 8))

@@ -15,7 +15,7 @@ from presage.configs.frameworks import framework, frameworks
 from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import Platform, cluster
-from presage.parallel.plan import ParallelPlan
+from presage.parallel.plan import Axis, ParallelPlan
 from presage.parallel.schedules import SCHEDULES
 from presage.prediction.jobs.block_cost import Pricer, held
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
@@ -235,8 +235,8 @@ def test_on_a_slow_network_a_step_is_what_sharding_sends(zero: int, fsdp: bool, 
     job = replace(node(network=0.1), gpus=64, global_batch=256, parallel=ParallelPlan(zero=zero, fsdp=fsdp))
     price = Pricer(job, LAWS)
     layer = job.model.parameters / job.model.layers
-    gather = price.talk_seconds("all_gather", layer * job.framework.gather_bytes, "shard")
-    reduce = price.talk_seconds("reduce_scatter", layer * job.framework.reduce_bytes, "shard")
+    gather = price.talk_seconds("all_gather", layer * job.framework.gather_bytes, Axis.SHARD)
+    reduce = price.talk_seconds("reduce_scatter", layer * job.framework.reduce_bytes, Axis.SHARD)
     sent = job.microbatches * job.model.layers * (gathers * gather + reduce)
     # of each, one layer's is still on its way when the pass is over; and compute is next to nothing
     assert job_step(job, LAWS).seconds == pytest.approx(sent * (1 + 1 / job.model.layers), rel=0.06)
@@ -246,7 +246,7 @@ def test_weights_that_both_ends_use_are_reduced_between_them() -> None:
     tied = replace(DENSE, tied=True)
     split = replace(node(tied), gpus=8, parallel=ParallelPlan(tp=4, pp=2), overlap=NONE)
     nbytes = tied.vocab * tied.hidden / 4 * split.framework.reduce_bytes
-    assert job_step(split).parts["dp"] == Pricer(split, LAWS).talk_seconds("all_reduce", nbytes, "neighbour") > 0
+    assert job_step(split).parts["dp"] == Pricer(split, LAWS).talk_seconds("all_reduce", nbytes, Axis.PP) > 0
     assert job_step(replace(split, model=DENSE)).parts["dp"] == 0
     assert job_step(replace(split, parallel=ParallelPlan(tp=8))).parts["dp"] == 0
 
@@ -256,8 +256,8 @@ def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(s
     job = replace(node(), parallel=ParallelPlan(tp=4, pp=2, sequence_parallel=sequence))
     price = Pricer(job, LAWS)
     whole = job.rank_tokens * job.model.hidden * 2
-    gather = 0.0 if sequence else price.talk_seconds("all_gather", whole, "tp")
-    assert StepInputs.of(job, price).send == price.talk_seconds("send_recv", whole / 4, "neighbour") + gather
+    gather = 0.0 if sequence else price.talk_seconds("all_gather", whole, Axis.TP)
+    assert StepInputs.of(job, price).send == price.talk_seconds("send_recv", whole / 4, Axis.PP) + gather
 
 
 @given(jobs())

@@ -96,8 +96,8 @@ class ParallelPlan:
         """Copies of an expert."""
         return self.dp(gpus) * self.cp * self.tp // (self.ep * self.expert_tp)
 
-    def axis(self, axis: Axis, gpus: int) -> tuple[int, int]:
-        """Ranks of one communicator along an axis, and how far apart they are: TP ranks are neighbours, stages are
+    def axes(self, gpus: int) -> dict[Axis, tuple[int, int]]:
+        """Ranks of one communicator along each axis, and how far apart they are: TP ranks are neighbours, stages are
         farthest apart."""
         holders, shard = self.dp(gpus) * self.cp, self.sharding(gpus)
         return {
@@ -109,7 +109,7 @@ class ParallelPlan:
             Axis.SHARD: (min(shard, holders), self.tp),
             Axis.REPLICAS: (max(1, holders // shard), self.tp * shard),
             Axis.EXPERT_DP: (max(1, self.expert_dp(gpus)), self.expert_tp * self.ep),
-        }[axis]
+        }
 
     @property
     def layer_degrees(self) -> tuple[int, ...]:

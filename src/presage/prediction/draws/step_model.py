@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from presage.configs.job import Job
 from presage.noise.noise import CLASSES, COMMUNICATION
 from presage.parallel.pipeline_run import PipelineRun
+from presage.parallel.plan import Axis
 from presage.prediction.jobs.chunk_time import ChunkTime
-from presage.prediction.jobs.communicators import groups
+from presage.prediction.jobs.communicators import communicators
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.stages import Chunk
@@ -105,8 +106,9 @@ def _together(job: Job) -> tuple[int, int]:
 
 
 def _across(job: Job) -> frozenset[str]:
-    g = groups(job)
-    by = {"tp": g.tp, "cp": g.cp, "ep": g.ep, "send": g.neighbour, "dp": g.dp, "sharding": g.shard}
+    g = communicators(job)
+    by = {"tp": g[Axis.TP], "cp": g[Axis.CP], "ep": g[Axis.EP], "send": g[Axis.PP]}
+    by |= {"dp": g[Axis.DP], "sharding": g[Axis.SHARD]}
     return frozenset(k for k, group in by.items() if group.domains > 1)
 
 

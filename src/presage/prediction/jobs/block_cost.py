@@ -13,7 +13,8 @@ from presage.costs.collectives.group import Group
 from presage.costs.overlap import channels, contention
 from presage.errors import PresageError
 from presage.hardware import Gpu
-from presage.prediction.jobs.communicators import Groups, groups
+from presage.parallel.plan import Axis
+from presage.prediction.jobs.communicators import communicators
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.ops import Attend, Op, Product, Stream, Talk
 from presage.prediction.jobs.plan_cache import known_of, layer_key
@@ -87,7 +88,7 @@ class Pricer:
         self.known, self.layers = known_of(job, efficiency, paces), layer_key(job)
         self.chip = Chip.of(job.platform.gpu)
         self.collectives = Collectives.of(job.platform)
-        self.groups: Groups = groups(job)
+        self.groups = communicators(job)
         self.held = held(job.platform.gpu)
         self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
 
@@ -142,22 +143,21 @@ class Pricer:
         flops = 2.0 * op.batch * op.heads * op.queries * seen * (op.dim + op.value_dim) * (2.5 if op.backward else 1.0)
         return Cost(attention=took * self.paces.attention, attention_flops=flops)
 
-    def talk_seconds(self, op: str, nbytes: float, over: str) -> float:
+    def talk_seconds(self, op: str, nbytes: float, over: Axis) -> float:
         """A collective by itself."""
-        alone = float(self.collectives.seconds(op, nbytes, getattr(self.groups, over)))
+        alone = float(self.collectives.seconds(op, nbytes, self.groups[over]))
         return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, over)
 
     def _talk(self, op: Talk) -> Cost:
-        alone = self.dispatch(op.nbytes) if op.over == "ep" else self.talk_seconds(op.op, op.nbytes, op.over)
-        left = {op.over: self._left(op, alone)}
-        return Cost(tp=left.get("tp", 0.0), cp=left.get("cp", 0.0), ep=left.get("ep", 0.0))
+        alone = self.dispatch(op.nbytes) if op.over is Axis.EP else self.talk_seconds(op.op, op.nbytes, op.over)
+        return Cost(**{op.over.value: self._left(op, alone)})
 
     def dispatch(self, nbytes: float) -> float:
         """Tokens to the ranks of their experts. In two steps a token crosses the network once for each domain that has
         one of its experts, however many it has there."""
-        group, e = self.groups.ep, self.job.model.experts
+        group, e = self.groups[Axis.EP], self.job.model.experts
         if group.domains == 1 or e is None or not self.job.framework.two_step_dispatch:
-            return self.talk_seconds("all_to_all", nbytes, "ep")
+            return self.talk_seconds("all_to_all", nbytes, Axis.EP)
         domains, chosen = group.domains, e.top_k
         copies = domains * (1 - (1 - 1 / domains) ** chosen) / chosen
         across = self.collectives.seconds("all_to_all", nbytes * copies, Group(domains, 1))
@@ -168,11 +168,11 @@ class Pricer:
         """What is left of a transfer that runs beside a product or attention: cut into as many parts as there are
         ranks, the first (or last) of which has nothing to hide behind; or as a whole, holding some multiprocessors."""
         o, by = self.job.overlap, op.beside
-        cut = o.tensor if op.over == "tp" else o.context
+        cut = o.tensor if op.over is Axis.TP else o.context
         if by is None or not (cut or (op.whole and self.job.framework.async_backward)):
             return alone
         cover = self._attend(by).attention if isinstance(by, Attend) else self._product_seconds(by)
         if not cut:
             return max(0.0, alone - cover) + self.held * min(alone, cover)
-        part: float = 1 / getattr(self.groups, op.over).ranks
+        part: float = 1 / self.groups[op.over].ranks
         return max(alone * part, alone - cover * (1 - part))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from presage.configs.job import Job
 from presage.costs.hooks import HOOKS_US
 from presage.costs.layer_host import LayerHost
+from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import Cost, Pricer
 from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk
@@ -70,11 +71,11 @@ def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:
         return 0.0, 0.0
     w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
     parts = max(1, c.layers)
-    gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes / parts, "shard") * parts
-    reduce = reduction(job, pricer, w.shared * f.reduce_bytes / parts, "shard", "replicas") * parts
+    gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes / parts, Axis.SHARD) * parts
+    reduce = reduction(job, pricer, w.shared * f.reduce_bytes / parts, Axis.SHARD, Axis.REPLICAS) * parts
     if w.experts:
-        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, "expert_dp")
-        reduce += pricer.talk_seconds("reduce_scatter", w.experts * f.reduce_bytes, "expert_dp")
+        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
+        reduce += pricer.talk_seconds("reduce_scatter", w.experts * f.reduce_bytes, Axis.EXPERT_DP)
     return (gather if job.parallel.zero == 3 or job.parallel.fsdp else 0.0), reduce
 
 

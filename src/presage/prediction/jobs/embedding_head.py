@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from presage.configs.job import Job
+from presage.parallel.plan import Axis
 from presage.prediction.jobs.ops import Block, Stream, Talk
 from presage.prediction.jobs.transformer_layer import Sizes, linear, norm
 
@@ -14,8 +15,8 @@ def embedding_block(job: Job) -> Block:
     s = Sizes.of(job)
     rows = float(s.tokens * s.width * s.bytes)
     op = "reduce_scatter" if job.parallel.sequence_parallel else "all_reduce"
-    talk = Talk(op, rows, "tp") if s.tp > 1 else None
-    again = Talk("all_gather", rows, "tp") if s.tp > 1 and job.parallel.sequence_parallel else None
+    talk = Talk(op, rows, Axis.TP) if s.tp > 1 else None
+    again = Talk("all_gather", rows, Axis.TP) if s.tp > 1 and job.parallel.sequence_parallel else None
     more = 2 * rows if job.framework.dropout else 0.0
     ahead, back = Stream(2 * rows + more, 3, "embedding"), Stream(6 * rows + more, 4, "embedding")
     return Block.of("embedding", [ahead, talk], [again, back])
@@ -30,7 +31,7 @@ def head_blocks(job: Job) -> tuple[Block, ...]:
     logits = float(s.tokens) * words
     # forward reads logits, finds maximum and sum; backward writes their gradient. Unfused: fp32 copies of each step.
     ahead, back = ((2, 4), (12, 3)) if job.framework.fused_loss or job.framework.compiled else ((38, 8), (18, 4))
-    talk = Talk("all_reduce", 4.0 * 3 * s.tokens, "tp") if s.tp > 1 else None
+    talk = Talk("all_reduce", 4.0 * 3 * s.tokens, Axis.TP) if s.tp > 1 else None
     sums, gradient = Stream(ahead[0] * logits, ahead[1], "loss"), Stream(back[0] * logits, back[1], "loss")
     return norm(job, s, "norm"), head, Block.of("loss", [sums, talk], [gradient])
 

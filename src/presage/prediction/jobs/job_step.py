@@ -13,6 +13,7 @@ from presage.costs.layer_host import LayerHost, layer_host
 from presage.engine import exposed_after, exposed_before
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineRun, run_pipeline
+from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import Pricer
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped
@@ -164,9 +165,9 @@ def _send(job: Job, pricer: Pricer) -> float:
         return 0.0
     width = 4 if job.precision in ("fp32", "tf32") else 2
     nbytes = job.rank_tokens * job.model.hidden * width / p.tp
-    took = pricer.talk_seconds("send_recv", nbytes, "neighbour")
+    took = pricer.talk_seconds("send_recv", nbytes, Axis.PP)
     if p.tp > 1 and not p.sequence_parallel:  # and gathers what it got
-        took += pricer.talk_seconds("all_gather", nbytes * p.tp, "tp")
+        took += pricer.talk_seconds("all_gather", nbytes * p.tp, Axis.TP)
     return took
 
 
@@ -186,7 +187,7 @@ def _tied(job: Job, pricer: Pricer) -> float:
     if not m.tied or p.pp == 1 or _by_layer(job):
         return 0.0
     nbytes = m.vocab * m.hidden / p.tp * job.framework.reduce_bytes
-    return pricer.talk_seconds("all_reduce", nbytes, "neighbour")
+    return pricer.talk_seconds("all_reduce", nbytes, Axis.PP)
 
 
 def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:

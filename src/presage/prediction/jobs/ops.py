@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from presage.parallel.plan import Axis
+
 __all__ = ["Attend", "Block", "Op", "Product", "Stream", "Talk"]
 
 
@@ -50,7 +52,7 @@ class Talk(NamedTuple):
 
     op: str
     nbytes: float
-    over: str
+    over: Axis
     beside: Product | Attend | None = None  # what it may hide behind, where the framework does so
     whole: bool = False  # beside another product than its own, so as a whole: on a stream of its own is enough
 

@@ -54,4 +54,4 @@ def forget() -> None:
 def layer_key(job: Job) -> tuple[Any, ...]:
     """What a layer's price depends on besides what all plans of a job have in common."""
     p = job.parallel
-    return p.tp, p.sequence_parallel, p.cp, p.ep, p.expert_tp, job.micro_batch
+    return *p.layer_degrees, job.micro_batch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from presage.configs.job import Job
 from presage.costs.closed_form import Chip
 from presage.costs.collectives import Collectives
-from presage.prediction.jobs.communicators import groups
+from presage.parallel.plan import Axis
+from presage.prediction.jobs.communicators import communicators
 
 __all__ = ["provenance_notes"]
 
@@ -22,11 +23,11 @@ def _chip(job: Job) -> list[str]:
 
 def _collectives(job: Job) -> list[str]:
     """Groups whose transfers follow from facts of the links alone."""
-    model, found = Collectives.of(job.platform), groups(job)
-    ops = {"tp": _tensor(job), "cp": "all_gather", "ep": "all_to_all", "neighbour": "send_recv", "dp": _replicas(job)}
-    of = {name: getattr(found, name) for name in ops}
-    names = [name for name, op in ops.items() if of[name].ranks > 1 and model.origin(op, of[name]) == "composed"]
-    told = ", ".join("pp" if name == "neighbour" else name for name in names)
+    model, found = Collectives.of(job.platform), communicators(job)
+    ops = {Axis.TP: _tensor(job), Axis.CP: "all_gather", Axis.EP: "all_to_all", Axis.PP: "send_recv"}
+    ops[Axis.DP] = _replicas(job)
+    names = [name for name, op in ops.items() if found[name].ranks > 1 and model.origin(op, found[name]) == "composed"]
+    told = ", ".join(names)
     return (
         [f"transfers of {told} follow from facts of the links: none were measured on {job.platform.key}"]
         if told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from presage.configs.job import Job
+from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import Pricer
 from presage.prediction.jobs.weights import Weights
 
@@ -24,23 +25,23 @@ def exchange(job: Job, pricer: Pricer, w: Weights) -> Exchange:
     """Of a chunk with such weights, once a step. With ZeRO-2 each pass sends its gradients itself."""
     f, reduce = job.framework, 0.0
     if job.parallel.zero < 2:
-        reduce = reduction(job, pricer, w.shared * f.reduce_bytes, "shard", "replicas")
-        reduce += reduction(job, pricer, w.experts * f.reduce_bytes, "expert_dp", "")
+        reduce = reduction(job, pricer, w.shared * f.reduce_bytes, Axis.SHARD, Axis.REPLICAS)
+        reduce += reduction(job, pricer, w.experts * f.reduce_bytes, Axis.EXPERT_DP, None)
     gather = 0.0
     if job.parallel.zero:
-        gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes, "shard")
-        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, "expert_dp")
+        gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes, Axis.SHARD)
+        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
     parts = max(1, round(w.all * f.gradient_bytes / f.bucket_bytes))
     return Exchange(reduce, gather, parts)
 
 
-def reduction(job: Job, pricer: Pricer, nbytes: float, over: str, beyond: str) -> float:
+def reduction(job: Job, pricer: Pricer, nbytes: float, over: Axis, beyond: Axis | None) -> float:
     """Seconds of gradients' reduction: over all ranks that hold them, or scattered over those that share a copy and
     then reduced over the copies (`beyond`)."""
     if not job.parallel.zero:
-        return pricer.talk_seconds("all_reduce", nbytes, "dp" if beyond else over)
+        return pricer.talk_seconds("all_reduce", nbytes, Axis.DP if beyond else over)
     took = pricer.talk_seconds("reduce_scatter", nbytes, over)
     if beyond:
-        ranks = getattr(pricer.groups, over).ranks
+        ranks = pricer.groups[over].ranks
         took += pricer.talk_seconds("all_reduce", nbytes / ranks, beyond)
     return took

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.parallel.plan import Axis
 from presage.prediction.jobs.ops import Attend, Block, Op, Product, Stream, Talk
 
 __all__ = ["Sizes", "layer_blocks", "linear", "low_precision", "norm", "softmax_fused"]
@@ -90,14 +91,14 @@ def linear(
         whole = rows * (k if enters else n) * s.bytes
         gather = job.parallel.sequence_parallel
         if enters and gather:
-            forward.insert(0, Talk("all_gather", whole, "tp", product))
-            backward[1:1] = [Talk("all_gather", whole, "tp", back, True)]  # the input again, for the weights' gradient
+            forward.insert(0, Talk("all_gather", whole, Axis.TP, product))
+            backward[1:1] = [Talk("all_gather", whole, Axis.TP, back, True)]  # the input again, for wgrad
         if enters:
-            backward.append(Talk("reduce_scatter" if gather else "all_reduce", whole, "tp", weight, True))
+            backward.append(Talk("reduce_scatter" if gather else "all_reduce", whole, Axis.TP, weight, True))
         if leaves:
-            forward.append(Talk("reduce_scatter" if gather else "all_reduce", whole, "tp", product))
+            forward.append(Talk("reduce_scatter" if gather else "all_reduce", whole, Axis.TP, product))
             if gather:
-                backward.insert(0, Talk("all_gather", whole, "tp", back))
+                backward.insert(0, Talk("all_gather", whole, Axis.TP, back))
     return Block.of(name, forward, backward)
 
 
@@ -181,7 +182,7 @@ def _context(job: Job, s: Sizes, width: int) -> Talk | None:
     """Keys and values of the other context-parallel ranks."""
     if job.parallel.cp == 1:
         return None
-    return Talk("all_gather", float(job.micro_batch * job.sequence * width * s.bytes), "cp")
+    return Talk("all_gather", float(job.micro_batch * job.sequence * width * s.bytes), Axis.CP)
 
 
 def _unfused(job: Job, s: Sizes, dim: int, value: int) -> Block:
@@ -265,7 +266,7 @@ def expert_blocks(job: Job, s: Sizes) -> tuple[Block, ...]:
     rows = max(1, round(routed * p.expert_tp / here / PADDED)) * PADDED
     router = Product(tokens, e.experts, s.width, "fp32" if s.bytes == 4 else "tf32")
     moved = tokens * e.top_k * s.width * s.bytes
-    spread = Talk("all_to_all", float(routed * s.width * s.bytes), "ep") if p.ep > 1 else None
+    spread = Talk("all_to_all", float(routed * s.width * s.bytes), Axis.EP) if p.ep > 1 else None
     scores = Stream(12.0 * tokens * e.experts, 8)
     ordered = Stream(2.0 * routed * s.width * s.bytes, 2, "permute")
     fused = job.framework.fused_dispatch

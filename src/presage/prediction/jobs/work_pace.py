@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.parallel.plan import Axis
 
 __all__ = ["EVEN", "Paces", "class_of", "pace_of"]
 
@@ -27,16 +28,16 @@ class Paces(NamedTuple):
 
 
 EVEN = Paces()
-ONE_CLASS = {"tp": "tp", "cp": "cp", "ep": "ep", "neighbour": "send", "dp": "dp", "replicas": "dp"}
+ONE_CLASS = {Axis.PP: "send", Axis.REPLICAS: "dp"} | {a: a.value for a in (Axis.TP, Axis.CP, Axis.EP, Axis.DP)}
 
 
-def class_of(job: Job, over: str) -> str:
+def class_of(job: Job, over: Axis) -> str:
     """The class of transfers over a group: those of shards go with each layer, or once a step between replicas."""
     by_layer = job.parallel.zero >= 2 or job.parallel.fsdp
     return ONE_CLASS.get(over) or ("sharding" if by_layer else "dp")
 
 
-def pace_of(paces: Paces, job: Job, over: str) -> float:
+def pace_of(paces: Paces, job: Job, over: Axis) -> float:
     """Of a job's transfers over such a group."""
     pace: float = getattr(paces, class_of(job, over))
     return pace
