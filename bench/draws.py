@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from presage.engine import finish_times
-from presage.noise.estimate import estimate
-from presage.noise.noise import CLASSES, Noise
+from presage.noise.model import CLASSES, NoiseModel
 from presage.noise.priors import prior
+from presage.noise.sampling import estimate
 from presage.prediction.draws import StepModel, draw, step_model
 from presage.prediction.draws.replica_pools import Gpus, Replica, ratios
 from presage.prediction.jobs.job_prediction import predict_job
@@ -34,7 +34,7 @@ def shape(virtual: int, batch: int) -> StepModel:
     return step_model(found.job, found.job_step)
 
 
-def brute_force(s: StepModel, noise: Noise, runs: int, steps: int) -> np.ndarray:
+def brute_force(s: StepModel, noise: NoiseModel, runs: int, steps: int) -> np.ndarray:
     """Steps' pipelines, every replica drawn by itself."""
     rng, replica = np.random.default_rng(1), Replica.of(s, 10**9)
     made, row = replica.made
@@ -60,7 +60,7 @@ def main() -> int:
         began = time.perf_counter()
         draw(s, noise, 0, DRAWS)
         all_on = time.perf_counter() - began
-        alone = Noise({k: replace(v, step=0.0) for k, v in noise.spread.items() if k != "dp"}, noise.slow)
+        alone = NoiseModel({k: replace(v, step=0.0) for k, v in noise.spread.items() if k != "dp"}, noise.slow)
         runs, steps = (16, 2) if virtual == 1 else (8, 1)
         began = time.perf_counter()
         slow = brute_force(s, alone, runs, steps)

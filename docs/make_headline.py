@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from presage.noise.distribution import Fixed, Gamma, LogNormal
-from presage.noise.noise import Common, Noise, Regimes, Spread, Stalls
+from presage.noise.model import CommonNoise, NetworkRegimes, NoiseModel, Stalls, WorkSpread
 from presage.prediction.draws import StepModel, draw, step_model
 from presage.prediction.jobs.job_prediction import predict_job
 
@@ -30,7 +30,7 @@ COMPUTE = ("products", "attention")
 
 
 def spread(**kind: float) -> dict[str, object]:
-    return {"spread": {k: Spread(**kind) for k in COMPUTE}}
+    return {"spread": {k: WorkSpread(**kind) for k in COMPUTE}}
 
 
 # name, what it is called, a size to begin with, how a size becomes noise
@@ -38,29 +38,29 @@ MECHANISMS: list[tuple[str, str, float, Make]] = [
     ("GPUs differ (persistent)", "sd of products, {:.1%}", 0.02, lambda x: spread(rank=x)),
     ("operations differ", "sd of each pass, {:.1%}", 0.1, lambda x: spread(own=x)),
     ("microbatches differ", "sd of their work, {:.1%}", 0.1, lambda x: {"load": Gamma(1.0, x)}),
-    ("a step's common pace", "sd {:.2%}", 0.01, lambda x: {"common": Common(sd=x)}),
-    ("jitter", "exponential, mean {:.0%} of 1 s", 0.3, lambda x: {"common": Common(jitter=Gamma(x, 1.0))}),
+    ("a step's common pace", "sd {:.2%}", 0.01, lambda x: {"common": CommonNoise(sd=x)}),
+    ("jitter", "exponential, mean {:.0%} of 1 s", 0.3, lambda x: {"common": CommonNoise(jitter=Gamma(x, 1.0))}),
     ("a congested network", "one step in four, transfers +{:.0%}", 2.0,
-     lambda x: {"network": Regimes((1.0, 1.0 + x), ((0.75, 0.25), (0.75, 0.25)))}),
+     lambda x: {"network": NetworkRegimes((1.0, 1.0 + x), ((0.75, 0.25), (0.75, 0.25)))}),
     ("rare stalls of 2 s", "in {:.1%} of the steps", 0.05,
      lambda x: {"stalls": Stalls(x * 3600 / (8192 * 18.8), LogNormal(2.0, 0.5))}),
 ]  # fmt: skip
 
 
-def noise(parts: list[tuple[Make, float]]) -> Noise:
+def noise(parts: list[tuple[Make, float]]) -> NoiseModel:
     said: dict[str, object] = {}
     for make, x in parts:
         new = make(max(x, 1e-9))
         if "common" in new and "common" in said:
             a, b = said["common"], new["common"]
-            assert isinstance(a, Common) and isinstance(b, Common)
+            assert isinstance(a, CommonNoise) and isinstance(b, CommonNoise)
             jitter = a.jitter if not isinstance(a.jitter, Fixed) else b.jitter
-            new = {"common": Common(sd=max(a.sd, b.sd), jitter=jitter)}
+            new = {"common": CommonNoise(sd=max(a.sd, b.sd), jitter=jitter)}
         said |= new
-    return Noise(**said)  # type: ignore[arg-type]
+    return NoiseModel(**said)  # type: ignore[arg-type]
 
 
-def quantiles(shape: StepModel, n: Noise) -> np.ndarray:
+def quantiles(shape: StepModel, n: NoiseModel) -> np.ndarray:
     """p5, p50, p95 of steps of one run, over the runs drawn; relative to p50."""
     seconds = draw(shape, n, 0, DRAWS, STEPS).seconds
     found = np.median(np.quantile(seconds, [0.05, 0.5, 0.95], axis=1), axis=1)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from presage.noise.prior_steps import DATA as SYSTEMS
-from presage.noise.prior_steps import EVENTS, STALL, architecture_of, known_systems, machine_of
+from presage.noise.priors import DATA as SYSTEMS
+from presage.noise.priors import EVENTS, STALL, architecture_of, known_systems, machine_of
 from presage_fit.series import SeriesFit, fit, learn
 from presage_fit.series.prior import SeriesPrior
 from presage_fit.series.shipped import BLOCKS, STEPS, STRIDE, STRIDED, prior_table

@@ -1,7 +1,7 @@
 """Steps that differ about as much as those of MLPerf's runs of Llama 3.1 405B."""
 
 from presage.noise.distribution import LogNormal
-from presage.noise.noise import Stalls
+from presage.noise.model import Stalls
 from presage.runs.steps import StepTimes
 
 USUAL = StepTimes(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
     from presage.noise.files import read_noise, write_noise
-    from presage.noise.noise import Noise
+    from presage.noise.model import NoiseModel
     from presage.placement import place
     from presage.prediction.api import predict, predict_ranks, step_graph
     from presage.prediction.draws.distribution import StepDistribution, predict_distribution
@@ -34,7 +34,7 @@ _HOMES = {
     "presage.configs.job": "Job",
     "presage.prediction.jobs.job_prediction": "JobResult predict_job",
     "presage.noise.files": "read_noise write_noise",
-    "presage.noise.noise": "Noise",
+    "presage.noise.model": "NoiseModel",
     "presage.whatif.suggest": "suggest",
     "presage.whatif.before_after": "WhatIf what_if",
     "presage.placement": "place",
@@ -47,6 +47,7 @@ _HOMES = {
 # Names of 0.1, until the next release: old -> new.
 _DEPRECATED = {
     "JobPrediction": "JobResult",
+    "Noise": "NoiseModel",
     "Prediction": "StepResult",
     "Run": "TraceSet",
     "RunPrediction": "RunResult",
@@ -64,7 +65,7 @@ __all__ = [
     "JobResult",
     "Lane",
     "LaneKind",
-    "Noise",
+    "NoiseModel",
     "PresageError",
     "Program",
     "Replay",

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError
-from presage.noise.belief import Belief
-from presage.noise.join import joined, rounded, said
-from presage.noise.noise import Noise
+from presage.noise.model import Belief, NoiseModel, join_beliefs, round_belief, specified_paths
 
 __all__ = ["Facts", "Fitted", "Part", "fit_files", "kind_of"]
 
@@ -85,9 +83,9 @@ def fit_files(
         raise PresageError("nothing to fit: give traces, tables of operations, step times or per-GPU times")
     told = {"kind": kind, "collectives": collectives, "columns": columns or {}, "group": group}
     parts = tuple(part for what, these in files.items() for part in _READ[what](these, told))
-    known, found = facts or Facts(), Belief(Noise())
+    known, found = facts or Facts(), Belief(NoiseModel())
     for part in parts:
-        known, found = known.filled(part.facts), joined(found, part.belief)
+        known, found = known.filled(part.facts), join_beliefs(found, part.belief)
     return _with_prior(parts, found, known)
 
 
@@ -127,12 +125,12 @@ def _with_prior(parts: tuple[Part, ...], found: Belief, facts: Facts) -> Fitted:
     from presage.noise.priors import prior
 
     if facts.gpu is None or facts.gpus is None:
-        return Fitted(parts, rounded(found), None)
+        return Fitted(parts, round_belief(found), None)
     per_node = facts.gpus_per_node or 8
     before = prior(facts.gpu, facts.gpus, per_node, facts.step_seconds, facts.conditions)
     words = f"{facts.conditions}, {facts.gpus:,} {facts.gpu}, {per_node} a node"
-    kept = frozenset(said(before) - said(found))
-    return Fitted(parts, rounded(joined(before, found)), words, kept)
+    kept = frozenset(specified_paths(before) - specified_paths(found))
+    return Fitted(parts, round_belief(join_beliefs(before, found)), words, kept)
 
 
 def _traces(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:

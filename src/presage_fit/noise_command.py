@@ -77,7 +77,7 @@ def command(
     presage fit gpus.csv steps.log --gpu h100_sxm --gpus 1024 --out noise.toml
     """
     from presage.noise.files import write_noise
-    from presage.noise.noise import CLASSES, COMMUNICATION
+    from presage.noise.model import CLASSES, COMMUNICATION
     from presage_fit.noise import Facts, fit_files
 
     _known(kind, CLASSES)
@@ -111,7 +111,7 @@ def to_json(found: Fitted) -> dict[str, Any]:
 
 def _known(kind: str | None, classes: Sequence[str]) -> None:
     if kind is not None and kind not in classes:
-        raise PresageError(f"no class of work is called {kind} here: there are {', '.join(classes)}")
+        raise PresageError(f"unknown class of work {kind!r}: choose from {', '.join(classes)}")
 
 
 def _print(found: Fitted, out: Path | None) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from presage.noise.belief import Belief
-from presage.noise.join import said
+from presage.noise.model import Belief, specified_paths
 from presage.report.plain import plain_table
 from presage.text import shorten
 from presage_fit.noise import KINDS, Fitted, Part
@@ -21,7 +20,7 @@ def belief_table(belief: Belief, kept: frozenset[str] = frozenset(), title: str 
     """Every number that is not 0, what else it may be, and where it is from; those kept from the prior are dim."""
     table = plain_table(title, "number", "value", "90%", "from", left=1)
     table.columns[-1].justify = "left"
-    told = said(belief)
+    told = specified_paths(belief)
     for path, value in belief.noise.numbers().items():
         interval = belief.intervals.get(path)
         if not _under(path, told) or _under(path, HIDDEN) or (not value and interval is None):

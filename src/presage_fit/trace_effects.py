@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError
-from presage.noise.belief import Belief, Interval
-from presage.noise.noise import CLASSES, COMMUNICATION, Noise, Spread
+from presage.noise.model import CLASSES, COMMUNICATION, Belief, CredibleInterval, NoiseModel, WorkSpread
 
 if TYPE_CHECKING:
     from presage.traces.trace import Trace
@@ -70,10 +69,10 @@ class TraceEffects:
 
     def belief(self) -> Belief:
         """The same as a noise model with ranges."""
-        spread = {k: Spread(**{n: c.sd for n, c in parts.items()}) for k, parts in self.spread.items()}
+        spread = {k: WorkSpread(**{n: c.sd for n, c in parts.items()}) for k, parts in self.spread.items()}
         each = [(f"spread.{k}.{n}", c) for k, parts in self.spread.items() for n, c in parts.items()]
-        intervals = {path: Interval(c.low, c.high) for path, c in each}
-        return Belief(Noise(spread), intervals, {f"spread.{k}": self.source for k in self.spread})
+        intervals = {path: CredibleInterval(c.low, c.high) for path, c in each}
+        return Belief(NoiseModel(spread), intervals, {f"spread.{k}": self.source for k in self.spread})
 
 
 def class_of(kernel: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.belief import Belief
-from presage.noise.prior_steps import architecture_of, machine_of, step_prior
+from presage.noise.model import Belief
+from presage.noise.priors import architecture_of, machine_of, step_prior
 from presage_fit.series.simulate import believed_steps
 from presage_fit.series.table import kinds_of, lead_of
 from presage_fit.step_logs import Logs, StepLog

@@ -13,9 +13,9 @@ from presage.cli.app import app
 from presage.errors import InputError, PresageError
 from presage.hardware import gpu
 from presage.noise.distribution import LogNormal
-from presage.noise.files import noise_text, read_noise
-from presage.noise.noise import COMPUTE, Regimes
-from presage.noise.priors import CONDITIONS, about, prior
+from presage.noise.files import format_noise, read_noise
+from presage.noise.model import COMPUTE, NetworkRegimes
+from presage.noise.priors import CONDITIONS, describe_conditions, prior
 from presage.traces.trace_set import files_of, read_run
 from presage_fit.noise import Facts, fit_files, kind_of
 from presage_fit.trace_effects import class_of, fit_traces, two_way
@@ -43,8 +43,8 @@ def steps(tmp_path: Path) -> Path:
 def test_every_prior_says_where_it_is_from_and_is_a_file() -> None:
     for conditions in CONDITIONS:
         belief = prior("h100_sxm", 1024, 8, 5.0, conditions)
-        assert about(conditions)
-        noise_text(belief)
+        assert describe_conditions(conditions)
+        format_noise(belief)
         numbers = belief.noise.numbers()
         for path in (
             p for p in numbers if p.startswith(("spread", "slow.share", "common.sd", "stalls.per")) and numbers[p]
@@ -61,19 +61,19 @@ def test_production_is_noisier_than_screened_and_unscreened_has_more_slow_gpus()
     assert production.of("products").rank > screened.of("products").rank
     assert production.common.run_sd > screened.common.run_sd
     assert screened.slow.share == 0 < production.slow.share < unscreened.slow.share
-    assert screened.network == Regimes() != production.network
+    assert screened.network == NetworkRegimes() != production.network
 
 
 def test_a_prior_goes_by_the_gpu_and_the_size_of_the_job() -> None:
     small, large = (prior("h100_sxm", n, 8, 5.0).noise for n in (256, 16_384))
     assert large.slow.share * 16_384 == pytest.approx(small.slow.share * 256), "as many jobs have a slow GPU"
-    assert prior("h100_sxm", 8, 8).noise.network == Regimes(), "one node has no network between nodes"
+    assert prior("h100_sxm", 8, 8).noise.network == NetworkRegimes(), "one node has no network between nodes"
     assert prior("v100_32gb", 64).noise.of("products").rank == 0.016
     assert prior(gpu("a100_80gb"), 64).noise.of("products").rank == 0.023
     short, long = (prior("h100_sxm", 256, 8, s).noise for s in (1.0, 30.0))
     assert short.network.moves[0][1] < long.network.moves[0][1], "a longer step is likelier to meet congestion"
     assert short.common.jitter.sd / 1.0 > long.common.jitter.sd / 30.0
-    with pytest.raises(PresageError, match="no conditions 'lab'"):
+    with pytest.raises(PresageError, match="unknown conditions 'lab'"):
         prior("h100_sxm", 8, 8, None, "lab")
     with pytest.raises(PresageError, match="at least one GPU"):
         prior("h100_sxm", 0)
@@ -202,10 +202,10 @@ def test_runs_of_several_jobs_need_a_name(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--class", "gemm"], "no class of work is called gemm"),
-        (["--column", "gpu"], "--column gpu: it should be KEY=NAME"),
+        (["--class", "gemm"], "unknown class of work 'gemm'"),
+        (["--column", "gpu"], "--column gpu: should be KEY=NAME"),
         (["--column", "gpu=card"], "card: is no column of it"),
-        (["--gpu", "h100_sxm", "--gpus", "8", "--conditions", "lab"], "no conditions 'lab'"),
+        (["--gpu", "h100_sxm", "--gpus", "8", "--conditions", "lab"], "unknown conditions 'lab'"),
     ],
 )
 def test_mistakes_get_a_sentence(gpus: Path, arguments: list[str], what: str) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planted_ops import Planted, table_of, true_times
 from presage.engine import finish_times
 from presage.errors import InputError
-from presage.noise.files import noise_of, noise_text
+from presage.noise.files import format_noise, parse_noise
 from presage_fit.ops.cells import cells_of
 from presage_fit.ops.effects import OpEffects, fit, fit_sets, steps_only
 from presage_fit.ops.iid import iid_pool
@@ -234,7 +234,7 @@ def test_beliefs_carry_over(varied: OpEffects) -> None:
     assert belief.drawn(rng()).slow.share >= 0
     import tomllib
 
-    assert noise_of(tomllib.loads(noise_text(belief))).noise.numbers() == pytest.approx(noise.numbers())
+    assert parse_noise(tomllib.loads(format_noise(belief))).noise.numbers() == pytest.approx(noise.numbers())
 
 
 # ---- pools and shares ------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 
 from presage.errors import PresageError
 from presage.noise.distribution import LogNormal, Normal
-from presage.noise.files import noise_of, noise_text
-from presage.noise.noise import NO_NOISE, Common, Noise, Stalls
+from presage.noise.files import format_noise, parse_noise
+from presage.noise.model import NO_NOISE, CommonNoise, NoiseModel, Stalls
 from presage_fit.series import SeriesFit, SeriesPrior, fit, learn
 from presage_fit.series.bulk import CELLS
 from presage_fit.series.continued import continued, settled, slow_share
@@ -21,14 +21,14 @@ from presage_fit.series.table import kinds_of
 from presage_fit.step_logs import Event, StepLog, step_log
 
 LEVEL = 10.0
-PLANTED = Noise(
-    common=Common(sd=0.003, correlation=0.85, drift=0.01, run_sd=0.002, jitter=Normal(0.0, 0.03)),
+PLANTED = NoiseModel(
+    common=CommonNoise(sd=0.003, correlation=0.85, drift=0.01, run_sd=0.002, jitter=Normal(0.0, 0.03)),
     stalls=Stalls(0.02, LogNormal(2.0, 0.8)),
 )
 
 
 def group_of(
-    noise: Noise, rng: np.random.Generator, runs: int = 3, steps: int = 200, nodes: int = 100
+    noise: NoiseModel, rng: np.random.Generator, runs: int = 3, steps: int = 200, nodes: int = 100
 ) -> list[StepLog]:
     drawn = steps_of(noise, LEVEL, nodes, steps, rng, runs)
     meta = {"nodes": nodes}
@@ -77,7 +77,7 @@ def test_same_seed_same_draws() -> None:
 def test_more_jitter_more_spread() -> None:
     spreads = []
     for width in (0.01, 0.05, 0.2):
-        noise = Noise(common=Common(jitter=Normal(0.0, width)))
+        noise = NoiseModel(common=CommonNoise(jitter=Normal(0.0, width)))
         p = fit(group_of(noise, np.random.default_rng(4))).predict(np.arange(100), rng=np.random.default_rng(0))
         spreads.append(p.pooled.sd)
     assert spreads[0] < spreads[1] < spreads[2]
@@ -218,7 +218,7 @@ def test_grid_finds_white_noise_and_a_random_walk_apart() -> None:
     rng = np.random.default_rng(13)
     share = np.array([s for _, s in CELLS])
     white = fit(logs(*(LEVEL + 0.02 * rng.standard_normal((3, 300)))), SeriesPrior())
-    slow = Noise(common=Common(sd=0.005, correlation=0.96))
+    slow = NoiseModel(common=CommonNoise(sd=0.005, correlation=0.96))
     assert white.cells @ share < 0.15 < 0.6 < fit(group_of(slow, rng), SeriesPrior()).cells @ share
 
 
@@ -227,11 +227,11 @@ def planted_groups(n: int, seed: int) -> list[list[StepLog]]:
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(n):
-        common = Common(
+        common = CommonNoise(
             sd=0.002 * rng.lognormal(0, 0.4), correlation=0.7, drift=0.01 * rng.standard_normal(), drift_sd=0.0005,
             run_sd=0.0015 * rng.lognormal(0, 0.5), jitter=Normal(0.0, 0.02 * rng.lognormal(0, 0.4)),
         )  # fmt: skip
-        noise = Noise(common=common, stalls=Stalls(0.03 * rng.lognormal(0, 0.7), LogNormal(1.0, 1.0)))
+        noise = NoiseModel(common=common, stalls=Stalls(0.03 * rng.lognormal(0, 0.7), LogNormal(1.0, 1.0)))
         found.append(group_of(noise, rng, runs=3, steps=90))
     return found
 
@@ -305,10 +305,10 @@ def test_belief_is_written_and_read_back() -> None:
     import tomllib
 
     belief = fit(group_of(PLANTED, np.random.default_rng(31))).belief("my logs")
-    again = noise_of(tomllib.loads(noise_text(belief)))
+    again = parse_noise(tomllib.loads(format_noise(belief)))
     assert again.noise.numbers() == pytest.approx(belief.noise.numbers())
     assert set(again.intervals) == set(belief.intervals) and again.sources["common"] == "my logs"
-    assert isinstance(belief.drawn(np.random.default_rng(0)), Noise)
+    assert isinstance(belief.drawn(np.random.default_rng(0)), NoiseModel)
 
 
 def test_belief_draws_steps_like_the_log() -> None:
@@ -343,4 +343,4 @@ def test_short_logs_are_fitted(n: int, runs: int, stride: int) -> None:
     found: SeriesFit = fit(logs(*rows) if stride == 1 else means(rows))
     p = found.predict(stride * np.arange(n + 3), rng=rng, draws=50)
     assert np.isfinite(p.draws).all() and (p.draws > 0).all()
-    assert noise_text(found.belief())
+    assert format_noise(found.belief())

@@ -88,9 +88,9 @@ def _models(path: Path) -> Any:
 
 
 def _noise(path: Path) -> Any:
-    from presage.noise.files import noise_text, read_noise
+    from presage.noise.files import format_noise, read_noise
 
-    return noise_text(read_noise(path))
+    return format_noise(read_noise(path))
 
 
 def _logs(path: Path) -> Any:

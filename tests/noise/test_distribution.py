@@ -18,7 +18,7 @@ from presage.noise.distribution import (
     Spliced,
     Sum,
 )
-from presage.noise.tail import pareto, smooth
+from presage.noise.distribution.composed import fit_pareto, smooth_distribution
 
 RNG = np.random.default_rng(0)
 KINDS: list[Distribution] = [
@@ -75,14 +75,14 @@ def test_means_and_variances_of_sums_add() -> None:
 
 def test_a_fitted_tail_reaches_beyond_the_draws() -> None:
     drawn = np.random.default_rng(3).exponential(1.0, 4_000)
-    one = smooth(drawn)
+    one = smooth_distribution(drawn)
     assert float(one.quantile(1 - 1e-5)) == pytest.approx(-np.log(1e-5), rel=0.2)
     assert drawn.max() < float(one.quantile(1 - 1e-5))
-    assert pareto(drawn, 0.0).scale == pytest.approx(1.0, rel=0.1)
+    assert fit_pareto(drawn, 0.0).scale == pytest.approx(1.0, rel=0.1)
 
 
 def test_equal_draws_have_no_spread() -> None:
-    assert smooth(np.full(1_000, 2.5)) == Fixed(2.5)
+    assert smooth_distribution(np.full(1_000, 2.5)) == Fixed(2.5)
 
 
 @pytest.mark.parametrize(

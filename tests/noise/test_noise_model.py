@@ -4,15 +4,23 @@ import numpy as np
 import pytest
 
 from presage.errors import PresageError
-from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import LogNormal
-from presage.noise.noise import NO_NOISE, Noise, Regimes, Slow, Spread, Stalls
-from presage.noise.streams import Streams
+from presage.noise.model import (
+    NO_NOISE,
+    Belief,
+    CredibleInterval,
+    NetworkRegimes,
+    NoiseModel,
+    SlowGpus,
+    Stalls,
+    WorkSpread,
+)
+from presage.noise.sampling import RandomStreams
 
-SOME = Noise(
-    {"products": Spread(0.02, 0.003, 0.01)},
-    slow=Slow(0.003, LogNormal(1.1, 0.02)),
-    network=Regimes((1.0, 3.0), ((0.95, 0.05), (0.4, 0.6))),
+SOME = NoiseModel(
+    {"products": WorkSpread(0.02, 0.003, 0.01)},
+    slow=SlowGpus(0.003, LogNormal(1.1, 0.02)),
+    network=NetworkRegimes((1.0, 3.0), ((0.95, 0.05), (0.4, 0.6))),
     stalls=Stalls(0.01, LogNormal(2.0, 1.0)),
 )
 
@@ -33,7 +41,7 @@ def test_a_path_that_is_not_there_is_named() -> None:
 
 def test_a_class_that_is_not_there_is_named() -> None:
     with pytest.raises(PresageError, match="gemm"):
-        Noise({"gemm": Spread(0.1)})
+        NoiseModel({"gemm": WorkSpread(0.1)})
 
 
 def test_regimes_stay_and_change_as_said() -> None:
@@ -47,11 +55,13 @@ def test_regimes_stay_and_change_as_said() -> None:
 
 def test_regimes_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(PresageError, match="add up to 1"):
-        Regimes((1.0, 2.0), ((0.9, 0.2), (0.5, 0.5)))
+        NetworkRegimes((1.0, 2.0), ((0.9, 0.2), (0.5, 0.5)))
 
 
 def test_drawn_numbers_fill_their_intervals() -> None:
-    belief = Belief(SOME, {"spread.products.rank": Interval(0.01, 0.04), "slow.share": Interval(0.0, 0.006)})
+    belief = Belief(
+        SOME, {"spread.products.rank": CredibleInterval(0.01, 0.04), "slow.share": CredibleInterval(0.0, 0.006)}
+    )
     rng = np.random.default_rng(0)
     drawn = [belief.drawn(rng) for _ in range(2_000)]
     rank = np.array([n.of("products").rank for n in drawn])
@@ -61,11 +71,11 @@ def test_drawn_numbers_fill_their_intervals() -> None:
 
 
 def test_streams_do_not_disturb_each_other() -> None:
-    a = Streams(5)("gpus").random(4)
-    assert (a == Streams(5)("gpus").random(4)).all()
-    assert not (a == Streams(5)("own").random(4)).any()
-    assert not (a == Streams(5).child(1)("gpus").random(4)).any()
-    assert not (a == Streams(6)("gpus").random(4)).any()
+    a = RandomStreams(5)("gpus").random(4)
+    assert (a == RandomStreams(5)("gpus").random(4)).all()
+    assert not (a == RandomStreams(5)("own").random(4)).any()
+    assert not (a == RandomStreams(5).child(1)("gpus").random(4)).any()
+    assert not (a == RandomStreams(6)("gpus").random(4)).any()
 
 
 def test_no_noise_has_no_spread() -> None:

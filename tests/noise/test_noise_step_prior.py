@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from presage.errors import PresageError
-from presage.noise.belief import Belief
-from presage.noise.prior_steps import architecture_of, known_systems, machine_of, step_prior
-from presage.noise.priors import prior
+from presage.noise.model import Belief
+from presage.noise.priors import architecture_of, known_systems, machine_of, prior, step_prior
 from presage_fit.series.simulate import believed_steps, steps_of
 
 

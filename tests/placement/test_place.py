@@ -13,7 +13,7 @@ from scipy.special import log_ndtr
 
 from presage.configs.job_file import read_transformer_job
 from presage.errors import PresageError
-from presage.noise.noise import NO_NOISE
+from presage.noise.model import NO_NOISE
 from presage.parallel.pipeline import Schedule
 from presage.placement import Fleet, drawn_fleet, evictions, hot_node, left_out, place
 from presage.placement.gpu_groups import Sizes, best_groups, random_groups, worst_groups

@@ -4,17 +4,28 @@ import numpy as np
 import pytest
 
 from presage.engine import finish_times
-from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Fixed, Gamma, LogNormal, Normal
-from presage.noise.estimate import estimate
-from presage.noise.noise import CLASSES, NO_NOISE, Common, Noise, Regimes, Slow, Spread, Stalls
+from presage.noise.model import (
+    CLASSES,
+    NO_NOISE,
+    Belief,
+    CommonNoise,
+    CredibleInterval,
+    NetworkRegimes,
+    NoiseModel,
+    SlowGpus,
+    Stalls,
+    WorkSpread,
+)
+from presage.noise.sampling import estimate
 from presage.prediction.draws import StepModel, draw, guarantee, scale_class, step_model, without_fitted_stragglers
 from presage.prediction.draws.replica_pools import Gpus, Replica, common_shift, drawn_gpus, ratios
 from presage.prediction.jobs.job_prediction import predict_job
 
 EXAMPLE = "examples/jobs/llama3.1-405b.toml"
-GPUS = Noise(
-    {"products": Spread(0.02, 0, 0.03), "attention": Spread(0.02, 0, 0.03)}, Slow(0.001, LogNormal(1.12, 0.03))
+GPUS = NoiseModel(
+    {"products": WorkSpread(0.02, 0, 0.03), "attention": WorkSpread(0.02, 0, 0.03)},
+    SlowGpus(0.001, LogNormal(1.12, 0.03)),
 )
 
 
@@ -29,14 +40,14 @@ def small() -> StepModel:
     return job_shape(2048, 4, 256)
 
 
-def every_gpu(shape: StepModel, noise: Noise, rng: np.random.Generator) -> Gpus:
+def every_gpu(shape: StepModel, noise: NoiseModel, rng: np.random.Generator) -> Gpus:
     """Of every stage of every replica the slowest GPU, found among all of them."""
     size = shape.together, shape.stages, shape.replicas
     slow = np.where(rng.random(size) < noise.slow.share, noise.slow.factor.sample(rng, size), 1.0)
     return Gpus(rng.standard_normal(size).max(axis=0), slow.max(axis=0))
 
 
-def brute_force(shape: StepModel, noise: Noise, runs: int, steps: int, seed: int) -> np.ndarray:
+def brute_force(shape: StepModel, noise: NoiseModel, runs: int, steps: int, seed: int) -> np.ndarray:
     """Every replica of every step through the engine, one by one."""
     rng, replica = np.random.default_rng(seed), Replica.of(shape, 10**9)
     made, row = replica.made
@@ -58,7 +69,7 @@ def brute_force(shape: StepModel, noise: Noise, runs: int, steps: int, seed: int
 def test_folding_equals_brute_force(load, gpus: int, pp: int, batch: int) -> None:
     """Quantiles of steps agree within 3.5 standard errors of the two."""
     shape = job_shape(gpus, pp, batch)
-    noise = Noise(GPUS.spread, GPUS.slow, load=load)
+    noise = NoiseModel(GPUS.spread, GPUS.slow, load=load)
     all_of_them, folded = brute_force(shape, noise, 300, 4, 1), draw(shape, noise, 0, 24_000, 4)
     for p in (0.05, 0.5, 0.9, 0.95):
         slow = estimate(all_of_them, lambda x, p=p: float(np.quantile(x, p)))
@@ -113,7 +124,7 @@ def test_more_gpus_wait_longer_for_the_slowest() -> None:
 
 def test_the_median_of_a_usual_job_is_its_prediction() -> None:
     """64 GPUs: the laws were fitted to such jobs, so their stragglers are in them; of many GPUs only the rest comes."""
-    shape, noise = job_shape(64, 4, 32), Noise({"products": Spread(0.02), "attention": Spread(0.02)})
+    shape, noise = job_shape(64, 4, 32), NoiseModel({"products": WorkSpread(0.02), "attention": WorkSpread(0.02)})
     assert draw(without_fitted_stragglers(shape, noise), noise).quantile(0.5).value == pytest.approx(
         shape.seconds, rel=0.01
     )
@@ -124,7 +135,7 @@ def test_the_median_of_a_usual_job_is_its_prediction() -> None:
 
 
 def test_congestion_costs_what_the_cost_model_says(small: StepModel) -> None:
-    jam = Noise(network=Regimes((1.0, 4.0), ((0.5, 0.5), (0.5, 0.5))))
+    jam = NoiseModel(network=NetworkRegimes((1.0, 4.0), ((0.5, 0.5), (0.5, 0.5))))
     found = draw(small, jam, 0, 2_000)
     more = sum(float(small.later(k, np.array([4.0]))[0]) for k in small.curves if k in small.across)
     assert more > 0
@@ -136,8 +147,8 @@ def test_congestion_costs_what_the_cost_model_says(small: StepModel) -> None:
 
 def test_common_random_numbers(small: StepModel) -> None:
     """A source that is taken out moves nothing else; a seed gives the same bytes."""
-    noise = Noise(
-        GPUS.spread, common=Common(sd=0.01, jitter=Normal(0.0, 0.02)), stalls=Stalls(1.0, LogNormal(2.0, 0.5))
+    noise = NoiseModel(
+        GPUS.spread, common=CommonNoise(sd=0.01, jitter=Normal(0.0, 0.02)), stalls=Stalls(1.0, LogNormal(2.0, 0.5))
     )
     with_all, again = draw(small, noise, 7, 2_000), draw(small, noise, 7, 2_000)
     assert (with_all.seconds == again.seconds).all()
@@ -148,7 +159,7 @@ def test_common_random_numbers(small: StepModel) -> None:
 
 
 def test_standard_errors_are_those_of_repeated_draws(small: StepModel) -> None:
-    noise = Noise(GPUS.spread, GPUS.slow, common=Common(sd=0.01))
+    noise = NoiseModel(GPUS.spread, GPUS.slow, common=CommonNoise(sd=0.01))
     found = [draw(small, noise, seed, 8_000).quantile(0.95) for seed in range(12)]
     spread = np.std([e.value for e in found], ddof=1)
     told = np.mean([e.error for e in found])
@@ -156,7 +167,7 @@ def test_standard_errors_are_those_of_repeated_draws(small: StepModel) -> None:
 
 
 def test_intervals_hold_what_the_noise_may_be(small: StepModel) -> None:
-    belief = Belief(GPUS, {"spread.products.rank": Interval(0.005, 0.05)})
+    belief = Belief(GPUS, {"spread.products.rank": CredibleInterval(0.005, 0.05)})
     sure, fixed = guarantee(small, belief, count=4_000), guarantee(small, Belief(GPUS), count=4_000)
     e = sure.quantile(0.95)
     assert e.low is not None and e.high is not None and e.low < e.value < e.high
@@ -167,10 +178,10 @@ def test_intervals_hold_what_the_noise_may_be(small: StepModel) -> None:
 
 def test_steps_and_runs_have_different_quantiles(small: StepModel) -> None:
     """What is drawn anew in every step evens out over a run; what stays does not."""
-    anew = draw(small, Noise(common=Common(sd=0.05)), 0, 10_000)
+    anew = draw(small, NoiseModel(common=CommonNoise(sd=0.05)), 0, 10_000)
     assert anew.quantile(0.95).value / anew.quantile(0.5).value == pytest.approx(np.exp(1.645 * 0.05), rel=0.01)
     assert anew.run_quantile(0.95).value / anew.run_quantile(0.5).value < 1.015
-    stays = draw(small, Noise(common=Common(run_sd=0.05)), 0, 10_000)
+    stays = draw(small, NoiseModel(common=CommonNoise(run_sd=0.05)), 0, 10_000)
     assert stays.run_quantile(0.95).value / stays.run_quantile(0.5).value == pytest.approx(
         np.exp(1.645 * 0.05), rel=0.02
     )

@@ -25,7 +25,7 @@ from presage.graph import save
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
 from presage.hardware import gpu
-from presage.noise.pace import step_paces
+from presage.noise.sampling import step_paces
 from presage.prediction import api
 from presage.prediction.step import Quantiles, StepResult, predict_step, step_program
 from presage.prediction.step_draws import NO_SPREAD, StepSpread

@@ -16,34 +16,34 @@ from presage.cli.sensitivity import command
 from presage.configs.job_file import read_transformer_job
 from presage.errors import PresageError
 from presage.noise.distribution import Fixed, LogNormal
-from presage.noise.noise import NO_NOISE, Common, Noise, Regimes, Slow, Spread, Stalls
+from presage.noise.model import NO_NOISE, CommonNoise, NetworkRegimes, NoiseModel, SlowGpus, Stalls, WorkSpread
+from presage.noise.sources import SOURCES, active_sources, only_sources, without_sources
 from presage.pool import BESIDE, SERIAL, processes
 from presage.prediction.draws import DrawRequest, draw, draw_all, scale_class, step_model, without_fitted_stragglers
 from presage.prediction.draws.criticality import criticality, scale_stage, stage_criticality
-from presage.prediction.draws.noise_sources import SOURCES, active_sources, only, without
 from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
 from presage.prediction.draws.shapley import shapley
 from presage.prediction.draws.step_model import StepModel
 from presage.report import sensitivity_tables as tables
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "hugging_face.toml"
-EVERYTHING = Noise(
+EVERYTHING = NoiseModel(
     spread={
-        "products": Spread(rank=0.02, own=0.015),
-        "attention": Spread(rank=0.02, own=0.015),
-        "ep": Spread(step=0.05),
-        "dp": Spread(step=0.05, own=0.05),
+        "products": WorkSpread(rank=0.02, own=0.015),
+        "attention": WorkSpread(rank=0.02, own=0.015),
+        "ep": WorkSpread(step=0.05),
+        "dp": WorkSpread(step=0.05, own=0.05),
     },
-    slow=Slow(0.002, Fixed(1.2)),
+    slow=SlowGpus(0.002, Fixed(1.2)),
     load=LogNormal(1.0, 0.02),
-    common=Common(sd=0.005, drift=0.01, run_sd=0.002, jitter=LogNormal(0.01, 1.0)),
-    network=Regimes((1.0, 2.0), ((0.95, 0.05), (0.5, 0.5))),
+    common=CommonNoise(sd=0.005, drift=0.01, run_sd=0.002, jitter=LogNormal(0.01, 1.0)),
+    network=NetworkRegimes((1.0, 2.0), ((0.95, 0.05), (0.5, 0.5))),
     stalls=Stalls(0.01, LogNormal(3.0, 1.0)),
 )
-PLAIN = Noise(
-    spread={"products": Spread(rank=0.03), "attention": Spread(rank=0.03)},
-    slow=Slow(0.02, Fixed(1.1)),
-    common=Common(sd=0.002),
+PLAIN = NoiseModel(
+    spread={"products": WorkSpread(rank=0.03), "attention": WorkSpread(rank=0.03)},
+    slow=SlowGpus(0.02, Fixed(1.1)),
+    common=CommonNoise(sd=0.002),
 )
 
 
@@ -94,13 +94,13 @@ def test_drawn_orders_agree_with_all_subsets_and_add_up() -> None:
 def test_every_source_can_be_taken_out_and_all_leave_nothing() -> None:
     assert [s.name for s in active_sources(EVERYTHING)] == [s.name for s in SOURCES]
     assert active_sources(NO_NOISE) == ()
-    assert active_sources(without(EVERYTHING, [s.name for s in SOURCES])) == ()
+    assert active_sources(without_sources(EVERYTHING, [s.name for s in SOURCES])) == ()
     for s in SOURCES:
-        assert [x.name for x in active_sources(only(EVERYTHING, [s.name]))] == [s.name]
+        assert [x.name for x in active_sources(only_sources(EVERYTHING, [s.name]))] == [s.name]
 
 
 def test_a_step_without_all_sources_is_the_step_without_noise(shape: StepModel) -> None:
-    steady = without(EVERYTHING, [s.name for s in SOURCES])
+    steady = without_sources(EVERYTHING, [s.name for s in SOURCES])
     left = draw(shape, steady, 0, 200).seconds
     more = EVERYTHING.common.jitter.mean + (EVERYTHING.load.mean - 1) * shape.pipeline.total
     assert np.ptp(left) < 1e-9
@@ -109,7 +109,7 @@ def test_a_step_without_all_sources_is_the_step_without_noise(shape: StepModel) 
 
 def test_what_is_drawn_together_is_drawn_as_alone(shape: StepModel) -> None:
     """Those whose replicas are the same share them; whoever draws, and in which pieces, changes no number."""
-    noises = [only(EVERYTHING, names) for names in (["rank", "stalls"], ["rank"], ["rank", "network", "own"])]
+    noises = [only_sources(EVERYTHING, names) for names in (["rank", "stalls"], ["rank"], ["rank", "network", "own"])]
     alone = [draw(shape, noise, 3, 500).seconds for noise in noises]
     asked = [DrawRequest(shape, noise, 500) for noise in noises]
     with processes(2) as pool:
@@ -120,14 +120,14 @@ def test_what_is_drawn_together_is_drawn_as_alone(shape: StepModel) -> None:
 
 def test_a_source_less_moves_no_other(shape: StepModel) -> None:
     """Who is slow, and how slow, stays: else differences would be lost in the draws of rare, heavy sources."""
-    noise = Noise(
-        spread={"products": Spread(rank=0.01, own=0.01)},
-        slow=Slow(0.001, LogNormal(2.0, 0.9)),
+    noise = NoiseModel(
+        spread={"products": WorkSpread(rank=0.01, own=0.01)},
+        slow=SlowGpus(0.001, LogNormal(2.0, 0.9)),
         stalls=Stalls(0.1, LogNormal(3.0, 1.0)),
     )
     whole = draw(shape, noise, 0, 2_000, 2).seconds
     for name in ("rank", "own"):
-        left = draw(shape, without(noise, [name]), 0, 2_000, 2).seconds
+        left = draw(shape, without_sources(noise, [name]), 0, 2_000, 2).seconds
         assert np.corrcoef(whole.ravel(), left.ravel())[0, 1] > 0.99, name
     assert np.corrcoef(whole.ravel(), draw(shape, noise, 1, 2_000, 2).seconds.ravel())[0, 1] < 0.5
 
@@ -164,9 +164,9 @@ def test_quicker_work_is_never_worse(found: Sensitivity) -> None:
 
 
 def test_a_planted_cause_is_found(shape: StepModel) -> None:
-    noise = Noise(
-        spread={"ep": Spread(step=0.6), "products": Spread(rank=0.002)},
-        common=Common(sd=0.0005),
+    noise = NoiseModel(
+        spread={"ep": WorkSpread(step=0.6), "products": WorkSpread(rank=0.002)},
+        common=CommonNoise(sd=0.0005),
     )
     s = sensitivity(shape, noise, 0, 1_000)
     first = min(s.of("class"), key=lambda r: r.steady.p95.value)
@@ -185,7 +185,7 @@ def test_no_noise_has_no_causes(shape: StepModel) -> None:
 
 
 def test_the_same_seed_gives_the_same(shape: StepModel) -> None:
-    noise = only(PLAIN, ["common", "slow"])
+    noise = only_sources(PLAIN, ["common", "slow"])
     one, two = (tables.value(sensitivity(shape, noise, 5, 200)) for _ in range(2))
     assert one == two
 
@@ -223,7 +223,7 @@ def test_stages_scale_and_the_longest_is_critical(shape: StepModel) -> None:
 
 
 def test_a_still_stage_has_no_noise(shape: StepModel) -> None:
-    noise = Noise(spread={"products": Spread(rank=0.02, own=0.015)}, slow=Slow(0.002, Fixed(1.2)))
+    noise = NoiseModel(spread={"products": WorkSpread(rank=0.02, own=0.015)}, slow=SlowGpus(0.002, Fixed(1.2)))
     still = replace(shape, still=frozenset(range(shape.stages)))
     assert np.ptp(draw(still, noise, 0, 200).seconds) < 1e-9
     some = draw(replace(shape, still=frozenset([shape.stages - 1])), noise, 0, 500)

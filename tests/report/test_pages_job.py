@@ -13,7 +13,7 @@ from job_answers import JOBS, LARGE, SMALL, job, moves, plans, shards, surely, w
 from commands import runner
 from presage.cli.app import app
 from presage.embeddings.sharding_memory import memory_by_rank
-from presage.noise.streams import Streams
+from presage.noise.sampling import RandomStreams
 from presage.placement import drawn_fleet, place
 from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
@@ -276,7 +276,7 @@ def test_the_sensitivity_page_agrees_with_its_rows() -> None:
 
 def test_the_place_page_shows_who_is_slow() -> None:
     shape = step_model(predict_job(SMALL).job)
-    fleet = drawn_fleet(shape.job.gpus, 8, 0.02, Streams(0)("fleet"), 0.05, 1.3)
+    fleet = drawn_fleet(shape.job.gpus, 8, 0.02, RandomStreams(0)("fleet"), 0.05, 1.3)
     belief, source = belief_of(shape.job, shape.seconds)
     placed = place(shape, fleet, belief.noise, draws=200, randoms=3)
     page = place_page(placed, [place_tables.outcome_table(placed)], source)

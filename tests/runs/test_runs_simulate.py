@@ -10,7 +10,7 @@ import pytest
 
 from presage.errors import PresageError
 from presage.noise.distribution import LogNormal
-from presage.noise.noise import Stalls
+from presage.noise.model import Stalls
 from presage.runs.checkpoint import best_interval
 from presage.runs.failures import DAY, ByScale, Failure, Reliability, SlowEpisode
 from presage.runs.outcome import CAUSES, RunOutcome

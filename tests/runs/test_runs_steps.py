@@ -9,7 +9,7 @@ import pytest
 
 from presage.errors import PresageError
 from presage.noise.distribution import LogNormal
-from presage.noise.noise import Stalls
+from presage.noise.model import Stalls
 from presage.runs.steps import StepTimes, sum_variance
 
 

@@ -12,10 +12,9 @@ from presage.configs.job import Job
 from presage.configs.job_file import read_transformer_job
 from presage.errors import PresageError
 from presage.hardware import cluster, gpu, platform
-from presage.noise.belief import Belief
 from presage.noise.distribution import Fixed
-from presage.noise.files import noise_text
-from presage.noise.noise import Common, Noise, Slow, Spread
+from presage.noise.files import format_noise
+from presage.noise.model import Belief, CommonNoise, NoiseModel, SlowGpus, WorkSpread
 from presage.report import study_tables as tables
 from presage.runs.checkpoint import best_interval, exact_efficiency
 from presage.runs.save import checkpoints_of
@@ -28,17 +27,17 @@ from presage.studies.scale_study import goodput, scaled_job
 from presage.studies.study_point import measured
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
-NOISE = Noise(
-    spread={"products": Spread(rank=0.02), "attention": Spread(rank=0.02), "ep": Spread(step=0.1)},
-    slow=Slow(0.0001, Fixed(1.2)),
-    common=Common(sd=0.003),
+NOISE = NoiseModel(
+    spread={"products": WorkSpread(rank=0.02), "attention": WorkSpread(rank=0.02), "ep": WorkSpread(step=0.1)},
+    slow=SlowGpus(0.0001, Fixed(1.2)),
+    common=CommonNoise(sd=0.003),
 )
 
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     path = tmp_path_factory.mktemp("noise") / "noise.toml"
-    path.write_text(noise_text(Belief(NOISE)))
+    path.write_text(format_noise(Belief(NOISE)))
     return Setup(str(path), 0, 500)
 
 

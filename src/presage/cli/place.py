@@ -13,7 +13,7 @@ from presage.cli.output import check_report, command_line, emit, status, write_r
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from presage.noise.estimate import Estimate
+    from presage.noise.sampling import Estimate
     from presage.placement import Evicted, Fleet, Hot, LeftOut, Outcome, Placed
     from presage.report.html import Page
 
@@ -117,7 +117,7 @@ def _asked(placed: Placed, evict: int, hot: Hot | None) -> _Found:
 def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> Fleet:
     """Read, or drawn."""
     from presage.errors import PresageError
-    from presage.noise.streams import Streams
+    from presage.noise.sampling import RandomStreams
     from presage.placement import drawn_fleet, read_speeds
 
     (kind, _, numbers), columns = speeds.partition(":"), parse_columns(column)
@@ -130,7 +130,7 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
         raise PresageError(f"--speeds {speeds}: it should be random:SD or random:SD:SHARE:FACTOR") from None
     if not (0 <= sd < 1 and 0 <= share <= 1 and 0 < factor < SLOWEST):
         raise PresageError(f"--speeds {speeds}: SD and SHARE are between 0 and 1, FACTOR above 0 and below {SLOWEST:g}")
-    return drawn_fleet(gpus, node, sd, Streams(seed)("fleet"), share, factor)
+    return drawn_fleet(gpus, node, sd, RandomStreams(seed)("fleet"), share, factor)
 
 
 def _hot(text: str | None) -> tuple[float, str]:

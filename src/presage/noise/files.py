@@ -30,67 +30,62 @@ from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.hardware.facts import load
 from presage.noise import distribution as kinds
-from presage.noise.belief import LOGS, WIDEST, Belief, Interval
 from presage.noise.distribution import Distribution
-from presage.noise.noise import Noise
-
-__all__ = ["noise_of", "noise_text", "read_noise", "write_noise"]
+from presage.noise.model import Belief, CredibleInterval, NoiseModel, default_of, limits_of
 
 KINDS: dict[str, type[Distribution]] = {
     n.lower(): getattr(kinds, n) for n in kinds.__all__ if n != Distribution.__name__
 }
 ALONE = {"empirical": "values", "sum": "parts", "fixed": "value"}  # kinds of one field: it stands for the table
 WRITTEN = {"jitter": "jitter_seconds"}  # a field, and its key in a file
-NEVER_BELOW_0 = {"rank", "step", "own", "share", "sd", "drift_sd", "run_sd", "per_node_hour", "over"}
-AT_MOST_1 = {"share", "correlation", "over"}
-HUGE = 1e12  # seconds or times: no noise
 POSITIVE = ("slow.factor", "load")  # distributions of factors,
 SIGNED = ("fixed", "normal", "empirical")  # and those of their kinds that could be below 0
 HEAD = "# How steps differ: see docs/noise.md. Standard deviations are of logarithms, ranges hold 90%.\n"
 
 
 def read_noise(path: str | Path) -> Belief:
-    """What a noise file says: the noise, and the intervals of its numbers."""
+    """The noise model of a file, with the intervals and sources of its numbers."""
     table = load(Path(path))
     if not table:
         raise InputError(path, "is empty: a noise file says what varies, such as [spread.products] rank = 0.02")
-    return noise_of(table, path)
+    return parse_noise(table, path)
 
 
 def write_noise(belief: Belief, path: str | Path) -> None:
-    """A file that `read_noise` finds the same belief in."""
-    write_whole(path, noise_text(belief).encode())
+    """Write a file that `read_noise` reads the same belief from."""
+    write_whole(path, format_noise(belief).encode())
 
 
-def noise_of(table: Mapping[str, Any], path: str | Path = "noise") -> Belief:
-    """The belief that a table holds; `path` is for what to say of mistakes in it."""
-    reader = _Reader(str(path))
+def parse_noise(table: Mapping[str, Any], path: str | Path = "noise", model: type[NoiseModel] = NoiseModel) -> Belief:
+    """The belief of a parsed file; `path` is named in errors."""
+    reader = _Reader(str(path), model)
     given = dict(table)
     reader.prefixes(given.pop("sources", {}))
-    noise = reader.made("", given, Noise)
-    for told in sorted(set(reader.intervals) - set(noise.numbers())):
-        raise InputError(path, "measured values stand alone, without ranges", told)
+    noise = reader.value("", given, model)
+    for extra in sorted(set(reader.intervals) - set(noise.numbers())):
+        raise InputError(path, "measured values stand alone, without ranges", extra)
     return Belief(noise, reader.intervals, reader.sources)
 
 
-def noise_text(belief: Belief) -> str:
-    """The belief as TOML; what cannot be read again is an error."""
+def format_noise(belief: Belief) -> str:
+    """The belief as TOML; an error where that could not be read again."""
     import tomllib
 
     unknown = sorted(set(belief.intervals) - set(belief.noise.numbers()))
     if unknown:
         raise PresageError(f"there is a range for {unknown[0]}, and no such number in the noise")
     text = HEAD + "".join(_sections(_Writer(belief)))
-    noise_of(tomllib.loads(text))
+    parse_noise(tomllib.loads(text), model=type(belief.noise))
     return text
 
 
 @dataclass
 class _Reader:
-    """Makes values of tables, and keeps the intervals and sources it passes."""
+    """Values of tables by their types; collects intervals and sources on the way."""
 
     file: str
-    intervals: dict[str, Interval] = field(default_factory=dict)
+    model: type[NoiseModel] = NoiseModel
+    intervals: dict[str, CredibleInterval] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
     def prefixes(self, given: Any) -> None:
@@ -98,7 +93,7 @@ class _Reader:
         for path, text in given.items():
             self.sources[path] = self._text(f"sources.{path}", text)
 
-    def made(self, path: str, given: Any, hint: Any) -> Any:
+    def value(self, path: str, given: Any, hint: Any) -> Any:
         """A value of a type, from what stands at a path."""
         if hint in (float, int):
             return self._number(path, given, hint)
@@ -110,8 +105,8 @@ class _Reader:
             return self._fields(path, given, hint)
         if get_origin(hint) in (tuple, np.ndarray):
             item = get_args(hint)[0] if get_origin(hint) is tuple else float
-            return tuple(self.made(_at(path, str(i)), x, item) for i, x in enumerate(self._list(path, given)))
-        return {k: self.made(_at(path, k), v, get_args(hint)[1]) for k, v in self._table(path, given).items()}
+            return tuple(self.value(_at(path, str(i)), x, item) for i, x in enumerate(self._list(path, given)))
+        return {k: self.value(_at(path, k), v, get_args(hint)[1]) for k, v in self._table(path, given).items()}
 
     def _fields(self, path: str, given: Any, cls: Any) -> Any:
         hints = get_type_hints(cls)
@@ -120,12 +115,12 @@ class _Reader:
         for key in self._table(path, given):
             if key not in names:
                 also = ["sources"] if not path else []
-                there = f"is not known here: there is {', '.join([*names, *also])}"
+                there = f"is unknown: choose from {', '.join([*names, *also])}"
                 raise InputError(self.file, there, _at(_written(path), key))
         for key in needed:
             if key not in given:
                 raise self._wrong(_at(path, key), "is missing")
-        values = {names[k]: self.made(_at(path, names[k]), v, hints[names[k]]) for k, v in given.items()}
+        values = {names[k]: self.value(_at(path, names[k]), v, hints[names[k]]) for k, v in given.items()}
         return self._checked(path, lambda: cls(**values))
 
     def _distribution(self, path: str, given: Any) -> Distribution:
@@ -134,10 +129,10 @@ class _Reader:
         table = self._table(path, given)
         if len(table) != 1 or next(iter(table)) not in KINDS:
             raise self._wrong(path, f"should be a table of one key: {', '.join(KINDS)}")
-        (kind, told), cls = next(iter(table.items())), KINDS[next(iter(table))]
-        if kind in ALONE and not (isinstance(told, Mapping) and set(told) == {ALONE[kind]}):
-            told = {ALONE[kind]: told}
-        found: Distribution = self._fields(path, told, cls)
+        (kind, given), cls = next(iter(table.items())), KINDS[next(iter(table))]
+        if kind in ALONE and not (isinstance(given, Mapping) and set(given) == {ALONE[kind]}):
+            given = {ALONE[kind]: given}
+        found: Distribution = self._fields(path, given, cls)
         if path.startswith(POSITIVE) and kind in SIGNED and found.mean <= 0:
             raise self._wrong(path, f"is a factor of {found.mean:g} on average: it should be above 0")
         return found
@@ -147,7 +142,7 @@ class _Reader:
             return self._plain(path, given, hint)
         unknown = sorted(set(given) - {"value", "low", "high", "source"})
         if unknown:
-            raise self._wrong(_at(path, unknown[0]), "is not known here: there is value, low, high, source")
+            raise self._wrong(_at(path, unknown[0]), "is unknown: choose from value, low, high, source")
         if "value" not in given or ("low" in given) != ("high" in given):
             raise self._wrong(path, "needs a value, and low and high or neither")
         if "low" in given:
@@ -156,22 +151,18 @@ class _Reader:
             self.sources[path] = self._text(_at(path, "source"), given["source"])
         return self._plain(path, given["value"], hint)
 
-    def _interval(self, path: str, given: Mapping[str, Any]) -> Interval:
+    def _interval(self, path: str, given: Mapping[str, Any]) -> CredibleInterval:
         low, high = (self._plain(path, given[k], float) for k in ("low", "high"))
         if low > high:
             raise self._wrong(path, f"its low, {low:g}, is above its high, {high:g}")
-        return Interval(low, high)
+        return CredibleInterval(low, high)
 
     def _plain(self, path: str, given: Any, hint: type) -> float | int:
         if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
             raise self._wrong(path, f"is {given!r}: it should be a number")
-        last = path.split(".")[-1]
-        if given < 0 and last in NEVER_BELOW_0:
-            raise self._wrong(path, f"is {given:g}: it cannot be below 0")
-        if abs(given) > 1 and last in AT_MOST_1:
-            raise self._wrong(path, f"is {given:g}: it cannot be above 1")
-        if abs(given) > (WIDEST if last in LOGS else HUGE):
-            raise self._wrong(path, f"is {given:g}: it cannot be above {WIDEST if last in LOGS else HUGE:g}")
+        low, high = limits_of(path, self.model)
+        if not low <= given <= high:
+            raise self._wrong(path, f"{given:g} is out of range [{low:g}, {high:g}]")
         if hint is int and given != int(given):
             raise self._wrong(path, f"is {given:g}: it should be a whole number")
         return hint(given)  # type: ignore[no-any-return]
@@ -205,7 +196,7 @@ class _Reader:
 class _Writer:
     belief: Belief
 
-    def told(self, path: str) -> bool:
+    def known(self, path: str) -> bool:
         """Whether there is an interval or a source of a number at a path, or below it."""
         known = [*self.belief.intervals, *(s for s in self.belief.sources if s in self.belief.noise.numbers())]
         return any(k == path or k.startswith(f"{path}.") for k in known)
@@ -235,12 +226,12 @@ class _Writer:
         out = []
         for f in fields(value):
             given, at = getattr(value, f.name), _at(path, f.name)
-            if every or self.told(at) or given != _default(type(value), f.name):
+            if every or self.known(at) or given != _default(type(value), f.name):
                 out.append(f"{WRITTEN.get(f.name, f.name)} = {self.inline(at, given)}")
         return out
 
     def _number(self, path: str, value: float | int) -> str:
-        if not self.told(path):
+        if not self.known(path):
             return _digits(value, path)
         out = [f"value = {_digits(value, path)}"]
         interval, source = self.belief.intervals.get(path), self.belief.sources.get(path)
@@ -252,15 +243,21 @@ class _Writer:
 
 
 def _sections(w: _Writer) -> list[str]:
+    """Tables of sources, then bare distributions, then lists of tables; last the sources of several numbers at once."""
     noise = w.belief.noise
-    out = [_section(f"[spread.{k}]", w.keys(f"spread.{k}", s)) for k, s in noise.spread.items()]
-    for name in ("slow", "common", "network", "stalls"):
-        lines = w.keys(name, getattr(noise, name))
-        out += [_section(f"[{name}]", lines)] if lines else []
-    if noise.load != _default(Noise, "load") or w.told("load"):
-        out.append(_section("[load]", [w.distribution("load", noise.load)]))
-    out += [_section("[[scheduled]]", w.keys(f"scheduled.{i}", s)) for i, s in enumerate(noise.scheduled)]
+    tables, bare, lists = [], [], []
+    for f in fields(noise):
+        name, value = f.name, getattr(noise, f.name)
+        if isinstance(value, Mapping):
+            tables += [_section(f"[{name}.{k}]", w.keys(f"{name}.{k}", s)) for k, s in value.items()]
+        elif isinstance(value, tuple):
+            lists += [_section(f"[[{name}]]", w.keys(f"{name}.{i}", s)) for i, s in enumerate(value)]
+        elif isinstance(value, Distribution):
+            bare += [_section(f"[{name}]", [w.distribution(name, value)])] * (value != default_of(f) or w.known(name))
+        elif lines := w.keys(name, value):
+            tables.append(_section(f"[{name}]", lines))
     rest = {p: s for p, s in w.belief.sources.items() if p not in noise.numbers()}
+    out = [*tables, *bare, *lists]
     return [*out, _section("[sources]", [f"{_quoted(p)} = {_quoted(s)}" for p, s in rest.items()])] if rest else out
 
 
@@ -269,8 +266,7 @@ def _section(head: str, lines: list[str]) -> str:
 
 
 def _default(cls: type, name: str) -> Any:
-    f = next(f for f in fields(cls) if f.name == name)
-    return f.default_factory() if f.default_factory is not MISSING else f.default
+    return default_of(next(f for f in fields(cls) if f.name == name))
 
 
 def _written(path: str) -> str:

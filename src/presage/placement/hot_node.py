@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.estimate import Estimate
+from presage.noise.sampling import Estimate
 from presage.placement.place import Outcome, Placed, Placement
 from presage.placement.placement_draws import drawn_steps
 from presage.placement.placement_score import Judge

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.noise import Noise
-from presage.noise.streams import Streams
+from presage.noise.model import NoiseModel
+from presage.noise.sampling import RandomStreams
 from presage.placement.fleet import Fleet
 from presage.placement.gpu_groups import Sizes, best_groups, given_groups, random_groups, worst_groups
 from presage.placement.placement_bound import bound
@@ -105,7 +105,7 @@ class Placed:
 
 
 def place(
-    shape: StepModel, fleet: Fleet, noise: Noise, *, keep_nodes: bool = True, seed: int = 0, draws: int = 10_000,
+    shape: StepModel, fleet: Fleet, noise: NoiseModel, *, keep_nodes: bool = True, seed: int = 0, draws: int = 10_000,
     randoms: int = RANDOMS,
 ) -> Placed:  # fmt: skip
     """Which GPU of a fleet should go where in a job, so that slow ones cost least; beside other orders of them.
@@ -143,7 +143,7 @@ def _worst(judge: Judge, fleet: Fleet, sizes: Sizes) -> Placement:
 
 
 def _randoms(judge: Judge, fleet: Fleet, sizes: Sizes, count: int) -> Randoms:
-    rng, told = Streams(judge.seed)("random placements"), []
+    rng, told = RandomStreams(judge.seed)("random placements"), []
     for _ in range(count):
         p = _in_order(judge.pipeline.shape, fleet, random_groups(fleet, sizes, rng))
         draws = drawn_steps(judge.pipeline, p.factors, judge.seed, RANDOM_DRAWS).seconds

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.distribution import Distribution, Fixed
-from presage.noise.streams import Streams
-from presage.noise.tail import smooth
+from presage.noise.distribution.composed import smooth_distribution
+from presage.noise.sampling import RandomStreams
 from presage.placement.replica_time import Pipeline, Singles
 from presage.prediction.draws.draw import BLOCKS, Draws, in_blocks, whole_steps
 
@@ -33,7 +33,7 @@ def drawn_steps(pipeline: Pipeline, factors: Floats, seed: int = 0, count: int =
 
 
 def _block(
-    pipeline: Pipeline, factors: Floats, quiet: Floats, streams: Streams, size: tuple[int, int]
+    pipeline: Pipeline, factors: Floats, quiet: Floats, streams: RandomStreams, size: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """[runs, steps]: seconds; those of jitter and stalls apart."""
     classes = _classes(len(quiet))
@@ -59,17 +59,20 @@ def _classes(replicas: int) -> list[Ints]:
 
 
 def _pools(
-    pipeline: Pipeline, factors: Floats, classes: list[Ints], streams: Streams, part: float
+    pipeline: Pipeline, factors: Floats, classes: list[Ints], streams: RandomStreams, part: float
 ) -> list[Distribution]:
     """What noise does to each class of replicas."""
     if not pipeline.varies:
         return [Fixed(1.0)] * len(classes)
     count = int(np.clip(TASKS * part / pipeline.tasks / len(classes), FEWEST, MOST))
     noises, rng = _noises(pipeline, streams, count), streams("members")
-    return [smooth(pipeline.paired(factors[some[rng.integers(0, len(some), count)]], noises)) for some in classes]
+    return [
+        smooth_distribution(pipeline.paired(factors[some[rng.integers(0, len(some), count)]], noises))
+        for some in classes
+    ]
 
 
 @lru_cache(BLOCKS)
-def _noises(pipeline: Pipeline, streams: Streams, count: int) -> Singles:
+def _noises(pipeline: Pipeline, streams: RandomStreams, count: int) -> Singles:
     """Kept: many placements of one job are drawn with the same."""
     return pipeline.noises(streams("own"), count)

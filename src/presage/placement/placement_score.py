@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.streams import Streams
+from presage.noise.sampling import RandomStreams
 from presage.placement.replica_time import Pipeline, Singles
 
 __all__ = ["GOAL", "Judge", "Moments", "level"]
@@ -68,7 +68,7 @@ class Judge:
 
     @cached_property
     def noises(self) -> Singles | None:
-        rng = Streams(self.seed)("judge")
+        rng = RandomStreams(self.seed)("judge")
         return self.pipeline.noises(rng, self.draws) if self.pipeline.varies else None
 
     def moments(self, factors: Floats) -> Moments:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Durations, finish_times
-from presage.noise.noise import CLASSES, Noise, Slow
+from presage.noise.model import CLASSES, NoiseModel, SlowGpus
 from presage.prediction.draws.replica_pools import MOST_TASKS, Replica, pieces
 from presage.prediction.draws.step_model import StepModel
 
@@ -20,10 +20,10 @@ Singles = NDArray[np.float32]
 TOUCHED = ("products", "attention")  # classes of work that a slow GPU slows: memory-bound work hardly varies
 
 
-def without_gpus(noise: Noise) -> Noise:
+def without_gpus(noise: NoiseModel) -> NoiseModel:
     """What is left where GPUs' own speeds are known: nothing is drawn between them."""
     spread = {k: replace(s, rank=0.0) for k, s in noise.spread.items()}
-    return replace(noise, spread=spread, slow=Slow())
+    return replace(noise, spread=spread, slow=SlowGpus())
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Pipeline:
     """Factors are of stages: what their slowest GPU takes as long as a usual one. One row of them is one replica."""
 
     shape: StepModel
-    noise: Noise
+    noise: NoiseModel
     most: int = MOST_TASKS  # tasks of a step whose operations are drawn one by one
     touched: tuple[str, ...] = TOUCHED
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.streams import Streams
+from presage.noise.sampling import RandomStreams
 from presage.parallel.pipeline import Schedule
 from presage.placement.placement_score import Judge
 from presage.placement.placement_search import assign
@@ -63,7 +63,7 @@ def moved_through(
     pipeline = Pipeline(toy_shape(schedule, weights), own_noise(cv), most=1 << 30)
     factors = np.ones((schedule.stages + 1, schedule.stages))
     factors[np.arange(schedule.stages), np.arange(schedule.stages)] = slow
-    noises = pipeline.noises(Streams(seed)("own"), draws)
+    noises = pipeline.noises(RandomStreams(seed)("own"), draws)
     seconds = pipeline.quiet(factors)[:, None] * pipeline.ratios(factors, noises)
     p95 = np.quantile(seconds, 0.95, axis=1)
     values = factors[0]

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from presage.configs.job import Job
 from presage.configs.presets import preset
 from presage.hardware import platform
-from presage.noise.noise import CLASSES, Noise, Spread
+from presage.noise.model import CLASSES, NoiseModel, WorkSpread
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import run_pipeline
 from presage.parallel.plan import ParallelPlan
@@ -36,6 +36,6 @@ def toy_shape(schedule: Schedule, heavy: ArrayLike = 1.0, replicas: int = 1, bac
     return StepModel(job, found.total, found, work, replicas, 1, gpus / 8, frozenset())
 
 
-def own_noise(sd: float) -> Noise:
+def own_noise(sd: float) -> NoiseModel:
     """Every operation's compute varies by itself."""
-    return Noise(spread={k: Spread(own=sd) for k in ("products", "attention")})
+    return NoiseModel(spread={k: WorkSpread(own=sd) for k in ("products", "attention")})

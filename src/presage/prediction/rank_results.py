@@ -16,7 +16,7 @@ from presage.engine.intervals import intersect, length, union
 from presage.graph.collective import collective, collective_bytes
 from presage.graph.graph import Graph
 from presage.hardware import Platform
-from presage.noise.pace import RANK_SD, factors, step_paces
+from presage.noise.sampling import RANK_SD, pace_factors, step_paces
 from presage.parallel.layout import RankLayout
 from presage.prediction.rank_program import Member, RankProgram
 from presage.prediction.step_draws import WARM_UP, StepSpread, step_seconds
@@ -176,7 +176,7 @@ def draw_steps(ranks: RankProgram, draws: int, spread: StepSpread, rng: np.rando
     common = np.empty((STREAM + 1, ranks.steps, draws))
     for lane in (MAIN, AUTOGRAD):
         common[lane] = step_paces(rng, p.run_sd, p.step_sd, p.step_correlation, ranks.steps, draws)
-    common[STREAM] = factors(rng, spread.kernels, draws)
+    common[STREAM] = pace_factors(rng, spread.kernels, draws)
     took = np.concatenate([_drawn(m, common, spread.gpu, rng) for m in ranks.members])
     return step_seconds(ranks.program, Durations.of(took), ranks.step, ranks.steps)
 
@@ -184,7 +184,7 @@ def draw_steps(ranks: RankProgram, draws: int, spread: StepSpread, rng: np.rando
 def _drawn(m: Member, common: Floats, gpu_sd: float, rng: np.random.Generator) -> Floats:
     """Seconds of a member's tasks: (steps x tasks, draws)."""
     _, steps, draws = common.shape
-    own = [factors(rng, sd, draws, m.fold.ranks) for sd in (RANK_SD, RANK_SD, gpu_sd)]
+    own = [pace_factors(rng, sd, draws, m.fold.ranks) for sd in (RANK_SD, RANK_SD, gpu_sd)]
     lanes = common * np.array(own)[:, None, :]
     table = lanes[np.minimum(m.tasks.lane, STREAM)]
     table[[task for task, _ in m.tasks.meetings]] = 1.0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from presage.costs.host import Pace
 from presage.engine import Durations, Program
 from presage.engine.timeline import latest_ends
-from presage.noise.pace import factors, step_paces
+from presage.noise.sampling import pace_factors, step_paces
 from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM, StepTasks
 
 __all__ = ["NO_SPREAD", "StepSpread", "draw_durations", "step_seconds"]
@@ -48,7 +48,7 @@ def draw_durations(tasks: StepTasks, steps: int, draws: int, spread: StepSpread,
     lanes = np.empty((3, steps, draws))
     for lane in (MAIN, AUTOGRAD):
         lanes[lane] = step_paces(rng, p.run_sd, p.step_sd, p.step_correlation, steps, draws)
-    lanes[STREAM] = factors(rng, spread.of_gpu, draws)
+    lanes[STREAM] = pace_factors(rng, spread.of_gpu, draws)
     table = lanes[np.minimum(tasks.lane, STREAM)].swapaxes(0, 1) * tasks.seconds[None, :, None]
     return Durations.of(table.reshape(steps * len(tasks), draws))
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from presage.noise.estimate import Estimate
-from presage.prediction.draws.noise_sources import SOURCES
+from presage.noise.sampling import Estimate
+from presage.noise.sources import SOURCES
 from presage.prediction.draws.sensitivity import MetricChange, Sensitivity, SensitivityRow
 from presage.report.plain import plain_table
 from presage.report.plots import Bar, Bars, draw_bars

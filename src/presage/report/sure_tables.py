@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from presage.noise.estimate import Estimate
+from presage.noise.sampling import Estimate
 from presage.prediction.draws.distribution import StepDistribution
 from presage.report.plain import plain_table
 from presage.text import percent, seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from presage.noise.noise import Noise, Regimes, Slow, Stalls
+from presage.noise.model import NetworkRegimes, NoiseModel, SlowGpus, Stalls
 from presage.pool.pool import BESIDE, Pool
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.draws.draw import without_fitted_stragglers
@@ -44,7 +44,7 @@ def step_times(
     return times, source
 
 
-def _lasting(noise: Noise, gpus: int, episodes: bool) -> Noise:
+def _lasting(noise: NoiseModel, gpus: int, episodes: bool) -> NoiseModel:
     """What is there in every hour of a run."""
-    slow = noise.slow if noise.slow.share * gpus >= 1 else Slow()
-    return replace(noise, stalls=Stalls(), slow=slow, network=Regimes() if episodes else noise.network)
+    slow = noise.slow if noise.slow.share * gpus >= 1 else SlowGpus()
+    return replace(noise, stalls=Stalls(), slow=slow, network=NetworkRegimes() if episodes else noise.network)

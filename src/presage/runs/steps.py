@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError
-from presage.noise.noise import Stalls
+from presage.noise.model import Stalls
 
 __all__ = ["MODEL_SD", "StepTimes", "sum_variance"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 
-from presage.noise.noise import Stalls
+from presage.noise.model import Stalls
 from presage.pool.pool import SERIAL, Pool
 from presage.runs import checkpoint as laws
 from presage.runs.outcome import RunOutcome

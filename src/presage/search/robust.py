@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from presage.noise.estimate import Estimate
-from presage.noise.noise import Noise
+from presage.noise.model import NoiseModel
+from presage.noise.sampling import Estimate
 from presage.pool import BESIDE, SERIAL, Pool
 from presage.prediction.draws import DrawRequest, draw_all, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import belief_of
@@ -38,5 +38,5 @@ def rank_by_p95(
     return replace(found, best=best, late=(*chosen, *own), noise=source, took=took)
 
 
-def _asked(p: JobResult, noise: Noise, found: SearchResult) -> DrawRequest:
+def _asked(p: JobResult, noise: NoiseModel, found: SearchResult) -> DrawRequest:
     return DrawRequest(without_fitted_stragglers(step_model(p.job, p.job_step, found.efficiency), noise), noise, DRAWS)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from presage.configs.job import Job
 from presage.memory import job_memory
-from presage.noise.estimate import Estimate
+from presage.noise.sampling import Estimate
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.prediction.jobs.job_step import job_step

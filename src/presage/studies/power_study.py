@@ -10,7 +10,7 @@ import numpy as np
 from presage.configs.job import Job
 from presage.errors import PresageError
 from presage.hardware import Gpu
-from presage.noise.noise import Noise
+from presage.noise.model import NoiseModel
 from presage.placement.fleet import drawn_fleet
 from presage.placement.place import place
 from presage.prediction.draws.distribution import belief_of
@@ -49,7 +49,7 @@ def power_study(
     return Study("power", job, tuple(points), (), source)
 
 
-def _at(job: Job, cap: float, usual: Noise, more: float, setup: Setup) -> Point:
+def _at(job: Job, cap: float, usual: NoiseModel, more: float, setup: Setup) -> Point:
     """The laws know the usual spread already, a wider one comes on top: see `calmed`."""
     found, noise = predict_job(job), wider(usual, more)
     shape = without_fitted_stragglers(step_model(job, found.job_step), usual)
@@ -74,7 +74,7 @@ def capped(gpu: Gpu, cap: float) -> Gpu:
     return replace(gpu, power_limit=gpu.power_limit * cap)
 
 
-def wider(noise: Noise, times: float) -> Noise:
+def wider(noise: NoiseModel, times: float) -> NoiseModel:
     """With so many times the spread between GPUs, and so many times as many slow ones."""
     ranks = {p: v * times for p, v in noise.numbers().items() if p.startswith("spread.") and p.endswith(".rank")}
     return noise.changed(ranks | {"slow.share": min(0.99, noise.slow.share * times)})

@@ -9,7 +9,7 @@ from typing import Any
 
 from presage.configs.check import problems
 from presage.configs.job import Job
-from presage.noise.noise import NO_NOISE, Noise
+from presage.noise.model import NO_NOISE, NoiseModel
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.draws.draw import Drawn, Draws, without_fitted_stragglers
 from presage.prediction.draws.draw_request import draw
@@ -48,7 +48,7 @@ class Point(Drawn):
     name: str
     prediction: JobResult
     shape: StepModel
-    noise: Noise
+    noise: NoiseModel
     draws: Draws
     more: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
@@ -152,6 +152,6 @@ def measured(name: str, job: Job, setup: Setup) -> Point:
     return Point(name, found, shape, noise, drawn(shape, noise, setup))
 
 
-def drawn(shape: StepModel, noise: Noise, setup: Setup) -> Draws:
+def drawn(shape: StepModel, noise: NoiseModel, setup: Setup) -> Draws:
     """As many steps as were asked for."""
     return draw(shape, noise, setup.seed, setup.draws)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from presage.costs.call import from_graph
 from presage.costs.optime import OpTime
 from presage.engine import Durations
-from presage.noise.pace import factors
+from presage.noise.sampling import pace_factors
 from presage.prediction.breakdown import MODELLED
 from presage.prediction.machine import kernel_times
 from presage.prediction.step import GPU_BOUND, Bound, Quantiles, StepProgram, StepResult, step_program, step_result
@@ -118,7 +118,7 @@ def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = 
     seconds = step_seconds(many, took, step, how.steps)
     if before is not None and len(seconds) > 1:
         change = abs(float(np.log(np.median(seconds) / np.median(before))))
-        seconds = seconds * factors(np.random.default_rng([how.seed, 2]), EFFECT * change, len(seconds))
+        seconds = seconds * pace_factors(np.random.default_rng([how.seed, 2]), EFFECT * change, len(seconds))
     return Trial(timed, seconds, replace(_told(timed, Quantiles.of(seconds), how), drawn=tuple(seconds.tolist())))
 
 
@@ -143,7 +143,7 @@ def unmatched(these: Iterable[Any], others: Iterable[Any]) -> Mask:
 def _less_known(took: Durations, built: StepProgram, kernels: Mask, hosts: Mask, how: Drawing) -> Durations:
     """The durations with the new ops' own error: one factor a draw for all kernels, one for all host time."""
     rng = np.random.default_rng([how.seed, 1])
-    on_gpu, on_host = (factors(rng, sd, how.draws) for sd in (NEW_KERNELS, NEW_HOST))
+    on_gpu, on_host = (pace_factors(rng, sd, how.draws) for sd in (NEW_KERNELS, NEW_HOST))
     tasks = built.tasks
     gpu = tasks.lane >= STREAM
     own = np.ones((len(tasks), how.draws))

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError
-from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Distribution, LogNormal, Mixture
-from presage.noise.noise import Noise, Slow, Spread
+from presage.noise.model import Belief, CredibleInterval, NoiseModel, SlowGpus, WorkSpread
 from presage_fit.fleets.files import Measured
 from presage_fit.fleets.prior import KnownFleet, without
 from presage_fit.fleets.tail import MAD, Ranged, Tail, body_sd, fit_tail
@@ -78,16 +77,16 @@ class Fleet:
     def belief(self, kind: str = "products") -> Belief:
         """As noise of a class of work."""
         rank, found, own = self.rank_sd(), self.tail.numbers(), self.variation.usual or 0.0
-        slow = Slow(found["share"].value, LogNormal(found["factor"].value, found["width"].value))
+        slow = SlowGpus(found["share"].value, LogNormal(found["factor"].value, found["width"].value))
         told = {f"spread.{kind}.rank": rank, "slow.share": found["share"]}
         told |= {"slow.factor.median": found["factor"], "slow.factor.log_sd": found["width"]}
-        intervals = {p: Interval(e.low, e.high) for p, e in told.items()}
+        intervals = {p: CredibleInterval(e.low, e.high) for p, e in told.items()}
         if own:
             wide = np.exp(Z90 / np.sqrt(2 * max(self.rows - len(self.gpus), 1)))
-            intervals[f"spread.{kind}.own"] = Interval(float(own / wide), float(own * wide))
+            intervals[f"spread.{kind}.own"] = CredibleInterval(float(own / wide), float(own * wide))
         source = f"{self.name}: {len(self.gpus)} GPUs, {self.rows} rows"
-        spread = Spread(rank=rank.value, own=own)
-        return Belief(Noise({kind: spread}, slow), intervals, {f"spread.{kind}": source, "slow": source})
+        spread = WorkSpread(rank=rank.value, own=own)
+        return Belief(NoiseModel({kind: spread}, slow), intervals, {f"spread.{kind}": source, "slow": source})
 
 
 def fit_fleet(measured: Measured, fleets: Sequence[KnownFleet] | None = None) -> Fleet:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Distribution, Empirical, Fixed, LogNormal
-from presage.noise.noise import Common, Noise, Slow, Spread
+from presage.noise.model import Belief, CommonNoise, CredibleInterval, NoiseModel, SlowGpus, WorkSpread
 from presage_fit.ops.pool import ENOUGH
 from presage_fit.ops.sizes import Sizes, sizes_of
 
@@ -27,11 +26,11 @@ def belief_of(effects: OpEffects) -> Belief:
     spread, paths = _spreads(sizes)
     load, load_paths = _load(effects, sizes)
     step = sizes.by_name["step"]
-    noise = Noise(
+    noise = NoiseModel(
         spread=spread,
         slow=_slow(sizes),
         load=load,
-        common=Common(sd=step.value, correlation=sizes.step_correlation),
+        common=CommonNoise(sd=step.value, correlation=sizes.step_correlation),
     )
     intervals = paths | load_paths | {"common.sd": step.interval, "slow.share": _share_interval(sizes)}
     known = {path: i for path, i in intervals.items() if i is not None and path in noise.numbers()}
@@ -39,15 +38,15 @@ def belief_of(effects: OpEffects) -> Belief:
     return Belief(noise, known, dict.fromkeys(("spread", "slow", "load", "common"), source))
 
 
-def _spreads(sizes: Sizes) -> tuple[dict[str, Spread], dict[str, Interval | None]]:
+def _spreads(sizes: Sizes) -> tuple[dict[str, WorkSpread], dict[str, CredibleInterval | None]]:
     size = sizes.by_name
-    compute = Spread(rank=size["rank"].value, own=size["own"].value)
+    compute = WorkSpread(rank=size["rank"].value, own=size["own"].value)
     spread = {
         **dict.fromkeys(COMPUTATION, compute),
-        "send": Spread(own=size["transfers"].value),
-        "dp": Spread(step=size["collectives"].value),
-        "optimizer": Spread(rank=size["rank"].value, step=size["optimizer"].value),
-        "host": Spread(step=size["host"].value),
+        "send": WorkSpread(own=size["transfers"].value),
+        "dp": WorkSpread(step=size["collectives"].value),
+        "optimizer": WorkSpread(rank=size["rank"].value, step=size["optimizer"].value),
+        "host": WorkSpread(step=size["host"].value),
     }
     of = {"send": ("own", "transfers"), "dp": ("step", "collectives"), "host": ("step", "host")}
     paths = {f"spread.{k}.{part}": size[name].interval for k, (part, name) in of.items()}
@@ -57,7 +56,7 @@ def _spreads(sizes: Sizes) -> tuple[dict[str, Spread], dict[str, Interval | None
     return spread, paths | {f"spread.{k}.own": size["own"].interval for k in COMPUTATION}
 
 
-def _load(effects: OpEffects, sizes: Sizes) -> tuple[Distribution, dict[str, Interval | None]]:
+def _load(effects: OpEffects, sizes: Sizes) -> tuple[Distribution, dict[str, CredibleInterval | None]]:
     """Of a microbatch's work, with mean 1: as measured where there is enough, else a LogNormal."""
     size = sizes.by_name["load"]
     if size.value == 0:
@@ -70,15 +69,15 @@ def _load(effects: OpEffects, sizes: Sizes) -> tuple[Distribution, dict[str, Int
     return LogNormal(float(np.exp(-(size.value**2) / 2)), size.value), {"load.log_sd": size.interval}
 
 
-def _slow(sizes: Sizes) -> Slow:
+def _slow(sizes: Sizes) -> SlowGpus:
     if not sizes.slow:
-        return Slow()
+        return SlowGpus()
     factors = np.array(list(sizes.slow.values()))
     same = len(factors) == 1
-    return Slow(len(factors) / sizes.workers, Fixed(float(factors[0])) if same else Empirical(factors))
+    return SlowGpus(len(factors) / sizes.workers, Fixed(float(factors[0])) if same else Empirical(factors))
 
 
-def _share_interval(sizes: Sizes) -> Interval | None:
+def _share_interval(sizes: Sizes) -> CredibleInterval | None:
     """Jeffreys' 90% for so many slow among so many."""
     from scipy.special import betaincinv
 
@@ -86,4 +85,4 @@ def _share_interval(sizes: Sizes) -> Interval | None:
         return None
     slow, other = len(sizes.slow) + 0.5, sizes.workers - len(sizes.slow) + 0.5
     low, high = (float(betaincinv(slow, other, p)) for p in (0.05, 0.95))
-    return Interval(low if sizes.slow else 0.0, high)
+    return CredibleInterval(low if sizes.slow else 0.0, high)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from presage.engine import Durations, Program, finish_times
 from presage.errors import InputError
-from presage.noise.belief import Belief
+from presage.noise.model import Belief
 from presage_fit.opreplay import PARTS, Replay, replay
 from presage_fit.ops.cells import Cells, cells_of
 from presage_fit.ops.parts import Channels, Split, levels, nested

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.belief import Interval
+from presage.noise.model import CredibleInterval
 from presage_fit.ops.parts import averaged
 from presage_fit.optable import BACKWARD, FORWARD
 
@@ -35,14 +35,14 @@ class Size:
     freedom: int
 
     @property
-    def interval(self) -> Interval | None:
+    def interval(self) -> CredibleInterval | None:
         """90%, of values that are Normal; none where nothing was free to differ."""
         from scipy.special import gammaincinv
 
         if self.freedom < 1:
             return None
         low, high = (2 * gammaincinv(self.freedom / 2, p) / self.freedom for p in (0.05, 0.95))
-        return Interval(float(self.value / np.sqrt(high)), float(self.value / np.sqrt(low)))
+        return CredibleInterval(float(self.value / np.sqrt(high)), float(self.value / np.sqrt(low)))
 
 
 @dataclass(frozen=True, eq=False)

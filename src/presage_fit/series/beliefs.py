@@ -1,4 +1,4 @@
-"""A fit as a noise model: its numbers with their 90% intervals, where `presage.noise.noise` keeps them."""
+"""A fit as a noise model: its numbers with their 90% intervals, where `presage.noise.model` keeps them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.belief import Belief, Interval
 from presage.noise.distribution import Distribution, Empirical, Fixed, LogNormal, Normal, Scaled
-from presage.noise.noise import Common, Noise, Scheduled, Stalls
+from presage.noise.model import Belief, CommonNoise, CredibleInterval, NoiseModel, ScheduledSlowdown, Stalls
 from presage_fit.series.bulk import CELLS, SCORES
 
 if TYPE_CHECKING:
@@ -25,13 +24,13 @@ def belief_of(fit: SeriesFit, source: str) -> Belief:
     """Common effects, stalls and scheduled slow steps; jitter and events of means are those of the means."""
     common, intervals = _common(fit)
     stalls, more = _stalls(fit)
-    scheduled = tuple(Scheduled(kind, _factor(fit, kind)) for kind in fit.events)
+    scheduled = tuple(ScheduledSlowdown(kind, _factor(fit, kind)) for kind in fit.events)
     sources = dict.fromkeys(("common", "stalls", "scheduled"), source)
-    noise = Noise(common=common, stalls=stalls, scheduled=scheduled)
+    noise = NoiseModel(common=common, stalls=stalls, scheduled=scheduled)
     return Belief(noise, intervals | more | _event_intervals(fit), sources)
 
 
-def _common(fit: SeriesFit) -> tuple[Common, dict[str, Interval]]:
+def _common(fit: SeriesFit) -> tuple[CommonNoise, dict[str, CredibleInterval]]:
     phi, share = (np.array(v) for v in zip(*CELLS, strict=True))
     run, run_low, run_high = fit.levels.spread()
     slope = fit.prior.slope.estimate(fit.slope_squares, fit.runs - 1)
@@ -40,7 +39,7 @@ def _common(fit: SeriesFit) -> tuple[Common, dict[str, Interval]]:
     kept = fit.cells * share
     part = float(kept.sum())
     least, most = _interval(share, fit.cells)
-    common = Common(
+    common = CommonNoise(
         sd=float(np.sqrt(part) * width * unit.std()),
         correlation=float(kept @ phi / part) if part > 0 else 0.0,
         drift=_drift(fit),
@@ -50,15 +49,17 @@ def _common(fit: SeriesFit) -> tuple[Common, dict[str, Interval]]:
     )
     off = 1.645 * slope / float(np.sqrt(fit.runs))
     intervals = {
-        "common.drift": Interval(common.drift - off, common.drift + off),
-        "common.sd": Interval(float(np.sqrt(least) * low * unit.std()), float(np.sqrt(most) * high * unit.std())),
-        "common.correlation": Interval(*_interval(phi, kept)) if part > 0 else Interval(0.0, 0.99),
-        "common.drift_sd": Interval(*sorted(fit.prior.slope.interval(fit.slope_squares, fit.runs - 1))),
-        "common.run_sd": Interval(run_low, run_high),
+        "common.drift": CredibleInterval(common.drift - off, common.drift + off),
+        "common.sd": CredibleInterval(
+            float(np.sqrt(least) * low * unit.std()), float(np.sqrt(most) * high * unit.std())
+        ),
+        "common.correlation": CredibleInterval(*_interval(phi, kept)) if part > 0 else CredibleInterval(0.0, 0.99),
+        "common.drift_sd": CredibleInterval(*sorted(fit.prior.slope.interval(fit.slope_squares, fit.runs - 1))),
+        "common.run_sd": CredibleInterval(run_low, run_high),
     }
     if isinstance(common.jitter, Scaled):
         factor = common.jitter.factor
-        intervals["common.jitter.factor"] = Interval(factor * low / width, factor * high / width)
+        intervals["common.jitter.factor"] = CredibleInterval(factor * low / width, factor * high / width)
     return common, intervals
 
 
@@ -94,7 +95,7 @@ def _drift(fit: SeriesFit) -> float:
     return float(np.polyfit(place, curve.values, 1)[0] + fit.shared.slopes.mean())
 
 
-def _stalls(fit: SeriesFit) -> tuple[Stalls, dict[str, Interval]]:
+def _stalls(fit: SeriesFit) -> tuple[Stalls, dict[str, CredibleInterval]]:
     from scipy.special import gammaincinv
 
     shape, scale = fit.stall_rate()
@@ -103,8 +104,8 @@ def _stalls(fit: SeriesFit) -> tuple[Stalls, dict[str, Interval]]:
     low, high = (float(gammaincinv(shape, p)) * scale / hours for p in (0.05, 0.95))
     error = 1.645 * log_sd / np.sqrt(n)
     return Stalls(shape * scale / hours, LogNormal(median, log_sd)), {
-        "stalls.per_node_hour": Interval(low, high),
-        "stalls.seconds.median": Interval(median * float(np.exp(-error)), median * float(np.exp(error))),
+        "stalls.per_node_hour": CredibleInterval(low, high),
+        "stalls.seconds.median": CredibleInterval(median * float(np.exp(-error)), median * float(np.exp(error))),
     }
 
 
@@ -122,12 +123,14 @@ def _factor(fit: SeriesFit, kind: str) -> Distribution:
     return Normal(1 + e.excess, e.size * fit.prior.event.estimate(e.squares, e.dof))
 
 
-def _event_intervals(fit: SeriesFit) -> dict[str, Interval]:
+def _event_intervals(fit: SeriesFit) -> dict[str, CredibleInterval]:
     """Of the mean of each event's factor."""
     found = {}
     for i, e in enumerate(fit.events.values()):
         error = 1.645 * e.size * fit.prior.event.estimate(e.squares, e.dof) / np.sqrt(e.seen)
-        found[f"scheduled.{i}.factor.center"] = Interval(1 + e.excess - float(error), 1 + e.excess + float(error))
+        found[f"scheduled.{i}.factor.center"] = CredibleInterval(
+            1 + e.excess - float(error), 1 + e.excess + float(error)
+        )
     return found
 
 

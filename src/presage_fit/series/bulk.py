@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.prior_steps import SCORES
+from presage.noise.priors import SCORES
 
 __all__ = ["CELLS", "LIMIT", "PHI", "SCORES", "SHARE", "Bulk", "bulk_of", "latent", "local_spread"]
 

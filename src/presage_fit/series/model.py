@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.belief import Belief
 from presage.noise.distribution import Empirical
+from presage.noise.model import Belief
 from presage_fit.series.beliefs import belief_of
 from presage_fit.series.bulk import CELLS, LIMIT, SCORES, Bulk, bulk_of, latent
 from presage_fit.series.drift import Shared, shared

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.prior_steps import skewed_shape
+from presage.noise.priors import skewed_shape
 from presage_fit.series.bulk import CELLS
 from presage_fit.series.levels import LevelPrior, learn_levels
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.belief import Belief
-from presage.noise.noise import Noise
+from presage.noise.model import Belief, NoiseModel
 from presage_fit.series.bulk import latent
 
 __all__ = ["believed_steps", "steps_of"]
@@ -15,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def steps_of(
-    noise: Noise, seconds: float, nodes: float, steps: int, rng: np.random.Generator, runs: int = 1, first: int = 0
+    noise: NoiseModel, seconds: float, nodes: float, steps: int, rng: np.random.Generator, runs: int = 1, first: int = 0
 ) -> Floats:
     """[runs, steps]: plain steps (nothing scheduled) of runs that differ; `first` steps before them are not drawn."""
     c = noise.common

@@ -4,9 +4,8 @@
 independent ones. What is shared between draws must be drawn first and only the rest taken to a power: see `largest`.
 """
 
-from presage.noise.distribution.base import Distribution
 from presage.noise.distribution.composed import Largest, Mixture, Scaled, Spliced, Sum
-from presage.noise.distribution.families import Empirical, Fixed, Gamma, LogNormal, Normal, Pareto
+from presage.noise.distribution.families import Distribution, Empirical, Fixed, Gamma, LogNormal, Normal, Pareto
 
 __all__ = [
     "Distribution", "Empirical", "Fixed", "Gamma", "Largest", "LogNormal", "Mixture", "Normal", "Pareto", "Scaled",

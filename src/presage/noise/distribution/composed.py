@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from presage.errors import PresageError
-from presage.noise.distribution.base import Distribution, Floats, Shape, positive
-from presage.noise.distribution.families import Empirical, Fixed
-
-__all__ = ["Largest", "Mixture", "Scaled", "Spliced", "Sum"]
+from presage.noise.distribution.families import Distribution, Empirical, Fixed, Floats, Pareto, Shape, positive
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class Spliced(Distribution):
     body: Distribution
     tail: Distribution  # of what is above the threshold
     threshold: float
-    over: float
+    over: float = field(metadata={"limits": (0.0, 1.0)})
 
     def cdf(self, x: ArrayLike) -> Floats:
         x = np.asarray(x, np.float64)
@@ -154,3 +151,30 @@ def _inverse(cdf: Callable[[Floats], Floats], p: Floats, low: Floats, high: Floa
         below = cdf(middle) < p
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return np.asarray(high)
+
+
+USUAL, WORTH = -0.1, 100  # the shape that Normal-like tails show this far out, and how many values that is worth
+SHAPES = (-0.5, 0.5)  # what is fitted stays within: bounded, but not at once; heavy, but with a variance
+
+
+def smooth_distribution(values: ArrayLike, over: float = 0.05, fewest: int = 40) -> Distribution:
+    """The draws, with their largest `over` (at least `fewest`) replaced by a generalised Pareto tail fitted to them."""
+    v = np.sort(np.asarray(values, np.float64).ravel())
+    top = max(int(len(v) * over), fewest)
+    if v[0] == v[-1]:
+        return Fixed(float(v[0]))
+    if len(v) < 4 * fewest or v[-top] == v[-1]:
+        return Empirical(v)
+    threshold = float(v[-top - 1])
+    return Spliced(Empirical(v), fit_pareto(v[-top:], threshold), threshold, top / len(v))
+
+
+def fit_pareto(values: Floats, least: float) -> Pareto:
+    """The generalised Pareto of what exceeds `least`, by probability-weighted moments (Hosking and Wallis 1987)."""
+    over = np.sort(np.asarray(values, np.float64)) - least
+    n = len(over)
+    first = float(over.mean())
+    second = float((over * (n - 1 - np.arange(n)) / max(1, n - 1)).mean())
+    shape = 2 - first / (first - 2 * second) if first > 2 * second else SHAPES[1]
+    shape = float(np.clip((shape * n + USUAL * WORTH) / (n + WORTH), *SHAPES))
+    return Pareto(least, max(first * (1 - shape), 1e-300), shape)

@@ -1,16 +1,74 @@
-"""Families: distributions with a formula, and measured values as they are."""
+"""What every distribution can do, those with a formula, and measured values as they are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from presage.errors import PresageError
-from presage.noise.distribution.base import Distribution, Floats, Shape, positive
 
-__all__ = ["Empirical", "Fixed", "Gamma", "LogNormal", "Normal", "Pareto"]
+Floats = NDArray[np.float64]
+Shape = int | tuple[int, ...]
+BOUNDED = {"limits": (-10.0, 10.0)}  # of a parameter in a noise file
+GRID = 4096  # evenly spaced probabilities that stand for a distribution where no formula does
+
+
+class Distribution(ABC):
+    """Distribution of a real number."""
+
+    @abstractmethod
+    def cdf(self, x: ArrayLike) -> Floats:
+        """The probability of at most x."""
+
+    @abstractmethod
+    def quantile(self, p: ArrayLike) -> Floats:
+        """What is not exceeded with probability p."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.grid.mean())
+
+    @property
+    def sd(self) -> float:
+        return float(self.grid.std())
+
+    @cached_property
+    def grid(self) -> Floats:
+        """Its quantiles at evenly spaced probabilities."""
+        return self.quantile((np.arange(GRID) + 0.5) / GRID)
+
+    def sample(self, rng: np.random.Generator, shape: Shape) -> Floats:
+        """Independent draws."""
+        return self.quantile(rng.random(shape))
+
+    def largest(self, n: int) -> Distribution:
+        """The largest of n independent draws; for draws that share something, use it on what they do not share."""
+        from presage.noise.distribution.composed import Largest
+
+        return self if n == 1 else Largest(self, n)
+
+    def __mul__(self, factor: float) -> Distribution:
+        from presage.noise.distribution.composed import Scaled
+
+        return Scaled(self, float(factor), 0.0)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Distribution | float) -> Distribution:
+        from presage.noise.distribution.composed import Scaled, Sum
+
+        return Sum((self, other)) if isinstance(other, Distribution) else Scaled(self, 1.0, float(other))
+
+    __radd__ = __add__
+
+
+def positive(what: str, value: float, zero: bool = False) -> None:
+    if not (value > 0 or (zero and value == 0)) or not np.isfinite(value):
+        raise PresageError(f"{what} must be {'0 or ' if zero else ''}above 0, not {value}")
 
 
 @dataclass(frozen=True)
@@ -63,7 +121,7 @@ class Normal(Distribution):
 @dataclass(frozen=True)
 class LogNormal(Distribution):
     median: float
-    log_sd: float
+    log_sd: float = field(metadata=BOUNDED)
 
     def __post_init__(self) -> None:
         positive("a LogNormal's median", self.median)
@@ -92,7 +150,7 @@ class LogNormal(Distribution):
 @dataclass(frozen=True)
 class Gamma(Distribution):
     average: float
-    cv: float  # standard deviation over mean
+    cv: float = field(metadata=BOUNDED)  # standard deviation over mean
 
     def __post_init__(self) -> None:
         positive("a Gamma's average", self.average)
@@ -128,7 +186,7 @@ class Pareto(Distribution):
 
     least: float
     scale: float
-    shape: float  # 0: exponential; above 0: heavy; below 0: bounded
+    shape: float = field(metadata=BOUNDED)  # 0: exponential; above 0: heavy; below 0: bounded
 
     def __post_init__(self) -> None:
         positive("a Pareto's scale", self.scale)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from presage.configs.job import Job
-from presage.noise.noise import CLASSES
+from presage.noise.model import CLASSES
 from presage.parallel.pipeline_run import simulate_durations
 from presage.prediction.draws.step_model import StepModel
 from presage.prediction.jobs.job_step import job_step

@@ -9,11 +9,11 @@ from typing import Any
 
 from presage.configs.job import Job
 from presage.errors import PresageError, near
-from presage.noise.belief import Belief
 from presage.noise.distribution import Distribution
-from presage.noise.estimate import Estimate
 from presage.noise.files import read_noise
+from presage.noise.model import Belief
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
+from presage.noise.sampling import Estimate
 from presage.pool.pool import BESIDE, Pool
 from presage.prediction.draws.guarantee import QUANTILES, Guarantee, guarantee
 from presage.prediction.draws.step_model import NODE, step_model

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.distribution import Fixed
-from presage.noise.estimate import Estimate, estimate
-from presage.noise.fold import Replicas, slowest
-from presage.noise.noise import CLASSES, COMPUTE, Noise, Spread
-from presage.noise.streams import Streams
-from presage.noise.tail import smooth
+from presage.noise.distribution.composed import smooth_distribution
+from presage.noise.model import CLASSES, COMPUTE, NoiseModel, WorkSpread
+from presage.noise.sampling import Estimate, RandomStreams, Replicas, estimate, slowest_replica
 from presage.pool.pool import BESIDE
 from presage.prediction.draws.replica_pools import (
     STANDARD,
@@ -136,10 +134,12 @@ def blocks_of(count: int, steps: int = STEPS) -> tuple[int, tuple[int, int]]:
     return blocks, (max(1, -(-count // (steps * blocks))), steps)
 
 
-def in_blocks(block: Callable[[Streams, tuple[int, int]], Block], shape: StepModel, seed: int, count: int) -> Draws:
+def in_blocks(
+    block: Callable[[RandomStreams, tuple[int, int]], Block], shape: StepModel, seed: int, count: int
+) -> Draws:
     """Draws whose blocks a function makes: two beside each other."""
     blocks, size = blocks_of(count)
-    return join_blocks(shape, BESIDE.map(lambda k: block(Streams(seed).child(k), size), range(blocks)))
+    return join_blocks(shape, BESIDE.map(lambda k: block(RandomStreams(seed).child(k), size), range(blocks)))
 
 
 def join_blocks(shape: StepModel, blocks: Iterable[Block]) -> Draws:
@@ -148,20 +148,20 @@ def join_blocks(shape: StepModel, blocks: Iterable[Block]) -> Draws:
     return Draws(np.maximum(lasting + passing, 0.0), shape.seconds, lasting)
 
 
-def slowest_replicas(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+def slowest_replicas(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
     """[runs, steps]: seconds of the slowest replica's pipeline."""
     kinds = _replicas(shape, noise, streams)
-    return slowest(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
+    return slowest_replica(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
 
 
-def replicas_key(shape: StepModel, noise: Noise) -> tuple[object, ...]:
+def replicas_key(shape: StepModel, noise: NoiseModel) -> tuple[object, ...]:
     """All that the slowest replica depends on: shapes and noises that agree in it can be drawn together."""
     spreads = sorted((k, s.rank, s.own) for k, s in _spreads(shape, noise).items() if s.rank or s.own)
     own = tuple(spreads), noise.slow, noise.load
     return shape.pipeline, shape.replicas, shape.together, shape.still, shape.immune, own
 
 
-def whole_steps(shape: StepModel, noise: Noise, streams: Streams, longest: Floats) -> Block:
+def whole_steps(shape: StepModel, noise: NoiseModel, streams: RandomStreams, longest: Floats) -> Block:
     """[runs, steps]: seconds of steps whose slowest replica takes so long; those of jitter and stalls apart."""
     size = longest.shape[0], longest.shape[1]
     seconds = longest * shape.calm * _compute(shape, noise, streams, size)
@@ -172,12 +172,12 @@ def whole_steps(shape: StepModel, noise: Noise, streams: Streams, longest: Float
     return np.asarray(seconds), jitter + _stalls(shape, noise, streams, size)
 
 
-def _spreads(shape: StepModel, noise: Noise) -> dict[str, Spread]:
+def _spreads(shape: StepModel, noise: NoiseModel) -> dict[str, WorkSpread]:
     """Of the classes of work that a replica's pipeline has."""
     return {k: s for k, s in noise.spread.items() if shape.work[CLASSES.index(k)].any()}
 
 
-def without_fitted_stragglers(shape: StepModel, noise: Noise) -> StepModel:
+def without_fitted_stragglers(shape: StepModel, noise: NoiseModel) -> StepModel:
     """The laws' efficiencies were fitted to steps of real jobs (most with 8 to 512 GPUs), so the slowest of some GPUs
     is in them already, and only what more GPUs add may come on top: a step whose stages are all as slow as the slowest
     of `USUAL` GPUs is (in the median) is as predicted. Measured steps agree: their errors grow by 0.1% (standard error
@@ -188,21 +188,21 @@ def without_fitted_stragglers(shape: StepModel, noise: Noise) -> StepModel:
     return shape.changed(calm=float(shape.pipeline.total / slow))
 
 
-def _replicas(shape: StepModel, noise: Noise, streams: Streams) -> tuple[Replicas, ...]:
+def _replicas(shape: StepModel, noise: NoiseModel, streams: RandomStreams) -> tuple[Replicas, ...]:
     """Those with usual GPUs, and those with a slow one: few, but they would be lost among the others."""
     some = -np.expm1(shape.together * shape.stages * np.log1p(-noise.slow.share))
     usual = _kind(shape, noise, streams, "", 1 - some)
     return (usual, _kind(shape, noise, streams, "slow ", some)) if some else (usual,)
 
 
-def _kind(shape: StepModel, noise: Noise, streams: Streams, named: str, share: float) -> Replicas:
+def _kind(shape: StepModel, noise: NoiseModel, streams: RandomStreams, named: str, share: float) -> Replicas:
     """Pools of what stays and of what changes: the latter for usual replicas, slow ones and the slowest."""
     steadily, own = _varies(shape, noise)
     many, few = (max(200, int(n * max(share, LEAST))) for n in (GPUS, min(GPUS, TASKS / tasks_of(shape))))
     gpus = drawn_gpus(shape, noise, streams(f"{named}gpus"), many if steadily or named else 1, bool(named))
     seconds = rank_effects(shape, noise, gpus) if steadily or named else np.full(1, shape.pipeline.total)
     if not own:
-        return Replicas(smooth(seconds, TOP), (Fixed(1.0),), share=share)
+        return Replicas(smooth_distribution(seconds, TOP), (Fixed(1.0),), share=share)
     rng = streams(f"{named}own")
     strata, sizes = ((0.0,), [few]) if len(seconds) == 1 or shape.replicas == 1 else (STRATA, _few_of(few))
     ends = [int(s * len(seconds)) for s in (*strata, 1.0)]
@@ -210,7 +210,7 @@ def _kind(shape: StepModel, noise: Noise, streams: Streams, named: str, share: f
     chosen = [order[rng.integers(lo, max(hi, lo + 1), n)] for (lo, hi), n in zip(pairwise(ends), sizes, strict=True)]
     ratio = step_jitter(shape, noise, rng, gpus.of(np.concatenate(chosen)))
     parts = np.split(ratio, np.cumsum(sizes)[:-1])
-    return Replicas(smooth(seconds, TOP), tuple(map(smooth, parts)), strata, share)
+    return Replicas(smooth_distribution(seconds, TOP), tuple(map(smooth_distribution, parts)), strata, share)
 
 
 def _few_of(count: int) -> list[int]:
@@ -218,14 +218,14 @@ def _few_of(count: int) -> list[int]:
     return [int(count * w) for w in WORTH]
 
 
-def _varies(shape: StepModel, noise: Noise) -> tuple[bool, bool]:
+def _varies(shape: StepModel, noise: NoiseModel) -> tuple[bool, bool]:
     """Whether replicas differ by their GPUs, and from step to step."""
     spreads = _spreads(shape, noise).values()
     steadily = any(s.rank for s in spreads)
     return steadily, noise.load.sd > 0 or any(s.own for s in spreads)
 
 
-def _compute(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats | float:
+def _compute(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats | float:
     """What classes of compute do that are slower everywhere in a step."""
     sds = [noise.of(k).step if k in COMPUTE else 0.0 for k in CLASSES]
     if not any(sds):
@@ -237,7 +237,7 @@ def _compute(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, 
     return common_shift(shape, factors).reshape(size)
 
 
-def _transfers(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+def _transfers(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
     """What slower transfers add: the network's state is the same for all of a step's."""
     total = np.zeros(size)
     states = noise.network.path(streams("network"), 1, size[0] * size[1]).reshape(size)
@@ -255,13 +255,13 @@ def _transfers(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int
     return total
 
 
-def transfers_vary(noise: Noise) -> bool:
+def transfers_vary(noise: NoiseModel) -> bool:
     """Whether any of them takes longer in some steps."""
     spreads = [noise.of(k) for k in CLASSES if k not in COMPUTE]
     return noise.network.factors != (1.0,) or any(s.step or s.own for s in spreads)
 
 
-def _common(noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+def _common(noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
     """What all GPUs share: the run's own pace, its drift, the step's."""
     c = noise.common
     log = c.sd * streams("common").standard_normal(size)
@@ -271,7 +271,7 @@ def _common(noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
     return np.exp(log + drift * place)
 
 
-def _stalls(shape: StepModel, noise: Noise, streams: Streams, size: tuple[int, int]) -> Floats:
+def _stalls(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
     rate = noise.stalls.per_step(shape.nodes, shape.seconds)
     if not rate:
         return np.zeros(size)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from presage.noise.noise import Noise
-from presage.noise.streams import Streams
+from presage.noise.model import NoiseModel
+from presage.noise.sampling import RandomStreams
 from presage.pool.pool import BESIDE, Pool
 from presage.prediction.draws.draw import (
     STEPS,
@@ -37,7 +37,7 @@ class DrawRequest:
     """What is to be drawn: some `steps` of each of count / steps runs."""
 
     shape: StepModel
-    noise: Noise
+    noise: NoiseModel
     count: int = 10_000
     steps: int = STEPS
 
@@ -50,7 +50,7 @@ class _Piece(NamedTuple):
 
 
 def draw(
-    shape: StepModel, noise: Noise, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = BESIDE
+    shape: StepModel, noise: NoiseModel, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = BESIDE
 ) -> Draws:
     """Some `steps` of each of count / steps runs. The same seed gives each source of noise the same draws, whatever the
     others are: two plans, or one with a source less, can be compared draw by draw."""
@@ -86,6 +86,6 @@ def _blocks(a: DrawRequest) -> int:
 
 
 def _drawn(asked: Sequence[DrawRequest], seed: int, piece: _Piece) -> list[Block]:
-    first, streams = asked[piece.some[0]], Streams(seed).child(piece.block)
+    first, streams = asked[piece.some[0]], RandomStreams(seed).child(piece.block)
     longest = slowest_replicas(first.shape, first.noise, streams, blocks_of(first.count, first.steps)[1])
     return [whole_steps(asked[i].shape, asked[i].noise, streams, longest) for i in piece.some]

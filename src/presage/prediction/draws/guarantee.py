@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from presage.noise.belief import Belief
-from presage.noise.estimate import Estimate
+from presage.noise.model import Belief
+from presage.noise.sampling import Estimate
 from presage.pool.pool import BESIDE, Pool
 from presage.prediction.draws.draw import Draws, transfers_vary, without_fitted_stragglers
 from presage.prediction.draws.draw_request import DrawRequest, draw_all

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from presage.engine import Durations, Program, finish_times
 from presage.noise.distribution import Normal
-from presage.noise.noise import CLASSES, Noise
+from presage.noise.model import CLASSES, NoiseModel
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import pipeline_durations, pipeline_program, simulate_durations
 from presage.prediction.draws.step_model import StepModel
@@ -125,7 +125,7 @@ class Replica:
         took = finish_times(made, Durations(self.base[row], row.astype(np.int32), self.base[:, None] * ratio))
         return took + self.left * self.pace * self.busy(ratio) if self.left else took
 
-    def own_sd(self, noise: Noise) -> Floats:
+    def own_sd(self, noise: NoiseModel) -> Floats:
         """[row]: of a task's own noise, that of its classes of work by their shares."""
         each = ((self.shares[k] * noise.of(name).own) ** 2 for k, name in enumerate(CLASSES))
         return np.asarray(np.sqrt(sum(each)))
@@ -169,7 +169,7 @@ def pieces(count: int, rows: int, least: int = 64) -> Iterator[slice]:
     return (slice(first, min(first + width, count)) for first in range(0, count, width))
 
 
-def rank_effects(shape: StepModel, noise: Noise, gpus: Gpus) -> Floats:
+def rank_effects(shape: StepModel, noise: NoiseModel, gpus: Gpus) -> Floats:
     """[draw]: seconds of replicas with such GPUs, in a step in which nothing else differs."""
     replica = Replica.of(shape, 0)
     out = np.empty(gpus.place.shape[1])
@@ -178,7 +178,7 @@ def rank_effects(shape: StepModel, noise: Noise, gpus: Gpus) -> Floats:
     return out
 
 
-def drawn_gpus(shape: StepModel, noise: Noise, rng: np.random.Generator, count: int, slow: bool) -> Gpus:
+def drawn_gpus(shape: StepModel, noise: NoiseModel, rng: np.random.Generator, count: int, slow: bool) -> Gpus:
     """Of the GPUs of a stage that wait for each other, the slowest; none of them a slow one, or at least one."""
     size = shape.stages, count
     place = STANDARD.quantile(rng.random(size) ** (1 / shape.together))
@@ -187,7 +187,7 @@ def drawn_gpus(shape: StepModel, noise: Noise, rng: np.random.Generator, count: 
     return Gpus(place, beyond)
 
 
-def _slow(shape: StepModel, noise: Noise, rng: np.random.Generator, size: tuple[int, int]) -> Floats:
+def _slow(shape: StepModel, noise: NoiseModel, rng: np.random.Generator, size: tuple[int, int]) -> Floats:
     """[stage, draw]: factors of slow GPUs, of which each draw has at least one."""
     some = rng.random(size) < -np.expm1(shape.together * np.log1p(-noise.slow.share))
     none = np.flatnonzero(~some.any(axis=0))
@@ -195,7 +195,7 @@ def _slow(shape: StepModel, noise: Noise, rng: np.random.Generator, size: tuple[
     return np.where(some, noise.slow.factor.sample(rng, size), 1.0)
 
 
-def ratios(replica: Replica, noise: Noise, gpus: Gpus) -> Floats:
+def ratios(replica: Replica, noise: NoiseModel, gpus: Gpus) -> Floats:
     """[row, draw]: what the slowest GPU of a stage does to its tasks."""
     out = np.ones((len(replica.base), gpus.place.shape[1]))
     for k, name in enumerate(CLASSES):
@@ -207,7 +207,7 @@ def ratios(replica: Replica, noise: Noise, gpus: Gpus) -> Floats:
     return out
 
 
-def step_jitter(shape: StepModel, noise: Noise, rng: np.random.Generator, gpus: Gpus) -> Floats:
+def step_jitter(shape: StepModel, noise: NoiseModel, rng: np.random.Generator, gpus: Gpus) -> Floats:
     """[draw]: how many times as long as its GPUs would take, a replica takes in one step."""
     replica = Replica.of(shape, MOST_TASKS)
     out = np.empty(gpus.place.shape[1])
@@ -221,7 +221,7 @@ def tasks_of(shape: StepModel) -> int:
     return len(Replica.of(shape, MOST_TASKS).made[1])
 
 
-def _one_by_one(replica: Replica, noise: Noise, rng: np.random.Generator, gpus: Gpus) -> Floats:
+def _one_by_one(replica: Replica, noise: NoiseModel, rng: np.random.Generator, gpus: Gpus) -> Floats:
     """Every task drawn by itself, over the same with its GPUs' effects alone."""
     (made, row), count = replica.made, gpus.place.shape[1]
     by_row = replica.base[:, None] * ratios(replica, noise, gpus)

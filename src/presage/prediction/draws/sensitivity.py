@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.estimate import BATCHES, Estimate
-from presage.noise.noise import NO_NOISE, Noise
+from presage.noise.model import NO_NOISE, NoiseModel
+from presage.noise.sampling import BATCHES, Estimate
+from presage.noise.sources import active_sources, only_sources, without_class_noise, without_sources
 from presage.pool.pool import BESIDE, Pool
 from presage.prediction.draws.criticality import Critical, criticality, scale_stage, stage_criticality
 from presage.prediction.draws.draw import Draws
 from presage.prediction.draws.draw_request import DrawRequest, draw, draw_all
-from presage.prediction.draws.noise_sources import active_sources, only, without, without_class_noise
 from presage.prediction.draws.shapley import Shapley, shapley, subsets
 from presage.prediction.draws.step_model import StepModel, scale_class
 
@@ -89,7 +89,9 @@ class Sensitivity:
         return sum(r.steady.p95.value for r in self.of("source"))
 
 
-def sensitivity(shape: StepModel, noise: Noise, seed: int = 0, draws: int = DRAWS, pool: Pool = BESIDE) -> Sensitivity:
+def sensitivity(
+    shape: StepModel, noise: NoiseModel, seed: int = 0, draws: int = DRAWS, pool: Pool = BESIDE
+) -> Sensitivity:
     """Of a job's step. The shape may be `calmed`, by this noise."""
     found, calm = draw(shape, noise, seed, draws, pool=pool), draw(shape, NO_NOISE, seed, 2)
     names, critical = [s.name for s in active_sources(noise)], criticality(shape)
@@ -114,7 +116,7 @@ def _all_metrics(cases: Cases, seed: int, pool: Pool) -> dict[object, Floats]:
 # ---- classes of work
 
 
-def _class_cases(shape: StepModel, noise: Noise, kinds: Iterable[str], draws: int) -> Cases:
+def _class_cases(shape: StepModel, noise: NoiseModel, kinds: Iterable[str], draws: int) -> Cases:
     """What is steady minds neither slow GPUs nor the network."""
     out: Cases = {}
     for kind in kinds:
@@ -137,7 +139,7 @@ def _classes(kinds: dict[str, Critical], told: Told, before: Floats) -> list[Sen
 # ---- pipeline stages
 
 
-def _stage_cases(shape: StepModel, noise: Noise, draws: int) -> Cases:
+def _stage_cases(shape: StepModel, noise: NoiseModel, draws: int) -> Cases:
     out: Cases = {("stage", "as it is"): DrawRequest(shape, noise, draws)}
     for stage in _several(shape):
         out["stage", stage, "steady"] = DrawRequest(shape.changed(still=frozenset([stage])), noise, draws)
@@ -160,10 +162,10 @@ def _several(shape: StepModel) -> range:
 # ---- sources of noise
 
 
-def _source_cases(shape: StepModel, noise: Noise, names: Sequence[str], seed: int, draws: int) -> Cases:
-    out: Cases = {some: DrawRequest(shape, only(noise, some), draws) for some in subsets(names, seed)}
-    out |= {("source", name): DrawRequest(shape, without(noise, [name]), draws) for name in names}
-    return out | {"no source": DrawRequest(shape, without(noise, names), draws)}
+def _source_cases(shape: StepModel, noise: NoiseModel, names: Sequence[str], seed: int, draws: int) -> Cases:
+    out: Cases = {some: DrawRequest(shape, only_sources(noise, some), draws) for some in subsets(names, seed)}
+    out |= {("source", name): DrawRequest(shape, without_sources(noise, [name]), draws) for name in names}
+    return out | {"no source": DrawRequest(shape, without_sources(noise, names), draws)}
 
 
 def _sources(names: Sequence[str], told: Told, before: Floats, seed: int) -> tuple[list[SensitivityRow], bool]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job
-from presage.noise.noise import CLASSES, COMMUNICATION
+from presage.noise.model import CLASSES, COMMUNICATION
 from presage.parallel.pipeline_run import PipelineRun
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.chunk_time import ChunkTime

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from presage.noise.estimate import Estimate
+from presage.noise.sampling import Estimate
 from presage.prediction.draws.sensitivity import Sensitivity, SensitivityRow
 from presage.report import sensitivity_tables as tables
 from presage.report.html.charts.distribution import distribution_figure, distribution_table

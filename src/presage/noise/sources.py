@@ -1,4 +1,4 @@
-"""Sources of noise: what can be steady or not by itself, whatever class of work it touches."""
+"""Sources of noise that can be switched off one by one, for sensitivities."""
 
 from __future__ import annotations
 
@@ -9,40 +9,38 @@ from typing import NamedTuple
 import numpy as np
 
 from presage.noise.distribution import Fixed
-from presage.noise.noise import Noise, Regimes, Slow, Spread, Stalls
-
-__all__ = ["SOURCES", "NoiseSource", "active_sources", "only", "without", "without_class_noise"]
+from presage.noise.model import NetworkRegimes, NoiseModel, SlowGpus, Stalls, WorkSpread
 
 
 class NoiseSource(NamedTuple):
-    """One of them, and the noise without it: spreads at their middle, no slow GPUs, no stalls, the usual network."""
+    """A source and how to switch it off: spreads at their median, no slow GPUs, no stalls, the usual network."""
 
     name: str
     words: str
-    off: Callable[[Noise], Noise]
+    off: Callable[[NoiseModel], NoiseModel]
 
 
-def _spread(noise: Noise, part: str) -> Noise:
+def _spread(noise: NoiseModel, part: str) -> NoiseModel:
     return noise.changed({p: 0.0 for p in noise.numbers() if p.startswith("spread.") and p.endswith(f".{part}")})
 
 
-def _network(noise: Noise) -> Noise:
+def _network(noise: NoiseModel) -> NoiseModel:
     n = noise.network
     usual = n.factors[int(np.argmax(n.shares))]
-    return replace(noise, network=Regimes((usual,) * len(n.factors), n.moves))
+    return replace(noise, network=NetworkRegimes((usual,) * len(n.factors), n.moves))
 
 
-def _common(noise: Noise, *names: str) -> Noise:
+def _common(noise: NoiseModel, *names: str) -> NoiseModel:
     return noise.changed({f"common.{name}": 0.0 for name in names})
 
 
-def _jitter(noise: Noise) -> Noise:
+def _jitter(noise: NoiseModel) -> NoiseModel:
     return replace(noise, common=replace(noise.common, jitter=Fixed(noise.common.jitter.mean)))
 
 
 SOURCES = (
     NoiseSource("rank", "differences between GPUs", lambda n: _spread(n, "rank")),
-    NoiseSource("slow", "a few slow GPUs", lambda n: replace(n, slow=Slow())),
+    NoiseSource("slow", "a few slow GPUs", lambda n: replace(n, slow=SlowGpus())),
     NoiseSource("own", "each operation's own noise", lambda n: _spread(n, "own")),
     NoiseSource("load", "work of microbatches", lambda n: replace(n, load=Fixed(n.load.mean))),
     NoiseSource("step", "classes of work, by step", lambda n: _spread(n, "step")),
@@ -55,30 +53,30 @@ SOURCES = (
 )
 
 
-def active_sources(noise: Noise) -> tuple[NoiseSource, ...]:
-    """Those that the noise has."""
+def active_sources(noise: NoiseModel) -> tuple[NoiseSource, ...]:
+    """Sources that vary in a noise model."""
     return tuple(s for s in SOURCES if s.off(noise).numbers() != noise.numbers() or _differs(s, noise))
 
 
-def _differs(source: NoiseSource, noise: Noise) -> bool:
-    """Distributions of measured values have no numbers to compare."""
+def _differs(source: NoiseSource, noise: NoiseModel) -> bool:
+    """Whether a distribution varies: measured values have no numbers to compare."""
     kind = {"load": noise.load, "jitter": noise.common.jitter}.get(source.name)
     return kind is not None and kind.sd > 0
 
 
-def without(noise: Noise, names: Collection[str]) -> Noise:
-    """With these sources steady."""
+def without_sources(noise: NoiseModel, names: Collection[str]) -> NoiseModel:
+    """The noise with these sources switched off."""
     for s in SOURCES:
         if s.name in names:
             noise = s.off(noise)
     return noise
 
 
-def only(noise: Noise, names: Collection[str]) -> Noise:
-    """With all sources steady but these."""
-    return without(noise, [s.name for s in SOURCES if s.name not in names])
+def only_sources(noise: NoiseModel, names: Collection[str]) -> NoiseModel:
+    """The noise with all but these sources switched off."""
+    return without_sources(noise, [s.name for s in SOURCES if s.name not in names])
 
 
-def without_class_noise(noise: Noise, kind: str) -> Noise:
-    """With a class of work that takes as long on all GPUs and in all steps."""
-    return replace(noise, spread={**noise.spread, kind: Spread()})
+def without_class_noise(noise: NoiseModel, kind: str) -> NoiseModel:
+    """The noise with one class of work taking as long on all GPUs and in all steps."""
+    return replace(noise, spread={**noise.spread, kind: WorkSpread()})
