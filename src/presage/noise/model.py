@@ -235,7 +235,7 @@ def number_limits(model: type[NoiseModel]) -> dict[str, tuple[float, float]]:
 
 def limits_of(path: str, model: type[NoiseModel] = NoiseModel) -> tuple[float, float]:
     """The range that the number at a path must lie in."""
-    return number_limits(model).get(path.rpartition(".")[2], (-HUGE, HUGE))
+    return number_limits(model).get(path.rpartition(".")[2], (-HUGE, HUGE))  # type: ignore[arg-type]
 
 
 EXACT = {"shares", "moves"}  # numbers that must add up to 1

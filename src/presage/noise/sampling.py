@@ -88,7 +88,7 @@ def step_paces(
 # The slowest of many replicas, by order statistics. A replica takes a factor of the whole run times one drawn anew in
 # every step. How many replicas of a run fall into each part of the run factor's distribution is drawn, then of each
 # part the largest step factor: the largest of n independent draws is the quantile of U**(1/n). Parts become finer
-# towards the top, so the work does not grow with the number of replicas. What all replicas share is applied to the result.
+# towards the top, so the work does not grow with the number of replicas. What all share is applied to the result.
 Ints = NDArray[np.int64]
 Rng = np.random.Generator
 USUAL = (0.0, 0.5, 0.9, 0.99, 0.999)  # of strata, cut at whether there are any or not: the same draws either way
