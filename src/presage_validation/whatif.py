@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from presage.capture.variants import Variant
 from presage.errors import InputError, PresageError
 from presage.files.decoding import decoded, read_checked
 from presage.graph.graph import Graph
@@ -244,7 +245,7 @@ class _Steps:
     @staticmethod
     def of(files: Sequence[Path]) -> _Steps:
         from presage.capture import load_cases
-        from presage.capture.load import load_value
+        from presage.capture.user_steps import load_value
 
         pairs: dict[str, tuple[str, Any]] = {}
         cases: dict[str, Any] = {}
@@ -276,15 +277,15 @@ class _Steps:
             raise PresageError(f"no pair {m.name} and no case {case} in the files given")
         return case, {}
 
-    def capture(self, step: str, arguments: Mapping[str, Any], *, traced: bool = False) -> Graph:
+    def capture(self, step: str, arguments: Mapping[str, Any], *, variant: Variant = Variant()) -> Graph:
         from presage.capture import capture, load
 
         changes = {k: v for k, v in arguments.items() if k != "pair"}
         key = step if step in self.cases else f"{self.pairs[arguments['pair']][1][1]} {changes}"
-        key += " traced" if traced else ""
+        key += f" {variant}"
         if key not in self.graphs:
             function = self.cases[step] if step in self.cases else load(step)
-            self.graphs[key] = capture(function, dict(arguments), source=step, traced=traced)
+            self.graphs[key] = capture(function, dict(arguments), source=step, variant=variant)
         return self.graphs[key]
 
 

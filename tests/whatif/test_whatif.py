@@ -255,7 +255,7 @@ def test_waits_for_the_gpu_are_turns_on_the_path() -> None:
 # ---- other arguments
 
 
-def tiny(_step: str, arguments: Mapping[str, Any], *, traced: bool = False) -> Graph:  # noqa: ARG001
+def tiny(_step: str, arguments: Mapping[str, Any], *, variant: Any = None) -> Graph:  # noqa: ARG001
     """Stands for a capture: so many rows as the batch says."""
     return training_step(4, rows=arguments.get("batch_size", 4096), width=4096)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from presage.capture.lowering import Lowering
 from presage.capture.nesting import Nested, profiled
 from presage.capture.recorder import Recorder
 from presage.capture.rules import lower
+from presage.capture.variant_hooks import hooked
+from presage.capture.variants import Variant
 from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op
 from presage.usercode import users_line
@@ -31,28 +32,27 @@ def capture(
     *,
     source: str = "",
     warm_up: int = 1,
-    traced: bool = False,
+    variant: Variant = Variant(),
 ) -> Graph:
     """One training step as it would run on an H200.
 
     `function(device, **arguments)` builds the model on `device` and returns a callable that runs one step. It is built
-    once, run `warm_up` times (optimizers make their state on the first step), and once more for the record. `traced`:
-    as it runs while a CUDA graph is made of it or a compiler reads it, for some libraries' code takes other ways then.
+    once, run `warm_up` times (optimizers make their state on the first step), and once more for the record. `variant`:
+    changes to make around it, such as autocast or another optimizer.
     """
     arguments = arguments or {}
     # autograd's own threads know only the devices that were there when the process first ran a backward
     with settings.kept(), pretend.cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = Recorder()
-        with recorder.places.following(), recorder:
-            step = _users(recorder, lambda: function("cuda", **arguments))
+        with recorder.places.following(), recorder, hooked(variant) as wrapped:
+            step = _users(recorder, lambda: wrapped(function("cuda", **arguments)))
             if not callable(step):
                 raise PresageError(f"{source or function}: it must return a callable that runs one step, not {step!r}")
-            with pretend.traced() if traced else nullcontext():
-                for _ in range(warm_up):
-                    _users(recorder, step)
-                nested = _record(recorder, step)
+            for _ in range(warm_up):
+                _users(recorder, step)
+            nested = _record(recorder, step)
         flags = settings.flags()
-    return _graph(recorder, nested, source, arguments, flags)
+    return replace(_graph(recorder, nested, source, arguments, flags), variant=variant.changes())
 
 
 def _record(recorder: Recorder, step: Step) -> list[Nested]:

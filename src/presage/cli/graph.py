@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from presage.capture.variants import Variant
 from presage.cli.options import Json
 from presage.cli.output import console, emit, print_answer, print_brief, status
 from presage.errors import PresageError
@@ -74,7 +75,7 @@ def graph_of(step: str, arguments: Sequence[str]) -> Graph:
     return captured(step, parse_arguments(arguments), spinner=True)
 
 
-def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, traced: bool = False) -> Graph:
+def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, variant: Variant = Variant()) -> Graph:
     """The same with the arguments' values."""
     from presage.graph import save
 
@@ -94,7 +95,7 @@ def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, 
     with status(f"capturing {step}") if spinner else nullcontext(), redirect_stdout(sys.stderr):
         function = load(step)
         check_arguments(function, arguments)
-        return capture(function, dict(arguments), source=step, traced=traced)
+        return capture(function, dict(arguments), source=step, variant=variant)
 
 
 def _difference(before: Graph, after: Graph) -> Diff:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from presage.capture.variants import Variant
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph
@@ -88,10 +89,10 @@ def rank_set_of(
     return rank_set(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
 
-def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, traced: bool = False) -> Graph:
+def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, variant: Variant = Variant()) -> Graph:
     """The graph of FILE.py:FUNCTION, captured with these arguments (which needs torch), or of a saved file.
 
-    `traced`: as the code runs while a CUDA graph is made of it, or a compiler reads it.
+    `variant`: changes made around the code while it is captured.
     """
     step = str(step)
     if save.is_saved(step) or step.endswith(save.SUFFIX):
@@ -100,4 +101,4 @@ def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, 
         return save.read(step)
     from presage.capture import capture, load
 
-    return capture(load(step), dict(arguments or {}), source=step, traced=traced)
+    return capture(load(step), dict(arguments or {}), source=step, variant=variant)

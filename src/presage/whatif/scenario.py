@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from presage.capture.variants import Variant
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.check import faults
@@ -23,9 +24,9 @@ __all__ = ["Capture", "Setting", "Source", "applied", "read_otherwise", "source_
 
 
 class Capture(Protocol):
-    """Gives the graph of a step with these arguments; `traced` as its code runs while it is read."""
+    """Gives the graph of a step with these arguments, with changes made around its code."""
 
-    def __call__(self, step: str, arguments: Mapping[str, Any], *, traced: bool = False) -> Graph: ...
+    def __call__(self, step: str, arguments: Mapping[str, Any], *, variant: Variant = ...) -> Graph: ...
 
 
 TOLD = 3  # kinds of ops
@@ -49,7 +50,7 @@ class Source:
     def graph(self) -> Graph:
         key = f"{self.arguments!r} {self.traced}"
         if key not in self.kept:
-            self.kept[key] = self.capture(self.step, self.arguments, traced=self.traced)
+            self.kept[key] = self.capture(self.step, self.arguments, variant=Variant(traced=self.traced))
         return self.kept[key]
 
     def again(self, word: str, value: Any) -> tuple[Graph, Source, float]:
