@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from presage.capture.variants import Variant
+from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import InputError, PresageError
 from presage.files.decoding import decoded, read_checked
 from presage.graph.graph import Graph
@@ -277,7 +277,7 @@ class _Steps:
             raise PresageError(f"no pair {m.name} and no case {case} in the files given")
         return case, {}
 
-    def capture(self, step: str, arguments: Mapping[str, Any], *, variant: Variant = Variant()) -> Graph:
+    def capture(self, step: str, arguments: Mapping[str, Any], *, variant: Variant = AS_WRITTEN) -> Graph:
         from presage.capture import capture, load
 
         changes = {k: v for k, v in arguments.items() if k != "pair"}

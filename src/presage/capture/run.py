@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from presage.capture import pretend, settings
 from presage.capture.calls import Moment
@@ -16,7 +17,7 @@ from presage.capture.nesting import Nested, profiled
 from presage.capture.recorder import Recorder
 from presage.capture.rules import lower
 from presage.capture.variant_hooks import hooked
-from presage.capture.variants import Variant
+from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op
 from presage.usercode import users_line
@@ -32,7 +33,7 @@ def capture(
     *,
     source: str = "",
     warm_up: int = 1,
-    variant: Variant = Variant(),
+    variant: Variant = AS_WRITTEN,
 ) -> Graph:
     """One training step as it would run on an H200.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from presage.errors import PresageError
 
-__all__ = ["NotApplicable", "Variant"]
+__all__ = ["AS_WRITTEN", "NotApplicable", "Variant"]
 
 
 class NotApplicable(PresageError):
@@ -47,3 +47,6 @@ class Variant:
     def changes(self) -> dict[str, Any]:
         """The fields that are not as by default."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+
+AS_WRITTEN = Variant()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.capture.variants import Variant
+from presage.capture.variants import AS_WRITTEN, Variant
 from presage.cli.options import Json
 from presage.cli.output import console, emit, print_answer, print_brief, status
 from presage.errors import PresageError
@@ -75,7 +75,7 @@ def graph_of(step: str, arguments: Sequence[str]) -> Graph:
     return captured(step, parse_arguments(arguments), spinner=True)
 
 
-def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, variant: Variant = Variant()) -> Graph:
+def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, variant: Variant = AS_WRITTEN) -> Graph:
     """The same with the arguments' values."""
     from presage.graph import save
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from presage.capture.variants import Variant
+from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph
@@ -89,7 +89,7 @@ def rank_set_of(
     return rank_set(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
 
-def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, variant: Variant = Variant()) -> Graph:
+def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, variant: Variant = AS_WRITTEN) -> Graph:
     """The graph of FILE.py:FUNCTION, captured with these arguments (which needs torch), or of a saved file.
 
     `variant`: changes made around the code while it is captured.
