@@ -21,58 +21,64 @@ __all__ = ["command"]
 
 Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="For the prior: which GPUs.", autocompletion=complete.gpus),
+    typer.Option("--gpu", metavar="NAME", help="Prior: GPU type.", autocompletion=complete.gpus),
 ]
 Conditions = Annotated[
     str,
     typer.Option(
         "--conditions",
         metavar="NAME",
-        help="For the prior: screened, production or unscreened.",
+        help="Prior: screened, production or unscreened GPUs.",
         autocompletion=complete.one_of(complete.CONDITIONS),
     ),
 ]
 Group = Annotated[
     str | None,
-    typer.Option("--group", metavar="TEXT", help="Of logs of several jobs: the one with this in its name."),
+    typer.Option("--group", metavar="TEXT", help="In logs of several jobs: take the job whose name contains TEXT."),
 ]
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces, tables or logs: see below.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces, tables or logs (see above).")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="NOISE.toml", help="Where to write what was found (docs/noise.md).")
+        Path | None, typer.Option("--out", metavar="NOISE.toml", help="Write the noise file (see docs/noise.md).")
     ] = None,
     gpu: Gpu = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="For the prior: how many.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Prior: number of GPUs.")] = None,
     per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="For the prior (default 8).")
+        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Prior: GPUs per node (default: 8).")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="For the prior: of a step.")
+        float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="Prior: step time, s.")
     ] = None,
     conditions: Conditions = "production",
     kind: Annotated[
-        str, typer.Option("--class", metavar="NAME", help="Of per-GPU times: products, attention, streams, ...")
+        str,
+        typer.Option(
+            "--class",
+            metavar="NAME",
+            help="Per-GPU times: their kernel class (products: GEMM, attention, streams: memory-bound, ...).",
+        ),
     ] = "products",
     collectives: Annotated[
-        str | None, typer.Option("--collectives", metavar="NAME", help="Of traces: tp, dp, ep, ... where all are one.")
+        str | None,
+        typer.Option("--collectives", metavar="NAME", help="Traces: count all collectives as tp, dp, ep, ..."),
     ] = None,
     column: Columns = [],  # noqa: B006
     group: Group = None,
     json: Json = None,
 ) -> None:
-    """How do steps differ? Random effects with ranges, from what you measured, into a file that other commands take.
+    """Fit a noise model to your traces and logs, for the --noise option of other commands.
 
-    Kineto traces of all ranks of a run (or their folder): how far apart GPUs, steps and operations are, by class.
+    Kineto traces of all ranks of a run (or their folder): spread over GPUs, steps and operations, by kernel class.
 
     A table of operations (CSV with dp_rank, stage, step, optype, ...): the same, and the load of microbatches.
 
-    Step times (MLPerf's JSON, Megatron-LM's log, a CSV with a column of seconds): what all GPUs share, drift, stalls.
+    Step times (MLPerf JSON, Megatron-LM log, a CSV with a column of seconds): noise common to all GPUs, drift, stalls.
 
-    Per-GPU times (CSV with a column for the GPU and one for the time): how far apart GPUs are, and how many are slow.
+    Per-GPU times (CSV with a column for the GPU and one for the time): GPU-to-GPU spread, and the share of slow GPUs.
 
-    Several together fill different parts. With --gpu and --gpus the rest is kept from what is usual for such a job.
+    Several files fill different parts. With --gpu and --gpus, the rest is taken from presage's defaults for such a job.
 
     presage fit gpus.csv steps.log --gpu h100_sxm --gpus 1024 --out noise.toml
     """

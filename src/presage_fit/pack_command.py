@@ -15,19 +15,21 @@ if TYPE_CHECKING:
 
 
 def command(
-    packs: Annotated[list[Path], typer.Argument(metavar="PACK...", help="Folders that presage calibrate wrote.")],
+    packs: Annotated[list[Path], typer.Argument(metavar="PACK", help="Folders written by `presage calibrate`.")],
     merge_into: Annotated[
         Path | None,
-        typer.Option("--merge-into", metavar="DIR", help="Write them as one compressed pack into this new folder."),
+        typer.Option(
+            "--merge-into", metavar="DIR", help="Merge the packs into one compressed pack in this new folder."
+        ),
     ] = None,
     json: Json = None,
 ) -> None:
-    """What is in a calibration pack: GPU, software, date, and for each sweep its draws, errors and spread.
+    """Show what is in a calibration pack: GPU, software, date, and for each sweep its draws, errors and spread.
 
-    Spread is how far the repeats of one draw lie apart, largest less smallest over their median.
+    Spread is the range of the repeats of one draw, relative to their median.
 
-    With --merge-into, packs of the same GPU and software become one: rows of all, draws measured twice kept twice,
-    of each small table the newest. One pack alone is checked and compressed.
+    With --merge-into, packs of the same GPU and software become one: all rows, repeated draws kept, and the newest of
+    each small table. A single pack is checked and compressed.
 
     presage pack h200/
 

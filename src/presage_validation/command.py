@@ -42,65 +42,42 @@ Tell = Callable[[str], None]
 
 Kind = Annotated[
     str,
-    typer.Argument(
-        metavar="KIND", help="What to re-prove: " + ", ".join(KINDS) + ".", autocompletion=complete.one_of(KINDS)
-    ),
+    typer.Argument(metavar="KIND", help="What to check (see above).", autocompletion=complete.one_of(KINDS)),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="ROWS.csv", help="Every prediction beside its measurement.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="ROWS.csv", help="Write every prediction with its measurement.")
+]
 
 
 def command(
     kind: Kind,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="The data: files or folders.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="The data: files or folders.")],
     out: Out = None,
     workers: Workers = 1,
     ray: RayAddress = None,
     json: Json = None,
 ) -> None:
-    """Re-prove a claim on a data set of ours or of yours: n, MAPE, geomean, median, p90, max and bias.
+    """Check presage's accuracy on a data set: n, MAPE, geometric mean, median, p90, max and bias of the errors.
 
-    traces PATH...: replay of Kineto runs (a folder whose files are all ranks of one run is one run), of pipeline
-    schedule folders, and of per-operation tables.
+    Kinds and the data they take:
+      traces       PATH...: replay against measured steps
+      capture      WORKLOADS.py TRACES_DIR: captured ops against traced ops
+      workloads    WORKLOADS.py MEASURED.json [TRACES_DIR]: steps from code
+      whatif       PAIRS.py MEASURED...: steps with and without an edit
+      kernels      PATH...: kernels of a pack (held-out shapes) or of tables
+      labels       LABELS.json: float32 models on GPUs never calibrated
+      collectives  TABLE.csv: collectives, with sizes and GPUs left out
+      embeddings   GROUPS.json: groups of embedding tables
+      sharding     PLACEMENTS.json: which measured placement is fastest
+      ranks        WORKLOADS.py RUNS.csv: published multi-GPU runs, from code
+      runs         RUNS.csv: published training runs, from their configs
+      dlrm         RUNS.csv: MLPerf recommendation runs
+      stragglers   TABLE.csv...: step times from tables of operations
+      steps        LOGS...: step times of a run from those of its sister runs
+      temporal     SERIES.json.gz: second half of a kernel series from the first
+      fleet        GPUS.csv...: slow tail of a fleet from 50 of its GPUs
 
-    capture WORKLOADS.py TRACES_DIR: what is captured without a GPU against what a GPU ran, op by op.
-
-    workloads WORKLOADS.py MEASURED.json: GPU active time, step time and peak memory of captured steps against measured.
-    With TRACES_DIR also the step from measured kernel times: without host overheads, with presage's, and with the
-    trace's own.
-
-    whatif PAIRS.py MEASURED...: steps with and without an edit: the time saved in points, the sign, GPU time by itself.
-
-    kernels PATH...: of a calibration pack every kernel family, fitted without the shapes it is scored on; of tables of
-    measured kernel times every shape, on GPUs that were never calibrated too.
-
-    labels LABELS.json: whole float32 transformers on GPUs from P100 to H100; beside them NeuSight's own errors.
-
-    ranks WORKLOADS.py RUNS.csv: the models of published training runs, built, captured and spread over their GPUs: step
-    time and, where it is published, peak memory. Beside them the kernels alone, and with no overlap.
-
-    runs RUNS.csv: every row becomes a job: step time with the efficiencies that ship, with those fitted without the
-    row's source, and with none; peak memory where it is published; and how many runs would be called out of memory.
-
-    dlrm RUNS.csv: MLPerf's DLRM-DCNv2 runs: the step without host time, with it, and what embeddings take of it.
-
-    stragglers TABLE.csv...: random effects fitted to every second step of a per-operation table predict how the other
-    steps are spread: quantiles, W1, CRPS, coverage, KS with its floor, beside drawing every operation by itself.
-
-    steps LOGS...: of every group of sister runs each is left out in turn: quantiles, CRPS, coverage and whole time of
-    the left-out run, beside resampled steps and the best single family; and p95 over p50 with no data at all.
-
-    temporal SERIES.json.gz: p95 and p99 over p50 of the second half of a series, from its first half.
-
-    collectives TABLE.csv: every third size of each curve left out and predicted; every GPU left out; and as shipped.
-
-    embeddings GROUPS.json: groups of tables, fitted on a random half and scored on the other; with rows taken as
-    uniform, and as never repeating; and as shipped.
-
-    sharding PLACEMENTS.json: of each task the placement predicted to be fastest against the one measured to be, beside
-    what simple costs, TorchRec's estimator and the heuristics themselves would pick.
-
-    fleet GPUS.csv...: 200 random sets of 50 GPUs of each table: the 99th percentile and the expected largest of 256 of
-    the others and of the whole fleet; beside a Normal distribution and the 50 as they are.
+    What is fitted and what is left out for each kind: docs/accuracy_overview.md.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
@@ -116,9 +93,9 @@ def _check(kind: str, spread: bool) -> None:
     from presage.errors import PresageError, near
 
     if kind not in KINDS:
-        raise PresageError(f"no accuracy kind {kind!r}: there is {', '.join(KINDS)}{near(kind, KINDS)}")
+        raise PresageError(f"no accuracy kind {kind!r}: choose from {', '.join(KINDS)}{near(kind, KINDS)}")
     if kind in WHOLE and spread:
-        raise PresageError(f"accuracy {kind} is one piece of work: leave --workers and --ray out")
+        raise PresageError(f"accuracy {kind} cannot be spread over processes: omit --workers and --ray")
 
 
 @contextmanager
@@ -314,7 +291,7 @@ def _some(scored: Sequence[Any], skipped: Sequence[Skipped]) -> None:
     from presage.errors import PresageError
 
     if not scored:
-        row, why = (skipped[0].row, skipped[0].reason) if skipped else ("", "there is nothing in it")
+        row, why = (skipped[0].row, skipped[0].reason) if skipped else ("", "it is empty")
         why = why if row in why else f"{row}: {why}"
         raise PresageError(f"nothing could be scored: {why}")
 

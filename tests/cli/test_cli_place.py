@@ -98,13 +98,13 @@ def test_a_file_of_noise_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--speeds", "random:x"), "it should be random:SD or random:SD:SHARE:FACTOR"),
-        (("--speeds", "random:0.1:2:1"), "SHARE are between 0 and 1"),
+        (("--speeds", "random:x"), "should be random:SD or random:SD:SHARE:FACTOR"),
+        (("--speeds", "random:0.1:2:1"), "SHARE should lie in"),
         (("--speeds", "none.csv"), "none.csv: cannot be read"),
-        (("--hot", "x"), "it should be FACTOR or FACTOR@NODE"),
+        (("--hot", "x"), "should be FACTOR or FACTOR@NODE"),
         (("--hot", "1.3@nowhere"), "no node is called nowhere"),
         (("--gpus", "256", "--speeds", "SPEEDS"), "132 speeds, but the job has 256 GPUs"),
-        (("--speeds", "SPEEDS", "--column", "factor"), "it should be KEY=NAME"),
+        (("--speeds", "SPEEDS", "--column", "factor"), "should be KEY=NAME"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(speeds: Path, args: tuple[str, ...], said: str) -> None:

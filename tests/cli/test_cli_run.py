@@ -163,12 +163,12 @@ def test_a_date_is_a_deadline() -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ([], "say how long the run is"),
-        (["--steps", "5", "--tokens", "1T"], "say how long the run is"),
+        ([], "give the length of the run"),
+        (["--steps", "5", "--tokens", "1T"], "give the length of the run"),
         (["--steps", "5", "--deadline", "soon"], "--deadline soon: write 60d"),
         (["--steps", "5", "--deadline", "5x"], "--deadline 5x: write 60d"),
         (["--steps", "5", "--deadline", "2027-13-01"], "--deadline 2027-13-01: write a date"),
-        (["--steps", "5", "--deadline", "2027-01-01", "--start", "2027-01-01"], "it is not after the start"),
+        (["--steps", "5", "--deadline", "2027-01-01", "--start", "2027-01-01"], "should be after the start"),
         (["--steps", "5", "--interval", "0"], "--interval 0"),
         (["--steps", "5", "--interval", "often"], "--interval often: write auto"),
         (["--steps", "5", "--failures", "none"], "no failure rates 'none': there is"),

@@ -56,7 +56,7 @@ def test_mistakes_get_a_sentence(noise: Path) -> None:
         ("compute", "--times", "-1"),
         ("domain", "--domains", "8.5"),
     ):
-        with pytest.raises(PresageError, match=f"{option} {value}: write numbers as"):
+        with pytest.raises(PresageError, match=f"{option} {value}: should be numbers such as"):
             run(kind, JOB, option, value, "--noise", noise)
 
 

@@ -92,8 +92,8 @@ def test_a_step_is_captured_again_with_another_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--suggest", "--apply", "cuda_graph"], "say what to ask"),
-        ([], "say what to ask"),
+        (["--suggest", "--apply", "cuda_graph"], "give the edits"),
+        ([], "give the edits"),
         (["--apply", "cuda_grph"], "near it: cuda_graph"),
         (["--apply", "batch=8"], "a graph alone cannot be captured again"),
         (["--apply", "no_sync"], "no_sync: nothing to change"),

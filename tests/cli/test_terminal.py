@@ -323,13 +323,13 @@ MISUSES = {
     "predict x.py:f --ranks 8 --option bucket=3": "has no option 'bucket': there is bucket_cap_mb",
     "whatif x.py:f --apply fused_adm": "near it: fused_adam",
     "whatif x.py:f --suggest --gpus b20": "no gpu 'b20': did you mean b200",
-    "job train.py": "is code, not a job's file: use presage predict train.py:FUNCTION",
-    f"dlrm {JOB}": "is no recommendation job: use presage job",
+    "job train.py": "is code, not a job file: use presage predict train.py:FUNCTION",
+    f"dlrm {JOB}": "is not a recommendation job: use presage job",
     f"job {JOB} --draws 10 --noise productoin": "did you mean production?",
     f"run {JOB} --steps 10 --failures llama": "did you mean llama3?",
     f"plan {JOB} --gpus 8 --objective costs": "did you mean cost?",
     "accuracy wrkloads x y": "did you mean workloads?",
-    "replay": "say which traces: presage replay rank_*.json.gz, or presage replay demo",
+    "replay": "give the traces: presage replay rank_*.json.gz, or presage replay demo",
 }
 
 

@@ -32,7 +32,7 @@ from presage.cli import (
     whatif,
 )
 from presage.cli.faults import guarded
-from presage.cli.options import Quiet, output_options, with_common_options
+from presage.cli.options import HelpCommand, Quiet, output_options, plain_types, with_common_options
 from presage.cli.plugins import COMMANDS as PLUGINS
 from presage.cli.plugins import load_command
 
@@ -40,40 +40,40 @@ __all__ = ["app", "main"]
 
 FIRST = """\
 To begin:
-  presage trace demo                where a step's time goes, of a trace
-  presage predict train.py:build    how long your step takes, with no GPU here
-  presage examples FOLDER           steps and jobs to start from
+  presage trace demo                see where the time of a recorded step goes
+  presage predict train.py:build    predict your training step (no GPU needed)
+  presage examples FOLDER           copy example steps and jobs to start from
 
-Every command's --help has examples, --install-completion teaches your shell.
-docs/ has a page a question, and one of the terminal.
+Every command's --help has examples; --install-completion sets up your shell.
+See docs/: one page per question, plus terminal tips and a glossary.
 """
-STEP, MANY, TABLES, HARDWARE = "One training step", "Many GPUs", "Embedding tables", "GPUs, data and claims"
+STEP, MANY, TABLES, HARDWARE = "One training step", "Many GPUs", "Embedding tables", "Hardware, data and accuracy"
 LISTING = "presage.listing"  # in a context: commands are listed, not run
 # Panel, name, command (or where its package has it), and what it answers.
 COMMANDS: list[tuple[str, str, Any, str]] = [
-    (STEP, "predict", predict.command, "How long will my training step take, on GPUs that are not here?"),
-    (STEP, "whatif", whatif.command, "Would it help if ...? Edits, predicted before they are made."),
-    (STEP, "graph", graph.command, "What does my step run, and does it fit? FLOPs, bytes, memory."),
-    (STEP, "trace", trace.command, "Where does my step's time go? From profiler traces."),
-    (STEP, "replay", replay.command, "Is a trace understood? And what if parts took other times?"),
-    (MANY, "job", job.command, "A model on so many GPUs: how long, does it fit, at what cost?"),
-    (MANY, "plan", plan.command, "Which parallelism is best? Every legal plan, ranked."),
-    (MANY, "run", run.command, "When will the whole run end? Failures, checkpoints, a deadline."),
-    (MANY, "sensitivity", sensitivity.command, "What makes a step uncertain? Which kernel to make steadier?"),
-    (MANY, "place", place.command, "Which GPU goes where, what does a hot node cost, whom to evict?"),
-    (MANY, "ui", ui.command, "Plan in a browser: turn knobs, compare plans, share a link."),
-    (MANY, "study", study.app, "What on machines that are not built yet?"),
-    (TABLES, "indices", indices.command, "What does index data tell of embedding tables?"),
-    (TABLES, "shard", shard.command, "Which rank should hold which embedding table?"),
-    (TABLES, "dlrm", dlrm.command, "How long is a step of this recommendation job?"),
-    (HARDWARE, "examples", examples.command, "What is there to run and to start from?"),
-    (HARDWARE, "gpus", gpus.command, "Which GPUs are known, and who says so?"),
-    (HARDWARE, "platforms", platforms.command, "Which machines with many GPUs are known?"),
-    (HARDWARE, "calibrate", calibrate.command, "Measure this machine's GPU into a pack, for predictions."),
-    (HARDWARE, "measure", measure.command, "Run a step on this machine's GPU, beside its prediction."),
-    (HARDWARE, "pack", PLUGINS["pack"], "What is in a calibration pack?"),
-    (HARDWARE, "fit", PLUGINS["fit"], "How do steps differ? A noise file from your traces and logs."),
-    (HARDWARE, "accuracy", PLUGINS["accuracy"], "Is a claim of presage's true? Prove it again, on your data too."),
+    (STEP, "predict", predict.command, "Predict the time and memory of a training step on a GPU you do not have"),
+    (STEP, "whatif", whatif.command, "Predict the effect of edits: bf16, CUDA graphs, another batch or GPU, ..."),
+    (STEP, "graph", graph.command, "List what a step runs: ops, FLOPs, bytes, memory, by module"),
+    (STEP, "trace", trace.command, "Explain where the time of a step goes, from profiler traces"),
+    (STEP, "replay", replay.command, "Re-simulate a trace, then change kernel or CPU times"),
+    (MANY, "job", job.command, "Predict a job on many GPUs: step time, memory, days, cost"),
+    (MANY, "plan", plan.command, "Find the best parallelism: every legal plan, ranked"),
+    (MANY, "run", run.command, "Predict when a whole run ends: failures, checkpoints, a deadline"),
+    (MANY, "sensitivity", sensitivity.command, "Rank what the p95 step time depends on most"),
+    (MANY, "place", place.command, "Place slow GPUs where they hurt least; cost of a hot node; whom to evict"),
+    (MANY, "ui", ui.command, "Plan in a browser: change settings, compare plans, share a link"),
+    (MANY, "study", study.app, "Explore hardware that does not exist yet"),
+    (TABLES, "indices", indices.command, "Summarise embedding lookups: pooling, reuse, skew"),
+    (TABLES, "shard", shard.command, "Shard embedding tables over GPUs"),
+    (TABLES, "dlrm", dlrm.command, "Predict a step of a recommendation (DLRM) job"),
+    (HARDWARE, "examples", examples.command, "List or copy the example steps, jobs and tables"),
+    (HARDWARE, "gpus", gpus.command, "List known GPUs, with the source of every figure"),
+    (HARDWARE, "platforms", platforms.command, "List known platforms: GPUs, links, collective bandwidths"),
+    (HARDWARE, "calibrate", calibrate.command, "Measure this machine's GPU into a calibration pack"),
+    (HARDWARE, "measure", measure.command, "Run a step on this machine's GPU and compare with its prediction"),
+    (HARDWARE, "pack", PLUGINS["pack"], "Show or merge calibration packs"),
+    (HARDWARE, "fit", PLUGINS["fit"], "Fit a noise model to your traces and logs"),
+    (HARDWARE, "accuracy", PLUGINS["accuracy"], "Check presage's accuracy, on its data or yours"),
 ]  # fmt: skip
 
 
@@ -90,18 +90,21 @@ class _Group(TyperGroup):
             return placeholder
         only = typer.Typer()
         panel, question = next((p, q) for p, name, _, q in COMMANDS if name == cmd_name)
-        only.command(cmd_name, short_help=question, rich_help_panel=panel)(with_common_options(load_command(cmd_name)))
+        only.command(cmd_name, cls=HelpCommand, short_help=question, rich_help_panel=panel)(
+            with_common_options(load_command(cmd_name))
+        )
         return typer.main.get_group(only).commands[cmd_name]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         ctx.meta[LISTING] = True
-        super().format_help(ctx, formatter)
+        with plain_types(self.get_params(ctx)):
+            super().format_help(ctx, formatter)
 
 
 app = typer.Typer(
     name="presage",
     cls=_Group,
-    help="How long machine-learning training will take, and how sure you can be, before you train.",
+    help="Predict how long ML training will take, and how certain that is, before you train.",
     epilog=FIRST,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -121,7 +124,7 @@ def _register() -> None:
         elif isinstance(command, str):
             app.command(name, short_help=question, rich_help_panel=panel)(lambda: None)
         else:
-            app.command(name, short_help=question, rich_help_panel=panel)(with_common_options(command))
+            app.command(name, cls=HelpCommand, short_help=question, rich_help_panel=panel)(with_common_options(command))
 
 
 _register()
@@ -139,7 +142,7 @@ def _version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     quiet: Quiet = False,
-    _debug: Annotated[bool, typer.Option("--debug", help="Show where presage failed, if it does.")] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show a traceback if presage fails.")] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -148,7 +151,7 @@ def _options(
 
 
 def main() -> None:
-    """Run; a mistake of the user's ends with one sentence and exit code 2, never with a traceback."""
+    """Run the command line; a user error ends with one sentence and exit code 2, never with a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no UTF-8

@@ -1,4 +1,4 @@
-"""`presage dlrm`: how long a step of a recommendation job will take on its ranks."""
+"""`presage dlrm`: a step of a recommendation job on its ranks."""
 
 from __future__ import annotations
 
@@ -23,33 +23,46 @@ MS = 1e3
 
 
 def command(
-    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job: see docs/sharding.md.")],
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", min=1, help="Instead of the job's.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", metavar="B", min=1, help="Instead of the job's.")] = None,
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file (see docs/sharding.md).")],
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", min=1, help="Number of GPUs (overrides the file).")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="B", min=1, help="Global batch (overrides the file).")
+    ] = None,
     platform: Annotated[
         str | None,
-        typer.Option("--platform", metavar="NAME", help="Instead of the job's.", autocompletion=complete.platforms),
+        typer.Option(
+            "--platform", metavar="NAME", help="Platform (overrides the file).", autocompletion=complete.platforms
+        ),
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option("--plan", metavar="PLAN", help="auto, a heuristic's name, or a .json file; instead of the job's."),
+        typer.Option(
+            "--plan",
+            metavar="PLAN",
+            help="Sharding plan: auto, a heuristic's name or a .json file (overrides the file).",
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="To search at most.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.0, help="Time limit of the search, s.")
+    ] = 20.0,
     draws: Annotated[
         int,
         typer.Option(
-            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the spread of the step time."
+            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the interval of the step time."
         ),
     ] = 200,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the plan.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the sharding plan.")] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline for Perfetto.")
+        Path | None,
+        typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline as a Perfetto trace."),
     ] = None,
     json: Json = None,
 ) -> None:
-    """How long will a step of this recommendation job take? Embedding tables sharded, dense layers data-parallel.
+    """Predict a step of a recommendation (DLRM) job: sharded embedding tables, data-parallel dense layers.
 
-    Every rank has its own lookups; indices, pooled rows and gradients go all to all; all ranks through one engine.
+    Every rank has its own lookups; indices, pooled rows and gradients are exchanged by all-to-all.
 
     presage dlrm examples/dlrm/criteo.toml
 
@@ -61,7 +74,7 @@ def command(
     from presage.hardware.facts import load
 
     if "model" in load(job):
-        raise InputError(job, f"is no recommendation job: use presage job {job}")
+        raise InputError(job, f"is not a recommendation job: use presage job {job}")
     given = {"ranks": ranks, "batch": batch, "platform": platform, "plan": plan}
     asked = replace(read_job(job), **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     with search_bar() as tell:

@@ -1,4 +1,4 @@
-"""`presage examples`: the steps, jobs and tables that ship with presage, to run and to start from."""
+"""`presage examples`: the steps, jobs and tables that ship with presage."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["command"]
 
 def command(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="Copy them here; files that are there are kept.")
+        Path | None, typer.Argument(metavar="FOLDER", help="Copy the examples here; existing files are kept.")
     ] = None,
     json: Json = None,
 ) -> None:
-    """Which examples are there to run and to start from? With a FOLDER: copy them into it.
+    """List the examples that ship with presage; with FOLDER, copy them into it.
 
     presage examples
 
@@ -37,7 +37,7 @@ def command(
         console().print(_table(found))
         if folder:
             console().print(
-                f"\n{len(new)} files copied to {folder}, {len(found) - len(new)} were there", soft_wrap=True
+                f"\n{len(new)} files copied to {folder}, {len(found) - len(new)} existed already", soft_wrap=True
             )
 
 

@@ -105,10 +105,12 @@ def _lowered(text: str) -> str:
 
 
 def _example(context: Any) -> str:
-    """The first that the command's help has."""
-    lines = (line.strip() for line in ((context and context.command.help) or "").splitlines())
-    found = next((line for line in lines if line.startswith(f"{context.command_path} ")), "")
-    return f", as in: {found}".replace("\\[", "[") if found else ""
+    """The first example of the command's help."""
+    from rich.markup import render
+
+    lines = (line.strip() for line in render((context and context.command.help) or "").plain.splitlines())
+    example = next((line for line in lines if line.startswith(f"{context.command_path} ")), "")
+    return f", as in: {example}" if example else ""
 
 
 def _near_option(context: Any, name: str, like: Sequence[str]) -> str:

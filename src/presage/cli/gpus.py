@@ -1,4 +1,4 @@
-"""`presage gpus`: which GPUs are known, and who says so."""
+"""`presage gpus`: the known GPUs and the sources of their figures."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
-            help="One GPU, by its name here or its driver's; or a .toml file.",
+            metavar="NAME",
+            help="One GPU, by presage's name or the driver's, or a .toml file.",
             autocompletion=complete.gpus,
         ),
     ] = None,
     json: Json = None,
 ) -> None:
-    """The GPUs presage knows, with the source and date of every figure.
+    """List the GPUs presage knows, with the source and date of every figure.
 
-    A GPU is a TOML file: give the path of yours to check it, and to --gpu to predict with it. A calibration pack of the
-    GPU (presage calibrate) makes predictions closer.
+    A GPU is a TOML file: give its path here to check yours, and to --gpu to predict for it. A calibration pack of the
+    GPU (`presage calibrate`) makes predictions more accurate.
 
     presage gpus
 

@@ -1,4 +1,4 @@
-"""`presage graph`: what a training step runs, module by module, without running it."""
+"""`presage graph`: the ops, FLOPs, bytes and memory of a training step, without running it."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ Step = Annotated[
     typer.Argument(
         metavar="FILE.py:FUNCTION",
         help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
-        "Or a graph saved with presage graph --out.",
+        "Or a graph saved by `presage graph --out`.",
     ),
 ]
 Arguments = Annotated[
     list[str],
-    typer.Option("--arg", metavar="K=V", help="An argument of FUNCTION: a number, true, false, text, or a JSON list."),
+    typer.Option(
+        "--arg", metavar="K=V", help="Argument of FUNCTION: a number, true, false, text, or a JSON list (repeatable)."
+    ),
 ]
 
 
 def command(
     step: Step,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
-    depth: Annotated[int, typer.Option("--depth", min=1, help="How deep to list modules.")] = 2,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.presage", help="Save the graph.")] = None,
+    depth: Annotated[int, typer.Option("--depth", metavar="N", min=1, help="Module depth to list.")] = 2,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.presage", help="Save the graph to a file.")] = None,
     diff: Annotated[
         str | None,
-        typer.Option("--diff", metavar="OTHER.presage", help="Say what changed from OTHER to this graph."),
+        typer.Option("--diff", metavar="OTHER.presage", help="Show what changed from OTHER to this graph."),
     ] = None,
     json: Json = None,
 ) -> None:
-    """What one training step runs: ops, FLOPs, bytes, parameters and activations, by module, phase and family.
+    """List what one training step runs: ops, FLOPs, bytes, parameters and activations, by module, phase and family.
 
-    No GPU is needed and no weights are made. FLOPs count matrix multiplies, convolutions and attention, two per
-    multiply-add. Bytes are the least that has to move: each input once, each output once. Activations are what the
-    forward leaves in memory for the backward.
+    Needs no GPU and allocates no weights. FLOPs count GEMMs, convolutions and attention, two per multiply-add. Bytes
+    are the minimum traffic: each input read once, each output written once. Activations are the tensors that the
+    forward pass keeps for the backward pass.
 
     presage graph train.py:build --arg batch=8 --arg 'sizes=[64, 32]' --depth 3
 

@@ -1,4 +1,4 @@
-"""`presage indices`: what index data tells of embedding tables."""
+"""`presage indices`: statistics of embedding lookups."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from presage.cli.output import console, emit, print_brief, status
 
 def command(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Index data: .npy, .npz, .pt, .parquet, or those with .gz.")
+        list[Path], typer.Argument(metavar="FILE", help="Index data: .npy, .npz, .pt or .parquet, also with .gz.")
     ],
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Count in the first so many samples. [default: all]")
+        int | None, typer.Option("--batch", metavar="N", min=1, help="Count only the first N samples (default: all).")
     ] = None,
-    dim: Annotated[int, typer.Option("--dim", min=1, help="Columns of the tables, which indices do not tell.")] = 128,
+    dim: Annotated[int, typer.Option("--dim", metavar="N", min=1, help="Embedding dimension of the tables.")] = 128,
     dtype: Annotated[
-        str, typer.Option("--dtype", help="Type of the weights: float32, float16 or bfloat16.")
+        str, typer.Option("--dtype", metavar="NAME", help="Data type of the weights: float32, float16 or bfloat16.")
     ] = "float32",
     rows: Annotated[
-        int | None, typer.Option("--rows", min=1, help="Rows of each table. [default: its largest index and one]")
+        int | None,
+        typer.Option("--rows", metavar="N", min=1, help="Rows of each table (default: its largest index + 1)."),
     ] = None,
     json: Json = None,
 ) -> None:
-    """What index data tells of embedding tables: pooling, distinct rows, how often rows are used, the skew that fits.
+    """Summarise the lookups of embedding tables: pooling factor, distinct rows, reuse, fitted skew.
 
-    A file has indices with offsets or lengths of all tables (as dlrm_datasets), or of each by name, or arrays [samples,
-    lookups]. The JSON is what `presage shard` takes.
+    A file has indices with offsets or lengths of all tables (as dlrm_datasets does), or of each table by name, or
+    arrays [samples, lookups]. `presage shard` reads the JSON.
 
     presage indices day_0.npz --batch 65536 --json tables.json
     """
@@ -43,7 +44,7 @@ def command(
     from presage.report.embedding_tables import counted_table
 
     if dtype not in WIDTHS:
-        raise PresageError(f"dtype {dtype!r}: there is {', '.join(WIDTHS)}")
+        raise PresageError(f"--dtype {dtype}: choose from {', '.join(WIDTHS)}")
     with status("reading indices"):
         found = [bags for file in files for bags in read_indices(file)]
         samples = min((len(b.lengths) for b in found), default=0)

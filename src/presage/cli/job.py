@@ -1,4 +1,4 @@
-"""`presage job`: how long a step of a transformer's training will take on many GPUs, from its config."""
+"""`presage job`: step time, memory and cost of a transformer training job, from its config."""
 
 from __future__ import annotations
 
@@ -27,28 +27,32 @@ GLANCE = 4_000  # draws
 # What makes microbatches differ.
 Lengths = Annotated[
     Path | None,
-    typer.Option("--lengths", metavar="FILE", help="Tokens of documents, one a line: microbatches differ by them."),
+    typer.Option(
+        "--lengths", metavar="FILE", help="Document lengths in tokens, one per line: makes microbatches differ."
+    ),
 ]
 Packed = Annotated[
-    bool, typer.Option("--packed/--padded", help="Documents one after the other in a sequence, or one in each.")
+    bool, typer.Option("--packed/--padded", help="Pack documents into sequences (--padded: one per sequence).")
 ]
 Skew = Annotated[
     float | None,
-    typer.Option("--expert-skew", metavar="S", min=0, help="Experts are as popular as exp(S x normal): 0.3 is mild."),
+    typer.Option("--expert-skew", metavar="S", min=0, help="Log-normal sigma of expert load (0.3 is mild imbalance)."),
 ]
 
 
 Tokens = Annotated[
-    str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T: days, energy and cost of it.")
+    str | None, typer.Option("--tokens", metavar="N", help="Tokens to train on, e.g. 15T: adds days, energy and cost.")
 ]
 Pue = Annotated[
     float | None,
-    typer.Option("--pue", metavar="X", help="Watts of the building for each of its GPUs' (default 1)."),
+    typer.Option("--pue", metavar="X", help="Power usage effectiveness: facility W per GPU W (default: 1.0)."),
 ]
 Flops = Annotated[
     str | None,
     typer.Option(
-        "--flops", metavar="NAME", help="How FLOPs are counted: '6N + causal attention', 'full attention', '6N'."
+        "--flops",
+        metavar="NAME",
+        help="FLOPs convention of MFU: '6N + causal attention' (default), 'full attention' or '6N'.",
     ),
 ]
 
@@ -59,15 +63,16 @@ def command(
     change: Change = [],  # noqa: B006
     tokens: Tokens = None,
     price: Annotated[
-        float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour, in any currency.")
+        float | None, typer.Option("--price", metavar="P", help="Price per GPU-hour, in any currency.")
     ] = None,
     power: Annotated[
-        float | None, typer.Option("--power", metavar="W", help="That a GPU draws at work (default: its limit).")
+        float | None, typer.Option("--power", metavar="W", help="Average power per GPU under load, W (default: TDP).")
     ] = None,
     pue: Pue = None,
     flops: Flops = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages for Perfetto.")
+        Path | None,
+        typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages as a Perfetto trace."),
     ] = None,
     draws: Draws = 0,
     lengths: Lengths = None,
@@ -80,7 +85,7 @@ def command(
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """How long will a step of this job take, does it fit, and what will the training cost? From a config, with no GPU.
+    """Predict a training job from its config: step time, memory, and with --tokens the days, energy and cost.
 
     presage job examples/jobs/llama3.1-405b.toml --tokens 15T --price 2.5
 
@@ -113,7 +118,7 @@ def _page(found: JobResult, how_sure: StepDistribution | None, tokens: float | N
 
 
 def _glance(found: JobResult, seed: int) -> StepDistribution:
-    """Draws for a page, where none were asked for: fewer, and without the intervals, which take longest."""
+    """A quick distribution for a report without --draws: fewer draws, no confidence intervals."""
     from presage.prediction.draws import guarantee, step_model
     from presage.prediction.draws.distribution import StepDistribution, belief_of
 
@@ -145,7 +150,7 @@ def _sure(
 
 
 def _drawn(found: JobResult, how_sure: StepDistribution) -> dict[str, Any]:
-    """Keys of the JSON that draws change or add."""
+    """Keys of the JSON that --draws changes or adds."""
     told = how_sure.to_json()
     step = {name: e["value"] for name, e in told["step_ms"].items()}
     return {"step_ms": step | {"point": found.seconds * 1e3}, "distribution": told}
@@ -154,12 +159,12 @@ def _drawn(found: JobResult, how_sure: StepDistribution) -> dict[str, Any]:
 def overrides_from_options(
     job: Path, gpus: int | None, change: list[str], terms: dict[str, float | None]
 ) -> dict[str, Any]:
-    """What options say instead of the job's file."""
+    """Overrides of the job file that options give."""
     from presage.configs.overrides import overrides
     from presage.hardware.facts import load
 
     if job.suffix == ".py":
-        raise InputError(job, f"is code, not a job's file: use presage predict {job}:FUNCTION")
+        raise InputError(job, f"is code, not a job file: use presage predict {job}:FUNCTION")
     table = load(job)
     if "embeddings" in table:
         raise InputError(job, f"is a recommendation job: use presage dlrm {job}")
@@ -171,7 +176,7 @@ def overrides_from_options(
 
 
 def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
-    """The job of a file, with what options say instead."""
+    """The job of a file, with the overrides that options give."""
     from presage.configs.job_file import read_transformer_job
 
     return read_transformer_job(path, overrides_from_options(path, gpus, change, {}))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from presage.cli import complete
 from presage.errors import PresageError
@@ -24,9 +25,7 @@ from presage.files.finite import finite
 OUTPUT = "Output"
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", metavar="", help="Print only the answer: no tables, notes or progress.", rich_help_panel=OUTPUT
-    ),
+    typer.Option("--quiet", "-q", help="Print only the answer: no tables, notes or progress.", rich_help_panel=OUTPUT),
 ]
 Json = Annotated[
     str | None,
@@ -64,15 +63,15 @@ Plot = Annotated[
 Traces = Annotated[
     list[Path],
     typer.Argument(
-        metavar="TRACE...", help="Kineto traces (.json, .json.gz) of one run, the folder they are in, or 'demo'."
+        metavar="TRACE", help="Kineto traces (.json, .json.gz) of one run, the folder they are in, or 'demo'."
     ),
 ]
 Ignore = Annotated[
     list[str],
     typer.Option("--ignore", metavar="CATEGORY", help="Leave out trace events of this category (repeatable)."),
 ]
-Partial = Annotated[bool, typer.Option("--partial", metavar="", help="Accept a run with ranks missing.")]
-CpuOnly = Annotated[bool, typer.Option("--cpu-only", metavar="", help="Accept traces without GPU events.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Accept a run with ranks missing.")]
+CpuOnly = Annotated[bool, typer.Option("--cpu-only", help="Accept traces without GPU events.")]
 Draws = Annotated[
     int,
     typer.Option(
@@ -179,11 +178,41 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+class HelpCommand(TyperCommand):
+    """A command whose help shows metavars only where they say something."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with plain_types(self.get_params(ctx)):
+            super().format_help(ctx, formatter)
+
+
+def _no_type(ctx: Any) -> None:
+    """No type in the help."""
+
+
+@contextmanager
+def plain_types(params: list[Any]) -> Iterator[None]:
+    """Help without `<bool>` for flags, types of arguments, ranges of numbers and a column of negative flags."""
+    negative = {id(p): p.secondary_opts for p in params}
+    for p in params:
+        if p.param_type_name == "argument":
+            p.display_type_rich = _no_type
+        elif p.is_flag:
+            p.metavar, p.secondary_opts = "", []
+            p.show_default = False
+        p._get_number_range_help_str = lambda: None
+    try:
+        yield
+    finally:
+        for p in params:
+            p.secondary_opts = negative[id(p)]
+
+
 def help_text(command: Callable[..., Any]) -> str:
     """A docstring as --help shows it: each paragraph on one line, examples under a heading, no Rich markup."""
-    paragraphs = [" ".join(p.split()) for p in inspect.cleandoc(command.__doc__ or "").split("\n\n")]
+    blocks = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    paragraphs = [block if "\n  " in block else " ".join(block.split()) for block in blocks]  # lists keep their lines
+    paragraphs = [p.replace("[", r"\[") for p in paragraphs]
     text = [p for p in paragraphs if not p.startswith("presage ")]
-    examples = [f"  {p}" for p in paragraphs if p.startswith("presage ")]
-    if examples:
-        text.append("\n".join(["Examples:", *examples]))
-    return "\n\n".join(text).replace("[", r"\[")
+    examples = [f"[not dim]  {p}[/]" for p in paragraphs if p.startswith("presage ")]
+    return "\n\n".join([*text, "\n".join(["Examples:", *examples])] if examples else text)

@@ -1,4 +1,4 @@
-"""`presage place`: which GPU goes where, what a hot node costs, whom to evict."""
+"""`presage place`: which GPU goes where, the cost of a hot node, which nodes to evict."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ SLOWEST = 1e6  # times as long as a usual GPU
 
 Speeds = Annotated[
     str,
-    typer.Option("--speeds", metavar="CSV|random:SD[:SHARE:FACTOR]", help="Of GPUs by rank, spares last; or drawn."),
+    typer.Option(
+        "--speeds",
+        metavar="CSV|random:...",
+        help=r"GPU speeds: a CSV by rank, spares last; or drawn: random:SD\[:SHARE:FACTOR].",
+    ),
 ]
 HotOption = Annotated[
     str | None,
-    typer.Option("--hot", metavar="FACTOR[@NODE]", help="What if one node's compute took FACTOR as long?"),
+    typer.Option("--hot", metavar="FACTOR[@NODE]", help="Cost of one node whose compute takes FACTOR times as long."),
 ]
 AnyNode = Annotated[
-    bool, typer.Option("--any-node", help="Tensor-parallel groups may span nodes (default: they do not).")
+    bool, typer.Option("--any-node", help="Let tensor-parallel groups span nodes (default: they do not).")
 ]
 Spares = Annotated[
-    int, typer.Option("--spares", metavar="N", min=0, max=1_000_000, help="Spare GPUs of a drawn fleet.")
+    int, typer.Option("--spares", metavar="N", min=0, max=1_000_000, help="Spare GPUs of a randomly drawn fleet.")
 ]
 
 
@@ -46,7 +50,7 @@ def command(
     hot: HotOption = None,
     any_node: AnyNode = False,
     spares: Spares = 0,
-    evict: Annotated[int, typer.Option("--evict", metavar="N", min=0, help="Nodes to evict, at most.")] = 5,
+    evict: Annotated[int, typer.Option("--evict", metavar="N", min=0, help="Most nodes to evict.")] = 5,
     randoms: Annotated[
         int, typer.Option("--randoms", metavar="N", min=2, max=10_000, help="Random placements to compare with.")
     ] = 40,
@@ -56,15 +60,15 @@ def command(
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="PLACEMENT.csv", help="Write who goes where in the best placement.")
+        Path | None, typer.Option("--out", metavar="PLACEMENT.csv", help="Write the best placement.")
     ] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """Which GPU goes where, so that slow ones hurt least? What does a hot node cost, and whom should I evict?
+    """Place GPUs of different speed so that slow ones hurt least; the cost of a hot node; which nodes to evict.
 
-    The CSV has a row for each GPU: its name (gpu, uuid or rank), its node, and a time (factor, time, perf: larger is
-    slower) or a speed (speed, tflops: larger is faster); --column says which is the gpu, node, rank, time or speed.
+    The CSV has one row per GPU: its name (gpu, uuid or rank), its node, and a time (factor, time, perf: larger is
+    slower) or a speed (speed, tflops: larger is faster). --column names the columns that are called otherwise.
 
     presage place examples/jobs/llama3.1-405b.toml --speeds random:0.02:0.002:1.15 --hot 1.3
 
@@ -127,9 +131,9 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
         sd, *few = (float(x) for x in numbers.split(":"))
         share, factor = few or (0.0, 1.0)
     except ValueError:
-        raise PresageError(f"--speeds {speeds}: it should be random:SD or random:SD:SHARE:FACTOR") from None
+        raise PresageError(f"--speeds {speeds}: should be random:SD or random:SD:SHARE:FACTOR") from None
     if not (0 <= sd < 1 and 0 <= share <= 1 and 0 < factor < SLOWEST):
-        raise PresageError(f"--speeds {speeds}: SD and SHARE are between 0 and 1, FACTOR above 0 and below {SLOWEST:g}")
+        raise PresageError(f"--speeds {speeds}: SD and SHARE should lie in [0, 1], FACTOR in (0, {SLOWEST:g})")
     return drawn_fleet(gpus, node, sd, RandomStreams(seed)("fleet"), share, factor)
 
 
@@ -145,7 +149,7 @@ def _hot(text: str | None) -> tuple[float, str]:
     except ValueError:
         factor = 0.0
     if not 0 < factor < SLOWEST:
-        raise PresageError(f"--hot {text}: it should be FACTOR or FACTOR@NODE, such as 1.3@node7")
+        raise PresageError(f"--hot {text}: should be FACTOR or FACTOR@NODE, such as 1.3@node7")
     return factor, node
 
 

@@ -1,4 +1,4 @@
-"""`presage plan`: the best way to lay a training job out over GPUs."""
+"""`presage plan`: the best parallelism for a training job."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ MS = 1e3
 
 Keep = Annotated[
     list[str],
-    typer.Option("--keep", metavar="KNOB=VALUE,...", help="Hold knobs fast: tp=8,recompute=none; repeatable."),
+    typer.Option("--keep", metavar="KNOB=VALUE,...", help="Fix knobs, e.g. tp=8,recompute=none (repeatable)."),
 ]
 Objective = Annotated[
     str,
     typer.Option(
         "--objective",
+        metavar="NAME",
         autocompletion=complete.one_of(complete.OBJECTIVES),
-        help="mean: the shortest step; cost: the fewest GPU-seconds a step; p95: what 19 of 20 steps take at most.",
+        help="Minimise the mean step time (mean), GPU-seconds per step (cost) or p95 step time (p95).",
     ),
 ]
 
@@ -41,30 +42,31 @@ Objective = Annotated[
 def command(
     job: JobFile,
     gpus: Annotated[
-        str, typer.Option("--gpus", metavar="N[,N...]", help="GPUs to use; of several numbers the best is found.")
+        str, typer.Option("--gpus", metavar="N[,N...]", help="Number of GPUs; with several, the best is chosen.")
     ],
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to list.")] = 10,
     micro_batch: Annotated[
-        list[int], typer.Option("--micro-batch", metavar="N", min=1, help="Only these; repeatable.")
+        list[int],
+        typer.Option("--micro-batch", metavar="N", min=1, help="Allow only this microbatch size (repeatable)."),
     ] = [],  # noqa: B006
     keep: Keep = [],  # noqa: B006
     change: Change = [],  # noqa: B006
     objective: Objective = "mean",
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Price at most so many plans.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Evaluate at most N plans.")] = None,
     workers: Workers = 1,
     ray: RayAddress = None,
     noise: NoiseFile = None,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.toml", help="Write the best plan's job.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PLAN.toml", help="Write the best plan as a job file.")
+    ] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """The best way to lay a job out over GPUs: every legal plan, those that fit in memory, ranked and explained.
+    """Find the best parallelism for a job: every legal plan that fits in memory, ranked and explained.
 
-    A plan keeps the model, the batch, the sequence and the software; it chooses tensor, pipeline, context and expert
-    parallelism, the schedule, the size of a microbatch, what is sharded and what is computed again.
+    A plan keeps the model, global batch, sequence length and software. It chooses tensor, pipeline, context and expert
+    parallelism, the pipeline schedule, the microbatch size, the sharding and the recomputation.
 
     presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --workers 2
 
@@ -98,7 +100,7 @@ def _page(job: Job, found: SearchResult) -> Page:
 
 
 def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
-    """The job as its file has it, and what it says of the cluster."""
+    """The job of a file, and the [cluster] table of that file."""
     from presage.cli.job import overrides_from_options
     from presage.configs.job_file import read_transformer_job
     from presage.hardware.facts import load
@@ -113,7 +115,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return sorted({int(part.replace("_", "")) for part in text.split(",")})
     except ValueError:
-        raise PresageError(f"--gpus {text}: it should be a number of GPUs, or several: 1024,2048") from None
+        raise PresageError(f"--gpus {text}: should be a number of GPUs, or several such as 1024,2048") from None
 
 
 def _write(best: Job, cluster: dict[str, Any], source: Path, path: Path) -> None:
@@ -127,7 +129,7 @@ def _write(best: Job, cluster: dict[str, Any], source: Path, path: Path) -> None
 
 @contextmanager
 def _bar() -> Iterator[Callable[[SearchProgress], None]]:
-    """Progress, plans a second and the best step so far, on a terminal."""
+    """A progress bar with plans per second and the best step so far."""
     import time
 
     begun = time.perf_counter()

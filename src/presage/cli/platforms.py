@@ -1,4 +1,4 @@
-"""`presage platforms`: which machines with many GPUs are known, and what collectives take on them."""
+"""`presage platforms`: the known multi-GPU machines and their collective bandwidths."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
-            help="One platform, by its name here; or a .toml file.",
+            metavar="NAME",
+            help="One platform, by name, or a .toml file.",
             autocompletion=complete.platforms,
         ),
     ] = None,
     json: Json = None,
 ) -> None:
-    """The platforms presage knows: GPUs, the links between them with their sources, and predicted bus bandwidths.
+    """List the platforms presage knows: GPUs, links with their sources, and predicted bus bandwidths.
 
-    A platform is a TOML file: give the path of yours to check it.
+    A platform is a TOML file: give its path here to check yours.
 
     presage platforms
 

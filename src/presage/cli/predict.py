@@ -1,4 +1,4 @@
-"""`presage predict`: how long a training step will take on GPUs that are not here."""
+"""`presage predict`: time and memory of a training step, from its code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(
         typer.Option(
             "--gpu",
             metavar="NAME",
-            help="The GPU to predict for (presage gpus), or the folder of a calibration pack; h200 if nothing is said.",
+            help="GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200).",
             autocompletion=complete.gpus,
         ),
     ] = None,
@@ -54,26 +54,28 @@ def command(
     draws: Annotated[
         int,
         typer.Option(
-            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the spread of the step time."
+            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the interval of the step time."
         ),
     ] = 200,
     steps: Annotated[
         int,
-        typer.Option("--steps", metavar="N", min=2, max=1000, help="Steps a run has; the first two are not counted."),
+        typer.Option(
+            "--steps", metavar="N", min=2, max=1000, help="Steps per run, of which the first two are warm-up."
+        ),
     ] = 8,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline for Perfetto.")
+        Path | None,
+        typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline as a Perfetto trace."),
     ] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """How long will this training step take, and how sure is that? No GPU is needed and no weights are made.
+    """Predict the time and memory of a training step. Needs no GPU and allocates no weights.
 
-    The step time is that of a run on a machine of this kind: its host may be faster or slower than usual, so it comes
-    with the range that nine runs of ten lie in.
+    The step time comes with a 90% interval, because hosts and GPUs of one kind differ from machine to machine.
 
-    Many ranks: the step that FUNCTION builds is one rank's, as on one GPU (the batch is the rank's own); the strategy
-    makes of it what each rank runs.
+    With several ranks, FUNCTION builds the step of one rank as on a single GPU (with the batch of that rank), and
+    --strategy turns it into what each rank runs.
 
     presage predict train.py:build --arg batch=8 --gpu h200
 

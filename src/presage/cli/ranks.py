@@ -1,4 +1,4 @@
-"""What `presage predict` is told about many ranks."""
+"""Options of `presage predict` for several ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Asked", "Options", "PlatformName", "RankCount", "RankSpecs", "Strate
 
 RankCount = Annotated[
     int | None,
-    typer.Option("--ranks", metavar="N", min=1, help="Train on so many ranks (default: all GPUs of one node)."),
+    typer.Option("--ranks", metavar="N", min=1, help="Number of ranks (default: all GPUs of one node)."),
 ]
 StrategyName = Annotated[
     str | None,
     typer.Option(
         "--strategy",
         metavar="NAME",
-        help="ddp (the default), fsdp, zero1, zero2, zero3 or tp.",
+        help="Parallel strategy: ddp (default), fsdp, zero1, zero2, zero3 or tp.",
         autocompletion=complete.one_of(complete.STRATEGIES),
     ),
 ]
@@ -35,24 +35,25 @@ PlatformName = Annotated[
     typer.Option(
         "--platform",
         metavar="NAME",
-        help="The machines of the ranks (presage platforms), or a .toml file.",
+        help="Platform the ranks run on (see `presage platforms`), or a .toml file.",
         autocompletion=complete.platforms,
     ),
 ]
 Tensor = Annotated[
-    int, typer.Option("--tensor", metavar="N", min=1, help="Ranks that share each layer; the others share the data.")
+    int,
+    typer.Option("--tensor", metavar="N", min=1, help="Tensor-parallel size; the remaining ranks are data-parallel."),
 ]
 Options = Annotated[
     list[str],
-    typer.Option("--option", metavar="K=V", help="An option of the strategy, such as bucket_cap_mb=50; repeatable."),
+    typer.Option("--option", metavar="K=V", help="Option of the strategy, e.g. bucket_cap_mb=50 (repeatable)."),
 ]
 RankSpecs = Annotated[
     list[str],
     typer.Option(
         "--rank",
         metavar="R:K=V,...",
-        help="A rank that differs, or several (2-5): speed=0.9 (of its GPU), host=1.3 (times as long), or arguments of "
-        "FUNCTION such as batch=16; repeatable.",
+        help="Settings of one rank, or of several (2-5): speed=0.9 (GPU speed), host=1.3 (host time factor), or "
+        "arguments of FUNCTION such as batch=16 (repeatable).",
     ),
 ]
 
@@ -82,7 +83,7 @@ def asked(
     """What was asked for, or None where it is one GPU."""
     if platform is None and strategy is None and ranks in (None, 1) and tensor == 1:
         if options or specs:
-            raise PresageError("--option and --rank are about many ranks: say how many with --ranks, or --platform")
+            raise PresageError("--option and --rank apply to several ranks: give --ranks or --platform")
         return None
     from presage.parallel.strategy import strategy as strategy_of
 
@@ -131,7 +132,7 @@ def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankOverride], t
         kind = RankOverride(**numbers, step=step, arguments=tuple(_pair(item, spec) for item in own))
         for rank in _places(places, spec, count):
             if rank in kinds:
-                raise PresageError(f"--rank {spec}: rank {rank} was told of before")
+                raise PresageError(f"--rank {spec}: rank {rank} is given twice")
             kinds[rank] = kind
     return kinds, tuple(variants)
 
@@ -139,7 +140,7 @@ def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankOverride], t
 def _places(text: str, spec: str, count: int) -> range:
     first, _, last = text.partition("-")
     if not first.isdigit() or (last and not last.isdigit()):
-        raise PresageError(f"--rank {spec}: {text!r} is no rank and no range of ranks like 2-5")
+        raise PresageError(f"--rank {spec}: {text!r} is not a rank or a range of ranks such as 2-5")
     found = range(int(first), int(last or first) + 1)
     if not found or found[-1] >= count:
         raise PresageError(f"--rank {spec}: the ranks are 0 to {count - 1}")

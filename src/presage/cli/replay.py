@@ -1,4 +1,4 @@
-"""`presage replay`: the measured durations through the engine, as they were and with what-if edits."""
+"""`presage replay`: a trace re-simulated, as measured and with edits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _list(json: str | None) -> None:
-    """All edits by name; needs no trace."""
+    """Print all edits; needs no trace."""
     from presage.report.whatif_tables import edit_table
     from presage.whatif.replay_names import EDITS
 
@@ -47,22 +47,27 @@ Apply = Annotated[
     typer.Option(
         "--apply",
         metavar="EDIT[=VALUE],...",
-        help="Edits by name, as --list tells of them; repeatable.",
+        help="Edits by name (repeatable; see --list).",
         autocompletion=complete.comma_list(complete.TRACE_EDITS),
     ),
 ]
 Scale = Annotated[
-    list[str], typer.Option("--scale", metavar="TARGET=REGEX:F", help="What matches takes F times as long.")
+    list[str],
+    typer.Option("--scale", metavar="TARGET=REGEX:F", help="Scale the time of what matches by F (repeatable)."),
 ]
 DropRankDelay = Annotated[
-    list[int], typer.Option("--drop-rank-delay", metavar="RANK", help="This rank as fast as the others' median.")
+    list[int],
+    typer.Option(
+        "--drop-rank-delay", metavar="RANK", help="Make this rank as fast as the median of the others (repeatable)."
+    ),
 ]
 KernelsFrom = Annotated[
     Path | None,
-    typer.Option("--kernels-from", metavar="TRACE", help="With the kernel times of another such trace."),
+    typer.Option("--kernels-from", metavar="TRACE", help="Take kernel times from another trace of the same model."),
 ]
 Trace = Annotated[
-    Path | None, typer.Option("--trace", metavar="OUT.json", help="Write predicted beside measured for Perfetto.")
+    Path | None,
+    typer.Option("--trace", metavar="OUT.json", help="Write predicted and measured timelines as a Perfetto trace."),
 ]
 
 
@@ -70,10 +75,12 @@ def command(
     traces: Traces = [],  # noqa: B006
     apply: Apply = [],  # noqa: B006
     scale: Scale = [],  # noqa: B006
-    remove: Annotated[list[str], typer.Option("--remove", metavar="TARGET=REGEX", help="Without what matches.")] = [],  # noqa: B006
+    remove: Annotated[
+        list[str], typer.Option("--remove", metavar="TARGET=REGEX", help="Remove what matches (repeatable).")
+    ] = [],  # noqa: B006
     drop_rank_delay: DropRankDelay = [],  # noqa: B006
     kernels_from: KernelsFrom = None,
-    listed: Annotated[bool, typer.Option("--list", help="Tell of all edits by name, and their rules.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List all edits and what each does.")] = False,
     trace: Trace = None,
     report: Report = None,
     json: Json = None,
@@ -81,9 +88,10 @@ def command(
     partial: Partial = False,
     cpu_only: CpuOnly = False,
 ) -> None:
-    """Does presage understand this step well enough to reproduce it? And what if parts of it took other times?
+    """Re-simulate a trace and compare with the measured step; then change the times of parts of it.
 
-    TARGET is kernel, collective, op (host time and the GPU work it launches), host (host time only) or call.
+    TARGET is kernel, collective, op (host time and the GPU work it launches), host (host time only) or call (a CUDA
+    API call).
 
     presage replay rank_*.json.gz
 
@@ -103,13 +111,13 @@ def command(
     from presage.whatif.replay_names import parse
 
     if not traces:
-        raise PresageError("say which traces: presage replay rank_*.json.gz, or presage replay demo")
+        raise PresageError("give the traces: presage replay rank_*.json.gz, or presage replay demo")
     check_report(report)
     wanted = [*map(edits.parse_scale, scale), *map(edits.parse_remove, remove)]
     wanted += [*map(edits.drop_rank_delay, drop_rank_delay), *(edit for text in apply for edit in parse(text))]
     runs = load_runs(traces, ignore, partial, cpu_only)
     if trace is not None and len(runs) > 1:
-        raise PresageError("--trace draws one run: give the traces of one")
+        raise PresageError("--trace takes the traces of one run only")
     found = [
         _replayed(run, names, wanted, kernels_from, ignore, trace)
         for run, names in zip(runs, rank_labels(runs), strict=True)
@@ -194,7 +202,7 @@ def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
 
     changed, covered = kernels_of(replay, replay_of(read_run([path], ignore=ignore)))
     if covered < 1:
-        print_note(f"{covered:.1%} of the kernel time of {path} found its operator")
+        print_note(f"{covered:.1%} of the kernel time of {path} was matched to an operator")
     return changed
 
 

@@ -1,4 +1,4 @@
-"""`presage run`: when a whole training run will be done, with failures, checkpoints and a deadline."""
+"""`presage run`: when a whole training run ends, with failures, checkpoints and a deadline."""
 
 from __future__ import annotations
 
@@ -28,62 +28,127 @@ UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 360
          "days": 86400.0, "w": 604800.0, "weeks": 604800.0}  # fmt: skip
 GB = 1e9
 LONGEST = 1_000_000_000  # steps
+FAILURES, CHECKPOINTS = "Failures", "Checkpoints"
 
-Tokens = Annotated[str | None, typer.Option("--tokens", metavar="N", help="To train on, such as 15T.")]
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, max=LONGEST, help="Instead of tokens.")]
+Tokens = Annotated[str | None, typer.Option("--tokens", metavar="N", help="Tokens to train on, e.g. 15T.")]
+Steps = Annotated[
+    int | None,
+    typer.Option("--steps", metavar="N", min=1, max=LONGEST, help="Steps to train for (instead of --tokens)."),
+]
 Deadline = Annotated[
-    str | None, typer.Option("--deadline", metavar="60d|DATE", help="How sure is it to be done by then?")
+    str | None,
+    typer.Option(
+        "--deadline", metavar="60d|DATE", help="Deadline: a duration or a date; prints the chance of meeting it."
+    ),
 ]
 Start = Annotated[
-    str | None, typer.Option("--start", metavar="DATE", help="When it starts, for a date (default: today).")
+    str | None,
+    typer.Option("--start", metavar="DATE", help="Start date, for a deadline that is a date (default: today)."),
 ]
 FailureSet = Annotated[
     str | None,
     typer.Option(
         "--failures",
+        rich_help_panel=FAILURES,
         metavar="NAME|FILE.toml",
-        help="Rates of failures (default: llama3).",
+        help="Failure rates (default: llama3).",
         autocompletion=complete.failures,
     ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option("--rate", metavar="R", min=0, max=1e9, help="Failures per 1,000 node-days, all together."),
+    typer.Option(
+        "--rate",
+        rich_help_panel=FAILURES,
+        metavar="R",
+        min=0,
+        max=1e9,
+        help="Failures per 1,000 node-days, all kinds together.",
+    ),
 ]
 Superlinear = Annotated[
-    bool, typer.Option("--superlinear", help="A node fails more often in larger jobs, as Meta saw up to 98K GPUs.")
+    bool,
+    typer.Option(
+        "--superlinear",
+        rich_help_panel=FAILURES,
+        help="Let the failure rate per node grow with the job, as Meta saw up to 98K GPUs.",
+    ),
 ]
 RestartSeconds = Annotated[
     float | None,
-    typer.Option("--restart-seconds", metavar="S", min=0.001, max=1e9, help="From noticed to the next step."),
+    typer.Option(
+        "--restart-seconds",
+        rich_help_panel=FAILURES,
+        metavar="S",
+        min=0.001,
+        max=1e9,
+        help="Time from detecting a failure to the next step, s.",
+    ),
 ]
 SaveSeconds = Annotated[
-    float | None, typer.Option("--checkpoint-seconds", metavar="S", min=0, max=1e9, help="That each stops the job.")
+    float | None,
+    typer.Option(
+        "--checkpoint-seconds",
+        rich_help_panel=CHECKPOINTS,
+        metavar="S",
+        min=0,
+        max=1e9,
+        help="Pause per checkpoint, s.",
+    ),
 ]
 Background = Annotated[
-    float, typer.Option("--background", metavar="SHARE", help="Of the writing, while steps go on (0 to 1).")
+    float,
+    typer.Option(
+        "--background",
+        rich_help_panel=CHECKPOINTS,
+        metavar="SHARE",
+        help="Share of checkpoint writing that overlaps training (0 to 1).",
+    ),
 ]
 Storage = Annotated[
-    float | None, typer.Option("--storage-GBps", metavar="X", min=0.001, help="That checkpoints are written at.")
+    float | None,
+    typer.Option(
+        "--storage-GBps", rich_help_panel=CHECKPOINTS, metavar="X", min=0.001, help="Checkpoint write bandwidth, GB/s."
+    ),
 ]
 Every = Annotated[
-    str, typer.Option("--interval", metavar="auto|N|30min", help="Between checkpoints: steps, or a time.")
+    str,
+    typer.Option(
+        "--interval",
+        rich_help_panel=CHECKPOINTS,
+        metavar="auto|N|30min",
+        help="Checkpoint interval: best, in steps, or a time.",
+    ),
 ]
 SpareNodes = Annotated[
     int | None,
-    typer.Option("--spares", metavar="N", min=0, max=1_000_000, help="Spare nodes (default: always one ready)."),
+    typer.Option(
+        "--spares",
+        rich_help_panel=FAILURES,
+        metavar="N",
+        min=0,
+        max=1_000_000,
+        help="Spare nodes (default: one is always ready).",
+    ),
 ]
 StepSeconds = Annotated[
     float | None,
     typer.Option(
-        "--step-seconds", metavar="S", min=1e-6, max=1e9, help="Of a step, where it was measured, not predicted."
+        "--step-seconds",
+        metavar="S",
+        min=1e-6,
+        max=1e9,
+        help="Use this measured step time instead of the prediction, s.",
     ),
 ]
 ModelError = Annotated[
-    bool, typer.Option("--model-error/--no-model-error", help="Presage's own error of the step time, and of rates.")
+    bool,
+    typer.Option(
+        "--model-error/--no-model-error", help="Include presage's own uncertainty (--no-model-error leaves it out)."
+    ),
 ]
-Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Of a GPU for an hour.")]
-Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs that are drawn.")]
+Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Price per GPU-hour, in any currency.")]
+Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw.")]
 
 
 def command(
@@ -114,7 +179,7 @@ def command(
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """When will this training run be done, and how sure is that? With failures, checkpoints, spares and stalls.
+    """Predict when a training run ends, with failures, checkpoints, spares and stalls, and the chance of a deadline.
 
     presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5
 
@@ -160,7 +225,7 @@ def _steps(found: JobResult, tokens: str | None, steps: int | None) -> int:
     from presage.prediction.jobs.cost import parse_tokens
 
     if (tokens is None) == (steps is None):
-        raise PresageError("say how long the run is: --tokens 15T, or --steps 500000")
+        raise PresageError("give the length of the run: --tokens 15T, or --steps 500000")
     many = steps or ceil(parse_tokens(tokens or "") / found.job.tokens)
     if many > LONGEST:
         raise PresageError(f"--tokens {tokens}: that is {many:,} steps, more than {LONGEST:,}")
@@ -183,19 +248,19 @@ def _reliability(name: str | None, rate: float | None, restart: float | None, su
 
 
 def _told(run: TrainingRun, interval: str, model_error: bool) -> TrainingRun:
-    """The run with the interval that was said, and with presage's own error or without."""
+    """The run with the given checkpoint interval, with or without presage's own uncertainty."""
     run = replace(run, checkpoints=replace(run.checkpoints, every=_every(interval, run)))
     return run if model_error else run.exact()
 
 
 def _every(text: str, run: TrainingRun) -> int | None:
-    """Steps between checkpoints; None for what is best."""
+    """Steps between checkpoints; None for the best interval."""
     if text == "auto":
         return None
     whole = re.fullmatch(r"(\d+)(?: ?steps?)?", text.strip())
     if whole:
         if int(whole[1]) < 1:
-            raise PresageError("--interval 0: at least 1 step lies between checkpoints")
+            raise PresageError("--interval 0: should be at least 1 step")
         return min(int(whole[1]), run.steps)
     return run.whole_steps(_duration(text, "--interval", "auto, a number of steps, or a time such as 30min"))
 
@@ -220,7 +285,7 @@ def _until(text: str | None, start: str | None) -> float | None:
     first = datetime.now(UTC).date() if start is None else _date(start, "--start")
     days = (_date(text, "--deadline") - first).days
     if days <= 0:
-        raise PresageError(f"--deadline {text}: it is not after the start, {first}")
+        raise PresageError(f"--deadline {text}: should be after the start, {first}")
     return days * UNITS["d"]
 
 

@@ -1,4 +1,4 @@
-"""`presage sensitivity`: which kernel, transfer, stage or source of noise a job's step time depends on most."""
+"""`presage sensitivity`: which kernel, collective, stage or noise source the step time depends on most."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ def command(
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
     draws: Annotated[
-        int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps that are drawn, each time.")
+        int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps to draw per variant.")
     ] = 4000,
     seed: Seed = 0,
     workers: Workers = 1,
     ray: RayAddress = None,
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of each table, bars of the plot.")] = 12,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="Rows of each table and bars of the plot.")
+    ] = 12,
     plot: Plot = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """Which kernel should I make steadier, which faster? What p95 of a step would be, were each steady or 10% quicker.
+    """Rank kernels, collectives, stages and noise sources by the change in p95 if each were steady, or 10% faster.
 
     presage sensitivity examples/jobs/llama3.1-405b.toml --plot sensitivity.svg
 

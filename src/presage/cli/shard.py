@@ -1,4 +1,4 @@
-"""`presage shard`: which rank should hold which embedding table."""
+"""`presage shard`: which rank holds which embedding table."""
 
 from __future__ import annotations
 
@@ -28,38 +28,46 @@ DEMO_BATCH = 4096  # a rank
 
 def command(
     tables: Annotated[
-        Path, typer.Argument(metavar="TABLES.json", help="Tables as `presage indices` writes them, or 'demo'.")
+        Path, typer.Argument(metavar="TABLES.json", help="Tables, as written by `presage indices --json`, or 'demo'.")
     ],
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, help="GPUs to place them on.")],
+    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, help="Number of GPUs to shard over.")],
     platform: Annotated[
         str,
         typer.Option(
             "--platform",
             metavar="NAME",
-            help="The machines (presage platforms), or a .toml file.",
+            help="Platform (see `presage platforms`), or a .toml file.",
             autocompletion=complete.platforms,
         ),
     ] = "dgx-h200",
     batch: Annotated[
         int | None,
-        typer.Option("--batch", metavar="B", min=1, help="Samples of a step, of all ranks together; else the file's."),
+        typer.Option("--batch", metavar="B", min=1, help="Global batch, in samples (default: that of the file)."),
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option("--memory", metavar="GiB", min=0.001, help="Of a GPU, for tables; else four fifths of it."),
+        typer.Option(
+            "--memory", metavar="GiB", min=0.001, help="GPU memory for tables, GiB (default: 80% of the GPU's)."
+        ),
     ] = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="rowwise_adagrad or sgd.")] = "rowwise_adagrad",
-    lengths: Annotated[str, typer.Option("--lengths", help="Of bags: fixed or poisson.")] = "fixed",
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="To search at most.")] = 20.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="K", min=0, help="Of what is tried at random.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the plan.")] = None,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="NAME", help="Optimizer of the tables: rowwise_adagrad or sgd.")
+    ] = "rowwise_adagrad",
+    lengths: Annotated[
+        str, typer.Option("--lengths", metavar="NAME", help="Distribution of bag lengths: fixed or poisson.")
+    ] = "fixed",
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.0, help="Time limit of the search, s.")
+    ] = 20.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="K", min=0, help="Random seed.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the sharding plan.")] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """The best plan found for embedding tables on many GPUs: each whole on a rank, cut by columns or rows, or on all.
+    """Shard embedding tables over GPUs: table-wise, column-wise, row-wise or data-parallel, whichever is fastest.
 
-    Best is the shortest step of the embeddings: indices to the ranks that hold the tables, lookups, pooled rows back,
-    gradients, updates; every phase as long as its slowest rank. Beside it the plans of the usual heuristics.
+    The cost is the embedding part of a step: all-to-all of indices, lookups, all-to-all of pooled rows, gradients,
+    updates; the slowest rank sets the length of each phase. The plans of the usual heuristics are listed too.
 
     presage shard tables.json --ranks 16 --platform dgx-h100 --batch 65536
 
@@ -97,12 +105,12 @@ def _problem(
     place = platform(name)
     tables, counted = _demo(ranks, place) if str(path) == "demo" and not path.exists() else read_tables(path)
     if batch is None and counted is None:
-        raise PresageError(f"{path} does not tell the batch: give --batch")
+        raise PresageError(f"{path} has no batch: give --batch")
     return Problem(tables, batch or counted or 0, ranks, place, (memory or 0.0) * GIB, optimizer, lengths)
 
 
 def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
-    """A random task."""
+    """A random sharding task."""
     import numpy as np
 
     from presage.embeddings.sharding_tasks import draw_task
@@ -112,7 +120,7 @@ def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
 
 @contextmanager
 def search_bar() -> Iterator[Callable[[float, float], None]]:
-    """Progress and the best step so far, on a terminal."""
+    """A progress bar with the best step so far."""
     with bar("searching", 1.0) as shown:
         yield lambda done, best: shown(done, note=f"best {best * MS:.4g} ms")
 

@@ -1,4 +1,4 @@
-"""`presage study`: a job on machines that are not built yet."""
+"""`presage study`: a job on hardware that does not exist yet."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from presage.cli.job import transformer_job
 from presage.cli.options import (
     Change,
     Gpus,
+    HelpCommand,
     JobFile,
     Json,
     NoiseFile,
@@ -28,23 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="A job on machines that are not built yet: more GPUs, faster ones, larger NVLink domains, less power.",
+    help="Explore hardware that does not exist yet: more GPUs, faster ones, larger NVLink domains, less power.",
     no_args_is_help=True,
 )
-Draws = Annotated[
-    int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps that are drawn at each point.")
-]
+Draws = Annotated[int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps to draw per point.")]
 
 
-@app.command("scale")
+@app.command("scale", cls=HelpCommand)
 @with_common_options
 def scale(
     job: JobFile,
     gpus: Annotated[
-        str, typer.Option("--gpus", metavar="N,N...", help="Numbers of GPUs.")
+        str, typer.Option("--gpus", metavar="N,N...", help="GPU counts to study.")
     ] = "8192,16384,32768,65536,131072,262144",
     strong: Annotated[
-        bool, typer.Option("--strong", help="The batch stays, instead of growing with the GPUs.")
+        bool,
+        typer.Option("--strong", help="Strong scaling: keep the global batch instead of growing it with the GPUs."),
     ] = False,
     change: Change = [],  # noqa: B006
     noise: NoiseFile = None,
@@ -55,7 +55,7 @@ def scale(
     plot: Plot = None,
     json: Json = None,
 ) -> None:
-    """What becomes of a step, its tail and the useful throughput from 8K to 256K GPUs?
+    """Step time, its tail and goodput from 8K to 256K GPUs.
 
     presage study scale examples/jobs/llama3.1-405b.toml --plot scale.svg
     """
@@ -68,12 +68,12 @@ def scale(
     _tell(found, plot, json)
 
 
-@app.command("compute")
+@app.command("compute", cls=HelpCommand)
 @with_common_options
 def compute(
     job: JobFile,
-    times: Annotated[str, typer.Option("--times", metavar="X,X...", help="As fast as the tensor cores are.")] = "1,2,4",
-    memory: Annotated[bool, typer.Option("--memory", help="Memory's bandwidth grows as well.")] = False,
+    times: Annotated[str, typer.Option("--times", metavar="X,X...", help="Compute speed relative to today.")] = "1,2,4",
+    memory: Annotated[bool, typer.Option("--memory", help="Scale the memory bandwidth as well.")] = False,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
     noise: NoiseFile = None,
@@ -84,7 +84,7 @@ def compute(
     plot: Plot = None,
     json: Json = None,
 ) -> None:
-    """GPUs that compute two and four times as fast on the same network: what bounds the step then?
+    """Step time and its bound with GPUs that compute two and four times as fast on the same network.
 
     presage study compute examples/jobs/deepseek-v3.toml --memory --plot compute.svg
     """
@@ -97,12 +97,12 @@ def compute(
     _tell(found, plot, json)
 
 
-@app.command("domain")
+@app.command("domain", cls=HelpCommand)
 @with_common_options
 def domain(
     job: JobFile,
-    domains: Annotated[str, typer.Option("--domains", metavar="N,N...", help="GPUs that share NVLink.")] = "8,72",
-    search: Annotated[bool, typer.Option("--search", help="The best plan of each beside the job's own.")] = False,
+    domains: Annotated[str, typer.Option("--domains", metavar="N,N...", help="GPUs per NVLink domain.")] = "8,72",
+    search: Annotated[bool, typer.Option("--search", help="Also search the best plan for each.")] = False,
     workers: Workers = 1,
     ray: RayAddress = None,
     gpus: Gpus = None,
@@ -113,7 +113,7 @@ def domain(
     plot: Plot = None,
     json: Json = None,
 ) -> None:
-    """The same GPUs in NVLink domains of 8 or 72: what is that worth, with the same plan and with the best?
+    """Gain of larger NVLink domains (8 or 72 GPUs), with the same plan and with the best.
 
     presage study domain examples/jobs/deepseek-v3.toml --search --workers 2 --plot domain.svg
     """
@@ -127,20 +127,26 @@ def domain(
     _tell(found, plot, json)
 
 
-@app.command("power")
+@app.command("power", cls=HelpCommand)
 @with_common_options
 def power(
     job: JobFile,
     caps: Annotated[
-        str, typer.Option("--caps", metavar="X,X...", help="Shares of the power limit that GPUs get.")
+        str, typer.Option("--caps", metavar="X,X...", help="Power caps, as shares of the TDP.")
     ] = "1,0.85,0.7",
     spread: Annotated[
         float,
         typer.Option(
-            "--spread", metavar="X", min=0.01, max=100, help="Times as much spread between GPUs, and slow ones."
+            "--spread",
+            metavar="X",
+            min=0.01,
+            max=100,
+            help="Factor on the GPU-to-GPU spread and the share of slow GPUs.",
         ),
     ] = 2.0,
-    placing: Annotated[bool, typer.Option("--placing/--no-placing", help="What placing could gain (slow).")] = True,
+    placing: Annotated[
+        bool, typer.Option("--placing/--no-placing", help="Also search placements, which is slow (--no-placing: skip).")
+    ] = True,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
     noise: NoiseFile = None,
@@ -149,7 +155,7 @@ def power(
     plot: Plot = None,
     json: Json = None,
 ) -> None:
-    """GPUs that are given less power: slower on average, and further apart. What does each cost?
+    """Cost of capping the power of GPUs, which makes them slower and further apart.
 
     presage study power examples/jobs/llama3.1-405b.toml --plot power.svg
     """
@@ -175,7 +181,7 @@ def _numbers(text: str, option: str, write: str, whole: bool = False) -> list[fl
     except ValueError:
         found = []
     if not found or not all(0 < x < 1e9 and (not whole or x == int(x)) for x in found):
-        raise PresageError(f"{option} {text}: write numbers as {write}")
+        raise PresageError(f"{option} {text}: should be numbers such as {write}")
     return sorted(set(found))
 
 

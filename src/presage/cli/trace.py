@@ -1,4 +1,4 @@
-"""`presage trace`: what is in these traces, and where the time goes."""
+"""`presage trace`: where the time of a traced step goes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ if TYPE_CHECKING:
 
 def command(
     traces: Traces,
-    top: Annotated[int, typer.Option("--top", min=1, help="Rows in each table.")] = 10,
-    rank: Annotated[int | None, typer.Option("--rank", help="The rank whose ops and kernels are listed.")] = None,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows in each table.")] = 10,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", metavar="R", help="Rank whose ops and kernels are listed (default: the first)."),
+    ] = None,
     overheads: Annotated[
-        Path | None, typer.Option("--overheads", metavar="OUT.toml", help="Save the host overheads T1-T5, pooled.")
+        Path | None,
+        typer.Option("--overheads", metavar="OUT.toml", help="Save the host overheads T1-T5, pooled over ranks."),
     ] = None,
     report: Report = None,
     json: Json = None,
@@ -43,9 +47,9 @@ def command(
     partial: Partial = False,
     cpu_only: CpuOnly = False,
 ) -> None:
-    """Where the time goes: step times, GPU active and idle with causes, ops, host overheads, critical path, late ranks.
+    """Explain where the time of a step goes: GPU active and idle time with causes, ops, critical path, late ranks.
 
-    A PyTorch execution trace or a Chakra graph (one file) is summed up too: what it runs, without times.
+    A PyTorch execution trace or a Chakra graph (one file, without times) is summarised too.
 
     presage trace demo
 
@@ -77,7 +81,7 @@ def _without_times(report: Path | None, path: Path) -> None:
     from presage.errors import InputError
 
     if report is not None:
-        raise InputError(path, "is an execution graph without times, which has no report: leave --report out")
+        raise InputError(path, "is an execution graph without times, for which there is no report: omit --report")
 
 
 def _page(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int, place: int) -> Page:
@@ -88,7 +92,7 @@ def _page(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, t
 
 
 def host_overheads(replays: list[Replay]) -> Overheads:
-    """T1 to T5 over all ranks, as the profiler saw them; first steps, which carry its own start-up, left out."""
+    """T1 to T5 over all ranks as the profiler saw them, without the first step (profiler start-up)."""
     from presage.traces.overheads import extract, overheads, pool
 
     traces = [r.trace for replay in replays for r in replay.ranks]

@@ -1,4 +1,4 @@
-"""`presage ui`: the planners' page, in a browser on this machine."""
+"""`presage ui`: the planning page, in a browser on this machine."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["command"]
 
 JobFile = Annotated[
     Path | None,
-    typer.Argument(metavar="JOB.toml", help="What it begins with (default: an example): see docs/jobs.md."),
+    typer.Argument(metavar="JOB.toml", help="Job file to start from (default: an example; see docs/jobs.md)."),
 ]
 Port = Annotated[
-    int, typer.Option("--port", metavar="N", min=0, max=65535, help="Of this machine's loopback; 0 takes a free one.")
+    int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port on 127.0.0.1 (0: any free port).")
 ]
-Open = Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser, where there is a screen.")]
+Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser (--no-open: do not).")]
 
 
 def command(job: JobFile = None, port: Port = 8765, show: Open = True) -> None:
-    """A page to plan with: turn the knobs of a job, see step time, memory, cost and the run's end, compare two plans.
+    """Plan in a browser: change a job's settings, see step time, memory, cost and the end of the run, compare plans.
 
     presage ui
 
     presage ui examples/jobs/llama3.1-405b.toml --port 0
 
-    It is for browsers on this machine alone. From elsewhere: ssh -L 8765:127.0.0.1:8765 MACHINE, then open it there.
+    Only browsers on this machine can open it. From another machine: ssh -L 8765:127.0.0.1:8765 MACHINE.
     """
     from presage.ui.server import make_app, needed, serve
 

@@ -1,4 +1,4 @@
-"""`presage whatif`: what a training step would take if it were changed, before anybody changes it."""
+"""`presage whatif`: the predicted effect of edits on a training step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Step = Annotated[
     typer.Argument(
         metavar="FILE.py:FUNCTION",
         help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
-        "Or a graph saved with presage graph --out.",
+        "Or a graph saved by `presage graph --out`.",
     ),
 ]
 Apply = Annotated[
@@ -35,7 +35,7 @@ Apply = Annotated[
     typer.Option(
         "--apply",
         metavar="EDIT[=VALUE],...",
-        help="Edits to apply, one on top of another; repeatable.",
+        help="Edits to apply, in this order (repeatable; see --list).",
         autocompletion=complete.edits,
     ),
 ]
@@ -46,17 +46,19 @@ Gpu = Annotated[
     typer.Option(
         "--gpu",
         metavar="NAME",
-        help="The GPU (presage gpus), or a calibration pack's folder.",
+        help="GPU to predict for (see `presage gpus`), or a calibration pack's folder.",
         autocompletion=complete.gpus,
     ),
 ]
 Combine = Annotated[
     int,
-    typer.Option("--combine", metavar="N", min=1, max=8, help="Of suggestions: how many to put together at most."),
+    typer.Option("--combine", metavar="N", min=1, max=8, help="With --suggest: most edits to combine."),
 ]
 Draws = Annotated[
     int | None,
-    typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw; 200, or 40 for each suggestion."),
+    typer.Option(
+        "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw (default: 200, or 40 per suggestion)."
+    ),
 ]
 
 
@@ -65,30 +67,30 @@ def command(
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     gpu: Gpu = "h200",
     apply: Apply = [],  # noqa: B006
-    suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by what they gain.")] = False,
+    suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by gain.")] = False,
     combine: Combine = 3,
     gpus: Annotated[
-        str, typer.Option("--gpus", metavar="NAME,...", help="Of suggestions: other GPUs to try as well.")
+        str, typer.Option("--gpus", metavar="NAME,...", help="With --suggest: other GPUs to try as well.")
     ] = "",
-    everything: Annotated[bool, typer.Option("--all", help="Of suggestions: also what is not applicable, and why.")] = (
-        False
-    ),
-    listed: Annotated[bool, typer.Option("--list", help="Tell of all edits there are, and the rule of each.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --suggest: also list edits that do not apply, and why.")
+    ] = (False),
+    listed: Annotated[bool, typer.Option("--list", help="List all edits and what each does.")] = False,
     draws: Draws = None,
     seed: Seed = 0,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="OUT.json", help="Write the step before and after for Perfetto."),
+        typer.Option("--trace", metavar="OUT.json", help="Write the step before and after as a Perfetto trace."),
     ] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """Would it help if ...? The step, captured, edited and predicted: how much faster, how sure, what memory, and why.
+    """Predict the effect of edits on a training step: speed-up with its interval, memory, and the reason.
 
-    Before and after are drawn with the same luck (the same host, the same GPU), so the range of the speed-up is
-    narrower than that of the step times. An edit may be one of the list, another GPU (gpu=b200), another host
-    (host=1.5), another batch or sequence (batch=16, seq=2048, arg:width=2048), or FILE.py:FUNCTION, a function of your
-    own from Graph to Graph.
+    Before and after are drawn with the same random numbers (the same host, the same GPU), so the interval of the
+    speed-up is narrower than that of the step times. An edit is one of --list, another GPU (gpu=b200), another host
+    (host=1.5), another batch or sequence length (batch=16, seq=2048, arg:width=2048), or FILE.py:FUNCTION, your own
+    function from Graph to Graph.
 
     presage whatif train.py:build --apply fused_adam,cuda_graph
 
@@ -103,7 +105,7 @@ def command(
         return
     if step is None or bool(apply) == suggest:
         raise PresageError(
-            "say what to ask: `presage whatif FILE.py:FUNCTION --apply EDITS`, or --suggest; --list tells of all edits"
+            "give the edits: `presage whatif FILE.py:FUNCTION --apply EDITS`, or --suggest; --list shows all edits"
         )
     check_report(report)
     asked = _Question(step, parse_arguments(arg), gpu, draws, seed, trace, report, json)
@@ -115,7 +117,7 @@ def command(
 
 @dataclass(frozen=True)
 class _Question:
-    """What both ways to ask have in common."""
+    """What --apply and --suggest have in common."""
 
     step: str
     arguments: dict[str, Any]
@@ -170,13 +172,13 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """What is being tried, on a terminal."""
+    """A progress bar that shows the edit being tried."""
     with bar("capturing") as shown:
         yield lambda what, done, all_: shown(done, all_, what)
 
 
 def _draw(found: WhatIf, path: Path | None) -> None:
-    """The step before and after, one below the other."""
+    """Write the step before and after, one below the other."""
     if path is None:
         return
     from presage.files import write_whole
