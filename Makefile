@@ -1,17 +1,17 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# `make demo` and `make test` do all the set-up.
 PYTHON ?= python3
 DATA ?= $(or $(PRESAGE_DATA),../shared)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint browser accuracy bench fuzz docs dist clean
+.PHONY: demo test lint house same browser accuracy bench fuzz docs dist clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## a training step from its code and what edits of it are worth, a job of 16,384 GPUs and its whole run, a trace with a what-if; reports of all
+demo: $(READY) ## a step from code and the effect of edits, a job on 16,384 GPUs and its whole run, a replayed trace; with reports
 	@mkdir -p out
 	$(BIN)/presage predict examples/gpt.py:build --arg batch=8 --report out/step.html --trace out/step.json
 	$(BIN)/presage whatif examples/gpt.py:build --arg batch=1 --apply bf16,cuda_graph --report out/whatif.html
@@ -30,7 +30,13 @@ lint: $(READY) ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-browser: ## a Chromium for the tests that look at pages; where none is and none can be installed, they are skipped and say so
+house: $(READY) ## the rules of the layout and the sizes of all rooms
+	$(BIN)/python tools/house.py
+
+same: $(READY) ## run the recorded commands again: every number as it was (tests/same)
+	$(BIN)/python tools/same.py check --data $(DATA)
+
+browser: ## a Chromium for the browser tests; without one they are skipped
 	@command -v chromium chromium-browser google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	  || echo "no Chromium here: tests in a browser will be skipped (install the package chromium to run them)"
@@ -42,13 +48,13 @@ docs: $(READY) ## the docs as a site, in out/site
 dist: $(READY) ## wheel and sdist, in dist/
 	$(BIN)/python -m build --no-isolation
 
-fuzz: $(READY) ## broken files to every reader, files that fill the memory, kills in the middle of writing, random properties: for longer than the tests do
+fuzz: $(READY) ## broken files for every reader, files that fill the memory, kills while writing, random properties: longer than the tests do
 	$(BIN)/python tools/fuzz.py --minutes 20 --out docs/hardening.md
 	$(BIN)/python tools/fuzz.py --limits --out docs/hardening.md
 	$(BIN)/python tools/kills.py --kills 200 --out docs/hardening.md
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n 2 --dist loadfile
 
-accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the pages of docs/ that tell of them
+accuracy: $(READY) ## reproduce every accuracy figure on the measured data and rewrite the accuracy pages of docs/
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 	$(BIN)/python docs/make_kernels.py $(DATA)
 	$(BIN)/python docs/make_labels.py $(DATA)
@@ -61,7 +67,7 @@ accuracy: $(READY) ## re-prove every claim on the measured data and rewrite the 
 	$(BIN)/presage accuracy sharding $(DATA)/h200/tbe_sharding.json
 	$(BIN)/presage accuracy dlrm $(DATA)/runs/public_runs.csv
 
-bench: $(READY) ## speed of the engine, the trace reader and predictions, beside the alternatives where there are any
+bench: $(READY) ## speed of the engine, the trace reader and predictions, next to alternatives where there are any
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/reader.py
 	$(BIN)/python bench/predict.py
