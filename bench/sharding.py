@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from presage.embeddings import Reuse, Table
-from presage.embeddings.sharding_cost import Cost, cost
+from presage.embeddings.sharding_cost import ShardingCost, sharding_cost
 from presage.embeddings.sharding_heuristics import HEURISTICS
-from presage.embeddings.sharding_plan import Plan
-from presage.embeddings.sharding_prices import Prices
-from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_plan import ShardingPlan
+from presage.embeddings.sharding_prices import ShardCosts
+from presage.embeddings.sharding_problem import ShardingProblem
 from presage.embeddings.sharding_search import search
 from presage.embeddings.sharding_tasks import draw_task
 from presage.hardware import platform
@@ -34,8 +34,8 @@ def tasks() -> None:
         ranks, heavy = (4, 8)[k >= 10], k % 10 < 5
         place = platform("dgx-h200")
         tables = draw_task(ranks, float(place.gpu.memory), np.random.default_rng(k), heavy=heavy)
-        problem = Problem(tables, 4096 * ranks, ranks, place)
-        prices = Prices(problem)
+        problem = ShardingProblem(tables, 4096 * ranks, ranks, place)
+        prices = ShardCosts(problem)
         found = search(problem, prices=prices, seconds=60)
         plain = search(problem, prices=prices, seconds=60, whole=True)
         whole.append(plain.cost.seconds / found.cost.seconds - 1)
@@ -56,7 +56,7 @@ def large() -> None:
     place = platform("dgx-h200")
     tables = draw_task(128, float(place.gpu.memory), np.random.default_rng(0), tables=1000)
     start = time.perf_counter()
-    found = search(Problem(tables, 1024 * 128, 128, place), seconds=120)
+    found = search(ShardingProblem(tables, 1024 * 128, 128, place), seconds=120)
     spent = time.perf_counter() - start
     print(f"1,000 tables on 128 ranks: {spent:.1f} s, {found.cost.seconds * 1e3:.2f} ms, gap {found.gap:.1%}")
     print(f"  {found.plan.counts()}; ended by itself: {found.complete}")
@@ -71,9 +71,9 @@ def measured(path: Path) -> None:
     rows = json.loads(path.read_text())["tasks"]
     for task in rows:
         problem = _problem(task)
-        prices = Prices(problem)
-        plans = {p["name"]: Plan.table_wise(problem.ranks, p["assign"]) for p in task["placements"]}
-        costs = {name: cost(plan, prices) for name, plan in plans.items()}
+        prices = ShardCosts(problem)
+        plans = {p["name"]: ShardingPlan.table_wise(problem.ranks, p["assign"]) for p in task["placements"]}
+        costs = {name: sharding_cost(plan, prices) for name, plan in plans.items()}
         found = search(problem, prices=prices, seconds=60, whole=True)
         best = min(costs, key=lambda n: _busiest(costs[n]))
         real = min(task["placements"], key=lambda p: p["max_total_ms"])
@@ -89,11 +89,11 @@ def measured(path: Path) -> None:
     print(f"  better than all ten: {better} of {len(rows)} by lookups and updates, {step_better} by the whole step")
 
 
-def _busiest(found: Cost) -> float:
+def _busiest(found: ShardingCost) -> float:
     return float((found.load.forward + found.load.backward).max())
 
 
-def _problem(task: dict[str, Any]) -> Problem:
+def _problem(task: dict[str, Any]) -> ShardingProblem:
     tables = tuple(
         Table(
             str(i), t["E"], t["D"], t["L"],
@@ -101,7 +101,7 @@ def _problem(task: dict[str, Any]) -> Problem:
         )
         for i, t in enumerate(task["tables"])
     )  # fmt: skip
-    return Problem(tables, task["B"], task["N"], platform("dgx-h200"), 0.0, task["opt"], task["lengths"])
+    return ShardingProblem(tables, task["B"], task["N"], platform("dgx-h200"), 0.0, task["opt"], task["lengths"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.embeddings.lookup_files import SHIPPED, save
+from presage.embeddings.lookup_files import SHIPPED, save_lookup_parameters
 from presage_fit.embeddings import fit_lookups
 from presage_validation.tbe_files import read_groups
 
@@ -19,7 +19,7 @@ def main(path: Path) -> None:
     """Fit on all groups of a file."""
     found = read_groups(path)
     source = f"{len(found.groups)} groups of tables on {found.chip.name} ({path.name})"
-    save(fit_lookups(found.groups, source), SHIPPED)
+    save_lookup_parameters(fit_lookups(found.groups, source), SHIPPED)
     print(f"{source} -> {SHIPPED}")
 
 

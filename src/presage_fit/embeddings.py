@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_correction import features, fit_correction
+from presage.embeddings.lookup_correction import correction_features, fit_correction
 from presage.embeddings.lookup_files import LookupParameters
-from presage.embeddings.lookup_law import backward, checked, forward, terms
-from presage.embeddings.lookup_traffic import Flow, flow
+from presage.embeddings.lookup_law import backward_seconds, forward_seconds, index_check_seconds, terms
+from presage.embeddings.lookup_traffic import LookupTraffic, lookup_traffic
 from presage.embeddings.row_reuse import Lookups
-from presage.embeddings.table import Columns, Table, columns
+from presage.embeddings.table import Table, TableArrays, table_arrays
 from presage_fit.least_squares import least
 
 __all__ = ["START", "Measured", "Sample", "fit_law", "fit_lookups", "group_hash", "sample"]
@@ -66,7 +66,7 @@ class Measured:
 class Sample:
     """Measured groups as arrays."""
 
-    flow: Flow  # of all tables
+    flow: LookupTraffic  # of all tables
     group: Array  # of each table
     kind: Array  # of kernels, of each table
     times: dict[str, Array]  # by name, one a group
@@ -79,11 +79,11 @@ class Sample:
 
 
 def sample(groups: Sequence[Measured], p: Mapping[str, float] = START) -> Sample:
-    each = [columns(g.tables, g.batch, g.lookups) for g in groups]
-    joined = Columns(*(np.concatenate([getattr(c, f.name) for c in each]) for f in fields(Columns)))
+    each = [table_arrays(g.tables, g.batch, g.lookups) for g in groups]
+    joined = TableArrays(*(np.concatenate([getattr(c, f.name) for c in each]) for f in fields(TableArrays)))
     number = np.repeat(np.arange(len(groups)), [len(c) for c in each])
     adaptive, varied = np.array([(g.optimizer != "sgd", g.lengths != "fixed") for g in groups])[number].T
-    found = flow(joined, p, adaptive, varied)
+    found = lookup_traffic(joined, p, adaptive, varied)
     wide = np.array([[c.dim.max() > w for w in (32, 64, 128)] for c in each]).sum(axis=1)
     names = ("forward", "backward", "check", "forward_cold", "backward_cold")
     return Sample(found, number, wide[number], {n: np.array([getattr(g, n) for g in groups]) for n in names})
@@ -92,9 +92,9 @@ def sample(groups: Sequence[Measured], p: Mapping[str, float] = START) -> Sample
 def fit_law(groups: Sample, start: Mapping[str, float] = START) -> dict[str, float]:
     """The check of indices first, then the forward around it, and the backward; warm and cold together."""
     p = dict(start)
-    p |= _part(groups, p, CHECK, lambda total, q, _: checked(total, q), ("check",))
-    p |= _part(groups, p, FORWARD, forward, ("forward", "forward_cold"))
-    return p | _part(groups, p, BACKWARD, backward, ("backward", "backward_cold"))
+    p |= _part(groups, p, CHECK, lambda total, q, _: index_check_seconds(total, q), ("check",))
+    p |= _part(groups, p, FORWARD, forward_seconds, ("forward", "forward_cold"))
+    return p | _part(groups, p, BACKWARD, backward_seconds, ("backward", "backward_cold"))
 
 
 def _part(
@@ -127,8 +127,11 @@ def fit_lookups(measured: Sequence[Measured], source: str = "", start: Mapping[s
     groups = sample(measured, start)
     p = fit_law(groups, start)
     total = groups.totals(p)
-    x = features(total, p)
-    left = [np.log(groups.times[n] / law(total, p)) for n, law in (("forward", forward), ("backward", backward))]
+    x = correction_features(total, p)
+    left = [
+        np.log(groups.times[n] / law(total, p))
+        for n, law in (("forward", forward_seconds), ("backward", backward_seconds))
+    ]
     return LookupParameters(
         p, fit_correction(x, left[0]), fit_correction(x, left[1]), source, frozenset(map(group_hash, measured))
     )

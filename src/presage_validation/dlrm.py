@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from presage.embeddings.dlrm_job import DlrmJob
-from presage.embeddings.dlrm_ranks import dlrm_team, predict_dlrm
+from presage.embeddings.dlrm_ranks import dlrm_ranks, predict_dlrm
 from presage.embeddings.table_files import read_tables
 from presage.errors import InputError, PresageError
 from presage_validation.public_table import count, platform_name, read_table, run_seconds
@@ -72,7 +72,7 @@ def dlrm_seconds(row: Mapping[str, str]) -> float:
 @cache
 def _bare(platform: str, ranks: int, batch: int) -> float:
     job = mlperf_job(platform, ranks, batch)
-    return predict_dlrm(dlrm_team(job, seconds=BRIEF, pace=NO_HOST), draws=1).step.p50
+    return predict_dlrm(dlrm_ranks(job, seconds=BRIEF, pace=NO_HOST), draws=1).step.p50
 
 
 def mlperf_job(platform: str, ranks: int, batch: int) -> DlrmJob:
@@ -83,9 +83,9 @@ def mlperf_job(platform: str, ranks: int, batch: int) -> DlrmJob:
 
 def _predicted(run: _Run) -> dict[str, float]:
     job = mlperf_job(run.platform, run.ranks, run.batch)
-    team = dlrm_team(job, seconds=SEARCH, pace=NO_HOST)
+    team = dlrm_ranks(job, seconds=SEARCH, pace=NO_HOST)
     bare = predict_dlrm(team, draws=1).step.p50
-    whole = dlrm_team(job, given=team.plan)
+    whole = dlrm_ranks(job, given=team.plan)
     return {
         "step_time": bare,
         "with_host": predict_dlrm(whole, draws=1).step.p50,

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from presage.embeddings.lookup_files import MEASURED_ON, load
-from presage.embeddings.lookup_model import EmbeddingModel, embedding_model, scaled
+from presage.embeddings.lookup_files import MEASURED_ON, load_lookup_parameters
+from presage.embeddings.lookup_model import EmbeddingModel, embedding_model, scale_parameters
 from presage.embeddings.row_reuse import Lookups, zipf
 from presage.hardware import Gpu, gpu
 from presage_fit.embeddings import START, Measured, fit_lookups, group_hash, sample
@@ -69,7 +69,7 @@ def split(groups: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
 
 
 def _notes(found: Groups, fitted: bool) -> Iterator[str]:
-    seen = load().seen
+    seen = load_lookup_parameters().seen
     known = sum(group_hash(g) in seen for g in found.groups)
     if fitted:
         half = len(found.groups) // 2
@@ -80,7 +80,7 @@ def _notes(found: Groups, fitted: bool) -> Iterator[str]:
 
 
 def _model(chip: Gpu, groups: Sequence[Measured]) -> EmbeddingModel:
-    found = fit_lookups(groups, start=scaled(START, gpu(MEASURED_ON), chip))
+    found = fit_lookups(groups, start=scale_parameters(START, gpu(MEASURED_ON), chip))
     return EmbeddingModel(chip, found.params, {"forward": found.forward, "backward": found.backward})
 
 

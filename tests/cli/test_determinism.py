@@ -117,11 +117,11 @@ def test_every_command_is_here() -> None:
 
 def test_a_search_that_ends_by_itself_finds_the_same() -> None:
     from presage.embeddings import Table
-    from presage.embeddings.sharding_problem import Problem
+    from presage.embeddings.sharding_problem import ShardingProblem
     from presage.embeddings.sharding_search import search
     from presage.hardware import platform
 
     tables = tuple(Table(f"t{k}", rows=10_000 * (k + 1), dim=64, pooling=5.0 + k) for k in range(6))
-    problem = Problem(tables, 4096, 4, platform("dgx-h200"))
+    problem = ShardingProblem(tables, 4096, 4, platform("dgx-h200"))
     one, other = (search(problem, seconds=1e6, rounds=50, kicks=2, seed=3) for _ in range(2))
     assert one.complete and one.plan == other.plan and one.cost.seconds == other.cost.seconds

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from presage.cli.app import app
 from presage.embeddings import Reuse, Table
-from presage.embeddings.dlrm_graph import SPARSE, Sparse, dlrm_graph
+from presage.embeddings.dlrm_graph import SPARSE, EmbeddingCounts, dlrm_graph
 from presage.embeddings.dlrm_job import DlrmJob, read_job
-from presage.embeddings.dlrm_ranks import DlrmTeam, dlrm_team, predict_dlrm
-from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, Placed, Plan
+from presage.embeddings.dlrm_ranks import DlrmRanks, dlrm_ranks, predict_dlrm
+from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, TablePlacement
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
 from presage.prediction.step import StepResult
@@ -28,8 +28,8 @@ JOB = DlrmJob(
 NO_HOST = 1e-3
 
 
-def _found(job: DlrmJob, **more: float) -> tuple[DlrmTeam, StepResult]:
-    team = dlrm_team(job, **more)  # type: ignore[arg-type]
+def _found(job: DlrmJob, **more: float) -> tuple[DlrmRanks, StepResult]:
+    team = dlrm_ranks(job, **more)  # type: ignore[arg-type]
     return team, predict_dlrm(team, draws=1)
 
 
@@ -88,21 +88,23 @@ def test_the_layers_are_the_ops_that_pytorch_runs(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text(TORCH)
     real = capture(load(f"{path}:build"), {}, source="x")
-    mine = dlrm_graph(replace(JOB, optimizer="sgd"), Sparse(512, 0, 0, 1, 1, 0))
+    mine = dlrm_graph(replace(JOB, optimizer="sgd"), EmbeddingCounts(512, 0, 0, 1, 1, 0))
     assert _shapes(mine) == _shapes(real)
 
 
 def test_products_are_in_the_precision_of_the_job() -> None:
-    graph = dlrm_graph(replace(JOB, precision="bf16"), Sparse(512, 0, 0, 1, 1, 0))
+    graph = dlrm_graph(replace(JOB, precision="bf16"), EmbeddingCounts(512, 0, 0, 1, 1, 0))
     products = [op for op in graph.ops if op.name in ("aten::mm", "aten::addmm", "aten::bmm")]
     assert {t.dtype for op in products for t in graph.inputs_of(op)} == {"bfloat16"}
     gradients = [t for t in graph.tensors if graph.storages[t.storage].role == "gradient"]
     assert {t.dtype for t in gradients} == {"float32"}
-    assert dlrm_graph(replace(JOB, precision="tf32"), Sparse(512, 0, 0, 1, 1, 0)).flags["allow_tf32"] is True
+    assert dlrm_graph(replace(JOB, precision="tf32"), EmbeddingCounts(512, 0, 0, 1, 1, 0)).flags["allow_tf32"] is True
 
 
 def test_a_cross_network_multiplies_by_its_low_rank_matrices() -> None:
-    graph = dlrm_graph(replace(JOB, interaction="dcn", cross_layers=2, cross_rank=32), Sparse(512, 0, 0, 1, 1, 0))
+    graph = dlrm_graph(
+        replace(JOB, interaction="dcn", cross_layers=2, cross_rank=32), EmbeddingCounts(512, 0, 0, 1, 1, 0)
+    )
     wide = 64 + 512
     forward = [op for op in graph.ops if op.module.startswith("cross") and op.name in ("aten::mm", "aten::addmm")]
     shapes = [graph.outputs_of(op)[0].shape for op in forward if op.phase == "forward"]
@@ -113,7 +115,7 @@ def test_a_cross_network_multiplies_by_its_low_rank_matrices() -> None:
 
 def test_a_dot_interaction_needs_equal_widths() -> None:
     with pytest.raises(PresageError, match="as wide as the bottom layers' output, 32"):
-        dlrm_graph(replace(JOB, bottom=(32,)), Sparse(512, 0, 0, 1, 1, 0))
+        dlrm_graph(replace(JOB, bottom=(32,)), EmbeddingCounts(512, 0, 0, 1, 1, 0))
 
 
 # ---- the ranks
@@ -126,9 +128,9 @@ def test_equal_ranks_are_folded_and_nobody_waits() -> None:
 
 
 def test_ranks_with_less_to_look_up_wait_for_the_one_with_more() -> None:
-    placed = [Placed(TABLE, (0,))] * 5 + [Placed(TABLE, (r,)) for r in (1, 2, 3)]
-    plan = Plan(4, tuple(placed))
-    team = dlrm_team(JOB, given=plan, pace=NO_HOST)
+    placed = [TablePlacement(TABLE, (0,))] * 5 + [TablePlacement(TABLE, (r,)) for r in (1, 2, 3)]
+    plan = ShardingPlan(4, tuple(placed))
+    team = dlrm_ranks(JOB, given=plan, pace=NO_HOST)
     found = predict_dlrm(team, draws=1)
     assert found.many is not None
     busy, light = found.many.kinds[0], found.many.kinds[-1]
@@ -152,9 +154,9 @@ def test_one_rank_sends_nothing() -> None:
 
 @pytest.mark.parametrize("kind", [ROW, DATA, COLUMN])
 def test_every_way_of_cutting_goes_through_the_engine(kind: str) -> None:
-    first = Placed(kind, (0, 1) if kind == COLUMN else ())
-    plan = Plan(4, (first, *(Placed(TABLE, (i % 4,)) for i in range(1, 8))))
-    team = dlrm_team(JOB, given=plan, pace=NO_HOST)
+    first = TablePlacement(kind, (0, 1) if kind == COLUMN else ())
+    plan = ShardingPlan(4, (first, *(TablePlacement(TABLE, (i % 4,)) for i in range(1, 8))))
+    team = dlrm_ranks(JOB, given=plan, pace=NO_HOST)
     found = predict_dlrm(team, draws=1)
     assert found.step.p50 > team.cost.seconds / 2
     names = {op.module.removeprefix(SPARSE) for op in team.team.steps[0].graph.ops if op.module.startswith(SPARSE)}
@@ -171,9 +173,9 @@ def test_memory_is_tables_and_layers() -> None:
 
 def test_an_unknown_plan_and_one_that_does_not_fit_are_told() -> None:
     with pytest.raises(PresageError, match="no plan 'best'"):
-        dlrm_team(replace(JOB, plan="best"))
+        dlrm_ranks(replace(JOB, plan="best"))
     with pytest.raises(PresageError, match="GiB more than a rank has"):
-        dlrm_team(replace(JOB, memory=1e8))
+        dlrm_ranks(replace(JOB, memory=1e8))
 
 
 # ---- the file and the command

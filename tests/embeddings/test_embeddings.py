@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from presage.embeddings import Reuse, Table, embedding_model
-from presage.embeddings.lookup_files import load, save
-from presage.embeddings.lookup_traffic import flow, time_held
-from presage.embeddings.row_reuse import BINS, FIRST, fitted_alpha, zipf
-from presage.embeddings.table import columns
+from presage.embeddings.lookup_files import load_lookup_parameters, save_lookup_parameters
+from presage.embeddings.lookup_traffic import lookup_traffic, time_held
+from presage.embeddings.row_reuse import BINS, FIRST, fit_alpha, zipf
+from presage.embeddings.table import table_arrays
 from presage.errors import InputError, PresageError
 from presage.hardware import gpus
 from presage_fit.least_squares import least
@@ -53,7 +53,7 @@ def test_expected_use_of_rows_is_what_draws_give(alpha: float, rows: int, count:
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9, 1.05, 1.2, 1.5])
 def test_skew_from_distinct_rows(alpha: float) -> None:
     distinct = len(np.unique(draws(alpha, 200_000, 400_000)))
-    assert fitted_alpha(distinct, 400_000, 200_000) == pytest.approx(alpha, abs=0.02)
+    assert fit_alpha(distinct, 400_000, 200_000) == pytest.approx(alpha, abs=0.02)
 
 
 def test_histograms_and_skews_agree() -> None:
@@ -139,9 +139,9 @@ def test_parts_of_tables() -> None:
 
 
 def test_caches_hold_what_fits() -> None:
-    k = columns([table(rows=1000, alpha=0.0), table(rows=10**7, alpha=0.0, pooling=200)], 8192)
+    k = table_arrays([table(rows=1000, alpha=0.0), table(rows=10**7, alpha=0.0, pooling=200)], 8192)
     params = {"cache": 20e6, "own_cache": 1e5, "sms": 132.0}
-    found = flow(k, params, adaptive=True, varied=False)
+    found = lookup_traffic(k, params, adaptive=True, varied=False)
     assert found.again[0] == 0.0  # half a megabyte stays
     assert 0.8 < found.again[1] / (k.count[1] - k.distinct[1]) < 1.0  # of gigabytes little does
     assert (found.near <= k.count).all() and (found.near >= k.distinct * 0.99).all()
@@ -169,14 +169,14 @@ def test_mistakes_are_told() -> None:
 
 
 def test_parameters_as_a_file(tmp_path: Path) -> None:
-    save(load(), tmp_path / "p.json")
-    again = embedding_model("h200", load(tmp_path / "p.json"))
-    assert again.forward(MIXED, 4096) == MODEL.forward(MIXED, 4096) and len(load().seen) == 351
+    save_lookup_parameters(load_lookup_parameters(), tmp_path / "p.json")
+    again = embedding_model("h200", load_lookup_parameters(tmp_path / "p.json"))
+    assert again.forward(MIXED, 4096) == MODEL.forward(MIXED, 4096) and len(load_lookup_parameters().seen) == 351
     (tmp_path / "old.json").write_text('{"version": 0}')
     (tmp_path / "bad.json").write_text("[]")
     for name, said in (("old", "fit it again"), ("bad", "not a file of embedding parameters"), ("none", "not a file")):
         with pytest.raises(InputError, match=said):
-            load(tmp_path / f"{name}.json")
+            load_lookup_parameters(tmp_path / f"{name}.json")
 
 
 def test_least_squares_find_a_law_again() -> None:

@@ -12,7 +12,7 @@ from test_embeddings import draws
 from commands import runner
 from presage.cli import indices as command
 from presage.embeddings import embedding_model
-from presage.embeddings.index_counts import Bags, count, likely_alpha
+from presage.embeddings.index_counts import Bags, count_lookups, likely_alpha
 from presage.embeddings.index_files import read_indices
 from presage.errors import InputError, PresageError
 
@@ -101,7 +101,7 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_counts() -> None:
-    found = list(count(BAGS, 1024))
+    found = list(count_lookups(BAGS, 1024))
     for c, b in zip(found, BAGS, strict=True):
         used = b.indices[: b.lengths[:1024].sum()]
         rows, uses = np.unique(used, return_counts=True)
@@ -115,15 +115,15 @@ def test_counts() -> None:
 def test_skew_is_found(alpha: float, rows: int, lookups: int) -> None:
     """Where all rows are used too, when their number tells nothing; and of Zipf's own numbers."""
     one = Bags("t", draws(alpha, rows, lookups, 3) - 1, np.ones(lookups, int))
-    assert next(count([one])).alpha == pytest.approx(alpha, abs=0.03)
+    assert next(count_lookups([one])).alpha == pytest.approx(alpha, abs=0.03)
     weight = np.arange(1, rows + 1.0) ** -alpha
     zipf = np.random.default_rng(5).choice(rows, lookups, p=weight / weight.sum())
-    assert next(count([Bags("z", zipf, np.ones(lookups, int))])).alpha == pytest.approx(alpha, abs=0.12)
+    assert next(count_lookups([Bags("z", zipf, np.ones(lookups, int))])).alpha == pytest.approx(alpha, abs=0.12)
 
 
 def test_no_lookups() -> None:
     empty = Bags("none", np.zeros(0, int), np.zeros(8, int))
-    assert next(count([empty])).alpha == 0.0 and likely_alpha((0,) * 17, 0, 10) == 0.0
+    assert next(count_lookups([empty])).alpha == 0.0 and likely_alpha((0,) * 17, 0, 10) == 0.0
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -150,5 +150,5 @@ def test_the_command(tmp_path: Path) -> None:
     assert "alpha" in run(tmp_path / "t.npz")
     with pytest.raises(PresageError, match="dtype 'int3'"):
         run(tmp_path / "t.npz", "--dtype", "int3")
-    tables = [c.table() for c in count(BAGS, 1024)]
+    tables = [c.table() for c in count_lookups(BAGS, 1024)]
     assert embedding_model("h200").forward(tables, 1024) > 0

@@ -11,10 +11,10 @@ pytest.importorskip("torchrec", reason="needs the extra 'torchrec' (torchrec and
 
 from presage.adapters.torchrec import PresageEstimator
 from presage.embeddings import Reuse, Table
-from presage.embeddings.sharding_cost import cost
-from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, Placed, Plan
-from presage.embeddings.sharding_prices import Prices
-from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_cost import sharding_cost
+from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, ShardingPlan, TablePlacement
+from presage.embeddings.sharding_prices import ShardCosts
+from presage.embeddings.sharding_problem import ShardingProblem
 from presage.hardware import platform
 
 RANKS, BATCH = 4, 2048
@@ -60,14 +60,14 @@ def _planned(estimator_of: Any, kinds: list[str]) -> tuple[Any, Any]:
     return plan, planner
 
 
-def _as_plan(found: Any) -> Plan:
+def _as_plan(found: Any) -> ShardingPlan:
     """TorchRec's plan as ours."""
     (by_name,) = found.plan.values()
     placed = []
     for t in _tables():
         kind, ranks = by_name[t.name].sharding_type, tuple(by_name[t.name].ranks)
-        placed.append(Placed(kind, ranks if kind in (TABLE, COLUMN) else ()))
-    return Plan(RANKS, tuple(placed))
+        placed.append(TablePlacement(kind, ranks if kind in (TABLE, COLUMN) else ()))
+    return ShardingPlan(RANKS, tuple(placed))
 
 
 def _presage(topology: Any, limits: Any) -> Any:
@@ -82,10 +82,10 @@ def test_the_planner_takes_presages_times() -> None:
 def test_plans_by_presages_times_are_no_worse_than_by_torchrecs_own() -> None:
     from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
-    problem = Problem(_tables(), BATCH * RANKS, RANKS, platform("dgx-h200"))
-    prices = Prices(problem)
+    problem = ShardingProblem(_tables(), BATCH * RANKS, RANKS, platform("dgx-h200"))
+    prices = ShardCosts(problem)
     ours, theirs = (_as_plan(_planned(e, ["table_wise"])[0]) for e in (_presage, EmbeddingPerfEstimator))
-    assert cost(ours, prices).seconds <= cost(theirs, prices).seconds * 1.001
+    assert sharding_cost(ours, prices).seconds <= sharding_cost(theirs, prices).seconds * 1.001
 
 
 def test_a_shard_costs_what_the_embedding_model_says_it_adds() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from graph_sketches import Sketch, training_step
 from presage.graph import summary, work
 from presage.graph.graph import Event, Graph
-from presage.graph.summary import Row, module_path
+from presage.graph.summary import SummaryRow, module_path
 
 
 def test_paths_keep_numbers_with_their_list() -> None:
@@ -22,8 +22,8 @@ def test_everything_adds_up() -> None:
     assert (whole.read, whole.written) == (sums.bytes.read, sums.bytes.written)
     for depth in (1, 2, 3):
         top = [r for r in summary.by_module(g, depth) if r.depth == 0]
-        assert sum(top, Row("total")).figures == whole.figures
-        assert sum(summary.collapsed(top), Row("total")).figures == whole.figures
+        assert sum(top, SummaryRow("total")).figures == whole.figures
+        assert sum(summary.collapsed(top), SummaryRow("total")).figures == whole.figures
     for rows in (summary.by_phase(g), summary.by_family(g)):
         assert sum(r.flops for r in rows) == whole.flops
         assert sum(r.moved for r in rows) == whole.moved
@@ -54,12 +54,23 @@ def test_equal_neighbours_share_a_row() -> None:
     rows = summary.collapsed(summary.by_module(training_step(layers=12), 2))
     assert [(r.name, r.alike) for r in rows] == [("layers.0-11", 12), ("layers.0-11.act", 12), ("(optimizer)", 1)]
     assert rows[0].parameters == 12 * 256
-    odd = [Row("a.0", ops=1), Row("a.1", ops=1), Row("a.3", ops=1), Row("b.4", ops=1), Row("b.5", ops=2)]
+    odd = [
+        SummaryRow("a.0", ops=1),
+        SummaryRow("a.1", ops=1),
+        SummaryRow("a.3", ops=1),
+        SummaryRow("b.4", ops=1),
+        SummaryRow("b.5", ops=2),
+    ]
     assert [r.name for r in summary.collapsed(odd)] == ["a.0-1", "a.3", "b.4", "b.5"]
 
 
 def test_what_is_inside_must_be_equal_too() -> None:
-    rows = [Row("a.0", ops=1), Row("a.0.x", 1, ops=1), Row("a.1", ops=1), Row("a.1.y", 1, ops=1)]
+    rows = [
+        SummaryRow("a.0", ops=1),
+        SummaryRow("a.0.x", 1, ops=1),
+        SummaryRow("a.1", ops=1),
+        SummaryRow("a.1.y", 1, ops=1),
+    ]
     assert summary.collapsed(rows) == rows
 
 

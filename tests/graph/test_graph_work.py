@@ -10,7 +10,7 @@ from graph_sketches import Sketch
 from presage.errors import PresageError
 from presage.graph import work
 from presage.graph.graph import Graph, Op, Ref
-from presage.graph.work import Bytes
+from presage.graph.work import MemoryTraffic
 
 
 def one(sketch: Sketch, op: Op) -> tuple[Graph, Op]:
@@ -21,7 +21,7 @@ def flops(sketch: Sketch, op: Op) -> int:
     return work.flops(*one(sketch, op))
 
 
-def moved(sketch: Sketch, op: Op) -> Bytes:
+def moved(sketch: Sketch, op: Op) -> MemoryTraffic:
     return work.bytes_moved(*one(sketch, op))
 
 
@@ -185,23 +185,23 @@ def test_an_op_without_its_tensors_is_an_error_that_names_it() -> None:
 def test_plain_rule() -> None:
     s = Sketch()
     x, y = s.tensor(3, 5, dtype="bfloat16"), s.tensor(3, 5)
-    assert moved(s, s.op("add", [x, y, 1], [s.new(3, 5)])) == Bytes(30 + 60, 60)
-    assert moved(s, s.op("nobody_knows", [x, y], [s.new(3, 5)])) == Bytes(90, 60)
-    assert moved(s, s.op("mul", [x, x], [s.new(3, 5)])) == Bytes(30, 60), "an input named twice is read once"
-    assert moved(s, s.op("cat", [[x, y, x]], [s.new(9, 5)])) == Bytes(90, 180)
+    assert moved(s, s.op("add", [x, y, 1], [s.new(3, 5)])) == MemoryTraffic(30 + 60, 60)
+    assert moved(s, s.op("nobody_knows", [x, y], [s.new(3, 5)])) == MemoryTraffic(90, 60)
+    assert moved(s, s.op("mul", [x, x], [s.new(3, 5)])) == MemoryTraffic(30, 60), "an input named twice is read once"
+    assert moved(s, s.op("cat", [[x, y, x]], [s.new(9, 5)])) == MemoryTraffic(90, 180)
 
 
 def test_views_move_nothing() -> None:
     s = Sketch()
-    assert moved(s, s.op("transpose", [s.tensor(3, 5), 0, 1], [s.new(5, 3)], kernels=False)) == Bytes(0, 0)
+    assert moved(s, s.op("transpose", [s.tensor(3, 5), 0, 1], [s.new(5, 3)], kernels=False)) == MemoryTraffic(0, 0)
 
 
 def test_repeated_elements_are_read_once() -> None:
     s = Sketch()
     row = s.tensor(5)
     wide = s.view(0, (3, 5), (0, 1), "float32")
-    assert moved(s, s.op("add", [s.tensor(3, 5), wide], [s.new(3, 5)])) == Bytes(60 + 20, 60)
-    assert moved(s, s.op("sum", [row, wide], [s.new()])) == Bytes(20, 4)
+    assert moved(s, s.op("add", [s.tensor(3, 5), wide], [s.new(3, 5)])) == MemoryTraffic(60 + 20, 60)
+    assert moved(s, s.op("sum", [row, wide], [s.new()])) == MemoryTraffic(20, 4)
 
 
 def test_views_of_one_storage_count_what_is_under_them() -> None:
@@ -219,18 +219,18 @@ def test_views_of_one_storage_count_what_is_under_them() -> None:
 def test_in_place() -> None:
     s = Sketch()
     x, y = s.tensor(3, 5), s.tensor(3, 5)
-    assert moved(s, s.op("add_", [x, y], [x], writes=(x,))) == Bytes(120, 60)
-    assert moved(s, s.op("relu_", [x], [x], writes=(x,))) == Bytes(60, 60)
+    assert moved(s, s.op("add_", [x, y], [x], writes=(x,))) == MemoryTraffic(120, 60)
+    assert moved(s, s.op("relu_", [x], [x], writes=(x,))) == MemoryTraffic(60, 60)
     for name in ("zero_", "fill_", "normal_"):
-        assert moved(s, s.op(name, [x], [x], writes=(x,))) == Bytes(0, 60)
+        assert moved(s, s.op(name, [x], [x], writes=(x,))) == MemoryTraffic(0, 60)
 
 
 def test_copies_and_casts() -> None:
     s = Sketch()
     x, y = s.tensor(3, 5, dtype="bfloat16"), s.tensor(3, 5)
-    assert moved(s, s.op("copy_", [y, x, False], [y], writes=(y,))) == Bytes(30, 60)
-    assert moved(s, s.op("_to_copy", [y], [s.new(3, 5, dtype="bfloat16")])) == Bytes(60, 30)
-    assert moved(s, s.op("_foreach_copy_", [[y], [x]], [], writes=(y,))) == Bytes(30, 60)
+    assert moved(s, s.op("copy_", [y, x, False], [y], writes=(y,))) == MemoryTraffic(30, 60)
+    assert moved(s, s.op("_to_copy", [y], [s.new(3, 5, dtype="bfloat16")])) == MemoryTraffic(60, 30)
+    assert moved(s, s.op("_foreach_copy_", [[y], [x]], [], writes=(y,))) == MemoryTraffic(30, 60)
 
 
 def test_destinations_are_not_read() -> None:
@@ -238,55 +238,61 @@ def test_destinations_are_not_read() -> None:
     x, y = s.tensor(3, 5), s.tensor(5, 7)
     out = s.tensor(3, 7)
     op = s.op("mm", [x, y, out], [out], writes=(out,), names="self mat2 out", overload="out")
-    assert moved(s, op) == Bytes(60 + 140, 84)
+    assert moved(s, op) == MemoryTraffic(60 + 140, 84)
 
 
 def test_bias_is_left_alone_where_beta_is_zero() -> None:
     s = Sketch()
     tensors = [s.tensor(3, 7), s.tensor(3, 5), s.tensor(5, 7)]
     names = "self mat1 mat2 beta alpha"
-    assert moved(s, s.op("addmm", [*tensors, 0, 1], [s.new(3, 7)], names=names)) == Bytes(60 + 140, 84)
-    assert moved(s, s.op("addmm", [*tensors, 1, 1], [s.new(3, 7)], names=names)) == Bytes(60 + 140 + 84, 84)
+    assert moved(s, s.op("addmm", [*tensors, 0, 1], [s.new(3, 7)], names=names)) == MemoryTraffic(60 + 140, 84)
+    assert moved(s, s.op("addmm", [*tensors, 1, 1], [s.new(3, 7)], names=names)) == MemoryTraffic(60 + 140 + 84, 84)
 
 
 def test_lookups_read_the_rows_they_gather() -> None:
     s = Sketch()
     table, few, many = s.tensor(1000, 16), s.tensor(6, dtype="int64"), s.tensor(5000, dtype="int64")
-    assert moved(s, s.op("embedding", [table, few], [s.new(6, 16)])) == Bytes(6 * 64 + 48, 6 * 64)
+    assert moved(s, s.op("embedding", [table, few], [s.new(6, 16)])) == MemoryTraffic(6 * 64 + 48, 6 * 64)
     everything = s.op("embedding", [table, many], [s.new(5000, 16)])
-    assert moved(s, everything) == Bytes(64000 + 40000, 5000 * 64), "never more than the table"
+    assert moved(s, everything) == MemoryTraffic(64000 + 40000, 5000 * 64), "never more than the table"
     offsets = s.tensor(2, dtype="int64")
     bags = [s.new(2, 16), s.new(6, dtype="int64")]
-    assert moved(s, s.op("_embedding_bag", [table, few, offsets], bags)) == Bytes(6 * 64 + 48 + 16, 128 + 48)
-    assert moved(s, s.op("index", [table, [few, None]], [s.new(6, 16)])) == Bytes(6 * 64 + 48, 6 * 64)
-    assert moved(s, s.op("gather", [table, 1, s.tensor(6, 2, dtype="int64")], [s.new(6, 2)])) == Bytes(48 + 96, 48)
+    assert moved(s, s.op("_embedding_bag", [table, few, offsets], bags)) == MemoryTraffic(6 * 64 + 48 + 16, 128 + 48)
+    assert moved(s, s.op("index", [table, [few, None]], [s.new(6, 16)])) == MemoryTraffic(6 * 64 + 48, 6 * 64)
+    assert moved(s, s.op("gather", [table, 1, s.tensor(6, 2, dtype="int64")], [s.new(6, 2)])) == MemoryTraffic(
+        48 + 96, 48
+    )
     scores, total = s.new(), s.new()
     loss = s.op("nll_loss_forward", [table, s.tensor(1000, dtype="int64"), None, 1, -100], [scores, total])
-    assert moved(s, loss) == Bytes(4000 + 8000, 8)
+    assert moved(s, loss) == MemoryTraffic(4000 + 8000, 8)
 
 
 def test_scatters_write_the_rows_they_hit() -> None:
     s = Sketch()
     x, index, rows = s.tensor(1000, 16), s.tensor(6, dtype="int64"), s.tensor(6, 16)
     touched = 6 * 64
-    assert moved(s, s.op("index_add_", [x, 0, index, rows], [x], writes=(x,))) == Bytes(48 + 2 * touched, touched)
-    assert moved(s, s.op("index_copy_", [x, 0, index, rows], [x], writes=(x,))) == Bytes(48 + touched, touched)
+    assert moved(s, s.op("index_add_", [x, 0, index, rows], [x], writes=(x,))) == MemoryTraffic(
+        48 + 2 * touched, touched
+    )
+    assert moved(s, s.op("index_copy_", [x, 0, index, rows], [x], writes=(x,))) == MemoryTraffic(48 + touched, touched)
     put = s.op("index_put_", [x, [index], rows, False], [x], writes=(x,))
-    assert moved(s, put) == Bytes(48 + touched, touched)
+    assert moved(s, put) == MemoryTraffic(48 + touched, touched)
     add = s.op("index_put_", [x, [None, index], s.tensor(), True], [x], writes=(x,))
-    assert moved(s, add) == Bytes(48 + 4 + 1000 * 6 * 4, 1000 * 6 * 4)
+    assert moved(s, add) == MemoryTraffic(48 + 4 + 1000 * 6 * 4, 1000 * 6 * 4)
     wide = s.tensor(6, 16, dtype="int64")
-    assert moved(s, s.op("scatter_add_", [x, 0, wide, rows], [x], writes=(x,))) == Bytes(768 + 2 * touched, touched)
+    assert moved(s, s.op("scatter_add_", [x, 0, wide, rows], [x], writes=(x,))) == MemoryTraffic(
+        768 + 2 * touched, touched
+    )
     fill = s.op("index_fill_", [x, 0, index, 1.0], [x], writes=(x,), names="self dim index value")
-    assert moved(s, fill) == Bytes(48, touched)
+    assert moved(s, fill) == MemoryTraffic(48, touched)
 
 
 def test_sparse_tensors_are_as_large_as_their_values() -> None:
     s = Sketch()
     table, values = s.tensor(1000, 16), s.tensor(6, 16)
     sparse = s.view(s.tensors[values.id].storage, (1000, 16), (), "float32")
-    assert moved(s, s.op("clone", [sparse], [s.new(6, 16)])) == Bytes(6 * 64, 6 * 64)
-    assert moved(s, s.op("add_", [table, sparse, 1], [table], writes=(table,))) == Bytes(2 * 6 * 64, 6 * 64)
+    assert moved(s, s.op("clone", [sparse], [s.new(6, 16)])) == MemoryTraffic(6 * 64, 6 * 64)
+    assert moved(s, s.op("add_", [table, sparse, 1], [table], writes=(table,))) == MemoryTraffic(2 * 6 * 64, 6 * 64)
 
 
 def test_convolution_backward_reads_what_its_gradients_need() -> None:
@@ -294,21 +300,21 @@ def test_convolution_backward_reads_what_its_gradients_need() -> None:
     grad, x, w = s.tensor(2, 6, 6, 6), s.tensor(2, 4, 8, 8), s.tensor(6, 4, 3, 3)
     sizes = [4 * s.tensors[r.id].elements for r in (grad, x, w)]
     weight_only = s.op("convolution_backward", [grad, x, w, None, [1], [False, True, False]], [s.new(6, 4, 3, 3)])
-    assert moved(s, weight_only) == Bytes(sizes[0] + sizes[1], sizes[2])
+    assert moved(s, weight_only) == MemoryTraffic(sizes[0] + sizes[1], sizes[2])
     both = [s.new(2, 4, 8, 8), s.new(6, 4, 3, 3)]
     all_of_it = s.op("convolution_backward", [grad, x, w, None, [1], [True, True, False]], both)
-    assert moved(s, all_of_it) == Bytes(sum(sizes), sizes[1] + sizes[2])
+    assert moved(s, all_of_it) == MemoryTraffic(sum(sizes), sizes[1] + sizes[2])
 
 
 def test_inputs_taken_for_their_shape() -> None:
     s = Sketch()
     x, target = s.tensor(8, 10), s.tensor(8, dtype="int64")
     loss = s.op("nll_loss_backward", [s.tensor(), x, target, None, 1, -100, s.tensor()], [s.new(8, 10)])
-    assert moved(s, loss) == Bytes(4 + 64 + 4, 320)
-    assert moved(s, s.op("zeros_like", [x], [s.new(8, 10)])) == Bytes(0, 320)
+    assert moved(s, loss) == MemoryTraffic(4 + 64 + 4, 320)
+    assert moved(s, s.op("zeros_like", [x], [s.new(8, 10)])) == MemoryTraffic(0, 320)
     stats = [s.tensor(10) for _ in range(5)]
     norm = s.op("cudnn_batch_norm_backward", [x, x, *stats, 1e-5, None], [s.new(8, 10)])
-    assert moved(s, norm) == Bytes(320 + 3 * 40, 320)
+    assert moved(s, norm) == MemoryTraffic(320 + 3 * 40, 320)
 
 
 def test_batch_norm_writes_its_running_statistics_in_training() -> None:
@@ -317,7 +323,7 @@ def test_batch_norm_writes_its_running_statistics_in_training() -> None:
     for training, more in ((True, 80), (False, 0)):
         out = [s.new(8, 10), s.new(10), s.new(10)]
         op = s.op("cudnn_batch_norm", [x, *stats, training, 0.1, 1e-5], out)
-        assert moved(s, op) == Bytes(320 + 160, 320 + 80 + more)
+        assert moved(s, op) == MemoryTraffic(320 + 160, 320 + 80 + more)
 
 
 def test_optimizers_by_their_lists() -> None:
@@ -327,11 +333,11 @@ def test_optimizers_by_their_lists() -> None:
     changed = tuple(r for group in lists for r in group)  # the schema says gradients may be written as well
     names = "self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps grad_scale"
     plain = s.op("_fused_adamw_", [*lists, [], steps, None], [], "optimizer", names=names, writes=changed)
-    assert moved(s, plain) == Bytes(4 * 428 + 8, 3 * 428)
+    assert moved(s, plain) == MemoryTraffic(4 * 428 + 8, 3 * 428)
     scaled = s.op("_fused_adamw_", [*lists, [], steps, s.tensor()], [], "optimizer", names=names, writes=changed)
-    assert moved(s, scaled) == Bytes(4 * 428 + 12, 4 * 428)
+    assert moved(s, scaled) == MemoryTraffic(4 * 428 + 12, 4 * 428)
     added = s.op("_foreach_add_", [lists[0], lists[1]], [], "optimizer", writes=tuple(lists[0]))
-    assert moved(s, added) == Bytes(2 * 428, 428)
+    assert moved(s, added) == MemoryTraffic(2 * 428, 428)
 
 
 def test_work_adds_up() -> None:
@@ -342,7 +348,7 @@ def test_work_adds_up() -> None:
     s.op("view", [a], [s.new(15)], kernels=False)
     found = work.total(s.graph())
     assert (found.ops, found.kernels, found.flops) == (3, 2, 210)
-    assert found.bytes == Bytes(60 + 140 + 60, 84 + 60)
+    assert found.bytes == MemoryTraffic(60 + 140 + 60, 84 + 60)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.embeddings.sharding_problem import Problem
-from presage.embeddings.sharding_search import Found as Sharded
+from presage.embeddings.sharding_problem import ShardingProblem
+from presage.embeddings.sharding_search import ShardingResult as Sharded
 from presage.embeddings.sharding_search import search as search_shards
 from presage.embeddings.sharding_tasks import draw_task
 from presage.hardware import platform
@@ -47,10 +47,10 @@ def whole() -> RunResult:
 
 
 @cache
-def shards() -> tuple[Problem, Sharded]:
+def shards() -> tuple[ShardingProblem, Sharded]:
     h200 = platform("dgx-h200")
     tables = draw_task(4, float(h200.gpu.memory), np.random.default_rng(0))[:24]
-    problem = Problem(tables, 16384, 4, h200, 0.0, "rowwise_adagrad", "fixed")
+    problem = ShardingProblem(tables, 16384, 4, h200, 0.0, "rowwise_adagrad", "fixed")
     return problem, search_shards(problem, seconds=30.0, rounds=40, kicks=2)
 
 

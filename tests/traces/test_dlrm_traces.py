@@ -21,8 +21,8 @@ import pytest
 from presage.embeddings import Table
 from presage.embeddings.dlrm_graph import SPARSE
 from presage.embeddings.dlrm_job import DlrmJob
-from presage.embeddings.dlrm_ranks import DlrmTeam, dlrm_team, predict_dlrm
-from presage.embeddings.sharding_plan import DATA, TABLE, Placed, Plan
+from presage.embeddings.dlrm_ranks import DlrmRanks, dlrm_ranks, predict_dlrm
+from presage.embeddings.sharding_plan import DATA, TABLE, ShardingPlan, TablePlacement
 from presage.embeddings.table_files import read_tables
 from presage.graph.collective import collective
 from presage.prediction.rank_program import rank_program
@@ -59,13 +59,15 @@ def _lookup(nodes: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def team(shared: Path) -> DlrmTeam:
+def team(shared: Path) -> DlrmRanks:
     """The job of the traces with the plan that their ranks show: whose weights and lookups add up to a rank's."""
     folder = shared / "traces" / "dlrm_8xv100"
     tables, _ = read_tables(Path(str(files("presage").joinpath("data/dlrm/mlperf_dcnv2.json"))))
     tables = tuple(replace(t, dim=DIM) for t in tables)
     small = sorted(range(26), key=lambda t: tables[t].rows)[:2]
-    placed: list[Placed] = [Placed(DATA) if t in small else Placed(TABLE, (0,)) for t in range(26)]
+    placed: list[TablePlacement] = [
+        TablePlacement(DATA) if t in small else TablePlacement(TABLE, (0,)) for t in range(26)
+    ]
     for rank in range(RANKS):
         weights, lookups = _lookup(_nodes(folder, rank))
         fits = [
@@ -76,15 +78,15 @@ def team(shared: Path) -> DlrmTeam:
         ]
         assert len(fits) == 1, f"rank {rank}"
         for t in fits[0]:
-            placed[t] = Placed(TABLE, (rank,))
+            placed[t] = TablePlacement(TABLE, (rank,))
     job = DlrmJob(
         "traced", tables, SAMPLES * RANKS, RANKS, "dgx-1-v100", bottom=(256, 128, DIM), top=(512, 512, 256, 1),
         precision="fp32", index="int32",
     )  # fmt: skip
-    return dlrm_team(job, given=Plan(RANKS, tuple(placed)))
+    return dlrm_ranks(job, given=ShardingPlan(RANKS, tuple(placed)))
 
 
-def test_every_collective_of_the_trace_is_predicted_to_the_number(team: DlrmTeam, shared: Path) -> None:
+def test_every_collective_of_the_trace_is_predicted_to_the_number(team: DlrmRanks, shared: Path) -> None:
     graph = team.team.steps[0].graph
     mine: list[Sent] = []
     for op in graph.ops:
@@ -96,7 +98,7 @@ def test_every_collective_of_the_trace_is_predicted_to_the_number(team: DlrmTeam
         assert Counter(mine) == Counter(_sent(_nodes(shared / "traces" / "dlrm_8xv100", rank)))
 
 
-def test_collectives_come_in_the_order_of_the_trace(team: DlrmTeam, shared: Path) -> None:
+def test_collectives_come_in_the_order_of_the_trace(team: DlrmRanks, shared: Path) -> None:
     """But for the sizes, which newer releases send before the forward pass."""
     graph = team.team.steps[0].graph
     ops = [op for op in graph.ops if collective(op) and op.module != f"{SPARSE}sizes"]
@@ -105,7 +107,7 @@ def test_collectives_come_in_the_order_of_the_trace(team: DlrmTeam, shared: Path
     assert mine == real
 
 
-def test_what_each_rank_receives_is_predicted(team: DlrmTeam, shared: Path) -> None:
+def test_what_each_rank_receives_is_predicted(team: DlrmRanks, shared: Path) -> None:
     for rank in range(RANKS):
         _, lookups = _lookup(_nodes(shared / "traces" / "dlrm_8xv100", rank))
         bags = 3 * SAMPLES * RANKS
@@ -113,7 +115,7 @@ def test_what_each_rank_receives_is_predicted(team: DlrmTeam, shared: Path) -> N
         assert team.cost.load.output[rank] == SAMPLES * RANKS * 3 * DIM * 4
 
 
-def test_the_traced_step_is_bound_by_its_host_as_predicted(team: DlrmTeam, shared: Path) -> None:
+def test_the_traced_step_is_bound_by_its_host_as_predicted(team: DlrmRanks, shared: Path) -> None:
     """Who is late is the hosts' doing, not the tables': what the slowest rank's lookups add is far below the waits."""
     found = predict_dlrm(team, draws=1)
     assert found.bound == "host"
@@ -138,7 +140,7 @@ def _collective_kernels(folder: Path) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("run", ["long_a2a_optimizer_5", "long_a2a_optimizer_2_run2"])
-def test_steps_of_the_pipelined_runs_have_the_collectives_of_a_job(team: DlrmTeam, shared: Path, run: str) -> None:
+def test_steps_of_the_pipelined_runs_have_the_collectives_of_a_job(team: DlrmRanks, shared: Path, run: str) -> None:
     """Those traces have no sizes. A step has five all-to-alls, and all-reduces of buckets, in one order."""
     path = shared / "traces" / "torchrec_dlrm_4xv100" / run / "rank_0.json.gz"
     events = _json(path)["traceEvents"]
@@ -173,7 +175,7 @@ def _waits_for_a_sleeper(rank: int) -> list[float]:
     """Waits of four ranks a step, where one sleeps before it sends its pooled rows."""
     tables = tuple(Table(f"t{i}", 10_000 * (i + 1), 64, 4.0) for i in range(4))
     job = DlrmJob("job", tables, 2048, 4, "4xv100", bottom=(64,), top=(64, 1), precision="fp32")
-    team = dlrm_team(job, given=Plan.table_wise(4, [0, 1, 2, 3])).team
+    team = dlrm_ranks(job, given=ShardingPlan.table_wise(4, [0, 1, 2, 3])).team
     members = []
     for m in team.ranks.members:
         (op,) = (i for i, o in enumerate(m.step.graph.ops) if o.module == f"{SPARSE}output")

@@ -19,7 +19,7 @@ from presage.errors import InputError
 from presage.traces.graphs.et import KinetoLink, link_to_kineto, read_et
 from presage.traces.graphs.graphfile import (
     ExecutionGraph,
-    Node,
+    ExecutionNode,
     TensorRef,
     consumers,
     ordered_graph,
@@ -161,24 +161,24 @@ def tensor(i: int, storage: int | None = None) -> TensorRef:
     return TensorRef(i, i if storage is None else storage, 0, 1, 4, "cpu", (1,), "float32")
 
 
-def graph(*nodes: Node) -> ExecutionGraph:
+def graph(*nodes: ExecutionNode) -> ExecutionGraph:
     return ordered_graph("made.json", "1.0.1", nodes)
 
 
 def test_a_caller_writes_after_what_it_called() -> None:
     made = graph(
-        Node(1, "root", "process"),
-        Node(2, "outer", parent=1, outputs=(tensor(9),)),
-        Node(3, "inner", parent=2, outputs=(tensor(9),)),
-        Node(4, "inner too", parent=2, inputs=((tensor(9), 3),)),
-        Node(5, "reader", parent=1, inputs=(tensor(9),)),
+        ExecutionNode(1, "root", "process"),
+        ExecutionNode(2, "outer", parent=1, outputs=(tensor(9),)),
+        ExecutionNode(3, "inner", parent=2, outputs=(tensor(9),)),
+        ExecutionNode(4, "inner too", parent=2, inputs=((tensor(9), 3),)),
+        ExecutionNode(5, "reader", parent=1, inputs=(tensor(9),)),
     )
     assert producers(made) == {1: (), 2: (), 3: (), 4: (3,), 5: (2,)}
     assert consumers(made)[2] == (5,)
 
 
 def test_views_are_tied_by_their_storage_only() -> None:
-    made = graph(Node(1, "write", outputs=(tensor(1, 7),)), Node(2, "read", inputs=(tensor(2, 7),)))
+    made = graph(ExecutionNode(1, "write", outputs=(tensor(1, 7),)), ExecutionNode(2, "read", inputs=(tensor(2, 7),)))
     assert producers(made) == {1: (), 2: ()}
     assert producers(made, "storage") == {1: (), 2: (1,)}
 
@@ -211,7 +211,7 @@ def test_the_loss_is_what_backward_begins_with(shared: Path) -> None:
 
 
 @st.composite
-def dags(draw: st.DrawFn) -> list[Node]:
+def dags(draw: st.DrawFn) -> list[ExecutionNode]:
     n = draw(st.integers(1, 12))
     ids = draw(st.permutations(range(n)))
     nodes = []
@@ -219,14 +219,16 @@ def dags(draw: st.DrawFn) -> list[Node]:
         deps = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
         parent = draw(st.none() | st.integers(0, i - 1)) if i else None
         nodes.append(
-            Node(ids[i], "op", parent=None if parent is None else ids[parent], data_deps=tuple(ids[d] for d in deps))
+            ExecutionNode(
+                ids[i], "op", parent=None if parent is None else ids[parent], data_deps=tuple(ids[d] for d in deps)
+            )
         )
     return draw(st.permutations(nodes))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(dags())
-def test_the_order_respects_every_dependency_and_is_the_same_for_any_file_order(nodes: list[Node]) -> None:
+def test_the_order_respects_every_dependency_and_is_the_same_for_any_file_order(nodes: list[ExecutionNode]) -> None:
     order = topological_order(graph(*nodes))
     at = {node: i for i, node in enumerate(order)}
     assert sorted(order) == sorted(n.id for n in nodes)
@@ -238,8 +240,8 @@ def test_the_order_respects_every_dependency_and_is_the_same_for_any_file_order(
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 8), st.integers(0, 5))
 def test_a_cycle_is_named(length: int, others: int) -> None:
-    ring = [Node(i, "op", data_deps=((i + 1) % length,)) for i in range(length)]
-    tail = [Node(length + i, "op", data_deps=(0,)) for i in range(others)]
+    ring = [ExecutionNode(i, "op", data_deps=((i + 1) % length,)) for i in range(length)]
+    tail = [ExecutionNode(length + i, "op", data_deps=(0,)) for i in range(others)]
     with pytest.raises(
         InputError, match=rf"made.json: node [0-{length - 1}]: depends on itself in a circle of {length}"
     ):
@@ -370,7 +372,7 @@ def test_sequence_numbers_tell_which_of_many_equal_steps(shared: Path, name: str
 def test_the_link_survives_events_that_only_one_side_saw(data: st.DataObject) -> None:
     layer = ["aten::linear", "aten::t", "aten::addmm", "aten::relu", "aten::clamp_min"]
     names = ["start", *[n for i in range(20) for n in (*layer, f"mark {i % 7}")], "end"]
-    made = graph(*(Node(i + 1, n, thread=1) for i, n in enumerate(names)))
+    made = graph(*(ExecutionNode(i + 1, n, thread=1) for i, n in enumerate(names)))
     lost = data.draw(st.sets(st.integers(0, len(names) - 1), max_size=4))
     seen = [n for i, n in enumerate(names) if i not in lost]
     for at in data.draw(st.lists(st.integers(0, len(seen)), max_size=4)):
@@ -384,7 +386,7 @@ def test_the_link_survives_events_that_only_one_side_saw(data: st.DataObject) ->
 
 
 def test_a_graph_with_nothing_in_common_links_nothing() -> None:
-    made = graph(*(Node(i, f"op {i}", thread=1) for i in range(20)))
+    made = graph(*(ExecutionNode(i, f"op {i}", thread=1) for i in range(20)))
     assert link_to_kineto(made, {7: ["other"] * 20}).positions == (-1,) * 20
     assert link_to_kineto(made, {}).positions == (-1,) * 20
 

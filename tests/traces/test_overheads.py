@@ -268,7 +268,7 @@ def test_pooling_is_extracting_from_both(written: Write) -> None:
 def of_samples(ns: list[int], kind: Kind = Kind.T2, key: str = "aten::a") -> Samples:
     n = len(ns)
     columns = [np.full(n, kind, np.int64), np.full(n, Role.MAIN, np.int64), np.zeros(n, np.int64)]
-    return Samples(*columns, np.array(ns, np.int64), np.zeros(n, np.int64), (key,), ov.Platform(("G",), ("t",)))
+    return Samples(*columns, np.array(ns, np.int64), np.zeros(n, np.int64), (key,), ov.TracePlatform(("G",), ("t",)))
 
 
 samples_ns = st.lists(st.integers(0, 1_000), min_size=1, max_size=30)
@@ -553,4 +553,4 @@ def test_net_segments_add_up_to_the_step_less_the_cost(shared: Path) -> None:
 
 
 def test_overheads_of_nothing_are_an_empty_table() -> None:
-    assert overheads(of_samples([])) == Overheads({}, ov.Platform(("G",), ("t",)))
+    assert overheads(of_samples([])) == Overheads({}, ov.TracePlatform(("G",), ("t",)))

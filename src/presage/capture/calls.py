@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from presage.graph.graph import HOST_MEMORY, Arg, Phase, Role, Storage, Tensor, Thread
 
-__all__ = ["Call", "Memory", "Moment"]
+__all__ = ["MemoryEvent", "MemoryTracker", "RecordedCall"]
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """One op as PyTorch's dispatcher saw it, before it is put into CUDA's words."""
 
     index: int
@@ -39,7 +39,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryEvent:
     """Storage `storage` is taken or given back before call number `call`."""
 
     call: int
@@ -48,13 +48,13 @@ class Moment:
 
 
 @dataclass
-class Memory:
+class MemoryTracker:
     """Numbers tensors and storages. Holds none of them alive: a storage's end is told by a weak reference."""
 
     tensors: list[Tensor] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # bytes of each storage
     roles: dict[int, tuple[Role, str, str]] = field(default_factory=dict)
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[MemoryEvent] = field(default_factory=list)
     before: set[int] = field(default_factory=set)
     host: int = -1
     sparse: dict[int, tuple[int, ...]] = field(default_factory=dict)  # shapes of sparse tensors' values
@@ -80,14 +80,14 @@ class Memory:
         self.sizes.append(handle.nbytes())
         self._alive[key] = (number, weakref.ref(handle, partial(self._ended, key, number)))
         if self._now is not None:
-            self.moments.append(Moment(self._now() - 1, number, True))
+            self.moments.append(MemoryEvent(self._now() - 1, number, True))
         return number
 
     def _ended(self, key: int, number: int, _: Any) -> None:
         if self._alive.get(key, (-1,))[0] == number:
             del self._alive[key]
         if self._now is not None:
-            self.moments.append(Moment(self._now(), number, False))
+            self.moments.append(MemoryEvent(self._now(), number, False))
 
     def _host(self) -> int:
         """All host memory is one storage of no bytes: of host tensors only the shape matters."""
@@ -117,7 +117,7 @@ class Memory:
         if x is not None and x.device.type == "cuda":
             self.roles[self.storage_of(x)] = (role, name, module)
 
-    def compact(self, modules: dict[int, str]) -> tuple[list[Tensor], list[Storage], list[Moment]]:
+    def compact(self, modules: dict[int, str]) -> tuple[list[Tensor], list[Storage], list[MemoryEvent]]:
         """Tensors, storages and moments of the recorded step alone, its storages numbered from 0."""
         made = {m.storage for m in self.moments if m.allocates}
         number = {old: new for new, old in enumerate(sorted(self.before | made | ({self.host} - {-1})))}
@@ -127,7 +127,7 @@ class Memory:
             role, name, module = self.roles.get(old, (unnamed, "", modules.get(old, "")))
             storages.append(Storage(new, self.sizes[old], role, name, module))
         tensors = [replace(t, storage=number[t.storage]) for t in self.tensors]
-        moments = [Moment(m.call, number[m.storage], m.allocates) for m in self.moments]
+        moments = [MemoryEvent(m.call, number[m.storage], m.allocates) for m in self.moments]
         return tensors, storages, moments
 
 

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from msgspec.structs import replace
 
-from presage.capture.calls import Call
+from presage.capture.calls import RecordedCall
 from presage.graph.builder import GraphBuilder
 from presage.graph.graph import DTYPE_BYTES, Arg, Event, Graph, Op, Ref, Storage, Tensor
 
-Rule: TypeAlias = Callable[["Lowering", Call], None]
+Rule: TypeAlias = Callable[["CallLowering", RecordedCall], None]
 
 
-class Lowering(GraphBuilder):
+class CallLowering(GraphBuilder):
     """A graph builder that writes the ops of one recorded call at a time (`begin`, the call's rule, `end`)."""
 
     def __init__(
@@ -31,13 +31,13 @@ class Lowering(GraphBuilder):
         self.tensors, self.storages = tensors, storages
         self.facts = facts or {}  # how often the values of index tensors repeat
         self.sparse = sparse  # shapes of the values of sparse tensors
-        self.call: Call | None = None
+        self.call: RecordedCall | None = None
         self.within: tuple[str, ...] = ()
         self.merged: dict[int, int] = {}  # storages that on CUDA are another one, changed in place
         self._temporaries: list[int] = []
         self._spare: list[int] = []  # storages whose allocation is due in this call
 
-    def begin(self, call: Call, within: tuple[str, ...], allocated: list[int]) -> None:
+    def begin(self, call: RecordedCall, within: tuple[str, ...], allocated: list[int]) -> None:
         self.call, self.within, self._spare = call, within, allocated
         for storage in allocated:
             self.events.append(Event(len(self.ops), storage, True))

@@ -92,7 +92,7 @@ def _walk(roots: Any) -> Iterator[Nested]:
             todo += [(c, within, number) for c in reversed(children)]
             continue
         if not children and name.startswith("aten::"):
-            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid, _asked(event, within))
+            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid, _cast_arguments(event, within))
             continue
         if name.startswith(_ENGINE) and not any(outer.startswith(_ENGINE) for outer in within):
             within = ()  # autograd has a thread of its own on a GPU: nothing of the caller's is around it
@@ -100,7 +100,7 @@ def _walk(roots: Any) -> Iterator[Nested]:
         todo += [(c, inner, number) for c in reversed(children)]
 
 
-def _asked(event: Any, within: tuple[str, ...]) -> tuple[Any, ...]:
+def _cast_arguments(event: Any, within: tuple[str, ...]) -> tuple[Any, ...]:
     """What a call of `to` with a type was about. Calls with a device alone look alike, but have more arguments."""
     if event.name != "aten::to":
         return ()

@@ -12,10 +12,10 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-from presage.capture.calls import Call
+from presage.capture.calls import RecordedCall
 from presage.graph.graph import Thread
 
-__all__ = ["Places", "host_thread"]
+__all__ = ["CallSites", "host_thread"]
 
 _OURS = str(Path(__file__).parent)
 _NO_NUMBER = 1 << 62  # nodes that accumulate gradients have a number above it
@@ -27,7 +27,7 @@ def host_thread() -> Thread:
     return "main" if torch._C._current_autograd_node() is None else "autograd"
 
 
-class Places:
+class CallSites:
     """Follows modules and optimizers through global hooks, which `following` sets and removes."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Places:
         del optimizer, args, kwargs
         self.in_optimizer = False
 
-    def fill(self, call: Call) -> None:
+    def fill(self, call: RecordedCall) -> None:
         """Write down where a call comes from."""
         thread = host_thread()
         stack = self._stacks.get(thread)

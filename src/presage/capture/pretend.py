@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from presage.capture import autocast, cuda_module
 from presage.capture.backend import CUDA, NAME, stand_in
 
-__all__ = ["cuda", "traced"]
+__all__ = ["fake_cuda", "fake_tracing"]
 
 _device_of = torch.ops.prim.device.default
 _MISSING = object()
@@ -40,7 +40,7 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def cuda() -> Iterator[None]:
+def fake_cuda() -> Iterator[None]:
     """Python code inside sees one H200."""
     stand_in()
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
@@ -61,7 +61,7 @@ def cuda() -> Iterator[None]:
 
 
 @contextmanager
-def traced() -> Iterator[None]:
+def fake_tracing() -> Iterator[None]:
     """What runs is being read, by a CUDA graph or a compiler: code that asks is told so."""
     from torch.optim import Optimizer
 

@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from presage.capture import cuda_module
 from presage.capture.backend import CUDA, NAME, stand_in
-from presage.capture.calls import Call, Memory
+from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.inplace import as_on_plain_tensors
 from presage.capture.layouts import as_on_cuda
 from presage.capture.outcomes import OUTCOMES
-from presage.capture.place import Places, host_thread
-from presage.capture.shadows import Shadows
+from presage.capture.place import CallSites, host_thread
+from presage.capture.shadows import IndexValues
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
@@ -58,12 +58,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.recording = False
-        self.calls: list[Call] = []
-        self.memory = Memory()
-        self.places = Places()
+        self.calls: list[RecordedCall] = []
+        self.memory = MemoryTracker()
+        self.places = CallSites()
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
-        self.shadows = Shadows()
+        self.shadows = IndexValues()
         self.values: dict[int, float] = {}  # what scalars on the GPU were set to, by storage
 
     @contextmanager
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.memory.storage_of(x)
         return out
 
-    def _outcome(self, func: Any, args: Any, kwargs: Any, call: Call | None) -> Any:
+    def _outcome(self, func: Any, args: Any, kwargs: Any, call: RecordedCall | None) -> Any:
         if func is _scalar:
             if call:
                 call.sync = True
@@ -202,7 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = 0.0 if tensor.dtype == torch.bool else 1.0
         return torch.tensor(known, dtype=tensor.dtype).item()
 
-    def _copied_over(self, func: Any, args: Any, kwargs: Any, out: Any, call: Call | None) -> Any:
+    def _copied_over(self, func: Any, args: Any, kwargs: Any, out: Any, call: RecordedCall | None) -> Any:
         source = args[0] if func is aten._to_copy.default else args[1]
         if not isinstance(source, torch.Tensor) or _on_gpu(source) == _on_gpu(out):
             return out
@@ -215,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return torch.zeros(out.shape, dtype=out.dtype)
         return out
 
-    def _opaque(self, func: Any, args: Any, call: Call | None) -> Any:
+    def _opaque(self, func: Any, args: Any, call: RecordedCall | None) -> Any:
         """A custom op with nothing to say about its outputs: each is taken to be like its first input."""
         self.note(f"{func.name()} has no fake implementation: its outputs are taken to be like its first input")
         if call:
@@ -235,14 +235,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self.fake:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
-    def _begin(self, func: Any, host: bool) -> Call:
+    def _begin(self, func: Any, host: bool) -> RecordedCall:
         schema = func._schema
-        call = Call(index=len(self.calls), name=schema.name, overload=schema.overload_name, host=host)
+        call = RecordedCall(index=len(self.calls), name=schema.name, overload=schema.overload_name, host=host)
         self.places.fill(call)
         self.calls.append(call)
         return call
 
-    def _finish(self, call: Call, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _finish(self, call: RecordedCall, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         schema = func._schema
         call.view = _is_view(schema)
         copied = func in _copies
@@ -282,14 +282,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.notes[text] = None
 
     def _waited(self, name: str) -> None:
-        call = Call(index=len(self.calls), name=name, overload="", host=True, sync=True)
+        call = RecordedCall(index=len(self.calls), name=name, overload="", host=True, sync=True)
         self.places.fill(call)
         self.calls.append(call)
         with _mark(call):
             pass
 
 
-def _mark(call: Call) -> Any:
+def _mark(call: RecordedCall) -> Any:
     """Shows up in PyTorch's own profile, which so tells what the call was nested in."""
     return torch._C._profiler._RecordFunctionFast(f"{'host' if call.host else 'gpu'}#{call.index}")
 
@@ -333,7 +333,7 @@ def _is_view(schema: Any) -> bool:
 
 
 @contextmanager
-def _explained(func: Any, places: Places) -> Iterator[None]:
+def _explained(func: Any, places: CallSites) -> Iterator[None]:
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as e:

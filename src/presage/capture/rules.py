@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from presage.capture import rules_foreach, rules_index, rules_layers, rules_math, rules_memory
-from presage.capture.calls import Call
-from presage.capture.lowering import Lowering, Rule
+from presage.capture.calls import RecordedCall
+from presage.capture.lowering import CallLowering, Rule
 
 __all__ = ["lower"]
 
@@ -20,7 +20,7 @@ HOST = {
 }  # fmt: skip
 
 
-def lower(builder: Lowering, call: Call) -> None:
+def lower(builder: CallLowering, call: RecordedCall) -> None:
     """Add the ops of one call."""
     if call.host:
         builder.same(kernels=False)

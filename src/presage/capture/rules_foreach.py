@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from presage.capture.calls import Call
-from presage.capture.lowering import Lowering, Rule
+from presage.capture.calls import RecordedCall
+from presage.capture.lowering import CallLowering, Rule
 from presage.graph.graph import Arg, Ref
-from presage.graph.lists import taken_at_once
+from presage.graph.lists import fits_one_foreach_kernel
 
 __all__ = ["RULES"]
 
@@ -17,10 +17,10 @@ TERNARY = "addcmul addcdiv lerp"
 UNARY = "sqrt neg reciprocal abs exp sign"
 
 
-def _rule(b: Lowering, call: Call) -> None:
+def _rule(b: CallLowering, call: RecordedCall) -> None:
     lists = [a for a in call.inputs if isinstance(a, list) and a and all(isinstance(x, Ref) for x in a)]
     columns = [[b.get(x) for x in one] for one in lists]  # type: ignore[arg-type]
-    if not columns or taken_at_once(columns, any_dtype=call.name.endswith("copy_")):
+    if not columns or fits_one_foreach_kernel(columns, any_dtype=call.name.endswith("copy_")):
         b.same()
         return
     name = "aten::" + call.name.removeprefix(PREFIX)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from presage.capture.calls import Call
-from presage.capture.lowering import Lowering, Rule
+from presage.capture.calls import RecordedCall
+from presage.capture.lowering import CallLowering, Rule
 from presage.capture.rules_memory import contiguous, copy, fill
 from presage.graph.graph import Arg, Ref
 
@@ -12,7 +12,7 @@ __all__ = ["RULES"]
 SMALL_LOOKUP = 3072  # up to so many indices an embedding's gradient needs no sort
 
 
-def _gathered(b: Lowering, table: Arg, dim: int, index: Arg, out: Ref) -> None:
+def _gathered(b: CallLowering, table: Arg, dim: int, index: Arg, out: Ref) -> None:
     """index_select: a gather with the index stretched over the other dimensions."""
     t, i, o = b.get(table), b.get(index), b.get(out)
     for name in ("aten::empty", "aten::resize_", "aten::view"):
@@ -27,14 +27,14 @@ def _gathered(b: Lowering, table: Arg, dim: int, index: Arg, out: Ref) -> None:
     b.op("aten::gather", [table, dim, wide, False, target], [target], writes=[target], overload="out")
 
 
-def _index_select(b: Lowering, call: Call) -> None:
+def _index_select(b: CallLowering, call: RecordedCall) -> None:
     table, dim, index = call.inputs[:3]
     assert isinstance(dim, int)
     with b.inside("aten::index_select"):
         _gathered(b, table, dim, index, b.out())
 
 
-def _embedding(b: Lowering, call: Call) -> None:
+def _embedding(b: CallLowering, call: RecordedCall) -> None:
     table, index = call.inputs[:2]
     flat = len(b.get(index).shape) == 1
     with b.inside("aten::embedding"):
@@ -55,7 +55,7 @@ def _embedding(b: Lowering, call: Call) -> None:
             b.host("aten::view", b.out())
 
 
-def _counted(b: Lowering, count: int, dtype: str) -> Ref:
+def _counted(b: CallLowering, count: int, dtype: str) -> Ref:
     out = b.new((count,), dtype)
     with b.inside("aten::arange"):
         b.host("aten::empty")
@@ -63,13 +63,13 @@ def _counted(b: Lowering, count: int, dtype: str) -> Ref:
     return out
 
 
-def _cleared(b: Lowering, out: Ref) -> None:
+def _cleared(b: CallLowering, out: Ref) -> None:
     with b.inside("aten::zeros"):
         b.host("aten::empty")
         fill(b, out)
 
 
-def _segments(b: Lowering, count: int, dtype: str, out: Ref) -> None:
+def _segments(b: CallLowering, count: int, dtype: str, out: Ref) -> None:
     """The sorted form of an embedding's gradient: sort, cut into segments, sum each."""
     for _ in range(2):
         with b.inside("aten::empty_like"):
@@ -85,7 +85,7 @@ def _segments(b: Lowering, count: int, dtype: str, out: Ref) -> None:
     b.empty((parts * width,), "float32")
 
 
-def _embedding_backward(b: Lowering, call: Call) -> None:
+def _embedding_backward(b: CallLowering, call: RecordedCall) -> None:
     grad, index = call.inputs[:2]
     count = b.get(index).elements
     b.same()
@@ -99,7 +99,7 @@ def _embedding_backward(b: Lowering, call: Call) -> None:
             _segments(b, count, b.get(index).dtype, b.out())
 
 
-def _bag_backward(b: Lowering, call: Call) -> None:
+def _bag_backward(b: CallLowering, call: RecordedCall) -> None:
     grad, index, _, bag_of, sizes, largest = call.inputs[:6]
     rows, by_frequency, mode, sparse, weights, padding = call.inputs[6:12]
     g = b.get(grad)
@@ -124,7 +124,7 @@ def _bag_backward(b: Lowering, call: Call) -> None:
                 _segments(b, b.get(index).elements, b.get(index).dtype, b.out())
 
 
-def _index_put(b: Lowering, call: Call) -> None:
+def _index_put(b: CallLowering, call: RecordedCall) -> None:
     where = [] if call.name == "aten::_index_put_impl_" else [call.name]
     target, indices, values, accumulate = call.inputs[:4]
     assert isinstance(indices, list)
@@ -147,7 +147,7 @@ def _index_put(b: Lowering, call: Call) -> None:
                 _sorted_put(b, given, values)
 
 
-def _sorted_put(b: Lowering, indices: list[Ref], values: Arg) -> None:
+def _sorted_put(b: CallLowering, indices: list[Ref], values: Arg) -> None:
     """Adding at indices that may repeat: linear indices, sorted."""
     linear = None
     for i in indices:
@@ -169,14 +169,14 @@ def _sorted_put(b: Lowering, indices: list[Ref], values: Arg) -> None:
     _counted(b, t.elements, t.dtype)
 
 
-def _copied_first(b: Lowering, call: Call) -> None:
+def _copied_first(b: CallLowering, call: RecordedCall) -> None:
     """The form that leaves its input alone: a copy, changed in place."""
     b.same()
     with b.inside(call.name):
         copy(b, b.out(), call.inputs[0])
 
 
-def _sort(b: Lowering, call: Call) -> None:
+def _sort(b: CallLowering, call: RecordedCall) -> None:
     x = b.get(call.inputs[0])
     with b.inside(*(["aten::sort"] if call.overload != "stable" else [])):
         b.op("aten::sort", call.inputs, call.outputs, overload="stable")

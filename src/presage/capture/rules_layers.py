@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, prod
 
-from presage.capture.calls import Call
-from presage.capture.lowering import Lowering, Rule
+from presage.capture.calls import RecordedCall
+from presage.capture.lowering import CallLowering, Rule
 from presage.capture.rules_memory import contiguous, copy, fill, zeros_like
 from presage.graph.builder import row_major_strides
 from presage.graph.graph import Arg, Ref, Tensor
@@ -49,7 +49,7 @@ def _layout(t: Tensor, weight: Tensor) -> tuple[int, ...]:
     return _channels_last(t.shape) if _is_channels_last(t) or _is_channels_last(weight) else row_major_strides(t.shape)
 
 
-def _flat(b: Lowering, ref: Arg) -> Arg:
+def _flat(b: CallLowering, ref: Arg) -> Arg:
     """A 1-D convolution runs as a 2-D one of height 1."""
     if not isinstance(ref, Ref) or len(b.get(ref).shape) != 3:
         return ref
@@ -64,7 +64,7 @@ def _is_depthwise(x: Tensor, w: Tensor, groups: int, transposed: bool) -> bool:
     return not transposed and channels == groups and groups > 1 and w.shape[0] % channels == 0
 
 
-def _convolution(b: Lowering, call: Call) -> None:
+def _convolution(b: CallLowering, call: RecordedCall) -> None:
     x, w, bias, stride, padding, dilation, transposed, out_padding, groups = call.inputs[:9]
     assert isinstance(groups, int)
     with b.inside("aten::convolution", "aten::_convolution"):
@@ -95,12 +95,12 @@ def _convolution(b: Lowering, call: Call) -> None:
             b.op("aten::add_", [out, b.reshaped(bias, shape), 1], [out], writes=[out], overload="Tensor")
 
 
-def _flat_output(b: Lowering) -> Ref:
+def _flat_output(b: CallLowering) -> Ref:
     t = b.get(b.out())
     return b.reshaped(b.out(), (*t.shape[:2], 1, t.shape[2])) if len(t.shape) == 3 else b.out()
 
 
-def _convolution_backward(b: Lowering, call: Call) -> None:
+def _convolution_backward(b: CallLowering, call: RecordedCall) -> None:
     grad, x, w = call.inputs[:3]
     transposed, groups, mask = call.inputs[7], call.inputs[9], call.inputs[10]
     assert isinstance(groups, int) and isinstance(mask, list)
@@ -128,7 +128,7 @@ def _convolution_backward(b: Lowering, call: Call) -> None:
             b.op("aten::sum", [grad, dims, False, None], [out], overload="dim_IntList")  # type: ignore[list-item]
 
 
-def _to_channels_last(b: Lowering, ref: Arg) -> None:
+def _to_channels_last(b: CallLowering, ref: Arg) -> None:
     t, wants = b.get(ref), _channels_last(b.get(ref).shape)
     if any(n > 1 and s != w for n, s, w in zip(t.shape, t.strides, wants, strict=True)):
         with b.inside("aten::to", "aten::_to_copy"):
@@ -151,7 +151,7 @@ def _reduction_grid(rows: int, channels: int) -> tuple[int, int]:
     return ceil(channels / x), 1 if blocks < 8 else blocks
 
 
-def _batch_norm(b: Lowering, call: Call) -> None:
+def _batch_norm(b: CallLowering, call: RecordedCall) -> None:
     """Where several blocks share a channel they meet at semaphores, which are cleared first."""
     b.same()
     x = b.get(call.inputs[0] if call.name == "aten::native_batch_norm" else call.inputs[1])
@@ -169,13 +169,13 @@ def _batch_norm(b: Lowering, call: Call) -> None:
                 fill(b, b.empty((across,), "int32"))
 
 
-def _layer_norm(b: Lowering, call: Call) -> None:
+def _layer_norm(b: CallLowering, call: RecordedCall) -> None:
     b.same()
     with b.inside(call.name):
         contiguous(b, call.inputs[0])
 
 
-def _layer_norm_backward(b: Lowering, call: Call) -> None:
+def _layer_norm_backward(b: CallLowering, call: RecordedCall) -> None:
     """Also an RMS norm's. Of many short rows the weights' gradients are summed in two steps."""
     b.same()
     grad, x, shape, wanted = call.inputs[0], call.inputs[1], call.inputs[2], call.inputs[-1]
@@ -193,7 +193,7 @@ def _layer_norm_backward(b: Lowering, call: Call) -> None:
                 b.op("aten::sum", [part, [0], False, None], [out], overload="dim_IntList")
 
 
-def _cudnn_attention(b: Lowering, call: Call) -> None:
+def _cudnn_attention(b: CallLowering, call: RecordedCall) -> None:
     q, k, v, bias, lse, dropout, causal, debug, scale = call.inputs[:9]
     lengths = b.get(q).shape[2], b.get(k).shape[2]
     with b.inside(call.name):
@@ -204,12 +204,12 @@ def _cudnn_attention(b: Lowering, call: Call) -> None:
         )
 
 
-def _cudnn_attention_backward(b: Lowering, call: Call) -> None:
+def _cudnn_attention_backward(b: CallLowering, call: RecordedCall) -> None:
     with b.inside(call.name):
         b.op("aten::_cudnn_attention_backward", call.inputs, call.outputs)
 
 
-def _flash_attention(b: Lowering, call: Call) -> None:
+def _flash_attention(b: CallLowering, call: RecordedCall) -> None:
     q, k, v, dropout, causal, debug = call.inputs[:6]
     lengths = b.get(q).shape[2], b.get(k).shape[2]
     with b.inside(call.name):
@@ -221,14 +221,14 @@ def _flash_attention(b: Lowering, call: Call) -> None:
         )
 
 
-def _flash_attention_backward(b: Lowering, call: Call) -> None:
+def _flash_attention_backward(b: CallLowering, call: RecordedCall) -> None:
     grad, q, k, v, out, lse, *rest = call.inputs
     with b.inside(call.name):
         parts = [_swapped(b, t) for t in (grad, q, k, v, out)]
         b.op("aten::_flash_attention_backward", [*parts, lse, *rest], call.outputs)
 
 
-def _swapped(b: Lowering, ref: Arg) -> Arg:
+def _swapped(b: CallLowering, ref: Arg) -> Arg:
     """Heads and positions change places."""
     if not isinstance(ref, Ref):
         return ref
@@ -239,7 +239,7 @@ def _swapped(b: Lowering, ref: Arg) -> Arg:
     return b.reshaped(ref, [t.shape[i] for i in order], [t.strides[i] for i in order])
 
 
-def _efficient_attention(b: Lowering, call: Call) -> None:
+def _efficient_attention(b: CallLowering, call: RecordedCall) -> None:
     q, k, v, bias, lse, dropout, causal, scale = call.inputs[:8]
     with b.inside(call.name):
         swapped = [_swapped(b, t) for t in (q, k, v)]
@@ -250,7 +250,7 @@ def _efficient_attention(b: Lowering, call: Call) -> None:
         )
 
 
-def _efficient_attention_backward(b: Lowering, call: Call) -> None:
+def _efficient_attention_backward(b: CallLowering, call: RecordedCall) -> None:
     grad, q, k, v, bias, out, lse, seed, offset, dropout, _, causal, scale = call.inputs[:13]
     with b.inside(call.name):
         grad, q, k, v, out = (_swapped(b, t) for t in (grad, q, k, v, out))
@@ -264,7 +264,7 @@ def _efficient_attention_backward(b: Lowering, call: Call) -> None:
             _efficient_backward_parts(b, grad, q, k, out)
 
 
-def _efficient_backward_parts(b: Lowering, grad: Arg, q: Arg, k: Arg, out: Arg) -> None:
+def _efficient_backward_parts(b: CallLowering, grad: Arg, q: Arg, k: Arg, out: Arg) -> None:
     contiguous(b, grad)
     g, query = b.get(grad), b.get(q)
     batch, length, heads, depth = query.shape
@@ -292,7 +292,7 @@ def _efficient_backward_parts(b: Lowering, grad: Arg, q: Arg, k: Arg, out: Arg) 
         fill(b, b.empty((batch * heads * blocks * (64 * 64 * 4 + 16),), "uint8"))
 
 
-def _recurrent(b: Lowering, call: Call) -> None:
+def _recurrent(b: CallLowering, call: RecordedCall) -> None:
     b.same()
     if call.inputs[10]:
         x = b.get(call.inputs[0])
@@ -303,14 +303,14 @@ def _recurrent(b: Lowering, call: Call) -> None:
             contiguous(b, b.reshaped(call.inputs[0], shape, strides))
 
 
-def _positions_first(b: Lowering, ref: Arg) -> Arg:
+def _positions_first(b: CallLowering, ref: Arg) -> Arg:
     t = b.get(ref)
     with b.inside("aten::transpose"):
         b.host("aten::as_strided", ref)
     return b.reshaped(ref, (t.shape[1], t.shape[0], t.shape[2]), (t.strides[1], t.strides[0], t.strides[2]))
 
 
-def _recurrent_backward(b: Lowering, call: Call) -> None:
+def _recurrent_backward(b: CallLowering, call: RecordedCall) -> None:
     b.same()
     x, buffer, hx, cx, grad, grad_h, grad_c = (call.inputs[i] for i in (0, 3, 4, 5, 7, 8, 9))
     with b.inside(call.name):
@@ -327,7 +327,7 @@ def _recurrent_backward(b: Lowering, call: Call) -> None:
             fill(b, weights)
 
 
-def _grouped(b: Lowering, call: Call) -> None:
+def _grouped(b: CallLowering, call: RecordedCall) -> None:
     """Low precision has its own kernel; the rest reads the group sizes back and multiplies group by group."""
     one, two, offsets = call.inputs[:3]
     x, y = b.get(one), b.get(two)

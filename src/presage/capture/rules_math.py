@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from presage.capture.calls import Call
-from presage.capture.lowering import Lowering, Rule
+from presage.capture.calls import RecordedCall
+from presage.capture.lowering import CallLowering, Rule
 from presage.capture.rules_memory import contiguous, copy, fill
 from presage.graph.graph import Arg, Ref
 
@@ -13,14 +13,14 @@ __all__ = ["RULES"]
 def renamed(name: str, *extra: Arg) -> Rule:
     """The op is another one inside."""
 
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         with b.inside(call.name):
             b.op(name, [*call.inputs, *extra], call.outputs, writes=call.writes)
 
     return rule
 
 
-def _scalar_form(b: Lowering, call: Call) -> None:
+def _scalar_form(b: CallLowering, call: RecordedCall) -> None:
     """A form that takes a number wraps it and calls the one that takes a tensor."""
     if call.overload.startswith("Scalar") and not any(isinstance(a, Ref) for a in call.inputs[1:]):
         with b.inside(call.name):
@@ -29,7 +29,7 @@ def _scalar_form(b: Lowering, call: Call) -> None:
         b.same()
 
 
-def _add(b: Lowering, call: Call) -> None:
+def _add(b: CallLowering, call: RecordedCall) -> None:
     """To a dense tensor a sparse one is added row by row."""
     other = call.inputs[1]
     if _add_in_place(b, call):
@@ -47,7 +47,7 @@ def _add(b: Lowering, call: Call) -> None:
 _IN_PLACE_INSIDE = ("aten::linear", "aten::_scaled_dot_product_attention_math")
 
 
-def _add_in_place(b: Lowering, call: Call) -> bool:
+def _add_in_place(b: CallLowering, call: RecordedCall) -> bool:
     """These add a bias or a mask into what they have just made, but not where tensors are subclasses, as fakes are."""
     if call.name != "aten::add" or not b.within or b.within[-1] not in _IN_PLACE_INSIDE:
         return False
@@ -59,7 +59,7 @@ def _add_in_place(b: Lowering, call: Call) -> bool:
     return True
 
 
-def _whole_form(b: Lowering, call: Call) -> None:
+def _whole_form(b: CallLowering, call: RecordedCall) -> None:
     """A reduction over everything calls the one over given dimensions."""
     with b.inside(*([call.name] if call.overload in ("", "default") else [])):
         if call.overload in ("", "default"):
@@ -69,7 +69,7 @@ def _whole_form(b: Lowering, call: Call) -> None:
         _widened(b, call)
 
 
-def _widened(b: Lowering, call: Call) -> None:
+def _widened(b: CallLowering, call: RecordedCall) -> None:
     """Whole numbers and truth values are first copied into the type they are summed in."""
     x, out = b.get(call.inputs[0]), b.get(b.out())
     whole = x.dtype == "bool" or "int" in x.dtype
@@ -79,12 +79,12 @@ def _widened(b: Lowering, call: Call) -> None:
             copy(b, b.new(x.shape, out.dtype), call.inputs[0])
 
 
-def _running(b: Lowering, call: Call) -> None:
+def _running(b: CallLowering, call: RecordedCall) -> None:
     b.same()
     _widened(b, call)
 
 
-def _foreach_norm(b: Lowering, call: Call) -> None:
+def _foreach_norm(b: CallLowering, call: RecordedCall) -> None:
     """Partial norms, one per piece of 65,536 elements, of as many pieces as the largest tensor has."""
     b.same()
     sizes = [b.get(t).elements for t in call.inputs[0] if isinstance(t, Ref)]  # type: ignore[union-attr]
@@ -93,7 +93,7 @@ def _foreach_norm(b: Lowering, call: Call) -> None:
         fill(b, b.empty((len(sizes) * pieces,), "float32"))
 
 
-def _pow(b: Lowering, call: Call) -> None:
+def _pow(b: CallLowering, call: RecordedCall) -> None:
     exponent = call.inputs[1]
     if call.overload == "Tensor_Scalar" and exponent in (0, 1) and not isinstance(exponent, bool):
         with b.inside("aten::pow"):
@@ -105,7 +105,7 @@ def _pow(b: Lowering, call: Call) -> None:
         b.same()
 
 
-def _rsub(b: Lowering, call: Call) -> None:
+def _rsub(b: CallLowering, call: RecordedCall) -> None:
     with b.inside(call.name):
         b.op("aten::sub", [call.inputs[1], call.inputs[0], call.inputs[2]], call.outputs, overload="Tensor")
 
@@ -113,7 +113,7 @@ def _rsub(b: Lowering, call: Call) -> None:
 def _into(name: str, inner: str | None = None) -> Rule:
     """The op makes its output and calls the form that writes into it, which resizes it."""
 
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         out = b.get(b.out())
         with b.inside(name):
             b.host("aten::empty")
@@ -123,7 +123,7 @@ def _into(name: str, inner: str | None = None) -> Rule:
     return rule
 
 
-def _hardtanh(b: Lowering, call: Call) -> None:
+def _hardtanh(b: CallLowering, call: RecordedCall) -> None:
     with b.inside(call.name):
         if call.name.endswith("_"):
             b.op("aten::clamp_", call.inputs, call.outputs, writes=call.writes)
@@ -133,7 +133,7 @@ def _hardtanh(b: Lowering, call: Call) -> None:
             b.op("aten::clamp", [*call.inputs, b.out()], call.outputs, overload="out")
 
 
-def _softmax_backward(b: Lowering, call: Call) -> None:
+def _softmax_backward(b: CallLowering, call: RecordedCall) -> None:
     b.same()
     with b.inside(call.name):
         t = b.get(call.inputs[0])
@@ -141,7 +141,7 @@ def _softmax_backward(b: Lowering, call: Call) -> None:
         b.op("aten::mul", [call.inputs[0], call.inputs[1]], [product], overload="Tensor")
 
 
-def _safe_softmax(b: Lowering, call: Call) -> None:
+def _safe_softmax(b: CallLowering, call: RecordedCall) -> None:
     x = b.get(call.inputs[0])
     dim = call.inputs[1]
     assert isinstance(dim, int)
@@ -160,7 +160,7 @@ def _safe_softmax(b: Lowering, call: Call) -> None:
         b.op("aten::where", [gone, zero, soft, b.out()], call.outputs, overload="self_out")
 
 
-def _mean_of(b: Lowering, call: Call, reduction: Arg) -> None:
+def _mean_of(b: CallLowering, call: RecordedCall, reduction: Arg) -> None:
     """The mean or sum a loss ends with, over its elementwise values."""
     if reduction not in (1, 2):
         return
@@ -171,7 +171,7 @@ def _mean_of(b: Lowering, call: Call, reduction: Arg) -> None:
 
 
 def _loss(place: int) -> Rule:
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         b.same()
         with b.inside(call.name):
             _mean_of(b, call, call.inputs[place])
@@ -179,7 +179,7 @@ def _loss(place: int) -> Rule:
     return rule
 
 
-def _loss_backward(b: Lowering, call: Call) -> None:
+def _loss_backward(b: CallLowering, call: RecordedCall) -> None:
     with b.inside(call.name):
         with b.inside("aten::zeros_like"):
             b.host("aten::empty_like", call.inputs[1])
@@ -187,14 +187,14 @@ def _loss_backward(b: Lowering, call: Call) -> None:
         b.op(call.name, [*call.inputs, b.out()], call.outputs, writes=call.outputs, overload="grad_input")
 
 
-def _binary_cross_entropy_backward(b: Lowering, call: Call) -> None:
+def _binary_cross_entropy_backward(b: CallLowering, call: RecordedCall) -> None:
     b.same()
     if call.inputs[4] == 1:
         with b.inside(call.name, "aten::div_"):
             b.op("aten::div_", [b.out(), 1], call.outputs, writes=call.outputs, overload="Tensor")
 
 
-def _logits_loss(b: Lowering, call: Call) -> None:
+def _logits_loss(b: CallLowering, call: RecordedCall) -> None:
     """binary_cross_entropy_with_logits: a chain of elementwise ops and a mean."""
     x, target, weight, positive, reduction = (*call.inputs, None, None, 1)[:5]
     t = b.get(x)
@@ -225,7 +225,7 @@ def _logits_loss(b: Lowering, call: Call) -> None:
                 b.op("aten::sum", [loss, None, False, None], call.outputs, overload="dim_IntList")
 
 
-def _logsumexp(b: Lowering, call: Call) -> None:
+def _logsumexp(b: CallLowering, call: RecordedCall) -> None:
     x, out = b.get(call.inputs[0]), b.get(b.out())
     with b.inside(call.name):
         kept, flat = b.new((out.elements,), x.dtype), b.new(out.shape, x.dtype)
@@ -242,7 +242,7 @@ def _logsumexp(b: Lowering, call: Call) -> None:
         b.op("aten::add_", [b.out(), flat, 1], call.outputs, writes=call.outputs, overload="Tensor")
 
 
-def _zeroed_first(b: Lowering, call: Call) -> None:
+def _zeroed_first(b: CallLowering, call: RecordedCall) -> None:
     """A kernel that adds into its output, which is cleared before."""
     b.same()
     with b.inside(call.name):
@@ -252,7 +252,7 @@ def _zeroed_first(b: Lowering, call: Call) -> None:
 def _whole_input(*places: int) -> Rule:
     """The kernel wants these inputs contiguous."""
 
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         b.same()
         with b.inside(call.name):
             for place in places:
@@ -261,14 +261,14 @@ def _whole_input(*places: int) -> Rule:
     return rule
 
 
-def _histogram(b: Lowering, call: Call) -> None:
+def _histogram(b: CallLowering, call: RecordedCall) -> None:
     b.same()
     with b.inside(call.name, "aten::zeros"):
         b.host("aten::empty")
         fill(b, b.out())
 
 
-def _masked_fill(b: Lowering, call: Call) -> None:
+def _masked_fill(b: CallLowering, call: RecordedCall) -> None:
     out = b.get(b.out())
     with b.inside(call.name):
         source = call.inputs[0]
@@ -282,7 +282,7 @@ def _masked_fill(b: Lowering, call: Call) -> None:
         )
 
 
-def _roll(b: Lowering, call: Call) -> None:
+def _roll(b: CallLowering, call: RecordedCall) -> None:
     dims = call.inputs[2]
     if not isinstance(dims, list) or len(dims) <= 1:
         b.same()

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from presage.capture.calls import Call
-from presage.capture.lowering import Lowering, Rule
+from presage.capture.calls import RecordedCall
+from presage.capture.lowering import CallLowering, Rule
 from presage.graph.graph import Arg, Ref
 
 __all__ = ["RULES", "VIEWS", "contiguous", "copy", "fill", "zeros_like"]
 
 
-def copy(b: Lowering, to: Arg, source: Arg, *, sync: bool = False) -> None:
+def copy(b: CallLowering, to: Arg, source: Arg, *, sync: bool = False) -> None:
     written = [to] if isinstance(to, Ref) else []
     b.op("aten::copy_", [to, source, False], written, writes=written, sync=sync)
 
 
-def fill(b: Lowering, to: Ref, value: float = 0) -> None:
+def fill(b: CallLowering, to: Ref, value: float = 0) -> None:
     """`zero_`: a fill with 0."""
     with b.inside("aten::zero_"):
         b.op("aten::fill_", [to, value], [to], writes=[to], overload="Scalar")
 
 
-def zeros_like(b: Lowering, ref: Ref) -> Ref:
+def zeros_like(b: CallLowering, ref: Ref) -> Ref:
     t = b.get(ref)
     with b.inside("aten::zeros_like"):
         b.host("aten::empty_like", ref)
@@ -32,7 +32,7 @@ def zeros_like(b: Lowering, ref: Ref) -> Ref:
     return out
 
 
-def contiguous(b: Lowering, ref: Arg, strides: Sequence[int] | None = None) -> Arg:
+def contiguous(b: CallLowering, ref: Arg, strides: Sequence[int] | None = None) -> Arg:
     """`contiguous()`: a copy where the tensor is not laid out so already."""
     if not isinstance(ref, Ref):
         return ref
@@ -51,25 +51,25 @@ def _laid_out(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int
     return all(n == 1 or s == w for n, s, w in zip(shape, strides, wanted, strict=True))
 
 
-def _to_copy(b: Lowering, call: Call) -> None:
+def _to_copy(b: CallLowering, call: RecordedCall) -> None:
     out: Arg = b.out() if call.outputs else None
     with b.inside("aten::_to_copy"):
         b.host("aten::empty_strided")
         copy(b, out, call.inputs[0], sync=call.sync)
 
 
-def _copy(b: Lowering, _: Call) -> None:
+def _copy(b: CallLowering, _: RecordedCall) -> None:
     b.same(kernels=True)
 
 
-def _clone(b: Lowering, call: Call) -> None:
+def _clone(b: CallLowering, call: RecordedCall) -> None:
     with b.inside("aten::clone"):
         b.host("aten::empty_like", call.inputs[0])
         copy(b, b.out(), call.inputs[0])
 
 
 def _filled(*makers: str, zero: bool = True, value: float = 0) -> Rule:
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         with b.inside(call.name):
             with b.inside(*makers[:-1]):
                 b.host(makers[-1])
@@ -81,12 +81,12 @@ def _filled(*makers: str, zero: bool = True, value: float = 0) -> Rule:
     return rule
 
 
-def _zero_(b: Lowering, _: Call) -> None:
+def _zero_(b: CallLowering, _: RecordedCall) -> None:
     fill(b, b.out())
 
 
 def _random(inner: str) -> Rule:
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         with b.inside(call.name):
             b.host("aten::empty")
             b.op(inner, [b.out()], call.outputs, writes=call.outputs)
@@ -94,7 +94,7 @@ def _random(inner: str) -> Rule:
     return rule
 
 
-def _arange(b: Lowering, call: Call) -> None:
+def _arange(b: CallLowering, call: RecordedCall) -> None:
     out = b.get(b.out())
     with b.inside("aten::arange"):
         b.host("aten::empty")
@@ -102,7 +102,7 @@ def _arange(b: Lowering, call: Call) -> None:
 
 
 def _viewed_by(*names: str) -> Rule:
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         with b.inside(call.name, *names[:-1]):
             b.op(names[-1], [call.inputs[0]], call.outputs[:1], kernels=False)
 
@@ -110,7 +110,7 @@ def _viewed_by(*names: str) -> Rule:
 
 
 def _many_views(*names: str) -> Rule:
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         for out in call.outputs:
             with b.inside(call.name, *names[:-1]):
                 b.op(names[-1], [call.inputs[0]], [out], kernels=False)
@@ -118,7 +118,7 @@ def _many_views(*names: str) -> Rule:
     return rule
 
 
-def _padded(b: Lowering, call: Call) -> None:
+def _padded(b: CallLowering, call: RecordedCall) -> None:
     pads = call.inputs[1]
     assert isinstance(pads, list)
     source = b.get(call.inputs[0])
@@ -139,7 +139,7 @@ def _padded(b: Lowering, call: Call) -> None:
 
 
 def _part_backward(view: str) -> Rule:
-    def rule(b: Lowering, call: Call) -> None:
+    def rule(b: CallLowering, call: RecordedCall) -> None:
         grad = b.get(call.inputs[0])
         whole = b.get(b.out())
         with b.inside(call.name):
@@ -154,7 +154,7 @@ def _part_backward(view: str) -> Rule:
     return rule
 
 
-def _stack(b: Lowering, call: Call) -> None:
+def _stack(b: CallLowering, call: RecordedCall) -> None:
     tensors, dim = call.inputs[0], call.inputs[1]
     assert isinstance(tensors, list)
     first = b.get(tensors[0])  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def _stack(b: Lowering, call: Call) -> None:
         b.op("aten::cat", [tensors, place], call.outputs)
 
 
-def _repeat(b: Lowering, call: Call) -> None:
+def _repeat(b: CallLowering, call: RecordedCall) -> None:
     source, repeats = b.get(call.inputs[0]), call.inputs[1]
     assert isinstance(repeats, list)
     counts = tuple(n for n in repeats if isinstance(n, int))

@@ -11,8 +11,8 @@ import torch
 from msgspec.structs import replace
 
 from presage.capture import pretend, settings
-from presage.capture.calls import Moment
-from presage.capture.lowering import Lowering
+from presage.capture.calls import MemoryEvent
+from presage.capture.lowering import CallLowering
 from presage.capture.nesting import Nested, profiled
 from presage.capture.recorder import Recorder
 from presage.capture.rules import lower
@@ -43,7 +43,7 @@ def capture(
     """
     arguments = arguments or {}
     # autograd's own threads know only the devices that were there when the process first ran a backward
-    with settings.kept(), pretend.cuda(), torch.autograd.set_multithreading_enabled(False):
+    with settings.kept(), pretend.fake_cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = Recorder()
         with recorder.places.following(), recorder, hooked(variant) as wrapped:
             step = _users(recorder, lambda: wrapped(function("cuda", **arguments)))
@@ -121,7 +121,7 @@ def _graph(
     recorder: Recorder, nested: list[Nested], source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
 ) -> Graph:
     made, storages, moments = recorder.memory.compact(_homes(recorder))
-    lowering = Lowering(made, storages, recorder.memory.sparse, recorder.shadows.facts())
+    lowering = CallLowering(made, storages, recorder.memory.sparse, recorder.shadows.facts())
     lowering.notes += recorder.notes
     starts = _lower_all(lowering, recorder, nested, moments)
     return lowering.finish(
@@ -141,7 +141,9 @@ def _homes(recorder: Recorder) -> dict[int, str]:
     }
 
 
-def _lower_all(lowering: Lowering, recorder: Recorder, nested: list[Nested], moments: list[Moment]) -> list[int]:
+def _lower_all(
+    lowering: CallLowering, recorder: Recorder, nested: list[Nested], moments: list[MemoryEvent]
+) -> list[int]:
     """Lower every call in order; returns the number of the first op of each call."""
     allocated: dict[int, list[int]] = defaultdict(list)
     for m in moments:
@@ -172,7 +174,7 @@ def _host_event(n: Nested, recorder: Recorder, call: int) -> Op:
     return Op(n.name, "", asked, (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
 
 
-def _frees(moments: list[Moment], starts: list[int], end: int) -> list[Event]:
+def _frees(moments: list[MemoryEvent], starts: list[int], end: int) -> list[Event]:
     out = []
     for m in moments:
         if not m.allocates:

@@ -30,7 +30,7 @@ from presage.capture.contents import (
     mapped,
 )
 
-__all__ = ["Shadows"]
+__all__ = ["IndexValues"]
 
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 FILLS_AT_RANDOM = {"random_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
@@ -64,7 +64,7 @@ SMALL = 1 << 16  # elements of host tensors of any type that are copied; larger 
 SEED, NEXT_SEED = 0x5EED, 0x9E3779B97F4A7C15
 
 
-class Shadows:
+class IndexValues:
     """Contents of storages that are alive, and what lookups asked for."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from presage.cli.output import emit, print_prediction, write_timeline
 from presage.cli.shard import search_bar
 
 if TYPE_CHECKING:
-    from presage.embeddings.dlrm_ranks import DlrmTeam
+    from presage.embeddings.dlrm_ranks import DlrmRanks
     from presage.prediction.step import StepResult
 
 __all__ = ["command"]
@@ -69,7 +69,7 @@ def command(
     presage dlrm job.toml --ranks 16 --plan size_lookup_greedy --trace out.json
     """
     from presage.embeddings.dlrm_job import read_job
-    from presage.embeddings.dlrm_ranks import dlrm_team, predict_dlrm
+    from presage.embeddings.dlrm_ranks import dlrm_ranks, predict_dlrm
     from presage.errors import InputError
     from presage.hardware.facts import load
 
@@ -78,14 +78,14 @@ def command(
     given = {"ranks": ranks, "batch": batch, "platform": platform, "plan": plan}
     asked = replace(read_job(job), **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     with search_bar() as tell:
-        team = dlrm_team(asked, seconds=seconds, tell=tell)
+        team = dlrm_ranks(asked, seconds=seconds, tell=tell)
         found = predict_dlrm(team, draws=draws)
     _files(team, found, out, trace)
     if emit(json, _value(team, found)):
         _print(team, found, trace)
 
 
-def _files(team: DlrmTeam, found: StepResult, out: Path | None, trace: Path | None) -> None:
+def _files(team: DlrmRanks, found: StepResult, out: Path | None, trace: Path | None) -> None:
     if out is not None:
         from presage.embeddings.table_files import save_plan
 
@@ -94,7 +94,7 @@ def _files(team: DlrmTeam, found: StepResult, out: Path | None, trace: Path | No
         write_timeline(team.team.timeline(), found, trace)
 
 
-def _value(team: DlrmTeam, found: StepResult) -> dict[str, Any]:
+def _value(team: DlrmRanks, found: StepResult) -> dict[str, Any]:
     from presage.embeddings.table_files import plan_json
 
     return found.to_json() | {
@@ -106,7 +106,7 @@ def _value(team: DlrmTeam, found: StepResult) -> dict[str, Any]:
     }
 
 
-def _print(team: DlrmTeam, found: StepResult, trace: Path | None) -> None:
+def _print(team: DlrmRanks, found: StepResult, trace: Path | None) -> None:
     from presage.report.prediction_tables import part_table
     from presage.report.shard_tables import load_table, phase_table
 

@@ -18,9 +18,9 @@ from presage.errors import PresageError
 from presage.usercode import check_arguments, parse_arguments
 
 if TYPE_CHECKING:
-    from presage.graph.diff import Diff
+    from presage.graph.diff import GraphDiff
     from presage.graph.graph import Graph
-    from presage.graph.summary import Row
+    from presage.graph.summary import SummaryRow
 
 __all__ = ["Arguments", "Step", "captured", "command", "graph_of", "parse_arguments"]
 
@@ -100,17 +100,17 @@ def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, 
         return capture(function, dict(arguments), source=step, variant=variant)
 
 
-def _difference(before: Graph, after: Graph) -> Diff:
+def _difference(before: Graph, after: Graph) -> GraphDiff:
     from presage.graph.diff import diff
 
     return diff(before, after)
 
 
-def _value(graph: Graph, depth: int, found: Diff | None) -> dict[str, Any]:
+def _value(graph: Graph, depth: int, found: GraphDiff | None) -> dict[str, Any]:
     from presage.graph import summary
     from presage.graph.diff import KINDS
 
-    def row(r: summary.Row) -> dict[str, Any]:
+    def row(r: summary.SummaryRow) -> dict[str, Any]:
         return {k: v for k, v in asdict(r).items() if k not in ("depth", "alike")} | {"flops": r.flops}
 
     value: dict[str, Any] = {
@@ -155,7 +155,7 @@ def _memory(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _print(graph: Graph, depth: int, found: Diff | None) -> None:
+def _print(graph: Graph, depth: int, found: GraphDiff | None) -> None:
     from rich.markup import escape
 
     from presage.graph import summary
@@ -184,7 +184,7 @@ def _print(graph: Graph, depth: int, found: Diff | None) -> None:
         out.print("\n".join(escape(line) for line in lines(found)), soft_wrap=True)
 
 
-def _brief(graph: Graph, total: Row) -> None:
+def _brief(graph: Graph, total: SummaryRow) -> None:
     """Under --quiet."""
     from presage.memory.step_memory import memory_profile
     from presage.text import amount, size

@@ -37,7 +37,7 @@ def command(
     """
     from dataclasses import asdict
 
-    from presage.embeddings.index_counts import count
+    from presage.embeddings.index_counts import count_lookups
     from presage.embeddings.index_files import read_indices
     from presage.embeddings.table import WIDTHS
     from presage.errors import PresageError
@@ -49,7 +49,7 @@ def command(
         found = [bags for file in files for bags in read_indices(file)]
         samples = min((len(b.lengths) for b in found), default=0)
         used = min(samples, batch or samples)
-        tables = list(count(found, used, dim, dtype, rows))
+        tables = list(count_lookups(found, used, dim, dtype, rows))
     value = {"kind": "tables", "batch": used, "samples": samples, "tables": [asdict(t) for t in tables]}
     if emit(json, value):
         print_brief(f"{len(tables)} tables, {used:,} of {samples:,} samples counted")

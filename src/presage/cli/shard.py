@@ -15,8 +15,8 @@ from presage.cli.output import bar, check_report, command_line, console, emit, p
 
 if TYPE_CHECKING:
     from presage.embeddings import Table
-    from presage.embeddings.sharding_problem import Problem
-    from presage.embeddings.sharding_search import Found
+    from presage.embeddings.sharding_problem import ShardingProblem
+    from presage.embeddings.sharding_search import ShardingResult
     from presage.hardware import Platform
     from presage.report.html import Page
 
@@ -88,7 +88,7 @@ def command(
     write_report(report, lambda: _page(problem, found), json != "-")
 
 
-def _page(problem: Problem, found: Found) -> Page:
+def _page(problem: ShardingProblem, found: ShardingResult) -> Page:
     from presage.report.html.shard_page import shard_page
 
     return shard_page(problem, found, command_line())
@@ -96,8 +96,8 @@ def _page(problem: Problem, found: Found) -> Page:
 
 def _problem(
     path: Path, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
-) -> Problem:
-    from presage.embeddings.sharding_problem import Problem
+) -> ShardingProblem:
+    from presage.embeddings.sharding_problem import ShardingProblem
     from presage.embeddings.table_files import read_tables
     from presage.errors import PresageError
     from presage.hardware import platform
@@ -106,7 +106,7 @@ def _problem(
     tables, counted = _demo(ranks, place) if str(path) == "demo" and not path.exists() else read_tables(path)
     if batch is None and counted is None:
         raise PresageError(f"{path} has no batch: give --batch")
-    return Problem(tables, batch or counted or 0, ranks, place, (memory or 0.0) * GIB, optimizer, lengths)
+    return ShardingProblem(tables, batch or counted or 0, ranks, place, (memory or 0.0) * GIB, optimizer, lengths)
 
 
 def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
@@ -125,7 +125,7 @@ def search_bar() -> Iterator[Callable[[float, float], None]]:
         yield lambda done, best: shown(done, note=f"best {best * MS:.4g} ms")
 
 
-def _value(problem: Problem, found: Found) -> dict[str, Any]:
+def _value(problem: ShardingProblem, found: ShardingResult) -> dict[str, Any]:
     from presage.embeddings.table_files import plan_json
 
     load = found.cost.load
@@ -161,7 +161,7 @@ def _value(problem: Problem, found: Found) -> dict[str, Any]:
     }
 
 
-def _print(problem: Problem, found: Found, path: Path | None) -> None:
+def _print(problem: ShardingProblem, found: ShardingResult, path: Path | None) -> None:
     from presage.report import shard_tables as tables
 
     print_answer(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from presage.embeddings.dlrm_job import DlrmJob
 from presage.embeddings.dlrm_layers import bce_loss, concatenate, cross, dense_update, dot_interaction, mlp
-from presage.embeddings.tape import ENGINE, Tape
+from presage.embeddings.tape import ENGINE, AutogradTape
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Ref
 
-__all__ = ["SPARSE", "Sparse", "dlrm_graph"]
+__all__ = ["SPARSE", "EmbeddingCounts", "dlrm_graph"]
 
 GROUP = "dp"
 MEMORY_COPY = "memcpy"
@@ -28,7 +28,7 @@ ALL_TO_ALL = "c10d::alltoall_base_"
 
 
 @dataclass(frozen=True)
-class Sparse:
+class EmbeddingCounts:
     """What of the embeddings there is: tables with ranks of their own, tables cut by rows, tables on all ranks."""
 
     placed: int  # columns
@@ -39,15 +39,15 @@ class Sparse:
     replicas: int  # weights that all ranks hold
 
 
-def dlrm_graph(job: DlrmJob, sparse: Sparse) -> Graph:
+def dlrm_graph(job: DlrmJob, sparse: EmbeddingCounts) -> Graph:
     """One rank's step, before its dense gradients are shared."""
     return _Step(job, sparse).graph()
 
 
 class _Step:
-    def __init__(self, job: DlrmJob, sparse: Sparse) -> None:
+    def __init__(self, job: DlrmJob, sparse: EmbeddingCounts) -> None:
         self.job, self.sparse = job, sparse
-        self.tape = Tape(DTYPES[job.precision], tf32=job.precision == "tf32", source=job.name)
+        self.tape = AutogradTape(DTYPES[job.precision], tf32=job.precision == "tf32", source=job.name)
         self.rows = -(-job.batch // job.ranks)
         self.width = sum(t.dim for t in job.tables)
         self.wire = WIRE_DTYPES[job.wire]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from presage.embeddings.tape import ENGINE, Tape
+from presage.embeddings.tape import ENGINE, AutogradTape
 from presage.graph.graph import Ref
 
 __all__ = ["bce_loss", "concatenate", "cross", "dense_update", "dot_interaction", "linear", "mlp"]
 
 
-def linear(tape: Tape, x: int, width: int, name: str, *, bias: bool = True, needs_input: bool = True) -> int:
+def linear(tape: AutogradTape, x: int, width: int, name: str, *, bias: bool = True, needs_input: bool = True) -> int:
     """x @ W.t() + b."""
     tape.module = name
     rows, inner = tape.of(x).shape
@@ -26,7 +26,7 @@ def linear(tape: Tape, x: int, width: int, name: str, *, bias: bool = True, need
 
 
 def _linear_back(
-    tape: Tape, x: int, used: int, out: int, parameters: tuple[int, int | None], name: str, needs_input: bool
+    tape: AutogradTape, x: int, used: int, out: int, parameters: tuple[int, int | None], name: str, needs_input: bool
 ) -> None:
     node = ENGINE + "AddmmBackward0", "AddmmBackward0"
     gradient = tape.gradients.pop(out)
@@ -49,7 +49,7 @@ def _linear_back(
         tape.add_gradient(x, back)
 
 
-def relu(tape: Tape, x: int, name: str) -> int:
+def relu(tape: AutogradTape, x: int, name: str) -> int:
     tape.module = name
     out = tape.activation(tape.of(x).shape)
     tape.emit("aten::clamp_min", [Ref(x), 0], [out], "aten::relu")
@@ -64,7 +64,9 @@ def relu(tape: Tape, x: int, name: str) -> int:
     return out
 
 
-def mlp(tape: Tape, x: int, widths: list[int], name: str, *, last_plain: bool = False, first: bool = False) -> int:
+def mlp(
+    tape: AutogradTape, x: int, widths: list[int], name: str, *, last_plain: bool = False, first: bool = False
+) -> int:
     """Linear layers, a ReLU after each but (`last_plain`) the last. `first`: what goes in needs no gradient."""
     for k, width in enumerate(widths):
         x = linear(tape, x, width, f"{name}.{2 * k}", needs_input=k > 0 or not first)
@@ -73,7 +75,7 @@ def mlp(tape: Tape, x: int, widths: list[int], name: str, *, last_plain: bool = 
     return x
 
 
-def concatenate(tape: Tape, parts: list[int], name: str) -> int:
+def concatenate(tape: AutogradTape, parts: list[int], name: str) -> int:
     """Side by side along the columns."""
     tape.module = name
     rows, widths = tape.of(parts[0]).shape[0], [tape.of(p).shape[1] for p in parts]
@@ -91,7 +93,7 @@ def concatenate(tape: Tape, parts: list[int], name: str) -> int:
     return out
 
 
-def dot_interaction(tape: Tape, dense: int, sparse: int, name: str = "interaction") -> int:
+def dot_interaction(tape: AutogradTape, dense: int, sparse: int, name: str = "interaction") -> int:
     """All pairs of the dense vector and the tables' as products, beside the dense vector."""
     rows, width = tape.of(dense).shape
     vectors = 1 + tape.of(sparse).shape[1] // width
@@ -110,7 +112,7 @@ def dot_interaction(tape: Tape, dense: int, sparse: int, name: str = "interactio
 
 
 def _dot_back(
-    tape: Tape, joined: int, stacked: int, flipped: int, products: int, chosen: int, places: list[int]
+    tape: AutogradTape, joined: int, stacked: int, flipped: int, products: int, chosen: int, places: list[int]
 ) -> None:
     node, shape = (ENGINE + "IndexBackward0", "IndexBackward0"), tape.of(products).shape
     spread = tape.activation(shape)
@@ -127,7 +129,7 @@ def _dot_back(
     tape.add_gradient(joined, tape.view(second, (rows, wide), (wide, 1), "aten::view"))
 
 
-def cross(tape: Tape, x: int, layers: int, rank: int, name: str = "cross") -> int:
+def cross(tape: AutogradTape, x: int, layers: int, rank: int, name: str = "cross") -> int:
     """DCNv2's low-rank cross network: x0 * (W (V x) + b) + x, layer by layer."""
     start = x
     for k in range(layers):
@@ -136,7 +138,7 @@ def cross(tape: Tape, x: int, layers: int, rank: int, name: str = "cross") -> in
     return x
 
 
-def _crossed(tape: Tape, start: int, x: int, gate: int, name: str) -> int:
+def _crossed(tape: AutogradTape, start: int, x: int, gate: int, name: str) -> int:
     tape.module = name
     scaled = tape.pointwise("aten::mul", [start, gate])
     out = tape.pointwise("aten::add", [scaled, x], extra=[1])
@@ -152,7 +154,7 @@ def _crossed(tape: Tape, start: int, x: int, gate: int, name: str) -> int:
     return out
 
 
-def bce_loss(tape: Tape, logits: int) -> None:
+def bce_loss(tape: AutogradTape, logits: int) -> None:
     """Binary cross entropy with logits, its mean, and where the backward pass begins."""
     logits = tape.cast(logits, "float32")
     tape.module, rows = "loss", tape.of(logits).shape[0]
@@ -167,7 +169,7 @@ def bce_loss(tape: Tape, logits: int) -> None:
     tape.note(lambda: _loss_back(tape, logits, labels))
 
 
-def _loss_back(tape: Tape, logits: int, labels: int) -> None:
+def _loss_back(tape: AutogradTape, logits: int, labels: int) -> None:
     node = "BinaryCrossEntropyWithLogitsBackward0"
     out = tape.pointwise("aten::sigmoid", [logits], ENGINE + node, node)
     for name, rest in (("aten::sub_", [Ref(labels), 1]), ("aten::mul_", [1.0]), ("aten::div_", [64])):
@@ -184,7 +186,7 @@ UPDATES = {
 }  # fmt: skip
 
 
-def dense_update(tape: Tape, optimizer: str) -> None:
+def dense_update(tape: AutogradTape, optimizer: str) -> None:
     """One step of the dense layers' optimizer over all parameters at once."""
     tape.phase, tape.module = "optimizer", ""
     both = [[Ref(p) for p, _ in tape.parameters], [Ref(g) for _, g in tape.parameters]]

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from presage.costs.optime import OpTime
 from presage.embeddings import EmbeddingModel
-from presage.embeddings.dlrm_graph import SPARSE, Sparse, dlrm_graph
+from presage.embeddings.dlrm_graph import SPARSE, EmbeddingCounts, dlrm_graph
 from presage.embeddings.dlrm_job import INDICES, WIRES, DlrmJob
-from presage.embeddings.sharding_cost import Cost, cost, parts_of
-from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic
-from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, Plan
-from presage.embeddings.sharding_prices import Common, Prices
-from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_cost import ShardingCost, sharding_cost, shards_of
+from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic_plan
+from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, ShardingPlan
+from presage.embeddings.sharding_prices import ShardCosts, SharedTableCosts
+from presage.embeddings.sharding_problem import ShardingProblem
 from presage.embeddings.sharding_search import search
 from presage.embeddings.table_files import read_plan
 from presage.errors import PresageError
@@ -35,25 +35,25 @@ from presage.prediction.rank_set import SIMULATED, RankOverride, RankSet, predic
 from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult, step_program
 from presage.prediction.step_program import STREAM
 
-__all__ = ["DlrmTeam", "dlrm_team", "predict_dlrm"]
+__all__ = ["DlrmRanks", "dlrm_ranks", "predict_dlrm"]
 
 NAME = "sharded embeddings + ddp"
 Tell = Callable[[float, float], None]
 
 
 @dataclass(frozen=True, eq=False)
-class DlrmTeam:
+class DlrmRanks:
     """A job's ranks as the engine takes them, its plan and what that costs."""
 
     job: DlrmJob
-    prices: Prices
-    plan: Plan
-    cost: Cost
+    prices: ShardCosts
+    plan: ShardingPlan
+    cost: ShardingCost
     team: RankSet
     where: Machine
 
 
-def dlrm_team(
+def dlrm_ranks(
     job: DlrmJob,
     *,
     place: Platform | None = None,
@@ -61,14 +61,14 @@ def dlrm_team(
     seconds: float = 20.0,
     tell: Tell = lambda _done, _best: None,
     pace: float = 1.0,
-    given: Plan | None = None,
-) -> DlrmTeam:
+    given: ShardingPlan | None = None,
+) -> DlrmRanks:
     """The ranks of a job; `place` where the platform is not one that ships, `given` where the plan is known.
 
     `pace`: how many times as long as usual the hosts take.
     """
     where = place or _platform(job.platform)
-    problem = Problem(
+    problem = ShardingProblem(
         job.tables,
         job.batch,
         job.ranks,
@@ -79,20 +79,20 @@ def dlrm_team(
         INDICES[job.index],
         WIRES[job.wire],
     )
-    prices = Prices(problem, model)
+    prices = ShardCosts(problem, model)
     plan = given or _plan(job, prices, seconds, tell)
-    found = cost(plan, prices)
+    found = sharding_cost(plan, prices)
     if found.over:
         raise PresageError(f"the plan {job.plan} needs {found.over / 1024**3:.4g} GiB more than a rank has for tables")
     host = machine(where.gpu.key)
-    return DlrmTeam(job, prices, plan, found, _team(job, prices, plan, found, host, pace), host)
+    return DlrmRanks(job, prices, plan, found, _ranks(job, prices, plan, found, host, pace), host)
 
 
-def _plan(job: DlrmJob, prices: Prices, seconds: float, tell: Tell) -> Plan:
+def _plan(job: DlrmJob, prices: ShardCosts, seconds: float, tell: Tell) -> ShardingPlan:
     if job.plan == "auto":
         return search(prices.problem, seconds=seconds, tell=tell, prices=prices).plan
     if job.plan in HEURISTICS:
-        found = heuristic(job.plan, prices)
+        found = heuristic_plan(job.plan, prices)
         if found is None:
             raise PresageError(f"{job.plan} finds no rank with memory left for a table; try plan = 'auto'")
         return found
@@ -104,19 +104,21 @@ def _plan(job: DlrmJob, prices: Prices, seconds: float, tell: Tell) -> Plan:
     return plan
 
 
-def _team(job: DlrmJob, prices: Prices, plan: Plan, found: Cost, where: Machine, pace: float) -> RankSet:
-    _, ranks, common = parts_of(plan, prices)
-    sparse = _sparse(job, plan)
+def _ranks(
+    job: DlrmJob, prices: ShardCosts, plan: ShardingPlan, found: ShardingCost, where: Machine, pace: float
+) -> RankSet:
+    _, ranks, common = shards_of(plan, prices)
+    sparse = _embedding_counts(job, plan)
     graph = ddp(dlrm_graph(job, sparse), job.ranks)
     layout = RankLayout((("dp", job.ranks),))
     groups = groups_of(layout, prices.problem.platform)
     common_times = _common_times(prices, found, common, _batch_bytes(job))
     times = collective_times(graph, kernel_times(graph, where), prices.problem.platform, groups)
-    times = [_timed(graph, i, t, common_times) for i, t in enumerate(times)]
+    times = [_op_seconds(graph, i, t, common_times) for i, t in enumerate(times)]
     step = step_program(graph, times, where.host)
     own = np.stack([found.load.forward - common.forward, found.load.backward - common.backward], axis=1)
     folds = fold(layout, [tuple(row) for row in own.round(9).tolist()]) if job.ranks > 1 else [Fold(0, 1, {})]
-    members = [Member(f, _of_rank(step, graph, own[f.rank])).paced(1.0, pace) for f in folds]
+    members = [Member(f, _rank_step(step, graph, own[f.rank])).paced(1.0, pace) for f in folds]
     slow = overlap_slowdown(graph, times, prices.problem.platform, groups)
     held = np.bincount(ranks, minlength=job.ranks)
     told = tuple(RankOverride(arguments=(("tables", str(held[f.rank])),)) for f in folds)
@@ -125,7 +127,7 @@ def _team(job: DlrmJob, prices: Prices, plan: Plan, found: Cost, where: Machine,
     return RankSet(prices.problem.platform, named, layout, told, (step,), (tuple(times),), many)
 
 
-def _sparse(job: DlrmJob, plan: Plan) -> Sparse:
+def _embedding_counts(job: DlrmJob, plan: ShardingPlan) -> EmbeddingCounts:
     """What a rank's samples send and get."""
     width, bags, lookups = dict.fromkeys(KINDS, 0), 0.0, 0.0
     for table, placed in zip(job.tables, plan.tables, strict=True):
@@ -136,7 +138,7 @@ def _sparse(job: DlrmJob, plan: Plan) -> Sparse:
     samples = job.batch / job.ranks
     weights = sum(t.rows * t.dim for t, p in zip(job.tables, plan.tables, strict=True) if p.sharding == DATA)
     columns = width[TABLE] + width[COLUMN], width[ROW], width[DATA]
-    return Sparse(*columns, round(bags * samples), round(lookups * samples), weights)
+    return EmbeddingCounts(*columns, round(bags * samples), round(lookups * samples), weights)
 
 
 def _batch_bytes(job: DlrmJob) -> float:
@@ -145,7 +147,7 @@ def _batch_bytes(job: DlrmJob) -> float:
     return each * job.batch / job.ranks
 
 
-def _common_times(prices: Prices, found: Cost, common: Common, copied: float) -> dict[str, float]:
+def _common_times(prices: ShardCosts, found: ShardingCost, common: SharedTableCosts, copied: float) -> dict[str, float]:
     """Seconds of the embeddings' ops, of a rank that holds the mean where ranks differ."""
     load = found.load
     scatter, gather, reduce = prices.between(common)
@@ -170,7 +172,7 @@ def _common_times(prices: Prices, found: Cost, common: Common, copied: float) ->
     }
 
 
-def _timed(graph: Graph, place: int, time: OpTime, known: dict[str, float]) -> OpTime:
+def _op_seconds(graph: Graph, place: int, time: OpTime, known: dict[str, float]) -> OpTime:
     """The time of an op of the embeddings, in place of what its shapes would say."""
     which = graph.ops[place].module
     if not which.startswith(SPARSE):
@@ -179,7 +181,7 @@ def _timed(graph: Graph, place: int, time: OpTime, known: dict[str, float]) -> O
     return OpTime(known[which.removeprefix(SPARSE)], 1, kind, "model")
 
 
-def _of_rank(step: StepProgram, graph: Graph, own: NDArray[np.float64]) -> StepProgram:
+def _rank_step(step: StepProgram, graph: Graph, own: NDArray[np.float64]) -> StepProgram:
     """The step with a rank's own lookups."""
     tasks, seconds = step.tasks, step.tasks.seconds.copy()
     gap = step.host.calls.kernel_gap_us * 1e-6
@@ -190,7 +192,7 @@ def _of_rank(step: StepProgram, graph: Graph, own: NDArray[np.float64]) -> StepP
     return replace(step, tasks=replace(tasks, seconds=seconds))
 
 
-def predict_dlrm(found: DlrmTeam, *, draws: int = DRAWS, steps: int = STEPS, seed: int = 0) -> StepResult:
+def predict_dlrm(found: DlrmRanks, *, draws: int = DRAWS, steps: int = STEPS, seed: int = 0) -> StepResult:
     """How long the job's step takes; memory of each rank with its tables."""
     told = predict_rank_set(found.team, found.where, draws=draws, steps=steps, seed=seed)
     peak = memory_profile(found.team.steps[0].graph, chip=found.prices.problem.platform.gpu).peak_allocated

@@ -14,7 +14,7 @@ from presage.embeddings.row_reuse import BINS, STEEPEST, Reuse, zipf
 from presage.embeddings.table import Table
 from presage.errors import PresageError
 
-__all__ = ["Bags", "Counted", "count", "likely_alpha"]
+__all__ = ["Bags", "TableCounts", "count_lookups", "likely_alpha"]
 
 Array = npt.NDArray[Any]
 GOLDEN, STEPS = 0.6180339887, 22
@@ -37,7 +37,7 @@ class Bags:
 
 
 @dataclass(frozen=True)
-class Counted:
+class TableCounts:
     """One table in one batch."""
 
     name: str
@@ -56,9 +56,9 @@ class Counted:
         return Table(self.name, self.rows, self.dim, self.pooling, reuse, self.dtype)
 
 
-def count(
+def count_lookups(
     tables: Iterable[Bags], batch: int | None = None, dim: int = 128, dtype: str = "float32", rows: int | None = None
-) -> Iterator[Counted]:
+) -> Iterator[TableCounts]:
     """Each table in its first batch of so many samples, or in all of them."""
     for bags in tables:
         samples = min(len(bags.lengths), batch or len(bags.lengths))
@@ -70,7 +70,7 @@ def count(
         pooling = float(bags.lengths.mean()) if len(bags.lengths) else 0.0
         alpha = likely_alpha(tuple(bins.tolist()), len(used), size)
         top = int(uses.max()) if len(uses) else 0
-        yield Counted(bags.name, size, dim, dtype, pooling, len(used), len(uses), top, hist, alpha)
+        yield TableCounts(bags.name, size, dim, dtype, pooling, len(used), len(uses), top, hist, alpha)
 
 
 @lru_cache(4096)

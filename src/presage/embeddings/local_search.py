@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, Placed, Plan
-from presage.embeddings.sharding_prices import Prices
-from presage.embeddings.sharding_state import FEW, Placing
+from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, TablePlacement
+from presage.embeddings.sharding_prices import ShardCosts
+from presage.embeddings.sharding_state import FEW, ShardingState
 
-__all__ = ["Budget", "improve", "kicked", "recut"]
+__all__ = ["Budget", "improve", "perturb", "recut_table"]
 
 POWERS = (8, 32, 128)
 ENOUGH = 1e-7  # of the step, the least gain that counts
@@ -32,14 +32,16 @@ class Budget:
         return self.used <= self.rounds and not self.over()
 
 
-def improve(plan: Plan, prices: Prices, budget: Budget, rng: np.random.Generator, first: int = 0) -> Plan:
+def improve(
+    plan: ShardingPlan, prices: ShardCosts, budget: Budget, rng: np.random.Generator, first: int = 0
+) -> ShardingPlan:
     """The best that moves and swaps lead to from a plan."""
-    here = Placing(plan, prices)
+    here = ShardingState(plan, prices)
     best, least = here.rank.copy(), here.seconds() if here.fits() else np.inf
     for power in POWERS[first:]:
         here.power = power
         here.weigh()
-        while budget.spend() and _change(here, rng):
+        while budget.spend() and _better_move(here, rng):
             now = here.seconds()
             if now < least and here.fits():
                 best, least = here.rank.copy(), now
@@ -47,7 +49,7 @@ def improve(plan: Plan, prices: Prices, budget: Budget, rng: np.random.Generator
     return here.to_plan()
 
 
-def _change(here: Placing, rng: np.random.Generator) -> bool:
+def _better_move(here: ShardingState, rng: np.random.Generator) -> bool:
     """One better change: moves first, for they are quick to look through."""
     soft = here.soft()
     below = soft * (1 - ENOUGH)
@@ -58,9 +60,9 @@ def _change(here: Placing, rng: np.random.Generator) -> bool:
     return False
 
 
-def recut(plan: Plan, prices: Prices, budget: Budget) -> Plan | None:
+def recut_table(plan: ShardingPlan, prices: ShardCosts, budget: Budget) -> ShardingPlan | None:
     """The plan with one table of a critical rank cut in a better way, or None."""
-    here = Placing(plan, prices)
+    here = ShardingState(plan, prices)
     here.power = POWERS[1]
     here.weigh()
     best, least = None, here.seconds() * (1 - 1e-4)
@@ -75,7 +77,7 @@ def recut(plan: Plan, prices: Prices, budget: Budget) -> Plan | None:
     return best
 
 
-def _promising(here: Placing, plan: Plan) -> list[int]:
+def _promising(here: ShardingState, plan: ShardingPlan) -> list[int]:
     """Tables on the critical ranks, and those on all ranks; the costliest first."""
     mine = [i for r in here.critical() for i in np.flatnonzero(here.rank == r).tolist()]
     weight = here.parts.terms @ (1 / np.maximum(here.parts.terms.sum(axis=0), 1e-300)) if len(here.rank) else []
@@ -84,28 +86,28 @@ def _promising(here: Placing, plan: Plan) -> list[int]:
     return [*tables][:PROMISING] + everywhere[:PROMISING]
 
 
-def _ways(here: Placing, table: int) -> Iterator[Placed]:
+def _ways(here: ShardingState, table: int) -> Iterator[TablePlacement]:
     """The other ways to hold a table."""
     now = here.plan.tables[table]
     for cut in (1, *here.prices.cuts(table)):
         if now.sharding not in (TABLE, COLUMN) or cut != len(now.ranks):
             ranks = here.least_loaded(table, cut)
-            yield Placed(TABLE if cut == 1 else COLUMN, tuple(ranks))
+            yield TablePlacement(TABLE if cut == 1 else COLUMN, tuple(ranks))
     for kind in (ROW, DATA):
         if now.sharding != kind and here.n > 1 and not (kind == DATA and _too_large(here, table)):
-            yield Placed(kind)
+            yield TablePlacement(kind)
 
 
-def _too_large(here: Placing, table: int) -> bool:
+def _too_large(here: ShardingState, table: int) -> bool:
     """To be held by all: its gradients alone would take more than the step."""
     prices = here.prices
     took = prices.collectives.seconds("all_reduce", float(prices.problem.tables[table].weight_bytes), prices.group)
     return bool(took > here.seconds())
 
 
-def kicked(plan: Plan, prices: Prices, rng: np.random.Generator) -> Plan:
+def perturb(plan: ShardingPlan, prices: ShardCosts, rng: np.random.Generator) -> ShardingPlan:
     """A few parts of the critical ranks thrown elsewhere."""
-    here = Placing(plan, prices)
+    here = ShardingState(plan, prices)
     for _ in range(1 + int(rng.integers(0, 3))):
         r = int(rng.choice(here.critical()))
         mine = np.flatnonzero(here.rank == r)

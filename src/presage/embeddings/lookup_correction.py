@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_law import AT, KINDS, chain, kind_of, of_kind
+from presage.embeddings.lookup_law import AT, KINDS, chain_seconds, kind_of, of_kind
 
-__all__ = ["Correction", "features", "fit_correction"]
+__all__ = ["LookupCorrection", "correction_features", "fit_correction"]
 
 Array = npt.NDArray[Any]
 LENGTH, NOISE, SIZE = 1.0, 0.04, 0.08  # of the smooth function: its scale (in features), errors of rows, its spread
@@ -23,7 +23,7 @@ CHUNK = 8192
 
 
 @dataclass(frozen=True)
-class Correction:
+class LookupCorrection:
     center: Array  # of features
     scale: Array
     points: Array  # [groups, features], scaled
@@ -41,9 +41,9 @@ class Correction:
         return {n: np.round(a, 5).tolist() for n, a in named.items()} | {"median": round(self.median, 6)}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Correction:
+    def from_json(value: Mapping[str, Any]) -> LookupCorrection:
         arrays = {n: np.array(value[n], float) for n in ("center", "scale", "points", "weights")}
-        return Correction(**arrays, median=float(value["median"]))
+        return LookupCorrection(**arrays, median=float(value["median"]))
 
 
 def _kernel(a: Array, b: Array) -> Array:
@@ -52,14 +52,14 @@ def _kernel(a: Array, b: Array) -> Array:
     return np.asarray((1 + distance) * np.exp(-distance))
 
 
-def fit_correction(x: Array, left: Array) -> Correction:
+def fit_correction(x: Array, left: Array) -> LookupCorrection:
     """From features of groups and ln(measured / law)."""
     center, scale, median = x.mean(axis=0), x.std(axis=0) + 1e-6, float(np.median(left))
     rows = (x - center) / scale
     points = rows[_spread(rows, min(POINTS, len(rows)))]
     seen, ridge = _kernel(rows, points), (NOISE / SIZE) ** 2 * _kernel(points, points)
     weights = np.linalg.solve(seen.T @ seen + ridge + 1e-6 * np.eye(len(points)), seen.T @ (left - median))
-    return Correction(center, scale, points, weights, median)
+    return LookupCorrection(center, scale, points, weights, median)
 
 
 def _spread(rows: Array, count: int) -> list[int]:
@@ -72,12 +72,12 @@ def _spread(rows: Array, count: int) -> list[int]:
     return out
 
 
-def features(total: Array, p: Mapping[str, float]) -> Array:
+def correction_features(total: Array, p: Mapping[str, float]) -> Array:
     """Of groups, from the sums of their tables' terms: what is large, what is shared, what runs."""
     at = {name: total[..., i] for name, i in AT.items()}
     lookups, tables = np.maximum(1.0, at["lookups"]), np.maximum(1.0, at["tables"])
     kind = kind_of(total)
-    ratio = np.maximum(of_kind(total, "cold"), 1e-9) / np.maximum(chain(total, p), 1e-9)
+    ratio = np.maximum(of_kind(total, "cold"), 1e-9) / np.maximum(chain_seconds(total, p), 1e-9)
     columns = [
         np.log(ratio), np.log(np.maximum(1.0, at["bags"]) / tables), np.log(lookups), np.log(tables),
         np.log(np.maximum(1.0, at["columns"]) / lookups), np.log(lookups / np.maximum(1.0, at["distinct"])),

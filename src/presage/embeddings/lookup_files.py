@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from presage.embeddings.lookup_correction import Correction
+from presage.embeddings.lookup_correction import LookupCorrection
 from presage.errors import InputError
 from presage.files import write_whole
 
-__all__ = ["MEASURED_ON", "SHIPPED", "LookupParameters", "load", "save"]
+__all__ = ["MEASURED_ON", "SHIPPED", "LookupParameters", "load_lookup_parameters", "save_lookup_parameters"]
 
 VERSION = 1
 MEASURED_ON = "h200"
@@ -24,13 +24,13 @@ class LookupParameters:
     """The law's parameters on the GPU they were measured on, and what is learned beyond it."""
 
     params: Mapping[str, float]
-    forward: Correction | None
-    backward: Correction | None
+    forward: LookupCorrection | None
+    backward: LookupCorrection | None
     source: str = ""
     seen: frozenset[str] = frozenset()  # marks of the groups it was fitted on
 
 
-def save(found: LookupParameters, path: Path = SHIPPED) -> None:
+def save_lookup_parameters(found: LookupParameters, path: Path = SHIPPED) -> None:
     value = {
         "version": VERSION,
         "source": found.source,
@@ -43,12 +43,12 @@ def save(found: LookupParameters, path: Path = SHIPPED) -> None:
 
 
 @lru_cache(4)
-def load(path: Path = SHIPPED) -> LookupParameters:
+def load_lookup_parameters(path: Path = SHIPPED) -> LookupParameters:
     try:
         value = json.loads(path.read_text())
         if value["version"] != VERSION:
             raise InputError(path, f"is {value['version']}, this presage reads {VERSION}; fit it again", "version")
-        there, back = (Correction.from_json(value[n]) if value[n] else None for n in ("forward", "backward"))
+        there, back = (LookupCorrection.from_json(value[n]) if value[n] else None for n in ("forward", "backward"))
         return LookupParameters(dict(value["params"]), there, back, str(value["source"]), frozenset(value["seen"]))
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise InputError(path, f"not a file of embedding parameters ({e})") from e

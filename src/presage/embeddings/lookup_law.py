@@ -20,9 +20,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_traffic import Flow
+from presage.embeddings.lookup_traffic import LookupTraffic
 
-__all__ = ["AT", "KINDS", "TERMS", "backward", "chain", "checked", "forward", "kind_of", "of_kind", "terms"]
+__all__ = [
+    "AT",
+    "KINDS",
+    "TERMS",
+    "backward_seconds",
+    "chain_seconds",
+    "forward_seconds",
+    "index_check_seconds",
+    "kind_of",
+    "of_kind",
+    "terms",
+]
 
 Array = npt.NDArray[Any]
 Params = Mapping[str, float]
@@ -43,12 +54,12 @@ TERMS = (
 AT = {name: i for i, name in enumerate(TERMS)}
 
 
-def terms(f: Flow, p: Params, kinds: Iterable[int | Array] = KINDS) -> Array:
+def terms(f: LookupTraffic, p: Params, kinds: Iterable[int | Array] = KINDS) -> Array:
     """[tables, TERMS]; sums over the tables of a group are what `forward` and `backward` take."""
     k = f.columns
     out = np.zeros((len(k), len(TERMS)))
     for kind in kinds:
-        _timed(out, f, p, kind)
+        _fill_times(out, f, p, kind)
     rest: dict[str, Array | float] = {
         "walk": np.ceil(_longest(f, p) / 32) ** POWER, "steps": k.batch * _steps(f),
         "lookups": k.count, "bags": k.batch, "tables": 1.0,
@@ -62,7 +73,7 @@ def terms(f: Flow, p: Params, kinds: Iterable[int | Array] = KINDS) -> Array:
     return out
 
 
-def _timed(out: Array, f: Flow, p: Params, kind: int | Array) -> None:
+def _fill_times(out: Array, f: LookupTraffic, p: Params, kind: int | Array) -> None:
     """Fill in the columns of one kind of kernel, or of a kind for each table."""
     table = np.arange(len(f.columns))
     for name, first in (("warm", 0.0), ("cold", 1.0)):
@@ -74,20 +85,20 @@ def _timed(out: Array, f: Flow, p: Params, kind: int | Array) -> None:
     out[table, AT["update0"] + kind] = _table_update(f, p, kind)
 
 
-def _by_kernel(p: Params, name: str, f: Flow, kind: int | Array) -> Array:
+def _by_kernel(p: Params, name: str, f: LookupTraffic, kind: int | Array) -> Array:
     """A parameter of the compiled kernel that runs: one for each kind and width of weights."""
     given = np.array([[p[f"{name}{k}"], p[f"{name}{k}h"]] for k in KINDS])
     found: Array = given[kind, (f.columns.width < 4).astype(int)]
     return found
 
 
-def _longest(f: Flow, p: Params) -> Array:
+def _longest(f: LookupTraffic, p: Params) -> Array:
     """Lookups of a table's longest bag."""
     pooling = f.columns.pooling
     return np.where(f.varied, pooling + p["spread"] * np.sqrt(pooling), pooling)
 
 
-def _steps(f: Flow) -> Array:
+def _steps(f: LookupTraffic) -> Array:
     """Of 32 lookups, in which a warp goes over a bag, on average."""
     pooling = f.columns.pooling
     spread = np.where(
@@ -97,7 +108,7 @@ def _steps(f: Flow) -> Array:
     return np.asarray(np.mean(steps, axis=0))
 
 
-def _step(f: Flow, p: Params, missed: Array, kind: int | Array) -> Array:
+def _step(f: LookupTraffic, p: Params, missed: Array, kind: int | Array) -> Array:
     """Seconds that a lookup adds to the chain of its bag. Bags that share a warp wait for each other's misses."""
     k, together = f.columns, p["together"] * 32 / LANES[kind]
     far, near = (1 - (1 - np.clip(m / np.maximum(1.0, k.count), 0, 1)) ** together for m in (missed, f.near))
@@ -106,7 +117,7 @@ def _step(f: Flow, p: Params, missed: Array, kind: int | Array) -> Array:
     return np.asarray(pace * read + p["more_columns"] * (np.ceil(k.dim / 128) - 1))
 
 
-def _table_forward(f: Flow, p: Params, missed: Array, step: Array, kind: int | Array) -> Array:
+def _table_forward(f: LookupTraffic, p: Params, missed: Array, step: Array, kind: int | Array) -> Array:
     k = f.columns
     pooled = k.pooling + np.where(f.varied, SHARED[kind] * np.sqrt(k.pooling), 0.0)
     warps = _by_kernel(p, "warps", f, kind)
@@ -115,7 +126,7 @@ def _table_forward(f: Flow, p: Params, missed: Array, step: Array, kind: int | A
     return _soft(p["soft"], chains, memory, f.near * f.row * p["through"])
 
 
-def _table_update(f: Flow, p: Params, kind: int | Array) -> Array:
+def _table_update(f: LookupTraffic, p: Params, kind: int | Array) -> Array:
     """Rows used little by warps, the others by thread blocks; both sum the gradients of a row's uses."""
     k = f.columns
     row, short, long = (np.array([p[f"{name}{i}"] for i in KINDS])[kind] for name in ("row", "short", "long"))
@@ -156,14 +167,14 @@ def _fresh(total: Array, p: Params, cold: bool) -> Array | float:
     return share
 
 
-def checked(total: Array, p: Params) -> Array:
+def index_check_seconds(total: Array, p: Params) -> Array:
     """Seconds of the check of indices."""
     walk = p["check_walk"] * total[..., AT["walk"]] ** (1 / POWER) + p["check_start"]
     work = sum(p[f"check_{n}"] * total[..., AT[n]] for n in ("lookups", "steps", "bags"))
     return np.asarray(p["check_floor"] + np.hypot(walk, work))
 
 
-def chain(total: Array, p: Params, cold: bool = False) -> Array:
+def chain_seconds(total: Array, p: Params, cold: bool = False) -> Array:
     """The longest chain of reads, slower where many run at once."""
     share = _fresh(total, p, cold)
     warm, new = (MICRO * of_kind(total, f"{n}_chain") ** (1 / POWER) for n in ("warm", "cold"))
@@ -171,15 +182,15 @@ def chain(total: Array, p: Params, cold: bool = False) -> Array:
     return (warm + share * (new - warm)) * (1 + p["loaded"] * load)
 
 
-def forward(total: Array, p: Params, cold: bool = False) -> Array:
+def forward_seconds(total: Array, p: Params, cold: bool = False) -> Array:
     """Seconds of a group."""
     share = _fresh(total, p, cold)
     warm, new = of_kind(total, "warm"), of_kind(total, "cold")
-    kernel = _soft(p["soft_chain"], warm + share * (new - warm), chain(total, p, cold))
-    return p["forward_floor"] + cold * p["forward_cold"] + checked(total, p) + kernel
+    kernel = _soft(p["soft_chain"], warm + share * (new - warm), chain_seconds(total, p, cold))
+    return p["forward_floor"] + cold * p["forward_cold"] + index_check_seconds(total, p) + kernel
 
 
-def backward(total: Array, p: Params, cold: bool = False) -> Array:
+def backward_seconds(total: Array, p: Params, cold: bool = False) -> Array:
     """Seconds of a group, with the update of its weights."""
     lookups = total[..., AT["lookups"]]
     passes = np.ceil(np.log2(np.maximum(2.0, total[..., AT["size"]] + 1)) / RADIX) * (lookups > TILE)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_correction import Correction, features
-from presage.embeddings.lookup_files import MEASURED_ON, LookupParameters, load
-from presage.embeddings.lookup_law import AT, backward, forward, terms
-from presage.embeddings.lookup_traffic import flow
+from presage.embeddings.lookup_correction import LookupCorrection, correction_features
+from presage.embeddings.lookup_files import MEASURED_ON, LookupParameters, load_lookup_parameters
+from presage.embeddings.lookup_law import AT, backward_seconds, forward_seconds, terms
+from presage.embeddings.lookup_traffic import lookup_traffic
 from presage.embeddings.row_reuse import Lookups
-from presage.embeddings.table import Table, columns
+from presage.embeddings.table import Table, table_arrays
 from presage.errors import PresageError
 from presage.hardware import Gpu, gpu
 
-__all__ = ["LENGTHS", "OPTIMIZERS", "EmbeddingModel", "embedding_model", "scaled"]
+__all__ = ["LENGTHS", "OPTIMIZERS", "EmbeddingModel", "embedding_model", "scale_parameters"]
 
 Array = npt.NDArray[Any]
 OPTIMIZERS = ("rowwise_adagrad", "sgd")
@@ -37,7 +37,7 @@ class EmbeddingModel:
 
     gpu: Gpu
     params: Mapping[str, float]
-    corrections: Mapping[str, Correction | None]
+    corrections: Mapping[str, LookupCorrection | None]
     source: str = ""
 
     def forward(
@@ -79,33 +79,33 @@ class EmbeddingModel:
         for what, given, there in (("optimizer", optimizer, OPTIMIZERS), ("lengths", lengths, LENGTHS)):
             if given not in there:
                 raise PresageError(f"{what} {given!r}: there is {', '.join(there)}")
-        asked = columns(tables, batch, lookups)
-        return terms(flow(asked, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
+        asked = table_arrays(tables, batch, lookups)
+        return terms(lookup_traffic(asked, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
 
     def forward_of(self, total: Array, *, cold: bool = False, corrected: bool = True) -> Array:
         """Seconds from sums of terms [..., terms]; without the learned correction ten times as many a second."""
-        return self._of(forward, "forward", total, cold, corrected)
+        return self._of(forward_seconds, "forward", total, cold, corrected)
 
     def backward_of(self, total: Array, *, cold: bool = False, corrected: bool = True) -> Array:
-        return self._of(backward, "backward", total, cold, corrected)
+        return self._of(backward_seconds, "backward", total, cold, corrected)
 
     def _of(self, law: Callable[..., Array], name: str, total: Array, cold: bool, corrected: bool) -> Array:
         seconds = law(total, self.params, cold)
         correction = self.corrections.get(name)
         if corrected and correction is not None:
-            seconds = seconds * correction(features(total, self.params))
+            seconds = seconds * correction(correction_features(total, self.params))
         return np.where(total[..., AT["lookups"]] > 0, seconds, 0.0)
 
 
 def embedding_model(chip: Gpu | str = MEASURED_ON, fitted: LookupParameters | None = None) -> EmbeddingModel:
     """As shipped (fitted on the H200) or as given; on another GPU than that it follows L2, bandwidth and warps."""
     there = chip if isinstance(chip, Gpu) else gpu(chip)
-    found = fitted or load()
-    params = scaled(found.params, gpu(MEASURED_ON), there)
+    found = fitted or load_lookup_parameters()
+    params = scale_parameters(found.params, gpu(MEASURED_ON), there)
     return EmbeddingModel(there, params, {"forward": found.forward, "backward": found.backward}, found.source)
 
 
-def scaled(params: Mapping[str, float], measured: Gpu, chip: Gpu) -> dict[str, float]:
+def scale_parameters(params: Mapping[str, float], measured: Gpu, chip: Gpu) -> dict[str, float]:
     """The parameters on another GPU."""
     warps = (chip.sms * chip.threads_per_sm) / (measured.sms * measured.threads_per_sm)
     factor = dict.fromkeys(BYTES, measured.memory_bandwidth / chip.memory_bandwidth)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.table import Columns
+from presage.embeddings.table import TableArrays
 
-__all__ = ["Flow", "flow", "time_held"]
+__all__ = ["LookupTraffic", "lookup_traffic", "time_held"]
 
 Array = npt.NDArray[Any]
 SECTOR = 32.0  # bytes: the least that is read
@@ -24,10 +24,10 @@ LONG = 5  # the first bin of rows that thread blocks update instead of warps: 32
 
 
 @dataclass(frozen=True)
-class Flow:
+class LookupTraffic:
     """One entry a table."""
 
-    columns: Columns
+    columns: TableArrays
     row: Array  # bytes read of a row
     again: Array  # lookups that miss L2 though their row was there before
     near: Array  # lookups that miss their SM's own cache
@@ -45,11 +45,13 @@ class Flow:
         return np.asarray(np.maximum(0.0, self.columns.distinct - self.long_rows))
 
 
-def flow(k: Columns, p: Mapping[str, float], adaptive: Array | bool, varied: Array | bool) -> Flow:
+def lookup_traffic(
+    k: TableArrays, p: Mapping[str, float], adaptive: Array | bool, varied: Array | bool
+) -> LookupTraffic:
     """Of tables and a batch, with caches of `cache` bytes (L2) and `own_cache` bytes on each of `sms`."""
     row = SECTOR * np.ceil(k.dim * k.width / SECTOR)
     long = np.minimum(k.count, (k.rows * k.uses)[:, LONG:].sum(axis=1))
-    return Flow(
+    return LookupTraffic(
         k, row, _again(k, p["cache"] / row), _near(k, p["own_cache"] / row, p["sms"]), long,
         k.rows[:, LONG:].sum(axis=1), np.broadcast_to(adaptive, len(k)), np.broadcast_to(varied, len(k)),
     )  # fmt: skip
@@ -65,13 +67,13 @@ def time_held(rows: Array, uses: Array, held: Array) -> Array:
     return low
 
 
-def _again(k: Columns, held: Array) -> Array:
+def _again(k: TableArrays, held: Array) -> Array:
     gone = np.exp(-k.uses * time_held(k.rows, k.uses, held)[:, None])
     missed: Array = (k.rows * (k.uses - 1) * gone).sum(axis=1)
     return np.where(k.distinct <= held, 0.0, missed)
 
 
-def _near(k: Columns, held: Array, sms: float) -> Array:
+def _near(k: TableArrays, held: Array, sms: float) -> Array:
     """Each SM sees its share of a row's uses; the first there misses."""
     uses = k.uses / sms
     first = -sms * np.expm1(-uses)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BINS", "FIRST", "STEEPEST", "Lookups", "Reuse", "fitted_alpha", "zipf"]
+__all__ = ["BINS", "FIRST", "STEEPEST", "Lookups", "Reuse", "fit_alpha", "zipf"]
 
 Array = npt.NDArray[Any]
 BINS = 17  # of use counts: bin k has the rows used 2^k to 2^(k+1) - 1 times, the last is open
@@ -64,7 +64,7 @@ class Reuse:
         """What `lookups` of a table of so many rows ask for: as counted, if they were that many, else by the skew."""
         whole, of = lookups * self.parts, rows * self.parts
         if self.hist and abs(whole - self.lookups) <= 0.02 * self.lookups:
-            found = _counted(self, whole, of)
+            found = _lookups_from_histogram(self, whole, of)
         else:
             found = zipf(self.skew(of), round(of), whole)
         return Lookups(lookups, found.distinct / self.parts, found.rows / self.parts, found.uses)
@@ -73,10 +73,10 @@ class Reuse:
         """alpha, from the distinct rows where it is not given."""
         if self.alpha is not None:
             return self.alpha
-        return fitted_alpha(self.distinct, self.lookups, round(rows)) if self.lookups else 0.0
+        return fit_alpha(self.distinct, self.lookups, round(rows)) if self.lookups else 0.0
 
 
-def _counted(reuse: Reuse, lookups: float, rows: float) -> Lookups:
+def _lookups_from_histogram(reuse: Reuse, lookups: float, rows: float) -> Lookups:
     """Rows as counted; mean counts within bins by the skew where it is known, else so that the lookups come out."""
     share = np.zeros(BINS)
     share[: len(reuse.hist)] = reuse.hist[:BINS]
@@ -150,7 +150,7 @@ def _cdfs(mean: Array) -> tuple[Array, Array]:
 
 
 @lru_cache(16384)
-def fitted_alpha(distinct: float, lookups: float, rows: int) -> float:
+def fit_alpha(distinct: float, lookups: float, rows: int) -> float:
     """The skew that is expected to give so many distinct rows."""
     if distinct >= zipf(0.0, rows, lookups).distinct:
         return 0.0

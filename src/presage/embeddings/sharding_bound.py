@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.sharding_cost import Load, load_of, parts_of, phases
-from presage.embeddings.sharding_plan import Plan
-from presage.embeddings.sharding_prices import Parts, Prices
+from presage.embeddings.sharding_cost import RankLoads, phase_seconds, rank_loads, shards_of
+from presage.embeddings.sharding_plan import ShardingPlan
+from presage.embeddings.sharding_prices import ShardArrays, ShardCosts
 
 __all__ = ["lower_bound", "marginal"]
 
 Array = npt.NDArray[Any]
 
 
-def marginal(parts: Parts, prices: Prices, ranks: float = 1.0) -> tuple[Array, Array]:
+def marginal(parts: ShardArrays, prices: ShardCosts, ranks: float = 1.0) -> tuple[Array, Array]:
     """Seconds that each part adds to the forward and the backward of a rank with an even share of all parts.
 
     With one rank it is the group of all. Kernels go by the widest table of their group: of the groups of all tables
@@ -42,12 +42,12 @@ def marginal(parts: Parts, prices: Prices, ranks: float = 1.0) -> tuple[Array, A
     return found[0], found[1]
 
 
-def lower_bound(plan: Plan, prices: Prices) -> float:
+def lower_bound(plan: ShardingPlan, prices: ShardCosts) -> float:
     """Seconds that the parts of a plan take at least, wherever they are."""
-    parts, ranks, common = parts_of(plan, prices)
-    load = load_of(parts, ranks, common, prices)
+    parts, ranks, common = shards_of(plan, prices)
+    load = rank_loads(parts, ranks, common, prices)
     if not len(ranks):
-        return sum(phases(load, common, prices).values())
+        return sum(phase_seconds(load, common, prices).values())
     n = prices.problem.ranks
     added = [np.minimum(a, b) for a, b in zip(marginal(parts, prices), marginal(parts, prices, n), strict=True)]
     alone = prices.model.forward_of(parts.terms), prices.model.backward_of(parts.terms)
@@ -58,5 +58,5 @@ def lower_bound(plan: Plan, prices: Prices) -> float:
     for sizes, extra in ((parts.indices, common.indices), (parts.output, 0.0)):
         spread.append(max(float(sizes.sum()) / n, float(sizes.max())) + extra)
     one = [np.array([v]) for v in spread]
-    ideal = Load(one[0], one[1], one[2], one[3], load.memory)
-    return min(sum(phases(x, common, prices).values()) for x in (ideal, load))
+    ideal = RankLoads(one[0], one[1], one[2], one[3], load.memory)
+    return min(sum(phase_seconds(x, common, prices).values()) for x in (ideal, load))

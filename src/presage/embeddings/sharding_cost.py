@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, Plan
-from presage.embeddings.sharding_prices import Common, Part, Parts, Prices
+from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan
+from presage.embeddings.sharding_prices import Shard, ShardArrays, ShardCosts, SharedTableCosts
 
-__all__ = ["PHASES", "Cost", "Load", "cost", "load_of", "parts_of", "phases"]
+__all__ = ["PHASES", "RankLoads", "ShardingCost", "phase_seconds", "rank_loads", "sharding_cost", "shards_of"]
 
 Array = npt.NDArray[Any]
 PHASES = ("input", "lookup", "output", "gradient", "update", "replicas")
 
 
 @dataclass(frozen=True, eq=False)
-class Load:
+class RankLoads:
     """What each rank has to do: seconds, bytes of indices in, bytes of pooled rows out, memory."""
 
     forward: Array
@@ -29,11 +29,11 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ShardingCost:
     """Seconds of a step's embeddings."""
 
     phases: dict[str, float]
-    load: Load
+    load: RankLoads
     over: float  # bytes of the fullest rank beyond its memory, or 0
 
     @property
@@ -46,10 +46,10 @@ class Cost:
         return sum(float(x.max() - x.mean()) for x in (self.load.forward, self.load.backward))
 
 
-def parts_of(plan: Plan, prices: Prices) -> tuple[Parts, Array, Common]:
+def shards_of(plan: ShardingPlan, prices: ShardCosts) -> tuple[ShardArrays, Array, SharedTableCosts]:
     """The parts that have one rank, their ranks, and what all ranks share."""
     tables: list[int] = []
-    found: list[Part] = []
+    found: list[Shard] = []
     ranks: list[int] = []
     for t, placed in enumerate(plan.tables):
         if placed.sharding in (TABLE, COLUMN):
@@ -59,10 +59,10 @@ def parts_of(plan: Plan, prices: Prices) -> tuple[Parts, Array, Common]:
             ranks += placed.ranks
     by_rows, held = ([t for t, p in enumerate(plan.tables) if p.sharding == kind] for kind in (ROW, DATA))
     width = len(prices.part(0).terms)
-    return Parts.of(tables, found, width), np.array(ranks, int), prices.common(by_rows, held)
+    return ShardArrays.of(tables, found, width), np.array(ranks, int), prices.common(by_rows, held)
 
 
-def load_of(parts: Parts, ranks: Array, common: Common, prices: Prices) -> Load:
+def rank_loads(parts: ShardArrays, ranks: Array, common: SharedTableCosts, prices: ShardCosts) -> RankLoads:
     n = prices.problem.ranks
 
     def summed(values: Array, extra: float) -> Array:
@@ -75,10 +75,10 @@ def load_of(parts: Parts, ranks: Array, common: Common, prices: Prices) -> Load:
     else:
         forward = backward = np.zeros(n)
     rest = summed(parts.indices, common.indices), summed(parts.output, 0.0), summed(parts.memory, common.memory)
-    return Load(forward + common.forward, backward + common.backward, *rest)
+    return RankLoads(forward + common.forward, backward + common.backward, *rest)
 
 
-def phases(load: Load, common: Common, prices: Prices) -> dict[str, float]:
+def phase_seconds(load: RankLoads, common: SharedTableCosts, prices: ShardCosts) -> dict[str, float]:
     """Each phase is as long as its slowest rank needs."""
     if prices.problem.ranks == 1:
         inward = outward = 0.0
@@ -95,9 +95,9 @@ def phases(load: Load, common: Common, prices: Prices) -> dict[str, float]:
     }
 
 
-def cost(plan: Plan, prices: Prices) -> Cost:
+def sharding_cost(plan: ShardingPlan, prices: ShardCosts) -> ShardingCost:
     """What a plan's step takes."""
-    parts, ranks, common = parts_of(plan, prices)
-    load = load_of(parts, ranks, common, prices)
+    parts, ranks, common = shards_of(plan, prices)
+    load = rank_loads(parts, ranks, common, prices)
     over = max(0.0, float(load.memory.max()) - prices.problem.limit)
-    return Cost(phases(load, common, prices), load, over)
+    return ShardingCost(phase_seconds(load, common, prices), load, over)

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.embeddings import Table
-from presage.embeddings.sharding_plan import Plan
-from presage.embeddings.sharding_prices import Prices
+from presage.embeddings.sharding_plan import ShardingPlan
+from presage.embeddings.sharding_prices import ShardCosts
 
-__all__ = ["HEURISTICS", "greedy", "heuristic", "table_costs"]
+__all__ = ["HEURISTICS", "greedy", "heuristic_plan", "table_costs"]
 
 Array = npt.NDArray[Any]
 
@@ -42,18 +42,18 @@ def table_costs(name: str, tables: tuple[Table, ...]) -> Array:
     return COSTS[name](tables)
 
 
-def heuristic(name: str, prices: Prices, seed: int = 0) -> Plan | None:
+def heuristic_plan(name: str, prices: ShardCosts, seed: int = 0) -> ShardingPlan | None:
     """A named sharder's plan; None where it finds no rank with memory left."""
     n, count = prices.problem.ranks, len(prices.problem.tables)
     if name == "naive":
-        return Plan.table_wise(n, [i % n for i in range(count)])
+        return ShardingPlan.table_wise(n, [i % n for i in range(count)])
     if name == "naive_chunk":
-        return Plan.table_wise(n, [i * n // count for i in range(count)])
+        return ShardingPlan.table_wise(n, [i * n // count for i in range(count)])
     if name == "random":
-        return Plan.table_wise(n, np.random.default_rng(seed).integers(0, n, count).tolist())
+        return ShardingPlan.table_wise(n, np.random.default_rng(seed).integers(0, n, count).tolist())
     memory = np.array([prices.part(t).memory for t in range(count)])
     ranks = greedy(table_costs(name, prices.problem.tables), memory, n, prices.problem.limit - prices.received)
-    return None if ranks is None else Plan.table_wise(n, ranks.tolist())
+    return None if ranks is None else ShardingPlan.table_wise(n, ranks.tolist())
 
 
 def greedy(costs: Array, memory: Array, ranks: int, limit: float) -> Array | None:

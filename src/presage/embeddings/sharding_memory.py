@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.sharding_plan import COLUMN, TABLE, Plan
-from presage.embeddings.sharding_prices import Prices
-from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_plan import COLUMN, TABLE, ShardingPlan
+from presage.embeddings.sharding_prices import ShardCosts
+from presage.embeddings.sharding_problem import ShardingProblem
 
 __all__ = ["memory_by_rank"]
 
 
-def memory_by_rank(problem: Problem, plan: Plan) -> npt.NDArray[Any]:
+def memory_by_rank(problem: ShardingProblem, plan: ShardingPlan) -> npt.NDArray[Any]:
     """[table, rank]: bytes; nan where a rank has nothing of a table. What ranks receive from others is not in it."""
-    prices = Prices(problem)
+    prices = ShardCosts(problem)
     out = np.full((len(plan.tables), plan.ranks), np.nan)
     for t, placed in enumerate(plan.tables):
         if placed.sharding in (TABLE, COLUMN):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from presage.errors import PresageError
 
-__all__ = ["COLUMN", "DATA", "KINDS", "ROW", "TABLE", "Placed", "Plan"]
+__all__ = ["COLUMN", "DATA", "KINDS", "ROW", "TABLE", "ShardingPlan", "TablePlacement"]
 
 TABLE, COLUMN, ROW, DATA = "table_wise", "column_wise", "row_wise", "data_parallel"
 KINDS = (TABLE, COLUMN, ROW, DATA)
 
 
 @dataclass(frozen=True)
-class Placed:
+class TablePlacement:
     """One table: whole on a rank, cut by columns over some, by rows over all, or whole on all."""
 
     sharding: str
@@ -22,11 +22,11 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardingPlan:
     """Tables in the order of the problem's."""
 
     ranks: int
-    tables: tuple[Placed, ...]
+    tables: tuple[TablePlacement, ...]
 
     def __post_init__(self) -> None:
         for i, t in enumerate(self.tables):
@@ -38,9 +38,9 @@ class Plan:
                 raise PresageError(f"table {i} of the plan is {t.sharding} and on {len(t.ranks)} ranks")
 
     @staticmethod
-    def table_wise(ranks: int, of: Sequence[int]) -> Plan:
+    def table_wise(ranks: int, of: Sequence[int]) -> ShardingPlan:
         """Whole tables, by the rank of each."""
-        return Plan(ranks, tuple(Placed(TABLE, (int(r),)) for r in of))
+        return ShardingPlan(ranks, tuple(TablePlacement(TABLE, (int(r),)) for r in of))
 
     def counts(self) -> dict[str, int]:
         """How many tables are cut in which way."""

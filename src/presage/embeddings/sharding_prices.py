@@ -22,9 +22,9 @@ import numpy.typing as npt
 from presage.costs.collectives import Collectives, Group
 from presage.embeddings import EmbeddingModel, Table, embedding_model
 from presage.embeddings.sharding_plan import DATA, ROW
-from presage.embeddings.sharding_problem import Problem
+from presage.embeddings.sharding_problem import ShardingProblem
 
-__all__ = ["Common", "Part", "Parts", "Prices"]
+__all__ = ["Shard", "ShardArrays", "ShardCosts", "SharedTableCosts"]
 
 Array = npt.NDArray[Any]
 SIZES = 24.0  # bytes to each rank that tell how much will come: three numbers
@@ -36,7 +36,7 @@ DENSE_PASSES = 5.0  # over weights: gradients zeroed, read, weights read and wri
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Shard:
     """What one part of a table asks of its rank."""
 
     terms: Array
@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class ShardArrays:
     """Parts as arrays, one entry each."""
 
     table: Array
@@ -56,15 +56,15 @@ class Parts:
     memory: Array
 
     @staticmethod
-    def of(tables: Sequence[int], parts: Sequence[Part], width: int = 0) -> Parts:
+    def of(tables: Sequence[int], parts: Sequence[Shard], width: int = 0) -> ShardArrays:
         """`width`: terms of a part, where there may be none."""
         rest = [np.array([getattr(p, n) for p in parts], float) for n in ("indices", "output", "memory")]
         width = len(parts[0].terms) if parts else width
-        return Parts(np.array(tables, int), np.array([p.terms for p in parts]).reshape(len(parts), width), *rest)
+        return ShardArrays(np.array(tables, int), np.array([p.terms for p in parts]).reshape(len(parts), width), *rest)
 
 
 @dataclass(frozen=True)
-class Common:
+class SharedTableCosts:
     """What tables on all ranks add to each of them: seconds of the phases, bytes."""
 
     by_rows: tuple[float, float] = (0.0, 0.0)  # forward, backward of tables cut by rows
@@ -84,16 +84,16 @@ class Common:
         return self.by_rows[1] + self.replicated[1]
 
 
-class Prices:
+class ShardCosts:
     """Parts and times of one problem, worked out when first asked for."""
 
-    def __init__(self, problem: Problem, model: EmbeddingModel | None = None) -> None:
+    def __init__(self, problem: ShardingProblem, model: EmbeddingModel | None = None) -> None:
         self.problem = problem
         self.model = model or embedding_model(problem.platform.gpu)
         self.collectives = Collectives.of(problem.platform)
         self.group = Group.of(problem.platform, problem.ranks)
-        self._parts: dict[tuple[int, int], Part] = {}
-        self._everywhere: dict[tuple[int, str], Part] = {}
+        self._parts: dict[tuple[int, int], Shard] = {}
+        self._everywhere: dict[tuple[int, str], Shard] = {}
         for i, terms in enumerate(self._terms(problem.tables, problem.batch)):
             self._parts[i, 1] = self._part(problem.tables[i], terms)
         self.received = 2 * problem.batch / problem.ranks * sum(t.dim for t in problem.tables) * problem.wire
@@ -101,11 +101,11 @@ class Prices:
     def _terms(self, tables: Sequence[Table], batch: float) -> Array:
         return self.model.terms(tables, batch, optimizer=self.problem.optimizer, lengths=self.problem.lengths)
 
-    def _part(self, table: Table, terms: Array) -> Part:
+    def _part(self, table: Table, terms: Array) -> Shard:
         batch = self.problem.batch
         indices, output = (table.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
         state = table.rows * STATE[self.problem.optimizer]
-        return Part(terms, indices, output, table.weight_bytes + state + 2 * indices + 2 * output)
+        return Shard(terms, indices, output, table.weight_bytes + state + 2 * indices + 2 * output)
 
     def cuts(self, table: int) -> list[int]:
         """Into how many parts of columns a table may be cut."""
@@ -114,42 +114,42 @@ class Prices:
             k for k in (2, 4, 8, 16, 32) if dim % (4 * k) == 0 and dim // k >= NARROWEST and k <= self.problem.ranks
         ]
 
-    def part(self, table: int, cut: int = 1) -> Part:
+    def part(self, table: int, cut: int = 1) -> Shard:
         """One of `cut` parts of its columns."""
         if (table, cut) not in self._parts:
             one = self.problem.tables[table].columns_part(cut)
             self._parts[table, cut] = self._part(one, self._terms([one], self.problem.batch)[0])
         return self._parts[table, cut]
 
-    def everywhere(self, table: int, kind: str) -> Part:
+    def everywhere(self, table: int, kind: str) -> Shard:
         """A rank's share of a table that is cut by rows, or that all ranks hold."""
         if (table, kind) not in self._everywhere:
             make = self._row_part if kind == ROW else self._replica
             self._everywhere[table, kind] = make(self.problem.tables[table])
         return self._everywhere[table, kind]
 
-    def _row_part(self, table: Table) -> Part:
+    def _row_part(self, table: Table) -> Shard:
         batch, one = self.problem.batch, table.rows_part(self.problem.ranks)
         indices, output = (one.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
         state = one.rows * STATE[self.problem.optimizer]
-        return Part(self._terms([one], batch)[0], indices, output, one.weight_bytes + state + 2 * indices + 2 * output)
+        return Shard(self._terms([one], batch)[0], indices, output, one.weight_bytes + state + 2 * indices + 2 * output)
 
-    def _replica(self, table: Table) -> Part:
+    def _replica(self, table: Table) -> Shard:
         copies = 2 + DENSE_STATE[self.problem.optimizer]  # weights, gradients
-        return Part(self._terms([table], self.problem.batch / self.problem.ranks)[0], 0.0, 0.0,
+        return Shard(self._terms([table], self.problem.batch / self.problem.ranks)[0], 0.0, 0.0,
                     copies * table.weight_bytes)  # fmt: skip
 
-    def common(self, by_rows: Sequence[int], replicated: Sequence[int]) -> Common:
+    def common(self, by_rows: Sequence[int], replicated: Sequence[int]) -> SharedTableCosts:
         """What these tables cost every rank."""
-        rows = Parts.of(by_rows, [self.everywhere(t, ROW) for t in by_rows])
-        held = Parts.of(replicated, [self.everywhere(t, DATA) for t in replicated])
+        rows = ShardArrays.of(by_rows, [self.everywhere(t, ROW) for t in by_rows])
+        held = ShardArrays.of(replicated, [self.everywhere(t, DATA) for t in replicated])
         weights = float(sum(self.problem.tables[t].weight_bytes for t in replicated))
         dense = DENSE_PASSES * weights / (REACHED * self.problem.platform.gpu.memory_bandwidth)
         memory = float(rows.memory.sum() + held.memory.sum()) + self.received
         sizes = float(rows.indices.sum()), float(rows.output.sum())
-        return Common(self._group(rows), self._group(held), *sizes, weights, dense, memory)
+        return SharedTableCosts(self._group(rows), self._group(held), *sizes, weights, dense, memory)
 
-    def _group(self, parts: Parts) -> tuple[float, float]:
+    def _group(self, parts: ShardArrays) -> tuple[float, float]:
         """Forward and backward of parts that are one group."""
         if not len(parts.table):
             return 0.0, 0.0
@@ -177,7 +177,7 @@ class Prices:
         """Seconds of an exchange of sizes."""
         return float(self.exchange(SIZES * self.problem.ranks))
 
-    def between(self, common: Common) -> tuple[float, float, float]:
+    def between(self, common: SharedTableCosts) -> tuple[float, float, float]:
         """Seconds of the reduce-scatter, the all-gather and the all-reduce."""
         sent = [("reduce_scatter", common.output), ("all_gather", common.output), ("all_reduce", common.replicas)]
         scatter, gather, reduce = (float(self.collectives.seconds(op, b, self.group)) for op, b in sent)

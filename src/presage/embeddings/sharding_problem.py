@@ -8,14 +8,14 @@ from presage.embeddings import Table
 from presage.errors import PresageError
 from presage.hardware import Platform
 
-__all__ = ["Problem"]
+__all__ = ["ShardingProblem"]
 
 USABLE = 0.8  # of a GPU's memory, for tables and their buffers; dense layers and the framework need the rest
 MOST_PLACES, MOST_BATCH = 10_000_000, 10**12  # ranks x tables: a search keeps a few numbers of each
 
 
 @dataclass(frozen=True)
-class Problem:
+class ShardingProblem:
     tables: tuple[Table, ...]
     batch: int  # samples of a step, of all ranks together
     ranks: int

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.local_search import Budget, improve, kicked, recut
+from presage.embeddings.local_search import Budget, improve, perturb, recut_table
 from presage.embeddings.sharding_bound import lower_bound
-from presage.embeddings.sharding_cost import Cost, cost
-from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic
-from presage.embeddings.sharding_plan import Plan
-from presage.embeddings.sharding_prices import Prices
-from presage.embeddings.sharding_problem import Problem
-from presage.embeddings.sharding_seeds import seeds
+from presage.embeddings.sharding_cost import ShardingCost, sharding_cost
+from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic_plan
+from presage.embeddings.sharding_plan import ShardingPlan
+from presage.embeddings.sharding_prices import ShardCosts
+from presage.embeddings.sharding_problem import ShardingProblem
+from presage.embeddings.sharding_seeds import initial_plans
 
-__all__ = ["Alternative", "Found", "search"]
+__all__ = ["AlternativePlan", "ShardingResult", "search"]
 
 Array = npt.NDArray[Any]
 Tell = Callable[[float, float], None]
@@ -31,21 +31,21 @@ LARGE = 20_000  # tables x ranks from which one seed and fewer kicks have to do
 
 
 @dataclass(frozen=True)
-class Alternative:
+class AlternativePlan:
     """Another plan, and what its step takes; no plan where none fits."""
 
     name: str
-    plan: Plan | None
-    cost: Cost | None
+    plan: ShardingPlan | None
+    cost: ShardingCost | None
 
 
 @dataclass(frozen=True)
-class Found:
+class ShardingResult:
     """The best plan, the others, and what no placing of the same parts can beat."""
 
-    plan: Plan
-    cost: Cost
-    alternatives: tuple[Alternative, ...]
+    plan: ShardingPlan
+    cost: ShardingCost
+    alternatives: tuple[AlternativePlan, ...]
     bound: float  # seconds
     seconds: float  # that the search took
     complete: bool  # whether it ended by itself
@@ -56,7 +56,7 @@ class Found:
 
 
 def search(
-    problem: Problem,
+    problem: ShardingProblem,
     *,
     seconds: float = 20.0,
     rounds: int = ROUNDS,
@@ -64,19 +64,19 @@ def search(
     seed: int = 0,
     whole: bool = False,
     tell: Tell = lambda _done, _best: None,
-    prices: Prices | None = None,
-) -> Found:
+    prices: ShardCosts | None = None,
+) -> ShardingResult:
     """The best plan found, beside those of the named heuristics; `whole`: of those that cut no table and copy none.
 
     `tell` gets the share done and the best step.
     """
     start = time.monotonic()
-    rng, prices = np.random.default_rng(seed), prices or Prices(problem)
+    rng, prices = np.random.default_rng(seed), prices or ShardCosts(problem)
     others = [_alternative(name, prices, seed) for name in HEURISTICS]
-    begun = seeds(prices, whole=whole) + [
+    begun = initial_plans(prices, whole=whole) + [
         a.plan for a in others if a.plan is not None and a.cost is not None and not a.cost.over
     ]
-    begun.sort(key=lambda plan: cost(plan, prices).seconds)
+    begun.sort(key=lambda plan: sharding_cost(plan, prices).seconds)
     best = _Best(prices, begun[0], tell, start, seconds)
     large = len(problem.tables) * problem.ranks > LARGE
     kicks = kicks // 4 if large else kicks
@@ -88,21 +88,21 @@ def search(
     _kick(best, kicks, rounds, rng)
     tell(1.0, best.cost.seconds)
     bound = lower_bound(best.plan, prices)
-    return Found(best.plan, best.cost, tuple(others), bound, time.monotonic() - start, not best.late())
+    return ShardingResult(best.plan, best.cost, tuple(others), bound, time.monotonic() - start, not best.late())
 
 
 class _Best:
     """The best so far."""
 
-    def __init__(self, prices: Prices, plan: Plan, tell: Tell, start: float, seconds: float) -> None:
-        self.prices, self.plan, self.cost = prices, plan, cost(plan, prices)
+    def __init__(self, prices: ShardCosts, plan: ShardingPlan, tell: Tell, start: float, seconds: float) -> None:
+        self.prices, self.plan, self.cost = prices, plan, sharding_cost(plan, prices)
         self.tell, self.until, self.done = tell, start + seconds, 0.0
 
     def late(self) -> bool:
         return time.monotonic() > self.until
 
-    def take(self, plan: Plan, done: float) -> bool:
-        found = cost(plan, self.prices)
+    def take(self, plan: ShardingPlan, done: float) -> bool:
+        found = sharding_cost(plan, self.prices)
         better = not found.over and (found.seconds < self.cost.seconds or self.cost.over > 0)
         if better:
             self.plan, self.cost = plan, found
@@ -114,7 +114,7 @@ class _Best:
 def _cuts(best: _Best, rounds: int, rng: np.random.Generator) -> None:
     """Tables cut in other ways, as long as that helps, with a short local search after each."""
     budget = Budget(rounds, best.late)
-    while not best.late() and (plan := recut(best.plan, best.prices, budget)) is not None:
+    while not best.late() and (plan := recut_table(best.plan, best.prices, budget)) is not None:
         best.take(plan, 0.3 + 0.4 * min(1.0, budget.used / rounds))
         best.take(improve(plan, best.prices, Budget(60, best.late), rng, first=1), 0.3)
 
@@ -125,11 +125,11 @@ def _kick(best: _Best, kicks: int, rounds: int, rng: np.random.Generator) -> Non
     for k in range(kicks):
         if best.late() or since > kicks // 3 + 1:
             break
-        plan = kicked(best.plan, best.prices, rng)
+        plan = perturb(best.plan, best.prices, rng)
         found = improve(plan, best.prices, Budget(rounds // 20, best.late), rng, first=1)
         since = 0 if best.take(found, 0.7 + 0.3 * k / kicks) else since + 1
 
 
-def _alternative(name: str, prices: Prices, seed: int) -> Alternative:
-    plan = heuristic(name, prices, seed)
-    return Alternative(name, plan, None if plan is None else cost(plan, prices))
+def _alternative(name: str, prices: ShardCosts, seed: int) -> AlternativePlan:
+    plan = heuristic_plan(name, prices, seed)
+    return AlternativePlan(name, plan, None if plan is None else sharding_cost(plan, prices))

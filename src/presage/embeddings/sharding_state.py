@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.sharding_cost import Load, parts_of, phases
-from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, Placed, Plan
-from presage.embeddings.sharding_prices import Common, Prices
+from presage.embeddings.sharding_cost import RankLoads, phase_seconds, shards_of
+from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, TablePlacement
+from presage.embeddings.sharding_prices import ShardCosts, SharedTableCosts
 
-__all__ = ["Change", "Placing"]
+__all__ = ["ShardMove", "ShardingState"]
 
 Array = npt.NDArray[Any]
 STEP = 1.05
@@ -27,7 +27,7 @@ FEW = 3  # changes of a rank that are looked at exactly
 
 
 @dataclass(frozen=True)
-class Change:
+class ShardMove:
     """A part to another rank, or two parts in each other's place; with the soft step it leads to."""
 
     soft: float
@@ -36,12 +36,12 @@ class Change:
     other: int = -1
 
 
-class Placing:
+class ShardingState:
     """Changes as the search goes; a Plan comes out."""
 
-    def __init__(self, plan: Plan, prices: Prices) -> None:
+    def __init__(self, plan: ShardingPlan, prices: ShardCosts) -> None:
         self.plan, self.prices, self.n = plan, prices, plan.ranks
-        self.parts, self.rank, self.common = parts_of(plan, prices)
+        self.parts, self.rank, self.common = shards_of(plan, prices)
         p = self.parts
         self.small = np.stack([p.indices, p.output, p.memory]) if len(self.rank) else np.zeros((3, 0))
         self.total = np.zeros((self.n, len(prices.part(0).terms)))
@@ -87,13 +87,13 @@ class Placing:
 
     # ---- how good it is
 
-    def load(self) -> Load:
+    def load(self) -> RankLoads:
         forward, backward, indices, output = self.values
-        return Load(forward, backward, indices, output, self.sums[2] + self.common.memory)
+        return RankLoads(forward, backward, indices, output, self.sums[2] + self.common.memory)
 
     def seconds(self) -> float:
         """The step, exactly."""
-        return sum(phases(self.load(), self.common, self.prices).values())
+        return sum(phase_seconds(self.load(), self.common, self.prices).values())
 
     def fits(self) -> bool:
         return float(self.sums[2].max()) + self.common.memory <= self.prices.problem.limit
@@ -123,7 +123,7 @@ class Placing:
         """The ranks that set the pace in anything."""
         return list(dict.fromkeys(self.values.argmax(axis=1).tolist()))
 
-    def moves(self, r: int) -> list[Change]:
+    def moves(self, r: int) -> list[ShardMove]:
         """The best places for parts of rank r."""
         mine = np.flatnonzero(self.rank == r)
         if not len(mine) or self.n == 1:
@@ -136,9 +136,9 @@ class Placing:
         soft = self._soft_with(source[:, :, None], target, r, np.arange(self.n))
         soft[sums[2] + self.common.memory > self.prices.problem.limit] = np.inf
         soft[:, r] = np.inf
-        return [Change(float(soft[i, q]), int(mine[i]), rank=q) for i, q in _least(soft)]
+        return [ShardMove(float(soft[i, q]), int(mine[i]), rank=q) for i, q in _least(soft)]
 
-    def swaps(self, r: int, rng: np.random.Generator) -> list[Change]:
+    def swaps(self, r: int, rng: np.random.Generator) -> list[ShardMove]:
         """The best exchanges of parts of rank r for those of other ranks."""
         mine, others = np.flatnonzero(self.rank == r), np.flatnonzero(self.rank != r)
         if not len(mine) or not len(others):
@@ -153,9 +153,9 @@ class Placing:
         target = self._values(total_q, to_q, self.factor[:, ranks][:, None, :])
         soft = self._soft_with(source, target, r, ranks)
         soft[(to_r[2] > limit) | (to_q[2] > limit)] = np.inf
-        return [Change(float(soft[i, j]), int(mine[i]), other=int(others[j])) for i, j in _least(soft)]
+        return [ShardMove(float(soft[i, j]), int(mine[i]), other=int(others[j])) for i, j in _least(soft)]
 
-    def try_change(self, change: Change, below: float) -> bool:
+    def try_change(self, change: ShardMove, below: float) -> bool:
         """Make a change; take it back if the soft step is then not below so much."""
         here = int(self.rank[change.part])
         there = change.rank if change.other < 0 else int(self.rank[change.other])
@@ -173,7 +173,7 @@ class Placing:
         self.total[both], self.without[mine] = total, without
         return False
 
-    def _put(self, change: Change, here: int, there: int) -> None:
+    def _put(self, change: ShardMove, here: int, there: int) -> None:
         self.rank[change.part] = there
         if change.other >= 0:
             self.rank[change.other] = here
@@ -187,11 +187,11 @@ class Placing:
             found.setdefault(t, []).append(r)
         return found
 
-    def to_plan(self) -> Plan:
+    def to_plan(self) -> ShardingPlan:
         tables = list(self.plan.tables)
         for t, ranks in self.ranks_of().items():
-            tables[t] = Placed(TABLE if len(ranks) == 1 else COLUMN, tuple(ranks))
-        return Plan(self.n, tuple(tables))
+            tables[t] = TablePlacement(TABLE if len(ranks) == 1 else COLUMN, tuple(ranks))
+        return ShardingPlan(self.n, tuple(tables))
 
     def without_table(self, table: int) -> tuple[Array, Array]:
         """Sums of all ranks less a table's parts."""
@@ -218,7 +218,7 @@ class Placing:
             sums[:, out[-1]] += more
         return out
 
-    def seconds_with(self, table: int, placed: Placed) -> float:
+    def seconds_with(self, table: int, placed: TablePlacement) -> float:
         """The step where a table is held in another way; infinite where that does not fit."""
         total, sums = self.without_table(table)
         changed = set(self.rank[self.parts.table == table].tolist())
@@ -237,10 +237,10 @@ class Placing:
         )[:, None]
         if float(sums[2].max()) + common.memory > self.prices.problem.limit:
             return np.inf
-        load = Load(values[0], values[1], values[2], values[3], sums[2] + common.memory)
-        return sum(phases(load, common, self.prices).values())
+        load = RankLoads(values[0], values[1], values[2], values[3], sums[2] + common.memory)
+        return sum(phase_seconds(load, common, self.prices).values())
 
-    def _common_with(self, table: int, placed: Placed) -> Common:
+    def _common_with(self, table: int, placed: TablePlacement) -> SharedTableCosts:
         if placed.sharding == self.plan.tables[table].sharding or not {
             placed.sharding,
             self.plan.tables[table].sharding,

@@ -15,7 +15,7 @@ import numpy as np
 from presage.embeddings import Reuse, Table
 from presage.errors import PresageError
 
-__all__ = ["HEAVY", "draw_task", "pool"]
+__all__ = ["HEAVY", "draw_task", "table_pool"]
 
 POOL, HEAVY = 856, 20.0
 WIDTHS = (32, 64, 128, 256)
@@ -25,7 +25,7 @@ TRIES = 100
 
 
 @cache
-def pool(size: int = POOL, seed: int = 0) -> tuple[Table, ...]:
+def table_pool(size: int = POOL, seed: int = 0) -> tuple[Table, ...]:
     """Tables of 100 to 30 million rows and 1 to 200 lookups a sample, most of them few."""
     rng = np.random.default_rng(seed)
     rows = np.exp(rng.uniform(np.log(100), np.log(30e6), size)).astype(int)
@@ -40,7 +40,7 @@ def draw_task(
     ranks: int, memory: float, rng: np.random.Generator, *, heavy: bool = False, tables: int = 0
 ) -> tuple[Table, ...]:
     """Tables of one task for so many ranks with so many bytes each; `tables` where their number is given."""
-    some = [t for t in pool(max(POOL, 2 * tables)) if not heavy or t.pooling >= HEAVY]
+    some = [t for t in table_pool(max(POOL, 2 * tables)) if not heavy or t.pooling >= HEAVY]
     for _ in range(TRIES):
         count = tables or int(rng.integers(int(A_RANK * ranks * LEAST), int(A_RANK * ranks * MOST)))
         drawn = rng.choice(len(some), min(count, len(some)), replace=False)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from presage.embeddings.row_reuse import Lookups, Reuse
 from presage.errors import PresageError
 
-__all__ = ["WIDTHS", "Columns", "Table", "columns"]
+__all__ = ["WIDTHS", "Table", "TableArrays", "table_arrays"]
 
 Array = npt.NDArray[Any]
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a weight
@@ -63,7 +63,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableArrays:
     """Tables and a batch of their lookups as arrays, one entry a table."""
 
     batch: Array
@@ -80,11 +80,11 @@ class Columns:
         return len(self.size)
 
 
-def columns(tables: Sequence[Table], batch: float, found: Sequence[Lookups] | None = None) -> Columns:
+def table_arrays(tables: Sequence[Table], batch: float, found: Sequence[Lookups] | None = None) -> TableArrays:
     """Tables as arrays; their lookups as given, or those a batch makes."""
     asked = found if found is not None else [t.lookups(batch) for t in tables]
     fixed = np.array([(t.rows, t.dim, t.width, t.pooling) for t in tables], float).reshape(-1, 4)
     counts = np.array([(k.count, k.distinct) for k in asked], float).reshape(-1, 2)
     rows = np.array([k.rows for k in asked], float).reshape(len(tables), -1)
     uses = np.array([k.uses for k in asked], float).reshape(len(tables), -1)
-    return Columns(np.full(len(tables), float(batch)), *(*fixed.T, *counts.T, rows, uses))
+    return TableArrays(np.full(len(tables), float(batch)), *(*fixed.T, *counts.T, rows, uses))

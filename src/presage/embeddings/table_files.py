@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.embeddings import Reuse, Table
-from presage.embeddings.sharding_plan import COLUMN, TABLE, Placed, Plan
+from presage.embeddings.sharding_plan import COLUMN, TABLE, ShardingPlan, TablePlacement
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files import write_whole
 from presage.files.reading import read_json
@@ -70,18 +70,18 @@ def _table(row: Mapping[str, Any], name: str, path: str | Path, place: int) -> T
         raise InputError(path, str(e), f"tables[{place}]") from None
 
 
-def plan_json(plan: Plan, tables: Sequence[Table]) -> dict[str, Any]:
+def plan_json(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, Any]:
     placed = {
         t.name: {"sharding": p.sharding, "ranks": list(p.ranks)} for t, p in zip(tables, plan.tables, strict=True)
     }
     return {"kind": "sharding plan", "ranks": plan.ranks, "tables": placed}
 
 
-def save_plan(plan: Plan, tables: Sequence[Table], path: str | Path) -> None:
+def save_plan(plan: ShardingPlan, tables: Sequence[Table], path: str | Path) -> None:
     write_whole(path, (json.dumps(plan_json(plan, tables), indent=1) + "\n").encode())
 
 
-def read_plan(path: str | Path, tables: Sequence[Table]) -> Plan:
+def read_plan(path: str | Path, tables: Sequence[Table]) -> ShardingPlan:
     """A plan for these tables, by their names."""
     value = read_json(path)
     if (
@@ -98,8 +98,8 @@ def read_plan(path: str | Path, tables: Sequence[Table]) -> Plan:
         kind, ranks = str(one.get("sharding")), one.get("ranks", [])
         if not isinstance(ranks, list) or not all(isinstance(r, int) for r in ranks):
             raise InputError(path, "is no list of ranks", f"tables.{t.name}.ranks")
-        out.append(Placed(kind, tuple(ranks) if kind in (TABLE, COLUMN) else ()))
+        out.append(TablePlacement(kind, tuple(ranks) if kind in (TABLE, COLUMN) else ()))
     try:
-        return Plan(value["ranks"], tuple(out))
+        return ShardingPlan(value["ranks"], tuple(out))
     except PresageError as e:
         raise InputError(path, str(e)) from None

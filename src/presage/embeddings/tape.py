@@ -19,7 +19,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 Note = Callable[[], None]
 
 
-class Tape(GraphBuilder):
+class AutogradTape(GraphBuilder):
     """Collects ops; tensors are ids. `dtype` is that of the layers' GEMMs."""
 
     def __init__(self, dtype: str = "float32", *, tf32: bool = False, source: str = "") -> None:

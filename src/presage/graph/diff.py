@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from presage.graph.graph import Graph, Op, Phase, Ref
 
-__all__ = ["KINDS", "Change", "Diff", "Kind", "diff", "lines"]
+__all__ = ["KINDS", "GraphDiff", "Kind", "OpChange", "diff", "lines"]
 
 Kind: TypeAlias = Literal["added", "removed", "changed", "moved"]
 KINDS: tuple[Kind, ...] = ("added", "removed", "changed", "moved")
@@ -19,7 +19,7 @@ _SIGN: dict[Kind, str] = {"added": "+", "removed": "-", "changed": "~", "moved":
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OpChange:
     """One op that differs. `before` and `after` are places in the two graphs' ops, None where it has none there."""
 
     kind: Kind
@@ -34,8 +34,8 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
-    changes: tuple[Change, ...]
+class GraphDiff:
+    changes: tuple[OpChange, ...]
     same: int  # ops that are in both and equal
 
     def __bool__(self) -> bool:
@@ -63,10 +63,10 @@ _Groups: TypeAlias = dict[tuple[str, Phase], list[_Entry]]
 _Pair: TypeAlias = tuple[_Entry | None, _Entry | None]
 
 
-def diff(before: Graph, after: Graph) -> Diff:
+def diff(before: Graph, after: Graph) -> GraphDiff:
     """Align the ops of each module and phase, then say what differs."""
     old, new = _groups(before), _groups(after)
-    changes: list[Change] = []
+    changes: list[OpChange] = []
     same = 0
     for where in {**old, **new}:
         pairs = list(_aligned(old.get(where, []), new.get(where, [])))
@@ -74,10 +74,10 @@ def diff(before: Graph, after: Graph) -> Diff:
         same += equal
         if equal < len(pairs):
             changes += [_change(where, a, b) for a, b in _with_moves(pairs)]
-    return Diff((*changes, *_moved_groups(old, new)), same)
+    return GraphDiff((*changes, *_moved_groups(old, new)), same)
 
 
-def lines(found: Diff, most: int = 40) -> list[str]:
+def lines(found: GraphDiff, most: int = 40) -> list[str]:
     """A short printable form: ops that launch kernels; like changes of numbered modules ('blocks.3') are told once."""
     if not found:
         return [f"no difference in {found.same} ops"]
@@ -194,12 +194,12 @@ def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
 # ---- changes
 
 
-def _change(where: tuple[str, Phase], a: _Entry | None, b: _Entry | None) -> Change:
+def _change(where: tuple[str, Phase], a: _Entry | None, b: _Entry | None) -> OpChange:
     entry = a or b
     assert entry is not None
     kind: Kind = "removed" if not b else "added" if not a else "moved" if a.key == b.key else "changed"
     what, detail = _compared(a, b) if a and b and kind == "changed" else ((), _tensors(entry))
-    return Change(
+    return OpChange(
         kind,
         *where,
         name=entry.name,
@@ -271,10 +271,10 @@ def _with_moves(pairs: Sequence[_Pair]) -> Iterator[_Pair]:
             yield a, b
 
 
-def _moved_groups(old: _Groups, new: _Groups) -> Iterator[Change]:
+def _moved_groups(old: _Groups, new: _Groups) -> Iterator[OpChange]:
     """Modules that run in another order than before, their ops being the same or not."""
     here, there = [w for w in old if w in new], [w for w in new if w in old]
     for tag, i0, i1, _, _ in _opcodes(here, there):
         for where in here[i0:i1] if tag != "equal" else ():
             a, b = old[where][0].place, new[where][0].place
-            yield Change("moved", *where, "all of it", a, b, ("order",), "runs in another place")
+            yield OpChange("moved", *where, "all of it", a, b, ("order",), "runs in another place")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from presage.graph.graph import Tensor
 
-__all__ = ["taken_at_once"]
+__all__ = ["fits_one_foreach_kernel"]
 
 
-def taken_at_once(columns: Sequence[Sequence[Tensor]], any_dtype: bool = False) -> bool:
+def fits_one_foreach_kernel(columns: Sequence[Sequence[Tensor]], any_dtype: bool = False) -> bool:
     """Whether one kernel works on these lists; else there is one op for each tensor.
 
     It asks for one dtype and no holes, and that tensors at the same place of several lists have the same sizes and

@@ -9,7 +9,17 @@ from operator import attrgetter
 from presage.graph import work
 from presage.graph.graph import Graph, Op, Phase
 
-__all__ = ["PHASES", "Row", "by_family", "by_module", "by_phase", "collapsed", "module_path", "saved_bytes", "total"]
+__all__ = [
+    "PHASES",
+    "SummaryRow",
+    "by_family",
+    "by_module",
+    "by_phase",
+    "collapsed",
+    "module_path",
+    "saved_bytes",
+    "total",
+]
 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 _OUTSIDE = {"optimizer": "(optimizer)", "other": "(other)"}
@@ -17,7 +27,7 @@ _TOP = "(top level)"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SummaryRow:
     """Sums over a module and all modules in it, or over any other set of ops. Rows add with `+`."""
 
     name: str
@@ -48,9 +58,9 @@ class Row:
         found: tuple[int, ...] = _figures(self)
         return found
 
-    def __add__(self, other: Row) -> Row:
+    def __add__(self, other: SummaryRow) -> SummaryRow:
         sums = [a + b for a, b in zip(self.figures, other.figures, strict=True)]
-        return Row(self.name, self.depth, self.alike, *sums)
+        return SummaryRow(self.name, self.depth, self.alike, *sums)
 
 
 # The fields that add up, in the order of the class.
@@ -60,48 +70,48 @@ _figures = attrgetter(
 )  # fmt: skip
 
 
-def total(graph: Graph) -> Row:
-    return sum((row for _, row in _contributions(graph)), Row("total"))
+def total(graph: Graph) -> SummaryRow:
+    return sum((row for _, row in _contributions(graph)), SummaryRow("total"))
 
 
-def by_phase(graph: Graph) -> list[Row]:
+def by_phase(graph: Graph) -> list[SummaryRow]:
     """A row a phase: its ops only, without parameters and activations."""
-    rows = {p: Row(p) for p in PHASES}
+    rows = {p: SummaryRow(p) for p in PHASES}
     for op in graph.ops:
         rows[op.phase] += _op_row(graph, op)
     return [r for r in rows.values() if r.ops]
 
 
-def by_family(graph: Graph) -> list[Row]:
+def by_family(graph: Graph) -> list[SummaryRow]:
     """A row a family of ops, most bytes first."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, SummaryRow] = {}
     for op in graph.ops:
         if op.kernels:
             name = work.family(op.name)
-            rows[name] = rows.get(name, Row(name)) + _op_row(graph, op)
+            rows[name] = rows.get(name, SummaryRow(name)) + _op_row(graph, op)
     return sorted(rows.values(), key=lambda r: (-r.flops, -r.moved))
 
 
-def by_module(graph: Graph, depth: int = 2) -> list[Row]:
+def by_module(graph: Graph, depth: int = 2) -> list[SummaryRow]:
     """A row for every module down to this depth, with all that is inside it, parents first, in the order they ran."""
-    rows: dict[tuple[str, ...], Row] = {}
+    rows: dict[tuple[str, ...], SummaryRow] = {}
     for path, row in _contributions(graph):
         for n in range(1, min(depth, len(path)) + 1):
             key = path[:n]
-            rows[key] = rows.get(key, Row(".".join(key), n - 1)) + row
+            rows[key] = rows.get(key, SummaryRow(".".join(key), n - 1)) + row
     first = {key: i for i, key in enumerate(rows)}
     return [rows[key] for key in sorted(rows, key=lambda k: [first[k[:n]] for n in range(1, len(k) + 1)])]
 
 
-def collapsed(rows: Sequence[Row]) -> list[Row]:
+def collapsed(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Modules that differ only in their number and have the same figures, all the way down, become one row."""
-    out: list[tuple[Row, list[Row]]] = []  # a row and those inside it
+    out: list[tuple[SummaryRow, list[SummaryRow]]] = []  # a row and those inside it
     for row in rows:
         if out and row.depth > out[-1][0].depth:
             out[-1][1].append(row)
         else:
             out.append((row, []))
-    groups: list[list[tuple[Row, list[Row]]]] = []
+    groups: list[list[tuple[SummaryRow, list[SummaryRow]]]] = []
     for branch in out:
         if groups and _alike(groups[-1][-1], branch):
             groups[-1].append(branch)
@@ -110,7 +120,7 @@ def collapsed(rows: Sequence[Row]) -> list[Row]:
     return [row for group in groups for row in _merged(group)]
 
 
-def _alike(a: tuple[Row, list[Row]], b: tuple[Row, list[Row]]) -> bool:
+def _alike(a: tuple[SummaryRow, list[SummaryRow]], b: tuple[SummaryRow, list[SummaryRow]]) -> bool:
     stem, number = _numbered(a[0].name)
     other, next_number = _numbered(b[0].name)
     if number < 0 or next_number != number + 1 or stem != other:
@@ -119,7 +129,7 @@ def _alike(a: tuple[Row, list[Row]], b: tuple[Row, list[Row]]) -> bool:
     return a[0].figures == b[0].figures and inside == [(r.name.removeprefix(b[0].name), r.figures) for r in b[1]]
 
 
-def _merged(group: list[tuple[Row, list[Row]]]) -> Iterator[Row]:
+def _merged(group: list[tuple[SummaryRow, list[SummaryRow]]]) -> Iterator[SummaryRow]:
     first, inside = group[0]
     if len(group) == 1:
         yield first
@@ -131,8 +141,8 @@ def _merged(group: list[tuple[Row, list[Row]]]) -> Iterator[Row]:
         yield _times(row, len(group), name + row.name.removeprefix(first.name))
 
 
-def _times(row: Row, n: int, name: str) -> Row:
-    return Row(name, row.depth, row.alike * n, *(v * n for v in row.figures))
+def _times(row: SummaryRow, n: int, name: str) -> SummaryRow:
+    return SummaryRow(name, row.depth, row.alike * n, *(v * n for v in row.figures))
 
 
 def _numbered(name: str) -> tuple[str, int]:
@@ -152,19 +162,19 @@ def module_path(name: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _contributions(graph: Graph) -> Iterator[tuple[tuple[str, ...], Row]]:
+def _contributions(graph: Graph) -> Iterator[tuple[tuple[str, ...], SummaryRow]]:
     """All that adds up to the whole: each op, each parameter, each activation kept, with the module it belongs to."""
     for op in graph.ops:
         yield module_path(op.module) or (_OUTSIDE.get(op.phase, _TOP),), _op_row(graph, op)
     for name, count, nbytes in _parameters(graph):
-        yield module_path(name) or (_TOP,), Row("", parameters=count, parameter_bytes=nbytes)
+        yield module_path(name) or (_TOP,), SummaryRow("", parameters=count, parameter_bytes=nbytes)
     for module, nbytes in saved_bytes(graph).items():
-        yield module_path(module) or (_TOP,), Row("", saved_bytes=nbytes)
+        yield module_path(module) or (_TOP,), SummaryRow("", saved_bytes=nbytes)
 
 
-def _op_row(graph: Graph, op: Op) -> Row:
+def _op_row(graph: Graph, op: Op) -> SummaryRow:
     flops, moved = work.flops(graph, op), work.bytes_moved(graph, op)
-    return Row(
+    return SummaryRow(
         "",
         ops=1,
         kernels=int(op.kernels),

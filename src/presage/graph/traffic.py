@@ -17,11 +17,11 @@ from presage.graph.arguments import argument, aten, flag, tensor, tensors
 from presage.graph.flops import output_mask
 from presage.graph.graph import Graph, Op, Tensor
 
-__all__ = ["Bytes", "footprint", "is_sparse", "moved"]
+__all__ = ["MemoryTraffic", "footprint", "is_sparse", "memory_traffic"]
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class MemoryTraffic:
     """Bytes read from and written to GPU memory."""
 
     read: int = 0
@@ -31,17 +31,17 @@ class Bytes:
     def total(self) -> int:
         return self.read + self.written
 
-    def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(self.read + other.read, self.written + other.written)
+    def __add__(self, other: MemoryTraffic) -> MemoryTraffic:
+        return MemoryTraffic(self.read + other.read, self.written + other.written)
 
 
-Rule: TypeAlias = Callable[[Graph, Op], Bytes]
+Rule: TypeAlias = Callable[[Graph, Op], MemoryTraffic]
 
 
-def moved(graph: Graph, op: Op) -> Bytes:
+def memory_traffic(graph: Graph, op: Op) -> MemoryTraffic:
     """What one op moves; nothing where it launches nothing (views, bookkeeping)."""
     if not op.kernels:
-        return Bytes()
+        return MemoryTraffic()
     rule = _RULES.get(op.name)
     return rule(graph, op) if rule else _plain(graph, op)
 
@@ -82,9 +82,9 @@ def _span(t: Tensor) -> tuple[int, int]:
 # ---- the plain rule: all inputs in, all outputs out
 
 
-def _plain(graph: Graph, op: Op, unread: Iterable[int] = ()) -> Bytes:
+def _plain(graph: Graph, op: Op, unread: Iterable[int] = ()) -> MemoryTraffic:
     """`unread` are places of inputs that the op takes only for their shape, or overwrites without a look."""
-    return Bytes(footprint(graph, _inputs(graph, op, unread)), footprint(graph, _written(graph, op)))
+    return MemoryTraffic(footprint(graph, _inputs(graph, op, unread)), footprint(graph, _written(graph, op)))
 
 
 def _inputs(graph: Graph, op: Op, unread: Iterable[int] = ()) -> list[Tensor]:
@@ -114,36 +114,36 @@ def _without_reading(*unread: int) -> Rule:
 # ---- lookups and scatters
 
 
-def _lookup(graph: Graph, op: Op) -> Bytes:
+def _lookup(graph: Graph, op: Op) -> MemoryTraffic:
     """The output holds what was gathered from the first input."""
     return _gather(graph, op, sum(t.elements for t in graph.outputs_of(op)[:1]))
 
 
-def _bag_lookup(graph: Graph, op: Op) -> Bytes:
+def _bag_lookup(graph: Graph, op: Op) -> MemoryTraffic:
     table, indices = tensor(graph, op, 0), tensor(graph, op, 1)
     return _gather(graph, op, indices.elements * prod(table.shape[1:]))
 
 
-def _loss_lookup(graph: Graph, op: Op) -> Bytes:
+def _loss_lookup(graph: Graph, op: Op) -> MemoryTraffic:
     """A negative log-likelihood looks at one score per target."""
     return _gather(graph, op, tensor(graph, op, 1).elements)
 
 
-def _gather(graph: Graph, op: Op, elements: int) -> Bytes:
+def _gather(graph: Graph, op: Op, elements: int) -> MemoryTraffic:
     source = tensor(graph, op, 0)
     gathered = min(elements * source.itemsize, footprint(graph, [source]))
     rest = _plain(graph, op, [0])
-    return Bytes(gathered + rest.read, rest.written)
+    return MemoryTraffic(gathered + rest.read, rest.written)
 
 
 def _scatter(elements: Callable[[Graph, Op], int], adds: bool | Callable[[Op], bool]) -> Rule:
     """A part of the first input is overwritten, or added to."""
 
-    def rule(graph: Graph, op: Op) -> Bytes:
+    def rule(graph: Graph, op: Op) -> MemoryTraffic:
         target = tensor(graph, op, 0)
         touched = min(elements(graph, op) * target.itemsize, footprint(graph, [target]))
         added = adds if isinstance(adds, bool) else adds(op)
-        return Bytes(footprint(graph, _inputs(graph, op, [0])) + (touched if added else 0), touched)
+        return MemoryTraffic(footprint(graph, _inputs(graph, op, [0])) + (touched if added else 0), touched)
 
     return rule
 
@@ -179,60 +179,60 @@ def _filled(graph: Graph, op: Op) -> int:
     return target.elements // max(size, 1) * tensor(graph, op, 2).elements
 
 
-def _sparse_update(graph: Graph, op: Op) -> Bytes:
+def _sparse_update(graph: Graph, op: Op) -> MemoryTraffic:
     """Adding a sparse tensor to a dense one touches only the rows it has."""
     target, other = tensor(graph, op, 0), tensors(graph, op.inputs[1] if len(op.inputs) > 1 else None)
     if is_sparse(target) or not other or not is_sparse(other[0]):
         return _plain(graph, op)
     values = footprint(graph, other)
     touched = min(values, footprint(graph, [target]))
-    return Bytes(values + touched, touched)
+    return MemoryTraffic(values + touched, touched)
 
 
 # ---- ops that leave some of their arguments alone
 
 
-def _scaled_add(graph: Graph, op: Op) -> Bytes:
+def _scaled_add(graph: Graph, op: Op) -> MemoryTraffic:
     """beta * self + a b: with beta 0, self is not looked at."""
     return _plain(graph, op, [0] if argument(op, "beta", 3) == 0 and "beta" in op.names else ())
 
 
-def _convolution_backward(graph: Graph, op: Op) -> Bytes:
+def _convolution_backward(graph: Graph, op: Op) -> MemoryTraffic:
     """The data gradient needs the weight, the weight gradient needs the input."""
     data, weight, *_ = output_mask(op)
     return _plain(graph, op, [place for place, needed in ((1, weight), (2, data)) if not needed])
 
 
-def _batch_norm(graph: Graph, op: Op) -> Bytes:
+def _batch_norm(graph: Graph, op: Op) -> MemoryTraffic:
     """In training the running statistics are written too, which the op's schema does not say."""
     running = [t for place in (3, 4) for t in tensors(graph, op.inputs[place] if place < len(op.inputs) else None)]
     written = [*_written(graph, op), *(running if flag(op, "training", 5) else ())]
-    return Bytes(footprint(graph, _inputs(graph, op)), footprint(graph, written))
+    return MemoryTraffic(footprint(graph, _inputs(graph, op)), footprint(graph, written))
 
 
 def _batch_norm_backward(train_at: int | None) -> Rule:
     """In training the saved statistics are read, not the running ones."""
 
-    def rule(graph: Graph, op: Op) -> Bytes:
+    def rule(graph: Graph, op: Op) -> MemoryTraffic:
         trained = train_at is None or flag(op, "train", train_at)
         return _plain(graph, op, (3, 4) if trained else ())
 
     return rule
 
 
-def _fused_optimizer(graph: Graph, op: Op) -> Bytes:
+def _fused_optimizer(graph: Graph, op: Op) -> MemoryTraffic:
     """Gradients are written back only where they are unscaled on the way."""
     written = _written(graph, op)
     if not tensors(graph, argument(op, "grad_scale")):
         gradients = {t.id for t in tensors(graph, op.inputs[1] if len(op.inputs) > 1 else None)}
         written = [t for t in written if t.id not in gradients]
-    return Bytes(footprint(graph, _inputs(graph, op)), footprint(graph, written))
+    return MemoryTraffic(footprint(graph, _inputs(graph, op)), footprint(graph, written))
 
 
-def _told(_: Graph, op: Op) -> Bytes:
+def _stated(_: Graph, op: Op) -> MemoryTraffic:
     """A fused kernel says itself what it moves: of a table that it looks things up in, only those."""
     read, written = argument(op, "read_bytes", 1), argument(op, "written_bytes", 2)
-    return Bytes(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+    return MemoryTraffic(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
 
 
 _OVERWRITES = aten(
@@ -264,6 +264,6 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(aten("cudnn_batch_norm native_batch_norm"), _batch_norm),
     "aten::cudnn_batch_norm_backward": _batch_norm_backward(None),
     "aten::native_batch_norm_backward": _batch_norm_backward(7),
-    **dict.fromkeys([f"{by}::{kind}" for by in ("triton", "fused") for kind in ("pointwise", "reduction")], _told),
+    **dict.fromkeys([f"{by}::{kind}" for by in ("triton", "fused") for kind in ("pointwise", "reduction")], _stated),
     **dict.fromkeys(aten("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"), _fused_optimizer),
 }

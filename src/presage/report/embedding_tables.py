@@ -11,12 +11,12 @@ from presage.report.plain import plain_table
 from presage.text import percent
 
 if TYPE_CHECKING:
-    from presage.embeddings.index_counts import Counted
+    from presage.embeddings.index_counts import TableCounts
 
 __all__ = ["counted_table"]
 
 
-def counted_table(tables: Sequence[Counted], batch: int) -> Table:
+def counted_table(tables: Sequence[TableCounts], batch: int) -> Table:
     """What was counted, a row a table; of the histogram the rows used once, and those used 32 times or more."""
     names = ("rows", "pooling", "lookups", "distinct", "used once", "used 32x", "most used", "alpha")
     table = plain_table(f"Indices, in a batch of {batch}", "table", *names)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from presage.graph.summary import Row, collapsed
+from presage.graph.summary import SummaryRow, collapsed
 from presage.report.plain import plain_table
 from presage.text import amount, size
 
 __all__ = ["amount", "family_table", "module_table", "phase_table", "size"]
 
 
-def module_table(rows: Sequence[Row], total: Row) -> Table:
+def module_table(rows: Sequence[SummaryRow], total: SummaryRow) -> Table:
     """Modules with all that is in them; equal neighbours ('layer.0' to 'layer.11') share a row that holds their sum."""
     columns = ("ops", "kernels", "FLOPs fwd", "FLOPs bwd", "bytes moved", "parameters", "activations")
     table = plain_table("Modules", "module", *columns, fold=False)
@@ -26,13 +26,13 @@ def module_table(rows: Sequence[Row], total: Row) -> Table:
     return table
 
 
-def _label(row: Row, above: Sequence[str]) -> str:
+def _label(row: SummaryRow, above: Sequence[str]) -> str:
     """The module's own name: its parent stands above it."""
     name = row.name.removeprefix(f"{above[row.depth - 1]}.") if row.depth else row.name
     return f"{name}  ({row.alike} alike)" if row.alike > 1 else name
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: SummaryRow) -> list[str]:
     return [
         str(row.ops),
         str(row.kernels),
@@ -44,15 +44,15 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def phase_table(rows: Sequence[Row], total: Row) -> Table:
+def phase_table(rows: Sequence[SummaryRow], total: SummaryRow) -> Table:
     return _work_table("Phases", "phase", [*rows, total], total)
 
 
-def family_table(rows: Sequence[Row], total: Row) -> Table:
+def family_table(rows: Sequence[SummaryRow], total: SummaryRow) -> Table:
     return _work_table("Families of ops (those that launch kernels)", "family", rows, total)
 
 
-def _work_table(title: str, first: str, rows: Sequence[Row], total: Row) -> Table:
+def _work_table(title: str, first: str, rows: Sequence[SummaryRow], total: SummaryRow) -> Table:
     table = plain_table(
         title, first, "ops", "kernels", "FLOPs", "share", "read", "written", "share", "FLOPs/byte", fold=False
     )

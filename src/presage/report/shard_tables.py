@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table as RichTable
 
-from presage.embeddings.sharding_cost import Cost
-from presage.embeddings.sharding_search import Found
+from presage.embeddings.sharding_cost import ShardingCost
+from presage.embeddings.sharding_search import ShardingResult
 from presage.report.plain import plain_table
 from presage.text import percent, seconds, size
 
@@ -17,7 +17,7 @@ __all__ = ["alternative_table", "headline", "load_table", "phase_table"]
 SHOWN = 16
 
 
-def headline(found: Found, tables: int, batch: int, platform: str) -> str:
+def headline(found: ShardingResult, tables: int, batch: int, platform: str) -> str:
     ways = ", ".join(f"{n} {kind.replace('_', '-')}" for kind, n in found.plan.counts().items())
     least = percent(1 - found.bound / found.cost.seconds)
     cut = "" if found.complete else " (the time to search ran out)"
@@ -28,7 +28,7 @@ def headline(found: Found, tables: int, batch: int, platform: str) -> str:
     )
 
 
-def phase_table(cost: Cost) -> RichTable:
+def phase_table(cost: ShardingCost) -> RichTable:
     table = plain_table("Phases", "phase", "time", "share")
     for name, took in cost.phases.items():
         table.add_row(name, seconds(took), percent(took / cost.seconds))
@@ -36,7 +36,7 @@ def phase_table(cost: Cost) -> RichTable:
     return table
 
 
-def load_table(cost: Cost) -> RichTable:
+def load_table(cost: ShardingCost) -> RichTable:
     """By rank; of many the busiest ones, then the mean."""
     load = cost.load
     table = plain_table("Ranks", "rank", "forward", "backward", "indices in", "pooled out", "memory")
@@ -55,7 +55,7 @@ def _cells(values: list[Any]) -> list[str]:
     return [seconds(float(v)) for v in values[:2]] + [size(float(v)) for v in values[2:]]
 
 
-def alternative_table(found: Found) -> RichTable:
+def alternative_table(found: ShardingResult) -> RichTable:
     table = plain_table("Alternatives", "plan", "step", "worse by", "slowest lookup", "slowest update", "fullest rank")
     table.add_row("found", *_row(found.cost, found.cost.seconds), style="bold")
     for a in sorted(found.alternatives, key=lambda a: a.cost.seconds if a.cost else np.inf):
@@ -66,7 +66,7 @@ def alternative_table(found: Found) -> RichTable:
     return table
 
 
-def _row(cost: Cost, best: float) -> list[str]:
+def _row(cost: ShardingCost, best: float) -> list[str]:
     over = f" ({size(cost.over)} too much)" if cost.over else ""
     slow = [seconds(cost.phases[k]) for k in ("lookup", "update")]
     worse = percent(cost.seconds / best - 1) if cost.seconds != best else "-"

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from presage.report.plain import plain_table
 from presage.text import percent, seconds, shorten
-from presage.traces.explain import Activity, Lateness, OpTime, PathPart
+from presage.traces.explain import LaneActivity, Lateness, OpSummary, PathPart
 from presage.traces.overheads import ANY, Kind, Overhead, Overheads
 from presage.traces.replay import StepTime
 from presage.traces.trace_set import Meeting
@@ -38,7 +38,7 @@ def step_table(ranks: Sequence[tuple[str, Sequence[StepTime]]]) -> Table:
     return table
 
 
-def activity_table(rows: Sequence[tuple[str, Activity]], device: str = "GPU") -> Table:
+def activity_table(rows: Sequence[tuple[str, LaneActivity]], device: str = "GPU") -> Table:
     """What each GPU (or CPU) did: shares of the span."""
     columns = ("span", f"{device} active", "compute", "exposed comm", "of it waiting", "overlap")
     idle = ("idle", "host-bound", "sync", "gaps", "unexplained")
@@ -62,7 +62,7 @@ def activity_table(rows: Sequence[tuple[str, Activity]], device: str = "GPU") ->
     return table
 
 
-def op_table(ops: Sequence[OpTime], top: int, rank: str, off_host: str = "GPU") -> Table:
+def op_table(ops: Sequence[OpSummary], top: int, rank: str, off_host: str = "GPU") -> Table:
     table = plain_table(f"Top ops by {off_host} time (rank {rank}, all steps)", "op", "calls", off_host, "host")
     for o in ops[:top]:
         table.add_row(
@@ -74,7 +74,7 @@ def op_table(ops: Sequence[OpTime], top: int, rank: str, off_host: str = "GPU") 
     return table
 
 
-def kernel_table(kernels: Sequence[OpTime], top: int, rank: str, what: str = "kernel") -> Table:
+def kernel_table(kernels: Sequence[OpSummary], top: int, rank: str, what: str = "kernel") -> Table:
     total = sum(k.gpu for k in kernels)
     table = plain_table(f"Top {what}s (rank {rank}, all steps)", what, "calls", "time", "share")
     for k in kernels[:top]:

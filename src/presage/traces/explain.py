@@ -18,10 +18,10 @@ from presage.traces.trace_set import Meeting
 from presage.traces.waits import HIDDEN_WORK, launch_times
 
 __all__ = [
-    "Activity",
     "Idle",
+    "LaneActivity",
     "Lateness",
-    "OpTime",
+    "OpSummary",
     "PathPart",
     "activity",
     "critical_parts",
@@ -50,7 +50,7 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Activity:
+class LaneActivity:
     """One rank's GPU over the steps of its trace, in seconds. compute + exposed communication + idle = span."""
 
     span: float
@@ -69,7 +69,7 @@ class Activity:
         return 1.0 - self.exposed_communication / self.communication if self.communication else 0.0
 
 
-def activity(replay: Replay, place: int) -> Activity:
+def activity(replay: Replay, place: int) -> LaneActivity:
     """How the GPU of one rank spent the trace's steps, as measured; without a GPU, the host's operators compute."""
     r = replay.ranks[place]
     gpu = r.trace.gpu
@@ -81,7 +81,7 @@ def activity(replay: Replay, place: int) -> Activity:
     exposed = subtract(communication, compute)
     busy = union(*np.concatenate([compute, communication]).T)
     waiting = _waiting(replay, place)
-    return Activity(
+    return LaneActivity(
         span=hi - lo,
         active=length(busy),
         compute=length(compute),
@@ -167,7 +167,7 @@ def _causes(a: float, b: float, launched: float, latency: float, returns: NDArra
 
 
 @dataclass(frozen=True)
-class OpTime:
+class OpSummary:
     """One name's calls and seconds, over all steps of one rank."""
 
     name: str
@@ -188,7 +188,7 @@ def top_level_op(trace: Trace) -> NDArray[np.int32]:
     return top
 
 
-def ops(replay: Replay, place: int) -> list[OpTime]:
+def ops(replay: Replay, place: int) -> list[OpSummary]:
     """Top-level operators with their host time (waits left out) and the GPU time they launched, most GPU time first."""
     r = replay.ranks[place]
     trace, s = r.trace, r.stretches
@@ -203,16 +203,16 @@ def ops(replay: Replay, place: int) -> list[OpTime]:
     for launch, ns in zip(trace.gpu.launch, trace.gpu.end - trace.gpu.start, strict=True):
         if launch >= 0 and top[launch] >= 0:
             found[int(trace.host.name[top[launch]])][2] += ns * NS
-    rows = [OpTime(trace.names[n], int(c), float(h), float(g)) for n, (c, h, g) in found.items()]
+    rows = [OpSummary(trace.names[n], int(c), float(h), float(g)) for n, (c, h, g) in found.items()]
     return sorted(rows, key=lambda x: (-x.gpu, -x.host, x.name))
 
 
-def kernels(replay: Replay, place: int) -> list[OpTime]:
+def kernels(replay: Replay, place: int) -> list[OpSummary]:
     """GPU kernels, copies and memsets by name, most time first."""
     trace = replay.ranks[place].trace
     seconds = np.bincount(trace.gpu.name, (trace.gpu.end - trace.gpu.start) * NS, len(trace.names))
     calls = np.bincount(trace.gpu.name, minlength=len(trace.names))
-    rows = [OpTime(trace.names[n], int(calls[n]), 0.0, float(seconds[n])) for n in np.flatnonzero(calls)]
+    rows = [OpSummary(trace.names[n], int(calls[n]), 0.0, float(seconds[n])) for n in np.flatnonzero(calls)]
     return sorted(rows, key=lambda x: (-x.gpu, x.name))
 
 

@@ -18,7 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.traces.threads import Stretches, stretches
-from presage.traces.trace import HOST_DEVICE, Collective, GpuEvents, GpuKind, HostEvents, HostKind, Step, Stream, Trace
+from presage.traces.trace import (
+    HOST_DEVICE,
+    Collective,
+    GpuEvents,
+    GpuKind,
+    HostEvents,
+    HostKind,
+    Step,
+    Trace,
+    TraceStream,
+)
 from presage.traces.waits import Blocked
 
 __all__ = ["lifted", "waits"]
@@ -57,7 +67,7 @@ def lifted(trace: Trace) -> Trace:
     kept = replace(
         trace,
         threads=tuple(t for t, n in zip(trace.threads, thread, strict=True) if n >= 0),
-        streams=tuple(Stream(HOST_DEVICE, i) for i in range(len(np.unique(gpu.stream)))),
+        streams=tuple(TraceStream(HOST_DEVICE, i) for i in range(len(np.unique(gpu.stream)))),
         host=rest,
         gpu=gpu,
         steps=tuple(Step(s.name, int(thread[s.thread]), s.start, s.end) for s in trace.steps),
@@ -97,11 +107,11 @@ def _events(trace: Trace, work: Ints, moved: Ints) -> GpuEvents:
         end=host.end[work],
         correlation=none,
         bytes=none,
-        launch=_moved(_asked(trace, work), moved),
+        launch=_moved(_requested(trace, work), moved),
     )
 
 
-def _asked(trace: Trace, work: Ints) -> NDArray[np.int32]:
+def _requested(trace: Trace, work: Ints) -> NDArray[np.int32]:
     """The operator that asked for each collective, or -1: workers take them up in the order they were asked for."""
     host = trace.host
     asking: dict[str, list[int]] = defaultdict(list)

@@ -17,8 +17,16 @@ from presage.errors import InputError
 from presage.traces import calltree, kineto_schema, links
 from presage.traces.gloo import lifted
 from presage.traces.jsonfile import event_chunks
-from presage.traces.kineto_schema import GPU_CATEGORIES, HOST_CATEGORIES, IGNORED_CATEGORIES, NO_ARGS, Args, Event, File
-from presage.traces.trace import Collective, GpuEvents, HostEvents, HostKind, Stream, Sync, Thread, Trace
+from presage.traces.kineto_schema import (
+    GPU_CATEGORIES,
+    HOST_CATEGORIES,
+    IGNORED_CATEGORIES,
+    NO_ARGS,
+    Args,
+    File,
+    KinetoEvent,
+)
+from presage.traces.trace import Collective, GpuEvents, HostEvents, HostKind, Sync, Trace, TraceStream, TraceThread
 
 __all__ = ["read"]
 
@@ -90,7 +98,7 @@ class _Columns:
         self.base_us: int | None = None
         self.collectives: list[tuple[int, Collective]] = []
         self.syncs: list[Sync] = []
-        self.flows: list[links.Flow] = []
+        self.flows: list[links.FlowArrow] = []
         self.thread_names: dict[tuple[str, str], str] = {}
         self.ignored: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
@@ -112,10 +120,10 @@ class _Columns:
         self.stacks = self.stacks or bool(file.stacks)
         self.machine = self.machine or str(file.machine or "")
 
-    def take(self, events: list[Event]) -> None:
-        host: list[Event] = []
+    def take(self, events: list[KinetoEvent]) -> None:
+        host: list[KinetoEvent] = []
         host_kind: list[int] = []
-        gpu: list[Event] = []
+        gpu: list[KinetoEvent] = []
         gpu_kind: list[int] = []
         for e in events:
             if e.ph == "X":
@@ -129,7 +137,7 @@ class _Columns:
                 else:
                     self._other(e, category)
             elif e.cat == "fwdbwd" and e.ts is not None:
-                self.flows.append(links.Flow(e.ph == "s", str(e.id), self.threads[_key(e)], float(e.ts)))
+                self.flows.append(links.FlowArrow(e.ph == "s", str(e.id), self.threads[_key(e)], float(e.ts)))
             elif e.ph == "M" and e.name == "thread_name" and e.args:
                 self.thread_names[_key(e)] = str(e.args.name)
         if host:
@@ -137,7 +145,7 @@ class _Columns:
         if gpu:
             self._take_gpu(gpu, gpu_kind)
 
-    def _other(self, e: Event, category: str) -> None:
+    def _other(self, e: KinetoEvent, category: str) -> None:
         if category == "cuda_sync" and e.args:
             a = e.args
             kind, on = str(a.sync_kind or e.name), _integer(a.stream)
@@ -149,7 +157,7 @@ class _Columns:
         else:
             self.unknown[e.cat] += 1
 
-    def _take_host(self, events: list[Event], kind: list[int]) -> None:
+    def _take_host(self, events: list[KinetoEvent], kind: list[int]) -> None:
         args = [e.args or NO_ARGS for e in events]
         start, end = self._times(events)
         self.host.add(
@@ -164,7 +172,7 @@ class _Columns:
             types=self._raw([a.types for a in args]),
         )
 
-    def _take_gpu(self, events: list[Event], kind: list[int]) -> None:
+    def _take_gpu(self, events: list[KinetoEvent], kind: list[int]) -> None:
         args = [e.args or NO_ARGS for e in events]
         start, end = self._times(events)
         self.gpu.add(
@@ -184,7 +192,7 @@ class _Columns:
     def _raw(self, values: list[msgspec.Raw]) -> NDArray[np.int32]:
         return np.array([self.shapes[text] if (text := bytes(v)) else -1 for v in values], np.int32)
 
-    def _times(self, events: list[Event]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _times(self, events: list[KinetoEvent]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and end in whole nanoseconds after a base near the first event, so that no digits are lost."""
         for field in ("ts", "dur"):
             bad = next((e for e in events if not isinstance(getattr(e, field), int | float)), None)
@@ -228,8 +236,8 @@ class _Columns:
             origin_ns=self.base_ns + (self.base_us or 0) * 1000,
             names=names,
             shapes=tuple(self.shapes),
-            threads=tuple(Thread(p, t, self.thread_names.get((p, t), "")) for p, t in self.threads),
-            streams=tuple(Stream(*s) for s in self.streams),
+            threads=tuple(TraceThread(p, t, self.thread_names.get((p, t), "")) for p, t in self.threads),
+            streams=tuple(TraceStream(*s) for s in self.streams),
             host=host,
             gpu=gpu,
             steps=links.steps(host, names),
@@ -283,11 +291,11 @@ def _gpu(t: _Table, order: NDArray[np.int64], host: HostEvents) -> GpuEvents:
     )
 
 
-def _key(e: Event) -> tuple[str, str]:
+def _key(e: KinetoEvent) -> tuple[str, str]:
     return str(e.pid), str(e.tid)
 
 
-def _stream(e: Event, a: Args) -> tuple[int, int]:
+def _stream(e: KinetoEvent, a: Args) -> tuple[int, int]:
     """Device and stream: from the arguments, else from where the event is drawn ('stream 7' on process 0)."""
     device = _integer(a.device)
     stream = _integer(a.stream)

@@ -17,8 +17,8 @@ __all__ = [
     "IGNORED_CATEGORIES",
     "NO_ARGS",
     "Args",
-    "Event",
     "File",
+    "KinetoEvent",
     "events",
     "file",
 ]
@@ -91,7 +91,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
 NO_ARGS = Args()
 
 
-class Event(msgspec.Struct, gc=False, frozen=True):
+class KinetoEvent(msgspec.Struct, gc=False, frozen=True):
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -109,7 +109,7 @@ class Distributed(msgspec.Struct, gc=False, frozen=True):
 
 
 class File(msgspec.Struct, gc=False, frozen=True):
-    events: list[Event] = msgspec.field(name="traceEvents", default_factory=list)
+    events: list[KinetoEvent] = msgspec.field(name="traceEvents", default_factory=list)
     devices: Any = msgspec.field(name="deviceProperties", default=None)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     base: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
@@ -117,15 +117,15 @@ class File(msgspec.Struct, gc=False, frozen=True):
     machine: Any = msgspec.field(name="host_name", default=None)
 
 
-EVENTS = msgspec.json.Decoder(list[Event])
+EVENTS = msgspec.json.Decoder(list[KinetoEvent])
 FILE = msgspec.json.Decoder(File)
 
 
-def events(path: Path, text: bytes) -> list[Event]:
+def events(path: Path, text: bytes) -> list[KinetoEvent]:
     return _tolerant(path, EVENTS, text)  # type: ignore[no-any-return]
 
 
-def file(path: Path, text: bytes) -> tuple[list[Event], File]:
+def file(path: Path, text: bytes) -> tuple[list[KinetoEvent], File]:
     found: File = _tolerant(path, FILE, text)
     return found.events, found
 

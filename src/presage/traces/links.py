@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from presage.traces.trace import HostEvents, HostKind, Step
 
-__all__ = ["Flow", "forward_of", "launches", "steps"]
+__all__ = ["FlowArrow", "forward_of", "launches", "steps"]
 
 STEP_PREFIX = "ProfilerStep"
 
 
 @dataclass(frozen=True)
-class Flow:
+class FlowArrow:
     """One end of a forward-backward arrow: where on which thread (microseconds as in the file)."""
 
     begins: bool
@@ -36,7 +36,7 @@ def launches(host: HostEvents, correlation: NDArray[np.int64]) -> NDArray[np.int
     return np.where((ids[at] == correlation) & (correlation > 0), by_id[at], -1).astype(np.int32)
 
 
-def forward_of(host: HostEvents, flows: Sequence[Flow], base_us: int) -> NDArray[np.int32]:
+def forward_of(host: HostEvents, flows: Sequence[FlowArrow], base_us: int) -> NDArray[np.int32]:
     """For each backward op the forward op it differentiates, or -1: by the trace's arrows, else by sequence number."""
     out = np.full(len(host), -1, np.int32)
     begun = {f.id: f for f in flows if f.begins}
@@ -50,7 +50,7 @@ def forward_of(host: HostEvents, flows: Sequence[Flow], base_us: int) -> NDArray
     return _by_sequence(host, out)
 
 
-def _events_at(host: HostEvents, flows: Sequence[Flow], base_us: int) -> NDArray[np.int32]:
+def _events_at(host: HostEvents, flows: Sequence[FlowArrow], base_us: int) -> NDArray[np.int32]:
     """The op that starts where the arrow's end is drawn."""
     ops = np.flatnonzero(host.kind == HostKind.OP)
     place = {(int(host.thread[i]), int(host.start[i])): i for i in ops[::-1]}

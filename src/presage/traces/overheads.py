@@ -41,7 +41,7 @@ from presage.files.reading import read_toml
 from presage.traces import threads, waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 
-__all__ = ["ANY", "Kind", "Overhead", "Overheads", "Platform", "Role", "Samples", "Segments"]
+__all__ = ["ANY", "Kind", "Overhead", "Overheads", "Role", "Samples", "Segments", "TracePlatform"]
 __all__ += ["extract", "from_toml", "merge", "overhead", "overheads", "pool", "roles", "segments"]
 
 Ints = NDArray[np.int64]
@@ -204,16 +204,16 @@ def roles(trace: Trace, of: Sequence[int]) -> dict[int, Role]:
 
 
 @dataclass(frozen=True)
-class Platform:
+class TracePlatform:
     """Where overheads were seen. They belong to a GPU, its host and software together, and to how it was recorded."""
 
     gpus: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()  # file names, without folders
     with_stacks: int = 0  # how many of the traces recorded Python stacks, which slows the host
 
-    def __add__(self, other: Platform) -> Platform:
+    def __add__(self, other: TracePlatform) -> TracePlatform:
         gpus = tuple(dict.fromkeys(self.gpus + other.gpus))
-        return Platform(gpus, self.traces + other.traces, self.with_stacks + other.with_stacks)
+        return TracePlatform(gpus, self.traces + other.traces, self.with_stacks + other.with_stacks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +226,7 @@ class Samples:
     ns: Ints
     events: Ints  # host events the profiler recorded meanwhile
     keys: tuple[str, ...]
-    platform: Platform
+    platform: TracePlatform
 
 
 def extract(trace: Trace, skip_steps: int = 0) -> Samples:
@@ -239,7 +239,7 @@ def extract(trace: Trace, skip_steps: int = 0) -> Samples:
     number = np.array([role.get(t, 0) for t in range(len(trace.threads))], np.int64)[cut.thread]
     keys, key = np.unique([NOT_IN_KEY.sub("", n) for n in trace.names] + [NO_REGION], return_inverse=True)
     kind, number, key, ns, events = (c[seen] for c in (cut.kind, number, key[cut.name], cut.ns, cut.events))
-    about = Platform(tuple(dict.fromkeys(trace.gpus)), (Path(trace.path).name,), int(trace.has_stacks))
+    about = TracePlatform(tuple(dict.fromkeys(trace.gpus)), (Path(trace.path).name,), int(trace.has_stacks))
     return Samples(kind, number, key, ns, events, tuple(keys.tolist()), about)
 
 
@@ -249,7 +249,7 @@ def pool(parts: Iterable[Samples]) -> Samples:
     keys = {k: i for i, k in enumerate(sorted({k for p in parts for k in p.keys}))}
     key = np.concatenate([np.array([keys[k] for k in p.keys], np.int64)[p.key] for p in parts])
     kind, role, ns, events = (np.concatenate([getattr(p, c) for p in parts]) for c in ("kind", "role", "ns", "events"))
-    return Samples(kind, role, key, ns, events, tuple(keys), sum((p.platform for p in parts), Platform()))
+    return Samples(kind, role, key, ns, events, tuple(keys), sum((p.platform for p in parts), TracePlatform()))
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class Overheads:
     """Overheads by kind, key and thread role."""
 
     table: Mapping[tuple[Kind, str, Role], Overhead]
-    platform: Platform
+    platform: TracePlatform
     per_event_cost: float = 0.0  # seconds already taken off for every event the profiler recorded
 
     def find(self, kind: Kind, key: str, role: Role = Role.MAIN) -> tuple[Overhead, str, Role] | None:
@@ -320,7 +320,7 @@ def merge(parts: Sequence[Overheads]) -> Overheads:
         raise PresageError("overheads to merge must be net of one and the same profiler cost")
     keys = sorted({k for p in parts for k in p.table}, key=lambda k: (k[0], k[2], k[1] != ANY, k[1]))
     table = {k: _merged([p.table[k] for p in parts if k in p.table]) for k in keys}
-    return Overheads(table, sum((p.platform for p in parts), Platform()), parts[0].per_event_cost)
+    return Overheads(table, sum((p.platform for p in parts), TracePlatform()), parts[0].per_event_cost)
 
 
 def _merged(parts: Sequence[Overhead]) -> Overhead:
@@ -382,7 +382,7 @@ def from_toml(path: str | Path) -> Overheads:
                 raise InputError(path, "no such kind of overhead and thread role", f"{section}.{role}")
             for key, row in rows.items():
                 table[Kind[section], key, Role[role.upper()]] = _row(path, f"{section}.{role}.{_text(key)}", row)
-    return Overheads(table, Platform(head.gpus, head.traces, head.with_stacks), head.per_event_cost_us * US)
+    return Overheads(table, TracePlatform(head.gpus, head.traces, head.with_stacks), head.per_event_cost_us * US)
 
 
 def _row(path: str | Path, where: str, row: Any) -> Overhead:

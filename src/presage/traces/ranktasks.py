@@ -15,7 +15,7 @@ from presage.traces.latencies import Latencies, earlier_end, latencies
 from presage.traces.threads import Handover, Stretches, handovers, stretches
 from presage.traces.trace import HOST_DEVICE, Trace
 
-__all__ = ["NS", "Columns", "RankTasks", "edges_of", "lanes_of", "rank_tasks", "task_columns"]
+__all__ = ["NS", "RankTasks", "TaskColumns", "edges_of", "lanes_of", "rank_tasks", "task_columns"]
 
 NS = 1e-9
 Ints = NDArray[np.int64]
@@ -114,7 +114,7 @@ def lanes_of(r: RankTasks, rank: int) -> list[Lane]:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class TaskColumns:
     """By task: the rank's lane, nanoseconds, earliest start, and index into its names."""
 
     lane: Ints
@@ -123,16 +123,16 @@ class Columns:
     name: Ints
 
 
-def task_columns(r: RankTasks) -> Columns:
+def task_columns(r: RankTasks) -> TaskColumns:
     """What each task of the rank is and how long it takes."""
     n = r.end_task - r.first_task
-    c = Columns(*(np.zeros(n, np.int64) for _ in range(4)))
+    c = TaskColumns(*(np.zeros(n, np.int64) for _ in range(4)))
     _host_columns(r, c, r.stretch_task - r.first_task)
     _gpu_columns(r, c, r.gpu_task - r.first_task)
     return c
 
 
-def _host_columns(r: RankTasks, c: Columns, at: Ints) -> None:
+def _host_columns(r: RankTasks, c: TaskColumns, at: Ints) -> None:
     s = r.stretches
     between_ops = len(r.trace.names)
     c.lane[at], c.durations[at] = s.thread, s.hi - s.lo
@@ -148,7 +148,7 @@ def _host_columns(r: RankTasks, c: Columns, at: Ints) -> None:
             c.release[at[first] - r.blocks[first]] = max(0, s.lo[first] - r.origin)
 
 
-def _gpu_columns(r: RankTasks, c: Columns, at: Ints) -> None:
+def _gpu_columns(r: RankTasks, c: TaskColumns, at: Ints) -> None:
     gpu = r.trace.gpu
     c.lane[at], c.name[at] = len(r.trace.threads) + gpu.stream, gpu.name
     # where kernels of one stream overlap, the later one counts from the earlier one's end
@@ -160,7 +160,7 @@ def _gpu_columns(r: RankTasks, c: Columns, at: Ints) -> None:
 
 def edges_of(r: RankTasks) -> Edges:
     """All that waits for something on the rank, beyond the order of its lanes."""
-    return Edges.joined([_launches(r), _blocks(r), _crossings(r), _handed_over(r)])
+    return Edges.joined([_launches(r), _blocks(r), _crossings(r), _handover_edges(r)])
 
 
 def _launches(r: RankTasks) -> Edges:
@@ -192,7 +192,7 @@ def _crossing_delay(r: RankTasks, for_room: bool) -> float:
     return (float(np.median(close)) - r.latencies.gap) * NS if close else 0.0
 
 
-def _handed_over(r: RankTasks) -> Edges:
+def _handover_edges(r: RankTasks) -> Edges:
     s, task = r.stretches, r.stretch_task
     return _edges(
         (task[j.before], task[j.after] - r.blocks[j.after], max(0, int(s.lo[j.after] - s.hi[j.before])) * NS, False)

@@ -17,10 +17,10 @@ __all__ = [
     "HostEvents",
     "HostKind",
     "Step",
-    "Stream",
     "Sync",
-    "Thread",
     "Trace",
+    "TraceStream",
+    "TraceThread",
 ]
 
 # The device of streams that are threads of the host, which carry the collectives of ranks without a GPU.
@@ -43,14 +43,14 @@ class GpuKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Thread:
+class TraceThread:
     pid: str
     tid: str
     name: str = ""
 
 
 @dataclass(frozen=True)
-class Stream:
+class TraceStream:
     device: int
     stream: int
 
@@ -136,8 +136,8 @@ class Trace:
     origin_ns: int  # absolute time of 0
     names: tuple[str, ...]
     shapes: tuple[bytes, ...]  # distinct 'Input Dims' and 'Input type' as JSON text; dims and types point into it
-    threads: tuple[Thread, ...]
-    streams: tuple[Stream, ...]
+    threads: tuple[TraceThread, ...]
+    streams: tuple[TraceStream, ...]
     host: HostEvents = field(repr=False)
     gpu: GpuEvents = field(repr=False)
     steps: tuple[Step, ...]

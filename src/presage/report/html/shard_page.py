@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from presage.embeddings.sharding_cost import Cost
+from presage.embeddings.sharding_cost import ShardingCost
 from presage.embeddings.sharding_memory import memory_by_rank
-from presage.embeddings.sharding_problem import Problem
-from presage.embeddings.sharding_search import Found
+from presage.embeddings.sharding_problem import ShardingProblem
+from presage.embeddings.sharding_search import ShardingResult
 from presage.report import shard_tables as tables
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.grid import grid_figure
@@ -27,7 +27,7 @@ WORDS = {
 CLOSE = 0.02
 
 
-def shard_page(problem: Problem, found: Found, command: str = "") -> Page:
+def shard_page(problem: ShardingProblem, found: ShardingResult, command: str = "") -> Page:
     """All there is to see of a plan."""
     said = plain(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name)).split("\n")[0]
     sections = (
@@ -48,7 +48,7 @@ def shard_page(problem: Problem, found: Found, command: str = "") -> Page:
     )
 
 
-def answer(problem: Problem, found: Found) -> str:
+def answer(problem: ShardingProblem, found: ShardingResult) -> str:
     """The one sentence."""
     step = f"With this plan the embeddings take {seconds(found.cost.seconds)} of a step on {problem.ranks:,} GPUs"
     name, other = _best_other(found)
@@ -68,13 +68,13 @@ def other_words(name: str) -> str:
     return f"the best heuristic ({name})"
 
 
-def _best_other(found: Found) -> tuple[str, float]:
+def _best_other(found: ShardingResult) -> tuple[str, float]:
     fit = [(a.cost.seconds, a.name) for a in found.alternatives if a.cost is not None and not a.cost.over]
     took, name = min(fit, default=(0.0, ""))
     return name, took
 
 
-def facts(problem: Problem, found: Found) -> tuple[Fact, ...]:
+def facts(problem: ShardingProblem, found: ShardingResult) -> tuple[Fact, ...]:
     c, load = found.cost, found.cost.load
     busy = load.forward + load.backward
     uneven = float(busy.max() / busy.mean()) - 1 if busy.mean() else 0.0
@@ -90,14 +90,14 @@ def facts(problem: Problem, found: Found) -> tuple[Fact, ...]:
     return tuple(out)
 
 
-def _ways(found: Found) -> str:
+def _ways(found: ShardingResult) -> str:
     return ", ".join(f"{n} {kind.replace('_', '-')}" for kind, n in found.plan.counts().items())
 
 
 # ---- sections
 
 
-def _phases(cost: Cost) -> Section:
+def _phases(cost: ShardingCost) -> Section:
     parts = [(WORDS.get(k, k), took) for k, took in cost.phases.items()]
     name, took = max(parts, key=lambda p: p[1])
     lead = f"Each phase takes as long as its slowest rank. Most goes to {name}, {percent(took / cost.seconds)}."
@@ -106,7 +106,7 @@ def _phases(cost: Cost) -> Section:
     )
 
 
-def _load(cost: Cost) -> Section:
+def _load(cost: ShardingCost) -> Section:
     load = cost.load
     shown = slice(0, RANKS)
     names = [str(r) for r in range(len(load.forward))][shown]
@@ -125,7 +125,7 @@ def _cut(ranks: int) -> str:
     return f" The first {RANKS} of {ranks:,} ranks." if ranks > RANKS else ""
 
 
-def _rank_table(cost: Cost) -> Table:
+def _rank_table(cost: ShardingCost) -> Table:
     """Of every rank, where the terminal shows the busiest."""
     load = cost.load
     columns = zip(load.forward, load.backward, load.indices, load.output, load.memory, strict=True)
@@ -136,7 +136,7 @@ def _rank_table(cost: Cost) -> Table:
     return Table(("rank", "lookups", "updates", "indices in", "pooled out", "memory"), tuple(rows), "Ranks")
 
 
-def _memory(problem: Problem, cost: Cost) -> Section:
+def _memory(problem: ShardingProblem, cost: ShardingCost) -> Section:
     held = cost.load.memory[:RANKS]
     names = [str(r) for r in range(len(held))]
     limit = (f"{size(problem.limit)} for tables", problem.limit)
@@ -148,7 +148,7 @@ def _memory(problem: Problem, cost: Cost) -> Section:
     return Section("Memory of the ranks", (Table(("rank", "memory", "of its limit"), rows),), figure, lead)
 
 
-def _where(problem: Problem, found: Found) -> Section:
+def _where(problem: ShardingProblem, found: ShardingResult) -> Section:
     """The largest tables against ranks."""
     held = memory_by_rank(problem, found.plan)
     order = np.argsort(-np.nansum(held, axis=1), kind="stable")
@@ -163,7 +163,7 @@ def _where(problem: Problem, found: Found) -> Section:
     return Section("Which table is where", (_placed_table(problem, found, order.tolist(), held),), figure, lead)
 
 
-def _placed_table(problem: Problem, found: Found, order: list[int], held: np.ndarray) -> Table:
+def _placed_table(problem: ShardingProblem, found: ShardingResult, order: list[int], held: np.ndarray) -> Table:
     rows = []
     for t in order:
         table, placed = problem.tables[t], found.plan.tables[t]
@@ -174,7 +174,7 @@ def _placed_table(problem: Problem, found: Found, order: list[int], held: np.nda
     return Table(columns, tuple(rows), "Tables", frozenset({0, 1, 2}))
 
 
-def _others(found: Found) -> Section:
+def _others(found: ShardingResult) -> Section:
     """Plans of the usual heuristics beside it, by phase."""
     plans = [("found", found.cost), *((a.name, a.cost) for a in found.alternatives if a.cost is not None)]
     plans.sort(key=lambda p: p[1].seconds)

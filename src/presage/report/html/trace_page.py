@@ -19,7 +19,7 @@ from presage.report.html.timeline import lanes_section
 from presage.report.html.trace_bars import measured_bars, shown_ranks, shown_step, step_window
 from presage.text import percent, seconds, shorten
 from presage.traces import explain
-from presage.traces.explain import Activity, Idle, PathPart
+from presage.traces.explain import Idle, LaneActivity, PathPart
 from presage.traces.overheads import Overheads
 from presage.traces.replay import Replay, StepTime, measured_steps
 
@@ -56,7 +56,7 @@ class _Seen:
 
     names: list[str]
     steps: list[list[StepTime]]
-    activity: list[Activity]
+    activity: list[LaneActivity]
     cpu_only: bool
 
     @property
@@ -130,7 +130,7 @@ def _slowest(seen: _Seen) -> int:
     return int(np.argmax([0.0 if isnan(m) else m for m in seen.mean])) if seen.mean else 0
 
 
-def _pace(a: Activity, device: str) -> str:
+def _pace(a: LaneActivity, device: str) -> str:
     """What the device does, and what most of the rest goes to."""
     if not a.span:
         return f"nothing runs on the {device}"
@@ -189,7 +189,7 @@ def _facts(seen: _Seen) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def _overlap(a: Activity) -> str:
+def _overlap(a: LaneActivity) -> str:
     return f"{percent(a.overlap)} of it is hidden" if a.communication else "there is none"
 
 

@@ -27,7 +27,7 @@ from presage.traces.graphs.graphfile import (
     Argument,
     Arguments,
     ExecutionGraph,
-    Node,
+    ExecutionNode,
     check_count,
     global_rank,
     host_kind,
@@ -83,7 +83,7 @@ def _read_json(path: str, data: bytes) -> ExecutionGraph:
     return _graph(path, "chakra-json", [_json_node(path, i, raw) for i, raw in enumerate(found)])
 
 
-def _graph(path: str, schema: str, nodes: list[Node]) -> ExecutionGraph:
+def _graph(path: str, schema: str, nodes: list[ExecutionNode]) -> ExecutionGraph:
     """The graph, less the control dependencies on nodes that were left out of the file."""
     known = {node.id for node in nodes}
     kept = [node if known.issuperset(node.ctrl_deps) else _within(node, known) for node in nodes]
@@ -97,19 +97,19 @@ def _graph(path: str, schema: str, nodes: list[Node]) -> ExecutionGraph:
         return ordered_graph(path, schema, bare, rank, written)
 
 
-def _within(node: Node, known: set[int]) -> Node:
+def _within(node: ExecutionNode, known: set[int]) -> ExecutionNode:
     ctrl_deps = tuple(dep for dep in node.ctrl_deps if dep in known)
     return replace(node, ctrl_deps=ctrl_deps, parent=node.parent if node.parent in known else None)
 
 
-def _json_node(path: str, i: int, raw: dict[str, Any]) -> Node:
+def _json_node(path: str, i: int, raw: dict[str, Any]) -> ExecutionNode:
     try:
         node = msgspec.convert(raw, _JsonNode)
     except msgspec.ValidationError as e:
         problem, _, where = str(e).partition(" - at `$")
         raise InputError(path, problem, f"workload_graph[{i}]{where.rstrip('`')}") from None
     rest = {key: value for key, value in raw.items() if key not in _JsonNode.__struct_fields__}
-    return Node(
+    return ExecutionNode(
         id=node.Id,
         name=intern(node.Name),
         kind=_kind(node.NodeType, node.Name, node.is_cpu_op, None),
@@ -138,7 +138,7 @@ LISTS = frozenset({"ctrl_deps", "data_deps"})
 
 
 def _read_protobuf(path: str, data: bytes) -> ExecutionGraph:
-    nodes: list[Node] = []
+    nodes: list[ExecutionNode] = []
     meta: dict[str, Any] = {}
     read = Arguments()
     at = 0
@@ -170,14 +170,14 @@ def _metadata(message: bytes) -> dict[str, Any]:
     return found
 
 
-def _node(message: bytes, read: Arguments, converted: bool) -> Node:
+def _node(message: bytes, read: Arguments, converted: bool) -> ExecutionNode:
     """One node. In a graph converted from PyTorch a node's one control dependency is the node it was called from."""
     values, attrs = _node_fields(message)
     on_host = bool(attrs.get("is_cpu_op", True))
     ctrl_deps = tuple(values["ctrl_deps"])
     tid, stream, scope, sequence = (_int(attrs, name) for name in ("tid", "stream", "scope", "seq_id"))
     rest = {k: v for k, v in attrs.items() if k not in NAMED_ATTRS and (v or k != "fw_tid") and v != ""}
-    return Node(
+    return ExecutionNode(
         id=values["id"],
         name=intern(values["name"]),
         kind=_kind(values["type"], values["name"], on_host, scope),

@@ -23,7 +23,7 @@ from presage.traces.graphs.graphfile import (
     Argument,
     Arguments,
     ExecutionGraph,
-    Node,
+    ExecutionNode,
     check_count,
     global_rank,
     host_kind,
@@ -142,12 +142,12 @@ def _not_json(text: bytes, error: str) -> str:
     return f"not JSON ({error})"
 
 
-def _node(path: str, raw: _Node, read: Arguments) -> Node:
+def _node(path: str, raw: _Node, read: Arguments) -> ExecutionNode:
     named, attrs = _attributes(path, raw)
     on_gpu = raw.cat is not None
     if raw.cat is not None and raw.cat not in GPU_KINDS:
         raise InputError(path, f"{raw.cat!r:.40} is none of {', '.join(GPU_KINDS)}", f"node {raw.id}: cat")
-    return Node(
+    return ExecutionNode(
         id=raw.id,
         name=intern(raw.name),
         kind=GPU_KINDS[raw.cat] if raw.cat is not None else host_kind(raw.name, named.scope),

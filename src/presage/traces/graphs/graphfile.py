@@ -23,7 +23,7 @@ __all__ = [
     "Argument",
     "Arguments",
     "ExecutionGraph",
-    "Node",
+    "ExecutionNode",
     "TensorRef",
     "check_count",
     "consumers",
@@ -65,7 +65,7 @@ NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ExecutionNode:
     """One node. `kind` is process, thread, annotation or op on the host, kernel, memcpy or memset on the GPU;
     Chakra adds collective, send, recv, load, store, metadata, storage and other.
 
@@ -103,13 +103,13 @@ class ExecutionGraph:
 
     path: str
     schema: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[ExecutionNode, ...]
     rank: int | None = None
     dropped_deps: int = 0
 
 
 def ordered_graph(
-    path: str, schema: str, nodes: Sequence[Node], rank: int | None = None, dropped_deps: int = 0
+    path: str, schema: str, nodes: Sequence[ExecutionNode], rank: int | None = None, dropped_deps: int = 0
 ) -> ExecutionGraph:
     """Check ids, dependencies and times, and put the nodes in the order they began."""
     if not nodes:
@@ -126,14 +126,14 @@ def ordered_graph(
     return replace(graph, nodes=tuple(by_id[i] for i in topological_order(graph)))
 
 
-def _began(nodes: Sequence[Node]) -> Callable[[Node], tuple[float, ...]]:
+def _began(nodes: Sequence[ExecutionNode]) -> Callable[[ExecutionNode], tuple[float, ...]]:
     # Ids count up as nodes begin, until a tool merges GPU events in and hands out new ids; such files have times.
     if all(node.start_us is not None for node in nodes):
         return lambda node: (node.start_us or 0.0, -(node.duration_us or 0.0), node.id)
     return lambda node: (node.id,)
 
 
-def _check(path: str, node: Node, known: set[int]) -> None:
+def _check(path: str, node: ExecutionNode, known: set[int]) -> None:
     named = (("parent", _parents(node)), ("ctrl_deps", node.ctrl_deps), ("data_deps", node.data_deps))
     for field_name, ids in named:
         for i in ids:
@@ -145,7 +145,7 @@ def _check(path: str, node: Node, known: set[int]) -> None:
         raise InputError(path, f"a duration must not be negative ({node.duration_us} us)", f"node {node.id}: duration")
 
 
-def _parents(node: Node) -> tuple[int, ...]:
+def _parents(node: ExecutionNode) -> tuple[int, ...]:
     return () if node.parent is None else (node.parent,)
 
 
@@ -350,7 +350,7 @@ def host_kind(name: str, scope: int | None) -> str:
     return "annotation" if scope == USER_SCOPE else "op"
 
 
-def global_rank(nodes: Iterable[Node]) -> int | None:
+def global_rank(nodes: Iterable[ExecutionNode]) -> int | None:
     """The rank that wrote the trace, if its collectives say so: only traces since schema 1.0.2 do.
 
     A collective's arguments end with (..., rank in group, name, splits in, splits out, first rank of the group,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from presage.graph.graph import Arg, Ref
-from presage.graph.lists import taken_at_once
+from presage.graph.lists import fits_one_foreach_kernel
 from presage.whatif.edits.pen import Pen
 from presage.whatif.edits.updating.updates import Update
 
@@ -66,7 +66,7 @@ class Lists:
 
     def _op(self, name: str, overload: str, inputs: Sequence[Input], out: List, written: Sequence[Ref]) -> None:
         columns = [[self.pen.get(r) for r in a if isinstance(r, Ref)] for a in inputs if isinstance(a, list)]
-        if not taken_at_once([c for c in columns if c]):
+        if not fits_one_foreach_kernel([c for c in columns if c]):
             self._one_by_one(name, inputs, out)
             return
         names = _NAMES.get((name.rstrip("_"), overload), ())
