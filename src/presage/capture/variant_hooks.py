@@ -42,7 +42,7 @@ def hooked(variant: Variant) -> Iterator[Wrap]:
         for hook in hooks.optimizer_hooks():
             stack.callback(hook.remove)
         stack.enter_context(fused_attention.intercepted() if variant.fused_attention else nullcontext())
-        stack.enter_context(pretend.traced() if variant.traced else nullcontext())
+        stack.enter_context(pretend.fake_tracing() if variant.traced else nullcontext())
         yield hooks.wrapped
 
 
