@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import runs_text as text
+from own_steps import score_own_steps
 
 import presage as ps
 from presage.configs.job import Job
 from presage.hardware import gpu
 from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import left_out, shipped
-from presage_validation.own_steps import score_own_steps
 from presage_validation.public_table import read_table
 from presage_validation.run_jobs import job_of_run
 from presage_validation.runs import COLUMNS, score_runs

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from test_optable import MadeUpJob
 
+from made_up_ops import MadeUpJob
 from presage.engine import Timeline, simulate
 from presage_fit.optable import OpTable
 

@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from test_optable import made_up_job
-
+from made_up_ops import made_up_job
 from synthetic import Tracer
 
 ROOT = Path(__file__).resolve().parent.parent

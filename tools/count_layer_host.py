@@ -25,7 +25,7 @@ from presage.traces.trace import HostKind, Trace
 
 ROOT = Path(__file__).resolve().parent.parent
 NORM = "FusedLayerNormAffineFunction"  # two of them begin the two halves of a Megatron layer
-PROFILER = 1.5  # us an op that Kineto's own recording takes on the H200's host (presage_fit.profiler_cost)
+PROFILER = 1.5  # us an op that Kineto's own recording takes on the H200's host (tools/profiler_cost.py)
 UNDISTURBED = 3560.0  # us of a traced layer: longer ones have a stall of the recorders in them
 LEAST_SEEN = 20
 MODULES = 12  # of a Megatron layer: itself, two norms, attention and its core, softmax, dropout, MLP, four products

@@ -2,7 +2,7 @@
 
     python tools/fit_overlap.py data/h200_overlap src/presage/data/h200/overlap.toml
 
-The folder holds what `python -m presage.calibrate.overlap` wrote: overlap.jsonl.gz, and again.jsonl.gz of a second
+The folder holds what `python tools/measure_overlap.py` wrote: overlap.jsonl.gz, and again.jsonl.gz of a second
 run, which tells how far two runs lie apart and how long a collective waits to begin. Kept out of the fit: every third
 load of a kind, and all pairs with 12 or 20 channels. Left out of both: 1 and 2 channels, which large collectives
 between GPUs do not come with. Fitted is the logarithm of the slow-down, squared misses added up, by a search along the

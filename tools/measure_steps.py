@@ -2,7 +2,7 @@
 
     python tools/measure_steps.py OUT.json
 
-A check of jobs (presage_validation.own_steps). Needs torch and transformers only. Each case
+A check of jobs (docs/own_steps.py). Needs torch and transformers only. Each case
 is warmed up, then run for some seconds so that power and clocks settle; the median step and the peak memory are kept.
 """
 

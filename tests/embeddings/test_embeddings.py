@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index_draws import draws
 from presage.embeddings import Reuse, Table, embedding_model
 from presage.embeddings.lookup_files import load_lookup_parameters, save_lookup_parameters
 from presage.embeddings.lookup_traffic import lookup_traffic, time_held
@@ -30,13 +31,6 @@ MIXED = [
     table(dim=d, rows=r, pooling=p, alpha=a)
     for d, r, p, a in ((16, 900, 3, 0.0), (64, 10**6, 30, 1.2), (128, 10**7, 8, 0.6))
 ]
-
-
-def draws(alpha: float, rows: int, count: int, seed: int = 0) -> np.ndarray:
-    """Row numbers drawn by the power law, its integral inverted."""
-    u, e = np.random.default_rng(seed).random(count), 1 - alpha
-    x = (rows + 1) ** u if abs(e) < 1e-9 else (((rows + 1) ** e - 1) * u + 1) ** (1 / e)
-    return np.minimum(x.astype(np.int64), rows)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 0.9, 1.0, 1.05, 1.5])

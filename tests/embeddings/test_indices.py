@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_embeddings import draws
 
 from commands import runner
+from index_draws import draws
 from presage.cli import indices as command
 from presage.embeddings import embedding_model
 from presage.embeddings.index_counts import Bags, count_lookups, likely_alpha

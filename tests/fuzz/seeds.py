@@ -86,7 +86,7 @@ FEEDER = {
 
 
 def chakra_file() -> bytes:
-    from test_chakra import attr, chakra, field, node
+    from chakra_bytes import attr, chakra, field, node
 
     io = field(1, repr(VALUES)) + field(2, repr(DIMS)) + field(3, repr(TYPES))
     first = node(0, field(8, io), field(10, attr("is_cpu_op", 27, 1)), field(10, attr("tid", 9, 1)))

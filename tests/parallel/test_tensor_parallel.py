@@ -315,7 +315,7 @@ def test_hugging_face_models_equal_those_configured_as_a_part(name, whole, part)
 def test_other_hugging_face_models(name, layers):
     pytest.importorskip("transformers", reason="these models come from transformers")
     sys.path.insert(0, str(ROOT / "tests"))
-    from test_capture_models import MODELS
+    from small_models import MODELS
 
     cut = check(tensor_parallel(capture(MODELS[name]), 4))
     sent = all_reduces(cut)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chakra_bytes import META, attr, chakra, field, node, sized, varint
 from presage.errors import InputError
 from presage.traces.graphs.chakra import read_chakra
 from presage.traces.graphs.graphfile import ExecutionGraph, TensorRef, producers, tensors, topological_order
@@ -42,8 +43,8 @@ def test_every_published_graph_loads_whole(shared: Path, name: str, nodes: int, 
     assert (len(graph.nodes), graph.dropped_deps) == (nodes, dropped)
     at = {node: i for i, node in enumerate(topological_order(graph))}
     assert len(at) == nodes
-    for node in graph.nodes:
-        assert all(at[dep] < at[node.id] for dep in (*node.ctrl_deps, *node.data_deps))
+    for one in graph.nodes:
+        assert all(at[dep] < at[one.id] for dep in (*one.ctrl_deps, *one.data_deps))
 
 
 def test_protobuf_and_json_of_one_graph_agree_node_by_node(shared: Path) -> None:
@@ -86,43 +87,6 @@ def test_a_converted_graph_keeps_calls_arguments_and_attributes(shared: Path) ->
 
 
 # A protobuf writer, just enough to make files
-
-
-def varint(n: int) -> bytes:
-    n &= (1 << 64) - 1
-    out = bytearray()
-    while n > 127:
-        out.append(n & 127 | 128)
-        n >>= 7
-    return bytes((*out, n))
-
-
-def field(number: int, value: int | str | bytes, wire: int | None = None) -> bytes:
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    data = value.encode() if isinstance(value, str) else value
-    if wire is None:
-        return varint(number << 3 | 2) + varint(len(data)) + data
-    return varint(number << 3 | wire) + data
-
-
-def attr(name: str, number: int, value: int | str | bytes, wire: int | None = None) -> bytes:
-    return field(1, name) + field(number, value, wire)
-
-
-def sized(message: bytes) -> bytes:
-    return varint(len(message)) + message
-
-
-def node(i: int, *parts: bytes, name: str = "op", kind: int = 4) -> bytes:
-    return field(1, i) + field(2, name) + field(3, kind) + b"".join(parts)
-
-
-META = field(1, "0.0.4")
-
-
-def chakra(*messages: bytes, meta: bytes = META) -> bytes:
-    return b"".join(map(sized, (meta, *messages)))
 
 
 def read(tmp_path: Path, data: bytes) -> ExecutionGraph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,7 +21,9 @@ from presage.traces import kineto
 from presage.traces import overheads as ov
 from presage.traces.overheads import ANY, Kind, Overheads, Role, Samples, extract, merge, overheads, pool, segments
 from presage.traces.trace import HostKind, Trace
-from presage_fit import profiler_cost as pc
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import profiler_cost as pc
 
 US = 1e-6
 Event = dict[str, Any]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_optable import SHAPES, made_up_job
 
 from commands import runner
+from made_up_ops import SHAPES, made_up_job
 from planted_ops import Planted, table_of
 from presage.errors import InputError
 from presage_fit import optable

@@ -5,7 +5,7 @@ with as many registers and as much shared memory as NCCL's kernels ask for. It e
 of a ring (two reads and a write for each byte received) at a set pace, or spins and only holds its multiprocessors.
 Rows are appended to a file; the same command goes on where it stopped. Needs Python, torch and numpy only.
 
-    python -m presage.calibrate.overlap --out overlap.jsonl --seconds 240
+    python tools/measure_overlap.py --out overlap.jsonl --seconds 240
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from overlap_loads import Load, loads
+from overlap_ring import CHUNK, CLOCK_GHZ, SHARED, THREADS, Beside, Ring
+
 from presage.calibrate.measure import events_of, exported
 from presage.calibrate.nvml import Gauge
-from presage.calibrate.overlap_loads import Load, loads
-from presage.calibrate.overlap_ring import CHUNK, CLOCK_GHZ, SHARED, THREADS, Beside, Ring
 from presage.calibrate.rows import whole_parts
 
 __all__ = ["beside_all", "late", "main", "sustained"]
