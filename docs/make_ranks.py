@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from presage.capture import capture, load
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.graph.collective import collective
 from presage.graph.graph import Graph
 from presage.memory.step_memory import memory_profile

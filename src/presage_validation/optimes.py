@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.graph.families import family
 from presage.graph.graph import Graph
 from presage.traces.trace import Step, Trace

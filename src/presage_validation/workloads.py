@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from presage.costs.host import HostModel
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.errors import InputError, PresageError
 from presage.files.decoding import read_checked
 from presage.graph.graph import Graph

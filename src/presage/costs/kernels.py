@@ -20,9 +20,8 @@ from presage.costs.families.fused import OPS as FUSED
 from presage.costs.families.fused import parts as fused_parts
 from presage.costs.families.pointwise import alike
 from presage.costs.host_copy import host_bytes, host_copy_seconds
+from presage.costs.kernel_model import OpTime, Source
 from presage.costs.models import Models
-from presage.costs.optime import OpTime, Source
-from presage.costs.power import TENSOR_KINDS, slowdown
 from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS
 from presage.costs.roofline import least_seconds
 from presage.costs.scaled import SCALED
@@ -33,8 +32,9 @@ from presage.graph.families import family
 from presage.graph.graph import Graph, Op
 from presage.graph.work import flops
 
-__all__ = ["CallTime", "StepKernels", "call_times", "step_kernels"]
+__all__ = ["CallTime", "call_times", "op_times"]
 
+TENSOR_KINDS = ("bf16", "fp16", "tf32")
 Floats = npt.NDArray[np.float64]
 READ = 0.6  # of what a streaming kernel moves, what it reads
 
@@ -133,60 +133,42 @@ def _own_factors(models: Models, name: str, described: Mapping[Any, Described]) 
     return own.factors([d.call for d in some], [d.law for d in some], models.rates)
 
 
-@dataclass(frozen=True)
-class StepKernels:
-    """The kernels of a step at the full clock, and what they demand in power."""
-
-    models: Models
-    times: tuple[OpTime, ...]
-    demand: Floats  # W, by op
-    tensor: npt.NDArray[np.bool_]  # works on tensor cores
-
-    def slowdown(self, idle: float = 0.0) -> float:
-        """How much longer tensor-core kernels take, when the GPU idles so many seconds a step."""
-        seconds = np.array([t.seconds for t in self.times])
-        return slowdown(self.models.power, self.demand, seconds, self.tensor, idle)
-
-    def limited(self, idle: float = 0.0) -> list[OpTime]:
-        """The times under the power limit."""
-        factor = self.slowdown(idle)
-        return [
-            replace(t, seconds=t.seconds * factor) if hot else t
-            for t, hot in zip(self.times, self.tensor.tolist(), strict=True)
-        ]
-
-
-def step_kernels(graph: Graph, models: Models) -> StepKernels:
-    """Kernel time of every op of a step."""
+def op_times(models: Models, graph: Graph) -> list[OpTime]:
+    """Kernel time and power demand of every op of a step, at the full clock."""
     shares = cold_shares(graph, models.cache)
     plans = [_plan(graph, op) for op in graph.ops]
     timed = times_of(models, describe(models, (c for _, parts in plans for c in parts)))
-    times, demand, tensor = [], np.zeros(len(plans)), np.zeros(len(plans), np.bool_)
-    for i, (op, (source, parts)) in enumerate(zip(graph.ops, plans, strict=True)):
+    times = []
+    for op, share, (source, parts) in zip(graph.ops, shares, plans, strict=True):
         found = [timed[c.key] for c in parts if c.key in timed]
         if len(found) < len(parts):
             source, found = "roofline", []
-        times.append(_op_time(graph, op, models, source, parts, found, float(shares[i])))
-        if found and times[-1].seconds > 0:
-            kind, model = _kind(parts[0]), BY_OP[parts[0].name]
-            tensor[i] = model.computes and kind in TENSOR_KINDS
-            work, moved = (sum(getattr(t.law, k) for t in found) for k in ("flops", "bytes"))
-            demand[i] = models.power.demand(times[-1].seconds, work, kind, moved, model.works(parts[0]))
-        elif op.name == SCALED:  # an 8-bit operation takes about half the energy of a 16-bit one
-            tensor[i] = True
-            demand[i] = models.power.demand(times[-1].seconds, flops(graph, op) / 2, "bfloat16", 0.0, False)
-        elif op.kernels:
-            demand[i] = models.power.base
-    return StepKernels(models, tuple(times), demand, tensor)
+        t = _op_time(graph, op, models, source, parts, found, float(share))
+        times.append(_with_power(graph, op, models, t, parts, found))
+    return times
+
+
+def _with_power(graph: Graph, op: Op, models: Models, t: OpTime, parts: list[Call], found: list[CallTime]) -> OpTime:
+    """The time with what the power limit needs: FLOPs, bytes, watts, whether tensor cores do it."""
+    power = models.power
+    if found and t.seconds > 0:
+        kind, model = _kind(parts[0]), BY_OP[parts[0].name]
+        work, moved = (sum(getattr(f.law, k) for f in found) for k in ("flops", "bytes"))
+        watts = power.demand(t.seconds, work, kind, moved, model.works(parts[0]))
+        return replace(t, flops=work, nbytes=moved, watts=watts, tensor_cores=model.computes and kind in TENSOR_KINDS)
+    if op.name == SCALED:  # an 8-bit operation takes about half the energy of a 16-bit one
+        work = flops(graph, op)
+        return replace(t, flops=work, watts=power.demand(t.seconds, work / 2, "bf16", 0.0), tensor_cores=True)
+    return replace(t, watts=power.base) if op.kernels else t
 
 
 def _kind(call: Call) -> str:
     """The type of number the tensor cores see: the narrowest among the inputs."""
     kinds = {t.dtype for t in call.tensors if t.sizes}
-    for kind in ("bfloat16", "float16"):
-        if kind in kinds:
+    for dtype, kind in (("bfloat16", "bf16"), ("float16", "fp16")):
+        if dtype in kinds:
             return kind
-    return "tf32" if call.tf32 else "float32"
+    return "tf32" if call.tf32 else "fp32"
 
 
 def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:

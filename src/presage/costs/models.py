@@ -41,6 +41,7 @@ __all__ = ["Models", "load", "save", "save_tables"]
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "data"
 FILE, TABLES = "kernels.npz", "tables.npz"
+KINDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # names of types of number in older files
 CALIBRATED = "h200"  # whose corrections a GPU without a pack gets
 VECTORS = ("Pascal", "Volta", "Turing", "Ampere", "Ada")  # whose float32 products are corrected by those of their like
 
@@ -184,7 +185,7 @@ def _loaded(path: Path) -> Models:
             {f: Trees.from_arrays(held, f"time.{f}") for f in found.families},
             {f: Trees.from_arrays(held, f"count.{f}") for f in found.families},
             found.cache,
-            found.power,
+            replace(found.power, per_flop={KINDS.get(k, k): v for k, v in found.power.per_flop.items()}),
             found.source,
         )
     except (msgspec.ValidationError, PresageError) as e:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.embeddings import EmbeddingModel
 from presage.embeddings.dlrm_graph import SPARSE, EmbeddingCounts, dlrm_graph
 from presage.embeddings.dlrm_job import INDICES, WIRES, DlrmJob

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from presage.costs.host import HostModel, host_model
-from presage.costs.kernels import step_kernels
+from presage.costs.kernel_model import OpTime, slowdown, throttled
+from presage.costs.kernels import op_times
 from presage.costs.models import CALIBRATED, Models, load
-from presage.costs.optime import OpTime
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.step import STEPS, step_program
@@ -59,8 +59,8 @@ def machine(gpu: str | Path = "h200") -> Machine:
 def kernel_times(graph: Graph, where: Machine) -> list[OpTime]:
     """What each op's kernels take. How far the power limit slows them depends on how long the GPU waits for the host,
     which the step at the full clock tells."""
-    full = step_kernels(graph, where.models)
-    if full.slowdown() == 1.0:
-        return list(full.times)
-    usual = step_program(graph, full.times, where.host).usual(STEPS)
-    return full.limited(max(0.0, usual - sum(t.seconds for t in full.times)))
+    full, power = op_times(where.models, graph), where.models.power
+    if slowdown(power, full) == 1.0:
+        return full
+    usual = step_program(graph, full, where.host).usual(STEPS)
+    return throttled(power, full, max(0.0, usual - sum(t.seconds for t in full)))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.collectives import Group, volume
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.costs.overlap import Contention, channels, contention, kind_of, waves
 from presage.engine.intervals import union
 from presage.graph.collective import collective, collective_bytes

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.collectives import Collectives, Group
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, LaneKind, Timeline
 from presage.engine.intervals import intersect, length, union
 from presage.graph.collective import collective, collective_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, Timeline
 from presage.errors import PresageError
 from presage.graph.graph import Graph

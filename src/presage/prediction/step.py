@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.host import HostModel
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.engine import Timeline, simulate
 from presage.graph.graph import Graph
 from presage.hardware import Gpu

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.host import US, Calls, HostCosts
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.engine import Edges, Lane, LaneKind, Program
 from presage.graph.graph import Graph, Op
 from presage.prediction.stream_dependencies import crossings, stream_names

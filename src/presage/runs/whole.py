@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels
 from presage.pool.pool import Pool
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.runs.drawn import step_times
@@ -70,7 +70,7 @@ class RunResult:
         """Watts of all GPUs while the run stands still."""
         p, terms = self.job.job.platform.gpu, self.job.terms
         share = 1.0 if terms.power is None else terms.power / p.power_limit
-        return float(Chip.of(p).power.base * share * terms.pue * self.run.gpus)
+        return float(ClosedFormKernels.of(p).power.base * share * terms.pue * self.run.gpus)
 
     @cached_property
     def kwh(self) -> Floats:

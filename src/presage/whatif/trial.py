@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.call import from_graph
-from presage.costs.optime import OpTime
+from presage.costs.kernel_model import OpTime
 from presage.engine import Durations
 from presage.noise.sampling import pace_factors
 from presage.prediction.breakdown import MODELLED

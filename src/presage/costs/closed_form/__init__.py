@@ -1,5 +1,7 @@
-"""Closed laws of the kernels of transformer training, quick enough to price thousands of plans a second."""
+"""Closed-form kernel laws: ClosedFormKernels prices the ops of a graph thousands of times a second."""
 
-from presage.costs.closed_form.kernels import Chip
+from presage.costs.closed_form.attention_law import AttentionShape
+from presage.costs.closed_form.gemm_law import GemmShape
+from presage.costs.closed_form.kernels import ClosedFormKernels
 
-__all__ = ["Chip"]
+__all__ = ["AttentionShape", "ClosedFormKernels", "GemmShape"]

@@ -1,4 +1,4 @@
-"""Matrix products, y[m, n] = x[m, k] w[k, n].
+"""Law of GEMMs, y[m, n] = x[m, k] w[k, n].
 
 The output is cut into tiles, an SM works on one at a time, so the time is that of whole waves of the best of some tile
 shapes; a kernel that keeps its SMs busy between waves hides part of the last one (`smooth`). Few tiles with a long
@@ -9,8 +9,7 @@ all but a part of the stores. Rows that do not start at multiples of 16 bytes ke
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-__all__ = ["WIDTHS", "Tile", "Tiling", "aligned", "law", "tiles"]
+from typing import NamedTuple
 
 Tile = tuple[int, int, float, float]  # rows, columns, seconds by element of the inner dimension, seconds besides
 WIDTHS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
@@ -19,9 +18,25 @@ STEP = 64  # elements of the inner dimension that are taken at once
 SPLITS, SPLIT_AT = 16.0, 256.0
 
 
+class GemmShape(NamedTuple):
+    """One launch of GEMMs of the same sizes, and how their operands lie in memory."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    groups: int = 1  # of a grouped GEMM: one expert each
+    lhs_m_major: bool = False  # x has m contiguous, as in a weight gradient
+    rhs_k_major: bool = False  # w has k contiguous, as a linear layer keeps its weights
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k * self.groups * self.batch
+
+
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    """Products of one type of number on one GPU, as fitted."""
+class GemmParameters:
+    """GEMMs of one type of number on one GPU, as fitted."""
 
     menu: tuple[tuple[int, int], ...]  # tiles there are
     reach: float  # of the peak, in large tiles
@@ -38,7 +53,21 @@ class Tiling:
     turned: float = 1.0  # times the arithmetic, where the left matrix lies across: some tensor cores want it turned
 
 
-def tiles(t: Tiling, rate: float) -> tuple[Tile, ...]:
+class TileTimes(NamedTuple):
+    """What the law needs of one type of number on one GPU; times in seconds. Fitting compiles the law with it."""
+
+    menu: tuple[Tile, ...]
+    sms: int
+    bandwidth: float  # bytes/s
+    fill: float  # these as in GemmParameters
+    smooth: float
+    overlap: float
+    store: float
+    split: float
+    launch: float
+
+
+def tiles(t: GemmParameters, rate: float) -> tuple[Tile, ...]:
     """The menu with its times, where an SM does `rate` FLOPs a second at most."""
     out = []
     for rows, columns in t.menu:
@@ -47,38 +76,35 @@ def tiles(t: Tiling, rate: float) -> tuple[Tile, ...]:
     return tuple(out)
 
 
-def law(
-    m: int, n: int, k: int, batch: int, slow: float, moved: float, stored: float, menu: tuple[Tile, ...], sms: int,
-    bandwidth: float, fill: float, smooth: float, overlap: float, store: float, split: float, launch: float,
-) -> float:  # fmt: skip
-    """Seconds. Numbers only, so that fitting can compile it; `slow` times the arithmetic, `moved` bytes in all."""
-    inner = (-(-k // STEP) * STEP + fill) * slow
+def law(m: int, n: int, k: int, batch: int, slow: float, moved: float, stored: float, t: TileTimes) -> float:
+    """Seconds, with the arithmetic `slow` times slower; `moved` are all bytes, `stored` those of the result."""
+    inner = (-(-k // STEP) * STEP + t.fill) * slow
     best = 1e30
-    for rows, columns, step, fixed in menu:
+    for rows, columns, step, fixed in t.menu:
         count = batch * -(-m // rows) * -(-n // columns)
-        took = inner * step + fixed
-        if count > sms:
-            whole = -(-count // sms)
-            took *= whole - smooth * (whole - count / sms)
+        seconds = inner * step + fixed
+        if count > t.sms:
+            whole = -(-count // t.sms)
+            seconds *= whole - t.smooth * (whole - count / t.sms)
         elif k > SPLIT_AT:
-            ways = sms / count if sms < count * SPLITS else SPLITS
+            ways = t.sms / count if t.sms < count * SPLITS else SPLITS
             if ways > k / SPLIT_AT:
                 ways = k / SPLIT_AT
-            parts = inner * step / ways + fixed + split + 4.0 * ways * batch * m * n / bandwidth
-            if parts < took:
-                took = parts
-        if took < best:
-            best = took
-    memory = moved / bandwidth
+            parts = inner * step / ways + fixed + t.split + 4.0 * ways * batch * m * n / t.bandwidth
+            if parts < seconds:
+                seconds = parts
+        if seconds < best:
+            best = seconds
+    memory = moved / t.bandwidth
     if memory > best:
         memory, best = best, memory
-    seconds: float = best * (1.0 + (memory / best) ** overlap) ** (1.0 / overlap)
-    return launch + seconds + store * stored / bandwidth
+    both: float = best * (1.0 + (memory / best) ** t.overlap) ** (1.0 / t.overlap)
+    return t.launch + both + t.store * stored / t.bandwidth
 
 
-def aligned(m: int, n: int, k: int, left: bool, right: bool, width: float, shares: tuple[float, float, float]) -> float:
-    """How much longer the arithmetic takes on tensor cores for rows that start at odd places."""
-    odd = (m if left else k) | (k if right else n) | n
+def alignment_factor(s: GemmShape, width: float, shares: tuple[float, float, float]) -> float:
+    """How much longer the arithmetic takes on tensor cores for rows that start at odd addresses."""
+    odd = (s.m if s.lhs_m_major else s.k) | (s.k if s.rhs_k_major else s.n) | s.n
     at = (odd & -odd) * width
     if at >= 16.0:
         return 1.0

@@ -1,169 +1,193 @@
-"""A Chip: how long the kernels of a transformer's training take on a GPU, at its full clock."""
+"""ClosedFormKernels: kernel times by closed laws with few fitted parameters, for thousands of plans a second.
+
+GEMMs and fused attention have laws of their own; all else is bound by memory, at the share of the bandwidth that its
+kind of kernels reaches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from presage.costs.closed_form import attention_law as attend
-from presage.costs.closed_form import gemm_law as gemm
-from presage.costs.closed_form.parameters import Parameters, parameters, relative
-from presage.costs.closed_form.power_law import Power
-from presage.hardware.gpu import Gpu
+from presage.costs.closed_form import attention_law, gemm_law
+from presage.costs.closed_form.attention_law import AttentionParameters, AttentionShape
+from presage.costs.closed_form.gemm_law import GemmShape
+from presage.costs.closed_form.op_shapes import Accumulated, MemoryBound, OpShape, shape_of
+from presage.costs.closed_form.parameters import ClosedFormParameters, parameters, relative
+from presage.costs.kernel_model import OpTime
+from presage.costs.power import Power
+from presage.costs.rates import REACHED_FLOPS
+from presage.costs.roofline import least_seconds
+from presage.graph.families import family
+from presage.graph.graph import Graph, Op
+from presage.hardware.gpu import Gpu, gpu
 
-__all__ = ["Chip"]
-
-KINDS = tuple(gemm.WIDTHS)
+KINDS = tuple(gemm_law.WIDTHS)
 FITTED_AS = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp8"}
 STAND_INS = {"nvfp4": "mxfp8", "mxfp8": "fp8", "fp8": "bf16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 REMEMBERED = 65_536  # calls
 MOST_BASE = 0.4  # of the power limit
 SUMMED = 4.0  # bytes an element at the rate of copies: what a sum in fp32 costs beside a result in bf16 (h200_jobs)
+ADDED = 6.0  # bytes an element of a kernel that adds a bf16 result to a bf16 sum
 
 
-class _Kind(NamedTuple):
-    """What the law of products needs of one type of number."""
+class _Numbers(NamedTuple):
+    """What the law of GEMMs needs of one type of number."""
 
-    menu: tuple[gemm.Tile, ...]
-    width: float
-    bandwidth: float
-    fill: float
-    smooth: float
-    overlap: float
-    store: float
-    split: float
-    launch: float
+    tiles: gemm_law.TileTimes
+    width: float  # bytes an element
     unaligned: tuple[float, float, float]
     turned: float
     tensor: bool
 
 
-class Chip:
-    """Laws with one GPU's parameters. All times are seconds on an idle GPU at its full clock; `slowdown` says what the
-    power limit adds over a step."""
+class ClosedFormKernels:
+    """Laws with one GPU's parameters, a KernelModel. All times are seconds on an idle GPU at its full clock.
 
-    def __init__(self, gpu: Gpu) -> None:
+    `attention_style` is the implementation of fused attention: flash1, flash2, flash3 (cuDNN's kernels too).
+    """
+
+    def __init__(self, gpu: Gpu, attention_style: str = "flash2") -> None:
         key = relative(gpu)
         self.gpu, self.transferred = gpu, "" if key == gpu.key else key
+        self.style = attention_style if attention_style in attention_law.STYLES else "flash2"
         self.parameters = p = parameters(key)
         self._slower = p.clock / gpu.boost_clock  # what takes cycles takes so much longer
-        self._kinds = {kind: _kind(gpu, p, kind, self._slower) for kind in KINDS}
+        self._numbers = {kind: _numbers(gpu, p, kind, self._slower) for kind in KINDS}
         self._attention = {name: _slowed(k, self._slower) for name, k in p.attention.items()}
         self._bandwidth = {kind: share * gpu.memory_bandwidth for kind, share in p.stream.items()}
         self.power = _power(gpu, p)
-        self.product = lru_cache(REMEMBERED)(self._product)
-        self.grouped = lru_cache(REMEMBERED)(self._grouped)
-        self.attention = lru_cache(REMEMBERED)(self._attend)
+        self.gemm = lru_cache(REMEMBERED)(self._gemm)
+        self.attention = lru_cache(REMEMBERED)(self._attention_seconds)
 
     @staticmethod
-    def of(gpu: Gpu) -> Chip:
-        """The one of a GPU; made once."""
-        return _of(gpu)
+    def of(gpu: Gpu, attention_style: str = "flash2") -> ClosedFormKernels:
+        """The model of a GPU, made once."""
+        return _of(gpu, attention_style)
 
-    def _product(
-        self, m: int, n: int, k: int, kind: str = "bf16", batch: int = 1, left: bool = False, right: bool = False,
-        accumulate: bool = False,
-    ) -> float:  # fmt: skip
-        """y[m, n] = x[m, k] w[k, n], `batch` times. `left`: x lies with m contiguous; `right`: w with k contiguous.
-        `accumulate`: y is an fp32 sum, read and written."""
-        return self.shaped(kind, m, n, k, batch, left, right) + self._sums(batch * m * n if accumulate else 0)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where the parameters are from, if from another GPU."""
+        if not self.transferred:
+            return ()
+        return (f"no kernels of {self.gpu.name} were measured: efficiencies are those of {gpu(self.transferred).name}",)
 
-    def _sums(self, results: int) -> float:
-        return SUMMED * results / self._bandwidth["copy"]
+    # ---- the seam
 
-    def shaped(
-        self, kind: str, m: int, n: int, k: int, batch: int, left: bool = False, right: bool = False, slow: float = 1.0
-    ) -> float:
-        """A product whose arithmetic is `slow` times slower than the law's."""
-        p = self._kinds[kind]
-        stored = max(p.width, 2.0) * batch * m * n
-        moved = p.width * batch * (m * k + k * n) + stored
-        if p.tensor:
-            slow *= gemm.aligned(m, n, k, left, right, p.width, p.unaligned) * (p.turned if left else 1.0)
-        return gemm.law(
-            m, n, k, batch, slow, moved, stored, p.menu, self.gpu.sms, p.bandwidth, p.fill, p.smooth, p.overlap,
-            p.store, p.split, p.launch,
+    def op_times(self, graph: Graph) -> list[OpTime]:
+        """The time of every op of a graph; transfers between GPUs take no time here."""
+        return [self._op_time(graph, op) for op in graph.ops]
+
+    def _op_time(self, graph: Graph, op: Op) -> OpTime:
+        kind_of_op = family(op.name)
+        if not op.kernels or kind_of_op == "communication":
+            return OpTime(0.0, 0, kind_of_op, "none")
+        shape = shape_of(graph, op)
+        if isinstance(shape, MemoryBound):
+            seconds = self.memory_bound(shape.nbytes, shape.launches, shape.kind)
+            if shape.source == "roofline":  # it computes as well: a convolution
+                seconds = max(seconds, least_seconds(graph, op, self.gpu, REACHED_FLOPS))
+            energy = shape.nbytes * self.power.per_byte
+            watts = self.power.base + energy / seconds
+            return OpTime(
+                seconds / op.speed, shape.launches, kind_of_op, shape.source, nbytes=shape.nbytes, watts=watts
+            )
+        seconds, launches, work = self._compute_seconds(shape)
+        flops, nbytes = shape.shape.flops, shape.nbytes
+        watts = self.power.base + self.power.energy({work: flops}, nbytes) / seconds
+        return OpTime(
+            seconds / op.speed, launches, kind_of_op, "model",
+            flops=flops, nbytes=nbytes, watts=watts, tensor_cores=shape.kind != "fp32",
         )  # fmt: skip
 
-    def _grouped(self, groups: int, m: int, n: int, k: int, kind: str = "bf16", accumulate: bool = False) -> float:
-        """`groups` products of m rows each in one launch; `accumulate` as in `product`."""
+    def _compute_seconds(self, op: OpShape) -> tuple[float, int, str]:
+        """Seconds, launches, and the name of the FLOPs' energy."""
+        if isinstance(op.shape, AttentionShape):
+            work = "attention_backward" if op.shape.backward else "attention"
+            return self.attention(op.shape, kind=op.kind), 1, work
+        seconds = self.gemm(op.shape, op.kind, op.accumulated is Accumulated.IN_FP32)
+        if op.accumulated is not Accumulated.BY_A_KERNEL:
+            return seconds, 1, op.kind
+        return seconds + self.memory_bound(ADDED * op.shape.groups * op.shape.m * op.shape.n), 2, op.kind
+
+    # ---- laws
+
+    def _gemm(self, shape: GemmShape, kind: str = "bf16", accumulate: bool = False) -> float:
+        """GEMMs of one type of number in one launch. `accumulate`: into an fp32 sum, which is read and written."""
+        if shape.groups == 1:
+            results = shape.batch * shape.m * shape.n if accumulate else 0
+            return self.gemm_at(shape, kind) + SUMMED * results / self._bandwidth["copy"]
         g = self.parameters.grouped
-        extra = (groups * g["group_us"] + g["launch_us"]) * 1e-6 * self._slower
-        extra += self._sums(groups * m * n if accumulate else 0)
-        return self.shaped(kind, m, n, k, groups, slow=1.0 / g["share"]) + extra
+        extra = (shape.groups * g["group_us"] + g["launch_us"]) * 1e-6 * self._slower
+        extra += SUMMED * (shape.groups * shape.m * shape.n if accumulate else 0) / self._bandwidth["copy"]
+        all_at_once = GemmShape(shape.m, shape.n, shape.k, shape.groups)
+        return self.gemm_at(all_at_once, kind, slow=1.0 / g["share"]) + extra
 
-    def _attend(
-        self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, value_dim: int = 0,
-        causal: bool = True, window: int = 0, backward: bool = False, style: str = "flash2", kind: str = "bf16",
-    ) -> float:  # fmt: skip
-        """The fused kernels of one direction. Under a causal mask the queries are the last of the keys."""
-        value_dim = value_dim or dim
-        style = style if style in attend.STYLES else "flash2"
-        k = self._attention[f"{style} {'backward' if backward else 'forward'}"]
+    def gemm_at(self, s: GemmShape, kind: str, slow: float = 1.0) -> float:
+        """A GEMM whose arithmetic is `slow` times slower than the law's."""
+        p = self._numbers[kind]
+        stored = max(p.width, 2.0) * s.batch * s.m * s.n
+        moved = p.width * s.batch * (s.m * s.k + s.k * s.n) + stored
+        if p.tensor:
+            slow *= gemm_law.alignment_factor(s, p.width, p.unaligned) * (p.turned if s.lhs_m_major else 1.0)
+        return gemm_law.law(s.m, s.n, s.k, s.batch, slow, moved, stored, p.tiles)
+
+    def _attention_seconds(self, shape: AttentionShape, style: str = "", kind: str = "bf16") -> float:
+        """The fused kernels of one direction."""
+        k = self._attention[f"{style or self.style} {'backward' if shape.backward else 'forward'}"]
+        s, backward = shape, shape.backward
         peak = self._peak(kind) / self.gpu.sms
-        both = dim + value_dim
-        share = attend.share(k, both / 2)
-        flops = 2.0 * attend.ROWS**2 * both * (attend.BACKWARD if backward else 1.0)
-        blocks, tiles, longest = attend.walks(queries, keys, causal, window)
-        nbytes = (
-            2.0 * batch * both * (heads * queries * (3 if backward else 1) + kv_heads * keys * (2 if backward else 1))
-        )
-        return attend.law(
-            batch * heads, blocks, tiles, longest, causal, flops / (peak * share), nbytes, self.gpu.sms,
-            self._bandwidth["copy"], k,
-        )  # fmt: skip
+        both = s.dim + s.value_dim
+        share = attention_law.share(k, both / 2)
+        flops = 2.0 * attention_law.ROWS**2 * both * (attention_law.BACKWARD if backward else 1.0)
+        rows = s.heads * s.queries * (3 if backward else 1) + s.kv_heads * s.keys * (2 if backward else 1)
+        nbytes = 2.0 * s.batch * both * rows
+        return attention_law.law(s, flops / (peak * share), nbytes, self.gpu.sms, self._bandwidth["copy"], k)
 
     def _peak(self, kind: str) -> float:
         while kind not in self.gpu.peak:
             kind = STAND_INS[kind] if kind != "bf16" or "fp16" not in self.gpu.peak else "fp16"
         return self.gpu.peak[kind]
 
-    def stream(self, nbytes: float, launches: int = 1, kind: str = "copy") -> float:
-        """Kernels that are bound by memory: bytes read and written."""
+    def memory_bound(self, nbytes: float, launches: int = 1, kind: str = "copy") -> float:
+        """Kernels that are bound by memory, by the bytes they read and write."""
         return launches * self.parameters.launch + nbytes / self._bandwidth.get(kind, self._bandwidth["other"])
 
-    def slowdown(self, tensor: float, other: float, flops: Mapping[str, float], nbytes: float) -> float:
-        """How much longer tensor-core kernels take in a step with `tensor` seconds of them and `other` seconds of other
-        kernels and of waiting, all at the full clock. FLOPs by type of number; attention's are "attention" and
-        "attention_backward"."""
-        return self.power.slowdown(self.power.energy(flops, nbytes), tensor, other)
+
+@lru_cache(512)
+def _of(gpu: Gpu, attention_style: str) -> ClosedFormKernels:
+    return ClosedFormKernels(gpu, attention_style)
 
 
-@lru_cache(256)
-def _of(gpu: Gpu) -> Chip:
-    return Chip(gpu)
-
-
-def _kind(gpu: Gpu, p: Parameters, kind: str, slower: float) -> _Kind:
+def _numbers(gpu: Gpu, p: ClosedFormParameters, kind: str, slower: float) -> _Numbers:
     """The fitted tiling of a type of number, or that of the nearest one that the GPU has."""
     peak = _peaks(gpu)
     there = kind
     while there not in peak:
         there = STAND_INS[there]
     fitted = p.products[FITTED_AS.get(there, there)]
-    return _Kind(
-        gemm.tiles(replace(fitted, fixed=fitted.fixed * slower), peak[there] / gpu.sms), gemm.WIDTHS[there],
-        fitted.bandwidth * gpu.memory_bandwidth, fitted.fill, fitted.smooth, fitted.overlap, fitted.store,
-        fitted.split * slower, fitted.launch * slower, fitted.unaligned, fitted.turned,
-        there != "fp32",
+    times = gemm_law.TileTimes(
+        menu=gemm_law.tiles(replace(fitted, fixed=fitted.fixed * slower), peak[there] / gpu.sms),
+        sms=gpu.sms, bandwidth=fitted.bandwidth * gpu.memory_bandwidth, fill=fitted.fill, smooth=fitted.smooth,
+        overlap=fitted.overlap, store=fitted.store, split=fitted.split * slower, launch=fitted.launch * slower,
     )  # fmt: skip
+    return _Numbers(times, gemm_law.WIDTHS[there], fitted.unaligned, fitted.turned, there != "fp32")
 
 
 def _peaks(gpu: Gpu) -> dict[str, float]:
-    """By type of number, those with scales of blocks included."""
+    """By type of number, those with block scales included."""
     peak = {k: v for k, v in gpu.peak.items() if k != "fp4"}
     if "fp8" in peak and gpu.architecture == "Blackwell":
         peak |= {"mxfp8": peak["fp8"], "nvfp4": gpu.peak.get("fp4", 2 * peak["fp8"])}
     return peak
 
 
-def _slowed(k: attend.Kernel, slower: float) -> attend.Kernel:
+def _slowed(k: AttentionParameters, slower: float) -> AttentionParameters:
     return replace(k, block=k.block * slower, launch=k.launch * slower)
 
 
-def _power(gpu: Gpu, p: Parameters) -> Power:
+def _power(gpu: Gpu, p: ClosedFormParameters) -> Power:
     energies = {k.removesuffix("_pJ"): v * 1e-12 for k, v in p.power.items() if k.endswith("_pJ") and k != "byte_pJ"}
     base = min(p.power["base_share"] * p.limit, MOST_BASE * gpu.power_limit)  # of the chip, not of a limit set on it
     return Power(gpu.power_limit, base, p.power["byte_pJ"] * 1e-12, energies, p.power["slope"])

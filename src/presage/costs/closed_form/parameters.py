@@ -8,12 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from presage.costs.closed_form.attention_law import Kernel
-from presage.costs.closed_form.gemm_law import Tiling
+from presage.costs.closed_form.attention_law import AttentionParameters
+from presage.costs.closed_form.gemm_law import GemmParameters
 from presage.errors import InputError
 from presage.hardware.gpu import Gpu, gpu
-
-__all__ = ["FOLDER", "Parameters", "merged", "parameters", "read", "relative"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "chips"
 US, PICO = 1e-6, 1e-12
@@ -26,15 +24,15 @@ DEFAULT = "h100_sxm"
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ClosedFormParameters:
     """Of one GPU. Shares are of its data sheet's figures."""
 
     key: str
     clock: float  # Hz, of the GPU they were fitted on
     limit: float  # W, of that GPU
-    products: dict[str, Tiling]  # by type of number
+    products: dict[str, GemmParameters]  # by type of number
     grouped: dict[str, float]  # share of the rate of single products, seconds a group, seconds a launch
-    attention: dict[str, Kernel]  # by style and direction: "flash2 forward"
+    attention: dict[str, AttentionParameters]  # by style and direction: "flash2 forward"
     stream: dict[str, float]  # shares of the memory bandwidth, by kind of kernel
     launch: float
     power: dict[str, float]
@@ -48,16 +46,16 @@ def relative(gpu: Gpu) -> str:
 
 
 @cache
-def parameters(key: str) -> Parameters:
+def parameters(key: str) -> ClosedFormParameters:
     """Of a GPU that has a file of its own."""
     return read(FOLDER / f"{key}.json")
 
 
-def read(path: Path) -> Parameters:
+def read(path: Path) -> ClosedFormParameters:
     """A file of them; what it lacks comes from the one it names as its base."""
     found = merged(path)
     try:
-        return Parameters(
+        return ClosedFormParameters(
             key=found["gpu"],
             clock=found["clock_MHz"] * 1e6,
             limit=gpu(found["gpu"]).power_limit,
@@ -86,8 +84,8 @@ def merged(path: Path) -> dict[str, Any]:
     return out
 
 
-def _tiling(p: dict[str, Any]) -> Tiling:
-    return Tiling(
+def _tiling(p: dict[str, Any]) -> GemmParameters:
+    return GemmParameters(
         menu=tuple((int(a), int(b)) for a, b in p["menu"]), reach=p["reach"], small=p["small"], fixed=p["tile_us"] * US,
         fill=p["fill"], smooth=p["smooth"], overlap=p["overlap"], bandwidth=p["bandwidth"], store=p["store"],
         split=p["split_us"] * US, launch=p["launch_us"] * US, unaligned=tuple(p["unaligned"]),
@@ -95,9 +93,9 @@ def _tiling(p: dict[str, Any]) -> Tiling:
     )  # fmt: skip
 
 
-def _kernel(p: dict[str, Any]) -> Kernel:
+def _kernel(p: dict[str, Any]) -> AttentionParameters:
     widths = sorted((float(w), float(r)) for w, r in p["reach"].items())
-    return Kernel(
-        tuple(w for w, _ in widths), tuple(r for _, r in widths), p["block_us"] * US, p["tail"], p["smooth"],
-        p["moved"], p["launch_us"] * US,
+    return AttentionParameters(
+        widths=tuple(w for w, _ in widths), reach=tuple(r for _, r in widths), block=p["block_us"] * US,
+        tail=p["tail"], smooth=p["smooth"], moved=p["moved"], launch=p["launch_us"] * US,
     )  # fmt: skip

@@ -1,29 +1,31 @@
-"""What blocks cost on one rank: seconds by kind of work, and what the power limit and the host need to know."""
+"""Costs of blocks on one rank: seconds by kind of work, and the FLOPs and bytes that the power limit needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from presage.configs.job import Job
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.group import Group
+from presage.costs.kernel_model import KernelModel, OpTime
 from presage.costs.overlap import channels, contention
 from presage.errors import PresageError
+from presage.graph.arguments import argument
+from presage.graph.collective import COLLECTIVES
+from presage.graph.graph import Op
 from presage.hardware import Gpu
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.communicators import communicators
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.ops import Attend, Op, Product, Stream, Talk
+from presage.prediction.jobs.layer_graph import Block, LayerGraph, memory_bound_graph
 from presage.prediction.jobs.plan_cache import known_of, layer_key
 from presage.prediction.jobs.work_pace import EVEN, Paces, pace_of
 
-__all__ = ["Cost", "Pricer", "held"]
-
-USUALLY_HELD = 0.2  # of the multiprocessors, where channels are not known
-REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory by large products; rounds of tiles
+USUALLY_HELD = 0.2  # of the SMs, where channels are not known
+REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory by large GEMMs; waves of tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Cost:
 
 @lru_cache(256)
 def held(gpu: Gpu) -> float:
-    """What compute loses while a collective runs beside it: of large products, the usual kernels of training."""
+    """What compute loses while a collective overlaps it: of large GEMMs, the usual kernels of training."""
     try:
         used = channels(gpu)
     except PresageError:
@@ -80,99 +82,113 @@ def held(gpu: Gpu) -> float:
     return 1 - 1 / beside.compute
 
 
-class Pricer:
-    """Prices blocks of one job, with some classes of work at another pace than usual."""
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """One microbatch through blocks."""
+
+    forward: Cost
+    backward: Cost
+    again: Cost  # the part of the forward pass that the backward pass repeats
+
+    def __add__(self, o: Passes) -> Passes:
+        return Passes(self.forward + o.forward, self.backward + o.backward, self.again + o.again)
+
+    def __mul__(self, times: float) -> Passes:
+        return Passes(self.forward * times, self.backward * times, self.again * times)
+
+
+class BlockCostModel:
+    """Costs of a job's blocks: its KernelModel times kernels, its Collectives time transfers."""
 
     def __init__(self, job: Job, efficiency: Efficiency, paces: Paces = EVEN) -> None:
-        self.job, self.e, self.paces = job, efficiency, paces
+        self.job, self.efficiency, self.paces = job, efficiency, paces
         self.known, self.layers = known_of(job, efficiency, paces), layer_key(job)
-        self.chip = Chip.of(job.platform.gpu)
+        self.kernels: KernelModel = ClosedFormKernels.of(job.platform.gpu, job.framework.attention)
         self.collectives = Collectives.of(job.platform)
         self.groups = communicators(job)
         self.held = held(job.platform.gpu)
         self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
 
-    def cost(self, ops: Iterable[Op]) -> Cost:
-        """Of all of them, one after the other."""
-        total = Cost()
-        for op in ops:
-            total += self.one(op)
-        return total
+    def block_costs(self, layer: LayerGraph) -> list[tuple[Block, Passes]]:
+        """One microbatch through each block of a layer, nothing of it repeated."""
+        costs = self.op_costs(layer)
+        return [
+            (b, Passes(_sum(costs, b.forward), _sum(costs, b.backward).slower(self.backward), Cost()))
+            for b in layer.blocks
+        ]
 
-    def one(self, op: Op) -> Cost:
-        """Of one op."""
-        if isinstance(op, Product):
-            return self._product(op)
-        if isinstance(op, Stream):
-            took = self.chip.stream(op.nbytes, op.launches, op.kind) * self.paces.streams
-            return Cost(stream=took, nbytes=op.nbytes)
-        if isinstance(op, Attend):
-            return self._attend(op)
-        return self._talk(op)
+    def op_costs(self, layer: LayerGraph) -> list[Cost]:
+        """The cost of each op of a layer's graph."""
+        times = self.kernels.op_times(layer.graph)
+        return [
+            self._transfer(layer, i, op, times) if op.group else self._kernel(op, t)
+            for i, (op, t) in enumerate(zip(layer.graph.ops, times, strict=True))
+        ]
 
-    def _product(self, op: Product) -> Cost:
-        took = self._product_seconds(op)
-        flops = 2.0 * op.m * op.n * op.k * op.groups * op.batch
-        width = 4 if op.kind in ("fp32", "tf32") else 1 if op.kind in ("fp8", "mxfp8") else 2
-        moved = float(width * op.groups * op.batch) * (op.m * op.k + op.n * op.k + op.m * op.n)
-        return Cost(product=took, weight=took if op.sums else 0.0, flops=flops, nbytes=moved)
+    def _kernel(self, op: Op, t: OpTime) -> Cost:
+        if t.family == "fused":
+            return Cost(stream=t.seconds * self.paces.streams, nbytes=t.nbytes)
+        seconds = self._compute_seconds(t)
+        if t.family == "attention":
+            return Cost(attention=seconds, attention_flops=t.flops)
+        return Cost(product=seconds, weight=seconds if op.writes else 0.0, flops=t.flops, nbytes=t.nbytes)
 
-    def _product_seconds(self, op: Product) -> float:
+    def _compute_seconds(self, t: OpTime) -> float:
         """As in training; the efficiency is that of tensor cores, which fp32 does not use."""
-        return self._law(op) * (1.0 if op.kind == "fp32" else self.e.product) * self.paces.products
+        if t.family == "attention":
+            return t.seconds * self.paces.attention
+        return t.seconds * (self.efficiency.product if t.tensor_cores else 1.0) * self.paces.products
 
-    def _law(self, op: Product) -> float:
-        kept = self.job.framework.gradient_bytes
-        sums = op.sums and kept == 4
-        if op.groups > 1:
-            took = self.chip.grouped(op.groups, op.m, op.n, op.k, op.kind, sums)
-        else:
-            took = self.chip.product(op.m, op.n, op.k, op.kind, op.batch, op.sums, op.along, sums)
-        if op.sums and kept == 2:  # a kernel of its own adds them up
-            took += self.chip.stream(6.0 * op.groups * op.m * op.n)
-        return took
+    def memory_bound_seconds(self, nbytes: float, kind: str) -> float:
+        """One memory-bound kernel by itself."""
+        return self.kernels.op_times(memory_bound_graph(nbytes, kind))[0].seconds
 
-    def _attend(self, op: Attend) -> Cost:
-        kind = "fp16" if self.job.precision == "fp16" else "bf16"
-        took = self.chip.attention(
-            op.batch, op.heads, op.kv_heads, op.queries, op.keys, op.dim, op.value_dim,
-            op.causal, op.window, op.backward, op.style, kind,
-        )  # fmt: skip
-        seen = op.keys * (0.5 if op.causal else 1.0)
-        seen = min(seen, op.window) if op.window else seen
-        flops = 2.0 * op.batch * op.heads * op.queries * seen * (op.dim + op.value_dim) * (2.5 if op.backward else 1.0)
-        return Cost(attention=took * self.paces.attention, attention_flops=flops)
+    # ---- transfers
 
-    def talk_seconds(self, op: str, nbytes: float, over: Axis) -> float:
+    def collective_seconds(self, op: str, nbytes: float, axis: Axis) -> float:
         """A collective by itself."""
-        alone = float(self.collectives.seconds(op, nbytes, self.groups[over]))
-        return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, over)
+        alone = float(self.collectives.seconds(op, nbytes, self.groups[axis]))
+        return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, axis)
 
-    def _talk(self, op: Talk) -> Cost:
-        alone = self.dispatch(op.nbytes) if op.over is Axis.EP else self.talk_seconds(op.op, op.nbytes, op.over)
-        return Cost(**{op.over.value: self._left(op, alone)})
+    def _transfer(self, layer: LayerGraph, place: int, op: Op, times: Sequence[OpTime]) -> Cost:
+        """A collective, as far as nothing hides it."""
+        axis, nbytes = Axis(op.group), argument(op, "bytes")
+        assert isinstance(nbytes, (int, float))
+        if axis is Axis.EP:
+            exposed = self.dispatch(nbytes)
+        else:
+            exposed = self.collective_seconds(COLLECTIVES[op.name], nbytes, axis)
+        if overlap := layer.overlaps.get(place):
+            exposed = self._exposed(axis, exposed, self._compute_seconds(times[overlap.compute]), overlap.whole)
+        return Cost(**{axis.value: exposed})
 
     def dispatch(self, nbytes: float) -> float:
         """Tokens to the ranks of their experts. In two steps a token crosses the network once for each domain that has
         one of its experts, however many it has there."""
         group, e = self.groups[Axis.EP], self.job.model.experts
         if group.domains == 1 or e is None or not self.job.framework.two_step_dispatch:
-            return self.talk_seconds("all_to_all", nbytes, Axis.EP)
+            return self.collective_seconds("all_to_all", nbytes, Axis.EP)
         domains, chosen = group.domains, e.top_k
         copies = domains * (1 - (1 - 1 / domains) ** chosen) / chosen
         across = self.collectives.seconds("all_to_all", nbytes * copies, Group(domains, 1))
         within = self.collectives.seconds("all_to_all", nbytes, Group(group.per_domain, group.per_domain))
         return float(max(across, within)) * self.paces.ep
 
-    def _left(self, op: Talk, alone: float) -> float:
-        """What is left of a transfer that runs beside a product or attention: cut into as many parts as there are
-        ranks, the first (or last) of which has nothing to hide behind; or as a whole, holding some multiprocessors."""
-        o, by = self.job.overlap, op.beside
-        cut = o.tensor if op.over is Axis.TP else o.context
-        if by is None or not (cut or (op.whole and self.job.framework.async_backward)):
+    def _exposed(self, axis: Axis, alone: float, cover: float, whole: bool) -> float:
+        """What is left of a transfer that runs under `cover` seconds of compute: cut into as many parts as there are
+        ranks, the first (or last) of which has nothing to hide under; or as a whole, holding some SMs."""
+        o = self.job.overlap
+        cut = o.tensor if axis is Axis.TP else o.context
+        if not (cut or (whole and self.job.framework.async_backward)):
             return alone
-        cover = self._attend(by).attention if isinstance(by, Attend) else self._product_seconds(by)
         if not cut:
             return max(0.0, alone - cover) + self.held * min(alone, cover)
-        part: float = 1 / self.groups[op.over].ranks
+        part: float = 1 / self.groups[axis].ranks
         return max(alone * part, alone - cover * (1 - part))
+
+
+def _sum(costs: Sequence[Cost], places: Iterable[int]) -> Cost:
+    total = Cost()
+    for i in places:
+        total += costs[i]
+    return total

@@ -11,7 +11,7 @@ from presage.configs.job import Job
 from presage.costs.hooks import HOOKS_US
 from presage.costs.layer_host import LayerHost
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import Cost, Pricer
+from presage.prediction.jobs.block_cost import Cost, BlockCostModel
 from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk
 from presage.prediction.jobs.weights import weights
@@ -38,7 +38,7 @@ class ChunkTime:
     hidden: float = 0.0  # of tokens' ways to experts, what runs beside compute
 
 
-def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
+def chunk_time(job: Job, pricer: BlockCostModel, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
     """Of a chunk, with tensor-core kernels slowed down by the power limit."""
     both = c.passes.forward, c.passes.backward + c.passes.again
     hidden = [_hidden(job, pricer, cost, slow) for cost in both]
@@ -56,7 +56,7 @@ def chunk_time(job: Job, pricer: Pricer, c: Chunk, host: LayerHost, slow: float)
     return ChunkTime(forward + late[0], backward, weight, waits, sum(late), sum(hidden))
 
 
-def _hidden(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
+def _hidden(job: Job, pricer: BlockCostModel, c: Cost, slow: float) -> float:
     """Of a pass, what tokens on their way to experts save beside another microbatch's pass the other way."""
     if not job.overlap.experts or not c.ep:
         return 0.0
@@ -64,18 +64,18 @@ def _hidden(job: Job, pricer: Pricer, c: Cost, slow: float) -> float:
     return beside * (1 - pricer.held)
 
 
-def _transfers(job: Job, pricer: Pricer, c: Chunk) -> tuple[float, float]:
+def _transfers(job: Job, pricer: BlockCostModel, c: Chunk) -> tuple[float, float]:
     """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them. Sharded gradients
     alone (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
     if job.parallel.zero < 2 and not job.parallel.fsdp:
         return 0.0, 0.0
     w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
     parts = max(1, c.layers)
-    gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes / parts, Axis.SHARD) * parts
+    gather = pricer.collective_seconds("all_gather", w.shared * f.gather_bytes / parts, Axis.SHARD) * parts
     reduce = reduction(job, pricer, w.shared * f.reduce_bytes / parts, Axis.SHARD, Axis.REPLICAS) * parts
     if w.experts:
-        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
-        reduce += pricer.talk_seconds("reduce_scatter", w.experts * f.reduce_bytes, Axis.EXPERT_DP)
+        gather += pricer.collective_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
+        reduce += pricer.collective_seconds("reduce_scatter", w.experts * f.reduce_bytes, Axis.EXPERT_DP)
     return (gather if job.parallel.zero == 3 or job.parallel.fsdp else 0.0), reduce
 
 

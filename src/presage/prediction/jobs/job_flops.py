@@ -11,7 +11,6 @@ from presage.configs.job import Job
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
 from presage.hardware import Gpu
-from presage.prediction.jobs.ops import Block, Product
 from presage.prediction.jobs.stages import repeated
 
 __all__ = ["CONVENTIONS", "DEFAULT", "Flops", "job_flops", "layer_flops", "peak_of"]
@@ -24,7 +23,6 @@ CONVENTIONS = {
 }
 PEAKS = {"mxfp8": "fp8", "nvfp4": "fp4"}  # whose peak a precision is held against
 INSTEAD = {"fp4": ("fp8", 2.0), "fp8": ("bf16", 1.0), "bf16": ("fp16", 1.0), "tf32": ("fp32", 1.0)}
-SOME = Product(1, 1, 1, "bf16")
 
 
 class Flops(NamedTuple):
@@ -59,7 +57,7 @@ def job_flops(job: Job, convention: str = DEFAULT) -> Flops:
 def _repeated(job: Job, name: str) -> float:
     """The share of a block that is computed again; scores are no product where attention is fused."""
     fused = name == "core_attn" and job.framework.attention.startswith("flash")
-    return repeated(job.recompute, Block.of(name, [] if fused else [SOME], []))
+    return repeated(job.recompute, name, has_gemm=not fused)
 
 
 def _kinds(m: Transformer) -> list[tuple[int, int]]:

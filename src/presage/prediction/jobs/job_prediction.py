@@ -10,7 +10,7 @@ from typing import Any
 
 from presage.configs.job import Job
 from presage.configs.job_file import read_described
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels
 from presage.memory import JobMemory, MemorySaving, job_memory, memory_savings
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, read_terms
 from presage.prediction.jobs.job_flops import DEFAULT, Flops, job_flops, peak_of
@@ -165,7 +165,7 @@ class JobResult:
         said it draws), and while it waits what a busy GPU draws that does next to nothing."""
         limit = self.job.platform.gpu.power_limit
         work = limit if self.terms.power is None else self.terms.power
-        rest = Chip.of(self.job.platform.gpu).power.base * work / limit
+        rest = ClosedFormKernels.of(self.job.platform.gpu).power.base * work / limit
         share = sum(self.breakdown.get(name, 0.0) for name in AT_WORK) / self.seconds
         return (share * work + (1 - share) * rest) * self.terms.pue * self.job.gpus
 

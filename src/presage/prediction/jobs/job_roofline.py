@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from presage.configs.job import Job
-from presage.prediction.jobs.block_cost import Pricer
+from presage.costs.closed_form.op_shapes import number_kind
+from presage.graph.arguments import argument
+from presage.graph.graph import Op
+from presage.graph.traffic import moved
+from presage.prediction.jobs.block_cost import BlockCostModel, Cost
 from presage.prediction.jobs.efficiency import Efficiency, shipped
-from presage.prediction.jobs.embedding_head import embedding_block, further_blocks, head_blocks
+from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
 from presage.prediction.jobs.job_flops import peak_of
 from presage.prediction.jobs.job_step import JobStep
-from presage.prediction.jobs.ops import Attend, Block, Op, Product, Stream, Talk
+from presage.prediction.jobs.layer_graph import LayerGraph
 from presage.prediction.jobs.stages import dealt, repeated
-from presage.prediction.jobs.transformer_layer import layer_blocks
-
-__all__ = ["KINDS", "Ran", "ran"]
+from presage.prediction.jobs.transformer_layer import layer_graph
 
 KINDS = ("products", "attention", "streams")
 Key = tuple[str, str, str]
@@ -39,43 +41,40 @@ class Ran:
 
 
 def ran(job: Job, step: JobStep, efficiency: Efficiency | None = None) -> tuple[Ran, ...]:
-    """On the stage that works longest, the longest first; transfers are told of elsewhere. What is computed again is in
-    the forward phase."""
-    pricer = Pricer(job, efficiency or shipped())
+    """On the stage that works longest, the longest first; collectives are left out. What is computed again is in the
+    forward phase."""
+    model = BlockCostModel(job, efficiency or shipped())
     found: dict[Key, Ran] = {}
-    for block, times, again in _blocks(job, int(np.argmax(step.pipeline.busy))):
-        for op in block.forward:
-            _add(found, pricer, step, (block.name, "forward"), op, times * (1.0 + again))
-        for op in block.backward:
-            _add(found, pricer, step, (block.name, "backward"), op, times)
+    for layer, times, recomputed in _layers(job, int(np.argmax(step.pipeline.busy))):
+        costs, ops = model.op_costs(layer), layer.graph.ops
+        for block in layer.blocks:
+            again = repeated(job.recompute, block.name, block.has_gemm) if recomputed else 0.0
+            for places, often in ((block.forward, 1.0 + again), (block.backward, 1.0)):
+                for i in places:
+                    if not ops[i].group and times * often:
+                        one = _one(model, step, layer, ops[i], costs[i])
+                        _add(found, one, times * often)
     return tuple(sorted(found.values(), key=lambda r: -r.seconds))
 
 
-def _blocks(job: Job, stage: int) -> Iterator[tuple[Block, float, float]]:
-    """Of a stage, how often each runs in a step, and the share of it that is computed again: never of the ends."""
+def _layers(job: Job, stage: int) -> Iterator[tuple[LayerGraph, float, bool]]:
+    """The graphs of a stage, how often each runs in a step, and whether it may be recomputed: never the ends."""
     d, m = dealt(job), job.model
     for (layers, first, last), count in zip(d.kinds, d.counts[stage].tolist(), strict=True):
         often = count * job.microbatches
         for number, times in layers:
-            yield from _layer(job, number, times * often)
+            yield layer_graph(job, number), times * often, True
         if first:
-            yield embedding_block(job), often, 0.0
+            yield embedding_graph(job), often, False
         if last:
-            yield from ((b, often * (1 + m.predicted), 0.0) for b in head_blocks(job))
+            yield head_graph(job), often, False
         if last and m.predicted:
-            yield from _layer(job, m.layers - 1, often * m.predicted)
-            yield from ((b, often * m.predicted, 0.0) for b in further_blocks(job))
+            yield layer_graph(job, m.layers - 1), often * m.predicted, True
+            yield further_graph(job), often * m.predicted, False
 
 
-def _layer(job: Job, number: int, times: float) -> Iterator[tuple[Block, float, float]]:
-    return ((b, times, repeated(job.recompute, b)) for b in layer_blocks(job, number))
-
-
-def _add(found: dict[Key, Ran], pricer: Pricer, step: JobStep, where: tuple[str, str], op: Op, times: float) -> None:
-    if isinstance(op, Talk) or not times:
-        return
-    one = _one(pricer, step, where, op)
-    key = (*where, one.kind)
+def _add(found: dict[Key, Ran], one: Ran, times: float) -> None:
+    key = (one.block, one.phase, one.kind)
     r = found.get(key, replace(one, launches=0.0, seconds=0.0, flops=0.0, moved=0.0, least=0.0))
     found[key] = replace(
         r,
@@ -87,21 +86,20 @@ def _add(found: dict[Key, Ran], pricer: Pricer, step: JobStep, where: tuple[str,
     )
 
 
-def _one(pricer: Pricer, step: JobStep, where: tuple[str, str], op: Product | Attend | Stream) -> Ran:
-    """One launch."""
-    gpu, cost = pricer.job.platform.gpu, pricer.one(op)
-    if isinstance(op, Stream):
-        return Ran(*where, "streams", op.launches, cost.stream, 0.0, op.nbytes, 0.0, op.nbytes / gpu.memory_bandwidth)
-    if isinstance(op, Product):
-        peak, back = peak_of(gpu, op.kind)[1], pricer.backward if where[1] == "backward" else 1.0
-        least = max(cost.flops / peak, cost.nbytes / gpu.memory_bandwidth)
-        return Ran(*where, "products", 1.0, cost.product * back * step.slowdown, cost.flops, cost.nbytes, peak, least)
-    peak, moved = peak_of(gpu, "bf16")[1], _moved(op)
-    least = max(cost.attention_flops / peak, moved / gpu.memory_bandwidth)
-    return Ran(*where, "attention", 1.0, cost.attention * step.slowdown, cost.attention_flops, moved, peak, least)
-
-
-def _moved(op: Attend) -> float:
-    """Queries, keys, values and outputs once; backward their gradients as well. Two bytes a number."""
-    rows = op.heads * op.queries + op.kv_heads * op.keys
-    return 2.0 * op.batch * rows * (op.dim + op.value_dim) * (2.0 if op.backward else 1.0)
+def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: Cost) -> Ran:
+    """One op."""
+    gpu = model.job.platform.gpu
+    if cost.stream:
+        launches = argument(op, "launches")
+        assert isinstance(launches, int)
+        least = cost.nbytes / gpu.memory_bandwidth
+        return Ran(op.module, op.phase, "streams", launches, cost.stream, 0.0, cost.nbytes, 0.0, least)
+    if cost.product:
+        factor = model.backward if op.phase == "backward" else 1.0
+        peak = peak_of(gpu, number_kind(layer.graph, op, layer.graph.inputs_of(op)[-1]))[1]
+        kind, seconds, flops, nbytes = "products", cost.product * factor, cost.flops, cost.nbytes
+    else:
+        peak, nbytes = peak_of(gpu, "bf16")[1], float(moved(layer.graph, op).total)
+        kind, seconds, flops = "attention", cost.attention, cost.attention_flops
+    least = max(flops / peak, nbytes / gpu.memory_bandwidth)
+    return Ran(op.module, op.phase, kind, 1.0, seconds * step.slowdown, flops, nbytes, peak, least)

@@ -14,7 +14,7 @@ from presage.engine import exposed_after, exposed_before
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineRun, run_pipeline
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import Pricer
+from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped
 from presage.prediction.jobs.replica_traffic import exchange
@@ -47,7 +47,7 @@ class JobStep:
 
 def job_step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN) -> JobStep:
     """Twice: at the full clock, and with what the power limit leaves of it."""
-    pricer = Pricer(job, efficiency or shipped(), paces)
+    pricer = BlockCostModel(job, efficiency or shipped(), paces)
     setting = StepInputs.of(job, pricer)
     first = step_at_clock(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
@@ -57,7 +57,7 @@ def job_step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN
 def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     """Seconds that no step of the job can be below, for a fraction of a step's price: at the full clock, a stage's work
     between the first forward pass that reaches it and the last backward pass that leaves it."""
-    p, pricer = job.parallel, Pricer(job, efficiency or shipped())
+    p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped())
     plan, host = chunks(job, pricer), layer_host_of(job)
     times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
     forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
@@ -69,7 +69,7 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     return float(longest + _update(job, pricer, plan, host))
 
 
-def slowdown(job: Job, pricer: Pricer, plan: Stages, seconds: float) -> float:
+def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> float:
     """By the power limit, of the stage that computes most; the rest of the step is other work and waiting."""
     if job.precision == "fp32":
         return 1.0  # no tensor cores
@@ -81,7 +81,8 @@ def slowdown(job: Job, pricer: Pricer, plan: Stages, seconds: float) -> float:
         "attention": ahead.attention_flops * n,
         "attention_backward": back.attention_flops * n,
     }
-    return pricer.chip.slowdown(tensor, max(0.0, seconds - tensor), flops, both.nbytes * n)
+    power = pricer.kernels.power
+    return power.slowdown(power.energy(flops, both.nbytes * n), tensor, max(0.0, seconds - tensor))
 
 
 def layer_host_of(job: Job) -> LayerHost:
@@ -104,7 +105,7 @@ class StepInputs(NamedTuple):
     """What of a step does not depend on the clock."""
 
     job: Job
-    pricer: Pricer
+    pricer: BlockCostModel
     plan: Stages
     host: LayerHost
     schedule: Schedule
@@ -114,7 +115,7 @@ class StepInputs(NamedTuple):
     update: float  # seconds of the optimizer
 
     @staticmethod
-    def of(job: Job, pricer: Pricer) -> StepInputs:
+    def of(job: Job, pricer: BlockCostModel) -> StepInputs:
         p, plan, host = job.parallel, chunks(job, pricer), layer_host_of(job)
         schedule = Schedule.of(p.pipeline_kind.name, p.pp, job.microbatches, p.virtual)
         sent = None if _by_layer(job) else _dp_traffic(job, pricer, plan)
@@ -158,16 +159,16 @@ def compose_step(s: StepInputs, t: StepAtClock, slow: float) -> JobStep:
     return JobStep(t.seconds, parts, t.done, slow, t.forward, t.backward, s.plan, tuple(t.passes))
 
 
-def _send(job: Job, pricer: Pricer) -> float:
+def _send(job: Job, pricer: BlockCostModel) -> float:
     """Activations from a stage to the next: each tensor-parallel rank sends its part."""
     p = job.parallel
     if p.pp == 1:
         return 0.0
     width = 4 if job.precision in ("fp32", "tf32") else 2
     nbytes = job.rank_tokens * job.model.hidden * width / p.tp
-    took = pricer.talk_seconds("send_recv", nbytes, Axis.PP)
+    took = pricer.collective_seconds("send_recv", nbytes, Axis.PP)
     if p.tp > 1 and not p.sequence_parallel:  # and gathers what it got
-        took += pricer.talk_seconds("all_gather", nbytes * p.tp, Axis.TP)
+        took += pricer.collective_seconds("all_gather", nbytes * p.tp, Axis.TP)
     return took
 
 
@@ -176,21 +177,21 @@ def _by_layer(job: Job) -> bool:
     return job.parallel.by_layer
 
 
-def _dp_traffic(job: Job, pricer: Pricer, plan: Stages) -> DpTraffic:
+def _dp_traffic(job: Job, pricer: BlockCostModel, plan: Stages) -> DpTraffic:
     sent = [exchange(job, pricer, _weights(job, pricer, c)) for c in plan.kinds]
     return DpTraffic(*(np.array([float(getattr(x, name)) for x in sent]) for name in DpTraffic._fields))
 
 
-def _tied(job: Job, pricer: Pricer) -> float:
+def _tied(job: Job, pricer: BlockCostModel) -> float:
     """Gradients of weights that both ends use."""
     m, p = job.model, job.parallel
     if not m.tied or p.pp == 1 or _by_layer(job):
         return 0.0
     nbytes = m.vocab * m.hidden / p.tp * job.framework.reduce_bytes
-    return pricer.talk_seconds("all_reduce", nbytes, Axis.PP)
+    return pricer.collective_seconds("all_reduce", nbytes, Axis.PP)
 
 
-def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:
+def _update(job: Job, pricer: BlockCostModel, plan: Stages, host: LayerHost) -> float:
     """The optimizer, on the rank with most parameters of its own."""
     if job.optimizer == "none":
         return 0.0
@@ -200,11 +201,11 @@ def _update(job: Job, pricer: Pricer, plan: Stages, host: LayerHost) -> float:
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
     launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
-    took = pricer.chip.stream(UPDATE_BYTES.get(job.optimizer, ONE_MOMENT) * most, 1, "optimizer")
+    took = pricer.memory_bound_seconds(UPDATE_BYTES.get(job.optimizer, ONE_MOMENT) * most, "optimizer")
     return max(took * pricer.paces.optimizer, launched)
 
 
-def _weights(job: Job, pricer: Pricer, c: Chunk) -> Weights:
+def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights:
     """Parameters of a chunk; worked out once for all plans that have it."""
     p, kind = job.parallel, (c.layers, c.expert_layers, c.first, c.last)
     key = ("weights", p.tp, p.ep, p.expert_tp, p.pp * p.virtual > 1, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from presage.configs.job import Job
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.collectives import Collectives
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.communicators import communicators
@@ -17,7 +17,7 @@ def provenance_notes(job: Job) -> tuple[str, ...]:
 
 def _chip(job: Job) -> list[str]:
     gpu = job.platform.gpu
-    of = Chip.of(gpu).transferred
+    of = ClosedFormKernels.of(gpu).transferred
     return [f"no kernels of {gpu.name} were measured: how near they come to its peaks is taken from {of}"] if of else []
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from presage.configs.job import Job
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import Pricer
+from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.weights import Weights
 
 __all__ = ["Exchange", "exchange", "reduction"]
@@ -21,7 +21,7 @@ class Exchange:
     parts: int  # buckets
 
 
-def exchange(job: Job, pricer: Pricer, w: Weights) -> Exchange:
+def exchange(job: Job, pricer: BlockCostModel, w: Weights) -> Exchange:
     """Of a chunk with such weights, once a step. With ZeRO-2 each pass sends its gradients itself."""
     f, reduce = job.framework, 0.0
     if job.parallel.zero < 2:
@@ -29,19 +29,19 @@ def exchange(job: Job, pricer: Pricer, w: Weights) -> Exchange:
         reduce += reduction(job, pricer, w.experts * f.reduce_bytes, Axis.EXPERT_DP, None)
     gather = 0.0
     if job.parallel.zero:
-        gather = pricer.talk_seconds("all_gather", w.shared * f.gather_bytes, Axis.SHARD)
-        gather += pricer.talk_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
+        gather = pricer.collective_seconds("all_gather", w.shared * f.gather_bytes, Axis.SHARD)
+        gather += pricer.collective_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
     parts = max(1, round(w.all * f.gradient_bytes / f.bucket_bytes))
     return Exchange(reduce, gather, parts)
 
 
-def reduction(job: Job, pricer: Pricer, nbytes: float, over: Axis, beyond: Axis | None) -> float:
+def reduction(job: Job, pricer: BlockCostModel, nbytes: float, over: Axis, beyond: Axis | None) -> float:
     """Seconds of gradients' reduction: over all ranks that hold them, or scattered over those that share a copy and
     then reduced over the copies (`beyond`)."""
     if not job.parallel.zero:
-        return pricer.talk_seconds("all_reduce", nbytes, Axis.DP if beyond else over)
-    took = pricer.talk_seconds("reduce_scatter", nbytes, over)
+        return pricer.collective_seconds("all_reduce", nbytes, Axis.DP if beyond else over)
+    took = pricer.collective_seconds("reduce_scatter", nbytes, over)
     if beyond:
         ranks = pricer.groups[over].ranks
-        took += pricer.talk_seconds("all_reduce", nbytes / ranks, beyond)
+        took += pricer.collective_seconds("all_reduce", nbytes / ranks, beyond)
     return took

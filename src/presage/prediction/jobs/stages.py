@@ -1,4 +1,4 @@
-"""What each chunk of each pipeline stage costs: layers, recomputation, embedding, head, host."""
+"""Costs of each chunk of each pipeline stage: layers, recomputation, embedding, head."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Transformer
-from presage.prediction.jobs.block_cost import Cost, Pricer
-from presage.prediction.jobs.embedding_head import embedding_block, further_blocks, head_blocks
-from presage.prediction.jobs.ops import Block, Product
-from presage.prediction.jobs.transformer_layer import layer_blocks
-
-__all__ = ["MODULES", "Chunk", "Passes", "Stages", "chunks", "dealt", "repeated"]
+from presage.prediction.jobs.block_cost import BlockCostModel, Cost, Passes
+from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
+from presage.prediction.jobs.transformer_layer import layer_graph
 
 Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
 
@@ -32,21 +29,6 @@ MODULES = {
     "moe": ("router", "dispatch", "moe_up", "act", "moe_down", "combine"),
     "op": ("norm1", "norm2", "norm", "rope", "act", "residual"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """One microbatch through some blocks."""
-
-    forward: Cost
-    backward: Cost
-    again: Cost  # the part of the forward pass that the backward pass repeats
-
-    def __add__(self, o: Passes) -> Passes:
-        return Passes(self.forward + o.forward, self.backward + o.backward, self.again + o.again)
-
-    def __mul__(self, times: float) -> Passes:
-        return Passes(self.forward * times, self.backward * times, self.again * times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +77,14 @@ class Stages:
         return self.work(int(np.argmax(self.counts @ each)))
 
 
-def chunks(job: Job, pricer: Pricer) -> Stages:
+def chunks(job: Job, pricer: BlockCostModel) -> Stages:
     """Of every stage. Plans that differ in schedule, sharding or replicas have the same."""
     p = job.parallel
     split = (p.pp, p.virtual, p.layers_as, p.ends_as_layers)
     return pricer.known.get(("stages", pricer.layers, split, job.recompute), lambda: _chunks(job, pricer, split))
 
 
-def _chunks(job: Job, pricer: Pricer, split: tuple[Any, ...]) -> Stages:
+def _chunks(job: Job, pricer: BlockCostModel, split: tuple[Any, ...]) -> Stages:
     kinds, at, counts = pricer.known.get(("dealt", split), lambda: dealt(job))
     return Stages(tuple(_chunk(job, pricer, *kind) for kind in kinds), at, counts)
 
@@ -125,7 +107,7 @@ def dealt(job: Job) -> Dealt:
     return Dealt(tuple(found), at, counts)
 
 
-def _chunk(job: Job, pricer: Pricer, layers: tuple[tuple[int, int], ...], first: bool, last: bool) -> Chunk:
+def _chunk(job: Job, pricer: BlockCostModel, layers: tuple[tuple[int, int], ...], first: bool, last: bool) -> Chunk:
     """Of so many layers like each of these."""
     total = NOTHING
     for number, times in layers:
@@ -138,40 +120,35 @@ def _kind(m: Transformer, layer: int) -> tuple[bool, bool]:
     return m.has_experts(layer), m.has_window(layer)
 
 
-def layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
+def layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
     """One microbatch through a layer."""
     key = ("layer", pricer.layers, _kind(job.model, number), job.recompute)
     return pricer.known.get(key, lambda: _layer_passes(job, pricer, number))
 
 
-def _layer_passes(job: Job, pricer: Pricer, number: int) -> Passes:
+def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
     key = ("blocks", pricer.layers, _kind(job.model, number))
     again, total = Cost(), NOTHING
-    for block, one in pricer.known.get(key, lambda: [(b, passes(pricer, b)) for b in layer_blocks(job, number)]):
-        again += one.forward * repeated(job.recompute, block)
+    for block, one in pricer.known.get(key, lambda: pricer.block_costs(layer_graph(job, number))):
+        again += one.forward * repeated(job.recompute, block.name, block.has_gemm)
         total += one
     return Passes(total.forward, total.backward, again)
 
 
-def passes(pricer: Pricer, block: Block) -> Passes:
-    """One microbatch through a block, nothing of it repeated."""
-    return Passes(pricer.cost(block.forward), pricer.cost(block.backward).slower(pricer.backward), Cost())
-
-
-def repeated(r: Recompute, block: Block) -> float:
-    """The share of a block's forward pass that is done again."""
+def repeated(r: Recompute, name: str, has_gemm: bool) -> float:
+    """The share of a block's forward pass that is computed again."""
     if r.mode == "none":
         return 0.0
     if r.mode == "full":
         return r.share
     modules = r.modules or ("core_attn",)
-    if any(block.name in MODULES[m] for m in modules):
+    if any(name in MODULES[m] for m in modules):
         return r.share
-    # PyTorch's selective checkpointing by op keeps every second product
-    return 0.5 * r.share if "op" in modules and any(isinstance(o, Product) for o in block.forward) else 0.0
+    # PyTorch's selective checkpointing by op keeps every second GEMM
+    return 0.5 * r.share if "op" in modules and has_gemm else 0.0
 
 
-def ends(job: Job, pricer: Pricer, first: bool, last: bool) -> Passes:
+def ends(job: Job, pricer: BlockCostModel, first: bool, last: bool) -> Passes:
     """Embedding, head and loss, where a chunk has them."""
     if not (first or last):
         return NOTHING
@@ -179,16 +156,17 @@ def ends(job: Job, pricer: Pricer, first: bool, last: bool) -> Passes:
     return pricer.known.get(key, lambda: _ends(job, pricer, first, last))
 
 
-def _ends(job: Job, pricer: Pricer, first: bool, last: bool) -> Passes:
+def _ends(job: Job, pricer: BlockCostModel, first: bool, last: bool) -> Passes:
     total = NOTHING
     if first:
-        total += passes(pricer, embedding_block(job))
+        ((_, one),) = pricer.block_costs(embedding_graph(job))
+        total += one
     if last:
-        for block in head_blocks(job):
-            total += passes(pricer, block)
+        for _, one in pricer.block_costs(head_graph(job)):
+            total += one
         if job.model.predicted:
             more = layer_passes(job, pricer, job.model.layers - 1)
-            for block in (*further_blocks(job), *head_blocks(job)):
-                more += passes(pricer, block)
+            for _, one in pricer.block_costs(further_graph(job)):
+                more += one
             total += more * job.model.predicted
     return total
