@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from presage.costs.closed_form import attention_law as attend
 from presage.costs.closed_form import gemm_law as gemm
-from presage.costs.closed_form.gemm_law import Tiling
+from presage.costs.closed_form.gemm_law import GemmParameters, GemmShape, TileTimes
 from presage.costs.engines import heated
 from presage.hardware import Gpu
 
@@ -46,14 +46,11 @@ compiled = numba.njit(gemm.law)
 
 
 @numba.njit
-def _all(x, slow, moved, stored, menu, sms, bandwidth, fill, smooth, overlap, store, split, launch):  # type: ignore[no-untyped-def]
+def _all(x, slow, moved, stored, times):  # type: ignore[no-untyped-def]
     out = np.empty(len(x))
     for i in range(len(x)):
         m, n, k, batch = x[i]
-        out[i] = compiled(
-            m, n, k, batch, slow[i], moved[i], stored[i], menu, sms, bandwidth, fill, smooth, overlap, store, split,
-            launch,
-        )  # fmt: skip
+        out[i] = compiled(m, n, k, batch, slow[i], moved[i], stored[i], times)
     return out
 
 
@@ -70,36 +67,36 @@ class ProductFit:
         tensor = kind != "fp32"
         self.turned = TURNED if kind == "tf32" and gpu.architecture == "Hopper" else 1.0
         self.unaligned = UNALIGNED.get(gpu.architecture, UNALIGNED["Ampere"])
-        odd = [gemm.aligned(r.m, r.n, r.k, r.left, r.right, width, self.unaligned) if tensor else 1.0 for r in rows]
+        odd = [gemm.alignment_factor(_shape(r), width, self.unaligned) if tensor else 1.0 for r in rows]
         self.usual = np.array(odd) == 1.0
         self.slow = np.array(odd) * np.where([r.left for r in rows], self.turned, 1.0)
         m, n, k, batch = self.x.T.astype(np.float64)
         self.stored = (out or max(width, 2.0)) * batch * m * n
         self.moved = width * batch * (m * k + k * n) + self.stored
 
-    def tiling(self, p: dict[str, float]) -> Tiling:
+    def tiling(self, p: dict[str, float]) -> GemmParameters:
         p = {name: min(max(value, BOUNDS[name][0]), BOUNDS[name][1]) for name, value in p.items() if name in BOUNDS}
-        return Tiling(
+        return GemmParameters(
             self.menu, p["reach"], p["small"], p["fixed"] * US, p["fill"], p["smooth"], p["overlap"], p["bandwidth"],
             p["store"], p["split"] * US, p["launch"] * US, self.unaligned, self.turned,
         )  # fmt: skip
 
-    def predicted(self, t: Tiling, heat: float = 0.0, keep: Any = slice(None)) -> Floats:
+    def predicted(self, t: GemmParameters, heat: float = 0.0, keep: Any = slice(None)) -> Floats:
         """Seconds; `heat` is how much longer the longest products took for the clock that fell under them."""
-        menu = gemm.tiles(t, self.peak / self.gpu.sms)
-        took = _all(
-            self.x[keep], self.slow[keep], self.moved[keep], self.stored[keep], menu, self.gpu.sms,
-            t.bandwidth * self.gpu.memory_bandwidth, t.fill, t.smooth, t.overlap, t.store, t.split, t.launch,
+        times = TileTimes(
+            gemm.tiles(t, self.peak / self.gpu.sms), self.gpu.sms, t.bandwidth * self.gpu.memory_bandwidth, t.fill,
+            t.smooth, t.overlap, t.store, t.split, t.launch,
         )  # fmt: skip
+        took = _all(self.x[keep], self.slow[keep], self.moved[keep], self.stored[keep], times)
         return heated(took, heat)
 
-    def fit(self, falls: bool, most: int = 3000, start: dict[str, float] = START) -> tuple[Tiling, float]:
+    def fit(self, falls: bool, most: int = 3000, start: dict[str, float] = START) -> tuple[GemmParameters, float]:
         """The tiling, and the heat of the rows where their clock may have fallen."""
         free = [*FREE, "heat"] if falls else list(FREE)
         rows = np.flatnonzero(~self.held & self.usual)
         keep = np.random.default_rng(0).choice(rows, min(most, len(rows)), replace=False)
 
-        def tried(logs: Floats) -> tuple[Tiling, float]:
+        def tried(logs: Floats) -> tuple[GemmParameters, float]:
             p = dict(zip(free, np.exp(logs), strict=True))
             return self.tiling(p), p.get("heat", 0.0)
 
@@ -109,6 +106,10 @@ class ProductFit:
             return float(np.minimum(apart, MOST).mean())
 
         return tried(simplex(miss, np.log([start[name] for name in free])))
+
+
+def _shape(r: Product) -> GemmShape:
+    return GemmShape(r.m, r.n, r.k, r.batch, 1, r.left, r.right)
 
 
 def simplex(miss: Callable[[Floats], float], start: Floats, rounds: int = 4, calls: int = 1500) -> Floats:
@@ -144,15 +145,15 @@ class AttentionFit:
         self.widths = sorted(set(self.width.tolist()))
         self.launch = LAUNCHES * (3.0 if backward else 1.0)
 
-    def kernel(self, logs: Floats, like: attend.Kernel | None) -> attend.Kernel:
+    def kernel(self, logs: Floats, like: attend.AttentionParameters | None) -> attend.AttentionParameters:
         """Of shares by width and seconds of a block; the rest is another kernel's, or given too."""
         w = len(self.widths)
         p = [*np.exp(logs[w:]), *((like.tail, like.smooth, like.moved) if like else ())]
         block, tail, smooth, moved = (float(min(max(v, 0.01), most)) for v, most in zip(p, MOST_OF, strict=True))
         reach = tuple(min(v, 0.9) for v in np.exp(logs[:w]).tolist())
-        return attend.Kernel(tuple(self.widths), reach, block * US, tail, smooth, moved, self.launch * US)
+        return attend.AttentionParameters(tuple(self.widths), reach, block * US, tail, smooth, moved, self.launch * US)
 
-    def predicted(self, k: attend.Kernel, heat: float = 0.0) -> Floats:
+    def predicted(self, k: attend.AttentionParameters, heat: float = 0.0) -> Floats:
         """As the law says, all rows at once."""
         share = np.array([attend.share(k, w) for w in self.width])
         tile = self.flops / share
@@ -165,7 +166,7 @@ class AttentionFit:
         took = k.launch + np.maximum(self.longest * tile + k.block, work) + k.moved * self.nbytes / self.bandwidth
         return heated(took, heat)
 
-    def fit(self, heat: float, like: attend.Kernel | None) -> attend.Kernel:
+    def fit(self, heat: float, like: attend.AttentionParameters | None) -> attend.AttentionParameters:
         """The kernel, where the clock fell by so much in the longest rows."""
         keep = ~self.held
 

@@ -11,8 +11,8 @@ import numpy as np
 from chip_fits import Floats, simplex
 from chip_rows import jobs
 
-from presage.costs.closed_form import Chip
-from presage.costs.closed_form.power_law import Power
+from presage.costs.closed_form import ClosedFormKernels, GemmShape
+from presage.costs.power import Power
 
 IDLE_SHARE = 0.285  # of the limit: what a busy H200 draws that does next to nothing (200 of 700 W, pack)
 LARGE = 8192
@@ -93,10 +93,10 @@ def _file(slope: float, byte: float, p: Mapping[str, float]) -> dict[str, float]
     }
 
 
-def flop_energy(chip: Chip, own: dict[str, Any], lasting: float) -> dict[str, float]:
+def flop_energy(chip: ClosedFormKernels, own: dict[str, Any], lasting: float) -> dict[str, float]:
     """Energies at which large products take `lasting` times as long for good; all types of number move together."""
     limit, kind = chip.gpu.power_limit, "bf16" if "bf16" in chip.gpu.peak else "fp16"
-    seconds = chip.product(LARGE, LARGE, LARGE, kind)
+    seconds = chip.gemm(GemmShape(LARGE, LARGE, LARGE), kind)
     demand = ((lasting - 1) / own["slope"] * limit + limit * (1 - own["base_share"])) * lasting  # watts above the base
     bf16 = (demand * seconds - 6.0 * LARGE**2 * own["byte_pJ"] * PICO) / (2.0 * LARGE**3) / PICO
     return scaled_energy(own, bf16 / own["bf16_pJ"])

@@ -9,7 +9,7 @@ from chip_fits import Floats
 from chip_rows import Attention, Product, jobs
 from chip_sources import JOBS, NEUSIGHT, ROOT, TABLES, Sources
 
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import AttentionShape, ClosedFormKernels, GemmShape
 from presage.hardware import gpu
 
 TRAINING = 1024  # rows from which on
@@ -34,9 +34,9 @@ def line(key: str, family: str, source: str, told: Floats, seen: Floats) -> str:
 
 def products(sources: Sources, key: str) -> Iterator[str]:
     for kind, source in sources.products(key).items():
-        chip = Chip(gpu(source.gpu))
+        chip = ClosedFormKernels(gpu(source.gpu))
         rows = [r for r in source.rows if r.held and r.m * r.batch >= TRAINING and min(r.n, r.k) >= 128]
-        told = np.array([chip.product(r.m, r.n, r.k, kind, r.batch, r.left, r.right) for r in rows])
+        told = np.array([chip.gemm(GemmShape(r.m, r.n, r.k, r.batch, 1, r.left, r.right), kind) for r in rows])
         seen = np.array([r.seconds for r in rows])
         where = "own" if key == "h200" else "NeuSight" if kind == "fp32" else "table"
         yield from split(key, f"{kind} products", where, told, seen, source.heated)
@@ -49,7 +49,7 @@ def split(key: str, family: str, where: str, told: Floats, seen: Floats, heated:
 
 
 def attention(sources: Sources, key: str) -> Iterator[str]:
-    chip = Chip(gpu(key))
+    chip = ClosedFormKernels(gpu(key))
     found = sources.attention(key)
     if key == "h100_sxm":
         found = {"flash3 forward": sources.context(key)}
@@ -58,8 +58,10 @@ def attention(sources: Sources, key: str) -> Iterator[str]:
         rows = [r for r in every if r.held]
         told = [
             chip.attention(
-                r.batch, r.heads, r.kv_heads, r.length, r.length, r.dim, r.value_dim, r.causal, r.window,
-                way == "backward", style,
+                AttentionShape(
+                    r.batch, r.heads, r.kv_heads, r.length, r.length, r.dim, r.value_dim, r.causal, r.window,
+                    way == "backward",
+                ), style,
             )
             for r in rows
         ]  # fmt: skip
@@ -71,11 +73,11 @@ def seconds(rows: Sequence[Product | Attention]) -> Floats:
 
 
 def experts() -> Iterator[str]:
-    chip = Chip(gpu("h200"))
+    chip = ClosedFormKernels(gpu("h200"))
     rows = [r for r in jobs(JOBS, "experts") if Product(r["m"], r["n"], r["k"], 1, 0.0).held]
     ways = {
-        "bf16": ("forward", lambda r: chip.grouped(r["groups"], r["m"], r["n"], r["k"])),
-        "weights": ("weight gradients", lambda r: chip.grouped(r["groups"], r["n"], r["k"], r["m"])),
+        "bf16": ("forward", lambda r: chip.gemm(GemmShape(r["m"], r["n"], r["k"], groups=r["groups"]))),
+        "weights": ("weight gradients", lambda r: chip.gemm(GemmShape(r["n"], r["k"], r["m"], groups=r["groups"]))),
     }
     for name, (text, law) in ways.items():
         found = [r for r in rows if isinstance(r[name], float) and r["m"] >= 128]
@@ -85,8 +87,8 @@ def experts() -> Iterator[str]:
 
 def tables(sources: Sources) -> Iterator[str]:
     """The published table of the H200, which its parameters have not seen."""
-    chip, rows = Chip(gpu("h200")), [r for r in sources.gemm("h200") if r.m >= TRAINING]
-    told = np.array([chip.product(r.m, r.n, r.k) for r in rows])
+    chip, rows = ClosedFormKernels(gpu("h200")), [r for r in sources.gemm("h200") if r.m >= TRAINING]
+    told = np.array([chip.gemm(GemmShape(r.m, r.n, r.k)) for r in rows])
     yield from split("h200", "bf16 products", "table, not fitted", told, seconds(rows), True)
 
 
@@ -94,10 +96,10 @@ def lasting() -> Iterator[str]:
     """Large products for a moment and for good."""
     yield "| GPU | limit | bf16 burst | bf16 | of the peak | fp8 burst | fp8 |\n|---|---|---|---|---|---|---|"
     for key in SHOWN:
-        chip, cells = Chip(gpu(key)), []
+        chip, cells = ClosedFormKernels(gpu(key)), []
         for kind in ("bf16", "fp8"):
-            seconds = chip.product(LARGE, LARGE, LARGE, kind)
-            slow = chip.slowdown(seconds, 0.0, {kind: 2.0 * LARGE**3}, 6.0 * LARGE**2)
+            seconds = chip.gemm(GemmShape(LARGE, LARGE, LARGE), kind)
+            slow = chip.power.slowdown(chip.power.energy({kind: 2.0 * LARGE**3}, 6.0 * LARGE**2), seconds, 0.0)
             rate = 2.0 * LARGE**3 / seconds / 1e12
             share = [f"{rate / slow * 1e12 / chip.gpu.peak[kind]:.0%}"] if kind == "bf16" else []
             cells += [f"{rate:.0f}", f"{rate / slow:.0f}", *share] if kind in chip.gpu.peak else ["-", "-"]

@@ -37,9 +37,9 @@ from chip_rows import Product, jobs
 from chip_score import write_scores
 from chip_sources import JOBS, Sources
 
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.closed_form import attention_law as attend
-from presage.costs.closed_form.gemm_law import Tiling
+from presage.costs.closed_form.gemm_law import GemmParameters, GemmShape
 from presage.costs.closed_form.parameters import FOLDER, merged, parameters
 from presage.hardware import gpu
 
@@ -57,13 +57,13 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def tiling_file(t: Tiling, launch: float) -> File:
+def tiling_file(t: GemmParameters, launch: float) -> File:
     found = asdict(t)
     split, fixed, own = found.pop("split"), found.pop("fixed"), found.pop("launch")
     return {**found, "tile_us": fixed / US, "split_us": split / US, "launch_us": min(own / US, launch)}
 
 
-def kernel_file(k: attend.Kernel) -> File:
+def kernel_file(k: attend.AttentionParameters) -> File:
     reach = {f"{w:g}": r for w, r in zip(k.widths, k.reach, strict=True)}
     times = {"block_us": k.block / US, "launch_us": k.launch / US}
     return {"reach": reach, "tail": k.tail, "smooth": k.smooth, "moved": k.moved, **times}
@@ -101,7 +101,7 @@ def attention(sources: Sources, key: str, heat: float) -> File:
     return out
 
 
-def grouped(chip: Chip) -> File:
+def grouped(chip: ClosedFormKernels) -> File:
     """Experts' products beside single ones, on our H200."""
     rows = [r for r in jobs(JOBS, "experts") if isinstance(r["bf16"], float)]
     seconds, groups = np.array([r["bf16"] for r in rows]), np.array([r["groups"] for r in rows])
@@ -110,7 +110,7 @@ def grouped(chip: Chip) -> File:
 
     def predicted(p: Floats) -> Floats:
         share, group, launch = np.exp(p)
-        took = [chip.shaped("bf16", m, n, k, g, slow=1 / share) for m, n, k, g in shapes]
+        took = [chip.gemm_at(GemmShape(m, n, k, g), "bf16", slow=1 / share) for m, n, k, g in shapes]
         return np.asarray(np.array(took) + groups * group * US + launch * US)
 
     def miss(p: Floats) -> float:
@@ -133,7 +133,7 @@ def own_file(sources: Sources) -> File:
         "grouped": empty, "attention": fused, "stream": STREAMS, "power": fit_power(JOBS),
     }  # fmt: skip
     write(OWN, file)
-    return {**file, "grouped": grouped(Chip(gpu(OWN)))}
+    return {**file, "grouped": grouped(ClosedFormKernels(gpu(OWN)))}
 
 
 def slower(kernel: File, share: float) -> File:
@@ -166,7 +166,7 @@ def other_file(sources: Sources, key: str, own: File) -> File:
     if key in ENERGIES:
         file["power"] = scaled_energy(own["power"], ENERGIES[key], ENERGIES_OF.get(key, ()))
     elif lasting:
-        file["power"] = flop_energy(Chip(gpu(key)), own["power"], lasting)
+        file["power"] = flop_energy(ClosedFormKernels(gpu(key)), own["power"], lasting)
     return file
 
 

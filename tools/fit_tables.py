@@ -22,7 +22,7 @@ from chip_rows import FUSED
 from numpy.typing import NDArray
 
 from presage.costs.call import Call
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels, GemmShape
 from presage.costs.engines import Engine, features, unheated
 from presage.costs.families import BY_OP
 from presage.costs.kernels import call_times
@@ -74,8 +74,8 @@ def warm(models: Models, calls: Sequence[Call]) -> Floats:
 
 def heat_of(rows: Rows) -> float:
     """How much more the longest products take over the chip's law, at the full clock, than shorter ones."""
-    chip = Chip.of(rows.shapes[0].gpu)
-    over = rows.seconds / np.array([chip.product(*s.sizes, kind="bf16", right=True) for s in rows.shapes])
+    chip = ClosedFormKernels.of(rows.shapes[0].gpu)
+    over = rows.seconds / np.array([chip.gemm(GemmShape(*s.sizes, rhs_k_major=True)) for s in rows.shapes])
     level = (rows.seconds > LEVEL[0]) & (rows.seconds < LEVEL[1])
     return max(0.0, float(np.median(over[rows.seconds > HOT]) / np.median(over[level]) - 1))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import AttentionShape, ClosedFormKernels
 from presage.costs.closed_form.attention_law import ROWS, STYLES, walks
 from presage.hardware import Gpu, gpu, gpus
 
@@ -22,12 +22,12 @@ lengths = st.integers(1, 64).map(lambda n: 128 * n)
 
 @pytest.mark.parametrize("g", ALL)
 def test_every_gpu_and_style_has_a_time_within_its_peak(g: Gpu) -> None:
-    chip, peak = Chip.of(g), max(g.peak.values())
+    chip, peak = ClosedFormKernels.of(g), max(g.peak.values())
     for style in STYLES:
         for dim, value in ((64, 64), (128, 128), (192, 128), (256, 256), (40, 40)):
             for length in (1, 128, 4096, 131_072):
                 for backward in (False, True):
-                    took = chip.attention(1, 8, 2, length, length, dim, value, True, 0, backward, style)
+                    took = chip.attention(AttentionShape(1, 8, 2, length, length, dim, value, backward=backward), style)
                     flops = length * length * 8 * (dim + value) * (2.5 if backward else 1.0)
                     assert flops / peak < took < 1e4
 
@@ -38,10 +38,12 @@ def test_every_gpu_and_style_has_a_time_within_its_peak(g: Gpu) -> None:
 def test_more_work_never_takes_less_time(
     style: str, backward: bool, length: int, more: int, heads: int, dim: int
 ) -> None:
-    chip = Chip.of(gpu("h200"))
+    chip = ClosedFormKernels.of(gpu("h200"))
 
     def took(length: int, heads: int, causal: bool = True, window: int = 0) -> float:
-        return chip.attention(1, heads, heads, length, length, dim, dim, causal, window, backward, style)
+        return chip.attention(
+            AttentionShape(1, heads, heads, length, length, dim, dim, causal, window, backward), style
+        )
 
     assert took(length + more, heads) >= took(length, heads)
     assert took(length, heads + 1) >= took(length, heads)
@@ -61,13 +63,15 @@ def test_tiles_are_those_one_counts(blocks: int, more: int, window: int) -> None
 
 
 def test_keys_cost_less_where_they_are_shared() -> None:
-    chip = Chip.of(gpu("h200"))
-    assert chip.attention(8, 32, 4, 512, 512, 128, 128) < chip.attention(8, 32, 32, 512, 512, 128, 128)
+    chip = ClosedFormKernels.of(gpu("h200"))
+    assert chip.attention(AttentionShape(8, 32, 4, 512, 512, 128, 128)) < chip.attention(
+        AttentionShape(8, 32, 32, 512, 512, 128, 128)
+    )
 
 
 def test_newer_styles_are_faster_on_newer_gpus() -> None:
     def took(key: str, style: str) -> float:
-        return Chip.of(gpu(key)).attention(2, 32, 8, 8192, 8192, 128, 128, True, 0, False, style)
+        return ClosedFormKernels.of(gpu(key)).attention(AttentionShape(2, 32, 8, 8192, 8192, 128, 128), style)
 
     for key in ("h100_sxm", "h200", "b200"):
         assert took(key, "flash1") > took(key, "flash2") > took(key, "flash3")
@@ -87,7 +91,8 @@ PUBLISHED = {
 def test_published_figures_of_flash_attention(what: tuple[str, int, bool, bool]) -> None:
     style, dim, causal, backward = what
     heads, length = 2048 // dim, 16384
-    took = Chip.of(gpu("h100_sxm")).attention(1, heads, heads, length, length, dim, dim, causal, 0, backward, style)
+    shape = AttentionShape(1, heads, heads, length, length, dim, dim, causal, 0, backward)
+    took = ClosedFormKernels.of(gpu("h100_sxm")).attention(shape, style)
     flops = 4.0 * heads * dim * length**2 * (0.5 if causal else 1.0) * (2.5 if backward else 1.0)
     assert flops / took / 1e12 == pytest.approx(PUBLISHED[what], rel=0.12)
 
@@ -96,10 +101,13 @@ def test_published_figures_of_flash_attention(what: tuple[str, int, bool, bool])
 @pytest.mark.parametrize("way", ["forward", "backward"])
 def test_held_out_rows_of_our_own(style: str, backend: str, way: str) -> None:
     rows = [r for r in chip_rows.jobs_attention(ROOT / "data" / "h200_jobs", backend, way) if r.held]
-    chip = Chip.of(gpu("h200"))
+    chip = ClosedFormKernels.of(gpu("h200"))
     told = [
         chip.attention(
-            r.batch, r.heads, r.kv_heads, r.length, r.length, r.dim, r.value_dim, r.causal, 0, way == "backward", style
+            AttentionShape(
+                r.batch, r.heads, r.kv_heads, r.length, r.length, r.dim, r.value_dim, r.causal, 0, way == "backward"
+            ),
+            style,
         )
         for r in rows
     ]
@@ -116,9 +124,9 @@ def test_held_out_rows_of_published_tables(shared: Path, key: str, name: str, mo
         for r in chip_rows.attention_table(path)
         if r.held and r.length >= 2048 and 4 * r.kv_heads <= r.heads and not r.window
     ]
-    chip, style = Chip.of(gpu(key)), "flash2" if key == "a100_80gb" else "flash3"
+    chip, style = ClosedFormKernels.of(gpu(key)), "flash2" if key == "a100_80gb" else "flash3"
     told = [
-        chip.attention(r.batch, r.heads, r.kv_heads, r.length, r.length, r.dim, r.dim, True, 0, False, style)
+        chip.attention(AttentionShape(r.batch, r.heads, r.kv_heads, r.length, r.length, r.dim, r.dim), style)
         for r in rows
     ]
     assert len(rows) > 200

@@ -4,15 +4,14 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels, GemmShape
 from presage.costs.closed_form.parameters import FOLDER, parameters, read
-from presage.costs.power import Power as StepPower
-from presage.costs.power import slowdown
+from presage.costs.kernel_model import OpTime
+from presage.costs.kernel_model import slowdown as step_slowdown
 from presage.errors import InputError
 from presage.hardware import Gpu, gpu, gpus
 
@@ -34,37 +33,41 @@ KINDS = {
 }  # fmt: skip
 
 
+def slowdown(chip: ClosedFormKernels, tensor: float, other: float, flops: dict[str, float], nbytes: float) -> float:
+    """Of a step with so many seconds of tensor-core kernels and of all else."""
+    return chip.power.slowdown(chip.power.energy(flops, nbytes), tensor, other)
+
+
 def lasting(g: Gpu, kind: str = "bf16") -> float:
     """FLOP/s of large products for good."""
-    chip = Chip.of(g)
-    seconds = chip.product(8192, 8192, 8192, kind)
-    return LARGE / (seconds * chip.slowdown(seconds, 0.0, {kind: LARGE}, 6.0 * 8192**2))
+    chip = ClosedFormKernels.of(g)
+    seconds = chip.gemm(GemmShape(8192, 8192, 8192), kind)
+    return LARGE / (seconds * slowdown(chip, seconds, 0.0, {kind: LARGE}, 6.0 * 8192**2))
 
 
 @pytest.mark.parametrize("g", ALL)
 def test_work_within_the_limit_is_not_slowed(g: Gpu) -> None:
-    chip = Chip.of(g)
-    assert chip.slowdown(1e-3, 0.0, {"bf16": 1e9}, 1e6) == 1.0
-    assert chip.slowdown(0.0, 1.0, {}, 1e13) == 1.0
-    assert 1.0 <= chip.slowdown(1e-3, 0.0, {"fp16": 1e-3 * g.peak["fp16"]}, 0.0) < 3.0
+    chip = ClosedFormKernels.of(g)
+    assert slowdown(chip, 1e-3, 0.0, {"bf16": 1e9}, 1e6) == 1.0
+    assert slowdown(chip, 0.0, 1.0, {}, 1e13) == 1.0
+    assert 1.0 <= slowdown(chip, 1e-3, 0.0, {"fp16": 1e-3 * g.peak["fp16"]}, 0.0) < 3.0
 
 
 @given(tensor=st.floats(0.1, 10), other=st.floats(0, 10), more=st.floats(0.01, 10), load=st.floats(0.1, 1.0))
 def test_waiting_cools_and_work_heats(tensor: float, other: float, more: float, load: float) -> None:
-    chip = Chip.of(gpu("h200"))
+    chip = ClosedFormKernels.of(gpu("h200"))
     flops = load * 8e14 * tensor
-    now = chip.slowdown(tensor, other, {"bf16": flops}, 0.0)
-    assert chip.slowdown(tensor, other + more, {"bf16": flops}, 0.0) <= now + 1e-12
-    assert chip.slowdown(tensor, other, {"bf16": flops * (1 + more)}, 0.0) >= now - 1e-12
+    now = slowdown(chip, tensor, other, {"bf16": flops}, 0.0)
+    assert slowdown(chip, tensor, other + more, {"bf16": flops}, 0.0) <= now + 1e-12
+    assert slowdown(chip, tensor, other, {"bf16": flops * (1 + more)}, 0.0) >= now - 1e-12
 
 
 @given(tensor=st.floats(0.1, 10), other=st.floats(0, 10), watts=st.floats(300, 1500))
 def test_the_law_is_that_of_single_steps(tensor: float, other: float, watts: float) -> None:
-    """costs/power.py steps towards the point where slowdown and demand agree; here it is a root."""
-    p = Chip.of(gpu("h200")).power
-    step = StepPower(p.limit, p.base, p.per_byte, p.per_byte, {"float32": 0.0}, p.slope)
-    demand, seconds = np.array([watts, p.base]), np.array([tensor, other])
-    expected = slowdown(step, demand, seconds, np.array([True, False]), 0.0)
+    """Over the ops of a step the point where slowdown and demand agree is stepped towards; here it is a root."""
+    p = ClosedFormKernels.of(gpu("h200")).power
+    hot = OpTime(tensor, 1, "matrix multiply", "model", watts=watts, tensor_cores=True)
+    expected = step_slowdown(p, [hot, OpTime(other, 1, "elementwise", "model", watts=p.base)])
     assert p.slowdown((watts - p.base) * tensor, tensor, other) == pytest.approx(expected, rel=1e-3)
 
 
@@ -94,7 +97,7 @@ def test_a_lower_limit_is_slower() -> None:
 
 
 def energies(key: str) -> dict[str, float]:
-    return dict(Chip.of(gpu(key)).power.per_flop)
+    return dict(ClosedFormKernels.of(gpu(key)).power.per_flop)
 
 
 def test_an_h100_takes_the_energy_of_an_h200() -> None:
@@ -107,7 +110,7 @@ def test_an_a100_takes_more_by_its_process() -> None:
     ours = energies("h200")
     for kind, energy in energies("a100_80gb").items():
         assert energy == pytest.approx(ours[kind] / 0.7, rel=2e-3)
-    assert Chip.of(gpu("a100_80gb")).power.per_byte == Chip.of(gpu("h200")).power.per_byte
+    assert ClosedFormKernels.of(gpu("a100_80gb")).power.per_byte == ClosedFormKernels.of(gpu("h200")).power.per_byte
 
 
 def test_a_b200_takes_more_in_16_bits_only() -> None:
@@ -119,14 +122,14 @@ def test_a_b200_takes_more_in_16_bits_only() -> None:
 
 def test_the_base_is_the_chips_and_not_the_limits() -> None:
     """A card of 500 W has the same idle watts as one of 700 W, as long as they are no more than 0.4 of its limit."""
-    usual, low, least = (Chip.of(gpu(key)).power for key in ("h100_sxm", "h100_sxm_96gb", "h100_pcie"))
+    usual, low, least = (ClosedFormKernels.of(gpu(key)).power for key in ("h100_sxm", "h100_sxm_96gb", "h100_pcie"))
     assert usual.base == low.base == pytest.approx(0.285 * 700)
     assert least.base == pytest.approx(0.4 * 350)
 
 
 @pytest.mark.parametrize("g", ALL)
 def test_power_is_within_reason(g: Gpu) -> None:
-    p = Chip.of(g).power
+    p = ClosedFormKernels.of(g).power
     assert 0.05 * p.limit < p.base <= 0.4 * p.limit
     assert p.per_flop["fp8"] < p.per_flop["bf16"] < p.per_flop["tf32"] < p.per_flop["fp32"]
 
@@ -136,10 +139,10 @@ def test_power_is_within_reason(g: Gpu) -> None:
 
 @pytest.mark.parametrize("g", ALL)
 def test_streams_take_their_bytes(g: Gpu) -> None:
-    chip = Chip.of(g)
+    chip = ClosedFormKernels.of(g)
     for kind in ("copy", "norm", "optimizer", "unheard of"):
-        assert 1e9 / g.memory_bandwidth < chip.stream(1e9, kind=kind) < 4e9 / g.memory_bandwidth
-    assert chip.stream(0.0, 3) == pytest.approx(3 * chip.stream(0.0))
+        assert 1e9 / g.memory_bandwidth < chip.memory_bound(1e9, kind=kind) < 4e9 / g.memory_bandwidth
+    assert chip.memory_bound(0.0, 3) == pytest.approx(3 * chip.memory_bound(0.0))
 
 
 def test_every_file_has_every_kind_of_stream() -> None:
@@ -159,14 +162,14 @@ def test_kernels_reach_less_of_a_memory_that_is_fast_beside_its_sms() -> None:
 
 
 def test_a_gpu_without_parameters_says_whose_it_has(tmp_path: Path) -> None:
-    assert Chip.of(gpu("h200")).transferred == ""
-    assert Chip.of(gpu("gb300")).transferred == "b200"
+    assert ClosedFormKernels.of(gpu("h200")).transferred == ""
+    assert ClosedFormKernels.of(gpu("gb300")).transferred == "b200"
     mine = tmp_path / "mine.toml"
     text = (ROOT / "src/presage/hardware/gpus/h200.toml").read_text().replace('"Hopper"', '"Nothing yet"')
     mine.write_text(text)
-    chip = Chip.of(gpu(str(mine)))
+    chip = ClosedFormKernels.of(gpu(str(mine)))
     assert chip.transferred == "h100_sxm"
-    assert chip.product(4096, 4096, 4096) > 0
+    assert chip.gemm(GemmShape(4096, 4096, 4096)) > 0
 
 
 def test_shipped_files_are_whole() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from presage.costs.call import Call, Shape
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import AttentionShape, ClosedFormKernels, GemmShape
 from presage.costs.engines import Engine, features, heated, medians, unheated
 from presage.costs.kernels import call_times
 from presage.costs.models import FILE, SHIPPED, TABLES, load, save_tables
@@ -137,15 +137,15 @@ def test_only_the_types_of_number_and_kernels_that_were_timed_are_corrected() ->
 @pytest.mark.parametrize("key", GPUS)
 def test_own_kernels_are_near_the_chips_laws(key: str) -> None:
     """Both rest on the same tables; the L40S's chip takes more of its long times for a fallen clock."""
-    models, chip = load(key), Chip.of(gpu(key))
+    models, chip = load(key), ClosedFormKernels.of(gpu(key))
     shapes = [(2048, 4096, 4096), (8192, 1024, 4096), (8192, 4096, 1024), (4096, 12288, 4096), (8192, 14336, 4096)]
     times = call_times(models, [gemm(dict(zip("mnk", s, strict=True)), "bf16").call for s in shapes])
-    ratios = [t.warm / chip.product(*s, kind="bf16", right=True) for s, t in zip(shapes, times, strict=True)]
+    ratios = [t.warm / chip.gemm(GemmShape(*s, rhs_k_major=True)) for s, t in zip(shapes, times, strict=True)]
     assert np.median(ratios) == pytest.approx(1.0, abs=0.08) and all(0.85 < r < 1.2 for r in ratios)
     style = "flash2" if key in ("a100_80gb", "l40s") else "flash3"
     sizes = {"batch": 2, "seq_len": 4096, "num_heads": 16, "num_kv_heads": 16, "head_dim": 128, "window_size": 0}
     (t,) = call_times(models, [attention(sizes, "bf16").call])
-    assert t.warm == pytest.approx(chip.attention(2, 16, 16, 4096, 4096, 128, style=style), rel=0.15)
+    assert t.warm == pytest.approx(chip.attention(AttentionShape(2, 16, 16, 4096, 4096, 128, 128), style), rel=0.15)
 
 
 def test_a_gpu_of_the_same_architecture_gets_its_relatives_corrections_and_no_engines() -> None:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +16,10 @@ from hypothesis import strategies as st
 from presage.costs.cache import Cache, fit_cache
 from presage.costs.call import Call, Shape, from_leaf
 from presage.costs.families import BY_OP, FAMILIES
-from presage.costs.kernels import CallTime, call_times, step_kernels
+from presage.costs.kernel_model import OpTime, slowdown
+from presage.costs.kernels import CallTime, call_times, op_times
 from presage.costs.models import load, save
-from presage.costs.power import Power, fit_power, slowdown
+from presage.costs.power import Power, fit_power
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Op, Ref, Storage, Tensor
 
@@ -86,18 +86,21 @@ def test_the_cache_keeps_what_was_just_written() -> None:
 def test_small_tensors_stay_in_the_cache_and_large_ones_do_not() -> None:
     models = load("h200")
     chain = ("aten::neg", "aten::exp", "aten::neg")
-    small, large = (step_kernels(step(*chain, elements=n), models).times[-1].seconds for n in (1 << 20, 1 << 28))
+    small, large = (op_times(models, step(*chain, elements=n))[-1].seconds for n in (1 << 20, 1 << 28))
     assert large / small > 2**8 * 0.8  # a large tensor's bytes are dearer than a small one's
 
 
 def test_the_power_limit_slows_tensor_cores_only_where_the_step_is_hot() -> None:
     power = fit_power(table("power"))
-    seconds, tensor = np.array([0.1, 0.1]), np.array([True, False])
-    hot, cool = np.array([1000.0, 600.0]), np.array([500.0, 500.0])
-    assert slowdown(power, cool, seconds, tensor, 0.0) == 1.0
-    factor = slowdown(power, hot, seconds, tensor, 0.0)
+
+    def step(hot: float, other: float) -> list[OpTime]:
+        gemm = OpTime(0.1, 1, "matrix multiply", "model", watts=hot, tensor_cores=True)
+        return [gemm, OpTime(0.1, 1, "elementwise", "model", watts=other)]
+
+    assert slowdown(power, step(500.0, 500.0)) == 1.0
+    factor = slowdown(power, step(1000.0, 600.0))
     assert 1.0 < factor < 1.2
-    assert slowdown(power, hot, seconds, tensor, 0.1) < factor  # waiting for the host cools
+    assert slowdown(power, step(1000.0, 600.0), idle=0.1) < factor  # waiting for the host cools
 
 
 def test_the_power_of_known_loads() -> None:
@@ -106,24 +109,22 @@ def test_the_power_of_known_loads() -> None:
     loads = {r["load"]: r for r in table("power")["loads"] if not r["copies"] and not r["pause"]}
     for name, works in (("add", False), ("lookup", False)):
         load = loads[name]
-        assert power.demand(load["ms"] * 1e-3, 0, "float32", load["bytes"], works) == pytest.approx(
-            load["watts"], rel=0.2
-        )
-    assert power.demand(1.39e-3, 2 * 8192**3, "bfloat16", 4e8) > 1.1 * power.limit  # a large product exceeds it
-    small = Power(700, 200, 1e-10, 2e-10, {"float32": 1e-11}, 0.5)
-    assert small.demand(1.0, 1e13, "float32", 1e12) == pytest.approx(400)
+        assert power.demand(load["ms"] * 1e-3, 0, "fp32", load["bytes"], works) == pytest.approx(load["watts"], rel=0.2)
+    assert power.demand(1.39e-3, 2 * 8192**3, "bf16", 4e8) > 1.1 * power.limit  # a large product exceeds it
+    small = Power(700, 200, 1e-10, {"fp32": 1e-11}, 0.5)
+    assert small.demand(1.0, 1e13, "fp32", 1e12) == pytest.approx(400)
 
 
 def test_an_op_without_a_model_is_told_and_not_free() -> None:
     models = load("h200")
-    found = step_kernels(step("aten::neg", "aten::acosh", "custom::scan"), models).times
+    found = op_times(models, step("aten::neg", "aten::acosh", "custom::scan"))
     assert [t.source for t in found] == ["model", "likeness", "roofline"]
     assert min(t.seconds for t in found) > 4e-6
 
 
 def test_arguments_a_model_cannot_read_get_a_roofline() -> None:
     """A pooling without a window makes no sense to its model."""
-    (found,) = step_kernels(step("aten::max_pool2d_with_indices"), load("h200")).times
+    (found,) = op_times(load("h200"), step("aten::max_pool2d_with_indices"))
     assert found.source == "roofline"
     assert found.seconds > 4e-6
     with pytest.raises(PresageError, match="aten::mm"):
@@ -133,7 +134,7 @@ def test_arguments_a_model_cannot_read_get_a_roofline() -> None:
 def test_views_cost_nothing() -> None:
     graph = step("aten::neg", "aten::view")
     ops = (graph.ops[0], msgspec.structs.replace(graph.ops[1], kernels=False))
-    found = step_kernels(Graph(ops, graph.tensors, graph.storages, ()), load("h200")).times
+    found = op_times(load("h200"), Graph(ops, graph.tensors, graph.storages, ()))
     assert (found[1].seconds, found[1].launches, found[1].source) == (0.0, 0, "none")
 
 

@@ -13,11 +13,11 @@ from presage.configs.job import Job, Recompute
 from presage.configs.presets import known
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
+from presage.graph.work import flops as op_flops
 from presage.hardware import gpu, platform
 from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_flops import DEFAULT, job_flops, layer_flops, peak_of
-from presage.prediction.jobs.ops import Attend, Product
-from presage.prediction.jobs.transformer_layer import layer_blocks
+from presage.prediction.jobs.transformer_layer import layer_graph
 from presage_validation.run_jobs import job_of_run
 
 GPT = Transformer(6144, 40, 48, 51200, 4 * 6144, 48, 128, activation="gelu", norm="layernorm", bias=True, tied=True)
@@ -72,11 +72,10 @@ def test_the_op_lists_of_the_step_do_these_flops(name: str) -> None:
     job = job_of(m, gpus=1, parallel=ParallelPlan(), sequence=5120, global_batch=1)  # even for every expert
     for layer in (0, m.layers - 1):
         counted: dict[str, float] = {}
-        for block in layer_blocks(job, layer):
-            done = sum(2.0 * o.m * o.n * o.k * o.groups * o.batch for o in block.forward if isinstance(o, Product))
-            for o in block.forward:
-                if isinstance(o, Attend):
-                    done += o.batch * o.heads * o.queries * o.keys * (o.dim + o.value_dim)
+        made = layer_graph(job, layer)
+        for block in made.blocks:
+            ops = [made.graph.ops[i] for i in block.forward]
+            done = sum(op_flops(made.graph, op) / (2 if "attention" in op.name else 1) for op in ops)  # causal
             counted[block.name] = counted.get(block.name, 0.0) + done / job.tokens
         for block_name, flops in layer_flops(m, layer, job.sequence).items():
             assert counted.get(block_name, 0.0) == pytest.approx(flops, rel=1e-12), block_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,15 +13,20 @@ from presage.configs.check import MODULES as KNOWN_MODULES
 from presage.configs.frameworks import framework
 from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
+from presage.costs.closed_form import AttentionShape, ClosedFormKernels, GemmShape
+from presage.costs.closed_form.op_shapes import MemoryBound, OpShape, shape_of
+from presage.graph.arguments import argument
+from presage.graph.collective import COLLECTIVES
+from presage.graph.work import flops as op_flops
 from presage.hardware import platform
 from presage.parallel.plan import Axis, ParallelPlan
-from presage.prediction.jobs.block_cost import Cost, Pricer, held
+from presage.prediction.jobs.block_cost import BlockCostModel, Cost, held
 from presage.prediction.jobs.efficiency import LAWS
-from presage.prediction.jobs.embedding_head import embedding_block, head_blocks
+from presage.prediction.jobs.embedding_head import embedding_graph, head_graph
 from presage.prediction.jobs.job_step import job_step
-from presage.prediction.jobs.ops import Attend, Block, Op, Product, Stream, Talk
+from presage.prediction.jobs.layer_graph import LayerBuilder, LayerGraph
 from presage.prediction.jobs.stages import MODULES, layer_passes
-from presage.prediction.jobs.transformer_layer import layer_blocks
+from presage.prediction.jobs.transformer_layer import layer_graph
 
 GPT = Transformer(2048, 4, 16, 32000, 8192, 16, 128, activation="gelu", norm="layernorm", bias=True)
 GROUPED = Transformer(4096, 4, 32, 32000, 14336, 8, 128)
@@ -42,14 +47,48 @@ def job(model: Transformer, gpus: int = 8, parallel: ParallelPlan | None = None,
     return Job(model, place, gpus, parallel=parallel or ParallelPlan(), framework=software, **given)
 
 
-def ops(job: Job, way: str, layer: int = LAST, *, names: Iterable[str] = ()) -> list[Op]:
-    blocks = [b for b in layer_blocks(job, layer) if not names or b.name in names]
-    return [o for b in blocks for o in (b.forward if way == "forward" else b.backward)]
+class Sent(NamedTuple):
+    """A collective of a layer."""
+
+    op: str
+    group: str
+    nbytes: float
 
 
-def flops(found: Iterable[Op]) -> float:
-    """Of products."""
-    return sum(2.0 * o.m * o.n * o.k * o.groups * o.batch for o in found if isinstance(o, Product))
+Found = OpShape | MemoryBound | Sent
+
+
+def ops_of(layer: LayerGraph, way: str, names: Iterable[str] = ()) -> list[Found]:
+    """What the laws see of the ops of one pass, block by block."""
+    found: list[Found] = []
+    for b in layer.blocks:
+        for i in (b.forward if way == "forward" else b.backward) if not names or b.name in names else ():
+            op = layer.graph.ops[i]
+            sent = Sent(COLLECTIVES.get(op.name, ""), op.group, argument(op, "bytes"))
+            found.append(sent if op.group else shape_of(layer.graph, op))
+    return found
+
+
+def ops(job: Job, way: str, layer: int = LAST, *, names: Iterable[str] = ()) -> list[Found]:
+    return ops_of(layer_graph(job, layer), way, names)
+
+
+def gemms(found: Iterable[Found]) -> list[GemmShape]:
+    return [o.shape for o in found if isinstance(o, OpShape) and isinstance(o.shape, GemmShape)]
+
+
+def flops(found: Iterable[Found]) -> float:
+    """FLOPs of GEMMs."""
+    return sum(shape.flops for shape in gemms(found))
+
+
+def cost(model: BlockCostModel, way: str, layer: int = LAST, names: Iterable[str] = ()) -> Cost:
+    """All blocks of these names, or of a whole pass."""
+    total = Cost()
+    for block, passes in model.block_costs(layer_graph(model.job, layer)):
+        if not names or block.name in names:
+            total += passes.forward if way == "forward" else passes.backward
+    return total
 
 
 def weights(m: Transformer) -> float:
@@ -88,7 +127,8 @@ def test_two_flops_a_weight_and_token_forward_and_twice_that_backward(name: str)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_weights_are_half_of_the_backward_pass(name: str) -> None:
     one = job(MODELS[name], gpus=1)
-    sums = flops(o for o in ops(one, "backward") if isinstance(o, Product) and o.sums)
+    graph = layer_graph(one, LAST).graph
+    sums = sum(op_flops(graph, op) for op in graph.ops if op.writes and not op.group)
     router = flops(ops(one, "forward", names=["router"]))  # whose gradients are summed by no kernel of their own
     assert sums == flops(ops(one, "forward")) - router
 
@@ -110,7 +150,7 @@ def test_tensor_parallelism_divides_the_work(name: str, tp: int, sequence: bool)
     m = replace(MODELS[name], kv_heads=max(8, MODELS[name].kv_heads))
     whole, cut = job(m), job(m, parallel=ParallelPlan(tp=tp, sequence_parallel=sequence))
     every_rank = {"down_proj"} if not sequence else set()  # narrow, so it is not worth cutting
-    names = [b.name for b in layer_blocks(whole, LAST) if b.name not in every_rank]
+    names = [b.name for b in layer_graph(whole, LAST).blocks if b.name not in every_rank]
     for way in ("forward", "backward"):
         assert tp * flops(ops(cut, way, names=names)) == flops(ops(whole, way, names=names))
         for a, b in zip(attends(whole, way), attends(cut, way), strict=True):
@@ -120,7 +160,7 @@ def test_tensor_parallelism_divides_the_work(name: str, tp: int, sequence: bool)
 def test_fewer_key_heads_than_ranks_are_copied() -> None:
     cut = job(SINGLE, parallel=ParallelPlan(tp=8))
     assert attends(cut, "forward")[0].kv_heads == 1
-    qkv = next(o for o in ops(cut, "forward", names=["qkv"]) if isinstance(o, Product))
+    (qkv,) = gemms(ops(cut, "forward", names=["qkv"]))
     assert qkv.n == 4 * 128 + 2 * 128
 
 
@@ -129,7 +169,7 @@ def test_experts_have_the_same_work_wherever_they_are(ep: int, expert_tp: int) -
     one, spread = job(SPARSE, gpus=1), job(SPARSE, parallel=ParallelPlan(ep=ep, expert_tp=expert_tp))
     names = ["moe_up", "moe_down"]
     assert flops(ops(spread, "forward", names=names)) == flops(ops(one, "forward", names=names))
-    groups = {o.groups for o in ops(spread, "forward", names=names) if isinstance(o, Product)}
+    groups = {g.groups for g in gemms(ops(spread, "forward", names=names))}
     assert groups == {16 // ep}
 
 
@@ -144,20 +184,19 @@ def test_busy_experts_have_more_to_do() -> None:
 
 def test_the_head_is_one_product_with_the_vocabulary() -> None:
     one = job(GROUPED)
-    head = [o for b in head_blocks(one) for o in b.forward]
-    assert flops(head) == 2.0 * one.rank_tokens * GROUPED.hidden * GROUPED.vocab
-    assert flops(embedding_block(one).forward) == 0
+    assert flops(ops_of(head_graph(one), "forward")) == 2.0 * one.rank_tokens * GROUPED.hidden * GROUPED.vocab
+    assert flops(ops_of(embedding_graph(one), "forward")) == 0
 
 
 # ---- attention
 
 
-def attends(job: Job, way: str) -> list[Attend]:
-    return [o for o in ops(job, way) if isinstance(o, Attend)]
+def attends(job: Job, way: str) -> list[AttentionShape]:
+    return [o.shape for o in ops(job, way) if isinstance(o, OpShape) and isinstance(o.shape, AttentionShape)]
 
 
 def attention(job: Job, way: str = "forward", layer: int = LAST) -> Cost:
-    return Pricer(job, LAWS).cost(o for o in ops(job, way, layer) if isinstance(o, Attend))
+    return cost(BlockCostModel(job, LAWS), way, layer)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -176,9 +215,9 @@ def test_context_parallelism_divides_attention_and_all_else(cp: int, causal: boo
     whole, cut = job(m, sequence=16384), job(m, sequence=16384, parallel=ParallelPlan(cp=cp))
     assert cp * attention(cut).attention_flops == attention(whole).attention_flops
     assert cp * flops(ops(cut, "backward")) == flops(ops(whole, "backward"))
-    talks = [o for o in ops(cut, "forward") if isinstance(o, Talk)]
+    sent = [o for o in ops(cut, "forward") if isinstance(o, Sent)]
     keys_and_values = 2 * 16384 * 8 * (128 + 128) * 2  # samples, tokens, heads, widths, bytes
-    assert [(t.op, t.over, t.nbytes) for t in talks] == [("all_gather", "cp", keys_and_values)]
+    assert sent == [("all_gather", "cp", keys_and_values)]
 
 
 def test_a_window_saves_time_where_it_is_shorter_than_the_sequence() -> None:
@@ -200,10 +239,10 @@ def test_scores_in_memory_are_four_products_back() -> None:
 # ---- what is sent
 
 
-def sent(found: Iterable[Op], ranks: int) -> float:
+def ring_bytes(found: Iterable[Found], ranks: int) -> float:
     """Bytes a rank sends, in rings: an all-reduce is a scatter and a gather."""
     each = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-    return sum(each[o.op] * o.nbytes * (ranks - 1) / ranks for o in found if isinstance(o, Talk) and o.over == "tp")
+    return sum(each[o.op] * o.nbytes * (ranks - 1) / ranks for o in found if isinstance(o, Sent) and o.group == "tp")
 
 
 @pytest.mark.parametrize("name", ["gelu", "grouped"])
@@ -211,40 +250,48 @@ def test_sequence_parallelism_sends_as_much_forward(name: str) -> None:
     """A gather and a scatter are an all-reduce; backward the input is gathered once more."""
     plain, split = (job(MODELS[name], parallel=ParallelPlan(tp=4, sequence_parallel=s)) for s in (False, True))
     hidden = plain.rank_tokens * MODELS[name].hidden * 2
-    assert sent(ops(plain, "forward"), 4) == sent(ops(split, "forward"), 4) == 2 * 2 * hidden * 3 / 4
-    assert sent(ops(split, "backward"), 4) == 1.5 * sent(ops(plain, "backward"), 4)
+    assert ring_bytes(ops(plain, "forward"), 4) == ring_bytes(ops(split, "forward"), 4) == 2 * 2 * hidden * 3 / 4
+    assert ring_bytes(ops(split, "backward"), 4) == 1.5 * ring_bytes(ops(plain, "backward"), 4)
 
 
 def test_one_rank_sends_nothing() -> None:
     for model in MODELS.values():
-        blocks = [*layer_blocks(job(model, gpus=1), LAST), *head_blocks(job(model)), embedding_block(job(model))]
-        assert not [o for b in blocks for o in (*b.forward, *b.backward) if isinstance(o, Talk)]
+        one = job(model, gpus=1)
+        for graph in (layer_graph(one, LAST), head_graph(one), embedding_graph(one)):
+            assert not [op for op in graph.graph.ops if op.group]
 
 
 def test_tokens_go_to_their_experts_and_back() -> None:
     one = job(SPARSE, parallel=ParallelPlan(ep=8))
-    talks = [o for way in ("forward", "backward") for o in ops(one, way) if isinstance(o, Talk)]
-    assert {(t.op, t.over, t.nbytes) for t in talks} == {("all_to_all", "ep", one.rank_tokens * 2 * 4096 * 2.0)}
-    assert len(talks) == 4
+    sent = [o for way in ("forward", "backward") for o in ops(one, way) if isinstance(o, Sent)]
+    assert set(sent) == {("all_to_all", "ep", one.rank_tokens * 2 * 4096 * 2.0)}
+    assert len(sent) == 4
+
+
+def overlapped(tokens: int, whole: bool = True) -> LayerGraph:
+    """A weight gradient, and an all-reduce that may run under it."""
+    b = LayerBuilder("bf16")
+    gemm = b.weight_gradient(tokens, 4096, 14336, "bf16")
+    b.block("both", [], [gemm, b.collective("all_reduce", 64e6, Axis.TP, gemm, whole)])
+    return b.build()
 
 
 @pytest.mark.parametrize("tokens", [256, 8192])
-def test_beside_a_product_a_transfer_costs_what_is_not_hidden(tokens: int) -> None:
-    """As a whole: what is longer than the product, and the multiprocessors it holds meanwhile. Cut up by ranks: all but
-    the first part hides."""
-    beside = Product(tokens, 4096, 14336, "bf16", sums=True, along=False)
-    talk = Talk("all_reduce", 64e6, Axis.TP, beside, whole=True)
+def test_under_a_gemm_a_transfer_costs_what_is_not_hidden(tokens: int) -> None:
+    """As a whole: what is longer than the GEMM, and the SMs it holds meanwhile. Cut up by ranks: all but the first part
+    hides."""
     split = ParallelPlan(tp=8)
     apart = job(GROUPED, parallel=split, software={"async_backward": False}, overlap=NONE)
     whole, cut = job(GROUPED, parallel=split, overlap=NONE), job(GROUPED, parallel=split, overlap=TENSOR)
-    alone, by = Pricer(apart, LAWS).one(talk).tp, Pricer(apart, LAWS).one(beside).product
-    assert alone == Pricer(apart, LAWS).talk_seconds("all_reduce", 64e6, Axis.TP)
+    by, alone = (c.product + c.tp for c in BlockCostModel(apart, LAWS).op_costs(overlapped(tokens)))
+    assert alone == BlockCostModel(apart, LAWS).collective_seconds("all_reduce", 64e6, Axis.TP)
     lost = held(apart.platform.gpu) * min(alone, by)
-    assert Pricer(whole, LAWS).one(talk).tp == pytest.approx(max(0.0, alone - by) + lost)
-    assert Pricer(cut, LAWS).one(talk).tp == pytest.approx(max(alone / 8, alone - by * 7 / 8))
-    assert Pricer(cut, LAWS).one(talk).tp < alone and Pricer(whole, LAWS).one(talk).tp < alone
+    as_a_whole, in_parts = (BlockCostModel(j, LAWS).op_costs(overlapped(tokens))[1].tp for j in (whole, cut))
+    assert as_a_whole == pytest.approx(max(0.0, alone - by) + lost)
+    assert in_parts == pytest.approx(max(alone / 8, alone - by * 7 / 8))
+    assert in_parts < alone and as_a_whole < alone
     assert 0 < held(apart.platform.gpu) < 0.5
-    assert Pricer(whole, LAWS).one(talk._replace(whole=False)).tp == alone
+    assert BlockCostModel(whole, LAWS).op_costs(overlapped(tokens, whole=False))[1].tp == alone
 
 
 # ---- recomputation
@@ -253,12 +300,12 @@ def test_beside_a_product_a_transfer_costs_what_is_not_hidden(tokens: int) -> No
 @pytest.mark.parametrize("name", MODELS)
 def test_full_recomputation_is_one_more_forward_pass(name: str) -> None:
     again, half = job(MODELS[name], recompute=Recompute("full")), Recompute("full", share=0.5)
-    none = layer_passes(job(MODELS[name]), Pricer(job(MODELS[name]), LAWS), LAST)
-    found = layer_passes(again, Pricer(again, LAWS), LAST)
+    none = layer_passes(job(MODELS[name]), BlockCostModel(job(MODELS[name]), LAWS), LAST)
+    found = layer_passes(again, BlockCostModel(again, LAWS), LAST)
     assert same(found.again, found.forward) and same(none.again, Cost())
     assert same(found.forward, none.forward) and same(found.backward, none.backward)
     every_second = replace(again, recompute=half)
-    assert same(layer_passes(every_second, Pricer(every_second, LAWS), LAST).again, found.forward * 0.5)
+    assert same(layer_passes(every_second, BlockCostModel(every_second, LAWS), LAST).again, found.forward * 0.5)
 
 
 BLOCKS = {
@@ -276,14 +323,14 @@ BLOCKS = {
 @pytest.mark.parametrize("name", ["grouped", "experts", "latent"])
 def test_selective_recomputation_repeats_its_blocks_only(name: str, module: str) -> None:
     one = job(MODELS[name], recompute=Recompute("selective", (module,)))
-    pricer = Pricer(one, LAWS)
-    expected = pricer.cost(ops(one, "forward", names=BLOCKS[module] | {"none of these"}))
-    assert same(layer_passes(one, pricer, LAST).again, expected)
+    model = BlockCostModel(one, LAWS)
+    expected = cost(model, "forward", names=BLOCKS[module] | {"none of these"})
+    assert same(layer_passes(one, model, LAST).again, expected)
 
 
 def test_recomputation_by_op_repeats_every_second_product() -> None:
     one = job(GROUPED, recompute=Recompute("selective", ("op",)))
-    pricer = Pricer(one, LAWS)
+    pricer = BlockCostModel(one, LAWS)
     assert layer_passes(one, pricer, LAST).again.flops == flops(ops(one, "forward")) / 2
 
 
@@ -297,10 +344,11 @@ def test_chips_know_every_kind_of_stream() -> None:
     for model in MODELS.values():
         for changes in ({}, {"dropout": True, "attention": "unfused"}, {"fused_norms": False, "fused_loss": False}):
             one = job(model, software=changes, precision="fp8")
-            blocks = [*layer_blocks(one, LAST), *head_blocks(one), embedding_block(one)]
-            kinds |= {o.kind for b in blocks for o in (*b.forward, *b.backward) if isinstance(o, Stream)}
+            found = [layer_graph(one, LAST), head_graph(one), embedding_graph(one)]
+            every = [o for graph in found for way in ("forward", "backward") for o in ops_of(graph, way)]
+            kinds |= {o.kind for o in every if isinstance(o, MemoryBound)}
     assert {"norm", "softmax", "dropout", "cast", "permute", "loss", "embedding"} <= kinds
-    assert kinds <= Pricer(job(GPT), LAWS).chip.parameters.stream.keys()
+    assert kinds <= ClosedFormKernels.of(platform("dgx-h100").gpu).parameters.stream.keys()
 
 
 # ---- too little work
@@ -316,10 +364,11 @@ def test_a_rank_without_a_whole_token_has_one(model: Transformer, parallel: Para
         one = job(model, parallel=parallel, sequence=1, micro_batch=1, software={"attention": style})
         found = job_step(one)
         assert 0 < found.seconds < 1
-        for block in layer_blocks(one, LAST):
-            assert all(min(o.m, o.n, o.k) >= 1 for o in block.forward if isinstance(o, Product))
+        assert all(min(g.m, g.n, g.k) >= 1 for g in gemms(ops(one, "forward")))
 
 
 def test_blocks_leave_out_what_there_is_none_of() -> None:
-    product = Product(1, 1, 1, "bf16")
-    assert Block.of("x", [None, product], [None]) == Block("x", (product,), ())
+    b = LayerBuilder("bf16")
+    b.block("x", [None, b.gemm(1, 1, 1, "bf16")], [None])
+    (block,) = b.build().blocks
+    assert block == ("x", (0,), (), True)

@@ -15,7 +15,7 @@ from presage.configs.check import problems
 from presage.configs.job import PRECISIONS, Job, Recompute
 from presage.configs.job_file import read_transformer_job
 from presage.configs.overrides import overrides
-from presage.costs.closed_form import Chip
+from presage.costs.closed_form import ClosedFormKernels
 from presage.errors import InputError, PresageError
 from presage.hardware import cluster, gpus
 from presage.parallel.plan import ParallelPlan
@@ -230,4 +230,4 @@ def test_any_gpu_at_any_precision_it_has() -> None:
                 p = predict_job(there)
                 adds_up(p)
                 assert 0.001 < p.mfu < 1, (gpu.key, precision)
-                assert any(gpu.name in note for note in p.notes) == bool(Chip.of(gpu).transferred)
+                assert any(gpu.name in note for note in p.notes) == bool(ClosedFormKernels.of(gpu).transferred)

@@ -17,7 +17,7 @@ from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import Platform, cluster
 from presage.parallel.plan import Axis, ParallelPlan
 from presage.parallel.schedules import SCHEDULES
-from presage.prediction.jobs.block_cost import Pricer, held
+from presage.prediction.jobs.block_cost import BlockCostModel, held
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
 from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock, step_lower_bound
 from presage.prediction.jobs.plan_cache import forget
@@ -165,7 +165,9 @@ def test_slower_products_never_shorten_a_step(job: Job, factor: float) -> None:
         found = job_step(job, slower)
         assert found.seconds * max(1.0, usual.slowdown / found.slowdown) >= usual.seconds * (1 - 1e-9)
         for clock in (1.0, usual.slowdown):
-            before, after = (step_at_clock(StepInputs.of(job, Pricer(job, e)), clock).seconds for e in (LAWS, slower))
+            before, after = (
+                step_at_clock(StepInputs.of(job, BlockCostModel(job, e)), clock).seconds for e in (LAWS, slower)
+            )
             assert after >= before * (1 - 1e-9)
 
 
@@ -233,10 +235,10 @@ def test_sharded_weights_are_sent(job: Job) -> None:
 def test_on_a_slow_network_a_step_is_what_sharding_sends(zero: int, fsdp: bool, gathers: int) -> None:
     """Parameters are gathered in each pass (ZeRO-3), or only forward, and gradients reduced, for every microbatch."""
     job = replace(node(network=0.1), gpus=64, global_batch=256, parallel=ParallelPlan(zero=zero, fsdp=fsdp))
-    price = Pricer(job, LAWS)
+    price = BlockCostModel(job, LAWS)
     layer = job.model.parameters / job.model.layers
-    gather = price.talk_seconds("all_gather", layer * job.framework.gather_bytes, Axis.SHARD)
-    reduce = price.talk_seconds("reduce_scatter", layer * job.framework.reduce_bytes, Axis.SHARD)
+    gather = price.collective_seconds("all_gather", layer * job.framework.gather_bytes, Axis.SHARD)
+    reduce = price.collective_seconds("reduce_scatter", layer * job.framework.reduce_bytes, Axis.SHARD)
     sent = job.microbatches * job.model.layers * (gathers * gather + reduce)
     # of each, one layer's is still on its way when the pass is over; and compute is next to nothing
     assert job_step(job, LAWS).seconds == pytest.approx(sent * (1 + 1 / job.model.layers), rel=0.06)
@@ -246,7 +248,9 @@ def test_weights_that_both_ends_use_are_reduced_between_them() -> None:
     tied = replace(DENSE, tied=True)
     split = replace(node(tied), gpus=8, parallel=ParallelPlan(tp=4, pp=2), overlap=NONE)
     nbytes = tied.vocab * tied.hidden / 4 * split.framework.reduce_bytes
-    assert job_step(split).parts["dp"] == Pricer(split, LAWS).talk_seconds("all_reduce", nbytes, Axis.PP) > 0
+    assert (
+        job_step(split).parts["dp"] == BlockCostModel(split, LAWS).collective_seconds("all_reduce", nbytes, Axis.PP) > 0
+    )
     assert job_step(replace(split, model=DENSE)).parts["dp"] == 0
     assert job_step(replace(split, parallel=ParallelPlan(tp=8))).parts["dp"] == 0
 
@@ -254,10 +258,10 @@ def test_weights_that_both_ends_use_are_reduced_between_them() -> None:
 @pytest.mark.parametrize("sequence", [False, True])
 def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(sequence: bool) -> None:
     job = replace(node(), parallel=ParallelPlan(tp=4, pp=2, sequence_parallel=sequence))
-    price = Pricer(job, LAWS)
+    price = BlockCostModel(job, LAWS)
     whole = job.rank_tokens * job.model.hidden * 2
-    gather = 0.0 if sequence else price.talk_seconds("all_gather", whole, Axis.TP)
-    assert StepInputs.of(job, price).send == price.talk_seconds("send_recv", whole / 4, Axis.PP) + gather
+    gather = 0.0 if sequence else price.collective_seconds("all_gather", whole, Axis.TP)
+    assert StepInputs.of(job, price).send == price.collective_seconds("send_recv", whole / 4, Axis.PP) + gather
 
 
 @given(jobs())

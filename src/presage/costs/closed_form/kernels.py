@@ -135,7 +135,8 @@ class ClosedFormKernels:
 
     def _attention_seconds(self, shape: AttentionShape, style: str = "", kind: str = "bf16") -> float:
         """The fused kernels of one direction."""
-        k = self._attention[f"{style or self.style} {'backward' if shape.backward else 'forward'}"]
+        style = style if style in attention_law.STYLES else self.style
+        k = self._attention[f"{style} {'backward' if shape.backward else 'forward'}"]
         s, backward = shape, shape.backward
         peak = self._peak(kind) / self.gpu.sms
         both = s.dim + s.value_dim

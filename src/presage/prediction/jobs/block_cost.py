@@ -24,6 +24,7 @@ from presage.prediction.jobs.layer_graph import Block, LayerGraph, memory_bound_
 from presage.prediction.jobs.plan_cache import known_of, layer_key
 from presage.prediction.jobs.work_pace import EVEN, Paces, pace_of
 
+AXES = {axis.value: axis for axis in Axis}
 USUALLY_HELD = 0.2  # of the SMs, where channels are not known
 REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory by large GEMMs; waves of tiles
 
@@ -152,7 +153,7 @@ class BlockCostModel:
 
     def _transfer(self, layer: LayerGraph, place: int, op: Op, times: Sequence[OpTime]) -> Cost:
         """A collective, as far as nothing hides it."""
-        axis, nbytes = Axis(op.group), argument(op, "bytes")
+        axis, nbytes = AXES[op.group], argument(op, "bytes")
         assert isinstance(nbytes, (int, float))
         if axis is Axis.EP:
             exposed = self.dispatch(nbytes)

@@ -11,7 +11,7 @@ from presage.configs.job import Job
 from presage.costs.hooks import HOOKS_US
 from presage.costs.layer_host import LayerHost
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import Cost, BlockCostModel
+from presage.prediction.jobs.block_cost import BlockCostModel, Cost
 from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk
 from presage.prediction.jobs.weights import weights
