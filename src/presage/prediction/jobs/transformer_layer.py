@@ -104,9 +104,7 @@ def linear(
         reduce = "reduce_scatter" if gather else "all_reduce"
         if enters and gather:
             forward.insert(0, b.collective("all_gather", whole, Axis.TP, forward_gemm))
-            again = b.collective(
-                "all_gather", whole, Axis.TP, data_gradient, True
-            )  # for the weight gradient
+            again = b.collective("all_gather", whole, Axis.TP, data_gradient, True)  # for the weight gradient
             backward[1:1] = [again]
         if enters:
             backward.append(b.collective(reduce, whole, Axis.TP, weight_gradient, True))
