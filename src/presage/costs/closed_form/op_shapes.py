@@ -13,7 +13,7 @@ from presage.graph.arguments import argument, flag, tensor
 from presage.graph.families import family
 from presage.graph.flops import count
 from presage.graph.graph import Graph, Op, Tensor
-from presage.graph.traffic import moved
+from presage.graph.work import bytes_moved
 
 KINDS = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 # Kinds of memory-bound kernels by the families of presage.graph.families.
@@ -60,7 +60,7 @@ def shape_of(graph: Graph, op: Op) -> OpShape | MemoryBound:
 def _by_bytes(graph: Graph, op: Op) -> MemoryBound:
     """An op without a law of its own."""
     found = family(op.name)
-    nbytes = float(moved(graph, op).total)
+    nbytes = float(bytes_moved(graph, op).total)
     return MemoryBound(nbytes, 1, MEMORY_KINDS.get(found, "other"), "roofline" if count(graph, op) else "likeness")
 
 

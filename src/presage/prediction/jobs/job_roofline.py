@@ -11,7 +11,7 @@ from presage.configs.job import Job
 from presage.costs.closed_form.op_shapes import number_kind
 from presage.graph.arguments import argument
 from presage.graph.graph import Op
-from presage.graph.traffic import moved
+from presage.graph.work import bytes_moved
 from presage.prediction.jobs.block_cost import BlockCostModel, Cost
 from presage.prediction.jobs.efficiency import Efficiency, shipped
 from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
@@ -99,7 +99,7 @@ def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: 
         peak = peak_of(gpu, number_kind(layer.graph, op, layer.graph.inputs_of(op)[-1]))[1]
         kind, seconds, flops, nbytes = "products", cost.product * factor, cost.flops, cost.nbytes
     else:
-        peak, nbytes = peak_of(gpu, "bf16")[1], float(moved(layer.graph, op).total)
+        peak, nbytes = peak_of(gpu, "bf16")[1], float(bytes_moved(layer.graph, op).total)
         kind, seconds, flops = "attention", cost.attention, cost.attention_flops
     least = max(flops / peak, nbytes / gpu.memory_bandwidth)
     return Ran(op.module, op.phase, kind, 1.0, seconds * step.slowdown, flops, nbytes, peak, least)
