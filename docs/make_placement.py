@@ -18,7 +18,7 @@ import numpy as np
 
 from presage.configs.job import Job
 from presage.configs.job_file import read_transformer_job
-from presage.configs.presets import preset
+from presage.configs.models import preset
 from presage.hardware import platform
 from presage.parallel.pipeline import Schedule
 from presage.parallel.plan import ParallelPlan

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from presage.configs.frameworks import framework
 from presage.configs.job import Job
-from presage.configs.presets import preset
+from presage.configs.models import preset
 from presage.hardware import platform
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.plan_tables import PARTS

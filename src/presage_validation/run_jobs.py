@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
-from presage.configs.framework import Framework
-from presage.configs.frameworks import framework, overlap_of
+from presage.configs.frameworks import Framework, framework, overlap_of
 from presage.configs.job import Job, Overlap, Recompute
-from presage.configs.presets import preset_named, preset_words
+from presage.configs.models import preset_fields, preset_key, transformer_from_fields
 from presage.configs.transformer import Experts, Transformer
-from presage.configs.transformer_fields import transformer_of
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.parallel.plan import ParallelPlan
@@ -91,7 +89,7 @@ def _summed(row: Row) -> bool:
 @cache
 def known(name: str) -> Transformer | None:
     """A model by its name, where it has one that says which it is."""
-    return transformer_of(preset_words(name)) if preset_named(name) else None
+    return transformer_from_fields(preset_fields(name)) if preset_key(name) else None
 
 
 def model_of(row: Row) -> Transformer:

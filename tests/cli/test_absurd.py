@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from presage.configs.check import problems
 from presage.configs.frameworks import framework
 from presage.configs.job_file import read_transformer_job
-from presage.configs.overrides import overrides
-from presage.configs.schema import JobConfig
+from presage.configs.schema import JobConfig, parse_overrides
 from presage.embeddings.dlrm_job import read_job
 from presage.embeddings.table_files import tables_of
 from presage.errors import PresageError
@@ -58,7 +57,7 @@ def test_every_key_of_a_job_with_every_absurd_number() -> None:
     told, answered = 0, 0
     for key in keys(JobConfig):
         for number in NUMBERS:
-            said = overrides([f"{key}={number}"], {})
+            said = parse_overrides([f"{key}={number}"], {})
             try:
                 found = predict_job(JOB, said).to_json(1e9)
             except PresageError as e:

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.configs.advice import notes
-from presage.configs.check import check, problems
+from presage.configs.check import check, job_notes, problems
 from presage.configs.job import Job, Recompute
-from presage.configs.presets import preset
+from presage.configs.models import preset
 from presage.errors import PresageError
 from presage.hardware import platform
 from presage.parallel.plan import ParallelPlan
@@ -114,7 +113,9 @@ def test_the_first_problem_comes_with_the_others() -> None:
 def test_what_is_odd_but_legal_is_no_problem() -> None:
     copied = job(tp=16, kv_heads=8, heads=64, pp=1, virtual=1)  # keys on two ranks each, over two nodes
     assert problems(copied) == []
-    assert any("beyond the 8 GPUs" in n for n in notes(copied)) and any("on 2 ranks" in n for n in notes(copied))
+    assert any("beyond the 8 GPUs" in n for n in job_notes(copied)) and any(
+        "on 2 ranks" in n for n in job_notes(copied)
+    )
     sharded = job(zero=3, fsdp=True, shard=8)  # with a pipeline: HSDP of FSDP2
     assert problems(sharded) == []
     both_ends = job(layers=126, heads=128, pp=16, virtual=8, ends_as_layers=True, gpus=1024, global_batch=256)
@@ -144,7 +145,7 @@ def test_whatever_it_is_given_it_answers(changes: dict[str, int], gpus: int, bat
     split = found.stage_layers()
     assert sum(map(sum, split)) == found.model.layers and min(map(min, split)) >= 0
     assert found.expert_dp * p.ep * p.expert_tp == found.dp * p.cp * p.tp
-    notes(found)
+    job_notes(found)
 
 
 def test_it_is_fast_enough_for_a_search() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from presage.configs.check import OPTIMIZERS
 from presage.configs.frameworks import HOSTS
 from presage.configs.job import PRECISIONS, Job, Recompute
-from presage.configs.job_file import job_of, read_any, read_described, read_transformer_job
-from presage.configs.presets import preset
+from presage.configs.job_file import job_from_sections, read_job_file, read_transformer_job
+from presage.configs.models import preset
 from presage.configs.schema import SECTIONS
-from presage.embeddings.dlrm_job import DlrmJob
+from presage.embeddings.dlrm_job import DlrmJob, read_any_job
 from presage.errors import InputError, PresageError
 from presage.parallel.schedules import SCHEDULES
 
@@ -126,7 +126,7 @@ def test_overrides_go_over_the_file(tmp_path: Path) -> None:
 
 def test_a_job_from_tables() -> None:
     table = {"model": {"preset": "gpt2"}, "training": {"sequence": 1024}, "cluster": {"platform": "dgx-a100"}}
-    assert job_of(table).job.model.name == "gpt2"
+    assert job_from_sections(table)[0].model.name == "gpt2"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_job_from_tables() -> None:
         (LEAST.replace("[training]", "[trainin]"), "trainin: is not known here: did you mean 'training'?"),
         (LEAST.replace("sequence", "seqence"), "training.seqence: is not known here: did you mean 'sequence'?"),
         (LEAST + "[parallel]\nmicro_batch = 2", "parallel.micro_batch: is not known here: it belongs in [training]"),
-        (LEAST + "[parallel]\nxyz = 2", "parallel.xyz: is not known here; there is gpus, tp, sequence_parallel"),
+        (LEAST + "[parallel]\nxyz = 2", "parallel.xyz: is not known here; choose from gpus, tp, sequence_parallel"),
         (LEAST + "[model.experts]\ntopk = 2", "model.experts.topk: is not known here: did you mean 'top_k'?"),
         (LEAST + "[model.experts]\ntop_k = 2", "experts"),
         (LEAST.replace("8192", '"8k"'), "training.sequence: Expected `int | null`, got `str`"),
@@ -186,21 +186,21 @@ def test_no_value_is_answered_with_a_traceback(changes: list[tuple[tuple[str, ..
             here[part] = here = dict(inner) if isinstance(inner, dict) else {}
         here[key[-1]] = value
     try:
-        job = job_of(table).job
+        job = job_from_sections(table)[0]
     except PresageError:
         return
     assert isinstance(job, Job)
 
 
 def test_any_kind_of_job_is_read() -> None:
-    assert isinstance(read_any(ROOT / "examples" / "dlrm" / "criteo.toml"), DlrmJob)
-    assert isinstance(read_any(EXAMPLES[0]), Job)
+    assert isinstance(read_any_job(ROOT / "examples" / "dlrm" / "criteo.toml"), DlrmJob)
+    assert isinstance(read_any_job(EXAMPLES[0]), Job)
 
 
 def test_notes_come_with_a_job(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(LEAST + "[parallel]\ngpus = 16\ntp = 16")
-    assert any("beyond the 8 GPUs of a node" in n for n in read_described(path).notes)
+    assert any("beyond the 8 GPUs of a node" in n for n in read_job_file(path).notes)
 
 
 def test_every_key_is_in_the_documentation() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from presage.configs import frameworks as home
-from presage.configs.framework import Framework
-from presage.configs.frameworks import framework, frameworks, overlap_of
-from presage.configs.job_file import job_of, read_transformer_job
+from presage.configs.frameworks import Framework, framework, frameworks, overlap_of
+from presage.configs.job_file import job_from_sections, read_transformer_job
 from presage.errors import PresageError
 from presage.hardware import gpu
 from presage.search.job_toml import job_toml
@@ -40,7 +39,7 @@ def test_every_switch_can_be_said_in_a_job_file(tmp_path: Path) -> None:
     names = [name for name in Framework.__dataclass_fields__ if name not in kept]
     others = {name: other(name, getattr(usual, name)) for name in names}
     table = {name: value for name, value in others.items() if name != "bucket_bytes"} | {"bucket_MB": 123}
-    job = job_of({**JOB, "framework": {"name": "megatron-core", **table}}).job
+    job = job_from_sections({**JOB, "framework": {"name": "megatron-core", **table}})[0]
     assert {name: getattr(job.framework, name) for name in names} == others
     path = tmp_path / "job.toml"
     path.write_text(job_toml(job, JOB["cluster"]))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from presage.configs.hugging_face import config_words, read_config
+from presage.configs.models import transformer_from_fields
 from presage.configs.transformer import Transformer
-from presage.configs.transformer_fields import transformer_of
 from presage.errors import PresageError
 
 # Configs as transformers 5.17 writes them, with the parameters it counts on the meta device (DBRX: as published).
@@ -18,7 +18,7 @@ CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
 
 
 def model(name: str, **changes: Any) -> Transformer:
-    return transformer_of(config_words(CONFIGS[name]["config"] | changes).words)
+    return transformer_from_fields(config_words(CONFIGS[name]["config"] | changes).words)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -58,14 +58,14 @@ def test_the_text_part_of_a_model_that_sees_is_taken() -> None:
         "vision_config": {"hidden_size": 1152},
         "text_config": CONFIGS["gemma3_text"]["config"],
     }
-    assert transformer_of(config_words(whole).words).parameters == model("gemma3_text").parameters
+    assert transformer_from_fields(config_words(whole).words).parameters == model("gemma3_text").parameters
     other = {"model_type": "seeing", "text_config": CONFIGS["mistral"]["config"]}
     assert config_words(other).notes == ()
 
 
 def test_an_unknown_family_is_read_as_llama_with_a_note() -> None:
     words, notes = config_words(CONFIGS["llama"]["config"] | {"model_type": "newcomer"})
-    assert transformer_of(words).parameters == CONFIGS["llama"]["parameters"]
+    assert transformer_from_fields(words).parameters == CONFIGS["llama"]["parameters"]
     assert notes == ("model_type 'newcomer' is not known: read as one like Llama",)
 
 
@@ -88,4 +88,4 @@ def test_what_cannot_be_described_is_refused(config: dict[str, Any], says: str) 
 def test_files_that_are_none_are_told_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(PresageError, match=r"config\.json"):
-        transformer_of(read_config(tmp_path).words, tmp_path / "config.json")
+        transformer_from_fields(read_config(tmp_path).words, tmp_path / "config.json")

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.configs.job import Job, Recompute
-from presage.configs.job_file import read_described
+from presage.configs.job_file import read_job_file
 from presage.configs.megatron import arguments_sections, read_arguments
-from presage.configs.megatron_layout import expert_layers, pipeline_layout
-from presage.configs.script_arguments import shell
+from presage.configs.script_arguments import expert_layers, pipeline_layout, shell
 from presage.errors import PresageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +27,7 @@ def job(tmp_path: Path, script: str, more: str = "", name: str = "train.sh") -> 
     (tmp_path / name).write_text(script)
     path = tmp_path / "job.toml"
     path.write_text(f'arguments = "{name}"\n{more}\n[cluster]\nplatform = "dgx-h100"\n')
-    return read_described(path)
+    return read_job_file(path)[:2]
 
 
 def sections(arguments: str) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def sections(arguments: str) -> dict[str, Any]:
 
 
 def test_the_example_is_gpt3_on_1024_gpus() -> None:
-    made, notes = read_described(ROOT / "examples" / "jobs" / "megatron.toml")
+    made, notes, *_ = read_job_file(ROOT / "examples" / "jobs" / "megatron.toml")
     assert made.model.parameters == pytest.approx(174.6e9, rel=1e-3)
     assert (made.gpus, made.dp, made.microbatches) == (1024, 16, 96)
     p = made.parallel

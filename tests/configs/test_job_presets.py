@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from presage.configs.model_table import model_of
-from presage.configs.presets import known, preset, preset_facts, preset_named, presets
+from presage.configs.models import find_preset, model_from_table, preset, preset_facts, preset_key, presets
 from presage.errors import PresageError
 
 # Published figures that count something else, or that the published shapes do not add up to.
@@ -38,26 +37,26 @@ def test_active_parameters_are_near_the_published_ones(name: str) -> None:
 def test_each_has_a_source_and_names_of_its_own() -> None:
     assert all(p["source"] for p in preset_facts().values())
     for key, about in preset_facts().items():
-        assert {preset_named(n) for n in (key, *about.get("aliases", ()))} == {key}  # no name is of two
+        assert {preset_key(n) for n in (key, *about.get("aliases", ()))} == {key}  # no name is of two
 
 
 def test_a_model_is_found_by_any_of_its_names() -> None:
     for name in ("llama3 8B", "Meta-Llama-3-8B", "LLAMA3_8B", "meta-llama/Llama-3.1-8B"):
-        assert preset_named(name) == "llama3-8b"
-    assert known("llama9-8b") is None
+        assert preset_key(name) == "llama3-8b"
+    assert find_preset("llama9-8b") is None
     with pytest.raises(PresageError, match="did you mean llama3-8b"):
         preset("llama3-8bb")
 
 
 def test_fields_go_over_a_preset() -> None:
-    proxy = model_of({"preset": "deepseek-v3", "layers": 4, "experts": {"dense_layers": 1, "imbalance": 1.2}})
+    proxy = model_from_table({"preset": "deepseek-v3", "layers": 4, "experts": {"dense_layers": 1, "imbalance": 1.2}})
     assert (proxy.layers, proxy.hidden, proxy.latent) == (4, 7168, preset("deepseek-v3").latent)
     assert proxy.experts and (proxy.experts.experts, proxy.experts.dense_layers) == (256, 1)
     assert proxy.experts.imbalance == 1.2
 
 
 def test_what_is_left_out_follows_from_the_rest() -> None:
-    gpt = model_of({"hidden": 1024, "layers": 2, "heads": 16, "vocab": 100, "activation": "gelu"})
+    gpt = model_from_table({"hidden": 1024, "layers": 2, "heads": 16, "vocab": 100, "activation": "gelu"})
     assert (gpt.ffn, gpt.kv_heads, gpt.head_dim) == (4096, 16, 64)
-    llama = model_of({"hidden": 4096, "layers": 2, "heads": 32, "vocab": 100})
+    llama = model_from_table({"hidden": 4096, "layers": 2, "heads": 32, "vocab": 100})
     assert llama.ffn == 10880  # Megatron's rule for gated blocks

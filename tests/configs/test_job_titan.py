@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from presage.configs.job import Job, Recompute
-from presage.configs.job_file import read_described
+from presage.configs.job_file import read_job_file
 from presage.configs.torchtitan import titan_sections
 from presage.errors import PresageError
 
@@ -45,7 +45,7 @@ def job(tmp_path: Path, text: str, gpus: int) -> tuple[Job, tuple[str, ...]]:
     (tmp_path / "titan.toml").write_text(text)
     path = tmp_path / "job.toml"
     path.write_text(f'titan = "titan.toml"\n[parallel]\ngpus = {gpus}\n[cluster]\nplatform = "dgx-h100"\n')
-    return read_described(path)
+    return read_job_file(path)[:2]
 
 
 def sections(text: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def sections(text: str) -> dict[str, Any]:
 
 
 def test_the_example_is_llama_on_256_gpus() -> None:
-    made, notes = read_described(ROOT / "examples" / "jobs" / "torchtitan.toml")
+    made, notes, *_ = read_job_file(ROOT / "examples" / "jobs" / "torchtitan.toml")
     assert made.model.name == "llama3-70b" and made.model.parameters == pytest.approx(70.55e9, rel=1e-3)
     p = made.parallel
     assert (p.tp, p.sequence_parallel, p.fsdp, p.zero, made.dp, made.global_batch) == (8, True, True, 3, 32, 256)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from presage.configs.framework import Framework
+from presage.configs.frameworks import Framework
 from presage.costs.host import host_model
 from presage.costs.layer_host import LayerHost, eras, hosts_known, layer_host
 from presage.errors import PresageError

@@ -138,9 +138,9 @@ def _code(path: Path) -> Any:
 
 
 def _in(path: Path) -> Any:
-    from presage.configs.job_file import read_any
+    from presage.embeddings.dlrm_job import read_any_job
 
-    return read_any(path / "job.toml")
+    return read_any_job(path / "job.toml")
 
 
 # ---- the list

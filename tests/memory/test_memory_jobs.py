@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from presage.configs.check import problems
-from presage.configs.framework import Framework
+from presage.configs.frameworks import Framework
 from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform

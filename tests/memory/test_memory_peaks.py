@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from presage.configs.framework import Framework
+from presage.configs.frameworks import Framework
 from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from presage.configs.job import Job
-from presage.configs.presets import preset
+from presage.configs.models import preset
 from presage.errors import InputError
 from presage.hardware import platform
 from presage.parallel.plan import ParallelPlan

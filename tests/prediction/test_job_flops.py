@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from presage.configs.job import Job, Recompute
-from presage.configs.presets import known
+from presage.configs.models import find_preset
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
 from presage.graph.work import flops as op_flops
@@ -29,7 +29,7 @@ def job_of(model: Transformer, **more: object) -> Job:
 
 
 def preset(name: str) -> Transformer:
-    found = known(name)
+    found = find_preset(name)
     assert found is not None
     return found
 

@@ -14,12 +14,12 @@ import presage
 from presage.configs.check import problems
 from presage.configs.job import PRECISIONS, Job, Recompute
 from presage.configs.job_file import read_transformer_job
-from presage.configs.overrides import overrides
+from presage.configs.schema import parse_overrides
 from presage.costs.closed_form import ClosedFormKernels
 from presage.errors import InputError, PresageError
 from presage.hardware import cluster, gpus
 from presage.parallel.plan import ParallelPlan
-from presage.prediction.jobs.cost import CostTerms, parse_tokens, read_terms
+from presage.prediction.jobs.cost import CostTerms, parse_tokens
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
 from presage.prediction.jobs.job_timeline import job_timeline
 
@@ -138,8 +138,8 @@ def test_terms_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     text = LLAMA.read_text()
     file.write_text(text + "price_per_gpu_hour = 2\npue = 1.1\n")
-    assert read_terms(file) == CostTerms(None, 2.0, 1.1)
-    assert read_terms(file, {"cluster": {"power_W": 500}}) == CostTerms(500.0, 2.0, 1.1)
+    assert predict_job(file).terms == CostTerms(None, 2.0, 1.1)
+    assert predict_job(file, {"cluster": {"power_W": 500}}).terms == CostTerms(500.0, 2.0, 1.1)
     assert predict_job(file).to_json()["cost"]["price_per_gpu_hour"] == 2
     file.write_text(text + "pue = 0.5\n")
     with pytest.raises(InputError, match=r"job.toml: cluster: pue >= 1: it is 0.5"):
@@ -168,7 +168,7 @@ def test_overrides() -> None:
         "overlap.tensor=true",
         "name=x",
     ]
-    assert overrides(pairs, {}) == {
+    assert parse_overrides(pairs, {}) == {
         "parallel": {"tp": 4},
         "training": {"recompute": "full"},
         "model": {"experts": {"imbalance": 1.5}},
@@ -180,7 +180,7 @@ def test_overrides() -> None:
 def test_a_word_of_the_file_stays() -> None:
     """framework = "torchtitan" is framework.name = "torchtitan": other switches leave it as it is."""
     table = {"framework": "torchtitan", "training": {"recompute": "full"}}
-    found = overrides(["framework.compiled=false", "training.recompute.share=0.5"], table)
+    found = parse_overrides(["framework.compiled=false", "training.recompute.share=0.5"], table)
     assert found["framework"] == {"name": "torchtitan", "compiled": False}
     assert found["training"]["recompute"] == {"mode": "full", "share": 0.5}
 
@@ -188,7 +188,7 @@ def test_a_word_of_the_file_stays() -> None:
 @pytest.mark.parametrize("pair", ["parallel.tp", "=8", "parallel.=8", "parallel.tp.x=1", "parallel=3"])
 def test_overrides_that_are_none(pair: str) -> None:
     with pytest.raises(PresageError, match="--set"):
-        overrides(["parallel.tp=8", pair], {})
+        parse_overrides(["parallel.tp=8", pair], {})
 
 
 # ---- the timeline

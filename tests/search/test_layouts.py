@@ -12,7 +12,7 @@ import pytest
 from presage.configs.check import problems
 from presage.configs.frameworks import framework
 from presage.configs.job import Job, Recompute
-from presage.configs.presets import preset
+from presage.configs.models import preset
 from presage.configs.transformer import Experts, Transformer
 from presage.errors import PresageError
 from presage.hardware import platform

@@ -110,7 +110,7 @@ def test_no_file_is_read_on_a_pages_word(tmp_path: Path, monkeypatch: pytest.Mon
     secret = tmp_path / "config.json"
     secret.write_text('{"model_type": "llama"}')
     read: list[object] = []
-    monkeypatch.setattr("presage.configs.model_table.read_config", lambda path: read.append(path))
+    monkeypatch.setattr("presage.configs.models.read_config", lambda path: read.append(path))
     assert "reads no files" in opened(f"[model]\nconfig = '{secret}'\n")["wrong"]
     rest = {"model": {"config": str(secret)}}
     assert "reads no files" in step_reply({**turned().knobs, "model": KEPT}, rest, ASKED)["wrong"]

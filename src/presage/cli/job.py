@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from presage.configs.job import Job
+    from presage.configs.job_file import ParsedJob
     from presage.noise.distribution import Distribution
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.html import Page
 
-__all__ = ["command", "overrides_from_options", "transformer_job"]
+__all__ = ["command", "job_from_options", "transformer_job"]
 
 GLANCE = 4_000  # draws
 
@@ -100,7 +101,7 @@ def command(
     check_report(report)
     many = None if tokens is None else parse_tokens(tokens)
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    found = predict_job(job, overrides_from_options(job, gpus, change, terms), convention=flops or DEFAULT)
+    found = predict_job(job_from_options(job, gpus, change, terms), convention=flops or DEFAULT)
     if trace is not None:
         _draw(found, trace)
     data = lengths is not None or skew is not None
@@ -156,30 +157,28 @@ def _drawn(found: JobResult, how_sure: StepDistribution) -> dict[str, Any]:
     return {"step_ms": step | {"point": found.seconds * 1e3}, "distribution": told}
 
 
-def overrides_from_options(
-    job: Path, gpus: int | None, change: list[str], terms: dict[str, float | None]
-) -> dict[str, Any]:
-    """Overrides of the job file that options give."""
-    from presage.configs.overrides import overrides
-    from presage.hardware.facts import load
+def job_from_options(
+    path: Path, gpus: int | None, change: list[str], terms: dict[str, float | None] | None = None, checked: bool = True
+) -> ParsedJob:
+    """The job of a file, with the overrides that options give."""
+    from presage.configs.job_file import JobTable
+    from presage.configs.schema import parse_overrides
 
-    if job.suffix == ".py":
-        raise InputError(job, f"is code, not a job file: use presage predict {job}:FUNCTION")
-    table = load(job)
-    if "embeddings" in table:
-        raise InputError(job, f"is a recommendation job: use presage dlrm {job}")
-    out = overrides(change, table)
+    if path.suffix == ".py":
+        raise InputError(path, f"is code, not a job file: use presage predict {path}:FUNCTION")
+    file = JobTable.read(path)
+    if file.has_embeddings:
+        raise InputError(path, f"is a recommendation job: use presage dlrm {path}")
+    out = parse_overrides(change, file.table)
     if gpus is not None:
         out["parallel"] = {"dp": None} | out.get("parallel", {}) | {"gpus": gpus}
-    out["cluster"] = out.get("cluster", {}) | {k: v for k, v in terms.items() if v is not None}
-    return out
+    out["cluster"] = out.get("cluster", {}) | {k: v for k, v in (terms or {}).items() if v is not None}
+    return file.parse(out, checked)
 
 
 def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
-    """The job of a file, with the overrides that options give."""
-    from presage.configs.job_file import read_transformer_job
-
-    return read_transformer_job(path, overrides_from_options(path, gpus, change, {}))
+    """The job alone."""
+    return job_from_options(path, gpus, change).job
 
 
 def _draw(found: JobResult, path: Path) -> None:

@@ -101,12 +101,10 @@ def _page(job: Job, found: SearchResult) -> Page:
 
 def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
     """The job of a file, and the [cluster] table of that file."""
-    from presage.cli.job import overrides_from_options
-    from presage.configs.job_file import read_transformer_job
-    from presage.hardware.facts import load
+    from presage.cli.job import job_from_options
 
-    over = overrides_from_options(path, None, change, {})
-    return read_transformer_job(path, over, checked=False), load(path).get("cluster", {}) | over.get("cluster", {})
+    parsed = job_from_options(path, None, change, checked=False)
+    return parsed.job, dict(parsed.cluster)
 
 
 def _numbers(text: str) -> list[int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from presage.cli import complete
-from presage.cli.job import overrides_from_options
+from presage.cli.job import job_from_options
 from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
 from presage.cli.output import check_report, command_line, emit, pool_progress, print_result, write_report
 from presage.errors import PresageError
@@ -191,7 +191,7 @@ def command(
     from presage.runs.whole import predict_run
 
     check_report(report)
-    found = predict_job(job, overrides_from_options(job, gpus, change, {"price_per_gpu_hour": price}))
+    found = predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price}))
     kind = _reliability(failures, rate, restart, superlinear)
     many = _steps(found, tokens, steps)
     saves = checkpoints_of(found.job, kind, save, background, None if storage is None else storage * GB)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 from presage.configs.job import PRECISIONS, Job
-from presage.configs.limits import batch_limits, model_limits
+from presage.configs.transformer import Transformer
 from presage.errors import PresageError
 
-__all__ = ["MODULES", "OPTIMIZERS", "check", "problems", "supported"]
+__all__ = ["MODULES", "OPTIMIZERS", "batch_limits", "check", "job_notes", "model_limits", "problems", "supported"]
 
 MODES = ("none", "selective", "full")
 MODULES = ("core_attn", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
@@ -78,3 +81,121 @@ def supported(precision: str, peak: dict[str, float], architecture: str) -> bool
     if precision == "nvfp4":
         return "fp4" in peak or architecture == "Blackwell"
     return NEEDED[precision] in peak
+
+
+# ---- What no job has: sizes beyond which a figure is a slip of the pen, with room for ten times what anyone has bui
+
+# The least and the most of each, by its name in a job file.
+MODEL = {
+    "hidden": (1, 1_000_000), "layers": (1, 10_000), "heads": (1, 100_000), "vocab": (1, 100_000_000),
+    "ffn": (0, 10_000_000), "kv_heads": (1, 100_000), "head_dim": (1, 100_000), "max_positions": (0, 10**9),
+    "window": (0, 10**9), "window_every": (1, 10_000), "predicted": (0, 100),
+}  # fmt: skip
+EXPERTS = {
+    "experts": (1, 100_000), "top_k": (1, 100_000), "ffn": (1, 10_000_000), "shared_ffn": (0, 10_000_000),
+    "dense_layers": (0, 10_000), "every": (1, 10_000), "capacity": (0.0, 1000.0), "imbalance": (1.0, 10_000.0),
+}  # fmt: skip
+LATENT = {
+    "query_rank": (0, 1_000_000), "key_rank": (1, 1_000_000), "rope": (0, 100_000), "nope": (0, 100_000),
+    "value": (1, 100_000),
+}  # fmt: skip
+TRAINING = {"sequence": 10**8, "micro_batch": 10**6, "global_batch": 10**9}
+
+
+@lru_cache(256)
+def model_limits(model: Transformer) -> tuple[str, ...]:
+    """What of a model cannot be, in words."""
+    out = [*_out_of_range(model, MODEL, "")]
+    if model.experts:
+        out += _out_of_range(model.experts, EXPERTS, "experts.")
+    if model.latent:
+        out += _out_of_range(model.latent, LATENT, "latent.")
+        if model.latent.rope + model.latent.nope < 1:
+            out.append("latent.rope + latent.nope >= 1: a head has no width")
+    if model.ffn < 1 and not _all_experts(model):
+        out.append(f"ffn >= 1: it is {model.ffn}")
+    return tuple(out)
+
+
+def batch_limits(job: Job) -> list[str]:
+    """Sizes of a job's samples that cannot be, in words."""
+    sizes = (job.sequence, job.micro_batch, job.global_batch)
+    if min(sizes) >= 1 and max(sizes) <= TRAINING["micro_batch"]:
+        return []  # nearly all of the many that a search asks about
+    pairs = zip(TRAINING.items(), sizes, strict=True)
+    return [_range(name, value, 1, most) for (name, most), value in pairs if not 1 <= value <= most]
+
+
+def _out_of_range(part: object, limits: Mapping[str, tuple[float, float]], prefix: str) -> list[str]:
+    values = {name: getattr(part, name) for name in limits}
+    return [
+        _range(prefix + name, value, *limits[name])
+        for name, value in values.items()
+        if not limits[name][0] <= value <= limits[name][1]
+    ]
+
+
+def _range(name: str, value: float, least: float, most: float) -> str:
+    if value < least:
+        return f"{name} >= {least:g}: it is {value}"
+    return f"{name} <= {most:,.0f}: it is {value}"
+
+
+def _all_experts(m: Transformer) -> bool:
+    """No layer has a feed-forward block of its own."""
+    return m.experts is not None and m.experts.dense_layers == 0 and m.experts.every == 1
+
+
+# ---- What a Job's owner should know though nothing is wrong with it.
+
+
+def job_notes(job: Job) -> tuple[str, ...]:
+    """Of a job that `check` lets pass."""
+    return (*_tensor_notes(job), *_pipeline_notes(job), *_expert_notes(job), *_other_notes(job))
+
+
+def _tensor_notes(job: Job) -> list[str]:
+    p, m, domain, out = job.parallel, job.model, job.platform.domain, []
+    if p.tp > domain:
+        out.append(f"tp = {p.tp} reaches beyond the {domain} GPUs of a node: its collectives go over the network")
+    if m.latent is None and p.tp > m.kv_heads:
+        out.append(f"tp = {p.tp} is more than kv_heads = {m.kv_heads}: each key head is on {p.tp // m.kv_heads} ranks")
+    if p.tp > 1 and not p.sequence_parallel:
+        out.append("tp without sequence_parallel: every rank keeps all of the activations between its blocks")
+    return out
+
+
+def _pipeline_notes(job: Job) -> list[str]:
+    p, out = job.parallel, []
+    if p.pp == 1:
+        return []
+    counts = [n for stage in job.stage_layers() for n in stage]
+    inner = counts[1:-1] if p.ends_as_layers else counts
+    if not p.layers_as and len(set(inner)) > 1:
+        out.append(f"{job.model.layers} layers over {len(counts)} chunks: {min(counts)} to {max(counts)} layers each")
+    if job.microbatches < p.pp:
+        out.append(f"{job.microbatches} microbatches over pp = {p.pp} stages: the pipeline is never full")
+    return out
+
+
+def _expert_notes(job: Job) -> list[str]:
+    p, e, domain, out = job.parallel, job.model.experts, job.platform.domain, []
+    if e is None:
+        return []
+    if p.ep * p.expert_tp > domain:
+        sizes = f"ep x expert_tp = {p.ep} x {p.expert_tp}"
+        out.append(f"{sizes} reaches beyond the {domain} GPUs of a node: tokens cross the network to their experts")
+    if e.imbalance == 1 and not e.capacity:
+        out.append("experts are as busy as each other (imbalance = 1): real routing is slower")
+    return out
+
+
+def _other_notes(job: Job) -> list[str]:
+    p, m, domain, out = job.parallel, job.model, job.platform.domain, []
+    if job.gpus > domain and job.gpus % domain:
+        out.append(f"{job.gpus} GPUs are no whole number of nodes of {domain}")
+    if p.shard and not p.zero:
+        out.append(f"shard = {p.shard} does nothing with zero = 0")
+    if m.window and m.window >= job.sequence:
+        out.append(f"window = {m.window} does nothing on sequences of {job.sequence}")
+    return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -11,13 +11,22 @@ from typing import Any
 
 import msgspec
 
-from presage.configs.framework import Framework, Overlap
-from presage.configs.schema import FrameworkConfig, OverlapConfig, converted, plain
+from presage.configs.schema import FrameworkConfig, OverlapConfig, convert_section, given_fields
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu
 from presage.hardware.facts import load
 
-__all__ = ["ATTENTIONS", "HOSTS", "framework", "frameworks", "overlap_of", "read_framework", "switches"]
+__all__ = [
+    "ATTENTIONS",
+    "HOSTS",
+    "Framework",
+    "Overlap",
+    "framework",
+    "frameworks",
+    "overlap_of",
+    "read_framework",
+    "switches",
+]
 
 ATTENTIONS = ("unfused", "fused-softmax", "flash1", "flash2", "flash3")
 HOSTS = ("megatron-core", "megatron-2021", "deepspeed", "torch", "torch-gpt", "compiled", "graph")
@@ -51,7 +60,7 @@ def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
             near = get_close_matches(key, known, 1)
             raise PresageError(f"a framework has no switch {key!r}{f': did you mean {near[0]!r}?' if near else ''}")
     made = replace(found, **overrides)
-    _check(name, made)
+    _check_switches(name, made)
     return made
 
 
@@ -67,7 +76,7 @@ def overlap_of(name: str) -> Overlap:
 
 def switches(words: FrameworkConfig) -> dict[str, Any]:
     """What a table says, as fields of a Framework."""
-    out = {k: v for k, v in plain(words).items() if k in FrameworkConfig.__struct_fields__ and k != "name"}
+    out = {k: v for k, v in given_fields(words).items() if k in FrameworkConfig.__struct_fields__ and k != "name"}
     if "bucket_MB" in out:
         out["bucket_bytes"] = out.pop("bucket_MB") * MB
     return out
@@ -84,14 +93,14 @@ def _shipped(name: str, generation: float) -> Framework:
 
 
 def _read(path: Path, generation: float) -> Framework:
-    file = converted(path, load(path), _File)
+    file = convert_section(path, load(path), _File)
     found = switches(file)
     for since, least in SINCE.items():
         if generation >= least:
             found |= switches(getattr(file, since))
-    overlap = Overlap(**plain(file.overlap))
+    overlap = Overlap(**given_fields(file.overlap))
     made = Framework(key=path.stem, name=file.name or path.stem, source=file.source, overlap=overlap, **found)
-    _check(path, made)
+    _check_switches(path, made)
     return made
 
 
@@ -103,7 +112,7 @@ def _generation(gpu: Gpu | None) -> float:
         return 0.0
 
 
-def _check(path: str | Path, f: Framework) -> None:
+def _check_switches(path: str | Path, f: Framework) -> None:
     for name, value, known in (("attention", f.attention, ATTENTIONS), ("host", f.host, HOSTS)):
         if value not in known:
             raise InputError(path, f"is {value!r}: there is {', '.join(known)}", name)
@@ -112,3 +121,42 @@ def _check(path: str | Path, f: Framework) -> None:
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 1, 2 or 4", name)
     if not 1e3 <= f.bucket_bytes <= 1e16:
         raise InputError(path, f"is {f.bucket_bytes / MB:g}: it can be 0.001 to 1e10", "bucket_MB")
+
+
+# ---- A Framework: what the software around a model does, as far as it costs time or memory. Facts, as TOML files.
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Which transfers run beside compute."""
+
+    tensor: bool = False  # TP collectives, cut up beside the products they feed
+    gradients: bool = True  # DP reductions beside the backward pass
+    parameters: bool = True  # DP gathers beside the forward pass
+    pipeline: bool = True  # sends between stages
+    context: bool = True  # keys and values beside attention
+    experts: bool = False  # all-to-alls beside other compute
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """Switches of the training software; the default is Megatron-Core with Transformer Engine as of 2024."""
+
+    key: str = "megatron-core"
+    name: str = "Megatron-Core with Transformer Engine"
+    attention: str = "flash2"  # unfused, fused-softmax (Megatron's kernel), flash1, flash2, flash3 (cuDNN since Hopper)
+    compiled: bool = False  # pointwise chains are one kernel each (torch.compile, XLA)
+    fused_norms: bool = True  # one kernel a normalisation
+    dropout: bool = False  # of attention and of the residual stream
+    fused_loss: bool = True  # cross entropy without copies of the logits in fp32
+    gradient_bytes: int = 4  # what gradients are kept in
+    reduce_bytes: int = 4  # and sent in
+    gather_bytes: int = 2  # what parameters are gathered in
+    host: str = "megatron-core"  # whose launches: one of HOSTS in frameworks.py
+    bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
+    two_step_dispatch: bool = True  # tokens cross the network once a domain (DeepEP and its like)
+    fused_dispatch: bool = False  # and are sorted by expert as they arrive
+    sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
+    async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient
+    overlap: Overlap = field(default_factory=Overlap)  # unless a job says otherwise
+    source: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from presage.configs.framework import Framework, Overlap
+from presage.configs.frameworks import Framework, Overlap
 from presage.configs.transformer import Transformer
 from presage.hardware import Platform
 from presage.parallel.plan import ParallelPlan, SplitSizes

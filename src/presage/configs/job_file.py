@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from presage.configs.advice import notes
-from presage.configs.check import check
-from presage.configs.framework import Framework
-from presage.configs.frameworks import framework, switches
+from presage.configs.check import check, job_notes
+from presage.configs.frameworks import Framework, framework, switches
 from presage.configs.job import Job, Recompute
 from presage.configs.megatron import read_arguments
-from presage.configs.model_table import read_model
+from presage.configs.models import read_model
 from presage.configs.schema import (
     ClusterConfig,
     FrameworkConfig,
@@ -21,10 +20,10 @@ from presage.configs.schema import (
     ParallelConfig,
     RecomputeConfig,
     TrainingConfig,
-    converted,
-    known,
-    merged,
-    plain,
+    check_keys,
+    convert_section,
+    given_fields,
+    merge_sections,
 )
 from presage.configs.torchtitan import read_titan
 from presage.errors import InputError, PresageError
@@ -33,58 +32,70 @@ from presage.hardware.facts import load
 from presage.parallel.plan import DegreeError, ParallelPlan, count_gpus, count_sharing
 from presage.parallel.schedules import default_schedule
 
-if TYPE_CHECKING:
-    from presage.embeddings.dlrm_job import DlrmJob
-
-__all__ = ["Described", "described", "job_of", "read_any", "read_described", "read_transformer_job"]
-
 Table = Mapping[str, Any]
 OPTIMIZERS = {"adamw": "adam"}  # the same work
 EVEN = ("megatron-core", "megatron-2021", "nemo")
 
 
-class Described(NamedTuple):
-    """A job, and what its owner should know: of arguments that were not understood, of what is unusual in it."""
+class ParsedJob(NamedTuple):
+    """A job, what its owner should know (arguments not understood, what is unusual in it), and its [cluster] table."""
 
     job: Job
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    cluster: Table = MappingProxyType({})
+    path: Path = Path("job")
+
+
+class JobTable(NamedTuple):
+    """A job file as read from disk, once for all that is asked about it."""
+
+    path: Path
+    table: Table
+
+    @staticmethod
+    def read(path: str | Path) -> JobTable:
+        return JobTable(Path(path), load(Path(path)))
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether it describes a recommendation job, which presage.embeddings reads."""
+        return "embeddings" in self.table
+
+    def parse(self, overrides: Table | None = None, checked: bool = True) -> ParsedJob:
+        """The job. `overrides` go over the file, section by section: {"parallel": {"gpus": 1024}}."""
+        path, table = self
+        check_keys(path, table, JobConfig, "")
+        base, foreign = _foreign(path, table)
+        sections = merge_sections(merge_sections(base, table), overrides or {})
+        try:
+            job, notes = job_from_sections(sections, path)
+            if checked:
+                check(job)
+        except InputError:
+            raise
+        except PresageError as e:
+            raise InputError(path, str(e)) from e
+        if checked:
+            _check_even(path, job)
+            notes = (*notes, *job_notes(job))
+        return ParsedJob(job, (*foreign, *notes), sections.get("cluster", {}), path)
 
 
 def read_transformer_job(path: str | Path, overrides: Table | None = None, checked: bool = True) -> Job:
     """A job from its file. `overrides` go over the file, section by section: {"parallel": {"gpus": 1024}}."""
-    return read_described(path, overrides, checked).job
+    return read_job_file(path, overrides, checked).job
 
 
-def read_described(path: str | Path, overrides: Table | None = None, checked: bool = True) -> Described:
-    """And the notes on it."""
-    return described(load(Path(path)), Path(path), overrides, checked)
+def read_job_file(path: str | Path, overrides: Table | None = None, checked: bool = True) -> ParsedJob:
+    """A job from its file, with the notes on it."""
+    return JobTable.read(path).parse(overrides, checked)
 
 
-def described(table: Table, path: str | Path, overrides: Table | None = None, checked: bool = True) -> Described:
-    """The same from what a file holds; files it names are beside `path`."""
-    path = Path(path)
-    known(path, table, JobConfig, "")
-    base, said = _foreign(path, table)
-    try:
-        job, more = job_of(merged(merged(base, table), overrides or {}), path)
-        if checked:
-            check(job)
-    except InputError:
-        raise
-    except PresageError as e:
-        raise InputError(path, str(e)) from e
-    if checked:
-        if job.framework.key in EVEN and (uneven := job.parallel.uneven_layers(job.model.layers, job.model.predicted)):
-            raise InputError(path, uneven, "parallel")
-        more = (*more, *notes(job))
-    return Described(job, (*said, *more))
-
-
-def read_any(path: str | Path) -> Job | DlrmJob:
-    """A job of any kind: recommendation jobs have [embeddings]."""
-    from presage.embeddings.dlrm_job import read_job  # which loads the embeddings' models
-
-    return read_job(path) if "embeddings" in load(Path(path)) else read_transformer_job(path)
+def _check_even(path: Path, job: Job) -> None:
+    """Megatron splits layers evenly, or as it is told to."""
+    uneven = job.parallel.uneven_layers(job.model.layers, job.model.predicted)
+    if uneven and job.framework.key in EVEN:
+        raise InputError(path, uneven, "parallel")
 
 
 def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -99,9 +110,9 @@ def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]
     return {}, ()
 
 
-def job_of(table: Table, path: str | Path = "job") -> Described:
-    """A job from the sections of a job file, not checked; files it names are beside `path`."""
-    words = converted(path, {k: v for k, v in table.items() if k != "model"}, JobConfig)
+def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tuple[str, ...]]:
+    """A job from the sections of a job file, not checked, and notes on it; files it names are beside `path`."""
+    words = convert_section(path, {k: v for k, v in table.items() if k != "model"}, JobConfig)
     fields = table.get("model", {})
     if not isinstance(fields, Mapping):
         raise InputError(path, f"is {fields!r}: it should be a table, [model]", "model")
@@ -122,12 +133,12 @@ def job_of(table: Table, path: str | Path = "job") -> Described:
         parallel=parallel,
         precision=t.precision,
         recompute=_recompute(path, t),
-        overlap=replace(software.overlap, **plain(words.overlap)),
+        overlap=replace(software.overlap, **given_fields(words.overlap)),
         framework=software,
         optimizer=OPTIMIZERS.get(t.optimizer, t.optimizer),
         name=words.name or _stem(path) or model.name,
     )
-    return Described(job, said)
+    return job, said
 
 
 def _global_batch(path: str | Path, t: TrainingConfig, dp: int) -> int:

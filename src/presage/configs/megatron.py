@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from presage.configs.megatron_layout import expert_layers, pipeline_layout
-from presage.configs.presets import known
-from presage.configs.script_arguments import Arguments, number, read_script
+from presage.configs.models import find_preset
+from presage.configs.script_arguments import Arguments, expert_layers, number, pipeline_layout, read_script
 from presage.errors import InputError
 
 __all__ = ["arguments_sections", "read_arguments"]
@@ -152,7 +151,7 @@ def _model(a: _Given) -> Table:
 def _vocab(a: _Given) -> int | None:
     given = a.whole("padded_vocab_size", "vocab_size", "pad_vocab_size_to", "override_vocab_size")
     kind = a.text("tokenizer_type", "type") or ("gpt2bpetokenizer" if "merge_file" in a else "")
-    like = known(kind)  # tokenizers go by the names of models
+    like = find_preset(kind)  # tokenizers go by the names of models
     return given or VOCABULARIES.get(kind.lower()) or (like.vocab if like else None)
 
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from presage.errors import InputError
+from presage.errors import InputError, PresageError
 from presage.files.finite import check_finite
 
 __all__ = [
-    "ClusterConfig", "ExpertConfig", "FrameworkConfig", "JobConfig", "LatentConfig", "ModelConfig", "OverlapConfig",
-    "ParallelConfig", "RecomputeConfig", "TrainingConfig", "converted", "known", "merged", "plain",
-]  # fmt: skip
+    "ClusterConfig",
+    "ExpertConfig",
+    "FrameworkConfig",
+    "JobConfig",
+    "LatentConfig",
+    "ModelConfig",
+    "OverlapConfig",
+    "ParallelConfig",
+    "RecomputeConfig",
+    "TrainingConfig",
+    "check_keys",
+    "convert_section",
+    "given_fields",
+    "merge_sections",
+    "parse_overrides",
+]
 
-Words = TypeVar("Words", bound=msgspec.Struct)
+Section = TypeVar("Section", bound=msgspec.Struct)
 
 
 class ExpertConfig(msgspec.Struct):
@@ -158,9 +172,9 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }  # fmt: skip
 
 
-def converted(path: str | Path, table: Mapping[str, Any], kind: type[Words], section: str = "") -> Words:
+def convert_section(path: str | Path, table: Mapping[str, Any], kind: type[Section], section: str = "") -> Section:
     """A table as its section; keys, types and numbers that are none are named."""
-    known(path, table, kind, section)
+    check_keys(path, table, kind, section)
     check_finite(path, table, section)
     try:
         return msgspec.convert(dict(table), kind)
@@ -170,7 +184,7 @@ def converted(path: str | Path, table: Mapping[str, Any], kind: type[Words], sec
         raise InputError(path, what, field or None) from e
 
 
-def known(path: str | Path, table: Mapping[str, Any], kind: type[msgspec.Struct], section: str) -> None:
+def check_keys(path: str | Path, table: Mapping[str, Any], kind: type[msgspec.Struct], section: str) -> None:
     """Every key is one of the section's, in tables within it too."""
     keys = kind.__struct_fields__
     for key, value in table.items():
@@ -178,30 +192,83 @@ def known(path: str | Path, table: Mapping[str, Any], kind: type[msgspec.Struct]
         if key not in keys:
             raise InputError(path, f"is not known here{_hint(key, keys, section)}", here)
         if isinstance(value, Mapping) and here in SECTIONS:
-            known(path, value, SECTIONS[here], here)
+            check_keys(path, value, SECTIONS[here], here)
 
 
-def _hint(key: str, known: tuple[str, ...], section: str) -> str:
+def _hint(key: str, keys: tuple[str, ...], section: str) -> str:
     """The nearest key of the section, or the section that has the key, or all keys."""
-    near = get_close_matches(key, known, 1, 0.7)
+    near = get_close_matches(key, keys, 1, 0.7)
     if near:
         return f": did you mean {near[0]!r}?"
     homes = [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__ and name != section]
     if homes:
         return f": it belongs in [{homes[0]}]"
-    return f"; there is {', '.join(known)}"
+    return f"; choose from {', '.join(keys)}"
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_sections(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Tables on tables, key by key; a text or a number replaces what was there."""
     out = dict(base)
     for key, value in over.items():
         before = out.get(key)
-        out[key] = merged(before, value) if isinstance(value, Mapping) and isinstance(before, Mapping) else value
+        out[key] = (
+            merge_sections(before, value) if isinstance(value, Mapping) and isinstance(before, Mapping) else value
+        )
     return out
 
 
-def plain(words: msgspec.Struct) -> dict[str, Any]:
+def given_fields(words: msgspec.Struct) -> dict[str, Any]:
     """What a section says, without what it leaves open."""
     found = {name: getattr(words, name) for name in words.__struct_fields__}
-    return {k: plain(v) if isinstance(v, msgspec.Struct) else v for k, v in found.items() if v is not None}
+    return {k: given_fields(v) if isinstance(v, msgspec.Struct) else v for k, v in found.items() if v is not None}
+
+
+# ---- Keys of a job's file that are said anew: `parallel.tp=8` on the command line.
+
+# Sections that a file may also give as one word, and the key which that word stands for.
+SHORT_FORMS = {"framework": "name", "training.recompute": "mode"}
+
+
+def parse_overrides(pairs: Iterable[str], table: Mapping[str, Any]) -> dict[str, Any]:
+    """KEY=VALUE pairs as sections that go over those of a file."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = (part.strip() for part in pair.partition("="))
+        if not equals or not all(key.split(".")):
+            raise PresageError(f"--set {pair}: write KEY=VALUE with the key of the job's file, such as parallel.tp=8")
+        value = _value(text)
+        if key in SECTIONS and key not in SHORT_FORMS and not isinstance(value, Mapping):
+            raise PresageError(f"--set {pair}: {key} is a section: say one of its keys, such as parallel.tp=8")
+        _put(out, key, value, table)
+    return out
+
+
+def _value(text: str) -> Any:
+    """As TOML has it; what is none is a text, so that nobody has to quote twice."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(out: dict[str, Any], key: str, value: Any, table: Mapping[str, Any]) -> None:
+    *sections, last = key.split(".")
+    here: Any = out
+    for i, section in enumerate(sections):
+        said = _said(table, sections[: i + 1])
+        whole = (
+            {SHORT_FORMS[name]: said}
+            if isinstance(said, str) and (name := ".".join(sections[: i + 1])) in SHORT_FORMS
+            else {}
+        )
+        here = here.setdefault(section, whole)
+        if not isinstance(here, dict):
+            raise PresageError(f"--set {key}: {'.'.join(sections[: i + 1])} is no section")
+    here[last] = value
+
+
+def _said(table: Mapping[str, Any], sections: list[str]) -> Any:
+    found: Any = table
+    for section in sections:
+        found = found.get(section) if isinstance(found, Mapping) else None
+    return found

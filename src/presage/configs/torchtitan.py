@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from presage.configs.presets import preset_named
+from presage.configs.models import preset_key
 from presage.errors import InputError
 from presage.hardware.facts import load
 from presage.parallel.schedules import schedule_kind
@@ -102,7 +102,7 @@ def _model(get: _Getter) -> dict[str, Any]:
     family, flavor = get("name", "model"), get("flavor", "model")
     if family is None or flavor is None:
         return {}
-    name = preset_named(f"{family} {flavor}")
+    name = preset_key(f"{family} {flavor}")
     if name is None:
         what = f"{family!r} of flavor {flavor!r} is not known: give the job's own [model]"
         raise InputError(get.path, what, "model.flavor")

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from presage.configs.job import Job
+from presage.configs.job_file import JobTable
 from presage.embeddings import Table
 from presage.embeddings.table_files import read_tables, tables_of
 from presage.errors import InputError, PresageError
@@ -113,6 +115,12 @@ def read_job(path: str | Path) -> DlrmJob:
             raise InputError(path, f"has up to {MOST_LAYERS:,} layers, none wider than {MOST_WIDTH:,}", name)
     _check_sizes(path, found)
     return _job(path, found)
+
+
+def read_any_job(path: str | Path) -> Job | DlrmJob:
+    """A job of any kind: recommendation jobs have [embeddings]."""
+    file = JobTable.read(path)
+    return read_job(path) if file.has_embeddings else file.parse().job
 
 
 def _check_sizes(path: Path, f: _File) -> None:

@@ -2,7 +2,7 @@
 
 Thousands of small programs a second (a pipeline schedule for each plan of a search) want no more than this. Tasks are
 numbered so that those waited for come first; a meeting of two lanes is one task that waits for both. `unfold` gives the
-same as a plain Program: `simulate` of that and `simulate_pipeline` agree (tests/engine/test_rounds.py).
+same as a plain Program: `simulate` of that and `simulate_pipeline` agree (tests/parallel/test_schedules.py).
 
 Once all lanes are at work, such a program does the same again and again. Take one in which, over the last `rounds`
 rounds of that, no task fell further behind than `pace` seconds: then none ever will, whatever comes after, because
@@ -85,6 +85,7 @@ class RoundProgram:
         waits = Pairs(_lane_waits(lane, kind, meetings, lanes, second), second, kind)
         begins = [0, *(int(place[p].min()) for p in phases[1:]), n] if phases else []
         regular = [_regular(waits, round_, lo, hi) for lo, hi in pairwise(begins)]
+        regular = regular if _complete(kind, round_, regular) else []
         window = np.array([_window(waits, hi) for _, hi in regular], np.int64)
         stretch = Stretch(round_, np.array(regular, np.int64).reshape(-1, 2), window, lane, cascade)
         ends = (np.ascontiguousarray(place[x]) for x in (first, last))
@@ -201,6 +202,13 @@ def _regular(w: Pairs, round_: int, lo: int, hi: int) -> tuple[int, int]:
     same &= w.kind[lo + round_ : hi] == w.kind[lo : hi - round_]
     at, stop = _longest(same)
     return lo + at, lo + (stop + round_ if stop > at else at)
+
+
+def _complete(kind: Array, round_: int, regular: list[tuple[int, int]]) -> bool:
+    """Whether a round of all phases has every kind of task that recurs: else it is no round, but lanes filling up."""
+    inside = [kind[max(lo, hi - round_) : hi] for lo, hi in regular]
+    kinds, count = np.unique(kind, return_counts=True)
+    return bool(inside) and bool(np.isin(kinds[count > 1], np.concatenate(inside)).all())
 
 
 @compiled

@@ -145,7 +145,7 @@ class Schedule:
     def filling(self) -> int:
         """Microbatches with which all stages are at work at once for at least a round."""
         if self.virtual == 1:
-            return 2 * self.stages + (self.stages if self.splits_backward else 0) + 2
+            return self.rule.filling(self.stages)
         ahead = 2 * self.stages + (self.virtual - 1) * max(self.stages, self.group)
         return self.same_rest(-(-(ahead + 4) // self.virtual) + self.group)
 

@@ -63,6 +63,7 @@ class ScheduleKind:
     about: str
     moments: MomentsOf  # of forwards and of backwards, by stage and turn
     splits_backward: bool = False  # weight gradients are operations of their own, and fill waits
+    ahead: int = 1  # forwards that the first stage runs before its first backward, times the number of stages
     phased: bool = False  # all forwards come before all backwards, so all activations are held at once
     rendezvous: bool = False  # a stage whose sends do not overlap with compute waits for the receiver
     chunks: str = "any"  # of layers on each stage: one, several, any
@@ -73,6 +74,25 @@ class ScheduleKind:
     def interleaved(self) -> bool:
         """Whether each stage must have several chunks of layers."""
         return self.chunks == "several"
+
+    def in_flight(self, stage: int, extent: Extent) -> int:
+        """Chunks of a stage whose forward pass is done and whose backward pass is not, at most.
+
+        Interleaved as Megatron-Core warms up: two for every later stage, and all chunks but the last of `stages`
+        microbatches.
+        """
+        stages, microbatches, virtual, _ = extent
+        if stages == 1:
+            return virtual
+        if self.phased:
+            return microbatches * virtual
+        if virtual > 1:
+            return min((stages - stage - 1) * 2 + (virtual - 1) * stages + 1, microbatches * virtual)
+        return min(microbatches, self.ahead * stages - stage)
+
+    def filling(self, stages: int) -> int:
+        """Microbatches with which all stages, with a chunk each, are at work at once for at least a round."""
+        return 2 * self.ahead * stages + (stages if self.splits_backward else 0) + 2
 
     def weight_moments(self, stage: Ints, turn: Ints, extent: Extent) -> Ints:
         """Moments of weight gradients: as many backwards late as there are stages before; none if not split."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from presage.configs.job import Job
-from presage.configs.presets import preset
+from presage.configs.models import preset
 from presage.hardware import platform
 from presage.noise.model import CLASSES, NoiseModel, WorkSpread
 from presage.parallel.pipeline import Schedule

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from presage.configs.framework import Framework
-from presage.configs.frameworks import framework, frameworks
+from presage.configs.frameworks import Framework, framework, frameworks
 from presage.configs.job import Job
-from presage.configs.transformer_fields import words_of
+from presage.configs.models import model_fields
 
 __all__ = ["cluster_beside", "job_toml", "table_toml"]
 
@@ -27,7 +26,7 @@ def job_toml(job: Job, cluster: Mapping[str, Any], comment: str = "") -> str:
     """`cluster`: the table that says what the job runs on, as its own file has it."""
     table = {
         "name": job.name,
-        "model": words_of(job.model),
+        "model": model_fields(job.model),
         "training": _training(job),
         "parallel": _parallel(job),
         "overlap": asdict(job.overlap),

@@ -6,10 +6,9 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from presage.configs.job_file import read_transformer_job
+from presage.configs.job_file import JobTable
 from presage.errors import InputError
 from presage.files.reading import read_text
-from presage.hardware.facts import load
 from presage.search.job_toml import job_toml
 from presage.ui.files import no_files
 from presage.ui.knobs import Wrong
@@ -30,12 +29,12 @@ def first_plan(path: Path | None) -> Plan:
 
 
 def _text(path: Path) -> str:
-    table = load(path)
-    if "embeddings" in table:
+    file = JobTable.read(path)
+    if file.has_embeddings:
         raise InputError(path, f"is a recommendation job, which the page does not plan: use presage dlrm {path}")
     try:
-        no_files(table)
+        no_files(file.table)
         return read_text(path)
     except Wrong:
-        job = read_transformer_job(path, checked=False)
-        return job_toml(job, table.get("cluster", {}))
+        parsed = file.parse(checked=False)
+        return job_toml(parsed.job, file.table.get("cluster", {}))

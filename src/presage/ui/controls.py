@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dash import dcc, html
 
 from presage.configs.frameworks import frameworks
-from presage.configs.presets import preset_facts
+from presage.configs.models import preset_facts
 from presage.hardware import platforms
 from presage.ui.knobs import KEPT, KNOBS, Knob
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from presage.configs.job import Job
-from presage.configs.job_file import EVEN, Described, described
-from presage.configs.schema import merged
+from presage.configs.job_file import EVEN, JobTable, ParsedJob
+from presage.configs.schema import merge_sections
 from presage.errors import InputError, PresageError
 from presage.files.reading import parse_toml
 from presage.parallel.schedules import default_schedule
@@ -75,7 +76,7 @@ def _table(plan: Plan) -> dict[str, Any]:
     if k["price"] is not None:
         said["cluster"]["price_per_gpu_hour"] = k["price"]
     order = ("name", "model", "training", "parallel", "overlap", "framework", "cluster")
-    found = merged(rest, said)
+    found = merge_sections(rest, said)
     return {name: found[name] for name in order if found.get(name)} | {n: v for n, v in found.items() if n not in order}
 
 
@@ -208,28 +209,24 @@ def job_of_text(text: str, checked: bool = True) -> Job:
 @lru_cache(128)
 def predicted(text: str) -> JobResult:
     """What presage says of a job's text. The same text, the same value: all users share it, and nobody changes it."""
-    from presage.memory import job_memory
-    from presage.prediction.jobs.cost import KEYS, CostTerms
-    from presage.prediction.jobs.job_step import job_step
-    from presage.prediction.jobs.provenance import provenance_notes
+    from presage.prediction.jobs.job_prediction import predict_job
 
-    table = _parsed(text)
-    job, notes = _described(table, checked=True)
-    cluster = table.get("cluster", {})
-    given = {name: float(cluster[key]) for key, name in KEYS.items() if cluster.get(key) is not None}
     try:
-        terms = CostTerms(**given)
+        return predict_job(_described(_parsed(text), checked=True))
+    except Wrong:
+        raise
     except PresageError as e:
-        raise Wrong(_sentence(e), knobs_in(str(e))) from e
-    return JobResult(job, job_step(job), job_memory(job), terms, notes=(*notes, *provenance_notes(job)))
+        sentence = _sentence(e)
+        raise Wrong(sentence, knobs_in(sentence)) from e
 
 
-def _described(table: Mapping[str, Any], checked: bool) -> Described:
+def _described(table: Mapping[str, Any], checked: bool) -> ParsedJob:
     no_files(table)
     try:
-        found = described(table, PLACE, None, False)
+        file = JobTable(Path(PLACE), table)
+        found = file.parse(checked=False)
         _bounded(found.job)
-        return described(table, PLACE) if checked else found
+        return file.parse() if checked else found
     except Wrong:
         raise
     except PresageError as e:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError
-from presage.hardware.facts import load
 
-__all__ = ["CostTerms", "TrainingCost", "parse_tokens", "read_terms"]
+__all__ = ["CostTerms", "TrainingCost", "cost_terms", "parse_tokens"]
 
 HOUR, DAY, KWH = 3600.0, 86400.0, 3.6e6
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
@@ -62,9 +61,8 @@ class TrainingCost:
         return TrainingCost(tokens, steps, seconds, hours, seconds * watts, None if price is None else hours * price)
 
 
-def read_terms(path: str | Path, overrides: Mapping[str, Any] | None = None) -> CostTerms:
-    """From [cluster] of a job's file; `overrides` go over it."""
-    cluster = {**load(Path(path)).get("cluster", {}), **(overrides or {}).get("cluster", {})}
+def cost_terms(cluster: Mapping[str, Any], path: str | Path) -> CostTerms:
+    """The terms that [cluster] of a job's file gives."""
     given = {name: float(cluster[key]) for key, name in KEYS.items() if cluster.get(key) is not None}
     try:
         return CostTerms(**given)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from presage.configs.job import Job
-from presage.configs.job_file import read_described
+from presage.configs.job_file import ParsedJob, read_job_file
 from presage.costs.closed_form import ClosedFormKernels
 from presage.memory import JobMemory, MemorySaving, job_memory, memory_savings
-from presage.prediction.jobs.cost import CostTerms, TrainingCost, read_terms
+from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
 from presage.prediction.jobs.job_flops import DEFAULT, Flops, job_flops, peak_of
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.provenance import provenance_notes
@@ -183,18 +183,16 @@ class JobResult:
 
 
 def predict_job(
-    job: Job | str | Path,
+    job: Job | ParsedJob | str | Path,
     overrides: Mapping[str, Any] | None = None,
     terms: CostTerms | None = None,
     convention: str = DEFAULT,
 ) -> JobResult:
     """How long a step of a job takes, where it goes, whether it fits. `job` may be the name of its file, which
-    `overrides` go over, section by section: {"parallel": {"tp": 8}}."""
-    notes: tuple[str, ...] = ()
-    if not isinstance(job, Job):
-        path = job
-        job, notes = read_described(path, overrides)
-        terms = terms or read_terms(path, overrides)
-    return JobResult(
-        job, job_step(job), job_memory(job), terms or CostTerms(), convention, (*notes, *provenance_notes(job))
-    )
+    `overrides` go over, section by section: {"parallel": {"tp": 8}}; or that file parsed."""
+    parsed = ParsedJob(job) if isinstance(job, Job) else job
+    if not isinstance(parsed, ParsedJob):
+        parsed = read_job_file(parsed, overrides)
+    job, notes = parsed.job, parsed.notes
+    terms = terms or cost_terms(parsed.cluster, parsed.path)
+    return JobResult(job, job_step(job), job_memory(job), terms, convention, (*notes, *provenance_notes(job)))

@@ -1,0 +1,162 @@
+"""A Transformer from words: the fields of a [model] table, with what follows from them where they are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from presage.configs.hugging_face import read_config
+from presage.configs.schema import ModelConfig, check_keys, convert_section, given_fields, merge_sections
+from presage.configs.transformer import GATED, Experts, Latent, Transformer
+from presage.errors import InputError, PresageError
+from presage.hardware.facts import load
+
+__all__ = [
+    "ACTIVATIONS",
+    "Preset",
+    "find_preset",
+    "model_fields",
+    "model_from_table",
+    "preset",
+    "preset_facts",
+    "preset_fields",
+    "preset_key",
+    "presets",
+    "read_model",
+    "transformer_from_fields",
+]
+
+ACTIVATIONS = (*GATED, "gelu", "relu", "relu2", "silu")
+NORMS = ("rmsnorm", "layernorm")
+POSITIONS = ("rope", "learned", "none")
+REQUIRED = ("hidden", "layers", "heads", "vocab")
+
+
+def transformer_from_fields(table: Mapping[str, Any], path: str | Path = "model", name: str = "") -> Transformer:
+    """A model from its fields; `path` is the file they stand in."""
+    w = convert_section(path, table, ModelConfig, "model")
+    for key in REQUIRED:
+        if getattr(w, key) is None:
+            raise InputError(path, "is missing: give it, or a preset, or a config", f"model.{key}")
+    _check_fields(w, path)
+    given = {k: v for k, v in given_fields(w).items() if k not in ("experts", "latent")}
+    hidden, heads = given["hidden"], given["heads"]
+    given.setdefault("kv_heads", heads)
+    given.setdefault("head_dim", hidden // heads)
+    given.setdefault("ffn", _ffn(hidden, given.get("activation", "swiglu")))
+    given["name"] = given.get("name") or name
+    return Transformer(
+        **given,
+        experts=Experts(**{"ffn": given["ffn"], **given_fields(w.experts)}) if w.experts else None,
+        latent=Latent(**given_fields(w.latent)) if w.latent else None,
+    )
+
+
+def model_fields(model: Transformer) -> dict[str, Any]:
+    """A Transformer as the words of a [model] table."""
+    return {k: v for k, v in asdict(model).items() if v is not None and (k != "name" or v)}
+
+
+def _check_fields(w: ModelConfig, path: str | Path) -> None:
+    for key, known in (("activation", ACTIVATIONS), ("norm", NORMS), ("positions", POSITIONS)):
+        value = getattr(w, key)
+        if value is not None and value not in known:
+            raise InputError(path, f"is {value!r}: there is {', '.join(known)}", f"model.{key}")
+    for key in ("hidden", "layers", "heads", "vocab", "kv_heads", "head_dim"):
+        value = getattr(w, key)
+        if value is not None and value < 1:
+            raise InputError(path, f"is {value}: it should be 1 or more", f"model.{key}")
+
+
+def _ffn(hidden: int, activation: str) -> int:
+    """As Megatron has it: four times as wide, and two thirds of that in multiples of 64 where it is gated."""
+    return int(4 * hidden * 2 / 3 / 64) * 64 if activation in GATED else 4 * hidden
+
+
+# ---- Models that are known by name, with their sources.
+
+Preset = dict[str, Any]
+ABOUT = ("source", "parameters_B", "active_B", "aliases", "like")  # what is said of a model, not in its words
+
+
+@cache
+def preset_facts() -> dict[str, Preset]:
+    """All of them by name, as the file has them."""
+    return load(Path(str(files("presage.configs").joinpath("presets.toml"))))
+
+
+def presets() -> tuple[str, ...]:
+    """The names of all."""
+    return tuple(preset_facts())
+
+
+def preset_fields(name: str) -> dict[str, Any]:
+    """A known model as words of a [model] table."""
+    key = preset_key(name)
+    if key is None:
+        near = get_close_matches(_folded(name), _names(), 3, 0.5)
+        hint = f"did you mean {' or '.join(dict.fromkeys(_names()[n] for n in near))}? " if near else ""
+        raise PresageError(f"no model {name!r}: {hint}There is {', '.join(presets())}")
+    return {"name": key, **_preset_fields(key)}
+
+
+def preset(name: str) -> Transformer:
+    """A known model."""
+    return transformer_from_fields(preset_fields(name))
+
+
+def find_preset(name: str) -> Transformer | None:
+    """A known model by any of its names; None for one that is not."""
+    return preset(name) if preset_key(name) else None
+
+
+def preset_key(name: str) -> str | None:
+    """The key of a model by any of its names; None for one not known."""
+    return _names().get(_folded(name))
+
+
+def _preset_fields(key: str) -> dict[str, Any]:
+    found = preset_facts()[key]
+    base = _preset_fields(found["like"]) if "like" in found else {}
+    return merge_sections(base, {k: v for k, v in found.items() if k not in ABOUT})
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Every name and alias, folded."""
+    return {_folded(n): key for key, p in preset_facts().items() for n in (key, *p.get("aliases", ()))}
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "-").replace(" ", "-")
+
+
+# ---- A job file's [model]: a known model, or a Hugging Face config, and fields of its own over them.
+
+
+def model_from_table(table: Mapping[str, Any], path: str | Path = "model", name: str = "") -> Transformer:
+    """A [model] table as a Transformer; `path` is the file it stands in, beside which a config is looked for."""
+    return read_model(table, path, name)[0]
+
+
+def read_model(table: Mapping[str, Any], path: str | Path, name: str = "") -> tuple[Transformer, tuple[str, ...]]:
+    """And what of a config our words cannot say."""
+    check_keys(path, table, ModelConfig, "model")
+    base: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    preset, config = table.get("preset"), table.get("config")
+    for key, value in (("preset", preset), ("config", config)):
+        if value is not None and not isinstance(value, str):
+            raise InputError(path, f"is {value!r}: it should be a text", f"model.{key}")
+    if preset:
+        base = preset_fields(preset)
+    if config:
+        found, notes = read_config(Path(path).parent / config)
+        base = merge_sections(base, found)
+    own = {k: v for k, v in table.items() if k not in ("preset", "config")}
+    return transformer_from_fields(merge_sections(base, own), path, name), notes
