@@ -17,7 +17,7 @@ from presage.configs.job import Job
 from presage.configs.models import preset
 from presage.hardware import platform
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.report.plan_tables import PARTS
+from presage.report.terms import PARTS
 from presage.search import job_plan, overheads, parse_keep, plan_words, search
 
 DOCS = Path(__file__).resolve().parent

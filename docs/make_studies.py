@@ -9,7 +9,8 @@ from presage.configs.job_file import read_transformer_job
 from presage.prediction.draws import step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.draws.sensitivity import sensitivity
-from presage.report import sensitivity_tables, study_tables
+from presage.report.sensitivity_answer import plot_sensitivity
+from presage.report.study_answer import plot_study
 from presage.studies import Point, Setup, Study, compute_study, domain_study, power_study, scale_study
 
 DOCS = Path(__file__).resolve().parent
@@ -22,13 +23,13 @@ BEGIN, END = "<!-- searched -->\n", "<!-- end -->\n"
 def tornado(name: str, path: Path) -> None:
     shape = step_model(read_transformer_job(JOBS / f"{name}.toml"))
     noise = belief_of(shape.job, shape.seconds)[0].noise
-    sensitivity_tables.plot(sensitivity(without_fitted_stragglers(shape, noise), noise), path, 12)
+    plot_sensitivity(sensitivity(without_fitted_stragglers(shape, noise), noise), path, 12)
 
 
 def studies() -> None:
     dense, experts = (read_transformer_job(JOBS / f"{name}.toml") for name in (DENSE, EXPERTS))
     for found in (scale_study(dense), compute_study(experts), power_study(dense)):
-        study_tables.plot(found, DOCS / f"study_{found.kind}.svg")
+        plot_study(found, DOCS / f"study_{found.kind}.svg")
 
 
 def searched(workers: int) -> str:
@@ -38,7 +39,7 @@ def searched(workers: int) -> str:
     for name in (DENSE, EXPERTS):
         found = domain_study(read_transformer_job(JOBS / f"{name}.toml"), setup=Setup(), best=True, workers=workers)
         if name == EXPERTS:
-            study_tables.plot(found, DOCS / "study_domain.svg")
+            plot_study(found, DOCS / "study_domain.svg")
         out += [row(found, p) for p in found.points]
     return "\n".join(out) + "\n"
 

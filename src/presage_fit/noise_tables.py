@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from presage.noise.model import Belief, specified_paths
-from presage.report.plain import plain_table
+from presage.report.terminal import plain_table
 from presage.text import shorten
 from presage_fit.noise import KINDS, Fitted, Part
 

@@ -9,9 +9,8 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from presage.report.graph_tables import size
-from presage.report.plain import plain_table
-from presage.text import percent, seconds, shorten
+from presage.report.terminal import plain_table
+from presage.text import percent, seconds, shorten, size
 from presage_fit.pack import Pack, Row
 
 __all__ = ["error_table", "family_table", "origin_table", "spreads"]

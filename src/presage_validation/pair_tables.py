@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from presage.report.plain import plain_table
+from presage.report.terminal import plain_table
 from presage_validation.whatif import PairResult, Scored, rates
 
 __all__ = ["group_table", "pair_table"]

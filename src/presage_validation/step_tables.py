@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from presage.report.plain import plain_table
+from presage.report.terminal import plain_table
 from presage_validation.steps import StepsResult, summary
 from presage_validation.temporal import Ratio, TemporalResult
 from presage_validation.zero_data import ZeroData

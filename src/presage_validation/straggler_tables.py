@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from presage.report.plain import plain_table
+from presage.report.terminal import plain_table
 from presage_fit.ops.sizes import sizes_of
 
 if TYPE_CHECKING:

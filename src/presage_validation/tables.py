@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from presage.report.plain import plain_table
+from presage.report.terminal import plain_table
 from presage.text import percent, seconds, shorten
 from presage_validation.capture import CaseMatch
 from presage_validation.fleet import FleetResult

@@ -107,7 +107,7 @@ def test_no_bar_for_who_wants_none(how: dict[str, bool]) -> None:
 def test_the_time_left() -> None:
     from rich.progress import Progress
 
-    from presage.report.bars import _Times
+    from presage.report.terminal import _TimeColumn
 
     now = [0.0]
     shown = Progress(get_time=lambda: now[0])
@@ -115,9 +115,9 @@ def test_the_time_left() -> None:
     for _ in range(10):
         now[0] += 1.0
         shown.advance(task, 1)
-    assert _Times().render(shown.tasks[0]).plain == "0:10, 1:30 left"
+    assert _TimeColumn().render(shown.tasks[0]).plain == "0:10, 1:30 left"
     shown.update(task, completed=100)
-    assert _Times().render(shown.tasks[0]).plain == "0:10"
+    assert _TimeColumn().render(shown.tasks[0]).plain == "0:10"
 
 
 def test_a_search_shows_its_bar_on_a_terminal_alone() -> None:
@@ -393,7 +393,7 @@ def test_figures_are_never_cut_on_a_narrow_screen() -> None:
 def test_parts_of_a_table_name_their_rows() -> None:
     from rich.console import Console
 
-    from presage.report.plain import plain_table
+    from presage.report.terminal import plain_table
 
     table = plain_table("Title", "op", "size", "a long header", "time", "from")
     for op, size in (("copy", "1"), ("copy", "2"), ("send", "1")):

@@ -14,7 +14,7 @@ from presage.cli import graph as graph_command
 from presage.cli.graph import parse_arguments
 from presage.errors import PresageError
 from presage.graph import save
-from presage.report.graph_tables import amount, size
+from presage.text import amount, size
 
 run = runner(graph_command.command)
 
@@ -28,7 +28,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_tables_of_a_saved_graph(saved: Path) -> None:
     text = run(saved)
-    for word in ("layers.0-5  (6 alike)", "act  (6 alike)", "(optimizer)", "total", "matrix multiply", "backward"):
+    for word in ("layers.0-5  (6 alike)", "act  (6 alike)", "(optimizer)", "total", "GEMM", "backward"):
         assert word in text
     assert "2.416 G" in text  # 3 products in each of 6 layers: 18 * 2 * 1024 * 256 * 256
 

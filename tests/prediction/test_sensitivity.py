@@ -24,7 +24,7 @@ from presage.prediction.draws.criticality import criticality, scale_stage, stage
 from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
 from presage.prediction.draws.shapley import shapley
 from presage.prediction.draws.step_model import StepModel
-from presage.report import sensitivity_tables as tables
+from presage.report.sensitivity_answer import notes, plot_sensitivity, sensitivity_answer, sensitivity_data
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "hugging_face.toml"
 EVERYTHING = NoiseModel(
@@ -152,7 +152,7 @@ def test_one_by_one_is_not_all_together(found: Sensitivity) -> None:
     """A slow GPU hides the others' differences, and they part of its slowness."""
     assert found.all_steady.p95.value < 0
     assert abs(found.one_by_one) < 0.8 * abs(found.all_steady.p95.value)
-    assert any("what one no longer delays, another still does" in r for r in tables.remarks(found))
+    assert any("where one source no longer delays, another still does" in r for r in notes(found))
 
 
 def test_quicker_work_is_never_worse(found: Sensitivity) -> None:
@@ -173,20 +173,20 @@ def test_a_planted_cause_is_found(shape: StepModel) -> None:
     cause = max(s.of("source"), key=lambda r: r.shares.variance.value if r.shares else 0.0)
     assert first.name == "ep" and cause.name == "step"
     assert cause.shares is not None and cause.shares.variance.value > 0.95
-    assert "expert-parallel transfers" in tables.headline(s)
+    assert "EP communication" in sensitivity_answer(s, "").headline
 
 
 def test_no_noise_has_no_causes(shape: StepModel) -> None:
     s = sensitivity(shape, NO_NOISE, 0, 200)
     assert s.of("source") == () and s.calm == pytest.approx(shape.seconds)
     assert all(r.steady.p95.value == 0 for r in s.rows)
-    assert "Make nothing steadier" in tables.headline(s)
-    json.dumps(tables.value(s), allow_nan=False)
+    assert "Variability does not matter" in sensitivity_answer(s, "").headline
+    json.dumps(sensitivity_data(s), allow_nan=False)
 
 
 def test_the_same_seed_gives_the_same(shape: StepModel) -> None:
     noise = only_sources(PLAIN, ["common", "slow"])
-    one, two = (tables.value(sensitivity(shape, noise, 5, 200)) for _ in range(2))
+    one, two = (sensitivity_data(sensitivity(shape, noise, 5, 200)) for _ in range(2))
     assert one == two
 
 
@@ -200,7 +200,7 @@ def test_hidden_work_is_not_critical(shape: StepModel, found: Sensitivity) -> No
     assert c["products"].share > 0.95
     row = next(r for r in found.of("class") if r.name == "host")
     assert row.faster is not None and row.faster.p95.value == 0.0
-    assert any("wholly hidden" in r and "host" in r for r in tables.remarks(found))
+    assert any("fully overlapped" in r and "host" in r for r in notes(found))
 
 
 def test_what_hides_nothing_is_critical(shape: StepModel) -> None:
@@ -246,7 +246,7 @@ def test_the_command_answers(tmp_path: Path) -> None:
     noise, out, picture = tmp_path / "noise.toml", tmp_path / "out.json", tmp_path / "out.svg"
     noise.write_text("[spread.products]\nrank = 0.03\n[common]\nsd = 0.002\n")
     told = runner(command)(JOB, "--noise", noise, "--draws", "200", "--json", out, "--plot", picture)
-    for word in ("Make steadier first: matrix products", "Make faster first", "Sources of noise", "Pipeline stages"):
+    for word in ("Variability costs most in GEMM", "Make faster first", "Sources of noise", "Pipeline stages"):
         assert word in told
     value = json.loads(out.read_text())
     assert {r["group"] for r in value["rows"]} == {"class", "source", "stage"}
@@ -256,13 +256,13 @@ def test_the_command_answers(tmp_path: Path) -> None:
 
 def test_plots_say_what_they_need(found: Sensitivity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PresageError, match=r"should end in \.svg"):
-        tables.plot(found, tmp_path / "plot.txt", 5)
+        plot_sensitivity(found, tmp_path / "plot.txt", 5)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PresageError, match=r"pip install 'presage\[plot\]'"):
-        tables.plot(found, tmp_path / "plot.svg", 5)
+        plot_sensitivity(found, tmp_path / "plot.svg", 5)
 
 
 def test_plots_are_the_same_twice(found: Sensitivity, tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
-        tables.plot(found, tmp_path / name, 6)
+        plot_sensitivity(found, tmp_path / name, 6)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -14,7 +14,8 @@ from presage.graph.graph import Graph
 from presage.prediction.api import predict
 from presage.prediction.step import StepResult
 from presage.prediction.step_detail import StepDetail, step_detail
-from presage.report.html import Page, write_page
+from presage.report.answer import Answer
+from presage.report.html import write_page
 
 HERE = Path(__file__).resolve().parent
 
@@ -49,9 +50,9 @@ def look(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Look]]:
     """`look(page, dark=False, width=1280)`: write the page, open it, wait until it is drawn."""
     opened = []
 
-    def open_page(page: Page, dark: bool = False, width: int = 1280) -> Look:
+    def open_page(page: Answer, dark: bool = False, width: int = 1280, command: str = "presage x") -> Look:
         path = tmp_path / "page.html"
-        write_page(page, path)
+        write_page(page, path, command)
         scheme = "dark" if dark else "light"
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
         opened.append(context)

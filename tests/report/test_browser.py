@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from presage.cli.trace import host_overheads
+from presage.cli.trace import findings
 from presage.prediction.step import StepResult
 from presage.prediction.step_detail import StepDetail
-from presage.report.html import Page
-from presage.report.html.charts.lanes import Bar, Bars
-from presage.report.html.predict_page import predict_page
+from presage.report.answer import Answer
+from presage.report.html.charts.lanes import LaneTask, LaneTasks, lanes_section
 from presage.report.html.theme import colours
-from presage.report.html.timeline import lanes_section
-from presage.report.html.trace_page import Traced, trace_page
+from presage.report.predict_answer import predict_answer
+from presage.report.trace_answer import trace_answer
 from presage.traces.replay import replay_of
 from presage.traces.trace_set import files_of, read_runs
 
@@ -32,14 +31,14 @@ RANGE = "document.querySelector('#timeline-of-a-step .chart')._fullLayout.xaxis.
 
 
 @pytest.fixture(scope="module")
-def told(predicted: StepResult, detail: StepDetail) -> Page:
-    return predict_page(predicted, detail, "presage predict <b>x</b>")
+def told(predicted: StepResult, detail: StepDetail) -> Answer:
+    return predict_answer(predicted, detail)
 
 
 @pytest.fixture(scope="module")
-def measured() -> Page:
+def measured() -> Answer:
     replays = [replay_of(run) for run in read_runs(files_of([Path("demo")]))]
-    return trace_page(Traced(replays, [r.simulate() for r in replays], [["0"]], host_overheads(replays)))
+    return trace_answer(findings(replays, replays[0].simulate()))
 
 
 def marks(look: Any, section: str) -> int:
@@ -47,10 +46,10 @@ def marks(look: Any, section: str) -> int:
     return look.count(f"#{section} .bars path") + look.count(f"#{section} .scatterlayer .points path")
 
 
-def test_a_prediction_as_it_is_seen(look: Looker, told: Page, detail: StepDetail, predicted: StepResult) -> None:
+def test_a_prediction_as_it_is_seen(look: Looker, told: Answer, detail: StepDetail, predicted: StepResult) -> None:
     seen = look(told)
     seen.well()
-    assert seen.text("#answer") == told.answer
+    assert seen.text("#answer") == told.headline
     assert seen.count("main > section") == len(told.sections) + bool(told.notes)
     assert seen.count(".facts .fact") == len(told.facts)
     assert seen.text("footer code") == "presage predict <b>x</b>"
@@ -64,7 +63,7 @@ def test_a_prediction_as_it_is_seen(look: Looker, told: Page, detail: StepDetail
     assert tuple(cells) == table.rows[0]
 
 
-def test_the_timeline_zooms(look: Looker, told: Page) -> None:
+def test_the_timeline_zooms(look: Looker, told: Answer) -> None:
     seen = look(told)
     tasks = sum(int(row[1].replace(",", "")) for row in told.sections[1].tables[0].rows)
     assert told.sections[1].key == "timeline-of-a-step"
@@ -84,7 +83,7 @@ def test_the_timeline_zooms(look: Looker, told: Page) -> None:
     assert (far - low) / (high - low) == pytest.approx(0.6, abs=0.02)
 
 
-def test_light_and_dark(look: Looker, measured: Page) -> None:
+def test_light_and_dark(look: Looker, measured: Answer) -> None:
     seen = look(measured, dark=True)
     seen.well()
     colours = (
@@ -103,7 +102,7 @@ def _bright(colour: str) -> float:
     return sum(float(x) for x in colour.strip("rgba()").split(",")[:3]) / 3 / 255
 
 
-def test_a_narrow_screen_scrolls_only_down(look: Looker, told: Page) -> None:
+def test_a_narrow_screen_scrolls_only_down(look: Looker, told: Answer) -> None:
     seen = look(told, width=480)
     seen.well()
     for width in (480, 360):
@@ -113,7 +112,7 @@ def test_a_narrow_screen_scrolls_only_down(look: Looker, told: Page) -> None:
         assert 250 < max(charts) <= width
 
 
-def test_on_paper_all_tables_are_open(look: Looker, told: Page) -> None:
+def test_on_paper_all_tables_are_open(look: Looker, told: Answer) -> None:
     seen = look(told)
     closed = "document.querySelectorAll('details:not([open])').length"
     folded = seen(closed)
@@ -129,10 +128,12 @@ def test_on_paper_all_tables_are_open(look: Looker, told: Page) -> None:
     seen.well()
 
 
-def test_names_that_look_like_tags_are_only_names(look: Looker, told: Page) -> None:
+def test_names_that_look_like_tags_are_only_names(look: Looker, told: Answer) -> None:
     name = "void f<float>(</script><script>window.bad = 1</script><img src=x onerror='window.bad = 2'>)"
-    odd = lanes_section("Odd names", Bars.of(Bar(name, 0, 1, name, name), Bar("b", 1, 1, "\N{SNOWMAN}", "c")), name)
-    seen = look(replace(told, answer=name, question=name, notes=(name,), sections=(odd,), command=name))
+    odd = lanes_section(
+        "Odd names", LaneTasks.of(LaneTask(name, 0, 1, name, name), LaneTask("b", 1, 1, "\N{SNOWMAN}", "c")), name
+    )
+    seen = look(replace(told, headline=name, question=name, notes=(name,), sections=(odd,)), command=name)
     seen.well()
     assert seen("window.bad") is None
     assert seen.text("#answer") == name
@@ -140,13 +141,13 @@ def test_names_that_look_like_tags_are_only_names(look: Looker, told: Page) -> N
 
 
 def test_a_page_without_charts_and_an_empty_one(look: Looker) -> None:
-    seen = look(Page("nothing", "what?", "nothing.", sections=(lanes_section("None", Bars.of()),)))
+    seen = look(Answer("nothing", "nothing.", sections=(lanes_section("None", LaneTasks.of()),)))
     seen.well()
     assert seen.count(".chart") == 0
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_screenshot_shows_the_bars_on_the_paper_of_the_day(look: Looker, told: Page, dark: bool) -> None:
+def test_a_screenshot_shows_the_bars_on_the_paper_of_the_day(look: Looker, told: Answer, dark: bool) -> None:
     seen = look(told, dark=dark)
     png = seen.tab.locator("#where-the-step-goes .chart").screenshot()
     shot = imread(BytesIO(png))[..., :3]

@@ -8,23 +8,24 @@ from typing import Any
 import pytest
 from job_answers import SMALL, job, plans, shards, surely, whole
 
+from presage.cli.job import detail_of
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.report.html import Page
-from presage.report.html.job_page import job_page
-from presage.report.html.plan_page import plan_page
-from presage.report.html.run_page import run_page
-from presage.report.html.shard_page import shard_page
+from presage.report.answer import Answer
+from presage.report.job_answer import job_answer
+from presage.report.plan_answer import plan_answer
+from presage.report.run_answer import run_answer
+from presage.report.shard_answer import shard_answer
 
 pytestmark = pytest.mark.xdist_group("browser")
 Looker = Callable[..., Any]
 WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-def seen_well(look: Looker, page: Page, **how: Any) -> Any:
+def seen_well(look: Looker, page: Answer, **how: Any) -> Any:
     """The page, drawn, with its answer, its first table, and nothing past the side of a narrow screen."""
     seen = look(page, **how)
     seen.well()
-    assert seen.text("#answer") == page.answer
+    assert seen.text("#answer") == page.headline
     assert seen.count(".chart") == sum(1 for s in page.sections if s.figure is not None)
     first = seen.tab.locator("main tbody").first.locator("tr").first.locator("td").all_inner_texts()
     assert tuple(first) == page.sections[0].tables[0].rows[0]
@@ -38,7 +39,7 @@ def narrow(seen: Any) -> None:
 
 def test_a_job(look: Looker) -> None:
     p = job()
-    seen = seen_well(look, job_page(p, surely(), 15e12))
+    seen = seen_well(look, job_answer(p, surely(), 15e12, detail_of(p)))
     parts = sum(1 for took in p.breakdown.values() if took > 0)
     assert seen.count("#where-the-step-goes .bars path") == parts
     s = p.job_step.pipeline.schedule
@@ -54,7 +55,7 @@ def test_a_job(look: Looker) -> None:
 
 def test_a_plan_in_the_dark(look: Looker) -> None:
     found = plans()
-    seen = seen_well(look, plan_page(predict_job(SMALL).job, found), dark=True)
+    seen = seen_well(look, plan_answer(predict_job(SMALL).job, found), dark=True)
     front, others = len(found.front), 1 + (found.own is not None)
     drawn = seen.count("#time-against-memory .scatterlayer .points path")
     assert drawn >= len(found.cloud) + front + others
@@ -63,7 +64,7 @@ def test_a_plan_in_the_dark(look: Looker) -> None:
 
 def test_a_run(look: Looker) -> None:
     p = whole()
-    seen = seen_well(look, run_page(p))
+    seen = seen_well(look, run_answer(p))
     labels = seen.tab.locator("#how-long .annotation-text").all_text_contents()
     assert sum("deadline" in text for text in labels) == 1
     assert seen.count("#what-would-change-it .bars path") == 2 * len(p.changes)
@@ -72,7 +73,7 @@ def test_a_run(look: Looker) -> None:
 
 def test_a_shard(look: Looker) -> None:
     problem, found = shards()
-    seen = seen_well(look, shard_page(problem, found))
+    seen = seen_well(look, shard_answer(problem, found))
     assert seen.count("#load-of-the-ranks .bars path") == 2 * problem.ranks
     assert seen.count("#which-table-is-where .heatmaplayer image") == 1
     narrow(seen)

@@ -7,13 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from presage.report.html.charts.heat import heat_figure, telling
-from presage.report.html.charts.lanes import MARKS, Bar, Bars, lanes_figure, merged
-from presage.report.html.charts.memory import memory_figure
-from presage.report.html.charts.ranges import Ranged, ranges_figure
-from presage.report.html.charts.units import Unit
-from presage.report.html.charts.words import label
-from presage.report.html.timeline import lane_table, lanes_section
+from presage.report.html.charts.bars import IntervalBar, Unit, interval_figure, label
+from presage.report.html.charts.heat import heat_figure, notable_rows
+from presage.report.html.charts.lanes import (
+    MARKS,
+    LaneTask,
+    LaneTasks,
+    lane_table,
+    lanes_figure,
+    lanes_section,
+    merge_short_tasks,
+)
+from presage.report.html.charts.points import memory_figure
 
 
 def numbers(values: object) -> np.ndarray:
@@ -27,7 +32,7 @@ def test_a_name_is_shown_as_it_is() -> None:
 
 
 def test_bars_of_one_colour_each_and_all_of_the_time() -> None:
-    bars = Bars.of(Bar("a", 0, 1, "f", "x"), Bar("b", 1, 2, "g", "y"), Bar("a", 3, 0.5, "g", "z"))
+    bars = LaneTasks.of(LaneTask("a", 0, 1, "f", "x"), LaneTask("b", 1, 2, "g", "y"), LaneTask("a", 3, 0.5, "g", "z"))
     figure = lanes_figure(bars)
     assert [t.name for t in figure.data] == ["f", "g"]
     assert sum(numbers(t.x).sum() for t in figure.data) == pytest.approx(3.5)
@@ -36,7 +41,7 @@ def test_bars_of_one_colour_each_and_all_of_the_time() -> None:
 
 
 def test_a_window_cuts_what_is_partly_in_it() -> None:
-    bars = Bars.of(Bar("a", 0, 2, "f"), Bar("a", 2, 2, "f"), Bar("a", 9, 1, "f")).clipped(1, 3)
+    bars = LaneTasks.of(LaneTask("a", 0, 2, "f"), LaneTask("a", 2, 2, "f"), LaneTask("a", 9, 1, "f")).clipped(1, 3)
     assert bars.start.tolist() == [0, 1]
     assert bars.seconds.tolist() == [1, 1]
 
@@ -46,8 +51,10 @@ def test_too_many_bars_become_fewer_that_cover_the_same(n: int = 60_000) -> None
     gap, took = rng.uniform(0, 1e-7, n), rng.uniform(1e-7, 1e-5, n)
     start = np.cumsum(gap + np.append(0, took[:-1]))
     lane = np.repeat([0, 1, 2], n // 3)
-    bars = Bars(("a", "b", "c"), ("f", "g"), ("x",), lane, start, took, rng.integers(0, 2, n), np.zeros(n, np.int64))
-    few = merged(bars)
+    bars = LaneTasks(
+        ("a", "b", "c"), ("f", "g"), ("x",), lane, start, took, rng.integers(0, 2, n), np.zeros(n, np.int64)
+    )
+    few = merge_short_tasks(bars)
     assert len(few) <= MARKS < len(bars)
     assert few.span == pytest.approx(bars.span)
     assert (few.end[few.lane == 1].max(), few.start[few.lane == 1].min()) == pytest.approx(
@@ -55,12 +62,12 @@ def test_too_many_bars_become_fewer_that_cover_the_same(n: int = 60_000) -> None
     )
     assert sum(int(name.split()[0]) if "tasks" in name else 1 for name in map(few.names.__getitem__, few.name)) == n
     told = lanes_section("t", bars)
-    assert "60,000 tasks are drawn as" in told.lead
+    assert "60,000 tasks are drawn as" in told.text
     assert told.tables[0].rows[0][1] == f"{n // 3:,}"
 
 
 def test_of_many_lanes_the_busiest_and_the_least_busy_are_drawn() -> None:
-    bars = Bars.of(*(Bar(f"rank {i}", 0, 1 + i, "f") for i in range(64)))
+    bars = LaneTasks.of(*(LaneTask(f"rank {i}", 0, 1 + i, "f") for i in range(64)))
     names = list(lanes_figure(bars).layout.yaxis.ticktext)
     assert len(names) == 24
     assert (names[0], names[-1]) == ("rank 0", "rank 63")
@@ -68,8 +75,11 @@ def test_of_many_lanes_the_busiest_and_the_least_busy_are_drawn() -> None:
 
 
 def test_joined_bars_keep_their_lanes_apart_and_their_groups_together() -> None:
-    one, two = Bars.of(Bar("a", 0, 1, "f", "x")), Bars.of(Bar("a", 0, 2, "g", "y"), Bar("b", 0, 3, "f", "x"))
-    both = Bars.joined([one, two])
+    one, two = (
+        LaneTasks.of(LaneTask("a", 0, 1, "f", "x")),
+        LaneTasks.of(LaneTask("a", 0, 2, "g", "y"), LaneTask("b", 0, 3, "f", "x")),
+    )
+    both = LaneTasks.joined([one, two])
     assert (both.lanes, both.groups, both.names) == (("a", "a", "b"), ("f", "g"), ("x", "y"))
     assert (both.lane.tolist(), both.group.tolist(), both.name.tolist()) == ([0, 1, 2], [0, 1, 0], [0, 1, 0])
 
@@ -82,8 +92,8 @@ def test_heat_is_far_from_the_usual() -> None:
     assert alike.tolist() == [[0], [1]]
     many = np.ones((500, 2))
     many[321, 1] = 9
-    assert 321 in telling(many)
-    assert len(telling(many)) == 64
+    assert 321 in notable_rows(many)
+    assert len(notable_rows(many)) == 64
     assert heat_figure(["a"], ["x"], [[math.nan]]).data
 
 
@@ -96,7 +106,7 @@ def test_memory_of_many_ops_keeps_the_peak() -> None:
 
 
 def test_ranges_are_judged_by_where_all_of_them_lie() -> None:
-    rows = [Ranged("up", 1.1, 1.2, 1.3), Ranged("either", 0.9, 1.1, 1.2), Ranged("down", 0.5, 0.6, 0.7)]
-    figure = ranges_figure(rows, Unit("x", 1.0), "times", base=1.0, judged=True)
+    rows = [IntervalBar("up", 1.1, 1.2, 1.3), IntervalBar("either", 0.9, 1.1, 1.2), IntervalBar("down", 0.5, 0.6, 0.7)]
+    figure = interval_figure(rows, Unit("x", 1.0), "times", base=1.0, judged=True)
     assert len(set(figure.data[0].marker.color)) == 3
     assert numbers(figure.data[0].x) == pytest.approx([0.2, 0.1, -0.4])

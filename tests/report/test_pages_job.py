@@ -12,6 +12,7 @@ from job_answers import JOBS, LARGE, SMALL, job, moves, plans, shards, surely, w
 
 from commands import runner
 from presage.cli.app import app
+from presage.cli.job import detail_of
 from presage.embeddings.sharding_memory import memory_by_rank
 from presage.noise.sampling import RandomStreams
 from presage.placement import drawn_fleet, place
@@ -20,27 +21,23 @@ from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.prediction.jobs.job_roofline import KINDS, ran
 from presage.prediction.jobs.perturbation import perturb
-from presage.report import place_tables
-from presage.report.html import Page
+from presage.report.answer import Answer, Section
+from presage.report.html import render_page
+from presage.report.html.charts.bars import TIMES, Swing, time_unit, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table, quantiles_of
-from presage.report.html.charts.pareto import thinned
-from presage.report.html.charts.tornado import Swing, tornado_figure, tornado_table
-from presage.report.html.charts.units import TIMES, time_unit
-from presage.report.html.job_page import job_page
-from presage.report.html.page import Section
-from presage.report.html.place_page import place_page
-from presage.report.html.plan_page import plan_page
-from presage.report.html.render import rendered
-from presage.report.html.run_page import run_page
-from presage.report.html.sensitivity_page import sensitivity_page
-from presage.report.html.shard_page import shard_page
-from presage.report.run_tables import span
+from presage.report.html.charts.points import thin_plans
+from presage.report.job_answer import job_answer
+from presage.report.place_answer import PlacementFindings, place_answer
+from presage.report.plan_answer import plan_answer
+from presage.report.run_answer import run_answer, span
+from presage.report.sensitivity_answer import sensitivity_answer
+from presage.report.shard_answer import shard_answer
 from presage.runs.failures import DAY
 from presage.search import job_plan, parse_keep, plan_words, search
 from presage.text import percent, seconds, size
 
 
-def section(page: Page, key: str) -> Section:
+def section(page: Answer, key: str) -> Section:
     return next(s for s in page.sections if s.key == key)
 
 
@@ -48,7 +45,7 @@ def numbers(values: object) -> np.ndarray:
     return np.asarray(values, dtype=float)
 
 
-def trace(page: Page, key: str, name: str) -> Any:
+def trace(page: Answer, key: str, name: str) -> Any:
     figure = section(page, key).figure
     assert figure is not None
     return next(t for t in figure.data if t.name == name)
@@ -125,7 +122,7 @@ def test_units_fit_what_they_tell() -> None:
 def test_thinning_keeps_the_front() -> None:
     rng = np.random.default_rng(0)
     time, memory = rng.lognormal(0, 0.5, 5000), rng.lognormal(0, 0.5, 5000)
-    kept = thinned(time.tolist(), memory.tolist(), 300)
+    kept = thin_plans(time.tolist(), memory.tolist(), 300)
     best = [i for i in range(5000) if not ((time < time[i]) & (memory <= memory[i])).any()]
     assert len(kept) == len(set(kept)) <= 300
     assert set(best) <= set(kept)
@@ -152,11 +149,9 @@ def test_quicker_work_is_a_shorter_step() -> None:
 
 
 def test_the_job_page_agrees_with_the_prediction() -> None:
-    p, page = job(), job_page(job(), surely(), 15e12, "presage job x")
-    assert page.answer.startswith(
-        f"A step takes {seconds(p.seconds)} on 16,384 x H100 SXM 80 GB (19 of 20 steps at most "
-    )
-    assert "it fits, with 14.63 GiB to spare; 15 T tokens take 50.9 days" in page.answer
+    p, page = job(), job_answer(job(), surely(), 15e12, detail_of(job()))
+    assert page.headline.startswith(f"{seconds(p.seconds)}/step (p95 ")
+    assert "fits in memory with 14.63 GiB to spare; 15 T tokens take 50.9 days" in page.headline
     (bars,) = section(page, "where-the-step-goes").figure.data  # type: ignore[union-attr]
     assert numbers(bars.x).sum() == pytest.approx(p.seconds)
     kinds = section(page, "memory").figure.data  # type: ignore[union-attr]
@@ -164,14 +159,13 @@ def test_the_job_page_agrees_with_the_prediction() -> None:
     assert held == pytest.approx([m.needed for m in p.memory.stages])
     keys = [s.key for s in page.sections]
     assert keys == [
-        "where-the-step-goes", "how-sure-that-is", "timeline-of-a-step", "stages", "memory", "how-near-the-limits",
-        "what-would-change-it",
+        "where-the-step-goes", "uncertainty", "timeline-of-a-step", "stages", "memory", "roofline", "sensitivity",
     ]  # fmt: skip
     assert all(s.figure is not None and s.tables for s in page.sections)
 
 
 def test_the_timeline_is_as_long_as_the_step() -> None:
-    bars = section(job_page(job()), "timeline-of-a-step").figure.data  # type: ignore[union-attr]
+    bars = section(job_answer(job(), detail=detail_of(job())), "timeline-of-a-step").figure.data  # type: ignore[union-attr]
     ends = np.concatenate([numbers(b.base) + numbers(b.x) for b in bars])
     assert ends.max() == pytest.approx(job().seconds, rel=1e-4)
     assert {b.name for b in bars} >= {"forward", "backward", "optimizer"}
@@ -179,13 +173,13 @@ def test_the_timeline_is_as_long_as_the_step() -> None:
 
 def test_a_job_that_does_not_fit_says_so() -> None:
     p = predict_job(LARGE, {"training": {"sequence": 32768}})
-    page = job_page(p)
-    assert f"it does not fit: {size(-p.memory.margin)} too much" in page.answer
-    assert next(f for f in page.facts if f.name == "Memory of a GPU").tone == "bad"
+    page = job_answer(p)
+    assert f"does NOT fit in memory: {size(-p.memory.margin)} too much" in page.headline
+    assert next(f for f in page.facts if f.label == "Memory per GPU").tone == "bad"
 
 
 def test_a_job_of_one_stage_has_no_stages_to_compare() -> None:
-    page = job_page(predict_job(SMALL, {"parallel": {"pp": 1, "dp": None}}))
+    page = job_answer(predict_job(SMALL, {"parallel": {"pp": 1, "dp": None}}))
     assert "stages" not in [s.key for s in page.sections]
 
 
@@ -194,9 +188,9 @@ def test_a_job_of_one_stage_has_no_stages_to_compare() -> None:
 
 def test_the_plan_page_agrees_with_the_search() -> None:
     found = plans()
-    page = plan_page(predict_job(SMALL).job, found)
+    page = plan_answer(predict_job(SMALL).job, found)
     best = found.best[0]
-    assert f"takes {seconds(best.seconds)} a step on 16 GPUs" in page.answer
+    assert f"{seconds(best.seconds)}/step" in page.headline
     star = trace(page, "time-against-memory", "the best plan")
     dots = trace(page, "time-against-memory", "plans that fit")
     unit = time_unit(best.seconds).size
@@ -214,18 +208,18 @@ def test_the_plan_page_agrees_with_the_search() -> None:
 
 def test_where_nothing_fits_the_page_says_what_would_help() -> None:
     found = search(job().job, 8, keep=parse_keep(["tp=8"]))
-    page = plan_page(job().job, found)
-    assert page.answer.startswith(f"None of {found.counts.legal:,} legal plans fits in 80 GiB")
-    assert rendered(page)
+    page = plan_answer(job().job, found)
+    assert page.headline.startswith(f"None of {found.counts.legal:,} legal plans fits in 80 GiB")
+    assert render_page(page)
 
 
 # ---- run
 
 
 def test_the_run_page_agrees_with_the_draws() -> None:
-    p, page = whole(), run_page(whole())
-    assert f"The run most likely takes {span(p.outcome.quantile(0.5))}" in page.answer
-    done = next(f for f in page.facts if f.name.startswith("Done within"))
+    p, page = whole(), run_answer(whole())
+    assert f"p50 {span(p.outcome.quantile(0.5))}" in page.headline
+    done = next(f for f in page.facts if f.label.startswith("Done within"))
     assert done.value == percent(p.outcome.done_by(6.5 * DAY), 0)
     (bars,) = section(page, "where-the-time-goes").figure.data  # type: ignore[union-attr]
     unit = time_unit(float(numbers(bars.x).max()) * DAY).size
@@ -247,10 +241,10 @@ def test_tables_and_what_comes_in_are_a_ranks_memory() -> None:
 
 def test_the_shard_page_agrees_with_the_plan() -> None:
     problem, found = shards()
-    page = shard_page(problem, found)
-    assert f"the embeddings take {seconds(found.cost.seconds)} of a step on 4 GPUs" in page.answer
+    page = shard_answer(problem, found)
+    assert f"{seconds(found.cost.seconds)}/step for embeddings on 4 GPUs" in page.headline
     best = min(a.cost.seconds for a in found.alternatives if a.cost is not None and not a.cost.over)
-    assert f"{percent(1 - found.cost.seconds / best)} less than the best heuristic" in page.answer
+    assert f"{percent(1 - found.cost.seconds / best)} less than the best heuristic" in page.headline
     (bars,) = section(page, "where-the-time-goes").figure.data  # type: ignore[union-attr]
     assert numbers(bars.x).sum() * time_unit(max(found.cost.phases.values())).size == pytest.approx(found.cost.seconds)
     lookups = trace(page, "load-of-the-ranks", "lookups")
@@ -265,13 +259,13 @@ def test_the_shard_page_agrees_with_the_plan() -> None:
 
 
 def test_the_sensitivity_page_agrees_with_its_rows() -> None:
-    s, page = moves(), sensitivity_page(moves(), "assumed")
-    bars = trace(page, "classes-of-work", "were it 10% quicker")
+    s, page = moves(), sensitivity_answer(moves(), "assumed")
+    bars = trace(page, "classes-of-work", "if 10% faster")
     row = next(r for r in s.of("class") if r.name == "products")
-    at = list(bars.y).index("matrix products")
+    at = list(bars.y).index("GEMM")
     assert row.faster is not None
     assert numbers(bars.x)[at] == pytest.approx(row.faster.p95.value / s.draws.p95.value)
-    assert page.answer.startswith("Make ")
+    assert page.headline.startswith("Varia")
 
 
 def test_the_place_page_shows_who_is_slow() -> None:
@@ -279,25 +273,25 @@ def test_the_place_page_shows_who_is_slow() -> None:
     fleet = drawn_fleet(shape.job.gpus, 8, 0.02, RandomStreams(0)("fleet"), 0.05, 1.3)
     belief, source = belief_of(shape.job, shape.seconds)
     placed = place(shape, fleet, belief.noise, draws=200, randoms=3)
-    page = place_page(placed, [place_tables.outcome_table(placed)], source)
-    assert page.answer.startswith(("Best placement: p95 of a step ", "P95 of a step "))
+    page = place_answer(PlacementFindings(placed, source))
+    assert page.headline.startswith(("Best placement: p95 step ", "p95 step "))
     figure = section(page, "groups-of-the-best-placement").figure
     assert figure is not None
     assert numbers(figure.data[0].z).shape == placed.best.placement.factors.shape
-    assert rendered(page)
+    assert render_page(page)
 
 
 # ---- files and commands
 
 
 def test_the_same_answer_is_the_same_bytes() -> None:
-    assert rendered(job_page(job(), surely())) == rendered(job_page(predict_job(LARGE), surely()))
-    assert rendered(run_page(whole())) == rendered(run_page(whole()))
+    assert render_page(job_answer(job(), surely())) == render_page(job_answer(predict_job(LARGE), surely()))
+    assert render_page(run_answer(whole())) == render_page(run_answer(whole()))
 
 
 def test_a_page_is_not_large_and_names_do_no_harm() -> None:
     p = predict_job(LARGE, {"name": "</script><b>x & y"})
-    text = rendered(job_page(p, surely())).decode()
+    text = render_page(job_answer(p, surely())).decode()
     assert "<b>x" not in text and "&lt;/script&gt;&lt;b&gt;x &amp; y" in text
     from plotly.offline import get_plotlyjs
 
@@ -308,4 +302,4 @@ def test_the_command_writes_the_page_beside_its_answer(tmp_path: Path) -> None:
     out = tmp_path / "job.html"
     told = json.loads(runner(app)("job", SMALL, "--report", out, "--json", "-"))
     assert "distribution" not in told  # drawn for the page alone
-    assert f"A step takes {seconds(told['step_ms']['mean'] / 1e3)}" in out.read_text("utf-8")
+    assert f"{seconds(told['step_ms']['mean'] / 1e3)}/step" in out.read_text("utf-8")

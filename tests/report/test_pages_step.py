@@ -12,7 +12,9 @@ import pytest
 from commands import runner
 from graph_sketches import Sketch
 from presage.cli.app import app
-from presage.cli.trace import host_overheads
+from presage.cli.replay import rank_steps, simulated
+from presage.cli.trace import findings
+from presage.cli.whatif import detail_of as whatif_detail
 from presage.errors import InputError
 from presage.graph.graph import Graph
 from presage.memory.step_memory import memory_profile
@@ -20,14 +22,14 @@ from presage.prediction.api import machine, predict, rank_set_of
 from presage.prediction.rank_set import RankOverride, predict_rank_set
 from presage.prediction.step import StepResult
 from presage.prediction.step_detail import StepDetail, rank_set_detail, step_detail
-from presage.report.html import Page
-from presage.report.html.page import Section
-from presage.report.html.predict_page import predict_page
-from presage.report.html.render import rendered
-from presage.report.html.replay_page import Replayed, replay_page
-from presage.report.html.trace_bars import shown_step
-from presage.report.html.trace_page import Traced, trace_page
-from presage.report.html.whatif_page import suggest_page, whatif_page
+from presage.report.answer import Answer, Section
+from presage.report.html import render_page
+from presage.report.predict_answer import predict_answer
+from presage.report.replay_answer import ReplayFindings, replay_answer
+from presage.report.terms import family_name
+from presage.report.trace_answer import TraceFindings, trace_answer
+from presage.report.trace_tasks import shown_step
+from presage.report.whatif_answer import suggest_answer, whatif_answer
 from presage.text import seconds, size
 from presage.traces.explain import activity
 from presage.traces.replay import Replay, StepTime, measured_steps, replay_of
@@ -38,7 +40,7 @@ from synthetic import Tracer, gpu_bound
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def section(page: Page, key: str) -> Section:
+def section(page: Answer, key: str) -> Section:
     return next(s for s in page.sections if s.key == key)
 
 
@@ -64,30 +66,30 @@ def test_kinds_of_memory_add_up_to_what_is_allocated(gpt: Graph) -> None:
 
 
 def test_a_prediction_s_page_says_what_it_found(predicted: StepResult, detail: StepDetail) -> None:
-    page = predict_page(predicted, detail, "presage predict x")
-    assert seconds(predicted.step.p50) in page.answer
-    assert page.answer.endswith(".") and ". " not in page.answer  # one sentence
-    assert "it fits" in page.answer
+    page = predict_answer(predicted, detail)
+    assert seconds(predicted.step.p50) in page.headline
+    assert page.headline.endswith(".") and ". " not in page.headline  # one sentence
+    assert "fits in memory" in page.headline
     families = section(page, "where-the-step-goes")
-    assert families.tables[0].rows[0][0] == predicted.families[0].name
+    assert families.tables[1].rows[0][0] == family_name(predicted.families[0].name)
     whole = sum(numbers(families.figure.data[0].x)) * 1e-3  # type: ignore[union-attr]
     assert whole == pytest.approx(predicted.step.p50, rel=0.02)
     lanes = section(page, "timeline-of-a-step").tables[0]
     assert [row[0] for row in lanes.rows] == ["main thread", "autograd thread", "GPU stream"]
     memory = section(page, "memory-over-the-step")
-    assert size(predicted.peak_memory) in memory.lead
+    assert size(predicted.peak_memory) in memory.text
     assert len(memory.tables[1].rows) == 20
-    assert section(page, "how-sure-that-is").tables[0].rows
+    assert section(page, "uncertainty").tables[0].rows
 
 
 def test_every_chart_has_its_numbers(predicted: StepResult, detail: StepDetail) -> None:
-    for part in predict_page(predicted, detail).sections:
+    for part in predict_answer(predicted, detail).sections:
         assert part.tables and all(t.rows for t in part.tables), part.title
-        assert part.lead, part.title
+        assert part.text, part.title
 
 
 def test_the_roofline_has_every_op_that_moves_something(detail: StepDetail, predicted: StepResult) -> None:
-    figure = section(predict_page(predicted, detail), "how-near-the-limits").figure
+    figure = section(predict_answer(predicted, detail), "roofline").figure
     dots = [t for t in figure.data if t.mode == "markers"]  # type: ignore[union-attr]
     assert sum(len(t.x) for t in dots) == sum(1 for w in detail.work if w.moved)
     assert sum(w.seconds for w in detail.work) == pytest.approx(predicted.gpu_active)
@@ -96,7 +98,7 @@ def test_the_roofline_has_every_op_that_moves_something(detail: StepDetail, pred
 
 
 def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
-    first, second = (rendered(predict_page(predict(gpt, draws=30), step_detail(gpt))) for _ in range(2))
+    first, second = (render_page(predict_answer(predict(gpt, draws=30), step_detail(gpt))) for _ in range(2))
     assert first == second
     assert len(first) < 6_500_000
 
@@ -104,10 +106,10 @@ def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
 def test_many_ranks_with_a_slow_one(gpt: Graph) -> None:
     team = rank_set_of(gpt, 16, "ddp", "dgx-h100", kinds={3: RankOverride(speed=0.5)})
     found = predict_rank_set(team, machine("h100_sxm"), draws=30, steps=4)
-    page = predict_page(found, rank_set_detail(team))
+    page = predict_answer(found, rank_set_detail(team))
     ranks = section(page, "ranks")
     assert [row[0] for row in ranks.tables[1].rows] == ["rank 0 (and 14 like it)", "rank 3"]
-    assert "16 x NVIDIA H100" in page.answer
+    assert "16 x NVIDIA H100" in page.subject
     lanes = [row[0] for row in section(page, "timeline-of-a-step").tables[0].rows]
     assert "rank 0 (+14): main thread" in lanes and any(name.startswith("rank 3: ") for name in lanes)
     assert section(page, "collectives").tables[0].rows
@@ -123,7 +125,7 @@ def odd(name: str = "odd") -> Graph:
 
 def test_a_step_of_one_op_with_an_odd_name_has_a_page() -> None:
     graph = odd("</script><b>\N{SNOWMAN}")
-    text = rendered(predict_page(predict(graph, draws=3), step_detail(graph))).decode()
+    text = render_page(predict_answer(predict(graph, draws=3), step_detail(graph))).decode()
     assert "</script><b>" not in text
     assert "\N{SNOWMAN}" in text or "\\u2603" in text
 
@@ -133,8 +135,8 @@ def test_a_step_of_one_op_with_an_odd_name_has_a_page() -> None:
 
 def test_before_and_after(gpt: Graph) -> None:
     found = what_if(gpt, ["checkpoint", "cuda_graph"], draws=30)
-    page = whatif_page(found)
-    assert seconds(found.edited.step.p50) in page.answer and seconds(found.base.step.p50) in page.answer
+    page = whatif_answer(found, whatif_detail(found))
+    assert seconds(found.edited.step.p50) in page.headline and seconds(found.base.step.p50) in page.headline
     bars = section(page, "before-and-after").figure.data  # type: ignore[union-attr]
     for drawn, told in zip(bars, (found.base, found.edited), strict=True):
         assert numbers(drawn.x).sum() == pytest.approx(told.step.p50 * 1e3, rel=0.02)
@@ -146,7 +148,7 @@ def test_before_and_after(gpt: Graph) -> None:
 
 def test_suggestions_are_ranked(gpt: Graph) -> None:
     found = suggestions(gpt, draws=5, steps=4, combine=1)
-    page = suggest_page(found)
+    page = suggest_answer(found)
     ranking = section(page, "edits-best-first")
     assert [row[0] for row in ranking.tables[0].rows] == [", ".join(w.edits) for w in found.tried]
     drawn = numbers(ranking.figure.data[0].x)  # type: ignore[union-attr]
@@ -157,24 +159,23 @@ def test_suggestions_are_ranked(gpt: Graph) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Traced:
+def demo() -> TraceFindings:
     return traced(files_of([Path("demo")]))
 
 
-def traced(files: list[Path], **how: bool) -> Traced:
+def traced(files: list[Path], **how: bool) -> TraceFindings:
     runs = read_runs(files, **how)
     replays = [replay_of(run) for run in runs]
-    names = [[str(run.rank(i)) for i in range(len(run))] for run in runs]
-    return Traced(replays, [r.simulate() for r in replays], names, host_overheads(replays))
+    return findings(replays, replays[0].simulate())
 
 
-def test_a_trace_s_page_adds_up(demo: Traced) -> None:
-    page = trace_page(demo)
-    told = activity(demo.one, 0)
+def test_a_trace_s_page_adds_up(demo: TraceFindings) -> None:
+    page = trace_answer(demo)
+    told = activity(demo.replays[0], 0)
     parts = section(page, "where-the-time-goes").figure.data[0]  # type: ignore[union-attr]
     assert numbers(parts.x).sum() * 1e-3 == pytest.approx(told.span)
-    assert "the GPU computes for 39% of the time, and for 58% it waits for the host" in page.answer
-    steps = measured_steps(demo.one, 0)
+    assert "the GPU computes 39% of the time, waits for the host 58%" in page.headline
+    steps = measured_steps(demo.replays[0], 0)
     assert section(page, "step-times").tables[0].rows[0][2:] == tuple(seconds(s.seconds) for s in steps)
     lanes = {row[0]: row for row in section(page, "timeline-of-a-step").tables[0].rows}
     assert lanes["stream 7"][1] == "490"
@@ -182,18 +183,18 @@ def test_a_trace_s_page_adds_up(demo: Traced) -> None:
 
 
 def test_two_ranks_one_of_them_late() -> None:
-    page = trace_page(traced(files_of([ROOT / "data" / "gloo" / "late"]), need_gpu=False))
-    late = section(page, "who-is-late")
-    assert "Rank 1 came last" in late.lead
+    page = trace_answer(traced(files_of([ROOT / "data" / "gloo" / "late"]), need_gpu=False))
+    late = section(page, "stragglers")
+    assert "Rank 1 arrived last" in late.text
     assert numbers(late.figure.data[0].z).shape == (2, 5)  # type: ignore[union-attr]
-    assert "the CPU computes" in page.answer
+    assert "the CPU computes" in page.headline
 
 
 def test_traces_of_several_runs_have_a_page(tmp_path: Path) -> None:
     files = [gpu_bound().write(tmp_path / f"{name}.json") for name in ("a", "b")]
-    page = trace_page(traced(files))
-    assert page.question.endswith("2 traces, Test GPU")
-    assert rendered(page)
+    page = trace_answer(traced(files))
+    assert page.subject == "2 traces, Test GPU"
+    assert render_page(page)
 
 
 def test_the_step_in_the_middle_is_shown() -> None:
@@ -203,33 +204,32 @@ def test_the_step_in_the_middle_is_shown() -> None:
     assert shown_step([]) == 0
 
 
-def test_a_replay_s_page_has_measured_and_found(demo: Traced) -> None:
-    page = replay_page(replayed(demo.one, None))
-    assert "From durations alone" in page.answer
+def test_a_replay_s_page_has_measured_and_found(demo: TraceFindings) -> None:
+    page = replay_answer(replayed(demo.replays[0], None))
+    assert "dependencies are understood" in page.headline
     measured, found = section(page, "measured-and-replayed").figure.data  # type: ignore[union-attr]
-    assert numbers(measured.y) * 1e-3 == pytest.approx([s.seconds for s in measured_steps(demo.one, 0)])
+    assert numbers(measured.y) * 1e-3 == pytest.approx([s.seconds for s in measured_steps(demo.replays[0], 0)])
     assert numbers(found.y) == pytest.approx(numbers(measured.y), rel=0.01)
     lanes = [row[0] for row in section(page, "timelines").tables[0].rows]
     assert sum(n.startswith("measured: ") for n in lanes) == sum(n.startswith("replayed: ") for n in lanes) == 3
 
 
-def replayed(replay: Replay, changed: Replay | None) -> Replayed:
-    before = replay.simulate()
-    after = None if changed is None else changed.steps(changed.simulate(), 0)
-    rows = [("0", measured_steps(replay, 0), replay.steps(before, 0), after)]
-    return Replayed(rows, ["cuda_graph"] if changed else [], ["it is so"] if changed else [], replay, changed)
+def replayed(replay: Replay, changed: Replay | None) -> ReplayFindings:
+    before, after = simulated(replay), None if changed is None else simulated(changed)
+    edits, reasons = (["cuda_graph"], ["it is so"]) if changed else ([], [])
+    return ReplayFindings(rank_steps(before, after, ["0"]), edits, reasons, before, after)
 
 
-def test_an_edited_replay_is_beside_the_others(demo: Traced) -> None:
+def test_an_edited_replay_is_beside_the_others(demo: TraceFindings) -> None:
     from presage.whatif import replay_edits as edits
     from presage.whatif.replay_names import parse
 
-    found = replayed(demo.one, edits.edited(demo.one, parse("cuda_graph")))
-    page = replay_page(found)
-    assert found.edited is not None and seconds(found.edited) in page.answer
+    found = replayed(demo.replays[0], edits.edited(demo.replays[0], parse("cuda_graph")))
+    page = replay_answer(found)
+    assert found.edited is not None and seconds(found.edited) in page.headline
     assert len(section(page, "measured-and-replayed").figure.data) == 3  # type: ignore[union-attr]
     assert any(row[0].startswith("edited: ") for row in section(page, "timelines").tables[0].rows)
-    assert "because it is so" in page.notes
+    assert "why: it is so" in page.notes
 
 
 def test_many_kernels_of_many_ranks_do_not_hang(tmp_path: Path, ranks: int = 6, kernels: int = 1_500) -> None:
@@ -240,11 +240,11 @@ def test_many_kernels_of_many_ranks_do_not_hang(tmp_path: Path, ranks: int = 6, 
             t.op(f"aten::odd<{i % 7}></script>", 10 * i, 9)
             t.launch(f"void k<float, {i % 5}>(</script>)", 10 * i + 1, 10 * i + 6, 3 + rank % 2, tid=1)
         (tmp_path / f"rank_{rank}.json.gz").write_bytes(gzip.compress(t.text(), 1))
-    page = trace_page(traced(files_of([tmp_path])))
-    text = rendered(page)
+    page = trace_answer(traced(files_of([tmp_path])))
+    text = render_page(page)
     assert len(text) < 6_500_000
     assert b"</script>)" not in text
-    assert "of ranks" in section(page, "timeline-of-a-step").lead
+    assert "of ranks" in section(page, "timeline-of-a-step").text
 
 
 # ---- the command line

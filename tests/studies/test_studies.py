@@ -15,7 +15,7 @@ from presage.hardware import cluster, gpu, platform
 from presage.noise.distribution import Fixed
 from presage.noise.files import format_noise
 from presage.noise.model import Belief, CommonNoise, NoiseModel, SlowGpus, WorkSpread
-from presage.report import study_tables as tables
+from presage.report.study_answer import plot_study, study_answer, study_table
 from presage.runs.checkpoint import best_interval, exact_efficiency
 from presage.runs.save import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
@@ -49,7 +49,7 @@ def job() -> Job:
 def told(s: Study) -> str:
     """What would be printed; also: all numbers are fit for JSON."""
     json.dumps(s.to_json(), allow_nan=False)
-    return "\n".join([tables.headline(s), *tables.remarks(s)])
+    return "\n".join([study_answer(s).headline, *study_answer(s).notes])
 
 
 # ---- scale
@@ -62,13 +62,13 @@ def test_more_replicas_have_more_stragglers_and_more_failures(job: Job, setup: S
     assert p50 == sorted(p50) and p50[-1] > 1.01 * p50[0]
     assert good == sorted(good, reverse=True) and good[0] > 0.99 > 0.9 > good[-1]
     assert s.points[0].more["useful_rate"] == pytest.approx(s.points[0].rate * good[0])
-    assert "useful throughput goes to" in told(s)
+    assert "useful throughput per GPU falls to" in told(s)
 
 
 def test_a_fixed_batch_ends_somewhere(job: Job, setup: Setup) -> None:
     s = scale_study(job, (256, 8_192), setup, strong=True)
     assert s.points[0].job.global_batch == job.global_batch
-    assert [x.name for x in s.skipped] == ["8,192"] and "left out: 8,192" in told(s)
+    assert [x.name for x in s.skipped] == ["8,192"] and "skipped 8,192" in told(s)
 
 
 def test_goodput_is_the_exact_formula_at_its_best(job: Job) -> None:
@@ -96,7 +96,7 @@ def test_twice_the_compute_is_less_than_twice_the_speed(job: Job, setup: Setup) 
     assert speed[0] == 1 and 1.2 < speed[1] < 2 and speed[1] < speed[2] < 4
     shown = [p.prediction.exposed / p.prediction.seconds for p in s.points]
     assert shown == sorted(shown) and shown[-1] > 1.5 * shown[0]
-    assert "times as fast" in told(s)
+    assert "x as fast" in told(s)
     wide = compute_study(job, (4,), setup, memory=True)
     assert wide.points[0].mean < s.points[-1].mean
     with pytest.raises(PresageError, match="above 0"):
@@ -159,7 +159,7 @@ def test_placing_gpus_by_their_speeds_gains_something(job: Job, setup: Setup) ->
     s = power_study(job, (0.8,), setup)
     gains = [p.more.get("placing") for p in s.points]
     assert all(g is not None and 0 < g < 0.2 for g in gains)
-    assert "placing GPUs by their speeds would take" in told(s)
+    assert "placing GPUs by speed takes" in told(s)
 
 
 # ---- plots
@@ -172,6 +172,6 @@ def test_every_study_has_a_plot(job: Job, setup: Setup, tmp_path: Path) -> None:
         power_study(job, (1.0, 0.8), setup, placing=False),
     ]
     for s in studies:
-        tables.plot(s, tmp_path / f"{s.kind}.svg")
+        plot_study(s, tmp_path / f"{s.kind}.svg")
         assert (tmp_path / f"{s.kind}.svg").stat().st_size > 5_000
-        assert tables.study_table(s).row_count == len(s.points)
+        assert len(study_table(s).rows) == len(s.points)

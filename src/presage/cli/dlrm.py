@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from presage.cli import complete
 from presage.cli.options import Json
-from presage.cli.output import emit, print_prediction, write_timeline
+from presage.cli.output import show_answer, write_timeline
 from presage.cli.shard import search_bar
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def command(
     from presage.embeddings.dlrm_ranks import dlrm_ranks, predict_dlrm
     from presage.errors import InputError
     from presage.hardware.facts import load
+    from presage.report.shard_answer import dlrm_answer
 
     if "model" in load(job):
         raise InputError(job, f"is not a recommendation job: use presage job {job}")
@@ -81,8 +83,7 @@ def command(
         team = dlrm_ranks(asked, seconds=seconds, tell=tell)
         found = predict_dlrm(team, draws=draws)
     _files(team, found, out, trace)
-    if emit(json, _value(team, found)):
-        _print(team, found, trace)
+    show_answer(dlrm_answer(team, found, partial(_value, team, found)), json, files={"timeline": trace})
 
 
 def _files(team: DlrmRanks, found: StepResult, out: Path | None, trace: Path | None) -> None:
@@ -104,11 +105,3 @@ def _value(team: DlrmRanks, found: StepResult) -> dict[str, Any]:
         "imbalance_ms": team.cost.imbalance * MS,
         "plan": plan_json(team.plan, team.job.tables),
     }
-
-
-def _print(team: DlrmRanks, found: StepResult, trace: Path | None) -> None:
-    from presage.report.prediction_tables import part_table
-    from presage.report.shard_tables import load_table, phase_table
-
-    families = part_table("Families of ops", "family", found.families)
-    print_prediction(found, trace, [phase_table(team.cost), load_table(team.cost), families])

@@ -47,7 +47,7 @@ def _told(found: list[Any], folder: Path | None, new: list[Path]) -> dict[str, A
 
 
 def _table(found: list[Any]) -> Table:
-    from presage.report.plain import plain_table
+    from presage.report.terminal import plain_table
 
     table = plain_table("Examples (presage examples FOLDER copies them)", "file", "try", left=2)
     for e in found:

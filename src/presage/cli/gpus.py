@@ -8,7 +8,7 @@ import typer
 
 from presage.cli import complete
 from presage.cli.options import Json
-from presage.cli.output import console, emit, print_brief
+from presage.cli.output import show_answer
 
 if TYPE_CHECKING:
     from presage.hardware.gpu import Gpu
@@ -35,10 +35,11 @@ def command(
     presage gpus h200
     """
     from presage.hardware import gpu, gpus
+    from presage.report.hardware_answer import gpus_answer
 
     found = [gpu(name)] if name is not None else list(gpus())
-    if emit(json, {"kind": "gpus", "gpus": [_value(g) for g in found]}):
-        _print(found, one=name is not None)
+    to_data = lambda: {"kind": "gpus", "gpus": [_value(g) for g in found]}  # noqa: E731
+    show_answer(gpus_answer(found, name is not None, to_data), json)
 
 
 def _value(g: Gpu) -> dict[str, Any]:
@@ -48,13 +49,3 @@ def _value(g: Gpu) -> dict[str, Any]:
         for key, value in g.facts.as_written().items()
     }
     return {"key": g.key, **g.facts.texts, "figures": figures}
-
-
-def _print(found: list[Gpu], one: bool) -> None:
-    from presage.report.hardware_tables import figure_table, gpu_table, source_table
-
-    print_brief("\n".join(f"{g.key}: {g.name}" if one else g.key for g in found))
-    out = console()
-    for table in [figure_table(found[0])] if one else [gpu_table(found), source_table(found)]:
-        out.print(table)
-        out.print()

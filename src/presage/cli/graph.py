@@ -13,14 +13,14 @@ import typer
 
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.cli.options import Json
-from presage.cli.output import console, emit, print_answer, print_brief, status
+from presage.cli.output import show_answer, status
 from presage.errors import PresageError
 from presage.usercode import check_arguments, parse_arguments
 
 if TYPE_CHECKING:
     from presage.graph.diff import GraphDiff
     from presage.graph.graph import Graph
-    from presage.graph.summary import SummaryRow
+    from presage.memory.step_memory import MemoryProfile
 
 __all__ = ["Arguments", "Step", "captured", "command", "graph_of", "parse_arguments"]
 
@@ -61,6 +61,9 @@ def command(
 
     presage graph train.py:build --arg batch=16 --diff batch8.presage
     """
+    from presage.memory.step_memory import memory_profile
+    from presage.report.graph_answer import graph_answer
+
     graph = graph_of(step, arg)
     other = graph_of(diff, ()) if diff is not None else None
     if out is not None:
@@ -68,8 +71,8 @@ def command(
 
         save.write(graph, out)
     found = _difference(other, graph) if other is not None else None
-    if emit(json, _value(graph, depth, found)):
-        _print(graph, depth, found)
+    memory = memory_profile(graph)
+    show_answer(graph_answer(graph, memory, depth, found, lambda: _value(graph, memory, depth, found)), json)
 
 
 def graph_of(step: str, arguments: Sequence[str]) -> Graph:
@@ -106,7 +109,7 @@ def _difference(before: Graph, after: Graph) -> GraphDiff:
     return diff(before, after)
 
 
-def _value(graph: Graph, depth: int, found: GraphDiff | None) -> dict[str, Any]:
+def _value(graph: Graph, memory: MemoryProfile, depth: int, found: GraphDiff | None) -> dict[str, Any]:
     from presage.graph import summary
     from presage.graph.diff import KINDS
 
@@ -124,7 +127,7 @@ def _value(graph: Graph, depth: int, found: GraphDiff | None) -> dict[str, Any]:
         "phases": [row(r) for r in summary.by_phase(graph)],
         "modules": [{**row(r), "depth": r.depth} for r in summary.by_module(graph, depth)],
         "families": [row(r) for r in summary.by_family(graph)],
-        "memory": _memory(graph),
+        "memory": _memory(memory),
     }
     if found is not None:
         counts = {kind: found.count(kind) for kind in KINDS}
@@ -132,62 +135,10 @@ def _value(graph: Graph, depth: int, found: GraphDiff | None) -> dict[str, Any]:
     return value
 
 
-def _print_memory(graph: Graph) -> None:
-    from presage.memory.step_memory import memory_profile
-    from presage.report import memory_tables
-
-    out, memory = console(), memory_profile(graph)
-    where = graph.ops[memory.peak_op].name if 0 <= memory.peak_op < len(graph.ops) else ""
-    for table in (memory_tables.peak_table(memory, where), memory_tables.role_table(memory)):
-        out.print()
-        out.print(table)
-
-
-def _memory(graph: Graph) -> dict[str, Any]:
-    from presage.memory.step_memory import memory_profile
-
-    m = memory_profile(graph)
+def _memory(m: MemoryProfile) -> dict[str, Any]:
     return {
         "peak_allocated_bytes": m.peak_allocated,
         "peak_reserved_bytes": m.peak_reserved,
         "peak_op": m.peak_op,
         "at_peak_by_role": m.by_role(),
     }
-
-
-def _print(graph: Graph, depth: int, found: GraphDiff | None) -> None:
-    from rich.markup import escape
-
-    from presage.graph import summary
-    from presage.report import graph_tables
-
-    out, total = console(), summary.total(graph)
-    given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
-    print_answer(f"[bold]{escape(graph.source or 'graph')}[/bold]{escape(f' ({given})' if given else '')}")
-    _brief(graph, total)
-    out.print()
-    out.print(graph_tables.module_table(summary.by_module(graph, depth), total))
-    out.print()
-    out.print(graph_tables.phase_table(summary.by_phase(graph), total))
-    out.print()
-    out.print(graph_tables.family_table(summary.by_family(graph), total))
-    _print_memory(graph)
-    if total.useful_flops != total.flops:
-        hidden = 1 - total.useful_flops / total.flops
-        out.print(f"\n{100 * hidden:.1f}% of the FLOPs are attention scores that a causal mask throws away")
-    for note in graph.notes:
-        out.print(f"\nnote: {escape(note)}")
-    if found is not None:
-        from presage.graph.diff import lines
-
-        out.print("\n[bold]Difference[/bold]")
-        out.print("\n".join(escape(line) for line in lines(found)), soft_wrap=True)
-
-
-def _brief(graph: Graph, total: SummaryRow) -> None:
-    """Under --quiet."""
-    from presage.memory.step_memory import memory_profile
-    from presage.text import amount, size
-
-    peak = size(memory_profile(graph).peak_allocated)
-    print_brief(f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, peak memory {peak}")

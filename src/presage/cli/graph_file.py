@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from presage.cli.output import console, emit, print_answer
+from presage.cli.output import show_answer
 
 
 def show(path: Path, top: int, json: str | None) -> None:
     """Sum up one graph file."""
-    from presage.report.tables import count_table
+    from presage.report.graph_answer import execution_graph_answer
     from presage.traces.sniff import read_graph
 
     graph = read_graph(path)
@@ -26,14 +26,8 @@ def show(path: Path, top: int, json: str | None) -> None:
         "nodes_by_kind": dict(kinds.most_common()),
         "top_names": dict(names.most_common(top)),
     }
-    if not emit(json, found):
-        return
-    out = console()
     rank = "not stated" if graph.rank is None else str(graph.rank)
-    print_answer(f"execution graph, schema {graph.schema}, rank {rank}, {len(graph.nodes)} nodes")
-    out.print()
-    out.print(count_table("Nodes by kind", kinds.most_common()))
-    out.print()
-    out.print(count_table("Most frequent", names.most_common(top)))
-    if graph.dropped_deps:
-        out.print(f"\n{graph.dropped_deps} control dependencies point nowhere or in a circle and were left out")
+    headline = f"execution graph, schema {graph.schema}, rank {rank}, {len(graph.nodes)} nodes"
+    counts = {"Nodes by kind": kinds.most_common(), "Most frequent": names.most_common(top)}
+    dropped = [f"{graph.dropped_deps} control dependencies point nowhere or in a circle and were left out"]
+    show_answer(execution_graph_answer(headline, counts, dropped if graph.dropped_deps else [], lambda: found), json)

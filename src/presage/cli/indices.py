@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from presage.cli.options import Json
-from presage.cli.output import console, emit, print_brief, status
+from presage.cli.output import show_answer, status
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
     from presage.embeddings.index_files import read_indices
     from presage.embeddings.table import WIDTHS
     from presage.errors import PresageError
-    from presage.report.embedding_tables import counted_table
+    from presage.report.shard_answer import indices_answer
 
     if dtype not in WIDTHS:
         raise PresageError(f"--dtype {dtype}: choose from {', '.join(WIDTHS)}")
@@ -51,6 +51,4 @@ def command(
         used = min(samples, batch or samples)
         tables = list(count_lookups(found, used, dim, dtype, rows))
     value = {"kind": "tables", "batch": used, "samples": samples, "tables": [asdict(t) for t in tables]}
-    if emit(json, value):
-        print_brief(f"{len(tables)} tables, {used:,} of {samples:,} samples counted")
-        console().print(counted_table(tables, used))
+    show_answer(indices_answer(tables, used, samples, lambda: value), json)

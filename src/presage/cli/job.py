@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli.options import Change, Draws, Gpus, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
-from presage.cli.output import check_report, command_line, emit, pool_progress, print_result, status, write_report
+from presage.cli.output import (
+    check_report,
+    pool_progress,
+    show_answer,
+    status,
+)
 from presage.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from presage.configs.job import Job
     from presage.configs.job_file import ParsedJob
     from presage.noise.distribution import Distribution
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
-    from presage.report.html import Page
+    from presage.report.job_sections import JobDetail
 
 __all__ = ["command", "job_from_options", "transformer_job"]
 
 GLANCE = 4_000  # draws
+MOST_TASKS = 200_000  # of a timeline on a page
 
 # What makes microbatches differ.
 Lengths = Annotated[
@@ -97,6 +103,7 @@ def command(
     from presage.prediction.jobs.cost import parse_tokens
     from presage.prediction.jobs.job_flops import DEFAULT
     from presage.prediction.jobs.job_prediction import predict_job
+    from presage.report.job_answer import job_answer
 
     check_report(report)
     many = None if tokens is None else parse_tokens(tokens)
@@ -106,16 +113,28 @@ def command(
         _draw(found, trace)
     data = lengths is not None or skew is not None
     load = _load(found, lengths, packed, skew, seed) if data else None
-    how_sure = _sure(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
-    if emit(json, found.to_json(many) | (_drawn(found, how_sure) if how_sure else {})):
-        _print(found, many, trace, how_sure)
-    write_report(report, lambda: _page(found, how_sure, many, seed), json != "-")
+    spread = _sure(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
+    shown, detail = (spread, None) if report is None else (spread or _glance(found, seed), detail_of(found))
+    answer = job_answer(found, shown, many, detail)
+    to_data = partial(_data, found, many, spread)  # what is drawn for the page alone is not in the JSON
+    show_answer(replace(answer, to_data=to_data), json, report, {"timeline": trace})
 
 
-def _page(found: JobResult, how_sure: StepDistribution | None, tokens: float | None, seed: int) -> Page:
-    from presage.report.html.job_page import job_page
+def detail_of(found: JobResult) -> JobDetail:
+    """What only a page shows."""
+    from presage.errors import PresageError
+    from presage.prediction.jobs.job_roofline import ran
+    from presage.prediction.jobs.job_timeline import job_timeline
+    from presage.prediction.jobs.perturbation import perturb
+    from presage.report.job_sections import JobDetail
 
-    return job_page(found, how_sure or _glance(found, seed), tokens, command_line())
+    s = found.job_step.pipeline.schedule
+    try:
+        short = 2 * s.stages * s.virtual * s.microbatches <= MOST_TASKS
+        timeline = job_timeline(found.job_step) if short else None
+    except PresageError:
+        timeline = None
+    return JobDetail(timeline, ran(found.job, found.job_step), perturb(found.job))
 
 
 def _glance(found: JobResult, seed: int) -> StepDistribution:
@@ -150,11 +169,14 @@ def _sure(
         return predict_distribution(found, noise, draws or 10_000, seed, load, pool)
 
 
-def _drawn(found: JobResult, how_sure: StepDistribution) -> dict[str, Any]:
-    """Keys of the JSON that --draws changes or adds."""
-    told = how_sure.to_json()
-    step = {name: e["value"] for name, e in told["step_ms"].items()}
-    return {"step_ms": step | {"point": found.seconds * 1e3}, "distribution": told}
+def _data(found: JobResult, tokens: float | None, spread: StepDistribution | None) -> dict[str, Any]:
+    """The JSON; a drawn distribution changes and adds keys."""
+    data = found.to_json(tokens)
+    if spread is None:
+        return data
+    drawn = spread.to_json()
+    step = {name: e["value"] for name, e in drawn["step_ms"].items()}
+    return data | {"step_ms": step | {"point": found.seconds * 1e3}, "distribution": drawn}
 
 
 def job_from_options(
@@ -188,25 +210,3 @@ def _draw(found: JobResult, path: Path) -> None:
 
     names = {s.number: f"stage {s.number} ({s.layers} layers)" for s in found.stages}
     write_whole(path, timeline_trace(job_timeline(found.job_step), names))
-
-
-def _print(found: JobResult, tokens: float | None, trace: Path | None, how_sure: StepDistribution | None) -> None:
-    from presage.report import job_tables as tables
-
-    headline, shown = tables.headline(found), _tables(found, tokens)
-    if how_sure:
-        from presage.report.sure_tables import longer_table, sure_sentence, sure_table
-
-        headline += f"\n{sure_sentence(how_sure)}"
-        shown[1:1] = [sure_table(how_sure), longer_table(how_sure)]
-    print_result(headline, shown, tables.remarks(found), trace)
-
-
-def _tables(found: JobResult, tokens: float | None) -> list[Table]:
-    from presage.report import job_tables as tables
-
-    out = [tables.step_table(found, tokens), tables.breakdown_table(found)]
-    if found.job.parallel.pp > 1:
-        out.append(tables.stage_table(found))
-    out.append(tables.memory_table(found))
-    return out if found.memory.fits else [*out, tables.help_table(found)]

@@ -44,9 +44,9 @@ Report = Annotated[
 
 def _check_plot(path: Path | None) -> Path | None:
     if path is not None:
-        from presage.report.plots import ready
+        from presage.report.plots import check_plottable
 
-        ready(path)
+        check_plottable(path)
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,16 @@ from presage.cli.options import current_output
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from presage.engine import Timeline
     from presage.pool import Pool
     from presage.prediction.step import StepResult
-    from presage.report.html import Page
+    from presage.report.answer import Answer
     from presage.traces.trace_set import TraceSet
 
 T = TypeVar("T")
 R = TypeVar("R")
+HINTS = {"timeline": " (open it at ui.perfetto.dev)", "report": " (open it in a browser)"}
 
 
 # ---- the terminal
@@ -56,30 +56,22 @@ def print_note(text: str) -> None:
         typer.echo(text, err=True)
 
 
-def print_result(headline: Any, tables: Iterable[Table], notes: Iterable[str], trace: Path | None = None) -> None:
-    """Print the answer, its tables, notes, and the path of the timeline."""
-    from rich.markup import escape
+def show_answer(
+    answer: Answer, json: str | None = None, report: Path | None = None, files: Mapping[str, Path | None] = {}
+) -> None:
+    """Print the answer or write it as JSON, write its page, and name the files that were written."""
+    shown = json is None or emit(json, answer.data)
+    if shown:
+        from presage.report.terminal import print_answer
 
-    print_answer(headline)
-    out = console()
-    for table in tables:
-        out.print()
-        out.print(table)
-    for note in notes:
-        out.print(f"\n{escape(note)}", soft_wrap=True)
-    if trace is not None:
-        out.print(f"\ntimeline: {escape(str(trace))} (open it at ui.perfetto.dev)", soft_wrap=True)
+        print_answer(answer, console(), console(answer=True))
+    if report is not None:
+        from presage.report.html import write_page
 
-
-def print_prediction(prediction: StepResult, trace: Path | None, more: Sequence[Table]) -> None:
-    """Print a predicted step: the step, its ranks if there are several, further tables, notes."""
-    from presage.report import prediction_tables as tables
-    from presage.report.rank_tables import rank_table, sent_table
-
-    many = prediction.many
-    ranks = [rank_table(many), sent_table(many)] if many is not None else []
-    shown = [tables.step_table(prediction), *ranks, *more]
-    print_result(tables.headline(prediction), shown, tables.remarks(prediction), trace)
+        write_page(answer, report, shlex.join(["presage", *sys.argv[1:]]))
+    for name, path in {**files, "report": report}.items() if shown else ():
+        if path is not None:
+            console().print(f"\n{name}: {path}{HINTS.get(name, '')}", soft_wrap=True, markup=False)
 
 
 # ---- files
@@ -113,27 +105,9 @@ def _without_nan(value: Any) -> Any:
 def check_report(report: Path | None) -> None:
     """Raise before any work if a report is requested and cannot be written."""
     if report is not None:
-        from presage.report.html.render import needed
+        from presage.report.html import check_installed
 
-        needed()
-
-
-def write_report(report: Path | None, page: Callable[[], Page], announce: bool = True) -> None:
-    """Write the HTML page if --report was given; `announce` prints its path (not when stdout is JSON)."""
-    if report is None:
-        return
-    from rich.markup import escape
-
-    from presage.report.html import write_page
-
-    write_page(page(), report)
-    if announce:
-        console().print(f"\nreport: {escape(str(report))} (open it in a browser)", soft_wrap=True)
-
-
-def command_line() -> str:
-    """The command as it was typed, for the footer of a report."""
-    return shlex.join(["presage", *sys.argv[1:]])
+        check_installed()
 
 
 def write_timeline(timeline: Timeline, prediction: StepResult, path: Path) -> None:
@@ -185,9 +159,9 @@ def bar(message: str, total: float | None = None) -> Iterator[Bar]:
     if not current_output().animated:
         yield _no_bar
         return
-    from presage.report.bars import bars
+    from presage.report.terminal import progress_bars
 
-    with bars() as shown:
+    with progress_bars() as shown:
         task = shown.add_task(message, total=total, note="")
 
         def update(done: float, total: float | None = None, what: str = "", note: str = "") -> None:

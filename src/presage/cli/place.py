@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli.options import Change, Columns, Gpus, JobFile, Json, NoiseFile, Report, Seed, parse_columns
-from presage.cli.output import check_report, command_line, emit, status, write_report
+from presage.cli.output import check_report, show_answer, status
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from presage.noise.sampling import Estimate
-    from presage.placement import Evicted, Fleet, Hot, LeftOut, Outcome, Placed
-    from presage.report.html import Page
+    from presage.placement import Evicted, Fleet, Hot, Outcome, Placed
+    from presage.report.place_answer import PlacementFindings
 
 __all__ = ["command"]
 
@@ -78,6 +77,7 @@ def command(
     from presage.placement import place
     from presage.prediction.draws import step_model
     from presage.prediction.draws.distribution import belief_of
+    from presage.report.place_answer import place_answer
 
     check_report(report)
     shape = step_model(transformer_job(job, gpus, change))
@@ -88,34 +88,21 @@ def command(
     with status("placing"):
         keep, many = not any_node, {"seed": seed, "draws": draws, "randoms": randoms}
         placed = place(shape, given, belief.noise, keep_nodes=keep, **many)
-        found = _asked(placed, evict, _hots(placed, fleet, factor, node) if hot else None)
+        found = _findings(placed, source, evict, _hots(placed, fleet, factor, node) if hot else None)
     if out is not None:
         _write(placed, out)
-    if emit(json, _value(found, source, seed)):
-        _print(found, source, out)
-    write_report(report, lambda: _page(found, source), json != "-")
+    show_answer(place_answer(found, partial(_value, found, seed)), json, report, {"placement": out})
 
 
-def _page(found: _Found, source: str) -> Page:
-    from presage.report.html.place_page import place_page
-
-    return place_page(found.placed, _shown(found)[1:], source, command_line())
-
-
-class _Found(NamedTuple):
-    """What was found, and what was asked besides."""
-
-    placed: Placed
-    evicted: dict[str, list[Evicted]]
-    left: list[LeftOut]
-    hot: Hot | None
-
-
-def _asked(placed: Placed, evict: int, hot: Hot | None) -> _Found:
+def _findings(placed: Placed, source: str, evict: int, hot: Hot | None) -> PlacementFindings:
     from presage.placement import evictions, left_out
+    from presage.placement.placement_search import responses
+    from presage.report.place_answer import PlacementFindings
 
+    slow = max(1.02, float(placed.best.placement.factors.max()))
     outcomes = {"given": placed.given, "best": placed.best}
-    return _Found(placed, {k: evictions(placed, o, evict) for k, o in outcomes.items()}, left_out(placed), hot)
+    evicted = {k: evictions(placed, o, evict) for k, o in outcomes.items()}
+    return PlacementFindings(placed, source, list(responses(placed.judge, slow)), slow, evicted, left_out(placed), hot)
 
 
 def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> Fleet:
@@ -189,7 +176,7 @@ def _named(fleet: Fleet, gpu: int) -> str:
 # ---- JSON
 
 
-def _value(found: _Found, source: str, seed: int) -> dict[str, Any]:
+def _value(found: PlacementFindings, seed: int) -> dict[str, Any]:
     p, s, best = found.placed, found.placed.shape, found.placed.best.placement
     return {
         "kind": "place",
@@ -197,7 +184,7 @@ def _value(found: _Found, source: str, seed: int) -> dict[str, Any]:
         "gpus": s.job.gpus,
         "fleet": len(p.fleet),
         "replicas": s.replicas, "stages": s.stages, "together": s.together, "within_node": p.sizes.part,
-        "noise": source, "seed": seed, "draws": int(p.best.draws.seconds.size),
+        "noise": found.source, "seed": seed, "draws": int(p.best.draws.seconds.size),
         "predicted_ms": s.seconds * MS,
         "given": _outcome(p.given), "best": _outcome(p.best), "worst": _outcome(p.worst),
         "random": {
@@ -236,30 +223,3 @@ def _heat(h: Hot) -> dict[str, Any]:
     ]
     ends = {"least": min(h.costs), "most": max(h.costs)}
     return {"factor": h.factor, "without": _both(*h.without), "stages": stages, **ends}
-
-
-# ---- tables
-
-
-def _print(found: _Found, source: str, out: Path | None) -> None:
-    from presage.cli.output import print_result
-    from presage.report import place_tables as tables
-
-    said = [*tables.remarks(found.placed, source), *([f"placement: {out}"] if out is not None else [])]
-    print_result(tables.headline(found.placed), _shown(found), said, None)
-
-
-def _shown(found: _Found) -> list[Table]:
-    from presage.placement.placement_search import responses
-    from presage.report import place_tables as tables
-
-    p = found.placed
-    slow = max(1.02, float(p.best.placement.factors.max()))
-    shown = [tables.outcome_table(p), tables.stage_table(p, list(responses(p.judge, slow)), slow)]
-    titles = {"given": "Whom to evict, as given", "best": "Whom to evict, after the best placement"}
-    shown += [tables.evict_table(titles[k], rows) for k, rows in found.evicted.items() if rows]
-    if found.left:
-        shown.append(tables.left_table(found.left, p))
-    if found.hot is not None:
-        shown.append(tables.hot_table(found.hot))
-    return shown

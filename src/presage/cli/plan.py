@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,11 @@ import typer
 
 from presage.cli import complete
 from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
-from presage.cli.output import bar, check_report, command_line, console, emit, print_answer, write_report
+from presage.cli.output import bar, check_report, show_answer
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
     from presage.prediction.jobs.job_prediction import JobResult
-    from presage.report.html import Page
     from presage.search import JobPlan, PricedPlan, SearchProgress, SearchResult
 
 __all__ = ["command"]
@@ -74,6 +74,7 @@ def command(
 
     presage plan job.toml --gpus 16384 --objective p95 --noise noise.toml
     """
+    from presage.report.plan_answer import plan_answer
     from presage.search import parse_keep, search
 
     check_report(report)
@@ -86,17 +87,9 @@ def command(
         )  # fmt: skip
     if out is not None and found.best:
         _write(found.best[0].job, cluster, job, out)
-    if emit(json, _value(read, found)):
-        _print(read, found, out)
-    write_report(report, lambda: _page(read, found), json != "-")
+    show_answer(plan_answer(read, found, partial(_value, read, found)), json, report, {"job of the best plan": out})
     if not found.best:
         raise typer.Exit(1)
-
-
-def _page(job: Job, found: SearchResult) -> Page:
-    from presage.report.html.plan_page import plan_page
-
-    return plan_page(job, found, command_line())
 
 
 def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
@@ -171,7 +164,7 @@ def _late(found: SearchResult, k: int) -> dict[str, Any]:
 
 
 def _explained(found: SearchResult) -> list[str]:
-    from presage.report.plan_tables import explanation
+    from presage.report.plan_answer import explanation
 
     return explanation(found) if found.best else []
 
@@ -198,27 +191,3 @@ def _layout(x: JobPlan) -> dict[str, Any]:
     from presage.search import plan_words
 
     return {"plan": plan_words(x), **x.to_json()}
-
-
-# ---- tables
-
-
-def _print(job: Job, found: SearchResult, path: Path | None) -> None:
-    from rich.markup import escape
-
-    from presage.report import plan_tables as tables
-
-    out = console()
-    if not found.best:
-        print_answer(tables.nothing_fits(job, found.counts))
-        return
-    print_answer(tables.headline(job, found))
-    out.print(tables.counts_line(found.counts, found.complete), soft_wrap=True)
-    for table in (tables.best_table(found), tables.front_table(found.front), tables.knob_table(found)):
-        out.print()
-        out.print(table)
-    out.print()
-    for sentence in tables.explanation(found):
-        out.print(escape(sentence), soft_wrap=True)
-    if path is not None:
-        out.print(f"\njob of the best plan: {escape(str(path))}", soft_wrap=True)

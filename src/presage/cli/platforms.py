@@ -8,7 +8,7 @@ import typer
 
 from presage.cli import complete
 from presage.cli.options import Json
-from presage.cli.output import console, emit, print_brief
+from presage.cli.output import show_answer
 
 if TYPE_CHECKING:
     from presage.hardware import Platform
@@ -33,12 +33,14 @@ def command(
 
     presage platforms dgx-h100
     """
+    from presage.costs.collectives.table import bus_table
     from presage.hardware import platform, platforms
+    from presage.report.hardware_answer import platforms_answer
 
     found = [platform(name)] if name is not None else list(platforms())
-    value = {"kind": "platforms", "platforms": [_value(p, one=name is not None) for p in found]}
-    if emit(json, value):
-        _print(found, one=name is not None)
+    buses = bus_table(found[0]) if name is not None else None
+    to_data = lambda: {"kind": "platforms", "platforms": [_value(p, one=name is not None) for p in found]}  # noqa: E731
+    show_answer(platforms_answer(found, buses, to_data), json)
 
 
 def _value(p: Platform, one: bool) -> dict[str, Any]:
@@ -82,15 +84,3 @@ def _collectives(p: Platform) -> list[dict[str, Any]]:
         }
         for c in bus_table(p)
     ]
-
-
-def _print(found: list[Platform], one: bool) -> None:
-    from presage.costs.collectives.table import bus_table
-    from presage.report.hardware_tables import busbw_table, link_table, platform_table
-
-    print_brief("\n".join(f"{p.key}: {p.name}, {p.domain} x {p.gpu.name}" if one else p.key for p in found))
-    out = console()
-    tables = [link_table(found[0]), busbw_table(bus_table(found[0]))] if one else [platform_table(found)]
-    for table in tables:
-        out.print(table)
-        out.print()

@@ -10,7 +10,12 @@ import typer
 from presage.cli import complete
 from presage.cli.graph import Arguments, Step, graph_of
 from presage.cli.options import Json, Report
-from presage.cli.output import check_report, command_line, emit, print_prediction, status, write_report, write_timeline
+from presage.cli.output import (
+    check_report,
+    show_answer,
+    status,
+    write_timeline,
+)
 from presage.cli.ranks import (
     Asked,
     Options,
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
     from presage.engine import Timeline
     from presage.prediction.step import StepResult
     from presage.prediction.step_detail import StepDetail
-    from presage.report.html import Page
 
 __all__ = ["command"]
 
@@ -83,15 +87,15 @@ def command(
 
     presage predict step.presage --json - --trace out.json --report out.html
     """
+    from presage.report.predict_answer import predict_answer
+
     check_report(report)
     many = asked(gpu, platform, ranks, strategy, tensor, option, rank)
     wanted = _Wanted(draws, steps, trace is not None, report is not None)
     found = _one(step, arg, gpu or "h200", wanted) if many is None else _ranks(step, arg, many, wanted)
     if trace is not None and found.timeline is not None:
         write_timeline(found.timeline, found.told, trace)
-    if emit(json, found.told.to_json()):
-        _print(found.told, trace)
-    write_report(report, lambda: _page(found), json != "-")
+    show_answer(predict_answer(found.told, found.detail), json, report, {"timeline": trace})
 
 
 class _Wanted(NamedTuple):
@@ -136,22 +140,7 @@ def _ranks(step: str, arg: list[str], many: Asked, wanted: _Wanted) -> _Found:
         return _Found(told, timeline, rank_set_detail(found) if wanted.detail else None)
 
 
-def _page(found: _Found) -> Page:
-    from presage.report.html.predict_page import predict_page
-
-    assert found.detail is not None
-    return predict_page(found.told, found.detail, command_line())
-
-
 def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:
     """A rank's own arguments in place of those for all."""
     names = {item.partition("=")[0] for item in own}
     return [*(a for a in arg if a.partition("=")[0] not in names), *own]
-
-
-def _print(found: StepResult, trace: Path | None) -> None:
-    from presage.report.prediction_tables import costly_table, part_table
-
-    families = part_table("Families of ops", "family", found.families)
-    modules = part_table("Modules", "module", found.modules)
-    print_prediction(found, trace, [families, modules, costly_table(found.costliest)])

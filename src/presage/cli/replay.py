@@ -11,35 +11,28 @@ from presage.cli import complete
 from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces
 from presage.cli.output import (
     check_report,
-    command_line,
-    console,
-    emit,
     load_runs,
-    print_answer,
-    print_brief,
     print_note,
     rank_labels,
+    show_answer,
     status,
-    write_report,
 )
 
 if TYPE_CHECKING:
-    from presage.report.html import Page
+    from presage.report.replay_answer import Simulated
     from presage.traces.replay import Replay
     from presage.traces.trace_set import TraceSet
     from presage.whatif.replay_edits import Edit
 
 
 def _list(json: str | None) -> None:
-    """Print all edits; needs no trace."""
-    from presage.report.whatif_tables import edit_table
+    """All edits by name; needs no trace."""
+    from presage.report.whatif_answer import edits_answer
     from presage.whatif.replay_names import EDITS
 
     rows = [{"name": e.name, "value": e.value, "rule": e.rule} for e in EDITS.values()]
-    if not emit(json, {"kind": "edits", "edits": rows}):
-        return
-    print_brief("\n".join(EDITS))
-    console().print(edit_table("Edits of a trace", [(e.name, e.value, e.rule) for e in EDITS.values()]))
+    tables = {"Edits of a trace": [(e.name, e.value, e.rule) for e in EDITS.values()]}
+    show_answer(edits_answer(tables, (), lambda: {"kind": "edits", "edits": rows}), json)
 
 
 Apply = Annotated[
@@ -107,6 +100,7 @@ def command(
         _list(json)
         return
     from presage.errors import PresageError
+    from presage.report.replay_answer import ReplayFindings, replay_answer
     from presage.whatif import replay_edits as edits
     from presage.whatif.replay_names import parse
 
@@ -125,9 +119,9 @@ def command(
     rows, why = [row for one in found for row in one.rows], [reason for one in found for reason in one.why]
     told = [*scale, *remove, *(f"drop-rank-delay {r}" for r in drop_rank_delay)]
     told += [*([f"kernels from {kernels_from}"] if kernels_from else []), *apply]
-    if emit(json, _found(rows, told, why)):
-        _print(rows, why, trace)
-    write_report(report, lambda: _page(found, told), json != "-")
+    findings = ReplayFindings(rows, told, why, found[0].before, found[0].after)
+    answer = replay_answer(findings, report is not None, lambda: _data(rows, told, why))
+    show_answer(answer, json, report, {"timeline": trace})
 
 
 class _Replayed(NamedTuple):
@@ -135,15 +129,8 @@ class _Replayed(NamedTuple):
 
     rows: list[Any]
     why: list[str]
-    replay: Replay
-    changed: Replay | None
-
-
-def _page(found: list[_Replayed], edits: list[str]) -> Page:
-    from presage.report.html.replay_page import Replayed, replay_page
-
-    rows, why = [row for one in found for row in one.rows], [reason for one in found for reason in one.why]
-    return replay_page(Replayed(rows, edits, why, found[0].replay, found[0].changed), command_line())
+    before: Simulated
+    after: Simulated | None
 
 
 def _replayed(
@@ -165,31 +152,40 @@ def _replayed(
         changed = edits.edited(replay, wanted)
         if kernels_from is not None:
             changed = _with_kernels(changed, kernels_from, ignore)
-        rows = _rows(replay, changed if is_edited else None, names)
-        why = [_reason(replay, changed)] if is_edited else []
+        before, after = simulated(replay), simulated(changed) if is_edited else None
+        why = [_reason(before, after)] if after is not None else []
     if trace is not None:
-        write_whole(trace, chrome_trace(changed, changed.simulate()))
-    return _Replayed(rows, why, replay, changed if is_edited else None)
+        shown = after or before
+        write_whole(trace, chrome_trace(shown.replay, shown.timeline))
+    return _Replayed(rank_steps(before, after, names), why, before, after)
 
 
-def _reason(replay: Replay, changed: Replay) -> str:
+def simulated(replay: Replay) -> Simulated:
+    """The replay with its timeline and critical path."""
+    from presage.report.replay_answer import Simulated
+    from presage.traces.explain import critical_parts
+    from presage.whatif.replay_effect import step_path
+
+    timeline = replay.simulate()
+    return Simulated(replay, timeline, critical_parts(replay, timeline, step_path(replay, timeline)))
+
+
+def _reason(before: Simulated, after: Simulated) -> str:
     from presage.whatif.replay_effect import counted
 
-    return counted(replay, changed, replay.simulate(), changed.simulate()).reason
+    return counted(before.replay, after.replay, before.timeline, after.timeline).reason
 
 
-def _rows(replay: Replay, changed: Replay | None, names: list[str]) -> list[Any]:
-    """For each rank its name and its steps: measured, replayed, and with the edits if there are any."""
+def rank_steps(before: Simulated, after: Simulated | None, names: list[str]) -> list[Any]:
+    """The name and the steps of each rank: measured, replayed, and with the edits if there are any."""
     from presage.traces.replay import measured_steps
 
-    before = replay.simulate()
-    after = changed.simulate() if changed is not None else None
     return [
         (
             name,
-            measured_steps(replay, i),
-            replay.steps(before, i),
-            changed.steps(after, i) if changed is not None and after is not None else None,
+            measured_steps(before.replay, i),
+            before.replay.steps(before.timeline, i),
+            after.replay.steps(after.timeline, i) if after is not None else None,
         )
         for i, name in enumerate(names)
     ]
@@ -206,7 +202,7 @@ def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
     return changed
 
 
-def _found(rows: list[Any], edits: list[str], why: list[str]) -> dict[str, Any]:
+def _data(rows: list[Any], edits: list[str], why: list[str]) -> dict[str, Any]:
     ranks = [
         {
             "rank": rank,
@@ -218,23 +214,3 @@ def _found(rows: list[Any], edits: list[str], why: list[str]) -> dict[str, Any]:
         for rank, measured, replayed, edited in rows
     ]
     return {"kind": "replay", "edits": edits, "reasons": why, "ranks": ranks}
-
-
-def _print(rows: list[Any], why: list[str], trace: Path | None) -> None:
-    from presage.report import tables
-    from presage.text import percent, seconds
-
-    out = console()
-    out.print(tables.replay_table(rows))
-    measured = max(sum(s.seconds for s in m) / len(m) for _, m, _, _ in rows)
-    replayed = max(sum(s.seconds for s in r) / len(r) for _, _, r, _ in rows)
-    error = percent(replayed / measured - 1, 2)
-    out.print()
-    print_answer(f"slowest: {seconds(measured)} a step measured, {seconds(replayed)} replayed ({error})")
-    if rows[0][3] is not None:
-        edited = max(sum(s.seconds for s in e) / len(e) for *_, e in rows)
-        print_answer(f"with the edits: {seconds(edited)} a step ({percent(edited / replayed - 1)} against the replay)")
-        for reason in why:
-            out.print(f"because {reason}", soft_wrap=True)
-    if trace is not None:
-        out.print(f"timeline: {trace} (open it at ui.perfetto.dev)")

@@ -12,12 +12,11 @@ import typer
 from presage.cli import complete
 from presage.cli.job import job_from_options
 from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
-from presage.cli.output import check_report, command_line, emit, pool_progress, print_result, write_report
+from presage.cli.output import check_report, pool_progress, show_answer
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
     from presage.prediction.jobs.job_prediction import JobResult
-    from presage.report.html import Page
     from presage.runs.failures import Reliability
     from presage.runs.run import TrainingRun
     from presage.runs.whole import RunResult
@@ -186,6 +185,7 @@ def command(
     presage run job.toml --steps 500000 --failures our_cluster.toml --interval 30min --spares 16
     """
     from presage.prediction.jobs.job_prediction import predict_job
+    from presage.report.run_answer import run_answer
     from presage.runs.drawn import step_times
     from presage.runs.save import checkpoints_of
     from presage.runs.whole import predict_run
@@ -201,15 +201,7 @@ def command(
     answer = predict_run(found, many, kind, saves, times, spares, draws, seed)
     told = _told(answer.run, interval, model_error)
     answer = _worked_out(replace(answer, run=told, deadline=until, noise=source), workers, ray)
-    if emit(json, answer.to_json() if json is not None else {}):
-        _print(answer)
-    write_report(report, lambda: _page(answer), json != "-")
-
-
-def _page(p: RunResult) -> Page:
-    from presage.report.html.run_page import run_page
-
-    return run_page(p, command_line())
+    show_answer(run_answer(answer), json, report)
 
 
 def _worked_out(answer: RunResult, workers: int, ray: str | None) -> RunResult:
@@ -294,17 +286,3 @@ def _date(text: str, option: str) -> date:
         return date.fromisoformat(text.strip())
     except ValueError as e:
         raise PresageError(f"{option} {text}: write a date as 2027-03-31") from e
-
-
-def _print(p: RunResult) -> None:
-    from presage.report import run_tables as tables
-
-    shown = [tables.end_table(p), tables.cause_table(p)]
-    if p.run.risk.rate:
-        shown.append(tables.class_table(p))
-    if p.intervals:
-        shown.append(tables.interval_table(p))
-    shown.append(tables.change_table(p))
-    if p.spares:
-        shown.append(tables.spare_table(p))
-    print_result(tables.headline(p), shown, tables.remarks(p), None)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Plot, RayAddress, Report, Seed, Workers
-from presage.cli.output import check_report, command_line, console, emit, pool_progress, write_report
-
-if TYPE_CHECKING:
-    from presage.prediction.draws.sensitivity import Sensitivity
-    from presage.report.html import Page
+from presage.cli.output import check_report, pool_progress, show_answer
 
 __all__ = ["command"]
 
@@ -47,7 +42,7 @@ def command(
     from presage.prediction.draws.draw import without_fitted_stragglers
     from presage.prediction.draws.sensitivity import sensitivity
     from presage.prediction.draws.step_model import step_model
-    from presage.report import sensitivity_tables as tables
+    from presage.report.sensitivity_answer import plot_sensitivity, sensitivity_answer, sensitivity_data
 
     check_report(report)
     shape = step_model(transformer_job(job, gpus, change))
@@ -55,27 +50,6 @@ def command(
     with pool_progress("drawing steps", opened(workers, ray, BESIDE)) as pool:
         found = sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, seed, draws, pool)
     if plot is not None:
-        tables.plot(found, plot, top)
-    if emit(json, tables.value(found) | {"noise": source, "seed": seed}):
-        _print(found, top, source, plot)
-    write_report(report, lambda: _page(found, source), json != "-")
-
-
-def _page(found: Sensitivity, source: str) -> Page:
-    from presage.report.html.sensitivity_page import sensitivity_page
-
-    return sensitivity_page(found, source, command_line())
-
-
-def _print(found: Sensitivity, top: int, source: str, plot: Path | None) -> None:
-    from rich.markup import escape
-
-    from presage.cli.output import print_result
-    from presage.report import sensitivity_tables as tables
-
-    shown = [tables.class_table(found, top), tables.source_table(found, top)]
-    if found.of("stage"):
-        shown.append(tables.stage_table(found, top))
-    print_result(tables.headline(found), shown, [*tables.remarks(found), f"noise: {source}"], None)
-    if plot is not None:
-        console().print(f"\nplot: {escape(str(plot))}", soft_wrap=True)
+        plot_sensitivity(found, plot, top)
+    answer = sensitivity_answer(found, source, top, lambda: sensitivity_data(found) | {"noise": source, "seed": seed})
+    show_answer(answer, json, report, {"plot": plot})

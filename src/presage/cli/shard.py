@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +12,13 @@ import typer
 
 from presage.cli import complete
 from presage.cli.options import Json, Report
-from presage.cli.output import bar, check_report, command_line, console, emit, print_answer, write_report
+from presage.cli.output import bar, check_report, show_answer
 
 if TYPE_CHECKING:
     from presage.embeddings import Table
     from presage.embeddings.sharding_problem import ShardingProblem
     from presage.embeddings.sharding_search import ShardingResult
     from presage.hardware import Platform
-    from presage.report.html import Page
 
 __all__ = ["command", "search_bar"]
 
@@ -76,6 +76,7 @@ def command(
     check_report(report)
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
+    from presage.report.shard_answer import shard_answer
 
     with search_bar() as tell:
         found = search(problem, seconds=seconds, seed=seed, tell=tell)
@@ -83,15 +84,7 @@ def command(
         from presage.embeddings.table_files import save_plan
 
         save_plan(found.plan, problem.tables, out)
-    if emit(json, _value(problem, found)):
-        _print(problem, found, out)
-    write_report(report, lambda: _page(problem, found), json != "-")
-
-
-def _page(problem: ShardingProblem, found: ShardingResult) -> Page:
-    from presage.report.html.shard_page import shard_page
-
-    return shard_page(problem, found, command_line())
+    show_answer(shard_answer(problem, found, partial(_value, problem, found)), json, report, {"plan": out})
 
 
 def _problem(
@@ -159,15 +152,3 @@ def _value(problem: ShardingProblem, found: ShardingResult) -> dict[str, Any]:
         ],
         "plan": plan_json(found.plan, problem.tables),
     }
-
-
-def _print(problem: ShardingProblem, found: ShardingResult, path: Path | None) -> None:
-    from presage.report import shard_tables as tables
-
-    print_answer(tables.headline(found, len(problem.tables), problem.batch, problem.platform.name))
-    out = console()
-    for table in (tables.phase_table(found.cost), tables.load_table(found.cost), tables.alternative_table(found)):
-        out.print()
-        out.print(table)
-    if path is not None:
-        out.print(f"\nplan: {path}", soft_wrap=True)

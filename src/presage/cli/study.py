@@ -21,7 +21,7 @@ from presage.cli.options import (
     Workers,
     with_common_options,
 )
-from presage.cli.output import console, emit, status
+from presage.cli.output import show_answer, status
 
 if TYPE_CHECKING:
     from presage.studies import Setup, Study
@@ -186,16 +186,11 @@ def _numbers(text: str, option: str, write: str, whole: bool = False) -> list[fl
 
 
 def _tell(found: Study, plot: Path | None, json: str | None) -> None:
-    from rich.markup import escape
+    from presage.report.study_answer import plot_study, study_answer
 
-    from presage.cli.output import print_result
-    from presage.report import study_tables as tables
-
-    if plot is not None and found.points:
-        tables.plot(found, plot)
-    if emit(json, found.to_json()):
-        print_result(tables.headline(found), [tables.study_table(found)], tables.remarks(found), None)
-        if plot is not None and found.points:
-            console().print(f"\nplot: {escape(str(plot))}", soft_wrap=True)
+    plot = plot if found.points else None
+    if plot is not None:
+        plot_study(found, plot)
+    show_answer(study_answer(found), json, files={"plot": plot})
     if not found.points:
         raise typer.Exit(1)

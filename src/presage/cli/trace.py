@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,20 +13,15 @@ from presage.cli import graph_file
 from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces
 from presage.cli.output import (
     check_report,
-    command_line,
-    console,
-    emit,
     load_runs,
-    print_answer,
-    print_brief,
     rank_labels,
+    show_answer,
     status,
-    write_report,
 )
 
 if TYPE_CHECKING:
     from presage.engine import Timeline
-    from presage.report.html import Page
+    from presage.report.trace_answer import TraceFindings
     from presage.traces.overheads import Overheads
     from presage.traces.replay import Replay
 
@@ -55,6 +51,7 @@ def command(
 
     presage trace run/rank_*.json.gz --overheads host.toml --report where.html
     """
+    from presage.report.trace_answer import trace_answer
     from presage.traces import sniff
     from presage.traces.replay import replay_of
 
@@ -67,14 +64,10 @@ def command(
     with status("explaining"):
         replays = [replay_of(run) for run in runs]
         timelines = [r.simulate() for r in replays]
-        pooled = host_overheads(replays)
-        found = _found(replays, timelines, pooled, top)
+        found = findings(replays, timelines[0], _place(replays[0], rank), top)
     if overheads is not None:
-        pooled.to_toml(overheads)
-    place = _place(replays[0], rank)
-    if emit(json, found):
-        _print(replays, timelines, pooled, top, place)
-    write_report(report, lambda: _page(replays, timelines, pooled, top, place), json != "-")
+        found.overheads.to_toml(overheads)
+    show_answer(trace_answer(found, report is not None, lambda: _data(found, timelines)), json, report)
 
 
 def _without_times(report: Path | None, path: Path) -> None:
@@ -84,15 +77,32 @@ def _without_times(report: Path | None, path: Path) -> None:
         raise InputError(path, "is an execution graph without times, for which there is no report: omit --report")
 
 
-def _page(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int, place: int) -> Page:
-    from presage.report.html.trace_page import Traced, trace_page
+def findings(replays: Sequence[Replay], timeline: Timeline, place: int = 0, top: int = 10) -> TraceFindings:
+    """Explain the runs; `timeline` is the first run's."""
+    from presage.report.trace_answer import TraceFindings
+    from presage.traces import explain
+    from presage.traces.replay import measured_steps
 
-    names = rank_labels([r.run for r in replays])
-    return trace_page(Traced(replays, timelines, names, pooled, place, top), command_line())
+    every, one = [(r, i) for r in replays for i in range(len(r.run))], replays[0]
+    single, several = len(replays) == 1, len(one.run) > 1
+    return TraceFindings(
+        replays=replays,
+        names=[name for names in rank_labels([r.run for r in replays]) for name in names],
+        steps=[measured_steps(r, i) for r, i in every],
+        activity=[explain.activity(r, i) for r, i in every],
+        overheads=host_overheads(replays),
+        path=explain.critical_parts(one, timeline) if single else [],
+        late=explain.lateness(one) if single and several else [],
+        meetings=explain.late_meetings(one, top) if single and several else [],
+        ops=explain.ops(one, place) if single else [],
+        kernels=explain.kernels(one, place) if single else [],
+        place=place,
+        top=top,
+    )
 
 
-def host_overheads(replays: list[Replay]) -> Overheads:
-    """T1 to T5 over all ranks as the profiler saw them, without the first step (profiler start-up)."""
+def host_overheads(replays: Sequence[Replay]) -> Overheads:
+    """T1 to T5 over all ranks, as the profiler saw them; first steps, which carry its own start-up, left out."""
     from presage.traces.overheads import extract, overheads, pool
 
     traces = [r.trace for replay in replays for r in replay.ranks]
@@ -116,14 +126,15 @@ def _place(replay: Replay, rank: int | None) -> int:
     return places[rank] if rank is not None else 0
 
 
-def _found(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int) -> dict[str, Any]:
+def _data(found: TraceFindings, timelines: Sequence[Timeline]) -> dict[str, Any]:
     from presage.traces import explain
 
+    replays, top = found.replays, found.top
     late = explain.lateness(replays[0]) if len(replays[0].run) > 1 else []
     return {
         "kind": "trace",
         "ranks": [_rank(r, t, i, top) for r, t in zip(replays, timelines, strict=True) for i in range(len(r.run))],
-        "overheads": overhead_rows(pooled),
+        "overheads": overhead_rows(found.overheads),
         "mismatched_collectives": sum(r.run.mismatched for r in replays),
         "critical_path": [asdict(p) for p in explain.critical_parts(replays[0], timelines[0])[:top]],
         "late": [asdict(x) for x in late],
@@ -152,49 +163,3 @@ def _rank(replay: Replay, timeline: Timeline, i: int, top: int) -> dict[str, Any
         "ops": [asdict(o) for o in explain.ops(replay, i)[:top]],
         "kernels": [asdict(o) for o in explain.kernels(replay, i)[:top]],
     }
-
-
-def _print(replays: list[Replay], timelines: list[Timeline], pooled: Overheads, top: int, place: int) -> None:
-    from presage.report import tables
-    from presage.traces import explain
-    from presage.traces.replay import measured_steps
-
-    names = rank_labels([r.run for r in replays])
-    every = [(r, i, names[k][i]) for k, r in enumerate(replays) for i in range(len(r.run))]
-    cpu_only = all(r.ranks[i].trace.cpu_only for r, i, _ in every)
-    shown = [
-        tables.step_table([(name, measured_steps(r, i)) for r, i, name in every]),
-        tables.activity_table([(name, explain.activity(r, i)) for r, i, name in every], "CPU" if cpu_only else "GPU"),
-    ]
-    one, name = replays[0], names[0][place]
-    if len(replays) == 1:
-        kinds = ("collective", "collective") if cpu_only else ("GPU", "kernel")
-        shown.append(tables.op_table(explain.ops(one, place), top, name, kinds[0]))
-        shown.append(tables.kernel_table(explain.kernels(one, place), top, name, kinds[1]))
-    shown.append(tables.overhead_table(pooled, top))
-    if len(replays) == 1:
-        shown.append(tables.path_table(explain.critical_parts(one, timelines[0]), top))
-    if len(one.run) > 1:
-        shown.append(tables.late_table(explain.lateness(one)))
-        shown.append(tables.meeting_table(explain.late_meetings(one, top)))
-    gpu = one.ranks[place].trace.gpus
-    out = console()
-    what = f"{len(one.run)} rank{'s' if len(one.run) > 1 else ''}" if len(replays) == 1 else f"{len(replays)} traces"
-    print_answer(f"[bold]{what}[/bold], {gpu[0] if gpu else 'CPU only' if cpu_only else 'GPU not named'}")
-    _brief(every)
-    out.print()
-    for table in shown:
-        out.print(table)
-        out.print()
-
-
-def _brief(every: list[tuple[Replay, int, str]]) -> None:
-    """Under --quiet: the mean step and how busy the GPU was, of each rank."""
-    from presage.text import percent, seconds
-    from presage.traces import explain
-    from presage.traces.replay import measured_steps
-
-    for replay, i, name in every:
-        steps, busy = measured_steps(replay, i), explain.activity(replay, i)
-        mean = f"{seconds(sum(s.seconds for s in steps) / len(steps))} a step" if steps else "no steps marked"
-        print_brief(f"{name}: {mean}, active {percent(busy.active / busy.span)} of {seconds(busy.span)}")

@@ -13,11 +13,17 @@ import typer
 from presage.cli import complete
 from presage.cli.graph import Arguments, captured, parse_arguments
 from presage.cli.options import Json, Report, Seed
-from presage.cli.output import bar, check_report, command_line, console, emit, print_brief, status, write_report
+from presage.cli.output import (
+    bar,
+    check_report,
+    show_answer,
+    status,
+)
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
-    from presage.whatif import Suggestions, WhatIf
+    from presage.report.whatif_answer import WhatIfDetail
+    from presage.whatif import WhatIf
 
 __all__ = ["command"]
 
@@ -131,6 +137,7 @@ class _Question:
 
 def _apply(q: _Question, edits: list[str]) -> None:
     from presage.prediction.step import DRAWS
+    from presage.report.whatif_answer import whatif_answer
     from presage.whatif import asked_for, what_if
 
     wanted = asked_for(edits)
@@ -139,16 +146,29 @@ def _apply(q: _Question, edits: list[str]) -> None:
             q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=captured
         )  # fmt: skip
     _draw(found, q.trace)
-    if emit(q.json, found.to_json()):
-        _print(found, q.trace)
-    if q.report is not None:
-        from presage.report.html.whatif_page import whatif_page
+    detail = detail_of(found) if q.report is not None and found.programs else None
+    show_answer(whatif_answer(found, detail), q.json, q.report, {"timeline": q.trace})
 
-        write_report(q.report, lambda: whatif_page(found, command_line()), q.json != "-")
+
+def detail_of(found: WhatIf) -> WhatIfDetail:
+    """Timelines and memory of the step before and after."""
+    from presage.hardware import gpus
+    from presage.memory.gpu_limits import H200
+    from presage.memory.step_memory import memory_profile
+    from presage.prediction.step_detail import step_window
+    from presage.report.whatif_answer import WhatIfDetail
+
+    chips = {g.name: g for g in gpus()}
+    memory = [
+        memory_profile(program.graph, chip=chips.get(p.gpu, H200), kinds=True)
+        for program, p in zip(found.programs, (found.base, found.edited), strict=True)
+    ]
+    return WhatIfDetail([step_window(program) for program in found.programs], memory)
 
 
 def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
     from presage.prediction.api import machine
+    from presage.report.whatif_answer import suggest_answer
     from presage.whatif import suggestions
     from presage.whatif.suggest import DRAWS
 
@@ -162,12 +182,7 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
     best = found.combination or next(iter(found.tried), None)
     if best is not None:
         _draw(best, q.trace)
-    if emit(q.json, found.to_json()):
-        _print_suggestions(found, q.trace, everything)
-    if q.report is not None:
-        from presage.report.html.whatif_page import suggest_page
-
-        write_report(q.report, lambda: suggest_page(found, command_line()), q.json != "-")
+    show_answer(suggest_answer(found, everything), q.json, q.report, {"timeline": q.trace})
 
 
 @contextmanager
@@ -189,33 +204,8 @@ def _draw(found: WhatIf, path: Path | None) -> None:
     write_whole(path, beside_trace(lines))
 
 
-def _print(found: WhatIf, trace: Path | None) -> None:
-    from presage.cli.output import print_result
-    from presage.report import whatif_tables as tables
-
-    stages = [tables.stage_table(found)] if found.stages else []
-    print_result(tables.headline(found), [tables.before_after_table(found), *stages], tables.remarks(found), trace)
-
-
-def _print_suggestions(found: Suggestions, trace: Path | None, everything: bool) -> None:
-    from presage.cli.output import print_result
-    from presage.report import whatif_tables as tables
-
-    shown = [tables.tried_table("Edits, best first", found.tried)] if found.tried else []
-    if found.supposed:
-        shown.append(tables.tried_table("If kernels were twice as fast", found.supposed))
-    if found.combination is not None:
-        shown.append(tables.stage_table(found.combination, "Together, one by one"))
-    if everything and found.not_applicable:
-        shown.append(tables.missing_table(found.not_applicable))
-    told = [tables.whys(found), *tables.cautions(found)]
-    if found.not_applicable and not everything:
-        told.append(f"{len(found.not_applicable)} edits have nothing to change here: --all says why")
-    print_result(tables.suggested(found), shown, told, trace)
-
-
 def _list(json: str | None) -> None:
-    from presage.report.whatif_tables import edit_table
+    from presage.report.whatif_answer import edits_answer
     from presage.whatif import ALIASES, OTHERS
     from presage.whatif.edits import EDITS
     from presage.whatif.replay_names import EDITS as OF_TRACES
@@ -227,14 +217,11 @@ def _list(json: str | None) -> None:
         for of, rows in (("step", of_step), ("setting", others))
         for name, value, rule in rows
     ]
-    if not emit(json, {"kind": "edits", "edits": told, "aliases": ALIASES}):
-        return
-    print_brief("\n".join(str(e["name"]) for e in told))
-    out = console()
-    for title, rows in (("Edits of the step", of_step), ("Other machines and arguments", others)):
-        out.print(edit_table(title, rows))
-        out.print()
-    own = "FILE.py:FUNCTION, a function of your own from Graph to Graph, and arg:NAME=VALUE for any other argument"
-    out.print(f"Also {own}.", soft_wrap=True)
-    out.print(f"Other names: {', '.join(f'{a} for {b}' for a, b in ALIASES.items())}.", soft_wrap=True)
-    out.print(f"Of traces (presage replay --apply): {', '.join(OF_TRACES)}.", soft_wrap=True)
+    notes = (
+        "FILE.py:FUNCTION, a function of your own from Graph to Graph, and arg:NAME=VALUE are edits too",
+        f"other names: {', '.join(f'{a} for {b}' for a, b in ALIASES.items())}",
+        f"edits of traces (presage replay --apply): {', '.join(OF_TRACES)}",
+    )
+    tables = {"Edits of the step": of_step, "Other machines and arguments": others}
+    data = {"kind": "edits", "edits": told, "aliases": ALIASES}
+    show_answer(edits_answer(tables, notes, lambda: data), json)

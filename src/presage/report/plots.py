@@ -1,4 +1,4 @@
-"""Plots as files: .svg, .png or .pdf. Knows no physics: it draws values. matplotlib is loaded when a plot is made."""
+"""Plots as files (.svg, .png, .pdf), drawn with matplotlib, which is imported when needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from presage.errors import PresageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Bar", "Bars", "Lines", "draw_bars", "draw_lines", "ready"]
 
 KINDS = (".svg", ".png", ".pdf")
 COLORS = ("#2f6fb0", "#d1702f", "#4a9a5b", "#8a5fb0", "#b0413e", "#7a7a7a")
@@ -21,8 +20,8 @@ GRID = "#dddddd"
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A change, with its standard error; `color`: which of several kinds it is."""
+class ErrorBar:
+    """A change with its standard error; `color`: the number of its kind."""
 
     name: str
     value: float
@@ -31,15 +30,15 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """Bars of one panel, from 0 to the left and right."""
+class BarPanel:
+    """BarPanel of one panel, from 0 to the left and right."""
 
     title: str
-    bars: tuple[Bar, ...]
+    bars: tuple[ErrorBar, ...]
 
 
 @dataclass(frozen=True)
-class Lines:
+class LinePanel:
     """A panel of values at the same places; `stacked`: parts of a whole, else lines."""
 
     title: str
@@ -48,7 +47,7 @@ class Lines:
     from_zero: bool = False
 
 
-def draw_bars(path: Path, title: str, panels: Sequence[Bars], kinds: Sequence[str] = ()) -> None:
+def draw_bars(path: Path, title: str, panels: Sequence[BarPanel], kinds: Sequence[str] = ()) -> None:
     """A tornado: panels side by side, the longest bar on top; `kinds` name the colors."""
     figure = _figure(path, 5.6 * len(panels), 1.5 + 0.27 * max(len(p.bars) for p in panels))
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -62,7 +61,7 @@ def draw_bars(path: Path, title: str, panels: Sequence[Bars], kinds: Sequence[st
     _write(figure, path)
 
 
-def _bars(axis: Any, panel: Bars) -> None:
+def _bars(axis: Any, panel: BarPanel) -> None:
     shown = list(reversed(panel.bars))
     at = range(len(shown))
     colors = [COLORS[b.color % len(COLORS)] for b in shown]
@@ -80,7 +79,7 @@ def _bars(axis: Any, panel: Bars) -> None:
     _dress(axis, panel.title, "x")
 
 
-def draw_lines(path: Path, title: str, places: Sequence[str], label: str, panels: Sequence[Lines]) -> None:
+def draw_lines(path: Path, title: str, places: Sequence[str], label: str, panels: Sequence[LinePanel]) -> None:
     """Panels side by side over the same places, which `label` names."""
     figure = _figure(path, 4.4 * len(panels), 4.1)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -97,7 +96,7 @@ def _crowded(places: Sequence[str]) -> bool:
     return sum(map(len, places)) > 34
 
 
-def _lines(axis: Any, panel: Lines) -> None:
+def _lines(axis: Any, panel: LinePanel) -> None:
     for i, (name, values) in enumerate(panel.values.items()):
         axis.plot(range(len(values)), values, "-o", color=COLORS[i % len(COLORS)], label=name, markersize=4.5)
     if panel.from_zero:
@@ -107,7 +106,7 @@ def _lines(axis: Any, panel: Lines) -> None:
         axis.legend(frameon=False, fontsize=8)
 
 
-def _stack(axis: Any, panel: Lines) -> None:
+def _stack(axis: Any, panel: LinePanel) -> None:
     """Parts on top of each other, the first at the bottom; room above for what they are called."""
     height = [0.0] * max(len(v) for v in panel.values.values())
     for i, (name, values) in enumerate(panel.values.items()):
@@ -126,8 +125,8 @@ def _dress(axis: Any, title: str, along: str) -> None:
     axis.tick_params(labelsize=8)
 
 
-def ready(path: Path) -> None:
-    """Raises, before any work, where no plot can be made there."""
+def check_plottable(path: Path) -> None:
+    """Raise, before any work, if no plot can be written there."""
     if path.suffix not in KINDS:
         raise PresageError(f"{path}: a plot's name should end in {', '.join(KINDS)}")
     try:
@@ -137,7 +136,7 @@ def ready(path: Path) -> None:
 
 
 def _figure(path: Path, width: float, height: float) -> Figure:
-    ready(path)
+    check_plottable(path)
     import matplotlib
     from matplotlib.figure import Figure
 

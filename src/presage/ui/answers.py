@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.report.job_tables import PARTS
+from presage.report.terms import PARTS
 from presage.text import amount, percent, seconds, size
 from presage.ui.asked import DAY, Asked
 from presage.ui.knobs import Wrong

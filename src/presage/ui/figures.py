@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.report.html.charts.bars import parts_figure
+from presage.report.html.charts.bars import Unit, parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.html.charts.units import Unit
 from presage.report.html.theme import BAD, PALETTE
-from presage.report.job_tables import LEAST, MEMORY, PARTS
+from presage.report.terms import LEAST, MEMORY, PARTS
 from presage.text import percent, size
 
 if TYPE_CHECKING:

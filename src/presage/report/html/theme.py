@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["ACCENT", "BAD", "DARK", "FONT", "GOOD", "LIGHT", "MUTED", "PALETTE", "colours", "template"]
-
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 PALETTE = (
     "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#e45756", "#d6a72c", "#9d755d", "#e88fa0", "#7f8fa6",
@@ -15,13 +13,13 @@ ACCENT, GOOD, BAD, MUTED = "#4c78a8", "#3f9a5a", "#d9534f", "#9aa3ad"
 
 # Words that have one colour wherever they appear; others take the palette's in their order.
 MEANINGS = {
-    "matrix multiply": "#4c78a8", "matrix products": "#4c78a8", "products": "#4c78a8", "compute": "#4c78a8",
+    "matrix multiply": "#4c78a8", "GEMM": "#4c78a8", "compute": "#4c78a8",
     "attention": "#f58518", "convolution": "#54a24b", "embedding": "#54a24b",
     "elementwise": "#72b7b2", "memory-bound kernels": "#72b7b2", "copy and cast": "#d6a72c",
-    "normalisation": "#b279a2", "reduction": "#9d755d", "optimizer": "#7f6bb3", "the optimizer": "#7f6bb3",
+    "normalisation": "#b279a2", "reduction": "#9d755d", "optimizer": "#7f6bb3",
     "softmax and loss": "#e88fa0", "collective": "#e45756", "communication": "#e45756",
-    "idle": "#c3c9d0", "the pipeline's bubble": "#c3c9d0", "waits for the host": "#9aa3ad", "host": "#9aa3ad",
-    "waits for other ranks": "#c3c9d0", "waits for the GPU": "#c3c9d0",
+    "idle": "#c3c9d0", "pipeline bubble": "#c3c9d0", "idle, waiting for the host": "#9aa3ad", "host": "#9aa3ad",
+    "waiting for other ranks": "#c3c9d0", "waiting for the GPU": "#c3c9d0",
 }  # fmt: skip
 
 

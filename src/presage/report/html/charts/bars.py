@@ -1,25 +1,68 @@
-"""Parts of a whole, longest first, as bars."""
+"""Bar charts: parts of a whole, groups, stacks, intervals and tornado diagrams; units and labels of axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from presage.report.html.charts.units import time_unit
-from presage.report.html.charts.words import label
-from presage.report.html.theme import MUTED, colours
-from presage.text import percent, seconds
+import numpy as np
+
+from presage.report.answer import DataTable, data_table
+from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE, colours
+from presage.text import percent, seconds, shorten
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["parts_figure"]
-
-ROW, AROUND = 26, 90  # pixels of a bar, and above and below all of them
-SHOWN = 14
+# ---- the unit that an axis of times is read in
 
 
-def parts_figure(parts: Sequence[tuple[str, float]], whole: float, shown: int = SHOWN) -> Figure:
+class Unit(NamedTuple):
+    """Its name, and how many seconds (or bytes, or whatever is drawn) it has."""
+
+    name: str
+    size: float
+
+    def format(self, value: float) -> str:
+        """A value with four digits: 4.916 s, 41,200 days."""
+        many = value / self.size
+        return f"{many:,.0f} {self.name}" if abs(many) >= 1e4 else f"{many:.4g} {self.name}"
+
+
+TIMES = (
+    Unit("days", 86400.0), Unit("hours", 3600.0), Unit("minutes", 60.0), Unit("s", 1.0), Unit("ms", 1e-3),
+    Unit("us", 1e-6),
+)  # fmt: skip
+
+
+def time_unit(typical: float) -> Unit:
+    """The largest that a typical value in seconds has two or more of; seconds and below change at one."""
+    if not isfinite(typical) or typical <= 0:
+        return Unit("s", 1.0)
+    return next((u for u in TIMES if typical >= u.size * (2 if u.size > 1 else 1)), TIMES[-1])
+
+
+# ---- names as charts show them
+
+
+CODES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+def label(text: str, width: int = 70) -> str:
+    """A name that is shown as it is: a chart would take <float> for a tag. Cut in the middle where it is long."""
+    return shorten(" ".join(text.split()), width).translate(CODES)
+
+
+# ---- parts of a whole, longest first, as bars
+
+
+PART_ROW, MARGIN = 26, 90  # pixels of a bar, and above and below all of them
+PARTS_SHOWN = 14
+
+
+def parts_figure(parts: Sequence[tuple[str, float]], whole: float, shown: int = PARTS_SHOWN) -> Figure:
     """Seconds of each part of `whole`; those past `shown` in one bar."""
     from plotly.graph_objects import Bar, Figure
 
@@ -33,7 +76,7 @@ def parts_figure(parts: Sequence[tuple[str, float]], whole: float, shown: int = 
         y=[label(name, 44) for name, _ in rows],
         orientation="h",
         marker={"color": [paint[name] for name, _ in rows], "cornerradius": 3},
-        text=[f"{(unit.told if unit.size > 1 else seconds)(took)}, {percent(took / whole)}" for _, took in rows],
+        text=[f"{(unit.format if unit.size > 1 else seconds)(took)}, {percent(took / whole)}" for _, took in rows],
         textposition="auto",
         hovertemplate="%{y}: %{text}<extra></extra>",
         cliponaxis=False,
@@ -41,4 +84,238 @@ def parts_figure(parts: Sequence[tuple[str, float]], whole: float, shown: int = 
     figure = Figure(bars)
     figure.update_xaxes(title_text=unit.name, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", ticks="")
-    return figure.update_layout(height=AROUND + ROW * len(rows), showlegend=False, bargap=0.28)
+    return figure.update_layout(height=MARGIN + PART_ROW * len(rows), showlegend=False, bargap=0.28)
+
+
+# ---- the same things several times, side by side: measured and predicted, before and after
+
+
+COLOURS = (PALETTE[-1], ACCENT, GOOD, PALETTE[1])
+GROUPS_SHOWN = 80  # more are not drawn
+NAMED_GROUPS = 30  # places that each have a name below
+GROUP_ROW, MARGIN = 21, 110
+
+
+def grouped_figure(
+    places: Sequence[str], series: Mapping[str, Sequence[float]], along: str, unit: Unit, across: bool = False
+) -> Figure:
+    """Of each place a bar a series; `across`: places below each other, for long names."""
+    from plotly.graph_objects import Bar, Figure
+
+    figure, shown = Figure(), [label(p, 36) for p in places[:GROUPS_SHOWN]]
+    spots = list(range(len(shown)))
+    for i, (name, values) in enumerate(series.items()):
+        drawn = np.asarray(values, dtype=float)[:GROUPS_SHOWN]
+        axes = {"x": drawn / unit.size, "y": spots} if across else {"y": drawn / unit.size, "x": spots}
+        text = [f"{place}, {label(name, 30)}: {unit.format(float(v))}" for place, v in zip(shown, drawn, strict=True)]
+        figure.add_trace(
+            Bar(
+                **axes, name=label(name, 30), orientation="h" if across else "v", text=text, textposition="none",
+                hovertemplate="%{text}<extra></extra>",
+                marker={"color": COLOURS[i % len(COLOURS)], "line": {"width": 0}},
+            )
+        )  # fmt: skip
+    every = 1 if across else max(1, -(-len(shown) // NAMED_GROUPS))
+    places_ = {"tickvals": spots[::every], "ticktext": shown[::every], "zeroline": False, "ticks": ""}
+    figure.update_layout(barmode="group", bargap=0.28, bargroupgap=0.05)
+    if across:
+        figure.update_xaxes(title_text=unit.name)
+        figure.update_yaxes(autorange="reversed", showgrid=False, **places_)
+        return figure.update_layout(height=MARGIN + GROUP_ROW * max(len(shown) * len(series), 4))
+    figure.update_xaxes(title_text=along, showgrid=False, **places_)
+    figure.update_yaxes(title_text=unit.name)
+    return figure.update_layout(height=360)
+
+
+# ---- parts on top of each other at several places (stages, ranks, plans), those below 0 downwards; a limit across
+
+
+GIB = Unit("GiB", 1024.0**3)
+NEAR = 2.5  # times the highest stack: a limit above that would squash the rest
+NAMED_STACKS = 40  # places that each have a name below
+
+
+def stacks_figure(
+    places: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    along: str,
+    unit: Unit,
+    limit: tuple[str, float] | None = None,
+) -> Figure:
+    """`parts`: of each name a value a place, in what `unit` says; `limit`: its name and value, if it is near."""
+    from plotly.graph_objects import Figure
+
+    figure, paint = Figure(), colours(parts)
+    spots = list(range(len(places)))
+    shown = [label(p, 24) for p in places]
+    for name, values in parts.items():
+        figure.add_bar(
+            x=spots, y=np.asarray(values, float) / unit.size, name=label(name, 40), customdata=shown,
+            marker={"color": paint[name], "line": {"width": 0}},
+            hovertemplate=f"{along} %{{customdata}}, {label(name, 40)}: %{{y:.4~g}} {unit.name}<extra></extra>",
+        )  # fmt: skip
+    highest = float(np.sum([np.asarray(v, float) for v in parts.values()], axis=0).max(initial=0.0)) if parts else 0.0
+    if limit and limit[1] <= NEAR * highest:
+        figure.add_hline(y=limit[1] / unit.size, line={"color": BAD, "width": 1.6, "dash": "dash"})
+    if limit and highest <= limit[1] <= NEAR * highest:
+        figure.add_annotation(
+            x=1, xref="paper", y=limit[1] / unit.size, text=label(limit[0], 60), showarrow=False, yanchor="bottom",
+            xanchor="right",
+        )  # fmt: skip
+    every = max(1, -(-len(places) // NAMED_STACKS))
+    figure.update_xaxes(title_text=along, tickvals=spots[::every], ticktext=shown[::every], zeroline=False)
+    figure.update_yaxes(title_text=unit.name, rangemode="tozero", zeroline=False)
+    gap = 0.3 if len(places) <= NAMED_STACKS else 0.05
+    return figure.update_layout(height=400, barmode="relative", bargap=gap, legend_traceorder="normal")
+
+
+# ---- bars with the range that nine of ten lie in: how much each of several things gains, or takes
+
+
+INTERVAL_ROW, MARGIN = 30, 96
+INTERVALS_SHOWN = 30
+
+
+@dataclass(frozen=True)
+class IntervalBar:
+    """A value, and what it lies between."""
+
+    name: str
+    low: float
+    middle: float
+    high: float
+
+
+def interval_figure(
+    rows: Sequence[IntervalBar],
+    unit: Unit,
+    what: str,
+    base: float = 0.0,
+    judged: bool = False,
+    shown: int = INTERVALS_SHOWN,
+) -> Figure:
+    """In the order given. `base` is where bars begin; `judged`: more than it is good, less is bad."""
+    from plotly.graph_objects import Bar, Figure
+
+    rows = [r for r in rows if isfinite(r.middle)][:shown]
+    middle = [r.middle / unit.size for r in rows]
+    bars = Bar(
+        y=list(range(len(rows))), x=[m - base / unit.size for m in middle], base=base / unit.size, orientation="h",
+        marker={"color": [_colour(r, base) if judged else ACCENT for r in rows], "cornerradius": 3}, width=0.62,
+        error_x={
+            "type": "data", "symmetric": False, "thickness": 1.4, "width": 4, "color": MUTED,
+            "array": [(r.high - r.middle) / unit.size for r in rows],
+            "arrayminus": [(r.middle - r.low) / unit.size for r in rows],
+        },
+        text=[f"{label(r.name, 60)}: {_interval_text(r, unit)}" for r in rows], textposition="none",
+        hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip
+    figure = Figure(bars)
+    figure.update_xaxes(title_text=what)
+    names = [f"{label(r.name, 40)}  <b>{unit.format(r.middle)}</b>" for r in rows]
+    figure.update_yaxes(
+        tickvals=list(range(len(rows))), ticktext=names, autorange="reversed", ticks="", showgrid=False, zeroline=False,
+    )  # fmt: skip
+    if base:
+        figure.add_vline(x=base / unit.size, line={"width": 1, "color": MUTED})
+    return figure.update_layout(height=MARGIN + INTERVAL_ROW * max(len(rows), 2), showlegend=False)
+
+
+def _colour(r: IntervalBar, base: float) -> str:
+    """Grey where the range does not tell on which side of the base it is."""
+    return GOOD if r.low > base else BAD if r.high < base else MUTED
+
+
+def _interval_text(r: IntervalBar, unit: Unit) -> str:
+    return f"{unit.format(r.middle)}, 90% interval {unit.format(r.low)} to {unit.format(r.high)}"
+
+
+# ---- what moves a number most: a row for each change, its bar as long as what it does, the longest on top
+
+
+SWING_ROW, MARGIN = 30, 112  # pixels of a row, and above and below all of them
+SWINGS_SHOWN = 16
+ROOM = 0.2  # of the width, for a number
+LEAST = 5e-5  # what moves it less is not drawn
+NO_CHANGE = float("nan")
+
+
+@dataclass(frozen=True)
+class Swing:
+    """What a change does to a number, as shares of it, one for each series: -0.02 is 2% less; nan where none is."""
+
+    name: str
+    changes: tuple[float, ...]
+    errors: tuple[float, ...] = ()  # standard ones, where they are known
+
+    @property
+    def size(self) -> float:
+        return max((abs(c) for c in self.changes if isfinite(c)), default=0.0)
+
+
+def tornado_figure(
+    swings: Sequence[Swing], series: Sequence[str], what: str, *, apart: bool = False, shown: int = SWINGS_SHOWN
+) -> Figure:
+    """`what` is the number that changes. Series of one row lie on one line (less to the left, more to the right), or
+    below each other where they are `apart`."""
+    from plotly.graph_objects import Figure
+
+    rows = [s for s in _by_size(swings)[:shown] if s.size >= LEAST]
+    paint = (ACCENT, PALETTE[1], PALETTE[2]) if apart else (GOOD, BAD, PALETTE[1])
+    figure = Figure([_swing_bars(rows, k, name, paint[k % 3]) for k, name in enumerate(series)])
+    figure.update_xaxes(
+        title_text=f"change of {what}", tickformat="+.2~%", zeroline=True, zerolinewidth=1.5, range=_swing_range(rows)
+    )
+    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+    each = SWING_ROW * (1 + 0.45 * (len(series) - 1)) if apart else SWING_ROW
+    mode = "group" if apart else "overlay"
+    height = int(MARGIN + each * max(len(rows), 2))
+    return figure.update_layout(height=height, barmode=mode, bargap=0.3, hovermode="closest")
+
+
+def tornado_table(swings: Sequence[Swing], first: str, series: Sequence[str], title: str = "") -> DataTable:
+    """All of them, the longest first."""
+    rows = (
+        (s.name, *(_change_text(c, s.errors[k] if k < len(s.errors) else 0.0) for k, c in enumerate(s.changes)))
+        for s in _by_size(swings)
+    )
+    return data_table(title, (first, *series), rows, where="page")
+
+
+def _by_size(swings: Sequence[Swing]) -> list[Swing]:
+    return sorted(swings, key=lambda s: -s.size)
+
+
+def _swing_range(rows: Sequence[Swing]) -> list[float] | None:
+    """With room for the numbers at the bars' ends."""
+    ends = [c for s in rows for c in s.changes if isfinite(c)]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    room = ROOM * (high - low)
+    return [low - room * (low < 0), high + room * (high > 0)] if room else None
+
+
+def _swing_bars(rows: Sequence[Swing], k: int, name: str, colour: str) -> Any:
+    from plotly.graph_objects import Bar
+
+    values = [s.changes[k] for s in rows]
+    errors = [s.errors[k] if k < len(s.errors) else 0.0 for s in rows]
+    return Bar(
+        y=[label(s.name, 44) for s in rows],
+        x=values,
+        name=label(name, 40),
+        orientation="h",
+        marker={"color": colour, "cornerradius": 2},
+        text=[_change_text(v, e) for v, e in zip(values, errors, strict=True)],
+        textposition="outside",
+        cliponaxis=False,
+        hovertemplate="%{y}, " + label(name, 40) + ": %{text}<extra></extra>",
+    )
+
+
+def _change_text(change: float, error: float = 0.0) -> str:
+    if not isfinite(change):
+        return "-"
+    if abs(change) < LEAST and error < LEAST:
+        return "~0"
+    digits = 2 if abs(change) < 0.0995 else 1
+    return f"{100 * change:+.{digits}f}%" + (f" ± {100 * error:.{digits}f}" if error else "")

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.report.html.charts.units import Unit, time_unit
-from presage.report.html.page import Table
+from presage.report.answer import DataTable, data_table
+from presage.report.html.charts.bars import Unit, time_unit
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE
 from presage.text import percent
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["LEVELS", "distribution_figure", "distribution_table", "quantiles_of"]
 
 LEVELS = (0.5, 0.95, 0.99)
-TOLD = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+TABULATED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 BINS, POINTS = 80, 240
 TAIL = 0.002  # of the draws may lie past the right edge, or more where the tail is long; it says so
 LONG = 6.0  # times from the median to p90: where bars end at most
@@ -84,16 +83,16 @@ def distribution_figure(
     return figure.update_layout(height=height, showlegend=False, bargap=0, margin_t=_top(lines, low, high))
 
 
-def distribution_table(draws: ArrayLike, unit: Unit | None = None, title: str = "Quantiles of the draws") -> Table:
+def distribution_table(draws: ArrayLike, unit: Unit | None = None, title: str = "Quantiles of the draws") -> DataTable:
     """The curve's numbers: what such a share takes at most, and how likely more is."""
-    found = quantiles_of(draws, TOLD)
+    found = quantiles_of(draws, TABULATED)
     unit = unit or time_unit(found.get(0.5, 0.0))
-    rows = ((f"p{100 * p:g}", _told(v, unit), percent(1 - p, 1 if p < 0.999 else 2)) for p, v in found.items())
-    return Table(("quantile", "at most", "longer than that"), tuple(rows), title)
+    rows = ((f"p{100 * p:g}", _value_text(v, unit), percent(1 - p, 1 if p < 0.999 else 2)) for p, v in found.items())
+    return data_table(title, ("quantile", "at most", "exceeded by"), rows, where="page")
 
 
-def _told(value: float, unit: Unit) -> str:
-    return unit.told(value) if np.isfinite(value) else "never"
+def _value_text(value: float, unit: Unit) -> str:
+    return unit.format(value) if np.isfinite(value) else "never"
 
 
 def _empty(what: str) -> Figure:
@@ -132,7 +131,7 @@ def _bars(figure: Figure, finite: Values, total: int, low: float, high: float, u
     edges = np.linspace(low, high, BINS + 1)
     found, _ = np.histogram(finite, edges)
     middle, step = (edges[:-1] + edges[1:]) / 2, (high - low) / BINS
-    ends = [f"{unit.told(a)} to {unit.told(b)}" for a, b in pairwise(edges)]
+    ends = [f"{unit.format(a)} to {unit.format(b)}" for a, b in pairwise(edges)]
     figure.add_bar(
         x=middle / unit.size, y=found / total, width=np.full(BINS, 0.94 * step / unit.size), row=1, col=1,
         marker={"color": ACCENT, "line": {"width": 0}}, name=what, customdata=ends,
@@ -156,7 +155,7 @@ def _curve(figure: Figure, finite: Values, total: int, unit: Unit, what: str) ->
 def _mark(figure: Figure, lines: list[_Line], low: float, high: float, unit: Unit) -> None:
     for line, (level, side) in zip(lines, _places(lines, low, high), strict=True):
         at = min(max(line.at, low), high) / unit.size
-        label = f"<b>{escape(line.name)}</b> {unit.told(line.at)}"
+        label = f"<b>{escape(line.name)}</b> {unit.format(line.at)}"
         look = {"color": line.colour, "width": 1.6, "dash": line.dash}
         x = line.at / unit.size
         figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, xref="x2", yref="y2 domain", line=look)

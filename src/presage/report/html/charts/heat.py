@@ -1,4 +1,4 @@
-"""Ranks against what they do, or against steps: a cell's colour tells how far it is from the usual of its column."""
+"""Heat maps: ranks or stages against quantities, and what lies where."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.report.html.charts.units import Unit, time_unit
-from presage.report.html.charts.words import label
-from presage.report.html.page import Table
+from presage.report.answer import DataTable, data_table
+from presage.report.html.charts.bars import Unit, label, time_unit
+from presage.report.html.theme import ACCENT
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["heat_figure", "heat_table", "telling"]
+# ---- ranks against what they do, or against steps: a cell's colour tells how far it is from the usual of its column
+
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +29,7 @@ MOST_ALIKE = 1_000  # rows that one may stand for: more change no median
 SCALE = [[0.0, "rgba(76,120,168,0.8)"], [0.5, "rgba(150,160,170,0.12)"], [1.0, "rgba(217,83,79,0.8)"]]
 
 
-def telling(values: ArrayLike, most: int = ROWS) -> list[int]:
+def notable_rows(values: ArrayLike, most: int = ROWS) -> list[int]:
     """The rows to show: all, or those that are farthest from the usual, in their order."""
     table = np.asarray(values, dtype=float)
     if len(table) <= most:
@@ -53,13 +54,13 @@ def heat_figure(
     from plotly.graph_objects import Figure, Heatmap
 
     table = np.asarray(values, dtype=float).reshape(len(rows), len(columns))
-    far, kept, shown = _from_usual(table, alike), telling(table), min(len(columns), COLUMNS)
+    far, kept, shown = _from_usual(table, alike), notable_rows(table), min(len(columns), COLUMNS)
     table, far = table[kept, :shown], far[kept, :shown]
     unit = unit or time_unit(float(np.nanmax(np.abs(table), initial=0.0)))
     scale = _scales(far, apart)
     names, heads = [label(rows[i], 30) for i in kept], [label(c, 24) for c in columns[:shown]]
     hover = [
-        [f"{r}, {c}: {_told(table[i, j], unit)}<br>{far[i, j] / unit.size:+.3g} {unit.name} from the usual"
+        [f"{r}, {c}: {_cell_text(table[i, j], unit)}<br>{far[i, j] / unit.size:+.3g} {unit.name} from the usual"
          for j, c in enumerate(heads)] for i, r in enumerate(names)
     ]  # fmt: skip
     map_ = Heatmap(
@@ -68,7 +69,7 @@ def heat_figure(
     )  # fmt: skip
     figure = Figure(map_)
     if table.size <= WRITTEN:
-        _write(figure, table, unit)
+        _add_numbers(figure, table, unit)
     _ticks(figure, names, heads)
     rows_high = (ROW if len(kept) <= TALL else LOW_ROW) * len(kept)
     return figure.update_layout(height=AROUND + max(rows_high, 90), showlegend=False, margin_b=12)
@@ -83,17 +84,17 @@ def _scales(far: Floats, apart: bool) -> Floats:
     return np.asarray(np.maximum(np.nan_to_num(np.abs(far)).max(axis=0), LEAST * most))
 
 
-def _write(figure: Figure, table: Floats, unit: Unit) -> None:
+def _add_numbers(figure: Figure, table: Floats, unit: Unit) -> None:
     """The numbers in their cells, in the colour of all text."""
     many, across = table.shape
     figure.add_scatter(
         x=np.tile(np.arange(across), many), y=np.repeat(np.arange(many), across), mode="text", hoverinfo="skip",
-        text=[_told(v, unit) for v in table.ravel()], textfont={"size": 11},
+        text=[_cell_text(v, unit) for v in table.ravel()], textfont={"size": 11},
     )  # fmt: skip
 
 
-def _told(value: float, unit: Unit) -> str:
-    return "-" if np.isnan(value) else unit.told(float(value))
+def _cell_text(value: float, unit: Unit) -> str:
+    return "-" if np.isnan(value) else unit.format(float(value))
 
 
 def _ticks(figure: Figure, rows: list[str], columns: list[str]) -> None:
@@ -116,12 +117,13 @@ def heat_table(
     values: ArrayLike,
     unit: Unit | None = None,
     title: str = "",
-) -> Table:
+) -> DataTable:
     """Every cell as a number, those that are not drawn with them."""
     table = np.asarray(values, dtype=float).reshape(len(rows), len(columns))
     unit = unit or time_unit(float(np.nanmax(np.abs(table), initial=0.0)))
-    cells = (tuple(_told(v, unit) for v in row) for row in table)
-    return Table((first, *columns), tuple((name, *row) for name, row in zip(rows, cells, strict=True)), title)
+    cells = (tuple(_cell_text(v, unit) for v in row) for row in table)
+    named = ((name, *row) for name, row in zip(rows, cells, strict=True))
+    return data_table(title, (first, *columns), named, where="page")
 
 
 def _from_usual(table: Floats, alike: Sequence[int] | None = None) -> Floats:
@@ -132,3 +134,44 @@ def _from_usual(table: Floats, alike: Sequence[int] | None = None) -> Floats:
     known = ~np.isnan(each)
     usual = [np.median(c[k]) if k.any() else np.nan for c, k in zip(each.T, known.T, strict=True)]
     return np.asarray(table - np.array(usual))
+
+
+# ---- what is where: things against places, a cell the stronger the more of it is there, empty where nothing is
+
+
+GRID_ROW, GRID_MARGIN = 15, 110
+GRID_NAMED = 32  # places that each have a name
+GRID_SCALE = [[0.0, "rgba(76,120,168,0.16)"], [1.0, ACCENT]]
+
+
+def grid_figure(rows: Sequence[str], columns: Sequence[str], values: ArrayLike, unit: Unit, along: str) -> Figure:
+    """`values` [rows, columns] in what `unit` says; nan where nothing is."""
+    from plotly.graph_objects import Figure, Heatmap
+
+    table = np.asarray(values, dtype=float).reshape(len(rows), len(columns)) / unit.size
+    shade = np.log10(np.where(table > 0, table, np.nan))
+    names, places = [label(r, 28) for r in rows], [label(c, 16) for c in columns]
+    cells = Heatmap(
+        z=np.round(shade, 3), x=list(range(len(columns))), y=list(range(len(rows))), colorscale=GRID_SCALE,
+        showscale=False, xgap=1, ygap=1, hoverongaps=False, customdata=_grid_text(names, places, table, along, unit),
+        hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+    figure = Figure(cells)
+    every = max(1, -(-len(places) // GRID_NAMED))
+    figure.update_xaxes(
+        title_text=along, tickvals=list(range(len(places)))[::every], ticktext=places[::every], showgrid=False,
+        ticks="", zeroline=False,
+    )  # fmt: skip
+    figure.update_yaxes(
+        tickvals=list(range(len(names))), ticktext=names, autorange="reversed", showgrid=False, ticks="",
+        zeroline=False, tickfont={"size": 10},
+    )  # fmt: skip
+    return figure.update_layout(height=GRID_MARGIN + max(GRID_ROW * len(names), 90), hovermode="closest")
+
+
+def _grid_text(names: list[str], places: list[str], table: Floats, along: str, unit: Unit) -> list[list[str]]:
+    """What a cell says; nothing where nothing is."""
+    return [
+        ["" if np.isnan(v) else f"{n}, {along} {p}: {v:.4g} {unit.name}" for p, v in zip(places, row, strict=True)]
+        for n, row in zip(names, table.tolist(), strict=True)
+    ]

@@ -1,44 +1,41 @@
-"""What runs when: a row for each lane (a thread, a stream, a rank, a stage), a bar for each task.
-
-bars = Bars.of(Bar("stage 0", 0.0, 0.1, "forward", "microbatch 0"), ...)    or columns: Bars(lanes, groups, names, ...)
-lanes_figure(bars)
-
-A timeline of many tasks is drawn with neighbours that are too short to be seen as one bar: see `merged`.
-"""
+"""Timelines: a row for each lane (thread, stream, rank, stage), a bar for each task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.report.html.charts.units import Unit, time_unit
-from presage.report.html.charts.words import label
+from presage.engine import Lane, Timeline
+from presage.report.answer import DataTable, Section, data_table
+from presage.report.html.charts.bars import Unit, label, time_unit
 from presage.report.html.theme import colours
+from presage.text import percent, seconds, shorten
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["Bar", "Bars", "lanes_figure", "merged"]
+# ---- what runs when: a row for each lane (a thread, a stream, a rank, a stage), a bar for each task
+
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MARKS = 5_000  # bars: more are slow to draw and cannot be told apart
 FINEST = 4_000  # parts of the span: the finest that is drawn when there are too many bars
-LANES = 24  # more rows than that are not readable
-ROW, AROUND = 30, 120  # pixels of a lane, and above and below all of them
+LANES = 24  # more rows than that are not select_lanes
+LANE_ROW, MARGIN = 30, 120  # pixels of a lane, and above and below all of them
 LEAST_HEIGHT = 270  # or a legend of many groups leaves nothing on a narrow screen
 THICK = 0.86  # of a lane
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One task: seconds from the left edge, and how long. Bars of one group have one colour."""
+class LaneTask:
+    """One task: seconds from the left edge, and how long. LaneTasks of one group have one colour."""
 
     lane: str
     start: float
@@ -48,7 +45,7 @@ class Bar:
 
 
 @dataclass(frozen=True, eq=False)
-class Bars:
+class LaneTasks:
     """Tasks as columns: places in `lanes` (the first on top), `groups` (in the legend's order) and `names`."""
 
     lanes: tuple[str, ...]
@@ -61,19 +58,19 @@ class Bars:
     name: Ints
 
     @staticmethod
-    def of(*bars: Bar) -> Bars:
+    def of(*bars: LaneTask) -> LaneTasks:
         columns = [[getattr(b, key) for b in bars] for key in ("lane", "group", "name")]
         (lanes, lane), (groups, group), (names, name) = map(_numbered, columns)
         start, seconds = (np.array([getattr(b, k) for b in bars], np.float64) for k in ("start", "seconds"))
-        return Bars(lanes, groups, names, lane, start, seconds, group, name)
+        return LaneTasks(lanes, groups, names, lane, start, seconds, group, name)
 
     @staticmethod
-    def joined(parts: Sequence[Bars]) -> Bars:
+    def joined(parts: Sequence[LaneTasks]) -> LaneTasks:
         """One below the other: lanes of equal names are different lanes, groups and names of equal ones the same."""
         groups = tuple(dict.fromkeys(g for p in parts for g in p.groups))
         names = tuple(dict.fromkeys(n for p in parts for n in p.names))
         before = np.cumsum([0, *(len(p.lanes) for p in parts)])
-        return Bars(
+        return LaneTasks(
             lanes=tuple(n for p in parts for n in p.lanes),
             groups=groups,
             names=names,
@@ -96,23 +93,23 @@ class Bars:
         """From the first start to the last end."""
         return (float(self.start.min()), float(self.end.max())) if len(self) else (0.0, 0.0)
 
-    def some(self, which: ArrayLike) -> Bars:
+    def select(self, which: ArrayLike) -> LaneTasks:
         """These tasks alone, in the same lanes."""
         columns = ("lane", "start", "seconds", "group", "name")
         return replace(self, **{k: getattr(self, k)[which] for k in columns})
 
-    def clipped(self, begin: float, end: float) -> Bars:
+    def clipped(self, begin: float, end: float) -> LaneTasks:
         """What runs in a window, from its left edge on; what is only partly in it is cut."""
         lo, hi = np.maximum(self.start, begin), np.minimum(self.end, end)
         moved = replace(self, start=lo - begin, seconds=hi - lo)
-        return moved.some(hi > lo)
+        return moved.select(hi > lo)
 
-    def in_lanes(self, wanted: Iterable[int]) -> Bars:
+    def in_lanes(self, wanted: Iterable[int]) -> LaneTasks:
         """With these lanes alone, in this order."""
         order = list(wanted)
         place = np.full(len(self.lanes), -1, np.int64)
         place[order] = np.arange(len(order))
-        kept = self.some(place[self.lane] >= 0)
+        kept = self.select(place[self.lane] >= 0)
         return replace(kept, lanes=tuple(self.lanes[i] for i in order), lane=place[kept.lane])
 
     @cached_property
@@ -132,7 +129,7 @@ def _renumbered(old: tuple[str, ...], new: tuple[str, ...]) -> Ints:
     return np.array([place[v] for v in old], np.int64)
 
 
-def merged(bars: Bars, most: int = MARKS) -> Bars:
+def merge_short_tasks(bars: LaneTasks, most: int = MARKS) -> LaneTasks:
     """At most about `most` bars: neighbours of a lane that are too short to be seen become one.
 
     It spans all of them, has the colour of the group that takes most of it, and says how many they are.
@@ -140,18 +137,18 @@ def merged(bars: Bars, most: int = MARKS) -> Bars:
     if len(bars) <= most:
         return bars
     order = np.lexsort((bars.start, bars.lane))
-    bars = bars.some(order)
+    bars = bars.select(order)
     low, high = bars.span
     parts, found = FINEST, bars
     while parts >= 1:
-        found = _merged(bars, (high - low) / parts)
+        found = _merge_cells(bars, (high - low) / parts)
         if len(found) <= most:
             break
         parts //= 2
     return found
 
 
-def _merged(bars: Bars, width: float) -> Bars:
+def _merge_cells(bars: LaneTasks, width: float) -> LaneTasks:
     """Bars that begin in the same stretch of so many seconds, and are shorter than it, as one."""
     short = bars.seconds < width
     cell = np.floor((bars.start - bars.span[0]) / width).astype(np.int64)
@@ -162,18 +159,18 @@ def _merged(bars: Bars, width: float) -> Bars:
     group = _main_group(bars, np.cumsum(new) - 1, len(first))
     names, name = _counted(bars, first, count, group)
     seconds = np.maximum.reduceat(bars.end, first) - bars.start[first]
-    return Bars(bars.lanes, bars.groups, names, bars.lane[first], bars.start[first], seconds, group, name)
+    return LaneTasks(bars.lanes, bars.groups, names, bars.lane[first], bars.start[first], seconds, group, name)
 
 
-def _main_group(bars: Bars, into: Ints, count: int) -> Ints:
-    """Of each merged bar the group that takes most of it."""
+def _main_group(bars: LaneTasks, into: Ints, count: int) -> Ints:
+    """Of each merge_short_tasks bar the group that takes most of it."""
     took = np.zeros((count, len(bars.groups)))
     np.add.at(took, (into, bars.group), bars.seconds)
     return np.asarray(took.argmax(axis=1), np.int64)
 
 
-def _counted(bars: Bars, first: Ints, count: Ints, group: Ints) -> tuple[tuple[str, ...], Ints]:
-    """Names of merged bars: of one alone its own, else how many."""
+def _counted(bars: LaneTasks, first: Ints, count: Ints, group: Ints) -> tuple[tuple[str, ...], Ints]:
+    """Names of merge_short_tasks bars: of one alone its own, else how many."""
     told = [
         bars.names[bars.name[i]] if n == 1 else f"{n} tasks, mostly {bars.groups[g]}"
         for i, n, g in zip(first.tolist(), count.tolist(), group.tolist(), strict=True)
@@ -181,7 +178,7 @@ def _counted(bars: Bars, first: Ints, count: Ints, group: Ints) -> tuple[tuple[s
     return _numbered(told)
 
 
-def readable(bars: Bars, most: int = LANES) -> Bars:
+def select_lanes(bars: LaneTasks, most: int = LANES) -> LaneTasks:
     """Where there are too many lanes the busiest and the least busy of them, in their order."""
     if len(bars.lanes) <= most:
         return bars
@@ -190,11 +187,13 @@ def readable(bars: Bars, most: int = LANES) -> Bars:
     return bars.in_lanes(sorted(int(i) for i in kept))
 
 
-def lanes_figure(bars: Bars, paint: Mapping[str, str] | None = None, most: int = MARKS, lanes: int = LANES) -> Figure:
+def lanes_figure(
+    bars: LaneTasks, paint: Mapping[str, str] | None = None, most: int = MARKS, lanes: int = LANES
+) -> Figure:
     """Lanes below each other over time; drag to zoom, click a group in the legend to hide it."""
     from plotly.graph_objects import Figure
 
-    bars = merged(readable(bars, lanes), most)
+    bars = merge_short_tasks(select_lanes(bars, lanes), most)
     unit = time_unit(bars.span[1] - bars.span[0])
     paint = {**colours(bars.groups), **(paint or {})}
     figure = Figure([_group(bars, g, unit, paint[bars.groups[g]]) for g in np.unique(bars.group).tolist()])
@@ -203,14 +202,14 @@ def lanes_figure(bars: Bars, paint: Mapping[str, str] | None = None, most: int =
         tickvals=list(range(len(bars.lanes))), ticktext=[label(n, 36) for n in bars.lanes], fixedrange=True,
         range=[len(bars.lanes) - 0.5, -0.5], ticks="", showgrid=False, zeroline=False,
     )  # fmt: skip
-    height = max(AROUND + ROW * len(bars.lanes), LEAST_HEIGHT)
+    height = max(MARGIN + LANE_ROW * len(bars.lanes), LEAST_HEIGHT)
     return figure.update_layout(height=height, barmode="overlay", hovermode="closest", dragmode="zoom")
 
 
-def _group(bars: Bars, group: int, unit: Unit, colour: str) -> Any:
+def _group(bars: LaneTasks, group: int, unit: Unit, colour: str) -> Any:
     from plotly.graph_objects import Bar as Drawn
 
-    mine = bars.some(bars.group == group)
+    mine = bars.select(bars.group == group)
     return Drawn(
         orientation="h",
         y=mine.lane.astype(np.int16),
@@ -222,3 +221,106 @@ def _group(bars: Bars, group: int, unit: Unit, colour: str) -> Any:
         hovertemplate=f"%{{hovertext}}<br>at %{{base:.5~g}} {unit.name}, takes %{{x:.4~g}} {unit.name}",
         marker={"color": colour, "line": {"width": 0}},
     )
+
+
+# ---- a timeline as a section: its lanes over time, how busy each is, and what takes longest on them
+
+
+WAITS = "waiting for other ranks"
+SHORTEST = 1e-9  # seconds: what is shorter is not drawn
+LONGEST = 12  # rows
+
+
+def timeline_tasks(
+    timeline: Timeline,
+    window: tuple[float, float] | None = None,
+    group_of: Callable[[str, Lane], str] = lambda _name, lane: lane.kind.value,
+    named: Callable[[Lane], str] = lambda lane: lane.name,
+) -> LaneTasks:
+    """The tasks of a timeline, or of a window of it, from its left edge on; a task's group follows from its name and
+    lane. Waits in meetings are bars of their own."""
+    program, wait = timeline.program, timeline.wait
+    pairs, into = np.unique(np.stack([program.name, program.lane]), axis=1, return_inverse=True)
+    groups = [group_of(program.names[n], program.lanes[k]) for n, k in pairs.T.tolist()]
+    took = np.bincount(into.reshape(-1), timeline.end - timeline.start, len(groups)).astype(np.float64)
+    known = _order_groups(groups, took)
+    group = np.array([known.index(g) for g in groups], np.int64)[into.reshape(-1)]
+    waits = np.flatnonzero(wait >= SHORTEST)
+    bars = LaneTasks(
+        lanes=tuple(named(lane) for lane in program.lanes),
+        groups=tuple(known),
+        names=(*program.names, WAITS),
+        lane=np.concatenate([program.lane, program.lane[waits]]).astype(np.int64),
+        start=np.concatenate([timeline.start, timeline.ready[waits]]),
+        seconds=np.concatenate([timeline.end - timeline.start, wait[waits]]),
+        group=np.concatenate([group, np.full(len(waits), len(known) - 1)]),
+        name=np.concatenate([program.name, np.full(len(waits), len(program.names))]).astype(np.int64),
+    )
+    bars = bars.select(bars.seconds >= SHORTEST)
+    bars = bars if window is None else bars.clipped(*window)
+    return bars.in_lanes(np.flatnonzero(np.bincount(bars.lane, minlength=len(bars.lanes))).tolist())
+
+
+def _order_groups(groups: list[str], took: NDArray[np.float64]) -> list[str]:
+    """Each group once, the one that takes longest first, waits last."""
+    sums = dict.fromkeys(groups, 0.0)
+    for g, seconds_ in zip(groups, took.tolist(), strict=True):
+        sums[g] += seconds_
+    return [*sorted(sums, key=lambda g: (-sums[g], g)), WAITS]
+
+
+def lanes_section(title: str, bars: LaneTasks, lead: str = "", whole: float | Sequence[float] | None = None) -> Section:
+    """`whole`: the seconds that lanes (or each of them) could be busy; from the first start to the last end where
+    nothing is said."""
+    if whole is None:
+        whole = bars.span[1] - bars.span[0]
+    text = " ".join(x for x in (lead, _legend_help(bars)) if x)
+    tables = (lane_table(bars, whole), longest_table(bars))
+    return Section(title, tables, partial(lanes_figure, bars) if len(bars) else None, text, where="page")
+
+
+def _legend_help(bars: LaneTasks) -> str:
+    """How to read it, and what was put together."""
+    out = "Drag to zoom, double-click to reset, click a legend entry to hide it."
+    few = select_lanes(bars)
+    if len(few.lanes) < len(bars.lanes):
+        out += f" Of {len(bars.lanes)} lanes, the {LANES} busiest and least busy are drawn."
+    if len(few) > MARKS:
+        drawn = len(merge_short_tasks(few))
+        out += f" {len(few):,} tasks are drawn as {drawn:,} bars: short neighbours are merged."
+    return out
+
+
+def lane_table(bars: LaneTasks, whole: float | Sequence[float]) -> DataTable:
+    """How busy each lane is; waits for other ranks are not work."""
+    waiting = bars.group == (bars.groups.index(WAITS) if WAITS in bars.groups else -1)
+    tasks = np.bincount(bars.lane[~waiting], minlength=len(bars.lanes))
+    busy = np.bincount(bars.lane[~waiting], bars.seconds[~waiting], len(bars.lanes))
+    wait = np.bincount(bars.lane[waiting], bars.seconds[waiting], len(bars.lanes))
+    could = np.broadcast_to(np.asarray(whole, dtype=float), len(bars.lanes))
+    columns: tuple[str, ...] = ("lane", "tasks", "busy", "share", "waits for ranks", "idle")
+    rows: list[tuple[str, ...]] = []
+    for i, name in enumerate(bars.lanes):
+        b, w, all_ = float(busy[i]), float(wait[i]), float(could[i])
+        share = percent(b / all_) if all_ else "-"
+        rows.append((name, f"{tasks[i]:,}", seconds(b), share, seconds(w), seconds(max(all_ - b - w, 0.0))))
+    if not waiting.any():
+        columns, rows = (*columns[:4], columns[5]), [(*r[:4], r[5]) for r in rows]
+    return data_table("Lanes", columns, rows, where="page")
+
+
+def longest_table(bars: LaneTasks, most: int = LONGEST) -> DataTable:
+    """What takes longest on a lane, tasks of one name together."""
+    key = np.stack([bars.name, bars.lane, bars.group])
+    pairs, into, calls = np.unique(key, axis=1, return_inverse=True, return_counts=True)
+    into = into.reshape(-1)
+    total = np.bincount(into, bars.seconds, len(calls))
+    longest = np.zeros(len(calls))
+    np.maximum.at(longest, into, bars.seconds)
+    rows = []
+    for i in np.argsort(-total, kind="stable")[:most].tolist():
+        name, lane, group = pairs[:, i].tolist()
+        words = (shorten(bars.names[name]), bars.groups[group], bars.lanes[lane])
+        rows.append((*words, f"{calls[i]:,}", seconds(float(longest[i])), seconds(float(total[i]))))
+    columns = ("task", "kind", "lane", "calls", "longest", "together")
+    return data_table("Longest tasks", columns, rows, text=3, where="page")

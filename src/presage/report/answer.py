@@ -1,0 +1,145 @@
+"""The answer of a command as one value, from which terminal, HTML page, JSON and notebook are rendered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Where = Literal["both", "terminal", "page"]
+Tone = Literal["", "good", "bad", "warn"]
+LONG = 14  # rows: longer tables are folded on a page
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A key figure: its label, its value as text, and a few words of context."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """Cells as text. Text columns are left-aligned, all others are numbers; `bold` and `dim` are row numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    text_columns: frozenset[int] = frozenset({0})
+    bold: frozenset[int] = frozenset()
+    dim: frozenset[int] = frozenset()
+    wrap: bool = False  # whether numbers may wrap on a narrow terminal
+    where: Where = "both"
+
+    @property
+    def folded(self) -> bool:
+        return len(self.rows) > LONG
+
+    @property
+    def headed(self) -> bool:
+        return any(self.columns)
+
+
+def data_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    text: int | Iterable[int] = 1,
+    bold: Iterable[int] = (),
+    dim: Iterable[int] = (),
+    wrap: bool = False,
+    where: Where = "both",
+) -> DataTable:
+    """A table with short rows filled up; `text`: how many columns from the left are text, or which."""
+    width = len(columns)
+    cells = tuple((*row, *[""] * (width - len(row))) for row in rows)
+    left = frozenset(range(text)) if isinstance(text, int) else frozenset(text)
+    strong, weak = (frozenset(i % len(cells) for i in chosen if cells) for chosen in (bold, dim))
+    return DataTable(tuple(columns), cells, title, left, strong, weak, wrap, where)
+
+
+def limit_rows(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
+    """The first rows, and a last one that counts the rest."""
+    return [*rows[:most], *([(f"and {len(rows) - most} more",)] if len(rows) > most else [])]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Tables with a chart of them. `text` introduces the chart; a section of text alone is shown at the terminal too.
+
+    `chart` makes the figure: only the HTML page calls it.
+    """
+
+    title: str
+    tables: tuple[DataTable, ...] = ()
+    chart: Callable[[], Figure] | None = None
+    text: str = ""
+    where: Where = "both"
+
+    @property
+    def key(self) -> str:
+        """The section's anchor on a page."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    @property
+    def figure(self) -> Figure | None:
+        """The chart, drawn."""
+        return None if self.chart is None else self.chart()
+
+    def on(self, where: Where) -> bool:
+        return self.where in ("both", where)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: the subject (what was asked about), the headline (the answer in a sentence), then details.
+
+    `brief` replaces the headline under --quiet where the answer is the tables; `to_data` gives the JSON.
+    """
+
+    title: str
+    headline: str = ""
+    subject: str = ""
+    question: str = ""
+    facts: tuple[Fact, ...] = ()
+    sections: tuple[Section, ...] = ()
+    notes: tuple[str, ...] = ()
+    to_data: Callable[[], Mapping[str, Any]] = dict
+    brief: str = ""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The answer for machines: what --json writes."""
+        return dict(self.to_data())
+
+    def tables(self, where: Where = "both") -> tuple[DataTable, ...]:
+        """The tables that a terminal or a page shows."""
+        shown = (t for s in self.sections if s.on(where) for t in s.tables)
+        return tuple(t for t in shown if t.where in ("both", where))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: headline, key figures and the tables of the terminal."""
+        facts = "".join(f"<li>{escape(f.label)}: <b>{escape(f.value)}</b> {escape(f.note)}</li>" for f in self.facts)
+        head = f"<p>{escape(self.subject)}</p><h4>{escape(self.headline or self.title)}</h4><ul>{facts}</ul>"
+        notes = "".join(f"<li>{escape(n)}</li>" for n in self.notes)
+        return head + "".join(map(_html_table, self.tables("terminal"))) + f"<ul>{notes}</ul>"
+
+
+def _html_table(table: DataTable) -> str:
+    head = "".join(f"<th>{escape(c)}</th>" for c in table.columns)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in table.rows)
+    return f"<table><caption>{escape(table.title)}</caption><tr>{head}</tr>{rows}</table>"
+
+
+def sections_of(*sections: Section | None) -> tuple[Section, ...]:
+    """Those that have something to show."""
+    return tuple(s for s in sections if s is not None)

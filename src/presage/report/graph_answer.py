@@ -1,0 +1,104 @@
+"""The answers of `presage graph`, and of `presage trace` for execution graphs: what a step runs, without times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from presage.graph import summary
+from presage.graph.diff import GraphDiff, lines
+from presage.graph.graph import Graph
+from presage.graph.summary import SummaryRow, collapsed
+from presage.memory.step_memory import MemoryProfile
+from presage.report.answer import Answer, DataTable, Section, data_table
+from presage.report.step_sections import peak_table, role_table
+from presage.report.terms import family_name
+from presage.text import amount, shorten, size
+
+
+def graph_answer(
+    graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None, to_data: Callable[[], Mapping[str, Any]]
+) -> Answer:
+    """Everything `presage graph` shows."""
+    total = summary.total(graph)
+    given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
+    name = graph.source or "graph"
+    where = graph.ops[memory.peak_op].name if 0 <= memory.peak_op < len(graph.ops) else ""
+    tables = (
+        module_table(summary.by_module(graph, depth), total),
+        _work_table("Phases", "phase", [*summary.by_phase(graph), total], total),
+        _work_table("Op families (those that launch kernels)", "family", summary.by_family(graph), total),
+        peak_table(memory, where),
+        role_table(memory),
+    )
+    notes = list(graph.notes)
+    if total.useful_flops != total.flops:
+        hidden = 1 - total.useful_flops / total.flops
+        notes.insert(0, f"{100 * hidden:.1f}% of the FLOPs are attention scores that a causal mask discards")
+    changed = (Section("Difference", text="\n".join(("Difference", *lines(diff)))),) if diff is not None else ()
+    return Answer(
+        title=name,
+        subject=f"{name}{f' ({given})' if given else ''}",
+        sections=(Section("Graph", tables), *changed),
+        notes=tuple(notes),
+        to_data=to_data,
+        brief=f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, "
+        f"peak memory {size(memory.peak_allocated)}",
+    )
+
+
+def module_table(modules: Sequence[SummaryRow], total: SummaryRow) -> DataTable:
+    """Modules with all they contain; equal neighbours ('layer.0' to 'layer.11') share a row with their sum."""
+    columns = ("module", "ops", "kernels", "FLOPs fwd", "FLOPs bwd", "bytes moved", "parameters", "activations")
+    above: list[str] = []  # names of the enclosing rows
+    rows = []
+    for row in collapsed(modules):
+        above = [*above[: row.depth], row.name]
+        rows.append(("  " * row.depth + _label(row, above), *_module_cells(row)))
+    return data_table("Modules", columns, [*rows, ("total", *_module_cells(total))], bold=(-1,))
+
+
+def _label(row: SummaryRow, above: Sequence[str]) -> str:
+    """The module's own name: its parent stands above it."""
+    name = row.name.removeprefix(f"{above[row.depth - 1]}.") if row.depth else row.name
+    return f"{name}  ({row.alike} alike)" if row.alike > 1 else name
+
+
+def _module_cells(row: SummaryRow) -> list[str]:
+    return [
+        str(row.ops), str(row.kernels), amount(row.flops_forward), amount(row.flops_backward), size(row.moved),
+        amount(row.parameters), size(row.saved_bytes),
+    ]  # fmt: skip
+
+
+def _work_table(title: str, first: str, work: Sequence[SummaryRow], total: SummaryRow) -> DataTable:
+    columns = (first, "ops", "kernels", "FLOPs", "share", "read", "written", "share", "FLOPs/byte")
+    rows = [
+        (
+            family_name(r.name), str(r.ops), str(r.kernels), amount(r.flops), _share(r.flops, total.flops),
+            size(r.read), size(r.written), _share(r.moved, total.moved),
+            f"{r.flops / r.moved:.4g}" if r.moved and r.flops else "-",
+        )
+        for r in work
+    ]  # fmt: skip
+    return data_table(title, columns, rows, bold=[i for i, r in enumerate(work) if r is total])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if part and whole else "-"
+
+
+def execution_graph_answer(
+    headline: str,
+    counts: Mapping[str, Sequence[tuple[str, int]]],
+    notes: Sequence[str],
+    to_data: Callable[[], Mapping[str, Any]],
+) -> Answer:
+    """Counts of an execution trace or Chakra graph, a table for each title."""
+    tables = tuple(
+        data_table(title, ("what", "count"), [(shorten(name), str(n)) for name, n in rows], wrap=True)
+        for title, rows in counts.items()
+    )
+    return Answer(
+        "execution graph", headline, sections=(Section("Nodes", tables),), notes=tuple(notes), to_data=to_data
+    )

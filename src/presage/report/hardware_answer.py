@@ -1,0 +1,115 @@
+"""The answers of `presage gpus` and `presage platforms`: hardware facts with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from presage.costs.collectives.table import Bus
+from presage.hardware.facts import Facts, Source
+from presage.hardware.gpu import Gpu
+from presage.hardware.platform import Platform
+from presage.report.answer import Answer, DataTable, Section, data_table
+from presage.text import seconds, size
+
+RATES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
+
+
+def gpus_answer(gpus: Sequence[Gpu], one: bool, to_data: Callable[[], Mapping[str, Any]]) -> Answer:
+    """One GPU with every figure, or a row for each."""
+    brief = "\n".join(f"{g.key}: {g.name}" if one else g.key for g in gpus)
+    tables = (figure_table(gpus[0]),) if one else (gpu_table(gpus), source_table(gpus))
+    return Answer("GPUs", sections=(Section("GPUs", tables),), to_data=to_data, brief=brief)
+
+
+def platforms_answer(
+    platforms: Sequence[Platform], buses: Sequence[Bus] | None, to_data: Callable[[], Mapping[str, Any]]
+) -> Answer:
+    """One platform with its links and predicted bus bandwidths (`buses`), or a row for each."""
+    one = buses is not None
+    brief = "\n".join(f"{p.key}: {p.name}, {p.domain} x {p.gpu.name}" if one else p.key for p in platforms)
+    tables = (platform_table(platforms),) if buses is None else (link_table(platforms[0]), busbw_table(buses))
+    return Answer("Platforms", sections=(Section("Platforms", tables),), to_data=to_data, brief=brief)
+
+
+def gpu_table(gpus: Sequence[Gpu]) -> DataTable:
+    """Rates are dense; links one way."""
+    columns = ("name", "GPU", "SMs", "MHz", "memory", "GB/s", "L2", "power", *RATES, "link", "PCIe")
+    rows = [
+        (
+            g.key, g.name, str(g.sms), f"{g.boost_clock / 1e6:.0f}", size(g.memory), f"{g.memory_bandwidth / 1e9:.0f}",
+            size(g.l2), f"{g.power_limit:.0f} W", *(_rate(g.peak.get(d)) for d in RATES),
+            f"{g.link / 1e9:.0f}" if g.link else "-", f"{g.pcie / 1e9:.0f}",
+        )
+        for g in gpus
+    ]  # fmt: skip
+    return data_table("GPUs (TFLOP/s without sparsity; links one way, in GB/s)", columns, rows, text=2)
+
+
+def _rate(peak: float | None) -> str:
+    return "-" if peak is None else f"{peak / 1e12:{'.0f' if peak >= 1e15 else '.4g'}}"
+
+
+def source_table(gpus: Sequence[Gpu]) -> DataTable:
+    """The sources of the figures."""
+    keys: dict[Source, list[str]] = {}
+    for g in gpus:
+        for source in dict.fromkeys(g.facts.sources.values()):
+            keys.setdefault(source, []).append(g.key)
+    rows = [(", ".join(k) if len(k) <= 3 else f"{len(k)} GPUs", s.date, s.text) for s, k in keys.items()]
+    return data_table("Sources", ("of", "date", "source"), rows, text=3, wrap=True)
+
+
+def figure_table(gpu: Gpu) -> DataTable:
+    """Every figure of one GPU as in its file, with its source."""
+    columns = ("figure", "value", "date", "source")
+    return data_table(gpu.name, columns, _figures(gpu.facts), text=(0, 2, 3), wrap=True)
+
+
+def _figures(facts: Facts) -> list[tuple[str, ...]]:
+    """One row per figure; a source is named once."""
+    above, rows = None, list[tuple[str, ...]]()
+    for name, value in facts.as_written().items():
+        source = facts.sources[name]
+        origin = (source.date, source.text) if source != above else ("", "")
+        rows.append((name, f"{value:.12g}", *origin))
+        above = source
+    return rows
+
+
+def platform_table(platforms: Sequence[Platform]) -> DataTable:
+    rows = []
+    for p in platforms:
+        near, *far = (f"{k.name} {k.bandwidth / 1e9:.4g} GB/s" for k in p.links)
+        rows.append((p.key, p.name, p.gpu.key, str(p.domain), near, ", ".join(far) or "-"))
+    columns = ("name", "platform", "GPU", "GPUs/domain", "within a domain", "between domains")
+    return data_table("Platforms (links one way, per GPU)", columns, rows, text=3)
+
+
+def link_table(platform: Platform) -> DataTable:
+    """Every tier of one platform, its figures with their sources."""
+    rows: list[tuple[str, ...]] = []
+    for link in platform.links:
+        kind = f"{link.fabric}, {link.topology}" + (", reduces" if link.in_network else "")
+        rows.append((link.name, "kind", "", "", kind))
+        facts = link.facts
+        if facts is None or "bandwidth_GBps" not in facts.figures:
+            rows.append(("", "bandwidth_GBps", f"{link.bandwidth / 1e9:.12g}", "", f"presage gpus {platform.gpu.key}"))
+        rows += [("", *row) for row in (_figures(facts) if facts is not None else [])]
+    columns = ("link", "figure", "value", "date", "source")
+    return data_table(f"{platform.name}: links", columns, rows, text=(0, 1, 3, 4), wrap=True)
+
+
+def busbw_table(buses: Sequence[Bus]) -> DataTable:
+    """Predicted times and bus bandwidths by size."""
+    sizes = [size(int(m)) for m in buses[0].nbytes] if buses else []
+    rows = [
+        (
+            bus.op, str(bus.group.ranks), str(bus.group.per_domain),
+            *(f"{seconds(t)}  {b / 1e9:.3g}" for t, b in zip(bus.seconds, bus.busbw, strict=True)), bus.origin,
+        )
+        for bus in buses
+    ]  # fmt: skip
+    columns = ("collective", "ranks", "per domain", *sizes, "from")
+    text = (0, len(columns) - 1)
+    return data_table("Predicted: time, bus bandwidth in GB/s", columns, rows, text=text, wrap=True)

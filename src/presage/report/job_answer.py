@@ -1,0 +1,273 @@
+"""The answer of `presage job`: the step time of a job on many GPUs, whether it fits, how sure that is, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+from presage.noise.sampling import Estimate
+from presage.prediction.draws.distribution import StepDistribution
+from presage.prediction.jobs.cost import TrainingCost
+from presage.prediction.jobs.job_prediction import JobResult, StageSummary
+from presage.report import job_sections as parts
+from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of
+from presage.report.job_sections import JobDetail
+from presage.report.terms import LEAST, MEMORY, interval, memory_fit, part_name, share_of, signed
+from presage.text import amount, percent, seconds, size
+
+BOUND = {
+    "compute": "compute-bound",
+    "memory bandwidth": "memory-bound",
+    "communication": "communication-bound",
+    "pipeline": "bound by the pipeline bubble",
+    "host": "CPU-bound",
+}
+STAGES_SHOWN, SAVINGS_SHOWN = 20, 6
+MUCH = 0.15  # of the step: worth a look
+
+
+def job_answer(
+    p: JobResult, spread: StepDistribution | None = None, tokens: float | None = None, detail: JobDetail | None = None
+) -> Answer:
+    """`spread` adds the distribution of the step time; `detail` adds what only a page shows."""
+    name = p.job.name or p.job.model.name or "job"
+    sections = sections_of(
+        parts.breakdown_section(p, step_table(p, tokens), breakdown_table(p)),
+        parts.spread_section(p, spread, spread_table(spread), exceeding_table(spread)) if spread else None,
+        parts.timeline_section(p, detail) if detail else None,
+        parts.stages_section(p, stage_table(p)) if len(p.stages) > 1 else None,
+        parts.memory_section(p, memory_table(p), savings_table(p)),
+        parts.roofline_section(p, detail) if detail else None,
+        parts.sensitivity_section(p, detail) if detail else None,
+    )
+    return Answer(
+        title=name,
+        question="How long will a step take?",
+        subject=f"{name}, {_parameters(p)}, on {_where(p)}\n{layout_text(p)}",
+        headline=headline(p, spread, tokens),
+        facts=facts(p, spread, tokens),
+        sections=sections,
+        notes=tuple(p.notes),
+        to_data=lambda: p.to_json(tokens),
+    )
+
+
+def headline(p: JobResult, spread: StepDistribution | None = None, tokens: float | None = None) -> str:
+    use = percent(p.mfu) + (f" of {p.peak[0]} peak" if len(p.mfu_by_peak) > 1 else "")
+    late = f" ({spread_text(spread)})" if spread else ""
+    rate = f"{_rate(p.tokens_per_second_per_gpu)} tokens/s/GPU, MFU {use}, {BOUND[p.bound]}"
+    run = f"; {_run_text(p.spent(tokens))}" if tokens else ""
+    return f"{seconds(p.seconds)}/step{late}: {rate}; {memory_fit(p.memory.margin)}{run}."
+
+
+def spread_text(s: StepDistribution) -> str:
+    """p95 step 5.13 s (+2.6% over p50)."""
+    p50, p95 = s.steps[0.5].value, s.steps[0.95].value
+    return f"p95 {seconds(p95)}, {signed(p95 / p50 - 1)} over p50"
+
+
+def _run_text(s: TrainingCost) -> str:
+    cost = "" if s.cost is None else f", cost {amount(s.cost)}"
+    return f"{_count(s.tokens)} tokens take {_days(s)} without failures{cost}"
+
+
+def _days(s: TrainingCost) -> str:
+    return f"{s.days:.3g} days" if s.days >= 1 else f"{s.days * 24:.3g} hours"
+
+
+def _where(p: JobResult) -> str:
+    return f"{p.job.gpus:,} x {p.job.platform.gpu.name} ({p.job.platform.key})"
+
+
+def _parameters(p: JobResult) -> str:
+    m = p.job.model
+    active = f" ({_count(m.active_parameters)} active)" if m.experts else ""
+    return f"{_count(m.parameters)} parameters{active}"
+
+
+def _count(value: float) -> str:
+    """Parameters and tokens are counted in billions and trillions."""
+    return amount(value).replace("G", "B")
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def layout_text(p: JobResult) -> str:
+    """The parallel layout, batch and recomputation in a line."""
+    job, q = p.job, p.job.parallel
+    pipeline = f"pp {q.pp}" + (f" x {q.virtual} chunks" if q.virtual > 1 else "") if q.pp > 1 else ""
+    kind = "" if q.pp == 1 or q.schedule == ("interleaved" if q.virtual > 1 else "1f1b") else f"({q.schedule})"
+    words = [
+        f"tp {q.tp}" + (" with sequence parallel" if q.sequence_parallel else "") if q.tp > 1 else "",
+        f"{pipeline} {kind}".strip(),
+        f"cp {q.cp}" if q.cp > 1 else "",
+        f"ep {q.ep}" if q.ep > 1 else "",
+        f"dp {job.dp}",
+        _sharding(p),
+        f"{job.microbatches} microbatch{'es' if job.microbatches > 1 else ''} of {job.micro_batch} x {job.sequence:,}",
+        job.precision,
+        _recompute(p),
+        job.framework.key,
+    ]
+    return ", ".join(w for w in words if w)
+
+
+def _sharding(p: JobResult) -> str:
+    job, q = p.job, p.job.parallel
+    if not q.zero:
+        return ""
+    name = ("FSDP" if q.zero == 3 else "FSDP without resharding") if q.fsdp else f"ZeRO-{q.zero}"
+    return f"{name} over {q.shard}" if q.shard and q.shard < job.dp * q.cp else name
+
+
+def _recompute(p: JobResult) -> str:
+    r = p.job.recompute
+    if r.mode == "none":
+        return "no recomputation"
+    part = f" in {percent(r.share, 0)} of the layers" if r.share < 1 else ""
+    return (f"recompute {', '.join(r.modules) or 'attention'}" if r.mode == "selective" else "full recompute") + part
+
+
+def facts(p: JobResult, spread: StepDistribution | None, tokens: float | None) -> tuple[Fact, ...]:
+    late = f"p95 {seconds(spread.steps[0.95].value)}" if spread else f"{p.job.global_batch:,} samples"
+    fits = "good" if p.memory.fits else "bad"
+    out = [
+        Fact("Step time", seconds(p.seconds), late),
+        Fact("Throughput", f"{p.tokens_per_second_per_gpu:,.0f}", "tokens/s/GPU"),
+        Fact("MFU", percent(p.mfu), f"of {p.peak[0]}'s {p.peak[1] / 1e12:,.0f} TFLOPS"),
+        Fact("Memory per GPU", size(p.memory.needed), f"of {size(p.memory.memory)}", fits),  # type: ignore[arg-type]
+        _share_fact("Exposed communication", p.exposed, p.seconds),
+    ]
+    if p.job.parallel.pp > 1 and not tokens:
+        out.append(_share_fact("Pipeline bubble", p.breakdown.get("bubble", 0.0), p.seconds))
+    if tokens:
+        spent = p.spent(tokens)
+        cost = f"{amount(spent.gpu_hours)} GPU-hours" + ("" if spent.cost is None else f", cost {amount(spent.cost)}")
+        out.append(Fact("Whole training", _days(spent), cost))
+    return tuple(out)
+
+
+def _share_fact(name: str, part: float, whole: float) -> Fact:
+    return Fact(name, percent(part / whole), f"{seconds(part)} of the step", "warn" if part > MUCH * whole else "")
+
+
+# ---- tables
+
+
+def step_table(p: JobResult, tokens: float | None = None) -> DataTable:
+    peak, rate = p.peak
+    others = "".join(f"; {percent(v)} of {k}'s" for k, v in p.mfu_by_peak.items() if k != peak)
+    rows = [
+        ("step time", seconds(p.seconds), f"{_count(p.job.tokens)} tokens in {p.job.global_batch:,} samples"),
+        ("throughput", f"{_count(p.tokens_per_second)} tokens/s", f"{_rate(p.samples_per_second)} samples/s"),
+        ("MFU", percent(p.mfu), f"of {peak}'s peak of {rate / 1e12:.0f} TFLOPS{others}; FLOPs: {p.convention}"),
+        ("HFU", percent(p.hfu), "with recomputation"),
+        ("compute", seconds(p.compute), share_of(p.compute, p.seconds)),
+        ("exposed communication", seconds(p.exposed), share_of(p.exposed, p.seconds)),
+        ("bound by", p.bound, ""),
+        ("memory", size(p.memory.needed), f"of {size(p.memory.memory)}, on stage {_fullest(p)}"),
+        *_spending(p, tokens),
+    ]
+    return data_table("Step", ("", "", ""), rows, text=(0, 2), wrap=True)
+
+
+def _fullest(p: JobResult) -> int:
+    return p.memory.stages.index(p.memory.worst)
+
+
+def _spending(p: JobResult, tokens: float | None) -> list[tuple[str, str, str]]:
+    one, pue = p.spent(), p.terms.pue
+    over = f", PUE {pue:g}" if pue != 1 else ""
+    rows = [("power", f"{p.watts / p.job.gpus:.0f} W/GPU", f"{one.energy / 1e6:.4g} MJ/step{over}")]
+    if one.cost is not None:
+        rows.append(("cost", f"{one.cost:,.2f} per step", f"{p.terms.price:g} per GPU-hour"))
+    if tokens is None:
+        return rows
+    s = p.spent(tokens)
+    cost = "" if s.cost is None else f", cost {s.cost:,.0f}"
+    energy = f"{s.kwh / 1e3:,.0f} MWh" if s.kwh >= 1e5 else f"{s.kwh:,.0f} kWh"
+    total = f"{s.steps:,.0f} steps, {amount(s.gpu_hours)} GPU-hours, {energy}{cost}"
+    return [*rows, (f"{_count(s.tokens)} tokens", _days(s), total)]
+
+
+def breakdown_table(p: JobResult) -> DataTable:
+    """Parts of the step that take any time."""
+    rows = [(part_name(k), seconds(t), percent(t / p.seconds)) for k, t in p.breakdown.items() if t > LEAST * p.seconds]
+    total = ("step", seconds(p.seconds), percent(1.0))
+    return data_table("Where the step goes", ("part", "time", "share"), [*rows, total], bold=(-1,))
+
+
+def stage_table(p: JobResult) -> DataTable:
+    """Equal stages share a row."""
+    columns = ("stage", "layers", "forward", "backward", "busy", "bubble", "memory")
+    rows = []
+    for cells, group in groupby(p.stages, _stage_cells):
+        first, *rest = [s.number for s in group]
+        rows.append((f"{first}-{rest[-1]}" if rest else f"{first}", *cells))
+    return data_table("Stages (forward, backward: per microbatch)", columns, limit_rows(rows, STAGES_SHOWN))
+
+
+def _stage_cells(s: StageSummary) -> tuple[str, ...]:
+    return str(s.layers), *(seconds(x) for x in (s.forward, s.backward, s.busy, s.bubble)), size(s.memory)
+
+
+def memory_table(p: JobResult) -> DataTable:
+    """Memory of the fullest stage by kind."""
+    m = p.memory.worst
+    held = ((words, float(getattr(m, name))) for name, words in MEMORY.items())
+    rows = [(words, size(n), percent(n / m.needed)) for words, n in held if n]
+    total = ("needed", size(m.needed), percent(1.0))
+    return data_table(f"Memory per GPU of stage {_fullest(p)}", ("what", "bytes", "share"), [*rows, total], bold=(-1,))
+
+
+def savings_table(p: JobResult) -> DataTable:
+    """Changes that save memory; at the terminal where the job does not fit."""
+    rows = [
+        (h.change, size(h.saved), size(h.margin) if h.margin >= 0 else f"-{size(-h.margin)}", "yes" if h.fits else "no")
+        for h in p.helps[:SAVINGS_SHOWN]
+    ]
+    columns = ("change", "saves", "then left", "fits")
+    return data_table("What would save memory", columns, rows, where="page" if p.memory.fits else "both")
+
+
+# ---- the distribution
+
+
+def spread_table(s: StepDistribution) -> DataTable:
+    """Quantiles of the step time and of the mean step of runs."""
+    title = f"Distribution: {s.count:,} draws; noise: {s.source}"
+    columns = ("", "step", "error", "90% interval", "run-mean step", "error", "90% interval")
+    rows = [
+        ("mean", *_estimate(s.mean)),
+        *((f"p{100 * q:g}", *_estimate(e), *_estimate(s.runs[q])) for q, e in s.steps.items()),
+    ]
+    return _without_empty(data_table(title, columns, rows))
+
+
+def exceeding_table(s: StepDistribution) -> DataTable:
+    """The probability that a step exceeds the median by some factor."""
+    rows = [
+        (
+            f"{seconds(times * s.steps[0.5].value)} ({signed(times - 1)} over p50)", percent(e.value, 2),
+            percent(e.error, 2), _interval_text(e, lambda v: percent(v, 2)),
+        )
+        for times, e in s.longer.items()
+    ]  # fmt: skip
+    return _without_empty(data_table("A step exceeds", ("", "probability", "error", "90% interval"), rows))
+
+
+def _estimate(e: Estimate) -> tuple[str, str, str]:
+    return seconds(e.value), seconds(e.error), _interval_text(e, seconds)
+
+
+def _interval_text(e: Estimate, text: Callable[[float], str]) -> str:
+    return "" if e.low is None or e.high is None else interval(e.low, e.high, text)
+
+
+def _without_empty(table: DataTable) -> DataTable:
+    """The table without columns that hold nothing."""
+    kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i] for row in table.rows)]
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return data_table(table.title, [table.columns[i] for i in kept], rows)

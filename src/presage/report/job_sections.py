@@ -1,0 +1,182 @@
+"""Sections of a job's answer: breakdown, distribution, timeline, stages, memory, roofline, sensitivity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from presage.engine import Lane, Timeline
+from presage.prediction.draws.distribution import StepDistribution
+from presage.prediction.jobs.job_prediction import JobResult
+from presage.prediction.jobs.job_roofline import Ran
+from presage.prediction.jobs.perturbation import BY, WorkClassSensitivity
+from presage.prediction.step_roofline import RooflinePoint
+from presage.report.answer import DataTable, Section, data_table
+from presage.report.html.charts.bars import GIB, Swing, parts_figure, stacks_figure, tornado_figure, tornado_table
+from presage.report.html.charts.distribution import distribution_figure, distribution_table
+from presage.report.html.charts.heat import heat_figure, heat_table
+from presage.report.html.charts.lanes import lanes_section, timeline_tasks
+from presage.report.html.charts.points import roofline_figure
+from presage.report.terms import MEMORY, TAIL_HELP, part_name, share_of, work_name
+from presage.text import amount, percent, seconds, size
+
+MARKED = (0.5, 0.95, 0.99)  # quantiles
+PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
+STAGES = 64  # bars of memory
+TERA = 1e12
+
+
+@dataclass(frozen=True, eq=False)
+class JobDetail:
+    """What only a page shows: the pipeline's timeline (None: too long), roofline points, and the step perturbed."""
+
+    timeline: Timeline | None
+    roofline: tuple[Ran, ...]
+    perturbed: tuple[WorkClassSensitivity, ...]
+
+
+def breakdown_section(p: JobResult, *tables: DataTable) -> Section:
+    """Parts of the step."""
+    named = [(part_name(k), t) for k, t in p.breakdown.items()]
+    first, *rest = sorted(named, key=lambda x: -x[1])
+    text = f"Parts of one step on the busiest stage. Most goes to {first[0]}, {percent(first[1] / p.seconds)}"
+    text += f"; then to {rest[0][0]}, {percent(rest[0][1] / p.seconds)}." if rest and rest[0][1] > 0 else "."
+    return Section("Where the step goes", tables, partial(parts_figure, named, p.seconds), text)
+
+
+def spread_section(p: JobResult, s: StepDistribution, *tables: DataTable) -> Section:
+    """The distribution of the step time."""
+    draws = s.found.draws.seconds.ravel()
+    marks = {q: s.steps[q].value for q in MARKED}
+    chart = partial(distribution_figure, draws, marks, marks={"without noise": p.seconds})
+    over = next(((t, e.value) for t, e in s.longer.items() if 0 < e.value < 0.5), None)
+    more = f" One step in {1 / over[1]:,.0f} exceeds p50 by more than {percent(over[0] - 1, 0)}." if over else ""
+    text = (
+        f"{s.count:,} steps drawn with slow GPUs, network variation and stalls ({s.source}): p50 "
+        f"{seconds(marks[0.5])}, p95 {seconds(marks[0.95])}.{more} {TAIL_HELP}"
+    )
+    return Section("Uncertainty", (*tables, distribution_table(draws)), chart, text)
+
+
+# ---- the pipeline
+
+
+def timeline_section(p: JobResult, detail: JobDetail) -> Section | None:
+    """Every microbatch on every stage."""
+    if detail.timeline is None:
+        return None
+    s = p.job_step.pipeline.schedule
+    layers = {x.number: x.layers for x in p.stages}
+    tasks = timeline_tasks(
+        detail.timeline, None, _pass_name, lambda lane: f"{lane.name} ({layers.get(lane.rank, 0)} layers)"
+    )
+    idle = share_of(float(p.job_step.pipeline.bubble.mean()), p.seconds)
+    text = (
+        f"One step of {s.microbatches} microbatches, one lane per pipeline stage. Gaps are the bubble: on average a "
+        f"stage is idle for {idle}."
+        if s.stages > 1
+        else f"One step: {s.microbatches} microbatches, DP communication, the optimizer."
+    )
+    section = lanes_section("Timeline of a step", tasks, text, p.seconds)
+    return replace(section, tables=section.tables[:1])
+
+
+def _pass_name(name: str, _: Lane) -> str:
+    return PASSES.get(name[:1], name) if name[1:2].isdigit() else name
+
+
+def stages_section(p: JobResult, table: DataTable) -> Section:
+    """Time of each stage, as a heat map."""
+    n, columns = p.job.microbatches, ("forward", "backward", "bubble")
+    values = np.array([[s.forward * n, s.backward * n, s.bubble] for s in p.stages])
+    names = [f"stage {s.number}" for s in p.stages]
+    busy = max(p.stages, key=lambda s: s.busy)
+    over = busy.busy / float(np.mean([s.busy for s in p.stages])) - 1
+    text = "Seconds per step by stage; red is above the median of its column, blue below. "
+    text += (
+        f"Stage {busy.number} is busiest, {percent(over)} above the mean: the others wait for it."
+        if over > 1e-3
+        else "All stages are equally busy."
+    )
+    cells = heat_table("stage", names, columns, values, title="Heat map")
+    return Section("Stages", (table, cells), partial(heat_figure, names, columns, values), text)
+
+
+# ---- memory
+
+
+def memory_section(p: JobResult, table: DataTable, savings: DataTable) -> Section:
+    """Memory by stage and kind."""
+    stages = p.memory.stages[:STAGES]
+    kinds = {w: [float(getattr(m, k)) for m in stages] for k, w in MEMORY.items()}
+    kinds = {w: v for w, v in kinds.items() if any(v)}
+    limit = (f"GPU memory, {size(p.memory.memory)}", p.memory.memory)
+    chart = partial(stacks_figure, [str(i) for i in range(len(stages))], kinds, "stage", GIB, limit)
+    fullest = p.memory.stages.index(p.memory.worst)
+    most = max(kinds, key=lambda w: kinds[w][fullest] if fullest < STAGES else 0.0) if kinds else ""
+    left = p.memory.margin
+    fits = f"{size(left)} free" if left >= 0 else f"{size(-left)} too little"
+    cut = f" The first {STAGES} of {len(p.memory.stages)} stages." if len(p.memory.stages) > STAGES else ""
+    text = f"Peak memory per GPU of each stage, by kind; most of it is {most}. The fullest stage has {fits}.{cut}"
+    rows = [
+        (str(i), *(size(v[i]) for v in kinds.values()), str(m.microbatches), size(m.needed))
+        for i, m in enumerate(stages)
+    ]
+    by_stage = data_table("By stage", ("stage", *kinds, "microbatches in flight", "needed"), rows, where="page")
+    return Section("Memory", (table, by_stage, savings), chart, text)
+
+
+# ---- roofline and sensitivity
+
+
+def roofline_section(p: JobResult, detail: JobDetail) -> Section | None:
+    """Each part of a layer against the GPU's limits."""
+    points, gpu = detail.roofline, p.job.platform.gpu
+    if not points:
+        return None
+    names = {v: k for k, v in gpu.peak.items()}
+    peaks = {names.get(r.peak, "peak"): r.peak for r in points if r.flops}
+    total, least = sum(r.seconds for r in points), sum(r.least for r in points)
+    text = (
+        "Each dot is a part of a layer, its area the time on one GPU of the busiest stage. Lines are the limits of the "
+        f"{gpu.name}: at those limits it would take {seconds(least)}; it takes {seconds(total)} "
+        f"({share_of(least, total, 'the limit')})."
+    )
+    chart = partial(roofline_figure, [_worked(r) for r in points], gpu.memory_bandwidth, peaks)
+    return Section("Roofline", (_roofline_table(points),), chart, text, where="page")
+
+
+def _worked(r: Ran) -> RooflinePoint:
+    kind, launches = part_name(r.kind), max(1, round(r.launches))
+    return RooflinePoint(r.block, f"({kind})", r.phase, kind, launches, r.seconds, r.flops, r.moved, r.least, r.peak)
+
+
+def _roofline_table(points: tuple[Ran, ...]) -> DataTable:
+    columns = ("part", "work", "phase", "launches", "time", "FLOPs", "bytes", "TFLOP/s", "TB/s", "of the limit")
+    rows = [
+        (
+            r.block, part_name(r.kind), r.phase, f"{r.launches:,.0f}", seconds(r.seconds), amount(r.flops),
+            size(r.moved), f"{r.flops / r.seconds / TERA:.4g}" if r.flops else "-",
+            f"{r.moved / r.seconds / TERA:.3g}", percent(r.least / r.seconds),
+        )
+        for r in points
+        if r.seconds > 0
+    ]  # fmt: skip
+    return data_table("Parts of a layer, one GPU, one step", columns, rows, text=3)
+
+
+def sensitivity_section(p: JobResult, detail: JobDetail) -> Section | None:
+    """The step with each kind of work faster or slower."""
+    if not detail.perturbed:
+        return None
+    series = (f"{BY:.0%} faster", f"{BY:.0%} slower")
+    swings = [Swing(work_name(s.name), (s.quicker / p.seconds - 1, s.slower / p.seconds - 1)) for s in detail.perturbed]
+    best = max(swings, key=lambda s: -s.changes[0])
+    text = (
+        f"The step with each kind of work {BY:.0%} faster or slower; hidden work changes nothing. Most gained: "
+        f"{best.name}, {percent(-best.changes[0])} off the step. For p95 and for sources of noise: presage sensitivity."
+    )
+    table = tornado_table(swings, "work", series, "Change of the step")
+    return Section("Sensitivity", (table,), partial(tornado_figure, swings, series, "step time"), text, where="page")

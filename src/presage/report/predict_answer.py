@@ -1,0 +1,212 @@
+"""The answer of `presage predict`: the time of a training step on GPUs that are not here, and what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from presage.prediction.breakdown import BreakdownPart, CostlyOps
+from presage.prediction.rank_results import RankClass, RankResults
+from presage.prediction.step import StepResult
+from presage.prediction.step_detail import StepDetail
+from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, limit_rows, sections_of
+from presage.report.html.charts.bars import parts_figure
+from presage.report.html.charts.distribution import distribution_figure, distribution_table
+from presage.report.step_sections import memory_section, ranks_section, roofline_section, step_timeline_section
+from presage.report.terms import TAIL_HELP, family_name, first_few, interval, memory_fit, share_of
+from presage.text import percent, seconds, shorten, size
+
+BOUND = {
+    "gpu": "GPU-bound",
+    "host": "CPU-bound: the GPU waits for the host, so faster kernels would gain little",
+    "communication": "communication-bound: GPUs wait for each other's data",
+}
+FEWEST = 20  # draws: fewer have no shape
+
+
+def predict_answer(p: StepResult, detail: StepDetail | None = None) -> Answer:
+    """`detail` adds what only a page shows: timeline, memory over the step, roofline."""
+    sections = sections_of(
+        families_section(p, step_table(p)),
+        ranks_section(p.many, rank_table(p.many)) if p.many is not None else None,
+        collectives_section(p.many) if p.many is not None else None,
+        step_timeline_section(detail.shown, p.many) if detail else None,
+        spread_section(p.drawn) if detail and len(p.drawn) >= FEWEST else None,
+        memory_section(detail.graph, detail.memory, p.memory) if detail else None,
+        roofline_section(detail) if detail else None,
+        _modules_section(p),
+    )
+    return Answer(
+        title=p.source or "training step",
+        question="How long will a training step take?",
+        subject=subject(p),
+        headline=headline(p),
+        facts=step_facts(p),
+        sections=sections,
+        notes=notes(p),
+        to_data=p.to_json,
+    )
+
+
+def subject(p: StepResult) -> str:
+    """What was predicted, and for what."""
+    given = ", ".join(f"{k}={v}" for k, v in p.arguments.items())
+    where = p.gpu if p.many is None else f"{p.many.ranks:,} x {p.gpu} ({p.many.platform}), {p.many.strategy}"
+    return f"{p.source or 'training step'}{f' ({given})' if given else ''} on {where}"
+
+
+def headline(p: StepResult) -> str:
+    step = f"{seconds(p.step.p50)}/step (90% interval {interval(p.step.p5, p.step.p95)})"
+    return f"{step}, {BOUND[p.bound]}; {memory_fit(p.memory - p.peak_memory)}."
+
+
+def step_facts(p: StepResult) -> tuple[Fact, ...]:
+    """The key figures of a step."""
+    room = p.memory - p.peak_memory
+    facts = [
+        Fact("Step time", seconds(p.step.p50), f"90% interval {interval(p.step.p5, p.step.p95)}"),
+        Fact("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
+        Fact("Host time", seconds(p.host), f"{p.launches:,} launches", "warn" if p.bound == "host" else ""),
+        Fact("Peak memory", size(p.peak_memory), f"of {size(p.memory)}", "good" if room >= 0 else "bad"),
+        Fact("Modelled", percent(p.coverage.modelled_fraction), "of the GPU time"),
+    ]
+    if p.many is not None:
+        exposed = p.many.exposed + p.many.wait
+        tone: Tone = "warn" if p.bound == "communication" else ""
+        facts[2:2] = [Fact("Exposed communication", seconds(exposed), "transfers and waits, not overlapped", tone)]
+    return tuple(facts)
+
+
+def notes(p: StepResult) -> tuple[str, ...]:
+    """What to know before trusting it."""
+    out, c = [], p.coverage
+    if c.fallback_ops:
+        rest = percent(1 - c.modelled_fraction)
+        out.append(f"{rest} of the GPU time is from a roofline: no kernel model for {first_few(c.fallback_ops)}")
+    if c.unknown_host_ops:
+        out.append(f"host time of {first_few(c.unknown_host_ops)} is that of similar ops (never traced)")
+    return (*out, *p.notes)
+
+
+# ---- tables
+
+
+def step_table(p: StepResult) -> DataTable:
+    rows = [
+        ("step time", seconds(p.step.p50), f"mean {seconds(p.step.mean)}"),
+        ("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
+        ("host", seconds(p.host), f"{p.launches} launches, by itself"),
+        ("bound by", p.bound, ""),
+        ("peak memory", size(p.peak_memory), f"of {size(p.memory)}"),
+    ]
+    if p.many is not None:
+        rows[2:2] = [
+            ("communication", seconds(p.many.communication), "transfers, without waits for other ranks"),
+            ("  exposed", seconds(p.many.exposed), "not overlapped by kernels"),
+            ("wait for ranks", seconds(p.many.wait), "longest of all ranks, not overlapped"),
+        ]
+    return data_table("Step", ("", "", ""), rows, wrap=True)
+
+
+def part_table(title: str, first: str, parts: Sequence[BreakdownPart], most: int = 20) -> DataTable:
+    """Families or modules, largest first."""
+    rows = [(family_name(x.name), str(x.ops), seconds(x.gpu), percent(x.share), seconds(x.host)) for x in parts]
+    return data_table(title, (first, "ops", "GPU", "share", "host"), limit_rows(rows, most))
+
+
+def costly_table(rows: Sequence[CostlyOps]) -> DataTable:
+    """The ops with the most GPU time, and how near the GPU's peak they run."""
+    columns = ("op", "phase", "calls", "GPU", "share", "of peak", "limit", "from")
+    cells = [
+        (
+            shorten(f"{r.name.removeprefix('aten::')} {r.shapes}", 70), r.phase, str(r.calls), seconds(r.seconds),
+            percent(r.share), percent(r.efficiency), r.limit, r.source,
+        )
+        for r in rows
+    ]  # fmt: skip
+    return data_table("Costliest ops", columns, cells)
+
+
+def rank_table(m: RankResults) -> DataTable:
+    """Equal ranks share a row."""
+    columns = ("from rank", "ranks", "compute", "communication", "exposed", "wait", "host", "memory")
+    rows = [
+        (
+            _rank(k), str(k.ranks), *(seconds(x) for x in (k.compute, k.communication, k.exposed, k.wait, k.host)),
+            size(k.peak_memory),
+        )
+        for k in m.kinds
+    ]  # fmt: skip
+    return data_table("Ranks", columns, limit_rows(rows, 16))
+
+
+def _rank(k: RankClass) -> str:
+    how = [f"speed {k.speed:g}"] * (k.speed != 1) + [f"host x{k.pace:g}"] * (k.pace != 1)
+    how += [f"{name}={value}" for name, value in (k.arguments or {}).items()]
+    return f"{k.rank}" + (f" ({', '.join(how)})" if how else "")
+
+
+def collective_table(m: RankResults, most: int = 8) -> DataTable:
+    """Collectives of one kind and size share a row."""
+    columns = ("collective", "group", "ranks", "size", "calls", "each", "bus GB/s", "share", "from")
+    total = sum(s.seconds * s.calls for s in m.sent)
+    rows = [
+        (
+            s.name, s.group, str(s.ranks), size(s.nbytes), str(s.calls), seconds(s.seconds), f"{s.busbw / 1e9:.0f}",
+            percent(s.seconds * s.calls / total) if total else "", "measured" if s.measured else "link facts",
+        )
+        for s in m.sent
+    ]  # fmt: skip
+    return data_table("Collectives per rank", columns, limit_rows(rows, most))
+
+
+# ---- sections
+
+
+def families_section(p: StepResult, *tables: DataTable) -> Section:
+    """GPU time by family of ops, and the idle rest of the step."""
+    parts = [(family_name(f.name), f.gpu) for f in p.families]
+    idle = p.step.p50 - sum(gpu for _, gpu in parts)
+    if idle > 0.01 * p.step.p50:
+        parts.append(("idle, waiting for the host" if p.bound == "host" else "idle", idle))
+    chart = partial(parts_figure, parts, p.step.p50) if any(gpu > 0 for _, gpu in parts) else None
+    shown = (*tables, part_table("Op families", "family", p.families))
+    return Section("Where the step goes", shown, chart, _families_text(p))
+
+
+def _families_text(p: StepResult) -> str:
+    text = "GPU time of each family of ops, and its share of the step."
+    if not p.families or not p.step.p50:
+        return text
+    top, idle = p.families[0], 1 - p.gpu_active / p.step.p50
+    most = f" Most goes to {family_name(top.name)}, {share_of(top.gpu, p.step.p50)}"
+    return text + most + (f"; the GPU is idle for {percent(idle)} of it." if idle > 0.01 else ".")
+
+
+def spread_section(drawn: Sequence[float]) -> Section:
+    """The distribution of the drawn step times."""
+    text = (
+        f"{len(drawn):,} runs, each on a slightly faster or slower machine of this kind: host speed, GPU spread and "
+        f"the error of the kernel models. {TAIL_HELP}"
+    )
+    chart = partial(distribution_figure, drawn, what="runs")
+    return Section("Uncertainty", (distribution_table(drawn),), chart, text, where="page")
+
+
+def collectives_section(m: RankResults) -> Section | None:
+    """What a rank sends in a step."""
+    if not m.sent:
+        return None
+    sums: dict[str, float] = {}
+    for s in m.sent:
+        sums[s.name] = sums.get(s.name, 0.0) + s.seconds * s.calls
+    total = sum(sums.values())
+    text = f"Collectives of one rank: {seconds(total)} per step if nothing overlapped them."
+    chart = partial(parts_figure, list(sums.items()), total) if total > 0 else None
+    return Section("Collectives", (collective_table(m),), chart, text)
+
+
+def _modules_section(p: StepResult) -> Section:
+    chart = partial(parts_figure, [(m.name, m.gpu) for m in p.modules], p.gpu_active) if p.gpu_active else None
+    text = "GPU time by module of the model, and the costliest single ops with how near the GPU's peak they run."
+    return Section("By module", (part_table("Modules", "module", p.modules), costly_table(p.costliest)), chart, text)

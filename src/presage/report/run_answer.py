@@ -1,0 +1,262 @@
+"""The answer of `presage run`: when a whole training run will be done, how sure that is, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import inf, isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
+from presage.report.html.charts.bars import Swing, parts_figure, time_unit, tornado_figure, tornado_table
+from presage.report.html.charts.distribution import distribution_figure, distribution_table
+from presage.report.terms import TAIL_HELP
+from presage.runs.failures import DAY
+from presage.runs.outcome import CAUSES, RunOutcome, quantiles
+from presage.runs.whole import RunResult
+from presage.text import amount, percent, seconds
+
+HOUR = 3600.0
+CAUSE_NAMES = {
+    "steps": "useful steps",
+    "stalls": "stalls of single steps",
+    "slow": "slow episodes",
+    "checkpoints": "writing checkpoints",
+    "lost": "steps repeated",
+    "detection": "detecting failures",
+    "spares": "waiting for a node",
+    "restart": "restarts",
+}
+CLASSES_SHOWN = 8
+LEVELS = (0.05, 0.5, 0.9, 0.95, 0.99)
+LIKELY, EVEN = 0.9, 0.5  # chances of meeting a deadline
+FEWEST = 20  # draws: fewer have no shape
+
+
+def run_answer(p: RunResult) -> Answer:
+    """Everything `presage run` shows."""
+    job, run = p.job.job, p.run
+    name = job.name or job.model.name or "run"
+    where = f"{run.gpus:,} x {job.platform.gpu.name} ({job.platform.key})"
+    tokens = amount(run.steps * job.tokens).replace("G", "B")
+    sections = sections_of(
+        _duration_section(p), _causes_section(p), _stops_section(p), _checkpoints_section(p), _changes_section(p),
+        _spares_section(p),
+    )  # fmt: skip
+    return Answer(
+        title=name,
+        question="When will the run be done?",
+        subject=f"{name}: {run.steps:,} steps of {seconds(run.times.seconds)}, {tokens} tokens, on {where}",
+        headline=headline(p),
+        facts=facts(p),
+        sections=sections,
+        notes=notes(p),
+        to_data=p.to_json,
+    )
+
+
+def headline(p: RunResult) -> str:
+    o = p.outcome
+    chance = "" if p.deadline is None else f"; {chance_text(o.done_by(p.deadline))} chance by {span(p.deadline)}"
+    exact = ""
+    if p.unsure:
+        low, high = span(p.exact.quantile(0.5)), span(p.exact.quantile(0.95))
+        exact = f" With exact step time and failure rates: p50 {low}, p95 {high}."
+    return (
+        f"p50 {span(o.quantile(0.5))}, p95 {span(o.quantile(0.95))}; {percent(float(o.goodput.mean()), 0)} goodput"
+        f"{chance}.{exact}"
+    )
+
+
+def chance_text(share: float) -> str:
+    """A share of draws is never certainty."""
+    return "over 99%" if share > 0.99 else "under 1%" if share < 0.01 else percent(share, 0)
+
+
+def span(value: float) -> str:
+    """A duration in days, hours or minutes."""
+    if not isfinite(value):
+        return "never" if value > 0 else "-"
+    for scale, unit in ((DAY, "days"), (HOUR, "hours"), (60.0, "minutes")):
+        if abs(value) >= scale:
+            many = f"{value / scale:,.3g}" if abs(value) < 1e3 * scale else f"{value / scale:,.0f}"
+            return f"{many} {unit if many != '1' else unit[:-1]}"
+    return seconds(value)
+
+
+def facts(p: RunResult) -> tuple[Fact, ...]:
+    o = p.outcome
+    out = [Fact("Duration", span(o.quantile(0.5)), f"p95 {span(o.quantile(0.95))}")]
+    if p.deadline:
+        share = o.done_by(p.deadline)
+        tone: Tone = "good" if share >= LIKELY else "warn" if share >= EVEN else "bad"
+        out.append(Fact(f"Done within {span(p.deadline)}", chance_text(share), "of the drawn runs", tone))
+    often = f"one every {span(p.run.risk.mttf)}" if p.run.risk.unplanned else "none expected"
+    out += [
+        Fact("Goodput", percent(float(o.goodput.mean())), "of wall-clock time is useful training"),
+        Fact("Failures", _count(float(o.failures.mean())), often),
+        Fact("Energy", f"{float(p.kwh.mean()) / 1e3:,.0f} MWh", "on average"),
+    ]
+    if p.cost is not None:
+        out.append(Fact("Cost", amount(float(p.cost.mean())), f"{p.job.terms.price:g} per GPU-hour"))
+    return tuple(out)
+
+
+def notes(p: RunResult) -> tuple[str, ...]:
+    """What to know before trusting it."""
+    risk, o = p.run.risk, p.outcome
+    rate = f"{1e3 * risk.unplanned * DAY / risk.nodes:.3g} per 1,000 node-days"
+    failures = f"failures: {p.run.reliability.name}; {rate}, one every {span(risk.mttf)} for this job"
+    errors = f"p50 {span(o.quantile_error(0.5))}, p95 {span(o.quantile_error(0.95))}"
+    fits = [] if p.job.memory.fits else ["the job does NOT fit in memory: see presage job"]
+    out = [failures if risk.unplanned else "no failures", f"standard errors of {p.draws:,} draws: {errors}"]
+    return (*out, f"step-time noise: {p.noise}", *fits, *p.job.notes)
+
+
+# ---- duration
+
+
+def _duration_section(p: RunResult) -> Section:
+    o, unit = p.outcome, time_unit(p.outcome.quantile(0.5))
+    marks = {"deadline": p.deadline} if p.deadline else {}
+    chart = partial(distribution_figure, o.wall, what="runs", marks=marks, unit=unit) if o.draws >= FEWEST else None
+    own = ", including presage's own error of step time and failure rates" if p.unsure else ""
+    late = f" {percent(1 - o.done_by(p.deadline))} miss the deadline." if p.deadline else ""
+    text = f"{o.draws:,} runs, each with its own failures, restarts and slow steps{own}.{late} {TAIL_HELP}"
+    return Section("How long", (duration_table(p), distribution_table(o.wall, unit)), chart, text)
+
+
+def duration_table(p: RunResult) -> DataTable:
+    """Quantiles of a step, of the run, and of what it costs."""
+    rows = [
+        ("step", *_cells(p.steps, seconds)),
+        ("mean step of a run", *_cells(p.exact.step, seconds)),
+        ("run", *_cells(p.exact.wall, span)),
+        *([("run, with presage's own error", *_cells(p.outcome.wall, span))] if p.unsure else []),
+        ("ETTR (useful steps)", *_cells(p.outcome.ettr, percent)),
+        ("failures", *_cells(p.outcome.failures, _count)),
+        *([("cost", *_cells(p.cost, amount))] if p.cost is not None else []),
+        ("energy, MWh", *_cells(p.kwh / 1e3, lambda x: f"{x:,.0f}" if x >= 100 else f"{x:.3g}")),
+    ]
+    return data_table("How long", ("", "mean", *(f"p{100 * q:.0f}" for q in LEVELS)), rows)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _cells(values: NDArray[np.float64], text: Callable[[float], str]) -> list[str]:
+    every = [float(values.mean()), *map(float, quantiles(values, LEVELS))]
+    return ["never" if v == inf else text(v) for v in every]
+
+
+# ---- where the time goes
+
+
+def _causes_section(p: RunResult) -> Section:
+    parts = [(CAUSE_NAMES[c], float(p.exact.parts[c].mean())) for c in CAUSES]
+    whole = sum(t for _, t in parts)
+    lost = max(parts[1:], key=lambda x: x[1])
+    text = f"The mean run: {percent(parts[0][1] / whole)} are useful steps"
+    text += f"; most of the rest is {lost[0]}, {percent(lost[1] / whole)}." if lost[1] > 0 else "."
+    return Section("Where the time goes", (cause_table(p),), partial(parts_figure, parts, whole), text)
+
+
+def cause_table(p: RunResult) -> DataTable:
+    """Wall-clock time by cause, on average."""
+    o: RunOutcome = p.exact
+    total, rows = float(o.wall.mean()), []
+    for cause in CAUSES:
+        part = o.parts[cause]
+        if part.any():
+            low, high = quantiles(part, [0.05, 0.95])
+            mean = float(part.mean())
+            rows.append((CAUSE_NAMES[cause], span(mean), percent(mean / total), span(float(low)), span(float(high))))
+    rows.append(("run", span(total), percent(1.0), "", ""))
+    return data_table("Where the time goes", ("what", "time", "share", "p5", "p95"), rows, bold=(-1,))
+
+
+def _stops_section(p: RunResult) -> Section | None:
+    if not p.run.risk.rate:
+        return None
+    stops = sorted((s for s in p.exact.stops() if s.seconds > 0), key=lambda s: -s.seconds)
+    text = "Time lost to each class of failure: detection, restart and repeated steps."
+    if stops:
+        text += f" Most: {stops[0].name}, {span(stops[0].seconds)} in {stops[0].count:,.1f} stops."
+    costs = [(s.name, s.seconds) for s in stops]
+    chart = partial(parts_figure, costs, sum(t for _, t in costs)) if stops else None
+    return Section("What stops it", (stop_table(p),), chart, text)
+
+
+def stop_table(p: RunResult) -> DataTable:
+    """Stops by class, the most expensive first."""
+    every = sorted((s for s in p.exact.stops() if s.per_node_day), key=lambda s: -s.seconds)
+    rows = [
+        (
+            s.name,
+            f"{1e3 * s.per_node_day:.3g}",
+            f"{s.count:,.1f}",
+            f"{s.low:,.0f}-{s.high:,.0f}",
+            span(s.seconds),
+            span(s.each),
+        )
+        for s in every[:CLASSES_SHOWN]
+    ]
+    rest = every[CLASSES_SHOWN:]
+    if any(s.count for s in rest):
+        rate, count, cost = (sum(getattr(s, k) for s in rest) for k in ("per_node_day", "count", "seconds"))
+        rows.append((f"{len(rest)} others", f"{1e3 * rate:.3g}", f"{count:,.1f}", "", span(cost), span(cost / count)))
+    columns = ("class", "per 1,000 node-days", "times", "p5-p95", "cost", "each")
+    return data_table("What stops it", columns, rows)
+
+
+# ---- what to choose
+
+
+def _checkpoints_section(p: RunResult) -> Section | None:
+    if not p.intervals:
+        return None
+    text = "Checkpoint interval: too short costs writing, too long costs repeated steps."
+    return Section("Checkpoints", (interval_table(p),), None, text)
+
+
+def interval_table(p: RunResult) -> DataTable:
+    """Checkpoint intervals by different rules."""
+    rows = [(i.name, span(i.seconds), f"{i.steps:,}", percent(i.exact), percent(i.meta)) for i in p.intervals]
+    title = f"Checkpoints: {seconds(p.run.checkpoints.save)} each ({p.run.checkpoints.said})"
+    strong = [k for k, i in enumerate(p.intervals) if i.name == "this run"]
+    return data_table(title, ("interval by", "time", "steps", "ETTR, exact", "by Meta's formula"), rows, bold=strong)
+
+
+def _changes_section(p: RunResult) -> Section | None:
+    base = p.exact.quantile(0.5)
+    if not p.changes:
+        return None
+    if not base < inf:
+        return Section("What would change it", (change_table(p),))
+    swings = [Swing(c.name, (c.middle / base, c.late / base)) for c in p.changes]
+    best = min(swings, key=lambda s: s.changes[0])
+    text = f"The run's duration with one thing changed at a time. Most saved: {best.name}, {percent(-best.changes[0])}."
+    tables = (change_table(p), tornado_table(swings, "change", ("p50", "p95"), "Relative to the run"))
+    chart = partial(tornado_figure, swings, ("p50", "p95"), "run duration", apart=True)
+    return Section("What would change it", tables, chart, text)
+
+
+def change_table(p: RunResult) -> DataTable:
+    rows = [(c.name, _signed_span(c.middle), _signed_span(c.late), percent(c.ettr)) for c in p.changes]
+    return data_table("What would change it", ("change", "p50", "p95", "ETTR"), rows)
+
+
+def _signed_span(value: float) -> str:
+    return f"{'+' if value >= 0 else '-'}{span(abs(value))}"
+
+
+def _spares_section(p: RunResult) -> Section | None:
+    if not p.spares:
+        return None
+    rows = [(f"{s.spares:,}", span(s.middle), span(s.late), span(s.waits) if s.waits else "-") for s in p.spares]
+    title = f"Spare nodes (a repair takes {span(p.run.reliability.repair)})"
+    table = data_table(title, ("spares", "p50", "p95", "waiting"), rows)
+    return Section("Spare nodes", (table,), None, "The run with more or fewer spare nodes.")

@@ -1,0 +1,99 @@
+"""The words for what a step is made of, the same in every table, chart and sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from presage.text import percent, seconds, size
+
+# Kinds of work by their keys in breakdowns and noise models.
+WORK = {
+    "products": "GEMM",
+    "attention": "attention",
+    "streams": "memory-bound kernels",
+    "tp": "TP communication",
+    "cp": "CP communication",
+    "ep": "EP communication",
+    "pp": "PP communication",
+    "send": "PP communication",
+    "dp": "DP communication",
+    "sharding": "FSDP communication",
+    "bubble": "pipeline bubble",
+    "host": "host",
+    "optimizer": "optimizer",
+}
+COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "sharding")
+# Parts of a step: of communication only what no computation hides.
+PARTS = {k: f"{w} (exposed)" if k in COMMUNICATION else w for k, w in WORK.items() if k != "send"}
+MEMORY = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "working": "working memory of a layer",
+    "loss": "logits and loss",
+    "buffers": "buffers",
+    "outside": "CUDA context and NCCL",
+}
+ROLES = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "optimizer": "optimizer state",
+    "buffer": "buffers",
+    "input": "inputs",
+    "activation": "activations",
+    "workspace": "workspace",
+}
+TAIL_HELP = "Top: distribution. Bottom: chance of exceeding."
+LEAST = 1e-6  # of the step: smaller parts are rounding
+
+
+def part_name(key: str) -> str:
+    """A part of the step in words."""
+    return PARTS.get(key, key)
+
+
+def work_name(key: str) -> str:
+    """A kind of work in words."""
+    return WORK.get(key, key)
+
+
+def interval(low: float, high: float, text: Callable[[float], str] = seconds) -> str:
+    """33.07-37.6 ms: the unit once where both have the same."""
+    a, b = text(low), text(high)
+    number, _, unit = a.rpartition(" ")
+    return f"{number}-{b}" if number and b.endswith(f" {unit}") else f"{a} to {b}"
+
+
+def signed(share: float, digits: int = 1) -> str:
+    """+2.6%."""
+    return "-" if share != share else f"{100 * share:+.{digits}f}%".replace("-0.0%", "+0.0%")
+
+
+def plural(count: int, noun: str) -> str:
+    """1 step, 3 steps."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def memory_fit(margin: float) -> str:
+    """Whether a job or step fits in the GPU's memory, and by how much."""
+    return (
+        f"fits in memory with {size(margin)} to spare"
+        if margin >= 0
+        else f"does NOT fit in memory: {size(-margin)} too much"
+    )
+
+
+def first_few(names: Sequence[str], most: int = 6) -> str:
+    """a, b, c and 4 more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def share_of(part: float, whole: float, what: str = "the step") -> str:
+    """12.3% of the step."""
+    return f"{percent(part / whole if whole else 0.0)} of {what}"
+
+
+def family_name(name: str) -> str:
+    """A family of ops as tables show it."""
+    return "GEMM" if name == "matrix multiply" else name
