@@ -38,7 +38,7 @@ def said(*args: str) -> str:
 # ---- --quiet and --json
 
 ANSWERS = {  # command: lines of its answer
-    "trace demo": 2,
+    "trace demo": 3,
     "replay demo --scale kernel=.*:0.5": 2,
     "replay --list": 5,
     "whatif --list": len(complete.EDITS),
@@ -47,7 +47,7 @@ ANSWERS = {  # command: lines of its answer
     "platforms": len(complete.platforms("")),
     "platforms dgx-h100": 1,
     f"job {JOB}": 3,
-    f"run {JOB} --steps 1000 --draws 20": 3,
+    f"run {JOB} --steps 1000 --draws 20": 2,
     f"study compute {JOB} --times 1 --draws 100": 2,
     "shard demo --ranks 2 --seconds 0.1": 2,
 }

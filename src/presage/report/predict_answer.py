@@ -149,13 +149,13 @@ def _rank(k: RankClass) -> str:
 def collective_table(m: RankResults, most: int = 8) -> DataTable:
     """Collectives of one kind and size share a row."""
     columns = ("collective", "group", "ranks", "size", "calls", "each", "bus GB/s", "share", "from")
-    total = sum(s.seconds * s.calls for s in m.sent)
+    total = sum(s.seconds * s.calls for s in m.collectives)
     rows = [
         (
             s.name, s.group, str(s.ranks), size(s.nbytes), str(s.calls), seconds(s.seconds), f"{s.busbw / 1e9:.0f}",
             percent(s.seconds * s.calls / total) if total else "", "measured" if s.measured else "link facts",
         )
-        for s in m.sent
+        for s in m.collectives
     ]  # fmt: skip
     return data_table("Collectives per rank", columns, limit_rows(rows, most))
 
@@ -195,10 +195,10 @@ def spread_section(drawn: Sequence[float]) -> Section:
 
 def collectives_section(m: RankResults) -> Section | None:
     """What a rank sends in a step."""
-    if not m.sent:
+    if not m.collectives:
         return None
     sums: dict[str, float] = {}
-    for s in m.sent:
+    for s in m.collectives:
         sums[s.name] = sums.get(s.name, 0.0) + s.seconds * s.calls
     total = sum(sums.values())
     text = f"Collectives of one rank: {seconds(total)} per step if nothing overlapped them."
