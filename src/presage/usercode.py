@@ -28,14 +28,14 @@ def load(target: str, around: Around = nullcontext) -> Callable[..., Callable[[]
     """The function that `FILE.py:FUNCTION` names."""
     path, colon, name = target.rpartition(":")
     if not colon or not path or not name:
-        raise PresageError(f"{target}: say which function of which file builds the step, as FILE.py:FUNCTION")
+        raise PresageError(f"{target}: give the function that builds the step as FILE.py:FUNCTION")
     module = _imported(Path(path), around)
     function = getattr(module, name, None)
     if function is None:
         there = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:12])
         raise InputError(path, f"no function {name!r} in it; it has {there or 'none'}{near(name, vars(module))}")
     if not callable(function):
-        raise InputError(path, f"{name!r} is no function but {type(function).__name__}")
+        raise InputError(path, f"{name!r} is not a function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
 
 

@@ -135,7 +135,7 @@ def read_csv(path: Path, text: str, column: str | None = None, unit: str | None 
     try:
         table = [r for r in csv.reader(io.StringIO(text)) if r and not r[0].lstrip().startswith("#")]
     except csv.Error as e:
-        raise InputError(path, f"is no table of step times: {e}") from e
+        raise InputError(path, f"is not a table of step times: {e}") from e
     if not table:
         raise InputError(path, "is empty")
     if len(table[0]) == 1 and _number(table[0][0]) is not None:
@@ -154,7 +154,7 @@ def _time_column(path: Path, header: list[str], column: str | None, unit: str | 
         raise InputError(path, f"{asked} among {', '.join(header)}: name it")
     guess = next((u for u in ("ms", "us") if named[0].endswith((u, f"({u})"))), "s")
     if (unit or guess) not in SECONDS:
-        raise InputError(path, f"no unit {unit!r}: there are {', '.join(SECONDS)}")
+        raise InputError(path, f"unknown unit {unit!r}: choose from {', '.join(SECONDS)}")
     return named[0], SECONDS[unit or guess]
 
 

@@ -85,7 +85,7 @@ def fit_traces(run: TraceSet, collectives: str | None = None) -> TraceEffects:
     if len(run) < 2:
         raise InputError(run.traces[0].path, "is of one rank: how ranks differ takes traces of several")
     if collectives is not None and collectives not in COMMUNICATION:
-        raise InputError(run.traces[0].path, f"{collectives!r} is no class of transfers: {', '.join(COMMUNICATION)}")
+        raise InputError(run.traces[0].path, f"{collectives!r} is not a class: choose from {', '.join(COMMUNICATION)}")
     steps = min(max(len(t.steps), 1) for t in run.traces)
     cells = [[_kernels(t, s) for s in range(steps)] for t in run.traces]
     common = set.intersection(*(set(c) for rank in cells for c in rank))

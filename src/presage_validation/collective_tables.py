@@ -96,7 +96,7 @@ def _entry(line: dict[str, str]) -> Entry:
     here = platform_of(line["gpu"])
     nodes, ranks, nbytes, us = (_number(line, c) for c in ("nodes", "n_gpus", "bytes", "time_us"))
     if nodes < 1:
-        raise PresageError(f"nodes is {nodes:g}, which cannot be")
+        raise PresageError(f"nodes {nodes:g} is out of range")
     if ranks < 2:
         raise PresageError("one rank has nobody to talk to")
     row = Measured(here, op, group_of(here, int(ranks), int(nodes)), nbytes, us * 1e-6)
@@ -118,5 +118,5 @@ def _number(line: dict[str, str], column: str) -> float:
     except (TypeError, ValueError):
         raise PresageError(f"{column} is {line[column]!r}, not a number") from None
     if not 0 < value < float("inf"):
-        raise PresageError(f"{column} is {value:g}, which cannot be")
+        raise PresageError(f"{column} {value:g} is out of range")
     return value

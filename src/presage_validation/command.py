@@ -93,7 +93,7 @@ def _check(kind: str, spread: bool) -> None:
     from presage.errors import PresageError, near
 
     if kind not in KINDS:
-        raise PresageError(f"no accuracy kind {kind!r}: choose from {', '.join(KINDS)}{near(kind, KINDS)}")
+        raise PresageError(f"unknown accuracy kind {kind!r}: choose from {', '.join(KINDS)}{near(kind, KINDS)}")
     if kind in WHOLE and spread:
         raise PresageError(f"accuracy {kind} cannot be spread over processes: omit --workers and --ray")
 

@@ -123,14 +123,14 @@ def _fields(file: Path, header: Sequence[str]) -> tuple[str, ...]:
     """The columns that tell one shape from another."""
     there = set(header)
     if TIME not in there:
-        raise InputError(file, f"no such column; a table of kernel times has one, there is {', '.join(header)}", TIME)
+        raise InputError(file, f"no such column among those of the table: {', '.join(header)}", TIME)
     device = ("device",) if "device" in there else ()
     for needed in (GEMM, ATTENTION):
         if set(needed) <= there:
             return (*device, *needed)
     if {"op", "device"} <= there:
         return (*device, "op", *(c for c in SIZES if c in there))
-    raise InputError(file, f"not a kind of kernel table that is known: its columns are {', '.join(header)}")
+    raise InputError(file, f"unknown kind of kernel table: its columns are {', '.join(header)}")
 
 
 def _times(header: Sequence[str], fields: Sequence[str], lines: Iterable[list[str]]) -> tuple[Times, list[Skipped]]:

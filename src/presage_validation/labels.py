@@ -178,9 +178,9 @@ def _label(device: str, name: str, entry: Any) -> Label:
     if option not in (None, "", "fusion"):
         raise ValueError(f"option {option}: more than one GPU, which accuracy ranks scores, or not known")
     if model not in NETS:
-        raise ValueError(f"model {model}: not known; there is {', '.join(NETS)}")
+        raise ValueError(f"model {model}: not known: choose from {', '.join(NETS)}")
     if entry["mode"] not in MODES:
-        raise ValueError(f"mode {entry['mode']}: not known; there is {', '.join(MODES)}")
+        raise ValueError(f"mode {entry['mode']}: not known: choose from {', '.join(MODES)}")
     net = NETS[model]
     sizes = [_size(entry, k) for k in ("batch", "seq_len")]
     layers = _size(entry, "num_layer") if entry.get("num_layer") else net.layers

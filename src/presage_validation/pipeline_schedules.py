@@ -297,7 +297,7 @@ def _stage(file: Path, config: _Config) -> dict[int, _Iteration]:
 
 def _check(file: Path, name: str, values: list[float], count: int) -> None:
     if len(values) != count:
-        raise InputError(file, f"{len(values)} entries, but config.json says {count} microbatches a stage", name)
+        raise InputError(file, f"{len(values)} entries, but config.json has {count} microbatches per stage", name)
     if min(values) < 0:
         raise InputError(file, f"negative time {min(values)}", name)
 

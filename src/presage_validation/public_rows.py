@@ -110,7 +110,7 @@ def _check(row: Mapping[str, str]) -> None:
         raise PresageError("fp8 kernels are not modelled")
     for column, what in (("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
         if (_number(row, column) or 1) > 1:
-            raise PresageError(f"{what} parallelism is no strategy here")
+            raise PresageError(f"{what} parallelism is not supported")
     if "compile" in row.get("framework", ""):
         raise PresageError("compiled code cannot be captured")
     if recompute not in ("none", "full"):

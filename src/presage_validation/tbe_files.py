@@ -105,7 +105,7 @@ def _chip(path: str | Path, value: Mapping[str, Any]) -> Gpu:
 
 def _known(g: Mapping[str, Any], key: str, there: tuple[str, ...]) -> str:
     if g[key] not in there:
-        raise PresageError(f"{key} {g[key]!r}: there is {', '.join(there)}")
+        raise PresageError(f"{key} {g[key]!r}: choose from {', '.join(there)}")
     return str(g[key])
 
 

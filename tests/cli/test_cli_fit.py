@@ -180,7 +180,7 @@ def test_traces_say_what_they_ran_on_where_it_is_known(shared: Path) -> None:
     assert "8 NVIDIA A100-SXM4-80GB" in found.prior
     assert "spread.tp.own" not in found.kept
     assert "spread.dp.own" in found.kept
-    with pytest.raises(PresageError, match="no GPU is known by the name 'abacus'"):
+    with pytest.raises(PresageError, match="unknown GPU 'abacus'"):
         fit_files([folder / "kineto_0.json.gz", folder / "kineto_1.json.gz"], Facts("abacus"))
 
 
@@ -204,7 +204,7 @@ def test_runs_of_several_jobs_need_a_name(shared: Path) -> None:
     [
         (["--class", "gemm"], "unknown class of work 'gemm'"),
         (["--column", "gpu"], "--column gpu: should be KEY=NAME"),
-        (["--column", "gpu=card"], "card: is no column of it"),
+        (["--column", "gpu=card"], "card: is not a column"),
         (["--gpu", "h100_sxm", "--gpus", "8", "--conditions", "lab"], "unknown conditions 'lab'"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_file_of_noise_is_used(tmp_path: Path) -> None:
         (("--speeds", "random:0.1:2:1"), "SHARE should lie in"),
         (("--speeds", "none.csv"), "none.csv: cannot be read"),
         (("--hot", "x"), "should be FACTOR or FACTOR@NODE"),
-        (("--hot", "1.3@nowhere"), "no node is called nowhere"),
+        (("--hot", "1.3@nowhere"), "unknown node nowhere"),
         (("--gpus", "256", "--speeds", "SPEEDS"), "132 speeds, but the job has 256 GPUs"),
         (("--speeds", "SPEEDS", "--column", "factor"), "should be KEY=NAME"),
     ],

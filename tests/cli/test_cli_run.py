@@ -171,7 +171,7 @@ def test_a_date_is_a_deadline() -> None:
         (["--steps", "5", "--deadline", "2027-01-01", "--start", "2027-01-01"], "should be after the start"),
         (["--steps", "5", "--interval", "0"], "--interval 0"),
         (["--steps", "5", "--interval", "often"], "--interval often: write auto"),
-        (["--steps", "5", "--failures", "none"], "no failure rates 'none': there is"),
+        (["--steps", "5", "--failures", "none"], "no failure rates 'none': choose from"),
         (["--steps", "5", "--background", "2"], "in the background"),
         (["--steps", "500000", "--rate", "400000"], "hardly move"),
         (["--steps", "500000", "--rate", "5000", "--interval", "100000"], "hardly move"),

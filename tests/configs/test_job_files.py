@@ -132,11 +132,11 @@ def test_a_job_from_tables() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (LEAST.replace("[training]", "[trainin]"), "trainin: is not known here: did you mean 'training'?"),
-        (LEAST.replace("sequence", "seqence"), "training.seqence: is not known here: did you mean 'sequence'?"),
-        (LEAST + "[parallel]\nmicro_batch = 2", "parallel.micro_batch: is not known here: it belongs in [training]"),
-        (LEAST + "[parallel]\nxyz = 2", "parallel.xyz: is not known here; choose from gpus, tp, sequence_parallel"),
-        (LEAST + "[model.experts]\ntopk = 2", "model.experts.topk: is not known here: did you mean 'top_k'?"),
+        (LEAST.replace("[training]", "[trainin]"), "trainin: is unknown: did you mean 'training'?"),
+        (LEAST.replace("sequence", "seqence"), "training.seqence: is unknown: did you mean 'sequence'?"),
+        (LEAST + "[parallel]\nmicro_batch = 2", "parallel.micro_batch: is unknown: it belongs in [training]"),
+        (LEAST + "[parallel]\nxyz = 2", "parallel.xyz: is unknown; choose from gpus, tp, sequence_parallel"),
+        (LEAST + "[model.experts]\ntopk = 2", "model.experts.topk: is unknown: did you mean 'top_k'?"),
         (LEAST + "[model.experts]\ntop_k = 2", "experts"),
         (LEAST.replace("8192", '"8k"'), "training.sequence: Expected `int | null`, got `str`"),
         (LEAST.replace("llama3-8b", "llama3-9b"), "no model 'llama3-9b': did you mean llama3-8b"),
@@ -146,7 +146,7 @@ def test_a_job_from_tables() -> None:
         (LEAST.replace('preset = "llama3-8b"', "layers = 3"), "model.hidden: is missing"),
         (
             LEAST.replace("llama3-8b", 'llama3-8b"\nactivation = "swish'),
-            "model.activation: is 'swish': there is swiglu",
+            "model.activation: is 'swish': choose from swiglu",
         ),
         ('framework = "pytorch"\n' + LEAST, "no framework 'pytorch'"),
         (LEAST.replace("= 8192", '= 8192\nrecompute = "every-other"'), "training.recompute: is 'every-other'"),

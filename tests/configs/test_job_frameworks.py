@@ -68,9 +68,9 @@ def test_software_of_2021_overlaps_nothing() -> None:
 def test_overrides_and_mistakes(tmp_path: Path) -> None:
     assert framework("nemo", host="graph").host == "graph"
     for name, changes, says in (
-        ("megatron", {}, "no framework 'megatron': .* did you mean 'megatron-core'"),
+        ("megatron", {}, "unknown framework 'megatron': .* did you mean 'megatron-core'"),
         ("nemo", {"atention": 1}, "no switch 'atention': did you mean 'attention'"),
-        ("nemo", {"attention": "flash9"}, "attention: is 'flash9': there is unfused"),
+        ("nemo", {"attention": "flash9"}, "attention: is 'flash9': choose from unfused"),
         ("nemo", {"gradient_bytes": 3}, "gradient_bytes: is 3: it can be 1, 2 or 4"),
     ):
         with pytest.raises(PresageError, match=says):
@@ -82,7 +82,7 @@ def test_overrides_and_mistakes(tmp_path: Path) -> None:
     made = framework(str(own))
     assert made.compiled and made.bucket_bytes == 10e6 and made.overlap.tensor and made.key == "own"
     own.write_text("compield = true")
-    with pytest.raises(PresageError, match=r"own\.toml: compield: is not known here: did you mean 'compiled'"):
+    with pytest.raises(PresageError, match=r"own\.toml: compield: is unknown: did you mean 'compiled'"):
         framework(str(own))
 
 

@@ -125,7 +125,7 @@ def test_groups_pack_and_are_checked() -> None:
         Collectives.of(here).seconds("all_reduce", 1.0, Group(16, 16))
     with pytest.raises(PresageError, match="4xgv100 has 2 domains, not 4"):
         Collectives.of(platform("4xgv100")).seconds("all_reduce", 1.0, Group(8, 2))
-    with pytest.raises(PresageError, match="no collective 'gather'"):
+    with pytest.raises(PresageError, match="unknown collective 'gather'"):
         Collectives.of(here).seconds("gather", 1.0, Group(2, 2))
 
 

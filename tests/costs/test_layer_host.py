@@ -51,9 +51,9 @@ def test_frameworks_differ_as_they_launch() -> None:
 
 
 def test_what_is_not_known_is_told() -> None:
-    with pytest.raises(PresageError, match="no host costs of 'jax': there is megatron-2021"):
+    with pytest.raises(PresageError, match="no host costs for 'jax': choose from megatron-2021"):
         layer_host("jax")
-    with pytest.raises(PresageError, match="no era 'k80' of hosts: there is a100, h100"):
+    with pytest.raises(PresageError, match="unknown era 'k80' of hosts: choose from a100, h100"):
         layer_host("torch", "k80")
 
 

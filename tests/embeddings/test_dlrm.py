@@ -172,7 +172,7 @@ def test_memory_is_tables_and_layers() -> None:
 
 
 def test_an_unknown_plan_and_one_that_does_not_fit_are_told() -> None:
-    with pytest.raises(PresageError, match="no plan 'best'"):
+    with pytest.raises(PresageError, match="unknown plan 'best'"):
         dlrm_ranks(replace(JOB, plan="best"))
     with pytest.raises(PresageError, match="GiB more than a rank has"):
         dlrm_ranks(replace(JOB, memory=1e8))
@@ -189,7 +189,7 @@ def test_the_examples_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('interaction = "dot"', 'interaction = "sum"', "interaction: is 'sum': there is dot, cat, dcn"),
+        ('interaction = "dot"', 'interaction = "sum"', "interaction: is 'sum': choose from dot, cat, dcn"),
         ("ranks = 8", 'ranks = "8"', "ranks: Expected `int`"),
         ("ranks = 8", "rank = 8", "missing required field `ranks`|unknown field `rank`"),
         ("bottom = [512, 256, 128]", "bottom = []", "dense.bottom: should be widths"),

@@ -133,7 +133,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     np.save(tmp_path / "real.npy", np.ones((4, 2)))
     np.save(tmp_path / "minus.npy", np.full((4, 2), -1))
     for name, said in (
-        ("words.npz", "is no zip file"), ("short.npz", "lengths add up"), ("alone.npz", "neither lengths nor"),
+        ("words.npz", "is not a zip file"), ("short.npz", "lengths add up"), ("alone.npz", "neither lengths nor"),
         ("real.npy", "not of whole numbers"), ("minus.npy", "negative"), ("none.npy", "cannot be read"),
         ("x.csv", "should end in"),
     ):  # fmt: skip

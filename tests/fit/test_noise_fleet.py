@@ -198,7 +198,7 @@ def test_columns_are_known_by_name_or_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="which column is the GPU"):
         read_fleet(rows(odd, tmp_path))
     assert len(set(read_fleet(rows(odd, tmp_path), {"gpu": "card", "time": "took"}).gpus)) == 12
-    with pytest.raises(InputError, match="nope: is no column of it"):
+    with pytest.raises(InputError, match="nope: is not a column"):
         read_fleet(rows(odd, tmp_path), {"gpu": "nope"})
     assert fleet_columns(["uuid", "perf"])
     assert fleet_columns(["hostname", "gpu_index", "time_ms"])

@@ -54,7 +54,7 @@ def test_gpus_by_what_people_call_them(text: str, key: str) -> None:
 def test_every_gpu_is_found_by_its_own_names() -> None:
     for known in gpus():
         assert gpu_named(known.key) == known and all(gpu_named(n) == known for n in known.driver_names)
-    with pytest.raises(PresageError, match="no GPU is known by the name 'TPUv4'"):
+    with pytest.raises(PresageError, match="unknown GPU 'TPUv4'"):
         gpu_named("TPUv4")
 
 
@@ -148,7 +148,7 @@ def test_every_gpu_makes_a_cluster() -> None:
     [
         ({"per_node": 0}, "a node cannot have 0 GPUs"),
         ({"network_Gbps": -1.0}, "a node cannot have -1 Gb/s"),
-        ({"fabric": "pigeons"}, "no network 'pigeons': there is infiniband"),
+        ({"fabric": "pigeons"}, "unknown network 'pigeons': choose from infiniband"),
         ({"domain": 12}, "one must be a multiple of the other"),
     ],
 )

@@ -263,8 +263,8 @@ def test_options_are_checked() -> None:
         50.0, gradient_as_bucket_view=True
     )
     for name, options, word in (
-        ("dpd", {}, "there is ddp"),
-        ("ddp", {"bucket_mb": "5"}, "there is bucket_cap_mb"),
+        ("dpd", {}, "choose from ddp"),
+        ("ddp", {"bucket_mb": "5"}, "choose from bucket_cap_mb"),
         ("ddp", {"bucket_cap_mb": "-5"}, "above 0"),
         ("ddp", {"no_sync": "perhaps"}, "true or false"),
         ("fsdp", {"master_dtype": "float"}, "a dtype such as"),

@@ -53,8 +53,8 @@ def test_kinds_of_work_are_taken_by_their_own_medians(tmp_path: Path) -> None:
         (["gpu,colour", "a,1"], {}, "--column time=NAME if larger is slower"),
         (["gpu,time_a,time_b", "a,1,1"], {}, "which of time_a, time_b counts"),
         (["gpu,time", "a,-1", "b,nan"], {}, "no row of it has a GPU and a number above 0"),
-        (["gpu,time", "a,1"], {"time": "speed"}, "is no column of it: there is gpu, time"),
-        (["gpu,time", "a,1"], {"colour": "time"}, "no column is needed for colour"),
+        (["gpu,time", "a,1"], {"time": "speed"}, "is not a column: choose from gpu, time"),
+        (["gpu,time", "a,1"], {"colour": "time"}, "unknown column key colour"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, lines: list[str], columns: dict[str, str], said: str) -> None:

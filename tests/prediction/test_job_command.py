@@ -56,8 +56,8 @@ def test_keys_said_anew() -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--set", "parallel.tpp=8"], "parallel.tpp: is not known here: did you mean 'tp'?"),
-        (["--set", "tp=8"], "tp: is not known here: it belongs in"),
+        (["--set", "parallel.tpp=8"], "parallel.tpp: is unknown: did you mean 'tp'?"),
+        (["--set", "tp=8"], "tp: is unknown: it belongs in"),
         (["--set", "parallel.tp=many"], "parallel.tp"),
         (["--set", "parallel.tp=3"], "gpus = tp x pp x cp x dp: 16384 is no multiple of 3 x 8 x 2 = 48"),
         (["--gpus", "100"], "gpus = tp x pp x cp x dp: 100 is no multiple of 8 x 8 x 2 = 128"),
@@ -65,8 +65,8 @@ def test_keys_said_anew() -> None:
         (["--pue", "0.3"], "pue >= 1: it is 0.3"),
         (["--set", "cluster.power_W=much"], "cluster.power_W"),
         (["--set", "cluster=dgx-h100"], "cluster is a section: say one of its keys"),
-        (["--tokens", "lots"], "'lots' is no number of tokens"),
-        (["--flops", "7N"], "no FLOP convention '7N'"),
+        (["--tokens", "lots"], "'lots' is not a number of tokens"),
+        (["--flops", "7N"], "unknown FLOP convention '7N'"),
     ],
 )
 def test_mistakes_are_named(args: list[str], told: str) -> None:

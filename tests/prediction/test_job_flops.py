@@ -104,7 +104,7 @@ def test_peaks() -> None:
 
 
 def test_unknown_conventions_are_named() -> None:
-    with pytest.raises(PresageError, match="no FLOP convention '8N': there is 6N"):
+    with pytest.raises(PresageError, match="unknown FLOP convention '8N': choose from 6N"):
         job_flops(job_of(GPT), "8N")
 
 

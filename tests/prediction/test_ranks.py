@@ -244,10 +244,10 @@ def test_command_tells_of_many_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--ranks", "8", "--strategy", "dpd"], "there is ddp"),
+        (["--ranks", "8", "--strategy", "dpd"], "choose from ddp"),
         (["--platform", "dgx-h1000"], "no platform"),
         (["--platform", "4xgv100", "--ranks", "8"], "8 ranks do not fit"),
-        (["--platform", "dgx-h100", "--gpu", "h200"], "leave --gpu out"),
+        (["--platform", "dgx-h100", "--gpu", "h200"], "omit --gpu"),
         (["--ranks", "8", "--rank", "9:speed=1"], "the ranks are 0 to 7"),
         (["--ranks", "8", "--rank", "1:speed=fast"], "not a number"),
         (["--ranks", "8", "--rank", "1:speed=-1"], "above 0"),

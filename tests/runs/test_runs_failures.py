@@ -112,7 +112,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("x = 1", "x: is not known here"),
+        ("x = 1", "x: is unknown"),
         ("name = 3", "name: is 3"),
         ("failures = 3", "failures: write one"),
         ("[[failures]]\ncount = 3", "failures.0.name: is missing"),
@@ -140,5 +140,5 @@ def test_mistakes_are_named(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(PresageError, match=r"there is .*llama3"):
+    with pytest.raises(PresageError, match=r"choose from .*llama3"):
         reliability("llama9")

@@ -150,7 +150,7 @@ def test_overlap_lets_kernels_run_beside_collectives(tmp_path: Path) -> None:
         ("faster=gemm:0", "a factor above 0"),
         ("host=fast", "a factor above 0"),
         ("no_sync=(", "is not a regular expression"),
-        ("fused_adam", "no edit of a trace"),
+        ("fused_adam", "unknown edit"),
     ],
 )
 def test_mistakes_get_a_sentence(text: str, message: str) -> None:

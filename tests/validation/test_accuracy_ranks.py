@@ -168,7 +168,7 @@ def test_the_command(tmp_path: Path) -> None:
     out = json.loads(run("ranks", BUILDERS, table, "--json", "-", "--out", tmp_path / "rows.csv"))
     assert out["kind"] == "ranks" and out["n"] == 1
     assert set(out["metrics"]) == {"step_time", "peak_memory", "compute_only", "no_overlap"}
-    assert out["skipped"] == [{"row": "line 3", "reason": "context parallelism is no strategy here"}]
+    assert out["skipped"] == [{"row": "line 3", "reason": "context parallelism is not supported"}]
     lines = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert [r["metric"] for r in lines] == ["step_time", "peak_memory", "compute_only", "no_overlap"]
     assert float(lines[0]["measured"]) == 0.02

@@ -48,7 +48,7 @@ def told(e: BaseException) -> tuple[str, int]:
     if hasattr(e, "format_message"):  # of the parser of the command line
         return misused(e), getattr(e, "exit_code", MISTAKEN) if e.format_message() else ANSWERED
     if isinstance(e, MemoryError):
-        return "presage: out of memory: ask for less (fewer --draws, ranks or traces at once)", UNANSWERED
+        return "presage: out of memory: try fewer --draws, ranks or traces", UNANSWERED
     if isinstance(e, OSError) and e.filename is not None:
         return f"presage: {e.filename}: {e.strerror or e}", MISTAKEN
     if isinstance(e, OSError):
@@ -64,7 +64,7 @@ def _fault(e: BaseException) -> str:
         where = f" in {'/'.join(code.split('/')[-2:])}:{frame.tb_lineno}" if "presage" in code else where
         frame = frame.tb_next
     what = " ".join(f"{type(e).__name__}: {e}".split())[:200]
-    return f"presage: a fault of presage's own, not of yours ({what}{where}): please report it with what --debug shows"
+    return f"presage: internal error, please report it with the output of --debug ({what}{where})"
 
 
 def _trace() -> None:
@@ -84,14 +84,14 @@ def misused(e: Any) -> str:
     context, name = getattr(e, "ctx", None), getattr(e, "option_name", None)
     path = context.command_path if context is not None else "presage"
     if type(e).__name__ == "NoSuchOption":
-        problem = f"there is no option {name}{_near_option(context, str(name), e.possibilities or ())}"
+        problem = f"unknown option {name}{_near_option(context, str(name), e.possibilities or ())}"
     elif type(e).__name__ == "MissingParameter":
         problem = _lowered(text.rstrip(".").replace("'", "")) + _example(context)
     elif text.startswith("No such command") and context is not None:
         problem = _no_command(text.split("'")[1], context)
     else:
         problem = _lowered(_value(text))
-    return " ".join(f"{path}: {problem} ({path} --help tells more)".split())
+    return " ".join(f"{path}: {problem} (see {path} --help)".split())
 
 
 def _value(text: str) -> str:
@@ -118,7 +118,7 @@ def _near_option(context: Any, name: str, like: Sequence[str]) -> str:
     root = context.find_root().command if context is not None else None
     owners = [c for c, command in getattr(root, "commands", {}).items() if any(name in p.opts for p in command.params)]
     if owners:
-        return f" here, but {', '.join(owners[:4])} {'has' if len(owners) == 1 else 'have'} it"
+        return f"; {', '.join(owners[:4])} {'has' if len(owners) == 1 else 'have'} it"
     close = get_close_matches(name, like, 2, 0.7) or sorted(like)
     return f": did you mean {' or '.join(close)}?" if close else ""
 
@@ -132,5 +132,5 @@ def _no_command(name: str, context: Any) -> str:
     elif verb in known:
         hint = f": did you mean {path} {verb} {name}?"
     else:
-        hint = near(name, known) or f": there is {', '.join(known)}"
-    return f"there is no command {name}{hint}"
+        hint = near(name, known) or f": choose from {', '.join(known)}"
+    return f"unknown command {name}{hint}"

@@ -105,11 +105,11 @@ def _place(gpu: str | None, platform: str | None) -> Platform:
         wanted = gpu_of(gpu or "h200")
         fits = [p for p in platforms() if p.gpu.key == wanted.key]
         if not fits:
-            raise PresageError(f"no platform with {wanted.name} is known: give one with --platform (presage platforms)")
+            raise PresageError(f"no known platform has {wanted.name}: give --platform (see `presage platforms`)")
         return max(fits, key=lambda p: (p.key.startswith("dgx"), p.domain))
     place = platform_of(platform)
     if gpu is not None and gpu_of(gpu).key != place.gpu.key:
-        raise PresageError(f"--platform {platform} has {place.gpu.name}: leave --gpu out, or choose another platform")
+        raise PresageError(f"--platform {platform} has {place.gpu.name}: omit --gpu, or choose another platform")
     return place
 
 
@@ -143,7 +143,7 @@ def _places(text: str, spec: str, count: int) -> range:
         raise PresageError(f"--rank {spec}: {text!r} is not a rank or a range of ranks such as 2-5")
     found = range(int(first), int(last or first) + 1)
     if not found or found[-1] >= count:
-        raise PresageError(f"--rank {spec}: the ranks are 0 to {count - 1}")
+        raise PresageError(f"--rank {spec}: ranks are 0 to {count - 1}")
     return found
 
 

@@ -88,7 +88,7 @@ def _shipped(name: str, generation: float) -> Framework:
         near = get_close_matches(name.lower(), frameworks(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         there = ", ".join(frameworks())
-        raise PresageError(f"no framework {name!r}: there is {there}, or the path of a .toml file{hint}")
+        raise PresageError(f"unknown framework {name!r}: choose from {there}, or the path of a .toml file{hint}")
     return _read(Path(str(files("presage.configs").joinpath("frameworks", f"{name}.toml"))), generation)
 
 
@@ -115,7 +115,7 @@ def _generation(gpu: Gpu | None) -> float:
 def _check_switches(path: str | Path, f: Framework) -> None:
     for name, value, known in (("attention", f.attention, ATTENTIONS), ("host", f.host, HOSTS)):
         if value not in known:
-            raise InputError(path, f"is {value!r}: there is {', '.join(known)}", name)
+            raise InputError(path, f"is {value!r}: choose from {', '.join(known)}", name)
     for name in ("gradient_bytes", "reduce_bytes", "gather_bytes"):
         if getattr(f, name) not in (1, 2, 4):
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 1, 2 or 4", name)

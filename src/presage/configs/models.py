@@ -66,7 +66,7 @@ def _check_fields(w: ModelConfig, path: str | Path) -> None:
     for key, known in (("activation", ACTIVATIONS), ("norm", NORMS), ("positions", POSITIONS)):
         value = getattr(w, key)
         if value is not None and value not in known:
-            raise InputError(path, f"is {value!r}: there is {', '.join(known)}", f"model.{key}")
+            raise InputError(path, f"is {value!r}: choose from {', '.join(known)}", f"model.{key}")
     for key in ("hidden", "layers", "heads", "vocab", "kv_heads", "head_dim"):
         value = getattr(w, key)
         if value is not None and value < 1:

@@ -190,7 +190,7 @@ def check_keys(path: str | Path, table: Mapping[str, Any], kind: type[msgspec.St
     for key, value in table.items():
         here = f"{section}.{key}" if section else key
         if key not in keys:
-            raise InputError(path, f"is not known here{_hint(key, keys, section)}", here)
+            raise InputError(path, f"is unknown{_hint(key, keys, section)}", here)
         if isinstance(value, Mapping) and here in SECTIONS:
             check_keys(path, value, SECTIONS[here], here)
 
@@ -203,7 +203,7 @@ def _hint(key: str, keys: tuple[str, ...], section: str) -> str:
     homes = [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__ and name != section]
     if homes:
         return f": it belongs in [{homes[0]}]"
-    return f"; choose from {', '.join(keys)}"
+    return f": choose from {', '.join(keys)}"
 
 
 def merge_sections(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def parse_overrides(pairs: Iterable[str], table: Mapping[str, Any]) -> dict[str,
     for pair in pairs:
         key, equals, text = (part.strip() for part in pair.partition("="))
         if not equals or not all(key.split(".")):
-            raise PresageError(f"--set {pair}: write KEY=VALUE with the key of the job's file, such as parallel.tp=8")
+            raise PresageError(f"--set {pair}: should be KEY=VALUE with a key of the job file, such as parallel.tp=8")
         value = _value(text)
         if key in SECTIONS and key not in SHORT_FORMS and not isinstance(value, Mapping):
             raise PresageError(f"--set {pair}: {key} is a section: say one of its keys, such as parallel.tp=8")
@@ -263,7 +263,7 @@ def _put(out: dict[str, Any], key: str, value: Any, table: Mapping[str, Any]) ->
         )
         here = here.setdefault(section, whole)
         if not isinstance(here, dict):
-            raise PresageError(f"--set {key}: {'.'.join(sections[: i + 1])} is no section")
+            raise PresageError(f"--set {key}: {'.'.join(sections[: i + 1])} is not a section")
     here[last] = value
 
 

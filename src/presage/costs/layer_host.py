@@ -143,9 +143,9 @@ def layer_host(
     found = host_facts()
     which = found.frameworks.get(ALIASES.get(framework_host, framework_host))
     if which is None:
-        raise PresageError(f"no host costs of {framework_host!r}: there is {', '.join(hosts_known())}")
+        raise PresageError(f"no host costs for {framework_host!r}: choose from {', '.join(hosts_known())}")
     if era not in found.eras:
-        raise PresageError(f"no era {era!r} of hosts: there is {', '.join(found.eras)}")
+        raise PresageError(f"unknown era {era!r} of hosts: choose from {', '.join(found.eras)}")
     made = _graph(found) if framework_host == "graph" else _made(found, which, fused_attention)
     if not fused_softmax and framework_host != "graph":
         made = _plus(made, SOFTMAX_FORWARD * found.terms.kernel_forward, SOFTMAX_BACKWARD * found.terms.kernel_backward)

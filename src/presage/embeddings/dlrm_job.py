@@ -107,7 +107,7 @@ def read_job(path: str | Path) -> DlrmJob:
         ("dense.optimizer", found.dense.optimizer, OPTIMIZERS),
     ):
         if value not in known:
-            raise InputError(path, f"is {value!r}: there is {', '.join(known)}", name)
+            raise InputError(path, f"is {value!r}: choose from {', '.join(known)}", name)
     for name, widths in (("dense.bottom", found.dense.bottom), ("dense.top", found.dense.top)):
         if not widths or min(widths) < 1:
             raise InputError(path, "should be widths of layers, each 1 or more", name)

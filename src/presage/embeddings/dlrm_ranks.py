@@ -97,7 +97,7 @@ def _plan(job: DlrmJob, prices: ShardCosts, seconds: float, tell: Tell) -> Shard
             raise PresageError(f"{job.plan} finds no rank with memory left for a table; try plan = 'auto'")
         return found
     if not job.plan.endswith(".json"):
-        raise PresageError(f"no plan {job.plan!r}: there is auto, {', '.join(HEURISTICS)}, or a .json file")
+        raise PresageError(f"unknown plan {job.plan!r}: choose from auto, {', '.join(HEURISTICS)}, or a .json file")
     plan = read_plan(job.plan, job.tables)
     if plan.ranks != job.ranks:
         raise PresageError(f"{job.plan} is a plan for {plan.ranks} ranks, and the job has {job.ranks}")

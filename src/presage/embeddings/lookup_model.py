@@ -78,7 +78,7 @@ class EmbeddingModel:
         """[tables, terms]: the sum over the tables that a rank holds is all that its time depends on."""
         for what, given, there in (("optimizer", optimizer, OPTIMIZERS), ("lengths", lengths, LENGTHS)):
             if given not in there:
-                raise PresageError(f"{what} {given!r}: there is {', '.join(there)}")
+                raise PresageError(f"{what} {given!r}: choose from {', '.join(there)}")
         asked = table_arrays(tables, batch, lookups)
         return terms(lookup_traffic(asked, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
 

@@ -31,7 +31,7 @@ class ShardingPlan:
     def __post_init__(self) -> None:
         for i, t in enumerate(self.tables):
             if t.sharding not in KINDS:
-                raise PresageError(f"table {i} of the plan is {t.sharding!r}: there is {', '.join(KINDS)}")
+                raise PresageError(f"table {i} of the plan is {t.sharding!r}: choose from {', '.join(KINDS)}")
             if any(not 0 <= r < self.ranks for r in t.ranks):
                 raise PresageError(f"table {i} of the plan is on ranks {t.ranks}, and there are {self.ranks}")
             if (t.sharding in (TABLE, COLUMN) and not t.ranks) or (t.sharding == TABLE and len(t.ranks) != 1):

@@ -33,7 +33,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if self.dtype not in WIDTHS:
-            raise PresageError(f"table {self.name}: dtype {self.dtype!r}; there is {', '.join(WIDTHS)}")
+            raise PresageError(f"table {self.name}: dtype {self.dtype!r}: choose from {', '.join(WIDTHS)}")
         if self.rows < 1 or self.dim < 1 or not self.pooling >= 0:
             raise PresageError(f"table {self.name}: rows and dim are at least 1, pooling at least 0")
         if self.rows > MOST_ROWS or self.dim > MOST_WIDTH or self.pooling > MOST_WIDTH:

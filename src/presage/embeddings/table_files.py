@@ -36,7 +36,7 @@ def tables_of(rows: Sequence[Any], path: str | Path) -> tuple[Table, ...]:
     out: list[Table] = []
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise InputError(path, "is no table of values", f"tables[{i}]")
+            raise InputError(path, "is not a table of values", f"tables[{i}]")
         count = row.get("count", 1)
         if not isinstance(count, int) or not 1 <= count <= MOST_TABLES - len(out):
             raise InputError(path, f"is {count!r}: a number of tables, {MOST_TABLES:,} in all", f"tables[{i}].count")
@@ -89,7 +89,7 @@ def read_plan(path: str | Path, tables: Sequence[Table]) -> ShardingPlan:
         or not isinstance(value.get("tables"), dict)
         or not isinstance(value.get("ranks"), int)
     ):
-        raise InputError(path, 'is no plan: {"ranks": N, "tables": {NAME: {"sharding", "ranks"}}}')
+        raise InputError(path, 'is not a plan: {"ranks": N, "tables": {NAME: {"sharding", "ranks"}}}')
     out = []
     for t in tables:
         one = value["tables"].get(t.name)
@@ -97,7 +97,7 @@ def read_plan(path: str | Path, tables: Sequence[Table]) -> ShardingPlan:
             raise InputError(path, f"has no table {t.name!r}", "tables")
         kind, ranks = str(one.get("sharding")), one.get("ranks", [])
         if not isinstance(ranks, list) or not all(isinstance(r, int) for r in ranks):
-            raise InputError(path, "is no list of ranks", f"tables.{t.name}.ranks")
+            raise InputError(path, "is not a list of ranks", f"tables.{t.name}.ranks")
         out.append(TablePlacement(kind, tuple(ranks) if kind in (TABLE, COLUMN) else ()))
     try:
         return ShardingPlan(value["ranks"], tuple(out))

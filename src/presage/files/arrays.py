@@ -40,7 +40,7 @@ def parse_npz(data: bytes, path: str | Path, most: int = MOST) -> dict[str, Arra
         with zipfile.ZipFile(io.BytesIO(data)) as held:
             parts = {i.filename.removesuffix(".npy"): held.read(i) for i in held.infolist()}
     except (*BAD_ZIP, ValueError, UnicodeDecodeError) as e:
-        raise InputError(path, f"is no file of arrays (.npz), or a damaged one: {e}") from e
+        raise InputError(path, f"is not an .npz file, or is damaged: {e}") from e
     return {name: parse_npy(part, path, name) for name, part in parts.items()}
 
 
@@ -50,7 +50,7 @@ def check_zip(data: bytes, path: str | Path, most: int = MOST) -> None:
         with zipfile.ZipFile(io.BytesIO(data)) as held:
             total = sum(i.file_size for i in held.infolist())
     except (*BAD_ZIP, ValueError, UnicodeDecodeError) as e:
-        raise InputError(path, f"is no zip file, or a damaged one: {e}") from e
+        raise InputError(path, f"is not a zip file, or is damaged: {e}") from e
     if total > most or total > max(UNJUDGED, RATIO * len(data)):
         raise InputError(path, f"unpacks to {total / 2**30:.3g} GiB from {len(data) / 2**20:.3g} MiB: not read")
 
@@ -64,12 +64,12 @@ def parse_npy(data: bytes, path: str | Path, name: str | None = None) -> Array:
             raise InputError(path, "is of a version of NumPy's format that plain numbers do not need", name)
         shape, by_columns, kind = read(stream)
     except BAD_HEADER as e:
-        raise InputError(path, "is no array of NumPy's", name) from e
+        raise InputError(path, "is not a NumPy array", name) from e
     if kind.hasobject:
         raise InputError(path, "holds Python objects, which are never read: save plain numbers", name)
     here = len(data) - stream.tell()
     if any(n < 0 for n in shape) or prod(shape) * kind.itemsize != here:
-        raise InputError(path, f"says it is {'x'.join(map(str, shape))} of {kind}, and holds {here} bytes", name)
+        raise InputError(path, f"is declared as {'x'.join(map(str, shape))} of {kind} but holds {here} bytes", name)
     if not kind.itemsize:
         raise InputError(path, f"holds {kind}, not numbers", name)
     flat = np.frombuffer(data, kind, offset=stream.tell())

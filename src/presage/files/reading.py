@@ -181,7 +181,7 @@ def _opened(path: Path) -> IO[bytes]:
             raise InputError(path, "is a pipe or a device, not a file: save what it gives to a file first")
         return path.open("rb")
     except ValueError as e:  # a NUL in its name
-        raise InputError(path, f"cannot be a file's name: {e}") from e
+        raise InputError(path, f"is not a valid file name: {e}") from e
     except OSError as e:
         raise InputError(path, f"cannot be read: {e.strerror or e}") from e
 

@@ -99,7 +99,7 @@ def _check(per_node: int, gbps: float | None, fabric: str, domain: int | None) -
     if gbps is not None and not 0 < gbps < 1e6:
         raise PresageError(f"a node cannot have {gbps:g} Gb/s of network")
     if fabric not in FABRICS:
-        raise PresageError(f"no network {fabric!r}: there is {', '.join(FABRICS)}")
+        raise PresageError(f"unknown network {fabric!r}: choose from {', '.join(FABRICS)}")
     if domain is not None and (domain < 1 or (domain % per_node and per_node % domain)):
         raise PresageError(
             f"{domain} GPUs that share NVLink and {per_node} in a node: one must be a multiple of the other"

@@ -108,7 +108,7 @@ def find(kind: str, name: str) -> Path | None:
 def _check_texts(path: Path, table: Mapping[str, Any], texts: Mapping[str, type]) -> None:
     for name, value in table.items():
         if name not in texts:
-            raise InputError(path, f"is not known here; there is {', '.join([*texts, 'figures'])}", name)
+            raise InputError(path, f"is unknown: choose from {', '.join([*texts, 'figures'])}", name)
         if not isinstance(value, texts[name]) or not value:
             raise InputError(path, f"should be a {texts[name].__name__}, and not empty", name)
     for name in texts:
@@ -119,7 +119,7 @@ def _check_texts(path: Path, table: Mapping[str, Any], texts: Mapping[str, type]
 def _source(path: Path, group: dict[str, Any]) -> Source:
     text, date = group.pop("source", None), group.pop("date", None)
     if not isinstance(text, str) or not text.strip():
-        raise InputError(path, "every [[figures]] says where its figures are from", "source")
+        raise InputError(path, "every [[figures]] needs a source", "source")
     if not isinstance(date, str) or not DATE.match(date):
         raise InputError(path, f"is {date!r}; should be text like 2024, 2024-11 or 2024-11-30", "date")
     return Source(text, date)
@@ -127,12 +127,12 @@ def _source(path: Path, group: dict[str, Any]) -> Source:
 
 def _figure(path: Path, name: str, value: Any, known: Mapping[str, Figure]) -> float:
     if name not in known:
-        raise InputError(path, f"is not known here; there is {', '.join(known)}", name)
+        raise InputError(path, f"is unknown: choose from {', '.join(known)}", name)
     figure = known[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(path, f"is {value!r}, not a number", name)
     if not figure.low <= value <= figure.high:
-        raise InputError(path, f"is {value:g}, which cannot be: {figure.low:g} to {figure.high:g} could", name)
+        raise InputError(path, f"{value:g} is out of range [{figure.low:g}, {figure.high:g}]", name)
     if figure.whole and value != int(value):
         raise InputError(path, f"is {value:g}, not a whole number", name)
     return value * figure.unit
@@ -143,4 +143,4 @@ def unknown(kind: str, name: str) -> PresageError:
     known = [f.stem for f in shipped(f"{kind}s")]
     if close := near(name, known):
         return PresageError(f"no {kind} {name!r}{close} `presage {kind}s` lists all; or give the path of a .toml file")
-    return PresageError(f"no {kind} {name!r}; there is {', '.join(known)}, or the path of a .toml file")
+    return PresageError(f"no {kind} {name!r}: choose from {', '.join(known)}, or the path of a .toml file")

@@ -131,6 +131,6 @@ def _check(path: Path, facts: Facts) -> None:
         ("peak_fp8_TFLOPS", "peak_fp4_TFLOPS"),
     ):
         if facts.figures.get(less, 0) > facts.figures.get(more, float("inf")):
-            raise InputError(path, f"is more than {more}, which cannot be", less)
+            raise InputError(path, f"should not be more than {more}", less)
     if not all(isinstance(n, str) and n for n in facts.texts["driver_names"]):
         raise InputError(path, "should be a list of texts", "driver_names")

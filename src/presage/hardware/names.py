@@ -61,5 +61,5 @@ def gpu_named(text: str) -> Gpu:
             return known
     key = next((key for pattern, key in NAMES if re.search(pattern, words)), None)
     if key is None:
-        raise PresageError(f"no GPU is known by the name {text!r}: see `presage gpus`")
+        raise PresageError(f"unknown GPU {text!r}: see `presage gpus`")
     return gpu(key)

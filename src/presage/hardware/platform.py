@@ -114,7 +114,7 @@ def _link(path: Path, tier: dict[str, Any], chip: Gpu) -> Link:
     texts, f = facts.texts, facts.figures
     for name, known in (("topology", TOPOLOGIES), ("in_network", tuple(IN_NETWORK))):
         if texts[name] not in known:
-            raise InputError(path, f"is {texts[name]!r}; there is {', '.join(known)}", name)
+            raise InputError(path, f"is {texts[name]!r}: choose from {', '.join(known)}", name)
     return Link(
         name=texts["name"],
         fabric=texts["fabric"],
@@ -135,7 +135,7 @@ def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float
     if given is not None:
         return given
     if not isinstance(refers, str) or refers not in OF_GPU:
-        raise InputError(path, f"is {refers!r}; there is {', '.join(OF_GPU)}", "bandwidth")
+        raise InputError(path, f"is {refers!r}: choose from {', '.join(OF_GPU)}", "bandwidth")
     found = getattr(chip, OF_GPU[refers])
     if found is None:
         raise InputError(path, f"is {refers!r}, which {chip.key} has none of", "bandwidth")
@@ -146,8 +146,8 @@ def _check(path: Path, links: tuple[Link, ...]) -> None:
     """Tiers that contradict each other."""
     for inner, outer in pairwise(links):
         if outer.ranks <= inner.ranks:
-            raise InputError(path, f"of {outer.name} is no more than of {inner.name} within it", "ranks")
+            raise InputError(path, f"of {outer.name} should be more than that of {inner.name} within it", "ranks")
         if outer.ranks % inner.ranks:
-            raise InputError(path, f"of {outer.name} is no multiple of those of {inner.name} within it", "ranks")
+            raise InputError(path, f"of {outer.name} should be a multiple of that of {inner.name} within it", "ranks")
         if outer.bandwidth > inner.bandwidth:
             raise InputError(path, f"of {outer.name} is more than of {inner.name} within it", "bandwidth_GBps")

@@ -47,7 +47,7 @@ def read_noise(path: str | Path) -> Belief:
     """The noise model of a file, with the intervals and sources of its numbers."""
     table = load(Path(path))
     if not table:
-        raise InputError(path, "is empty: a noise file says what varies, such as [spread.products] rank = 0.02")
+        raise InputError(path, "is empty: a noise file needs sections such as [spread.products] rank = 0.02")
     return parse_noise(table, path)
 
 
@@ -73,7 +73,7 @@ def format_noise(belief: Belief) -> str:
 
     unknown = sorted(set(belief.intervals) - set(belief.noise.numbers()))
     if unknown:
-        raise PresageError(f"there is a range for {unknown[0]}, and no such number in the noise")
+        raise PresageError(f"range for {unknown[0]}, which is not a parameter of the noise model")
     text = HEAD + "".join(_sections(_Writer(belief)))
     parse_noise(tomllib.loads(text), model=type(belief.noise))
     return text

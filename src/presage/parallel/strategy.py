@@ -71,7 +71,7 @@ class Strategy:
 def strategy(name: str, options: Mapping[str, str] | None = None, tensor: int = 1) -> Strategy:
     """A strategy by its name, with options as a user writes them."""
     if name not in STRATEGIES:
-        raise PresageError(f"no strategy {name!r}: there is {', '.join(STRATEGIES)}{near(name, STRATEGIES)}")
+        raise PresageError(f"unknown strategy {name!r}: choose from {', '.join(STRATEGIES)}{near(name, STRATEGIES)}")
     default = STRATEGIES[name].options
     given = dict(options or {})
     if default is None:
@@ -81,7 +81,7 @@ def strategy(name: str, options: Mapping[str, str] | None = None, tensor: int = 
     known = [f.name for f in fields(default)]
     unknown = next((k for k in given if k not in known), None)
     if unknown is not None:
-        raise PresageError(f"strategy {name} has no option {unknown!r}: there is {', '.join(known)}")
+        raise PresageError(f"strategy {name} has no option {unknown!r}: choose from {', '.join(known)}")
     values = {k: _value(k, text, getattr(default, k)) for k, text in given.items()}
     return Strategy(name, replace(default, **values), tensor)
 

@@ -60,7 +60,7 @@ class Fleet:
     def hot(self, node: str, factor: float) -> Fleet:
         """The same with a node whose GPUs take `factor` as long. What is usual stays."""
         if node not in self.members:
-            raise PresageError(f"no node is called {node}: there is {', '.join(list(self.members)[:5])} ...")
+            raise PresageError(f"unknown node {node}: choose from {', '.join(list(self.members)[:5])} ...")
         factors = self.factors.copy()
         factors[self.members[node]] *= factor
         return replace(self, factors=factors)

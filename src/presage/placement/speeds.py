@@ -121,9 +121,9 @@ def _notes(path: Path, rows: list[_Timed], c: _Columns, fleet: Fleet, skipped: l
 def _columns(path: Path, names: list[str], told: Mapping[str, str]) -> _Columns:
     for key, name in told.items():
         if key not in KEYS:
-            raise InputError(path, f"no column is needed for {key}: there is {', '.join(KEYS)}")
+            raise InputError(path, f"unknown column key {key}: choose from {', '.join(KEYS)}")
         if name not in names:
-            raise InputError(path, f"is no column of it: there is {', '.join(names)}", name)
+            raise InputError(path, f"is not a column: choose from {', '.join(names)}", name)
     lower = {n.strip().lower(): n for n in names}
     value, faster = _value(path, lower, told)
     rank = told.get("rank") or next((lower[n] for n in RANK if n in lower), None)
@@ -147,7 +147,7 @@ def _value(path: Path, lower: dict[str, str], told: Mapping[str, str]) -> tuple[
                 return lower[found[0]], faster
     raise InputError(
         path,
-        "no column tells how fast a GPU is: say --column time=NAME if larger is slower, --column speed=NAME if faster",
+        "no column gives the speed of a GPU: use --column time=NAME if larger is slower, --column speed=NAME if faster",
     )
 
 

@@ -86,7 +86,7 @@ def rank_set(
     groups = groups_of(layout, platform)
     outside = [r for r in kinds or {} if not 0 <= r < count]
     if outside:
-        raise PresageError(f"there is no rank {outside[0]}: they are 0 to {count - 1}")
+        raise PresageError(f"rank {outside[0]} is out of range [0, {count - 1}]")
     built, timed, slow = [], [], []
     for graph in graphs:
         one = strategy.step(graph, count)

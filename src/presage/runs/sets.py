@@ -49,7 +49,7 @@ def reliability(name: str) -> Reliability:
     if name.endswith(".toml"):
         return read_reliability(Path(name))
     if name.lower() not in names():
-        there = f"there is {', '.join(names())}, or the path of a .toml file"
+        there = f"choose from {', '.join(names())}, or the path of a .toml file"
         raise PresageError(f"no failure rates {name!r}: {there}{near(name, names())}")
     return read_reliability(Path(str(files("presage").joinpath(f"data/runs/{name.lower()}.toml"))))
 
@@ -167,7 +167,7 @@ class _Reader:
         for key in given:
             if key not in known:
                 there = ", ".join(sorted(known))
-                raise InputError(self.path, f"is not known here: there is {there}", f"{at}.{key}" if at else key)
+                raise InputError(self.path, f"is unknown: choose from {there}", f"{at}.{key}" if at else key)
 
 
 def _is_number(value: Any) -> bool:

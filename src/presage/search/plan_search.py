@@ -70,7 +70,9 @@ def search(
     """
     begun = time.perf_counter()
     if objective not in OBJECTIVES:
-        raise PresageError(f"no objective {objective!r}: there is {', '.join(OBJECTIVES)}{near(objective, OBJECTIVES)}")
+        raise PresageError(
+            f"unknown objective {objective!r}: choose from {', '.join(OBJECTIVES)}{near(objective, OBJECTIVES)}"
+        )
     surely = objective == "p95"
     if surely:
         belief_of(job, 1.0, noise)  # what is wrong with it is said at once

@@ -189,6 +189,6 @@ def parse_keep(texts: list[str]) -> dict[str, frozenset[str]]:
             if name not in KNOBS:
                 near = get_close_matches(name, KNOBS, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise PresageError(f"--keep {part}: there is no {name!r}, but {', '.join(KNOBS)}{hint}")
+                raise PresageError(f"--keep {part}: unknown knob {name!r}: choose from {', '.join(KNOBS)}{hint}")
             found[name] = found.get(name, frozenset()) | {value.strip()}
     return found

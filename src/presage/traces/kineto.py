@@ -217,7 +217,7 @@ class _Columns:
             found = ", ".join(f"{c!r} ({n} events)" for c, n in self.unknown.most_common(5))
             raise InputError(
                 self.path,
-                f"unknown categories {found}; leave them out with --ignore CATEGORY (or '*')",
+                f"unknown categories {found}; skip them with --ignore CATEGORY (or '*')",
                 "traceEvents[].cat",
             )
         host, order = _host(self.host), _gpu_order(self.gpu)

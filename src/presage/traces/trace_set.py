@@ -140,9 +140,7 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
         return
     for t in traces:
         if t.rank is None:
-            raise InputError(
-                t.path, "does not say its rank; give one file of a single run alone", "distributedInfo.rank"
-            )
+            raise InputError(t.path, "has no rank; give only one file of a single run", "distributedInfo.rank")
     seen: dict[int, Trace] = {}
     for t in traces:
         if t.rank in seen:

@@ -26,7 +26,7 @@ def no_files(table: Mapping[str, Any]) -> None:
         ("framework", name, "framework"),
     ):  # fmt: skip
         if isinstance(said, str) and (said.lower().endswith(".toml") or "/" in said or "\\" in said or "\0" in said):
-            raise Wrong(f"{where}: the page reads no files: give one of the names that presage knows", (about,))
+            raise Wrong(f"{where}: the page reads no files: choose a known name", (about,))
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

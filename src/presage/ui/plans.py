@@ -49,7 +49,7 @@ class Plan:
 def plan_of(values: Mapping[str, Any], rest: Any = None) -> Plan:
     """From what a page says, which may be anything."""
     if rest is not None and not isinstance(rest, Mapping):
-        raise Wrong("the rest of the plan is no table: open the page anew")
+        raise Wrong("the rest of the plan is not a table: reload the page")
     return Plan({k.name: value_of(k, values.get(k.name)) for k in KNOBS}, rest or {})
 
 
@@ -83,7 +83,7 @@ def _table(plan: Plan) -> dict[str, Any]:
 def _parallel(k: Mapping[str, Any]) -> dict[str, Any]:
     """Chunks and schedules need stages."""
     if k["sharding"] not in SHARDINGS:
-        raise Wrong(f"Sharded state: there is {', '.join(SHARDINGS)}", ("sharding",))
+        raise Wrong(f"Sharded state: choose from {', '.join(SHARDINGS)}", ("sharding",))
     zero, fsdp = SHARDINGS[k["sharding"]]
     out = {name: k[name] for name in ("gpus", "tp", "pp", "cp", "ep")}
     if k["pp"] > 1:

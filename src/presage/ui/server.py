@@ -161,7 +161,7 @@ def serve(app: Dash, port: int, ready: Any) -> None:
         )  # fmt: skip
     except OSError as e:
         why = e.strerror or e
-        raise PresageError(f"port {port} cannot be had ({why}): presage ui --port 0 takes a free one") from e
+        raise PresageError(f"port {port} is not available ({why}): presage ui --port 0 takes a free one") from e
     warm = threading.Timer(QUIET, _warm)
     warm.daemon = True
     warm.start()

@@ -88,7 +88,7 @@ def _read(name: str, value: str) -> Asked:
         return _argument(name, value)
     if name not in EDITS:
         known = near(name, [*EDITS, *ALIASES, *OTHERS])
-        raise PresageError(f"no edit {name!r}{known}; `presage whatif --list` tells of all")
+        raise PresageError(f"unknown edit {name!r}{known}; see `presage whatif --list`")
     return of_edit(EDITS[name], value)
 
 

@@ -46,7 +46,7 @@ def parse(text: str) -> list[Edit]:
     for name, value in pieces(text, lambda name: name in EDITS):
         if name not in EDITS:
             known = near(name, EDITS)
-            raise PresageError(f"--apply {name}: no edit of a trace{known}; `presage replay --list` tells of all")
+            raise PresageError(f"--apply {name}: unknown edit{known}; see `presage replay --list`")
         out.append(EDITS[name].make(value))
     return out
 

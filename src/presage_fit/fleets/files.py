@@ -75,10 +75,10 @@ def fleet_columns(names: Sequence[str]) -> bool:
 def _columns(path: Path, names: list[str], told: Mapping[str, str]) -> _Columns:
     unknown = sorted(set(told) - {"gpu", "time", "work"})
     if unknown:
-        raise InputError(path, f"no column is needed for {unknown[0]}: there is gpu, time, work")
+        raise InputError(path, f"unknown column key {unknown[0]}: choose from gpu, time, work")
     for column in told.values():
         if column not in names:
-            raise InputError(path, f"is no column of it: there is {', '.join(names)}", column)
+            raise InputError(path, f"is not a column: choose from {', '.join(names)}", column)
     lower = {n.strip().lower(): n for n in names}
     gpu = (told["gpu"],) if "gpu" in told else tuple(lower[n] for n in _gpu(list(lower)))
     times = (told["time"],) if "time" in told else tuple(lower[n] for n in _times(list(lower)))

@@ -49,7 +49,7 @@ class Collectives:
     def curve(self, op: str, group: Group) -> Curve:
         """The curve of an op in a group, made once."""
         if op not in OPS:
-            raise PresageError(f"no collective {op!r}: there is {', '.join(OPS)}")
+            raise PresageError(f"unknown collective {op!r}: choose from {', '.join(OPS)}")
         if (op, group) not in self._curves:
             self._check(group)
             self._curves[op, group] = self._make(op, group)

@@ -100,7 +100,7 @@ def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belie
     if kept not in CONDITIONS:
         if not Path(kept).exists() and not Path(kept).suffix:
             there = f"nor one of {', '.join(CONDITIONS)}{near(kept, CONDITIONS)}"
-            raise PresageError(f"--noise {kept}: it is no file, {there}")
+            raise PresageError(f"--noise {kept}: not a file, {there}")
         return read_noise(kept), kept
     return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f"no data of yours, assumed: {kept}"
 

@@ -78,5 +78,5 @@ def parse_tokens(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise PresageError(f"{text!r} is no number of tokens: write 15T, 300B or 1.5e12")
+        raise PresageError(f"{text!r} is not a number of tokens: write 15T, 300B or 1.5e12")
     return value

@@ -40,7 +40,7 @@ class Flops(NamedTuple):
 def job_flops(job: Job, convention: str = DEFAULT) -> Flops:
     """By a convention's name."""
     if convention not in CONVENTIONS:
-        raise PresageError(f"no FLOP convention {convention!r}: there is {'; '.join(CONVENTIONS)}")
+        raise PresageError(f"unknown FLOP convention {convention!r}: choose from {'; '.join(CONVENTIONS)}")
     m, sequence = job.model, job.sequence
     forward, again = 0.0, 0.0
     for count, layer in _kinds(m):

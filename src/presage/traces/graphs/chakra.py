@@ -161,7 +161,7 @@ def _metadata(message: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, wire, value in _fields(message):
         if wire != BYTES:
-            raise ValueError(f"the first message is no global metadata: field {number} {ANOTHER_SCHEMA}")
+            raise ValueError(f"the first message is not global metadata: field {number} {ANOTHER_SCHEMA}")
         if number == 2 or (number == 1 and value[:1] == b"\n"):  # attributes were field 1 before there was a version
             name, attribute = _attribute(value)
             found[name] = attribute

@@ -43,7 +43,7 @@ def _names(op: Op) -> list[str]:
 def _close(graph: Graph, pattern: str) -> str:
     known = list(dict.fromkeys(name for op in graph.ops if op.kernels for name in _names(op)))
     close = get_close_matches(pattern, known, 3, 0.5) or known[:3]
-    return f"no op or module called {pattern}" + (f": there are {', '.join(close)}" if close else "")
+    return f"no op or module called {pattern}" + (f": choose from {', '.join(close)}" if close else "")
 
 
 def _read(value: str) -> Change:
@@ -51,7 +51,7 @@ def _read(value: str) -> Change:
     try:
         return faster(pattern or value, float(factor))
     except ValueError as e:
-        raise PresageError(f"faster={value} says no factor: write faster=OP:FACTOR, as in faster=aten::mm:2") from e
+        raise PresageError(f"faster={value} has no factor: write faster=OP:FACTOR, as in faster=aten::mm:2") from e
 
 
 EDITS = (

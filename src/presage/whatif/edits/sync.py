@@ -30,7 +30,7 @@ def no_sync(pattern: str = "") -> Change:
         if not found:
             others = ", ".join(dict.fromkeys(_told(graph.ops[i]) for i in waits[:3]))
             raise NotApplicable(
-                f"no wait for the GPU at {pattern}: there are {others}" if waits else "no wait for the GPU"
+                f"no wait for the GPU at {pattern}: choose from {others}" if waits else "no wait for the GPU"
             )
         return replace_ops(graph, {i: _free(graph.ops[i]) for i in found})
 
