@@ -134,3 +134,8 @@ if __name__ == "__main__":
 def test_names_of_the_last_release_warn_and_work(old: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"presage.{old} is now presage"):
         assert getattr(presage, old).__name__ in presage.__all__
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "presage", "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == presage.__version__

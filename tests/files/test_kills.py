@@ -178,9 +178,11 @@ def test_a_pack_is_written_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monkey
 
 SHARED = """
 import numpy as np
-from presage.engine.compiled import compiled
+from presage.engine import compiled as functions
 
-@compiled
+functions.WORTH = -1
+
+@functions.compiled
 def total(x):
     out = x.dtype.type(0)
     for v in x:

@@ -1,38 +1,135 @@
-"""Functions compiled by Numba on their first call and kept on disk for the next process.
+"""Functions compiled by Numba where that pays, and kept on disk for the next process.
 
-What is on disk is only ever a shortcut: where it cannot be written, was damaged, or belongs to another call, functions
-are compiled as if nothing were there.
+Loading Numba takes longer than most small problems take in plain Python, so a function runs as it is written until a
+process has passed `WORTH` array elements through such functions; both ways give the same bits. What is on disk is only
+ever a shortcut: where it cannot be written, was damaged, or belongs to another call, functions are compiled as if
+nothing were there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import update_wrapper
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from numba import njit
+import numpy as np
 
-__all__ = ["compiled", "inlined"]
+__all__ = ["compiled", "inlined", "own_process"]
 
 F = TypeVar("F", bound=Callable[..., object])
+WORTH = 60_000  # array elements: beyond, Numba is loaded
+_LOCK = threading.RLock()
+
+
+class _Use(threading.local):
+    """What a thread has put through functions that were not compiled."""
+
+    elements = 0
+    inside = False
+
+
+_use = _Use()
+_alone = False
+
+
+def own_process() -> None:
+    """Nobody else's Numba code runs in this process: it is loaded without its linear algebra, which loads SciPy's."""
+    global _alone
+    _alone = True
 
 
 def compiled(function: F) -> F:
-    return cast(F, _kept(function, nogil=True))
+    return cast(F, _Function(function, nogil=True))
 
 
 def inlined(function: F) -> F:
     """Compiled into its callers: a call that passes array slices costs more than what the small ones do."""
-    return cast(F, _kept(function, forceinline=True))
+    return cast(F, _Function(function, forceinline=True))
+
+
+class _Function:
+    """A function, in Python and compiled."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        self.py_func: Any = function
+        self.options = options
+        self.native: Any = None
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.native is not None:
+            return self.native(*args)
+        if _use.inside:
+            return self.py_func(*args)
+        if _NUMBA not in sys.modules:
+            _use.elements += _elements(args)
+            if _use.elements <= WORTH:
+                return self._in_python(args)
+        return self.load()(*args)
+
+    def _in_python(self, args: tuple[Any, ...]) -> Any:
+        _use.inside = True
+        try:
+            return self.py_func(*args)
+        finally:
+            _use.inside = False
+
+    def load(self) -> Any:
+        """The compiled function; those that it calls are compiled too, for Numba knows no others."""
+        with _LOCK:
+            if self.native is None:
+                with _without_linear_algebra():
+                    self.native = _kept(self._with_compiled_callees(), **self.options)
+        return self.native
+
+    def _with_compiled_callees(self) -> Callable[..., Any]:
+        f = self.py_func
+        callees = {n: f.__globals__.get(n) for n in f.__code__.co_names}
+        native = {n: c.load() for n, c in callees.items() if isinstance(c, _Function)}
+        twin = FunctionType(f.__code__, {**f.__globals__, **native}, f.__name__, f.__defaults__, f.__closure__)
+        return update_wrapper(twin, f)
+
+    def __reduce__(self) -> str:
+        return self.py_func.__qualname__
+
+
+_NUMBA = "numba"
+
+
+def _elements(args: tuple[Any, ...]) -> int:
+    sizes = (a.size if isinstance(a, np.ndarray) else _elements(a) if isinstance(a, tuple) else 0 for a in args)
+    return sum(sizes)
+
+
+@contextmanager
+def _without_linear_algebra() -> Iterator[None]:
+    """Numba's own modules see no BLAS while they are loaded."""
+    blas, math = "scipy.linalg.cython_blas", "numba.np.arraymath"
+    if not _alone or blas in sys.modules or math in sys.modules:
+        yield
+        return
+    sys.modules[blas] = None  # type: ignore[assignment]
+    try:
+        import numba.np.arraymath  # noqa: F401
+
+        yield
+    finally:
+        del sys.modules[blas]
 
 
 def _kept(function: Callable[..., object], **options: Any) -> Any:
+    from numba import njit
+
     try:
-        made = njit(cache=True, **options)(function)
+        dispatcher = njit(cache=True, **options)(function)
     except RuntimeError:  # no folder that can be written to, not even the user's own
         return njit(**options)(function)
-    made._cache = _Forgiving(made._cache)
-    return made
+    dispatcher._cache = _Forgiving(dispatcher._cache)
+    return dispatcher
 
 
 class _Forgiving:
