@@ -68,6 +68,7 @@ accuracy: $(READY) ## reproduce every accuracy figure on the measured data and r
 	$(BIN)/presage accuracy dlrm $(DATA)/runs/public_runs.csv
 
 bench: $(READY) ## speed of the engine, the trace reader and predictions, next to alternatives where there are any
+	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/reader.py
 	$(BIN)/python bench/predict.py

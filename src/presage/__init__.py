@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from presage.whatif.before_after import WhatIf, what_if
     from presage.whatif.suggest import suggest
 
+own_process = False  # whether only presage's code runs in this process, but for what it captures: set by the command
+
 # Names are loaded when first used, so that `import presage` costs nothing.
 _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),

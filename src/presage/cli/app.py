@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from presage.cli import (
-    calibrate,
-    dlrm,
-    examples,
-    gpus,
-    graph,
-    indices,
-    job,
-    measure,
-    place,
-    plan,
-    platforms,
-    predict,
-    replay,
-    run,
-    sensitivity,
-    shard,
-    study,
-    trace,
-    ui,
-    whatif,
-)
 from presage.cli.faults import guarded
 from presage.cli.options import HelpCommand, Quiet, output_options, plain_types, with_common_options
 from presage.cli.plugins import COMMANDS as PLUGINS
 from presage.cli.plugins import load_command
 
-__all__ = ["app", "main"]
+__all__ = ["build", "main"]
 
 FIRST = """\
 To begin:
@@ -49,28 +29,28 @@ See docs/: one page per question, plus terminal tips and a glossary.
 """
 STEP, MANY, TABLES, HARDWARE = "One training step", "Many GPUs", "Embedding tables", "Hardware, data and accuracy"
 LISTING = "presage.listing"  # in a context: commands are listed, not run
-# Panel, name, command (or where its package has it), and what it answers.
-COMMANDS: list[tuple[str, str, Any, str]] = [
-    (STEP, "predict", predict.command, "Predict the time and memory of a training step on a GPU you do not have"),
-    (STEP, "whatif", whatif.command, "Predict the effect of edits: bf16, CUDA graphs, another batch or GPU, ..."),
-    (STEP, "graph", graph.command, "List what a step runs: ops, FLOPs, bytes, memory, by module"),
-    (STEP, "trace", trace.command, "Explain where the time of a step goes, from profiler traces"),
-    (STEP, "replay", replay.command, "Re-simulate a trace, then change kernel or CPU times"),
-    (MANY, "job", job.command, "Predict a job on many GPUs: step time, memory, days, cost"),
-    (MANY, "plan", plan.command, "Find the best parallelism: every legal plan, ranked"),
-    (MANY, "run", run.command, "Predict when a whole run ends: failures, checkpoints, a deadline"),
-    (MANY, "sensitivity", sensitivity.command, "Rank what the p95 step time depends on most"),
-    (MANY, "place", place.command, "Place slow GPUs where they hurt least; cost of a hot node; whom to evict"),
-    (MANY, "ui", ui.command, "Plan in a browser: change settings, compare plans, share a link"),
-    (MANY, "study", study.app, "Explore hardware that does not exist yet"),
-    (TABLES, "indices", indices.command, "Summarise embedding lookups: pooling, reuse, skew"),
-    (TABLES, "shard", shard.command, "Shard embedding tables over GPUs"),
-    (TABLES, "dlrm", dlrm.command, "Predict a step of a recommendation (DLRM) job"),
-    (HARDWARE, "examples", examples.command, "List or copy the example steps, jobs and tables"),
-    (HARDWARE, "gpus", gpus.command, "List known GPUs, with the source of every figure"),
-    (HARDWARE, "platforms", platforms.command, "List known platforms: GPUs, links, collective bandwidths"),
-    (HARDWARE, "calibrate", calibrate.command, "Measure this machine's GPU into a calibration pack"),
-    (HARDWARE, "measure", measure.command, "Run a step on this machine's GPU and compare with its prediction"),
+# Panel, name, what presage.cli.NAME calls it (or where another package has it), and what it answers.
+COMMANDS: list[tuple[str, str, str, str]] = [
+    (STEP, "predict", "command", "Predict the time and memory of a training step on a GPU you do not have"),
+    (STEP, "whatif", "command", "Predict the effect of edits: bf16, CUDA graphs, another batch or GPU, ..."),
+    (STEP, "graph", "command", "List what a step runs: ops, FLOPs, bytes, memory, by module"),
+    (STEP, "trace", "command", "Explain where the time of a step goes, from profiler traces"),
+    (STEP, "replay", "command", "Re-simulate a trace, then change kernel or CPU times"),
+    (MANY, "job", "command", "Predict a job on many GPUs: step time, memory, days, cost"),
+    (MANY, "plan", "command", "Find the best parallelism: every legal plan, ranked"),
+    (MANY, "run", "command", "Predict when a whole run ends: failures, checkpoints, a deadline"),
+    (MANY, "sensitivity", "command", "Rank what the p95 step time depends on most"),
+    (MANY, "place", "command", "Place slow GPUs where they hurt least; cost of a hot node; whom to evict"),
+    (MANY, "ui", "command", "Plan in a browser: change settings, compare plans, share a link"),
+    (MANY, "study", "app", "Explore hardware that does not exist yet"),
+    (TABLES, "indices", "command", "Summarise embedding lookups: pooling, reuse, skew"),
+    (TABLES, "shard", "command", "Shard embedding tables over GPUs"),
+    (TABLES, "dlrm", "command", "Predict a step of a recommendation (DLRM) job"),
+    (HARDWARE, "examples", "command", "List or copy the example steps, jobs and tables"),
+    (HARDWARE, "gpus", "command", "List known GPUs, with the source of every figure"),
+    (HARDWARE, "platforms", "command", "List known platforms: GPUs, links, collective bandwidths"),
+    (HARDWARE, "calibrate", "command", "Measure this machine's GPU into a calibration pack"),
+    (HARDWARE, "measure", "command", "Run a step on this machine's GPU and compare with its prediction"),
     (HARDWARE, "pack", PLUGINS["pack"], "Show or merge calibration packs"),
     (HARDWARE, "fit", PLUGINS["fit"], "Fit a noise model to your traces and logs"),
     (HARDWARE, "accuracy", PLUGINS["accuracy"], "Check presage's accuracy, on its data or yours"),
@@ -101,33 +81,8 @@ class _Group(TyperGroup):
             super().format_help(ctx, formatter)
 
 
-app = typer.Typer(
-    name="presage",
-    cls=_Group,
-    help="Predict how long ML training will take, and how certain that is, before you train.",
-    epilog=FIRST,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 # These run on bare machines too, as `python -m presage.NAME`, and own their options.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-
-def _register() -> None:
-    for panel, name, command, question in COMMANDS:
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, short_help=question, rich_help_panel=panel)
-        elif name in ("calibrate", "measure"):
-            own: dict[str, Any] = {"add_help_option": False, "context_settings": PASSED_ON}
-            app.command(name, short_help=question, rich_help_panel=panel, **own)(command)
-        elif isinstance(command, str):
-            app.command(name, short_help=question, rich_help_panel=panel)(lambda: None)
-        else:
-            app.command(name, cls=HelpCommand, short_help=question, rich_help_panel=panel)(with_common_options(command))
-
-
-_register()
 
 
 def _version(wanted: bool) -> None:
@@ -138,7 +93,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     context: typer.Context,
     quiet: Quiet = False,
@@ -150,11 +104,52 @@ def _options(
     context.with_resource(output_options(quiet))
 
 
+@cache
+def build(only: str | None = None) -> typer.Typer:
+    """The command line, or the part of it that one command needs: importing all of them takes a while."""
+    app = typer.Typer(
+        name="presage",
+        cls=_Group,
+        help="Predict how long ML training will take, and how certain that is, before you train.",
+        epilog=FIRST,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for panel, name, attribute, question in COMMANDS:
+        if only in (None, name):
+            _add(app, name, attribute, {"short_help": question, "rich_help_panel": panel})
+    return app
+
+
+def _add(app: typer.Typer, name: str, attribute: str, how: dict[str, Any]) -> None:
+    if name in PLUGINS:
+        app.command(name, **how)(lambda: None)
+        return
+    command = getattr(import_module(f"presage.cli.{name}"), attribute)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name, **how)
+    elif name in ("calibrate", "measure"):
+        app.command(name, add_help_option=False, context_settings=PASSED_ON, **how)(command)
+    else:
+        app.command(name, cls=HelpCommand, **how)(with_common_options(command))
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name == "app":
+        return build()
+    raise AttributeError(name)
+
+
 def main() -> None:
     """Run the command line; a user error ends with one sentence and exit code 2, never with a traceback."""
+    vars(sys.modules["presage"])["own_process"] = True
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no UTF-8
     given = [a for a in sys.argv[1:] if a != "--debug"]  # it may stand anywhere
     debug = len(given) < len(sys.argv) - 1 or bool(os.environ.get("PRESAGE_DEBUG"))
-    sys.exit(guarded(lambda: app(given, prog_name="presage", standalone_mode=False), debug))
+    first = next((a for a in given if a not in ("-q", "--quiet")), None)
+    only = first if first in {name for _, name, _, _ in COMMANDS} else None
+    sys.exit(guarded(lambda: build(only)(given, prog_name="presage", standalone_mode=False), debug))

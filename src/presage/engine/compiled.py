@@ -18,10 +18,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["compiled", "inlined", "own_process"]
+__all__ = ["compiled", "inlined"]
 
 F = TypeVar("F", bound=Callable[..., object])
-WORTH = 60_000  # array elements: beyond, Numba is loaded
+WORTH = 300_000  # array elements: beyond, Numba is loaded
 _LOCK = threading.RLock()
 
 
@@ -33,13 +33,6 @@ class _Use(threading.local):
 
 
 _use = _Use()
-_alone = False
-
-
-def own_process() -> None:
-    """Nobody else's Numba code runs in this process: it is loaded without its linear algebra, which loads SciPy's."""
-    global _alone
-    _alone = True
 
 
 def compiled(function: F) -> F:
@@ -94,7 +87,7 @@ class _Function:
         return update_wrapper(twin, f)
 
     def __reduce__(self) -> str:
-        return self.py_func.__qualname__
+        return str(self.py_func.__qualname__)
 
 
 _NUMBA = "numba"
@@ -107,9 +100,9 @@ def _elements(args: tuple[Any, ...]) -> int:
 
 @contextmanager
 def _without_linear_algebra() -> Iterator[None]:
-    """Numba's own modules see no BLAS while they are loaded."""
+    """In a process of presage's own, Numba is loaded without its linear algebra, which loads all of SciPy's."""
     blas, math = "scipy.linalg.cython_blas", "numba.np.arraymath"
-    if not _alone or blas in sys.modules or math in sys.modules:
+    if not getattr(sys.modules["presage"], "own_process", False) or blas in sys.modules or math in sys.modules:
         yield
         return
     sys.modules[blas] = None  # type: ignore[assignment]

@@ -127,7 +127,8 @@ def knots(found: Sequence[Way], grid: Array) -> Array:
     """Sizes to know the law at: a grid, and both sides of where the tuner changes its mind."""
     at = crossings([w.thought for w in found if w.thought is not None])
     extra = [m * side for m in at for side in (0.98, 1.02) if grid[0] < m * side < grid[-1]]
-    return np.unique(np.concatenate([grid, extra]))
+    both = np.sort(np.concatenate([grid, extra]))  # np.unique would load numpy.ma
+    return np.asarray(both[np.append(True, both[1:] != both[:-1])])
 
 
 def floor(op: str, group: Group, platform: Platform) -> float:
