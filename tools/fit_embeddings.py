@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.embeddings.lookup_files import SHIPPED, save_lookup_parameters
+from presage.embeddings.lookup_model import SHIPPED, save_lookup_parameters
 from presage_fit.embeddings import fit_lookups
 from presage_validation.tbe_files import read_groups
 

@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_correction import correction_features, fit_correction
-from presage.embeddings.lookup_files import LookupParameters
-from presage.embeddings.lookup_law import backward_seconds, forward_seconds, index_check_seconds, terms
-from presage.embeddings.lookup_traffic import LookupTraffic, lookup_traffic
+from presage.embeddings.lookup_law import (
+    LookupTraffic,
+    backward_seconds,
+    correction_features,
+    fit_correction,
+    forward_seconds,
+    index_check_seconds,
+    lookup_traffic,
+    terms,
+)
+from presage.embeddings.lookup_model import LookupParameters
 from presage.embeddings.row_reuse import Lookups
 from presage.embeddings.table import Table, TableArrays, table_arrays
 from presage_fit.least_squares import least

@@ -19,8 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from presage.embeddings.lookup_files import MEASURED_ON, load_lookup_parameters
-from presage.embeddings.lookup_model import EmbeddingModel, embedding_model, scale_parameters
+from presage.embeddings.lookup_model import (
+    MEASURED_ON,
+    EmbeddingModel,
+    embedding_model,
+    load_lookup_parameters,
+    scale_parameters,
+)
 from presage.embeddings.row_reuse import Lookups, zipf
 from presage.hardware import Gpu, gpu
 from presage_fit.embeddings import START, Measured, fit_lookups, group_hash, sample

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from presage.embeddings import Lookups, Reuse, Table
-from presage.embeddings.lookup_files import MEASURED_ON
-from presage.embeddings.lookup_model import LENGTHS, OPTIMIZERS
+from presage.embeddings.lookup_model import LENGTHS, MEASURED_ON, OPTIMIZERS
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu

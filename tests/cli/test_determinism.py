@@ -117,7 +117,7 @@ def test_every_command_is_here() -> None:
 
 def test_a_search_that_ends_by_itself_finds_the_same() -> None:
     from presage.embeddings import Table
-    from presage.embeddings.sharding_problem import ShardingProblem
+    from presage.embeddings.sharding_plan import ShardingProblem
     from presage.embeddings.sharding_search import search
     from presage.hardware import platform
 

@@ -12,8 +12,7 @@ from commands import runner
 from index_draws import draws
 from presage.cli import indices as command
 from presage.embeddings import embedding_model
-from presage.embeddings.index_counts import Bags, count_lookups, likely_alpha
-from presage.embeddings.index_files import read_indices
+from presage.embeddings.indices import Bags, count_lookups, likely_alpha, read_indices
 from presage.errors import InputError, PresageError
 
 run = runner(command.command)

@@ -11,10 +11,17 @@ pytest.importorskip("torchrec", reason="needs the extra 'torchrec' (torchrec and
 
 from presage.adapters.torchrec import PresageEstimator
 from presage.embeddings import Reuse, Table
-from presage.embeddings.sharding_cost import sharding_cost
-from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, ShardingPlan, TablePlacement
-from presage.embeddings.sharding_prices import ShardCosts
-from presage.embeddings.sharding_problem import ShardingProblem
+from presage.embeddings.sharding_cost import ShardCosts, sharding_cost
+from presage.embeddings.sharding_plan import (
+    COLUMN,
+    DATA,
+    KINDS,
+    ROW,
+    TABLE,
+    ShardingPlan,
+    ShardingProblem,
+    TablePlacement,
+)
 from presage.hardware import platform
 
 RANKS, BATCH = 4, 2048

@@ -282,7 +282,7 @@ READERS = (
     alone("saved graph", of("presage.graph.save:read"), "a.presage", "graph", seeds.graph(), command=("graph", "{}")),
     alone(
         "indices, .npz",
-        of("presage.embeddings.index_files:read_indices"),
+        of("presage.embeddings.indices:read_indices"),
         "i.npz",
         "npz",
         *seeds.indices(),
@@ -290,7 +290,7 @@ READERS = (
     ),
     alone(
         "indices, .npy",
-        of("presage.embeddings.index_files:read_indices"),
+        of("presage.embeddings.indices:read_indices"),
         "i.npy",
         "npy",
         seeds.array(),
@@ -346,5 +346,5 @@ BY_NAME = {r.name: r for r in READERS}
 
 def with_torch() -> Reader:
     """Tensors, which are made with torch and read by it."""
-    read, command = of("presage.embeddings.index_files:read_indices"), ("indices", "{}")
+    read, command = of("presage.embeddings.indices:read_indices"), ("indices", "{}")
     return alone("indices, .pt", read, "i.pt", "zip", seeds.tensors(), command=command)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.embeddings.sharding_problem import ShardingProblem
+from presage.embeddings.sharding_plan import ShardingProblem
 from presage.embeddings.sharding_search import ShardingResult as Sharded
 from presage.embeddings.sharding_search import search as search_shards
-from presage.embeddings.sharding_tasks import draw_task
+from presage.embeddings.table import draw_task
 from presage.hardware import platform
 from presage.prediction.draws import guarantee, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import StepDistribution, belief_of

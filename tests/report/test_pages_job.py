@@ -13,7 +13,7 @@ from job_answers import JOBS, LARGE, SMALL, job, moves, plans, shards, surely, w
 from commands import runner
 from presage.cli.app import app
 from presage.cli.job import detail_of
-from presage.embeddings.sharding_memory import memory_by_rank
+from presage.embeddings.sharding_cost import memory_by_rank
 from presage.noise.sampling import RandomStreams
 from presage.placement import drawn_fleet, place
 from presage.prediction.draws import step_model

@@ -21,7 +21,7 @@ import numpy as np
 
 from presage.costs.collectives import Collectives, Group
 from presage.embeddings import Reuse, Table, embedding_model
-from presage.embeddings.sharding_prices import DENSE_PASSES, REACHED
+from presage.embeddings.sharding_cost import DENSE_PASSES, REACHED
 from presage.errors import PresageError
 from presage.hardware import Platform
 from presage.hardware import platform as _platform

@@ -37,8 +37,7 @@ def command(
     """
     from dataclasses import asdict
 
-    from presage.embeddings.index_counts import count_lookups
-    from presage.embeddings.index_files import read_indices
+    from presage.embeddings.indices import count_lookups, read_indices
     from presage.embeddings.table import WIDTHS
     from presage.errors import PresageError
     from presage.report.shard_answer import indices_answer

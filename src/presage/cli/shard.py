@@ -16,7 +16,7 @@ from presage.cli.output import bar, check_report, show_answer
 
 if TYPE_CHECKING:
     from presage.embeddings import Table
-    from presage.embeddings.sharding_problem import ShardingProblem
+    from presage.embeddings.sharding_plan import ShardingProblem
     from presage.embeddings.sharding_search import ShardingResult
     from presage.hardware import Platform
 
@@ -90,7 +90,7 @@ def command(
 def _problem(
     path: Path, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
 ) -> ShardingProblem:
-    from presage.embeddings.sharding_problem import ShardingProblem
+    from presage.embeddings.sharding_plan import ShardingProblem
     from presage.embeddings.table_files import read_tables
     from presage.errors import PresageError
     from presage.hardware import platform
@@ -106,7 +106,7 @@ def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
     """A random sharding task."""
     import numpy as np
 
-    from presage.embeddings.sharding_tasks import draw_task
+    from presage.embeddings.table import draw_task
 
     return draw_task(ranks, float(place.gpu.memory), np.random.default_rng(0)), DEMO_BATCH * ranks
 

@@ -11,8 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from presage.embeddings.dlrm_job import DlrmJob
-from presage.embeddings.dlrm_layers import bce_loss, concatenate, cross, dense_update, dot_interaction, mlp
-from presage.embeddings.tape import ENGINE, AutogradTape
+from presage.embeddings.dlrm_layers import (
+    ENGINE,
+    AutogradTape,
+    bce_loss,
+    concatenate,
+    cross,
+    dense_update,
+    dot_interaction,
+    mlp,
+)
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Ref
 

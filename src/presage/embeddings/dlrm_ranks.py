@@ -12,11 +12,9 @@ from presage.costs.kernel_model import OpTime
 from presage.embeddings import EmbeddingModel
 from presage.embeddings.dlrm_graph import SPARSE, EmbeddingCounts, dlrm_graph
 from presage.embeddings.dlrm_job import INDICES, WIRES, DlrmJob
-from presage.embeddings.sharding_cost import ShardingCost, sharding_cost, shards_of
+from presage.embeddings.sharding_cost import ShardCosts, ShardingCost, SharedTableCosts, sharding_cost, shards_of
 from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic_plan
-from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, ShardingPlan
-from presage.embeddings.sharding_prices import ShardCosts, SharedTableCosts
-from presage.embeddings.sharding_problem import ShardingProblem
+from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, ShardingPlan, ShardingProblem
 from presage.embeddings.sharding_search import search
 from presage.embeddings.table_files import read_plan
 from presage.errors import PresageError

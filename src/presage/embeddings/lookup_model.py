@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_correction import LookupCorrection, correction_features
-from presage.embeddings.lookup_files import MEASURED_ON, LookupParameters, load_lookup_parameters
-from presage.embeddings.lookup_law import AT, backward_seconds, forward_seconds, terms
-from presage.embeddings.lookup_traffic import lookup_traffic
+from presage.embeddings.lookup_law import (
+    AT,
+    LookupCorrection,
+    backward_seconds,
+    correction_features,
+    forward_seconds,
+    lookup_traffic,
+    terms,
+)
 from presage.embeddings.row_reuse import Lookups
 from presage.embeddings.table import Table, table_arrays
-from presage.errors import PresageError
+from presage.errors import InputError, PresageError
+from presage.files import write_whole
 from presage.hardware import Gpu, gpu
-
-__all__ = ["LENGTHS", "OPTIMIZERS", "EmbeddingModel", "embedding_model", "scale_parameters"]
 
 Array = npt.NDArray[Any]
 OPTIMIZERS = ("rowwise_adagrad", "sgd")
@@ -29,6 +36,44 @@ BYTES = ("memory", "through", "output", "sort", "runs", "gradient", "update", "c
 WORK = (*(f"{name}{k}" for name in ("row", "short", "long") for k in range(4)), "block", "short_more", "check_steps",
         "check_bags", "walk_steps", "walk_bags")  # fmt: skip
 WARPS = ("resident", *(f"warps{k}" for k in KINDS))
+VERSION = 1
+MEASURED_ON = "h200"
+SHIPPED = Path(__file__).resolve().parents[1] / "data" / MEASURED_ON / "embeddings.json"
+
+
+@dataclass(frozen=True)
+class LookupParameters:
+    """The law's parameters on the GPU they were measured on, and what is learned beyond it."""
+
+    params: Mapping[str, float]
+    forward: LookupCorrection | None
+    backward: LookupCorrection | None
+    source: str = ""
+    seen: frozenset[str] = frozenset()  # marks of the groups it was fitted on
+
+
+def save_lookup_parameters(found: LookupParameters, path: Path = SHIPPED) -> None:
+    value = {
+        "version": VERSION,
+        "source": found.source,
+        "seen": sorted(found.seen),
+        "params": {name: float(f"{value:.5g}") for name, value in found.params.items()},
+        "forward": found.forward and found.forward.to_json(),
+        "backward": found.backward and found.backward.to_json(),
+    }
+    write_whole(path, (json.dumps(value) + "\n").encode())
+
+
+@lru_cache(4)
+def load_lookup_parameters(path: Path = SHIPPED) -> LookupParameters:
+    try:
+        value = json.loads(path.read_text())
+        if value["version"] != VERSION:
+            raise InputError(path, f"is {value['version']}, this presage reads {VERSION}; fit it again", "version")
+        there, back = (LookupCorrection.from_json(value[n]) if value[n] else None for n in ("forward", "backward"))
+        return LookupParameters(dict(value["params"]), there, back, str(value["source"]), frozenset(value["seen"]))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise InputError(path, f"not a file of embedding parameters ({e})") from e
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan
-from presage.embeddings.sharding_prices import Shard, ShardArrays, ShardCosts, SharedTableCosts
-
-__all__ = ["PHASES", "RankLoads", "ShardingCost", "phase_seconds", "rank_loads", "sharding_cost", "shards_of"]
+from presage.costs.collectives import Collectives, Group
+from presage.embeddings import EmbeddingModel, Table, embedding_model
+from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, ShardingProblem
 
 Array = npt.NDArray[Any]
 PHASES = ("input", "lookup", "output", "gradient", "update", "replicas")
@@ -101,3 +101,222 @@ def sharding_cost(plan: ShardingPlan, prices: ShardCosts) -> ShardingCost:
     load = rank_loads(parts, ranks, common, prices)
     over = max(0.0, float(load.memory.max()) - prices.problem.limit)
     return ShardingCost(phase_seconds(load, common, prices), load, over)
+
+
+# ---- What parts of tables cost a rank: terms of its lookups, bytes to send, memory; and the times of a whole plan.
+
+SIZES = 24.0  # bytes to each rank that tell how much will come: three numbers
+STATE = {"rowwise_adagrad": 4.0, "sgd": 0.0}  # optimizer's bytes a row
+DENSE_STATE = {"rowwise_adagrad": 1.0, "sgd": 0.0}  # of a table that all hold: of its weights' bytes
+NARROWEST = 32  # columns that a part keeps
+REACHED = 0.85  # of the memory bandwidth, by dense updates
+DENSE_PASSES = 5.0  # over weights: gradients zeroed, read, weights read and written, state
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """What one part of a table asks of its rank."""
+
+    terms: Array
+    indices: float  # bytes in
+    output: float  # bytes out
+    memory: float
+
+
+@dataclass(frozen=True, eq=False)
+class ShardArrays:
+    """Parts as arrays, one entry each."""
+
+    table: Array
+    terms: Array
+    indices: Array
+    output: Array
+    memory: Array
+
+    @staticmethod
+    def of(tables: Sequence[int], parts: Sequence[Shard], width: int = 0) -> ShardArrays:
+        """`width`: terms of a part, where there may be none."""
+        rest = [np.array([getattr(p, n) for p in parts], float) for n in ("indices", "output", "memory")]
+        width = len(parts[0].terms) if parts else width
+        return ShardArrays(np.array(tables, int), np.array([p.terms for p in parts]).reshape(len(parts), width), *rest)
+
+
+@dataclass(frozen=True)
+class SharedTableCosts:
+    """What tables on all ranks add to each of them: seconds of the phases, bytes."""
+
+    by_rows: tuple[float, float] = (0.0, 0.0)  # forward, backward of tables cut by rows
+    replicated: tuple[float, float] = (0.0, 0.0)  # of tables that all ranks hold
+    indices: float = 0.0
+    output: float = 0.0  # bytes of the reduce-scatter
+    replicas: float = 0.0  # bytes of the all-reduce
+    dense: float = 0.0  # seconds of dense updates
+    memory: float = 0.0
+
+    @property
+    def forward(self) -> float:
+        return self.by_rows[0] + self.replicated[0]
+
+    @property
+    def backward(self) -> float:
+        return self.by_rows[1] + self.replicated[1]
+
+
+class ShardCosts:
+    """Parts and times of one problem, worked out when first asked for."""
+
+    def __init__(self, problem: ShardingProblem, model: EmbeddingModel | None = None) -> None:
+        self.problem = problem
+        self.model = model or embedding_model(problem.platform.gpu)
+        self.collectives = Collectives.of(problem.platform)
+        self.group = Group.of(problem.platform, problem.ranks)
+        self._parts: dict[tuple[int, int], Shard] = {}
+        self._everywhere: dict[tuple[int, str], Shard] = {}
+        for i, terms in enumerate(self._terms(problem.tables, problem.batch)):
+            self._parts[i, 1] = self._part(problem.tables[i], terms)
+        self.received = 2 * problem.batch / problem.ranks * sum(t.dim for t in problem.tables) * problem.wire
+
+    def _terms(self, tables: Sequence[Table], batch: float) -> Array:
+        return self.model.terms(tables, batch, optimizer=self.problem.optimizer, lengths=self.problem.lengths)
+
+    def _part(self, table: Table, terms: Array) -> Shard:
+        batch = self.problem.batch
+        indices, output = (table.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
+        state = table.rows * STATE[self.problem.optimizer]
+        return Shard(terms, indices, output, table.weight_bytes + state + 2 * indices + 2 * output)
+
+    def cuts(self, table: int) -> list[int]:
+        """Into how many parts of columns a table may be cut."""
+        dim = self.problem.tables[table].dim
+        return [
+            k for k in (2, 4, 8, 16, 32) if dim % (4 * k) == 0 and dim // k >= NARROWEST and k <= self.problem.ranks
+        ]
+
+    def part(self, table: int, cut: int = 1) -> Shard:
+        """One of `cut` parts of its columns."""
+        if (table, cut) not in self._parts:
+            one = self.problem.tables[table].columns_part(cut)
+            self._parts[table, cut] = self._part(one, self._terms([one], self.problem.batch)[0])
+        return self._parts[table, cut]
+
+    def everywhere(self, table: int, kind: str) -> Shard:
+        """A rank's share of a table that is cut by rows, or that all ranks hold."""
+        if (table, kind) not in self._everywhere:
+            make = self._row_part if kind == ROW else self._replica
+            self._everywhere[table, kind] = make(self.problem.tables[table])
+        return self._everywhere[table, kind]
+
+    def _row_part(self, table: Table) -> Shard:
+        batch, one = self.problem.batch, table.rows_part(self.problem.ranks)
+        indices, output = (one.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
+        state = one.rows * STATE[self.problem.optimizer]
+        return Shard(self._terms([one], batch)[0], indices, output, one.weight_bytes + state + 2 * indices + 2 * output)
+
+    def _replica(self, table: Table) -> Shard:
+        copies = 2 + DENSE_STATE[self.problem.optimizer]  # weights, gradients
+        return Shard(self._terms([table], self.problem.batch / self.problem.ranks)[0], 0.0, 0.0,
+                    copies * table.weight_bytes)  # fmt: skip
+
+    def common(self, by_rows: Sequence[int], replicated: Sequence[int]) -> SharedTableCosts:
+        """What these tables cost every rank."""
+        rows = ShardArrays.of(by_rows, [self.everywhere(t, ROW) for t in by_rows])
+        held = ShardArrays.of(replicated, [self.everywhere(t, DATA) for t in replicated])
+        weights = float(sum(self.problem.tables[t].weight_bytes for t in replicated))
+        dense = DENSE_PASSES * weights / (REACHED * self.problem.platform.gpu.memory_bandwidth)
+        memory = float(rows.memory.sum() + held.memory.sum()) + self.received
+        sizes = float(rows.indices.sum()), float(rows.output.sum())
+        return SharedTableCosts(self._group(rows), self._group(held), *sizes, weights, dense, memory)
+
+    def _group(self, parts: ShardArrays) -> tuple[float, float]:
+        """Forward and backward of parts that are one group."""
+        if not len(parts.table):
+            return 0.0, 0.0
+        total = parts.terms.sum(axis=0)
+        return float(self.model.forward_of(total)), float(self.model.backward_of(total))
+
+    def exchange(self, most: Any) -> Any:
+        """Seconds of an all-to-all in which the busiest rank sends, or receives, so many bytes, its own counted.
+
+        It sends all others alike: the ranks of its domain get their share over the inner links, at the same time.
+        """
+        most = np.asarray(most, float)
+        seconds = self.collectives.seconds("all_to_all", most, self.group)
+        near = self.group.per_domain
+        if near in (1, self.group.ranks):
+            return seconds
+        within = self.collectives.seconds("all_to_all", most * near / self.group.ranks, Group(near, near))
+        return np.maximum(seconds, within)
+
+    def input(self, most: Any) -> Any:
+        """The sizes first, then lengths, then indices; of lengths only the start counts, their bytes are in `most`."""
+        return np.where(np.asarray(most) > 0, 2 * self.announce() + self.exchange(most), 0.0)
+
+    def announce(self) -> float:
+        """Seconds of an exchange of sizes."""
+        return float(self.exchange(SIZES * self.problem.ranks))
+
+    def between(self, common: SharedTableCosts) -> tuple[float, float, float]:
+        """Seconds of the reduce-scatter, the all-gather and the all-reduce."""
+        sent = [("reduce_scatter", common.output), ("all_gather", common.output), ("all_reduce", common.replicas)]
+        scatter, gather, reduce = (float(self.collectives.seconds(op, b, self.group)) for op, b in sent)
+        return scatter, gather, reduce
+
+
+# ---- What each table puts on each rank: the memory of its parts.
+
+
+def memory_by_rank(problem: ShardingProblem, plan: ShardingPlan) -> npt.NDArray[Any]:
+    """[table, rank]: bytes; nan where a rank has nothing of a table. What ranks receive from others is not in it."""
+    prices = ShardCosts(problem)
+    out = np.full((len(plan.tables), plan.ranks), np.nan)
+    for t, placed in enumerate(plan.tables):
+        if placed.sharding in (TABLE, COLUMN):
+            one = prices.part(t, len(placed.ranks)).memory
+            for rank in placed.ranks:
+                out[t, rank] = np.nan_to_num(out[t, rank]) + one
+        else:
+            out[t] = prices.everywhere(t, placed.sharding).memory
+    return out
+
+
+# ---- What no placing of the same parts can beat, and what one table adds to a rank.
+
+
+def marginal(parts: ShardArrays, prices: ShardCosts, ranks: float = 1.0) -> tuple[Array, Array]:
+    """Seconds that each part adds to the forward and the backward of a rank with an even share of all parts.
+
+    With one rank it is the group of all. Kernels go by the widest table of their group: of the groups of all tables
+    up to a width, those that could hold the part count, and the least of them is taken.
+    """
+    dims = np.array([prices.problem.tables[t].dim for t in parts.table], float)
+    widths = [w for w in (32, 64, 128, np.inf) if (dims <= w).any()]
+    found = []
+    for of in (prices.model.forward_of, prices.model.backward_of):
+        least = np.full(len(dims), np.inf)
+        for w in widths:
+            some = dims <= w
+            total = parts.terms[some].sum(axis=0) / ranks
+            more = of(total + parts.terms[some]) - of(total)
+            least[some] = np.minimum(least[some], more)
+        found.append(np.maximum(least, 0.0))
+    return found[0], found[1]
+
+
+def lower_bound(plan: ShardingPlan, prices: ShardCosts) -> float:
+    """Seconds that the parts of a plan take at least, wherever they are."""
+    parts, ranks, common = shards_of(plan, prices)
+    load = rank_loads(parts, ranks, common, prices)
+    if not len(ranks):
+        return sum(phase_seconds(load, common, prices).values())
+    n = prices.problem.ranks
+    added = [np.minimum(a, b) for a, b in zip(marginal(parts, prices), marginal(parts, prices, n), strict=True)]
+    alone = prices.model.forward_of(parts.terms), prices.model.backward_of(parts.terms)
+    spread = []
+    for least, single, extra in zip(added, alone, (common.forward, common.backward), strict=True):
+        first = max(0.0, float((single - least).min()))
+        spread.append(max(float(least.sum()) / n + first, float(single.max())) + extra)
+    for sizes, extra in ((parts.indices, common.indices), (parts.output, 0.0)):
+        spread.append(max(float(sizes.sum()) / n, float(sizes.max())) + extra)
+    one = [np.array([v]) for v in spread]
+    ideal = RankLoads(one[0], one[1], one[2], one[3], load.memory)
+    return min(sum(phase_seconds(x, common, prices).values()) for x in (ideal, load))

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.sharding_cost import RankLoads, phase_seconds, shards_of
+from presage.embeddings.sharding_cost import RankLoads, ShardCosts, SharedTableCosts, phase_seconds, shards_of
 from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, TablePlacement
-from presage.embeddings.sharding_prices import ShardCosts, SharedTableCosts
 
 __all__ = ["ShardMove", "ShardingState"]
 

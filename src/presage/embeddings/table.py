@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,6 @@ import numpy.typing as npt
 
 from presage.embeddings.row_reuse import Lookups, Reuse
 from presage.errors import PresageError
-
-__all__ = ["WIDTHS", "Table", "TableArrays", "table_arrays"]
 
 Array = npt.NDArray[Any]
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a weight
@@ -88,3 +87,37 @@ def table_arrays(tables: Sequence[Table], batch: float, found: Sequence[Lookups]
     rows = np.array([k.rows for k in asked], float).reshape(len(tables), -1)
     uses = np.array([k.uses for k in asked], float).reshape(len(tables), -1)
     return TableArrays(np.full(len(tables), float(batch)), *(*fixed.T, *counts.T, rows, uses))
+
+
+# ---- Random sharding tasks, as the research on sharding draws them, from a pool of made-up tables.
+
+POOL, HEAVY = 856, 20.0
+POOL_DIMS = (32, 64, 128, 256)
+A_RANK, LEAST, MOST = 13, 0.7, 1.3
+FULL = 0.8
+TRIES = 100
+
+
+@cache
+def table_pool(size: int = POOL, seed: int = 0) -> tuple[Table, ...]:
+    """Tables of 100 to 30 million rows and 1 to 200 lookups a sample, most of them few."""
+    rng = np.random.default_rng(seed)
+    rows = np.exp(rng.uniform(np.log(100), np.log(30e6), size)).astype(int)
+    pooling = np.clip(np.exp(rng.normal(np.log(8.0), 1.3, size)), 1.0, 200.0).round(2)
+    alpha = rng.uniform(0.4, 1.3, size).round(3)
+    dims = rng.choice(POOL_DIMS, size)
+    columns = zip(rows.tolist(), dims.tolist(), pooling.tolist(), alpha.tolist(), strict=True)
+    return tuple(Table(f"t{i}", e, d, p, Reuse(alpha=a)) for i, (e, d, p, a) in enumerate(columns))
+
+
+def draw_task(
+    ranks: int, memory: float, rng: np.random.Generator, *, heavy: bool = False, tables: int = 0
+) -> tuple[Table, ...]:
+    """Tables of one task for so many ranks with so many bytes each; `tables` where their number is given."""
+    some = [t for t in table_pool(max(POOL, 2 * tables)) if not heavy or t.pooling >= HEAVY]
+    for _ in range(TRIES):
+        count = tables or int(rng.integers(int(A_RANK * ranks * LEAST), int(A_RANK * ranks * MOST)))
+        drawn = rng.choice(len(some), min(count, len(some)), replace=False)
+        if sum(some[i].weight_bytes for i in drawn) <= FULL * ranks * memory:
+            return tuple(some[i] for i in drawn.tolist())
+    raise PresageError(f"no draw of tables fits {ranks} ranks of {memory / 1024**3:.4g} GiB")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from presage.embeddings.dlrm_ranks import DlrmRanks
-from presage.embeddings.index_counts import TableCounts
+from presage.embeddings.indices import TableCounts
 from presage.embeddings.sharding_cost import ShardingCost
-from presage.embeddings.sharding_memory import memory_by_rank
-from presage.embeddings.sharding_problem import ShardingProblem
+from presage.embeddings.sharding_cost import memory_by_rank
+from presage.embeddings.sharding_plan import ShardingProblem
 from presage.embeddings.sharding_search import ShardingResult
 from presage.prediction.step import StepResult
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
