@@ -11,8 +11,7 @@ import numpy as np
 
 from presage.embeddings.dlrm_ranks import DlrmRanks
 from presage.embeddings.indices import TableCounts
-from presage.embeddings.sharding_cost import ShardingCost
-from presage.embeddings.sharding_cost import memory_by_rank
+from presage.embeddings.sharding_cost import ShardingCost, memory_by_rank
 from presage.embeddings.sharding_plan import ShardingProblem
 from presage.embeddings.sharding_search import ShardingResult
 from presage.prediction.step import StepResult
