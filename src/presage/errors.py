@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["WRONG_VALUE", "InputError", "PresageError", "near"]
-
 LONGEST = 1500  # characters of a sentence: a file's own words may be in it
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from presage.errors import PresageError
 from presage.files import write_whole
 
-__all__ = ["Example", "copied", "examples", "home"]
-
 # How each kind of file is used; others belong to one of these.
 COMMANDS = {
     "gpt.py": "presage predict {}:build --arg batch=8",

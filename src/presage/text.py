@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["amount", "percent", "seconds", "shorten", "size"]
-
 
 def seconds(value: float) -> str:
     """Three or four significant digits with the unit that fits: 1.23 s, 45.6 ms, 789 us."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from presage.errors import InputError, PresageError, near
 
-__all__ = ["check_arguments", "load", "load_cases", "load_plugin", "load_value", "parse_arguments", "users_line"]
-
 Around = Callable[[], AbstractContextManager[None]]  # what the file is imported in
 _OURS = str(Path(__file__).parent)
 _PYTHON = str(Path(traceback.__file__).parent)

@@ -81,10 +81,10 @@ def command(
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
-    from presage.pool import opened
+    from presage.pool import open_pool
 
     _check(kind, workers > 1 or ray is not None)
-    with _telling() as tell, opened(workers, ray, fresh=kind in USER_CODE) as pool:
+    with _telling() as tell, open_pool(workers, ray, fresh=kind in USER_CODE) as pool:
         _RUN[kind](paths, out, json, tell, pool)
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from presage.cli import complete
 from presage.cli.app import app
-from presage.cli.faults import guarded
+from presage.cli.faults import run_guarded
 from presage.cli.options import current_output, output_options
 from presage.cli.output import bar
 from presage.errors import InputError, PresageError, near
@@ -259,10 +259,10 @@ def test_what_goes_wrong_is_one_line_and_a_code(
     def fail() -> None:
         raise error
 
-    assert guarded(fail, debug=False) == code
+    assert run_guarded(fail, debug=False) == code
     found = capsys.readouterr()
     assert found.err.startswith(text) and found.err.count("\n") == 1 and found.out == ""
-    assert guarded(fail, debug=True) == code
+    assert run_guarded(fail, debug=True) == code
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -335,7 +335,7 @@ MISUSES = {
 
 @pytest.mark.parametrize("command", MISUSES, ids=lambda c: c.replace(JOB, "JOB"))
 def test_a_mistake_is_met_with_the_next_step(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = guarded(lambda: app(command.split(), prog_name="presage", standalone_mode=False), debug=False)
+    code = run_guarded(lambda: app(command.split(), prog_name="presage", standalone_mode=False), debug=False)
     found = capsys.readouterr()
     assert code == 2 and found.out == ""
     assert MISUSES[command] in found.err and found.err.count("\n") == 1, found.err

@@ -11,10 +11,10 @@ import pytest
 from commands import runner
 from graph_sketches import training_step
 from presage.cli import graph as graph_command
-from presage.cli.graph import parse_arguments
 from presage.errors import PresageError
 from presage.graph import save
 from presage.text import amount, size
+from presage.usercode import parse_arguments
 
 run = runner(graph_command.command)
 

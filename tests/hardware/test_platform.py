@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from commands import runner
-from presage.cli import platforms as command
+from presage.cli import hardware as command
 from presage.errors import InputError, PresageError
 from presage.hardware import gpu, platform, platforms
 from presage.hardware.facts import shipped
 from presage.hardware.platform import read_platform
 
 GOOD = next(p for p in shipped("platforms") if p.stem == "dgx-h100").read_text()
-run = runner(command.command)
+run = runner(command.platforms_command)
 
 
 def test_known_platforms_are_whole() -> None:

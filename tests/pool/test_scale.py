@@ -27,7 +27,7 @@ from presage.cli.job import command as job
 from presage.cli.plan import command as plan
 from presage.cli.run import command as run
 from presage.errors import InputError, PresageError
-from presage.pool import BESIDE, SERIAL, Pool, opened, processes, ray_cluster
+from presage.pool import SERIAL, THREADS_2, Pool, open_pool, processes, ray_cluster
 from presage.runs.simulate import CHUNK
 from presage_validation.command import command as accuracy
 
@@ -158,9 +158,9 @@ def test_nothing_runs_on_when_somebody_stops() -> None:
 
 
 def test_the_pool_asked_for_is_opened() -> None:
-    with opened() as one, opened(here=BESIDE) as two:
-        assert one is SERIAL and two is BESIDE
-    with pytest.raises(PresageError, match="say one of them"), opened(2, "auto"):
+    with open_pool() as one, open_pool(here=THREADS_2) as two:
+        assert one is SERIAL and two is THREADS_2
+    with pytest.raises(PresageError, match="say one of them"), open_pool(2, "auto"):
         pass
     with pytest.raises(PresageError, match="accuracy dlrm is one piece of work"):
         runner(accuracy)("dlrm", JOBS, "--workers", "2")

@@ -18,7 +18,7 @@ from presage.errors import PresageError
 from presage.noise.distribution import Fixed, LogNormal
 from presage.noise.model import NO_NOISE, CommonNoise, NetworkRegimes, NoiseModel, SlowGpus, Stalls, WorkSpread
 from presage.noise.sources import SOURCES, active_sources, only_sources, without_sources
-from presage.pool import BESIDE, SERIAL, processes
+from presage.pool import SERIAL, THREADS_2, processes
 from presage.prediction.draws import DrawRequest, draw, draw_all, scale_class, step_model, without_fitted_stragglers
 from presage.prediction.draws.criticality import criticality, scale_stage, stage_criticality
 from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
@@ -113,7 +113,7 @@ def test_what_is_drawn_together_is_drawn_as_alone(shape: StepModel) -> None:
     alone = [draw(shape, noise, 3, 500).seconds for noise in noises]
     asked = [DrawRequest(shape, noise, 500) for noise in noises]
     with processes(2) as pool:
-        for way in (SERIAL, BESIDE, pool):
+        for way in (SERIAL, THREADS_2, pool):
             found = dict(draw_all(asked, 3, way))
             assert all(np.array_equal(found[i].seconds, seconds) for i, seconds in enumerate(alone))
 

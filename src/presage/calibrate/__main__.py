@@ -1,6 +1,20 @@
-"""Measures this machine's GPU into a pack: a folder of raw measurements. Needs Python, torch and numpy only.
+"""Measure this machine's GPU into a calibration pack: a folder of raw measurements that predictions are fitted to.
 
-Stops when its time is up; the same command goes on where it stopped. A full sweep of an H200 takes about 20 minutes.
+What is measured, on random data, with warm-up and repeats:
+  kernels   every kernel family (GEMM, convolution, attention, ...) over shapes drawn from a seed, with warm and cold
+            caches
+  host      host time of ops with and without the profiler; launch and synchronisation latencies
+  copies    bandwidths within the device and to and from the host
+  power     clocks under sustained load
+
+A full sweep of an H200 takes about 20 minutes. The command stops after --minutes; run it again to continue where it
+stopped. Needs only Python, torch and numpy, and an otherwise idle GPU: on a bare machine, copy the presage folder and
+run `python -m presage.calibrate` with the same options.
+
+Examples:
+  presage calibrate --out my_gpu/
+  presage calibrate --out my_gpu/ --family gemm --minutes 5
+  presage pack my_gpu/
 """
 
 from __future__ import annotations
@@ -26,7 +40,7 @@ from presage.calibrate.stuck import Stuck
 from presage.calibrate.sweeps import FAMILIES, draw
 from presage.errors import PresageError
 from presage.files import write_whole
-from presage.pool.orphans import end_with_parent
+from presage.pool.processes import end_with_parent
 
 BATCH = 100
 NEVER_BACK = "did not come back when it was last tried"
@@ -122,14 +136,25 @@ def once(out: Path, name: str, measure: Any, tell: Tell = tell) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(prog="presage calibrate", description=__doc__)
-    out.add_argument("--out", type=Path, required=True, help="folder of the raw measurements; what is there is kept")
-    out.add_argument("--minutes", type=float, default=20.0, help="stop after this time (default 20)")
-    out.add_argument("--family", action="append", choices=sorted(FAMILIES), help="only these (default: all)")
-    out.add_argument("--seconds-each", type=float, default=0.0, help="at most this long for a family in one run")
-    out.add_argument("--seed", type=int, default=0, help="another seed draws other shapes of the same design")
-    out.add_argument("--json", metavar="FILE|-", help="write what is in the folder now as JSON to FILE, or to stdout")
-    out.add_argument("-q", "--quiet", action="store_true", help="no progress, the answer alone")
+    out = argparse.ArgumentParser(
+        prog="presage calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out.add_argument(
+        "--out", type=Path, required=True, metavar="PACK", help="Folder of the pack; existing measurements are kept."
+    )
+    out.add_argument("--minutes", type=float, default=20.0, metavar="M", help="Time limit, min (default: 20).")
+    out.add_argument(
+        "--family",
+        action="append",
+        choices=sorted(FAMILIES),
+        help="Measure only this kernel family (repeatable; default: all).",
+    )
+    out.add_argument(
+        "--seconds-each", type=float, default=0.0, metavar="S", help="Time limit per family, s (default: none)."
+    )
+    out.add_argument("--seed", type=int, default=0, metavar="N", help="Random seed of the shapes (default: 0).")
+    out.add_argument("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")
+    out.add_argument("-q", "--quiet", action="store_true", help="Print only the answer: no progress.")
     return out
 
 
@@ -162,7 +187,7 @@ def _torch() -> Any:
     except ImportError as e:
         raise PresageError("calibrating needs torch, which is not installed here: pip install torch") from e
     if not torch.cuda.is_available():
-        raise PresageError("no CUDA GPU here; run it on the machine whose GPU is to be measured")
+        raise PresageError("no CUDA GPU on this machine: run it where the GPU is")
     return torch
 
 
@@ -184,7 +209,7 @@ def _finish(out: Path, families: list[str], seed: int, path: str | None) -> None
             print(data, end="")
             return
         write_whole(path, data.encode())
-    next_step = f"presage pack {out} tells of it" if complete else "out of time; run the same command again to go on"
+    next_step = f"see presage pack {out}" if complete else "out of time: run the same command again to continue"
     print(f"{out}: {sum(there.values()):,} of {sum(wanted.values()):,} draws measured; {next_step}")
 
 

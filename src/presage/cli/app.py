@@ -11,12 +11,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from presage.cli.faults import guarded
+from presage.cli.faults import run_guarded
 from presage.cli.options import HelpCommand, Quiet, output_options, plain_types, with_common_options
 from presage.cli.plugins import COMMANDS as PLUGINS
 from presage.cli.plugins import load_command
-
-__all__ = ["build", "main"]
 
 FIRST = """\
 To begin:
@@ -29,28 +27,28 @@ See docs/: one page per question, plus terminal tips and a glossary.
 """
 STEP, MANY, TABLES, HARDWARE = "One training step", "Many GPUs", "Embedding tables", "Hardware, data and accuracy"
 LISTING = "presage.listing"  # in a context: commands are listed, not run
-# Panel, name, what presage.cli.NAME calls it (or where another package has it), and what it answers.
+# Panel, name, module:function of presage.cli (or of another package), and what it does.
 COMMANDS: list[tuple[str, str, str, str]] = [
-    (STEP, "predict", "command", "Predict the time and memory of a training step on a GPU you do not have"),
-    (STEP, "whatif", "command", "Predict the effect of edits: bf16, CUDA graphs, another batch or GPU, ..."),
-    (STEP, "graph", "command", "List what a step runs: ops, FLOPs, bytes, memory, by module"),
-    (STEP, "trace", "command", "Explain where the time of a step goes, from profiler traces"),
-    (STEP, "replay", "command", "Re-simulate a trace, then change kernel or CPU times"),
-    (MANY, "job", "command", "Predict a job on many GPUs: step time, memory, days, cost"),
-    (MANY, "plan", "command", "Find the best parallelism: every legal plan, ranked"),
-    (MANY, "run", "command", "Predict when a whole run ends: failures, checkpoints, a deadline"),
-    (MANY, "sensitivity", "command", "Rank what the p95 step time depends on most"),
-    (MANY, "place", "command", "Place slow GPUs where they hurt least; cost of a hot node; whom to evict"),
-    (MANY, "ui", "command", "Plan in a browser: change settings, compare plans, share a link"),
-    (MANY, "study", "app", "Explore hardware that does not exist yet"),
-    (TABLES, "indices", "command", "Summarise embedding lookups: pooling, reuse, skew"),
-    (TABLES, "shard", "command", "Shard embedding tables over GPUs"),
-    (TABLES, "dlrm", "command", "Predict a step of a recommendation (DLRM) job"),
-    (HARDWARE, "examples", "command", "List or copy the example steps, jobs and tables"),
-    (HARDWARE, "gpus", "command", "List known GPUs, with the source of every figure"),
-    (HARDWARE, "platforms", "command", "List known platforms: GPUs, links, collective bandwidths"),
-    (HARDWARE, "calibrate", "command", "Measure this machine's GPU into a calibration pack"),
-    (HARDWARE, "measure", "command", "Run a step on this machine's GPU and compare with its prediction"),
+    (STEP, "predict", "predict:command", "Predict the time and memory of a training step on a GPU you do not have"),
+    (STEP, "whatif", "whatif:command", "Predict the effect of edits: bf16, CUDA graphs, another batch or GPU, ..."),
+    (STEP, "graph", "graph:command", "List what a step runs: ops, FLOPs, bytes, memory, by module"),
+    (STEP, "trace", "trace:command", "Explain where the time of a step goes, from profiler traces"),
+    (STEP, "replay", "replay:command", "Re-simulate a trace, then change kernel or CPU times"),
+    (MANY, "job", "job:command", "Predict a job on many GPUs: step time, memory, days, cost"),
+    (MANY, "plan", "plan:command", "Find the best parallelism: every legal plan, ranked"),
+    (MANY, "run", "run:command", "Predict when a whole run ends: failures, checkpoints, a deadline"),
+    (MANY, "sensitivity", "sensitivity:command", "Rank what the p95 step time depends on most"),
+    (MANY, "place", "place:command", "Place slow GPUs where they hurt least; cost of a hot node; whom to evict"),
+    (MANY, "ui", "ui:command", "Plan in a browser: change settings, compare plans, share a link"),
+    (MANY, "study", "study:app", "Explore hardware that does not exist yet"),
+    (TABLES, "indices", "indices:command", "Summarise embedding lookups: pooling, reuse, skew"),
+    (TABLES, "shard", "shard:command", "Shard embedding tables over GPUs"),
+    (TABLES, "dlrm", "dlrm:command", "Predict a step of a recommendation (DLRM) job"),
+    (HARDWARE, "examples", "examples:command", "List or copy the example steps, jobs and tables"),
+    (HARDWARE, "gpus", "hardware:gpus_command", "List known GPUs, with the source of every figure"),
+    (HARDWARE, "platforms", "hardware:platforms_command", "List known platforms: GPUs, links, collective bandwidths"),
+    (HARDWARE, "calibrate", "device:calibrate_command", "Measure this machine's GPU into a calibration pack"),
+    (HARDWARE, "measure", "device:measure_command", "Run a step on this machine's GPU and compare with its prediction"),
     (HARDWARE, "pack", PLUGINS["pack"], "Show or merge calibration packs"),
     (HARDWARE, "fit", PLUGINS["fit"], "Fit a noise model to your traces and logs"),
     (HARDWARE, "accuracy", PLUGINS["accuracy"], "Check presage's accuracy, on its data or yours"),
@@ -117,17 +115,18 @@ def build(only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for panel, name, attribute, question in COMMANDS:
+    for panel, name, where, question in COMMANDS:
         if only in (None, name):
-            _add(app, name, attribute, {"short_help": question, "rich_help_panel": panel})
+            _add(app, name, where, {"short_help": question, "rich_help_panel": panel})
     return app
 
 
-def _add(app: typer.Typer, name: str, attribute: str, how: dict[str, Any]) -> None:
+def _add(app: typer.Typer, name: str, where: str, how: dict[str, Any]) -> None:
     if name in PLUGINS:
         app.command(name, **how)(lambda: None)
         return
-    command = getattr(import_module(f"presage.cli.{name}"), attribute)
+    module, _, attribute = where.partition(":")
+    command = getattr(import_module(f"presage.cli.{module}"), attribute)
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name, **how)
     elif name in ("calibrate", "measure"):
@@ -152,4 +151,4 @@ def main() -> None:
     debug = len(given) < len(sys.argv) - 1 or bool(os.environ.get("PRESAGE_DEBUG"))
     first = next((a for a in given if a not in ("-q", "--quiet")), None)
     only = first if first in {name for _, name, _, _ in COMMANDS} else None
-    sys.exit(guarded(lambda: build(only)(given, prog_name="presage", standalone_mode=False), debug))
+    sys.exit(run_guarded(lambda: build(only)(given, prog_name="presage", standalone_mode=False), debug))

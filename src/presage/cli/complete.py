@@ -10,22 +10,6 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = [
-    "CONDITIONS",
-    "CONVENTIONS",
-    "EDITS",
-    "OBJECTIVES",
-    "OPTIMIZERS",
-    "STRATEGIES",
-    "TRACE_EDITS",
-    "comma_list",
-    "edits",
-    "failures",
-    "gpus",
-    "one_of",
-    "platforms",
-]  # fmt: skip
-
 CONDITIONS = ("screened", "production", "unscreened")
 CONVENTIONS = ("6N + causal attention", "full attention", "6N")
 OBJECTIVES = ("mean", "cost", "p95")

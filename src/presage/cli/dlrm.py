@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from presage.embeddings.dlrm_ranks import DlrmRanks
     from presage.prediction.step import StepResult
 
-__all__ = ["command"]
-
 MS = 1e3
 
 

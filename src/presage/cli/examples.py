@@ -13,8 +13,6 @@ from presage.cli.output import console, emit, print_brief
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["command"]
-
 
 def command(
     folder: Annotated[
@@ -32,7 +30,7 @@ def command(
 
     found = examples()
     new = copied(folder) if folder else []
-    if emit(json, _told(found, folder, new)):
+    if emit(json, _to_json(found, folder, new)):
         print_brief("\n".join(e.file for e in found))
         console().print(_table(found))
         if folder:
@@ -41,7 +39,7 @@ def command(
             )
 
 
-def _told(found: list[Any], folder: Path | None, new: list[Path]) -> dict[str, Any]:
+def _to_json(found: list[Any], folder: Path | None, new: list[Path]) -> dict[str, Any]:
     rows = [{"file": e.file, "command": e.command} for e in found]
     return {"examples": rows} | ({"folder": str(folder), "copied": [str(p) for p in new]} if folder else {})
 

@@ -14,13 +14,11 @@ from typing import Any
 
 from presage.errors import PresageError, near
 
-__all__ = ["ANSWERED", "INTERRUPTED", "MISTAKEN", "UNANSWERED", "guarded"]
-
 ANSWERED, UNANSWERED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
 GUESSES = ((".py", "predict"), (".presage", "predict"), (".toml", "job"), (".json", "trace"), (".json.gz", "trace"))
 
 
-def guarded(run: Callable[[], Any], debug: bool) -> int:
+def run_guarded(run: Callable[[], Any], debug: bool) -> int:
     """Run it; its exit code, with what went wrong told."""
     try:
         code = run()
@@ -33,20 +31,20 @@ def guarded(run: Callable[[], Any], debug: bool) -> int:
     except (Exception, KeyboardInterrupt) as e:
         if debug:
             _trace()
-        text, code = told(e)
+        text, code = describe_error(e)
         if text:
             print(text, file=sys.stderr)
     return code if isinstance(code, int) else ANSWERED
 
 
-def told(e: BaseException) -> tuple[str, int]:
+def describe_error(e: BaseException) -> tuple[str, int]:
     """What to say of it, and the exit code."""
     if isinstance(e, PresageError):
         return f"presage: {e}", e.exit_code
     if isinstance(e, KeyboardInterrupt):
         return "presage: interrupted", INTERRUPTED
     if hasattr(e, "format_message"):  # of the parser of the command line
-        return misused(e), getattr(e, "exit_code", MISTAKEN) if e.format_message() else ANSWERED
+        return describe_usage_error(e), getattr(e, "exit_code", MISTAKEN) if e.format_message() else ANSWERED
     if isinstance(e, MemoryError):
         return "presage: out of memory: try fewer --draws, ranks or traces", UNANSWERED
     if isinstance(e, OSError) and e.filename is not None:
@@ -76,7 +74,7 @@ def _trace() -> None:
 # ---- mistakes on the command line
 
 
-def misused(e: Any) -> str:
+def describe_usage_error(e: Any) -> str:
     """What the parser complains of, and what to do."""
     text = e.format_message().strip()
     if not text:  # help was shown instead

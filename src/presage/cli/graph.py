@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from presage.graph.graph import Graph
     from presage.memory.step_memory import MemoryProfile
 
-__all__ = ["Arguments", "Step", "captured", "command", "graph_of", "parse_arguments"]
-
 Step = Annotated[
     str,
     typer.Argument(

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.job_sections import JobDetail
 
-__all__ = ["command", "job_from_options", "transformer_job"]
-
 GLANCE = 4_000  # draws
 MOST_TASKS = 200_000  # of a timeline on a page
 
@@ -162,10 +160,10 @@ def _sure(
     load: Distribution | None,
     where: tuple[int, str | None],
 ) -> StepDistribution:
-    from presage.pool import BESIDE, opened
+    from presage.pool import THREADS_2, open_pool
     from presage.prediction.draws.distribution import predict_distribution
 
-    with pool_progress("drawing steps", opened(*where, BESIDE)) as pool:
+    with pool_progress("drawing steps", open_pool(*where, THREADS_2)) as pool:
         return predict_distribution(found, noise, draws or 10_000, seed, load, pool)
 
 

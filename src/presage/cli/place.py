@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from presage.placement import Evicted, Fleet, Hot, Outcome, Placed
     from presage.report.place_answer import PlacementFindings
 
-__all__ = ["command"]
-
 MS = 1e3
 SLOWEST = 1e6  # times as long as a usual GPU
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from presage.prediction.jobs.job_prediction import JobResult
     from presage.search import JobPlan, PricedPlan, SearchProgress, SearchResult
 
-__all__ = ["command"]
-
 MS = 1e3
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from presage.prediction.step import StepResult
     from presage.prediction.step_detail import StepDetail
 
-__all__ = ["command"]
-
 DRAWN_STEPS = 3
 
 

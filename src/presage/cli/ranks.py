@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from presage.hardware import Platform
     from presage.prediction.rank_set import RankOverride
 
-__all__ = ["Asked", "Options", "PlatformName", "RankCount", "RankSpecs", "StrategyName", "Tensor", "asked"]
-
 RankCount = Annotated[
     int | None,
     typer.Option("--ranks", metavar="N", min=1, help="Number of ranks (default: all GPUs of one node)."),

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from presage.runs.run import TrainingRun
     from presage.runs.whole import RunResult
 
-__all__ = ["command"]
-
 UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "d": 86400.0,
          "days": 86400.0, "w": 604800.0, "weeks": 604800.0}  # fmt: skip
 GB = 1e9
@@ -199,15 +197,15 @@ def command(
     times, source = step_times(found, noise, bool(kind.slow), seed)
     times = times if step is None else replace(times, seconds=step, model_sd=0.0)  # what was measured has no such error
     answer = predict_run(found, many, kind, saves, times, spares, draws, seed)
-    told = _told(answer.run, interval, model_error)
+    told = _with_interval(answer.run, interval, model_error)
     answer = _worked_out(replace(answer, run=told, deadline=until, noise=source), workers, ray)
     show_answer(run_answer(answer), json, report)
 
 
 def _worked_out(answer: RunResult, workers: int, ray: str | None) -> RunResult:
-    from presage.pool import opened
+    from presage.pool import open_pool
 
-    with pool_progress("drawing runs", opened(workers, ray)) as pool:
+    with pool_progress("drawing runs", open_pool(workers, ray)) as pool:
         return answer.worked_out(pool)
 
 
@@ -239,7 +237,7 @@ def _reliability(name: str | None, rate: float | None, restart: float | None, su
     return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
 
 
-def _told(run: TrainingRun, interval: str, model_error: bool) -> TrainingRun:
+def _with_interval(run: TrainingRun, interval: str, model_error: bool) -> TrainingRun:
     """The run with the given checkpoint interval, with or without presage's own uncertainty."""
     run = replace(run, checkpoints=replace(run.checkpoints, every=_every(interval, run)))
     return run if model_error else run.exact()

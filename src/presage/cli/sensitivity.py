@@ -9,8 +9,6 @@ import typer
 from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Plot, RayAddress, Report, Seed, Workers
 from presage.cli.output import check_report, pool_progress, show_answer
 
-__all__ = ["command"]
-
 
 def command(
     job: JobFile,
@@ -37,7 +35,7 @@ def command(
     presage sensitivity job.toml --noise noise.toml --draws 8000
     """
     from presage.cli.job import transformer_job
-    from presage.pool import BESIDE, opened
+    from presage.pool import THREADS_2, open_pool
     from presage.prediction.draws.distribution import belief_of
     from presage.prediction.draws.draw import without_fitted_stragglers
     from presage.prediction.draws.sensitivity import sensitivity
@@ -47,7 +45,7 @@ def command(
     check_report(report)
     shape = step_model(transformer_job(job, gpus, change))
     belief, source = belief_of(shape.job, shape.seconds, noise)
-    with pool_progress("drawing steps", opened(workers, ray, BESIDE)) as pool:
+    with pool_progress("drawing steps", open_pool(workers, ray, THREADS_2)) as pool:
         found = sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, seed, draws, pool)
     if plot is not None:
         plot_sensitivity(found, plot, top)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from presage.embeddings.sharding_search import ShardingResult
     from presage.hardware import Platform
 
-__all__ = ["command", "search_bar"]
-
 MS, GIB = 1e3, 1024.0**3
 DEMO_BATCH = 4096  # a rank
 

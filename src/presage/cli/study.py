@@ -26,8 +26,6 @@ from presage.cli.output import show_answer, status
 if TYPE_CHECKING:
     from presage.studies import Setup, Study
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Explore hardware that does not exist yet: more GPUs, faster ones, larger NVLink domains, less power.",
     no_args_is_help=True,
@@ -59,11 +57,11 @@ def scale(
 
     presage study scale examples/jobs/llama3.1-405b.toml --plot scale.svg
     """
-    from presage.pool import opened
+    from presage.pool import open_pool
     from presage.studies import scale_study
 
     numbers = [int(n) for n in _numbers(gpus, "--gpus", "8192,65536", whole=True)]
-    with status("drawing steps"), opened(workers, ray) as pool:
+    with status("drawing steps"), open_pool(workers, ray) as pool:
         found = scale_study(transformer_job(job, None, change), numbers, _setup(noise, draws, seed), strong, pool)
     _tell(found, plot, json)
 
@@ -88,11 +86,11 @@ def compute(
 
     presage study compute examples/jobs/deepseek-v3.toml --memory --plot compute.svg
     """
-    from presage.pool import opened
+    from presage.pool import open_pool
     from presage.studies import compute_study
 
     some = _numbers(times, "--times", "1,2,4")
-    with status("drawing steps"), opened(workers, ray) as pool:
+    with status("drawing steps"), open_pool(workers, ray) as pool:
         found = compute_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), memory, pool)
     _tell(found, plot, json)
 

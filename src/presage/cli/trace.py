@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli import graph_file
 from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces
 from presage.cli.output import (
     check_report,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from presage.report.trace_answer import TraceFindings
     from presage.traces.overheads import Overheads
     from presage.traces.replay import Replay
+from collections import Counter
 
 
 def command(
@@ -58,7 +58,7 @@ def command(
     check_report(report)
     if len(traces) == 1 and traces[0].is_file() and sniff.is_graph(traces[0]):
         _without_times(report, traces[0])
-        graph_file.show(traces[0], top, json)
+        summarise_graph(traces[0], top, json)
         return
     runs = load_runs(traces, ignore, partial, cpu_only)
     with status("explaining"):
@@ -163,3 +163,31 @@ def _rank(replay: Replay, timeline: Timeline, i: int, top: int) -> dict[str, Any
         "ops": [asdict(o) for o in explain.ops(replay, i)[:top]],
         "kernels": [asdict(o) for o in explain.kernels(replay, i)[:top]],
     }
+
+
+# ---- execution graph files (PyTorch ET, Chakra), which have no times
+
+
+def summarise_graph(path: Path, top: int, json: str | None) -> None:
+    """Sum up one graph file."""
+    from presage.report.graph_answer import execution_graph_answer
+    from presage.traces.sniff import read_graph
+
+    graph = read_graph(path)
+    kinds = Counter(n.kind for n in graph.nodes)
+    names = Counter(n.name for n in graph.nodes if n.kind in ("op", "kernel", "collective"))
+    found = {
+        "kind": "graph",
+        "path": str(path),
+        "schema": graph.schema,
+        "rank": graph.rank,
+        "nodes": len(graph.nodes),
+        "dropped_deps": graph.dropped_deps,
+        "nodes_by_kind": dict(kinds.most_common()),
+        "top_names": dict(names.most_common(top)),
+    }
+    rank = "not stated" if graph.rank is None else str(graph.rank)
+    headline = f"execution graph, schema {graph.schema}, rank {rank}, {len(graph.nodes)} nodes"
+    counts = {"Nodes by kind": kinds.most_common(), "Most frequent": names.most_common(top)}
+    dropped = [f"{graph.dropped_deps} control dependencies point nowhere or in a circle and were left out"]
+    show_answer(execution_graph_answer(headline, counts, dropped if graph.dropped_deps else [], lambda: found), json)

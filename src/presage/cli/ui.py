@@ -13,8 +13,6 @@ import typer
 if TYPE_CHECKING:
     from presage.ui.plans import Plan
 
-__all__ = ["command"]
-
 JobFile = Annotated[
     Path | None,
     typer.Argument(metavar="JOB.toml", help="Job file to start from (default: an example; see docs/jobs.md)."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.graph import Arguments, captured, parse_arguments
+from presage.cli.graph import Arguments, captured
 from presage.cli.options import Json, Report, Seed
 from presage.cli.output import (
     bar,
@@ -20,12 +20,11 @@ from presage.cli.output import (
     status,
 )
 from presage.errors import PresageError
+from presage.usercode import parse_arguments
 
 if TYPE_CHECKING:
     from presage.report.whatif_answer import WhatIfDetail
     from presage.whatif import WhatIf
-
-__all__ = ["command"]
 
 DRAWN_STEPS = 3
 Step = Annotated[

@@ -20,8 +20,6 @@ import numpy.typing as npt
 from presage.errors import InputError
 from presage.files.reading import MOST, RATIO, UNJUDGED, read_bytes
 
-__all__ = ["check_zip", "parse_npy", "parse_npz", "read_npz"]
-
 Array = npt.NDArray[Any]
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, OSError)

@@ -9,8 +9,6 @@ from pathlib import Path
 from presage.errors import InputError
 from presage.files.reading import lines
 
-__all__ = ["DEVICE", "WORK", "Row", "number", "read_table"]
-
 Row = dict[str, str | None]
 DEVICE = ("device", "dev_id", "gpu_index", "local_gpu_id", "local_rank", "device_id", "index")
 WORK = ("kern", "kernel", "work", "exp", "benchmark", "workload", "op", "input_size", "size")

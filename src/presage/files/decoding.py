@@ -10,8 +10,6 @@ import msgspec
 from presage.errors import InputError
 from presage.files.reading import MOST, read_bytes
 
-__all__ = ["decoded", "read_checked", "wrong"]
-
 T = TypeVar("T")
 
 

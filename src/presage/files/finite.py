@@ -9,8 +9,6 @@ from typing import Any
 
 from presage.errors import InputError, PresageError
 
-__all__ = ["MOST", "check_finite", "finite"]
-
 MOST = 10**18  # FLOPs of a step are more; counts, sizes and times that people write down are not
 
 

@@ -20,10 +20,6 @@ from typing import IO, Any
 
 from presage.errors import InputError
 
-__all__ = [
-    "Bytes", "lines", "open_bytes", "parse_json", "parse_toml", "read_bytes", "read_json", "read_text", "read_toml",
-]  # fmt: skip
-
 MOST_TEXT = 64 << 20  # a file of settings, a script, a log
 MOST_TOML = 8 << 20
 MOST_PARTS = 64  # of a dotted key

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from presage.errors import PresageError
 
-__all__ = ["write_whole"]
-
 PART = ".part"  # how the names of neighbours end
 
 

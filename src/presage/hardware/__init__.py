@@ -4,7 +4,7 @@ from presage.hardware.cluster import cluster
 from presage.hardware.gpu import Gpu, gpu, gpus
 from presage.hardware.host import Host, host, hosts
 from presage.hardware.names import gpu_named
-from presage.hardware.platform import Link, Platform, platform, platforms
+from presage.hardware.platform import NetworkLink, Platform, platform, platforms
 
-__all__ = ["Gpu", "Host", "Link", "Platform", "cluster", "gpu", "gpu_named", "gpus"]
+__all__ = ["Gpu", "Host", "NetworkLink", "Platform", "cluster", "gpu", "gpu_named", "gpus"]
 __all__ += ["host", "hosts", "platform", "platforms"]

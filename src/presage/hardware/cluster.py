@@ -13,9 +13,7 @@ from functools import cache
 from presage.errors import PresageError
 from presage.hardware.gpu import Gpu
 from presage.hardware.names import gpu_named
-from presage.hardware.platform import Link, Platform, platforms
-
-__all__ = ["FABRICS", "active", "cluster", "usual_network"]
+from presage.hardware.platform import NetworkLink, Platform, platforms
 
 US, GBIT = 1e-6, 1e9 / 8
 NVLINK = {"Volta": "nvlink2", "Ampere": "nvlink3", "Hopper": "nvlink4", "Blackwell": "nvlink5"}
@@ -59,12 +57,14 @@ def cluster(
     that share NVLink, where that is not a node. What is equal to a platform that ships with presage is that one."""
     chip = gpu_named(gpu) if isinstance(gpu, str) else gpu
     _check(per_node, network_Gbps, fabric, domain)
-    made = _made(chip, per_node, network_Gbps, fabric, domain, nics)
+    made = _synthetic_platform(chip, per_node, network_Gbps, fabric, domain, nics)
     return replace(made, name=name) if name else made
 
 
 @cache
-def _made(chip: Gpu, per_node: int, gbps: float | None, fabric: str, domain: int | None, nics: int | None) -> Platform:
+def _synthetic_platform(
+    chip: Gpu, per_node: int, gbps: float | None, fabric: str, domain: int | None, nics: int | None
+) -> Platform:
     given = usual_network(chip, per_node) if gbps is None else gbps
     near = _near(chip, per_node, domain or RACK.get(chip.key, per_node))
     far = _network(chip, fabric, near, given * GBIT / per_node, nics or per_node)
@@ -113,7 +113,7 @@ def _kind(chip: Gpu, per_node: int) -> str:
     return "xgmi" if "CDNA" in chip.architecture else NVLINK.get(chip.architecture.split()[0], "nvlink5")
 
 
-def _near(chip: Gpu, per_node: int, domain: int) -> tuple[Link, ...]:
+def _near(chip: Gpu, per_node: int, domain: int) -> tuple[NetworkLink, ...]:
     """The links within a node, or within what shares NVLink."""
     kind = _kind(chip, per_node)
     if kind == "pcie":
@@ -122,23 +122,23 @@ def _near(chip: Gpu, per_node: int, domain: int) -> tuple[Link, ...]:
     return (inner, _pcie(chip, per_node)) if domain < per_node else (inner,)
 
 
-def _pcie(chip: Gpu, ranks: int) -> Link:
-    return Link("pcie", "pcie", ranks, chip.pcie, 1.0 * US, "host", False)
+def _pcie(chip: Gpu, ranks: int) -> NetworkLink:
+    return NetworkLink("pcie", "pcie", ranks, chip.pcie, 1.0 * US, "host", False)
 
 
-def _mesh(chip: Gpu, kind: str, ranks: int) -> Link:
+def _mesh(chip: Gpu, kind: str, ranks: int) -> NetworkLink:
     assert chip.link is not None
     share = USED_XGMI if kind == "xgmi" else QUAD_VOLTA if kind == "nvlink2" else 1.0
-    return Link("xgmi" if kind == "xgmi" else "nvlink", kind, ranks, chip.link * share, 0.6 * US, "mesh", False)
+    return NetworkLink("xgmi" if kind == "xgmi" else "nvlink", kind, ranks, chip.link * share, 0.6 * US, "mesh", False)
 
 
-def _switch(chip: Gpu, kind: str, ranks: int) -> Link:
+def _switch(chip: Gpu, kind: str, ranks: int) -> NetworkLink:
     assert chip.link is not None
     topology = "cube" if kind == "nvlink2" and ranks == 8 else "switch"
-    return Link("nvlink", kind, ranks, chip.link, 0.6 * US, topology, kind in REDUCES)
+    return NetworkLink("nvlink", kind, ranks, chip.link, 0.6 * US, topology, kind in REDUCES)
 
 
-def _network(chip: Gpu, fabric: str, near: tuple[Link, ...], bandwidth: float, nics: int) -> Link:
+def _network(chip: Gpu, fabric: str, near: tuple[NetworkLink, ...], bandwidth: float, nics: int) -> NetworkLink:
     """One tier over all nodes; no card is quicker than what joins GPUs."""
     called, latency = CALLED.get(fabric, fabric), FABRICS[fabric]
     if fabric == "efa":
@@ -146,17 +146,17 @@ def _network(chip: Gpu, fabric: str, near: tuple[Link, ...], bandwidth: float, n
         called, latency = EFA["nvlink5"] if newer else EFA.get(near[0].fabric, ("efa1", FABRICS["efa"]))
     within = min(k.bandwidth for k in near)
     reach = max(k.ranks for k in near)
-    return Link(fabric, called, reach * NODES, min(bandwidth, within), latency * US, "fat-tree", False, nics)
+    return NetworkLink(fabric, called, reach * NODES, min(bandwidth, within), latency * US, "fat-tree", False, nics)
 
 
-def _alike(one: tuple[Link, ...], other: tuple[Link, ...]) -> bool:
+def _alike(one: tuple[NetworkLink, ...], other: tuple[NetworkLink, ...]) -> bool:
     """Whether links are the same but for how far the last reaches and rounding."""
     if len(one) != len(other):
         return False
     return all(_same(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _same(a: Link, b: Link) -> bool:
+def _same(a: NetworkLink, b: NetworkLink) -> bool:
     if (a.fabric, a.topology, a.in_network) != (b.fabric, b.topology, b.in_network):
         return False
     near = abs(a.bandwidth / b.bandwidth - 1) < 1e-6 and abs(a.latency / b.latency - 1) < 1e-6

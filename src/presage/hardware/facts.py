@@ -21,13 +21,11 @@ from presage.errors import InputError, PresageError, near
 from presage.files.finite import check_finite
 from presage.files.reading import read_toml
 
-__all__ = ["Facts", "Figure", "Source", "checked", "find", "load", "read", "shipped", "unknown"]
-
 DATE = re.compile(r"^\d{4}(-\d\d){0,2}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FigureSource:
     """Who says so, and when."""
 
     text: str
@@ -46,13 +44,13 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Figures:
     """A fact file, checked: texts as they are, figures in SI units, the source of each."""
 
     key: str
     texts: dict[str, Any]
     figures: dict[str, float]
-    sources: dict[str, Source]
+    sources: dict[str, FigureSource]
     units: dict[str, float]
 
     def as_written(self) -> dict[str, float]:
@@ -60,7 +58,7 @@ class Facts:
         return {name: value / self.units[name] for name, value in self.figures.items()}
 
 
-def read(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> Facts:
+def read(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
     """Read a file of these texts and figures; anything else in it is an error."""
     return checked(path, load(path), texts, known)
 
@@ -72,14 +70,14 @@ def load(path: Path) -> dict[str, Any]:
     return table
 
 
-def checked(path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]) -> Facts:
+def checked(path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
     """The texts and figures of a table; anything else in it is an error."""
     groups = table.pop("figures", None)
     if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
         raise InputError(path, "no [[figures]] in it", "figures")
     _check_texts(path, table, texts)
     figures: dict[str, float] = {}
-    sources: dict[str, Source] = {}
+    sources: dict[str, FigureSource] = {}
     for group in groups:
         source = _source(path, group)
         for name, value in group.items():
@@ -89,7 +87,7 @@ def checked(path: Path, table: dict[str, Any], texts: Mapping[str, type], known:
     missing = [name for name, figure in known.items() if figure.required and name not in figures]
     if missing:
         raise InputError(path, "is missing", missing[0])
-    return Facts(path.stem, table, figures, sources, {name: known[name].unit for name in figures})
+    return Figures(path.stem, table, figures, sources, {name: known[name].unit for name in figures})
 
 
 def shipped(kind: str) -> Iterator[Path]:
@@ -116,13 +114,13 @@ def _check_texts(path: Path, table: Mapping[str, Any], texts: Mapping[str, type]
             raise InputError(path, "is missing", name)
 
 
-def _source(path: Path, group: dict[str, Any]) -> Source:
+def _source(path: Path, group: dict[str, Any]) -> FigureSource:
     text, date = group.pop("source", None), group.pop("date", None)
     if not isinstance(text, str) or not text.strip():
         raise InputError(path, "every [[figures]] needs a source", "source")
     if not isinstance(date, str) or not DATE.match(date):
         raise InputError(path, f"is {date!r}; should be text like 2024, 2024-11 or 2024-11-30", "date")
-    return Source(text, date)
+    return FigureSource(text, date)
 
 
 def _figure(path: Path, name: str, value: Any, known: Mapping[str, Figure]) -> float:

@@ -7,9 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from presage.errors import InputError
-from presage.hardware.facts import Facts, Figure, find, read, shipped, unknown
-
-__all__ = ["FIGURES", "Gpu", "gpu", "gpus", "read_gpu"]
+from presage.hardware.facts import Figure, Figures, find, read, shipped, unknown
 
 KIND = "gpus"
 TEXTS = {"name": str, "driver_names": list, "architecture": str, "compute_capability": str}
@@ -67,7 +65,7 @@ class Gpu:
     sustained_bf16: float | None  # under the power limit
     cublas_workspace: int  # that PyTorch gives each handle
     cublaslt_workspace: int
-    facts: Facts = field(compare=False, repr=False)  # the figures by their keys in the file, and their sources
+    facts: Figures = field(compare=False, repr=False)  # the figures by their keys in the file, and their sources
 
 
 def gpu(name: str) -> Gpu:
@@ -118,7 +116,7 @@ def read_gpu(path: str | Path) -> Gpu:
     )
 
 
-def _check(path: Path, facts: Facts) -> None:
+def _check(path: Path, facts: Figures) -> None:
     """Figures that contradict each other."""
     for less, more in (
         ("base_clock_MHz", "boost_clock_MHz"),

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from presage.hardware.facts import Facts, Figure, find, read, shipped, unknown
-
-__all__ = ["Host", "host", "hosts", "read_host"]
+from presage.hardware.facts import Figure, Figures, find, read, shipped, unknown
 
 KIND = "hosts"
 TEXTS = {"name": str, "processor": str}
@@ -27,7 +25,7 @@ class Host:
     processor: str
     cpus: int  # as the operating system counts them
     memory: int | None
-    facts: Facts = field(compare=False, repr=False)
+    facts: Figures = field(compare=False, repr=False)
 
 
 def host(name: str) -> Host:

@@ -8,8 +8,6 @@ from functools import cache
 from presage.errors import PresageError
 from presage.hardware.gpu import Gpu, gpu, gpus
 
-__all__ = ["gpu_named"]
-
 # What is in a name, the signs between its words being blanks, and the GPU it then is: the first that fits.
 NAMES = (
     (r"gb300", "gb300"),

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError
-from presage.hardware.facts import Facts, Figure, checked, find, load, shipped, unknown
+from presage.hardware.facts import Figure, Figures, checked, find, load, shipped, unknown
 from presage.hardware.gpu import Gpu, gpu
-
-__all__ = ["Link", "Platform", "platform", "platforms", "read_platform"]
 
 KIND = "platforms"
 TEXTS = {"name": str, "gpu": str}
@@ -30,7 +28,7 @@ OF_GPU = {"gpu link": "link", "gpu pcie": "pcie"}  # what `bandwidth` may refer 
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """One tier of the network, in SI units: bytes/s one way for each GPU, seconds a hop."""
 
     name: str  # nvlink, pcie, infiniband ...
@@ -41,7 +39,7 @@ class Link:
     topology: str  # switch, mesh, cube (DGX-1), pairs (bridges), host (PCIe, CPUs), fat-tree (a network of nodes)
     in_network: bool  # the switch reduces: NVLS, SHARP
     nics: int | None = None  # network cards in a node
-    facts: Facts | None = field(default=None, compare=False, repr=False)
+    facts: Figures | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +49,8 @@ class Platform:
     key: str
     name: str
     gpu: Gpu
-    links: tuple[Link, ...]
-    facts: tuple[Facts, ...] = field(default=(), compare=False, repr=False)
+    links: tuple[NetworkLink, ...]
+    facts: tuple[Figures, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def domain(self) -> int:
@@ -108,14 +106,14 @@ def _gpu(path: Path, name: str) -> Gpu:
         raise InputError(path, str(e), "gpu") from e
 
 
-def _link(path: Path, tier: dict[str, Any], chip: Gpu) -> Link:
+def _link(path: Path, tier: dict[str, Any], chip: Gpu) -> NetworkLink:
     refers = tier.pop("bandwidth", None)
     facts = checked(path, tier, LINK_TEXTS, FIGURES)
     texts, f = facts.texts, facts.figures
     for name, known in (("topology", TOPOLOGIES), ("in_network", tuple(IN_NETWORK))):
         if texts[name] not in known:
             raise InputError(path, f"is {texts[name]!r}: choose from {', '.join(known)}", name)
-    return Link(
+    return NetworkLink(
         name=texts["name"],
         fabric=texts["fabric"],
         ranks=int(f["ranks"]),
@@ -142,7 +140,7 @@ def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float
     return float(found)
 
 
-def _check(path: Path, links: tuple[Link, ...]) -> None:
+def _check(path: Path, links: tuple[NetworkLink, ...]) -> None:
     """Tiers that contradict each other."""
     for inner, outer in pairwise(links):
         if outer.ranks <= inner.ranks:

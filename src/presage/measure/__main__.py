@@ -1,8 +1,12 @@
-"""Runs a training step on this machine's GPU and prints what it took, beside what was predicted.
+"""Run a training step on this machine's GPU and compare the measurement with the prediction.
 
 FUNCTION(device, **args) of FILE.py builds a model and returns a callable that runs one training step, as for
-`presage graph` and `presage predict`. It runs 10 steps to warm up, then about 2.5 seconds of them back to back, then 2
-under the profiler. Needs Python, torch and numpy only, and nobody else on the GPU.
+`presage graph` and `presage predict`. 10 warm-up steps are run, then about 2.5 seconds of steps back to back, then 2
+steps under the profiler. Needs only Python, torch and numpy, and an otherwise idle GPU.
+
+Examples:
+  presage measure train.py:build --arg batch=8
+  presage measure train.py:build --predicted prediction.json --json measured.json
 """
 
 from __future__ import annotations
@@ -54,13 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
         prog="presage measure", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    out.add_argument("step", metavar="FILE.py:FUNCTION", help="what builds the step")
-    out.add_argument("--arg", action="append", default=[], metavar="K=V", help="an argument of FUNCTION; repeatable")
-    out.add_argument("--steps", type=_positive, metavar="N", help="time N steps (default: about 2.5 seconds of them)")
-    out.add_argument("--json", metavar="FILE|-", help="write JSON to FILE, or to stdout with '-'")
-    out.add_argument("-q", "--quiet", action="store_true", help="print the step time alone")
-    out.add_argument("--predicted", type=Path, metavar="PRED.json", help="what presage predict --json wrote elsewhere")
-    out.add_argument("--no-predict", action="store_true", help="do not predict here, even where all of presage is")
+    out.add_argument("step", metavar="FILE.py:FUNCTION", help="Function that builds the step.")
+    out.add_argument("--arg", action="append", default=[], metavar="K=V", help="Argument of FUNCTION (repeatable).")
+    out.add_argument(
+        "--steps", type=_positive, metavar="N", help="Number of timed steps (default: about 2.5 seconds of them)."
+    )
+    out.add_argument("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")
+    out.add_argument("-q", "--quiet", action="store_true", help="Print only the step time.")
+    out.add_argument(
+        "--predicted", type=Path, metavar="PRED.json", help="Prediction written by `presage predict --json`."
+    )
+    out.add_argument("--no-predict", action="store_true", help="Do not predict on this machine.")
     return out
 
 
@@ -77,7 +85,7 @@ def _torch() -> Any:
     except ImportError as e:
         raise PresageError("measuring needs torch, which is not installed here: pip install torch") from e
     if not torch.cuda.is_available():
-        raise PresageError("no CUDA GPU here; run it on a machine with one (presage predict needs none)")
+        raise PresageError("no CUDA GPU on this machine (presage predict needs none)")
     return torch
 
 
@@ -86,7 +94,7 @@ def _own_prediction(args: argparse.Namespace, gpu: str) -> tuple[Prediction | No
     if args.no_predict:
         return None, ""
     if not can_predict():
-        return None, "not predicted: only a part of presage is installed here; give --predicted PRED.json"
+        return None, "not predicted: presage is only partly installed here; give --predicted PRED.json"
     try:
         return predict(args.step, args.arg, gpu_facts(gpu).key), ""
     except PresageError as e:

@@ -1,8 +1,8 @@
-"""Where work is done: here, in threads or processes of this machine, or on a Ray cluster. The answer is the same."""
+"""Pools that run work in this process, in threads or processes of this machine, or on Ray, with the same result."""
 
-from presage.pool.opened import opened
-from presage.pool.pool import BESIDE, SERIAL, Pool, Serial, Threads
+from presage.pool.opened import open_pool
+from presage.pool.pool import SERIAL, THREADS_2, Pool, Serial, Threads
 from presage.pool.processes import processes
 from presage.pool.raycluster import ray_cluster
 
-__all__ = ["BESIDE", "SERIAL", "Pool", "Serial", "Threads", "opened", "processes", "ray_cluster"]
+__all__ = ["SERIAL", "THREADS_2", "Pool", "Serial", "Threads", "open_pool", "processes", "ray_cluster"]

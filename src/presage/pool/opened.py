@@ -10,11 +10,9 @@ from presage.pool.pool import SERIAL, Pool
 from presage.pool.processes import processes
 from presage.pool.raycluster import ray_cluster
 
-__all__ = ["opened"]
-
 
 @contextmanager
-def opened(workers: int = 1, ray: str | None = None, here: Pool = SERIAL, fresh: bool = False) -> Iterator[Pool]:
+def open_pool(workers: int = 1, ray: str | None = None, here: Pool = SERIAL, fresh: bool = False) -> Iterator[Pool]:
     """A Ray cluster, or processes where there shall be more than one; else `here`. `fresh`: see `processes`."""
     if ray is not None and workers > 1:
         raise PresageError("--workers or --ray: say one of them, work is done in one place")

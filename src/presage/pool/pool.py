@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-__all__ = ["BESIDE", "SERIAL", "Pool", "Serial", "Threads", "in_order"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Sent = TypeVar("Sent")
@@ -44,7 +42,7 @@ class Threads:
 
 
 SERIAL = Serial()
-BESIDE = Threads(2)
+THREADS_2 = Threads(2)
 
 
 def in_order(

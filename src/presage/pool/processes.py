@@ -1,24 +1,24 @@
-"""Processes of this machine as a pool. One that dies (killed, or out of memory) loses no work: it is done again."""
+"""A pool of worker processes. Work of a process that dies (killed, out of memory) is run again."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 from presage.errors import PresageError
-from presage.pool.orphans import end_with_parent
 from presage.pool.pool import SERIAL, Pool, in_order
-from presage.pool.sent import called
-
-__all__ = ["processes"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -47,10 +47,10 @@ class _Processes:
 
     def _sent(self, call: tuple[bytes, Any]) -> _Sent:
         try:
-            return _Sent(call, self.executor.submit(called, *call))
+            return _Sent(call, self.executor.submit(call_pickled, *call))
         except BrokenProcessPool as e:
             self._again(e, ())
-            return _Sent(call, self.executor.submit(called, *call))
+            return _Sent(call, self.executor.submit(call_pickled, *call))
 
     def _result(self, waiting: deque[_Sent]) -> Any:
         while True:
@@ -63,7 +63,7 @@ class _Processes:
                 return found
 
     def _again(self, e: Exception, waiting: Iterable[_Sent]) -> None:
-        """Processes anew, and with them all that was lost."""
+        """Restart the processes and resubmit the lost work."""
         self.deaths += 1
         if self.deaths > RETRIES:
             raise PresageError(
@@ -73,7 +73,7 @@ class _Processes:
         self.executor = self._started()
         for sent in waiting:
             if _lost(sent.future):
-                sent.future = self.executor.submit(called, *sent.call)
+                sent.future = self.executor.submit(call_pickled, *sent.call)
 
     def stop(self) -> None:
         """At once: what still runs has nobody to hear of it."""
@@ -114,3 +114,39 @@ def processes(workers: int, fresh: bool = False) -> Iterator[Pool]:
         pool.stop()
         raise
     pool.end()
+
+
+# ---- pickled functions: unpickled once per process
+
+
+def call_pickled(function: bytes, item: Any) -> Any:
+    """Call a pickled function with the item. Both come from a process of the same user and program."""
+    return _unpickled(function)(item)
+
+
+def call_pickled_in(folder: str, function: bytes, item: Any) -> Any:
+    """The same with `folder` as the working directory, if it exists here."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    return call_pickled(function, item)
+
+
+@lru_cache(2)
+def _unpickled(function: bytes) -> Callable[[Any], Any]:
+    found: Callable[[Any], Any] = pickle.loads(function)
+    return found
+
+
+# ---- workers end with their parent
+
+
+def end_with_parent() -> None:
+    """Exit when the parent process ends, even if it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
+
+
+def _watch(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)

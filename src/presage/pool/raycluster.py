@@ -18,9 +18,7 @@ from typing import Any, TypeVar
 
 from presage.errors import PresageError
 from presage.pool.pool import Pool, in_order
-from presage.pool.sent import called_in
-
-__all__ = ["ray_cluster"]
+from presage.pool.processes import call_pickled_in
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,7 +37,7 @@ class _Cluster:
         self.gone = False
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        task, folder = self.ray.remote(max_retries=RETRIES)(called_in), os.getcwd()
+        task, folder = self.ray.remote(max_retries=RETRIES)(call_pickled_in), os.getcwd()
         shared = self.ray.put(self.ray.cloudpickle.dumps(function))
         return in_order(items, self.most, lambda item: task.remote(folder, shared, item), self._result, self._drop)
 

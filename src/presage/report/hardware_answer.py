@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from presage.costs.collectives.table import Bus
-from presage.hardware.facts import Facts, Source
+from presage.hardware.facts import Figures, FigureSource
 from presage.hardware.gpu import Gpu
 from presage.hardware.platform import Platform
 from presage.report.answer import Answer, DataTable, Section, data_table
@@ -52,7 +52,7 @@ def _rate(peak: float | None) -> str:
 
 def source_table(gpus: Sequence[Gpu]) -> DataTable:
     """The sources of the figures."""
-    keys: dict[Source, list[str]] = {}
+    keys: dict[FigureSource, list[str]] = {}
     for g in gpus:
         for source in dict.fromkeys(g.facts.sources.values()):
             keys.setdefault(source, []).append(g.key)
@@ -66,7 +66,7 @@ def figure_table(gpu: Gpu) -> DataTable:
     return data_table(gpu.name, columns, _figures(gpu.facts), text=(0, 2, 3), wrap=True)
 
 
-def _figures(facts: Facts) -> list[tuple[str, ...]]:
+def _figures(facts: Figures) -> list[tuple[str, ...]]:
     """One row per figure; a source is named once."""
     above, rows = None, list[tuple[str, ...]]()
     for name, value in facts.as_written().items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from presage.noise.model import NetworkRegimes, NoiseModel, SlowGpus, Stalls
-from presage.pool.pool import BESIDE, Pool
+from presage.pool.pool import THREADS_2, Pool
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.draws.draw import without_fitted_stragglers
 from presage.prediction.draws.draw_request import draw
@@ -24,7 +24,7 @@ COUNT = 4_000  # steps that are drawn
 
 
 def step_times(
-    job: JobResult, noise: str | None = None, episodes: bool = True, seed: int = 0, pool: Pool = BESIDE
+    job: JobResult, noise: str | None = None, episodes: bool = True, seed: int = 0, pool: Pool = THREADS_2
 ) -> tuple[StepTimes, str]:
     """And where the noise is from: a file, or what is assumed of such GPUs. `episodes`: the run has slow ones."""
     belief, source = belief_of(job.job, job.seconds, noise)

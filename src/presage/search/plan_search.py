@@ -18,7 +18,7 @@ import numpy as np
 from presage.configs.check import check, problems
 from presage.configs.job import Job
 from presage.errors import PresageError, near
-from presage.pool import Pool, opened
+from presage.pool import Pool, open_pool
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
@@ -78,7 +78,7 @@ def search(
         belief_of(job, 1.0, noise)  # what is wrong with it is said at once
     space = PlanSpace(job, (gpus,) if isinstance(gpus, int) else tuple(gpus), keep or {})
     families = _families(space)
-    with opened(workers, ray) as pool:
+    with open_pool(workers, ray) as pool:
         field = _surveyed(space, families, efficiency, pool, tell or _nothing)
         race = _race(field, objective, max(top, CANDIDATES) if surely else top, prune)
         one = partial(price_plans, job, efficiency)

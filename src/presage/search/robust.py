@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from presage.noise.model import NoiseModel
 from presage.noise.sampling import Estimate
-from presage.pool import BESIDE, SERIAL, Pool
+from presage.pool import SERIAL, THREADS_2, Pool
 from presage.prediction.draws import DrawRequest, draw_all, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.job_prediction import JobResult
@@ -28,7 +28,7 @@ def rank_by_p95(
     belief, source = belief_of(found.best[0].job, found.best[0].seconds, noise)
     plans, late = [*found.best, *([found.own] if found.own else [])], dict[int, Estimate]()
     asked = [_asked(p, belief.noise, found) for p in plans]
-    for i, draws in draw_all(asked, seed, BESIDE if pool == SERIAL else pool):
+    for i, draws in draw_all(asked, seed, THREADS_2 if pool == SERIAL else pool):
         late[i] = draws.p95
         tell(SearchProgress("drawing", len(late), len(plans), found.counts.legal, min(e.value for e in late.values())))
     order = sorted(range(len(found.best)), key=lambda i: late[i].value)[:top]

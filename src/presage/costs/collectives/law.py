@@ -20,7 +20,7 @@ import numpy.typing as npt
 from presage.costs.collectives.group import Group
 from presage.costs.collectives.paths import Path, paths, reach, width
 from presage.costs.collectives.tuner import Line, crossings, estimate
-from presage.hardware import Link, Platform
+from presage.hardware import NetworkLink, Platform
 
 __all__ = ["ANY", "PROTOCOLS", "Coefficients", "Laws", "Way", "floor", "knots", "law", "terms", "ways"]
 
@@ -95,7 +95,7 @@ def _way(name: str, x: tuple[float, ...], c: Coefficients, thought: Line | None)
     return Way(name, latency, max(c.wire * wire, far_wire) + c.own * own, max(c.ramp * root, far_root), thought)
 
 
-def terms(path: Path, protocol: str, links: Sequence[Link], sizes: Sequence[int], op: str) -> tuple[float, ...]:
+def terms(path: Path, protocol: str, links: Sequence[NetworkLink], sizes: Sequence[int], op: str) -> tuple[float, ...]:
     """What coefficients multiply: seconds of hops (near, far), seconds a byte (near, far, kept), roots (near, far)."""
     near = far = wire = far_wire = root = far_root = 0.0
     hop = RING_HOP if path.algorithm == "ring" and sizes[0] > 1 and op != "all_reduce" else NETWORK_HOP

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from presage.costs.collectives.group import Group
-from presage.hardware import Link
+from presage.hardware import NetworkLink
 
 __all__ = ["Path", "paths", "reach", "width"]
 
@@ -33,7 +33,7 @@ class Path:
     own: float  # bytes a rank keeps, or sends to one peer, per byte of the op
 
 
-def reach(links: Sequence[Link], group: Group) -> list[int]:
+def reach(links: Sequence[NetworkLink], group: Group) -> list[int]:
     """How many parts meet on each tier: ranks of a domain on the first, domains on the next, and so on."""
     sizes = [group.per_domain]
     inside = group.per_domain
@@ -45,7 +45,7 @@ def reach(links: Sequence[Link], group: Group) -> list[int]:
     return sizes
 
 
-def width(link: Link, ranks: int, op: str) -> float:
+def width(link: NetworkLink, ranks: int, op: str) -> float:
     """Of a link's bandwidth, what so many ranks can use among themselves; two that send each other, what joins two."""
     ranks = min(ranks, 2) if op == "send_recv" else ranks
     if link.topology == "mesh":
@@ -55,7 +55,7 @@ def width(link: Link, ranks: int, op: str) -> float:
     return 1.0
 
 
-def paths(op: str, group: Group, links: Sequence[Link]) -> list[Path]:
+def paths(op: str, group: Group, links: Sequence[NetworkLink]) -> list[Path]:
     """All ways NCCL has to do an op."""
     sizes = reach(links, group)
     if op == "send_recv":
@@ -95,7 +95,7 @@ def _turns(op: str) -> float:
     return 2.0 if op == "all_reduce" else 1.0
 
 
-def _ring(op: str, sizes: Sequence[int], links: Sequence[Link]) -> Path:
+def _ring(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> Path:
     """Round all ranks, neighbours first. A node has a rail a rank, each with its part of the rings; a host has one."""
     ranks = math.prod(sizes)
     factor = 1.0 if op == "broadcast" else _turns(op) * (ranks - 1) / ranks
@@ -108,7 +108,7 @@ def _ring(op: str, sizes: Sequence[int], links: Sequence[Link]) -> Path:
     return Path("ring", tuple(hops), tuple(share), 1 / sizes[0])
 
 
-def _tree(op: str, sizes: Sequence[int], links: Sequence[Link]) -> Path:
+def _tree(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> Path:
     """A chain in each domain, and two trees over domains, each with half: every node is inner in one of them."""
     near = sizes[0] - 1
     hops, share = _branches(op, sizes, links)
@@ -122,13 +122,13 @@ def _aggregated(sizes: Sequence[int]) -> Path:
     return Path("pat", (0.0, hops), (0.0, (n - 1) / n / PAT_RATE), 1.0)
 
 
-def _switch(op: str, sizes: Sequence[int], links: Sequence[Link]) -> Path:
+def _switch(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> Path:
     """The switch of the domain reduces and sends to all; trees over domains."""
     hops, share = _branches(op, sizes, links)
     return Path("nvls", (2.0, *hops), (1.0, *share), 1 / sizes[0])
 
 
-def _branches(op: str, sizes: Sequence[int], links: Sequence[Link]) -> tuple[list[float], list[float]]:
+def _branches(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> tuple[list[float], list[float]]:
     """Hops and shares over domains: up and down the trees, or to a switch that reduces and back."""
     hops, share, inside = [], [], sizes[0]
     for n, link in zip(sizes[1:], links[1:], strict=True):

@@ -14,7 +14,7 @@ from presage.noise.files import read_noise
 from presage.noise.model import Belief
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
 from presage.noise.sampling import Estimate
-from presage.pool.pool import BESIDE, Pool
+from presage.pool.pool import THREADS_2, Pool
 from presage.prediction.draws.guarantee import QUANTILES, Guarantee, guarantee
 from presage.prediction.draws.step_model import NODE, step_model
 from presage.prediction.jobs.job_prediction import JobResult
@@ -78,7 +78,7 @@ def predict_distribution(
     count: int = 10_000,
     seed: int = 0,
     load: Distribution | None = None,
-    pool: Pool = BESIDE,
+    pool: Pool = THREADS_2,
 ) -> StepDistribution:
     """A job's step as a distribution: `count` draws of it, with what 19 of 20 steps and runs take at most.
 

@@ -14,7 +14,7 @@ from presage.noise.distribution import Fixed
 from presage.noise.distribution.composed import smooth_distribution
 from presage.noise.model import CLASSES, COMPUTE, NoiseModel, WorkSpread
 from presage.noise.sampling import Estimate, RandomStreams, Replicas, estimate, slowest_replica
-from presage.pool.pool import BESIDE
+from presage.pool.pool import THREADS_2
 from presage.prediction.draws.replica_pools import (
     STANDARD,
     Gpus,
@@ -139,7 +139,7 @@ def in_blocks(
 ) -> Draws:
     """Draws whose blocks a function makes: two beside each other."""
     blocks, size = blocks_of(count)
-    return join_blocks(shape, BESIDE.map(lambda k: block(RandomStreams(seed).child(k), size), range(blocks)))
+    return join_blocks(shape, THREADS_2.map(lambda k: block(RandomStreams(seed).child(k), size), range(blocks)))
 
 
 def join_blocks(shape: StepModel, blocks: Iterable[Block]) -> Draws:

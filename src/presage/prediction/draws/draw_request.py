@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from presage.noise.model import NoiseModel
 from presage.noise.sampling import RandomStreams
-from presage.pool.pool import BESIDE, Pool
+from presage.pool.pool import THREADS_2, Pool
 from presage.prediction.draws.draw import (
     STEPS,
     Block,
@@ -50,14 +50,14 @@ class _Piece(NamedTuple):
 
 
 def draw(
-    shape: StepModel, noise: NoiseModel, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = BESIDE
+    shape: StepModel, noise: NoiseModel, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = THREADS_2
 ) -> Draws:
     """Some `steps` of each of count / steps runs. The same seed gives each source of noise the same draws, whatever the
     others are: two plans, or one with a source less, can be compared draw by draw."""
     return next(draw_all([DrawRequest(shape, noise, count, steps)], seed, pool))[1]
 
 
-def draw_all(asked: Sequence[DrawRequest], seed: int = 0, pool: Pool = BESIDE) -> Iterator[tuple[int, Draws]]:
+def draw_all(asked: Sequence[DrawRequest], seed: int = 0, pool: Pool = THREADS_2) -> Iterator[tuple[int, Draws]]:
     """Each with its number, those whose slowest replicas are the same together."""
     for a in asked:
         if transfers_vary(a.noise):

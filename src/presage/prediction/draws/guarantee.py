@@ -13,7 +13,7 @@ import numpy as np
 
 from presage.noise.model import Belief
 from presage.noise.sampling import Estimate
-from presage.pool.pool import BESIDE, Pool
+from presage.pool.pool import THREADS_2, Pool
 from presage.prediction.draws.draw import Draws, transfers_vary, without_fitted_stragglers
 from presage.prediction.draws.draw_request import DrawRequest, draw_all
 from presage.prediction.draws.step_model import StepModel
@@ -57,7 +57,7 @@ class Guarantee:
 
 
 def guarantee(
-    shape: StepModel, belief: Belief, seed: int = 0, count: int = 10_000, sets: int = SETS, pool: Pool = BESIDE
+    shape: StepModel, belief: Belief, seed: int = 0, count: int = 10_000, sets: int = SETS, pool: Pool = THREADS_2
 ) -> Guarantee:
     """With `sets` = 0 the noise is taken as it is believed to be."""
     rng = np.random.default_rng((seed, 1))

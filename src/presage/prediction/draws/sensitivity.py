@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from presage.noise.model import NO_NOISE, NoiseModel
 from presage.noise.sampling import BATCHES, Estimate
 from presage.noise.sources import active_sources, only_sources, without_class_noise, without_sources
-from presage.pool.pool import BESIDE, Pool
+from presage.pool.pool import THREADS_2, Pool
 from presage.prediction.draws.criticality import Critical, criticality, scale_stage, stage_criticality
 from presage.prediction.draws.draw import Draws
 from presage.prediction.draws.draw_request import DrawRequest, draw, draw_all
@@ -90,7 +90,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    shape: StepModel, noise: NoiseModel, seed: int = 0, draws: int = DRAWS, pool: Pool = BESIDE
+    shape: StepModel, noise: NoiseModel, seed: int = 0, draws: int = DRAWS, pool: Pool = THREADS_2
 ) -> Sensitivity:
     """Of a job's step. The shape may be `calmed`, by this noise."""
     found, calm = draw(shape, noise, seed, draws, pool=pool), draw(shape, NO_NOISE, seed, 2)
