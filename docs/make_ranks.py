@@ -148,7 +148,7 @@ ONE = """PyTorch 2.11's own DDP and FSDP2 as one of several ranks (workloads/ran
 fake process group whose collectives move nothing, DDP as the only rank of a real one. So all is measured but
 the transfers, which are 0 in the predictions too; the copies by which the fake group stands in for all-
 gathers are taken off. presage sees only the twin without ranks. The constants of the hooks
-(presage.costs.hooks) were set on these steps, so the steps are no blind test; GPU time and memory have no
+(presage.costs.host_model) were set on these steps, so the steps are no blind test; GPU time and memory have no
 constant set on them, but for what DDP keeps of its first step's buckets."""
 SENT = """Of `nccl_busbw.csv`: `time`, every third size of each curve left out of the fit; `gpu_left_out`, a whole GPU
 type; `shipped`, the model as it ships; `interpolated`, a straight line between neighbours for comparison;

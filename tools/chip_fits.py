@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from presage.costs.closed_form import attention_law as attend
 from presage.costs.closed_form import gemm_law as gemm
 from presage.costs.closed_form.gemm_law import GemmParameters, GemmShape, TileTimes
-from presage.costs.engines import heated
+from presage.costs.corrections import heated
 from presage.hardware import Gpu
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from chip_fits import Floats, simplex
 from chip_rows import jobs
 
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
-from presage.costs.power import Power
+from presage.costs.kernel_model import Power
 
 IDLE_SHARE = 0.285  # of the limit: what a busy H200 draws that does next to nothing (200 of 700 W, pack)
 LARGE = 8192

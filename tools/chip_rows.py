@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.costs.split import held
+from presage_fit.table_split import held_out_widths
 
 SLOW_PATH = 1.3  # a product so much slower than one with more rows was not the kernel's doing
 MS, US = 1e-3, 1e-6
@@ -44,7 +44,7 @@ class Product:
     @property
     def held(self) -> bool:
         """A fifth of the pairs of widths, whatever the tokens."""
-        return held("gemm", (self.m, self.n, self.k))
+        return held_out_widths("gemm", (self.m, self.n, self.k))
 
     @property
     def flops(self) -> float:
@@ -66,7 +66,7 @@ class Attention:
     @property
     def held(self) -> bool:
         """A fifth of the pairs of batch and heads."""
-        return held("attention", (self.batch, self.length, self.heads, self.kv_heads, self.dim, self.window))
+        return held_out_widths("attention", (self.batch, self.length, self.heads, self.kv_heads, self.dim, self.window))
 
 
 def table(path: Path) -> Iterator[dict[str, str]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.costs.host import host_model
+from presage.costs.host_model import host_model
 from presage.costs.host_units import role
 from presage.traces import kineto
 from presage.traces.trace import HostKind, Trace

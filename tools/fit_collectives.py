@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.costs.collectives.store import SHIPPED, save
+from presage.costs.collectives.store import SHIPPED, save_parameters
 from presage_fit.collectives import fit
 from presage_validation.collective_tables import read_rows
 
@@ -20,7 +20,7 @@ def main(paths: list[Path]) -> None:
     rows = [e.row for path in paths for e in read_rows(path)[0]]
     found = fit(rows)
     SHIPPED.parent.mkdir(parents=True, exist_ok=True)
-    save(found, SHIPPED)
+    save_parameters(found, SHIPPED)
     print(f"{len(rows)} rows, {len(found.laws)} laws, {len(found.corrections.curves)} curves -> {SHIPPED}")
 
 

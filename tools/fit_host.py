@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from presage.capture import capture, load_cases
-from presage.costs.host import Calls, Fitted, HostModel, Pace, to_toml
+from presage.costs.host_model import Calls, Fitted, HostModel, Pace, to_toml
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.graph.graph import Graph

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from presage.costs.models import save
+from presage.costs.kernel_files import save
 from presage_fit.kernel_models import fit_models
 from presage_fit.pack import read
 

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.call import Call
+from presage.costs.corrections import FP32_FILE, fp32_features, is_fp32_gemm
 from presage.costs.families import gemm
 from presage.costs.rates import Rates
-from presage.costs.single import FILE, features, is_single
-from presage.costs.trees import Trees, fit
+from presage.costs.trees import Trees
 from presage.hardware import Gpu, gpu
+from presage_fit.boosting import fit
 from presage_fit.kernel_models import samples
 from presage_fit.pack import read
 from presage_validation.kernel_tables import read_table
@@ -30,7 +31,7 @@ TABLES = ("train_linear.csv.gz", "train_bmm.csv.gz")
 SHORTEST = 2e-4  # seconds; below, tables see the host
 LARGE = 2e10  # FLOPs
 FURTHEST = 1.1  # from the law, in logarithms
-OUT = Path(__file__).resolve().parents[1] / "src" / "presage" / "data" / FILE
+OUT = Path(__file__).resolve().parents[1] / "src" / "presage" / "data" / FP32_FILE
 Floats = NDArray[np.float64]
 
 
@@ -41,7 +42,7 @@ def rows(shared: Path, pack: Path) -> Iterator[tuple[Gpu, Call, float]]:
                 yield s.gpu, s.call, s.seconds
     own = read(pack)
     for one in samples(own)["gemm"]:
-        if is_single(one.call) and one.seconds > SHORTEST / 10:
+        if is_fp32_gemm(one.call) and one.seconds > SHORTEST / 10:
             yield gpu(own.header.gpu), one.call, one.seconds
 
 
@@ -53,7 +54,7 @@ def table(found: Iterator[tuple[Gpu, Call, float]]) -> tuple[Floats, Floats, NDA
         law = gemm.law(call, rates)
         apart = float(np.log(seconds / law.seconds))
         if abs(apart) < FURTHEST:
-            x.append(features(call, law, rates, float(chip.compute_capability)))
+            x.append(fp32_features(call, law, rates, float(chip.compute_capability)))
             y.append(apart)
             of.append((chip.key, call.name == "aten::bmm" and law.flops > LARGE))
             held.append(crc32(repr(gemm.product(call)).encode()) % 5 == 0)

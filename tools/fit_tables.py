@@ -2,7 +2,7 @@
 
     python tools/fit_tables.py ../shared [a100_80gb ...]
 
-Reads SHARED/kernels/aiconfigurator. Only shapes of the fitted split (presage/costs/split.py) are looked at. Two parts a
+Reads SHARED/kernels/aiconfigurator. Only shapes of the fitted split (presage_fit/table_split.py) count. Two parts a
 family: `own`, the kernel on a GPU without a calibration pack, as training runs it, beside the H200's corrections of its
 law; and the engine, what a table's rows take beside that kernel. For `own` what the engines add is taken off: their
 floor, down to that of a short kernel in a full queue, and the clock that falls under long repeats. Attention's
@@ -21,16 +21,16 @@ import numpy as np
 from chip_rows import FUSED
 from numpy.typing import NDArray
 
+from presage.costs.calibrated_kernels import CalibratedKernels, call_times
 from presage.costs.call import Call
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
-from presage.costs.engines import Engine, features, unheated
+from presage.costs.corrections import ServingOverhead, TableCorrection, serving_features, unheated
+from presage.costs.corrections import table_features as own_features
 from presage.costs.families import BY_OP
-from presage.costs.kernels import call_times
-from presage.costs.models import FILE, SHIPPED, TABLES, Models, load, save_tables
-from presage.costs.own import Own
-from presage.costs.own import features as own_features
-from presage.costs.split import FITTED, HELD, fitted
-from presage.costs.trees import Trees, fit
+from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, save_tables
+from presage.costs.trees import Trees
+from presage_fit.boosting import fit
+from presage_fit.table_split import FITTED, HELD, is_fitted
 from presage_validation.kernel_tables import Measured, read_table
 
 Floats = NDArray[np.float64]
@@ -65,10 +65,10 @@ class Rows:
 
 
 def rows_of(path: Path, kernel: str) -> Rows:
-    return Rows(kernel, tuple(s for s in read_table(path).shapes if fitted(kernel, s.sizes)))
+    return Rows(kernel, tuple(s for s in read_table(path).shapes if is_fitted(kernel, s.sizes)))
 
 
-def warm(models: Models, calls: Sequence[Call]) -> Floats:
+def warm(models: CalibratedKernels, calls: Sequence[Call]) -> Floats:
     return np.array([t.warm for t in call_times(models, calls)])
 
 
@@ -86,7 +86,9 @@ def target(rows: Rows, seconds: Floats, floor: float, heat: float) -> Floats:
     return unheated(np.maximum(seconds - max(0.0, floor - shortest), 0.5 * seconds), heat)
 
 
-def own_trees(family: str, calls: Sequence[Call], seconds: Floats, models: Models, rounds: int, leaves: int) -> Trees:
+def own_trees(
+    family: str, calls: Sequence[Call], seconds: Floats, models: CalibratedKernels, rounds: int, leaves: int
+) -> Trees:
     law = BY_OP[calls[0].name].law
     x = np.array([own_features(family, c, law(c, models.rates), models.rates) for c in calls])
     return small(fit(x, np.log(seconds / warm(models, calls)), rounds=rounds, leaves=leaves, rate=0.1, min_leaf=10,
@@ -98,13 +100,13 @@ def small(trees: Trees) -> Trees:
     return replace(trees, value=(np.round(trees.value / LEAF) * LEAF).astype(np.float32))
 
 
-def own_gemm(rows: Rows, models: Models, heat: float) -> Own:
+def own_gemm(rows: Rows, models: CalibratedKernels, heat: float) -> TableCorrection:
     floor = float(np.quantile(rows.seconds, 0.01))
     seconds = target(rows, rows.seconds, floor, heat)
-    return Own("gemm", ("aten::",), own_trees("gemm", rows.calls, seconds, models, 150, 24))
+    return TableCorrection("gemm", ("aten::",), own_trees("gemm", rows.calls, seconds, models, 150, 24))
 
 
-def own_attention(rows: Rows, models: Models, heat: float) -> Own:
+def own_attention(rows: Rows, models: CalibratedKernels, heat: float) -> TableCorrection:
     """Chips have half the heat of products here too."""
     fused = FUSED[GPUS[models.gpu.key]]
     some = [[t for who, t in s.by if "".join(who.split()[:2]) in fused] for s in rows.shapes]
@@ -117,7 +119,7 @@ def own_attention(rows: Rows, models: Models, heat: float) -> Own:
     pairs = [(c, t) for s, t in zip(kept.shapes, seconds, strict=True) for c in _ways(s.call, both)]
     calls, times = [c for c, _ in pairs], np.array([t for _, t in pairs])
     ops = tuple(FORWARD.values()) if both else (FORWARD["cudnn"],)
-    return Own("attention", ops, own_trees("attention", calls, times, models, 60, 8))
+    return TableCorrection("attention", ops, own_trees("attention", calls, times, models, 60, 8))
 
 
 def _long(s: Measured) -> bool:
@@ -136,7 +138,7 @@ def _ways(call: Call, both: bool) -> list[Call]:
     return [call, flash] if both else [call]
 
 
-def engine(rows: Rows, models: Models, heat: float) -> Engine:
+def engine(rows: Rows, models: CalibratedKernels, heat: float) -> ServingOverhead:
     """What the rows of a table take beside their kernels."""
     rates, kernel = models.rates, warm(models, rows.calls)
     names = sorted({who for s in rows.shapes for who, _ in s.by}, key=lambda n: (n.split()[0], n.split()[2:], n))
@@ -145,9 +147,9 @@ def engine(rows: Rows, models: Models, heat: float) -> Engine:
     seconds = np.array([t for s in rows.shapes for _, t in s.by])
     floors = tuple(_floor(seconds[which == i], kernel[shape[which == i]]) for i in range(len(names)))
     empty = fit(np.zeros((40, 1)), np.zeros(40), rounds=1)
-    out = Engine(rows.kernel, tuple(names), floors, heat, empty)
+    out = ServingOverhead(rows.kernel, tuple(names), floors, heat, empty)
     sizes = np.array([s.sizes for s in rows.shapes])
-    x = np.column_stack([features(rows.kernel, sizes, kernel, rates)[shape], out.codes(which)])
+    x = np.column_stack([serving_features(rows.kernel, sizes, kernel, rates)[shape], out.codes(which)])
     trees = fit(x, np.log(seconds / out.base(which, kernel[shape])), rounds=250, leaves=31, rate=0.15, min_leaf=20,
                 objective="huber", extra={"alpha": 0.3, "feature_fraction": 0.8})  # fmt: skip
     return replace(out, trees=small(trees))

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.cache import fit_cache
+from presage.costs.calibrated_kernels import CalibratedKernels
 from presage.costs.call import Call, from_leaf
-from presage.costs.families import BY_OP, FAMILIES, Family
-from presage.costs.models import Models
-from presage.costs.power import fit_power
+from presage.costs.families import BY_OP, FAMILIES, KernelFamily
 from presage.costs.rates import Rates
-from presage.costs.trees import Trees, fit
+from presage.costs.trees import Trees
 from presage.errors import PresageError
 from presage.hardware import gpu
+from presage_fit.boosting import fit
+from presage_fit.cache_power import fit_cache, fit_power
 from presage_fit.pack import Pack, read
 
 Array = npt.NDArray[Any]
@@ -67,13 +67,15 @@ class Table:
         return Table(self.x[keep], self.law[keep], self.seconds[keep], self.sample[keep])
 
 
-def table(family: Family, some: Iterable[Sample], rates: Rates) -> Table:
+def table(family: KernelFamily, some: Iterable[Sample], rates: Rates) -> Table:
     rows = list(_rows(family, some, rates))
     columns = [np.array(c, np.float64) for c in zip(*rows, strict=True)] if rows else [np.zeros((0, 1))] * 4
     return Table(columns[0], columns[1], columns[2], columns[3].astype(np.int64))
 
 
-def _rows(family: Family, some: Iterable[Sample], rates: Rates) -> Iterator[tuple[list[float], float, float, int]]:
+def _rows(
+    family: KernelFamily, some: Iterable[Sample], rates: Rates
+) -> Iterator[tuple[list[float], float, float, int]]:
     for i, sample in enumerate(some):
         law = family.law(sample.call, rates)
         x = list(family.features(sample.call, law))
@@ -82,7 +84,7 @@ def _rows(family: Family, some: Iterable[Sample], rates: Rates) -> Iterator[tupl
             yield [*x, 1.0], law.seconds, sample.cold, i
 
 
-def fit_family(family: Family, rows: Table, seed: int = 0) -> Trees:
+def fit_family(family: KernelFamily, rows: Table, seed: int = 0) -> Trees:
     """Trees for ln(measured / law)."""
     target = np.log(rows.seconds / rows.law)
     extra = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1, "alpha": 0.1}
@@ -107,7 +109,7 @@ def held_out(some: list[Sample], rows: Table, seed: int = 0) -> tuple[Array, Arr
     return chosen[draws] & ~large, large
 
 
-def fit_counts(family: Family, some: list[Sample], rows: Table, rates: Rates) -> Trees:
+def fit_counts(family: KernelFamily, some: list[Sample], rows: Table, rates: Rates) -> Trees:
     """Trees for ln(launches / the law's)."""
     expected = [max(1, s.launches) / family.law(s.call, rates).launches for s in some]
     target = np.log(np.array(expected)[rows.sample])
@@ -115,12 +117,14 @@ def fit_counts(family: Family, some: list[Sample], rows: Table, rates: Rates) ->
                objective="regression_l1")  # fmt: skip
 
 
-def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> Models:
+def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> CalibratedKernels:
     """Fit every family that the pack has rows of."""
     chip = gpu(pack.header.gpu)
     rates, found = Rates.of(chip), samples(pack)
     trees, counts, rows = {}, {}, {}
     for name, family in FAMILIES.items():
+        if not found[name]:
+            continue  # its law alone tells
         if len(found[name]) < 40:
             raise PresageError(
                 f"{pack.folders[0]}: only {len(found[name])} rows of {name}; calibrate that family first"
@@ -136,9 +140,11 @@ def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> Mode
         "date": pack.header.date,
         "rows": rows,
     }
-    return Models(chip, trees, counts, fit_cache(pack.table("cache")), fit_power(pack.table("power")), source)
+    return CalibratedKernels(
+        chip, trees, counts, fit_cache(pack.table("cache")), fit_power(pack.table("power")), source
+    )
 
 
-def fit_pack(folder: Path) -> Models:
+def fit_pack(folder: Path) -> CalibratedKernels:
     """Kernel models of a raw calibration pack."""
     return fit_models(read(folder))

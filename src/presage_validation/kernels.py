@@ -25,18 +25,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.engines import Engine
+from presage.costs.calibrated_kernels import CalibratedKernels, call_times
+from presage.costs.corrections import ServingOverhead
 from presage.costs.families import FAMILIES
-from presage.costs.kernels import call_times
-from presage.costs.models import FILE, SHIPPED, Models, load
+from presage.costs.kernel_files import FILE, SHIPPED, load
 from presage.costs.rates import Rates
-from presage.costs.split import fitted, held
 from presage.errors import InputError
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
 from presage_fit.kernel_models import Sample, Table, fit_family, held_out, samples, table
 from presage_fit.pack import Pack
 from presage_fit.pack import read as read_pack
+from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_tables import KernelTable, Measured, read_table
 from presage_validation.score import Result, Row, Score, Skipped
 from presage_validation.turn import in_turn
@@ -140,8 +140,8 @@ def _family_rows(rates: Rates, one: tuple[str, list[Sample]]) -> list[Row]:
 def _scored_rows(name: str, some: list[Sample], rates: Rates) -> Iterator[Row]:
     data = table(FAMILIES[name], some, rates)
     fifth, large = held_out(some, data)
-    fitted = data.part(_apart(some, data, fifth | large))
-    predicted = data.law * np.exp(fit_family(FAMILIES[name], fitted).predict(data.x.astype(np.float32)))
+    is_fitted = data.part(_apart(some, data, fifth | large))
+    predicted = data.law * np.exp(fit_family(FAMILIES[name], is_fitted).predict(data.x.astype(np.float32)))
     for metric, base, keep in (("time", "law", fifth), ("time_extrapolated", "law_extrapolated", large)):
         for i in np.flatnonzero(keep):
             label = f"{_label(some[data.sample[i]])} {'cold' if data.x[i, -1] else 'warm'}"
@@ -174,12 +174,14 @@ def _label(sample: Sample) -> str:
 # ---- a table
 
 
-def models_of(chip: Gpu) -> tuple[Models, bool]:
+def models_of(chip: Gpu) -> tuple[CalibratedKernels, bool]:
     """The models of a GPU, and whether they are another's corrections of its own laws."""
     return load(chip.key), not (SHIPPED / chip.key / FILE).exists()
 
 
-def score_table(found: KernelTable, models: Callable[[Gpu], tuple[Models, bool]] = models_of) -> KernelResult:
+def score_table(
+    found: KernelTable, models: Callable[[Gpu], tuple[CalibratedKernels, bool]] = models_of
+) -> KernelResult:
     """Every shape of a table that has a model."""
     rows: list[Row] = []
     notes: list[str] = []
@@ -202,17 +204,19 @@ def _note(chip: Gpu, engines: bool, transferred: bool) -> str:
     return ""
 
 
-def _shape_rows(shapes: list[Measured], models: Models, engine: Engine | None, transferred: bool) -> Iterator[Row]:
+def _shape_rows(
+    shapes: list[Measured], models: CalibratedKernels, engine: ServingOverhead | None, transferred: bool
+) -> Iterator[Row]:
     """Predictions beside measurements, of the kernel and, where there are engines, of the op as they run it."""
     times = call_times(models, [s.call for s in shapes])
     kernel = np.array([t.warm for t in times])
     took = kernel if engine is None else _as_run(shapes, kernel, models, engine)
     for s, t, seconds in zip(shapes, times, took.tolist(), strict=True):
         group = f"{s.gpu.key} {s.kernel}" + (" (transferred)" if transferred and engine is None else "")
-        if engine is not None and fitted(s.family, s.sizes):
+        if engine is not None and is_fitted(s.family, s.sizes):
             yield Row("time_fitted", group, s.name, seconds, s.seconds)
             continue
-        also = () if engine is None else (group + (NEVER if held(s.family, s.sizes) else BETWEEN),)
+        also = () if engine is None else (group + (NEVER if held_out_widths(s.family, s.sizes) else BETWEEN),)
         yield Row("time", group, s.name, seconds, s.seconds, also)
         if s.seconds > LONG:
             yield Row("time_over_20us", group, s.name, seconds, s.seconds, also)
@@ -223,6 +227,6 @@ def _shape_rows(shapes: list[Measured], models: Models, engine: Engine | None, t
             yield Row("collectors", group, s.name, s.seconds * (1 + s.spread), s.seconds, also)
 
 
-def _as_run(shapes: list[Measured], kernel: Array, models: Models, engine: Engine) -> Array:
+def _as_run(shapes: list[Measured], kernel: Array, models: CalibratedKernels, engine: ServingOverhead) -> Array:
     sizes = np.array([s.sizes for s in shapes])
     return engine.seconds(sizes, kernel, models.rates, [[who for who, _ in s.by] for s in shapes])

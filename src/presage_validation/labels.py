@@ -22,10 +22,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from presage.costs.calibrated_kernels import CalibratedKernels, call_times
 from presage.costs.call import Call
-from presage.costs.kernels import call_times
-from presage.costs.models import Models, load
-from presage.costs.vector import eased
+from presage.costs.kernel_files import load
+from presage.costs.rates import eased
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
@@ -139,11 +139,11 @@ def predict(case: Case, chip: Gpu) -> Pass:
 
 
 @lru_cache(16)
-def _models(key: str) -> Models:
+def _models(key: str) -> CalibratedKernels:
     return load(key)
 
 
-def _kernels(models: Models, calls: list[tuple[Call, int]]) -> tuple[float, float]:
+def _kernels(models: CalibratedKernels, calls: list[tuple[Call, int]]) -> tuple[float, float]:
     """Seconds of products, and of all else."""
     times = call_times(models, [c for c, _ in calls])
     totals = [0.0, 0.0]

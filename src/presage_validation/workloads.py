@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.costs.host import HostModel
+from presage.costs.host_model import HostModel
 from presage.costs.kernel_model import OpTime
 from presage.errors import InputError, PresageError
 from presage.files.decoding import read_checked
@@ -117,7 +117,7 @@ def score_cases(cases: Iterable[Case], gpu: str = "h200") -> Result:
 def _scored(case: Case, where: Machine) -> _Scored:
     rows, hits, skipped = list(_memory_rows(case)), list[tuple[bool, float]](), list[Skipped]()
     try:
-        found = predict_step(case.graph, kernel_times(case.graph, where), where.models.gpu, where.host)
+        found = predict_step(case.graph, kernel_times(case.graph, where), where.kernels.gpu, where.host)
     except PresageError as e:
         skipped.append(Skipped(case.name, str(e)))
     else:

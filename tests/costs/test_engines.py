@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from presage.costs.calibrated_kernels import call_times
 from presage.costs.call import Call, Shape
 from presage.costs.closed_form import AttentionShape, ClosedFormKernels, GemmShape
-from presage.costs.engines import Engine, features, heated, medians, unheated
-from presage.costs.kernels import call_times
-from presage.costs.models import FILE, SHIPPED, TABLES, load, save_tables
-from presage.costs.split import fitted, held
+from presage.costs.corrections import ServingOverhead, heated, medians, serving_features, unheated
+from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, save_tables
 from presage.hardware import gpu
 from presage.prediction.machine import machine
+from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_calls import attention, gemm
 from presage_validation.kernel_tables import Measured
 
@@ -44,22 +44,24 @@ def products(key: str, factor: float, floor: float, count: int) -> list[Measured
 
 def test_the_split_is_of_the_shape_alone_and_keeps_whole_widths_out() -> None:
     shapes = [(m, n, k) for m in range(1, 30) for n in range(64, 2048, 64) for k in (512, 1024, 4096)]
-    kept = np.array([fitted("gemm", s) for s in shapes])
-    out = np.array([held("gemm", s) for s in shapes])
+    kept = np.array([is_fitted("gemm", s) for s in shapes])
+    out = np.array([held_out_widths("gemm", s) for s in shapes])
     assert not (kept & out).any()
     assert 0.1 < out.mean() < 0.3 and 0.2 < kept[~out].mean() < 0.3
     widths = {s[1:] for s, o in zip(shapes, out, strict=True) if o}
     assert not widths & {s[1:] for s, k in zip(shapes, kept, strict=True) if k}
     attended = (4, 1024, 32, 8, 128, 0)
-    assert held("attention", attended) == held("attention", (4, 99, 32, 8, 64, 128))  # by batch and heads alone
+    assert held_out_widths("attention", attended) == held_out_widths(
+        "attention", (4, 99, 32, 8, 64, 128)
+    )  # by batch and heads alone
 
 
 def test_the_split_does_not_move() -> None:
     """Shipped models were fitted by it: were it to change, shapes they know would count as unseen."""
-    assert [held("gemm", (1, n, k)) for n, k in ((1024, 4096), (4096, 1024), (768, 768), (4096, 4096))] == [
+    assert [held_out_widths("gemm", (1, n, k)) for n, k in ((1024, 4096), (4096, 1024), (768, 768), (4096, 4096))] == [
         True, False, True, False,
     ]  # fmt: skip
-    assert fitted("gemm", (1024, 1024, 1024)) and not fitted("gemm", (1024, 4096, 4096))
+    assert is_fitted("gemm", (1024, 1024, 1024)) and not is_fitted("gemm", (1024, 4096, 4096))
 
 
 # ---- engines
@@ -166,6 +168,6 @@ def test_what_was_measured_where_is_told() -> None:
 
 def test_features_have_one_row_a_shape() -> None:
     sizes = np.array([[1, 1, 1, 1, 64, 0], [256, 16384, 96, 96, 256, 128]])
-    x = features("attention", sizes, np.array([1e-5, 1.0]), load("h200").rates)
+    x = serving_features("attention", sizes, np.array([1e-5, 1.0]), load("h200").rates)
     assert x.shape[0] == 2 and np.isfinite(x).all()
-    assert isinstance(load("h200").engines["attention"], Engine)
+    assert isinstance(load("h200").engines["attention"], ServingOverhead)

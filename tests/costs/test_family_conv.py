@@ -12,8 +12,7 @@ import pytest
 
 from presage.costs.call import Call, Shape
 from presage.costs.families import BY_OP, FAMILIES
-from presage.costs.families.conv import gradients, law, product
-from presage.costs.families.conv_shape import BACKWARD, FORWARD, TRANSPOSED, conv
+from presage.costs.families.conv import BACKWARD, FORWARD, TRANSPOSED, conv, gradients, law, product
 from presage.costs.families.pool import pool
 from presage.costs.rates import Rates
 from presage.hardware import gpu

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graph_sketches import Sketch, training_step
-from presage.costs.host import HostModel, host_model, read, to_toml
+from presage.costs.host_model import HostModel, host_model, read, to_toml
 from presage.costs.host_units import ENGINE, terms, units
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.costs.cache import Cache, fit_cache
+from presage.costs.cache import Cache
+from presage.costs.calibrated_kernels import CallTime, call_times
 from presage.costs.call import Call, Shape, from_leaf
 from presage.costs.families import BY_OP, FAMILIES
-from presage.costs.kernel_model import OpTime, slowdown
-from presage.costs.kernels import CallTime, call_times, op_times
-from presage.costs.models import load, save
-from presage.costs.power import Power, fit_power
+from presage.costs.kernel_files import load, save
+from presage.costs.kernel_model import OpTime, Power, slowdown
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Op, Ref, Storage, Tensor
+from presage_fit.cache_power import fit_cache, fit_power
 
 PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack"
 MEGA = 2.0**20
@@ -86,7 +86,7 @@ def test_the_cache_keeps_what_was_just_written() -> None:
 def test_small_tensors_stay_in_the_cache_and_large_ones_do_not() -> None:
     models = load("h200")
     chain = ("aten::neg", "aten::exp", "aten::neg")
-    small, large = (op_times(models, step(*chain, elements=n))[-1].seconds for n in (1 << 20, 1 << 28))
+    small, large = (models.op_times(step(*chain, elements=n))[-1].seconds for n in (1 << 20, 1 << 28))
     assert large / small > 2**8 * 0.8  # a large tensor's bytes are dearer than a small one's
 
 
@@ -117,14 +117,14 @@ def test_the_power_of_known_loads() -> None:
 
 def test_an_op_without_a_model_is_told_and_not_free() -> None:
     models = load("h200")
-    found = op_times(models, step("aten::neg", "aten::acosh", "custom::scan"))
+    found = models.op_times(step("aten::neg", "aten::acosh", "custom::scan"))
     assert [t.source for t in found] == ["model", "likeness", "roofline"]
     assert min(t.seconds for t in found) > 4e-6
 
 
 def test_arguments_a_model_cannot_read_get_a_roofline() -> None:
     """A pooling without a window makes no sense to its model."""
-    (found,) = op_times(load("h200"), step("aten::max_pool2d_with_indices"))
+    (found,) = load("h200").op_times(step("aten::max_pool2d_with_indices"))
     assert found.source == "roofline"
     assert found.seconds > 4e-6
     with pytest.raises(PresageError, match="aten::mm"):
@@ -134,7 +134,7 @@ def test_arguments_a_model_cannot_read_get_a_roofline() -> None:
 def test_views_cost_nothing() -> None:
     graph = step("aten::neg", "aten::view")
     ops = (graph.ops[0], msgspec.structs.replace(graph.ops[1], kernels=False))
-    found = op_times(load("h200"), Graph(ops, graph.tensors, graph.storages, ()))
+    found = load("h200").op_times(Graph(ops, graph.tensors, graph.storages, ()))
     assert (found[1].seconds, found[1].launches, found[1].source) == (0.0, 0, "none")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from presage.configs.frameworks import Framework
-from presage.costs.host import host_model
+from presage.costs.host_model import host_model
 from presage.costs.layer_host import LayerHost, eras, hosts_known, layer_host
 from presage.errors import PresageError
 

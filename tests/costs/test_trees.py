@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from presage.costs import trees
-from presage.costs.trees import Trees, fit
+from presage.costs.trees import Trees
 from presage.errors import PresageError
+from presage_fit import boosting
+from presage_fit.boosting import fit
 
 lightgbm = pytest.importorskip("lightgbm")
 
@@ -58,10 +59,10 @@ def test_float32_thresholds_keep_every_row_on_its_side(monkeypatch: pytest.Monke
 
 def test_rounding_down_is_exact() -> None:
     x = np.array([0.1, -0.1, 1.0, 1e30, -1e30, 1e-35, 0.0, 16777217.0, -16777217.0])
-    down = trees._down(x)
+    down = boosting._down(x)
     assert down.dtype == np.float32
     assert np.all(down <= x) and np.all(np.nextafter(down, np.float32(np.inf)) > x)
-    np.testing.assert_array_equal(trees._down(np.array([1e300, -1e300])), [np.finfo(np.float32).max, -np.inf])
+    np.testing.assert_array_equal(boosting._down(np.array([1e300, -1e300])), [np.finfo(np.float32).max, -np.inf])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5])

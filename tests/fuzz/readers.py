@@ -82,7 +82,7 @@ def _chakra(path: Path) -> Any:
 
 
 def _models(path: Path) -> Any:
-    from presage.costs.models import _loaded
+    from presage.costs.kernel_files import _loaded
 
     return _loaded.__wrapped__(path)
 
@@ -241,7 +241,7 @@ READERS = (
         "toml",
         *shipped("data/runs/dgx-b200.toml", "data/runs/llama3.toml"),
     ),
-    alone("host model", of("presage.costs.host:read"), "host.toml", "toml", *shipped("data/h200/host.toml")),
+    alone("host model", of("presage.costs.host_model:read"), "host.toml", "toml", *shipped("data/h200/host.toml")),
     alone("overheads", of("presage.traces.overheads:from_toml"), "o.toml", "toml", OVERHEADS),
     alone(
         "document lengths",

@@ -18,7 +18,7 @@ import presage as ps
 from commands import runner
 from graph_sketches import Sketch, training_step
 from presage.cli import predict as predict_command
-from presage.costs.host import US, HostModel, Pace, host_model
+from presage.costs.host_model import US, HostModel, Pace, host_model
 from presage.costs.kernel_model import OpTime
 from presage.errors import PresageError
 from presage.graph import save

@@ -166,7 +166,7 @@ def test_edits_by_name_go_with_the_others(tmp_path: Path) -> None:
 
 
 def test_a_cuda_graph_costs_what_it_does_in_predictions() -> None:
-    from presage.costs.host import host_model
+    from presage.costs.host_model import host_model
     from presage.whatif.replay_names import REPLAY_CALL, REPLAY_GAP
 
     calls = host_model("h200").calls

@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from presage.cli.app import app
+from presage.costs.calibrated_kernels import call_times
 from presage.costs.families import BY_OP, FAMILIES
-from presage.costs.kernels import call_times
 from presage.costs.rates import Rates
-from presage.costs.split import fitted, held
 from presage.errors import InputError
 from presage.hardware import gpu
 from presage_fit.kernel_models import held_out, samples, table
 from presage_fit.pack import Pack, read
+from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_calls import BUILDERS, Unknown, attention, gemm
 from presage_validation.kernel_tables import read_table
 from presage_validation.kernels import (
@@ -57,10 +57,10 @@ def test_no_scored_call_is_fitted(pack: Pack) -> None:
     some = samples(pack)["softmax"]
     data = table(FAMILIES["softmax"], some, Rates.of(gpu("h200")))
     fifth, large = held_out(some, data)
-    fitted = _apart(some, data, fifth | large)
-    assert 0.5 < fitted.mean() < 0.85 and not (fitted & (fifth | large)).any()
+    is_fitted = _apart(some, data, fifth | large)
+    assert 0.5 < is_fitted.mean() < 0.85 and not (is_fitted & (fifth | large)).any()
     keys = [s.call.key for s in some]
-    assert not {keys[i] for i in data.sample[fitted]} & {keys[i] for i in data.sample[fifth | large]}
+    assert not {keys[i] for i in data.sample[is_fitted]} & {keys[i] for i in data.sample[fifth | large]}
 
 
 def test_a_pack_is_scored_by_family_warm_and_cold_and_beside_its_law(pack: Pack) -> None:
@@ -217,12 +217,12 @@ def test_shapes_that_were_fitted_are_scored_apart(tmp_path: Path) -> None:
     rows = [f"vllm,0.19.0,vllm_default,bf16,{m},{n},1024,0.02" for m in tokens for n in (1024, 4096)]
     result = score_table(read_table(write(tmp_path / "h100_sxm_gemm.csv", GEMM, *rows)))
     by = {metric: {r.name for r in result.rows if r.metric == metric} for metric in ("time", "time_fitted", "kernel")}
-    was = {f"m={m} n={n} k=1024" for m in tokens for n in (1024, 4096) if fitted("gemm", (m, n, 1024))}
+    was = {f"m={m} n={n} k=1024" for m in tokens for n in (1024, 4096) if is_fitted("gemm", (m, n, 1024))}
     assert by["time_fitted"] == was and 0 < len(was) < 300
     assert by["time"] == by["kernel"] and not by["time"] & was and len(by["time"] | was) == 2 * len(tokens)
     assert result.to_json()["n"] == len(by["time"])
     for r in (r for r in result.rows if r.metric == "time"):
-        never = held("gemm", [int(p.split("=")[1]) for p in r.name.split()])
+        never = held_out_widths("gemm", [int(p.split("=")[1]) for p in r.name.split()])
         assert r.also == ("h100_sxm gemm" + (", widths never fitted" if never else ", between fitted shapes"),)
 
 

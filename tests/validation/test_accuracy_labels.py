@@ -14,14 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from presage.cli.app import app
+from presage.costs.calibrated_kernels import call_times
 from presage.costs.call import Call
+from presage.costs.corrections import transfer_streaming
 from presage.costs.families import FAMILIES
 from presage.costs.families.gemm import product
-from presage.costs.kernels import call_times
-from presage.costs.models import load
-from presage.costs.rates import Rates
-from presage.costs.transfer import streamed
-from presage.costs.vector import eased, reached
+from presage.costs.kernel_files import load
+from presage.costs.rates import Rates, eased, reached_fp32
 from presage.errors import InputError
 from presage.hardware import gpu
 from presage_validation.label_models import NETS, Case, tape
@@ -193,11 +192,11 @@ def test_the_command_scores_a_file_and_a_folder(tmp_path: Path) -> None:
 
 def test_more_power_is_never_slower() -> None:
     card = gpu("l4")
-    shares = [reached(replace(card, power_limit=w)) for w in (40, 72, 100, 200, 400)]
+    shares = [reached_fp32(replace(card, power_limit=w)) for w in (40, 72, 100, 200, 400)]
     assert shares == sorted(shares)
     assert shares[-1] == 0.8
     assert shares[1] < 0.5
-    assert reached(gpu("h200")) == 0.8  # the calibrated law stays as it was
+    assert reached_fp32(gpu("h200")) == 0.8  # the calibrated law stays as it was
 
 
 def test_kernels_that_leave_power_over_ease_products() -> None:
@@ -222,7 +221,7 @@ def test_float32_products_of_other_generations_have_corrections_of_their_own() -
 def test_a_gpu_like_the_calibrated_one_streams_like_it() -> None:
     models, call = load("h200"), Call("aten::add", (dense(1 << 20), dense(1 << 20), 1))
     family, law = FAMILIES["pointwise"], FAMILIES["pointwise"].law(call, Rates.of(gpu("h200")))
-    warm, cold = streamed(family, models.trees["pointwise"], [call], [law], gpu("h200"), gpu("h200"))
+    warm, cold = transfer_streaming(family, models.trees["pointwise"], [call], [law], gpu("h200"), gpu("h200"))
     own = call_times(models, [call])[0]
     assert warm[0] == pytest.approx(own.warm, rel=1e-9)
     assert max(cold[0], own.warm) == pytest.approx(own.cold, rel=1e-9)

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint as torch_checkpoint  # noqa: E402
 
 from presage.capture import capture  # noqa: E402
-from presage.costs.host import host_model  # noqa: E402
+from presage.costs.host_model import host_model  # noqa: E402
 from presage.costs.host_units import terms, units  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.check import faults  # noqa: E402

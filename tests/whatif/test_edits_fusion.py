@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from presage.capture import capture
+from presage.costs.calibrated_kernels import call_times
 from presage.costs.call import Call, Shape
-from presage.costs.compiled import COMPILED_US, GRAPH, KERNEL
-from presage.costs.compiled import compiled as is_compiled
-from presage.costs.families.fused import parts
-from presage.costs.kernels import call_times
-from presage.costs.models import load
+from presage.costs.families.fused import fused_parts
+from presage.costs.host_constants import COMPILED_GRAPH, COMPILED_KERNEL, COMPILED_US, is_compiled
+from presage.costs.kernel_files import load
 from presage.graph import work
 from presage.graph.check import faults
 from presage.graph.graph import Graph
@@ -93,8 +92,8 @@ def blocks(device: str, batch: int = 256, d: int = 128, n: int = 2, times: int =
 
 
 def attention(device: str, p: float = 0.0):
-    parts = [nn.Embedding(1000, 256, device=device), *(Attention(256, 4, device, p) for _ in range(2))]
-    m = nn.Sequential(*parts, nn.Linear(256, 1000, device=device))
+    fused_parts = [nn.Embedding(1000, 256, device=device), *(Attention(256, 4, device, p) for _ in range(2))]
+    m = nn.Sequential(*fused_parts, nn.Linear(256, 1000, device=device))
     ids, y = torch.randint(0, 1000, (4, 256), device=device), torch.randint(0, 1000, (1024,), device=device)
     return stepper(m, lambda: F.cross_entropy(m(ids).view(-1, 1000), y))
 
@@ -110,8 +109,8 @@ def conv(device: str):
     layers = [
         (nn.Conv2d(a, b, 3, padding=1, device=device), nn.BatchNorm2d(b, device=device), nn.ReLU()) for a, b in sizes
     ]
-    parts = [part for layer in layers for part in layer]
-    m = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10, device=device))
+    fused_parts = [part for layer in layers for part in layer]
+    m = nn.Sequential(*fused_parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10, device=device))
     x, y = torch.randn(8, 3, 16, 16, device=device), torch.randint(0, 10, (8,), device=device)
     return stepper(m, lambda: F.cross_entropy(m(x), y))
 
@@ -264,7 +263,7 @@ def test_compiled_steps_compose(graphs):
 def test_host_time_of_compiled_code(graphs):
     after = predict(compiled(graphs["rms"]), draws=5)
     kernels = sum(op.name.startswith("triton::") for op in compiled(graphs["rms"]).ops)
-    assert after.host > 1e-6 * (kernels * COMPILED_US[KERNEL] + 2 * COMPILED_US[GRAPH])
+    assert after.host > 1e-6 * (kernels * COMPILED_US[COMPILED_KERNEL] + 2 * COMPILED_US[COMPILED_GRAPH])
     assert after.gpu_active < predict(graphs["rms"], draws=5).gpu_active
 
 
@@ -463,7 +462,7 @@ def fused(read: float, written: float, columns: int = 1, down: bool = False, ran
 
 
 def seconds(*calls: Call) -> list[float]:
-    return [t.cold for t in call_times(load("h200"), [parts(c)[0] for c in calls])]
+    return [t.cold for t in call_times(load("h200"), [fused_parts(c)[0] for c in calls])]
 
 
 def test_fused_kernels_take_longer_the_more_they_move():

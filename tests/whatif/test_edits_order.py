@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from presage.capture import capture  # noqa: E402
-from presage.costs.host import host_model  # noqa: E402
+from presage.costs.host_model import host_model  # noqa: E402
 from presage.costs.host_units import terms, units  # noqa: E402
 from presage.costs.kernel_model import OpTime  # noqa: E402
 from presage.errors import PresageError  # noqa: E402

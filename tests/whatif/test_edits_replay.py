@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import presage as ps
 from graph_sketches import Sketch, training_step
-from presage.costs.host_copy import host_bytes, host_copy_seconds
+from presage.costs.calibrated_kernels import host_bytes, host_copy_seconds
 from presage.graph.graph import HOST_MEMORY, Graph
 from presage.hardware import gpu
 from presage.prediction.machine import kernel_times, machine

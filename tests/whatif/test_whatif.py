@@ -198,7 +198,7 @@ def test_another_gpu_keeps_a_host_that_was_changed() -> None:
     setting = Setting(SMALL, machine("h200"))
     for edit in parse("host=2,gpu=b200"):
         setting = applied(setting, edit)
-    assert setting.machine.models.gpu.key == "b200"
+    assert setting.machine.kernels.gpu.key == "b200"
     assert setting.machine.host.calls.launch_call_us == machine("h200").host.calls.launch_call_us / 2
 
 

@@ -7,16 +7,12 @@ times with a warm and with a cold cache, by the share of its input bytes that ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from presage.graph.graph import Graph, Op
-
-__all__ = ["Cache", "cold_shares", "fit_cache"]
 
 
 @dataclass(frozen=True)
@@ -29,35 +25,6 @@ class Cache:
 
     def cold(self, distance: float, size: float) -> float:
         return min(1.0, max(0.0, (distance + size / 2 - self.kept) / (self.lost - self.kept)))
-
-
-def fit_cache(rows: Sequence[dict[str, Any]]) -> Cache:
-    """From the pack's table: microseconds to read a tensor again, by its bytes and the bytes between."""
-    size, between = (np.array([float(r[k]) for r in rows]) for k in ("bytes", "between"))
-    us, read = np.array([float(r["us"]) for r in rows]), np.array([r["how"] == "read" for r in rows])
-    share = np.zeros(len(rows))
-    for one in set(zip(size, read, strict=True)):
-        same = (size == one[0]) & (read == one[1])
-        low, high = us[same & (between == 0)].mean(), np.median(us[same & (between >= 64 << 20)])
-        share[same] = np.clip((us[same] - low) / max(high - low, 1e-9), 0, 1)
-    return min(_candidates(), key=lambda c: _misfit(c, size, between, read, share))
-
-
-def _candidates() -> list[Cache]:
-    mega = 2.0**20
-    return [
-        Cache(kept * mega, lost * mega, weight)
-        for kept in range(2, 30, 2)
-        for lost in range(24, 64, 2)
-        if lost > kept
-        for weight in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
-    ]
-
-
-def _misfit(c: Cache, size: npt.NDArray[Any], between: npt.NDArray[Any], read: npt.NDArray[Any], share: Any) -> float:
-    distance = between * np.where(read, c.read_weight, 1.0)
-    guess = np.clip((distance + size / 2 - c.kept) / (c.lost - c.kept), 0, 1)
-    return float(((guess - share) ** 2).sum())
 
 
 def changed(graph: Graph, op: Op) -> set[int]:

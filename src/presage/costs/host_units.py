@@ -9,16 +9,29 @@ class. A sum of terms carries over to steps that were never traced: what is new 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from presage.costs.checkpoints import checkpoints
-from presage.costs.compiled import CALL, GRAPH, KERNEL, compiled
+from presage.costs.host_constants import COMPILED_CALL, COMPILED_GRAPH, COMPILED_KERNEL, is_compiled
 from presage.graph.families import family
-from presage.graph.graph import Graph, Op, Ref
+from presage.graph.graph import Graph, Op, Ref, Thread
 
-__all__ = ["Role", "Term", "Unit", "ending", "extra_launches", "longest_list", "named", "role", "terms", "units"]
+__all__ = [
+    "Checkpoints",
+    "Role",
+    "Term",
+    "Unit",
+    "checkpoints",
+    "ending",
+    "extra_launches",
+    "longest_list",
+    "named",
+    "role",
+    "terms",
+    "units",
+]
 
 Role: TypeAlias = Literal["forward", "backward", "optimizer"]
 Term: TypeAlias = tuple[str, float]  # a key, and how many times
@@ -80,7 +93,7 @@ def _outermost(op: Op) -> str:
 def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, made: bool) -> bool:
     """Whether an op belongs to the unit that was last; `made`: it or the op before is numbered in a backward pass."""
     first, last = ops[unit[0]], ops[unit[-1]]
-    if compiled(op) or compiled(last):
+    if is_compiled(op) or is_compiled(last):
         return op.within == last.within
     if not op.within or _outermost(first) != op.within[0] or (op.phase, op.thread) != (first.phase, first.thread):
         return False
@@ -122,8 +135,8 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
             skipped.begin()
             nodes = nodes if before is not None and before.thread == "main" else set()
             nodes |= {graph.ops[i].sequence for i in unit.ops if graph.ops[i].sequence >= 0}
-        if compiled(first):
-            gap.append((GRAPH, 1.0))
+        if is_compiled(first):
+            gap.append((COMPILED_GRAPH, 1.0))
         elif role(first) == "forward":
             gap.append(("module border", _borders(module, first.module)))
             module = first.module
@@ -183,11 +196,11 @@ def _inside(last: Op | None, op: Op, again: bool) -> Iterator[Term]:
 def _own(op: Op, last: Op | None, again: bool) -> Iterator[Term]:
     """What the op itself takes, with the ops around it that it is the first to run in."""
     where = "forward" if again else role(op)
-    if compiled(op) and op.name.startswith("triton::"):
-        yield KERNEL, 1.0
+    if is_compiled(op) and op.name.startswith("triton::"):
+        yield COMPILED_KERNEL, 1.0
         return
-    if compiled(op):
-        yield CALL, 1.0
+    if is_compiled(op):
+        yield COMPILED_CALL, 1.0
         last = op
     for depth in range(_shared(last, op) if last else 0, len(op.within)):
         name = op.within[depth].removeprefix(ENGINE)
@@ -261,3 +274,79 @@ class _Empty:
         if since < 0:
             return 0.0
         return float(max(0, bisect_left(self.numbers, since) - bisect_right(self.numbers, sequence)))
+
+
+# ---- Activation checkpoints of a step, as the host has them: where they begin, and how often their hooks run.
+
+Call: TypeAlias = tuple[str, str]  # of an op: its module, its name
+
+KEPT = "detach"  # what a recomputation does with a tensor that it keeps
+ENOUGH = 16  # ops that have to be the same for one stretch to repeat another
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """By place of an op: what begins with it, and for how many tensors hooks run with it."""
+
+    begins: dict[int, str] = field(default_factory=dict)
+    hooks: dict[int, float] = field(default_factory=dict)
+
+
+def checkpoints(graph: Graph, recomputed: Sequence[bool]) -> Checkpoints:
+    """Those of a graph; `recomputed`: which ops a backward node runs as forward ops."""
+    found = Checkpoints()
+    if not any(recomputed):
+        return found
+    main = [i for i, op in enumerate(graph.ops) if op.thread == "main"]
+    calls = defaultdict[Call, list[int]](list)
+    for k, i in enumerate(main):
+        calls[_call(graph.ops[i])].append(k)
+    nodes = [_first_of_number(graph, thread) for thread in ("main", "autograd")]
+    for run in _runs(recomputed):
+        found.begins[run.start] = "recomputation begins"
+        first = _repeated(graph, run, main, calls)
+        if first is not None:
+            found.begins[first] = "checkpoint begins"
+            _note_hooks(graph, run, first, nodes, found.hooks)
+    return found
+
+
+def _first_of_number(graph: Graph, thread: Thread) -> dict[int, int]:
+    return {op.sequence: i for i, op in reversed([*enumerate(graph.ops)]) if op.thread == thread and op.sequence >= 0}
+
+
+def _runs(recomputed: Sequence[bool]) -> Iterator[range]:
+    start = 0
+    for i, yes in enumerate([*recomputed, False]):
+        if not yes:
+            if start < i:
+                yield range(start, i)
+            start = i + 1
+
+
+def _repeated(graph: Graph, run: range, main: Sequence[int], calls: Mapping[Call, list[int]]) -> int | None:
+    """The op of the forward pass that a run begins with once more: the last that goes on as the run does, and that the
+    backward pass, which has come to the run, has not gone past."""
+    again = [_call(graph.ops[i]) for i in run if graph.ops[i].name != KEPT][:ENOUGH]
+    reached = graph.ops[run.stop].sequence if run.stop < len(graph.ops) else -1
+    for k in reversed(calls.get(again[0], []) if again else []):
+        before = main[k] < run.start and graph.ops[main[k]].sequence <= reached
+        if before and [_call(graph.ops[i]) for i in main[k : k + len(again)]] == again:
+            return main[k]
+    return None
+
+
+def _call(op: Op) -> Call:
+    return op.module, op.name
+
+
+def _note_hooks(graph: Graph, run: range, first: int, nodes: Sequence[dict[int, int]], hooks: dict[int, float]) -> None:
+    """The tensors that a run keeps, in the run itself and where the forward and the backward pass have them."""
+    kept = Counter(graph.ops[i].sequence for i in run if graph.ops[i].name == KEPT)
+    hooks |= {i: 1.0 for i in run if graph.ops[i].name == KEPT}
+    numbers = [graph.ops[i].sequence for i in run if graph.ops[i].sequence >= 0]
+    old = next((op.sequence for op in graph.ops[first:] if op.sequence >= 0), -1)
+    for number, count in kept.items():
+        for places in nodes:
+            if (place := places.get(number - min(numbers) + old)) is not None:
+                hooks[place] = float(count)

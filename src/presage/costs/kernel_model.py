@@ -1,15 +1,21 @@
-"""KernelModel: the seam between ops and seconds. Calibrated models and closed-form laws are its two kinds."""
+"""KernelModel: the seam between ops and seconds; calibrated models and closed-form laws are its two kinds.
+
+The power limit: a kernel's energy is so much a FLOP (by type of number) and so much a byte, above what a busy GPU draws
+anyway. Where the mean demand over a step exceeds the limit, tensor-core kernels take `1 + slope x excess / limit` times
+as long; the excess falls as they do, and the point where both agree is taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from presage.costs.power import Power
-from presage.graph.graph import Graph
+from presage.graph import work
+from presage.graph.graph import Graph, Op, Tensor
 from presage.hardware import Gpu
 
 # How a time was found: a fitted model or law of the op's family, that of a similar op, FLOPs and bytes, no kernels.
@@ -71,3 +77,59 @@ def throttled(power: Power, times: Sequence[OpTime], idle: float = 0.0) -> list[
     """The times under the power limit."""
     factor = slowdown(power, times, idle)
     return [replace(t, seconds=t.seconds * factor) if t.tensor_cores else t for t in times]
+
+
+@dataclass(frozen=True)
+class Power:
+    """Power limit of a GPU, and the energy of its work."""
+
+    limit: float  # W
+    base: float  # W, a busy GPU doing next to nothing
+    per_byte: float  # J, of kernels that only move data
+    per_flop: Mapping[str, float]  # J, by type of number (bf16, fp16, tf32, fp32, ...), attention, attention_backward
+    slope: float  # how much longer tensor-core kernels take, per unit of excess demand over the limit
+    per_worked_byte: float = 0.0  # J, of kernels that compute on every element: activations, normalisation, softmax
+
+    def energy(self, flops: Mapping[str, float], nbytes: float) -> float:
+        """Joules above the base, of FLOPs by type of number and bytes."""
+        default = self.per_flop["bf16"]
+        return nbytes * self.per_byte + sum(f * self.per_flop.get(kind, default) for kind, f in flops.items())
+
+    def demand(self, seconds: float, flops: float, kind: str, moved: float, works: bool = False) -> float:
+        """Watts of a kernel at the full clock."""
+        bytes_cost = moved * (self.per_worked_byte if works else self.per_byte)
+        energy = flops * self.per_flop.get(kind, self.per_flop["fp32"]) + bytes_cost
+        return self.base + energy / max(seconds, 1e-9)
+
+    def slowdown(self, energy: float, tensor: float, other: float) -> float:
+        """How much longer tensor-core kernels take that have `tensor` seconds at the full clock in a step with `other`
+        seconds of other kernels and of waiting."""
+        if tensor <= 0.0 or self.base + energy / (tensor + other) <= self.limit:
+            return 1.0
+        # f - 1 = slope (base - limit + energy / (other + tensor f)) / limit, in x = other + tensor f
+        c = self.slope / self.limit
+        b = other + tensor + tensor * c * (self.base - self.limit)
+        x = (b + sqrt(b * b + 4.0 * tensor * c * energy)) / 2.0
+        return max(1.0, (x - other) / tensor)
+
+
+SHORT = {"float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+
+
+def least_seconds(graph: Graph, op: Op, gpu: Gpu, flops_share: float = 1.0, bytes_share: float = 1.0) -> float:
+    """Every FLOP at this share of the peak rate, or every byte once through memory; at the peaks the least possible."""
+    flops, moved = work.flops(graph, op), work.bytes_moved(graph, op).total
+    return max(flops / (flops_share * rate(graph, op, gpu)), moved / (bytes_share * gpu.memory_bandwidth))
+
+
+def rate(graph: Graph, op: Op, gpu: Gpu) -> float:
+    """The peak FLOP/s of the units an op's products run on."""
+    dtype = SHORT.get(_dtype(graph.inputs_of(op)), "fp32")
+    if dtype == "fp32" and graph.flags.get("cudnn.allow_tf32" if "conv" in op.name else "allow_tf32"):
+        dtype = "tf32"
+    return gpu.peak.get(dtype) or gpu.peak["fp32"]
+
+
+def _dtype(tensors: list[Tensor]) -> str:
+    """The dtype of the first floating-point tensor."""
+    return next((t.dtype for t in tensors if "float" in t.dtype), "float32")

@@ -14,12 +14,11 @@ from importlib.resources import files
 
 import msgspec
 
+from presage.costs.host_constants import LAYER
 from presage.errors import InputError, PresageError
 
-__all__ = ["ALIASES", "LayerHost", "eras", "host_facts", "hosts_known", "layer_host"]
-
 US = 1e-6
-GRAPH_US = 8.0  # a layer's share of launching a CUDA graph
+GRAPH_US = LAYER["graph_us"]
 ENDS_FORWARD = 10  # launches of embedding, norm, head and loss, where a framework adds none of its own
 SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 6, 5  # launches more where softmax is PyTorch's: cast, scale, mask, softmax, cast
 COMPILED_KERNELS = 9  # of a compiled layer's forward: four products, attention, four fused ones
@@ -190,7 +189,15 @@ def _graph(f: _File) -> LayerHost:
     """All of a step's passes in CUDA graphs; the optimizer outside."""
     t = f.terms
     return LayerHost(
-        GRAPH_US, GRAPH_US, GRAPH_US, GRAPH_US, GRAPH_US, t.optimizer, GRAPH_US, GRAPH_US, t.parameter_step
+        GRAPH_US,
+        GRAPH_US,
+        GRAPH_US,
+        GRAPH_US,
+        GRAPH_US,
+        t.optimizer,
+        GRAPH_US,
+        GRAPH_US,
+        t.parameter_step,
     )
 
 

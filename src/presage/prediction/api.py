@@ -36,7 +36,7 @@ def predict(
     where = machine(gpu)
     times = kernel_times(graph, where)
     found = predict_step(
-        graph, times, where.models.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
+        graph, times, where.kernels.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
     )
     return replace(found, notes=(*found.notes, *where.notes))
 

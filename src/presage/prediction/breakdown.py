@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from presage.costs.kernel_model import OpTime
-from presage.costs.roofline import least_seconds
+from presage.costs.kernel_model import OpTime, least_seconds
 from presage.graph import work
 from presage.graph.graph import Graph, Op
 from presage.hardware import Gpu

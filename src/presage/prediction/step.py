@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.host import HostModel
+from presage.costs.host_model import HostModel
 from presage.costs.kernel_model import OpTime
 from presage.engine import Timeline, simulate
 from presage.graph.graph import Graph

@@ -49,7 +49,7 @@ class StepDetail:
 def step_detail(graph: Graph, gpu: str | Path = "h200") -> StepDetail:
     """Of a step on one GPU."""
     where = machine(gpu)
-    times, chip = kernel_times(graph, where), where.models.gpu
+    times, chip = kernel_times(graph, where), where.kernels.gpu
     built = step_program(graph, times, where.host)
     return StepDetail(
         graph,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.host import Pace
+from presage.costs.host_model import Pace
 from presage.engine import Durations, Program
 from presage.engine.timeline import latest_ends
 from presage.noise.sampling import pace_factors, step_paces

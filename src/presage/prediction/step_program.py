@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.host import US, Calls, HostCosts
+from presage.costs.host_model import US, Calls, HostCosts
 from presage.costs.kernel_model import OpTime
 from presage.engine import Edges, Lane, LaneKind, Program
 from presage.graph.graph import Graph, Op

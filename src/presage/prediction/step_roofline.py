@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from presage.costs.kernel_model import OpTime
-from presage.costs.roofline import least_seconds, rate
+from presage.costs.kernel_model import OpTime, least_seconds, rate
 from presage.graph import work
 from presage.graph.graph import Graph
 from presage.hardware import Gpu

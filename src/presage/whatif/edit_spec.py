@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace as with_fields
 
-from presage.costs.host import HostModel, host_model
+from presage.costs.host_model import HostModel, host_model
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.machine import Machine, machine
@@ -131,7 +131,7 @@ def _gpu(value: str) -> Asked:
     other = machine(value)
 
     def change(where: Machine) -> Machine:
-        return other if where.host == machine(where.models.gpu.key).host else replace(where, models=other.models)
+        return other if where.host == machine(where.kernels.gpu.key).host else replace(where, kernels=other.kernels)
 
     return Asked(f"gpu={value}", machine=change)
 

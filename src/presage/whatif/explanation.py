@@ -61,7 +61,7 @@ def _touched(before: Timed, after: Timed) -> tuple[NDArray[np.bool_], NDArray[np
     everything = np.ones(len(before.times), np.bool_)
     here, there = before.setting, after.setting
     gpu = everything
-    if here.machine.models.gpu == there.machine.models.gpu:
+    if here.machine.kernels.gpu == there.machine.kernels.gpu:
         gpu = unmatched(_speeds(before), _speeds(after))
     host = everything if here.machine.host != there.machine.host else unmatched(before.hosts, after.hosts)
     return gpu, host

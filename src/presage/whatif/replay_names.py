@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.costs.host_constants import CUDA_GRAPH_US
 from presage.engine import Edges, Program
 from presage.errors import PresageError
 from presage.traces.replay import NS, RankTasks, Replay
@@ -23,9 +24,7 @@ __all__ = ["EDITS", "TraceEdit", "cuda_graph", "faster", "host", "no_sync", "ove
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-# As presage.costs.host.Calls has them: to start a CUDA graph, and between two of its kernels.
-REPLAY_CALL = 12e-6
-REPLAY_GAP = 0.23e-6
+REPLAY_CALL, REPLAY_GAP = CUDA_GRAPH_US["call_us"] * 1e-6, CUDA_GRAPH_US["gap_us"] * 1e-6
 # Host work that no graph takes over: batches still have to come from somewhere.
 LOADING = re.compile(r"data_?loader", re.IGNORECASE)
 

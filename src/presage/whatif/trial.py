@@ -125,7 +125,7 @@ def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = 
 def _new(timed: Timed, base: Timed) -> tuple[Mask, Mask]:
     """Which ops are new to the GPU, and which to the host."""
     kernels = unmatched(timed.kernels, base.kernels)
-    if timed.setting.machine.models.gpu != base.setting.machine.models.gpu:
+    if timed.setting.machine.kernels.gpu != base.setting.machine.kernels.gpu:
         kernels = np.array([t.launches > 0 for t in timed.times], np.bool_)
     return kernels, unmatched(timed.hosts, base.hosts)
 
@@ -163,5 +163,5 @@ def _told(timed: Timed, took: Quantiles, how: Drawing) -> StepResult:
     where = timed.setting.machine
     active = sum(t.seconds for t in timed.times)
     bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
-    told = step_result(timed.built, timed.times, where.models.gpu, took, bound, how.draws, how.steps)
+    told = step_result(timed.built, timed.times, where.kernels.gpu, took, bound, how.draws, how.steps)
     return replace(told, notes=(*told.notes, *where.notes))

@@ -15,10 +15,8 @@ from presage.costs.closed_form.attention_law import AttentionParameters, Attenti
 from presage.costs.closed_form.gemm_law import GemmShape
 from presage.costs.closed_form.op_shapes import Accumulated, MemoryBound, OpShape, shape_of
 from presage.costs.closed_form.parameters import ClosedFormParameters, parameters, relative
-from presage.costs.kernel_model import OpTime
-from presage.costs.power import Power
+from presage.costs.kernel_model import OpTime, Power, least_seconds
 from presage.costs.rates import REACHED_FLOPS
-from presage.costs.roofline import least_seconds
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
 from presage.hardware.gpu import Gpu, gpu

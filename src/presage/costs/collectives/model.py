@@ -11,7 +11,7 @@ import numpy.typing as npt
 from presage.costs.collectives.curve import GRID, Curve
 from presage.costs.collectives.group import OPS, Group, volume
 from presage.costs.collectives.law import floor, knots, law, ways
-from presage.costs.collectives.store import CollectiveParameters, shipped
+from presage.costs.collectives.store import CollectiveParameters, shipped_parameters
 from presage.costs.collectives.uneven import even_bytes
 from presage.errors import PresageError
 from presage.hardware import Platform
@@ -97,4 +97,4 @@ class Collectives:
 
 @cache
 def _of(platform: Platform) -> Collectives:
-    return Collectives(platform, shipped())
+    return Collectives(platform, shipped_parameters())

@@ -14,7 +14,7 @@ from presage.costs.collectives.group import Group
 from presage.costs.collectives.law import Coefficients, Laws
 from presage.files import write_whole
 
-__all__ = ["SHIPPED", "CollectiveParameters", "save", "shipped"]
+__all__ = ["SHIPPED", "CollectiveParameters", "save_parameters", "shipped_parameters"]
 
 SHIPPED = Path(str(files("presage").joinpath("data/collectives/nccl.json")))
 
@@ -27,7 +27,7 @@ class CollectiveParameters:
     corrections: Corrections
 
 
-def save(fitted: CollectiveParameters, path: Path) -> None:
+def save_parameters(fitted: CollectiveParameters, path: Path) -> None:
     """Write it, a line a protocol and a line a curve."""
     laws = {f: {p: [round(v, 5) for v in astuple(c)] for p, c in law.items()} for f, law in fitted.laws.items()}
     curves = [
@@ -45,7 +45,7 @@ def save(fitted: CollectiveParameters, path: Path) -> None:
     write_whole(path, text.encode())
 
 
-def load(path: Path) -> CollectiveParameters:
+def load_parameters(path: Path) -> CollectiveParameters:
     """Read what `save` wrote."""
     found: dict[str, Any] = json.loads(path.read_text())
     laws = {f: {p: Coefficients(*c) for p, c in law.items()} for f, law in found["laws"].items()}
@@ -57,6 +57,6 @@ def load(path: Path) -> CollectiveParameters:
 
 
 @cache
-def shipped() -> CollectiveParameters:
+def shipped_parameters() -> CollectiveParameters:
     """What comes with presage."""
-    return load(SHIPPED)
+    return load_parameters(SHIPPED)

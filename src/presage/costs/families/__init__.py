@@ -1,4 +1,4 @@
-"""Kernel models, one family a module: each states its law, its features, and which ops it is for."""
+"""Kernel families, one a module: each states its law, its features, and which ops it is for."""
 
 from presage.costs.families import (
     attention,
@@ -17,28 +17,22 @@ from presage.costs.families import (
     softmax,
     sort,
 )
-from presage.costs.families.common import Family, Law
+from presage.costs.families.common import KernelFamily, Law
 
-__all__ = ["BY_OP", "FAMILIES", "Family", "Law"]
+__all__ = ["BY_OP", "FAMILIES", "KernelFamily", "Law", "register_family"]
 
-FAMILIES: dict[str, Family] = {
-    f.name: f
-    for f in (
-        gemm.FAMILY,
-        conv.FAMILY,
-        attention.FAMILY,
-        rnn.FAMILY,
-        pointwise.FAMILY,
-        copy.FAMILY,
-        reduce.FAMILY,
-        norm.FAMILY,
-        softmax.FAMILY,
-        embedding.FAMILY,
-        index.FAMILY,
-        sort.FAMILY,
-        pool.FAMILY,
-        random.FAMILY,
-        optimizer.FAMILY,
-    )
-}
-BY_OP: dict[str, Family] = {op: f for f in FAMILIES.values() for op in f.ops}
+MODULES = (
+    gemm, conv, attention, rnn, pointwise, copy, reduce, norm, softmax, embedding, index, sort, pool, random, optimizer,
+)  # fmt: skip
+FAMILIES: dict[str, KernelFamily] = {}
+BY_OP: dict[str, KernelFamily] = {}
+
+
+def register_family(family: KernelFamily) -> None:
+    """Make a family known: its ops are timed by its law, and by its corrections where a GPU's models have them."""
+    FAMILIES[family.name] = family
+    BY_OP.update(dict.fromkeys(family.ops, family))
+
+
+for module in MODULES:
+    register_family(module.FAMILY)

@@ -17,7 +17,7 @@ from math import ceil
 from typing import NamedTuple
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, alignment, ln
+from presage.costs.families.common import KernelFamily, Law, alignment, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
@@ -163,4 +163,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("attention", frozenset(OPS), law, features, rounds=800, leaves=15, computes=True)
+FAMILY = KernelFamily("attention", frozenset(OPS), law, features, rounds=800, leaves=15, computes=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from presage.costs.call import Call, Shape
 from presage.costs.rates import Rates
 
-__all__ = ["Family", "Law", "alignment", "codes", "flat", "ln", "moved_law", "plain_features", "shape_features"]
+__all__ = ["KernelFamily", "Law", "alignment", "codes", "flat", "ln", "moved_law", "plain_features", "shape_features"]
 
 
 class Law(NamedTuple):
@@ -23,7 +23,7 @@ class Law(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Family:
+class KernelFamily:
     """One kind of kernels. `features` has the same length for every call; the trees correct `law`."""
 
     name: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, flat, ln, moved_law, plain_features
+from presage.costs.families.common import KernelFamily, Law, codes, flat, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY", "contiguous", "strided"]
@@ -80,4 +80,4 @@ def _runs(target: Shape | None, source: Shape | None) -> list[float]:
     return [ln(run), ln(dims[0][2] if dims else 1), ln(dims[0][1] if dims else 1)]
 
 
-FAMILY = Family("copy", frozenset(CODES), law, features, rounds=900, leaves=47, parts=strided)
+FAMILY = KernelFamily("copy", frozenset(CODES), law, features, rounds=900, leaves=47, parts=strided)

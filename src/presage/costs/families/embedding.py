@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, expm1, log, sqrt
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, codes, ln
+from presage.costs.families.common import KernelFamily, Law, codes, ln
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY", "Lookup", "gathered", "lookup"]
@@ -231,4 +231,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("embedding", frozenset(CODES), law, features, rounds=800, leaves=31)
+FAMILY = KernelFamily("embedding", frozenset(CODES), law, features, rounds=800, leaves=31)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from presage.costs.call import Call, Shape
 
-__all__ = ["OPS", "parts"]
+__all__ = ["FUSED_OPS", "fused_parts"]
 
-OPS = ("triton::pointwise", "triton::reduction", "fused::pointwise", "fused::reduction")
+FUSED_OPS = ("triton::pointwise", "triton::reduction", "fused::pointwise", "fused::reduction")
 RANDOM = 9.6  # bytes that could be moved while one random number is drawn
 ERF = 9.8  # while the error function of one element is computed
 EXP, LONG_EXP = 5.0, 10.5  # while an exponential is; and the same in a long row
@@ -26,7 +26,7 @@ LONG = 1024  # a longer row does not stay in a block
 WIDTH = 4
 
 
-def parts(call: Call) -> list[Call]:
+def fused_parts(call: Call) -> list[Call]:
     """A cast, or an elementwise op with one, two or three inputs for its output, as large as to move as much."""
     read, written, columns = (call.number(k) for k in (1, 2, 4))
     down, reduces = bool(call.number(5)), call.name.endswith("reduction")

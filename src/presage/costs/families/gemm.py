@@ -14,7 +14,7 @@ from math import ceil
 from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, alignment, ln
+from presage.costs.families.common import KernelFamily, Law, alignment, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY", "Product", "product"]
@@ -144,4 +144,4 @@ OPS = frozenset(
 REFERENCE = Rates(
     4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4.0e14, "fp32": 5.4e13, "fp64": 5.4e13}, REFERENCE_SMS
 )
-FAMILY = Family("gemm", OPS, law, features, rounds=2000, leaves=63, computes=True)
+FAMILY = KernelFamily("gemm", OPS, law, features, rounds=2000, leaves=63, computes=True)

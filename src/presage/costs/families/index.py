@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, log2, prod
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, ln
+from presage.costs.families.common import KernelFamily, Law, codes, ln
 from presage.costs.families.embedding import Lookup, far, gathered, missed, repeats
 from presage.costs.rates import Rates
 
@@ -175,4 +175,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("index", frozenset(CODES), law, features, rounds=400, leaves=15)
+FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=400, leaves=15)

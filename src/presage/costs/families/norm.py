@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil, prod
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
+from presage.costs.families.common import KernelFamily, Law, codes, ln, moved_law, plain_features
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
@@ -63,4 +63,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("norm", frozenset(CODES), law, features, rounds=1000, leaves=31, works=lambda _: True)
+FAMILY = KernelFamily("norm", frozenset(CODES), law, features, rounds=1000, leaves=31, works=lambda _: True)

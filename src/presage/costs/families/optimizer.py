@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, ln, moved_law
+from presage.costs.families.common import KernelFamily, Law, codes, ln, moved_law
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY"]
@@ -78,4 +78,4 @@ def cold(law: Law) -> float:
     return law.seconds if law.bytes < KEPT_LISTS else 0.0
 
 
-FAMILY = Family("optimizer", frozenset(CODES), law, features, rounds=400, leaves=15, cold=cold)
+FAMILY = KernelFamily("optimizer", frozenset(CODES), law, features, rounds=400, leaves=15, cold=cold)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import Family, Law, codes, flat, ln, moved_law, plain_features
+from presage.costs.families.common import KernelFamily, Law, codes, flat, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY", "alike", "broadcast", "canonical", "output"]
@@ -106,4 +106,4 @@ def works(call: Call) -> bool:
 
 
 OPS = frozenset([*CODES, *(f"{n}_" for n in CODES), *ALIKE, *(f"{n}_" for n in ALIKE)])
-FAMILY = Family("pointwise", OPS, law, features, rounds=900, leaves=47, works=works)
+FAMILY = KernelFamily("pointwise", OPS, law, features, rounds=900, leaves=47, works=works)

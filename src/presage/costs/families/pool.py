@@ -16,7 +16,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, alignment, codes, ln
+from presage.costs.families.common import KernelFamily, Law, alignment, codes, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY", "Pool", "pool"]
@@ -195,4 +195,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("pool", frozenset((*OPS, *ALIKE)), law, features, rounds=300, leaves=15)
+FAMILY = KernelFamily("pool", frozenset((*OPS, *ALIKE)), law, features, rounds=300, leaves=15)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, codes, moved_law, plain_features
+from presage.costs.families.common import KernelFamily, Law, codes, moved_law, plain_features
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY"]
@@ -24,4 +24,4 @@ def features(call: Call, law: Law) -> list[float]:
     return plain_features(call, law, CODES[ALIKE.get(call.name, call.name)], 1)
 
 
-FAMILY = Family("random", frozenset(CODES), law, features, rounds=400, leaves=23)
+FAMILY = KernelFamily("random", frozenset(CODES), law, features, rounds=400, leaves=23)

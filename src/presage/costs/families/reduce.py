@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil, prod
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, alignment, codes, ln, moved_law, plain_features
+from presage.costs.families.common import KernelFamily, Law, alignment, codes, ln, moved_law, plain_features
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
@@ -73,4 +73,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("reduce", frozenset(CODES), law, features, rounds=800, leaves=31)
+FAMILY = KernelFamily("reduce", frozenset(CODES), law, features, rounds=800, leaves=31)

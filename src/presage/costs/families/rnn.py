@@ -14,7 +14,7 @@ from math import ceil
 from typing import NamedTuple
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, ln
+from presage.costs.families.common import KernelFamily, Law, ln
 from presage.costs.rates import Rates
 
 __all__ = ["FAMILY"]
@@ -113,4 +113,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("rnn", frozenset(NAMES), law, features, rounds=150, leaves=4, computes=True, at_once=lanes)
+FAMILY = KernelFamily("rnn", frozenset(NAMES), law, features, rounds=150, leaves=4, computes=True, at_once=lanes)

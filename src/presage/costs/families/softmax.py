@@ -6,7 +6,7 @@ Law: the bytes of the rows read and written over the bandwidth. Features: rows a
 from __future__ import annotations
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, codes, ln, moved_law, plain_features
+from presage.costs.families.common import KernelFamily, Law, codes, ln, moved_law, plain_features
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 __all__ = ["FAMILY"]
@@ -48,4 +48,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]
 
 
-FAMILY = Family("softmax", frozenset(CODES), law, features, rounds=600, leaves=31, works=lambda _: True)
+FAMILY = KernelFamily("softmax", frozenset(CODES), law, features, rounds=600, leaves=31, works=lambda _: True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import ceil
 
 from presage.costs.call import Call
-from presage.costs.families.common import Family, Law, codes, ln
+from presage.costs.families.common import KernelFamily, Law, codes, ln
 from presage.costs.families.embedding import missed
 from presage.costs.rates import Rates
 
@@ -89,4 +89,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = Family("sort", frozenset(CODES), law, features, rounds=200, leaves=7)
+FAMILY = KernelFamily("sort", frozenset(CODES), law, features, rounds=200, leaves=7)

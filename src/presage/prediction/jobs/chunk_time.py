@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from presage.configs.job import Job
-from presage.costs.hooks import HOOKS_US
+from presage.costs.host_constants import HOOKS_US, LAYER
 from presage.costs.layer_host import LayerHost
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCostModel, Cost
@@ -16,13 +16,8 @@ from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk
 from presage.prediction.jobs.weights import weights
 
-__all__ = ["ChunkTime", "chunk_time"]
-
 US = 1e-6
 GATHER = ("all_gather", "all_gather_copy_out", "reshard")  # hooks of FSDP in each pass
-# A forward pass whose layers will be repeated builds no graph for autograd: of its host time, measured with PyTorch
-# 2.13 on a CPU (a GPT layer so small that only the host counts), this much is left.
-NO_GRAPH = 0.73
 PARAMETERS = 8  # tensors of a block
 
 
@@ -84,7 +79,7 @@ def _host(job: Job, c: Chunk, host: LayerHost) -> tuple[float, float]:
     ahead, back = c.layers * host.forward, c.layers * host.backward
     if job.recompute.mode == "full":
         back += c.layers * host.recompute * job.recompute.share
-        ahead *= 1 - (1 - NO_GRAPH) * job.recompute.share
+        ahead *= 1 - (1 - LAYER["forward_without_graph"]) * job.recompute.share
     if c.first or c.last:
         ahead, back = ahead + host.ends_forward, back + host.ends_backward
     if job.parallel.pp > 1:

@@ -1,52 +1,44 @@
-"""The power limit: a step that would draw more than the GPU may runs its tensor-core kernels slower.
-
-A kernel's energy is so much a FLOP (by type of number) and so much a byte, above what a busy GPU draws anyway. Where
-the mean demand over the step exceeds the limit, tensor-core kernels take `1 + slope x excess / limit` times as long;
-the excess falls as they do, and the point where both agree is the root of a quadratic.
-"""
+"""Cache and power of a GPU, fitted to a calibration pack's tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from presage.costs.cache import Cache
+from presage.costs.kernel_model import Power
 
 
-@dataclass(frozen=True)
-class Power:
-    """Power limit of a GPU, and the energy of its work."""
+def fit_cache(rows: Sequence[dict[str, Any]]) -> Cache:
+    """From the pack's table: microseconds to read a tensor again, by its bytes and the bytes between."""
+    size, between = (np.array([float(r[k]) for r in rows]) for k in ("bytes", "between"))
+    us, read = np.array([float(r["us"]) for r in rows]), np.array([r["how"] == "read" for r in rows])
+    share = np.zeros(len(rows))
+    for one in set(zip(size, read, strict=True)):
+        same = (size == one[0]) & (read == one[1])
+        low, high = us[same & (between == 0)].mean(), np.median(us[same & (between >= 64 << 20)])
+        share[same] = np.clip((us[same] - low) / max(high - low, 1e-9), 0, 1)
+    return min(_candidates(), key=lambda c: _misfit(c, size, between, read, share))
 
-    limit: float  # W
-    base: float  # W, a busy GPU doing next to nothing
-    per_byte: float  # J, of kernels that only move data
-    per_flop: Mapping[str, float]  # J, by type of number (bf16, fp16, tf32, fp32, ...), attention, attention_backward
-    slope: float  # how much longer tensor-core kernels take, per unit of excess demand over the limit
-    per_worked_byte: float = 0.0  # J, of kernels that compute on every element: activations, normalisation, softmax
 
-    def energy(self, flops: Mapping[str, float], nbytes: float) -> float:
-        """Joules above the base, of FLOPs by type of number and bytes."""
-        default = self.per_flop["bf16"]
-        return nbytes * self.per_byte + sum(f * self.per_flop.get(kind, default) for kind, f in flops.items())
+def _candidates() -> list[Cache]:
+    mega = 2.0**20
+    return [
+        Cache(kept * mega, lost * mega, weight)
+        for kept in range(2, 30, 2)
+        for lost in range(24, 64, 2)
+        if lost > kept
+        for weight in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
+    ]
 
-    def demand(self, seconds: float, flops: float, kind: str, moved: float, works: bool = False) -> float:
-        """Watts of a kernel at the full clock."""
-        bytes_cost = moved * (self.per_worked_byte if works else self.per_byte)
-        energy = flops * self.per_flop.get(kind, self.per_flop["fp32"]) + bytes_cost
-        return self.base + energy / max(seconds, 1e-9)
 
-    def slowdown(self, energy: float, tensor: float, other: float) -> float:
-        """How much longer tensor-core kernels take that have `tensor` seconds at the full clock in a step with `other`
-        seconds of other kernels and of waiting."""
-        if tensor <= 0.0 or self.base + energy / (tensor + other) <= self.limit:
-            return 1.0
-        # f - 1 = slope (base - limit + energy / (other + tensor f)) / limit, in x = other + tensor f
-        c = self.slope / self.limit
-        b = other + tensor + tensor * c * (self.base - self.limit)
-        x = (b + sqrt(b * b + 4.0 * tensor * c * energy)) / 2.0
-        return max(1.0, (x - other) / tensor)
+def _misfit(c: Cache, size: npt.NDArray[Any], between: npt.NDArray[Any], read: npt.NDArray[Any], share: Any) -> float:
+    distance = between * np.where(read, c.read_weight, 1.0)
+    guess = np.clip((distance + size / 2 - c.kept) / (c.lost - c.kept), 0, 1)
+    return float(((guess - share) ** 2).sum())
 
 
 def fit_power(table: dict[str, Any]) -> Power:
@@ -97,3 +89,6 @@ def _mixed(
         miss = float(((1 + slope * excess - times) ** 2).sum())
         best = min(best, (miss, float(demand), slope))
     return best[1], best[2]
+
+
+# ---- How near a GPU's limits ops run: the least time their FLOPs and bytes allow, over the time they take.

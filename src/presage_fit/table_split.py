@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
-__all__ = ["fitted", "held"]
+__all__ = ["held_out_widths", "is_fitted"]
 
 HELD, FITTED = 5, 4  # one in so many
 WIDTHS: Final = {"gemm": (1, 2), "attention": (0, 2, 3)}  # where they stand in a table's sizes
 
 
-def held(kernel: str, sizes: Sequence[int]) -> bool:
+def held_out_widths(kernel: str, sizes: Sequence[int]) -> bool:
     """Whether nothing with these widths was fitted."""
     return _hash([sizes[i] for i in WIDTHS[kernel]]) % HELD == 0
 
 
-def fitted(kernel: str, sizes: Sequence[int]) -> bool:
-    return not held(kernel, sizes) and _hash(sizes) % FITTED == 0
+def is_fitted(kernel: str, sizes: Sequence[int]) -> bool:
+    return not held_out_widths(kernel, sizes) and _hash(sizes) % FITTED == 0
 
 
 def _hash(sizes: Sequence[int]) -> int:

@@ -23,14 +23,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.compiled import COMPILED_US
-from presage.costs.hooks import hook_us
+from presage.costs.host_constants import COMPILED_US, CUDA_GRAPH_US, hook_us
 from presage.costs.host_units import Term, ending, extra_launches, named, terms, units
 from presage.errors import InputError, PresageError
 from presage.files.reading import parse_toml, read_text
 from presage.graph.graph import Graph
-
-__all__ = ["Calls", "Fitted", "HostCosts", "HostModel", "Pace", "host_model", "read", "to_toml"]
 
 Floats = NDArray[np.float64]
 US = 1e-6
@@ -53,9 +50,9 @@ class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch_latency_us: float  # from a launch call's start to the kernel's, on an idle stream
     kernel_gap_us: float  # between two kernels of a stream, both queued
     queue_depth: int  # launches the host may be ahead of the GPU
-    replay_call_us: float = 12.0  # to start a CUDA graph (these three from data/h200_edits/replay.json)
-    replay_node_us: float = 0.43  # and for each kernel in it
-    replay_gap_us: float = 0.23  # between two kernels of a CUDA graph
+    replay_call_us: float = CUDA_GRAPH_US["call_us"]  # to start a CUDA graph
+    replay_node_us: float = CUDA_GRAPH_US["node_us"]  # and for each kernel in it
+    replay_gap_us: float = CUDA_GRAPH_US["gap_us"]  # between two kernels of a CUDA graph
 
 
 class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""The fitted models of one GPU: trees by family, cache, power; as one file of plain arrays.
+"""Files of fitted kernel models: trees by family, cache, power; one file of plain arrays a GPU.
 
 A second file, where published tables timed the GPU, has what they show of it: a correction of its own for families that
 were never calibrated there, and what serving engines add.
@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,20 @@ import msgspec
 import numpy as np
 
 from presage.costs.cache import Cache
+from presage.costs.calibrated_kernels import CalibratedKernels
 from presage.costs.closed_form.parameters import RELATIVES
-from presage.costs.engines import Engine
-from presage.costs.own import Own
-from presage.costs.power import Power
-from presage.costs.rates import Rates
-from presage.costs.single import FILE as FLOAT32
-from presage.costs.single import Single
-from presage.costs.single import read as read_single
+from presage.costs.corrections import FP32_FILE as FLOAT32
+from presage.costs.corrections import Fp32GemmCorrection, ServingOverhead, TableCorrection
+from presage.costs.corrections import read_fp32_correction as read_single
+from presage.costs.kernel_model import Power
 from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.files.arrays import read_npz
 from presage.files.reading import parse_json
-from presage.hardware import Gpu, gpu
+from presage.hardware import gpu
 from presage.hardware.facts import shipped
 from presage.usercode import load_plugin
-
-__all__ = ["Models", "load", "save", "save_tables"]
 
 VERSION = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "data"
@@ -46,35 +42,7 @@ CALIBRATED = "h200"  # whose corrections a GPU without a pack gets
 VECTORS = ("Pascal", "Volta", "Turing", "Ampere", "Ada")  # whose float32 products are corrected by those of their like
 
 
-@dataclass(frozen=True)
-class Models:
-    gpu: Gpu
-    trees: dict[str, Trees]  # by family: ln(seconds / law)
-    counts: dict[str, Trees]  # by family: ln(launches / the law's)
-    cache: Cache
-    power: Power
-    source: dict[str, Any] = field(default_factory=dict)  # the pack's header, rows by family
-    own: Mapping[str, Own] = field(default_factory=dict)  # by family: what tables show of a GPU without a pack
-    own_of: str = ""  # the GPU they timed, where it is another of the same architecture
-    engines: Mapping[str, Engine] = field(default_factory=dict)  # by family: what serving engines add on this GPU
-    single: Single | None = None  # corrections of float32 products, where the other GPU's do not fit
-
-    @property
-    def transferred(self) -> str:
-        """The GPU the corrections were measured on, where it is another one."""
-        return "" if self.source.get("key", self.gpu.key) == self.gpu.key else str(self.source["gpu"])
-
-    @property
-    def calibrated(self) -> Gpu:
-        """The GPU the corrections were measured on."""
-        return gpu(str(self.source.get("key", self.gpu.key)))
-
-    @property
-    def rates(self) -> Rates:
-        return Rates.of(self.gpu)
-
-
-def save(models: Models, path: Path) -> None:
+def save(models: CalibratedKernels, path: Path) -> None:
     arrays: dict[str, Any] = {}
     for name in models.trees:
         arrays |= models.trees[name].to_arrays(f"time.{name}") | models.counts[name].to_arrays(f"count.{name}")
@@ -92,7 +60,9 @@ def save(models: Models, path: Path) -> None:
     write_whole(path, out.getvalue())
 
 
-def save_tables(path: Path, own: Mapping[str, Own], engines: Mapping[str, Engine], source: Mapping[str, Any]) -> None:
+def save_tables(
+    path: Path, own: Mapping[str, TableCorrection], engines: Mapping[str, ServingOverhead], source: Mapping[str, Any]
+) -> None:
     """What tables show of a GPU, for `load` to find beside its models."""
     arrays: dict[str, Any] = {}
     for kind, some in (("own", own), ("engine", engines)):
@@ -117,7 +87,7 @@ def _names() -> set[str]:
     return {path.stem for path in shipped("gpus")}
 
 
-def load(name: str | Path) -> Models:
+def load(name: str | Path) -> CalibratedKernels:
     """The models of a GPU by its name (h200), or of a calibration pack's folder (fitted once, kept beside it).
 
     A GPU that was never calibrated gets another's corrections over its own law; `Models.transferred` says whose. Where
@@ -140,26 +110,28 @@ def load(name: str | Path) -> Models:
 
 
 @lru_cache(2)
-def _fitted(pack: Path) -> Models:
+def _fitted(pack: Path) -> CalibratedKernels:
     """Of a pack that has none yet: kept beside it where its folder can be written to."""
     fit_pack = load_plugin("presage.fitters", "kernels", "presage_fit.kernel_models:fit_pack", f"fitting {pack}")
-    models: Models = fit_pack(pack)
+    models: CalibratedKernels = fit_pack(pack)
     with suppress(PresageError):
         save(models, pack / FILE)
     return models
 
 
 @lru_cache(1)
-def _single() -> Single:
+def _single() -> Fp32GemmCorrection:
     return read_single(SHIPPED / FLOAT32)
 
 
 @lru_cache(8)
-def _tables(path: Path) -> tuple[dict[str, Own], dict[str, Engine]]:
+def _tables(path: Path) -> tuple[dict[str, TableCorrection], dict[str, ServingOverhead]]:
     about, held = _arrays(path)
-    own = {f: Own(f, tuple(ops), Trees.from_arrays(held, f"own.{f}")) for f, ops in about["own"].items()}
+    own = {f: TableCorrection(f, tuple(ops), Trees.from_arrays(held, f"own.{f}")) for f, ops in about["own"].items()}
     engines = {
-        f: Engine(f, tuple(e["collectors"]), tuple(e["floors"]), e["heat"], Trees.from_arrays(held, f"engine.{f}"))
+        f: ServingOverhead(
+            f, tuple(e["collectors"]), tuple(e["floors"]), e["heat"], Trees.from_arrays(held, f"engine.{f}")
+        )
         for f, e in about["engines"].items()
     }
     return own, engines
@@ -176,11 +148,11 @@ class _About(msgspec.Struct):
 
 
 @lru_cache(4)
-def _loaded(path: Path) -> Models:
+def _loaded(path: Path) -> CalibratedKernels:
     about, held = _arrays(path)
     try:
         found = msgspec.convert(about, _About)
-        return Models(
+        return CalibratedKernels(
             gpu(found.gpu),
             {f: Trees.from_arrays(held, f"time.{f}") for f in found.families},
             {f: Trees.from_arrays(held, f"count.{f}") for f in found.families},

@@ -7,36 +7,99 @@ either way it is told, and none is free.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.cache import cold_shares
+from presage.costs.cache import Cache, cold_shares
 from presage.costs.call import Call, from_graph
+from presage.costs.closed_form import ClosedFormKernels, GemmShape
+from presage.costs.corrections import Fp32GemmCorrection, ServingOverhead, TableCorrection, transfer_streaming
 from presage.costs.families import BY_OP, FAMILIES, Law
-from presage.costs.families.fused import OPS as FUSED
-from presage.costs.families.fused import parts as fused_parts
+from presage.costs.families.fused import FUSED_OPS as FUSED
+from presage.costs.families.fused import fused_parts
 from presage.costs.families.pointwise import alike
-from presage.costs.host_copy import host_bytes, host_copy_seconds
-from presage.costs.kernel_model import OpTime, Source
-from presage.costs.models import Models
-from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS
-from presage.costs.roofline import least_seconds
-from presage.costs.scaled import SCALED
-from presage.costs.scaled import seconds as scaled_seconds
-from presage.costs.transfer import streamed
+from presage.costs.kernel_model import OpTime, Power, Source, least_seconds
+from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS, Rates
+from presage.costs.trees import Trees
 from presage.errors import PresageError
+from presage.graph.arguments import references
 from presage.graph.families import family
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import HOST_MEMORY, Graph, Op
 from presage.graph.work import flops
+from presage.hardware import Gpu, gpu
 
-__all__ = ["CallTime", "call_times", "op_times"]
+__all__ = ["SCALED", "host_bytes", "host_copy_seconds", "scaled_seconds"]
 
 TENSOR_KINDS = ("bf16", "fp16", "tf32")
 Floats = npt.NDArray[np.float64]
 READ = 0.6  # of what a streaming kernel moves, what it reads
+
+
+@dataclass(frozen=True)
+class CalibratedKernels:
+    """Every family's law with fitted corrections, a KernelModel. A GPU that was not calibrated gets another's."""
+
+    gpu: Gpu
+    trees: dict[str, Trees]  # by family: ln(seconds / law)
+    counts: dict[str, Trees]  # by family: ln(launches / the law's)
+    cache: Cache
+    power: Power
+    source: dict[str, Any] = field(default_factory=dict)  # the pack's header, rows by family
+    own: Mapping[str, TableCorrection] = field(
+        default_factory=dict
+    )  # by family: what tables show of a GPU without a pack
+    own_of: str = ""  # the GPU they timed, where it is another of the same architecture
+    engines: Mapping[str, ServingOverhead] = field(
+        default_factory=dict
+    )  # by family: what serving engines add on this GPU
+    single: Fp32GemmCorrection | None = None  # corrections of float32 products, where the other GPU's do not fit
+
+    @property
+    def transferred(self) -> str:
+        """The GPU the corrections were measured on, where it is another one."""
+        return "" if self.source.get("key", self.gpu.key) == self.gpu.key else str(self.source["gpu"])
+
+    @property
+    def calibrated(self) -> Gpu:
+        """The GPU the corrections were measured on."""
+        return gpu(str(self.source.get("key", self.gpu.key)))
+
+    @property
+    def rates(self) -> Rates:
+        return Rates.of(self.gpu)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where the corrections are from, if from another GPU."""
+        other = self.transferred
+        if not other:
+            return ()
+        name, tables = self.gpu.name, self.own_of or "it"
+        if not self.own:
+            return (f"{name} was not calibrated: kernel corrections and host costs are those measured with an {other}",)
+        return (
+            f"{name} was not calibrated: bf16 products and attention follow tables measured on {tables} (attention's "
+            f"way back its way there); other kernels' corrections and host costs are those measured with an {other}",
+        )
+
+    def op_times(self, graph: Graph) -> list[OpTime]:
+        """Kernel time and power demand of every op of a step, at the full clock."""
+        shares = cold_shares(graph, self.cache)
+        plans = [_plan(graph, op) for op in graph.ops]
+        timed = times_of(self, describe(self, (c for _, parts in plans for c in parts)))
+        times = []
+        for op, share, (source, parts) in zip(graph.ops, shares, plans, strict=True):
+            found = [timed[c.key] for c in parts if c.key in timed]
+            if len(found) < len(parts):
+                source, found = "roofline", []
+            t = _op_time(graph, op, self, source, parts, found, float(share))
+            if found and any(BY_OP[c.name].name not in self.trees for c in parts):
+                t = replace(t, source="roofline")  # of a family that was not fitted, the law alone
+            times.append(_with_power(graph, op, self, t, parts, found))
+        return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +127,7 @@ class Described(NamedTuple):
     features: Sequence[float]
 
 
-def describe(models: Models, calls: Iterable[Call]) -> dict[Any, Described]:
+def describe(models: CalibratedKernels, calls: Iterable[Call]) -> dict[Any, Described]:
     """Each different call by its key. One with arguments that its family does not know is left out."""
     out: dict[Any, Described] = {}
     for call in {c.key: c for c in calls}.values():
@@ -77,7 +140,7 @@ def describe(models: Models, calls: Iterable[Call]) -> dict[Any, Described]:
     return out
 
 
-def call_times(models: Models, calls: Sequence[Call]) -> list[CallTime]:
+def call_times(models: CalibratedKernels, calls: Sequence[Call]) -> list[CallTime]:
     """Every call's times; the calls must be of ops that have a model."""
     described = describe(models, calls)
     unknown = next((c for c in calls if c.key not in described), None)
@@ -87,7 +150,7 @@ def call_times(models: Models, calls: Sequence[Call]) -> list[CallTime]:
     return [found[c.key] for c in calls]
 
 
-def times_of(models: Models, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
+def times_of(models: CalibratedKernels, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
     by_family: dict[str, dict[Any, Described]] = {}
     for key, one in described.items():
         by_family.setdefault(BY_OP[one.call.name].name, {})[key] = one
@@ -97,8 +160,14 @@ def times_of(models: Models, described: Mapping[Any, Described]) -> dict[Any, Ca
     return found
 
 
-def _family_times(models: Models, name: str, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
+def _family_times(models: CalibratedKernels, name: str, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
+    """Times of one family's calls: its law and its corrections; the law alone where the family was not fitted."""
     family, laws = FAMILIES[name], [d.law for d in described.values()]
+    if name not in models.trees:
+        return {
+            key: CallTime(d.law.seconds, d.law.seconds, d.law.launches, d.law, family.computes)
+            for key, d in described.items()
+        }
     x = np.array([d.features for d in described.values()], np.float32)
     launches = np.array([law.launches for law in laws]) * np.exp(models.counts[name].predict(x))
     warm, cold = _seconds(models, name, described, x)
@@ -108,12 +177,12 @@ def _family_times(models: Models, name: str, described: Mapping[Any, Described])
 
 
 def _seconds(
-    models: Models, name: str, described: Mapping[Any, Described], x: npt.NDArray[Any]
+    models: CalibratedKernels, name: str, described: Mapping[Any, Described], x: npt.NDArray[Any]
 ) -> tuple[Floats, Floats]:
     """With a warm and with a cold cache."""
     calls, laws = [d.call for d in described.values()], [d.law for d in described.values()]
     if models.transferred and not FAMILIES[name].computes:
-        return streamed(FAMILIES[name], models.trees[name], calls, laws, models.calibrated, models.gpu)
+        return transfer_streaming(FAMILIES[name], models.trees[name], calls, laws, models.calibrated, models.gpu)
     seconds = np.array([law.seconds for law in laws]) * _own_factors(models, name, described)
     out = []
     for share in (0.0, 1.0):
@@ -125,7 +194,7 @@ def _seconds(
     return out[0], out[1]
 
 
-def _own_factors(models: Models, name: str, described: Mapping[Any, Described]) -> Floats:
+def _own_factors(models: CalibratedKernels, name: str, described: Mapping[Any, Described]) -> Floats:
     """What tables of this GPU say beside the corrections it got from another."""
     own, some = models.own.get(name), list(described.values())
     if own is None:
@@ -133,22 +202,9 @@ def _own_factors(models: Models, name: str, described: Mapping[Any, Described]) 
     return own.factors([d.call for d in some], [d.law for d in some], models.rates)
 
 
-def op_times(models: Models, graph: Graph) -> list[OpTime]:
-    """Kernel time and power demand of every op of a step, at the full clock."""
-    shares = cold_shares(graph, models.cache)
-    plans = [_plan(graph, op) for op in graph.ops]
-    timed = times_of(models, describe(models, (c for _, parts in plans for c in parts)))
-    times = []
-    for op, share, (source, parts) in zip(graph.ops, shares, plans, strict=True):
-        found = [timed[c.key] for c in parts if c.key in timed]
-        if len(found) < len(parts):
-            source, found = "roofline", []
-        t = _op_time(graph, op, models, source, parts, found, float(share))
-        times.append(_with_power(graph, op, models, t, parts, found))
-    return times
-
-
-def _with_power(graph: Graph, op: Op, models: Models, t: OpTime, parts: list[Call], found: list[CallTime]) -> OpTime:
+def _with_power(
+    graph: Graph, op: Op, models: CalibratedKernels, t: OpTime, parts: list[Call], found: list[CallTime]
+) -> OpTime:
     """The time with what the power limit needs: FLOPs, bytes, watts, whether tensor cores do it."""
     power = models.power
     if found and t.seconds > 0:
@@ -187,14 +243,26 @@ def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
 
 
 def _op_time(
-    graph: Graph, op: Op, models: Models, source: Source, parts: list[Call], found: list[CallTime], share: float
+    graph: Graph,
+    op: Op,
+    models: CalibratedKernels,
+    source: Source,
+    parts: list[Call],
+    found: list[CallTime],
+    share: float,
 ) -> OpTime:
     found_time = _full_time(graph, op, models, source, parts, found, share)
     return found_time if op.speed == 1.0 else replace(found_time, seconds=found_time.seconds / op.speed)
 
 
 def _full_time(
-    graph: Graph, op: Op, models: Models, source: Source, parts: list[Call], found: list[CallTime], share: float
+    graph: Graph,
+    op: Op,
+    models: CalibratedKernels,
+    source: Source,
+    parts: list[Call],
+    found: list[CallTime],
+    share: float,
 ) -> OpTime:
     kind = family(op.name)
     if source == "none":
@@ -209,3 +277,36 @@ def _full_time(
     launches = max(1, round(sum(t.launches for t in found)))
     at_once = BY_OP[parts[0].name].at_once(parts[0], launches)
     return OpTime(sum(t.at(share) for t in found), launches, kind, source, at_once)
+
+
+# ---- copies between host and GPU memory over PCIe
+
+# A start, and the bytes at a share of what the bus can carry: measured on an H200 with pinned memory (copies.json of
+# data/h200_pack: 1.4 us and 55.3 of 64 GB/s). Graphs do not tell whether memory is pinned; pageable memory takes 3 to 6
+# times as long, and the host waits.
+START, REACHED = 1.4e-6, 0.864
+
+
+def host_bytes(graph: Graph, op: Op) -> int:
+    """Bytes that a copy moves between host and GPU; 0 for any other op."""
+    if op.name != "aten::copy_":
+        return 0
+    tensors = [graph.tensors[i] for i in references(op.inputs)][:2]
+    there = [graph.storages[t.storage].name == HOST_MEMORY for t in tensors]
+    return max(t.nbytes for t in tensors) if any(there) and not all(there) else 0
+
+
+def host_copy_seconds(nbytes: int, gpu: Gpu) -> float:
+    return START + nbytes / (REACHED * gpu.pcie)
+
+
+# ---- GEMMs of 8-bit numbers with scales, by the closed law: a GPU without such units takes that of the next wider type
+
+SCALED = "aten::_scaled_mm"
+
+
+def scaled_seconds(graph: Graph, op: Op, gpu: Gpu) -> float:
+    """At the full clock. The left matrix lies in rows and the right one in columns, as the units want them."""
+    left, right = graph.inputs_of(op)[:2]
+    shape = GemmShape(left.shape[0], right.shape[1], left.shape[1], rhs_k_major=True)
+    return ClosedFormKernels.of(gpu).gemm(shape, "fp8")

@@ -1,0 +1,271 @@
+"""Corrections for GPUs that were not calibrated, fitted on published tables.
+
+`Fp32GemmCorrection`: float32 GEMMs on GPUs that are no Hoppers, one set of trees for all. They see a GEMM by its sizes,
+its waves on the GPU and its side of the roofline, and of the GPU only its generation. Fitted (tools/fit_single.py) on
+NeuSight's train tables of bmm and linear on A100 40 GB, P100, T4 and V100, and on the float32 GEMMs of our own H200,
+each GPU's level taken off first. That it is was decided with labels of T4 and L4 in view (docs/labels.md).
+
+`TableCorrection`: one family on one GPU whose kernels published tables time (tools/fit_tables.py), with what serving
+engines add taken off. It looks at sizes and waves, not at layouts or at what is added, which tables do not vary. The
+backward pass of an attention is corrected like its forward pass.
+
+`transfer_streaming`: memory-bound kernels. What a kernel takes on the calibrated GPU over the time of its bytes tells
+why. Quicker than its bytes: a cache helps, and does here too. Slower: its instructions or its waits set the pace, and
+they go by SMs and clock, not by bandwidth.
+
+`ServingOverhead`: what serving engines add to a kernel, used where such a table is scored. A row of a table is an op as
+an engine runs it. Law: the engine's floor, and the kernel at the clock that is left when a collector repeats it. Trees
+correct it by shape and engine. An engine that is not known is the median of those of its version, framework, or all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.costs.call import Call
+from presage.costs.families import KernelFamily, Law, attention, gemm
+from presage.costs.families.common import alignment, ln
+from presage.costs.rates import Rates
+from presage.costs.trees import Trees
+from presage.hardware import Gpu
+
+FP32_FILE = "float32.npz"
+FP32_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 32))
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fp32GemmCorrection:
+    """ln(seconds / law) of float32 products."""
+
+    trees: Trees
+
+    def corrected(self, known: Floats, calls: Sequence[Call], laws: Sequence[Law], rates: Rates, made: float) -> Floats:
+        """The corrections that are `known`, with those of float32 products in their places."""
+        out = known.copy()
+        at = [i for i, c in enumerate(calls) if is_fp32_gemm(c)]
+        if at:
+            x = np.array([fp32_features(calls[i], laws[i], rates, made) for i in at], np.float32)
+            out[at] = self.trees.predict(x)
+        return out
+
+
+def is_fp32_gemm(call: Call) -> bool:
+    return not call.tf32 and gemm.product(call).kind == "float32"
+
+
+def fp32_features(call: Call, law: Law, rates: Rates, made: float) -> list[float]:
+    """`made`: the compute capability of the GPU."""
+    p = gemm.product(call)
+    t = gemm.tiling(p, rates)
+    arithmetic = law.flops / rates.rate("float32")
+    memory = law.bytes / rates.bandwidth
+    logs = (p.m, p.n, p.k, p.m * p.n * p.batch / rates.sms, arithmetic / memory, arithmetic / law.seconds, t.waves)
+    out = [made, float(p.left), float(p.right), float(p.added), ln(p.batch), *map(ln, logs), float(t.rows * t.columns)]
+    out += [float(t.splits), float(min(alignment(p.m), alignment(p.n))), float(alignment(p.k))]
+    for rows, columns in FP32_TILES:
+        waves = p.batch * ceil(p.m / rows) * ceil(p.n / columns) / rates.sms
+        out += [
+            waves / ceil(waves),
+            ln(ceil(waves)),
+            ceil(p.m / rows) * rows / p.m * ceil(p.n / columns) * columns / p.n,
+        ]
+    return out
+
+
+def read_fp32_correction(path: Path) -> Fp32GemmCorrection:
+    with np.load(path, allow_pickle=False) as held:
+        return Fp32GemmCorrection(Trees.from_arrays(dict(held), "single"))
+
+
+KINDS = ("bfloat16", "float16")  # what tables time, and what runs alike
+TILES = ((128, 256), (256, 128), (128, 128), (64, 64))
+ROWS = 128
+
+
+@dataclass(frozen=True)
+class TableCorrection:
+    """Of one family on one GPU."""
+
+    family: str
+    ops: tuple[str, ...]  # what their names begin with
+    trees: Trees
+
+    def factors(self, calls: Sequence[Call], laws: Sequence[Law], rates: Rates) -> Floats:
+        """Times as long as the other GPU's correction says; one where nothing was measured."""
+        out = np.ones(len(calls))
+        at = [i for i, c in enumerate(calls) if self.knows(c)]
+        if at:
+            x = np.array([table_features(self.family, calls[i], laws[i], rates) for i in at], np.float32)
+            out[at] = np.exp(self.trees.predict(x))
+        return out
+
+    def knows(self, call: Call) -> bool:
+        return call.name.startswith(self.ops) and all(t.dtype in KINDS for t in call.tensors[:2] if t.sizes)
+
+
+def table_features(family: str, call: Call, law: Law, rates: Rates) -> list[float]:
+    return FEATURES[family](call, law, rates)
+
+
+def _gemm(call: Call, law: Law, rates: Rates) -> list[float]:
+    p = gemm.product(call)
+    logs = (p.m, p.n, p.k, law.flops, law.bytes, law.seconds, p.batch * p.m * p.n, p.m / p.n)
+    out = [*map(ln, logs), ln(law.flops / law.bytes), ln(law.flops / law.seconds), ln(law.bytes / law.seconds)]
+    for rows, columns in TILES:
+        out += _waves(p.batch * ceil(p.m / rows) * ceil(p.n / columns) / rates.sms)
+    return out
+
+
+def _attention(call: Call, _: Law, rates: Rates) -> list[float]:
+    a = attention.attention(call)
+    heads = a.b * a.h
+    sizes = (heads, a.s, a.t, heads * a.s * a.t)
+    return [*map(ln, sizes), float(a.d), float("cudnn" in call.name), *_waves(heads * ceil(a.s / ROWS) / rates.sms)]
+
+
+def _waves(waves: float) -> list[float]:
+    return [waves / ceil(waves), ln(ceil(waves))]
+
+
+FEATURES: Mapping[str, Callable[[Call, Law, Rates], list[float]]] = {"gemm": _gemm, "attention": _attention}
+
+
+def transfer_streaming(
+    family: KernelFamily, trees: Trees, calls: Sequence[Call], laws: Sequence[Law], there: Gpu, here: Gpu
+) -> tuple[Floats, Floats]:
+    """Seconds with a warm and with a cold cache on the GPU `here`, whose laws are given."""
+    rates = Rates.of(there)
+    known = [family.law(c, rates) for c in calls]
+    x = np.array([[*family.features(c, law), 0.0] for c, law in zip(calls, known, strict=True)], np.float32)
+    bytes_there, bytes_here = (np.array([law.seconds for law in some]) for some in (known, laws))
+    slower = there.sms * there.boost_clock / (here.sms * here.boost_clock)
+    out = []
+    for cold in (0.0, 1.0):
+        x[:, -1] = cold
+        ratio = np.exp(trees.predict(x))
+        paced = np.maximum(bytes_here, bytes_there * ratio * slower)
+        out.append(np.where(ratio <= 1.0, bytes_here * ratio, paced))
+    return out[0], out[1]
+
+
+Ints = npt.NDArray[np.int64]
+HEATED = 1.2e-3  # seconds of a kernel under whose repeats the clock half falls: the H200's table beside our bursts
+SERVING_TILE = 128
+SERVING_TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (128, 64), (64, 64), (128, 192))
+
+
+@dataclass(frozen=True)
+class ServingOverhead:
+    """The engines of one kind of kernel on one GPU."""
+
+    kernel: str  # gemm or attention
+    collectors: tuple[str, ...]  # framework, version and code path
+    floors: tuple[float, ...]  # seconds, by collector
+    heat: float  # how much longer the longest kernels take
+    trees: Trees
+
+    def base(self, which: Ints, kernel: Floats) -> Floats:
+        """The law, for rows of these collectors."""
+        return np.asarray(np.array(self.floors)[which] + heated(kernel, self.heat))
+
+    def seconds(self, sizes: Ints, kernel: Floats, rates: Rates, by: Sequence[Sequence[str]]) -> Floats:
+        """Of shapes whose kernels take so long, the middle of the engines that timed each."""
+        codes = [[c for name in names for c in self.standing_for(name)] for names in by]
+        shape = np.repeat(np.arange(len(sizes)), [len(c) for c in codes])
+        which = np.array([c for some in codes for c in some], np.int64)
+        x = np.column_stack([serving_features(self.kernel, sizes, kernel, rates)[shape], self.codes(which)])
+        took = self.base(which, kernel[shape]) * np.exp(self.trees.predict(x.astype(np.float32)))
+        return medians(took, shape, len(sizes))
+
+    def standing_for(self, name: str) -> tuple[int, ...]:
+        """Places of the collectors that tell what this one takes."""
+        if name in self.collectors:
+            return (self.collectors.index(name),)
+        words = name.split()
+        for some in (words[:2], words[:1]):
+            alike = [i for i, c in enumerate(self.collectors) if some and c.split()[: len(some)] == some]
+            if alike:
+                return tuple(alike)
+        return tuple(range(len(self.collectors)))
+
+    def codes(self, which: Ints) -> Floats:
+        """Collector and framework as numbers."""
+        frameworks = sorted({c.split()[0] for c in self.collectors})
+        of = np.array([frameworks.index(c.split()[0]) for c in self.collectors], np.float64)
+        return np.column_stack([which.astype(np.float64), of[which]])
+
+
+def heated(seconds: Floats, heat: float) -> Floats:
+    """What collectors see: their repeats of long kernels lower the clock."""
+    return np.asarray(seconds * (1 + heat * seconds**2 / (seconds**2 + HEATED**2)))
+
+
+def unheated(seconds: Floats, heat: float) -> Floats:
+    """At the full clock, what took so long."""
+    found = seconds
+    for _ in range(50):
+        found = found * seconds / heated(found, heat)
+    return found
+
+
+def medians(values: Floats, of: Ints, count: int) -> Floats:
+    """By `of`, which has all of 0 to count."""
+    order = np.lexsort((values, of))
+    first = np.searchsorted(of[order], np.arange(count + 1))
+    sorted_, n = values[order], np.diff(first)
+    return np.asarray((sorted_[first[:-1] + (n - 1) // 2] + sorted_[first[:-1] + n // 2]) / 2)
+
+
+def serving_features(kernel: str, sizes: Ints, seconds: Floats, rates: Rates) -> Floats:
+    """Of shapes, a row each."""
+    return np.array(SERVING_FEATURES[kernel](sizes, seconds, rates), np.float64).T
+
+
+def _serving_gemm(sizes: Ints, seconds: Floats, rates: Rates) -> list[Floats]:
+    m, n, k = sizes.T.astype(np.float64)
+    flops, moved = 2 * m * n * k, 2 * (m * k + k * n + m * n)
+    out = [
+        *_logs(m, n, k, flops, moved, flops / moved, m * n, m / n, n * k, m * k, k / np.minimum(m, n)),
+        *_logs(seconds, flops / seconds, moved / seconds, moved / rates.bandwidth / seconds),
+        m % 2, m % 8, m % 64, m % SERVING_TILE, np.ceil(m / SERVING_TILE) * SERVING_TILE / m,
+    ]  # fmt: skip
+    for rows, columns in SERVING_TILES:
+        waves = np.ceil(m / rows) * np.ceil(n / columns) / rates.sms
+        out += [waves / np.ceil(waves), np.log(np.ceil(waves))]
+    return out
+
+
+def _serving_attention(sizes: Ints, seconds: Floats, rates: Rates) -> list[Floats]:
+    b, s, h, kv, d, window = sizes.T.astype(np.float64)
+    cut = (window > 0) & (window < s)
+    seen = np.where(cut, window, s)
+    blocks = np.ceil(s / SERVING_TILE)
+    longest = np.where(cut, np.minimum(blocks, np.ceil(seen / SERVING_TILE) + 2), blocks)
+    tiles = (blocks - longest) * longest + longest * (longest + 1) / 2
+    waves = b * h * blocks / rates.sms
+    tile = 4.0 * SERVING_TILE * SERVING_TILE * d * rates.sms / rates.rate("bfloat16")
+    work = np.maximum(longest * tile, b * h * tiles * tile / rates.sms)
+    queries, keys = 4 * b * s * h * d / rates.bandwidth, 4 * b * s * kv * d / rates.bandwidth
+    return [
+        *_logs(b, s, h, kv, seen, h / kv, b * h, b * s, b * s * kv * d, b * s * h * d, work, queries, keys, waves),
+        *_logs(seconds, work / seconds, longest * tile / work, s / seen, work + queries + keys),
+        d, cut.astype(np.float64), waves / np.ceil(waves), s % SERVING_TILE, b * s * (h + 2 * kv),
+    ]  # fmt: skip
+
+
+def _logs(*columns: Floats) -> list[Floats]:
+    return [np.log(np.maximum(c, 1e-30)) for c in columns]
+
+
+SERVING_FEATURES: Mapping[str, Callable[[Ints, Floats, Rates], list[Any]]] = {
+    "gemm": _serving_gemm,
+    "attention": _serving_attention,
+}

@@ -1,0 +1,41 @@
+"""Host time besides a machine's fitted terms: collectives, hooks of frameworks, compiled code, CUDA graphs.
+
+The numbers and where they are from: `data/host_constants.toml`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+from presage.graph.arguments import references
+from presage.graph.collective import collective
+from presage.graph.graph import Op
+
+_FILE: dict[str, Any] = tomllib.loads(
+    files("presage").joinpath("data/host_constants.toml").read_text(encoding="utf-8")
+)  # microseconds
+COLLECTIVE_US: float = _FILE["collective"]["call_us"]
+# Work of a framework in a hook: for each call, and for each tensor of it. An op within such a hook is part of it.
+HOOKS_US: dict[str, tuple[float, float]] = {k: (h["call_us"], h["tensor_us"]) for k, h in _FILE["hooks"].items()}
+COMPILED_KERNEL, COMPILED_CALL, COMPILED_GRAPH = "compiled kernel", "compiled call", "compiled graph"
+COMPILED_US: dict[str, float] = _FILE["compiled"]
+CUDA_GRAPH_US: dict[str, float] = _FILE["cuda_graph"]
+LAYER: dict[str, float] = _FILE["layer"]
+
+
+def hook_us(op: Op) -> float | None:
+    """Microseconds of host time of a collective or of a framework's hook; None for other ops."""
+    if collective(op):
+        return COLLECTIVE_US
+    name = op.within[0] if op.within else op.name
+    if name not in HOOKS_US:
+        return None
+    once, each = HOOKS_US[name]
+    return once + (each * sum(1 for _ in references(op.inputs)) if each else 0.0)
+
+
+def is_compiled(op: Op) -> bool:
+    """Whether an op runs in compiled code."""
+    return bool(op.within) and op.within[-1].startswith("CompiledFunction")
