@@ -13,7 +13,7 @@ from accuracy_sure import sure_part
 
 from presage.traces.replay import measured_steps, replay_of
 from presage.traces.trace_set import read_run
-from presage.whatif import replay_edits as edits
+from presage import edits
 from presage.whatif.transplant import kernels_of
 from presage_validation.capture import CaptureResult, score_capture
 from presage_validation.score import Result, Row, score

@@ -138,7 +138,7 @@ def _stepper(m: nn.Module, loss_of: Callable[[], Any], amp: str, accumulate: int
 
 @cache
 def captured(build: Callable[..., Any], *arguments: tuple[str, Any]) -> Graph:
-    return capture(lambda device: build(device, **dict(arguments)), {}, source="edited_models.py")
+    return capture(lambda device: build(device, **dict(arguments)), {}, source="")
 
 
 def kernels(graph: Graph, strides: bool = False) -> Counter[Any]:

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("prediction",),
     ("embeddings", "runs"),
     ("search", "placement", "whatif"),
-    ("studies",),
+    ("studies", "edits"),
     ("calibrate", "adapters"),
     ("measure",),
     ("report",),

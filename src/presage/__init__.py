@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from presage import edits
     from presage.configs.job import Job
     from presage.configs.job_file import read_transformer_job
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from presage.traces import explain
     from presage.traces.replay import Replay, measured_steps, replay_of
     from presage.traces.trace_set import TraceSet, read_run, run_of
-    from presage.whatif import replay_edits as edits
     from presage.whatif.before_after import WhatIf, what_if
     from presage.whatif.suggest import suggest
 
@@ -56,7 +56,7 @@ _DEPRECATED = {
     "Sure": "StepDistribution",
     "sure": "predict_distribution",
 }
-_MODULES = {"edits": "presage.whatif.replay_edits", "explain": "presage.traces.explain"}
+_MODULES = {"edits": "presage.edits", "explain": "presage.traces.explain"}
 
 __all__ = [
     "Builder",

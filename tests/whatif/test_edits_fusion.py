@@ -22,13 +22,13 @@ from presage.graph.graph import Graph
 from presage.memory.step_memory import memory_profile
 from presage.prediction.api import predict
 from presage.whatif.edits import NotApplicable, compiled, cuda_graph, fused_chains
-from presage.whatif.edits.compile import stretches
 from presage.whatif.edits.fusing.cut import kept
 from presage.whatif.edits.fusing.flow import Node, Value
 from presage.whatif.edits.fusing.group import groups
 from presage.whatif.edits.fusing.inline import Piece
 from presage.whatif.edits.fusing.rules import lowered
 from presage.whatif.edits.fusing.split import splits
+from presage.whatif.edits.inductor import stretches
 
 
 class Block(nn.Module):

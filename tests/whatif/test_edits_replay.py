@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 import presage as ps
 from graph_sketches import Sketch, training_step
+from presage.capture.variants import Variant
 from presage.costs.calibrated_kernels import host_bytes, host_copy_seconds
 from presage.graph.graph import HOST_MEMORY, Graph
 from presage.hardware import gpu
@@ -78,7 +79,7 @@ def test_code_that_runs_otherwise_while_it_is_read_is_captured_so(tmp_path: Path
     pytest.importorskip("torch", reason="captures a step")
     file = tmp_path / "masked.py"
     file.write_text(MASKED)
-    plain, traced = (ps.step_graph(f"{file}:build", traced=t) for t in (False, True))
+    plain, traced = (ps.step_graph(f"{file}:build", variant=Variant(traced=t)) for t in (False, True))
     assert sum(op.kernels for op in traced.ops) > sum(op.kernels for op in plain.ops)
     found = what_if(f"{file}:build", "cuda_graph", draws=10)
     assert any("its own code runs otherwise" in c and "1 more aten::add" in c for c in found.cautions)

@@ -12,16 +12,18 @@ from msgspec.structs import replace
 
 import presage as ps
 from graph_sketches import Sketch, training_step
+from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.edit import without
 from presage.graph.graph import Graph
 from presage.prediction.machine import machine
-from presage.whatif import asked_for, parse, suggestions, what_if
+from presage.whatif import parse, parse_edits, suggestions, what_if
 from presage.whatif.before_after import Range
 from presage.whatif.critical_path import path_of
-from presage.whatif.edits import EDITS, Edit, NotApplicable, cuda_graph, faster
-from presage.whatif.scenario import Setting, applied, source_of
+from presage.whatif.edits import EDITS, EditKind, NotApplicable, cuda_graph, faster
+from presage.whatif.scenario import Scenario, apply_edit
+from presage.whatif.source import source_of
 from presage.whatif.trial import EFFECT, Drawing, first, unmatched
 
 WIDE = training_step(4, rows=8192, width=8192)  # its products fill the GPU
@@ -85,7 +87,7 @@ def test_mistakes_in_edits_get_a_sentence(text: str, told: str) -> None:
 
 
 def test_arguments_come_first_and_the_rest_in_its_order() -> None:
-    assert [a.text for a in asked_for(["cuda_graph", "batch=4", same])] == ["batch=4", "cuda_graph", "same"]
+    assert [a.text for a in parse_edits(["cuda_graph", "batch=4", same])] == ["batch=4", "cuda_graph", "same"]
 
 
 def test_a_function_of_a_file_is_an_edit(tmp_path: Path) -> None:
@@ -195,11 +197,11 @@ def test_stages_add_up() -> None:
 
 
 def test_another_gpu_keeps_a_host_that_was_changed() -> None:
-    setting = Setting(SMALL, machine("h200"))
+    scenario = Scenario(SMALL, machine("h200"))
     for edit in parse("host=2,gpu=b200"):
-        setting = applied(setting, edit)
-    assert setting.machine.kernels.gpu.key == "b200"
-    assert setting.machine.host.calls.launch_call_us == machine("h200").host.calls.launch_call_us / 2
+        scenario = apply_edit(scenario, edit)
+    assert scenario.machine.kernels.gpu.key == "b200"
+    assert scenario.machine.host.calls.launch_call_us == machine("h200").host.calls.launch_call_us / 2
 
 
 def test_what_does_not_fit_is_told() -> None:
@@ -221,7 +223,7 @@ def test_steps_of_hardly_any_ops_can_be_asked(ops: int) -> None:
 
 
 def test_a_made_edit_goes_by_its_makers_name() -> None:
-    assert [a.text for a in asked_for([faster("mm", 2.0), same])] == ["faster", "same"]
+    assert [a.text for a in parse_edits([faster("mm", 2.0), same])] == ["faster", "same"]
 
 
 def test_a_step_of_several_streams_can_be_asked() -> None:
@@ -236,7 +238,7 @@ def test_a_step_of_several_streams_can_be_asked() -> None:
 
 @pytest.mark.parametrize("graph", [SMALL, WIDE], ids=["host", "gpu"])
 def test_the_path_is_the_step(graph: Graph) -> None:
-    trial = first(Setting(graph, machine("h200")), Drawing(1, 6, 0))
+    trial = first(Scenario(graph, machine("h200")), Drawing(1, 6, 0))
     path = path_of(trial.timed.built, sum(t.seconds for t in trial.timed.times))
     assert path.host + path.gpu + path.wait == pytest.approx(path.step, rel=1e-9)
     assert path.step == pytest.approx(trial.timed.built.usual(8), rel=1e-6)
@@ -280,13 +282,110 @@ def test_a_graph_alone_cannot_be_captured_again(tmp_path: Path) -> None:
         asked(SMALL, "batch=3")
     save.write(SMALL, tmp_path / "step.presage")
     graph, source = source_of(tmp_path / "step.presage", None, ps.step_graph)
-    assert graph == SMALL and not source.step
+    assert graph == SMALL and source.missing
 
 
-def test_accumulation_counts_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EDITS, "accumulate", Edit("accumulate", "", lambda _value: same, "K", True, ("2",)))
-    found = asked(SMALL, "accumulate=4")
-    assert (found.work, found.unit, found.per_work.p50) == (4.0, "sample", 4.0)
+def looped(_step: str, _arguments: Mapping[str, Any], *, variant: Variant = AS_WRITTEN) -> Graph:
+    """Stands for a capture: as many layers as there are microbatches."""
+    return replace(training_step(4 * variant.accumulate), variant=variant.changes())
+
+
+def test_accumulation_counts_samples() -> None:
+    found = asked("step.py:build", ["accumulate=2", "accumulate=2"], capture=looped)
+    assert (found.work, found.unit) == (4.0, "sample")
+    assert found.per_work.p50 == pytest.approx(4 * found.speedup.p50)
+
+
+# ---- edits that capture again
+
+
+CODE = """
+import torch
+from torch import nn
+
+def build(device, batch=8, opt="loop"):
+    m = nn.Sequential(nn.Linear(64, 64, device=device), nn.ReLU(), nn.Linear(64, 64, device=device))
+    optimizer = torch.optim.Adam(m.parameters(), foreach=opt == "foreach")
+    x = torch.randn(batch, 64, device=device)
+    def step():
+        optimizer.zero_grad()
+        m(x).pow(2).mean().backward()
+        optimizer.step()
+    return step
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> str:
+    pytest.importorskip("torch", reason="captures a step")
+    (tmp_path / "train.py").write_text(CODE)
+    return f"{tmp_path}/train.py:build"
+
+
+def names(found: ps.WhatIf) -> list[str]:
+    return [op.name for op in found.programs[1].graph.ops if op.kernels]
+
+
+def test_edits_of_the_capture_and_of_the_graph_go_together(code: str) -> None:
+    found = asked(code, ["cuda_graph", "faster=aten::addmm:2", "fused_adam", "bf16"])
+    graph = found.programs[1].graph
+    assert names(found).count("aten::_fused_adam_") == 1
+    assert {op.speed for op in graph.ops if op.name == "aten::addmm"} == {2.0}
+    assert all(op.replayed for op in graph.ops)
+    assert {t.dtype for op in graph.ops if op.name == "aten::addmm" for t in graph.inputs_of(op)} == {"bfloat16"}
+    assert names(asked(code, ["fused_adam,bf16", "faster=aten::addmm:2,cuda_graph"])) == names(found)
+
+
+def test_a_cuda_graph_has_a_capturable_optimizer(code: str) -> None:
+    assert "aten::_foreach_div_" not in names(asked(code, "fused_adam"))
+    ops = asked(code, "cuda_graph", arguments={"opt": "foreach"}).programs[1].graph.ops
+    assert any("aten::_foreach_div_" in op.within for op in ops)
+
+
+def test_a_graph_that_knows_its_code_is_captured_again(code: str, tmp_path: Path) -> None:
+    graph = ps.step_graph(code, {"batch": 16})
+    found = asked(graph, ps.edits.fused_adam)
+    assert found.edits == ("fused_adam",) and "aten::_fused_adam_" in names(found)
+    both = ps.edits.bf16(ps.edits.fused_adam(graph))
+    assert both.variant == {"dtype": "bfloat16", "optimizer": "fused"}
+    save.write(graph, tmp_path / "step.presage")
+    assert names(asked(tmp_path / "step.presage", "fused_adam")) == names(found)
+
+
+def test_a_graph_whose_code_is_gone_or_other_says_so(code: str, tmp_path: Path) -> None:
+    graph = ps.step_graph(code)
+    with pytest.raises(PresageError, match=r"not what .*train.py:build gives now"):
+        asked(replace(graph, ops=graph.ops[:-1]), "bf16")
+    (tmp_path / "train.py").unlink()
+    with pytest.raises(PresageError, match=r"bf16 captures the step again: .*train.py:build, is not here"):
+        asked(graph, "bf16")
+    assert asked(graph, "cuda_graph").speedup.p50 > 1, "an edit of the graph needs no code"
+
+
+def test_a_step_that_does_not_run_with_an_edit_is_told_with_the_line(code: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        CODE.replace("optimizer.zero_grad()", "assert m[0].weight.dtype is torch.float32")
+    )
+    with pytest.raises(PresageError, match=r"bf16: the step does not run with it: .*train.py:10"):
+        asked(code, "bf16")
+
+
+def test_edits_without_a_place_are_told_before_and_after_a_capture(code: str) -> None:
+    with pytest.raises(NotApplicable, match="channels_last: nothing to change: no convolution"):
+        asked(code, "channels_last")
+    with pytest.raises(NotApplicable, match="checkpoint: nothing to change: no repeated blocks"):
+        asked(code, "checkpoint")
+    with pytest.raises(NotApplicable, match="bf16: nothing to change"):
+        asked(code, "bf16,bf16")
+
+
+def test_old_names_of_the_edits_still_work() -> None:
+    from presage import edits
+    from presage.graph import edits as old
+
+    assert ps.edits is edits and edits.scale is not None
+    with pytest.warns(DeprecationWarning, match="presage.edits"):
+        assert old.cuda_graph is edits.cuda_graph
 
 
 # ---- suggestions
@@ -307,8 +406,8 @@ def test_the_best_edits_are_put_together(monkeypatch: pytest.MonkeyPatch) -> Non
     """Without activations alone the host gains a little; once it is off the path, the GPU does."""
     for name in [n for n in EDITS if n != "cuda_graph"]:
         monkeypatch.delitem(EDITS, name)
-    monkeypatch.setitem(EDITS, "bare", Edit("bare", "", lambda _: no_activations, caution="other results"))
-    monkeypatch.setitem(EDITS, "same", Edit("same", "", lambda _: same))
+    monkeypatch.setitem(EDITS, "bare", EditKind("bare", "", lambda _: no_activations, caution="other results"))
+    monkeypatch.setitem(EDITS, "same", EditKind("same", "", lambda _: same))
     found = suggestions(SMALL, draws=DRAWS, gpus=["b200"])
     assert {w.edits[0] for w in found.tried} == {"cuda_graph", "bare", "same", "gpu=b200"}
     assert found.combination is not None
@@ -323,7 +422,7 @@ def test_an_edit_that_fails_does_not_take_the_others_with_it(monkeypatch: pytest
     def broken(_graph: Graph) -> Graph:
         raise KeyError("no such op")
 
-    monkeypatch.setitem(EDITS, "broken", Edit("broken", "", lambda _: broken))
+    monkeypatch.setitem(EDITS, "broken", EditKind("broken", "", lambda _: broken))
     found = suggestions(SMALL, draws=DRAWS, combine=1)
     assert any(edit == "broken" and "KeyError" in why for edit, why in found.not_applicable)
     assert found.tried

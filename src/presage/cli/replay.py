@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from presage.report.replay_answer import Simulated
     from presage.traces.replay import Replay
     from presage.traces.trace_set import TraceSet
-    from presage.whatif.replay_edits import Edit
+    from presage.whatif.replay_edits import ReplayEdit
 
 
 def _list(json: str | None) -> None:
@@ -136,7 +136,7 @@ class _Replayed(NamedTuple):
 def _replayed(
     run: TraceSet,
     names: list[str],
-    wanted: list[Edit],
+    wanted: list[ReplayEdit],
     kernels_from: Path | None,
     ignore: list[str],
     trace: Path | None,

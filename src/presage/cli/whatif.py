@@ -137,9 +137,9 @@ class _Question:
 def _apply(q: _Question, edits: list[str]) -> None:
     from presage.prediction.step import DRAWS
     from presage.report.whatif_answer import whatif_answer
-    from presage.whatif import asked_for, what_if
+    from presage.whatif import parse_edits, what_if
 
-    wanted = asked_for(edits)
+    wanted = parse_edits(edits)
     with status(f"capturing and predicting {q.step}"):
         found = what_if(
             q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=captured

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from presage.graph.graph import Tensor
 
-__all__ = ["fits_one_foreach_kernel"]
+__all__ = ["fits_one_foreach_kernel", "is_dense"]
 
 
 def fits_one_foreach_kernel(columns: Sequence[Sequence[Tensor]], any_dtype: bool = False) -> bool:
@@ -22,7 +22,7 @@ def fits_one_foreach_kernel(columns: Sequence[Sequence[Tensor]], any_dtype: bool
         len(column) == len(first) and all(_laid_out_alike(t, f) for t, f in zip(column, first, strict=True))
         for column in columns
     )
-    return alike and (any_dtype or len(dtypes) == 1) and all(_dense(t) for t in first)
+    return alike and (any_dtype or len(dtypes) == 1) and all(isis_dense(t) for t in first)
 
 
 def _laid_out_alike(a: Tensor, b: Tensor) -> bool:
@@ -31,7 +31,7 @@ def _laid_out_alike(a: Tensor, b: Tensor) -> bool:
     )  # fmt: skip
 
 
-def _dense(t: Tensor) -> bool:
+def is_dense(t: Tensor) -> bool:
     """Without holes or overlaps, in whatever order its dimensions lie."""
     expected = 1
     for stride, size in sorted((s, n) for n, s in zip(t.shape, t.strides, strict=False) if n != 1):

@@ -1,10 +1,10 @@
-"""Co-design: what a training step would take if it, its machine or its arguments were other than they are."""
+"""What-ifs: how long a training step would take with other code, another machine or other arguments."""
 
 from presage.whatif.before_after import Range, Stage, WhatIf, what_if
-from presage.whatif.edit_spec import ALIASES, OTHERS, Asked, asked_for, parse
+from presage.whatif.edit_spec import ALIASES, OTHERS, ParsedEdit, parse, parse_edits
 from presage.whatif.suggest import Suggestions, suggest, suggestions
 
 __all__ = [
-    "ALIASES", "OTHERS", "Asked", "Range", "Stage", "Suggestions", "WhatIf", "asked_for", "parse", "suggest",
+    "ALIASES", "OTHERS", "ParsedEdit", "Range", "Stage", "Suggestions", "WhatIf", "parse", "parse_edits", "suggest",
     "suggestions", "what_if",
 ]  # fmt: skip

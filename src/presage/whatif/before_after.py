@@ -8,20 +8,22 @@ print(found.speedup.p50, found.memory_change, found.reason)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.capture.variants import Variant
 from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
 from presage.prediction.machine import Machine, machine
 from presage.prediction.step import DRAWS, STEPS, Quantiles, StepProgram, StepResult
-from presage.whatif.edit_spec import Asked, Wish, asked_for
+from presage.whatif.edit_spec import EditSpec, ParsedEdit, parse_edits
 from presage.whatif.explanation import because, effect, limit
-from presage.whatif.scenario import Capture, Setting, read_otherwise, source_of, stages
+from presage.whatif.scenario import Scenario, scenarios
+from presage.whatif.source import Capture, source_of, traced_difference
 from presage.whatif.trial import Drawing, Trial, first, other
 
 __all__ = ["BeforeAfter", "Range", "Stage", "WhatIf", "begun", "compared", "what_if"]
@@ -159,7 +161,7 @@ def _stage(s: Stage) -> dict[str, Any]:
 
 def what_if(
     step: str | Path | Graph,
-    edits: Iterable[Wish] | Wish,
+    edits: Iterable[EditSpec] | EditSpec,
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
     *,
@@ -168,33 +170,35 @@ def what_if(
     seed: int = 0,
     capture: Capture = step_graph,
 ) -> WhatIf:
-    """What edits would do to a training step: text ('fused_adam', 'checkpoint=blocks'), or functions Graph -> Graph.
+    """What edits would do to a training step: text ('fused_adam', 'checkpoint=blocks'), edits of presage.edits, or
+    functions of your own, Graph -> Graph.
 
-    `step` is a Graph, FILE.py:FUNCTION with its arguments, or a saved graph's file. Edits are applied in their order,
-    those that change arguments first.
+    `step` is FILE.py:FUNCTION with its arguments, a Graph or a saved graph's file; of those two, edits that capture the
+    step again need the code at the place the graph names. Edits are applied in their order, those that change arguments
+    first.
     """
-    wanted = asked_for(edits)
-    setting, how = begun(step, gpu, arguments, capture), Drawing(draws, steps, seed)
-    base = first(setting, how)
-    return compared(base, setting, wanted, how)
+    wanted = parse_edits(edits)
+    scenario, how = begun(step, gpu, arguments, capture), Drawing(draws, steps, seed)
+    base = first(scenario, how)
+    return compared(base, scenario, wanted, how)
 
 
 def begun(
     step: str | Path | Graph, gpu: str | Path | Machine, arguments: Mapping[str, Any] | None, capture: Capture
-) -> Setting:
+) -> Scenario:
     """The step as it is."""
     where = gpu if isinstance(gpu, Machine) else machine(gpu)
     graph, source = source_of(step, arguments, capture)
-    return Setting(graph, where, source)
+    return Scenario(graph, where, source, Variant(**graph.variant))  # type: ignore[arg-type]
 
 
-def compared(base: Trial, start: Setting, wanted: Iterable[Asked], how: Drawing, staged: bool = True) -> WhatIf:
+def compared(base: Trial, start: Scenario, wanted: Iterable[ParsedEdit], how: Drawing, staged: bool = True) -> WhatIf:
     """The setting with all edits beside the one without; with `staged`, each edit by itself on those before."""
     edits, told = list(wanted), list[Stage]()
     last = base
-    for k, setting in enumerate(stages(start, edits)):
+    for k, scenario in enumerate(scenarios(start, edits)):
         if staged or k == len(edits) - 1:
-            last = other(setting, how, base)
+            last = other(scenario, how, base)
             told.append(Stage(edits[k].text, last.told, _ratio(base, last)))
     found = effect(base.timed, last.timed)
     return WhatIf(
@@ -207,19 +211,21 @@ def compared(base: Trial, start: Setting, wanted: Iterable[Asked], how: Drawing,
         modelled=last.modelled,
         limit=limit(found.before),
         because=because(found),
-        cautions=_cautions(edits, start, last.timed.setting),
+        cautions=_cautions(edits, last.timed.scenario),
         stages=tuple(told) if staged and len(edits) > 1 else (),
-        work=last.timed.setting.work,
-        unit=last.timed.setting.unit,
+        work=last.timed.scenario.work,
+        unit=last.timed.scenario.unit,
         programs=(base.timed.built, last.timed.built),
     )
 
 
-def _cautions(edits: Iterable[Asked], start: Setting, end: Setting) -> tuple[str, ...]:
-    """What to look out for; first of all, where the step's own code runs otherwise."""
-    same = end.source.traced and end.source.arguments == start.source.arguments
-    found = [read_otherwise(start.graph, end.source.graph()) if same else "", *(e.caution for e in edits)]
-    return tuple(dict.fromkeys(c for c in found if c))
+def _cautions(edits: Iterable[ParsedEdit], end: Scenario) -> tuple[str, ...]:
+    """What to look out for; first of all, where the step's own code runs otherwise while it is traced."""
+    cautions = [e.caution for e in edits]
+    if end.variant.traced:
+        plain = replace(end.variant, traced=False, capturable=False)
+        cautions.insert(0, traced_difference(end.source.graph(plain), end.source.graph(end.variant)))
+    return tuple(dict.fromkeys(c for c in cautions if c))
 
 
 def _ratio(base: Trial, last: Trial) -> Range:

@@ -1,6 +1,6 @@
-"""Edits as they are asked for: `fused_adam,checkpoint=blocks,gpu=b200,batch=16,mine.py:change`.
+"""Edits as users write them: `fused_adam,checkpoint=blocks,gpu=b200,batch=16,mine.py:change`.
 
-    NAME, NAME=VALUE      an edit of the graph (presage.whatif.edits)
+    NAME, NAME=VALUE      an edit of the step (presage.edits)
     gpu=NAME, host=F      another GPU; a host that is F times as fast, or a host model's file
     batch=N, seq=N, arg:NAME=VALUE    the step captured again with other arguments
     FILE.py:FUNCTION      an edit of the user's own: a function Graph -> Graph
@@ -18,59 +18,65 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace as with_fields
 
+from presage.capture.variants import AS_WRITTEN, Variant
 from presage.costs.host_model import HostModel, host_model
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.machine import Machine, machine
 from presage.usercode import load, parse_arguments
-from presage.whatif.edits import EDITS, Change, Edit
-from presage.whatif.edits.names import ALIASES, near, pieces
+from presage.whatif.edits import EDITS, CaptureEdit, Change, EditKind
+from presage.whatif.edits.edit import ALIASES, near, pieces
+from presage.whatif.source import ARGUMENT
 
-__all__ = ["ALIASES", "OTHERS", "Asked", "Other", "Wish", "asked_for", "of_edit", "parse"]
+__all__ = ["ALIASES", "OTHERS", "EditSpec", "ParsedEdit", "SettingKind", "of_kind", "parse", "parse_edits"]
 
-Wish: TypeAlias = "str | Change | Asked"  # what an edit may be given as
+EditSpec: TypeAlias = "str | Change | CaptureEdit | ParsedEdit"  # the forms in which an edit may be given
 
 USERS = re.compile(r".+\.py:\w+")
-ARGUMENT = "arg:"
-REPEATS = "accumulate"  # its value is how many times as many samples a step has
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One edit: of the graph, of the machine, or of the arguments the step is captured with."""
+class ParsedEdit:
+    """One edit: of the capture, of the graph, of the machine, or of the arguments the step is captured with."""
 
     text: str
     graph: Change | None = None
+    capture: CaptureEdit | None = None
     machine: Callable[[Machine], Machine] | None = None
     argument: tuple[str, Any] | None = None  # ('batch', 16), or ('arg:width', 2048)
     caution: str = ""
-    samples: float = 1.0  # how many times as many a step has
-    traced: bool = False  # the step is to be captured as when it is read for a CUDA graph or by a compiler
+    variant: Variant = AS_WRITTEN  # of the capture it needs, or, for an edit of a graph, works on where it can
+
+    @property
+    def samples(self) -> int:
+        """How many times as many samples a step has."""
+        return self.variant.accumulate
 
 
 @dataclass(frozen=True)
-class Other:
-    """An edit that is not one of the graph, as the list tells it."""
+class SettingKind:
+    """An edit of the machine or the arguments by its name, as the list shows it."""
 
     name: str
     value: str
     rule: str
-    make: Callable[[str], Asked]
+    make: Callable[[str], ParsedEdit]
 
 
-def asked_for(wishes: Iterable[Wish] | Wish) -> list[Asked]:
-    """Edits given as text, as functions Graph -> Graph, or already read; those of arguments first."""
-    some = [wishes] if isinstance(wishes, str | Asked) or callable(wishes) else list(wishes)
-    out: list[Asked] = []
-    for wish in some:
-        if isinstance(wish, Asked):
-            out.append(wish)
+def parse_edits(specs: Iterable[EditSpec] | EditSpec) -> list[ParsedEdit]:
+    """Edits given as text, as functions Graph -> Graph, or already parsed; those of arguments first."""
+    single = isinstance(specs, str | ParsedEdit) or callable(specs)
+    out: list[ParsedEdit] = []
+    listed: list[Any] = [specs] if single else list(specs)  # type: ignore[arg-type]
+    for spec in listed:
+        if isinstance(spec, ParsedEdit):
+            out.append(spec)
         else:
-            out += parse(wish) if isinstance(wish, str) else [_own(wish)]
+            out += parse(spec) if isinstance(spec, str) else [_of_edit(spec)]
     return sorted(out, key=lambda a: a.argument is None)
 
 
-def parse(text: str) -> list[Asked]:
+def parse(text: str) -> list[ParsedEdit]:
     """The edits that a text names."""
     return [_read(name, value) for name, value in pieces(text, _known)]
 
@@ -79,9 +85,9 @@ def _known(name: str) -> bool:
     return name in EDITS or name in OTHERS or name.startswith(ARGUMENT) or USERS.fullmatch(name) is not None
 
 
-def _read(name: str, value: str) -> Asked:
+def _read(name: str, value: str) -> ParsedEdit:
     if USERS.fullmatch(name):
-        return replace(_own(_loaded(name)), text=name)
+        return replace(_of_edit(_loaded(name)), text=name)
     if name in OTHERS:
         return OTHERS[name].make(value)
     if name.startswith(ARGUMENT):
@@ -89,25 +95,31 @@ def _read(name: str, value: str) -> Asked:
     if name not in EDITS:
         known = near(name, [*EDITS, *ALIASES, *OTHERS])
         raise PresageError(f"unknown edit {name!r}{known}; see `presage whatif --list`")
-    return of_edit(EDITS[name], value)
+    return of_kind(EDITS[name], value)
 
 
-def of_edit(edit: Edit, value: str) -> Asked:
-    """One of the known edits of a graph."""
-    made = Asked(f"{edit.name}={value}" if value else edit.name, graph=edit.make(value), caution=edit.caution)
-    made = replace(made, traced=edit.traced)
-    return replace(made, samples=float(value)) if edit.name == REPEATS else made
+def of_kind(kind: EditKind, value: str) -> ParsedEdit:
+    """One of the known edits."""
+    return _parsed(kind.make(value), f"{kind.name}={value}" if value else kind.name, kind)
+
+
+def _parsed(edit: Change | CaptureEdit, text: str, kind: EditKind) -> ParsedEdit:
+    if isinstance(edit, CaptureEdit):
+        return ParsedEdit(text, capture=edit, variant=edit.variant, caution=kind.caution)
+    return ParsedEdit(text, graph=edit, variant=kind.variant, caution=kind.caution)
 
 
 # ---- edits of the user's own
 
 
-def _own(change: Change) -> Asked:
-    """A plain function Graph -> Graph, under its name; one that a known edit made (`faster("mm", 2)`), under that."""
-    name = getattr(change, "__qualname__", "").partition(".<locals>")[0]
+def _of_edit(edit: Change | CaptureEdit) -> ParsedEdit:
+    """A function under its name; one that a known edit made (`faster("mm", 2)`), under that."""
+    if isinstance(edit, CaptureEdit):
+        return _parsed(edit, edit.name, EDITS[edit.name])
+    name = getattr(edit, "__qualname__", "").partition(".<locals>")[0]
     if name in EDITS:
-        return Asked(name, graph=change, caution=EDITS[name].caution, traced=EDITS[name].traced)
-    return Asked(getattr(change, "__name__", type(change).__name__), graph=change)
+        return _parsed(edit, name, EDITS[name])
+    return ParsedEdit(getattr(edit, "__name__", type(edit).__name__), graph=edit)
 
 
 def _loaded(target: str) -> Change:
@@ -125,7 +137,7 @@ def _loaded(target: str) -> Change:
 # ---- machines and arguments
 
 
-def _gpu(value: str) -> Asked:
+def _gpu(value: str) -> ParsedEdit:
     if not value:
         raise PresageError("gpu needs a name: write gpu=NAME (`presage gpus` lists them)")
     other = machine(value)
@@ -133,16 +145,16 @@ def _gpu(value: str) -> Asked:
     def change(where: Machine) -> Machine:
         return other if where.host == machine(where.kernels.gpu.key).host else replace(where, kernels=other.kernels)
 
-    return Asked(f"gpu={value}", machine=change)
+    return ParsedEdit(f"gpu={value}", machine=change)
 
 
-def _host(value: str) -> Asked:
+def _host(value: str) -> ParsedEdit:
     """A host so many times as fast, or another one's file."""
     if value.endswith(".toml"):
         other = host_model(Path(value))
-        return Asked(f"host={value}", machine=lambda where: replace(where, host=other))
+        return ParsedEdit(f"host={value}", machine=lambda where: replace(where, host=other))
     factor = _number("host", value, "a factor above 0, such as host=1.5, or the file of a host model (.toml)")
-    return Asked(f"host={value}", machine=lambda where: replace(where, host=_faster(where.host, factor)))
+    return ParsedEdit(f"host={value}", machine=lambda where: replace(where, host=_faster(where.host, factor)))
 
 
 def _faster(host: HostModel, times: float) -> HostModel:
@@ -167,26 +179,27 @@ def _number(name: str, value: str, wanted: str) -> float:
     return number
 
 
-def _size(name: str) -> Callable[[str], Asked]:
-    def make(value: str) -> Asked:
+def _size(name: str) -> Callable[[str], ParsedEdit]:
+    def make(value: str) -> ParsedEdit:
         if not value.isdigit() or not int(value):
             raise PresageError(f"{name}={value}: it should be a whole number above 0")
-        return Asked(f"{name}={value}", argument=(name, int(value)))
+        return ParsedEdit(f"{name}={value}", argument=(name, int(value)))
 
     return make
 
 
-def _argument(name: str, value: str) -> Asked:
+def _argument(name: str, value: str) -> ParsedEdit:
     word = name.removeprefix(ARGUMENT)
-    return Asked(f"{name}={value}", argument=(name, parse_arguments([f"{word}={value}"])[word]))
+    return ParsedEdit(f"{name}={value}", argument=(name, parse_arguments([f"{word}={value}"])[word]))
 
 
+_kind = SettingKind
 OTHERS = {
     o.name: o
     for o in (
-        Other("gpu", "NAME", "The same step on another GPU (`presage gpus`), or a calibration pack's folder.", _gpu),
-        Other("host", "F|FILE", "A host F times as fast, or another one's model (tools/fit_host.py makes it).", _host),
-        Other("batch", "N", "The step captured again with this batch size; also the time a sample.", _size("batch")),
-        Other("seq", "N", "The step captured again with this sequence length; also the time a token.", _size("seq")),
+        _kind("gpu", "NAME", "The same step on another GPU (`presage gpus`), or a calibration pack's folder.", _gpu),
+        _kind("host", "F|FILE", "A host F times as fast, or another one's model (tools/fit_host.py makes it).", _host),
+        _kind("batch", "N", "The step captured again with this batch size; also the time a sample.", _size("batch")),
+        _kind("seq", "N", "The step captured again with this sequence length; also the time a token.", _size("seq")),
     )
 }

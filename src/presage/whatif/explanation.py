@@ -59,7 +59,7 @@ def effect(before: Timed, after: Timed) -> Effect:
 def _touched(before: Timed, after: Timed) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which ops of the first setting are gone or changed, for the GPU and for the host."""
     everything = np.ones(len(before.times), np.bool_)
-    here, there = before.setting, after.setting
+    here, there = before.scenario, after.scenario
     gpu = everything
     if here.machine.kernels.gpu == there.machine.kernels.gpu:
         gpu = unmatched(_speeds(before), _speeds(after))
@@ -68,7 +68,7 @@ def _touched(before: Timed, after: Timed) -> tuple[NDArray[np.bool_], NDArray[np
 
 
 def _speeds(timed: Timed) -> list[tuple[object, float]]:
-    return [(key, op.speed) for key, op in zip(timed.kernels, timed.setting.graph.ops, strict=True)]
+    return [(key, op.speed) for key, op in zip(timed.kernels, timed.scenario.graph.ops, strict=True)]
 
 
 def because(e: Effect) -> str:

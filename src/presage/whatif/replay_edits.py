@@ -16,7 +16,7 @@ from presage.traces.trace import HostKind
 
 __all__ = ["TARGETS", "drop_rank_delay", "edited", "parse_remove", "parse_scale", "remove", "scale"]
 
-Edit = Callable[[Replay], Replay]
+ReplayEdit = Callable[[Replay], Replay]
 Mask = NDArray[np.bool_]
 
 TARGETS = {
@@ -33,7 +33,7 @@ LATE_SECONDS = 500e-6
 MOST_FACTOR = 1e9  # times as long: a second would be 30 years
 
 
-def parse_scale(text: str) -> Edit:
+def parse_scale(text: str) -> ReplayEdit:
     """'kernel=REGEX:0.5': what matches takes half as long."""
     what, sep, factor = text.rpartition(":")
     try:
@@ -46,7 +46,7 @@ def parse_scale(text: str) -> Edit:
     return scale(target, pattern, number)
 
 
-def parse_remove(text: str) -> Edit:
+def parse_remove(text: str) -> ReplayEdit:
     """'op=REGEX': what matches is not there."""
     target, pattern = _target(text, "--remove")
     return remove(target, pattern)
@@ -59,7 +59,7 @@ def _target(text: str, option: str) -> tuple[str, str]:
     return target, pattern
 
 
-def scale(target: str, pattern: str, factor: float) -> Edit:
+def scale(target: str, pattern: str, factor: float) -> ReplayEdit:
     """Multiply the time of what matches; the gaps before kernels stay."""
 
     def edit(r: Replay) -> Replay:
@@ -70,7 +70,7 @@ def scale(target: str, pattern: str, factor: float) -> Edit:
     return edit
 
 
-def remove(target: str, pattern: str) -> Edit:
+def remove(target: str, pattern: str) -> ReplayEdit:
     """Take out what matches, gaps and all."""
 
     def edit(r: Replay) -> Replay:
@@ -79,7 +79,7 @@ def remove(target: str, pattern: str) -> Edit:
     return edit
 
 
-def edited(r: Replay, edits: Iterable[Edit]) -> Replay:
+def edited(r: Replay, edits: Iterable[ReplayEdit]) -> Replay:
     """All edits, one after another."""
     for edit in edits:
         r = edit(r)
@@ -137,7 +137,7 @@ def _within(rank: RankTasks, named: Mask, only: HostKind | None) -> Mask:
     return inside
 
 
-def drop_rank_delay(rank: int) -> Edit:
+def drop_rank_delay(rank: int) -> ReplayEdit:
     """Where this rank takes far longer than the others do at the same place, give it their median instead."""
 
     def edit(r: Replay) -> Replay:

@@ -16,10 +16,10 @@ from presage.engine import Edges, Program
 from presage.errors import PresageError
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.waits import Blocked, launch_times
-from presage.whatif.edits.names import near, pieces
-from presage.whatif.replay_edits import MOST_FACTOR, Edit, scale
+from presage.whatif.edits.edit import near, pieces
+from presage.whatif.replay_edits import MOST_FACTOR, ReplayEdit, scale
 
-__all__ = ["EDITS", "TraceEdit", "cuda_graph", "faster", "host", "no_sync", "overlap", "parse"]
+__all__ = ["EDITS", "ReplayEditKind", "cuda_graph", "faster", "host", "no_sync", "overlap", "parse"]
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -30,16 +30,16 @@ LOADING = re.compile(r"data_?loader", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class TraceEdit:
+class ReplayEditKind:
     """An edit of a replay by its name."""
 
     name: str
     value: str
     rule: str
-    make: Callable[[str], Edit]
+    make: Callable[[str], ReplayEdit]
 
 
-def parse(text: str) -> list[Edit]:
+def parse(text: str) -> list[ReplayEdit]:
     """The edits that a text names: 'cuda_graph,faster=gemm:2'."""
     out = []
     for name, value in pieces(text, lambda name: name in EDITS):
@@ -118,7 +118,7 @@ def _starts(rank: RankTasks, calls: Ints, waits: list[int]) -> Ints:
 # ---- waits
 
 
-def no_sync(pattern: str = "") -> Edit:
+def no_sync(pattern: str = "") -> ReplayEdit:
     """Calls that wait for the GPU return at once: those whose name, or that of something around, matches."""
     regex = _regex("no_sync", pattern or ".")
 
@@ -173,7 +173,7 @@ def _without(r: Replay, drop: Mask) -> Replay:
 # ---- other speeds
 
 
-def faster(text: str) -> Edit:
+def faster(text: str) -> ReplayEdit:
     """'gemm:2': kernels that match take half as long."""
     pattern, _, factor = text.rpartition(":")
     if not pattern:
@@ -181,7 +181,7 @@ def faster(text: str) -> Edit:
     return scale("kernel", pattern, 1 / _factor("faster", factor))
 
 
-def host(text: str) -> Edit:
+def host(text: str) -> ReplayEdit:
     """'1.5': all host time, waits apart, divided."""
     factor = _factor("host", text)
 
@@ -212,8 +212,8 @@ def _regex(name: str, pattern: str) -> re.Pattern[str]:
         raise PresageError(f"{name}={pattern}: is not a regular expression: {e}") from e
 
 
-def _plain(name: str, edit: Edit) -> Callable[[str], Edit]:
-    def make(value: str) -> Edit:
+def _plain(name: str, edit: ReplayEdit) -> Callable[[str], ReplayEdit]:
+    def make(value: str) -> ReplayEdit:
         if value:
             raise PresageError(f"{name} takes no value, but {value!r} was given: write just {name}")
         return edit
@@ -224,21 +224,21 @@ def _plain(name: str, edit: Edit) -> Callable[[str], Edit]:
 EDITS = {
     e.name: e
     for e in (
-        TraceEdit(
+        ReplayEditKind(
             "cuda_graph", "",
             "Host time of the threads that launch becomes one call between two waits for the GPU (loading of data "
             "stays), and kernels follow each other with the gap of a CUDA graph.",
             _plain("cuda_graph", cuda_graph),
         ),
-        TraceEdit(
+        ReplayEditKind(
             "no_sync", "[REGEX]",
             "Calls that wait for the GPU return at once: all, or those whose name (or that of an op around) matches. "
             "Assumes that nothing needs the value they waited for.",
             no_sync,
         ),
-        TraceEdit("faster", "REGEX:F", "Kernels that match are F times as fast.", faster),
-        TraceEdit("host", "F", "The host is F times as fast.", host),
-        TraceEdit(
+        ReplayEditKind("faster", "REGEX:F", "Kernels that match are F times as fast.", faster),
+        ReplayEditKind("host", "F", "The host is F times as fast.", host),
+        ReplayEditKind(
             "overlap", "",
             "Kernels never wait for collectives of other streams; a step still ends after its collectives. The most "
             "that overlap could bring.",

@@ -13,9 +13,10 @@ from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
 from presage.prediction.step import STEPS, StepResult
 from presage.whatif.before_after import WhatIf, begun, compared
-from presage.whatif.edit_spec import Asked, of_edit, parse
+from presage.whatif.edit_spec import ParsedEdit, of_kind, parse
 from presage.whatif.edits import EDITS
-from presage.whatif.scenario import Capture, Setting
+from presage.whatif.scenario import Scenario
+from presage.whatif.source import Capture
 from presage.whatif.trial import Drawing, Trial, first
 
 __all__ = ["COMBINED", "DRAWS", "Progress", "Suggestions", "suggest", "suggestions"]
@@ -80,44 +81,44 @@ def suggestions(
     tell: Progress = lambda _what, _done, _all: None,
 ) -> Suggestions:
     """Every edit by itself, also other GPUs (`gpus`), then up to `combine` of them together."""
-    setting, how = begun(step, gpu, arguments, capture), Drawing(draws, steps, seed)
-    base = first(setting, how)
-    search = _Search(base, setting, how, tell)
+    scenario, how = begun(step, gpu, arguments, capture), Drawing(draws, steps, seed)
+    base = first(scenario, how)
+    search = _Search(base, scenario, how, tell)
     candidates = [*_candidates(), *(edit for name in gpus for edit in parse(f"gpu={name}"))]
     tried, missing = search.each(candidates)
     supposed, _ = search.each(_faster(base))
-    own = [(e, w) for e, w in tried if e.graph is not None and w.work == 1]
+    own = [(e, w) for e, w in tried if not (e.machine or e.argument) and w.work == 1]
     best = search.together(own, combine) if combine > 1 else None
     return Suggestions(base.told, _found(tried), _found(supposed), best, tuple(missing))
 
 
-def _found(pairs: Sequence[tuple[Asked, WhatIf]]) -> tuple[WhatIf, ...]:
+def _found(pairs: Sequence[tuple[ParsedEdit, WhatIf]]) -> tuple[WhatIf, ...]:
     return tuple(found for _, found in pairs)
 
 
-def _candidates() -> list[Asked]:
-    return [of_edit(edit, value) for edit in EDITS.values() if edit.name != SUPPOSED for value in edit.tried]
+def _candidates() -> list[ParsedEdit]:
+    return [of_kind(edit, value) for edit in EDITS.values() if edit.name != SUPPOSED for value in edit.tried]
 
 
-def _faster(base: Trial) -> list[Asked]:
+def _faster(base: Trial) -> list[ParsedEdit]:
     """The ops that cost most, each kind twice as fast."""
     if SUPPOSED not in EDITS:
         return []
     cost: dict[str, float] = {}
-    for op, time in zip(base.timed.setting.graph.ops, base.timed.times, strict=True):
+    for op, time in zip(base.timed.scenario.graph.ops, base.timed.times, strict=True):
         cost[op.name] = cost.get(op.name, 0.0) + time.seconds
     names = sorted((n for n, took in cost.items() if took > 0), key=lambda n: -cost[n])[:COSTLIEST]
-    return [of_edit(EDITS[SUPPOSED], f"{re.escape(name)}:2") for name in names]
+    return [of_kind(EDITS[SUPPOSED], f"{re.escape(name)}:2") for name in names]
 
 
 @dataclass(frozen=True)
 class _Search:
     base: Trial
-    setting: Setting
+    scenario: Scenario
     how: Drawing
     tell: Progress
 
-    def each(self, edits: Sequence[Asked]) -> tuple[list[tuple[Asked, WhatIf]], list[tuple[str, str]]]:
+    def each(self, edits: Sequence[ParsedEdit]) -> tuple[list[tuple[ParsedEdit, WhatIf]], list[tuple[str, str]]]:
         """Every edit by itself, best first, and those that cannot be."""
         found, missing = [], []
         for k, edit in enumerate(edits):
@@ -128,7 +129,7 @@ class _Search:
                 missing.append((edit.text, str(e).removeprefix(f"{edit.text}: ")))
         return sorted(found, key=lambda pair: _rank(pair[1])), missing
 
-    def together(self, tried: Sequence[tuple[Asked, WhatIf]], most: int) -> WhatIf | None:
+    def together(self, tried: Sequence[tuple[ParsedEdit, WhatIf]], most: int) -> WhatIf | None:
         """The best edit, then again and again the one that gains most on top; None if fewer than two do."""
         if not tried or not _worth(tried[0][1], 1.0):
             return None
@@ -139,9 +140,9 @@ class _Search:
             if more is None or not _worth(more[1], best.speedup.p50):
                 break
             chosen, best = more
-        return compared(self.base, self.setting, chosen, self.how) if len(chosen) > 1 else None
+        return compared(self.base, self.scenario, chosen, self.how) if len(chosen) > 1 else None
 
-    def _best_of(self, groups: Sequence[list[Asked]]) -> tuple[list[Asked], WhatIf] | None:
+    def _best_of(self, groups: Sequence[list[ParsedEdit]]) -> tuple[list[ParsedEdit], WhatIf] | None:
         found = []
         for k, group in enumerate(groups):
             self.tell(", ".join(e.text for e in group), k, len(groups))
@@ -151,11 +152,11 @@ class _Search:
                 continue
         return min(found, key=lambda pair: _rank(pair[1]), default=None)
 
-    def _one(self, edits: Sequence[Asked]) -> WhatIf:
-        return compared(self.base, self.setting, edits, self.how, staged=False)
+    def _one(self, edits: Sequence[ParsedEdit]) -> WhatIf:
+        return compared(self.base, self.scenario, edits, self.how, staged=False)
 
 
-def _ordered(edits: list[Asked]) -> list[Asked]:
+def _ordered(edits: list[ParsedEdit]) -> list[ParsedEdit]:
     """Those that take the whole step as it is come last."""
     return sorted(edits, key=lambda e: LAST.index(e.text) + 1 if e.text in LAST else 0)
 

@@ -1,9 +1,9 @@
-"""A Trial: a setting predicted, draw by draw, so that settings can be compared under the same luck.
+"""A Trial: a scenario predicted, draw by draw, so that scenarios can be compared under the same luck.
 
 What an edit brings in is known less well than what is there already: kernels (and host time) of ops that the first
-setting does not have are wrong by a factor of their own in each draw. NEW_KERNELS and NEW_HOST are its standard
+scenario does not have are wrong by a factor of their own in each draw. NEW_KERNELS and NEW_HOST are its standard
 deviation (of the logarithm): kernel models miss single ops by about 8%, host terms by about 15%. An op is new if the
-first setting has no other like it in name, shapes, types and strides (for the host: in name and in what is around it).
+first scenario has no other like it in name, shapes, types and strides (for the host: in name and in what is around it).
 And an edit's effect as a whole is known to about a fifth of itself (EFFECT): set so that ranges hold 95% of the pairs
 of data/h200_edits/run1.json and run2.json, their own noise allowed for; the pairs of later runs are the check. What is
 only supposed (a kernel or a host twice as fast) has no such error.
@@ -30,7 +30,7 @@ from presage.prediction.step import GPU_BOUND, Bound, Quantiles, StepProgram, St
 from presage.prediction.step_draws import draw_durations, step_seconds
 from presage.prediction.step_program import STREAM, program
 from presage.whatif.critical_path import Path, path_of
-from presage.whatif.scenario import Setting
+from presage.whatif.scenario import Scenario
 
 __all__ = ["NEW_HOST", "NEW_KERNELS", "Drawing", "Timed", "Trial", "first", "other", "unmatched"]
 
@@ -50,9 +50,9 @@ class Drawing:
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """A setting with what its ops take."""
+    """A scenario with what its ops take."""
 
-    setting: Setting
+    scenario: Scenario
     times: tuple[OpTime, ...]
     built: StepProgram
 
@@ -63,18 +63,18 @@ class Timed:
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
         """Every op as the kernel models see it; None for those that launch nothing."""
-        graph = self.setting.graph
+        graph = self.scenario.graph
         return tuple(from_graph(graph, op).key if op.kernels else None for op in graph.ops)
 
     @cached_property
     def hosts(self) -> tuple[Any, ...]:
         """Every op as the host sees it."""
-        return tuple((op.name, op.within, op.phase, op.thread, bool(op.replayed)) for op in self.setting.graph.ops)
+        return tuple((op.name, op.within, op.phase, op.thread, bool(op.replayed)) for op in self.scenario.graph.ops)
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What is predicted for a setting."""
+    """What is predicted for a scenario."""
 
     timed: Timed
     seconds: Floats  # a step, by draw
@@ -82,15 +82,15 @@ class Trial:
     modelled: float = 1.0  # of the GPU time of new ops, the share that comes from models of the ops themselves
 
 
-def first(setting: Setting, how: Drawing) -> Trial:
-    """The setting that others are compared with."""
-    timed = _timed(setting)
+def first(scenario: Scenario, how: Drawing) -> Trial:
+    """The scenario that others are compared with."""
+    timed = _timed(scenario)
     return _trial(timed, _usual(timed, how), how)
 
 
-def other(setting: Setting, how: Drawing, base: Trial) -> Trial:
-    """Another setting under the same luck, with what is not known of its new ops."""
-    timed = _timed(setting)
+def other(scenario: Scenario, how: Drawing, base: Trial) -> Trial:
+    """Another scenario under the same luck, with what is not known of its new ops."""
+    timed = _timed(scenario)
     kernels, hosts = _new(timed, base.timed)
     took = _usual(timed, how)
     if took.count > 1:
@@ -100,15 +100,15 @@ def other(setting: Setting, how: Drawing, base: Trial) -> Trial:
     return replace(found, modelled=_modelled(timed, kernels))
 
 
-def _timed(setting: Setting) -> Timed:
-    times = tuple(kernel_times(setting.graph, setting.machine))
-    return Timed(setting, times, step_program(setting.graph, times, setting.machine.host))
+def _timed(scenario: Scenario) -> Timed:
+    times = tuple(kernel_times(scenario.graph, scenario.machine))
+    return Timed(scenario, times, step_program(scenario.graph, times, scenario.machine.host))
 
 
 def _usual(timed: Timed, how: Drawing) -> Durations:
     """The draws as any prediction has them."""
     rng = np.random.default_rng(how.seed)
-    return draw_durations(timed.built.tasks, how.steps, how.draws, timed.setting.machine.spread, rng)
+    return draw_durations(timed.built.tasks, how.steps, how.draws, timed.scenario.machine.spread, rng)
 
 
 def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = None) -> Trial:
@@ -125,7 +125,7 @@ def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = 
 def _new(timed: Timed, base: Timed) -> tuple[Mask, Mask]:
     """Which ops are new to the GPU, and which to the host."""
     kernels = unmatched(timed.kernels, base.kernels)
-    if timed.setting.machine.kernels.gpu != base.setting.machine.kernels.gpu:
+    if timed.scenario.machine.kernels.gpu != base.scenario.machine.kernels.gpu:
         kernels = np.array([t.launches > 0 for t in timed.times], np.bool_)
     return kernels, unmatched(timed.hosts, base.hosts)
 
@@ -160,7 +160,7 @@ def _modelled(timed: Timed, new: Mask) -> float:
 
 
 def _told(timed: Timed, took: Quantiles, how: Drawing) -> StepResult:
-    where = timed.setting.machine
+    where = timed.scenario.machine
     active = sum(t.seconds for t in timed.times)
     bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
     told = step_result(timed.built, timed.times, where.kernels.gpu, took, bound, how.draws, how.steps)

@@ -1,75 +1,56 @@
-"""Edits of a graph: what one might change about a training step, each a pure function Graph -> Graph.
+"""Edits: what one might change about a training step, or about a trace of it.
 
-    from presage.whatif.edits import cuda_graph, fused_adam
+    from presage.edits import cuda_graph, fused_adam
     faster = cuda_graph(fused_adam(graph))
 
-An edit that has nothing to work on raises `NotApplicable`. `EDITS` lists them by name, with the rule each applies; an
-edit with a value (`checkpoint=blocks`) is made by a function (`checkpoint("blocks")`).
+An edit of a step is a function Graph -> Graph; some capture the step again with the change made around its code, for
+which the graph must know its source. One that has nothing to change raises `NotApplicable`. `EDITS` lists them by name
+with the rule each applies; an edit with a value (`checkpoint=blocks`) is made by a function (`checkpoint("blocks")`).
+Edits of a trace's replay (`scale`, `remove`, `drop_rank_delay`) make functions Replay -> Replay.
 """
 
 from __future__ import annotations
 
-from presage.whatif.edits.accumulate import EDITS as ACCUMULATE
-from presage.whatif.edits.accumulate import accumulate
-from presage.whatif.edits.attention import EDITS as ATTENTION
-from presage.whatif.edits.attention import fused_attention
-from presage.whatif.edits.autocast import EDITS as AUTOCAST
-from presage.whatif.edits.autocast import autocast
-from presage.whatif.edits.chains import EDITS as CHAINS
+from presage.capture.variants import NotApplicable
+from presage.whatif.edits import captured, chains, inductor, scheduling, tables
+from presage.whatif.edits import fp8 as low_precision
+from presage.whatif.edits.captured import (
+    accumulate,
+    autocast,
+    bf16,
+    channels_last,
+    checkpoint,
+    foreach_adam,
+    fused_adam,
+    fused_attention,
+    tf32,
+)  # fmt: skip
 from presage.whatif.edits.chains import fused_chains
-from presage.whatif.edits.checkpoint import EDITS as CHECKPOINT
-from presage.whatif.edits.checkpoint import checkpoint
-from presage.whatif.edits.compile import EDITS as COMPILE
-from presage.whatif.edits.compile import compiled
-from presage.whatif.edits.edit import Change, Edit, NotApplicable
-from presage.whatif.edits.fp8 import EDITS as FP8
+from presage.whatif.edits.edit import CaptureEdit, Change, Edit, EditKind
 from presage.whatif.edits.fp8 import fp8
-from presage.whatif.edits.layout import EDITS as LAYOUT
-from presage.whatif.edits.layout import channels_last
-from presage.whatif.edits.optimizer import EDITS as OPTIMIZER
-from presage.whatif.edits.optimizer import foreach_adam, fused_adam
-from presage.whatif.edits.overlap import EDITS as OVERLAP
-from presage.whatif.edits.overlap import overlap
-from presage.whatif.edits.precision import EDITS as PRECISION
-from presage.whatif.edits.precision import bf16, tf32
-from presage.whatif.edits.replay import EDITS as REPLAY
-from presage.whatif.edits.replay import cuda_graph
-from presage.whatif.edits.speed import EDITS as SPEED
-from presage.whatif.edits.speed import faster
-from presage.whatif.edits.sync import EDITS as SYNC
-from presage.whatif.edits.sync import no_sync
-from presage.whatif.edits.tables import EDITS as TABLES
+from presage.whatif.edits.inductor import compiled
+from presage.whatif.edits.scheduling import cuda_graph, faster, no_sync, overlap
 from presage.whatif.edits.tables import table_batched
+from presage.whatif.replay_edits import (
+    TARGETS,
+    drop_rank_delay,
+    edited,
+    parse_remove,
+    parse_scale,
+    remove,
+    scale,
+)  # fmt: skip
 
 __all__ = [
-    "EDITS",
-    "Change",
-    "Edit",
-    "NotApplicable",
-    "accumulate",
-    "autocast",
-    "bf16",
-    "channels_last",
-    "checkpoint",
-    "compiled",
-    "cuda_graph",
-    "faster",
-    "foreach_adam",
-    "fp8",
-    "fused_adam",
-    "fused_attention",
-    "fused_chains",
-    "no_sync",
-    "overlap",
-    "table_batched",
-    "tf32",
-]
+    "EDITS", "TARGETS", "CaptureEdit", "Change", "Edit", "EditKind", "NotApplicable", "accumulate", "autocast", "bf16",
+    "channels_last", "checkpoint", "compiled", "cuda_graph", "drop_rank_delay", "edited", "faster", "foreach_adam",
+    "fp8", "fused_adam", "fused_attention", "fused_chains", "no_sync", "overlap", "parse_remove", "parse_scale",
+    "remove", "scale", "table_batched", "tf32",
+]  # fmt: skip
 
-EDITS: dict[str, Edit] = {
-    edit.name: edit
-    for module in (
-        REPLAY, OPTIMIZER, TABLES, CHECKPOINT, ACCUMULATE, SYNC, SPEED, OVERLAP, COMPILE, CHAINS, PRECISION, AUTOCAST,
-        ATTENTION, LAYOUT, FP8,
+EDITS: dict[str, EditKind] = {
+    kind.name: kind
+    for kind in (
+        *scheduling.EDITS, *captured.EDITS, *tables.EDITS, *inductor.EDITS, *chains.EDITS, *low_precision.EDITS,
     )
-    for edit in module
 }  # fmt: skip

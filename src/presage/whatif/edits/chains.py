@@ -10,12 +10,12 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
+from presage.capture.variants import NotApplicable
 from presage.graph.arguments import references
 from presage.graph.check import uses
 from presage.graph.edit import replace_ops, spans
 from presage.graph.graph import Event, Graph, Op
-from presage.whatif.edits.compile import stretches
-from presage.whatif.edits.edit import NotApplicable, plain
+from presage.whatif.edits.edit import plain
 from presage.whatif.edits.fusing.chain import Chain, added_up, chained, residuals
 from presage.whatif.edits.fusing.cut import recomputed
 from presage.whatif.edits.fusing.flow import Flow
@@ -24,6 +24,7 @@ from presage.whatif.edits.fusing.inline import Piece, pieces
 from presage.whatif.edits.fusing.lower import OUTSIDE
 from presage.whatif.edits.fusing.rebuild import Places, fused_op
 from presage.whatif.edits.fusing.rules import plainly
+from presage.whatif.edits.inductor import stretches
 
 __all__ = ["EDITS", "fused_chains"]
 

@@ -1,70 +1,122 @@
-"""An Edit: a change of a step that one might make, as a function from a graph to a graph, with the rule it applies."""
+"""What an edit is: a change made by capturing the step again, or a function from Graph to Graph, with a name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TypeAlias
 
+from presage.capture.variants import AS_WRITTEN, NotApplicable, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Graph
-
-__all__ = ["Change", "Edit", "NotApplicable", "plain", "valued"]
+from presage.whatif.source import Source, same_step
 
 Change: TypeAlias = Callable[[Graph], Graph]
 
-# What to look out for before doing it, by the edit's name.
-CAUTIONS = {
-    "accumulate": "a step has more samples, so the learning rate's schedule goes with it",
-    "autocast": "numbers change: products have 8 bits of mantissa (float16: 11, with a scaler); check the loss",
-    "bf16": "numbers change: weights and the optimizer's state keep 8 bits of mantissa; check the loss",
-    "compile": "the first step compiles for minutes, and again where shapes change; graph breaks gain less",
-    "cuda_graph": "shapes and addresses must stay as they are, and the host must not look at results in between",
-    "fp8": "numbers change: products have 8 bits and scales to keep; needs a library for it; check the loss",
-    "no_sync": "the host must not need the value it waited for",
-    "table_batched": "the tables become one parameter: checkpoints and what is set table by table change",
-    "tf32": "numbers change: products keep 11 bits of mantissa; check the loss",
-}
-TRACED = ("compile", "cuda_graph")
+
+@dataclass(frozen=True)
+class CaptureEdit:
+    """An edit made by capturing the step again with a variant; also a function Graph -> Graph, of captured graphs."""
+
+    name: str
+    variant: Variant
+    nothing: str  # what to say where nothing changes
+    applies: Callable[[Graph], bool] = bool  # whether a graph may have a place for it
+
+    def __call__(self, graph: Graph) -> Graph:
+        if not self.applies(graph):
+            raise NotApplicable(self.nothing)
+        source = Source.of_graph(graph)
+        if source.missing:
+            raise PresageError(f"{self.name} captures the step again: {source.missing}")
+        edited = source.graph(Variant(**graph.variant) | self.variant)  # type: ignore[arg-type]
+        if same_step(graph, edited):
+            raise NotApplicable(self.nothing)
+        return edited
 
 
-class NotApplicable(PresageError):
-    """An edit that a graph has no place for; says what it looked for."""
+Edit: TypeAlias = CaptureEdit | Change
 
 
 @dataclass(frozen=True)
-class Edit:
-    """A change by its name, as `presage whatif --list` tells it."""
+class EditKind:
+    """An edit by its name, as `presage whatif --list` shows it."""
 
-    name: str  # 'checkpoint'
-    rule: str  # what it does to a graph, in one or two sentences
-    make: Callable[[str], Change]  # from what is written after '='
+    name: str
+    rule: str  # what it does, in one or two sentences
+    make: Callable[[str], Edit]  # from what is written after '='
     value: str = ""  # what that is, as in 'REGEX'; '' where there is nothing to write
     needed: bool = False  # whether it must be written
     tried: tuple[str, ...] = ("",)  # the values that suggestions try; () for none
-    caution: str = ""  # what to look out for, where there is something: other numbers, work on the code
-    traced: bool = False  # the step is read once and run from that: some libraries' code takes other ways then
+    caution: str = ""  # what to look out for: other numbers, work on the code
+    variant: Variant = AS_WRITTEN  # of the capture that a graph edit should work on, where the code is there
 
 
-def plain(name: str, rule: str, change: Change) -> Edit:
+def plain(name: str, rule: str, edit: Edit, caution: str = "", variant: Variant = AS_WRITTEN) -> EditKind:
     """An edit without a value."""
 
-    def make(value: str) -> Change:
+    def make(value: str) -> Edit:
         if value:
             raise PresageError(f"{name} takes no value, but {value!r} was given: write just {name}")
-        return change
+        return edit
 
-    return Edit(name, rule, make, caution=CAUTIONS.get(name, ""), traced=name in TRACED)
+    return EditKind(name, rule, make, caution=caution, variant=variant)
 
 
 def valued(
-    name: str, rule: str, value: str, make: Callable[[str], Change], tried: tuple[str, ...] = (), needed: bool = True
-) -> Edit:
+    name: str,
+    rule: str,
+    value: str,
+    make: Callable[[str], Edit],
+    tried: tuple[str, ...] = (),
+    needed: bool = True,
+    caution: str = "",
+) -> EditKind:
     """An edit with a value: name=value."""
 
-    def checked(text: str) -> Change:
+    def checked(text: str) -> Edit:
         if needed and not text:
             raise PresageError(f"{name} needs a value: write {name}={value}")
         return make(text)
 
-    return Edit(name, rule, checked, value, needed, tried, CAUTIONS.get(name, ""))
+    return EditKind(name, rule, checked, value, needed, tried, caution)
+
+
+# ---- names as people write them
+
+ALIASES = {
+    "fused_optimizer": "fused_adam",
+    "foreach_optimizer": "foreach_adam",
+    "joined_tables": "table_batched",
+    "tbe": "table_batched",
+    "sdpa": "fused_attention",
+    "flash_attention": "fused_attention",
+    "torch_compile": "compile",
+    "autocast_bf16": "autocast",
+    "amp": "autocast",
+    "cuda_graphs": "cuda_graph",
+    "remove_sync": "no_sync",
+}
+
+
+def pieces(text: str, begins: Callable[[str], bool]) -> list[tuple[str, str]]:
+    """`NAME=VALUE,NAME,...` as names (aliases resolved) and values. `begins`: whether a name is an edit's.
+
+    A piece after a comma that does not begin with an edit's name belongs to the value before it.
+    """
+    parts: list[str] = []
+    for piece in text.split(","):
+        name = piece.partition("=")[0].strip()
+        if not parts or "=" not in parts[-1] or name in ALIASES or begins(name):
+            parts.append(piece.strip())
+        else:
+            parts[-1] += f",{piece}"
+    split = (piece.partition("=") for piece in parts if piece)
+    return [(ALIASES.get(name.strip(), name.strip()), value.strip()) for name, _, value in split]
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """' (near it: ...)', where there are names like this one."""
+    close = get_close_matches(name, [*known], n=3, cutoff=0.5)
+    return f" (near it: {', '.join(close)})" if close else ""

@@ -7,13 +7,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from presage.capture.variants import NotApplicable
 from presage.errors import PresageError
 from presage.graph.arguments import references
 from presage.graph.graph import Arg, Graph, Op, Ref, Tensor
-from presage.whatif.edits.edit import Change, NotApplicable, valued
-from presage.whatif.edits.rewriting.draft import Draft
-from presage.whatif.edits.rewriting.sdpa import Pen
-from presage.whatif.edits.rewriting.types import LOW
+from presage.whatif.edits.captured import LOW
+from presage.whatif.edits.edit import Change, valued
+from presage.whatif.edits.op_writer import OpWriter
 
 __all__ = ["EDITS", "fp8"]
 
@@ -33,16 +33,27 @@ def fp8(graph: Graph, eager: bool = False) -> Graph:
             "no linear layer whose product is in bfloat16 or float16 with sizes that are multiples of 16 "
             "(apply bf16 or autocast first)"
         )
-    draft = Draft(graph)
+    writer = OpWriter(graph)
     scales: dict[tuple[int, int], Tensor] = {}  # by autograd's number and storage: a gradient is used twice
     for i, op in enumerate(graph.ops):
-        draft.begin(i)
         if op.sequence in layers and _fits(graph, op):
-            _product(graph, draft, op, scales if op.thread == "autograd" and not eager else {}, eager)
-        else:
-            draft.add(op)
-    made = draft.done()
-    return replace(made, notes=(*made.notes, NOTE))
+            writer.at(i, replace(op, sync=False))
+            _product(_Writer(writer, op), graph, scales if op.thread == "autograd" and not eager else {}, eager)
+    edited = writer.done()
+    return replace(edited, notes=(*edited.notes, NOTE))
+
+
+class _Writer:
+    """Writes ops in place of a product, nested as it was."""
+
+    def __init__(self, writer: OpWriter, like: Op) -> None:
+        self.writer, self.like = writer, like
+
+    def op(self, name: str, inputs: Sequence[Arg], output: Tensor) -> None:
+        self.writer.op(name, inputs, [Ref(output.id)], within=self.like.within)
+
+    def new(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None) -> Tensor:
+        return self.writer.get(self.writer.new(shape, dtype, strides, kept=True))
 
 
 def _fits(graph: Graph, op: Op) -> bool:
@@ -57,68 +68,68 @@ def _factors(graph: Graph, op: Op) -> Sequence[Tensor]:
     return graph.inputs_of(op)[-2:]
 
 
-def _product(graph: Graph, draft: Draft, op: Op, scales: dict[tuple[int, int], Tensor], eager: bool) -> None:
+def _product(writer: _Writer, graph: Graph, scales: dict[tuple[int, int], Tensor], eager: bool) -> None:
     """Both factors scaled and cast, the left one in rows and the right one in columns, and their product."""
+    op = writer.like
     left, right = _factors(graph, op)
-    pen = Pen(draft, op, op.within)
     rows, columns = (left.shape[1], 1), (1, right.shape[0])
     if eager:
-        (a, scale_a), (b, scale_b) = _in_small_ops(pen, left, rows), _in_small_ops(pen, right, columns)
+        (a, scale_a), (b, scale_b) = _in_small_ops(writer, left, rows), _in_small_ops(writer, right, columns)
     else:
-        (a, scale_a), (b, scale_b) = _cast(pen, left, rows, scales), _cast(pen, right, columns, scales)
+        (a, scale_a), (b, scale_b) = _cast(writer, left, rows, scales), _cast(writer, right, columns, scales)
     bias: list[Arg] = [Ref(next(references(op.inputs)))] if op.name == "aten::addmm" else [None]
-    out = draft.tensors[op.outputs[0]]
+    out = graph.tensors[op.outputs[0]]
     inputs: list[Arg] = [Ref(a.id), Ref(b.id), Ref(scale_a.id), Ref(scale_b.id), *bias, None, out.dtype, True]
-    pen.op("aten::_scaled_mm", inputs, [out])
+    writer.op("aten::_scaled_mm", inputs, out)
 
 
 def _cast(
-    pen: Pen, t: Tensor, strides: tuple[int, int], scales: dict[tuple[int, int], Tensor]
+    writer: _Writer, t: Tensor, strides: tuple[int, int], scales: dict[tuple[int, int], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """A tensor times its scale in 8 bits, and the scale."""
-    key = (pen.like.sequence, t.storage)
+    key = (writer.like.sequence, t.storage)
     if key not in scales:
-        scales[key] = _scale(pen, t)
-    new = pen.draft.new(t.shape, NARROW, strides, pen.like.module)
-    _fused(pen, "pointwise", [t, scales[key]], new, t.nbytes, new.nbytes, turned=t.strides != strides)
+        scales[key] = _scale(writer, t)
+    new = writer.new(t.shape, NARROW, strides)
+    _fused(writer, "pointwise", [t, scales[key]], new, t.nbytes, new.nbytes, turned=t.strides != strides)
     return new, scales[key]
 
 
-def _in_small_ops(pen: Pen, t: Tensor, strides: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _in_small_ops(writer: _Writer, t: Tensor, strides: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The same as PyTorch runs it without a compiler: each op a kernel, the numbers in float32 between them."""
 
     def made(name: str, *inputs: Arg, like: Tensor, dtype: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        out = pen.draft.new(like.shape if shape is None else shape, dtype, None, pen.like.module)
-        pen.op(name, list(inputs), [out])
+        out = writer.new(like.shape if shape is None else shape, dtype, None)
+        writer.op(name, list(inputs), out)
         return out
 
     if t.strides != strides:  # turned round first
-        turned = pen.draft.new(t.shape, t.dtype, strides, pen.like.module)
-        pen.op("aten::copy_", [Ref(turned.id), Ref(t.id), False], [turned])
+        turned = writer.new(t.shape, t.dtype, strides)
+        writer.op("aten::copy_", [Ref(turned.id), Ref(t.id), False], turned)
         t = turned
     size = made("aten::abs", Ref(t.id), like=t, dtype=t.dtype)
     scale = made("aten::max", Ref(size.id), like=t, dtype=t.dtype, shape=())
     for name, rest in (("aten::clamp", [1e-12, None]), ("aten::reciprocal", []), ("aten::mul", [1.0])):
         scale = made(name, Ref(scale.id), *rest, like=scale, dtype="float32")
-    wide = pen.draft.new(t.shape, "float32", strides, pen.like.module)
-    pen.op("aten::copy_", [Ref(wide.id), Ref(t.id), False], [wide])
+    wide = writer.new(t.shape, "float32", strides)
+    writer.op("aten::copy_", [Ref(wide.id), Ref(t.id), False], wide)
     wide = made("aten::mul", Ref(wide.id), Ref(scale.id), like=wide, dtype="float32")
     wide = made("aten::clamp", Ref(wide.id), -448.0, 448.0, like=wide, dtype="float32")
-    narrow = pen.draft.new(t.shape, NARROW, strides, pen.like.module)
-    pen.op("aten::copy_", [Ref(narrow.id), Ref(wide.id), False], [narrow])
+    narrow = writer.new(t.shape, NARROW, strides)
+    writer.op("aten::copy_", [Ref(narrow.id), Ref(wide.id), False], narrow)
     return narrow, scale
 
 
-def _scale(pen: Pen, t: Tensor) -> Tensor:
+def _scale(writer: _Writer, t: Tensor) -> Tensor:
     """The scale that a tensor's largest absolute value asks for."""
-    most, scale = (pen.draft.new((), "float32", None, pen.like.module) for _ in range(2))
-    _fused(pen, "reduction", [t], most, t.nbytes, 4, columns=t.shape[1])
-    _fused(pen, "pointwise", [most], scale, 4, 4)
+    most, scale = (writer.new((), "float32", None) for _ in range(2))
+    _fused(writer, "reduction", [t], most, t.nbytes, 4, columns=t.shape[1])
+    _fused(writer, "pointwise", [most], scale, 4, 4)
     return scale
 
 
 def _fused(
-    pen: Pen,
+    writer: _Writer,
     kind: str,
     read: Sequence[Tensor],
     out: Tensor,
@@ -130,10 +141,10 @@ def _fused(
     """One kernel, as the compiler's are written: bytes read and made, rows, columns, sums down, functions, turned."""
     rows = max(1, read[0].elements // max(1, columns))
     refs: list[Arg] = [[Ref(t.id) for t in read]]
-    pen.op(f"fused::{kind}", [*refs, given, made, rows, columns, False, 0, 0, 0, turned], [out])
+    writer.op(f"fused::{kind}", [*refs, given, made, rows, columns, False, 0, 0, 0, turned], out)
 
 
-def _asked(value: str) -> Change:
+def _read(value: str) -> Change:
     if value not in ("", "eager"):
         raise PresageError(f"fp8={value}: write fp8, or fp8=eager for casts without a compiler")
     return partial(fp8, eager=value == "eager")
@@ -147,8 +158,9 @@ EDITS = (
         "does; the casts are fused kernels, or one op after the other without a compiler (fp8=eager). Needs products "
         "in bfloat16 or float16 to begin with, and a GPU with fp8.",
         "eager",
-        _asked,
+        _read,
         tried=("",),
         needed=False,
+        caution="numbers change: products have 8 bits and scales to keep; needs a library for it; check the loss",
     ),
 )

@@ -14,14 +14,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from presage.capture.variants import NotApplicable
 from presage.graph.arguments import argument, references
 from presage.graph.graph import Graph, Op, Ref, Tensor
-from presage.whatif.edits.edit import NotApplicable, plain
-from presage.whatif.edits.joining.lookups import Backward, Lookup, backwards, lookups
-from presage.whatif.edits.joining.ops import Joined, write_backward, write_forward
-from presage.whatif.edits.optimizer import waiting
-from presage.whatif.edits.pen import Pen
-from presage.whatif.edits.updating.lanes import chains, lane_count, parts
+from presage.whatif.edits.edit import plain
+from presage.whatif.edits.joined_lookup import Joined, write_backward, write_forward
+from presage.whatif.edits.lanes import chains, host_ops, lane_count, parts
+from presage.whatif.edits.lookups import Backward, Lookup, backwards, lookups
+from presage.whatif.edits.op_writer import OpWriter
 
 __all__ = ["EDITS", "table_batched"]
 
@@ -205,15 +205,15 @@ def _joined(graph: Graph, group: Sequence[Table]) -> Graph:
     join = _Join(graph, group, kept)
     others = [t for t in group if t is not kept]
     join.gone = frozenset(s for t in others for s in t.memory)
-    pen = Pen(_grown(graph, group, kept))
-    _write(pen, join)
-    _rest(pen, join)
+    writer = OpWriter(_grown(graph, group, kept))
+    _write(writer, join)
+    _rest(writer, join)
     standing = {s.id for s in graph.storages} - {e.storage for e in graph.events if e.allocates}
     before = {t.before for t in others if t.before is not None}
-    return pen.done(join.removed, (join.gone & standing) | before)
+    return writer.done(join.removed, (join.gone & standing) | before)
 
 
-def _write(pen: Pen, join: _Join) -> None:
+def _write(writer: OpWriter, join: _Join) -> None:
     """All passes of the joined lookup."""
     graph, kept = join.graph, join.kept
     rows = sum(t.rows for t in join.group)
@@ -223,7 +223,7 @@ def _write(pen: Pen, join: _Join) -> None:
         one = Joined(graph, found, own, rows)
         place = _place(graph, found)
         assert place is not None
-        index, offsets = write_forward(pen, one, place, module)
+        index, offsets = write_forward(writer, one, place, module)
         for i, x in enumerate(found):
             whole = graph.tensors[own.results[0]].storage
             join.parts[graph.tensors[x.results[0]].storage] = whole, i * prod(one.shape)
@@ -231,9 +231,9 @@ def _write(pen: Pen, join: _Join) -> None:
         if k < len(kept.backwards):
             backs = [t.backwards[k] for t in join.group]
             last = kept.backwards[k]
-            write_backward(pen, one, backs, last, index, module)
+            write_backward(writer, one, backs, last, index, module)
             for ref in (index, offsets) if offsets is not None else (index,):
-                pen.until(ref, last.then)
+                writer.until(ref, last.then)
             join.removed |= {p for b in backs for p in (b.place, *(b.others if b is not last else b.unit))}
 
 
@@ -293,10 +293,10 @@ def _held(graph: Graph, group: Sequence[Table], kept: Table) -> tuple[Any, ...]:
 # ---- all other ops
 
 
-def _rest(pen: Pen, join: _Join) -> None:
+def _rest(writer: OpWriter, join: _Join) -> None:
     """Ops on what was joined: those of tables that are gone go, lists get shorter, rows are where they are now."""
     graph = join.graph
-    before = waiting(graph)
+    before = host_ops(graph)
     touched, known = join.gone | set(join.parts), dict[int, int]()
     for i, op in enumerate(graph.ops):
         used = {graph.tensors[r].storage for r in (*references(op.inputs), *op.outputs)}
@@ -310,7 +310,7 @@ def _rest(pen: Pen, join: _Join) -> None:
             continue
         if lanes:
             join.removed |= set(_fewer(graph, before.get(i, ()), lanes, lane_count(short)))
-        pen.put(i, _moved(pen, graph, short, join.parts, known))
+        writer.put(i, _moved(writer, graph, short, join.parts, known))
 
 
 def _shorter(graph: Graph, op: Op, gone: Collection[int]) -> Op:
@@ -349,7 +349,9 @@ def _fewer(graph: Graph, hosts: Sequence[int], lanes: int, left: int) -> Iterato
             yield from places[len(places) // lanes * left :]
 
 
-def _moved(pen: Pen, graph: Graph, op: Op, parts_now: Mapping[int, tuple[int, int]], known: dict[int, int]) -> Op:
+def _moved(
+    writer: OpWriter, graph: Graph, op: Op, parts_now: Mapping[int, tuple[int, int]], known: dict[int, int]
+) -> Op:
     """The op with rows of a table as a part of all rows."""
 
     def new(tensor: int) -> int:
@@ -358,7 +360,7 @@ def _moved(pen: Pen, graph: Graph, op: Op, parts_now: Mapping[int, tuple[int, in
             return tensor
         storage, offset = parts_now[t.storage]
         if tensor not in known:
-            known[tensor] = pen.part(storage, t, t.offset + offset).id
+            known[tensor] = writer.part(storage, t, t.offset + offset).id
         return known[tensor]
 
     def mapped(value: Any) -> Any:
@@ -377,5 +379,6 @@ EDITS = (
         "one parameter for the optimizer instead of many. Indices get the rows of the tables before theirs added, in "
         "one addition where they lie in one tensor, else one each; as a plain joined embedding of PyTorch's runs.",
         table_batched,
+        caution="the tables become one parameter: checkpoints and what is set table by table change",
     ),
 )

@@ -1,4 +1,4 @@
-"""The checkpoint edit against captures of the same model with torch.utils.checkpoint in it."""
+"""Checkpoints and microbatches as variants, against captures of the same model with them in its code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint as torch_checkpoint  # noqa: E402
 
-from presage.capture import capture  # noqa: E402
+from presage.capture import NotApplicable, Variant, capture  # noqa: E402
+from presage.capture.variants import AS_WRITTEN  # noqa: E402
 from presage.costs.host_model import host_model  # noqa: E402
 from presage.costs.host_units import terms, units  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.check import faults  # noqa: E402
 from presage.graph.graph import Graph, Op  # noqa: E402
 from presage.memory.step_memory import memory_profile  # noqa: E402
-from presage.whatif.edits import EDITS, NotApplicable, accumulate, checkpoint, cuda_graph  # noqa: E402
+from presage.whatif.edits import cuda_graph  # noqa: E402
 
 
 class Block(nn.Module):
@@ -77,8 +78,12 @@ def build(device: Any, kind: type[nn.Module], kept: bool = True, amp: bool = Fal
     return step
 
 
-def captured(**arguments: Any) -> Graph:
-    return capture(lambda device: build(device, **arguments), {}, source="test")
+def captured(variant: Variant = AS_WRITTEN, **arguments: Any) -> Graph:
+    return capture(lambda device: build(device, **arguments), {}, source="test", variant=variant)
+
+
+def checkpointed(pattern: str = "", microbatches: int = 1, **arguments: Any) -> Graph:
+    return captured(Variant(checkpoint=pattern, accumulate=microbatches), **arguments)
 
 
 def shape_of(graph: Graph, op: Op) -> tuple[Any, ...]:
@@ -97,54 +102,54 @@ def plain() -> Graph:
     return captured(kind=Block)
 
 
+@pytest.fixture(scope="module")
+def blocks() -> Graph:
+    return checkpointed(kind=Block)
+
+
 @pytest.mark.parametrize(("kind", "amp"), [(Block, False), (Block, True), (Images, False)])
-def test_the_edit_is_what_a_checkpointed_model_gives(kind: type[nn.Module], amp: bool) -> None:
-    edited, real = checkpoint()(captured(kind=kind, amp=amp)), captured(kind=kind, amp=amp, kept=False)
+def test_the_variant_is_what_a_checkpointed_model_gives(kind: type[nn.Module], amp: bool) -> None:
+    edited, real = checkpointed(kind=kind, amp=amp), captured(kind=kind, amp=amp, kept=False)
     assert not list(faults(edited))
     kernels = [[shape_of(g, op) for op in g.ops if op.kernels] for g in (edited, real)]
     assert kernels[0] == kernels[1]
-    assert memory_profile(edited).peak_allocated == pytest.approx(memory_profile(real).peak_allocated, rel=0.01)
-    assert host_us(edited) == pytest.approx(host_us(real), rel=0.03)
+    assert memory_profile(edited).peak_allocated == memory_profile(real).peak_allocated
+    assert host_us(edited) == pytest.approx(host_us(real), rel=1e-6)
 
 
-def test_less_is_kept_and_the_forward_pass_stays(plain: Graph) -> None:
-    edited = checkpoint()(plain)
-    assert memory_profile(edited).peak_allocated < 0.8 * memory_profile(plain).peak_allocated
-    forward = [op for op in plain.ops if op.thread == "main"]
-    assert [op for op in edited.ops if op.thread == "main"] == forward
-    again = [op for op in edited.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
+def test_less_is_kept_and_the_forward_pass_stays(plain: Graph, blocks: Graph) -> None:
+    assert memory_profile(blocks).peak_allocated < 0.8 * memory_profile(plain).peak_allocated
+    forward = [[shape_of(g, op) for op in g.ops if op.thread == "main" and op.kernels] for g in (plain, blocks)]
+    assert forward[0] == forward[1]
+    again = [op for op in blocks.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
     assert [op.module for op in again] == ["blocks.2.norm", "blocks.1.norm", "blocks.0.norm"]
-    last = [op for op in edited.ops if op.name == "aten::native_dropout"]
-    assert len(last) == 6  # it keeps a mask; the sum after it keeps nothing and is not computed again
-    assert [op.name for op in edited.ops].count("aten::add") == [op.name for op in plain.ops].count("aten::add")
 
 
-def test_one_module_alone(plain: Graph) -> None:
-    edited = checkpoint("blocks.1")(plain)
-    again = {op.module.partition(".norm")[0] for op in edited.ops if op.name == "aten::native_layer_norm"}
-    extra = [op for op in edited.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
-    assert again == {"blocks.0", "blocks.1", "blocks.2"}
+def test_modules_by_name(plain: Graph, blocks: Graph) -> None:
+    one = checkpointed(r"blocks\.1", kind=Block)
+    extra = [op for op in one.ops if op.thread == "autograd" and op.name == "aten::native_layer_norm"]
     assert [op.module for op in extra] == ["blocks.1.norm"]
-    assert memory_profile(checkpoint()(plain)).peak_allocated < memory_profile(edited).peak_allocated
+    peaks = [memory_profile(g).peak_allocated for g in (blocks, one, plain)]
+    assert peaks == sorted(peaks)
+    assert same_kernels(checkpointed("blocks", kind=Block), blocks), "a list of modules stands for what it holds"
+    assert same_kernels(checkpointed(r"blocks\.\d|norm", kind=Block), blocks), "the outermost that matches counts"
 
 
-def test_names_may_end_the_same_and_the_outermost_counts(plain: Graph) -> None:
-    assert checkpoint("blocks")(plain).ops != checkpoint()(plain).ops  # all three as one
-    assert not list(faults(checkpoint("blocks")(plain)))
-    assert checkpoint(r"blocks\.\d|norm")(plain) == checkpoint()(plain)
+def same_kernels(one: Graph, other: Graph) -> bool:
+    return [shape_of(one, op) for op in one.ops] == [shape_of(other, op) for op in other.ops]
 
 
-def test_nothing_to_do_is_told(plain: Graph) -> None:
-    with pytest.raises(NotApplicable, match="could be computed again"):
-        checkpoint()(checkpoint()(plain))
+def test_a_checkpoint_of_the_users_own_stays_one(blocks: Graph) -> None:
+    assert same_kernels(checkpointed(kind=Block, kept=False), blocks)
+
+
+def test_nothing_to_checkpoint() -> None:
     with pytest.raises(NotApplicable, match="no module called attention"):
-        checkpoint("attention")(plain)
-    with pytest.raises(NotApplicable, match="could be computed again"):
-        checkpoint("head")(plain)  # keeps its input alone, and that is there anyway
+        checkpointed("attention", kind=Block)
     with pytest.raises(PresageError, match="not a regular expression"):
-        checkpoint("(")(plain)
+        checkpointed("(", kind=Block)
     with pytest.raises(NotApplicable, match="no repeated blocks"):
-        checkpoint()(capture(lambda device: build_small(device), {}, source="small"))
+        capture(build_small, {}, source="small", variant=Variant(checkpoint=""))
 
 
 def build_small(device: Any) -> Any:
@@ -153,32 +158,24 @@ def build_small(device: Any) -> Any:
     return lambda: net(x).sum().backward()
 
 
-def test_with_microbatches_in_either_order(plain: Graph) -> None:
-    one, other = accumulate(2)(checkpoint()(plain)), checkpoint()(accumulate(2)(plain))
+def test_checkpoints_with_microbatches() -> None:
+    edited = checkpointed(microbatches=2, kind=Block)
     real = captured(kind=Block, kept=False, microbatches=2)
-    for graph in (one, other):
-        assert not list(faults(graph))
-        assert Counter(shape_of(graph, op) for op in graph.ops) == Counter(shape_of(real, op) for op in real.ops)
-        assert memory_profile(graph).peak_allocated == pytest.approx(memory_profile(real).peak_allocated, rel=0.01)
-        assert host_us(graph) == pytest.approx(host_us(real), rel=0.03)
+    assert Counter(shape_of(edited, op) for op in edited.ops) == Counter(shape_of(real, op) for op in real.ops)
+    assert memory_profile(edited).peak_allocated == memory_profile(real).peak_allocated
+    assert host_us(edited) == pytest.approx(host_us(real), rel=1e-6)
 
 
-def test_a_recomputation_is_part_of_the_cuda_graph(plain: Graph) -> None:
-    for graph in (checkpoint()(cuda_graph(plain)), cuda_graph(checkpoint()(plain))):
-        assert {op.replayed for op in graph.ops} == {"graph 1"}
+def test_a_recomputation_is_part_of_the_cuda_graph(blocks: Graph) -> None:
+    assert {op.replayed for op in cuda_graph(blocks).ops} == {"graph 1"}
 
 
-def test_hooks_cost_the_host_time(plain: Graph) -> None:
+def test_hooks_cost_the_host_time(blocks: Graph) -> None:
     counts = Counter[str]()
-    edited = checkpoint()(plain)
-    for _, before, own in terms(edited, units(edited)):
+    for _, before, own in terms(blocks, units(blocks)):
         for key, times in (*before, *own):
             counts[key] += int(times)
     assert counts["checkpoint begins"] == counts["recomputation begins"] == 3
-    kept = sum(op.name == "detach" and op.thread == "autograd" and op.sequence >= 0 for op in edited.ops)
+    kept = sum(op.name == "detach" and op.thread == "autograd" and op.sequence >= 0 for op in blocks.ops)
     assert counts["kept tensor"] == 3 * kept > 0  # in the forward pass, in the recomputation, in the backward pass
     assert host_model().us["kept tensor"] > 1
-
-
-def test_it_is_listed() -> None:
-    assert EDITS["checkpoint"].rule and not EDITS["checkpoint"].needed

@@ -8,8 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from presage.capture.variants import NotApplicable, Variant
 from presage.graph.graph import Graph, Op, Ref, Tensor
-from presage.whatif.edits.edit import NotApplicable, plain
+from presage.whatif.edits.edit import plain
 from presage.whatif.edits.fusing.cut import kept, recomputed
 from presage.whatif.edits.fusing.externs import as_compiled
 from presage.whatif.edits.fusing.flow import Flow
@@ -164,5 +165,7 @@ EDITS = (
         "padded to multiples of 16 bytes, under autocast also backward in low precision); cheap values are computed "
         "again in the backward pass and not kept. The optimizer stays as it is. Shapes must not change.",
         compiled,
+        caution="the first step compiles for minutes, and again where shapes change; graph breaks gain less",
+        variant=Variant(traced=True),
     ),
 )

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from presage.graph.arguments import references
+from presage.graph.arguments import aten, references
 from presage.graph.graph import Graph, Op, Ref
 
-__all__ = ["FOREACH", "FUSED", "Key", "Part", "chains", "key", "lane_count", "parts"]
-
 FOREACH, FUSED = "aten::_foreach_", "aten::_fused_"
+# What an optimizer's step does on the host alone: count its steps, and read the count.
+HOST = set(aten("add_ empty_strided copy_ _local_scalar_dense empty to lift_fresh _foreach_add_"))
 LISTED = (FOREACH, FUSED, "aten::_amp_foreach_")
 Key: TypeAlias = tuple[int, int]  # a tensor's storage and where in it: flat memory holds many
 
@@ -82,3 +82,17 @@ def chains(graph: Graph, found: Sequence[Part]) -> list[list[Part]]:
         if p.operands:
             out[find(key(graph, p.operands[0]))].append(p)
     return list(out.values())
+
+
+def host_ops(graph: Graph) -> dict[int, list[int]]:
+    """Ops of the host's alone that an optimizer runs before each op of the GPU's."""
+    out: dict[int, list[int]] = {}
+    before: list[int] = []
+    for i, op in enumerate(graph.ops):
+        if op.phase != "optimizer":
+            before = []
+        elif op.kernels:
+            out[i], before = before, []
+        elif op.name in HOST and not op.inputs and not op.sync:
+            before.append(i)
+    return out

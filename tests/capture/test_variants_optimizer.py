@@ -1,4 +1,4 @@
-"""Optimizers edited against optimizers captured: the same ops, host ops and memory."""
+"""Forms of optimizers as variants against optimizers constructed so: the same ops, host ops and memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from presage.capture import capture
+from presage.capture import Variant, capture
+from presage.capture.variants import AS_WRITTEN
 from presage.graph.check import faults
 from presage.graph.graph import Graph, Op
 from presage.memory.step_memory import memory_profile
-from presage.whatif.edits import EDITS, NotApplicable, cuda_graph, foreach_adam, fused_adam
-from presage.whatif.edits.optimizer import capturable
-from presage.whatif.edits.updating.updates import read
 
+FUSED, FOREACH, CAPTURABLE = Variant(optimizer="fused"), Variant(optimizer="foreach"), Variant(capturable=True)
 FORMS: dict[str, dict[str, bool]] = {
     "loop": {"foreach": False},
     "foreach": {"foreach": True},
@@ -70,41 +69,41 @@ def small(
     return step
 
 
-def captured(make: Callable[[nn.Module], Any], **options: bool) -> Graph:
-    return capture(lambda device: small(make, device, **options), {}, source="small")
+def captured(make: Callable[[nn.Module], Any], variant: Variant = AS_WRITTEN, **options: bool) -> Graph:
+    return capture(lambda device: small(make, device, **options), {}, source="small", variant=variant)
 
 
-def of(kind: str, options: dict[str, Any], form: str) -> Graph:
-    return _of(kind, tuple(options.items()), form)
+def of(kind: str, options: dict[str, Any], form: str, variant: Variant = AS_WRITTEN) -> Graph:
+    return _of(kind, tuple(options.items()), form, variant)
 
 
 @cache
-def _of(kind: str, options: tuple[tuple[str, Any], ...], form: str) -> Graph:
+def _of(kind: str, options: tuple[tuple[str, Any], ...], form: str, variant: Variant) -> Graph:
     chosen = dict(options) | FORMS[form]
-    return captured(lambda m: getattr(torch.optim, kind)(m.parameters(), lr=1e-3, **chosen))
+    return captured(lambda m: getattr(torch.optim, kind)(m.parameters(), lr=1e-3, **chosen), variant)
 
 
-def told(graph: Graph, op: Op) -> tuple[Any, ...]:
+def described(graph: Graph, op: Op) -> tuple[Any, ...]:
     tensors = tuple((t.shape, t.strides, t.dtype) for t in (*graph.inputs_of(op), *graph.outputs_of(op)))
     return op.name, op.overload, op.names, op.within, op.kernels, op.phase, op.thread, op.line, len(op.writes), tensors
 
 
 def assert_same(edited: Graph, wanted: Graph, memory: float = 0.0) -> None:
     assert not list(faults(edited))
-    assert Counter(told(edited, op) for op in edited.ops) == Counter(told(wanted, op) for op in wanted.ops)
+    assert Counter(described(edited, op) for op in edited.ops) == Counter(described(wanted, op) for op in wanted.ops)
     ours, theirs = memory_profile(edited).peak_allocated, memory_profile(wanted).peak_allocated
     assert abs(ours / theirs - 1) <= memory
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_foreach_is_what_foreach_runs(kind: str, options: dict[str, Any]) -> None:
-    assert_same(foreach_adam(of(kind, options, "loop")), of(kind, options, "foreach"))
+    assert_same(of(kind, options, "loop", FOREACH), of(kind, options, "foreach"))
 
 
 @pytest.mark.parametrize("form", ["loop", "foreach"])
 @pytest.mark.parametrize(("kind", "options"), [k for k in KINDS if k[0] != "RMSprop"])
 def test_fused_is_what_fused_runs(kind: str, options: dict[str, Any], form: str) -> None:
-    assert_same(fused_adam(of(kind, options, form)), of(kind, options, "fused"))
+    assert_same(of(kind, options, form, FUSED), of(kind, options, "fused"))
 
 
 @pytest.mark.parametrize("options", ADAM)
@@ -112,41 +111,35 @@ def test_capturable_is_what_capturable_runs(options: dict[str, Any]) -> None:
     """Lists of step sizes on the GPU are not taken at once: one division for each parameter, twice."""
     wanted = of("Adam", options, "capturable")
     assert sum(op.within == ("aten::_foreach_div_",) for op in wanted.ops) == 2 * 4
-    assert_same(capturable(of("Adam", options, "foreach")), wanted, memory=1e-3)
-    assert_same(capturable(of("Adam", options, "loop")), of("Adam", options, "capturable loop"), memory=1e-3)
+    assert_same(of("Adam", options, "foreach", CAPTURABLE), wanted, memory=1e-3)
+    assert_same(of("Adam", options, "loop", CAPTURABLE), of("Adam", options, "capturable loop"), memory=1e-3)
 
 
 def test_capturable_goes_on_as_foreach_and_fused() -> None:
-    assert_same(foreach_adam(of("Adam", {}, "capturable loop")), of("Adam", {}, "capturable"), memory=1e-3)
-    assert_same(fused_adam(of("Adam", {}, "capturable")), of("Adam", {}, "fused"))
-    assert_same(foreach_adam(of("RMSprop", {}, "capturable loop")), of("RMSprop", {}, "capturable"))
+    assert_same(of("Adam", {}, "capturable loop", FOREACH), of("Adam", {}, "capturable"), memory=1e-3)
+    assert_same(of("Adam", {}, "capturable", FUSED), of("Adam", {}, "fused"))
+    assert_same(of("RMSprop", {}, "capturable loop", FOREACH), of("RMSprop", {}, "capturable"))
+
+
+def same(one: Graph, other: Graph) -> bool:
+    return [described(one, op) for op in one.ops] == [described(other, op) for op in other.ops]
 
 
 def test_what_is_capturable_or_needs_not_be_stays() -> None:
-    for graph in (of("Adam", {}, "fused"), of("Adam", {}, "capturable"), of("SGD", {}, "foreach")):
-        assert capturable(graph) is graph
+    for kind, form in (("Adam", "fused"), ("Adam", "capturable"), ("SGD", "foreach")):
+        assert same(of(kind, {}, form, CAPTURABLE), of(kind, {}, form))
 
 
-def test_a_cuda_graph_holds_a_capturable_adam() -> None:
-    plain = of("Adam", {}, "foreach")
-    assert sum(op.kernels for op in cuda_graph(plain).ops) == sum(op.kernels for op in of("Adam", {}, "capturable").ops)
-    assert_same(fused_adam(cuda_graph(plain)), of("Adam", {}, "fused"))
-    assert all(op.replayed for op in fused_adam(cuda_graph(plain)).ops)
-
-
-@pytest.mark.parametrize(("edit", "done"), [(fused_adam, "fused"), (foreach_adam, "foreach"), (foreach_adam, "fused")])
-def test_nothing_is_done_twice(edit: Callable[[Graph], Graph], done: str) -> None:
-    with pytest.raises(NotApplicable):
-        edit(of("Adam", {}, done))
-    with pytest.raises(NotApplicable):
-        edit(edit(of("Adam", {}, "loop")))
+@pytest.mark.parametrize(("variant", "done"), [(FUSED, "fused"), (FOREACH, "foreach"), (FOREACH, "fused")])
+def test_what_is_so_already_stays(variant: Variant, done: str) -> None:
+    assert same(of("Adam", {}, done, variant), of("Adam", {}, done))
 
 
 def test_other_ops_stay_as_they_are() -> None:
     before = of("AdamW", {}, "loop")
-    for edit in (fused_adam, foreach_adam):
-        after = edit(before)
-        ours, theirs = ([told(g, op) for op in g.ops if op.phase != "optimizer"] for g in (after, before))
+    for variant in (FUSED, FOREACH):
+        after = of("AdamW", {}, "loop", variant)
+        ours, theirs = ([described(g, op) for op in g.ops if op.phase != "optimizer"] for g in (after, before))
         assert ours == theirs
 
 
@@ -157,18 +150,20 @@ def _decayed(m: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
+def decayed(form: str, variant: Variant = AS_WRITTEN) -> Graph:
+    return captured(lambda m: torch.optim.AdamW(_decayed(m), **FORMS[form]), variant)
+
+
+def mixed(form: str, variant: Variant = AS_WRITTEN) -> Graph:
+    return captured(lambda m: torch.optim.Adam(m.parameters(), **FORMS[form]), variant, mixed=True)
+
+
 def test_groups_and_dtypes_stay_apart() -> None:
-    by_group = {
-        form: captured(lambda m, f=form: torch.optim.AdamW(_decayed(m), **FORMS[f])) for form in list(FORMS)[:3]
-    }
-    assert_same(foreach_adam(by_group["loop"]), by_group["foreach"])
-    assert_same(fused_adam(by_group["foreach"]), by_group["fused"])
-    mixed = {
-        f: captured(lambda m, f=f: torch.optim.Adam(m.parameters(), **FORMS[f]), mixed=True) for f in list(FORMS)[:3]
-    }
-    assert sum(op.name == "aten::_fused_adam_" for op in mixed["fused"].ops) == 2
-    assert_same(fused_adam(mixed["loop"]), mixed["fused"])
-    assert_same(foreach_adam(mixed["loop"]), mixed["foreach"], memory=1e-3)
+    assert_same(decayed("loop", FOREACH), decayed("foreach"))
+    assert_same(decayed("foreach", FUSED), decayed("fused"))
+    assert sum(op.name == "aten::_fused_adam_" for op in mixed("fused").ops) == 2
+    assert_same(mixed("loop", FUSED), mixed("fused"))
+    assert_same(mixed("loop", FOREACH), mixed("foreach"))
 
 
 def test_two_optimizers_are_two() -> None:
@@ -178,18 +173,17 @@ def test_two_optimizers_are_two() -> None:
             torch.optim.Adam(m[2].parameters(), fused=fused),
         ]
 
-    assert_same(fused_adam(captured(lambda m: two(m, False))), captured(lambda m: two(m, True)))
+    assert_same(captured(lambda m: two(m, False), FUSED), captured(lambda m: two(m, True)))
 
 
 def test_a_scaler_no_longer_waits() -> None:
     """Clipping and unscaling stay; the fused op looks on the GPU whether gradients overflowed."""
-    base = captured(lambda m: torch.optim.Adam(m.parameters(), foreach=True), scaler=True)
+    base, edited = (
+        captured(lambda m: torch.optim.Adam(m.parameters(), foreach=True), v, scaler=True) for v in (AS_WRITTEN, FUSED)
+    )
     wanted = captured(lambda m: torch.optim.Adam(m.parameters(), fused=True), scaler=True)
-    assert any(op.sync for op in base.ops)
-    edited = fused_adam(base)
-    assert not any(op.sync for op in edited.ops)
-    assert [op.name for op in edited.ops] == [op.name for op in wanted.ops]
-    assert not list(faults(edited))
+    assert any(op.sync for op in base.ops) and not any(op.sync for op in edited.ops)
+    assert_same(edited, wanted)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -212,13 +206,9 @@ class Lamb(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("make", [Lamb, torch.optim.NAdam, torch.optim.Adamax, torch.optim.Adadelta, torch.optim.Rprop])
-def test_other_optimizers_are_left_alone(make: Callable[..., Any]) -> None:
+def test_optimizers_without_a_fused_form_are_left_alone(make: Callable[..., Any]) -> None:
     graph = captured(lambda m: make(m.parameters()))
-    assert {u.algorithm for u in read(graph)} == {"unknown"}
-    for edit in (fused_adam, foreach_adam):
-        with pytest.raises(NotApplicable, match="another kind"):
-            edit(graph)
-    assert capturable(graph) is graph
+    assert same(captured(lambda m: make(m.parameters()), FUSED), graph)
 
 
 def test_sparse_gradients_are_not_fused() -> None:
@@ -235,14 +225,8 @@ def test_sparse_gradients_are_not_fused() -> None:
         return step
 
     graph = capture(build, {}, source="sparse")
-    for edit in (fused_adam, foreach_adam):
-        with pytest.raises(NotApplicable, match="sparse"):
-            edit(graph)
-
-
-def test_edits_have_a_rule() -> None:
-    for name in ("fused_adam", "foreach_adam"):
-        assert len(EDITS[name].rule) > 80
+    for variant in (FUSED, FOREACH):
+        assert same(capture(build, {}, source="sparse", variant=variant), graph)
 
 
 def _pictures(device: str, form: str) -> Callable[[], None]:
@@ -262,6 +246,9 @@ def _pictures(device: str, form: str) -> Callable[[], None]:
 
 def test_strides_of_single_elements_do_not_part_lists() -> None:
     """A 1x1 weight and its gradient may have other strides, which say nothing: one op takes all of them."""
-    loop, foreach = (capture(lambda device, f=f: _pictures(device, f), {}, source="p") for f in ("loop", "foreach"))
+    loop, foreach = (
+        capture(lambda device, f=f: _pictures(device, f), {}, source="p", variant=v)
+        for f, v in (("loop", FOREACH), ("foreach", AS_WRITTEN))
+    )
     assert [op.name for op in foreach.ops if op.phase == "optimizer"] == ["aten::_foreach_add_"]
-    assert_same(foreach_adam(loop), foreach)
+    assert_same(loop, foreach)
