@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from accuracy_sure import sure_part
 
+from presage import edits
 from presage.traces.replay import measured_steps, replay_of
 from presage.traces.trace_set import read_run
-from presage import edits
 from presage.whatif.transplant import kernels_of
 from presage_validation.capture import CaptureResult, score_capture
 from presage_validation.score import Result, Row, score

@@ -22,7 +22,7 @@ def fits_one_foreach_kernel(columns: Sequence[Sequence[Tensor]], any_dtype: bool
         len(column) == len(first) and all(_laid_out_alike(t, f) for t, f in zip(column, first, strict=True))
         for column in columns
     )
-    return alike and (any_dtype or len(dtypes) == 1) and all(isis_dense(t) for t in first)
+    return alike and (any_dtype or len(dtypes) == 1) and all(is_dense(t) for t in first)
 
 
 def _laid_out_alike(a: Tensor, b: Tensor) -> bool:
