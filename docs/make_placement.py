@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from slow_stage import MovedStage, move_slow_stage
 
 from presage.configs.job import Job
 from presage.configs.job_file import read_transformer_job
@@ -22,10 +23,8 @@ from presage.configs.models import preset
 from presage.hardware import platform
 from presage.parallel.pipeline import Schedule
 from presage.parallel.plan import ParallelPlan
-from presage.placement import Fleet, Hot, Placed, hot_node, place, read_speeds
-from presage.placement.placement_score import Judge
-from presage.placement.replica_time import Pipeline, without_gpus
-from presage.placement.slow_stage import Moved, moved_through
+from presage.placement import GpuFleet, HotNode, PlacementResult, hot_node_cost, place, read_speeds
+from presage.placement.placement_score import PlacementScore, ReplicaTimes, without_gpu_spread
 from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
 
@@ -53,14 +52,14 @@ SPEC = {
 # ---- a slow stage
 
 
-def slow_stages() -> list[Moved]:
+def slow_stages() -> list[MovedStage]:
     kinds = (("1f1b", 1), ("interleaved", CHUNKS), ("gpipe", 1))
     sizes = [(s, m * s) for s in (8, 16) for m in (1, 2, 4)]
     runs = [(k, v, s, m, h) for k, v in kinds for s, m in sizes for h in (1.0, HEAVY) if k != "gpipe" or s == 8]
-    return [moved_through(Schedule.of(k, s, m, v), SLOW, h) for k, v, s, m, h in runs]
+    return [move_slow_stage(Schedule.of(k, s, m, v), SLOW, h) for k, v, s, m, h in runs]
 
 
-def slow_table(found: list[Moved]) -> list[str]:
+def slow_table(found: list[MovedStage]) -> list[str]:
     out = ["| schedule | S | M | last stage | slow first | middle | last | worst / best | optimiser | of the best |",
            "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
     for f in found:
@@ -74,9 +73,9 @@ def slow_table(found: list[Moved]) -> list[str]:
     return out
 
 
-def slow_words(found: list[Moved]) -> list[str]:
+def slow_words(found: list[MovedStage]) -> list[str]:
     """How far from the toy model's table, and the published figures."""
-    large = moved_through(Schedule.of("1f1b", 8, 48), 1.3, 1.3)
+    large = move_slow_stage(Schedule.of("1f1b", 8, 48), 1.3, 1.3)
     formula = 1 + 48 / 55 * (1.3 * 1.3 / 1.3 - 1)
     off, count = _off(found)
     near = max(f.found / f.p95.min() - 1 for f in found)
@@ -95,13 +94,13 @@ def slow_words(found: list[Moved]) -> list[str]:
     ]
 
 
-def _spreads(found: list[Moved], kind: str, heavy: float) -> str:
+def _spreads(found: list[MovedStage], kind: str, heavy: float) -> str:
     spreads = [f.spread - 1 for f in found if f.schedule.kind == kind and f.heavy == heavy]
     low, high = (f"{100 * f(spreads):.1f}%" for f in (min, max))
     return low if low == high else f"{low} to {high}"
 
 
-def _off(found: list[Moved]) -> tuple[float, int]:
+def _off(found: list[MovedStage]) -> tuple[float, int]:
     """The largest difference to the toy model's table, and how many figures that has."""
     by = {(f.schedule.stages, f.schedule.microbatches, f.heavy): f for f in found if f.schedule.kind == "1f1b"}
     pairs = [
@@ -122,7 +121,7 @@ class Heat:
     gpus: int
     stages: int
     share: float  # of the step that a slow GPU slows
-    hots: list[Hot]
+    hots: list[HotNode]
 
 
 def heats() -> list[Heat]:
@@ -130,10 +129,10 @@ def heats() -> list[Heat]:
     found = []
     for path in sorted(JOBS.glob("*.toml")):
         shape = step_model(read_transformer_job(path, {}))
-        noise = without_gpus(belief_of(shape.job, shape.seconds)[0].noise)
-        judge = Judge(Pipeline(shape, noise), shape.replicas)
+        noise = without_gpu_spread(belief_of(shape.job, shape.seconds)[0].noise)
+        judge = PlacementScore(ReplicaTimes(shape, noise), shape.replicas)
         alike = np.ones((shape.replicas, shape.stages))
-        hots = [hot_node(judge, alike, f, 8) for f in FACTORS]
+        hots = [hot_node_cost(judge, alike, f, 8) for f in FACTORS]
         work = shape.work.sum(axis=(1, 2, 3))
         found.append(Heat(path.stem, shape.job.gpus, shape.stages, float(work[:2].sum() / work.sum()), hots))
     return found
@@ -168,7 +167,7 @@ def heat_words(found: list[Heat]) -> list[str]:
 # ---- real fleets
 
 
-def fleets(data: Path) -> list[tuple[str, Placed]]:
+def fleets(data: Path) -> list[tuple[str, PlacementResult]]:
     """A job of 256 GPUs on what was measured: with all that there are, and with the slowest nodes."""
     parallel = ParallelPlan(tp=4, sequence_parallel=True, pp=8, virtual=5, schedule="interleaved", zero=1)
     job = Job(preset("llama3.1-70b"), platform("dgx-h100"), 256, 8192, 1, 256, parallel, name="llama3.1-70b")
@@ -182,7 +181,7 @@ def fleets(data: Path) -> list[tuple[str, Placed]]:
     return found
 
 
-def _slowest_nodes(fleet: Fleet, count: int) -> Fleet:
+def _slowest_nodes(fleet: GpuFleet, count: int) -> GpuFleet:
     """The nodes with the slowest GPUs, and of GPUs of unknown nodes the slowest four by four: no spare."""
     known = [m for name, m in fleet.members.items() if name and len(m) == NODE]
     unknown = fleet.members.get("", np.empty(0, np.int64))
@@ -190,10 +189,10 @@ def _slowest_nodes(fleet: Fleet, count: int) -> Fleet:
     fours = [*known, *(unknown[i : i + NODE] for i in range(0, len(unknown) // NODE * NODE, NODE))]
     slowest = sorted(fours, key=lambda m: -float(fleet.factors[m].max()))[: count // NODE]
     some = np.sort(np.concatenate(slowest))
-    return Fleet.of(fleet.factors[some], [fleet.gpus[i] for i in some], [fleet.nodes[i] for i in some])
+    return GpuFleet.of(fleet.factors[some], [fleet.gpus[i] for i in some], [fleet.nodes[i] for i in some])
 
 
-def fleet_table(found: list[tuple[str, Placed]]) -> list[str]:
+def fleet_table(found: list[tuple[str, PlacementResult]]) -> list[str]:
     out = ["| fleet | slowest | as given | random | unlucky | best | worst | gain over random | worst / best | bound |",
            "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
     for name, p in found:
@@ -209,7 +208,7 @@ def fleet_table(found: list[tuple[str, Placed]]) -> list[str]:
 # ---- the plot
 
 
-def plot(slow: list[Moved], heat: list[Heat], fleet: list[tuple[str, Placed]]) -> None:
+def plot(slow: list[MovedStage], heat: list[Heat], fleet: list[tuple[str, PlacementResult]]) -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -226,7 +225,7 @@ def plot(slow: list[Moved], heat: list[Heat], fleet: list[tuple[str, Placed]]) -
     figure.savefig(PLOT, metadata={"Date": None})
 
 
-def draw_slow(axis: Any, slow: list[Moved]) -> None:
+def draw_slow(axis: Any, slow: list[MovedStage]) -> None:
     colors = {1: "#1f6fb4", 2: "#c8553d", 4: "#4d8c57"}
     for f in slow:
         s = f.schedule
@@ -254,7 +253,7 @@ def draw_heat(axis: Any, heat: list[Heat]) -> None:
     axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
-def draw_fleets(axis: Any, fleet: list[tuple[str, Placed]]) -> None:
+def draw_fleets(axis: Any, fleet: list[tuple[str, PlacementResult]]) -> None:
     names = [
         name.replace(", all offered", "\nall offered").replace(", slowest nodes", "\nslowest nodes")
         for name, _ in fleet

@@ -11,7 +11,15 @@ from presage.prediction.draws.distribution import belief_of
 from presage.prediction.draws.sensitivity import sensitivity
 from presage.report.sensitivity_answer import plot_sensitivity
 from presage.report.study_answer import plot_study
-from presage.studies import Point, Setup, Study, compute_study, domain_study, power_study, scale_study
+from presage.studies import (
+    Study,
+    StudyPoint,
+    StudySetup,
+    compute_study,
+    domain_study,
+    power_study,
+    scale_study,
+)
 
 DOCS = Path(__file__).resolve().parent
 JOBS = DOCS.parent / "examples" / "jobs"
@@ -37,14 +45,16 @@ def searched(workers: int) -> str:
     out = ["| job | NVLink | step, no noise | p50 | p95 | times as fast | transfers that show | plan |"]
     out += ["|---|---|---:|---:|---:|---:|---:|---|"]
     for name in (DENSE, EXPERTS):
-        found = domain_study(read_transformer_job(JOBS / f"{name}.toml"), setup=Setup(), best=True, workers=workers)
+        found = domain_study(
+            read_transformer_job(JOBS / f"{name}.toml"), setup=StudySetup(), best=True, workers=workers
+        )
         if name == EXPERTS:
             plot_study(found, DOCS / "study_domain.svg")
         out += [row(found, p) for p in found.points]
     return "\n".join(out) + "\n"
 
 
-def row(s: Study, p: Point) -> str:
+def row(s: Study, p: StudyPoint) -> str:
     shown = f"{p.prediction.exposed / p.prediction.seconds:.1%}"
     steps = " | ".join(f"{x:.4g} s" for x in (p.quiet, p.p50.value, p.p95.value))
     return f"| {s.job.name} | {p.name} | {steps} | {p.more['speedup']:.2f} | {shown} | `{p.note}` |"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_sketches import law
-from presage.engine.intervals import Intervals, intersect, length, subtract, union
+from presage.engine.timeline import Intervals, intersect, length, subtract, union
 
 SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(-2, 6)).map(lambda s: (s[0], s[0] + s[1])), max_size=8)
 Spans = list[tuple[int, int]]

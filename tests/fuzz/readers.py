@@ -253,7 +253,7 @@ READERS = (
     ),
     alone(
         "speeds of GPUs",
-        of("presage.placement.speeds:read_speeds"),
+        of("presage.placement.fleet:read_speeds"),
         "gpus.csv",
         "csv",
         (EXAMPLES / "gpus.csv").read_bytes(),

@@ -20,12 +20,10 @@ from presage.graph.collective import collective, collective_bytes  # noqa: E402
 from presage.graph.graph import Graph  # noqa: E402
 from presage.graph.work import total  # noqa: E402
 from presage.memory.step_memory import memory_profile  # noqa: E402
-from presage.parallel.buckets import MIB, buckets  # noqa: E402
 from presage.parallel.ddp import Ddp, ddp  # noqa: E402
 from presage.parallel.fsdp import Fsdp, fsdp  # noqa: E402
-from presage.parallel.gradients import backward_passes, gradients, parameters  # noqa: E402
+from presage.parallel.gradients import MIB, ROOT, backward_passes, fsdp_units, gradients, make_buckets, parameters  # noqa: E402  # noqa: E402  # noqa: E402
 from presage.parallel.strategy import STRATEGIES, strategy  # noqa: E402
-from presage.parallel.units import ROOT, units  # noqa: E402
 from presage.parallel.zero import Zero, zero  # noqa: E402
 
 ROOT_DIR = Path(__file__).parents[2]
@@ -75,7 +73,7 @@ def test_buckets_fill_in_the_order_gradients_are_ready_up_to_their_size() -> Non
     found = gradients(
         captured("examples/gpt.py:build", layers=4), backward_passes(captured("examples/gpt.py:build", layers=4))[-1]
     )
-    some = buckets(found, 25.0, 1.0)
+    some = make_buckets(found, 25.0, 1.0)
     assert [g for b in some for g in b.gradients] == found
     assert [b.ready for b in some] == sorted(b.ready for b in some)
     assert some[0].nbytes >= 1 * MIB and some[0].nbytes - some[0].gradients[-1].tensor.nbytes < 1 * MIB
@@ -92,14 +90,14 @@ def test_buckets_are_as_torch_makes_them() -> None:
     wanted, _ = torch.distributed._compute_bucket_assignment_by_size(
         tensors, [1 << 20, 25 << 20], [False] * len(found), list(range(len(found)))
     )
-    assert [[found.index(g) for g in b.gradients] for b in buckets(found, 25.0, 1.0)] == wanted
+    assert [[found.index(g) for g in b.gradients] for b in make_buckets(found, 25.0, 1.0)] == wanted
 
 
 def test_one_dtype_a_bucket() -> None:
     graph = captured("examples/gpt.py:build", **SMALL)
     found = gradients(graph, backward_passes(graph)[-1])
-    assert {b.dtype for b in buckets(found)} == {"float32"}
-    assert len(buckets(found, 1e-3, 1e-3)) > len(buckets(found))
+    assert {b.dtype for b in make_buckets(found)} == {"float32"}
+    assert len(make_buckets(found, 1e-3, 1e-3)) > len(make_buckets(found))
 
 
 # DDP
@@ -166,7 +164,7 @@ def test_one_rank_is_the_step_itself() -> None:
 
 
 def test_units_are_the_blocks_and_the_rest() -> None:
-    found = units(small())
+    found = fsdp_units(small())
     assert [u.name for u in found] == [ROOT, "blocks.0", "blocks.1", "blocks.2"]
     assert {p.name for p in found[0].parameters} == {"embed.weight", "norm.weight", "norm.bias", "head.weight"}
 
@@ -194,7 +192,7 @@ def test_fsdp_in_other_dtypes() -> None:
 def test_fsdp_gathers_for_every_backward_pass() -> None:
     graph = captured("workloads/varied.py:decoder", **_accumulating())
     found = check(fsdp(graph, RANKS))
-    once = len([u for u in units(graph) if u.name != ROOT])
+    once = len([u for u in fsdp_units(graph) if u.name != ROOT])
     assert len(sent(found, "all_gather")) == 3 * (1 + 2 * once)
     assert len(sent(found, "reduce_scatter")) == 3 * (1 + once)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slow_stage import operation_noise
 
 from presage.configs.job import Job
 from presage.configs.models import preset
 from presage.errors import InputError
 from presage.hardware import platform
 from presage.parallel.plan import ParallelPlan
-from presage.placement import drawn_fleet, place, read_speeds
-from presage.placement.toy_pipelines import own_noise
+from presage.placement import place, random_fleet, read_speeds
 from presage.prediction.draws import step_model
 
 
@@ -71,7 +71,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
 
 
 def test_a_drawn_fleet_has_the_spread_asked_for() -> None:
-    fleet = drawn_fleet(20_000, 8, 0.02, np.random.default_rng(0), 0.01, 1.2)
+    fleet = random_fleet(20_000, 8, 0.02, np.random.default_rng(0), 0.01, 1.2)
     usual = fleet.factors[fleet.factors < 1.1]
     assert np.log(usual).std() == pytest.approx(0.02, rel=0.05)
     assert (fleet.factors > 1.1).mean() == pytest.approx(0.01, rel=0.3)
@@ -94,7 +94,7 @@ def test_longhorns_v100s_under_a_job_of_256_gpus(shared: Path) -> None:
     assert fleet.factors.max() == pytest.approx(1.203, abs=0.001)
     parallel = ParallelPlan(tp=4, sequence_parallel=True, pp=8, virtual=5, schedule="interleaved", zero=1)
     job = Job(preset("llama3.1-70b"), platform("dgx-h100"), 256, 8192, 1, 256, parallel)
-    found = place(step_model(job), fleet, own_noise(0.01), draws=2_000, randoms=20)
+    found = place(step_model(job), fleet, operation_noise(0.01), draws=2_000, randoms=20)
     assert int(fleet.factors.argmax()) in found.best.placement.spares
     assert found.best.p95.value < 0.95 * found.randoms.p95 and found.gap < 0.005
     assert found.worst.p95.value > 1.05 * found.randoms.p95

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from slow_stage import move_slow_stage
 
 from presage.parallel.pipeline import Schedule
-from presage.placement.slow_stage import moved_through
 
 POINTS = 0.005
 # (S, M): slow first, middle, last, best against worst; then with the last stage 1.3 times as heavy: first, last, spread
@@ -21,7 +21,7 @@ TABLE = {
 @pytest.mark.parametrize(("size", "told"), TABLE.items(), ids=str)
 def test_the_table_is_found_again(size: tuple[int, int], told: tuple[tuple[float, ...], ...]) -> None:
     schedule = Schedule.of("1f1b", *size)
-    even, heavy = moved_through(schedule, draws=1_000), moved_through(schedule, heavy=1.3, draws=1_000)
+    even, heavy = move_slow_stage(schedule, draws=1_000), move_slow_stage(schedule, heavy=1.3, draws=1_000)
     assert (even.first, even.middle, even.last, even.spread) == pytest.approx(told[0], abs=POINTS)
     assert (heavy.first, heavy.last, heavy.spread) == pytest.approx(told[1], abs=POINTS)
     for found in (even, heavy):  # the optimiser puts the slow stage where it hurts least
@@ -30,21 +30,21 @@ def test_the_table_is_found_again(size: tuple[int, int], told: tuple[tuple[float
 
 def test_gpipe_is_flat_unless_a_stage_is_heavy() -> None:
     schedule = Schedule.of("gpipe", 8, 8)
-    assert moved_through(schedule, draws=1_000).spread == pytest.approx(1.0, abs=0.002)
-    assert 1.10 < moved_through(schedule, heavy=1.3, draws=1_000).spread < 1.18
+    assert move_slow_stage(schedule, draws=1_000).spread == pytest.approx(1.0, abs=0.002)
+    assert 1.10 < move_slow_stage(schedule, heavy=1.3, draws=1_000).spread < 1.18
 
 
 def test_published_spreads_are_in_reach() -> None:
     """8.0% to 15.6% between placements, and 1.26 times with a slowdown and an imbalance of 30% each."""
-    even = moved_through(Schedule.of("1f1b", 8, 8), draws=1_000).spread
-    heavy = moved_through(Schedule.of("1f1b", 8, 16), heavy=1.3, draws=1_000).spread
+    even = move_slow_stage(Schedule.of("1f1b", 8, 8), draws=1_000).spread
+    heavy = move_slow_stage(Schedule.of("1f1b", 8, 16), heavy=1.3, draws=1_000).spread
     assert even == pytest.approx(1.08, abs=0.01) and heavy == pytest.approx(1.14, abs=0.02)
-    large = moved_through(Schedule.of("1f1b", 8, 48), 1.3, 1.3, draws=500)
+    large = move_slow_stage(Schedule.of("1f1b", 8, 48), 1.3, 1.3, draws=500)
     share = 48 / (48 + 8 - 1)
     assert large.spread == pytest.approx(1 + share * (1.3 * 1.3 / max(1.3, 1.3) - 1), abs=0.01)
     assert large.spread == pytest.approx(1.26, abs=0.01)
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
-    one, other = (moved_through(Schedule.of("interleaved", 4, 8, 2), draws=200).p95 for _ in range(2))
+    one, other = (move_slow_stage(Schedule.of("interleaved", 4, 8, 2), draws=200).p95 for _ in range(2))
     assert np.array_equal(one, other)

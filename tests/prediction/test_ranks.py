@@ -20,7 +20,7 @@ from presage.cli.predict import command  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.graph import Graph  # noqa: E402
 from presage.hardware import platform  # noqa: E402
-from presage.parallel.layout import RankLayout, fold  # noqa: E402
+from presage.parallel.rank_layout import RankLayout, fold_ranks  # noqa: E402
 from presage.parallel.strategy import strategy  # noqa: E402
 from presage.prediction.api import machine, predict, predict_ranks, rank_set_of  # noqa: E402
 from presage.prediction.overlap_contention import _covered  # noqa: E402
@@ -73,8 +73,8 @@ def test_how_many_of_a_group_are_close() -> None:
 
 def test_folding_keeps_every_rank_once() -> None:
     layout = RankLayout((("tp", 4), ("dp", 4)))
-    assert [(f.rank, f.ranks) for f in fold(layout, [0] * 16)] == [(0, 16)]
-    folds = fold(layout, [0] * 5 + [1] + [0] * 10)
+    assert [(f.rank, f.ranks) for f in fold_ranks(layout, [0] * 16)] == [(0, 16)]
+    folds = fold_ranks(layout, [0] * 5 + [1] + [0] * 10)
     assert sum(f.ranks for f in folds) == 16
     by = {f.rank: f for f in folds}
     assert by[5].ranks == 1  # the odd one,

@@ -15,7 +15,7 @@ from presage.cli.app import app
 from presage.cli.job import detail_of
 from presage.embeddings.sharding_cost import memory_by_rank
 from presage.noise.sampling import RandomStreams
-from presage.placement import drawn_fleet, place
+from presage.placement import place, random_fleet
 from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.job_prediction import predict_job
@@ -270,7 +270,7 @@ def test_the_sensitivity_page_agrees_with_its_rows() -> None:
 
 def test_the_place_page_shows_who_is_slow() -> None:
     shape = step_model(predict_job(SMALL).job)
-    fleet = drawn_fleet(shape.job.gpus, 8, 0.02, RandomStreams(0)("fleet"), 0.05, 1.3)
+    fleet = random_fleet(shape.job.gpus, 8, 0.02, RandomStreams(0)("fleet"), 0.05, 1.3)
     belief, source = belief_of(shape.job, shape.seconds)
     placed = place(shape, fleet, belief.noise, draws=200, randoms=3)
     page = place_answer(PlacementFindings(placed, source))

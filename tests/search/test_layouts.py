@@ -20,11 +20,19 @@ from presage.memory import job_memory
 from presage.memory.job_memory import most_needed
 from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_step import job_step, step_lower_bound
-from presage.search import JobPlan, PlanSpace, SearchResult, apply_plan, job_plan, parse_keep, plan_words, search
-from presage.search.explain import compare_plans, faster_but_too_large
-from presage.search.layout import RECOMPUTES, knob
+from presage.search import (
+    JobPlan,
+    PlanSpace,
+    SearchResult,
+    apply_plan,
+    job_plan,
+    parse_keep,
+    plan_words,
+    search,
+)
 from presage.search.plan_space import divisors
-from presage.search.search_result import predict_plan
+from presage.search.plans import RECOMPUTES, knob
+from presage.search.search_result import compare_plans, faster_but_too_large, predict_plan
 
 DENSE = Transformer(2048, 12, 16, 32000, 8192, 4, 128)
 SPARSE = Transformer(2048, 6, 16, 32000, 4096, 8, 128, experts=Experts(4, 2, 1024, 1024, 1))

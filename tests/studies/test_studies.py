@@ -19,12 +19,16 @@ from presage.report.study_answer import plot_study, study_answer, study_table
 from presage.runs.checkpoint import best_interval, exact_efficiency
 from presage.runs.save import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
-from presage.studies import Setup, Study, compute_study, domain_study, power_study, scale_study
-from presage.studies.compute_study import faster
-from presage.studies.domain_study import with_domain
-from presage.studies.power_study import wider
-from presage.studies.scale_study import goodput, scaled_job
-from presage.studies.study_point import measured
+from presage.studies import (
+    Study,
+    StudySetup,
+    compute_study,
+    domain_study,
+    power_study,
+    scale_study,
+)
+from presage.studies.studies import goodput, scale_job, with_domain, with_faster_compute, with_wider_spread
+from presage.studies.study_point import predict_point
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 NOISE = NoiseModel(
@@ -35,10 +39,10 @@ NOISE = NoiseModel(
 
 
 @pytest.fixture(scope="module")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> StudySetup:
     path = tmp_path_factory.mktemp("noise") / "noise.toml"
     path.write_text(format_noise(Belief(NOISE)))
-    return Setup(str(path), 0, 500)
+    return StudySetup(str(path), 0, 500)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def told(s: Study) -> str:
 # ---- scale
 
 
-def test_more_replicas_have_more_stragglers_and_more_failures(job: Job, setup: Setup) -> None:
+def test_more_replicas_have_more_stragglers_and_more_failures(job: Job, setup: StudySetup) -> None:
     s = scale_study(job, (128, 4_096, 65_536), setup)
     assert [p.job.microbatches for p in s.points] == [job.microbatches] * 3
     p50, good = [p.p50.value for p in s.points], [p.more["goodput"] for p in s.points]
@@ -65,7 +69,7 @@ def test_more_replicas_have_more_stragglers_and_more_failures(job: Job, setup: S
     assert "useful throughput per GPU falls to" in told(s)
 
 
-def test_a_fixed_batch_ends_somewhere(job: Job, setup: Setup) -> None:
+def test_a_fixed_batch_ends_somewhere(job: Job, setup: StudySetup) -> None:
     s = scale_study(job, (256, 8_192), setup, strong=True)
     assert s.points[0].job.global_batch == job.global_batch
     assert [x.name for x in s.skipped] == ["8,192"] and "skipped 8,192" in told(s)
@@ -73,7 +77,7 @@ def test_a_fixed_batch_ends_somewhere(job: Job, setup: Setup) -> None:
 
 def test_goodput_is_the_exact_formula_at_its_best(job: Job) -> None:
     kind = reliability(DEFAULT)
-    big = scaled_job(job, 65_536)
+    big = scale_job(job, 65_536)
     outage = kind.at(big.gpus).outage(checkpoints_of(big, kind).save)
     assert goodput(big, 5.0) == pytest.approx(exact_efficiency(outage, best_interval(outage)), abs=2e-3)
 
@@ -83,14 +87,14 @@ def test_goodput_is_the_exact_formula_at_its_best(job: Job) -> None:
 
 def test_faster_gpus_leave_links_and_memory_alone() -> None:
     one = gpu("h100_sxm")
-    two = faster(one, 2.0)
+    two = with_faster_compute(one, 2.0)
     assert two.peak["bf16"] == 2 * one.peak["bf16"] and two.power_limit == 2 * one.power_limit
     assert (two.link, two.pcie, two.memory_bandwidth) == (one.link, one.pcie, one.memory_bandwidth)
-    assert faster(one, 2.0, memory=True).memory_bandwidth == 2 * one.memory_bandwidth
-    assert faster(one, 1.0) == one
+    assert with_faster_compute(one, 2.0, memory=True).memory_bandwidth == 2 * one.memory_bandwidth
+    assert with_faster_compute(one, 1.0) == one
 
 
-def test_twice_the_compute_is_less_than_twice_the_speed(job: Job, setup: Setup) -> None:
+def test_twice_the_compute_is_less_than_twice_the_speed(job: Job, setup: StudySetup) -> None:
     s = compute_study(job, (1, 2, 4), setup)
     speed = [p.more["speedup"] for p in s.points]
     assert speed[0] == 1 and 1.2 < speed[1] < 2 and speed[1] < speed[2] < 4
@@ -118,7 +122,7 @@ def test_a_larger_domain_changes_nothing_else() -> None:
         with_domain(base, 1)
 
 
-def test_experts_gain_from_a_large_domain(job: Job, setup: Setup) -> None:
+def test_experts_gain_from_a_large_domain(job: Job, setup: StudySetup) -> None:
     s = domain_study(job, (4, 72), setup)
     assert s.points[1].more["speedup"] > 1.02
     assert s.points[1].prediction.breakdown["ep"] < s.points[0].prediction.breakdown["ep"]
@@ -126,7 +130,7 @@ def test_experts_gain_from_a_large_domain(job: Job, setup: Setup) -> None:
     assert "ep8" in s.points[0].note and "NVL72 is" in told(s)
 
 
-def test_the_best_plan_is_no_slower_than_the_jobs_own(setup: Setup) -> None:
+def test_the_best_plan_is_no_slower_than_the_jobs_own(setup: StudySetup) -> None:
     big = read_transformer_job(JOBS / "own_model.toml")
     small = replace(big, gpus=8, global_batch=8, parallel=replace(big.parallel, shard=0))
     s = domain_study(small, (8,), setup, best=True)
@@ -136,10 +140,10 @@ def test_the_best_plan_is_no_slower_than_the_jobs_own(setup: Setup) -> None:
 # ---- power
 
 
-def test_less_power_is_slower_and_a_wider_spread_costs_more(job: Job, setup: Setup) -> None:
+def test_less_power_is_slower_and_a_wider_spread_costs_more(job: Job, setup: StudySetup) -> None:
     s = power_study(job, (1.0, 0.6), setup, 2.0, placing=False)
     usual, wide, low, both = s.points
-    assert usual.p95.value == measured("", job, setup).p95.value
+    assert usual.p95.value == predict_point("", job, setup).p95.value
     assert wide.p95.value > 1.01 * usual.p95.value and wide.quiet == usual.quiet
     assert low.more["clock"] < usual.more["clock"] and low.mean > usual.mean
     assert both.mean > low.mean and both.stragglers > 1.5 * low.stragglers
@@ -149,13 +153,13 @@ def test_less_power_is_slower_and_a_wider_spread_costs_more(job: Job, setup: Set
 
 
 def test_a_wider_spread_is_that_of_gpus_alone() -> None:
-    more = wider(NOISE, 2.0)
+    more = with_wider_spread(NOISE, 2.0)
     assert more.of("products").rank == 0.04 and more.slow.share == 0.0002
     assert more.of("ep") == NOISE.of("ep") and more.common == NOISE.common
-    assert wider(NOISE, 1.0).numbers() == NOISE.numbers()
+    assert with_wider_spread(NOISE, 1.0).numbers() == NOISE.numbers()
 
 
-def test_placing_gpus_by_their_speeds_gains_something(job: Job, setup: Setup) -> None:
+def test_placing_gpus_by_their_speeds_gains_something(job: Job, setup: StudySetup) -> None:
     s = power_study(job, (0.8,), setup)
     gains = [p.more.get("placing") for p in s.points]
     assert all(g is not None and 0 < g < 0.2 for g in gains)
@@ -165,7 +169,7 @@ def test_placing_gpus_by_their_speeds_gains_something(job: Job, setup: Setup) ->
 # ---- plots
 
 
-def test_every_study_has_a_plot(job: Job, setup: Setup, tmp_path: Path) -> None:
+def test_every_study_has_a_plot(job: Job, setup: StudySetup, tmp_path: Path) -> None:
     studies = [
         scale_study(job, (128, 256), setup),
         compute_study(job, (1, 2), setup),

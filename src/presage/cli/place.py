@@ -13,7 +13,7 @@ from presage.cli.output import check_report, show_answer, status
 
 if TYPE_CHECKING:
     from presage.noise.sampling import Estimate
-    from presage.placement import Evicted, Fleet, Hot, Outcome, Placed
+    from presage.placement import Eviction, GpuFleet, HotNode, PlacementOutcome, PlacementResult
     from presage.report.place_answer import PlacementFindings
 
 MS = 1e3
@@ -92,22 +92,23 @@ def command(
     show_answer(place_answer(found, partial(_value, found, seed)), json, report, {"placement": out})
 
 
-def _findings(placed: Placed, source: str, evict: int, hot: Hot | None) -> PlacementFindings:
-    from presage.placement import evictions, left_out
-    from presage.placement.placement_search import responses
+def _findings(placed: PlacementResult, source: str, evict: int, hot: HotNode | None) -> PlacementFindings:
+    from presage.placement import spare_gpus, suggest_evictions
+    from presage.placement.placement_search import stage_responses
     from presage.report.place_answer import PlacementFindings
 
     slow = max(1.02, float(placed.best.placement.factors.max()))
     outcomes = {"given": placed.given, "best": placed.best}
-    evicted = {k: evictions(placed, o, evict) for k, o in outcomes.items()}
-    return PlacementFindings(placed, source, list(responses(placed.judge, slow)), slow, evicted, left_out(placed), hot)
+    evicted = {k: suggest_evictions(placed, o, evict) for k, o in outcomes.items()}
+    responses = list(stage_responses(placed.judge, slow))
+    return PlacementFindings(placed, source, responses, slow, evicted, spare_gpus(placed), hot)
 
 
-def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> Fleet:
+def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> GpuFleet:
     """Read, or drawn."""
     from presage.errors import PresageError
     from presage.noise.sampling import RandomStreams
-    from presage.placement import drawn_fleet, read_speeds
+    from presage.placement import random_fleet, read_speeds
 
     (kind, _, numbers), columns = speeds.partition(":"), parse_columns(column)
     if kind != "random":
@@ -119,7 +120,7 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> F
         raise PresageError(f"--speeds {speeds}: should be random:SD or random:SD:SHARE:FACTOR") from None
     if not (0 <= sd < 1 and 0 <= share <= 1 and 0 < factor < SLOWEST):
         raise PresageError(f"--speeds {speeds}: SD and SHARE should lie in [0, 1], FACTOR in (0, {SLOWEST:g})")
-    return drawn_fleet(gpus, node, sd, RandomStreams(seed)("fleet"), share, factor)
+    return random_fleet(gpus, node, sd, RandomStreams(seed)("fleet"), share, factor)
 
 
 def _hot(text: str | None) -> tuple[float, str]:
@@ -138,19 +139,19 @@ def _hot(text: str | None) -> tuple[float, str]:
     return factor, node
 
 
-def _hots(placed: Placed, fleet: Fleet, factor: float, node: str) -> Hot:
+def _hots(placed: PlacementResult, fleet: GpuFleet, factor: float, node: str) -> HotNode:
     """In each stage of the best placement, where the node is otherwise as in `fleet`."""
     import numpy as np
 
-    from presage.placement import Placement, hot_node
+    from presage.placement import Placement, hot_node_cost
 
     sizes = [len(m) for name, m in fleet.members.items() if name]
     size = int(np.median(sizes)) if fleet.known_nodes else placed.shape.job.platform.domain
     own = float(fleet.factors[fleet.members[node]].max()) if node else 1.0
-    return hot_node(placed.judge, Placement(fleet, placed.best.placement.gpus).factors, own * factor, size)
+    return hot_node_cost(placed.judge, Placement(fleet, placed.best.placement.gpus).factors, own * factor, size)
 
 
-def _write(placed: Placed, path: Path) -> None:
+def _write(placed: PlacementResult, path: Path) -> None:
     """A row for each rank, then the spares."""
     from presage.files import write_whole
 
@@ -165,7 +166,7 @@ def _write(placed: Placed, path: Path) -> None:
     write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
-def _named(fleet: Fleet, gpu: int) -> str:
+def _named(fleet: GpuFleet, gpu: int) -> str:
     names = (fleet.gpus[gpu], fleet.nodes[gpu])
     told = ('"' + n.replace('"', '""') + '"' if any(c in n for c in ',"\n') else n for n in names)
     return ",".join((*told, f"{fleet.factors[gpu]:.6g}"))
@@ -200,7 +201,7 @@ def _value(found: PlacementFindings, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _outcome(o: Outcome) -> dict[str, Any]:
+def _outcome(o: PlacementOutcome) -> dict[str, Any]:
     return _both(o.p50, o.p95)
 
 
@@ -208,14 +209,14 @@ def _both(p50: Estimate, p95: Estimate) -> dict[str, Any]:
     return {"p50_ms": p50.to_json(MS), "p95_ms": p95.to_json(MS)}
 
 
-def _evicted(e: Evicted) -> dict[str, Any]:
+def _evicted(e: Eviction) -> dict[str, Any]:
     return {
         "name": e.name, "factor": e.factor, "stage": e.stage, "replica": e.replica, "gain_alone": e.alone,
         "gain": e.gain, "p95_ms": e.p95 * MS, "gpu_hours_a_day": e.gpu_hours,
     }  # fmt: skip
 
 
-def _heat(h: Hot) -> dict[str, Any]:
+def _heat(h: HotNode) -> dict[str, Any]:
     stages = [
         {"stage": i, **_both(*both), "cost": cost} for i, (both, cost) in enumerate(zip(h.stages, h.costs, strict=True))
     ]

@@ -24,7 +24,7 @@ from presage.cli.options import (
 from presage.cli.output import show_answer, status
 
 if TYPE_CHECKING:
-    from presage.studies import Setup, Study
+    from presage.studies import Study, StudySetup
 
 app = typer.Typer(
     help="Explore hardware that does not exist yet: more GPUs, faster ones, larger NVLink domains, less power.",
@@ -165,10 +165,10 @@ def power(
     _tell(found, plot, json)
 
 
-def _setup(noise: str | None, draws: int, seed: int) -> Setup:
-    from presage.studies import Setup
+def _setup(noise: str | None, draws: int, seed: int) -> StudySetup:
+    from presage.studies import StudySetup
 
-    return Setup(noise, seed, draws)
+    return StudySetup(noise, seed, draws)
 
 
 def _numbers(text: str, option: str, write: str, whole: bool = False) -> list[float]:

@@ -255,7 +255,7 @@ def _put(out: dict[str, Any], key: str, value: Any, table: Mapping[str, Any]) ->
     *sections, last = key.split(".")
     here: Any = out
     for i, section in enumerate(sections):
-        said = _said(table, sections[: i + 1])
+        said = _given(table, sections[: i + 1])
         whole = (
             {SHORT_FORMS[name]: said}
             if isinstance(said, str) and (name := ".".join(sections[: i + 1])) in SHORT_FORMS
@@ -267,7 +267,7 @@ def _put(out: dict[str, Any], key: str, value: Any, table: Mapping[str, Any]) ->
     here[last] = value
 
 
-def _said(table: Mapping[str, Any], sections: list[str]) -> Any:
+def _given(table: Mapping[str, Any], sections: list[str]) -> Any:
     found: Any = table
     for section in sections:
         found = found.get(section) if isinstance(found, Mapping) else None

@@ -23,7 +23,7 @@ from presage.hardware import Platform
 from presage.hardware import platform as _platform
 from presage.memory.step_memory import memory_profile
 from presage.parallel.ddp import ddp
-from presage.parallel.layout import Fold, RankLayout, fold
+from presage.parallel.rank_layout import FoldedRank, RankLayout, fold_ranks
 from presage.parallel.strategy import strategy
 from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
@@ -115,7 +115,9 @@ def _ranks(
     times = [_op_seconds(graph, i, t, common_times) for i, t in enumerate(times)]
     step = step_program(graph, times, where.host)
     own = np.stack([found.load.forward - common.forward, found.load.backward - common.backward], axis=1)
-    folds = fold(layout, [tuple(row) for row in own.round(9).tolist()]) if job.ranks > 1 else [Fold(0, 1, {})]
+    folds = (
+        fold_ranks(layout, [tuple(row) for row in own.round(9).tolist()]) if job.ranks > 1 else [FoldedRank(0, 1, {})]
+    )
     members = [Member(f, _rank_step(step, graph, own[f.rank])).paced(1.0, pace) for f in folds]
     slow = overlap_slowdown(graph, times, prices.problem.platform, groups)
     held = np.bincount(ranks, minlength=job.ranks)

@@ -3,8 +3,7 @@
 from presage.engine.durations import Durations
 from presage.engine.program import Builder, Deadlock, Edges, Lane, LaneKind, Program
 from presage.engine.rounds import PipelineTimes, RoundProgram, simulate_pipeline
-from presage.engine.steady import period, repeat
-from presage.engine.timeline import LaneUse, Timeline, finish_times, latest_ends, simulate
+from presage.engine.timeline import LaneUse, Timeline, finish_times, latest_ends, period, repeat, simulate
 from presage.engine.transfers import exposed_after, exposed_before
 
 __all__ = [

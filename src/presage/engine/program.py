@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.engine.deadlock import Deadlock, circle, told
-from presage.engine.order import memory_slots, predecessors, topological_order
+from presage.engine.order import Deadlock, describe_circle, find_circle, memory_slots, predecessors, topological_order
 from presage.engine.recursion import Wiring
 
 __all__ = ["Builder", "Deadlock", "Edges", "Lane", "LaneKind", "Program"]
@@ -56,7 +55,7 @@ class Edges:
     @staticmethod
     def of(before: ArrayLike, after: ArrayLike, delay: ArrayLike = 0.0, from_start: ArrayLike = False) -> Edges:
         b, a, d, s = np.broadcast_arrays(*map(np.atleast_1d, (before, after, delay, from_start)))
-        return Edges(whole(b, "task"), whole(a, "task"), d.astype(np.float64), s.astype(np.bool_))
+        return Edges(as_indices(b, "task"), as_indices(a, "task"), d.astype(np.float64), s.astype(np.bool_))
 
     @staticmethod
     def none() -> Edges:
@@ -112,19 +111,19 @@ class Program:
         name: ArrayLike | None = None,
         names: Sequence[str] = ("",),
     ) -> Program:
-        on = whole(lane, "lane")
+        on = as_indices(lane, "lane")
         n = len(on)
         edges = edges or Edges.none()
         meet = np.full(n, -1, np.int32) if group is None else _meetings(group)
         rel = np.zeros(n) if release is None else np.array(release, np.float64, ndmin=1)
-        label = np.zeros(n, np.int32) if name is None else whole(name, "name")
+        label = np.zeros(n, np.int32) if name is None else as_indices(name, "name")
         _check_tasks(tuple(lanes), on, meet, rel, label, names)
         _check_edges(n, edges)
         csr = _predecessors(lanes, on, edges)
         order = topological_order(csr[0], csr[1], meet, int(meet.max(initial=-1)) + 1)
         program = Program(tuple(lanes), on, edges, meet, rel, label, tuple(names), *csr, order)
         if len(order) < n:
-            raise Deadlock(told(circle(order, meet, csr[0], csr[1]), n - len(order), program._place))
+            raise Deadlock(describe_circle(find_circle(order, meet, csr[0], csr[1]), n - len(order), program._place))
         return program
 
     def label(self, task: int) -> str:
@@ -152,7 +151,7 @@ class Program:
         return [i for i, x in enumerate(self.lanes) if x.kind is kind and rank in (None, x.rank)]
 
 
-def whole(values: ArrayLike, what: str) -> Ints:
+def as_indices(values: ArrayLike, what: str) -> Ints:
     """Indices as int32, or an error that names the one that is no index: a silent wrap would run another task."""
     given = np.atleast_1d(values)
     if given.dtype.kind not in "iub" and given.size:
@@ -170,7 +169,7 @@ def _meetings(group: ArrayLike) -> Ints:
     if given.size and given.max() >= len(given):
         _, index = np.unique(np.maximum(given, -1), return_inverse=True)
         given = index.reshape(-1) - int(given.min() < 0)
-    return np.maximum(whole(given, "meeting"), np.int32(-1))
+    return np.maximum(as_indices(given, "meeting"), np.int32(-1))
 
 
 def _predecessors(

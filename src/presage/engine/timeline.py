@@ -10,10 +10,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine import recursion
 from presage.engine.durations import Durations
-from presage.engine.intervals import intersect, length, subtract, union
-from presage.engine.program import LaneKind, Program, whole
+from presage.engine.program import Edges, LaneKind, Program, as_indices
 
-__all__ = ["LaneUse", "Timeline", "finish_times", "latest_ends", "simulate"]
+__all__ = [
+    "LaneUse",
+    "Timeline",
+    "finish_times",
+    "intersect",
+    "latest_ends",
+    "length",
+    "period",
+    "repeat",
+    "simulate",
+    "subtract",
+    "union",
+]
 
 Floats = NDArray[np.float64]
 
@@ -139,7 +150,7 @@ def finish_times(program: Program, durations: ArrayLike | Durations, tasks: Arra
     n = len(program)
     if tasks is None:
         return latest_ends(program, durations, np.zeros(n, np.int32), 1).reshape(-1)
-    wanted = whole(tasks, "task")
+    wanted = as_indices(tasks, "task")
     if len(wanted) and not (wanted.min() >= 0 and wanted.max() < n):
         raise ValueError(f"no task {wanted.min() if wanted.min() < 0 else wanted.max()}: there are {n}")
     some, place = np.unique(wanted, return_inverse=True)
@@ -184,3 +195,97 @@ def _matching(program: Program, durations: ArrayLike | Durations) -> Durations:
     if len(d) != len(program):
         raise ValueError(f"{len(program)} tasks, but {len(d)} durations")
     return d
+
+
+# ---- Sets of time as sorted, disjoint (start, end) rows.
+
+Intervals = NDArray[np.float64]  # shape (n, 2)
+
+
+def union(start: NDArray[np.float64], end: NDArray[np.float64]) -> Intervals:
+    """The time covered by any of the given spans."""
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not len(start):
+        return np.empty((0, 2))
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate([[True], start[1:] > reach[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.column_stack([start[first], reach[last]])
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The time in both."""
+    return _sweep(a, b, 2)
+
+
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """The time in a but not in b."""
+    if not len(a) or not len(b):
+        return a
+    lo, hi = min(a[0, 0], b[0, 0]) - 1.0, max(a[-1, 1], b[-1, 1]) + 1.0
+    edges = np.concatenate([[lo], b.ravel(), [hi]])
+    return intersect(a, edges.reshape(-1, 2))
+
+
+def length(a: Intervals) -> float:
+    return float((a[:, 1] - a[:, 0]).sum())
+
+
+def _sweep(a: Intervals, b: Intervals, depth: int) -> Intervals:
+    """Where at least `depth` of the two sets cover the time."""
+    at = np.concatenate([a[:, 0], b[:, 0], a[:, 1], b[:, 1]])
+    step = np.repeat([1, -1], len(a) + len(b))
+    order = np.lexsort((step, at))  # at one instant, ends come before starts
+    covered = np.cumsum(step[order]) >= depth
+    at = at[order]
+    inside = covered[:-1] & (at[1:] > at[:-1])
+    return union(at[:-1][inside], at[1:][inside])
+
+
+# ---- Steady state: the same step again and again, each lane going on where it was, until the period shows.
+
+
+def repeat(program: Program, steps: int, carried: Edges | None = None) -> Program:
+    """`steps` copies, one after another on every lane; `carried` edges lead from a task to one of the next copy.
+
+    Release times hold for the first copy only: what a later copy may start on, its edges must say.
+    """
+    if steps < 0:
+        raise ValueError(f"{steps} steps")
+    n, meets = len(program), int(program.group.max(initial=-1)) + 1
+    edges = [program.edges.shifted(k * n) for k in range(steps)]
+    if carried is not None and len(carried):
+        _check_carried(carried, n)
+        edges += [carried.shifted((k - 1) * n, k * n) for k in range(1, steps)]
+    copy = np.repeat(np.arange(steps, dtype=np.int32), n)
+    group = np.tile(program.group, steps)
+    return Program.of(
+        program.lanes,
+        np.tile(program.lane, steps),
+        Edges.joined(edges),
+        group=np.where(group >= 0, group + copy * meets, -1),
+        release=np.where(copy == 0, np.tile(program.release, steps), 0.0),
+        name=np.tile(program.name, steps),
+        names=program.names,
+    )
+
+
+def _check_carried(carried: Edges, tasks: int) -> None:
+    for ends in (carried.before, carried.after):
+        if ends.min() < 0 or ends.max() >= tasks:
+            bad = ends.min() if ends.min() < 0 else ends.max()
+            raise ValueError(f"a carried edge names task {bad}, but a step has {tasks} tasks")
+
+
+def period(
+    program: Program, durations: ArrayLike | Durations, carried: Edges | None = None, steps: int = 8
+) -> NDArray[np.float64]:
+    """Seconds per step once run-ahead has built up, per draw: the mean over the second half of `steps` steps."""
+    if steps < 2:
+        raise ValueError(f"a period needs at least 2 steps, not {steps}")
+    many, half = repeat(program, steps, carried), steps // 2
+    copy = np.repeat(np.arange(steps, dtype=np.int32), len(program))
+    done = latest_ends(many, Durations.of(durations).repeated(steps), copy, steps)
+    return np.asarray((done[-1] - done[half - 1]) / (steps - half))

@@ -1,4 +1,4 @@
-"""A cut: memory of which each rank of a group holds one part, and what that makes of the tensors in it.
+"""Cut: memory of which each rank of a group holds one part, and what that makes of the tensors in it.
 
 Memory is cut in periods: of every `period` bytes, a rank keeps the first `period / ranks`. A weight of queries, keys
 and values, [3 x 16 heads x 64, 1024], cut by heads is memory of period 16 x 64 x 1024. Its transpose, a chunk of it and
@@ -13,14 +13,12 @@ from msgspec.structs import replace
 
 from presage.graph.graph import Tensor
 
-__all__ = ["Cut", "Uncuttable", "Uneven", "cut_bytes", "cut_tensor", "find_cut", "period_of"]
 
-
-class Uncuttable(Exception):
+class CannotSplit(Exception):
     """Why something cannot be cut, in words for the user."""
 
 
-class Uneven(Uncuttable):
+class UnevenSplit(CannotSplit):
     """The ranks would not all have the same."""
 
     def __init__(self, what: str, ranks: int) -> None:
@@ -44,11 +42,11 @@ def find_cut(t: Tensor, period: int, ranks: int) -> Cut:
     """Which dimension of a tensor is cut, in memory that is cut in such periods."""
     around, uneven = divmod(period, t.itemsize * ranks)
     if uneven:
-        raise Uneven(_shape(t), ranks)
+        raise UnevenSplit(_shape_text(t), ranks)
     around *= ranks
     found, inside = _dims(t, around, ranks)
     if t.offset % around + inside >= t.strides[found]:
-        raise Uncuttable(f"{_shape(t)} does not lie within one part")
+        raise CannotSplit(f"{_shape_text(t)} does not lie within one part")
     return Cut(found, around // t.strides[found])
 
 
@@ -60,14 +58,14 @@ def _dims(t: Tensor, period: int, ranks: int) -> tuple[int, int]:
             continue
         if size * stride % period == 0:
             if found >= 0 or period % stride or (period // ranks) % stride:
-                raise Uneven(f"{t.shape[dim]} of {_shape(t)}", ranks)
+                raise UnevenSplit(f"{t.shape[dim]} of {_shape_text(t)}", ranks)
             found = dim
         elif size * stride < period:
             inside += (size - 1) * stride
         else:
-            raise Uncuttable(f"{_shape(t)} crosses the parts of several ranks")
+            raise CannotSplit(f"{_shape_text(t)} crosses the parts of several ranks")
     if found < 0:
-        raise Uncuttable(f"{_shape(t)}, a view of what it gives, would be one rank's alone")
+        raise CannotSplit(f"{_shape_text(t)}, a view of what it gives, would be one rank's alone")
     return found, inside
 
 
@@ -86,9 +84,9 @@ def cut_bytes(nbytes: int, period: int, ranks: int) -> int:
     """The memory a rank needs; its last row may end early."""
     missing = -nbytes % period
     if missing * ranks >= period:
-        raise Uncuttable(f"memory of {nbytes} bytes has an odd end")
+        raise CannotSplit(f"memory of {nbytes} bytes has an odd end")
     return (nbytes + missing) // ranks - missing
 
 
-def _shape(t: Tensor) -> str:
+def _shape_text(t: Tensor) -> str:
     return f"[{' x '.join(map(str, t.shape))}]"

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from presage.graph.builder import GraphBuilder, host_op, new_op
 from presage.graph.graph import Graph, Ref
-from presage.parallel.buckets import Bucket, buckets, fill
 from presage.parallel.gradients import (
+    Bucket,
     Gradient,
     backward_passes,
     earlier_gradients,
+    fill_bucket,
     gradients,
+    make_buckets,
     parameters,
     whole_tensors,
 )  # fmt: skip
@@ -56,7 +58,7 @@ def ddp(graph: Graph, ranks: int, options: Ddp = DEFAULT, group: str = GROUP) ->
         found = gradients(graph, backward)
         filled = [
             (bucket, _reduce(builder, bucket, ranks, group, f"bucket {k}"))
-            for k, bucket in enumerate(buckets(found, options.bucket_cap_mb, options.first_bucket_mb))
+            for k, bucket in enumerate(make_buckets(found, options.bucket_cap_mb, options.first_bucket_mb))
         ]
     _note_unused(builder, found)
     if options.rebuilt_buckets:
@@ -67,7 +69,7 @@ def ddp(graph: Graph, ranks: int, options: Ddp = DEFAULT, group: str = GROUP) ->
 
 def _reduce(builder: GraphBuilder, bucket: Bucket, ranks: int, group: str, name: str) -> int:
     """A bucket is filled and all-reduced."""
-    flat = fill(builder, bucket, 1 / ranks, name)
+    flat = fill_bucket(builder, bucket, 1 / ranks, name)
     like = builder.source.ops[bucket.ready]
     reduce = new_op("c10d::allreduce_", [[Ref(flat)]], writes=(flat,), like=like, stream=group, group=group)
     builder.after(bucket.ready, reduce)

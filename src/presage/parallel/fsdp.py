@@ -26,15 +26,18 @@ from presage.graph.arguments import references
 from presage.graph.builder import GraphBuilder, host_op, new_op, retarget
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref
 from presage.parallel.gradients import (
+    ROOT,
+    FsdpUnit,
     Gradient,
     backward_passes,
     earlier_gradients,
     fresh_gradients,
+    fsdp_units,
     gradients,
+    shard_elements,
+    shard_update,
     whole_tensors,
 )
-from presage.parallel.shards import shard_elements, shard_update
-from presage.parallel.units import ROOT, Unit, units
 
 __all__ = ["Fsdp", "fsdp"]
 
@@ -67,7 +70,7 @@ class _Sharding:
         self.builder = GraphBuilder(graph)
         self.source, self.ranks, self.options, self.group = graph, ranks, options, group
         self.tensors = whole_tensors(graph)
-        self.units = units(graph)
+        self.units = fsdp_units(graph)
         self.passes = backward_passes(graph)
         self.parts: dict[int, int] = {}  # the rank's part of each parameter and gradient, by the storage of the whole
         self.wholes: dict[tuple[str, int, int], int] = {}  # gathered, by phase, pass and the parameter's own storage
@@ -95,7 +98,7 @@ class _Sharding:
             self.builder.resize(s.id, s.nbytes // self.ranks)
         return self.builder.build()
 
-    def _keep_part(self, unit: Unit) -> None:
+    def _keep_part(self, unit: FsdpUnit) -> None:
         """Of each parameter only the rank's part is there all the time."""
         for p in unit.parameters:
             t = self.tensors[p.id]
@@ -128,11 +131,11 @@ class _Sharding:
             if n + 1 < len(order):
                 self.builder.before(place, *self._gather(order[n + 1], turn, place))
 
-    def _again(self, unit: Unit) -> bool:
+    def _again(self, unit: FsdpUnit) -> bool:
         """Whether a unit is freed after the forward pass and gathered for the backward pass."""
         return self.options.reshard_root if unit.name == ROOT else self.options.reshard_after_forward
 
-    def _begin(self, unit: Unit, k: int) -> int:
+    def _begin(self, unit: FsdpUnit, k: int) -> int:
         """Where a unit's backward pass begins; the root's, with the first op that is not the loss's."""
         if unit.name == ROOT:
             return min(span[0] for u in self.units if (span := u.backward[k]))
@@ -141,12 +144,12 @@ class _Sharding:
     def _turn(self) -> int:
         return self.builder.add_buffer(0, "uint8", "workspace", "turn", lifetime="always")
 
-    def _reshard(self, unit: Unit, phase: str, k: int, place: int) -> None:
+    def _reshard(self, unit: FsdpUnit, phase: str, k: int, place: int) -> None:
         """A unit's parameters stay up to here, all of them."""
         gathered = [self.wholes[phase, k, p.id] for p in unit.parameters]
         self.builder.after(place, host_op("FSDP::reshard", gathered, self.source.ops[place]))
 
-    def _gather(self, unit: Unit, turn: int, place: int) -> tuple[Op, ...]:
+    def _gather(self, unit: FsdpUnit, turn: int, place: int) -> tuple[Op, ...]:
         """The rank's parts side by side, and all ranks' parts gathered."""
         builder, like, dtype = self.builder, self.source.ops[place], self._dtype(unit)
         sizes = [shard_elements(self.tensors[p.id], self.ranks) for p in unit.parameters]
@@ -164,7 +167,7 @@ class _Sharding:
         """What it costs the host to have parts in another dtype."""
         return [host_op("FSDP::cast", (), like)] if self.options.master_dtype not in ("", dtype) else []
 
-    def _spread(self, unit: Unit, phase: str, k: int, place: int) -> tuple[Op, Op]:
+    def _spread(self, unit: FsdpUnit, phase: str, k: int, place: int) -> tuple[Op, Op]:
         """What was gathered, copied to where the parameters are used."""
         builder, like, (flat, turn) = self.builder, self.source.ops[place], self._gathered[unit.name]
         whole = [self.tensors[p.id] for p in unit.parameters]
@@ -177,7 +180,7 @@ class _Sharding:
             self.wholes[phase, k, p.id] = out[-1]
         return host_op("FSDP::all_gather_copy_out", out, like), _copies(out, views, like, turn=turn)
 
-    def _reduce(self, order: list[Unit], k: int) -> None:
+    def _reduce(self, order: list[FsdpUnit], k: int) -> None:
         """After each unit its gradients are sent; each rank keeps the sum of its part."""
         backward, turn = self.passes[k], self._turn()
         found: dict[str, Gradient] = {g.parameter: g for g in gradients(self.source, backward)}
@@ -189,7 +192,7 @@ class _Sharding:
                 self._reshard(u, "backward" if self._again(u) else "forward", k, place)
                 self._send(u, mine, place, turn)
 
-    def _send(self, unit: Unit, mine: list[Gradient], place: int, turn: int) -> None:
+    def _send(self, unit: FsdpUnit, mine: list[Gradient], place: int, turn: int) -> None:
         builder, like = self.builder, self.source.ops[place]
         dtype = self.options.reduce_dtype or mine[0].tensor.dtype
         sizes = [shard_elements(g.tensor, self.ranks) for g in mine]
@@ -207,7 +210,7 @@ class _Sharding:
         builder.lifetimes |= dict.fromkeys((g.storage for g in mine), "while used")
         builder.after(place, *ops, *self._keep_gradients(unit, mine, part, sizes, like))
 
-    def _keep_gradients(self, unit: Unit, mine: list[Gradient], part: int, sizes: list[int], like: Op) -> list[Op]:
+    def _keep_gradients(self, unit: FsdpUnit, mine: list[Gradient], part: int, sizes: list[int], like: Op) -> list[Op]:
         """The first pass's sums are the gradients, in the dtype they are updated in; later ones are added."""
         builder, dtype = self.builder, self.options.master_dtype or mine[0].tensor.dtype
         ops: list[Op] = []
@@ -249,7 +252,7 @@ class _Sharding:
         offsets = accumulate(sizes, initial=0)
         return [self.builder.add_tensor(storage, shape, dtype, at) for shape, at in zip(shapes, offsets, strict=False)]
 
-    def _dtype(self, unit: Unit) -> str:
+    def _dtype(self, unit: FsdpUnit) -> str:
         return self.tensors[unit.parameters[0].id].dtype
 
 

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, prod
 
 from msgspec.structs import replace
 
 from presage.errors import PresageError
 from presage.graph.arguments import references
+from presage.graph.builder import GraphBuilder, Lifetime, new_op, retarget
 from presage.graph.check import uses
-from presage.graph.graph import Graph, Op, Storage, Tensor
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor
 
 __all__ = [
-    "Gradient", "backward_passes", "earlier_gradients", "fresh_gradients", "gradients", "parameters", "whole_tensors",
-]  # fmt: skip
+    "ROOT",
+    "Bucket",
+    "FsdpUnit",
+    "Gradient",
+    "backward_passes",
+    "earlier_gradients",
+    "fill_bucket",
+    "fresh_gradients",
+    "fsdp_units",
+    "gradients",
+    "make_buckets",
+    "parameters",
+    "shard_elements",
+    "shard_update",
+    "unit_of",
+    "whole_tensors",
+]
 
 
 @dataclass(frozen=True)
@@ -107,3 +126,181 @@ def _added(graph: Graph, op: Op) -> tuple[Storage, int] | None:
     total = graph.storages[graph.tensors[op.writes[0]].storage]
     others = [s for i in references(op.inputs) if (s := graph.tensors[i].storage) != total.id]
     return (total, others[0]) if total.role == "gradient" and len(others) == 1 else None
+
+
+# ---- Gradients in buckets, as PyTorch's reducer fills them: in the order they are ready, up to a size, by dtype.
+
+MIB = 1024.0**2
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are sent together."""
+
+    gradients: tuple[Gradient, ...]
+    ready: int  # after this op all of them are, and all of the buckets before
+
+    @property
+    def elements(self) -> int:
+        return sum(g.tensor.elements for g in self.gradients)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(g.tensor.nbytes for g in self.gradients)
+
+    @property
+    def dtype(self) -> str:
+        return self.gradients[0].tensor.dtype
+
+
+def make_buckets(found: Sequence[Gradient], limit_mb: float = 25.0, first_mb: float = 1.0) -> list[Bucket]:
+    """Gradients in ready order, cut where a bucket has reached its limit; the first one's limit is smaller.
+
+    Buckets are sent in order: one that is full waits for those before it.
+    """
+    open_: dict[str, list[Gradient]] = {}
+    closed: list[list[Gradient]] = []
+    for g in found:
+        mine = open_.setdefault(g.tensor.dtype, [])
+        mine.append(g)
+        limit = (limit_mb if closed else first_mb) * MIB
+        if sum(x.tensor.nbytes for x in mine) >= limit:
+            closed.append(open_.pop(g.tensor.dtype))
+    closed += [rest for rest in open_.values() if rest]
+    out, ready = [], -1
+    for members in closed:
+        ready = max(ready, max(g.ready for g in members))
+        out.append(Bucket(tuple(members), ready))
+    return out
+
+
+def fill_bucket(
+    builder: GraphBuilder, bucket: Bucket, share: float, name: str, dtype: str = "", lifetime: Lifetime = "always"
+) -> int:
+    """A bucket's memory, and the copies that bring each gradient into it when it is ready, times `share`.
+
+    Gives the bucket's tensor; the gradients' tensors in it follow it in the builder.
+    """
+    dtype = dtype or bucket.dtype
+    flat = builder.add_buffer(bucket.elements, dtype, "buffer" if lifetime == "always" else "gradient", name, lifetime)
+    offset = 0
+    for g in bucket.gradients:
+        view = builder.add_tensor(builder.tensors[flat].storage, g.tensor.shape, dtype, offset)
+        offset += g.tensor.elements
+        like = builder.source.ops[g.ready]
+        inputs = [Ref(g.tensor.id), share, Ref(view)]
+        builder.after(
+            g.ready, new_op("aten::mul", inputs, outputs=(view,), like=like, overload="out", within="reducer::mul_out")
+        )
+    return flat
+
+
+# ---- Parts of parameters: what a rank keeps and updates of what all of them train.
+
+TRAINED = ("parameter", "gradient", "optimizer")
+
+
+def shard_elements(tensor: Tensor, ranks: int) -> int:
+    """Elements of the largest part of a tensor that is cut along its first dimension."""
+    if not tensor.shape:
+        return 1
+    return ceil(tensor.shape[0] / ranks) * prod(tensor.shape[1:])
+
+
+def shard_update(builder: GraphBuilder, ranks: int, end: int, held: dict[int, int], dtype: str = "") -> None:
+    """After the backward pass (which ends at op `end`) all work on parameters, gradients and the optimizer's state is
+    on the rank's own part of them.
+
+    `held` are the parts of parameters and gradients, as tensors, by the storage of the whole. State of the optimizer,
+    and what is computed from all these, shrinks as they do; `dtype` is what the state is kept in, if another.
+    """
+    graph = builder.source
+    tensors = whole_tensors(graph)
+    touched = {s.id for s in graph.storages if s.role in TRAINED}
+    parts = dict(held)
+    for i in range(end + 1, len(graph.ops)):
+        mine = uses(graph, graph.ops[i])
+        if not mine & touched:
+            continue
+        touched |= mine
+        for s in mine - parts.keys():
+            parts[s] = _part(builder, tensors[s], ranks, dtype)
+        named = (*graph.inputs_of(graph.ops[i]), *graph.outputs_of(graph.ops[i]))
+        builder.ops[i] = retarget(builder.ops[i], {t.id: parts[t.storage] for t in named})
+
+
+def _part(builder: GraphBuilder, whole: Tensor, ranks: int, dtype: str) -> int:
+    """The rank's part in the same memory, which shrinks to it."""
+    if whole.elements <= 1:
+        return whole.id
+    dtype = dtype if dtype and whole.dtype.startswith(("float", "bfloat")) else whole.dtype
+    elements = shard_elements(whole, ranks)
+    builder.resize(whole.storage, elements * DTYPE_BYTES[dtype])
+    return builder.add_tensor(whole.storage, (elements,), dtype)
+
+
+# ---- Units of a model: the repeated blocks that sharded parallelism gathers and frees one at a time, and the rest.
+
+ROOT = ""
+PHASES = ("forward", "backward")
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class FsdpUnit:
+    """Parameters that come and go together, and the first and last op that needs them, by backward pass."""
+
+    name: str
+    parameters: tuple[Storage, ...]
+    forward: tuple[Span | None, ...]
+    backward: tuple[Span | None, ...]
+
+
+def fsdp_units(graph: Graph) -> list[FsdpUnit]:
+    """The root (all that is in no block) and then the blocks, in the order of their first use."""
+    blocks = _blocks(p.module for p in parameters(graph))
+    members: dict[str, list[Storage]] = {ROOT: []}
+    for p in parameters(graph):
+        members.setdefault(unit_of(p.module, blocks), []).append(p)
+    needs = _needs(graph, {p.id: name for name, some in members.items() for p in some}, blocks)
+    passes = range(len(backward_passes(graph)))
+    found = [
+        FsdpUnit(name, tuple(some), *(tuple(needs.get((name, phase, k)) for k in passes) for phase in PHASES))
+        for name, some in members.items()
+        if some
+    ]
+    used = [u for u in found if u.forward[0] is not None]
+    return sorted(used, key=lambda u: (u.name != ROOT, u.forward[0]))
+
+
+def unit_of(module: str, blocks: set[str]) -> str:
+    """The block a module is in: 'blocks.3' for 'blocks.3.attn.qkv'."""
+    parts = module.split(".")
+    return next((b for n in range(1, len(parts) + 1) if (b := ".".join(parts[:n])) in blocks), ROOT)
+
+
+def _blocks(modules: Iterable[str]) -> set[str]:
+    """Numbered modules with modules of their own inside, of which there are several side by side: the outermost."""
+    found: dict[str, set[str]] = {}
+    for module in modules:
+        parts = module.split(".")
+        number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        if number is not None and number + 1 < len(parts):
+            found.setdefault(".".join(parts[:number]), set()).add(".".join(parts[: number + 1]))
+    return {block for some in found.values() if len(some) > 1 for block in some}
+
+
+def _needs(graph: Graph, owner: dict[int, str], blocks: set[str]) -> dict[tuple[str, str, int], Span]:
+    """First and last op of each unit by phase and pass: those of its modules, and those that use its parameters."""
+    ends = [backward[-1] for backward in backward_passes(graph)]
+    out: dict[tuple[str, str, int], Span] = {}
+    for i, op in enumerate(graph.ops[: ends[-1] + 1]):
+        if op.phase not in PHASES:
+            continue
+        names = {owner[s] for s in uses(graph, op) if s in owner}
+        if op.kernels and op.module and (block := unit_of(op.module, blocks)) != ROOT:
+            names.add(block)
+        for name in names:
+            key = name, op.phase, bisect_left(ends, i)
+            out[key] = out.get(key, (i, i))[0], i
+    return out

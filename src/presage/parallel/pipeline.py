@@ -21,7 +21,7 @@ from presage.parallel.schedules import (
     UNIT,
     WHAT,
     Extent,
-    Moments,
+    OperationMoments,
     ScheduleKind,
     Turns,
     group_of,
@@ -221,7 +221,7 @@ def _tasks(s: Schedule, exchanges: bool) -> PipelineTasks:
     return PipelineTasks(s.stages, s.virtual, program, order.microbatch[in_order])
 
 
-def _operations(when: Moments, order: Turns, stages: int, virtual: int) -> list[Ints]:
+def _operations(when: OperationMoments, order: Turns, stages: int, virtual: int) -> list[Ints]:
     """Moment, lane, kind and turn of every F, then every B, then every W; by stage, by turn."""
     stage, turn = np.arange(stages)[:, None], np.arange(len(order.chunk))[None, :]
     ahead = np.where(order.microbatch == 0, FIRST, 0)
@@ -234,7 +234,7 @@ def _operations(when: Moments, order: Turns, stages: int, virtual: int) -> list[
     return _joined(blocks)
 
 
-def _exchanges(when: Moments, stages: int, virtual: int) -> list[list[Ints]]:
+def _exchanges(when: OperationMoments, stages: int, virtual: int) -> list[list[Ints]]:
     """Those of forwards; and of backwards, where no forward goes the other way at the same moment."""
     stage, turn = (x.ravel() for x in np.indices((stages - 1, when.forward.shape[1])))
     kind = EXCHANGE * stages * virtual + stage
@@ -266,7 +266,7 @@ def _round(s: Schedule, exchanges: bool) -> int:
     return s.group * (s.virtual * s.stages * s.operations + (s.stages - 1) * exchanges)
 
 
-def _ends(order: Turns, when: Moments, stages: int, virtual: int) -> tuple[Ints, Ints]:
+def _ends(order: Turns, when: OperationMoments, stages: int, virtual: int) -> tuple[Ints, Ints]:
     """The first forward of each (stage, chunk), and the last backward or, where split, weight gradient."""
     size, count = stages * len(order.chunk), 3 if when.weight.size else 2
     forward, final = (np.arange(k * size, (k + 1) * size).reshape(stages, -1) for k in (0, count - 1))

@@ -55,7 +55,7 @@ class PipelineDurations(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PipelineRun:
+class PipelineStep:
     """The times of one step, in seconds from its start."""
 
     schedule: Schedule
@@ -85,7 +85,7 @@ class PipelineRun:
 def run_pipeline(
     schedule: Schedule, forward: ArrayLike, backward: ArrayLike, weight: ArrayLike | None = None,
     send: ArrayLike = 0.0, overlap: bool = True, first_extra: ArrayLike | None = None,
-) -> PipelineRun:  # fmt: skip
+) -> PipelineStep:  # fmt: skip
     """One step.
 
     `forward`, `backward`, `weight`: seconds of one microbatch, numbers or [stages] or [stages, virtual]; `backward` is
@@ -99,7 +99,7 @@ def run_pipeline(
     )
 
 
-def simulate_durations(schedule: Schedule, d: PipelineDurations) -> PipelineRun:
+def simulate_durations(schedule: Schedule, d: PipelineDurations) -> PipelineStep:
     """The step with these durations, by the engine's fast path."""
     seconds, delay = d.kinds(schedule.meets)
     found = simulate_pipeline(
@@ -109,7 +109,7 @@ def simulate_durations(schedule: Schedule, d: PipelineDurations) -> PipelineRun:
     done = found.end
     if not d.overlap and not schedule.meets:
         done = done - d.last_sent(schedule.splits_backward)
-    return PipelineRun(schedule, d, float(done.max()), found.start, done, found.simulated)
+    return PipelineStep(schedule, d, float(done.max()), found.start, done, found.simulated)
 
 
 def pipeline_timeline(

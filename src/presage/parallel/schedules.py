@@ -34,7 +34,7 @@ class Turns:
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class OperationMoments:
     """Of every [stage, turn]; `weight` is empty where backwards are not split."""
 
     forward: Ints
@@ -126,11 +126,11 @@ def turns(microbatches: int, virtual: int, group: int) -> Turns:
     return Turns(first + place, chunk, size)
 
 
-def moments(kind: ScheduleKind, extent: Extent) -> Moments:
+def moments(kind: ScheduleKind, extent: Extent) -> OperationMoments:
     """The moment of every operation."""
     turn, stage = np.arange(extent.microbatches * extent.virtual)[None, :], np.arange(extent.stages)[:, None]
     forward, backward = kind.moments(stage, turn, extent)
-    return Moments(forward, backward, kind.weight_moments(stage, turn, extent))
+    return OperationMoments(forward, backward, kind.weight_moments(stage, turn, extent))
 
 
 def one_forward_one_backward(stage: Ints, turn: Ints, extent: Extent) -> tuple[Ints, Ints]:

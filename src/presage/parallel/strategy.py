@@ -11,7 +11,7 @@ from presage.errors import PresageError, near
 from presage.graph.graph import DTYPE_BYTES, Graph
 from presage.parallel.ddp import Ddp, ddp
 from presage.parallel.fsdp import Fsdp, fsdp
-from presage.parallel.layout import RankLayout
+from presage.parallel.rank_layout import RankLayout
 from presage.parallel.tensor import tensor_parallel
 from presage.parallel.zero import Zero, zero
 

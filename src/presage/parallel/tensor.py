@@ -20,10 +20,15 @@ from presage.graph.arguments import references
 from presage.graph.builder import GraphBuilder, new_op
 from presage.graph.graph import Graph, Op, Ref, Storage, Tensor
 from presage.parallel.cuts import cut_bytes, cut_tensor, find_cut
-from presage.parallel.reduces import reduces
-from presage.parallel.spread import Map, Region, Seed, seeds, spread, tables
-
-__all__ = ["tensor_parallel"]
+from presage.parallel.tensor_regions import (
+    SplitGraph,
+    SplitRegion,
+    SplitSeed,
+    find_reduces,
+    grow_region,
+    vocabulary_seeds,
+    weight_seeds,
+)
 
 
 def tensor_parallel(graph: Graph, ranks: int, *, group: str = "tp", vocabulary: bool = False) -> Graph:
@@ -35,7 +40,7 @@ def tensor_parallel(graph: Graph, ranks: int, *, group: str = "tp", vocabulary: 
         raise PresageError(f"tensor parallelism needs at least 1 rank, not {ranks}")
     if ranks == 1:
         return graph
-    found = _regions(Map(graph, ranks, vocabulary))
+    found = _regions(SplitGraph(graph, ranks, vocabulary))
     if not found.regions:
         reasons = "; ".join(found.notes()) or "it has no products with a parameter"
         raise PresageError(f"tensor parallelism finds no pair of linear layers to share out: {reasons}")
@@ -50,7 +55,7 @@ def tensor_parallel(graph: Graph, ranks: int, *, group: str = "tp", vocabulary: 
 class _Found:
     """What is cut together, and the modules left whole by the reason."""
 
-    regions: list[Region] = field(default_factory=list)
+    regions: list[SplitRegion] = field(default_factory=list)
     taken: dict[int, int] = field(default_factory=dict)  # periods of the memory cut so far, 0 where it is only repeated
     left: dict[str, list[str]] = field(default_factory=dict)
 
@@ -58,22 +63,22 @@ class _Found:
         return [f"{_listed(modules)} left whole: {why}" for why, modules in self.left.items()]
 
 
-def _regions(graph: Map) -> _Found:
+def _regions(graph: SplitGraph) -> _Found:
     """What each weight's cut reaches, in the order of the forward pass; those that an earlier one reached are done."""
     found = _Found()
-    for seed in seeds(graph):
+    for seed in weight_seeds(graph):
         _try(graph, seed, found)
     if graph.vocabulary:
-        for seed in tables(graph, found.regions):
+        for seed in vocabulary_seeds(graph, found.regions):
             _try(graph, seed, found)
     return found
 
 
-def _try(graph: Map, seed: Seed, found: _Found) -> None:
+def _try(graph: SplitGraph, seed: SplitSeed, found: _Found) -> None:
     weight = graph.weights[graph.graph.tensors[seed.weight].storage]
     if weight in found.taken:
         return
-    region, why = spread(graph, seed, found.taken)
+    region, why = grow_region(graph, seed, found.taken)
     if region is not None:
         found.regions.append(region)
         found.taken.update(region.periods)
@@ -91,7 +96,7 @@ def _listed(modules: Sequence[str]) -> str:
 # ---- tensors, memory and sizes
 
 
-def _cut(builder: GraphBuilder, regions: Sequence[Region], ranks: int) -> None:
+def _cut(builder: GraphBuilder, regions: Sequence[SplitRegion], ranks: int) -> None:
     """Tensors, memory and the sizes among arguments, as one rank has them."""
     periods = {s: p for r in regions for s, p in r.periods.items()}
     graph = builder.source
@@ -159,9 +164,9 @@ def _spare_copies(builder: GraphBuilder) -> list[str]:
 # ---- communication
 
 
-def _communicate(builder: GraphBuilder, regions: Sequence[Region], group: str) -> None:
+def _communicate(builder: GraphBuilder, regions: Sequence[SplitRegion], group: str) -> None:
     """All-reduces: of shares of sums, of what a softmax over shared classes needs, of a gradient norm."""
-    for place, i in reduces(builder.source, [r.sums for r in regions]):
+    for place, i in find_reduces(builder.source, [r.sums for r in regions]):
         builder.after(place, _all_reduce(i, builder.source.ops[place], group))
     for place in sorted(p for r in regions for p in r.softmaxes):
         _share_classes(builder, place, group)

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 
 from presage.graph.builder import GraphBuilder, new_op
 from presage.graph.graph import DTYPE_BYTES, Graph, Ref
-from presage.parallel.buckets import Bucket, buckets, fill
-from presage.parallel.gradients import backward_passes, earlier_gradients, gradients, parameters, whole_tensors
-from presage.parallel.shards import shard_elements, shard_update
+from presage.parallel.gradients import (
+    Bucket,
+    backward_passes,
+    earlier_gradients,
+    fill_bucket,
+    gradients,
+    make_buckets,
+    parameters,
+    shard_elements,
+    shard_update,
+    whole_tensors,
+)
 
 __all__ = ["Zero", "zero"]
 
@@ -36,7 +45,7 @@ def zero(graph: Graph, ranks: int, options: Zero = DEFAULT, group: str = GROUP, 
     if ranks == 1:
         return graph
     builder, end = GraphBuilder(graph), backward_passes(graph)[-1]
-    some = buckets(gradients(graph, end), options.bucket_cap_mb, options.bucket_cap_mb)
+    some = make_buckets(gradients(graph, end), options.bucket_cap_mb, options.bucket_cap_mb)
     held: dict[int, int] = {}
     for k, bucket in enumerate(some):
         held |= _send(builder, bucket, ranks, stage, group, f"bucket {k}")
@@ -50,7 +59,7 @@ def zero(graph: Graph, ranks: int, options: Zero = DEFAULT, group: str = GROUP, 
 
 def _send(builder: GraphBuilder, bucket: Bucket, ranks: int, stage: int, group: str, name: str) -> dict[int, int]:
     """A bucket is filled and reduced; the rank's parts of its gradients, by their storages."""
-    flat = fill(builder, bucket, 1 / ranks, name, lifetime="always" if stage == 1 else "while used")
+    flat = fill_bucket(builder, bucket, 1 / ranks, name, lifetime="always" if stage == 1 else "while used")
     like, dtype = builder.source.ops[bucket.ready], bucket.dtype
     builder.lifetimes |= dict.fromkeys((g.storage for g in bucket.gradients), "while used")
     sizes = [shard_elements(g.tensor, ranks) for g in bucket.gradients]

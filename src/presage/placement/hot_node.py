@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.sampling import Estimate
-from presage.placement.place import Outcome, Placed, Placement
-from presage.placement.placement_draws import drawn_steps
-from presage.placement.placement_score import Judge
+from presage.placement.place import Placement, PlacementOutcome, PlacementResult
+from presage.placement.placement_score import PlacementScore, draw_placement
 
-__all__ = ["Evicted", "Hot", "LeftOut", "evictions", "hot_node", "left_out"]
+__all__ = ["Eviction", "HotNode", "SpareGpu", "hot_node_cost", "spare_gpus", "suggest_evictions"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,7 +26,7 @@ DRAWS = 4_000
 
 
 @dataclass(frozen=True)
-class Hot:
+class HotNode:
     """A node's GPUs take `factor` as long, in each of the stages."""
 
     factor: float
@@ -41,7 +40,7 @@ class Hot:
         return [p95.value / self.without[1].value - 1 for _, p95 in self.stages]
 
 
-def hot_node(judge: Judge, factors: Floats, factor: float, node: int, draws: int = DRAWS) -> Hot:
+def hot_node_cost(judge: PlacementScore, factors: Floats, factor: float, node: int, draws: int = DRAWS) -> HotNode:
     """In replicas [replica, stage] that are otherwise as they are; the hot node goes to the quickest of them."""
     count = int(np.clip(node // judge.pipeline.shape.together, 1, len(factors)))
     told = [_quantiles(judge, factors, draws)]
@@ -50,18 +49,18 @@ def hot_node(judge: Judge, factors: Floats, factor: float, node: int, draws: int
         rows = _quickest(judge, factors, stage, factor, count)
         hot[rows, stage] = np.maximum(factors[rows, stage], factor)
         told.append(_quantiles(judge, hot, draws))
-    return Hot(factor, count, told[0], tuple(told[1:]))
+    return HotNode(factor, count, told[0], tuple(told[1:]))
 
 
-def _quickest(judge: Judge, factors: Floats, stage: int, factor: float, count: int) -> Ints:
+def _quickest(judge: PlacementScore, factors: Floats, stage: int, factor: float, count: int) -> Ints:
     """Replicas that are the quickest with such a stage."""
     hot = factors.copy()
     hot[:, stage] = np.maximum(hot[:, stage], factor)
     return np.argsort(judge.pipeline.quiet(hot), kind="stable")[:count]
 
 
-def _quantiles(judge: Judge, factors: Floats, draws: int) -> tuple[Estimate, Estimate]:
-    found = drawn_steps(judge.pipeline, factors, judge.seed, draws)
+def _quantiles(judge: PlacementScore, factors: Floats, draws: int) -> tuple[Estimate, Estimate]:
+    found = draw_placement(judge.pipeline, factors, judge.seed, draws)
     return found.p50, found.p95
 
 
@@ -69,7 +68,7 @@ def _quantiles(judge: Judge, factors: Floats, draws: int) -> tuple[Estimate, Est
 
 
 @dataclass(frozen=True)
-class Evicted:
+class Eviction:
     """A node (or a GPU, where no nodes are known), and what a usual one in its place would give."""
 
     name: str
@@ -82,12 +81,14 @@ class Evicted:
     gpu_hours: float  # a day
 
 
-def evictions(placed: Placed, outcome: Outcome, most: int = EVICTED, draws: int = DRAWS) -> list[Evicted]:
+def suggest_evictions(
+    placed: PlacementResult, outcome: PlacementOutcome, most: int = EVICTED, draws: int = DRAWS
+) -> list[Eviction]:
     """In the order to evict them, as long as each further one gains enough on average. GPUs are not placed anew."""
-    found: list[Evicted] = []
+    found: list[Eviction] = []
     before, was = outcome.placement, _quantiles(placed.judge, outcome.placement.factors, draws)[1]
     least, worth = max(LEAST, CERTAIN * was.error / was.value), 0
-    while len(found) < most and (name := _next(placed.judge, before)) is not None:
+    while len(found) < most and (name := _next_to_evict(placed.judge, before)) is not None:
         after = _usual(before, name)
         found.append(_evicted(placed.judge, outcome.placement, after, name, was.value, draws))
         if found[-1].gain - (found[worth - 1].gain if worth else 0.0) > least * (len(found) - worth):
@@ -96,16 +97,16 @@ def evictions(placed: Placed, outcome: Outcome, most: int = EVICTED, draws: int 
     return found[:worth]
 
 
-def _evicted(judge: Judge, given: Placement, after: Placement, name: str, was: float, draws: int) -> Evicted:
+def _evicted(judge: PlacementScore, given: Placement, after: Placement, name: str, was: float, draws: int) -> Eviction:
     both, alone = (_quantiles(judge, p.factors, draws)[1].value for p in (after, _usual(given, name)))
     gpu = _slowest_gpu(given, given.fleet.of_unit(name))
     replica, stage, _ = (int(x[0]) for x in np.nonzero(given.gpus == gpu))
     hours = (1 - both / was) * judge.pipeline.shape.job.gpus * DAY_HOURS
     gains = max(0.0, 1 - alone / was), 1 - both / was
-    return Evicted(name, float(given.fleet.factors[gpu]), stage, replica, *gains, both, hours)
+    return Eviction(name, float(given.fleet.factors[gpu]), stage, replica, *gains, both, hours)
 
 
-def _next(judge: Judge, placement: Placement) -> str | None:
+def _next_to_evict(judge: PlacementScore, placement: Placement) -> str | None:
     """Of the slowest replica's stages, whose slowest node (or GPU) is best evicted."""
     row = int(judge.pipeline.quiet(placement.factors).argmax())
     fleet = placement.fleet
@@ -136,7 +137,7 @@ def _slowest_gpu(placement: Placement, members: Ints) -> int:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SpareGpu:
     """A GPU that is spare, and the p95 if it worked all the same, where it hurts least."""
 
     gpu: str
@@ -145,7 +146,7 @@ class LeftOut:
     p95: float
 
 
-def left_out(placed: Placed, most: int = 5, draws: int = DRAWS) -> list[LeftOut]:
+def spare_gpus(placed: PlacementResult, most: int = 5, draws: int = DRAWS) -> list[SpareGpu]:
     """Of the slowest that were left out."""
     best, fleet = placed.best.placement, placed.fleet
     found = []
@@ -153,11 +154,11 @@ def left_out(placed: Placed, most: int = 5, draws: int = DRAWS) -> list[LeftOut]
         factor = float(fleet.factors[gpu])
         factors = _least_hurt(placed.judge, best.factors, factor)
         p95 = _quantiles(placed.judge, factors, draws)[1].value
-        found.append(LeftOut(fleet.gpus[gpu], fleet.nodes[gpu], factor, p95))
+        found.append(SpareGpu(fleet.gpus[gpu], fleet.nodes[gpu], factor, p95))
     return found
 
 
-def _least_hurt(judge: Judge, factors: Floats, factor: float) -> Floats:
+def _least_hurt(judge: PlacementScore, factors: Floats, factor: float) -> Floats:
     """With one such group in the replica and the stage that take it best."""
     seconds = []
     for stage in range(factors.shape[1]):

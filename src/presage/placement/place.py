@@ -10,17 +10,14 @@ from numpy.typing import NDArray
 
 from presage.noise.model import NoiseModel
 from presage.noise.sampling import RandomStreams
-from presage.placement.fleet import Fleet
-from presage.placement.gpu_groups import Sizes, best_groups, given_groups, random_groups, worst_groups
-from presage.placement.placement_bound import bound
-from presage.placement.placement_draws import drawn_steps
-from presage.placement.placement_score import Judge
-from presage.placement.placement_search import assign, assign_worst
-from presage.placement.replica_time import Pipeline, without_gpus
+from presage.placement.fleet import GpuFleet
+from presage.placement.gpu_groups import GroupSizes, best_groups, given_groups, random_groups, worst_groups
+from presage.placement.placement_score import PlacementScore, ReplicaTimes, draw_placement, without_gpu_spread
+from presage.placement.placement_search import assign_groups, assign_groups_worst, p95_bound
 from presage.prediction.draws.draw import Drawn, Draws, without_fitted_stragglers
 from presage.prediction.draws.step_model import StepModel
 
-__all__ = ["Outcome", "Placed", "Placement", "Randoms", "place"]
+__all__ = ["Placement", "PlacementOutcome", "PlacementResult", "RandomPlacements", "place"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,7 +28,7 @@ RANDOMS, RANDOM_DRAWS = 40, 2_000
 class Placement:
     """gpus[replica, stage, GPU of the group]: indices of the fleet's."""
 
-    fleet: Fleet
+    fleet: GpuFleet
     gpus: Ints
 
     @cached_property
@@ -52,7 +49,7 @@ class Placement:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome(Drawn):
+class PlacementOutcome(Drawn):
     """A placement, and its steps."""
 
     placement: Placement
@@ -60,7 +57,7 @@ class Outcome(Drawn):
 
 
 @dataclass(frozen=True, eq=False)
-class Randoms:
+class RandomPlacements:
     """Medians and p95s of steps, one of each random placement."""
 
     p50s: Floats
@@ -81,16 +78,16 @@ class Randoms:
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class PlacementResult:
     """What was found."""
 
-    judge: Judge
-    fleet: Fleet
-    sizes: Sizes
-    given: Outcome
-    best: Outcome
-    worst: Outcome
-    randoms: Randoms
+    judge: PlacementScore
+    fleet: GpuFleet
+    sizes: GroupSizes
+    given: PlacementOutcome
+    best: PlacementOutcome
+    worst: PlacementOutcome
+    randoms: RandomPlacements
     gap: float  # how much slower than the bound the slowest replica is in the best, at p95
 
     @property
@@ -105,47 +102,47 @@ class Placed:
 
 
 def place(
-    shape: StepModel, fleet: Fleet, noise: NoiseModel, *, keep_nodes: bool = True, seed: int = 0, draws: int = 10_000,
-    randoms: int = RANDOMS,
-) -> Placed:  # fmt: skip
+    shape: StepModel, fleet: GpuFleet, noise: NoiseModel, *, keep_nodes: bool = True, seed: int = 0,
+    draws: int = 10_000, randoms: int = RANDOMS,
+) -> PlacementResult:  # fmt: skip
     """Which GPU of a fleet should go where in a job, so that slow ones cost least; beside other orders of them.
 
     GPUs' own speeds are the fleet's; of the noise all else is drawn. The step without noise stays the predicted one
     where GPUs vary as they usually do (see `calmed`).
     """
-    sizes, alone = Sizes.of(shape, fleet, keep_nodes), without_gpus(noise)
+    sizes, alone = GroupSizes.of(shape, fleet, keep_nodes), without_gpu_spread(noise)
     shape = without_fitted_stragglers(shape, noise if np.ptp(fleet.factors) else alone)
-    judge = Judge(Pipeline(shape, alone), shape.replicas, seed=seed)
+    judge = PlacementScore(ReplicaTimes(shape, alone), shape.replicas, seed=seed)
     best, gap = _best(judge, fleet, sizes)
     given, worst = _in_order(shape, fleet, given_groups(sizes)), _worst(judge, fleet, sizes)
     outcomes = {
-        name: Outcome(p, drawn_steps(judge.pipeline, p.factors, seed, draws))
+        name: PlacementOutcome(p, draw_placement(judge.pipeline, p.factors, seed, draws))
         for name, p in (("given", given), ("best", best), ("worst", worst))
     }
-    return Placed(judge, fleet, sizes, randoms=_randoms(judge, fleet, sizes, randoms), gap=gap, **outcomes)
+    return PlacementResult(judge, fleet, sizes, randoms=_randoms(judge, fleet, sizes, randoms), gap=gap, **outcomes)
 
 
-def _in_order(shape: StepModel, fleet: Fleet, groups: Ints) -> Placement:
+def _in_order(shape: StepModel, fleet: GpuFleet, groups: Ints) -> Placement:
     return Placement(fleet, groups.reshape(shape.stages, shape.replicas, -1).transpose(1, 0, 2))
 
 
-def _best(judge: Judge, fleet: Fleet, sizes: Sizes) -> tuple[Placement, float]:
+def _best(judge: PlacementScore, fleet: GpuFleet, sizes: GroupSizes) -> tuple[Placement, float]:
     groups = best_groups(fleet, sizes)
     values = fleet.factors[groups].max(axis=1)
-    found = assign(judge, values)
-    gap = max(0.0, found.p95 / bound(judge, values, values[found.groups]) - 1)
+    found = assign_groups(judge, values)
+    gap = max(0.0, found.p95 / p95_bound(judge, values, values[found.groups]) - 1)
     return Placement(fleet, groups[found.groups]), gap
 
 
-def _worst(judge: Judge, fleet: Fleet, sizes: Sizes) -> Placement:
+def _worst(judge: PlacementScore, fleet: GpuFleet, sizes: GroupSizes) -> Placement:
     groups = worst_groups(fleet, sizes)
-    return Placement(fleet, groups[assign_worst(judge, fleet.factors[groups].max(axis=1))])
+    return Placement(fleet, groups[assign_groups_worst(judge, fleet.factors[groups].max(axis=1))])
 
 
-def _randoms(judge: Judge, fleet: Fleet, sizes: Sizes, count: int) -> Randoms:
+def _randoms(judge: PlacementScore, fleet: GpuFleet, sizes: GroupSizes, count: int) -> RandomPlacements:
     rng, told = RandomStreams(judge.seed)("random placements"), []
     for _ in range(count):
         p = _in_order(judge.pipeline.shape, fleet, random_groups(fleet, sizes, rng))
-        draws = drawn_steps(judge.pipeline, p.factors, judge.seed, RANDOM_DRAWS).seconds
+        draws = draw_placement(judge.pipeline, p.factors, judge.seed, RANDOM_DRAWS).seconds
         told.append(np.quantile(draws, [0.5, 0.95]))
-    return Randoms(*np.array(told).reshape(-1, 2).T)
+    return RandomPlacements(*np.array(told).reshape(-1, 2).T)

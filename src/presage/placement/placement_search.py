@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.placement.placement_bound import bound
-from presage.placement.placement_score import Judge, Moments, level
+from presage.placement.placement_score import LogTimeMoments, PlacementScore, slowest_quantile
 
-__all__ = ["Found", "assign", "assign_worst", "responses"]
+__all__ = ["Assignment", "assign_groups", "assign_groups_worst", "p95_bound", "stage_responses"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,14 +33,14 @@ BUDGET = 1e9  # tasks run in all
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Assignment:
     """groups[replica, stage], and the p95 of the slowest replica as the judge has it."""
 
     groups: Ints
     p95: float
 
 
-def responses(judge: Judge, factor: float) -> Floats:
+def stage_responses(judge: PlacementScore, factor: float) -> Floats:
     """[stage]: how many times as long a replica takes when one stage's GPUs take `factor` as long."""
     stages = judge.pipeline.shape.stages
     factors = np.ones((stages + 1, stages))
@@ -49,18 +49,18 @@ def responses(judge: Judge, factor: float) -> Floats:
     return np.asarray(seconds[:-1] / seconds[-1])
 
 
-def assign(judge: Judge, values: Floats, budget: float = BUDGET) -> Found:
+def assign_groups(judge: PlacementScore, values: Floats, budget: float = BUDGET) -> Assignment:
     """Groups with factors `values` to places. A large placement is good enough where it is near what none can beat."""
     starts = list(_starts(judge, values))
     if judge.pipeline.shape.stages == 1:  # replicas are alike: there is nothing to choose
-        return Found(starts[0], judge.p95(values[starts[0]]))
+        return Assignment(starts[0], judge.p95(values[starts[0]]))
     if len(values) <= SMALL:
         return min((_exchanged(judge, values, s, budget, 0.0) for s in starts), key=lambda f: f.p95)
     best = min(starts, key=lambda g: judge.p95(values[g]))
-    return _exchanged(judge, values, best, budget, NEAR * bound(judge, values, values[best]))
+    return _exchanged(judge, values, best, budget, NEAR * p95_bound(judge, values, values[best]))
 
 
-def assign_worst(judge: Judge, values: Floats) -> Ints:
+def assign_groups_worst(judge: PlacementScore, values: Floats) -> Ints:
     """The slowest groups all in one replica and where they hurt most, the next in the next."""
     response = _by_response(judge, values)[::-1]
     groups = _by_replica(values, judge.replicas, response)
@@ -78,7 +78,7 @@ def assign_worst(judge: Judge, values: Floats) -> Ints:
 # ---- starts
 
 
-def _starts(judge: Judge, values: Floats) -> Iterator[Ints]:
+def _starts(judge: PlacementScore, values: Floats) -> Iterator[Ints]:
     response = _by_response(judge, values)
     yield _by_stage(judge, values, response)
     yield _by_replica(values, judge.replicas, response)
@@ -88,13 +88,13 @@ def _starts(judge: Judge, values: Floats) -> Iterator[Ints]:
             yield rng.permutation(len(values)).reshape(judge.replicas, -1)
 
 
-def _by_response(judge: Judge, values: Floats) -> Ints:
+def _by_response(judge: PlacementScore, values: Floats) -> Ints:
     """Stages, from the one that responds least to its GPUs being slow."""
     slow = max(float(values.max() / np.median(values)), 1.02)
-    return np.argsort(responses(judge, slow), kind="stable")
+    return np.argsort(stage_responses(judge, slow), kind="stable")
 
 
-def _by_stage(judge: Judge, values: Floats, response: Ints) -> Ints:
+def _by_stage(judge: PlacementScore, values: Floats, response: Ints) -> Ints:
     """The slowest groups to the stage that responds least, and so on; in it, the slowest to the quickest replica."""
     order = np.argsort(-values, kind="stable").reshape(len(response), judge.replicas)
     groups = np.zeros((judge.replicas, len(response)), np.int64)
@@ -145,10 +145,10 @@ class _Changes:
         return ours, theirs
 
 
-def _exchanged(judge: Judge, values: Floats, groups: Ints, budget: float, aim: float) -> Found:
+def _exchanged(judge: PlacementScore, values: Floats, groups: Ints, budget: float, aim: float) -> Assignment:
     groups, m = groups.copy(), judge.moments(values[groups])
     rng = np.random.default_rng(judge.seed)
-    p95, spent = level(m), 0.0
+    p95, spent = slowest_quantile(m), 0.0
     while spent < budget and p95 > aim:
         for row in _worst_rows(judge, m):
             changes = _changes(values, groups, int(row), m, rng)
@@ -163,17 +163,17 @@ def _exchanged(judge: Judge, values: Floats, groups: Ints, budget: float, aim: f
         groups[chosen.other[0]], groups[row] = theirs[0], ours[0]
         new = judge.moments(values[groups[both]])
         m.put(both, new)
-        p95 = level(m)
-    return Found(groups, p95)
+        p95 = slowest_quantile(m)
+    return Assignment(groups, p95)
 
 
-def _worst_rows(judge: Judge, m: Moments) -> Ints:
+def _worst_rows(judge: PlacementScore, m: LogTimeMoments) -> Ints:
     worth = m.mean + judge.wide * m.sd
     count = len(worth) if worth.size <= SMALL else WORST_ROWS
     return np.argsort(-worth, kind="stable")[:count]
 
 
-def _changes(values: Floats, groups: Ints, row: int, m: Moments, rng: np.random.Generator) -> _Changes:
+def _changes(values: Floats, groups: Ints, row: int, m: LogTimeMoments, rng: np.random.Generator) -> _Changes:
     """Of a row with itself and with others: all, or the quickest and some more."""
     replicas, stages = groups.shape
     rows, most = np.arange(replicas), max(4, CHANGES // stages**2)
@@ -187,7 +187,7 @@ def _changes(values: Floats, groups: Ints, row: int, m: Moments, rng: np.random.
 
 
 def _best(
-    judge: Judge, values: Floats, groups: Ints, m: Moments, changes: _Changes, log_p95: float
+    judge: PlacementScore, values: Floats, groups: Ints, m: LogTimeMoments, changes: _Changes, log_p95: float
 ) -> tuple[_Changes | None, float]:
     """The change after which the worse of its two rows is best, if it helps; and the tasks run to find it."""
     if not len(changes):
@@ -205,7 +205,7 @@ def _best(
     return (few.some(np.array([at])) if np.isfinite(worth[at]) else None), spent
 
 
-def _promising(judge: Judge, values: Floats, groups: Ints, m: Moments, changes: _Changes) -> Ints:
+def _promising(judge: PlacementScore, values: Floats, groups: Ints, m: LogTimeMoments, changes: _Changes) -> Ints:
     """The best without noise, given what noise does to the rows as they are."""
     if len(changes) <= CHECKED or groups.size <= SMALL:
         return np.arange(len(changes))
@@ -214,3 +214,72 @@ def _promising(judge: Judge, values: Floats, groups: Ints, m: Moments, changes: 
     worth = np.log(judge.pipeline.quiet(values[np.concatenate([ours, theirs])]))
     worse = np.maximum(worth[: len(ours)] + more[changes.row], worth[len(ours) :] + more[changes.other])
     return np.argsort(worse, kind="stable")[:CHECKED]
+
+
+# ---- What no placement of these groups can be below: so that it can be told how far from the best one is.
+
+SUBSETS = 5000  # of stages, looked at
+NOISY = 24  # of them with noise
+TANGENTS = (24, 8)  # without noise, and with it: it rounds corners off
+AROUND, STEP = 2e-3, 1e-6
+
+
+def p95_bound(judge: PlacementScore, values: Floats, factors: Floats) -> float:
+    """Seconds of the slowest replica at p95; `factors`[replica, stage] is a good placement of `values`."""
+    return max(_alone(judge, np.sort(values)[::-1]), _together(judge, values, factors))
+
+
+def _alone(judge: PlacementScore, slowest: Floats) -> float:
+    """From the replica that has j of the slowest groups."""
+    stages, found = judge.pipeline.shape.stages, 0.0
+    for j in range(1, stages + 1):
+        value = slowest[(j - 1) * judge.replicas]
+        if comb(stages, j) <= SUBSETS and value > slowest[-1]:
+            found = max(found, _least(judge, _subsets(stages, j, float(value), float(slowest[-1]))))
+    return found
+
+
+def _subsets(stages: int, j: int, slow: float, quick: float) -> Floats:
+    """[subset, stage]: factors of a replica whose j slow groups are in any j stages."""
+    chosen = np.array(list(combinations(range(stages), j)))
+    factors = np.full((len(chosen), stages), quick)
+    np.put_along_axis(factors, chosen, slow, axis=1)
+    return factors
+
+
+def _least(judge: PlacementScore, factors: Floats) -> float:
+    """The least p95 of these replicas. Noise makes none quicker, so that few have to be looked at with it."""
+    quiet = judge.pipeline.quiet(factors)
+    order = np.argsort(quiet, kind="stable")
+    seen = judge.moments(factors[order[:NOISY]])
+    least = min(slowest_quantile(_one(seen, i)) for i in range(len(seen.mean)))
+    return min(least, float(quiet[order[NOISY]])) if len(order) > NOISY else least
+
+
+def _one(m: LogTimeMoments, i: int) -> LogTimeMoments:
+    return LogTimeMoments(m.mean[i : i + 1], m.sd[i : i + 1], m.quiet[i : i + 1])
+
+
+def _together(judge: PlacementScore, values: Floats, factors: Floats) -> float:
+    """From replicas all alike, by tangents around the mean of a good placement."""
+    center = np.log(factors).mean(axis=0)
+    rng = np.random.default_rng(judge.seed)
+    points = center + AROUND * rng.standard_normal((TANGENTS[judge.pipeline.varies], len(center)))
+    slopes, height = _tangents(judge, points)
+    sd = min(float(judge.moments(np.exp(center)[None]).sd[0]), float(judge.moments(factors).sd.min()))
+    at = float((height - (slopes * points).sum(axis=1)).mean())
+    return float(np.exp(at + _dealt(slopes.mean(axis=0), np.log(values), judge.replicas) + judge.wide * sd))
+
+
+def _tangents(judge: PlacementScore, points: Floats) -> tuple[Floats, Floats]:
+    """[point, stage]: slopes of the mean of the logarithm, and [point]: its height."""
+    count, stages = points.shape
+    moved = points[:, None, :] + STEP * np.vstack([np.zeros(stages), np.eye(stages)])
+    mean = judge.moments(np.exp(moved).reshape(-1, stages)).mean.reshape(count, -1)
+    return (mean[:, 1:] - mean[:, :1]) / STEP, mean[:, 0]
+
+
+def _dealt(slopes: Floats, logs: Floats, replicas: int) -> float:
+    """The least that the stages' means, weighed by the slopes, can add up to."""
+    means = np.sort(logs).reshape(-1, replicas).mean(axis=1)
+    return float((np.sort(slopes)[::-1] * means).sum())

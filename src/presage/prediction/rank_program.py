@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from presage.engine import Edges, Lane, Program, Timeline, simulate
 from presage.errors import PresageError
-from presage.parallel.layout import Fold
+from presage.parallel.rank_layout import FoldedRank
 from presage.prediction.step import StepProgram
 from presage.prediction.step_program import STREAM, StepTasks, edges, lanes
 
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 class Member:
     """A rank that stands for all that do the same, and its step."""
 
-    fold: Fold
+    fold: FoldedRank
     step: StepProgram
 
     @property

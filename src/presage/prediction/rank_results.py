@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from presage.costs.collectives import Collectives, Group
 from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, LaneKind, Timeline
-from presage.engine.intervals import intersect, length, union
+from presage.engine.timeline import intersect, length, union
 from presage.graph.collective import collective, collective_bytes
 from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.noise.sampling import RANK_SD, pace_factors, step_paces
-from presage.parallel.layout import RankLayout
+from presage.parallel.rank_layout import RankLayout
 from presage.prediction.rank_program import Member, RankProgram
 from presage.prediction.step_draws import WARM_UP, StepSpread, step_seconds
 from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM

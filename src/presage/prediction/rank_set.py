@@ -13,7 +13,7 @@ from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.memory.step_memory import memory_profile
-from presage.parallel.layout import RankLayout, fold
+from presage.parallel.rank_layout import RankLayout, fold_ranks
 from presage.parallel.strategy import Strategy
 from presage.prediction.machine import Machine, kernel_times
 from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
@@ -96,7 +96,7 @@ def rank_set(
         slow.append(overlap_slowdown(one, times, platform, groups))
     by_rank = [(kinds or {}).get(r, USUAL) for r in range(count)]
     members, mine = [], []
-    for f in fold(layout, by_rank):
+    for f in fold_ranks(layout, by_rank):
         kind = by_rank[f.rank]
         mine.append(kind)
         members.append(Member(f, built[kind.step]).paced(kind.speed, kind.host))

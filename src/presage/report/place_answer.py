@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.placement import Evicted, Hot, LeftOut, Placed
+from presage.placement import Eviction, HotNode, PlacementResult, SpareGpu
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
 from presage.report.html.charts.bars import NO_CHANGE, Swing, Unit, tornado_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -27,13 +27,13 @@ TIMES = Unit("x", 1.0)
 class PlacementFindings:
     """A placement with what was worked out from it; `responses`: the step's response to a slow GPU in each stage."""
 
-    placed: Placed
+    placed: PlacementResult
     source: str  # of the noise
     responses: Sequence[float] = ()
     slow: float = 1.02  # the slow GPU's factor
-    evicted: Mapping[str, list[Evicted]] = field(default_factory=dict)
-    left: Sequence[LeftOut] = ()
-    hot: Hot | None = None
+    evicted: Mapping[str, list[Eviction]] = field(default_factory=dict)
+    left: Sequence[SpareGpu] = ()
+    hot: HotNode | None = None
 
 
 def place_answer(f: PlacementFindings, to_data: Callable[[], Mapping[str, Any]] = dict) -> Answer:
@@ -66,7 +66,7 @@ def place_answer(f: PlacementFindings, to_data: Callable[[], Mapping[str, Any]] 
     )
 
 
-def headline(p: Placed) -> str:
+def headline(p: PlacementResult) -> str:
     best, worst = p.best.p95.value, p.worst.p95.value
     if worst < best * (1 + EQUAL):
         return f"p95 step {seconds(best)} with any placement: placement does not matter here."
@@ -77,12 +77,12 @@ def headline(p: Placed) -> str:
     )
 
 
-def notes(p: Placed, source: str) -> tuple[str, ...]:
+def notes(p: PlacementResult, source: str) -> tuple[str, ...]:
     kept = f"groups of {p.sizes.part} GPUs stay within a node" if p.sizes.part > 1 else "any GPUs may be grouped"
     return (f"noise: {source}; GPU speeds are the fleet's; {kept}; all nodes are equally near", *p.fleet.notes)
 
 
-def _facts(p: Placed) -> tuple[Fact, ...]:
+def _facts(p: PlacementResult) -> tuple[Fact, ...]:
     best, worst = p.best.p95.value, p.worst.p95.value
     return (
         Fact("p95, best placement", seconds(best), f"p50 {seconds(p.best.p50.value)}"),
@@ -96,14 +96,14 @@ def _facts(p: Placed) -> tuple[Fact, ...]:
 # ---- sections
 
 
-def _outcome_section(p: Placed) -> Section:
+def _outcome_section(p: PlacementResult) -> Section:
     rows = _outcomes(p)
     swings = [Swing(name, (p95 / p.randoms.p95 - 1,)) for name, _, p95 in rows if not name.startswith("random, mean")]
     chart = partial(tornado_figure, swings, ("p95",), "p95 relative to a random placement", apart=True)
     return Section("Placements", (outcome_table(p),), chart, "p95 step relative to random placements: left is better.")
 
 
-def _outcomes(p: Placed) -> list[tuple[str, float, float]]:
+def _outcomes(p: PlacementResult) -> list[tuple[str, float, float]]:
     return [
         ("as given", p.given.p50.value, p.given.p95.value),
         (f"random, mean of {len(p.randoms.p95s)}", p.randoms.p50, p.randoms.p95),
@@ -114,7 +114,7 @@ def _outcomes(p: Placed) -> list[tuple[str, float, float]]:
     ]
 
 
-def outcome_table(p: Placed) -> DataTable:
+def outcome_table(p: PlacementResult) -> DataTable:
     """p50 and p95 by placement."""
     rows = [
         (name, seconds(p50), seconds(p95), signed(p95 / p.shape.seconds - 1), signed(p95 / p.randoms.p95 - 1))
@@ -124,7 +124,7 @@ def outcome_table(p: Placed) -> DataTable:
     return data_table("Step by placement", columns, rows, bold=(3,), wrap=True)
 
 
-def stage_table(p: Placed, responses: Sequence[float], slow: float) -> DataTable:
+def stage_table(p: PlacementResult, responses: Sequence[float], slow: float) -> DataTable:
     """The step's response to a slow GPU in each stage, and what the best placement puts there."""
     last = p.shape.stages - 1
     few = sorted({round(i * last / (STAGES_SHOWN - 1)) for i in range(STAGES_SHOWN)})
@@ -138,7 +138,7 @@ def stage_table(p: Placed, responses: Sequence[float], slow: float) -> DataTable
     return data_table("Stages of the best placement", columns, rows, wrap=True)
 
 
-def hot_table(hot: Hot) -> DataTable:
+def hot_table(hot: HotNode) -> DataTable:
     """The cost of a hot node, by the stage it serves."""
     best, worst = int(np.argmin(hot.costs)), int(np.argmax(hot.costs))
     rows = [("none hot", seconds(hot.without[0].value), seconds(hot.without[1].value), "-", "")]
@@ -149,7 +149,7 @@ def hot_table(hot: Hot) -> DataTable:
     return data_table(title, ("stage", "p50", "p95", "cost", ""), rows, wrap=True)
 
 
-def evict_table(title: str, evicted: Sequence[Evicted]) -> DataTable:
+def evict_table(title: str, evicted: Sequence[Eviction]) -> DataTable:
     """Nodes in the order to evict them."""
     columns = ("evict", "factor", "stage", "replica", "gain alone", "cumulative", "p95 then", "GPU-hours/day")
     rows = [
@@ -162,7 +162,7 @@ def evict_table(title: str, evicted: Sequence[Evicted]) -> DataTable:
     return data_table(title, columns, rows, wrap=True)
 
 
-def left_table(left: Sequence[LeftOut], p: Placed) -> DataTable:
+def left_table(left: Sequence[SpareGpu], p: PlacementResult) -> DataTable:
     """The slowest GPUs that are left out."""
     title = f"Left out: the slowest of {len(p.best.placement.spares)} spare GPUs"
     rows = [
@@ -171,7 +171,7 @@ def left_table(left: Sequence[LeftOut], p: Placed) -> DataTable:
     return data_table(title, ("GPU", "node", "factor", "p95 with it", "cost"), rows, text=2, wrap=True)
 
 
-def _groups_section(p: Placed) -> Section:
+def _groups_section(p: PlacementResult) -> Section:
     """Replicas against stages."""
     factors = p.best.placement.factors[:, :HEAT_STAGES]
     kept = notable_rows(factors, HEAT_REPLICAS)
@@ -190,7 +190,7 @@ def _groups_section(p: Placed) -> Section:
     )
 
 
-def _steps_section(p: Placed) -> Section:
+def _steps_section(p: PlacementResult) -> Section:
     draws = p.best.draws.seconds.ravel()
     text = f"Steps drawn with the best placement. {TAIL_HELP}"
     return Section("Uncertainty", (distribution_table(draws),), partial(distribution_figure, draws), text, "page")

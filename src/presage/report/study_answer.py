@@ -8,7 +8,7 @@ from pathlib import Path
 from presage.prediction.jobs.job_prediction import COMPUTE, TRANSFERS
 from presage.report.answer import Answer, DataTable, Section, data_table
 from presage.report.plots import LinePanel, draw_lines
-from presage.studies.study_point import Point, Study
+from presage.studies.study_point import Study, StudyPoint
 from presage.text import percent, seconds
 
 FIRST = {"scale": "GPUs", "compute": "GPU", "domain": "NVLink", "power": "power cap"}
@@ -18,7 +18,7 @@ ABOUT = {
     "domain": "on the same GPUs in larger NVLink domains",
     "power": "on power-capped GPUs with a larger speed spread",
 }
-Column = Callable[[Point], str]
+Column = Callable[[StudyPoint], str]
 MORE: dict[str, dict[str, Column]] = {
     "scale": {
         "tokens/s/GPU": lambda p: f"{p.rate:,.0f}",
@@ -52,7 +52,7 @@ PANEL_PARTS = {
 }
 
 
-def _mfu(p: Point) -> float:
+def _mfu(p: StudyPoint) -> float:
     """MFU of the mean step, noise included."""
     return p.prediction.mfu * p.prediction.seconds / p.mean
 
@@ -84,7 +84,7 @@ def lesson(s: Study) -> str:
     return sentences[s.kind](s.points)
 
 
-def _scale(points: tuple[Point, ...]) -> str:
+def _scale(points: tuple[StudyPoint, ...]) -> str:
     a, b = points[0], points[-1]
     kept = b.more["useful_rate"] / a.more["useful_rate"]
     return (
@@ -94,7 +94,7 @@ def _scale(points: tuple[Point, ...]) -> str:
     )
 
 
-def _compute(points: tuple[Point, ...]) -> str:
+def _compute(points: tuple[StudyPoint, ...]) -> str:
     a, b = points[0], points[-1]
     shown = f"exposed communication grows from {percent(a.part(*TRANSFERS), 0)} to {percent(b.part(*TRANSFERS), 0)}"
     return (
@@ -103,7 +103,7 @@ def _compute(points: tuple[Point, ...]) -> str:
     )
 
 
-def _domain(points: tuple[Point, ...]) -> str:
+def _domain(points: tuple[StudyPoint, ...]) -> str:
     a, b = points[0], max(points, key=lambda p: p.more["speedup"])
     if b is a:
         return f"No larger domain is faster than {a.name}: the plan's communication already fits in it."
@@ -118,7 +118,7 @@ def _domain(points: tuple[Point, ...]) -> str:
     )
 
 
-def _power(points: tuple[Point, ...]) -> str:
+def _power(points: tuple[StudyPoint, ...]) -> str:
     a, b = points[0], points[-1]
     alone = next((p for p in points if p.more["cap"] == b.more["cap"]), b)
     wide, clock = percent(b.mean / alone.mean - 1), percent(alone.mean / a.mean - 1)
@@ -173,7 +173,7 @@ def plot_study(s: Study, path: Path) -> None:
     draw_lines(path, title, places, FIRST[s.kind], panels)
 
 
-def _scale_panels(ps: tuple[Point, ...]) -> tuple[list[str], list[LinePanel]]:
+def _scale_panels(ps: tuple[StudyPoint, ...]) -> tuple[list[str], list[LinePanel]]:
     steps = {"p95": _values(ps, _p95), "p50": _values(ps, _p50), "no noise": _values(ps, lambda p: p.quiet)}
     both = {"tokens/s/GPU": _values(ps, lambda p: p.rate), "useful": _values(ps, lambda p: p.more["useful_rate"])}
     tail = {"": _values(ps, lambda p: 100 * (p.spread - 1))}
@@ -184,7 +184,7 @@ def _scale_panels(ps: tuple[Point, ...]) -> tuple[list[str], list[LinePanel]]:
     ]
 
 
-def _power_panels(ps: tuple[Point, ...]) -> tuple[list[str], list[LinePanel]]:
+def _power_panels(ps: tuple[StudyPoint, ...]) -> tuple[list[str], list[LinePanel]]:
     """A line for each spread, over the watts."""
     spreads, caps = dict.fromkeys(p.more["spread"] for p in ps), dict.fromkeys(p.name.split(",")[0] for p in ps)
     groups = {f"spread {100 * sd:.2g}%": tuple(p for p in ps if p.more["spread"] == sd) for sd in spreads}
@@ -199,7 +199,7 @@ def _power_panels(ps: tuple[Point, ...]) -> tuple[list[str], list[LinePanel]]:
     ]
 
 
-def _part_panels(ps: tuple[Point, ...]) -> tuple[list[str], list[LinePanel]]:
+def _part_panels(ps: tuple[StudyPoint, ...]) -> tuple[list[str], list[LinePanel]]:
     steps = {
         "no noise": _values(ps, lambda p: p.quiet),
         "to p50": _values(ps, lambda p: p.p50.value - p.quiet),
@@ -216,13 +216,13 @@ def _part_panels(ps: tuple[Point, ...]) -> tuple[list[str], list[LinePanel]]:
     ]
 
 
-def _p50(p: Point) -> float:
+def _p50(p: StudyPoint) -> float:
     return p.p50.value
 
 
-def _p95(p: Point) -> float:
+def _p95(p: StudyPoint) -> float:
     return p.p95.value
 
 
-def _values(points: Iterable[Point], value: Callable[[Point], float]) -> tuple[float, ...]:
+def _values(points: Iterable[StudyPoint], value: Callable[[StudyPoint], float]) -> tuple[float, ...]:
     return tuple(value(p) for p in points)

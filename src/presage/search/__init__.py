@@ -1,10 +1,20 @@
 """Layouts: the ways to spread a training job over GPUs, and the search for the best."""
 
-from presage.search.explain import PlanDifference, TooLargePlan, compare_plans, faster_but_too_large, overheads
-from presage.search.layout import JobPlan, apply_plan, job_plan, plan_words
 from presage.search.plan_search import OBJECTIVES, search
 from presage.search.plan_space import PlanSpace, parse_keep
-from presage.search.search_result import PricedPlan, SearchCounts, SearchProgress, SearchResult, predict_plan
+from presage.search.plans import JobPlan, apply_plan, job_plan, plan_words
+from presage.search.search_result import (
+    PlanDifference,
+    PricedPlan,
+    SearchCounts,
+    SearchProgress,
+    SearchResult,
+    TooLargePlan,
+    compare_plans,
+    faster_but_too_large,
+    overheads,
+    predict_plan,
+)
 
 __all__ = [
     "OBJECTIVES",

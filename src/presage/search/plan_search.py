@@ -10,23 +10,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from presage.configs.check import check, problems
 from presage.configs.job import Job
 from presage.errors import PresageError, near
-from presage.pool import Pool, open_pool
+from presage.memory.job_memory import most_needed
+from presage.noise.model import NoiseModel
+from presage.noise.sampling import Estimate
+from presage.pool import SERIAL, THREADS_2, Pool, open_pool
+from presage.prediction.draws import DrawRequest, draw_all, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.search.layout import JobPlan, apply_plan
-from presage.search.plan_pricing import Survey, price_plans, survey_families
+from presage.prediction.jobs.job_step import job_step, step_lower_bound
 from presage.search.plan_space import Keep, PlanFamily, PlanSpace
-from presage.search.race import PruningQueue, pareto_front
-from presage.search.robust import CANDIDATES, rank_by_p95
+from presage.search.plans import JobPlan, apply_plan, knob
 from presage.search.search_result import (
     OnProgress,
     PricedPlan,
@@ -36,7 +40,18 @@ from presage.search.search_result import (
     predict_plan,
 )
 
-__all__ = ["OBJECTIVES", "search"]
+__all__ = [
+    "CANDIDATES",
+    "COMPARED",
+    "OBJECTIVES",
+    "PruningQueue",
+    "Survey",
+    "pareto_front",
+    "price_plans",
+    "rank_by_p95",
+    "search",
+    "survey_families",
+]
 
 OBJECTIVES = ("mean", "cost", "p95")
 ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
@@ -192,3 +207,157 @@ def _own(job: Job, counted: tuple[int, ...], efficiency: Efficiency | None) -> J
 
 def _nothing(_: SearchProgress) -> None:
     pass
+
+
+# ---- A Race: which layouts must still be priced before the best ones are certain.
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+COMPARED = ("gpus", "tp", "cp", "pp", "virtual", "schedule", "ep", "expert_tp", "micro_batch", "sharding", "recompute")
+
+
+class PruningQueue:
+    """Arrays over all layouts that fit. `value` is what is sought to be small; infinite until it is known."""
+
+    def __init__(self, layouts: Sequence[JobPlan], bound: Floats, needed: Floats, top: int, prune: bool) -> None:
+        self.bound, self.needed, self.top, self.prune = bound, needed, top, prune
+        self.value = np.full(len(layouts), np.inf)
+        self.order = np.argsort(bound, kind="stable")
+        self.words = {name: _coded([knob(x, name) for x in layouts]) for name in COMPARED}
+
+    def next(self, most: int) -> Ints:
+        """The next to be priced, those with the least bounds first; none when all is certain."""
+        left = self.order[~np.isfinite(self.value[self.order])]
+        if self.prune and np.isfinite(self.value).any():
+            left = left[~self._aside(left)]
+        return np.asarray(left[:most])
+
+    def _aside(self, of: Ints) -> NDArray[np.bool_]:
+        bound, known = self.bound[of], np.flatnonzero(np.isfinite(self.value))
+        aside = bound > self._nth_best()
+        for words, codes in self.words.values():
+            best = np.full(len(words), np.inf)
+            np.minimum.at(best, codes[known], self.value[known])
+            aside &= bound > best[codes[of]]
+        return np.asarray(aside & (bound > self._least_within(self.needed[of])))
+
+    def _nth_best(self) -> float:
+        if self.top > len(self.value):
+            return float("inf")
+        return float(np.partition(self.value, self.top - 1)[self.top - 1])
+
+    def _least_within(self, memory: Floats) -> Floats:
+        """The least value known of layouts that need no more memory."""
+        order = np.argsort(self.needed, kind="stable")
+        least = np.append(np.inf, np.minimum.accumulate(self.value[order]))
+        return np.asarray(least[np.searchsorted(self.needed[order], memory, side="right")])
+
+    def ranked(self) -> Ints:
+        """The priced ones, best first; of equals the one that needs less memory, then the one made first."""
+        known = np.flatnonzero(np.isfinite(self.value))
+        return np.asarray(known[np.lexsort((known, self.needed[known], self.value[known]))])
+
+    def best_by_knob(self) -> dict[str, dict[str, int]]:
+        """Of every knob, for each of its words the best layout's number; the best words first."""
+        ranked = self.ranked()
+        out: dict[str, dict[str, int]] = {}
+        for name, (words, codes) in self.words.items():
+            firsts, at = np.unique(codes[ranked], return_index=True)
+            order = np.argsort(at, kind="stable")
+            out[name] = {words[c]: int(ranked[i]) for c, i in zip(firsts[order], at[order], strict=True)}
+        return out
+
+
+def _coded(words: list[str]) -> tuple[list[str], Ints]:
+    """The words there are, and each one's number."""
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int64)
+    return list(numbers), codes
+
+
+def pareto_front(needed: Floats, ranked: Ints) -> list[int]:
+    """Of ranked ones those that no other beats in both, the fastest first."""
+    out: list[int] = []
+    for i in ranked.tolist():
+        if not out or needed[i] < needed[out[-1]]:
+            out.append(i)
+    return out
+
+
+# ---- Of the plans with the shortest steps, those whose steps are surely short: ranked by what 19 of 20 take at most
+
+CANDIDATES = 24  # plans that are drawn
+DRAWS = 4_000
+
+
+def rank_by_p95(
+    found: SearchResult, noise: str | None, seed: int, top: int, begun: float, tell: OnProgress, pool: Pool
+) -> SearchResult:
+    """The plans found, ranked anew, and each one's p95: all with the same random numbers."""
+    if not found.best:
+        return found
+    belief, source = belief_of(found.best[0].job, found.best[0].seconds, noise)
+    plans, late = [*found.best, *([found.own] if found.own else [])], dict[int, Estimate]()
+    asked = [_draw_request(p, belief.noise, found) for p in plans]
+    for i, draws in draw_all(asked, seed, THREADS_2 if pool == SERIAL else pool):
+        late[i] = draws.p95
+        tell(SearchProgress("drawing", len(late), len(plans), found.counts.legal, min(e.value for e in late.values())))
+    order = sorted(range(len(found.best)), key=lambda i: late[i].value)[:top]
+    best, chosen = tuple(found.best[i] for i in order), [late[i] for i in order]
+    own = [late[i] for i in range(len(found.best), len(plans))]
+    took = time.perf_counter() - begun
+    return replace(found, best=best, late=(*chosen, *own), noise=source, took=took)
+
+
+def _draw_request(p: JobResult, noise: NoiseModel, found: SearchResult) -> DrawRequest:
+    return DrawRequest(without_fitted_stragglers(step_model(p.job, p.job_step, found.efficiency), noise), noise, DRAWS)
+
+
+# ---- What layouts need and take: pure functions of a job and a few layouts, to be run anywhere.
+
+
+class Survey(NamedTuple):
+    """Of some families: how many layouts are legal, and those that fit."""
+
+    legal: int
+    smallest: float  # bytes that the most frugal of all legal ones needs
+    layouts: list[JobPlan]
+    needed: list[float]  # bytes
+    bound: list[float]  # seconds: no step takes less
+
+
+def survey_families(space: PlanSpace, efficiency: Efficiency | None, families: Sequence[PlanFamily]) -> Survey:
+    """All layouts of families: which fit, and what their steps take at least.
+
+    Larger microbatches need no less memory, so what does not fit with small ones is not looked at with larger ones.
+    """
+    job, memory = _same(space.job), float(space.job.platform.gpu.memory)
+    out = Survey(0, float("inf"), [], [], [])
+    legal, smallest, full = 0, float("inf"), set[tuple[object, ...]]()
+    for family in families:
+        for x in space.layouts(family):
+            legal, key = legal + 1, (x.gpus, x.parallel, x.recompute)
+            if key in full:
+                continue
+            made = apply_plan(job, x)
+            needed = most_needed(made)
+            smallest = min(smallest, needed)
+            if needed > memory:
+                full.add(key)
+                continue
+            out.layouts.append(x)
+            out.needed.append(needed)
+            out.bound.append(step_lower_bound(made, efficiency))
+    return out._replace(legal=legal, smallest=smallest)
+
+
+def price_plans(job: Job, efficiency: Efficiency | None, layouts: Sequence[JobPlan]) -> list[float]:
+    """Seconds of their steps."""
+    job = _same(job)
+    return [float(job_step(apply_plan(job, x), efficiency).seconds) for x in layouts]
+
+
+@lru_cache(8)
+def _same(job: Job) -> Job:
+    """The first job that equals this one: copies that come from elsewhere are slower to look up things by."""
+    return job

@@ -15,7 +15,7 @@ from presage.configs.job import Job, Recompute
 from presage.errors import PresageError
 from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import ONE_CHUNK, SCHEDULES
-from presage.search.layout import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
+from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
 
 __all__ = ["Keep", "PlanFamily", "PlanSpace", "parse_keep"]
 

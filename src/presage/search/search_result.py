@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from presage.configs.check import problems
 from presage.configs.job import Job
 from presage.memory import job_memory
 from presage.noise.sampling import Estimate
+from presage.parallel.schedules import ONE_CHUNK, SEVERAL_CHUNKS
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.job_prediction import JobResult
+from presage.prediction.jobs.job_prediction import COMPUTE, JobResult
 from presage.prediction.jobs.job_step import job_step
-from presage.search.layout import JobPlan
+from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, apply_plan, job_plan, knob
 
-__all__ = ["OnProgress", "PricedPlan", "SearchCounts", "SearchProgress", "SearchResult", "predict_plan"]
+__all__ = [
+    "OnProgress",
+    "PlanDifference",
+    "PricedPlan",
+    "SearchCounts",
+    "SearchProgress",
+    "SearchResult",
+    "TooLargePlan",
+    "compare_plans",
+    "faster_but_too_large",
+    "overheads",
+    "predict_plan",
+]
 
 
 def predict_plan(job: Job, efficiency: Efficiency | None = None) -> JobResult:
@@ -75,3 +89,70 @@ class SearchResult:
     cloud: tuple[PricedPlan, ...] = ()  # all that were priced, best first
     late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: what 19 of 20 steps take at most
     noise: str = ""  # where that noise is from
+
+
+# ---- Why the best layout is the best, in sentences: what it does better than others, and what holds it back.
+
+LEAST = 0.002  # of a step: smaller differences are left unsaid
+
+
+@dataclass(frozen=True)
+class PlanDifference:
+    """Between two plans: knobs as (name, here, there), and seconds by part that the other one takes more."""
+
+    knobs: tuple[tuple[str, str, str], ...]
+    parts: tuple[tuple[str, float], ...]
+    seconds: float
+
+
+def compare_plans(best: JobResult, other: JobResult) -> PlanDifference:
+    """What the other plan does otherwise, and what it costs it; the largest first."""
+    a, b = job_plan(best.job), job_plan(other.job)
+    pairs = ((name, knob(a, name), knob(b, name)) for name in KNOBS if name != "zero")
+    ours, theirs = best.breakdown, other.breakdown
+    names = [*ours, *(n for n in theirs if n not in ours)]
+    parts = [(n, theirs.get(n, 0.0) - ours.get(n, 0.0)) for n in names]
+    told = sorted((p for p in parts if abs(p[1]) > LEAST * best.seconds), key=lambda p: -abs(p[1]))
+    return PlanDifference(tuple(p for p in pairs if p[1] != p[2]), tuple(told), other.seconds - best.seconds)
+
+
+@dataclass(frozen=True)
+class TooLargePlan:
+    """A plan a step away from the best that would be faster, if it fitted."""
+
+    layout: JobPlan
+    seconds: float
+    needed: float
+
+
+def faster_but_too_large(found: SearchResult) -> list[TooLargePlan]:
+    """Those that memory rules out, the fastest first."""
+    best = found.best[0]
+    out = []
+    for other in _near(best.job):
+        made = predict_plan(other, found.efficiency)
+        if not made.memory.fits and made.seconds < best.seconds:
+            out.append(TooLargePlan(job_plan(other), made.seconds, made.memory.needed))
+    return sorted(out, key=lambda m: m.seconds)
+
+
+def _near(job: Job) -> Iterator[Job]:
+    """Plans that differ in a knob, or in two that go together; legal ones."""
+    x = job_plan(job)
+    others = [x._replace(recompute=r) for r in RECOMPUTES.values()]
+    p, change = x.parallel, x.with_parallel
+    others += [x._replace(micro_batch=2 * x.micro_batch), change(virtual=2 * p.virtual, schedule=SEVERAL_CHUNKS)]
+    others += [change(zero=z, fsdp=False, shard=0) for z in range(p.zero)]
+    others += [change(tp=p.tp // 2, sequence_parallel=p.sequence_parallel and p.tp > 2)] if p.tp > 1 else []
+    others += [change(pp=p.pp // 2, schedule=ONE_CHUNK if p.pp == 2 else p.schedule)] if p.pp > 1 else []
+    others += [change(cp=p.cp // 2)] if p.cp > 1 else []
+    for other in others:
+        made = apply_plan(job, other)
+        if other != x and not problems(made):
+            yield made
+
+
+def overheads(best: JobResult) -> list[tuple[str, float]]:
+    """Seconds that are no compute, the most first."""
+    rest = [(name, took) for name, took in best.breakdown.items() if name not in COMPUTE]
+    return sorted((p for p in rest if p[1] > LEAST * best.seconds), key=lambda p: -p[1])

@@ -1,16 +1,13 @@
 """Studies of machines that are not built yet: more GPUs, faster ones, larger NVLink domains, less power."""
 
-from presage.studies.compute_study import compute_study
-from presage.studies.domain_study import domain_study
-from presage.studies.power_study import power_study
-from presage.studies.scale_study import scale_study
-from presage.studies.study_point import Point, Setup, Skipped, Study
+from presage.studies.studies import compute_study, domain_study, power_study, scale_study
+from presage.studies.study_point import SkippedPoint, Study, StudyPoint, StudySetup
 
 __all__ = [
-    "Point",
-    "Setup",
-    "Skipped",
+    "SkippedPoint",
     "Study",
+    "StudyPoint",
+    "StudySetup",
     "compute_study",
     "domain_study",
     "power_study",

@@ -16,13 +16,23 @@ from presage.prediction.draws.draw_request import draw
 from presage.prediction.draws.step_model import StepModel, step_model
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
 
-__all__ = ["SETUP", "Point", "Setup", "Skipped", "Study", "at", "drawn", "measured", "one_of"]
+__all__ = [
+    "SETUP",
+    "SkippedPoint",
+    "Study",
+    "StudyPoint",
+    "StudySetup",
+    "draw_point",
+    "predict_point",
+    "study_pair",
+    "study_point",
+]
 
 MS = 1e3
 
 
 @dataclass(frozen=True)
-class Setup:
+class StudySetup:
     """How points are drawn: noise from a file or assumed (see `belief_of`)."""
 
     noise: str | None = None
@@ -30,11 +40,11 @@ class Setup:
     draws: int = 20_000
 
 
-SETUP = Setup()
+SETUP = StudySetup()
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedPoint:
     """A point that cannot be, and why."""
 
     name: str
@@ -42,7 +52,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, eq=False)
-class Point(Drawn):
+class StudyPoint(Drawn):
     """A job, how long its step is, and how its steps differ; `more`: what one study alone tells, by name."""
 
     name: str
@@ -85,7 +95,7 @@ class Point(Drawn):
         """Of the predicted step, the share of some parts."""
         return sum(self.prediction.breakdown.get(n, 0.0) for n in names) / self.prediction.seconds
 
-    def with_more(self, **more: float) -> Point:
+    def with_more(self, **more: float) -> StudyPoint:
         """With what one study alone tells."""
         return replace(self, more={**self.more, **more})
 
@@ -119,8 +129,8 @@ class Study:
 
     kind: str
     job: Job
-    points: tuple[Point, ...]
-    skipped: tuple[Skipped, ...] = ()
+    points: tuple[StudyPoint, ...]
+    skipped: tuple[SkippedPoint, ...] = ()
     source: str = ""  # of the noise
 
     def to_json(self) -> dict[str, Any]:
@@ -133,25 +143,25 @@ class Study:
         }
 
 
-def at(name: str, job: Job, setup: Setup) -> Point | Skipped:
+def study_point(name: str, job: Job, setup: StudySetup) -> StudyPoint | SkippedPoint:
     """The point of a job, or what is wrong with it."""
     wrong = problems(job)
-    return Skipped(name, wrong[0]) if wrong else measured(name, job, setup)
+    return SkippedPoint(name, wrong[0]) if wrong else predict_point(name, job, setup)
 
 
-def one_of(setup: Setup, named: tuple[str, Job]) -> Point | Skipped:
+def study_pair(setup: StudySetup, named: tuple[str, Job]) -> StudyPoint | SkippedPoint:
     """The same of a name and a job together: as pools ask."""
-    return at(*named, setup)
+    return study_point(*named, setup)
 
 
-def measured(name: str, job: Job, setup: Setup) -> Point:
+def predict_point(name: str, job: Job, setup: StudySetup) -> StudyPoint:
     """With what is believed of the noise of such a job."""
     found = predict_job(job)
     noise = belief_of(job, found.seconds, setup.noise)[0].noise
     shape = without_fitted_stragglers(step_model(job, found.job_step), noise)
-    return Point(name, found, shape, noise, drawn(shape, noise, setup))
+    return StudyPoint(name, found, shape, noise, draw_point(shape, noise, setup))
 
 
-def drawn(shape: StepModel, noise: NoiseModel, setup: Setup) -> Draws:
+def draw_point(shape: StepModel, noise: NoiseModel, setup: StudySetup) -> Draws:
     """As many steps as were asked for."""
     return draw(shape, noise, setup.seed, setup.draws)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Timeline
-from presage.engine.intervals import intersect, length, subtract, union
+from presage.engine.timeline import intersect, length, subtract, union
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.trace import HostKind, Trace
 from presage.traces.trace_set import Meeting

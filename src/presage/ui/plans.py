@@ -16,7 +16,7 @@ from presage.files.reading import parse_toml
 from presage.parallel.schedules import default_schedule
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.search.job_toml import table_toml
-from presage.search.layout import RECOMPUTES, recompute_word
+from presage.search.plans import RECOMPUTES, recompute_word
 from presage.ui.files import no_files
 from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, Wrong, knobs_in, value_of
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from presage.configs.job import Job
 from presage.noise.model import CLASSES, COMMUNICATION
-from presage.parallel.pipeline_run import PipelineRun
+from presage.parallel.pipeline_run import PipelineStep
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.chunk_time import ChunkTime
 from presage.prediction.jobs.communicators import communicators
@@ -34,7 +34,7 @@ class StepModel:
 
     job: Job
     seconds: float  # with no noise
-    pipeline: PipelineRun
+    pipeline: PipelineStep
     work: Floats  # [class, pass, stage, chunk]: seconds of a microbatch; passes are forward, backward, weight
     replicas: int  # that meet only at the end of a step
     together: int  # GPUs of a stage that wait for each other in every layer

@@ -12,7 +12,7 @@ from presage.configs.job import Job
 from presage.costs.layer_host import LayerHost, layer_host
 from presage.engine import exposed_after, exposed_before
 from presage.parallel.pipeline import Schedule
-from presage.parallel.pipeline_run import PipelineRun, run_pipeline
+from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
@@ -37,7 +37,7 @@ class JobStep:
 
     seconds: float
     parts: dict[str, float]
-    pipeline: PipelineRun
+    pipeline: PipelineStep
     slowdown: float  # of tensor-core kernels, by the power limit
     forward: Floats  # [stage, chunk] seconds of a microbatch
     backward: Floats
@@ -129,7 +129,7 @@ class StepAtClock(NamedTuple):
     passes: list[ChunkTime]  # of each kind of chunk
     forward: Floats  # [stage, chunk]
     backward: Floats
-    done: PipelineRun
+    done: PipelineStep
     replicas: float  # seconds of transfers between replicas that nothing hides
     seconds: float
 

@@ -13,13 +13,13 @@ from typing import TypeAlias
 from presage.graph.arguments import argument, aten, references, tensor, tensors
 from presage.graph.graph import Graph, Op, Ref, Tensor
 
-__all__ = ["Link", "Place", "link_table", "matrices"]
+__all__ = ["Place", "SplitRule", "matrices", "split_rules"]
 
 Place: TypeAlias = tuple[int, int]  # a tensor's id and one of its dimensions
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SplitRule:
     """Dimensions of an op's tensors that are cut together or not at all."""
 
     places: tuple[Place, ...]
@@ -30,10 +30,10 @@ class Link:
     softmax: bool = False  # the op needs sums along it, one a row: a softmax whose classes are shared out
 
 
-Rule: TypeAlias = Callable[[Graph, Op], Iterable[Link]]
+Rule: TypeAlias = Callable[[Graph, Op], Iterable[SplitRule]]
 
 
-def link_table(graph: Graph, op: Op, vocabulary: bool = False) -> Mapping[Place, Link] | None:
+def split_rules(graph: Graph, op: Op, vocabulary: bool = False) -> Mapping[Place, SplitRule] | None:
     """The links of an op by tensor and dimension; None if there is no rule for it."""
     rule = _rule(op.name, vocabulary)
     if rule is None:
@@ -78,19 +78,19 @@ def _aligned(group: Iterable[Tensor]) -> Iterator[list[Place]]:
             yield [(t.id, len(t.shape) - back) for t in there]
 
 
-def _pointwise(graph: Graph, op: Op) -> Iterator[Link]:
-    return (Link(tuple(places)) for places in _aligned(_all(graph, op)))
+def _pointwise(graph: Graph, op: Op) -> Iterator[SplitRule]:
+    return (SplitRule(tuple(places)) for places in _aligned(_all(graph, op)))
 
 
 def _except(*dims: int | str) -> Rule:
     """Element by element, but for dimensions that must be whole: given, or named by an argument."""
 
-    def rule(graph: Graph, op: Op) -> Iterator[Link]:
+    def rule(graph: Graph, op: Op) -> Iterator[SplitRule]:
         size = len(graph.outputs_of(op)[0].shape)
         barred = {d % size for name in dims for d in ([name] if isinstance(name, int) else _ints(argument(op, name)))}
         for places in _aligned(_all(graph, op)):
             back = len(graph.tensors[places[0][0]].shape) - places[0][1]
-            yield Link(tuple(places), whole=size - back in barred)
+            yield SplitRule(tuple(places), whole=size - back in barred)
 
     return rule
 
@@ -100,7 +100,7 @@ def _ints(value: object) -> list[int]:
     return [v for v in values if isinstance(v, int)]
 
 
-def _lists(graph: Graph, op: Op) -> Iterator[Link]:
+def _lists(graph: Graph, op: Op) -> Iterator[SplitRule]:
     """Lists of tensors, the first of one with the first of the others: optimizers."""
     lists = [a for a in op.inputs if isinstance(a, list)]
     columns = [[i.id for i in a if isinstance(i, Ref)] for a in lists]
@@ -113,7 +113,7 @@ def _lists(graph: Graph, op: Op) -> Iterator[Link]:
         shape = row[0].shape
         same = [t.id for t in row if t.shape == shape]
         sums = (op.outputs[k],) if norm else ()
-        yield from (Link(tuple((i, d) for i in same), sums, norms=norm) for d in range(len(shape)))
+        yield from (SplitRule(tuple((i, d) for i in same), sums, norms=norm) for d in range(len(shape)))
 
 
 # ---- sums
@@ -122,16 +122,16 @@ def _lists(graph: Graph, op: Op) -> Iterator[Link]:
 def _product(first: int) -> Rule:
     """[..., m, k] x [..., k, n], with what is added to it before them."""
 
-    def rule(graph: Graph, op: Op) -> Iterator[Link]:
+    def rule(graph: Graph, op: Op) -> Iterator[SplitRule]:
         a, b = tensor(graph, op, first), tensor(graph, op, first + 1)
         out = graph.tensors[op.outputs[0]]
         added = [tensor(graph, op, 0)] if first else []
         rows, columns = len(out.shape) - 2, len(out.shape) - 1
-        yield Link(((a.id, len(a.shape) - 1), (b.id, len(b.shape) - 2)), sums=(out.id,))
-        yield Link(((a.id, len(a.shape) - 2), *_along(added, out, rows), (out.id, rows)))
-        yield Link(((b.id, len(b.shape) - 1), *_along(added, out, columns), (out.id, columns)))
+        yield SplitRule(((a.id, len(a.shape) - 1), (b.id, len(b.shape) - 2)), sums=(out.id,))
+        yield SplitRule(((a.id, len(a.shape) - 2), *_along(added, out, rows), (out.id, rows)))
+        yield SplitRule(((b.id, len(b.shape) - 1), *_along(added, out, columns), (out.id, columns)))
         if rows:
-            yield Link(((a.id, 0), (b.id, 0), *_along(added, out, 0), (out.id, 0)))
+            yield SplitRule(((a.id, 0), (b.id, 0), *_along(added, out, 0), (out.id, 0)))
 
     return rule
 
@@ -142,22 +142,22 @@ def _along(group: Iterable[Tensor], out: Tensor, dim: int) -> list[Place]:
     return [(t.id, d) for t, d in places if d >= 0 and t.shape[d] > 1]
 
 
-def _grouped_product(graph: Graph, op: Op) -> Iterator[Link]:
+def _grouped_product(graph: Graph, op: Op) -> Iterator[SplitRule]:
     """Rows in groups, each with its own matrix; or, for the gradient of those, a sum over each group's rows."""
     a, b = tensor(graph, op, 0), tensor(graph, op, 1)
     out = graph.tensors[op.outputs[0]]
     if len(a.shape) == 2 and len(b.shape) == 3:
-        yield Link(((a.id, 1), (b.id, 1)), sums=(out.id,))
-        yield Link(((b.id, 2), (out.id, 1)))
+        yield SplitRule(((a.id, 1), (b.id, 1)), sums=(out.id,))
+        yield SplitRule(((b.id, 2), (out.id, 1)))
     elif len(a.shape) == 2 and len(b.shape) == 2:
-        yield Link(((a.id, 0), (out.id, 1)))
-        yield Link(((b.id, 1), (out.id, 2)))
+        yield SplitRule(((a.id, 0), (out.id, 1)))
+        yield SplitRule(((b.id, 1), (out.id, 2)))
 
 
 def _reduction(linear: bool) -> Rule:
     """Some dimensions become one. Only a sum of parts is a part of the sum."""
 
-    def rule(graph: Graph, op: Op) -> Iterator[Link]:
+    def rule(graph: Graph, op: Op) -> Iterator[SplitRule]:
         x, out = tensor(graph, op, 0), graph.tensors[op.outputs[0]]
         size = len(x.shape)
         given = op.inputs[1] if len(op.inputs) > 1 and not op.names else argument(op, "dim", 1)
@@ -167,49 +167,49 @@ def _reduction(linear: bool) -> Rule:
         left = [d for d in range(size) if kept or d not in gone]
         for d in range(size):
             if d in gone:
-                yield Link(((x.id, d),), (out.id,) if linear else (), whole=not linear)
+                yield SplitRule(((x.id, d),), (out.id,) if linear else (), whole=not linear)
             elif x.shape[d] > 1:
-                yield Link(((x.id, d), (out.id, left.index(d))))
+                yield SplitRule(((x.id, d), (out.id, left.index(d))))
 
     return rule
 
 
-def _vector_norm(graph: Graph, op: Op) -> Iterator[Link]:
+def _vector_norm(graph: Graph, op: Op) -> Iterator[SplitRule]:
     x, out = tensor(graph, op, 0), op.outputs[0]
-    return (Link(((x.id, d),), (out,), norms=True) for d in range(len(x.shape)))
+    return (SplitRule(((x.id, d),), (out,), norms=True) for d in range(len(x.shape)))
 
 
 # ---- layers
 
 
-def _norm(graph: Graph, op: Op) -> Iterator[Link]:
+def _norm(graph: Graph, op: Op) -> Iterator[SplitRule]:
     """Along the last dimensions it needs them whole; the gradients of its weights sum over the others."""
     last = len(_ints(argument(op, "normalized_shape", 1)))
     backward = op.name.endswith("_backward")
     weights = op.outputs[1:] if backward else ()
     rows = [t for t in _all(graph, op) if len(t.shape) > last]
     for d in range(len(rows[0].shape) - last):
-        yield Link(tuple((t.id, d) for t in rows if t.shape[d] > 1), sums=tuple(weights))
+        yield SplitRule(tuple((t.id, d) for t in rows if t.shape[d] > 1), sums=tuple(weights))
     for t in _all(graph, op):
-        yield Link(tuple((t.id, len(t.shape) - 1 - d) for d in range(min(last, len(t.shape)))), whole=True)
+        yield SplitRule(tuple((t.id, len(t.shape) - 1 - d) for d in range(min(last, len(t.shape)))), whole=True)
 
 
 def _attention(heads_at: int) -> Rule:
     """Each sequence and each head by itself; rows and depth whole. Outputs have their heads second in every kind."""
 
-    def rule(graph: Graph, op: Op) -> Iterator[Link]:
+    def rule(graph: Graph, op: Op) -> Iterator[SplitRule]:
         given = [t for t in graph.inputs_of(op) if len(t.shape) > 2]
         bias = {t.id for n in ("attn_bias", "bias") for t in tensors(graph, argument(op, n))}
         swapped = [t for t in given if len(t.shape) == 4 and t.id not in bias]
         heads = [(t.id, heads_at if t in swapped else 1) for t in given]
         heads += [(t.id, 1) for t in graph.outputs_of(op) if len(t.shape) > 2]
-        yield Link(tuple((i, d) for i, d in heads if graph.tensors[i].shape[d] > 1), scaled=True)
-        yield Link(tuple((i, 0) for i, _ in heads if graph.tensors[i].shape[0] > 1))
+        yield SplitRule(tuple((i, d) for i, d in heads if graph.tensors[i].shape[d] > 1), scaled=True)
+        yield SplitRule(tuple((i, 0) for i, _ in heads if graph.tensors[i].shape[0] > 1))
 
     return rule
 
 
-def _cat(graph: Graph, op: Op) -> Iterator[Link]:
+def _cat(graph: Graph, op: Op) -> Iterator[SplitRule]:
     """Pieces side by side along a dimension, or, where the output has one more, along a new one."""
     out = graph.tensors[op.outputs[0]]
     pieces = [t for t in tensors(graph, op.inputs[0]) if t.elements]
@@ -219,38 +219,38 @@ def _cat(graph: Graph, op: Op) -> Iterator[Link]:
     unique = list({t.id: t for t in pieces}.values())
     for d in range(len(out.shape)):
         if new and d == dim:
-            yield Link(((out.id, d),), whole=True)
+            yield SplitRule(((out.id, d),), whole=True)
         else:
             of_piece = d - 1 if new and d > dim else d
-            yield Link((*((t.id, of_piece) for t in unique), (out.id, d)))
+            yield SplitRule((*((t.id, of_piece) for t in unique), (out.id, d)))
 
 
 # ---- rows found by number
 
 
-def _gather(graph: Graph, op: Op) -> Iterator[Link]:
+def _gather(graph: Graph, op: Op) -> Iterator[SplitRule]:
     """Rows of a table by their numbers: a rank that holds some of the rows finds a share of the sum."""
     table, index = tensor(graph, op, 0), tensor(graph, op, 2)
     out = graph.tensors[op.outputs[0]]
     dim = _ints(argument(op, "dim", 1))[0] % max(1, len(table.shape))
     for d in range(len(out.shape)):
         if d == dim:
-            yield Link(((table.id, d),), sums=(out.id,))
-            yield Link(((index.id, d), (out.id, d)))
+            yield SplitRule(((table.id, d),), sums=(out.id,))
+            yield SplitRule(((index.id, d), (out.id, d)))
         elif table.shape[d] == index.shape[d]:
-            yield Link(((table.id, d), (index.id, d), (out.id, d)))
+            yield SplitRule(((table.id, d), (index.id, d), (out.id, d)))
 
 
-def _embedding_backward(graph: Graph, op: Op) -> Iterator[Link]:
+def _embedding_backward(graph: Graph, op: Op) -> Iterator[SplitRule]:
     grad, out = tensor(graph, op, 0), graph.tensors[op.outputs[0]]
-    yield Link(((grad.id, len(grad.shape) - 1), (out.id, 1)))
-    yield Link(((out.id, 0),))
+    yield SplitRule(((grad.id, len(grad.shape) - 1), (out.id, 1)))
+    yield SplitRule(((out.id, 0),))
 
 
 def _indexed(values_at: int | None) -> Rule:
     """x[:, i] and its like: the dimensions beside the one that is looked up in."""
 
-    def rule(graph: Graph, op: Op) -> Iterator[Link]:
+    def rule(graph: Graph, op: Op) -> Iterator[SplitRule]:
         x, where = tensor(graph, op, 0), op.inputs[1]
         values = graph.tensors[op.outputs[0]] if values_at is None else tensor(graph, op, values_at)
         found = [k for k, i in enumerate(where) if isinstance(i, Ref)] if isinstance(where, list) else []
@@ -261,33 +261,33 @@ def _indexed(values_at: int | None) -> Rule:
         for d in (d for d in range(len(x.shape)) if d != at):
             of_values = d if d < at else d + extra
             if 0 <= of_values < len(values.shape) and values.shape[of_values] == x.shape[d]:
-                yield Link(((x.id, d), *((t.id, d) for t in others), (values.id, of_values)))
+                yield SplitRule(((x.id, d), *((t.id, d) for t in others), (values.id, of_values)))
 
     return rule
 
 
-def _index_add(graph: Graph, op: Op) -> Iterator[Link]:
+def _index_add(graph: Graph, op: Op) -> Iterator[SplitRule]:
     x, source = tensor(graph, op, 0), tensor(graph, op, 3)
     dim = _ints(argument(op, "dim", 1))[0] % len(x.shape)
     group = [x, source, *(t for t in graph.outputs_of(op) if t.id != x.id)]
-    return (Link(tuple((t.id, d) for t in group)) for d in range(len(x.shape)) if d != dim)
+    return (SplitRule(tuple((t.id, d) for t in group)) for d in range(len(x.shape)) if d != dim)
 
 
 # ---- a vocabulary that is shared out: each rank has some of the classes
 
 
-def _shared_softmax(graph: Graph, op: Op) -> Iterator[Link]:
+def _shared_softmax(graph: Graph, op: Op) -> Iterator[SplitRule]:
     size = len(graph.outputs_of(op)[0].shape)
     dim = _ints(argument(op, "dim", 2 if "backward" in op.name else 1))[0] % size
     forward = op.name == "aten::_log_softmax"
     for places in _aligned(_all(graph, op)):
-        yield Link(tuple(places), softmax=forward and places[0][1] == dim)
+        yield SplitRule(tuple(places), softmax=forward and places[0][1] == dim)
 
 
-def _shared_loss(graph: Graph, op: Op) -> Iterator[Link]:
+def _shared_loss(graph: Graph, op: Op) -> Iterator[SplitRule]:
     """The loss of the right class, which one rank has; its gradient is made where it is."""
     matrices = [t for t in _all(graph, op) if len(t.shape) == 2]
-    yield Link(tuple((t.id, 1) for t in matrices), softmax=op.name == "aten::nll_loss_forward")
+    yield SplitRule(tuple((t.id, 1) for t in matrices), softmax=op.name == "aten::nll_loss_forward")
 
 
 _PRODUCTS = {

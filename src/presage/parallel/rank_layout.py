@@ -13,7 +13,7 @@ from math import prod
 
 from presage.errors import PresageError
 
-__all__ = ["Fold", "RankLayout", "fold"]
+__all__ = ["FoldedRank", "RankLayout", "fold_ranks"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RankLayout:
 
 
 @dataclass(frozen=True)
-class Fold:
+class FoldedRank:
     """A rank that stands for all that do the same, and its communicators: numbers by dimension."""
 
     rank: int
@@ -58,7 +58,7 @@ class Fold:
     meets: dict[str, int]
 
 
-def fold(layout: RankLayout, kinds: Sequence[Hashable]) -> list[Fold]:
+def fold_ranks(layout: RankLayout, kinds: Sequence[Hashable]) -> list[FoldedRank]:
     """One rank for all whose kind is the same, and who meet the same in every dimension."""
     if len(kinds) != layout.ranks:
         raise ValueError(f"{layout.ranks} ranks, but kinds of {len(kinds)}")
@@ -73,7 +73,7 @@ def fold(layout: RankLayout, kinds: Sequence[Hashable]) -> list[Fold]:
     out = []
     for colour, rank in first.items():
         keys = {n: (n, mixes[n][layout.meeting(n, rank)]) for n in names}
-        out.append(Fold(rank, count[colour], {n: number.setdefault(key, len(number)) for n, key in keys.items()}))
+        out.append(FoldedRank(rank, count[colour], {n: number.setdefault(key, len(number)) for n, key in keys.items()}))
     return out
 
 
