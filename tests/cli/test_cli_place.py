@@ -36,11 +36,11 @@ def found(*args: str | Path) -> dict[str, Any]:
 
 def test_the_answer_comes_first(speeds: Path) -> None:
     text = place(JOB, "--speeds", speeds, *QUICK, "--hot", "1.3")
-    what, how, best, *_ = text.splitlines()
-    assert " on 128 of 132 GPUs, factors 0.9" in what
-    assert how == "4 replicas x 4 stages x 8 GPUs that wait for each other in every layer"
-    assert best.startswith("best placement: p95 of a step ") and "below the order given" in best
-    for title in ("Placements", "Who goes where", "Whom to evict, as given", "Left out", "A hot node"):
+    what, best, *_ = text.splitlines()
+    assert " on 128 of 132 GPUs, relative times 0.9" in what
+    assert what.endswith("4 replicas x 4 stages x 8 GPUs in lockstep")
+    assert best.startswith("Best placement: p95 step ") and "faster than as given" in best
+    for title in ("Step by placement", "Stages of the best", "Nodes to evict, as given", "Left out", "Hot node"):
         assert title in text
     assert "gpus.csv: 132 GPUs (column factor: larger is slower), 33 nodes" in text
 

@@ -27,7 +27,7 @@ def noise(tmp_path: Path) -> Path:
     ("kind", "more", "words"),
     [
         ("scale", ["--gpus", "128,1024"], ["useful", "goodput", "1,024"]),
-        ("compute", ["--times", "1,2", "--memory"], ["times as fast", "bound", "x2"]),
+        ("compute", ["--times", "1,2", "--memory"], ["x as fast", "bound", "x2"]),
         ("domain", ["--domains", "8,72"], ["NVL72", "plan"]),
         ("power", ["--caps", "1,0.7", "--no-placing"], ["clock", "spread 4%"]),
     ],
@@ -62,4 +62,4 @@ def test_mistakes_get_a_sentence(noise: Path) -> None:
 
 def test_a_study_of_nothing_fails(noise: Path) -> None:
     found = CliRunner().invoke(app, ["scale", str(JOB), "--gpus", "100", "--noise", str(noise)])
-    assert found.exit_code == 1 and "left out: 100" in found.stdout
+    assert found.exit_code == 1 and "skipped 100" in found.stdout
