@@ -111,7 +111,5 @@ def test_replay_takes_edits_by_name() -> None:
     assert found["edits"] == ["cuda_graph,faster=gemm:2"]
     (rank,) = found["ranks"]
     assert sum(rank["edited_s"]) < 0.6 * sum(rank["replayed_s"])
-    assert "why: 824.6 us of work" in replay(
-        "demo", "--apply", "faster=gemm:2"
-    )
+    assert "why: 824.6 us of work" in replay("demo", "--apply", "faster=gemm:2")
     assert "Kernels that match are F times as fast." in replay("--list")

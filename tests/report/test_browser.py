@@ -52,10 +52,10 @@ def test_a_prediction_as_it_is_seen(look: Looker, told: Answer, detail: StepDeta
     assert seen.text("#answer") == told.headline
     assert seen.count("main > section") == len(told.sections) + bool(told.notes)
     assert seen.count(".facts .fact") == len(told.facts)
-    assert seen.text("footer code") == "presage predict <b>x</b>"
+    assert seen.text("footer code") == "presage x"
     assert marks(seen, "where-the-step-goes") == len([f for f in predicted.families if f.gpu > 0]) + 1
     dots = sum(1 for w in detail.work if w.moved)
-    assert seen.count("#how-near-the-limits .scatterlayer .points path") >= dots
+    assert seen.count("#roofline .scatterlayer .points path") >= dots
     areas = seen.count("#memory-over-the-step .scatterlayer .js-fill")
     assert areas == len([k for k, v in detail.memory.timeline.kinds.items() if v.any()])
     table = next(s for s in told.sections if s.key == "where-the-step-goes").tables[0]
@@ -151,7 +151,7 @@ def test_a_screenshot_shows_the_bars_on_the_paper_of_the_day(look: Looker, told:
     seen = look(told, dark=dark)
     png = seen.tab.locator("#where-the-step-goes .chart").screenshot()
     shot = imread(BytesIO(png))[..., :3]
-    for family, least in (("waits for the host", 0.02), ("matrix multiply", 0.0004)):
+    for family, least in (("idle, waiting for the host", 0.02), ("GEMM", 0.0004)):
         colour = np.array([int(colours([family])[family][i : i + 2], 16) / 255 for i in (1, 3, 5)])
         assert (np.abs(shot - colour).max(axis=-1) < 0.03).mean() > least
     assert (np.median(shot) < 0.3) == dark

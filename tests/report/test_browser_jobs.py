@@ -45,10 +45,10 @@ def test_a_job(look: Looker) -> None:
     s = p.job_step.pipeline.schedule
     tasks = 2 * s.stages * s.virtual * s.microbatches + 2 * s.stages  # and what replicas send, and the optimizer
     assert seen.count("#timeline-of-a-step .bars path") == tasks
-    assert seen.count("#how-sure-that-is .bars path") == 80
-    assert seen.count("#how-sure-that-is .scatterlayer .js-line") == 1
+    assert seen.count("#uncertainty .bars path") == 80
+    assert seen.count("#uncertainty .scatterlayer .js-line") == 1
     assert seen.count("#memory .bars path") == len(p.memory.stages) * seen.count("#memory .legend .traces")
-    assert seen.count("#how-near-the-limits .scatterlayer .points path") >= 20
+    assert seen.count("#roofline .scatterlayer .points path") >= 20
     assert seen.count("#stages .heatmaplayer image") == 1
     narrow(seen)
 

@@ -13,12 +13,10 @@ from presage.cli import job
 from presage.errors import InputError
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.search import search
-from presage.ui.asked import asked_of
-from presage.ui.begin import first_plan
-from presage.ui.knobs import KEPT, KNOBS, Wrong
-from presage.ui.links import LONGEST_LINK, Shared, link_of, packed, shared_of, unpacked
-from presage.ui.plans import LONGEST, Plan, plan_of, plan_of_text, predicted, text_of
-from presage.ui.replies import best_reply, opened, step_reply
+from presage.ui.knobs import KEPT, KNOBS, InvalidPlan
+from presage.ui.plans import LONGEST, Plan, first_plan, plan_of, plan_of_text, predicted, text_of
+from presage.ui.question import LONGEST_LINK, SharedPlans, make_link, pack_text, parse_question, read_link, unpack_text
+from presage.ui.replies import best_reply, open_text, step_reply
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted((ROOT / "examples" / "jobs").glob("*.toml"))
@@ -101,7 +99,7 @@ def test_a_wrong_knob_is_a_sentence_at_that_knob(knobs: dict[str, object], named
     ],
 )  # fmt: skip
 def test_a_bad_text_is_a_sentence(text: str) -> None:
-    reply = opened(text)
+    reply = open_text(text)
     assert set(reply) == {"wrong", "knobs"}
     assert 10 < len(reply["wrong"]) < 1500
 
@@ -111,7 +109,7 @@ def test_no_file_is_read_on_a_pages_word(tmp_path: Path, monkeypatch: pytest.Mon
     secret.write_text('{"model_type": "llama"}')
     read: list[object] = []
     monkeypatch.setattr("presage.configs.models.read_config", lambda path: read.append(path))
-    assert "reads no files" in opened(f"[model]\nconfig = '{secret}'\n")["wrong"]
+    assert "reads no files" in open_text(f"[model]\nconfig = '{secret}'\n")["wrong"]
     rest = {"model": {"config": str(secret)}}
     assert "reads no files" in step_reply({**turned().knobs, "model": KEPT}, rest, ASKED)["wrong"]
     assert not read
@@ -128,26 +126,26 @@ def test_recommendation_jobs_are_turned_down_at_the_start(tmp_path: Path) -> Non
 @given(st.text(max_size=400), st.text(max_size=400), st.text(alphabet=string.printable, max_size=12))
 def test_links_carry_any_text(a: str, b: str, tokens: str) -> None:
     a, b = (t.encode("utf-8", "ignore").decode() for t in (a, b))
-    shared = Shared({"a": a, "b": b}, {"tokens": tokens} if tokens else {})
-    assert shared_of(link_of(shared)) == shared
+    shared = SharedPlans({"a": a, "b": b}, {"tokens": tokens} if tokens else {})
+    assert read_link(make_link(shared)) == shared
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=string.printable, max_size=60))
 def test_any_fragment_is_read_or_refused(fragment: str) -> None:
     try:
-        shared_of(fragment)
-    except Wrong as e:
+        read_link(fragment)
+    except InvalidPlan as e:
         assert "link" in str(e)
 
 
 def test_links_that_are_bombs_or_cut_off() -> None:
-    with pytest.raises(Wrong, match="unpacks"):
-        unpacked(packed("x" * 10_000_000))
-    with pytest.raises(Wrong, match="cut off"):
-        unpacked(packed("hello" * 100)[:-4])
-    with pytest.raises(Wrong, match="letters"):
-        shared_of("#a=" + "x" * LONGEST_LINK)
+    with pytest.raises(InvalidPlan, match="unpacks"):
+        unpack_text(pack_text("x" * 10_000_000))
+    with pytest.raises(InvalidPlan, match="cut off"):
+        unpack_text(pack_text("hello" * 100)[:-4])
+    with pytest.raises(InvalidPlan, match="letters"):
+        read_link("#a=" + "x" * LONGEST_LINK)
 
 
 @settings(max_examples=30, deadline=None)
@@ -188,5 +186,5 @@ def test_the_best_plan_is_no_slower_and_keeps_the_job() -> None:
               ("15T", "soon", "production"), ("15T", float("inf"), "production"), ("15T", 1, "calm"), ("15T", 1, None)]
 )  # fmt: skip
 def test_what_cannot_be_asked_is_a_sentence(asked: tuple[object, object, object]) -> None:
-    with pytest.raises(Wrong):
-        asked_of(*asked)
+    with pytest.raises(InvalidPlan):
+        parse_question(*asked)

@@ -11,11 +11,10 @@ pytest.importorskip("waitress", reason="pip install 'presage[ui]'")
 
 from flask.testing import FlaskClient
 
-from presage.ui.begin import first_plan
 from presage.ui.knobs import KNOBS
-from presage.ui.links import Shared, link_of
-from presage.ui.plans import text_of
-from presage.ui.replies import run_reply, step_reply, sure_reply
+from presage.ui.plans import first_plan, text_of
+from presage.ui.question import SharedPlans, make_link
+from presage.ui.replies import run_reply, spread_reply, step_reply
 from presage.ui.server import make_app, refused
 
 NAMES = [k.name for k in KNOBS]
@@ -186,13 +185,13 @@ def small(gpus: int) -> str:
 def test_draws_at_once_are_those_drawn_alone() -> None:
     texts = [small(gpus) for gpus in (8, 16)]
     with ThreadPoolExecutor(4) as users:
-        jobs = [users.submit(reply, text, ASKED) for text in texts for reply in (sure_reply, run_reply)]
+        jobs = [users.submit(reply, text, ASKED) for text in texts for reply in (spread_reply, run_reply)]
         together = [job.result()["measures"] for job in jobs]
-    from presage.ui.answers import run_drawn, step_drawn
+    from presage.ui.answers import draw_run, draw_step
 
-    step_drawn.cache_clear()
-    run_drawn.cache_clear()
-    assert together == [reply(text, ASKED)["measures"] for text in texts for reply in (sure_reply, run_reply)]
+    draw_step.cache_clear()
+    draw_run.cache_clear()
+    assert together == [reply(text, ASKED)["measures"] for text in texts for reply in (spread_reply, run_reply)]
 
 
 def test_drawn_numbers_are_those_of_the_commands(tmp_path: Any) -> None:
@@ -215,37 +214,37 @@ def test_the_drawn_step_is_that_of_presage_job(tmp_path: Any) -> None:
 
     text = small(8)
     (tmp_path / "plan.toml").write_text(text)
-    shown = {m[0]: m[3] for m in sure_reply(text, ASKED)["measures"]}
+    shown = {m[0]: m[3] for m in spread_reply(text, ASKED)["measures"]}
     told = json.loads(runner(job.command)(tmp_path / "plan.toml", "--draws", "4000", "--json", "-"))
-    assert shown["19 steps of 20"] * 1e3 == pytest.approx(told["step_ms"]["p95"], rel=1e-12)
+    assert shown["p95 step"] * 1e3 == pytest.approx(told["step_ms"]["p95"], rel=1e-12)
 
 
 def test_runs_that_nobody_waits_for_and_noise_from_files() -> None:
     assert "years" in run_reply(small(8), {**ASKED, "tokens": "300T"})["wrong"]
-    assert "choose one of" in sure_reply(small(8), {**ASKED, "noise": "/etc/passwd"})["wrong"]
+    assert "choose one of" in spread_reply(small(8), {**ASKED, "noise": "/etc/passwd"})["wrong"]
 
 
 def test_links_open() -> None:
     from presage.ui.callbacks import link_reply
 
     text = text_of(first_plan(None))
-    found = link_reply(link_of(Shared({"a": text, "b": text}, {"tokens": "1T", "days": "30"})), None)
+    found = link_reply(make_link(SharedPlans({"a": text, "b": text}, {"tokens": "1T", "days": "30"})), None)
     assert found[0] == found[1] == [first_plan(None).knobs[n] for n in NAMES]
     assert found[4] == "1T" and found[5] == 30.0 and found[7] is True
     assert "cut off" in link_reply("#a=xx", None)[8]
-    assert "reads no files" in link_reply(link_of(Shared({"a": "arguments = '/etc/passwd'"})), None)[8]
+    assert "reads no files" in link_reply(make_link(SharedPlans({"a": "arguments = '/etc/passwd'"})), None)[8]
 
 
 def test_what_is_missing_is_overrides_from_options(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from presage.errors import PresageError
-    from presage.ui.server import needed
+    from presage.ui.server import check_installed
 
-    needed()
+    check_installed()
     monkeypatch.setitem(sys.modules, "waitress", None)
     with pytest.raises(PresageError, match=r"pip install 'presage\[ui\]'"):
-        needed()
+        check_installed()
 
 
 def test_a_port_that_is_taken_is_overrides_from_options(app: Any) -> None:

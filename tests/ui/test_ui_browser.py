@@ -19,9 +19,8 @@ pytest.importorskip("waitress", reason="pip install 'presage[ui]'")
 
 from presage.text import seconds, size
 from presage.ui.answers import step_measures
-from presage.ui.asked import asked_of
-from presage.ui.begin import first_plan
-from presage.ui.plans import plan_of, plan_of_text, predicted, text_of
+from presage.ui.plans import first_plan, plan_of, plan_of_text, predicted, text_of
+from presage.ui.question import parse_question
 
 pytestmark = pytest.mark.xdist_group("browser")
 COMMAND = [str(Path(sys.executable).with_name("presage")), "ui", "--port", "0", "--no-open"]
@@ -157,7 +156,9 @@ def test_two_plans_and_a_link_that_carries_them(user: Callable[..., Tab]) -> Non
     assert rows.inner_text().split() == ["parallel.gpus", "64", "16"]
     page.tab.locator("#tokens").fill("2T")
     page.tab.locator("#tokens").press("Enter")
-    alone = next(m.shown for m in step_measures(told(), asked_of("2T", None, "production")) if m.name == "Steps alone")
+    alone = next(
+        m.shown for m in step_measures(told(), parse_question("2T", None, "production")) if m.name == "Steps alone"
+    )
     page.tab.wait_for_selector(f"#difference td:text-is('Steps alone') + td:text-is('{alone}')")
     link = page.tab.evaluate("location.hash")
     assert link.startswith("#a=")

@@ -32,9 +32,9 @@ def command(job: JobFile = None, port: Port = 8765, show: Open = True) -> None:
 
     Only browsers on this machine can open it. From another machine: ssh -L 8765:127.0.0.1:8765 MACHINE.
     """
-    from presage.ui.server import make_app, needed, serve
+    from presage.ui.server import check_installed, make_app, serve
 
-    needed()
+    check_installed()
     if job is not None:
         _first(job)  # what is wrong with it is said here
     app = make_app(lambda: _first(job))
@@ -45,7 +45,7 @@ def command(job: JobFile = None, port: Port = 8765, show: Open = True) -> None:
 
 
 def _first(job: Path | None) -> Plan:
-    from presage.ui.begin import first_plan
+    from presage.ui.plans import first_plan
 
     return first_plan(job)
 

@@ -1,4 +1,4 @@
-"""Answers to a plan's text: first what is certain at once, then what draws tell. Plain values that a page can keep."""
+"""The answer to a plan as plain values: key figures, sentences and charts, first of the step, then of drawn runs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.report.terms import PARTS
+from presage.report.job_answer import BOUND
+from presage.report.terms import PARTS, memory_fit
 from presage.text import amount, percent, seconds, size
-from presage.ui.asked import DAY, Asked
-from presage.ui.knobs import Wrong
+from presage.ui.knobs import InvalidPlan
 from presage.ui.plans import predicted
+from presage.ui.question import DAY, RunQuestion
 
 if TYPE_CHECKING:
     from presage.prediction.draws.guarantee import Guarantee
     from presage.runs.whole import RunResult
+from typing import TYPE_CHECKING
 
-__all__ = ["Measure", "run_drawn", "run_measures", "run_sentence", "step_drawn", "step_measures", "step_sentence",
-           "sure_measures"]  # fmt: skip
+from presage.report.html.charts.bars import Unit, parts_figure
+from presage.report.html.charts.distribution import distribution_figure, distribution_table
+from presage.report.html.theme import BAD, PALETTE
+from presage.report.terms import LEAST, MEMORY
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from presage.prediction.draws.guarantee import Guarantee
+    from presage.runs.whole import RunResult
+
 
 DRAWS, RUNS, FEWEST = 4000, 500, 500
 STAGES, MOST = 64, 128  # of a pipeline whose steps are drawn so often; and those that are drawn here at all
@@ -27,7 +38,7 @@ SEED = 0
 
 
 class Measure(NamedTuple):
-    """A number that plans are compared by. `better`: 1 where more is, -1 where less is, 0 where neither is."""
+    """A key figure that plans are compared by; `better`: 1 if more is better, -1 if less is, 0 if neither."""
 
     name: str
     shown: str
@@ -40,17 +51,17 @@ class Measure(NamedTuple):
 # ---- at once
 
 
-def step_measures(p: JobResult, asked: Asked | None) -> list[Measure]:
+def step_measures(p: JobResult, asked: RunQuestion | None) -> list[Measure]:
     m = p.memory
     idle = p.breakdown.get("bubble", 0.0)
     fits = f"of {size(m.memory)}, " + (f"{size(m.margin)} to spare" if m.fits else f"{size(-m.margin)} too much")
     out = [
         Measure("Step", seconds(p.seconds), f"{_count(p.job.tokens)} tokens each", p.seconds, -1),
-        Measure("Throughput", f"{_count(p.tokens_per_second)}/s", f"{p.tokens_per_second_per_gpu:,.0f} tokens/s a GPU",
+        Measure("Throughput", f"{_count(p.tokens_per_second)}/s", f"{p.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
                 p.tokens_per_second, 1),
         Measure("MFU", percent(p.mfu), f"of {p.peak[0]}'s {p.peak[1] / 1e12:.0f} TFLOPS", p.mfu, 1),
         Measure("Memory", size(m.needed), fits, m.needed, 0, "good" if m.fits else "bad"),
-        Measure("Transfers", seconds(p.exposed), f"exposed, {_share(p.exposed, p)}", p.exposed, -1),
+        Measure("Exposed comm", seconds(p.exposed), _share(p.exposed, p), p.exposed, -1),
         Measure("Pipeline bubble", seconds(idle), _share(idle, p), idle, -1),
     ]  # fmt: skip
     return out if asked is None else [*out, *_spent(p, asked)]
@@ -60,37 +71,33 @@ def _share(took: float, p: JobResult) -> str:
     return f"{percent(took / p.seconds)} of the step"
 
 
-def _spent(p: JobResult, asked: Asked) -> list[Measure]:
-    """Were there no noise and no failures."""
+def _spent(p: JobResult, asked: RunQuestion) -> list[Measure]:
+    """The training without noise and failures."""
     s = p.spent(asked.tokens)
     return [
-        Measure("Steps alone", _days(s.days), f"{s.steps:,.0f} steps, nothing ever stops", s.days, -1),
-        Measure("GPU hours", amount(s.gpu_hours), f"{s.kwh / 1e3:,.0f} MWh", s.gpu_hours, -1),
+        Measure("Steps alone", _days(s.days), f"{s.steps:,.0f} steps without failures", s.days, -1),
+        Measure("GPU-hours", amount(s.gpu_hours), f"{s.kwh / 1e3:,.0f} MWh", s.gpu_hours, -1),
     ]
 
 
 def step_sentence(p: JobResult) -> str:
-    job, m = p.job, p.memory
-    fits = f"it fits with {size(m.margin)} to spare" if m.fits else f"it does not fit: {size(-m.margin)} too much"
+    job = p.job
     where = f"{job.gpus:,} x {job.platform.gpu.name}" if job.gpus > 1 else f"one {job.platform.gpu.name}"
-    return f"A step takes {seconds(p.seconds)} on {where}; {_loss(p)}; {fits}."
+    return f"{seconds(p.seconds)}/step on {where}: {_loss(p)}; {memory_fit(p.memory.margin)}."
 
 
 def _loss(p: JobResult) -> str:
     name, took = p.loss
-    bound = {"compute": "compute sets the pace", "memory bandwidth": "memory bandwidth sets the pace",
-             "communication": "transfers set the pace", "pipeline": "the pipeline's bubble takes most",
-             "host": "the host sets the pace"}[p.bound]  # fmt: skip
     lost = f", {percent(took / p.seconds, 0)} goes to {PARTS.get(name, name)}" if took > 0.005 * p.seconds else ""
-    return bound + lost
+    return BOUND[p.bound] + lost
 
 
 # ---- with draws
 
 
 @lru_cache(64)
-def step_drawn(text: str, noise: str) -> Guarantee:
-    """As `presage job --draws 4000` draws it; without the interval for what is not known of the noise."""
+def draw_step(text: str, noise: str) -> Guarantee:
+    """As `presage job --draws 4000` draws it, without intervals for the noise's own uncertainty."""
     from presage.prediction.draws.distribution import belief_of
     from presage.prediction.draws.guarantee import guarantee
     from presage.prediction.draws.step_model import step_model
@@ -98,32 +105,30 @@ def step_drawn(text: str, noise: str) -> Guarantee:
     p = predicted(text)
     _drawable(p)
     belief, _ = belief_of(p.job, p.seconds, noise)
-    return guarantee(step_model(p.job, p.job_step), belief, SEED, draws_of(p), sets=0)
+    return guarantee(step_model(p.job, p.job_step), belief, SEED, draw_count(p), sets=0)
 
 
-def draws_of(p: JobResult) -> int:
-    """Fewer where a step has many stages: they take as long as the square of these."""
+def draw_count(p: JobResult) -> int:
+    """Fewer for many stages: the time to draw grows with their square."""
     return max(FEWEST, min(DRAWS, int(DRAWS * (STAGES / p.job.parallel.pp) ** 2)))
 
 
 def _drawable(p: JobResult) -> None:
     if p.job.parallel.pp > MOST:
-        raise Wrong(
-            f"pp is {p.job.parallel.pp}: this page draws steps of {MOST} stages at most; presage job --draws can"
-        )
+        raise InvalidPlan(f"pp is {p.job.parallel.pp}: this page draws at most {MOST} stages; use presage job --draws")
 
 
-def sure_measures(p: JobResult, g: Guarantee) -> list[Measure]:
+def spread_measures(p: JobResult, g: Guarantee) -> list[Measure]:
     late, middle = g.quantile(0.95).value, g.quantile(0.5).value
     over, more = g.exceeds(1.1 * middle).value, percent(late / p.seconds - 1)
     return [
-        Measure("19 steps of 20", seconds(late), f"at most, {more} over the quiet step", late, -1),
-        Measure("P(> 1.1 x median)", percent(over, 2), f"a step longer than {seconds(1.1 * middle)}", over, -1),
+        Measure("p95 step", seconds(late), f"+{more} over the step without noise", late, -1),
+        Measure("P(> 1.1 x median)", percent(over, 2), f"a step over {seconds(1.1 * middle)}", over, -1),
     ]  # fmt: skip
 
 
 @lru_cache(64)
-def run_drawn(text: str, asked: Asked) -> RunResult:
+def draw_run(text: str, asked: RunQuestion) -> RunResult:
     """As `presage run --draws 500` draws it."""
     from presage.runs.drawn import step_times
     from presage.runs.sets import DEFAULT, reliability
@@ -133,7 +138,7 @@ def run_drawn(text: str, asked: Asked) -> RunResult:
     _drawable(p)
     steps = asked.steps(p.job.tokens)
     if (years := steps * p.seconds / YEAR) > LONG:
-        raise Wrong(f"the run would take {years:,.0f} years: ask for fewer tokens, or take more GPUs", ("tokens",))
+        raise InvalidPlan(f"the run would take {years:,.0f} years: choose fewer tokens or more GPUs", ("tokens",))
     kind = reliability(DEFAULT)
     times, _ = step_times(p, asked.noise, bool(kind.slow), SEED)
     until = None if asked.days is None else asked.days * DAY
@@ -147,8 +152,8 @@ def run_measures(r: RunResult) -> list[Measure]:
     middle, late = o.quantile(0.5) / DAY, o.quantile(0.95) / DAY
     good = float(o.goodput.mean())
     out = [
-        Measure("Whole run", _days(middle), f"19 of 20: {_days(late)} at most", middle, -1),
-        Measure("Goodput", percent(good), f"of the time; {float(o.failures.mean()):,.0f} failures", good, 1),
+        Measure("Whole run", _days(middle), f"p95 {_days(late)}", middle, -1),
+        Measure("Goodput", percent(good), f"{float(o.failures.mean()):,.0f} failures", good, 1),
     ]
     if r.deadline is not None:
         chance = o.done_by(r.deadline)
@@ -157,7 +162,7 @@ def run_measures(r: RunResult) -> list[Measure]:
         out.append(Measure("By the deadline", percent(chance), said, chance, 1, tone))
     if r.cost is not None:
         cost = float(_median(r.cost))
-        out.append(Measure("Cost", _count(cost), f"at {r.job.terms.price:g} a GPU hour", cost, -1))
+        out.append(Measure("Cost", _count(cost), f"at {r.job.terms.price:g} per GPU-hour", cost, -1))
     return out
 
 
@@ -167,20 +172,20 @@ def _median(values: Any) -> float:
     return float(quantiles(values, 0.5))
 
 
-def run_sentence(r: RunResult, asked: Asked) -> str:
-    """The run in a sentence, and where its time goes beside steps."""
+def run_sentence(r: RunResult, asked: RunQuestion) -> str:
+    """The run in a sentence, and where the rest of its time goes."""
     o = r.outcome
     whole = float(sum(v.mean() for v in o.parts.values()))
     lost = sorted(((float(v.mean()) / whole, name) for name, v in o.parts.items() if name != "steps"), reverse=True)
     told = ", ".join(f"{LOST[name]} {percent(share)}" for share, name in lost[:3] if share > 0.001)
-    rest = f"; beside its steps go: {told}" if told else ""
+    rest = f"; lost to {told}" if told else ""
     middle, late = _days(o.quantile(0.5) / DAY), _days(o.quantile(0.95) / DAY)
-    return f"{_count(asked.tokens)} tokens take {middle}, in 19 of 20 runs {late} at most{rest}."
+    return f"{_count(asked.tokens)} tokens take {middle} (p95 {late}){rest}."
 
 
 LOST: Mapping[str, str] = {
-    "stalls": "stalls", "slow": "slow episodes", "checkpoints": "checkpoints", "lost": "work done twice",
-    "detection": "noticing failures", "spares": "waiting for spares", "restart": "restarts",
+    "stalls": "stalls", "slow": "slow episodes", "checkpoints": "checkpoints", "lost": "repeated steps",
+    "detection": "detecting failures", "spares": "waiting for spares", "restart": "restarts",
 }  # fmt: skip
 
 
@@ -197,3 +202,75 @@ def _days(days: float) -> str:
 
 def _count(value: float) -> str:
     return amount(value).replace("G", "B")
+
+
+# ---- Charts of a plan as plain values, without a theme: the page puts on the one of the day.
+
+Chart = dict[str, Any]
+GIB, DAY = 1024.0**3, 86400.0
+TALL = 330  # pixels
+SHOWN = 0.1  # of the chart: smaller parts have no room for their number
+
+
+def parts_chart(p: JobResult) -> Chart:
+    parts = [(PARTS.get(name, name), took) for name, took in p.breakdown.items() if took > LEAST * p.seconds]
+    figure = parts_figure(parts, p.seconds)
+    figure.update_layout(height=TALL)
+    return _plain(figure, (0.0, max(took for _, took in parts) * 1.02))
+
+
+def memory_chart(p: JobResult) -> Chart:
+    """Memory of a GPU of the fullest stage by kind, against its capacity."""
+    from plotly.graph_objects import Bar, Figure
+
+    worst, capacity = p.memory.worst, p.memory.memory
+    held = [(words, float(getattr(worst, name))) for name, words in MEMORY.items()]
+    figure = Figure(
+        [
+            Bar(
+                x=[nbytes / GIB], y=[""], name=words, orientation="h", marker={"color": colour},
+                text=[size(nbytes) if nbytes > SHOWN * max(worst.needed, capacity) else ""], textposition="inside",
+                insidetextanchor="middle", textangle=0,
+                hovertemplate=f"{words}: {size(nbytes)}, {percent(nbytes / worst.needed)}<extra></extra>",
+            )
+            for (words, nbytes), colour in zip(held, PALETTE, strict=False) if nbytes
+        ]
+    )  # fmt: skip
+    figure.add_vline(x=capacity / GIB, line={"color": BAD, "width": 2, "dash": "dash"})
+    figure.add_annotation(
+        x=capacity / GIB, y=1, yref="paper", text=f"GPU memory, {size(capacity)}", showarrow=False, xanchor="right",
+        xshift=-6, yanchor="top",
+    )  # fmt: skip
+    figure.update_layout(barmode="stack", height=TALL, bargap=0.62, legend={"traceorder": "normal"}, margin_t=90)
+    figure.update_xaxes(title_text="GiB", rangemode="tozero")
+    figure.update_yaxes(showticklabels=False, ticks="")
+    return _plain(figure, (0.0, max(worst.needed, capacity) / GIB * 1.03))
+
+
+def spread_chart(p: JobResult, g: Guarantee) -> Chart:
+    figure = distribution_figure(g.draws.seconds, marks={"without noise": p.seconds}, what="steps", height=450)
+    return _plain(figure, None)
+
+
+def run_chart(r: RunResult) -> Chart:
+    marks = {} if r.deadline is None else {"deadline": r.deadline}
+    middle = r.outcome.quantile(0.5)
+    unit = Unit("days", DAY) if DAY <= middle < float("inf") else None
+    figure = distribution_figure(r.outcome.wall, marks=marks, what="runs", unit=unit, height=450)
+    return _plain(figure, None)
+
+
+def _plain(figure: Figure, span: tuple[float, float] | None) -> Chart:
+    """`meta.span`: what its x axis should show at least, so that charts side by side can share it."""
+    import json
+
+    if span is not None:
+        figure.update_layout(meta={"span": list(span)})
+    out: Chart = json.loads(figure.to_json())
+    out["layout"].pop("template", None)
+    return out
+
+
+def quantile_rows(draws: Any) -> list[list[str]]:
+    """The curve's numbers: quantile, at most, longer than that."""
+    return [list(row) for row in distribution_table(draws).rows]

@@ -7,12 +7,18 @@ from typing import Any, cast
 
 from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, no_update
 
-from presage.ui.controls import CHOSEN, offered
-from presage.ui.knobs import Wrong, knob
-from presage.ui.layout import BEST, CHARTS, PLANS
-from presage.ui.replies import NAMES, asked_reply, best_reply, linked, opened, run_reply, step_reply, sure_reply
-
-__all__ = ["register"]
+from presage.ui.knobs import InvalidPlan, knob
+from presage.ui.layout import BEST, CHARTS, CHOSEN, PLANS, options_of
+from presage.ui.replies import (
+    NAMES,
+    best_reply,
+    link_reply_of,
+    open_text,
+    question_reply,
+    run_reply,
+    spread_reply,
+    step_reply,
+)
 
 Value = Any
 ALLOWED: Any = {"allow_duplicate": True}
@@ -62,7 +68,7 @@ def _answers(app: Dash) -> None:
 
 def answered(plans: Mapping[str, tuple[Any, Any]], tokens: Any, days: Any, noise: Any, two: Any) -> list[Any]:
     """All that changes at once."""
-    asked = asked_reply(tokens, days, noise)
+    asked = question_reply(tokens, days, noise)
     out: list[Any] = []
     texts: dict[str, str] = {}
     for p in PLANS:
@@ -72,24 +78,24 @@ def answered(plans: Mapping[str, tuple[Any, Any]], tokens: Any, days: Any, noise
             continue
         reply = step_reply(values, plans[p][1], asked.get("asked"))
         texts |= {p: reply["text"]} if "text" in reply else {}
-        out += _told(reply, values)
+        out += _outputs_of(reply, values)
     return [*out, asked.get("wrong", ""), link(texts, asked.get("asked"))]
 
 
 def named(values: Any) -> dict[str, Any]:
     """The values of controls in the order of knobs, by name."""
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(NAMES):
-        raise Wrong(f"a plan has {len(NAMES)} knobs")
+        raise InvalidPlan(f"a plan has {len(NAMES)} knobs")
     return dict(zip(NAMES, values, strict=True))
 
 
-def _told(reply: Mapping[str, Any], values: Mapping[str, Any]) -> list[Any]:
+def _outputs_of(reply: Mapping[str, Any], values: Mapping[str, Any]) -> list[Any]:
     bad, figures = reply.get("knobs", ()), reply.get("figures")
     kept = {k: v for k, v in reply.items() if k not in ("figures", "choices")}
     classes = [f"field {name}{' bad' if name in bad else ''}" for name in NAMES]
     choices = reply.get("choices", {})
     options = [choices.get(name, no_update) for name in CHOSEN]
-    options += [offered(knob(name), values.get(name)) for name in ("model", "platform", "recompute")]
+    options += [options_of(knob(name), values.get(name)) for name in ("model", "platform", "recompute")]
     return [
         kept,
         figures,
@@ -106,10 +112,10 @@ def _nothing() -> list[Any]:
 
 
 def link(texts: Mapping[str, str], asked: Mapping[str, Any] | None) -> str:
-    from presage.ui.links import Shared, link_of
+    from presage.ui.question import SharedPlans, make_link
 
     said = {k: "" if v is None else str(v) for k, v in (asked or {}).items()}
-    return link_of(Shared(dict(texts), said)) if texts else ""
+    return make_link(SharedPlans(dict(texts), said)) if texts else ""
 
 
 # ---- draws
@@ -122,7 +128,7 @@ def _draws(app: Dash) -> None:
         Output(_store(MATCH, "ask"), "data"),
         Input(_store(MATCH, "step"), "data"),
     )
-    for kind, reply in (("sure", sure_reply), ("run", run_reply)):
+    for kind, reply in (("sure", spread_reply), ("run", run_reply)):
 
         @app.callback(Output(_store(MATCH, kind), "data"), Input(_store(MATCH, "ask"), "data"))
         def drawn(ask: Value, reply: Any = reply) -> Any:
@@ -165,10 +171,10 @@ def _shown(app: Dash) -> None:
 
 
 def shown_of(replies: Mapping[str, Sequence[Any]]) -> list[Any]:
-    from presage.ui.shown import answer, difference, notes, numbers_table, told_measures
+    from presage.ui.shown import answer, collect_measures, difference, notes, numbers_table
 
     sound = {p: [r if isinstance(r, Mapping) else None for r in replies[p]] for p in PLANS}
-    told = {p: told_measures(*sound[p]) for p in PLANS}
+    told = {p: collect_measures(*sound[p]) for p in PLANS}
     two = bool(told["b"])
     out = [answer(p, sound[p][0], told[p], told["a"] if p == "b" else {}, two) for p in PLANS]
     texts = [(sound[p][0] or {}).get("text", "") for p in PLANS]
@@ -226,7 +232,7 @@ def link_reply(fragment: Any, now: Any) -> list[Any]:
     same = [[no_update] * len(NAMES)] * 2 + [no_update] * 2 + [no_update] * 3
     if not isinstance(fragment, str) or len(fragment) < 2 or fragment == now:
         return [*same, no_update, no_update, True]
-    found = linked(fragment)
+    found = link_reply_of(fragment)
     if "wrong" in found:
         return [*same, no_update, found["wrong"], True]
     plans, asked = found["plans"], found["asked"]
@@ -251,7 +257,7 @@ def text_reply(file: Any, text: Any) -> list[Any]:
 
     if ctx.triggered_id is not None and str(ctx.triggered_id).startswith("upload"):
         text = uploaded(file)
-    found = opened(text) if isinstance(text, str) else {"wrong": "that file is no text: give a job's TOML"}
+    found = open_text(text) if isinstance(text, str) else {"wrong": "that file is no text: give a job's TOML"}
     if "wrong" in found:
         return [[no_update] * len(NAMES), no_update, found["wrong"]]
     return [found["knobs_set"], found["rest"], ""]

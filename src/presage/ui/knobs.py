@@ -1,4 +1,4 @@
-"""Knobs: what a planner can turn, with what it may be turned to. Values only; the page is made from them."""
+"""Knobs: the settings of a plan and the values they can have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 from presage.errors import PresageError
 from presage.parallel.schedules import SCHEDULES
-
-__all__ = ["KEPT", "KNOBS", "SHARDINGS", "Knob", "Wrong", "knob", "knobs_in", "value_of"]
 
 KEPT = "as in the TOML"  # a word of controls: what the job's own text says is more than a control can
 LARGEST = 1_000_000_000
@@ -23,8 +21,8 @@ RECOMPUTES = ("none", "selective", "every-2", "full")
 PIPELINES = ("auto", *(kind.name for kind in SCHEDULES.values() if not kind.interleaved))
 
 
-class Wrong(PresageError):
-    """A plan that cannot be, and the knobs to turn."""
+class InvalidPlan(PresageError):
+    """A plan that cannot run, and the knobs to change."""
 
     def __init__(self, problem: str, knobs: tuple[str, ...] = ()) -> None:
         super().__init__(problem)
@@ -44,26 +42,26 @@ class Knob:
 
 
 KNOBS = (
-    Knob("model", "Model", "word", "What", "A known model, or the one that the TOML describes"),
-    Knob("platform", "Cluster", "word", "What", "Which machines"),
-    Knob("gpus", "GPUs", "count", "What", "In all"),
-    Knob("tp", "Tensor", "count", "Parallelism", "GPUs that share each layer's matrices (tp)"),
-    Knob("pp", "Pipeline", "count", "Parallelism", "Stages that the layers are dealt out to (pp)"),
-    Knob("cp", "Context", "count", "Parallelism", "GPUs that share each sequence (cp)"),
-    Knob("ep", "Experts", "count", "Parallelism", "GPUs that the experts are spread over (ep)"),
-    Knob("virtual", "Chunks", "count", "Parallelism", "Chunks of layers on each stage (virtual stages)"),
-    Knob("schedule", "Schedule", "word", "Parallelism", "The order of microbatches in the pipeline", PIPELINES),
-    Knob("sharding", "Sharded state", "word", "Parallelism", "What replicas share instead of each having it",
+    Knob("model", "Model", "word", "What", "A known model, or the one in the TOML"),
+    Knob("platform", "Cluster", "word", "What", "The platform"),
+    Knob("gpus", "GPUs", "count", "What", "Total number of GPUs"),
+    Knob("tp", "Tensor", "count", "Parallelism", "Tensor parallel (tp)"),
+    Knob("pp", "Pipeline", "count", "Parallelism", "Pipeline stages (pp)"),
+    Knob("cp", "Context", "count", "Parallelism", "Context parallel (cp)"),
+    Knob("ep", "Experts", "count", "Parallelism", "Expert parallel (ep)"),
+    Knob("virtual", "Chunks", "count", "Parallelism", "Model chunks per stage (virtual stages)"),
+    Knob("schedule", "Schedule", "word", "Parallelism", "Pipeline schedule", PIPELINES),
+    Knob("sharding", "Sharded state", "word", "Parallelism", "ZeRO or FSDP",
          tuple(SHARDINGS)),
-    Knob("global_batch", "Batch", "count", "Training", "Samples a step, of all GPUs"),
-    Knob("micro_batch", "Microbatch", "count", "Training", "Samples that a replica handles at a time"),
-    Knob("sequence", "Sequence", "count", "Training", "Tokens of a sample"),
-    Knob("precision", "Precision", "word", "Training", "Of the large matrix products",
+    Knob("global_batch", "Batch", "count", "Training", "Global batch, samples per step"),
+    Knob("micro_batch", "Microbatch", "count", "Training", "Samples per microbatch of a replica"),
+    Knob("sequence", "Sequence", "count", "Training", "Tokens per sample"),
+    Knob("precision", "Precision", "word", "Training", "Precision of the GEMMs",
          ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")),
-    Knob("recompute", "Recompute", "word", "Training", "What the backward pass computes again, to save memory",
+    Knob("recompute", "Recompute", "word", "Training", "Activation recomputation",
          RECOMPUTES),
-    Knob("framework", "Framework", "word", "Training", "The training software"),
-    Knob("price", "Price", "price", "Training", "Of a GPU for an hour, in any currency"),
+    Knob("framework", "Framework", "word", "Training", "Training framework"),
+    Knob("price", "Price", "price", "Training", "Price per GPU-hour"),
 )  # fmt: skip
 
 
@@ -72,27 +70,27 @@ def knob(name: str) -> Knob:
     return next(k for k in KNOBS if k.name == name)
 
 
-def value_of(k: Knob, given: Any) -> Any:
-    """What a control says, if it can be: a page may send anything."""
+def parse_value(k: Knob, given: Any) -> Any:
+    """The value of a control, checked: a page may send anything."""
     if k.kind == "price":
         return None if given in (None, "") else _price(given)
     if k.kind == "count":
         return _count(k, given)
     if not isinstance(given, str) or not 0 < len(given) <= LONGEST:
-        raise Wrong(f"{k.label}: choose one", (k.name,))
+        raise InvalidPlan(f"{k.label}: choose one", (k.name,))
     return given
 
 
 def _count(k: Knob, given: Any) -> int:
     number = given if isinstance(given, int | float) and not isinstance(given, bool) else None
     if number is None or not isfinite(number) or number != int(number) or not 1 <= number <= LARGEST:
-        raise Wrong(f"{k.label}: write a whole number from 1 to {LARGEST:,}", (k.name,))
+        raise InvalidPlan(f"{k.label}: write a whole number from 1 to {LARGEST:,}", (k.name,))
     return int(number)
 
 
 def _price(given: Any) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1e6:
-        raise Wrong("Price: write a number, such as 2.5, or leave it empty", ("price",))
+        raise InvalidPlan("Price: write a number, such as 2.5, or leave it empty", ("price",))
     return float(given)
 
 
@@ -107,7 +105,7 @@ MEANT = {
 }  # fmt: skip
 
 
-def knobs_in(sentence: str) -> tuple[str, ...]:
+def knobs_named_in(sentence: str) -> tuple[str, ...]:
     """Those that the first clause of a sentence names: `heads = tp x n: 12 is no multiple of 8`."""
     first = sentence.split("(and ")[0].partition(": ")[0]
     found = [MEANT[w] for w in first.replace(".", " ").replace(",", " ").split() if w in MEANT]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,12 @@ from presage.configs.job import Job
 from presage.configs.job_file import EVEN, JobTable, ParsedJob
 from presage.configs.schema import merge_sections
 from presage.errors import InputError, PresageError
-from presage.files.reading import parse_toml
+from presage.files.reading import parse_toml, read_text
 from presage.parallel.schedules import default_schedule
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.search.job_toml import table_toml
+from presage.search.job_toml import job_toml, table_toml
 from presage.search.plans import RECOMPUTES, recompute_word
-from presage.ui.files import no_files
-from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, Wrong, knobs_in, value_of
-
-__all__ = [
-    "LONGEST",
-    "Plan",
-    "job_of_text",
-    "plan_like",
-    "plan_of",
-    "plan_of_job",
-    "plan_of_text",
-    "predicted",
-    "text_of",
-]
+from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, InvalidPlan, knobs_named_in, parse_value
 
 LONGEST = 32_768  # letters of a job's text
 STAGES, LAYERS, EXPERTS, WIDE = 1024, 4096, 4096, 1 << 20  # more is no plan, and takes more memory than there is
@@ -49,8 +37,8 @@ class Plan:
 def plan_of(values: Mapping[str, Any], rest: Any = None) -> Plan:
     """From what a page says, which may be anything."""
     if rest is not None and not isinstance(rest, Mapping):
-        raise Wrong("the rest of the plan is not a table: reload the page")
-    return Plan({k.name: value_of(k, values.get(k.name)) for k in KNOBS}, rest or {})
+        raise InvalidPlan("the rest of the plan is not a table: reload the page")
+    return Plan({k.name: parse_value(k, values.get(k.name)) for k in KNOBS}, rest or {})
 
 
 # ---- a plan as its text
@@ -83,7 +71,7 @@ def _table(plan: Plan) -> dict[str, Any]:
 def _parallel(k: Mapping[str, Any]) -> dict[str, Any]:
     """Chunks and schedules need stages."""
     if k["sharding"] not in SHARDINGS:
-        raise Wrong(f"Sharded state: choose from {', '.join(SHARDINGS)}", ("sharding",))
+        raise InvalidPlan(f"Sharded state: choose from {', '.join(SHARDINGS)}", ("sharding",))
     zero, fsdp = SHARDINGS[k["sharding"]]
     out = {name: k[name] for name in ("gpus", "tp", "pp", "cp", "ep")}
     if k["pp"] > 1:
@@ -184,14 +172,14 @@ def _rest(table: Mapping[str, Any], job: Job, knobs: Mapping[str, Any], software
 
 def _parsed(text: str) -> dict[str, Any]:
     if len(text) > LONGEST:
-        raise Wrong(f"that text has {len(text):,} letters: a job's has {LONGEST:,} at most")
+        raise InvalidPlan(f"that text has {len(text):,} letters: a job's has {LONGEST:,} at most")
     try:
         table = parse_toml(text, PLACE)
     except InputError as e:
-        raise Wrong(f"this text {e.problem}") from e
+        raise InvalidPlan(f"this text {e.problem}") from e
     if "embeddings" in table:
-        raise Wrong("that is a recommendation job, which this page does not plan: use presage dlrm")
-    no_files(table)
+        raise InvalidPlan("that is a recommendation job, which this page does not plan: use presage dlrm")
+    refuse_files(table)
     return table
 
 
@@ -213,25 +201,25 @@ def predicted(text: str) -> JobResult:
 
     try:
         return predict_job(_described(_parsed(text), checked=True))
-    except Wrong:
+    except InvalidPlan:
         raise
     except PresageError as e:
         sentence = _sentence(e)
-        raise Wrong(sentence, knobs_in(sentence)) from e
+        raise InvalidPlan(sentence, knobs_named_in(sentence)) from e
 
 
 def _described(table: Mapping[str, Any], checked: bool) -> ParsedJob:
-    no_files(table)
+    refuse_files(table)
     try:
         file = JobTable(Path(PLACE), table)
         found = file.parse(checked=False)
         _bounded(found.job)
         return file.parse() if checked else found
-    except Wrong:
+    except InvalidPlan:
         raise
     except PresageError as e:
         sentence = _sentence(e)
-        raise Wrong(sentence, knobs_in(sentence)) from e
+        raise InvalidPlan(sentence, knobs_named_in(sentence)) from e
 
 
 def _bounded(job: Job) -> None:
@@ -246,7 +234,7 @@ def _bounded(job: Job) -> None:
     )  # fmt: skip
     for name, value, most, about in limits:
         if value > most:
-            raise Wrong(f"{name} is {value:,}: this page works with {most:,} at most", (about,))
+            raise InvalidPlan(f"{name} is {value:,}: this page works with {most:,} at most", (about,))
 
 
 def _sentence(e: PresageError) -> str:
@@ -255,3 +243,58 @@ def _sentence(e: PresageError) -> str:
         return str(e)
     where = f"{e.field}: " if e.field else ""
     return where + e.problem.removeprefix(f"{PLACE}: ")
+
+
+# ---- A plan from a page or a link is data: it may name no files.
+
+FILES = {"arguments": "a Megatron script", "titan": "a TorchTitan file"}
+
+
+def refuse_files(table: Mapping[str, Any]) -> None:
+    """Raises where a job's table refers to a file: nothing on this machine is read on a page's word."""
+    for key, what in FILES.items():
+        if key in table:
+            raise InvalidPlan(f"{key}: the page reads no files ({what}): start it with presage ui JOB.toml instead", ())
+    if "config" in _subtable(table, "model"):
+        raise InvalidPlan(
+            "model.config: the page reads no files: start it with presage ui JOB.toml, or give the fields"
+        )
+    cluster, software = _subtable(table, "cluster"), table.get("framework", "")
+    name = software.get("name") if isinstance(software, Mapping) else software
+    for where, said, about in (
+        ("cluster.platform", cluster.get("platform"), "platform"), ("cluster.gpu", cluster.get("gpu"), "platform"),
+        ("framework", name, "framework"),
+    ):  # fmt: skip
+        if isinstance(said, str) and (said.lower().endswith(".toml") or "/" in said or "\\" in said or "\0" in said):
+            raise InvalidPlan(f"{where}: the page reads no files: choose a known name", (about,))
+
+
+def _subtable(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = table.get(name, {})
+    return found if isinstance(found, Mapping) else {}
+
+
+# ---- What the page begins with: the job of a file that its owner names at the start, or an example.
+
+
+@cache
+def first_plan(path: Path | None) -> Plan:
+    """Files that a job names are read here, once, because who starts the page says so; the page itself reads none."""
+    if path is None:
+        return plan_of_text(files("presage.ui").joinpath("first.toml").read_text("utf-8"))
+    try:
+        return plan_of_text(_job_text(path))
+    except InvalidPlan as e:
+        raise InputError(path, str(e)) from e
+
+
+def _job_text(path: Path) -> str:
+    file = JobTable.read(path)
+    if file.has_embeddings:
+        raise InputError(path, f"is a recommendation job, which the page does not plan: use presage dlrm {path}")
+    try:
+        refuse_files(file.table)
+        return read_text(path)
+    except InvalidPlan:
+        parsed = file.parse(checked=False)
+        return job_toml(parsed.job, file.table.get("cluster", {}))

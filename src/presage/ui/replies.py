@@ -13,12 +13,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from presage.errors import PresageError
-from presage.ui.knobs import KNOBS, Wrong
+from presage.ui.knobs import KNOBS, InvalidPlan
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
 
-__all__ = ["asked_reply", "best_reply", "key_of", "linked", "opened", "run_reply", "step_reply", "sure_reply"]
 
 Reply = dict[str, Any]
 DRAWING, SEARCHING = threading.Semaphore(2), threading.Semaphore(1)  # at once: others wait, or are told to
@@ -30,22 +29,22 @@ def _answered(reply: Callable[..., Reply]) -> Callable[..., Reply]:
     """A reply in any case: a mistake is a sentence, and so is a fault of ours."""
 
     @wraps(reply)
-    def said(*given: Any) -> Reply:
+    def answer(*given: Any) -> Reply:
         try:
             return reply(*given)
-        except Wrong as e:
+        except InvalidPlan as e:
             return {"wrong": str(e), "knobs": list(e.knobs)}
         except PresageError as e:
             return {"wrong": str(e), "knobs": []}
         except (MemoryError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as e:
             print(f"presage ui: {reply.__name__} failed: {type(e).__name__}: {e}", file=sys.stderr)
-            return {"wrong": f"presage cannot work this plan out ({type(e).__name__}): please report it", "knobs": []}
+            return {"wrong": f"presage failed on this plan ({type(e).__name__}): please report it", "knobs": []}
 
-    return said
+    return answer
 
 
-def key_of(text: str, asked: Mapping[str, Any]) -> str:
-    """Of a plan and what is asked of it, so that late answers are told from new ones."""
+def reply_key(text: str, asked: Mapping[str, Any]) -> str:
+    """A key of a plan and its question, to tell late replies from new ones."""
     said = repr((text, asked.get("tokens"), asked.get("days"), asked.get("noise")))
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
@@ -61,35 +60,34 @@ def step_reply(values: Mapping[str, Any], rest: Any, asked: Mapping[str, Any] | 
 
     text = text_of(plan_of(values, rest))
     found = _step(text, asked)
-    return {"text": text, "key": key_of(text, asked or {}), "asked": asked and dict(asked)} | found
+    return {"text": text, "key": reply_key(text, asked or {}), "asked": asked and dict(asked)} | found
 
 
 @_answered
-def asked_reply(tokens: Any, days: Any, noise: Any) -> Reply:
+def question_reply(tokens: Any, days: Any, noise: Any) -> Reply:
     """What is asked of the run, if it can be."""
-    from presage.ui.asked import asked_of
+    from presage.ui.question import parse_question
 
-    asked_of(tokens, days, noise)
+    parse_question(tokens, days, noise)
     return {"asked": {"tokens": str(tokens), "days": days, "noise": noise}}
 
 
 @_answered
 def _step(text: str, asked: Mapping[str, Any] | None) -> Reply:
-    from presage.ui.answers import step_measures, step_sentence
-    from presage.ui.asked import asked_of
-    from presage.ui.controls import choices
-    from presage.ui.figures import memory_chart, parts_chart
+    from presage.ui.answers import memory_chart, parts_chart, step_measures, step_sentence
+    from presage.ui.layout import choices
     from presage.ui.plans import job_of_text, predicted
+    from presage.ui.question import parse_question
 
     offered = choices(job_of_text(text, checked=False))
     try:
         p = predicted(text)
-    except Wrong as e:
+    except InvalidPlan as e:
         return {"wrong": str(e), "knobs": list(e.knobs), "choices": offered}
     job = p.job
     return {
         "sentence": step_sentence(p),
-        "measures": [list(m) for m in step_measures(p, asked_of(**asked) if asked else None)],
+        "measures": [list(m) for m in step_measures(p, parse_question(**asked) if asked else None)],
         "figures": {"parts": parts_chart(p), "memory": memory_chart(p)},
         "choices": offered,
         "derived": f"{job.dp:,} replicas (dp), {job.microbatches:,} microbatches each",
@@ -102,31 +100,30 @@ def _step(text: str, asked: Mapping[str, Any] | None) -> Reply:
 
 
 @_answered
-def sure_reply(text: str, asked: Mapping[str, Any]) -> Reply:
-    from presage.ui.answers import draws_of, step_drawn, sure_measures
-    from presage.ui.asked import asked_of
-    from presage.ui.figures import numbers, sure_chart
+def spread_reply(text: str, asked: Mapping[str, Any]) -> Reply:
+    from presage.ui.answers import draw_count, draw_step, quantile_rows, spread_chart, spread_measures
     from presage.ui.plans import predicted
+    from presage.ui.question import parse_question
 
-    said, p = asked_of(**asked), predicted(text)
+    said, p = parse_question(**asked), predicted(text)
     with DRAWING:
-        g = step_drawn(text, said.noise)
-    lead = f"{draws_of(p):,} draws: half of the steps take {_seconds(g.quantile(0.5).value)} or less."
-    return {"key": key_of(text, asked), "measures": [list(m) for m in sure_measures(p, g)], "lead": lead,
-            "figure": sure_chart(p, g), "numbers": numbers(g.draws.seconds)}  # fmt: skip
+        g = draw_step(text, said.noise)
+    lead = f"{draw_count(p):,} draws: p50 {_seconds(g.quantile(0.5).value)}."
+    return {"key": reply_key(text, asked), "measures": [list(m) for m in spread_measures(p, g)], "lead": lead,
+            "figure": spread_chart(p, g), "numbers": quantile_rows(g.draws.seconds)}  # fmt: skip
 
 
 @_answered
 def run_reply(text: str, asked: Mapping[str, Any]) -> Reply:
-    from presage.ui.answers import run_drawn, run_measures, run_sentence
-    from presage.ui.asked import asked_of
-    from presage.ui.figures import numbers, run_chart
+    from presage.ui.answers import draw_run, quantile_rows, run_chart, run_measures, run_sentence
+    from presage.ui.question import parse_question
 
-    said = asked_of(**asked)
+    said = parse_question(**asked)
     with DRAWING:
-        r = run_drawn(text, said)
-    return {"key": key_of(text, asked), "measures": [list(m) for m in run_measures(r)], "lead": run_sentence(r, said),
-            "figure": run_chart(r), "numbers": numbers(r.outcome.wall)}  # fmt: skip
+        r = draw_run(text, said)
+    return {"key": reply_key(text, asked), "measures": [list(m) for m in run_measures(r)],
+            "lead": run_sentence(r, said), "figure": run_chart(r),
+            "numbers": quantile_rows(r.outcome.wall)}  # fmt: skip
 
 
 def _seconds(value: float) -> str:
@@ -139,7 +136,7 @@ def _seconds(value: float) -> str:
 
 
 @_answered
-def opened(text: str) -> Reply:
+def open_text(text: str) -> Reply:
     """A job's text as the values of controls and the rest."""
     from presage.ui.plans import plan_of_text
 
@@ -148,15 +145,15 @@ def opened(text: str) -> Reply:
 
 
 @_answered
-def linked(fragment: str) -> Reply:
+def link_reply_of(fragment: str) -> Reply:
     """Plans and questions of a link."""
-    from presage.ui.links import shared_of
+    from presage.ui.question import read_link
 
-    shared = shared_of(fragment)
-    found = {name: opened(text) for name, text in shared.texts.items()}
+    shared = read_link(fragment)
+    found = {name: open_text(text) for name, text in shared.texts.items()}
     for name, reply in found.items():
         if "wrong" in reply:
-            raise Wrong(f"plan {name.upper()} of this link: {reply['wrong']}")
+            raise InvalidPlan(f"plan {name.upper()} of this link: {reply['wrong']}")
     return {"plans": found, "asked": shared.asked}
 
 
@@ -166,7 +163,7 @@ def best_reply(text: str) -> Reply:
     from presage.ui.plans import plan_like
 
     if not SEARCHING.acquire(blocking=False):
-        raise Wrong("another search is under way: try again when it is done")
+        raise InvalidPlan("another search is running: try again when it is done")
     try:
         plan = plan_like(text, _best(text))
     finally:
@@ -185,9 +182,9 @@ def _best(text: str) -> Job:
     def tell(_: Any) -> None:
         if time.monotonic() > until:
             more = f"presage plan JOB.toml --gpus {job.gpus} has no limit"
-            raise Wrong(f"the search took longer than {PATIENCE:.0f} s: {more}")
+            raise InvalidPlan(f"the search exceeded {PATIENCE:.0f} s: {more}")
 
     found = search(job, job.gpus, top=1, tell=tell)
     if not found.best:
-        raise Wrong("no plan of this job fits on these GPUs: take more of them, or larger ones", ("gpus",))
+        raise InvalidPlan("no plan fits on these GPUs: use more or larger ones", ("gpus",))
     return found.best[0].job

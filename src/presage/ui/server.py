@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from presage.ui.plans import Plan
 
-__all__ = ["HOST", "make_app", "needed", "serve"]
 
 HOST = "127.0.0.1"
 NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -35,7 +34,7 @@ INDEX = """<!DOCTYPE html>
 </html>"""
 
 
-def needed() -> None:
+def check_installed() -> None:
     """Raises where what makes the page is not installed."""
     try:
         import dash
@@ -171,11 +170,11 @@ def serve(app: Dash, port: int, ready: Any) -> None:
 
 def _warm() -> None:
     """Loads what first answers need, while the browser loads the page."""
-    from presage.ui.asked import ASKED
-    from presage.ui.begin import first_plan
-    from presage.ui.replies import run_reply, step_reply, sure_reply
+    from presage.ui.plans import first_plan
+    from presage.ui.question import FIRST_QUESTION
+    from presage.ui.replies import run_reply, spread_reply, step_reply
 
     plan = first_plan(None)
-    found = step_reply(plan.knobs, plan.rest, ASKED)
-    sure_reply(found["text"], ASKED)
-    run_reply(found["text"], ASKED)
+    found = step_reply(plan.knobs, plan.rest, FIRST_QUESTION)
+    spread_reply(found["text"], FIRST_QUESTION)
+    run_reply(found["text"], FIRST_QUESTION)

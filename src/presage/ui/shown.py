@@ -1,4 +1,4 @@
-"""What is shown of replies: sentences, tiles with differences, the table of both plans."""
+"""Replies as page elements: sentences, tiles with differences, the table of both plans."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from dash import html
 
 from presage.ui.answers import Measure
 
-__all__ = ["answer", "difference", "notes", "numbers_table", "told_measures"]
-
 Reply = Mapping[str, Any]
-FIRST = ("Step", "Throughput", "MFU", "Memory", "Transfers")  # tiles, in order
-THEN = ("19 steps of 20", "Whole run", "Goodput", "By the deadline", "Cost")
+FIRST = ("Step", "Throughput", "MFU", "Memory", "Exposed comm")  # tiles, in order
+THEN = ("p95 step", "Whole run", "Goodput", "By the deadline", "Cost")
 SAME = 5e-4  # of a value: what differs by less is the same
 
 
-def told_measures(step: Reply | None, sure: Reply | None, run: Reply | None) -> dict[str, Measure]:
-    """All of a plan's that belong to what its controls say now."""
+def collect_measures(step: Reply | None, sure: Reply | None, run: Reply | None) -> dict[str, Measure]:
+    """The key figures of a plan that belong to its current controls."""
     if not step or "measures" not in step:
         return {}
     replies = [step, *(r for r in (sure, run) if r and r.get("key") == step.get("key"))]
@@ -41,7 +39,7 @@ def answer(
 
 
 def _expected(step: Reply) -> list[str]:
-    """What draws will tell of it."""
+    """The key figures that are still being drawn."""
     asked = step.get("asked")
     if not asked:
         return []
@@ -91,24 +89,24 @@ def difference(a: Mapping[str, Measure], b: Mapping[str, Measure], texts: Sequen
     rows = [name for name in a if name in b]
     if not rows:
         return []
-    numbers = _table(("", "plan A", "plan B", "B against A"), [_row(a[name], b[name]) for name in rows])
-    changed = _table(("what was changed", "plan A", "plan B"), [_changed(*row) for row in differing(*texts)])
+    numbers = _table(("", "plan A", "plan B", "B vs A"), [_row(a[name], b[name]) for name in rows])
+    changed = _table(("changed", "plan A", "plan B"), [_changed(*row) for row in differing_keys(*texts)])
     pair = html.Div([html.Div(numbers, className="scroll"), html.Div(changed, className="scroll")], className="pair")
-    return [html.Section([html.H2("Plan B against plan A"), pair])]
+    return [html.Section([html.H2("Plan B vs plan A"), pair])]
 
 
-def differing(a: str, b: str) -> list[tuple[str, str, str]]:
+def differing_keys(a: str, b: str) -> list[tuple[str, str, str]]:
     """Keys of two jobs' texts whose values are not the same."""
-    one, other = flat(tomllib.loads(a)), flat(tomllib.loads(b))
+    one, other = flatten(tomllib.loads(a)), flatten(tomllib.loads(b))
     names = dict.fromkeys((*one, *other))
     return [(n, one.get(n, "-"), other.get(n, "-")) for n in names if one.get(n) != other.get(n) and n != "name"]
 
 
-def flat(table: Mapping[str, Any], section: str = "") -> dict[str, str]:
+def flatten(table: Mapping[str, Any], section: str = "") -> dict[str, str]:
     out: dict[str, str] = {}
     for key, value in table.items():
         name = f"{section}.{key}" if section else key
-        out |= flat(value, name) if isinstance(value, Mapping) else {name: str(value)}
+        out |= flatten(value, name) if isinstance(value, Mapping) else {name: str(value)}
     return out
 
 
