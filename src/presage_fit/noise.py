@@ -188,7 +188,7 @@ def _fleet(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
     for path in paths:
         fleet = fit_fleet(read_fleet(path, told["columns"]))
         v, worst = fleet.variation, fleet.largest(256)
-        within = "" if v.usual is None else f", {100 * v.usual:.2f}% from time to time"
+        within = "" if v.usual is None else f", run-to-run {100 * v.usual:.2f}%"
         words = f"{len(fleet.gpus)} GPUs, {fleet.rows:,} rows: {100 * fleet.rank_sd().value:.2f}% apart{within}; "
         words += f"the slowest of 256 takes {worst.value:.3f} ({worst.low:.3f}-{worst.high:.3f}) times the median"
         out.append(Part("fleet", (path.name,), words, fleet.belief(told["kind"]), skipped=fleet.skipped))

@@ -47,7 +47,7 @@ def part_line(part: Part) -> str:
 def prior_line(fitted: Fitted) -> str:
     """Which prior the rest is from, or that there is none."""
     if fitted.prior is None:
-        return "what is not in the table was not estimated: give --gpu and --gpus to keep it from the prior"
+        return "Other parameters were not fitted; pass --gpu and --gpus to take them from presage's defaults."
     return f"not estimated, kept from the prior ({fitted.prior}): {len(fitted.kept)} numbers and distributions"
 
 

@@ -107,7 +107,7 @@ def plain() -> dict[str, Any]:
         (["--step-seconds", "3"], ("step_ms", "predicted"), 3000),
         (["--superlinear"], ("reliability", "growth"), 1),
         (["--failures", "rsc2"], ("reliability", "name"), "Meta RSC-2, 8,000 A100, 11 months"),
-        (["--noise", "screened"], ("noise",), "no data of yours, assumed: screened"),
+        (["--noise", "screened"], ("noise",), '"screened" preset (no measurements given)'),
     ],
 )
 def test_options_reach_the_run(args: list[str], where: tuple[str, ...], value: float | str) -> None:

@@ -223,7 +223,7 @@ def given_fields(words: msgspec.Struct) -> dict[str, Any]:
     return {k: given_fields(v) if isinstance(v, msgspec.Struct) else v for k, v in found.items() if v is not None}
 
 
-# ---- Keys of a job's file that are said anew: `parallel.tp=8` on the command line.
+# ---- overrides of keys of a job file: `parallel.tp=8` on the command line
 
 # Sections that a file may also give as one word, and the key which that word stands for.
 SHORT_FORMS = {"framework": "name", "training.recompute": "mode"}

@@ -79,10 +79,10 @@ class CalibratedKernels:
             return ()
         name, tables = self.gpu.name, self.own_of or "it"
         if not self.own:
-            return (f"{name} was not calibrated: kernel corrections and host costs are those measured with an {other}",)
+            return (f"{name} was not calibrated: kernel corrections and host costs were measured on an {other}",)
         return (
-            f"{name} was not calibrated: bf16 products and attention follow tables measured on {tables} (attention's "
-            f"way back its way there); other kernels' corrections and host costs are those measured with an {other}",
+            f"{name} was not calibrated: bf16 GEMMs and attention follow tables measured on {tables} (attention "
+            f"backward is scaled from its forward); other kernel corrections and host costs were measured on an {other}",
         )
 
     def op_times(self, graph: Graph) -> list[OpTime]:

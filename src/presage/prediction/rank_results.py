@@ -149,7 +149,7 @@ def collective_stats(graph: Graph, platform: Platform, groups: Mapping[str, Grou
 
 
 def rank_uses(ranks: RankProgram, timeline: Timeline) -> list[tuple[float, float, float, float]]:
-    """Compute, transfers, transfers exposed and waits exposed of each member, seconds a step once it has settled."""
+    """Compute, transfers, transfers exposed and waits exposed of each member, seconds per steady-state step."""
     ends = [float(timeline.end[ranks.step == k].max()) for k in range(ranks.steps)]
     settled = min(WARM_UP, ranks.steps - 1)
     window = ends[settled - 1], ends[-1]

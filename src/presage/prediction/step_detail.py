@@ -61,7 +61,7 @@ def step_detail(graph: Graph, gpu: str | Path = "h200") -> StepDetail:
 
 
 def step_window(built: StepProgram, steps: int = SIMULATED) -> StepWindow:
-    """A step of one rank once it has settled."""
+    """One steady-state step of one rank."""
     timeline = built.timeline(steps)
     ends = timeline.end.reshape(steps, -1).max(axis=1, initial=0.0)
     return StepWindow(timeline, (float(ends[-3]), float(ends[-2])))

@@ -75,13 +75,12 @@ def search(
     seed: int = 0,
     tell: OnProgress | None = None,
 ) -> SearchResult:
-    """The best layouts of a job on so many GPUs, or on the best of several numbers of them.
+    """The best layouts of a job on a number of GPUs, or on the best of several numbers.
 
-    The best has the shortest step (`mean`), the fewest GPU-seconds a step (`cost`: for several numbers of GPUs), or the
-    shortest time that 19 of 20 steps take at most (`p95`: of the `CANDIDATES` with the shortest steps, with `noise` and
-    `seed` as in `presage job`).
-    `workers` processes or a `ray` cluster do the work. `keep` holds knobs fast: {"tp": {"8"}}. At most `limit` layouts
-    are priced. Without `prune` all that fit are.
+    The best has the shortest step (`mean`), the fewest GPU-seconds per step (`cost`), or the shortest p95 step time
+    (`p95`: of the `CANDIDATES` with the shortest steps, with `noise` and `seed` as in `presage job`). The work runs in
+    `workers` processes or on a `ray` cluster. `keep` fixes knobs: {"tp": {"8"}}. At most `limit` layouts are evaluated;
+    without `prune` all that fit.
     """
     begun = time.perf_counter()
     if objective not in OBJECTIVES:
@@ -284,7 +283,7 @@ def pareto_front(needed: Floats, ranked: Ints) -> list[int]:
     return out
 
 
-# ---- Of the plans with the shortest steps, those whose steps are surely short: ranked by what 19 of 20 take at most
+# ---- rank the plans with the shortest mean steps by p95
 
 CANDIDATES = 24  # plans that are drawn
 DRAWS = 4_000

@@ -87,7 +87,7 @@ class SearchResult:
     took: float  # seconds
     efficiency: Efficiency | None
     cloud: tuple[PricedPlan, ...] = ()  # all that were priced, best first
-    late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: what 19 of 20 steps take at most
+    late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: p95 step times
     noise: str = ""  # where that noise is from
 
 

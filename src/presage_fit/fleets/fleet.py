@@ -29,7 +29,7 @@ Z90 = 1.6448536269514722
 
 @dataclass(frozen=True)
 class Variation:
-    """Standard deviations of log time: between GPUs, and of one GPU from time to time (None: each was timed once)."""
+    """Standard deviations of log time: between GPUs, and run to run on one GPU (None: each was timed once)."""
 
     spatial: float
     temporal: float | None

@@ -80,7 +80,7 @@ def predict_distribution(
     load: Distribution | None = None,
     pool: Pool = THREADS_2,
 ) -> StepDistribution:
-    """A job's step as a distribution: `count` draws of it, with what 19 of 20 steps and runs take at most.
+    """A job's step as a distribution: `count` draws of it, with quantiles of steps and of run means.
 
     `noise` is a file as `write_noise` writes it, or the conditions assumed of such GPUs (screened, production,
     unscreened); `load` makes microbatches differ by their work.
@@ -102,7 +102,7 @@ def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belie
             there = f"nor one of {', '.join(CONDITIONS)}{near(kept, CONDITIONS)}"
             raise PresageError(f"--noise {kept}: not a file, {there}")
         return read_noise(kept), kept
-    return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f"no data of yours, assumed: {kept}"
+    return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f'"{kept}" preset (no measurements given)'
 
 
 def _name(p: float) -> str:

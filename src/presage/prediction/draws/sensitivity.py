@@ -177,7 +177,7 @@ def _sources(names: Sequence[str], told: Told, before: Floats, seed: int) -> tup
 
 
 def _shares(found: Shapley) -> list[VarianceShares]:
-    """Of [source, what, all draws and those without an eighth]; both errors together."""
+    """Shapley shares [source, metric] with jackknife and sampling error combined."""
     whole = found.added.sum(axis=0)
     some = np.where(np.abs(whole[:, :1]) > 0, whole, 1.0)
     share, error = found.added / some, found.error[..., 0] / np.abs(some[:, 0])

@@ -22,16 +22,14 @@ def _chip(job: Job) -> list[str]:
 
 
 def _collectives(job: Job) -> list[str]:
-    """Groups whose transfers follow from facts of the links alone."""
+    """Groups whose communication is modelled from link specs alone."""
     model, found = Collectives.of(job.platform), communicators(job)
     ops = {Axis.TP: _tensor(job), Axis.CP: "all_gather", Axis.EP: "all_to_all", Axis.PP: "send_recv"}
     ops[Axis.DP] = _replicas(job)
     names = [name for name, op in ops.items() if found[name].ranks > 1 and model.origin(op, found[name]) == "composed"]
     told = ", ".join(names)
     return (
-        [f"transfers of {told} follow from facts of the links: none were measured on {job.platform.key}"]
-        if told
-        else []
+        [f"{told} communication is modelled from link specs (no measurements for {job.platform.key})"] if told else []
     )
 
 

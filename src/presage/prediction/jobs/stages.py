@@ -46,8 +46,7 @@ NOTHING = Passes(Cost(), Cost(), Cost())
 
 
 class Dealt(NamedTuple):
-    """Which chunks are alike: the layers (number of the first of their kind, how many) and ends of each kind, and where
-    each is."""
+    """Distinct chunk kinds (layer counts, has embedding, has head) and the kind of each [stage, chunk]."""
 
     kinds: tuple[Kind, ...]
     at: NDArray[np.int64]  # [stage, chunk]: the number of its kind
