@@ -162,7 +162,7 @@ def test_the_pool_asked_for_is_opened() -> None:
         assert one is SERIAL and two is THREADS_2
     with pytest.raises(PresageError, match="say one of them"), open_pool(2, "auto"):
         pass
-    with pytest.raises(PresageError, match="accuracy dlrm is one piece of work"):
+    with pytest.raises(PresageError, match="accuracy dlrm cannot be spread over processes"):
         runner(accuracy)("dlrm", JOBS, "--workers", "2")
 
 
@@ -206,7 +206,7 @@ class Killer:
 
 def at_work(under: int) -> list[int]:
     """Workers that do a piece of work now: Ray writes its name in the process's."""
-    return [pid for pid in children(under, all_of_them=True) if b"ray::called_in" in said_of(pid, "cmdline")]
+    return [pid for pid in children(under, all_of_them=True) if b"ray::call_pickled_in" in said_of(pid, "cmdline")]
 
 
 @pytest.mark.usefixtures("cluster")

@@ -82,7 +82,7 @@ class CalibratedKernels:
             return (f"{name} was not calibrated: kernel corrections and host costs were measured on an {other}",)
         return (
             f"{name} was not calibrated: bf16 GEMMs and attention follow tables measured on {tables} (attention "
-            f"backward is scaled from its forward); other kernel corrections and host costs were measured on an {other}",
+            f"backward is scaled from its forward); other corrections and host costs were measured on an {other}",
         )
 
     def op_times(self, graph: Graph) -> list[OpTime]:
