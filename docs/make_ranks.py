@@ -17,8 +17,8 @@ import numpy as np
 
 from presage.capture import capture, load
 from presage.costs.kernel_model import OpTime
-from presage.graph.collective import collective
 from presage.graph.graph import Graph
+from presage.graph.work import collective
 from presage.memory.step_memory import memory_profile
 from presage.parallel.strategy import strategy
 from presage.prediction.machine import kernel_times, machine

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from presage.capture import capture
-from presage.graph.check import faults
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import Graph, Op, faults
 from presage.memory.step_memory import memory_profile
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program

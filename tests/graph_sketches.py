@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from presage.graph.check import check
-from presage.graph.graph import Event, Graph, Op, Phase, Ref, Role, Storage, Tensor
+from presage.graph.graph import Event, Graph, Op, Phase, Ref, Role, Storage, Tensor, check
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

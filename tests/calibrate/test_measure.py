@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from presage.errors import InputError, PresageError
-from presage.graph import flops
+from presage.graph import work as flops
 from presage.graph.families import FAMILIES, family
 from presage.measure import __main__ as command
 from presage.measure import prediction

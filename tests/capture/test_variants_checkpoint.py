@@ -18,8 +18,11 @@ from presage.capture.variants import AS_WRITTEN  # noqa: E402
 from presage.costs.host_model import host_model  # noqa: E402
 from presage.costs.host_units import terms, units  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
-from presage.graph.check import faults  # noqa: E402
-from presage.graph.graph import Graph, Op  # noqa: E402
+from presage.graph.graph import (  # noqa: E402
+    Graph,
+    Op,
+    faults,
+)
 from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.whatif.edits import cuda_graph  # noqa: E402
 

@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from presage.capture import capture  # noqa: E402
 from presage.costs.call import from_graph  # noqa: E402
 from presage.errors import InputError  # noqa: E402
-from presage.graph.edit import select  # noqa: E402
+from presage.graph.builder import select  # noqa: E402
 from presage.graph.graph import Graph  # noqa: E402
 from presage.graph.save import from_bytes, to_bytes  # noqa: E402
 

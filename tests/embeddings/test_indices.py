@@ -147,7 +147,7 @@ def test_the_command(tmp_path: Path) -> None:
     keys = {"name", "rows", "dim", "pooling", "alpha", "hist", "distinct", "top", "lookups", "dtype"}
     assert keys == set(value["tables"][0]) and value["tables"][0]["dim"] == 64
     assert "alpha" in run(tmp_path / "t.npz")
-    with pytest.raises(PresageError, match="dtype 'int3'"):
+    with pytest.raises(PresageError, match="dtype int3"):
         run(tmp_path / "t.npz", "--dtype", "int3")
     tables = [c.table() for c in count_lookups(BAGS, 1024)]
     assert embedding_model("h200").forward(tables, 1024) > 0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from presage.graph.builder import GraphBuilder, new_op, row_major_strides
-from presage.graph.check import check
-from presage.graph.graph import Event, Graph, Ref
+from presage.graph.graph import Event, Graph, Ref, check
 
 
 def chain() -> Graph:

@@ -19,10 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from presage.capture import capture  # noqa: E402
 from presage.cli import graph as graph_command  # noqa: E402
-from presage.graph import edit, save, summary, work  # noqa: E402
-from presage.graph.check import check  # noqa: E402
+from presage.graph import builder as edit  # noqa: E402
+from presage.graph import save, summary, work  # noqa: E402
 from presage.graph.diff import diff  # noqa: E402
-from presage.graph.graph import Graph  # noqa: E402
+from presage.graph.graph import (  # noqa: E402
+    Graph,
+    check,
+)
 
 Step = Callable[[], Any]
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from graph_sketches import Sketch, training_step
-from presage.graph.check import check
 from presage.graph.diff import diff, lines
-from presage.graph.graph import Arg, Graph, Ref
+from presage.graph.graph import Arg, Graph, Ref, check
 
 
 def test_equal_graphs() -> None:

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from graph_sketches import Sketch, training_step
 from presage.errors import PresageError
-from presage.graph import edit, work
-from presage.graph.check import check, faults
-from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor
+from presage.graph import builder as edit
+from presage.graph import work
+from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor, check, faults
 
 FUZZ = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

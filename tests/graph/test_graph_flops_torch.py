@@ -151,7 +151,7 @@ def test_other_products() -> None:
 
 
 def test_every_op_torch_counts_has_a_rule() -> None:
-    from presage.graph.flops import has_rule
+    from presage.graph.work import has_rule
 
     names = {str(packet).replace("aten.", "aten::") for packet in flop_registry if str(packet).startswith("aten.")}
     assert {n for n in names if not has_rule(n)} == set()

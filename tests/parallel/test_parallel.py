@@ -15,10 +15,15 @@ torch = pytest.importorskip("torch", reason="capturing needs torch: pip install 
 
 from presage.capture import capture, load  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
-from presage.graph.check import check  # noqa: E402
-from presage.graph.collective import collective, collective_bytes  # noqa: E402
-from presage.graph.graph import Graph  # noqa: E402
-from presage.graph.work import total  # noqa: E402
+from presage.graph.graph import (  # noqa: E402
+    Graph,
+    check,
+)
+from presage.graph.work import (  # noqa: E402
+    collective,
+    collective_bytes,
+    total,
+)
 from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.parallel.ddp import Ddp, ddp  # noqa: E402
 from presage.parallel.fsdp import Fsdp, fsdp  # noqa: E402
@@ -288,7 +293,7 @@ def test_ranks_have_to_be_cut_evenly() -> None:
 
 
 def test_a_step_without_training_is_told() -> None:
-    from presage.graph import edit
+    from presage.graph import builder as edit
 
     forward = edit.select(small(), lambda op: op.phase == "forward")
     with pytest.raises(PresageError, match="no backward pass"):

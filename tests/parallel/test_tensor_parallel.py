@@ -15,10 +15,14 @@ torch = pytest.importorskip("torch", reason="capturing needs torch: pip install 
 from part_models import BATCH, HEADS, LAYERS, LENGTH, WIDTH, Model, builder  # noqa: E402
 from presage.capture import capture, load, load_cases  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
-from presage.graph import flops  # noqa: E402
-from presage.graph.check import check  # noqa: E402
-from presage.graph.collective import collective, collective_bytes  # noqa: E402
-from presage.graph.graph import Graph, Op, Ref  # noqa: E402
+from presage.graph import work as flops  # noqa: E402
+from presage.graph.graph import (  # noqa: E402
+    Graph,
+    Op,
+    Ref,
+    check,
+)
+from presage.graph.work import collective, collective_bytes  # noqa: E402
 from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.parallel.tensor import tensor_parallel  # noqa: E402
 
@@ -116,7 +120,7 @@ def test_one_head_a_rank_keeps_copies_and_says_so():
     by_hand = captured("llama", parts=4)
     assert any("copies in reshapes are kept" in note for note in cut.notes)
     assert len(compute(cut)) > len(by_hand.ops)
-    assert sum(flops.count(cut, op) for op in cut.ops) == sum(flops.count(by_hand, op) for op in by_hand.ops)
+    assert sum(flops.flops(cut, op) for op in cut.ops) == sum(flops.flops(by_hand, op) for op in by_hand.ops)
     assert memory_profile(cut).peak_allocated == pytest.approx(memory_profile(by_hand).peak_allocated, rel=0.005)
 
 
@@ -139,7 +143,7 @@ def _work(graph: Graph, phase: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for op in graph.ops:
         if op.phase == phase:
-            found[op.module] += flops.count(graph, op)
+            found[op.module] += flops.flops(graph, op)
     return +found
 
 

@@ -15,8 +15,8 @@ from presage.configs.job import Job, Overlap, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.costs.closed_form import AttentionShape, ClosedFormKernels, GemmShape
 from presage.costs.closed_form.op_shapes import MemoryBound, OpShape, shape_of
-from presage.graph.arguments import argument
-from presage.graph.collective import COLLECTIVES
+from presage.graph.graph import argument
+from presage.graph.work import COLLECTIVES
 from presage.graph.work import flops as op_flops
 from presage.hardware import platform
 from presage.parallel.plan import Axis, ParallelPlan

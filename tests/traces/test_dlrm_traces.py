@@ -24,7 +24,7 @@ from presage.embeddings.dlrm_job import DlrmJob
 from presage.embeddings.dlrm_ranks import DlrmRanks, dlrm_ranks, predict_dlrm
 from presage.embeddings.sharding_plan import DATA, TABLE, ShardingPlan, TablePlacement
 from presage.embeddings.table_files import read_tables
-from presage.graph.collective import collective
+from presage.graph.work import collective
 from presage.prediction.rank_program import rank_program
 from presage.prediction.rank_results import rank_uses
 from presage.prediction.step_program import STREAM

@@ -17,8 +17,7 @@ from presage.costs.families.fused import fused_parts
 from presage.costs.host_constants import COMPILED_GRAPH, COMPILED_KERNEL, COMPILED_US, is_compiled
 from presage.costs.kernel_files import load
 from presage.graph import work
-from presage.graph.check import faults
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, faults
 from presage.memory.step_memory import memory_profile
 from presage.prediction.api import predict
 from presage.whatif.edits import NotApplicable, compiled, cuda_graph, fused_chains

@@ -17,8 +17,11 @@ from presage.costs.host_model import host_model  # noqa: E402
 from presage.costs.host_units import terms, units  # noqa: E402
 from presage.costs.kernel_model import OpTime  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
-from presage.graph.check import faults  # noqa: E402
-from presage.graph.graph import Graph, Op  # noqa: E402
+from presage.graph.graph import (  # noqa: E402
+    Graph,
+    Op,
+    faults,
+)
 from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.prediction.step import step_program  # noqa: E402
 from presage.whatif.edits import EDITS, NotApplicable, faster, no_sync, overlap  # noqa: E402

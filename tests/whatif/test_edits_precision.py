@@ -8,8 +8,7 @@ pytest.importorskip("torch")
 
 from edited_models import captured, kernels, pictures, tokens
 from presage.errors import PresageError
-from presage.graph.check import faults
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, faults
 from presage.graph.work import flops
 from presage.prediction.machine import kernel_times, machine
 from presage.whatif.edits import (

@@ -15,7 +15,7 @@ from graph_sketches import Sketch, training_step
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph import save
-from presage.graph.edit import without
+from presage.graph.builder import without
 from presage.graph.graph import Graph
 from presage.prediction.machine import machine
 from presage.whatif import parse, parse_edits, suggestions, what_if

@@ -9,8 +9,7 @@ from functools import cache, cached_property
 from math import prod
 from typing import Any, TypeAlias
 
-from presage.graph.arguments import references
-from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor, references
 from presage.traces.dtypes import DTYPES
 
 __all__ = ["Call", "Shape", "Value", "from_graph", "from_leaf"]

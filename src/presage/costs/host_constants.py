@@ -9,8 +9,8 @@ import tomllib
 from importlib.resources import files
 from typing import Any
 
-from presage.graph.arguments import references
-from presage.graph.collective import collective
+from presage.graph.graph import references
+from presage.graph.work import collective
 from presage.graph.graph import Op
 
 _FILE: dict[str, Any] = tomllib.loads(

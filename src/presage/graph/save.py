@@ -12,8 +12,7 @@ import msgspec
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.files.reading import Bytes
-from presage.graph.check import faults
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, faults
 
 __all__ = ["SUFFIX", "VERSION", "from_bytes", "is_saved", "read", "to_bytes", "write"]
 

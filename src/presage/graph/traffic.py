@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from presage.graph.arguments import argument, aten, flag, tensor, tensors
-from presage.graph.flops import output_mask
-from presage.graph.graph import Graph, Op, Tensor
+from presage.graph.graph import Graph, Op, Tensor, argument, aten, flag, tensor, tensors
+from presage.graph.work import output_mask
 
-__all__ = ["MemoryTraffic", "footprint", "is_sparse", "memory_traffic"]
+__all__ = ["MemoryTraffic", "bytes_moved", "footprint", "is_sparse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class MemoryTraffic:
 Rule: TypeAlias = Callable[[Graph, Op], MemoryTraffic]
 
 
-def memory_traffic(graph: Graph, op: Op) -> MemoryTraffic:
+def bytes_moved(graph: Graph, op: Op) -> MemoryTraffic:
     """What one op moves; nothing where it launches nothing (views, bookkeeping)."""
     if not op.kernels:
         return MemoryTraffic()

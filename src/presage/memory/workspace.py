@@ -11,8 +11,7 @@ from collections.abc import Callable
 from math import prod
 from typing import TypeAlias, TypeVar
 
-from presage.graph.arguments import argument, aten
-from presage.graph.graph import Graph, Op, Tensor
+from presage.graph.graph import Graph, Op, Tensor, argument, aten
 from presage.memory import workspace_conv as conv
 from presage.memory import workspace_rnn as rnn
 from presage.memory.gpu_limits import H200, GpuLimits

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from presage.graph.arguments import argument
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import Graph, Op, argument
 
 __all__ = ["Recurrent", "drops", "of", "reserves", "scratch"]
 

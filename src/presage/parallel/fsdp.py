@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from presage.graph.arguments import references
 from presage.graph.builder import GraphBuilder, host_op, new_op, retarget
-from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, references
 from presage.parallel.gradients import (
     ROOT,
     FsdpUnit,

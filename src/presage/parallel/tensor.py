@@ -16,9 +16,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from presage.errors import PresageError
-from presage.graph.arguments import references
 from presage.graph.builder import GraphBuilder, new_op
-from presage.graph.graph import Graph, Op, Ref, Storage, Tensor
+from presage.graph.graph import Graph, Op, Ref, Storage, Tensor, references
 from presage.parallel.cuts import cut_bytes, cut_tensor, find_cut
 from presage.parallel.tensor_regions import (
     SplitGraph,

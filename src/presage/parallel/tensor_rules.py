@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from presage.graph.arguments import argument, aten, references, tensor, tensors
-from presage.graph.graph import Graph, Op, Ref, Tensor
+from presage.graph.graph import Graph, Op, Ref, Tensor, argument, aten, references, tensor, tensors
 
 __all__ = ["Place", "SplitRule", "matrices", "split_rules"]
 

@@ -18,9 +18,9 @@ from presage.costs.collectives import Group, volume
 from presage.costs.kernel_model import OpTime
 from presage.costs.overlap import Contention, channels, contention, kind_of, waves
 from presage.engine.timeline import union
-from presage.graph.collective import collective, collective_bytes
+from presage.graph.work import collective, collective_bytes
 from presage.graph.graph import Graph
-from presage.graph.work import bytes_moved
+from presage.graph.work import bytes_moved, collective, collective_bytes
 from presage.hardware import Platform
 from presage.prediction.rank_program import RankProgram
 from presage.prediction.step_program import STREAM

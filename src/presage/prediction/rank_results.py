@@ -13,8 +13,9 @@ from presage.costs.collectives import Collectives, Group
 from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, LaneKind, Timeline
 from presage.engine.timeline import intersect, length, union
-from presage.graph.collective import collective, collective_bytes
+from presage.graph.work import collective, collective_bytes
 from presage.graph.graph import Graph
+from presage.graph.work import collective, collective_bytes
 from presage.hardware import Platform
 from presage.noise.sampling import RANK_SD, pace_factors, step_paces
 from presage.parallel.rank_layout import RankLayout

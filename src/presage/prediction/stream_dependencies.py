@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from presage.graph.check import uses
-from presage.graph.collective import collective
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import Graph, Op, uses
+from presage.graph.work import collective
 
 __all__ = ["Crossings", "crossings", "stream_names"]
 

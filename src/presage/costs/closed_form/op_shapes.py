@@ -9,11 +9,9 @@ from typing import NamedTuple
 from presage.costs.closed_form.attention_law import AttentionShape
 from presage.costs.closed_form.gemm_law import GemmShape
 from presage.costs.kernel_model import Source
-from presage.graph.arguments import argument, flag, tensor
 from presage.graph.families import family
-from presage.graph.flops import count
-from presage.graph.graph import Graph, Op, Tensor
-from presage.graph.work import bytes_moved
+from presage.graph.graph import Graph, Op, Tensor, argument, flag, tensor
+from presage.graph.work import bytes_moved, flops
 
 KINDS = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 # Kinds of memory-bound kernels by the families of presage.graph.families.
@@ -61,7 +59,7 @@ def _by_bytes(graph: Graph, op: Op) -> MemoryBound:
     """An op without a law of its own."""
     found = family(op.name)
     nbytes = float(bytes_moved(graph, op).total)
-    return MemoryBound(nbytes, 1, MEMORY_KINDS.get(found, "other"), "roofline" if count(graph, op) else "likeness")
+    return MemoryBound(nbytes, 1, MEMORY_KINDS.get(found, "other"), "roofline" if flops(graph, op) else "likeness")
 
 
 def _fused(_: Graph, op: Op) -> MemoryBound:

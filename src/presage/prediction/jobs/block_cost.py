@@ -13,9 +13,8 @@ from presage.costs.collectives.group import Group
 from presage.costs.kernel_model import KernelModel, OpTime
 from presage.costs.overlap import channels, contention
 from presage.errors import PresageError
-from presage.graph.arguments import argument
-from presage.graph.collective import COLLECTIVES
-from presage.graph.graph import Op
+from presage.graph.graph import Op, argument
+from presage.graph.work import COLLECTIVES
 from presage.hardware import Gpu
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.communicators import communicators

@@ -9,8 +9,7 @@ import numpy as np
 
 from presage.configs.job import Job
 from presage.costs.closed_form.op_shapes import number_kind
-from presage.graph.arguments import argument
-from presage.graph.graph import Op
+from presage.graph.graph import Op, argument
 from presage.graph.work import bytes_moved
 from presage.prediction.jobs.block_cost import BlockCostModel, Cost
 from presage.prediction.jobs.efficiency import Efficiency, shipped

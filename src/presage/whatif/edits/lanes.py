@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from presage.graph.arguments import aten, references
+from presage.graph.graph import aten, references
 from presage.graph.graph import Graph, Op, Ref
 
 FOREACH, FUSED = "aten::_foreach_", "aten::_fused_"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from presage.graph.arguments import argument, references
-from presage.graph.graph import Graph, Op, Ref
+from presage.graph.graph import Graph, Op, Ref, argument, references
 
 __all__ = ["BAG_BACKWARD", "ROW_BACKWARD", "Backward", "Lookup", "backwards", "lookups"]
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
 from presage.graph.builder import spans, stretched
-from presage.graph.check import uses
-from presage.graph.collective import collective
-from presage.graph.edit import replace_ops
+from presage.graph.graph import uses
+from presage.graph.work import collective
+from presage.graph.builder import replace_ops
 from presage.graph.graph import HOST_MEMORY, Graph, Op
 from presage.whatif.edits.edit import Change, plain, valued
 

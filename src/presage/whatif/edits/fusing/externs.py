@@ -18,10 +18,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from presage.graph.arguments import aten
-from presage.graph.check import uses
-from presage.graph.edit import replace_ops
-from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor
+from presage.graph.builder import replace_ops
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor, aten, uses
 from presage.whatif.edits.fusing.lower import OUTSIDE, sort_of
 from presage.whatif.edits.fusing.rebuild import close
 from presage.whatif.edits.fusing.rules import RULES

@@ -10,9 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from presage.graph.check import uses
-from presage.graph.edit import replace_ops, spans
-from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor
+from presage.graph.builder import replace_ops, spans
+from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor, uses
 from presage.whatif.edits.fusing.flow import Flow
 from presage.whatif.edits.fusing.group import Group
 from presage.whatif.edits.fusing.inline import Piece

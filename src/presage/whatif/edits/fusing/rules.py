@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from presage.graph.arguments import aten
 from presage.graph.families import family
-from presage.graph.graph import Graph, Op, Tensor
+from presage.graph.graph import Graph, Op, Tensor, aten
 from presage.whatif.edits.fusing.flow import Function
 from presage.whatif.edits.fusing.lower import OUTSIDE, RANDOM, Lowering, sort_of
 from presage.whatif.edits.fusing.split import splits
