@@ -25,9 +25,8 @@ from presage.costs.kernel_model import OpTime, Power, Source, least_seconds
 from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS, Rates
 from presage.costs.trees import Trees
 from presage.errors import PresageError
-from presage.graph.graph import references
 from presage.graph.families import family
-from presage.graph.graph import HOST_MEMORY, Graph, Op
+from presage.graph.graph import HOST_MEMORY, Graph, Op, references
 from presage.graph.work import flops
 from presage.hardware import Gpu, gpu
 

@@ -9,9 +9,8 @@ import tomllib
 from importlib.resources import files
 from typing import Any
 
-from presage.graph.graph import references
+from presage.graph.graph import Op, references
 from presage.graph.work import collective
-from presage.graph.graph import Op
 
 _FILE: dict[str, Any] = tomllib.loads(
     files("presage").joinpath("data/host_constants.toml").read_text(encoding="utf-8")

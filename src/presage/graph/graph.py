@@ -184,6 +184,12 @@ def tensors(graph: Graph, value: Arg) -> list[Tensor]:
     return [graph.tensors[i.id] for i in items if isinstance(i, Ref)]
 
 
+def output_mask(op: Op) -> tuple[bool, ...]:
+    """Which gradients are asked for; all of them where the op does not say."""
+    value = argument(op, "output_mask", len(op.inputs) - 1)
+    return tuple(bool(v) for v in value) if isinstance(value, list) and len(value) >= 3 else (True, True, True)
+
+
 # ---- What a valid graph is. Whoever makes or changes one may ask; whoever reads one from a file does.
 
 

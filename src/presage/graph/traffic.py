@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from presage.graph.graph import Graph, Op, Tensor, argument, aten, flag, tensor, tensors
-from presage.graph.work import output_mask
+from presage.graph.graph import Graph, Op, Tensor, argument, aten, flag, output_mask, tensor, tensors
 
 __all__ = ["MemoryTraffic", "bytes_moved", "footprint", "is_sparse"]
 

@@ -15,7 +15,7 @@ from math import prod
 from typing import TypeAlias
 
 from presage.graph.families import family
-from presage.graph.graph import Graph, Op, Tensor, argument, aten, flag, references, tensor, tensors
+from presage.graph.graph import Graph, Op, Tensor, argument, aten, flag, output_mask, references, tensor, tensors
 from presage.graph.traffic import MemoryTraffic, bytes_moved
 
 __all__ = [
@@ -137,12 +137,6 @@ def _backward_convolution(graph: Graph, op: Op) -> int:
     wanted = output_mask(op)
     place = 6 if "overrideable" in op.name else 7
     return _convolution(x, weight, grad, _transposed(op, place)) * (wanted[0] + wanted[1])
-
-
-def output_mask(op: Op) -> tuple[bool, ...]:
-    """Which gradients are asked for; all of them where the op does not say."""
-    value = argument(op, "output_mask", len(op.inputs) - 1)
-    return tuple(bool(v) for v in value) if isinstance(value, list) and len(value) >= 3 else (True, True, True)
 
 
 # ---- attention
