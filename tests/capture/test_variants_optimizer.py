@@ -13,8 +13,7 @@ from torch import nn
 
 from presage.capture import Variant, capture
 from presage.capture.variants import AS_WRITTEN
-from presage.graph.graph import faults
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import Graph, Op, faults
 from presage.memory.step_memory import memory_profile
 
 FUSED, FOREACH, CAPTURABLE = Variant(optimizer="fused"), Variant(optimizer="foreach"), Variant(capturable=True)

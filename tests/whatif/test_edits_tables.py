@@ -14,8 +14,7 @@ from torch import nn
 
 from presage.capture import Variant, capture
 from presage.capture.variants import AS_WRITTEN
-from presage.graph.graph import faults
-from presage.graph.graph import Graph, Op
+from presage.graph.graph import Graph, Op, faults
 from presage.memory.step_memory import memory_profile
 from presage.whatif.edits import NotApplicable, cuda_graph, table_batched
 

@@ -10,10 +10,8 @@ from math import ceil, prod
 from msgspec.structs import replace
 
 from presage.errors import PresageError
-from presage.graph.graph import references
 from presage.graph.builder import GraphBuilder, Lifetime, new_op, retarget
-from presage.graph.graph import uses
-from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor, references, uses
 
 __all__ = [
     "ROOT",

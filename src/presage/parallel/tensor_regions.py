@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from presage.graph.graph import references
-from presage.graph.graph import Graph, Op, Tensor
+from presage.graph.graph import Graph, Op, Tensor, references
 from presage.parallel.cuts import CannotSplit, Cut, UnevenSplit, cut_bytes, find_cut, period_of
 from presage.parallel.tensor_rules import Place, SplitRule, matrices, split_rules
 

@@ -18,7 +18,6 @@ from presage.costs.collectives import Group, volume
 from presage.costs.kernel_model import OpTime
 from presage.costs.overlap import Contention, channels, contention, kind_of, waves
 from presage.engine.timeline import union
-from presage.graph.work import collective, collective_bytes
 from presage.graph.graph import Graph
 from presage.graph.work import bytes_moved, collective, collective_bytes
 from presage.hardware import Platform

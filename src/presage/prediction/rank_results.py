@@ -13,7 +13,6 @@ from presage.costs.collectives import Collectives, Group
 from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, LaneKind, Timeline
 from presage.engine.timeline import intersect, length, union
-from presage.graph.work import collective, collective_bytes
 from presage.graph.graph import Graph
 from presage.graph.work import collective, collective_bytes
 from presage.hardware import Platform

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from presage.capture.variants import AS_WRITTEN, NotApplicable, Variant
 from presage.errors import PresageError
-from presage.graph.graph import faults
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, faults
 from presage.prediction.machine import Machine
 from presage.usercode import users_line
 from presage.whatif.edit_spec import ParsedEdit

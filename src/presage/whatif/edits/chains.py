@@ -11,10 +11,8 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable
-from presage.graph.graph import references
-from presage.graph.graph import uses
 from presage.graph.builder import replace_ops, spans
-from presage.graph.graph import Event, Graph, Op
+from presage.graph.graph import Event, Graph, Op, references, uses
 from presage.whatif.edits.edit import plain
 from presage.whatif.edits.fusing.chain import Chain, added_up, chained, residuals
 from presage.whatif.edits.fusing.cut import recomputed

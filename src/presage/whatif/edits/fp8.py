@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable
 from presage.errors import PresageError
-from presage.graph.graph import references
-from presage.graph.graph import Arg, Graph, Op, Ref, Tensor
+from presage.graph.graph import Arg, Graph, Op, Ref, Tensor, references
 from presage.whatif.edits.captured import LOW
 from presage.whatif.edits.edit import Change, valued
 from presage.whatif.edits.op_writer import OpWriter

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from presage.graph.graph import aten, references
-from presage.graph.graph import Graph, Op, Ref
+from presage.graph.graph import Graph, Op, Ref, aten, references
 
 FOREACH, FUSED = "aten::_foreach_", "aten::_fused_"
 # What an optimizer's step does on the host alone: count its steps, and read the count.

@@ -11,11 +11,9 @@ from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
-from presage.graph.builder import spans, stretched
-from presage.graph.graph import uses
+from presage.graph.builder import replace_ops, spans, stretched
+from presage.graph.graph import HOST_MEMORY, Graph, Op, uses
 from presage.graph.work import collective
-from presage.graph.builder import replace_ops
-from presage.graph.graph import HOST_MEMORY, Graph, Op
 from presage.whatif.edits.edit import Change, plain, valued
 
 # ---- CUDA graphs

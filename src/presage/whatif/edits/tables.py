@@ -15,8 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable
-from presage.graph.graph import argument, references
-from presage.graph.graph import Graph, Op, Ref, Tensor
+from presage.graph.graph import Graph, Op, Ref, Tensor, argument, references
 from presage.whatif.edits.edit import plain
 from presage.whatif.edits.joined_lookup import Joined, write_backward, write_forward
 from presage.whatif.edits.lanes import chains, host_ops, lane_count, parts
