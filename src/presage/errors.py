@@ -1,4 +1,4 @@
-"""What presage says when it cannot do what was asked: one sentence, naming the file and the field."""
+"""Errors of presage: one sentence that names the file and the field."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONGEST = 1500  # characters of a sentence: a file's own words may be in it
 
 
 class PresageError(Exception):
-    """A mistake the user can mend. The command line prints it without a traceback and exits with `exit_code`."""
+    """A user error. The command line prints it without a traceback and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -18,7 +18,7 @@ class PresageError(Exception):
 
 
 class InputError(PresageError):
-    """A file that cannot be used: which file, which field (where known), what is wrong and what to do."""
+    """An unusable file: the file, the field if known, what is wrong and what to do."""
 
     def __init__(self, path: str | Path, problem: str, field: str | None = None) -> None:
         self.path, self.problem, self.field = str(path), problem, field and field[:LONGEST]
@@ -34,7 +34,7 @@ WRONG_VALUE = (PresageError, ArithmeticError, AttributeError, IndexError, KeyErr
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """': did you mean X or Y?' where names like this one are known, else nothing."""
+    """': did you mean X or Y?' for names similar to a known one, else nothing."""
     from difflib import get_close_matches
 
     every, wanted = [*known], name.lower()
@@ -44,7 +44,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """On one line, whatever is quoted in it: no line ends, no escape sequences for the terminal, no end."""
+    """The text on one line, shortened, without control characters."""
     kept = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
     if kept.isprintable():
         return kept

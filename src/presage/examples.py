@@ -1,4 +1,4 @@
-"""The examples: in a clone beside the package, in an installed package within it."""
+"""The examples that ship with presage: next to the package in a clone, inside it when installed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Example:
-    """A file, by its path from the folder of all, and a command that uses it (empty: another example does)."""
+    """An example file, by its path in the examples folder, and a command that uses it (may be empty)."""
 
     file: str
     command: str
 
 
 def home() -> Path:
-    """The folder of all."""
+    """The folder of the examples."""
     package = Path(str(files("presage")))
     for folder in (package / "examples_shipped", package.parent.parent / "examples"):
         if folder.is_dir():
@@ -37,14 +37,14 @@ def home() -> Path:
 
 
 def examples() -> list[Example]:
-    """All files, those with a command first."""
+    """All example files, those with a command first."""
     found = [p.relative_to(home()) for p in sorted(home().rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
     told = [Example(p.as_posix(), _command(p)) for p in found]
     return sorted(told, key=lambda e: not e.command)
 
 
-def copied(folder: Path) -> list[Path]:
-    """Copy those that are not there yet; which."""
+def copy_examples(folder: Path) -> list[Path]:
+    """Copy the examples that do not exist yet; returns the new files."""
     new = []
     for example in examples():
         target = folder / example.file
@@ -60,5 +60,5 @@ def _command(file: Path) -> str:
 
 
 def _matches(file: Path, pattern: str) -> bool:
-    """As deep as the pattern, not only alike at its end."""
+    """Whether a path matches a pattern of the same depth."""
     return file.match(pattern) and len(file.parts) == len(Path(pattern).parts)

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers with units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def shorten(name: str, width: int = 60) -> str:
-    """A long kernel name cut in the middle, where it says least."""
+    """A long kernel name shortened in the middle."""
     if len(name) <= width:
         return name
     half = (width - 3) // 2

@@ -1,4 +1,4 @@
-"""The user's own code: the function that `FILE.py:FUNCTION` names, the cases of a workloads file, `--arg K=V`."""
+"""Loading user code: FILE.py:FUNCTION, the cases of a workloads file, `--arg K=V`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PYTHON = str(Path(traceback.__file__).parent)
 
 
 def load(target: str, around: Around = nullcontext) -> Callable[..., Callable[[], Any]]:
-    """The function that `FILE.py:FUNCTION` names."""
+    """The function given as `FILE.py:FUNCTION`."""
     path, colon, name = target.rpartition(":")
     if not colon or not path or not name:
         raise PresageError(f"{target}: give the function that builds the step as FILE.py:FUNCTION")
@@ -50,7 +50,7 @@ def load_cases(path: str | Path, around: Around = nullcontext) -> dict[str, Call
 
 
 def load_value(path: str | Path, name: str, around: Around = nullcontext) -> Any:
-    """What a file calls so, or None."""
+    """The value of a name in a file, or None."""
     return getattr(_imported(Path(path), around), name, None)
 
 
@@ -68,7 +68,7 @@ def parse_arguments(items: Sequence[str]) -> dict[str, Any]:
 
 
 def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
-    """Raises, before any work, where FUNCTION(device, **given) cannot be called."""
+    """Raise, before any work, if FUNCTION(device, **given) cannot be called."""
     try:
         every = list(inspect.signature(function).parameters.values())[1:]  # the device is first
     except (TypeError, ValueError):
@@ -84,8 +84,8 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
         raise PresageError(f"{name} needs {', '.join(missing)}: give --arg {missing[0]}=VALUE")
 
 
-def users_line(error: BaseException) -> str:
-    """`FILE:LINE` of the innermost frame that is neither PyTorch's, Python's nor ours."""
+def user_code_line(error: BaseException) -> str:
+    """`FILE:LINE` of the innermost frame in user code (not PyTorch, Python or presage)."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     torch = getattr(sys.modules.get("torch"), "__file__", None)
@@ -98,7 +98,7 @@ def users_line(error: BaseException) -> str:
 
 
 def _value_of(name: str, text: str) -> Any:
-    """A number, true, false, none; JSON where it begins like a list, an object or a quoted text; else the text."""
+    """A number, true, false, none; JSON for a list, an object or a quoted text; else the text."""
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -130,13 +130,13 @@ def _imported(path: Path, around: Around) -> ModuleType:
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt):
             raise
-        raise PresageError(f"{users_line(e) or path}: {type(e).__name__}: {e}") from e
+        raise PresageError(f"{user_code_line(e) or path}: {type(e).__name__}: {e}") from e
     return module
 
 
 @contextmanager
 def _neighbours_importable(path: Path) -> Iterator[None]:
-    """Files beside the user's can be imported by it, as when it is run itself."""
+    """Let the user's file import files next to it, as when it is run directly."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:

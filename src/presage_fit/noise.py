@@ -210,10 +210,10 @@ def _names(paths: Sequence[Path]) -> tuple[str, ...]:
 
 def _known(name: Any) -> str | None:
     """A GPU's name in a file, where presage knows that GPU."""
-    from presage.hardware import gpu_named
+    from presage.hardware import gpu_by_name
 
     try:
-        gpu_named(str(name or ""))
+        gpu_by_name(str(name or ""))
     except PresageError:
         return None
     return str(name)

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import msgspec
 
 from presage.errors import InputError, PresageError
-from presage.files.decoding import decoded, wrong
+from presage.files.decoding import decode_json, describe_validation_error
 from presage.files.reading import read_bytes
 from presage.files.writing import PART, write_whole
 
@@ -124,7 +124,7 @@ def read(path: str | Path) -> Pack:
         if family is not None:
             families[family] = tuple(_rows(file, family))
         elif file.suffix == TABLE:
-            tables[file.stem] = decoded(file, read_bytes(file), Any)
+            tables[file.stem] = decode_json(file, read_bytes(file), Any)
         else:
             notes.append(f"{file} is no part of a pack")
     return Pack(header, families, tables, (folder,), tuple(notes))
@@ -218,11 +218,11 @@ def _header(folder: Path) -> Header:
     if not path.is_file():
         raise InputError(folder, "no header.json in it; a pack is the folder that presage calibrate --out wrote")
     data = read_bytes(path)
-    version = decoded(path, data, dict[str, Any]).get("presage_pack")
+    version = decode_json(path, data, dict[str, Any]).get("presage_pack")
     if version not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
         raise InputError(path, f"is {version!r}; this presage reads versions {known}", "presage_pack")
-    return decoded(path, data, Header)  # type: ignore[no-any-return]
+    return decode_json(path, data, Header)  # type: ignore[no-any-return]
 
 
 def _family(name: str) -> str | None:
@@ -241,7 +241,7 @@ def _row(path: Path, number: int, line: bytes, family: str) -> Row:
     try:
         found = _LINE.decode(line)
     except (msgspec.ValidationError, RecursionError) as e:
-        raise wrong(path, e, f"line {number}") from e
+        raise describe_validation_error(path, e, f"line {number}") from e
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         problem = f"not valid JSON ({e}); if a sweep was cut off here, delete the line and calibrate again"
         raise InputError(path, problem, f"line {number}") from e

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from presage.errors import InputError, PresageError
 from presage.files.reading import lines
-from presage.hardware import Gpu, Platform, cluster, gpu, gpu_named, platforms
+from presage.hardware import Gpu, Platform, cluster, gpu, gpu_by_name, platforms
 from presage.hardware.cluster import usual_network
 from presage_validation.interconnect import Interconnect, read_interconnect
 
@@ -82,7 +82,7 @@ def platform_name(gpu: str, per_node: int) -> str:
 @cache
 def platform_of_run(gpu_text: str, per_node: int = 0, interconnect: str = "") -> Platform:
     """The platform of a run as a table describes it: the GPU's name, GPUs a node (0: not said), and the links."""
-    chip, size = gpu_named(gpu_text), per_node or USUAL_NODE
+    chip, size = gpu_by_name(gpu_text), per_node or USUAL_NODE
     said = read_interconnect(interconnect, size, usual_network(chip, size) / size)
     if said.pcie_only and "sxm" not in gpu_text.lower():
         chip = gpu(PCIE_TWIN.get(chip.key, chip.key))

@@ -25,7 +25,7 @@ import numpy as np
 
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import InputError, PresageError
-from presage.files.decoding import decoded, read_checked
+from presage.files.decoding import decode_json, read_checked
 from presage.graph.graph import Graph
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.step import GPU_BOUND
@@ -226,7 +226,7 @@ def _files(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 def _read(file: Path) -> dict[str, Run]:
     found = read_checked(file, dict[str, msgspec.Raw])
-    return {name: decoded(file, raw, Run, name) for name, raw in found.items() if not name.startswith("_")}
+    return {name: decode_json(file, raw, Run, name) for name, raw in found.items() if not name.startswith("_")}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from presage.costs.collectives import Collectives, Group
 from presage.errors import PresageError
-from presage.hardware import cluster, gpu_named, gpus, platform
-from presage.hardware.cluster import FABRICS, active, usual_network
+from presage.hardware import cluster, gpu_by_name, gpus, platform
+from presage.hardware.cluster import FABRICS, usual_network, with_active_ranks
 from presage_validation.interconnect import read_interconnect
 from presage_validation.public_table import platform_name, platform_of_run
 
@@ -48,14 +48,14 @@ GBIT = 1e9 / 8
     ],
 )
 def test_gpus_by_what_people_call_them(text: str, key: str) -> None:
-    assert gpu_named(text).key == key
+    assert gpu_by_name(text).key == key
 
 
 def test_every_gpu_is_found_by_its_own_names() -> None:
     for known in gpus():
-        assert gpu_named(known.key) == known and all(gpu_named(n) == known for n in known.driver_names)
+        assert gpu_by_name(known.key) == known and all(gpu_by_name(n) == known for n in known.driver_names)
     with pytest.raises(PresageError, match="unknown GPU 'TPUv4'"):
-        gpu_named("TPUv4")
+        gpu_by_name("TPUv4")
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,14 @@ def test_what_cannot_be_is_told(more: dict[str, object], said: str) -> None:
 def test_cards_are_shared_by_those_who_talk() -> None:
     """Eight groups of a rank a node have a card each; where cards are fewer, a part of one."""
     few = platform("jean-zay")  # four cards of 100 Gb/s for eight GPUs
-    assert active(few, 8).links[-1].bandwidth == few.links[-1].bandwidth == pytest.approx(50 * GBIT)
-    assert active(few, 4).links[-1].bandwidth == active(few, 1).links[-1].bandwidth == pytest.approx(100 * GBIT)
+    assert with_active_ranks(few, 8).links[-1].bandwidth == few.links[-1].bandwidth == pytest.approx(50 * GBIT)
+    assert (
+        with_active_ranks(few, 4).links[-1].bandwidth
+        == with_active_ranks(few, 1).links[-1].bandwidth
+        == pytest.approx(100 * GBIT)
+    )
     each = platform("dgx-h100")
-    assert active(each, 1) == active(each, 8) == each
+    assert with_active_ranks(each, 1) == with_active_ranks(each, 8) == each
 
 
 def test_thousands_of_ranks_are_sane() -> None:

@@ -10,13 +10,13 @@ from graph_sketches import Sketch
 from presage.cli.app import app
 from presage.errors import InputError, PresageError
 from presage.hardware import gpu, gpus, host, hosts
-from presage.hardware.facts import shipped
+from presage.hardware.facts import shipped_files
 from presage.hardware.gpu import read_gpu
 from presage.memory.gpu_limits import H200
 from presage.memory.step_memory import memory_profile
 from presage.memory.workspace import library_bytes
 
-GOOD = next(p for p in shipped("gpus") if p.stem == "h200").read_text()
+GOOD = next(p for p in shipped_files("gpus") if p.stem == "h200").read_text()
 
 
 def test_known_gpus_are_whole_and_told_apart() -> None:

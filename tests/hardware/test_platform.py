@@ -9,10 +9,10 @@ from commands import runner
 from presage.cli import hardware as command
 from presage.errors import InputError, PresageError
 from presage.hardware import gpu, platform, platforms
-from presage.hardware.facts import shipped
+from presage.hardware.facts import shipped_files
 from presage.hardware.platform import read_platform
 
-GOOD = next(p for p in shipped("platforms") if p.stem == "dgx-h100").read_text()
+GOOD = next(p for p in shipped_files("platforms") if p.stem == "dgx-h100").read_text()
 run = runner(command.platforms_command)
 
 

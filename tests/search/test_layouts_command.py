@@ -72,11 +72,11 @@ def test_the_plan_written_is_the_plan_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(p.name for p in JOBS.glob("*.toml")))
 def test_every_job_reads_back_as_it_was(name: str, tmp_path: Path) -> None:
-    from presage.hardware.facts import load
+    from presage.hardware.facts import load_toml
 
     job = read_transformer_job(JOBS / name)
     again = tmp_path / "again.toml"
-    again.write_text(job_toml(job, cluster_beside(load(JOBS / name)["cluster"], JOBS / name, again)))
+    again.write_text(job_toml(job, cluster_beside(load_toml(JOBS / name)["cluster"], JOBS / name, again)))
     read = read_transformer_job(again)
     assert read == replace(job, parallel=read.parallel, name=read.name)
     assert job_step(read).seconds == pytest.approx(job_step(job).seconds, rel=1e-12)

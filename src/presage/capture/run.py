@@ -20,7 +20,7 @@ from presage.capture.variant_hooks import hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op
-from presage.usercode import users_line
+from presage.usercode import user_code_line
 
 __all__ = ["Step", "capture"]
 
@@ -86,7 +86,7 @@ def _users(recorder: Recorder, run: Callable[[], Any]) -> Any:
         e = recorder.failure or error
         if isinstance(e, PresageError):
             raise e from error
-        where = users_line(e) or users_line(error) or "the step"
+        where = user_code_line(e) or user_code_line(error) or "the step"
         raise PresageError(f"{where}: {type(e).__name__}: {e}") from e
 
 

@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line. It is loaded here, so that who interrupts that sees no traceback either."""
+    """Run the command line. Imported here, so that an interrupt during the import shows no traceback."""
     try:
         from presage.cli.app import main as run
     except KeyboardInterrupt:

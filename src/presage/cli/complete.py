@@ -1,7 +1,7 @@
-"""Values that shells complete: names that presage knows.
+"""Shell completion of option values.
 
-A shell asks at every press of a key, so nothing heavy is imported: files are listed by name, and words that live in
-heavy modules are said here again (tests hold them to those modules).
+It runs at every key press, so nothing heavy is imported: files are listed by name, and words defined in heavy modules
+are repeated here (tests compare them).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Complete = Callable[[str], list[str]]
 
 
 def one_of(words: Iterable[str]) -> Complete:
-    """One of these."""
+    """Complete to one of the words."""
     every = tuple(words)
     return lambda incomplete: [w for w in every if w.startswith(incomplete)]
 
 
 def comma_list(words: Iterable[str]) -> Complete:
-    """Several of these, with commas between them."""
+    """Complete to a comma-separated list of the words."""
     every = tuple(words)
 
     def complete(incomplete: str) -> list[str]:
@@ -42,7 +42,7 @@ def comma_list(words: Iterable[str]) -> Complete:
 
 
 def edits(incomplete: str) -> list[str]:
-    """Names of edits; of those with a GPU as their value, GPUs."""
+    """Complete names of edits, and GPU names after `gpu=`."""
     before, comma, last = incomplete.rpartition(",")
     if last.startswith("gpu="):
         return [f"{before}{comma}gpu={name}" for name in gpus(last.removeprefix("gpu="))]
@@ -62,7 +62,7 @@ def failures(incomplete: str) -> list[str]:
 
 
 def _stems(folder: str, incomplete: str) -> list[str]:
-    """Of the files that come with presage."""
+    """Names of data files that ship with presage."""
     package = find_spec("presage")
     if package is None or not package.submodule_search_locations:
         return []

@@ -70,10 +70,10 @@ def command(
     from presage.embeddings.dlrm_job import read_job
     from presage.embeddings.dlrm_ranks import dlrm_ranks, predict_dlrm
     from presage.errors import InputError
-    from presage.hardware.facts import load
+    from presage.hardware.facts import load_toml
     from presage.report.shard_answer import dlrm_answer
 
-    if "model" in load(job):
+    if "model" in load_toml(job):
         raise InputError(job, f"is not a recommendation job: use presage job {job}")
     given = {"ranks": ranks, "batch": batch, "platform": platform, "plan": plan}
     asked = replace(read_job(job), **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]

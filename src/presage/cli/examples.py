@@ -26,10 +26,10 @@ def command(
 
     presage examples ./examples && presage job examples/jobs/llama3.1-405b.toml
     """
-    from presage.examples import copied, examples
+    from presage.examples import copy_examples, examples
 
     found = examples()
-    new = copied(folder) if folder else []
+    new = copy_examples(folder) if folder else []
     if emit(json, _to_json(found, folder, new)):
         print_brief("\n".join(e.file for e in found))
         console().print(_table(found))

@@ -1,7 +1,7 @@
-"""How a command ends when it cannot answer: one sentence on stderr and an exit code, never a wall of text.
+"""How a command ends without an answer: one sentence on stderr and an exit code.
 
-0 answered; 1 not answered, though nothing was wrong with the question (nothing fits, no memory, no disk, a fault of
-presage's own); 2 a mistake in what was asked or handed; 130 interrupted.
+0 answered; 1 not answered although the input was valid (nothing fits, out of memory, disk full, internal error);
+2 user error; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GUESSES = ((".py", "predict"), (".presage", "predict"), (".toml", "job"), (".jso
 
 
 def run_guarded(run: Callable[[], Any], debug: bool) -> int:
-    """Run it; its exit code, with what went wrong told."""
+    """Run a command; print any error as one sentence and return the exit code."""
     try:
         code = run()
         sys.stdout.flush()
@@ -38,7 +38,7 @@ def run_guarded(run: Callable[[], Any], debug: bool) -> int:
 
 
 def describe_error(e: BaseException) -> tuple[str, int]:
-    """What to say of it, and the exit code."""
+    """The sentence to print for an error, and the exit code."""
     if isinstance(e, PresageError):
         return f"presage: {e}", e.exit_code
     if isinstance(e, KeyboardInterrupt):
@@ -55,7 +55,7 @@ def describe_error(e: BaseException) -> tuple[str, int]:
 
 
 def _fault(e: BaseException) -> str:
-    """Ours: where, and what to do."""
+    """The sentence for an internal error, with its location."""
     frame, where = e.__traceback__, ""
     while frame is not None:
         code = frame.tb_frame.f_code.co_filename
@@ -75,7 +75,7 @@ def _trace() -> None:
 
 
 def describe_usage_error(e: Any) -> str:
-    """What the parser complains of, and what to do."""
+    """The sentence for an error of the option parser."""
     text = e.format_message().strip()
     if not text:  # help was shown instead
         return ""
@@ -93,7 +93,7 @@ def describe_usage_error(e: Any) -> str:
 
 
 def _value(text: str) -> str:
-    """An option's value that cannot be, in fewer words."""
+    """A shorter message for an invalid option value."""
     name, quote, rest = text.rstrip(".").removeprefix("Invalid value for '").partition("': ")
     return f"{name}: {rest.partition(', unable to parse')[0].replace('Input', 'it', 1)}" if quote else text.rstrip(".")
 
@@ -112,7 +112,7 @@ def _example(context: Any) -> str:
 
 
 def _near_option(context: Any, name: str, like: Sequence[str]) -> str:
-    """Who has this option; else the options here that are like it."""
+    """Commands that have this option, else similar options of this command."""
     root = context.find_root().command if context is not None else None
     owners = [c for c, command in getattr(root, "commands", {}).items() if any(name in p.opts for p in command.params)]
     if owners:
@@ -122,7 +122,7 @@ def _near_option(context: Any, name: str, like: Sequence[str]) -> str:
 
 
 def _no_command(name: str, context: Any) -> str:
-    """Near ones; and where a file was given, the command that takes such files."""
+    """Similar commands, or the command that takes such a file."""
     path, known = context.command_path, getattr(context.command, "commands", {})
     verb = next((verb for end, verb in GUESSES if name.partition(":")[0].endswith(end)), "")
     if name in ("help", "version"):

@@ -62,8 +62,8 @@ def command(
     from presage.memory.step_memory import memory_profile
     from presage.report.graph_answer import graph_answer
 
-    graph = graph_of(step, arg)
-    other = graph_of(diff, ()) if diff is not None else None
+    graph = graph_from_options(step, arg)
+    other = graph_from_options(diff, ()) if diff is not None else None
     if out is not None:
         from presage.graph import save
 
@@ -73,13 +73,15 @@ def command(
     show_answer(graph_answer(graph, memory, depth, found, lambda: _value(graph, memory, depth, found)), json)
 
 
-def graph_of(step: str, arguments: Sequence[str]) -> Graph:
+def graph_from_options(step: str, arguments: Sequence[str]) -> Graph:
     """The graph of FILE.py:FUNCTION, captured with these arguments, or of a saved file."""
-    return captured(step, parse_arguments(arguments), spinner=True)
+    return capture_graph(step, parse_arguments(arguments), spinner=True)
 
 
-def captured(step: str, arguments: Mapping[str, Any], *, spinner: bool = False, variant: Variant = AS_WRITTEN) -> Graph:
-    """The same with the arguments' values."""
+def capture_graph(
+    step: str, arguments: Mapping[str, Any], *, spinner: bool = False, variant: Variant = AS_WRITTEN
+) -> Graph:
+    """The graph of FILE.py:FUNCTION with argument values, or a saved graph."""
     from presage.graph import save
 
     if save.is_saved(step) or step.endswith(save.SUFFIX):

@@ -119,7 +119,7 @@ def command(
 
 
 def detail_of(found: JobResult) -> JobDetail:
-    """What only a page shows."""
+    """Data that only the report shows."""
     from presage.errors import PresageError
     from presage.prediction.jobs.job_roofline import ran
     from presage.prediction.jobs.job_timeline import job_timeline
@@ -197,7 +197,7 @@ def job_from_options(
 
 
 def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
-    """The job alone."""
+    """The job of a file, with the overrides that options give."""
     return job_from_options(path, gpus, change).job
 
 

@@ -105,7 +105,7 @@ def _findings(placed: PlacementResult, source: str, evict: int, hot: HotNode | N
 
 
 def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> GpuFleet:
-    """Read, or drawn."""
+    """The fleet read from a CSV, or drawn at random."""
     from presage.errors import PresageError
     from presage.noise.sampling import RandomStreams
     from presage.placement import random_fleet, read_speeds
@@ -124,7 +124,7 @@ def _fleet(speeds: str, column: list[str], gpus: int, node: int, seed: int) -> G
 
 
 def _hot(text: str | None) -> tuple[float, str]:
-    """The factor, and the node if one is named."""
+    """The factor, and the node if one is given."""
     from presage.errors import PresageError
 
     if text is None:
@@ -140,7 +140,7 @@ def _hot(text: str | None) -> tuple[float, str]:
 
 
 def _hots(placed: PlacementResult, fleet: GpuFleet, factor: float, node: str) -> HotNode:
-    """In each stage of the best placement, where the node is otherwise as in `fleet`."""
+    """The cost of a hot node in each stage of the best placement."""
     import numpy as np
 
     from presage.placement import Placement, hot_node_cost
@@ -152,7 +152,7 @@ def _hots(placed: PlacementResult, fleet: GpuFleet, factor: float, node: str) ->
 
 
 def _write(placed: PlacementResult, path: Path) -> None:
-    """A row for each rank, then the spares."""
+    """Write one row per rank, then the spares."""
     from presage.files import write_whole
 
     p, s = placed.best.placement, placed.shape

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from presage.cli import complete
-from presage.cli.graph import Arguments, Step, graph_of
+from presage.cli.graph import Arguments, Step, graph_from_options
 from presage.cli.options import Json, Report
 from presage.cli.output import (
     check_report,
@@ -97,7 +97,7 @@ def command(
 
 
 class _Wanted(NamedTuple):
-    """How many runs of how many steps to draw, and what else is asked for."""
+    """Number of runs and steps to draw, and which outputs are needed."""
 
     draws: int
     steps: int
@@ -116,7 +116,7 @@ def _one(step: str, arg: list[str], gpu: str, wanted: _Wanted) -> _Found:
     from presage.prediction.step_detail import step_detail
 
     machine(gpu)  # a mistake in its name is told before the step is captured
-    graph = graph_of(step, arg)
+    graph = graph_from_options(step, arg)
     with status(f"predicting {step}"):
         told = predict(graph, gpu, draws=wanted.draws, steps=wanted.steps)
         timeline = program_of(graph, gpu).timeline(DRAWN_STEPS) if wanted.timeline else None
@@ -128,7 +128,7 @@ def _ranks(step: str, arg: list[str], many: Asked, wanted: _Wanted) -> _Found:
     from presage.prediction.rank_set import predict_rank_set
     from presage.prediction.step_detail import rank_set_detail
 
-    graphs = [graph_of(step, arg), *(graph_of(step, _instead(arg, own)) for own in many.variants)]
+    graphs = [graph_from_options(step, arg), *(graph_from_options(step, _instead(arg, own)) for own in many.variants)]
     with status(f"predicting {step} on {many.ranks} ranks"):
         found = rank_set_of(
             graphs, many.ranks, many.strategy, many.platform, options=many.options, tensor=many.tensor, kinds=many.kinds
@@ -139,6 +139,6 @@ def _ranks(step: str, arg: list[str], many: Asked, wanted: _Wanted) -> _Found:
 
 
 def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:
-    """A rank's own arguments in place of those for all."""
+    """Arguments of a rank: its own override the common ones."""
     names = {item.partition("=")[0] for item in own}
     return [*(a for a in arg if a.partition("=")[0] not in names), *own]

@@ -58,7 +58,7 @@ RankSpecs = Annotated[
 
 @dataclass(frozen=True)
 class Asked:
-    """Many ranks, as the user asked for them."""
+    """Options for several ranks."""
 
     platform: str
     ranks: int
@@ -78,7 +78,7 @@ def asked(
     options: Sequence[str],
     specs: Sequence[str],
 ) -> Asked | None:
-    """What was asked for, or None where it is one GPU."""
+    """The options for several ranks, or None for one GPU."""
     if platform is None and strategy is None and ranks in (None, 1) and tensor == 1:
         if options or specs:
             raise PresageError("--option and --rank apply to several ranks: give --ranks or --platform")
@@ -94,7 +94,7 @@ def asked(
 
 
 def _place(gpu: str | None, platform: str | None) -> Platform:
-    """The platform by its name, or the first node with the GPU that was asked for."""
+    """The platform by name, or the largest known node with the requested GPU."""
     from presage.hardware import gpu as gpu_of
     from presage.hardware import platform as platform_of
     from presage.hardware import platforms
@@ -112,7 +112,7 @@ def _place(gpu: str | None, platform: str | None) -> Platform:
 
 
 def _kinds(specs: Sequence[str], count: int) -> tuple[dict[int, RankOverride], tuple[tuple[str, ...], ...]]:
-    """Ranks that differ, and the steps that some of them run instead of the usual one."""
+    """Ranks with their own settings, and the argument variants that some of them run."""
     from presage.prediction.rank_set import RankOverride
 
     kinds: dict[int, RankOverride] = {}

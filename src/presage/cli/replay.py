@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _list(json: str | None) -> None:
-    """All edits by name; needs no trace."""
+    """Print all edits; needs no trace."""
     from presage.report.whatif_answer import edits_answer
     from presage.whatif.replay_names import EDITS
 
@@ -125,7 +125,7 @@ def command(
 
 
 class _Replayed(NamedTuple):
-    """A row for each rank of a run, why the edits gain what they gain, and the run before and after."""
+    """Per-rank rows of a run, the reasons for the gain, and the run before and after."""
 
     rows: list[Any]
     why: list[str]

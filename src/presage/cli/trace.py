@@ -102,7 +102,7 @@ def findings(replays: Sequence[Replay], timeline: Timeline, place: int = 0, top:
 
 
 def host_overheads(replays: Sequence[Replay]) -> Overheads:
-    """T1 to T5 over all ranks, as the profiler saw them; first steps, which carry its own start-up, left out."""
+    """T1 to T5 over all ranks as profiled, without the first step, which contains the profiler's start-up."""
     from presage.traces.overheads import extract, overheads, pool
 
     traces = [r.trace for replay in replays for r in replay.ranks]
@@ -110,7 +110,7 @@ def host_overheads(replays: Sequence[Replay]) -> Overheads:
 
 
 def overhead_rows(found: Overheads) -> list[dict[str, Any]]:
-    """One row for each overhead of each op on each kind of thread."""
+    """One row per overhead, op and kind of thread."""
     return [
         {"kind": kind.name, "key": key, "thread": role.name.lower(), **asdict(value)}
         for (kind, key, role), value in found.table.items()
@@ -169,7 +169,7 @@ def _rank(replay: Replay, timeline: Timeline, i: int, top: int) -> dict[str, Any
 
 
 def summarise_graph(path: Path, top: int, json: str | None) -> None:
-    """Sum up one graph file."""
+    """Summarise one execution graph file."""
     from presage.report.graph_answer import execution_graph_answer
     from presage.traces.sniff import read_graph
 

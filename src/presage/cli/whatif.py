@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.graph import Arguments, captured
+from presage.cli.graph import Arguments, capture_graph
 from presage.cli.options import Json, Report, Seed
 from presage.cli.output import (
     bar,
@@ -142,7 +142,7 @@ def _apply(q: _Question, edits: list[str]) -> None:
     wanted = parse_edits(edits)
     with status(f"capturing and predicting {q.step}"):
         found = what_if(
-            q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=captured
+            q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=capture_graph
         )  # fmt: skip
     _draw(found, q.trace)
     detail = detail_of(found) if q.report is not None and found.programs else None
@@ -176,7 +176,7 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
     with _bar() as tell:
         found = suggestions(
             q.step, q.gpu, q.arguments, gpus=gpus, combine=combine, draws=q.draws or DRAWS, seed=q.seed,
-            capture=captured, tell=tell,
+            capture=capture_graph, tell=tell,
         )  # fmt: skip
     best = found.combination or next(iter(found.tried), None)
     if best is not None:

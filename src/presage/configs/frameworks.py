@@ -14,7 +14,7 @@ import msgspec
 from presage.configs.schema import FrameworkConfig, OverlapConfig, convert_section, given_fields
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu
-from presage.hardware.facts import load
+from presage.hardware.facts import load_toml
 
 __all__ = [
     "ATTENTIONS",
@@ -93,7 +93,7 @@ def _shipped(name: str, generation: float) -> Framework:
 
 
 def _read(path: Path, generation: float) -> Framework:
-    file = convert_section(path, load(path), _File)
+    file = convert_section(path, load_toml(path), _File)
     found = switches(file)
     for since, least in SINCE.items():
         if generation >= least:

@@ -28,7 +28,7 @@ from presage.configs.schema import (
 from presage.configs.torchtitan import read_titan
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
-from presage.hardware.facts import load
+from presage.hardware.facts import load_toml
 from presage.parallel.plan import DegreeError, ParallelPlan, count_gpus, count_sharing
 from presage.parallel.schedules import default_schedule
 
@@ -54,7 +54,7 @@ class JobTable(NamedTuple):
 
     @staticmethod
     def read(path: str | Path) -> JobTable:
-        return JobTable(Path(path), load(Path(path)))
+        return JobTable(Path(path), load_toml(Path(path)))
 
     @property
     def has_embeddings(self) -> bool:

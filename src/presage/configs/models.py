@@ -14,7 +14,7 @@ from presage.configs.hugging_face import read_config
 from presage.configs.schema import ModelConfig, check_keys, convert_section, given_fields, merge_sections
 from presage.configs.transformer import GATED, Experts, Latent, Transformer
 from presage.errors import InputError, PresageError
-from presage.hardware.facts import load
+from presage.hardware.facts import load_toml
 
 __all__ = [
     "ACTIVATIONS",
@@ -87,7 +87,7 @@ ABOUT = ("source", "parameters_B", "active_B", "aliases", "like")  # what is sai
 @cache
 def preset_facts() -> dict[str, Preset]:
     """All of them by name, as the file has them."""
-    return load(Path(str(files("presage.configs").joinpath("presets.toml"))))
+    return load_toml(Path(str(files("presage.configs").joinpath("presets.toml"))))
 
 
 def presets() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from presage.configs.models import preset_key
 from presage.errors import InputError
-from presage.hardware.facts import load
+from presage.hardware.facts import load_toml
 from presage.parallel.schedules import schedule_kind
 
 __all__ = ["read_titan", "titan_sections"]
@@ -52,7 +52,7 @@ HOME = "pytorch/torchtitan"
 def read_titan(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The sections of a job file, and what was not read."""
     path = Path(path)
-    return titan_sections(load(path), path)
+    return titan_sections(load_toml(path), path)
 
 
 def titan_sections(table: Table, path: str | Path = HOME) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -31,7 +31,7 @@ from presage.files import write_whole
 from presage.files.arrays import read_npz
 from presage.files.reading import parse_json
 from presage.hardware import gpu
-from presage.hardware.facts import shipped
+from presage.hardware.facts import shipped_files
 from presage.usercode import load_plugin
 
 VERSION = 1
@@ -84,7 +84,7 @@ def save_tables(
 
 def _names() -> set[str]:
     """Of GPUs that are known: a folder called so, which lies here by chance, is ./h200."""
-    return {path.stem for path in shipped("gpus")}
+    return {path.stem for path in shipped_files("gpus")}
 
 
 def load(name: str | Path) -> CalibratedKernels:

@@ -13,7 +13,7 @@ from presage.configs.job_file import JobTable
 from presage.embeddings import Table
 from presage.embeddings.table_files import read_tables, tables_of
 from presage.errors import InputError, PresageError
-from presage.hardware.facts import load
+from presage.hardware.facts import load_toml
 
 __all__ = ["INDICES", "WIRES", "DlrmJob", "read_job"]
 
@@ -95,7 +95,7 @@ def read_job(path: str | Path) -> DlrmJob:
     """A job from its file; tables and a plan may be files beside it."""
     path = Path(path)
     try:
-        found = msgspec.convert(load(path), _File)
+        found = msgspec.convert(load_toml(path), _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e

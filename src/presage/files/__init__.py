@@ -1,4 +1,4 @@
-"""Files: read within limits whatever is in them, written whole or not at all."""
+"""Reading files within limits, and writing them atomically."""
 
 from presage.files.writing import write_whole
 

@@ -43,7 +43,7 @@ def parse_npz(data: bytes, path: str | Path, most: int = MOST) -> dict[str, Arra
 
 
 def check_zip(data: bytes, path: str | Path, most: int = MOST) -> None:
-    """That what a zip unpacks to is bounded; `zipfile` never reads more of a part than its entry says."""
+    """Check that the unpacked size of a zip is bounded; `zipfile` never reads more than an entry declares."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as held:
             total = sum(i.file_size for i in held.infolist())
@@ -54,7 +54,7 @@ def check_zip(data: bytes, path: str | Path, most: int = MOST) -> None:
 
 
 def parse_npy(data: bytes, path: str | Path, name: str | None = None) -> Array:
-    """The array of a .npy file's bytes; `name` is which of the file it is."""
+    """The array of a .npy file's bytes; `name` is the part of the file, for errors."""
     stream = io.BytesIO(data)
     try:
         read = HEADERS.get(np.lib.format.read_magic(stream))

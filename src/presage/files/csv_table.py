@@ -1,4 +1,4 @@
-"""A CSV table of GPUs: its columns, its rows, and words that columns are known by."""
+"""A CSV table of GPUs: its columns, its rows, and synonyms of column names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORK = ("kern", "kernel", "work", "exp", "benchmark", "workload", "op", "input_s
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, Row]]]:
-    """Column names, and the rows that have something in them with their numbers in the file; gzip or plain."""
+    """Column names, and the non-empty rows with their line numbers; plain or gzip."""
     try:
         reader = csv.DictReader(lines(path))
         names = [n for n in reader.fieldnames or [] if n]
@@ -25,7 +25,7 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, Row]]]:
 
 
 def number(text: str | None) -> float | None:
-    """None where it is no number, or no finite one."""
+    """The number in a text, or None if it is not a finite number."""
     try:
         value = float(text or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Numbers that others hand us: finite, and no larger than anything is."""
+"""Checks that numbers from users are finite and of a plausible size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MOST = 10**18  # FLOPs of a step are more; counts, sizes and times that people w
 
 
 def finite(value: float, name: str) -> float:
-    """A number that an option gives."""
+    """The number of an option, checked."""
     if wrong := _wrong(value):
         raise PresageError(f"{name} {wrong}")
     return value
 
 
 def check_finite(path: str | Path, value: Any, field: str = "") -> None:
-    """Every number in what a file holds, however deep; raises with the first that is none."""
+    """Check every number in the contents of a file, at any depth; raises for the first that is not finite."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             check_finite(path, inner, f"{field}.{key}" if field else str(key))
@@ -32,7 +32,7 @@ def check_finite(path: str | Path, value: Any, field: str = "") -> None:
 
 
 def _wrong(value: float) -> str:
-    """What is wrong with a number, in words; empty for most."""
+    """What is wrong with a number; empty if nothing is."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"is {value}: it should be a finite number"
     if abs(value) > MOST:

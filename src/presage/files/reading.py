@@ -34,8 +34,8 @@ GZIP = b"\x1f\x8b"
 HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character that JSON writes as two
 
 
-class Bytes:
-    """The bytes of a file in pieces, decompressed where it is gzip; ends in an InputError where it should not go on."""
+class ByteReader:
+    """The bytes of a file in pieces, decompressed if gzip; raises InputError beyond the limits."""
 
     def __init__(self, path: Path, most: int = MOST_STREAM) -> None:
         self.path, self.most, self.taken = path, most, 0
@@ -49,7 +49,7 @@ class Bytes:
         self.empty = not magic
 
     def read(self, size: int) -> bytes:
-        """Up to so many bytes; none at the end."""
+        """Up to this many bytes; empty at the end."""
         try:
             out = (self._packed or self._raw).read(size)
         except (EOFError, gzip.BadGzipFile, zlib.error) as e:
@@ -66,22 +66,22 @@ class Bytes:
         return out
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """All remaining bytes."""
         pieces = []
         while piece := self.read(PIECE):
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def __enter__(self) -> Bytes:
+    def __enter__(self) -> ByteReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._raw.close()
 
 
-def open_bytes(path: str | Path, most: int = MOST_STREAM) -> Bytes:
-    """A file that has something in it, to be read in pieces."""
-    stream = Bytes(Path(path), most)
+def open_bytes(path: str | Path, most: int = MOST_STREAM) -> ByteReader:
+    """Open a non-empty file for reading in pieces."""
+    stream = ByteReader(Path(path), most)
     if stream.empty:
         stream.__exit__()
         raise InputError(path, "the file is empty (0 bytes)")
@@ -89,7 +89,7 @@ def open_bytes(path: str | Path, most: int = MOST_STREAM) -> Bytes:
 
 
 def read_bytes(path: str | Path, most: int = MOST) -> bytes:
-    """The whole of a file that has something in it, decompressed."""
+    """The whole of a non-empty file, decompressed."""
     with open_bytes(path, most) as stream:
         return stream.rest()
 
@@ -99,7 +99,7 @@ def read_text(path: str | Path, most: int = MOST_TEXT) -> str:
 
     Line ends become newlines.
     """
-    with Bytes(Path(path), most) as stream:
+    with ByteReader(Path(path), most) as stream:
         data = stream.rest()
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
@@ -108,7 +108,7 @@ def read_text(path: str | Path, most: int = MOST_TEXT) -> str:
 
 
 def lines(path: str | Path, most: int = MOST) -> Iterator[str]:
-    """The lines of a table in UTF-8, for `csv` to read, with their ends as they are."""
+    """The lines of a UTF-8 table for `csv`, with their line ends."""
     with TextIOWrapper(BytesIO(read_bytes(path, most)), "utf-8-sig", newline="") as text:
         try:
             for number, line in enumerate(text):
@@ -120,12 +120,12 @@ def lines(path: str | Path, most: int = MOST) -> Iterator[str]:
 
 
 def read_json(path: str | Path, most: int = MOST_TEXT) -> Any:
-    """What a JSON file holds."""
+    """The contents of a JSON file."""
     return parse_json(read_text(path, most), path)
 
 
 def parse_json(text: str | bytes, path: str | Path) -> Any:
-    """What JSON from a file holds."""
+    """The contents of JSON text from a file."""
     try:
         found = json.loads(text)
         if HALF.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
@@ -140,12 +140,12 @@ def parse_json(text: str | bytes, path: str | Path) -> Any:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """The contents of a TOML file."""
     return parse_toml(read_text(path), path)
 
 
 def parse_toml(text: str, path: str | Path) -> dict[str, Any]:
-    """What TOML from a file holds."""
+    """The contents of TOML text from a file."""
     if len(text) > MOST_TOML:
         raise InputError(path, f"holds more than {MOST_TOML >> 20} MiB, the most that presage reads of TOML")
     if any(line.count(".") > MOST_PARTS and _parts(line) > MOST_PARTS for line in text.split("\n")):
@@ -159,7 +159,7 @@ def parse_toml(text: str, path: str | Path) -> dict[str, Any]:
 
 
 def _parts(line: str) -> int:
-    """Of the longest dotted key that a line of TOML may have, numbers counted too."""
+    """Number of parts of the longest dotted key in the TOML text, counting numbers too."""
     most = now = 0
     for token in TOML_TOKEN.finditer(line):
         now = now + 1 if token[0] == "." else now if token[1] else 0
@@ -168,7 +168,7 @@ def _parts(line: str) -> int:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A regular file. Pipes and devices may never end, and cannot be read twice."""
+    """Open a regular file. Pipes and devices may never end, and cannot be read twice."""
     try:
         kind = os.stat(path).st_mode  # before opening: to open a pipe is to wait for its writer
         if stat.S_ISDIR(kind):

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Writing files atomically."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_whole(path: str | Path, data: bytes, level: int = 6) -> None:
 
 
 def _renamed(target: Path, data: bytes) -> None:
-    """The neighbour is on the disk before it takes the name: after a power cut the name has one of the two as well."""
+    """Rename after flushing to disk: after a power cut the name has the old or the new contents."""
     handle, name = _neighbour(target)
     try:
         with os.fdopen(handle, "wb") as out:
@@ -52,7 +52,7 @@ def _renamed(target: Path, data: bytes) -> None:
 
 
 def _neighbour(target: Path) -> tuple[int, Path]:
-    """A new file in the target's folder, locked for as long as it is open."""
+    """A new temporary file in the target's folder, locked while it is open."""
     while True:
         name = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}{PART}")
         handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -62,7 +62,7 @@ def _neighbour(target: Path) -> tuple[int, Path]:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed writers of this file have left: nobody holds its lock."""
+    """Remove temporary files left by killed writers: nobody holds their lock."""
     for left in target.parent.glob(f".{escape(target.name[:40])}.*{PART}"):
         try:
             handle = os.open(left, os.O_RDONLY)
@@ -76,7 +76,7 @@ def _sweep(target: Path) -> None:
 
 
 def _locked(handle: int, wait: bool = True) -> bool:
-    """Whether the file is now ours alone; never where the system has no such locks."""
+    """Whether the file could be locked; False where the system has no file locks."""
     try:
         import fcntl
 

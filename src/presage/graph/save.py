@@ -11,7 +11,7 @@ import msgspec
 
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
-from presage.files.reading import Bytes
+from presage.files.reading import ByteReader
 from presage.graph.graph import Graph, faults
 
 __all__ = ["SUFFIX", "VERSION", "from_bytes", "is_saved", "read", "to_bytes", "write"]
@@ -54,7 +54,7 @@ def is_saved(path: str | Path) -> bool:
 
 def read(path: str | Path) -> Graph:
     """A saved graph, checked."""
-    with Bytes(Path(path), MOST) as stream:
+    with ByteReader(Path(path), MOST) as stream:
         return from_bytes(stream.rest(), path)
 
 

@@ -12,7 +12,7 @@ from functools import cache
 
 from presage.errors import PresageError
 from presage.hardware.gpu import Gpu
-from presage.hardware.names import gpu_named
+from presage.hardware.names import gpu_by_name
 from presage.hardware.platform import NetworkLink, Platform, platforms
 
 US, GBIT = 1e-6, 1e9 / 8
@@ -53,9 +53,9 @@ def cluster(
     nics: int | None = None,
     name: str = "",
 ) -> Platform:
-    """Nodes of so many GPUs with so many Gb/s of network each (left out: what is usual for the GPU). `domain`: GPUs
-    that share NVLink, where that is not a node. What is equal to a platform that ships with presage is that one."""
-    chip = gpu_named(gpu) if isinstance(gpu, str) else gpu
+    """A platform of nodes with `per_node` GPUs and a network (default: the typical one for the GPU). `domain`: GPUs per
+    NVLink domain if larger than a node. A platform that ships with presage is returned where it is equal."""
+    chip = gpu_by_name(gpu) if isinstance(gpu, str) else gpu
     _check(per_node, network_Gbps, fabric, domain)
     made = _synthetic_platform(chip, per_node, network_Gbps, fabric, domain, nics)
     return replace(made, name=name) if name else made
@@ -76,14 +76,14 @@ def _synthetic_platform(
 
 
 def usual_network(chip: Gpu, per_node: int) -> float:
-    """Gb/s of network that a node of so many of a GPU usually has."""
+    """Typical network bandwidth of a node with this many GPUs of a kind, in Gb/s."""
     kind = _kind(chip, per_node)
     return per_node * USUAL_BY_GPU.get(chip.key, USUAL.get(kind, USUAL_PCIE))
 
 
-def active(platform: Platform, ranks: int) -> Platform:
-    """The platform as so many ranks of each node see it while the others keep still: each has a card for itself, or its
-    part of one, but never more than one card."""
+def with_active_ranks(platform: Platform, ranks: int) -> Platform:
+    """The platform as seen by some ranks of each node while the others are idle: each has a NIC of its own or its share
+    of one, but never more than one."""
     far = platform.links[-1]
     if far.topology != "fat-tree" or far.nics is None:
         return platform
@@ -107,14 +107,14 @@ def _check(per_node: int, gbps: float | None, fabric: str, domain: int | None) -
 
 
 def _kind(chip: Gpu, per_node: int) -> str:
-    """What joins a node's GPUs."""
+    """The kind of link within a node."""
     if chip.link is None or chip.key in BRIDGED or (chip.key == "h200_nvl" and per_node > 4):
         return "pcie"
     return "xgmi" if "CDNA" in chip.architecture else NVLINK.get(chip.architecture.split()[0], "nvlink5")
 
 
 def _near(chip: Gpu, per_node: int, domain: int) -> tuple[NetworkLink, ...]:
-    """The links within a node, or within what shares NVLink."""
+    """The links within a node or NVLink domain."""
     kind = _kind(chip, per_node)
     if kind == "pcie":
         return (_pcie(chip, per_node),)
@@ -139,7 +139,7 @@ def _switch(chip: Gpu, kind: str, ranks: int) -> NetworkLink:
 
 
 def _network(chip: Gpu, fabric: str, near: tuple[NetworkLink, ...], bandwidth: float, nics: int) -> NetworkLink:
-    """One tier over all nodes; no card is quicker than what joins GPUs."""
+    """One network tier over all nodes; a NIC is never faster than the links between GPUs."""
     called, latency = CALLED.get(fabric, fabric), FABRICS[fabric]
     if fabric == "efa":
         newer = chip.key in ("h200", "h200_nvl")
@@ -150,7 +150,7 @@ def _network(chip: Gpu, fabric: str, near: tuple[NetworkLink, ...], bandwidth: f
 
 
 def _alike(one: tuple[NetworkLink, ...], other: tuple[NetworkLink, ...]) -> bool:
-    """Whether links are the same but for how far the last reaches and rounding."""
+    """Whether links are equal, apart from the reach of the last one and rounding."""
     if len(one) != len(other):
         return False
     return all(_same(a, b) for a, b in zip(one, other, strict=True))

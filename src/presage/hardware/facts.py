@@ -26,7 +26,7 @@ DATE = re.compile(r"^\d{4}(-\d\d){0,2}$")
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """Who says so, and when."""
+    """Source and date of a figure."""
 
     text: str
     date: str
@@ -34,7 +34,7 @@ class FigureSource:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number a file may hold: its unit in SI units, and between what it can lie, in the file's unit."""
+    """A number that a file may have: its unit in SI, and its valid range in the unit of the file."""
 
     unit: float
     low: float
@@ -45,7 +45,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A fact file, checked: texts as they are, figures in SI units, the source of each."""
+    """A checked data file: texts, figures in SI units, and the source of each figure."""
 
     key: str
     texts: dict[str, Any]
@@ -58,19 +58,19 @@ class Figures:
         return {name: value / self.units[name] for name, value in self.figures.items()}
 
 
-def read(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
-    """Read a file of these texts and figures; anything else in it is an error."""
-    return checked(path, load(path), texts, known)
+def read_figures(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
+    """Read and check a file with these texts and figures; anything else in it is an error."""
+    return check_figures(path, load_toml(path), texts, known)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """What is in a TOML file, not checked but for numbers that are none."""
+def load_toml(path: Path) -> dict[str, Any]:
+    """The contents of a TOML file, checked only for finite numbers."""
     table = read_toml(path)
     check_finite(path, table)
     return table
 
 
-def checked(path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
+def check_figures(path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
     """The texts and figures of a table; anything else in it is an error."""
     groups = table.pop("figures", None)
     if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
@@ -90,17 +90,17 @@ def checked(path: Path, table: dict[str, Any], texts: Mapping[str, type], known:
     return Figures(path.stem, table, figures, sources, {name: known[name].unit for name in figures})
 
 
-def shipped(kind: str) -> Iterator[Path]:
-    """The fact files of a kind (a folder's name) that come with presage."""
+def shipped_files(kind: str) -> Iterator[Path]:
+    """The data files of a kind (a folder name) that ship with presage."""
     with_facts = (Path(str(f)) for f in files("presage.hardware").joinpath(kind).iterdir())
     return iter(sorted(f for f in with_facts if f.suffix == ".toml"))
 
 
-def find(kind: str, name: str) -> Path | None:
-    """The file that a user's word names: a path to one, or one that comes with presage."""
+def find_file(kind: str, name: str) -> Path | None:
+    """The file for a user's name: a path, or a file that ships with presage."""
     if name.endswith(".toml"):
         return Path(name)
-    return next((f for f in shipped(kind) if f.stem == name.lower()), None)
+    return next((f for f in shipped_files(kind) if f.stem == name.lower()), None)
 
 
 def _check_texts(path: Path, table: Mapping[str, Any], texts: Mapping[str, type]) -> None:
@@ -136,9 +136,9 @@ def _figure(path: Path, name: str, value: Any, known: Mapping[str, Figure]) -> f
     return value * figure.unit
 
 
-def unknown(kind: str, name: str) -> PresageError:
-    """What to say to a name that nothing has."""
-    known = [f.stem for f in shipped(f"{kind}s")]
+def unknown_name(kind: str, name: str) -> PresageError:
+    """The error for an unknown name."""
+    known = [f.stem for f in shipped_files(f"{kind}s")]
     if close := near(name, known):
         return PresageError(f"no {kind} {name!r}{close} `presage {kind}s` lists all; or give the path of a .toml file")
     return PresageError(f"no {kind} {name!r}: choose from {', '.join(known)}, or the path of a .toml file")

@@ -1,4 +1,4 @@
-"""One kind of GPU: what its vendor says of it, and what was measured."""
+"""One kind of GPU: data-sheet figures and measured ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from presage.errors import InputError
-from presage.hardware.facts import Figure, Figures, find, read, shipped, unknown
+from presage.hardware.facts import Figure, Figures, find_file, read_figures, shipped_files, unknown_name
 
 KIND = "gpus"
 TEXTS = {"name": str, "driver_names": list, "architecture": str, "compute_capability": str}
@@ -42,7 +42,7 @@ FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Facts of a GPU in SI units: bytes, bytes/s one way, FLOP/s, Hz, W. None where not known or not there."""
+    """Figures of a GPU in SI units: bytes, bytes/s one way, FLOP/s, Hz, W. None where unknown or absent."""
 
     key: str
     name: str
@@ -70,24 +70,24 @@ class Gpu:
 
 def gpu(name: str) -> Gpu:
     """A GPU by its short name (h200), by what its driver calls it (NVIDIA H200), or from a .toml file."""
-    path = find(KIND, name)
+    path = find_file(KIND, name)
     if path is not None:
         return read_gpu(path)
     for known in gpus():
         if name.lower() in (n.lower() for n in known.driver_names):
             return known
-    raise unknown("gpu", name)
+    raise unknown_name("gpu", name)
 
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """All that come with presage."""
-    return tuple(read_gpu(path) for path in shipped(KIND))
+    """All GPUs that ship with presage."""
+    return tuple(read_gpu(path) for path in shipped_files(KIND))
 
 
 def read_gpu(path: str | Path) -> Gpu:
-    """A GPU from its fact file."""
-    facts = read(Path(path), TEXTS, FIGURES)
+    """A GPU from its data file."""
+    facts = read_figures(Path(path), TEXTS, FIGURES)
     f = facts.figures
     _check(Path(path), facts)
     return Gpu(
@@ -117,7 +117,7 @@ def read_gpu(path: str | Path) -> Gpu:
 
 
 def _check(path: Path, facts: Figures) -> None:
-    """Figures that contradict each other."""
+    """Raise for figures that contradict each other."""
     for less, more in (
         ("base_clock_MHz", "boost_clock_MHz"),
         ("usable_memory_bytes", "memory_GiB"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from presage.hardware.facts import Figure, Figures, find, read, shipped, unknown
+from presage.hardware.facts import Figure, Figures, find_file, read_figures, shipped_files, unknown_name
 
 KIND = "hosts"
 TEXTS = {"name": str, "processor": str}
@@ -18,7 +18,7 @@ FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Facts of a host. What its time costs is in calibration packs and traces, not here."""
+    """Figures of a host. Its time costs are in calibration packs and traces."""
 
     key: str
     name: str
@@ -30,21 +30,21 @@ class Host:
 
 def host(name: str) -> Host:
     """A host by its short name, or from a .toml file."""
-    path = find(KIND, name)
+    path = find_file(KIND, name)
     if path is None:
-        raise unknown("host", name)
+        raise unknown_name("host", name)
     return read_host(path)
 
 
 @cache
 def hosts() -> tuple[Host, ...]:
-    """All that come with presage."""
-    return tuple(read_host(path) for path in shipped(KIND))
+    """All hosts that ship with presage."""
+    return tuple(read_host(path) for path in shipped_files(KIND))
 
 
 def read_host(path: str | Path) -> Host:
-    """A host from its fact file."""
-    facts = read(Path(path), TEXTS, FIGURES)
+    """A host from its data file."""
+    facts = read_figures(Path(path), TEXTS, FIGURES)
     f = facts.figures
     memory = int(f["memory_GiB"]) if "memory_GiB" in f else None
     return Host(facts.key, facts.texts["name"], facts.texts["processor"], int(f["cpus"]), memory, facts)

@@ -1,4 +1,4 @@
-"""GPUs by what people call them: "A100-SXM4-40GB", "NVIDIA_H100_80GB_HBM3", "H100-96GB-HBM2e(500W)"."""
+"""GPUs by the names used in tables and logs: "A100-SXM4-40GB", "NVIDIA_H100_80GB_HBM3", "H100-96GB-HBM2e(500W)"."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ NAMES = (
 
 
 @cache
-def gpu_named(text: str) -> Gpu:
-    """The GPU of a name as tables and logs have it, or of a key, a driver's name or a .toml file."""
+def gpu_by_name(text: str) -> Gpu:
+    """The GPU for a name used in tables and logs, a key, a driver's name or a .toml file."""
     if text.endswith(".toml"):
         return gpu(text)
     words = " ".join(re.split(r"[\s_,;/()\[\]-]+", text.lower())).strip()

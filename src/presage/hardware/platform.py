@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError
-from presage.hardware.facts import Figure, Figures, checked, find, load, shipped, unknown
+from presage.hardware.facts import Figure, Figures, check_figures, find_file, load_toml, shipped_files, unknown_name
 from presage.hardware.gpu import Gpu, gpu
 
 KIND = "platforms"
@@ -29,7 +29,7 @@ OF_GPU = {"gpu link": "link", "gpu pcie": "pcie"}  # what `bandwidth` may refer 
 
 @dataclass(frozen=True, slots=True)
 class NetworkLink:
-    """One tier of the network, in SI units: bytes/s one way for each GPU, seconds a hop."""
+    """One tier of the network, in SI units: bytes/s one way per GPU, seconds per hop."""
 
     name: str  # nvlink, pcie, infiniband ...
     fabric: str  # its generation; machines of one fabric share what was measured on it
@@ -44,7 +44,7 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """GPUs and their links, the innermost first."""
+    """GPUs and their links, innermost tier first."""
 
     key: str
     name: str
@@ -59,15 +59,15 @@ class Platform:
 
     @property
     def fabrics(self) -> str:
-        """Those of all its links, the innermost first: "nvlink4 infiniband"."""
+        """Fabrics of all links, innermost first: "nvlink4 infiniband"."""
         return " ".join(link.fabric for link in self.links)
 
 
 def platform(name: str) -> Platform:
     """A platform by its short name (dgx-h100), or from a .toml file."""
-    path = find(KIND, name)
+    path = find_file(KIND, name)
     if path is None:
-        raise unknown("platform", name)
+        raise unknown_name("platform", name)
     return _shipped(path) if not name.endswith(".toml") else read_platform(path)
 
 
@@ -78,18 +78,18 @@ def _shipped(path: Path) -> Platform:
 
 @cache
 def platforms() -> tuple[Platform, ...]:
-    """All that come with presage."""
-    return tuple(_shipped(path) for path in shipped(KIND))
+    """All platforms that ship with presage."""
+    return tuple(_shipped(path) for path in shipped_files(KIND))
 
 
 def read_platform(path: str | Path) -> Platform:
-    """A platform from its fact file."""
+    """A platform from its data file."""
     path = Path(path)
-    table = load(path)
+    table = load_toml(path)
     tiers = table.pop("links", None)
     if not isinstance(tiers, list) or not tiers or not all(isinstance(t, dict) for t in tiers):
         raise InputError(path, "no [[links]] in it", "links")
-    top = checked(path, table | {"figures": []}, TEXTS, {})
+    top = check_figures(path, table | {"figures": []}, TEXTS, {})
     chip = _gpu(path, top.texts["gpu"])
     links = tuple(_link(path, tier, chip) for tier in tiers)
     _check(path, links)
@@ -97,7 +97,7 @@ def read_platform(path: str | Path) -> Platform:
 
 
 def _gpu(path: Path, name: str) -> Gpu:
-    """A GPU by name; a .toml beside the platform's file may be given too."""
+    """A GPU by name, or from a .toml file next to the platform's file."""
     if name.endswith(".toml"):
         return gpu(str(path.parent / name))
     try:
@@ -108,7 +108,7 @@ def _gpu(path: Path, name: str) -> Gpu:
 
 def _link(path: Path, tier: dict[str, Any], chip: Gpu) -> NetworkLink:
     refers = tier.pop("bandwidth", None)
-    facts = checked(path, tier, LINK_TEXTS, FIGURES)
+    facts = check_figures(path, tier, LINK_TEXTS, FIGURES)
     texts, f = facts.texts, facts.figures
     for name, known in (("topology", TOPOLOGIES), ("in_network", tuple(IN_NETWORK))):
         if texts[name] not in known:
@@ -127,7 +127,7 @@ def _link(path: Path, tier: dict[str, Any], chip: Gpu) -> NetworkLink:
 
 
 def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float:
-    """What is written, or what the GPU's own file says of its link."""
+    """The given bandwidth, or that of the GPU's own link."""
     if (refers is None) == (given is None):
         raise InputError(path, f"give one of bandwidth ({' or '.join(OF_GPU)}) and bandwidth_GBps", "bandwidth")
     if given is not None:
@@ -141,7 +141,7 @@ def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float
 
 
 def _check(path: Path, links: tuple[NetworkLink, ...]) -> None:
-    """Tiers that contradict each other."""
+    """Raise for tiers that contradict each other."""
     for inner, outer in pairwise(links):
         if outer.ranks <= inner.ranks:
             raise InputError(path, f"of {outer.name} should be more than that of {inner.name} within it", "ranks")

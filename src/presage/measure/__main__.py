@@ -27,7 +27,7 @@ from presage.measure.activity import profiled
 from presage.measure.prediction import Prediction, can_predict, predict, read
 from presage.measure.result import Result, brief, page, to_json
 from presage.measure.timing import timed
-from presage.usercode import load, parse_arguments, users_line
+from presage.usercode import load, parse_arguments, user_code_line
 
 __all__ = ["main"]
 
@@ -114,7 +114,7 @@ def _users(source: str, run: Callable[[], Any]) -> Any:
     except PresageError:
         raise
     except Exception as e:
-        raise PresageError(f"{users_line(e) or source}: {type(e).__name__}: {e}") from e
+        raise PresageError(f"{user_code_line(e) or source}: {type(e).__name__}: {e}") from e
 
 
 def _machine(torch: Any, name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
-from presage.hardware.facts import load
+from presage.hardware.facts import load_toml
 from presage.noise import distribution as kinds
 from presage.noise.distribution import Distribution
 from presage.noise.model import Belief, CredibleInterval, NoiseModel, default_of, limits_of
@@ -45,7 +45,7 @@ HEAD = "# How steps differ: see docs/noise.md. Standard deviations are of logari
 
 def read_noise(path: str | Path) -> Belief:
     """The noise model of a file, with the intervals and sources of its numbers."""
-    table = load(Path(path))
+    table = load_toml(Path(path))
     if not table:
         raise InputError(path, "is empty: a noise file needs sections such as [spread.products] rank = 0.02")
     return parse_noise(table, path)

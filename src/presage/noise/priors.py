@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError
-from presage.hardware import Gpu, gpu_named
-from presage.hardware.facts import load
+from presage.hardware import Gpu, gpu_by_name
+from presage.hardware.facts import load_toml
 from presage.noise.distribution import Empirical, LogNormal, Normal, Scaled, Spliced
 from presage.noise.files import parse_noise
 from presage.noise.model import (
@@ -97,12 +97,12 @@ def _congestion(scale: Mapping[str, Any], seconds: float) -> Belief:
 
 def _generation(gpu: str | Gpu) -> str:
     """The architecture of a GPU."""
-    return architecture_of((gpu if isinstance(gpu, Gpu) else gpu_named(gpu)).architecture)
+    return architecture_of((gpu if isinstance(gpu, Gpu) else gpu_by_name(gpu)).architecture)
 
 
 @cache
 def _file() -> dict[str, Any]:
-    return load(PLACE)
+    return load_toml(PLACE)
 
 
 @cache
@@ -173,9 +173,9 @@ class StepSystem:
 
 @cache
 def known_systems() -> tuple[StepSystem, ...]:
-    from presage.hardware.facts import load
+    from presage.hardware.facts import load_toml
 
-    return tuple(StepSystem(**row) for row in load(DATA)["system"])
+    return tuple(StepSystem(**row) for row in load_toml(DATA)["system"])
 
 
 def architecture_of(accelerator: str) -> str:

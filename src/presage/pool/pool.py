@@ -1,6 +1,6 @@
-"""A Pool maps a pure function over items and gives results in their order, so that all pools find the same.
+"""A Pool maps a pure function over items and yields results in order, so that all pools give the same result.
 
-What is random depends on the seed and the item alone, never on who does the item or when.
+Random numbers depend on the seed and the item only, never on who processes the item or when.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Sent = TypeVar("Sent")
 
 class Pool(Protocol):
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Results in the order of their items. Who stops asking leaves the rest undone."""
+        """Results in the order of their items. Stopping the iteration leaves the rest undone."""
         ...
 
 
 @dataclass(frozen=True)
 class Serial:
-    """One after another, here."""
+    """One item after another, in this process."""
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return map(function, items)
@@ -32,7 +32,7 @@ class Serial:
 
 @dataclass(frozen=True)
 class Threads:
-    """A few items beside each other, here: for work that is mostly NumPy's and the compiled recursion's."""
+    """A few items at a time in threads, for work that is mostly NumPy and compiled code."""
 
     many: int
 
@@ -45,14 +45,14 @@ SERIAL = Serial()
 THREADS_2 = Threads(2)
 
 
-def in_order(
+def map_in_order(
     items: Iterable[Item],
     most: int,
     send: Callable[[Item], Sent],
     result: Callable[[deque[Sent]], Result],
     drop: Callable[[Sent], object],
 ) -> Iterator[Result]:
-    """Items are sent, `most` of them ahead; `result` takes the first that was sent, and waits for it."""
+    """Submit items, up to `most` ahead, and yield their results in order."""
     waiting = deque[Sent]()
     try:
         for item in items:

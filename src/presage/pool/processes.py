@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 from presage.errors import PresageError
-from presage.pool.pool import SERIAL, Pool, in_order
+from presage.pool.pool import SERIAL, Pool, map_in_order
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,7 +43,9 @@ class _Processes:
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         made = pickle.dumps(function)
         most = AHEAD * self.workers
-        return in_order(items, most, lambda item: self._sent((made, item)), self._result, lambda s: s.future.cancel())
+        return map_in_order(
+            items, most, lambda item: self._sent((made, item)), self._result, lambda s: s.future.cancel()
+        )
 
     def _sent(self, call: tuple[bytes, Any]) -> _Sent:
         try:
@@ -76,7 +78,7 @@ class _Processes:
                 sent.future = self.executor.submit(call_pickled, *sent.call)
 
     def stop(self) -> None:
-        """At once: what still runs has nobody to hear of it."""
+        """Stop at once, without waiting for running work."""
         alive = list((getattr(self.executor, "_processes", None) or {}).values())
         for process in alive:
             process.kill()
@@ -85,7 +87,7 @@ class _Processes:
             process.join()
 
     def end(self) -> None:
-        """In good order, once all was heard of."""
+        """Shut down after all results were taken."""
         self.executor.shutdown(cancel_futures=True)
 
 
@@ -94,15 +96,15 @@ def _lost(future: Future[Any]) -> bool:
 
 
 def _begin() -> None:
-    """Ctrl-C is told to the one that a user started, who stops the others; killed, it takes them along."""
+    """Ignore Ctrl-C in workers (the parent stops them) and end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
 
 
 @contextmanager
 def processes(workers: int, fresh: bool = False) -> Iterator[Pool]:
-    """So many, with all that this one knows where the system can fork; `fresh`: with nothing of it, as what other
-    libraries' threads hold cannot be forked."""
+    """A pool of worker processes, forked where possible; `fresh` spawns them without inherited state, because threads
+    of other libraries cannot be forked."""
     if workers <= 1:
         yield SERIAL
         return

@@ -17,7 +17,7 @@ from threading import Thread, current_thread
 from typing import Any, TypeVar
 
 from presage.errors import PresageError
-from presage.pool.pool import Pool, in_order
+from presage.pool.pool import Pool, map_in_order
 from presage.pool.processes import call_pickled_in
 
 Item = TypeVar("Item")
@@ -39,7 +39,7 @@ class _Cluster:
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         task, folder = self.ray.remote(max_retries=RETRIES)(call_pickled_in), os.getcwd()
         shared = self.ray.put(self.ray.cloudpickle.dumps(function))
-        return in_order(items, self.most, lambda item: task.remote(folder, shared, item), self._result, self._drop)
+        return map_in_order(items, self.most, lambda item: task.remote(folder, shared, item), self._result, self._drop)
 
     def _result(self, waiting: deque[Any]) -> Any:
         errors = self.ray.exceptions
@@ -71,7 +71,7 @@ class _Cluster:
                     raise self._lost() from None
 
     def _there(self) -> bool:
-        """Whether its head answers, and a node of it works."""
+        """Whether the head answers and a node works."""
         if "://" in self.address:
             return True  # a client is told by its own connection
         try:
@@ -87,7 +87,7 @@ class _Cluster:
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Pool]:
-    """The cluster at an address, or with `auto` the one that is running here. Its nodes need presage installed."""
+    """The Ray cluster at an address, or with `auto` the local one. Its nodes need presage installed."""
     try:
         import ray
     except ImportError:
@@ -105,7 +105,7 @@ def ray_cluster(address: str) -> Iterator[Pool]:
 
 
 class _Quiet:
-    """A stream without what Ray's own threads say in it, of workers that died: it may be a file that others read."""
+    """A stream that drops messages of Ray's own threads about dead workers."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -129,7 +129,7 @@ def _joined(ray: Any, address: str) -> None:
 
 
 def _place(address: str) -> str:
-    """Where `auto` is, as Ray finds it: perhaps a cluster that is long gone."""
+    """The address of `auto` as Ray finds it, possibly of a cluster that no longer runs."""
     if address != "auto":
         return address
     try:
@@ -140,14 +140,14 @@ def _place(address: str) -> str:
 
 
 def _left(ray: Any) -> None:
-    """A cluster that is gone cannot be left in good order: nobody waits for that."""
+    """Disconnect without waiting: a cluster that is gone cannot be left in good order."""
     leaving = Thread(target=ray.shutdown, name="ray_left", daemon=True)
     leaving.start()
     leaving.join(LEAVE)
 
 
 def _reached(address: str) -> None:
-    """Raises where nobody listens: Ray itself would try for minutes."""
+    """Raise if nothing listens at the address: Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdigit():
         return
@@ -162,5 +162,5 @@ def _none_at(address: str, why: str) -> str:
 
 
 def _line(e: Exception) -> str:
-    """The first sentence of what an error says."""
+    """The first sentence of an error."""
     return (str(e).strip().splitlines() or [type(e).__name__])[0].partition(". ")[0]

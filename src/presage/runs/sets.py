@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError, near
-from presage.hardware.facts import load
+from presage.hardware.facts import load_toml
 from presage.noise.distribution import LogNormal
 from presage.runs.failures import ByScale, Failure, Reliability, SlowEpisode
 
@@ -56,7 +56,7 @@ def reliability(name: str) -> Reliability:
 
 def read_reliability(path: Path) -> Reliability:
     """A set from a file: see docs/whole_runs.md."""
-    table = load(path)
+    table = load_toml(path)
     if not table:
         raise InputError(path, "is empty: write one [[failures]] for each class, with its rate")
     reader = _Reader(path, table)

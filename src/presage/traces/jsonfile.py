@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from presage.errors import InputError
-from presage.files.reading import Bytes, open_bytes
+from presage.files.reading import ByteReader, open_bytes
 
 __all__ = ["event_chunks"]
 
@@ -67,7 +67,7 @@ def _decoded(path: Path, decode: Callable[[bytes], tuple[list[T], Any]], text: b
         raise InputError(path, why, "traceEvents") from e
 
 
-def _head(path: Path, stream: Bytes, text: bytearray) -> bytes:
+def _head(path: Path, stream: ByteReader, text: bytearray) -> bytes:
     """Read up to the events; leave what follows in `text`; return the object before them with an empty array."""
     while len(text) <= MOST_BETWEEN and (block := stream.read(CHUNK)):
         text += block

@@ -9,7 +9,7 @@ from presage.capture.variants import AS_WRITTEN, NotApplicable, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Graph, faults
 from presage.prediction.machine import Machine
-from presage.usercode import users_line
+from presage.usercode import user_code_line
 from presage.whatif.edit_spec import ParsedEdit
 from presage.whatif.source import NAMES, Source, same_step
 
@@ -110,7 +110,7 @@ def _edited(edit: ParsedEdit, graph: Graph) -> Graph:
     except PresageError:
         raise
     except Exception as e:
-        raise PresageError(f"{edit.text} failed on this graph: {users_line(e)} {type(e).__name__}: {e}") from e
+        raise PresageError(f"{edit.text} failed on this graph: {user_code_line(e)} {type(e).__name__}: {e}") from e
     for where, problem in faults(edited):
         raise PresageError(f"{edit.text} made a graph that is not valid: {where}: {problem}")
     return edited

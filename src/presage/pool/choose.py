@@ -1,4 +1,4 @@
-"""`opened(workers, ray)`: the pool that a user asked for."""
+"""The pool for the --workers and --ray options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from presage.pool.raycluster import ray_cluster
 
 @contextmanager
 def open_pool(workers: int = 1, ray: str | None = None, here: Pool = SERIAL, fresh: bool = False) -> Iterator[Pool]:
-    """A Ray cluster, or processes where there shall be more than one; else `here`. `fresh`: see `processes`."""
+    """A Ray cluster, processes for more than one worker, else `here`. `fresh`: see `processes`."""
     if ray is not None and workers > 1:
         raise PresageError("--workers or --ray: say one of them, work is done in one place")
     if ray is not None:
