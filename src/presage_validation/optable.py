@@ -18,7 +18,7 @@ from presage_validation import straggler_cost as stragglers
 from presage_validation.score import Result, Row, Skipped
 from presage_validation.straggler_cost import Job
 
-__all__ = ["Answer", "Removed", "published", "score_optable", "whatif_slowdown"]
+__all__ = ["PublishedResult", "Removed", "published", "score_optable", "whatif_slowdown"]
 
 KIND = "stragglers"
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def whatif_slowdown(path: str | Path) -> Result:
     without host time), `ideal_step`, and the step time with the last stage or the worst workers made typical.
     """
     table = optable.read(path)
-    answer = published(path, "result", Answer)
+    answer = published(path, "result", PublishedResult)
     if answer is None:
         missing = Skipped(f"result-{table.job}.json", "no published answer beside the table")
         return Result(KIND, str(path), (), (*_unknown(table), missing))
@@ -84,7 +84,7 @@ def whatif_slowdown(path: str | Path) -> Result:
     return Result(KIND, str(path), tuple(rows), skipped)
 
 
-class Answer(msgspec.Struct):
+class PublishedResult(msgspec.Struct):
     """A published result: mean seconds per step as run without host time and made ideal, and slowdowns by part."""
 
     blocking_slowdown: float

@@ -125,9 +125,9 @@ def _temporal(path: Path) -> Any:
 
 
 def _published(path: Path) -> Any:
-    from presage_validation.optable import Answer, published
+    from presage_validation.optable import PublishedResult, published
 
-    return published(path.with_name("trace-A.csv"), "nd", Answer)
+    return published(path.with_name("trace-A.csv"), "nd", PublishedResult)
 
 
 def _code(path: Path) -> Any:

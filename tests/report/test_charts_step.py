@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from presage.report.html.charts.bars import IntervalBar, Unit, interval_figure, label
+from presage.report.html.charts.bars import AxisUnit, IntervalBar, interval_figure, label
 from presage.report.html.charts.heat import heat_figure, notable_rows
 from presage.report.html.charts.lanes import (
     MARKS,
@@ -107,6 +107,6 @@ def test_memory_of_many_ops_keeps_the_peak() -> None:
 
 def test_ranges_are_judged_by_where_all_of_them_lie() -> None:
     rows = [IntervalBar("up", 1.1, 1.2, 1.3), IntervalBar("either", 0.9, 1.1, 1.2), IntervalBar("down", 0.5, 0.6, 0.7)]
-    figure = interval_figure(rows, Unit("x", 1.0), "times", base=1.0, judged=True)
+    figure = interval_figure(rows, AxisUnit("x", 1.0), "times", base=1.0, judged=True)
     assert len(set(figure.data[0].marker.color)) == 3
     assert numbers(figure.data[0].x) == pytest.approx([0.2, 0.1, -0.4])

@@ -84,7 +84,7 @@ def test_a_long_tail_does_not_squash_the_bars() -> None:
     draws = np.concatenate([np.linspace(1.0, 1.1, 990), np.linspace(5.0, 50.0, 10)])
     figure = distribution_figure(draws)
     assert figure.layout.xaxis.range[1] < 1.6
-    assert "1.00% lie past the edge" in figure.layout.xaxis.title.text
+    assert "1.00% are beyond the edge" in figure.layout.xaxis.title.text
     assert figure.layout.xaxis2.range[1] > 50
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from presage.placement import Eviction, HotNode, PlacementResult, SpareGpu
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
-from presage.report.html.charts.bars import NO_CHANGE, Swing, Unit, tornado_figure
+from presage.report.html.charts.bars import NO_CHANGE, AxisUnit, Swing, tornado_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.heat import heat_figure, heat_table, notable_rows
 from presage.report.terms import TAIL_HELP, signed
@@ -20,7 +20,7 @@ from presage.text import percent, seconds
 STAGES_SHOWN = 16
 EQUAL = 1e-3
 HEAT_STAGES, HEAT_REPLICAS = 60, 32
-TIMES = Unit("x", 1.0)
+TIMES = AxisUnit("x", 1.0)
 
 
 @dataclass(frozen=True, eq=False)

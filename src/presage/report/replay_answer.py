@@ -10,7 +10,7 @@ from typing import Any
 
 from presage.engine import Timeline
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
-from presage.report.html.charts.bars import Unit, grouped_figure, time_unit
+from presage.report.html.charts.bars import AxisUnit, grouped_figure, time_unit
 from presage.report.html.charts.lanes import LaneTasks, lanes_section
 from presage.report.terms import plural, signed
 from presage.report.trace_answer import short_op
@@ -21,7 +21,7 @@ from presage.traces.replay import Replay, StepTime
 
 GOOD_ERROR, FAIR_ERROR = 0.02, 0.05  # of a step
 EQUAL = 0.0005  # of a step: less is no change
-PERCENT = Unit("%", 0.01)
+PERCENT = AxisUnit("%", 0.01)
 PATH_ROWS = 14
 NOT_SHOWN = "work that no trace event shows counts as a gap where it was"
 

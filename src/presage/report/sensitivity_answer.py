@@ -144,7 +144,7 @@ def _critical(r: SensitivityRow) -> tuple[str, str]:
 
 
 def _changed(c: MetricChange, s: Sensitivity) -> list[str]:
-    """Of p50, p95 and the standard deviation, each as a share of itself."""
+    """Changes of p50, p95 and the standard deviation, each relative to itself."""
     d = s.draws
     whole = d.quantile(0.5).value, d.quantile(0.95).value, float(d.seconds.std())
     parts = [(e, w) for e, w in zip((c.p50, c.p95, c.sd), whole, strict=True)]

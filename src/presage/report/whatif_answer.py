@@ -13,7 +13,7 @@ from presage.memory.step_memory import MemoryProfile
 from presage.prediction.step import StepResult
 from presage.prediction.step_detail import StepWindow
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
-from presage.report.html.charts.bars import IntervalBar, Unit, grouped_figure, interval_figure, time_unit
+from presage.report.html.charts.bars import AxisUnit, IntervalBar, grouped_figure, interval_figure, time_unit
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.lanes import LaneTasks, lanes_section
 from presage.report.predict_answer import families_section, step_facts, step_table, subject
@@ -23,7 +23,7 @@ from presage.text import percent, seconds, size
 from presage.whatif.before_after import Range, WhatIf
 from presage.whatif.suggest import Suggestions
 
-SPEEDUP = Unit("x", 1.0)
+SPEEDUP = AxisUnit("x", 1.0)
 EQUAL = 0.002  # of a memory: less is no change
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 FEWEST = 20  # draws: fewer have no shape

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from presage.runs.whole import RunResult
 from typing import TYPE_CHECKING
 
-from presage.report.html.charts.bars import Unit, parts_figure
+from presage.report.html.charts.bars import AxisUnit, parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.theme import BAD, PALETTE
 from presage.report.terms import LEAST, MEMORY
@@ -255,7 +255,7 @@ def spread_chart(p: JobResult, g: Guarantee) -> Chart:
 def run_chart(r: RunResult) -> Chart:
     marks = {} if r.deadline is None else {"deadline": r.deadline}
     middle = r.outcome.quantile(0.5)
-    unit = Unit("days", DAY) if DAY <= middle < float("inf") else None
+    unit = AxisUnit("days", DAY) if DAY <= middle < float("inf") else None
     figure = distribution_figure(r.outcome.wall, marks=marks, what="runs", unit=unit, height=450)
     return _plain(figure, None)
 

@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 # ---- the unit that an axis of times is read in
 
 
-class Unit(NamedTuple):
-    """Its name, and how many seconds (or bytes, or whatever is drawn) it has."""
+class AxisUnit(NamedTuple):
+    """The name of a unit, and its size in seconds, bytes or whatever is drawn."""
 
     name: str
     size: float
 
     def format(self, value: float) -> str:
-        """A value with four digits: 4.916 s, 41,200 days."""
+        """A value with four significant digits: 4.916 s, 41,200 days."""
         many = value / self.size
         return f"{many:,.0f} {self.name}" if abs(many) >= 1e4 else f"{many:.4g} {self.name}"
 
 
 TIMES = (
-    Unit("days", 86400.0), Unit("hours", 3600.0), Unit("minutes", 60.0), Unit("s", 1.0), Unit("ms", 1e-3),
-    Unit("us", 1e-6),
+    AxisUnit("days", 86400.0), AxisUnit("hours", 3600.0), AxisUnit("minutes", 60.0), AxisUnit("s", 1.0),
+    AxisUnit("ms", 1e-3), AxisUnit("us", 1e-6),
 )  # fmt: skip
 
 
-def time_unit(typical: float) -> Unit:
-    """The largest that a typical value in seconds has two or more of; seconds and below change at one."""
+def time_unit(typical: float) -> AxisUnit:
+    """The largest unit that a typical value in seconds is at least two of; from seconds down, at least one of."""
     if not isfinite(typical) or typical <= 0:
-        return Unit("s", 1.0)
+        return AxisUnit("s", 1.0)
     return next((u for u in TIMES if typical >= u.size * (2 if u.size > 1 else 1)), TIMES[-1])
 
 
@@ -51,7 +51,7 @@ CODES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def label(text: str, width: int = 70) -> str:
-    """A name that is shown as it is: a chart would take <float> for a tag. Cut in the middle where it is long."""
+    """A name escaped for a chart (<float> is no tag) and shortened in the middle."""
     return shorten(" ".join(text.split()), width).translate(CODES)
 
 
@@ -63,20 +63,20 @@ PARTS_SHOWN = 14
 
 
 def parts_figure(parts: Sequence[tuple[str, float]], whole: float, shown: int = PARTS_SHOWN) -> Figure:
-    """Seconds of each part of `whole`; those past `shown` in one bar."""
+    """Seconds of each part of `whole`, longest first; those past `shown` share one bar."""
     from plotly.graph_objects import Bar, Figure
 
     rows = sorted((p for p in parts if p[1] > 0), key=lambda p: -p[1])
-    rest = sum(took for _, took in rows[shown:])
+    rest = sum(t for _, t in rows[shown:])
     rows = rows[:shown] + ([(f"{len(rows) - shown} more", rest)] if rest else [])
     paint = {**colours(name for name, _ in rows), **({rows[-1][0]: MUTED} if rest else {})}
     unit = time_unit(rows[0][1] if rows else 0.0)
     bars = Bar(
-        x=[took / unit.size for _, took in rows],
+        x=[t / unit.size for _, t in rows],
         y=[label(name, 44) for name, _ in rows],
         orientation="h",
         marker={"color": [paint[name] for name, _ in rows], "cornerradius": 3},
-        text=[f"{(unit.format if unit.size > 1 else seconds)(took)}, {percent(took / whole)}" for _, took in rows],
+        text=[f"{(unit.format if unit.size > 1 else seconds)(t)}, {percent(t / whole)}" for _, t in rows],
         textposition="auto",
         hovertemplate="%{y}: %{text}<extra></extra>",
         cliponaxis=False,
@@ -97,9 +97,9 @@ GROUP_ROW, MARGIN = 21, 110
 
 
 def grouped_figure(
-    places: Sequence[str], series: Mapping[str, Sequence[float]], along: str, unit: Unit, across: bool = False
+    places: Sequence[str], series: Mapping[str, Sequence[float]], along: str, unit: AxisUnit, across: bool = False
 ) -> Figure:
-    """Of each place a bar a series; `across`: places below each other, for long names."""
+    """One group of bars per place, one bar per series; `across`: horizontal bars, for long names."""
     from plotly.graph_objects import Bar, Figure
 
     figure, shown = Figure(), [label(p, 36) for p in places[:GROUPS_SHOWN]]
@@ -130,7 +130,7 @@ def grouped_figure(
 # ---- parts on top of each other at several places (stages, ranks, plans), those below 0 downwards; a limit across
 
 
-GIB = Unit("GiB", 1024.0**3)
+GIB = AxisUnit("GiB", 1024.0**3)
 NEAR = 2.5  # times the highest stack: a limit above that would squash the rest
 NAMED_STACKS = 40  # places that each have a name below
 
@@ -139,10 +139,10 @@ def stacks_figure(
     places: Sequence[str],
     parts: Mapping[str, Sequence[float]],
     along: str,
-    unit: Unit,
+    unit: AxisUnit,
     limit: tuple[str, float] | None = None,
 ) -> Figure:
-    """`parts`: of each name a value a place, in what `unit` says; `limit`: its name and value, if it is near."""
+    """`parts`: values by name, one per place, in `unit`; `limit`: name and value of a line, drawn if it is near."""
     from plotly.graph_objects import Figure
 
     figure, paint = Figure(), colours(parts)
@@ -188,13 +188,13 @@ class IntervalBar:
 
 def interval_figure(
     rows: Sequence[IntervalBar],
-    unit: Unit,
+    unit: AxisUnit,
     what: str,
     base: float = 0.0,
     judged: bool = False,
     shown: int = INTERVALS_SHOWN,
 ) -> Figure:
-    """In the order given. `base` is where bars begin; `judged`: more than it is good, less is bad."""
+    """Bars in the given order. `base` is where they begin; `judged`: above it is good, below is bad."""
     from plotly.graph_objects import Bar, Figure
 
     rows = [r for r in rows if isfinite(r.middle)][:shown]
@@ -222,11 +222,11 @@ def interval_figure(
 
 
 def _colour(r: IntervalBar, base: float) -> str:
-    """Grey where the range does not tell on which side of the base it is."""
+    """Grey where the interval includes the base."""
     return GOOD if r.low > base else BAD if r.high < base else MUTED
 
 
-def _interval_text(r: IntervalBar, unit: Unit) -> str:
+def _interval_text(r: IntervalBar, unit: AxisUnit) -> str:
     return f"{unit.format(r.middle)}, 90% interval {unit.format(r.low)} to {unit.format(r.high)}"
 
 
@@ -242,7 +242,7 @@ NO_CHANGE = float("nan")
 
 @dataclass(frozen=True)
 class Swing:
-    """What a change does to a number, as shares of it, one for each series: -0.02 is 2% less; nan where none is."""
+    """The relative change of a number, one per series: -0.02 is 2% less, nan is none."""
 
     name: str
     changes: tuple[float, ...]
@@ -256,15 +256,14 @@ class Swing:
 def tornado_figure(
     swings: Sequence[Swing], series: Sequence[str], what: str, *, apart: bool = False, shown: int = SWINGS_SHOWN
 ) -> Figure:
-    """`what` is the number that changes. Series of one row lie on one line (less to the left, more to the right), or
-    below each other where they are `apart`."""
+    """`what` is the number that changes. The series of a row share a line, or have one each where they are `apart`."""
     from plotly.graph_objects import Figure
 
     rows = [s for s in _by_size(swings)[:shown] if s.size >= LEAST]
     paint = (ACCENT, PALETTE[1], PALETTE[2]) if apart else (GOOD, BAD, PALETTE[1])
     figure = Figure([_swing_bars(rows, k, name, paint[k % 3]) for k, name in enumerate(series)])
     figure.update_xaxes(
-        title_text=f"change of {what}", tickformat="+.2~%", zeroline=True, zerolinewidth=1.5, range=_swing_range(rows)
+        title_text=f"change in {what}", tickformat="+.2~%", zeroline=True, zerolinewidth=1.5, range=_swing_range(rows)
     )
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
     each = SWING_ROW * (1 + 0.45 * (len(series) - 1)) if apart else SWING_ROW
@@ -274,7 +273,7 @@ def tornado_figure(
 
 
 def tornado_table(swings: Sequence[Swing], first: str, series: Sequence[str], title: str = "") -> DataTable:
-    """All of them, the longest first."""
+    """All changes, the largest first."""
     rows = (
         (s.name, *(_change_text(c, s.errors[k] if k < len(s.errors) else 0.0) for k, c in enumerate(s.changes)))
         for s in _by_size(swings)
@@ -287,7 +286,7 @@ def _by_size(swings: Sequence[Swing]) -> list[Swing]:
 
 
 def _swing_range(rows: Sequence[Swing]) -> list[float] | None:
-    """With room for the numbers at the bars' ends."""
+    """The axis range, with room for the numbers at the ends of bars."""
     ends = [c for s in rows for c in s.changes if isfinite(c)]
     low, high = min([0.0, *ends]), max([0.0, *ends])
     room = ROOM * (high - low)

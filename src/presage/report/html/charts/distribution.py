@@ -1,4 +1,4 @@
-"""Draws as a histogram, and below it the chance of longer: quantiles and deadlines as lines in both."""
+"""Draws as a histogram, and below it the chance of exceeding; quantiles and deadlines are lines in both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from presage.report.answer import DataTable, data_table
-from presage.report.html.charts.bars import Unit, time_unit
+from presage.report.html.charts.bars import AxisUnit, time_unit
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE
 from presage.text import percent
 
@@ -32,7 +32,7 @@ Values = NDArray[np.float64]
 
 
 class _Line(NamedTuple):
-    """A vertical line: where, how it is called, how it looks."""
+    """A vertical line: its place, name and look."""
 
     at: float
     name: str
@@ -41,7 +41,7 @@ class _Line(NamedTuple):
 
 
 def quantiles_of(draws: ArrayLike, levels: tuple[float, ...] = LEVELS) -> dict[float, float]:
-    """Of draws, infinite ones with them; nothing of none."""
+    """Quantiles of draws, which may be infinite; none of no draws."""
     values = np.asarray(draws, dtype=float)
     values = values[~np.isnan(values)]
     if not values.size:
@@ -57,7 +57,7 @@ def distribution_figure(
     *,
     what: str = "steps",
     marks: Mapping[str, float] | None = None,
-    unit: Unit | None = None,
+    unit: AxisUnit | None = None,
     height: int = 500,
 ) -> Figure:
     """`draws` and `marks` (a deadline, the prediction without noise) in seconds, unless `unit` says of what.
@@ -83,15 +83,17 @@ def distribution_figure(
     return figure.update_layout(height=height, showlegend=False, bargap=0, margin_t=_top(lines, low, high))
 
 
-def distribution_table(draws: ArrayLike, unit: Unit | None = None, title: str = "Quantiles of the draws") -> DataTable:
-    """The curve's numbers: what such a share takes at most, and how likely more is."""
+def distribution_table(
+    draws: ArrayLike, unit: AxisUnit | None = None, title: str = "Quantiles of the draws"
+) -> DataTable:
+    """Quantiles of the draws and the chance of exceeding them."""
     found = quantiles_of(draws, TABULATED)
     unit = unit or time_unit(found.get(0.5, 0.0))
     rows = ((f"p{100 * p:g}", _value_text(v, unit), percent(1 - p, 1 if p < 0.999 else 2)) for p, v in found.items())
     return data_table(title, ("quantile", "at most", "exceeded by"), rows, where="page")
 
 
-def _value_text(value: float, unit: Unit) -> str:
+def _value_text(value: float, unit: AxisUnit) -> str:
     return unit.format(value) if np.isfinite(value) else "never"
 
 
@@ -107,7 +109,7 @@ def _empty(what: str) -> Figure:
 
 
 def _window(finite: Values, marks: list[float]) -> tuple[float, float]:
-    """From the first to nearly the last, or as far as most go, and to marks that are not too far away."""
+    """The range shown: nearly all draws, without a long tail, and marks that are not too far away."""
     low = float(finite[0])
     p50, p90, p95, last = (float(x) for x in np.quantile(finite, (0.5, 0.9, 0.95, 1 - TAIL)))
     high = max(min(last, p50 + LONG * (p90 - p50)), p95)
@@ -127,7 +129,7 @@ def _lines(quantiles: Mapping[float, float], marks: Mapping[str, float]) -> list
 # ---- what is drawn
 
 
-def _bars(figure: Figure, finite: Values, total: int, low: float, high: float, unit: Unit, what: str) -> None:
+def _bars(figure: Figure, finite: Values, total: int, low: float, high: float, unit: AxisUnit, what: str) -> None:
     edges = np.linspace(low, high, BINS + 1)
     found, _ = np.histogram(finite, edges)
     middle, step = (edges[:-1] + edges[1:]) / 2, (high - low) / BINS
@@ -139,7 +141,7 @@ def _bars(figure: Figure, finite: Values, total: int, low: float, high: float, u
     )  # fmt: skip
 
 
-def _curve(figure: Figure, finite: Values, total: int, unit: Unit, what: str) -> None:
+def _curve(figure: Figure, finite: Values, total: int, unit: AxisUnit, what: str) -> None:
     """P(> x): evenly over its logarithm, so that the tail has as many points as the middle."""
     never = total - finite.size
     ranks = np.unique(finite.size - np.geomspace(1, finite.size, POINTS).round().astype(int))
@@ -148,11 +150,11 @@ def _curve(figure: Figure, finite: Values, total: int, unit: Unit, what: str) ->
     figure.add_scatter(
         x=x / unit.size, y=np.where(above > 0, above, np.nan), mode="lines", line={"color": ACCENT, "width": 2},
         row=2, col=1, name="longer",
-        hovertemplate=f"%{{y:.3%}} of {what}<br>take longer than %{{x:.4g}} {unit.name}<extra></extra>",
+        hovertemplate=f"%{{y:.3%}} of {what}<br>exceed %{{x:.4g}} {unit.name}<extra></extra>",
     )  # fmt: skip
 
 
-def _mark(figure: Figure, lines: list[_Line], low: float, high: float, unit: Unit) -> None:
+def _mark(figure: Figure, lines: list[_Line], low: float, high: float, unit: AxisUnit) -> None:
     for line, (level, side) in zip(lines, _places(lines, low, high), strict=True):
         at = min(max(line.at, low), high) / unit.size
         label = f"<b>{escape(line.name)}</b> {unit.format(line.at)}"
@@ -170,7 +172,7 @@ def _mark(figure: Figure, lines: list[_Line], low: float, high: float, unit: Uni
 
 
 def _places(lines: list[_Line], low: float, high: float) -> list[tuple[int, str]]:
-    """Of each label the row, the lowest where it covers none before it, and the side it hangs on."""
+    """The row and side of each label: the lowest row where it covers no earlier one."""
     taken: dict[int, list[tuple[float, float]]] = {}
     out = []
     for line in lines:
@@ -187,10 +189,10 @@ def _top(lines: list[_Line], low: float, high: float) -> int:
     return 26 + 15 * max((level for level, _ in _places(lines, low, high)), default=0)
 
 
-def _dress(figure: Figure, finite: Values, total: int, low: float, high: float, unit: Unit, what: str) -> None:
+def _dress(figure: Figure, finite: Values, total: int, low: float, high: float, unit: AxisUnit, what: str) -> None:
     beyond, never, longest = float((finite > high).mean()), total - finite.size, float(finite[-1])
-    top = unit.name + (f" ({percent(beyond, 2)} lie past the edge: see below)" if beyond else "")
-    below = unit.name + (f" ({never:,} of {total:,} never end)" if never else "")
+    top = unit.name + (f" ({percent(beyond, 2)} are beyond the edge: see below)" if beyond else "")
+    below = unit.name + (f" ({never:,} of {total:,} never finish)" if never else "")
     around = 0.02 * max(longest - low, high - low)
     figure.update_xaxes(title_text=top, range=[low / unit.size, high / unit.size], row=1, col=1)
     figure.update_xaxes(
@@ -198,4 +200,6 @@ def _dress(figure: Figure, finite: Values, total: int, low: float, high: float, 
     )
     figure.update_yaxes(title_text=f"share of {what}", tickformat=".2~%", rangemode="tozero", row=1, col=1)
     ends = [min(float(np.log10(0.7 / total)), -1.0), 0.05]
-    figure.update_yaxes(title_text="chance of longer", type="log", tickformat="~%", dtick=1, range=ends, row=2, col=1)
+    figure.update_yaxes(
+        title_text="chance of exceeding", type="log", tickformat="~%", dtick=1, range=ends, row=2, col=1
+    )

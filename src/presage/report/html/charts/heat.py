@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from presage.report.answer import DataTable, data_table
-from presage.report.html.charts.bars import Unit, label, time_unit
+from presage.report.html.charts.bars import AxisUnit, label, time_unit
 from presage.report.html.theme import ACCENT
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def heat_figure(
     rows: Sequence[str],
     columns: Sequence[str],
     values: ArrayLike,
-    unit: Unit | None = None,
+    unit: AxisUnit | None = None,
     alike: Sequence[int] | None = None,
     apart: bool = False,
 ) -> Figure:
@@ -84,7 +84,7 @@ def _scales(far: Floats, apart: bool) -> Floats:
     return np.asarray(np.maximum(np.nan_to_num(np.abs(far)).max(axis=0), LEAST * most))
 
 
-def _add_numbers(figure: Figure, table: Floats, unit: Unit) -> None:
+def _add_numbers(figure: Figure, table: Floats, unit: AxisUnit) -> None:
     """The numbers in their cells, in the colour of all text."""
     many, across = table.shape
     figure.add_scatter(
@@ -93,7 +93,7 @@ def _add_numbers(figure: Figure, table: Floats, unit: Unit) -> None:
     )  # fmt: skip
 
 
-def _cell_text(value: float, unit: Unit) -> str:
+def _cell_text(value: float, unit: AxisUnit) -> str:
     return "-" if np.isnan(value) else unit.format(float(value))
 
 
@@ -115,7 +115,7 @@ def heat_table(
     rows: Sequence[str],
     columns: Sequence[str],
     values: ArrayLike,
-    unit: Unit | None = None,
+    unit: AxisUnit | None = None,
     title: str = "",
 ) -> DataTable:
     """Every cell as a number, those that are not drawn with them."""
@@ -144,7 +144,7 @@ GRID_NAMED = 32  # places that each have a name
 GRID_SCALE = [[0.0, "rgba(76,120,168,0.16)"], [1.0, ACCENT]]
 
 
-def grid_figure(rows: Sequence[str], columns: Sequence[str], values: ArrayLike, unit: Unit, along: str) -> Figure:
+def grid_figure(rows: Sequence[str], columns: Sequence[str], values: ArrayLike, unit: AxisUnit, along: str) -> Figure:
     """`values` [rows, columns] in what `unit` says; nan where nothing is."""
     from plotly.graph_objects import Figure, Heatmap
 
@@ -169,7 +169,7 @@ def grid_figure(rows: Sequence[str], columns: Sequence[str], values: ArrayLike, 
     return figure.update_layout(height=GRID_MARGIN + max(GRID_ROW * len(names), 90), hovermode="closest")
 
 
-def _grid_text(names: list[str], places: list[str], table: Floats, along: str, unit: Unit) -> list[list[str]]:
+def _grid_text(names: list[str], places: list[str], table: Floats, along: str, unit: AxisUnit) -> list[list[str]]:
     """What a cell says; nothing where nothing is."""
     return [
         ["" if np.isnan(v) else f"{n}, {along} {p}: {v:.4g} {unit.name}" for p, v in zip(places, row, strict=True)]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine import Lane, Timeline
 from presage.report.answer import DataTable, Section, data_table
-from presage.report.html.charts.bars import Unit, label, time_unit
+from presage.report.html.charts.bars import AxisUnit, label, time_unit
 from presage.report.html.theme import colours
 from presage.text import percent, seconds, shorten
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 MARKS = 5_000  # bars: more are slow to draw and cannot be told apart
 FINEST = 4_000  # parts of the span: the finest that is drawn when there are too many bars
-LANES = 24  # more rows than that are not select_lanes
+LANES = 24  # more rows cannot be read
 LANE_ROW, MARGIN = 30, 120  # pixels of a lane, and above and below all of them
 LEAST_HEIGHT = 270  # or a legend of many groups leaves nothing on a narrow screen
 THICK = 0.86  # of a lane
@@ -35,7 +35,7 @@ THICK = 0.86  # of a lane
 
 @dataclass(frozen=True)
 class LaneTask:
-    """One task: seconds from the left edge, and how long. LaneTasks of one group have one colour."""
+    """One task: start and duration in seconds; tasks of one group have one colour."""
 
     lane: str
     start: float
@@ -94,18 +94,18 @@ class LaneTasks:
         return (float(self.start.min()), float(self.end.max())) if len(self) else (0.0, 0.0)
 
     def select(self, which: ArrayLike) -> LaneTasks:
-        """These tasks alone, in the same lanes."""
+        """A selection of tasks, in the same lanes."""
         columns = ("lane", "start", "seconds", "group", "name")
         return replace(self, **{k: getattr(self, k)[which] for k in columns})
 
     def clipped(self, begin: float, end: float) -> LaneTasks:
-        """What runs in a window, from its left edge on; what is only partly in it is cut."""
+        """The tasks within a window, cut at its edges, with times from its start."""
         lo, hi = np.maximum(self.start, begin), np.minimum(self.end, end)
         moved = replace(self, start=lo - begin, seconds=hi - lo)
         return moved.select(hi > lo)
 
     def in_lanes(self, wanted: Iterable[int]) -> LaneTasks:
-        """With these lanes alone, in this order."""
+        """The tasks of these lanes, in this order."""
         order = list(wanted)
         place = np.full(len(self.lanes), -1, np.int64)
         place[order] = np.arange(len(order))
@@ -163,23 +163,23 @@ def _merge_cells(bars: LaneTasks, width: float) -> LaneTasks:
 
 
 def _main_group(bars: LaneTasks, into: Ints, count: int) -> Ints:
-    """Of each merge_short_tasks bar the group that takes most of it."""
-    took = np.zeros((count, len(bars.groups)))
-    np.add.at(took, (into, bars.group), bars.seconds)
-    return np.asarray(took.argmax(axis=1), np.int64)
+    """The group that takes most of each merged bar."""
+    times = np.zeros((count, len(bars.groups)))
+    np.add.at(times, (into, bars.group), bars.seconds)
+    return np.asarray(times.argmax(axis=1), np.int64)
 
 
 def _counted(bars: LaneTasks, first: Ints, count: Ints, group: Ints) -> tuple[tuple[str, ...], Ints]:
-    """Names of merge_short_tasks bars: of one alone its own, else how many."""
-    told = [
+    """Names of merged bars: a task's own, or how many tasks they are."""
+    names = [
         bars.names[bars.name[i]] if n == 1 else f"{n} tasks, mostly {bars.groups[g]}"
         for i, n, g in zip(first.tolist(), count.tolist(), group.tolist(), strict=True)
     ]
-    return _numbered(told)
+    return _numbered(names)
 
 
 def select_lanes(bars: LaneTasks, most: int = LANES) -> LaneTasks:
-    """Where there are too many lanes the busiest and the least busy of them, in their order."""
+    """The busiest and the least busy lanes, where there are too many, in their order."""
     if len(bars.lanes) <= most:
         return bars
     order = np.argsort(-bars.busy, kind="stable")
@@ -206,18 +206,18 @@ def lanes_figure(
     return figure.update_layout(height=height, barmode="overlay", hovermode="closest", dragmode="zoom")
 
 
-def _group(bars: LaneTasks, group: int, unit: Unit, colour: str) -> Any:
+def _group(bars: LaneTasks, group: int, unit: AxisUnit, colour: str) -> Any:
     from plotly.graph_objects import Bar as Drawn
 
-    mine = bars.select(bars.group == group)
+    tasks = bars.select(bars.group == group)
     return Drawn(
         orientation="h",
-        y=mine.lane.astype(np.int16),
-        base=np.round(mine.start / unit.size, 6),
-        x=mine.seconds / unit.size,
+        y=tasks.lane.astype(np.int16),
+        base=np.round(tasks.start / unit.size, 6),
+        x=tasks.seconds / unit.size,
         width=THICK,  # a group with bars in few lanes would have thicker ones
         name=label(bars.groups[group], 40),
-        hovertext=[label(bars.names[i]) for i in mine.name],
+        hovertext=[label(bars.names[i]) for i in tasks.name],
         hovertemplate=f"%{{hovertext}}<br>at %{{base:.5~g}} {unit.name}, takes %{{x:.4~g}} {unit.name}",
         marker={"color": colour, "line": {"width": 0}},
     )
@@ -242,8 +242,8 @@ def timeline_tasks(
     program, wait = timeline.program, timeline.wait
     pairs, into = np.unique(np.stack([program.name, program.lane]), axis=1, return_inverse=True)
     groups = [group_of(program.names[n], program.lanes[k]) for n, k in pairs.T.tolist()]
-    took = np.bincount(into.reshape(-1), timeline.end - timeline.start, len(groups)).astype(np.float64)
-    known = _order_groups(groups, took)
+    times = np.bincount(into.reshape(-1), timeline.end - timeline.start, len(groups)).astype(np.float64)
+    known = _order_groups(groups, times)
     group = np.array([known.index(g) for g in groups], np.int64)[into.reshape(-1)]
     waits = np.flatnonzero(wait >= SHORTEST)
     bars = LaneTasks(
@@ -261,17 +261,16 @@ def timeline_tasks(
     return bars.in_lanes(np.flatnonzero(np.bincount(bars.lane, minlength=len(bars.lanes))).tolist())
 
 
-def _order_groups(groups: list[str], took: NDArray[np.float64]) -> list[str]:
+def _order_groups(groups: list[str], times: NDArray[np.float64]) -> list[str]:
     """Each group once, the one that takes longest first, waits last."""
     sums = dict.fromkeys(groups, 0.0)
-    for g, seconds_ in zip(groups, took.tolist(), strict=True):
+    for g, seconds_ in zip(groups, times.tolist(), strict=True):
         sums[g] += seconds_
     return [*sorted(sums, key=lambda g: (-sums[g], g)), WAITS]
 
 
 def lanes_section(title: str, bars: LaneTasks, lead: str = "", whole: float | Sequence[float] | None = None) -> Section:
-    """`whole`: the seconds that lanes (or each of them) could be busy; from the first start to the last end where
-    nothing is said."""
+    """A timeline as a section. `whole`: the seconds that lanes (or each of them) could be busy, by default the span."""
     if whole is None:
         whole = bars.span[1] - bars.span[0]
     text = " ".join(x for x in (lead, _legend_help(bars)) if x)
@@ -280,7 +279,7 @@ def lanes_section(title: str, bars: LaneTasks, lead: str = "", whole: float | Se
 
 
 def _legend_help(bars: LaneTasks) -> str:
-    """How to read it, and what was put together."""
+    """How to use the chart, and what was merged."""
     out = "Drag to zoom, double-click to reset, click a legend entry to hide it."
     few = select_lanes(bars)
     if len(few.lanes) < len(bars.lanes):

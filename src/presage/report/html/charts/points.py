@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.prediction.step_roofline import RooflinePoint
-from presage.report.html.charts.bars import Unit, label, time_unit
+from presage.report.html.charts.bars import AxisUnit, label, time_unit
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE, colours
 from presage.text import percent, seconds, size
 
@@ -29,7 +29,7 @@ WIDEST = 1.12  # times the GPU's memory, likewise
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """A plan: its words, seconds of a step, bytes a GPU needs."""
+    """A plan: its name, seconds per step, bytes per GPU."""
 
     name: str
     seconds: float
@@ -43,11 +43,11 @@ def pareto_figure(
     chosen: PlanPoint,
     own: PlanPoint | None = None,
     too_large: Sequence[PlanPoint] = (),
-    what: str = "time of a step",
+    what: str = "step time",
     most: int = PLANS_SHOWN,
 ) -> Figure:
-    """`capacity` in bytes; `what` the points' seconds are. `own` is the plan one began with; `too_large` would be
-    faster and do not fit."""
+    """`capacity` in bytes; `what` names the y axis; `own` is the job's own plan; `too_large` are faster plans that do
+    not fit."""
     from plotly.graph_objects import Figure
 
     unit, figure = time_unit(chosen.seconds), Figure()
@@ -63,11 +63,11 @@ def pareto_figure(
     _plan_dots(figure, [chosen], "the best plan", unit, star)
     figure.add_vline(x=capacity / GIB, line={"color": BAD, "width": 1.4, "dash": "dash"})
     figure.add_annotation(
-        x=capacity / GIB, y=0.5, yref="paper", text="the GPU's memory", showarrow=False, xanchor="left", textangle=90
+        x=capacity / GIB, y=0.5, yref="paper", text="GPU memory", showarrow=False, xanchor="left", textangle=90
     )
     least = min(p.needed for p in (*kept, *front, chosen))
     sides = [0.9 * least / GIB, max(WIDEST * capacity, 1.05 * (own.needed if own else 0.0)) / GIB]
-    figure.update_xaxes(title_text="memory a GPU needs, GiB", zeroline=False, range=sides)
+    figure.update_xaxes(title_text="memory per GPU, GiB", zeroline=False, range=sides)
     figure.update_yaxes(
         title_text=f"{what}, {unit.name}", zeroline=False, range=_time_range(kept, too_large, own, chosen, unit)
     )
@@ -75,7 +75,7 @@ def pareto_figure(
 
 
 def thin_plans(seconds: Sequence[float], needed: Sequence[float], most: int) -> list[int]:
-    """Places of at most so many: all near the front, as far as there is room, and evenly many of the rest."""
+    """The numbers of at most `most` plans: those near the front, and evenly many of the rest."""
     if len(seconds) <= most:
         return list(range(len(seconds)))
     far = _front_distance(np.asarray(seconds, float), np.asarray(needed, float))
@@ -95,9 +95,9 @@ def _front_distance(seconds: NDArray[np.float64], needed: NDArray[np.float64]) -
 
 
 def _time_range(
-    plans: Sequence[PlanPoint], others: Sequence[PlanPoint], own: PlanPoint | None, chosen: PlanPoint, unit: Unit
+    plans: Sequence[PlanPoint], others: Sequence[PlanPoint], own: PlanPoint | None, chosen: PlanPoint, unit: AxisUnit
 ) -> list[float]:
-    """Of times: from the fastest to what is not much slower."""
+    """The range of times shown: from the fastest to what is not much slower."""
     times = [p.seconds for p in (*plans, *others, *([own] if own else []), chosen)]
     low = min(times)
     high = max(min(max(times), SLOWEST * low), own.seconds if own and own.seconds < 2 * SLOWEST * low else 0.0)
@@ -105,7 +105,9 @@ def _time_range(
     return [(low - around) / unit.size, (high + around) / unit.size]
 
 
-def _plan_dots(figure: Figure, points: Sequence[PlanPoint], name: str, unit: Unit, marker: dict[str, object]) -> None:
+def _plan_dots(
+    figure: Figure, points: Sequence[PlanPoint], name: str, unit: AxisUnit, marker: dict[str, object]
+) -> None:
     if not points:
         return
     figure.add_scatter(
@@ -115,15 +117,15 @@ def _plan_dots(figure: Figure, points: Sequence[PlanPoint], name: str, unit: Uni
     )  # fmt: skip
 
 
-def _plan_text(p: PlanPoint, unit: Unit) -> str:
+def _plan_text(p: PlanPoint, unit: AxisUnit) -> str:
     return f"<b>{label(p.name, 90)}</b><br>{unit.format(p.seconds)}, {size(p.needed)}"
 
 
-def _front(figure: Figure, front: Sequence[PlanPoint], unit: Unit) -> None:
+def _front(figure: Figure, front: Sequence[PlanPoint], unit: AxisUnit) -> None:
     points = sorted(front, key=lambda p: p.needed)
     figure.add_scatter(
         x=np.array([p.needed for p in points]) / GIB, y=np.array([p.seconds for p in points]) / unit.size,
-        mode="lines+markers", name="none is better in both", line={"color": PALETTE[2], "width": 2, "shape": "hv"},
+        mode="lines+markers", name="Pareto front", line={"color": PALETTE[2], "width": 2, "shape": "hv"},
         marker={"size": 7}, text=[_plan_text(p, unit) for p in points], hovertemplate="%{text}<extra></extra>",
     )  # fmt: skip
 
@@ -152,12 +154,12 @@ def roofline_figure(points: Sequence[RooflinePoint], bandwidth: float, peaks: Ma
     if multiply:
         _roof(figure, multiply, bandwidth, peaks)
         _op_dots(figure, multiply, paint, most, 1, products=True)
-        _axes(figure, 1, "FLOPs for each byte moved", "TFLOP/s")
+        _axes(figure, 1, "FLOPs per byte moved", "TFLOP/s")
     if others:
         row, ends = len(rows), _log_range([p.moved / p.calls for p in others])
         _limit_line(figure, row, ends, [bandwidth] * 2, f"memory, {bandwidth / TERA:.3g} TB/s")
         _op_dots(figure, others, paint, most, row, products=False)
-        _axes(figure, row, "bytes moved by one op (ops without matrix products)", "")
+        _axes(figure, row, "bytes moved per op (ops without GEMM)", "")
         figure.update_xaxes(ticksuffix="B", exponentformat="SI", dtick=None, row=row, col=1)
         figure.update_yaxes(ticksuffix="B/s", exponentformat="SI", dtick=None, row=row, col=1)
     return figure.update_layout(
@@ -196,15 +198,15 @@ def _op_dots(
     figure: Figure, points: Sequence[RooflinePoint], paint: Mapping[str, str], most: float, row: int, products: bool
 ) -> None:
     for family in dict.fromkeys(p.family for p in points):
-        mine = [p for p in points if p.family == family]
-        x = [p.flops / p.moved if products else p.moved / p.calls for p in mine]
-        y = [p.flops / p.seconds / TERA if products else p.moved / p.seconds for p in mine]
+        own = [p for p in points if p.family == family]
+        x = [p.flops / p.moved if products else p.moved / p.calls for p in own]
+        y = [p.flops / p.seconds / TERA if products else p.moved / p.seconds for p in own]
         figure.add_scatter(
             x=np.array(x), y=np.array(y), mode="markers", name=label(family, 30), legendgroup=family, row=row, col=1,
-            showlegend=not any(t.legendgroup == family for t in figure.data), text=[_op_text(p) for p in mine],
+            showlegend=not any(t.legendgroup == family for t in figure.data), text=[_op_text(p) for p in own],
             hovertemplate="%{text}<extra></extra>",
             marker={
-                "size": [p.seconds for p in mine], "sizemode": "area", "sizeref": 2 * most / LARGEST**2, "sizemin": 3,
+                "size": [p.seconds for p in own], "sizemode": "area", "sizeref": 2 * most / LARGEST**2, "sizemin": 3,
                 "color": paint[family], "opacity": 0.8, "line": {"width": 0.6, "color": "rgba(255,255,255,0.6)"},
             },
         )  # fmt: skip
@@ -250,13 +252,13 @@ def memory_figure(
     _memory_lines(figure, kept, reserved / scale, capacity / scale, unit, float(reserved.max(initial=0)) / scale)
     _peak(figure, allocated, scale)
     _shades(figure, phases)
-    figure.update_xaxes(title_text="ops, in the order they run", zeroline=False, range=[0, max(len(allocated) - 1, 1)])
+    figure.update_xaxes(title_text="ops in order", zeroline=False, range=[0, max(len(allocated) - 1, 1)])
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
     return figure.update_layout(height=430, hovermode="x unified")
 
 
 def _highest(allocated: Bytes) -> NDArray[np.int64]:
-    """Of each few neighbours the op with most memory; first and last are kept."""
+    """The op with most memory of each few neighbours; first and last are kept."""
     n = len(allocated)
     if n <= STEPS_SHOWN:
         return np.arange(n)
@@ -287,7 +289,7 @@ def _memory_lines(
     )  # fmt: skip
     ends = [0, int(kept[-1])] if len(kept) else []
     figure.add_scatter(
-        x=ends, y=[capacity] * len(ends), name="the GPU's memory", mode="lines", line={"width": 1.6, "color": BAD},
+        x=ends, y=[capacity] * len(ends), name="GPU memory", mode="lines", line={"width": 1.6, "color": BAD},
         hovertemplate=f"%{{y:.4~g}} {unit}", visible=True if capacity < NEAR_PEAK * peak else "legendonly",
     )  # fmt: skip
 
