@@ -9,8 +9,6 @@ from presage.configs.job import PRECISIONS, Job
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
 
-__all__ = ["MODULES", "OPTIMIZERS", "batch_limits", "check", "job_notes", "model_limits", "problems", "supported"]
-
 MODES = ("none", "selective", "full")
 MODULES = ("core_attn", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
 OPTIMIZERS = ("adam", "adamw", "adam-16bit", "sgd", "momentum", "lion", "muon", "adagrad", "none")
@@ -150,7 +148,7 @@ def _all_experts(m: Transformer) -> bool:
 
 
 def job_notes(job: Job) -> tuple[str, ...]:
-    """Of a job that `check` lets pass."""
+    """What the owner of a job that passes `check` should know: what is legal, but unusual."""
     return (*_tensor_notes(job), *_pipeline_notes(job), *_expert_notes(job), *_other_notes(job))
 
 

@@ -16,18 +16,6 @@ from presage.errors import InputError, PresageError
 from presage.hardware import Gpu
 from presage.hardware.facts import load_toml
 
-__all__ = [
-    "ATTENTIONS",
-    "HOSTS",
-    "Framework",
-    "Overlap",
-    "framework",
-    "frameworks",
-    "overlap_of",
-    "read_framework",
-    "switches",
-]
-
 ATTENTIONS = ("unfused", "fused-softmax", "flash1", "flash2", "flash3")
 HOSTS = ("megatron-core", "megatron-2021", "deepspeed", "torch", "torch-gpt", "compiled", "graph")
 SINCE = {"hopper": 9.0, "blackwell": 10.0}  # compute capability
@@ -50,7 +38,10 @@ def frameworks() -> tuple[str, ...]:
 
 
 def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
-    """By name (megatron-core) or from a .toml file; some switches depend on the GPU. Overrides: fields of Framework."""
+    """A framework by name (megatron-core) or from a .toml file; some switches depend on the GPU.
+
+    Overrides are fields of Framework.
+    """
     found = _shipped(name, _generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
     if not overrides:
         return found
@@ -65,7 +56,7 @@ def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
 
 
 def read_framework(path: str | Path, gpu: Gpu | None = None) -> Framework:
-    """From its fact file."""
+    """A framework from its fact file."""
     return _read(Path(path), _generation(gpu))
 
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 
-__all__ = ["FAMILIES", "Config", "config_words", "read_config"]
-
 GPT = {"activation": "gelu", "norm": "layernorm", "bias": True, "tied": True, "positions": "learned"}
 LLAMA = {"activation": "swiglu", "norm": "rmsnorm", "bias": False, "tied": False, "positions": "rope"}
 TIED = LLAMA | {"tied": True}

@@ -9,8 +9,6 @@ from presage.configs.transformer import Transformer
 from presage.hardware import Platform
 from presage.parallel.plan import ParallelPlan, SplitSizes
 
-__all__ = ["PRECISIONS", "Job", "Overlap", "Recompute"]
-
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")  # of the large products
 
 

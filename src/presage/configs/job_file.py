@@ -29,7 +29,7 @@ from presage.configs.torchtitan import read_titan
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
 from presage.hardware.facts import load_toml
-from presage.parallel.plan import DegreeError, ParallelPlan, count_gpus, count_sharing
+from presage.parallel.plan import DEGREES, DegreeError, ParallelPlan, count_gpus, count_sharing
 from presage.parallel.schedules import default_schedule
 
 Table = Mapping[str, Any]
@@ -179,14 +179,9 @@ def _framework(path: str | Path, given: str | FrameworkConfig, gpu: Gpu) -> Fram
 def _parallel(path: str | Path, p: ParallelConfig, software: Framework) -> tuple[ParallelPlan, int, int]:
     """The degrees, GPUs in all, replicas."""
     made = ParallelPlan(
-        tp=p.tp,
+        **{name: getattr(p, name) for name in DEGREES},
         sequence_parallel=p.tp > 1 and software.sequence if p.sequence_parallel is None else p.sequence_parallel,
-        pp=p.pp,
-        virtual=p.virtual,
         schedule=p.schedule or default_schedule(p.virtual),
-        cp=p.cp,
-        ep=p.ep,
-        expert_tp=p.expert_tp,
         zero=p.zero if p.zero is not None else 3 if p.fsdp else 0,
         fsdp=p.fsdp,
         layers_as=tuple(p.layers_as),

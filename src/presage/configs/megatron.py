@@ -10,8 +10,6 @@ from presage.configs.models import find_preset
 from presage.configs.script_arguments import Arguments, expert_layers, number, pipeline_layout, read_script
 from presage.errors import InputError
 
-__all__ = ["arguments_sections", "read_arguments"]
-
 Table = dict[str, Any]
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "bertwordpiecelowercase": 30522, "llama2tokenizer": 32000}
 GPUS = ("nproc_per_node", "gpus_per_node", "devices")
@@ -68,12 +66,12 @@ class _Given:
         return name in self.found
 
     def flag(self, *names: str) -> bool:
-        """Given, and not as false."""
+        """Whether one of these flags is given, and not as false."""
         values = [self.found[n][-1] for n in names if n in self]
         return any(not v or v[0].lower() not in OFF for v in values)
 
     def off(self, name: str) -> bool:
-        """Given, as false."""
+        """Whether one of these flags is given as false."""
         return name in self and bool(self.found[name][-1]) and self.found[name][-1][0].lower() in OFF
 
     def any(self, name: str, part: str) -> bool:
@@ -280,12 +278,12 @@ def _gpus(a: _Given, variables: dict[str, str]) -> int | None:
     if world:
         return world
 
-    def told(arguments: tuple[str, ...], names: tuple[str, ...]) -> int | None:
+    def given(arguments: tuple[str, ...], names: tuple[str, ...]) -> int | None:
         values = [a.found[n][-1][0] for n in arguments if n in a and a.found[n][-1]]
         values += [variables[n] for n in names if n in variables]
         return next((int(v) for v in values if v.isdecimal() and len(v) < 16), None)
 
-    each, nodes = told(GPUS, SET_GPUS), told(NODES, SET_NODES)
+    each, nodes = given(GPUS, SET_GPUS), given(NODES, SET_NODES)
     return each * nodes if each and nodes else None
 
 

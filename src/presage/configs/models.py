@@ -16,21 +16,6 @@ from presage.configs.transformer import GATED, Experts, Latent, Transformer
 from presage.errors import InputError, PresageError
 from presage.hardware.facts import load_toml
 
-__all__ = [
-    "ACTIVATIONS",
-    "Preset",
-    "find_preset",
-    "model_fields",
-    "model_from_table",
-    "preset",
-    "preset_facts",
-    "preset_fields",
-    "preset_key",
-    "presets",
-    "read_model",
-    "transformer_from_fields",
-]
-
 ACTIVATIONS = (*GATED, "gelu", "relu", "relu2", "silu")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "none")
@@ -91,7 +76,7 @@ def preset_facts() -> dict[str, Preset]:
 
 
 def presets() -> tuple[str, ...]:
-    """The names of all."""
+    """Names of all models that come with presage."""
     return tuple(preset_facts())
 
 
@@ -106,7 +91,7 @@ def preset_fields(name: str) -> dict[str, Any]:
 
 
 def preset(name: str) -> Transformer:
-    """A known model."""
+    """A known model by name."""
     return transformer_from_fields(preset_fields(name))
 
 

@@ -13,24 +13,6 @@ import msgspec
 from presage.errors import InputError, PresageError
 from presage.files.finite import check_finite
 
-__all__ = [
-    "ClusterConfig",
-    "ExpertConfig",
-    "FrameworkConfig",
-    "JobConfig",
-    "LatentConfig",
-    "ModelConfig",
-    "OverlapConfig",
-    "ParallelConfig",
-    "RecomputeConfig",
-    "TrainingConfig",
-    "check_keys",
-    "convert_section",
-    "given_fields",
-    "merge_sections",
-    "parse_overrides",
-]
-
 Section = TypeVar("Section", bound=msgspec.Struct)
 
 

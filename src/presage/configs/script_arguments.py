@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 from presage.errors import InputError, PresageError
 from presage.files.reading import parse_json, read_text
 
-__all__ = ["Arguments", "Script", "expert_layers", "number", "pipeline_layout", "read_script", "shell"]
-
 MOST = 256 << 10  # bytes of a script, and of what a variable in it becomes
 MOST_VALUES = 100_000  # in a file of settings
 MOST_NUMBER = 1e18

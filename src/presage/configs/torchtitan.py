@@ -12,8 +12,6 @@ from presage.errors import InputError
 from presage.hardware.facts import load_toml
 from presage.parallel.schedules import schedule_kind
 
-__all__ = ["read_titan", "titan_sections"]
-
 Table = Mapping[str, Any]
 # Settings that are read, in the sections they have been in over the years.
 KNOWN = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GATED", "Experts", "Latent", "Transformer"]
-
 GATED = ("swiglu", "geglu", "reglu")  # three matrices in a feed-forward block; all others have two
 
 
@@ -93,7 +91,7 @@ class Transformer:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer."""
+        """Parameters of one layer's attention."""
         h, bias = self.hidden, int(self.bias)
         if self.latent is None:
             into, out = self.heads * self.head_dim + 2 * self.key_width, self.heads * self.head_dim
@@ -104,21 +102,21 @@ class Transformer:
         return query + key + self.value_width * h
 
     def block_parameters(self, ffn: int) -> int:
-        """Of a feed-forward block of this width."""
+        """Parameters of a feed-forward block of this width."""
         h, bias, up = self.hidden, int(self.bias), 2 if self.gated else 1
         return (h + bias) * up * ffn + (ffn + bias) * h
 
     @property
     def norm_parameters(self) -> int:
-        """Of one normalisation."""
+        """Parameters of one normalisation."""
         return self.hidden * (2 if self.norm == "layernorm" else 1)
 
     def layer_parameters(self, layer: int) -> int:
-        """Of one layer, all experts included."""
+        """Parameters of one layer, all experts included."""
         return self.outside_expert_parameters(layer) + self.expert_parameters(layer)
 
     def outside_expert_parameters(self, layer: int) -> int:
-        """Of one layer, all but the routed experts."""
+        """Parameters of one layer, all but the routed experts."""
         fixed = self.attention_parameters + 2 * self.norm_parameters
         if not self.has_experts(layer):
             return fixed + self.block_parameters(self.ffn)
@@ -127,7 +125,7 @@ class Transformer:
         return fixed + self.hidden * e.experts + (self.block_parameters(e.shared_ffn) if e.shared_ffn else 0)
 
     def expert_parameters(self, layer: int) -> int:
-        """Of one layer's routed experts."""
+        """Parameters of one layer's routed experts."""
         e = self.experts
         return e.experts * self.block_parameters(e.ffn) if e and self.has_experts(layer) else 0
 

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine.recursion import Seconds
 
-__all__ = ["Durations"]
-
 
 @dataclass(frozen=True, eq=False)
 class Durations:

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from presage.engine.compiled import compiled
 from presage.errors import PresageError
 
-__all__ = ["Deadlock", "describe_circle", "find_circle", "memory_slots", "predecessors", "topological_order"]
-
 Array = NDArray[Any]
 
 

@@ -19,8 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from presage.engine.order import Deadlock, describe_circle, find_circle, memory_slots, predecessors, topological_order
 from presage.engine.recursion import Wiring
 
-__all__ = ["Builder", "Deadlock", "Edges", "Lane", "LaneKind", "Program"]
-
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 

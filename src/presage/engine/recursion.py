@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from presage.engine.compiled import compiled, inlined
 
-__all__ = ["Seconds", "Wiring", "backward", "chain", "forward", "forward_one", "ready_times"]
-
 Array = NDArray[Any]
 
 

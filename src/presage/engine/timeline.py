@@ -12,20 +12,6 @@ from presage.engine import recursion
 from presage.engine.durations import Durations
 from presage.engine.program import Edges, LaneKind, Program, as_indices
 
-__all__ = [
-    "LaneUse",
-    "Timeline",
-    "finish_times",
-    "intersect",
-    "latest_ends",
-    "length",
-    "period",
-    "repeat",
-    "simulate",
-    "subtract",
-    "union",
-]
-
 Floats = NDArray[np.float64]
 
 # A pass over many draws is fastest when its rows stay in the cache and each is long enough to fill vector registers

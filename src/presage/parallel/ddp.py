@@ -25,8 +25,6 @@ from presage.parallel.gradients import (
     whole_tensors,
 )  # fmt: skip
 
-__all__ = ["Ddp", "ddp"]
-
 GROUP = "dp"
 
 

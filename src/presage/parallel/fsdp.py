@@ -38,8 +38,6 @@ from presage.parallel.gradients import (
     whole_tensors,
 )
 
-__all__ = ["Fsdp", "fsdp"]
-
 GROUP, COPY_IN = "dp", "copy-in"
 ALL_GATHER, REDUCE_SCATTER = "c10d::_allgather_base_", "c10d::_reduce_scatter_base_"
 
@@ -98,7 +96,7 @@ class _Sharding:
         return self.builder.build()
 
     def _keep_part(self, unit: FsdpUnit) -> None:
-        """Of each parameter only the rank's part is there all the time."""
+        """Keep only the rank's part of each parameter all the time."""
         for p in unit.parameters:
             t = self.tensors[p.id]
             dtype = self.options.master_dtype or t.dtype

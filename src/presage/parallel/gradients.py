@@ -13,25 +13,6 @@ from presage.errors import PresageError
 from presage.graph.builder import GraphBuilder, Lifetime, new_op, retarget
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor, references, uses
 
-__all__ = [
-    "ROOT",
-    "Bucket",
-    "FsdpUnit",
-    "Gradient",
-    "backward_passes",
-    "earlier_gradients",
-    "fill_bucket",
-    "fresh_gradients",
-    "fsdp_units",
-    "gradients",
-    "make_buckets",
-    "parameters",
-    "shard_elements",
-    "shard_update",
-    "unit_of",
-    "whole_tensors",
-]
-
 
 @dataclass(frozen=True)
 class Gradient:

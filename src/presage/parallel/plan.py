@@ -12,7 +12,7 @@ from presage.errors import PresageError
 from presage.parallel.schedules import SCHEDULES, ScheduleKind, schedule_kind
 
 MOST = 10**8  # GPUs, and ranks along any axis
-DEGREES = ("tp", "pp", "virtual", "cp", "ep", "expert_tp")
+DEGREES = ("tp", "pp", "virtual", "cp", "ep", "expert_tp")  # keys of [parallel] that are taken over as they are
 
 
 class Axis(StrEnum):
@@ -33,6 +33,9 @@ class Axis(StrEnum):
     SHARD = "shard", "of the DP ranks, those that share one copy of sharded state (ZeRO, FSDP, HSDP) gather it"
     REPLICAS = "replicas", "of the DP ranks, one of each such copy: they reduce what is sharded"
     EXPERT_DP = "expert_dp", "ranks with the same experts reduce their gradients"
+
+
+LAYER_AXES = (Axis.TP, Axis.CP, Axis.EP)  # whose transfers are part of each layer
 
 
 class DegreeError(PresageError):
@@ -148,7 +151,7 @@ class ParallelPlan:
 
     def out_of_range(self, gpus: int) -> list[str]:
         """Degrees that are no number of ranks."""
-        sizes = (gpus, self.tp, self.pp, self.virtual, self.cp, self.ep, self.expert_tp)
+        sizes = (gpus, *(getattr(self, name) for name in DEGREES))
         if min(sizes) >= 1 and max(sizes) <= MOST:
             return []  # nearly all of the many that a search asks about
         named = zip(("gpus", *DEGREES), sizes, strict=True)

@@ -12,8 +12,7 @@ from functools import cached_property
 from math import prod
 
 from presage.errors import PresageError
-
-__all__ = ["FoldedRank", "RankLayout", "fold_ranks"]
+from presage.parallel.plan import Axis, ParallelPlan
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,13 @@ class RankLayout:
         for name, size in self.sizes:
             if size < 1:
                 raise PresageError(f"a dimension of ranks has a size from 1 on, and {name} has {size}")
+
+    @staticmethod
+    def of(plan: ParallelPlan, ranks: int) -> RankLayout:
+        """The ranks of a plan: TP ranks are neighbours, then CP, DP and stages."""
+        inner, outer = ((axis, getattr(plan, axis.value)) for axis in (Axis.CP, Axis.PP))
+        sizes = ((Axis.TP, plan.tp), *([inner] if plan.cp > 1 else []), (Axis.DP, plan.dp(ranks)))
+        return RankLayout(tuple((axis.value, n) for axis, n in (*sizes, *([outer] if plan.pp > 1 else []))))
 
     @cached_property
     def ranks(self) -> int:

@@ -35,7 +35,7 @@ class Turns:
 
 @dataclass(frozen=True, eq=False)
 class OperationMoments:
-    """Of every [stage, turn]; `weight` is empty where backwards are not split."""
+    """Moments by [stage, turn]; `weight` is empty where backwards are not split."""
 
     forward: Ints
     backward: Ints

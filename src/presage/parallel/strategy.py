@@ -11,11 +11,10 @@ from presage.errors import PresageError, near
 from presage.graph.graph import DTYPE_BYTES, Graph
 from presage.parallel.ddp import Ddp, ddp
 from presage.parallel.fsdp import Fsdp, fsdp
+from presage.parallel.plan import Axis, ParallelPlan
 from presage.parallel.rank_layout import RankLayout
 from presage.parallel.tensor import tensor_parallel
 from presage.parallel.zero import Zero, zero
-
-__all__ = ["STRATEGIES", "Strategy", "strategy"]
 
 Options: TypeAlias = Ddp | Fsdp | Zero
 
@@ -54,18 +53,18 @@ class Strategy:
 
     def layout(self, ranks: int) -> RankLayout:
         """Ranks that share a layer are neighbours."""
-        tensor = ranks if self.name == "tp" else self.tensor
-        if ranks % tensor:
-            raise PresageError(f"{ranks} ranks cannot be cut into groups of {tensor}: ranks = tensor x data")
-        return RankLayout((("tp", tensor), ("dp", ranks // tensor)))
+        plan = ParallelPlan(tp=ranks if self.name == "tp" else self.tensor)
+        if ranks % plan.tp:
+            raise PresageError(f"{ranks} ranks cannot be split into groups of {plan.tp}: ranks = tensor x data")
+        return RankLayout.of(plan, ranks)
 
     def step(self, graph: Graph, ranks: int) -> Graph:
         """One rank's step of the captured one, which is that of a model on one GPU."""
         layout = self.layout(ranks)
-        if layout.size("tp") > 1:
-            graph = tensor_parallel(graph, layout.size("tp"), vocabulary=self.vocabulary)
+        if layout.size(Axis.TP) > 1:
+            graph = tensor_parallel(graph, layout.size(Axis.TP), vocabulary=self.vocabulary)
         apply = STRATEGIES[self.name].apply
-        return graph if apply is None else apply(graph, layout.size("dp"), self.options)
+        return graph if apply is None else apply(graph, layout.size(Axis.DP), self.options)
 
 
 def strategy(name: str, options: Mapping[str, str] | None = None, tensor: int = 1) -> Strategy:

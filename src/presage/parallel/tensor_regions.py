@@ -11,8 +11,6 @@ from presage.graph.graph import Graph, Op, Tensor, references
 from presage.parallel.cuts import CannotSplit, Cut, UnevenSplit, cut_bytes, find_cut, period_of
 from presage.parallel.tensor_rules import Place, SplitRule, matrices, split_rules
 
-__all__ = ["SplitGraph", "SplitRegion", "SplitSeed", "find_reduces", "grow_region", "vocabulary_seeds", "weight_seeds"]
-
 _CASTS = ("aten::copy_", "aten::_to_copy")
 
 
@@ -292,7 +290,7 @@ def find_reduces(graph: Graph, sums: Sequence[Mapping[int, set[int]]]) -> list[t
             line.read(place, op)
         for i in sorted(by_op.get(place, ())):
             owner = shares[place, i], op.module.rpartition(".")[0]
-            line.made(_Share(owner, place, i), op.phase == "forward")
+            line.add(_Share(owner, place, i), op.phase == "forward")
     line.end()
     return sorted(set(line.done))
 
@@ -305,7 +303,7 @@ class _Line:
         self.done: list[tuple[int, int]] = []
         self._open: dict[int, _Share] = {}
 
-    def made(self, share: _Share, at_once: bool) -> None:
+    def add(self, share: _Share, at_once: bool) -> None:
         if at_once:
             self.done.append((share.place, share.tensor))
         else:

@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 from presage.graph.graph import Graph, Op, Ref, Tensor, argument, aten, references, tensor, tensors
 
-__all__ = ["Place", "SplitRule", "matrices", "split_rules"]
-
 Place: TypeAlias = tuple[int, int]  # a tensor's id and one of its dimensions
 
 

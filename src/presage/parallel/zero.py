@@ -24,8 +24,6 @@ from presage.parallel.gradients import (
     whole_tensors,
 )
 
-__all__ = ["Zero", "zero"]
-
 GROUP = "dp"
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from presage.errors import InputError, PresageError
 from presage.files.csv_table import DEVICE, WORK, Row, number, read_table
 
-__all__ = ["GpuFleet", "random_fleet", "read_speeds"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -111,7 +109,7 @@ class _Columns:
     work: tuple[str, ...]
     rank: str | None
 
-    def told(self) -> str:
+    def text(self) -> str:
         return f"column {self.value}: larger is {'faster' if self.faster else 'slower'}"
 
 
@@ -172,7 +170,7 @@ def _notes(path: Path, rows: list[_SpeedRow], c: _Columns, fleet: GpuFleet, skip
     unknown = sum(not n for n in fleet.nodes)
     nodes = f"{len(set(fleet.nodes) - {''})} nodes" if fleet.known_nodes else "no nodes known: any may be grouped"
     nodes += f", {unknown} GPUs of unknown nodes" if unknown and fleet.known_nodes else ""
-    notes = [f"{path.name}: {len(fleet)} GPUs ({c.told()}{many}), {nodes}"]
+    notes = [f"{path.name}: {len(fleet)} GPUs ({c.text()}{many}), {nodes}"]
     if skipped:
         notes.append(
             f"{path.name}: {len(skipped)} rows skipped for want of a GPU or a number above 0, line {skipped[0]} first"

@@ -17,8 +17,6 @@ from presage.errors import PresageError
 from presage.placement.fleet import GpuFleet
 from presage.prediction.draws.step_model import StepModel
 
-__all__ = ["GroupSizes", "best_groups", "given_groups", "random_groups", "worst_groups"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -46,7 +44,7 @@ class GroupSizes:
 
     @property
     def parts(self) -> int:
-        """Needed in all."""
+        """Parts needed in all."""
         return self.groups * self.together // self.part
 
     def enough(self, parts: Ints) -> Ints:

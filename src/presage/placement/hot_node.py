@@ -11,8 +11,6 @@ from presage.noise.sampling import Estimate
 from presage.placement.place import Placement, PlacementOutcome, PlacementResult
 from presage.placement.placement_score import PlacementScore, draw_placement
 
-__all__ = ["Eviction", "HotNode", "SpareGpu", "hot_node_cost", "spare_gpus", "suggest_evictions"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 DAY_HOURS = 24.0
@@ -107,7 +105,7 @@ def _evicted(judge: PlacementScore, given: Placement, after: Placement, name: st
 
 
 def _next_to_evict(judge: PlacementScore, placement: Placement) -> str | None:
-    """Of the slowest replica's stages, whose slowest node (or GPU) is best evicted."""
+    """The node (or GPU) of the slowest replica that is best evicted: the slowest of one of its stages."""
     row = int(judge.pipeline.quiet(placement.factors).argmax())
     fleet = placement.fleet
     gpus = placement.gpus[row]
@@ -128,7 +126,7 @@ def _usual(placement: Placement, name: str) -> Placement:
 
 
 def _slowest_gpu(placement: Placement, members: Ints) -> int:
-    """Of a node's that work."""
+    """The slowest of a node's GPUs that work."""
     working = np.intersect1d(members, placement.gpus)
     return int(working[placement.fleet.factors[working].argmax()])
 
@@ -147,7 +145,7 @@ class SpareGpu:
 
 
 def spare_gpus(placed: PlacementResult, most: int = 5, draws: int = DRAWS) -> list[SpareGpu]:
-    """Of the slowest that were left out."""
+    """What the slowest GPUs that were left out would cost."""
     best, fleet = placed.best.placement, placed.fleet
     found = []
     for gpu in best.spares[:most]:

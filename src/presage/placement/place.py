@@ -1,4 +1,4 @@
-"""`place(shape, fleet, noise) -> Placed`: which GPU goes where so that the step's p95 is least."""
+"""`place(shape, fleet, noise) -> PlacementResult`: which GPU goes where so that the step's p95 is least."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from presage.placement.placement_score import PlacementScore, ReplicaTimes, draw
 from presage.placement.placement_search import assign_groups, assign_groups_worst, p95_bound
 from presage.prediction.draws.draw import Drawn, Draws, without_fitted_stragglers
 from presage.prediction.draws.step_model import StepModel
-
-__all__ = ["Placement", "PlacementOutcome", "PlacementResult", "RandomPlacements", "place"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -79,7 +77,7 @@ class RandomPlacements:
 
 @dataclass(frozen=True, eq=False)
 class PlacementResult:
-    """What was found."""
+    """The best placement, beside the given, the worst and random ones."""
 
     judge: PlacementScore
     fleet: GpuFleet

@@ -1,4 +1,4 @@
-"""Judge: what a placement is worth, quickly: the p95 of the slowest replica, each drawn with the same noise.
+"""PlacementScore: what a placement is worth, quickly: the p95 of the slowest replica, each drawn with the same noise.
 
 Of every replica the logarithm's mean and standard deviation are found from some draws through the engine; replicas
 are independent given what they share, so that P(step <= t) is the product of theirs.
@@ -22,17 +22,6 @@ from presage.prediction.draws.draw import BLOCKS, Draws, in_blocks, whole_steps
 from presage.prediction.draws.replica_pools import MOST_TASKS, Replica, pieces
 from presage.prediction.draws.step_model import StepModel
 
-__all__ = [
-    "GOAL",
-    "LogTimeMoments",
-    "PlacementScore",
-    "ReplicaTimes",
-    "Singles",
-    "draw_placement",
-    "slowest_quantile",
-    "without_gpu_spread",
-]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 GOAL = 0.95
@@ -42,7 +31,7 @@ STEADIEST = 1e-4  # of the logarithm: no replica repeats better
 
 @dataclass(frozen=True, eq=False)
 class LogTimeMoments:
-    """Of the logarithm of replicas' seconds, [row]."""
+    """Mean and standard deviation of the logarithm of replicas' seconds, [row]."""
 
     mean: Floats
     sd: Floats
@@ -76,7 +65,7 @@ def slowest_quantile(m: LogTimeMoments, goal: float = GOAL) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PlacementScore:
-    """Of placements of so many replicas."""
+    """The p95 of placements of so many replicas."""
 
     pipeline: ReplicaTimes
     replicas: int
@@ -89,7 +78,7 @@ class PlacementScore:
         return self.pipeline.noises(rng, self.draws) if self.pipeline.varies else None
 
     def moments(self, factors: Floats) -> LogTimeMoments:
-        """Of replicas [row, stage]."""
+        """Moments of replicas [row, stage]."""
         quiet = np.log(self.pipeline.quiet(factors))
         if self.noises is None:
             return LogTimeMoments(quiet.copy(), np.full(len(quiet), STEADIEST), quiet)
@@ -97,7 +86,7 @@ class PlacementScore:
         return LogTimeMoments(quiet + log.mean(axis=1), np.maximum(log.std(axis=1, ddof=1), STEADIEST), quiet)
 
     def p95(self, factors: Floats) -> float:
-        """Of the slowest replica of a placement [replica, stage]."""
+        """p95 of the slowest replica of a placement [replica, stage]."""
         return slowest_quantile(self.moments(factors))
 
     @cached_property
@@ -149,7 +138,7 @@ class ReplicaTimes:
 
     @property
     def tasks(self) -> int:
-        """That one draw takes."""
+        """Tasks that one draw simulates."""
         return len(self._long.made[1])
 
     @property
@@ -215,8 +204,8 @@ SELDOM = 1e-3  # what is left out is seen so seldom
 
 
 def draw_placement(pipeline: ReplicaTimes, factors: Floats, seed: int = 0, count: int = 10_000) -> Draws:
-    """Of replicas [replica, stage]. The same seed gives two placements the same noise, replica by replica in the order
-    of their speeds, so that they can be compared draw by draw."""
+    """Steps of replicas [replica, stage]. The same seed gives two placements the same noise, replica by replica in the
+    order of their speeds, so that they can be compared draw by draw."""
     quiet = pipeline.quiet(factors)
     order = np.argsort(-quiet, kind="stable")
     by_speed = factors[order], quiet[order]

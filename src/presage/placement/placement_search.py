@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from presage.placement.placement_score import LogTimeMoments, PlacementScore, slowest_quantile
 
-__all__ = ["Assignment", "assign_groups", "assign_groups_worst", "p95_bound", "stage_responses"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 SMALL = 16  # groups: from more starts than one
@@ -129,7 +127,7 @@ class _Changes:
     def __len__(self) -> int:
         return len(self.stage)
 
-    def some(self, chosen: Ints) -> _Changes:
+    def select(self, chosen: Ints) -> _Changes:
         return _Changes(self.row, self.stage[chosen], self.other[chosen], self.to[chosen])
 
     def applied(self, groups: Ints) -> tuple[Ints, Ints]:
@@ -174,7 +172,7 @@ def _worst_rows(judge: PlacementScore, m: LogTimeMoments) -> Ints:
 
 
 def _changes(values: Floats, groups: Ints, row: int, m: LogTimeMoments, rng: np.random.Generator) -> _Changes:
-    """Of a row with itself and with others: all, or the quickest and some more."""
+    """Changes of a row with itself and with others: all, or the quickest and some more."""
     replicas, stages = groups.shape
     rows, most = np.arange(replicas), max(4, CHANGES // stages**2)
     if replicas > most:
@@ -192,7 +190,7 @@ def _best(
     """The change after which the worse of its two rows is best, if it helps; and the tasks run to find it."""
     if not len(changes):
         return None, 0.0
-    few = changes.some(_promising(judge, values, groups, m, changes))
+    few = changes.select(_promising(judge, values, groups, m, changes))
     ours, theirs = few.applied(groups)
     new, other = judge.moments(values[ours]), judge.moments(values[theirs])
     same = few.other == few.row
@@ -202,7 +200,7 @@ def _best(
     spent = 2.0 * len(changes) * judge.pipeline.quick_tasks + 2.0 * len(few) * judge.work
     worth[gain <= LEAST] = np.inf
     at = int(worth.argmin())
-    return (few.some(np.array([at])) if np.isfinite(worth[at]) else None), spent
+    return (few.select(np.array([at])) if np.isfinite(worth[at]) else None), spent
 
 
 def _promising(judge: PlacementScore, values: Floats, groups: Ints, m: LogTimeMoments, changes: _Changes) -> Ints:

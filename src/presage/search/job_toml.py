@@ -13,8 +13,6 @@ from presage.configs.frameworks import Framework, framework, frameworks
 from presage.configs.job import Job
 from presage.configs.models import model_fields
 
-__all__ = ["cluster_beside", "job_toml", "table_toml"]
-
 MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",

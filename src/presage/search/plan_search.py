@@ -30,7 +30,7 @@ from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.prediction.jobs.job_step import job_step, step_lower_bound
 from presage.search.plan_space import Keep, PlanFamily, PlanSpace
-from presage.search.plans import JobPlan, apply_plan, knob
+from presage.search.plans import KNOBS, JobPlan, apply_plan, knob
 from presage.search.search_result import (
     OnProgress,
     PricedPlan,
@@ -39,19 +39,6 @@ from presage.search.search_result import (
     SearchResult,
     predict_plan,
 )
-
-__all__ = [
-    "CANDIDATES",
-    "COMPARED",
-    "OBJECTIVES",
-    "PruningQueue",
-    "Survey",
-    "pareto_front",
-    "price_plans",
-    "rank_by_p95",
-    "search",
-    "survey_families",
-]
 
 OBJECTIVES = ("mean", "cost", "p95")
 ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
@@ -212,7 +199,7 @@ def _nothing(_: SearchProgress) -> None:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-COMPARED = ("gpus", "tp", "cp", "pp", "virtual", "schedule", "ep", "expert_tp", "micro_batch", "sharding", "recompute")
+COMPARED = tuple(name for name in KNOBS if name not in ("dp", "zero"))
 
 
 class PruningQueue:
@@ -257,7 +244,7 @@ class PruningQueue:
         return np.asarray(known[np.lexsort((known, self.needed[known], self.value[known]))])
 
     def best_by_knob(self) -> dict[str, dict[str, int]]:
-        """Of every knob, for each of its words the best layout's number; the best words first."""
+        """The best plan's number for each word of each knob; the best words first."""
         ranked = self.ranked()
         out: dict[str, dict[str, int]] = {}
         for name, (words, codes) in self.words.items():
@@ -275,7 +262,7 @@ def _coded(words: list[str]) -> tuple[list[str], Ints]:
 
 
 def pareto_front(needed: Floats, ranked: Ints) -> list[int]:
-    """Of ranked ones those that no other beats in both, the fastest first."""
+    """Those of the ranked plans that no other beats in both time and memory, the fastest first."""
     out: list[int] = []
     for i in ranked.tolist():
         if not out or needed[i] < needed[out[-1]]:
@@ -316,7 +303,7 @@ def _draw_request(p: JobResult, noise: NoiseModel, found: SearchResult) -> DrawR
 
 
 class Survey(NamedTuple):
-    """Of some families: how many layouts are legal, and those that fit."""
+    """Plans of some families: how many are legal, and those that fit."""
 
     legal: int
     smallest: float  # bytes that the most frugal of all legal ones needs
@@ -351,7 +338,7 @@ def survey_families(space: PlanSpace, efficiency: Efficiency | None, families: S
 
 
 def price_plans(job: Job, efficiency: Efficiency | None, layouts: Sequence[JobPlan]) -> list[float]:
-    """Seconds of their steps."""
+    """Seconds of a step of each plan."""
     job = _same(job)
     return [float(job_step(apply_plan(job, x), efficiency).seconds) for x in layouts]
 

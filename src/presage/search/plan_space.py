@@ -17,8 +17,6 @@ from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import ONE_CHUNK, SCHEDULES
 from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
 
-__all__ = ["Keep", "PlanFamily", "PlanSpace", "parse_keep"]
-
 MOST_TP = 16  # or the GPUs that share a domain, where these are more
 LEAST_TOKENS = 1024  # of a sequence on a context-parallel rank
 Keep = Mapping[str, frozenset[str]]  # knob: the words that are left of it
@@ -54,14 +52,14 @@ class Sharding(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanSpace:
-    """Of one job."""
+    """All legal plans of one job."""
 
     job: Job
     gpus: tuple[int, ...]
     keep: Keep = field(default_factory=dict)
 
     def families(self) -> Iterator[PlanFamily]:
-        """In order, each once."""
+        """All families, each once."""
         for gpus in self.gpus:
             for tp in self._tps(gpus):
                 for cp in self._cps(gpus, tp):
@@ -79,7 +77,7 @@ class PlanSpace:
                 yield PlanFamily(gpus, parallel, size)
 
     def layouts(self, f: PlanFamily) -> list[JobPlan]:
-        """Of a family, in order."""
+        """Plans of a family, in order."""
         splits, shardings, again = self._splits(f), self._shardings(f), self._recomputes()
         every = [
             replace(f.parallel, **split._asdict(), **sharding._asdict()) for split in splits for sharding in shardings
@@ -172,7 +170,7 @@ class PlanSpace:
 
 
 def divisors(n: int) -> list[int]:
-    """In order."""
+    """Divisors of a number, in order."""
     low = [d for d in range(1, isqrt(n) + 1) if not n % d]
     return low + [n // d for d in reversed(low) if d * d != n]
 

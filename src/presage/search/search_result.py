@@ -16,20 +16,6 @@ from presage.prediction.jobs.job_prediction import COMPUTE, JobResult
 from presage.prediction.jobs.job_step import job_step
 from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, apply_plan, job_plan, knob
 
-__all__ = [
-    "OnProgress",
-    "PlanDifference",
-    "PricedPlan",
-    "SearchCounts",
-    "SearchProgress",
-    "SearchResult",
-    "TooLargePlan",
-    "compare_plans",
-    "faster_but_too_large",
-    "overheads",
-    "predict_plan",
-]
-
 
 def predict_plan(job: Job, efficiency: Efficiency | None = None) -> JobResult:
     """A job as it is, with all that is known of its step."""
@@ -37,7 +23,7 @@ def predict_plan(job: Job, efficiency: Efficiency | None = None) -> JobResult:
 
 
 class SearchProgress(NamedTuple):
-    """Where a search stands."""
+    """How far a search has come."""
 
     what: str  # surveying, pricing, drawing
     done: int

@@ -35,24 +35,6 @@ from presage.studies.study_point import (
     study_point,
 )
 
-__all__ = [
-    "CAPS",
-    "DOMAINS",
-    "GPUS",
-    "TIMES",
-    "WIDER",
-    "compute_study",
-    "domain_study",
-    "goodput",
-    "power_study",
-    "scale_job",
-    "scale_study",
-    "with_domain",
-    "with_faster_compute",
-    "with_power_cap",
-    "with_wider_spread",
-]
-
 TIMES = (1.0, 2.0, 4.0)
 
 

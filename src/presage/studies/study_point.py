@@ -16,18 +16,6 @@ from presage.prediction.draws.draw_request import draw
 from presage.prediction.draws.step_model import StepModel, step_model
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
 
-__all__ = [
-    "SETUP",
-    "SkippedPoint",
-    "Study",
-    "StudyPoint",
-    "StudySetup",
-    "draw_point",
-    "predict_point",
-    "study_pair",
-    "study_point",
-]
-
 MS = 1e3
 
 
@@ -88,11 +76,11 @@ class StudyPoint(Drawn):
 
     @property
     def rate(self) -> float:
-        """Tokens a second a GPU."""
+        """Tokens per second and GPU."""
         return self.job.tokens / self.mean / self.job.gpus
 
     def part(self, *names: str) -> float:
-        """Of the predicted step, the share of some parts."""
+        """The share of some parts in the predicted step."""
         return sum(self.prediction.breakdown.get(n, 0.0) for n in names) / self.prediction.seconds
 
     def with_more(self, **more: float) -> StudyPoint:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from presage.configs.job import Job
 from presage.noise.model import CLASSES, COMMUNICATION
 from presage.parallel.pipeline_run import PipelineStep
-from presage.parallel.plan import Axis
+from presage.parallel.plan import LAYER_AXES, Axis
 from presage.prediction.jobs.chunk_time import ChunkTime
 from presage.prediction.jobs.communicators import communicators
 from presage.prediction.jobs.efficiency import Efficiency
@@ -79,7 +79,8 @@ class StepModel:
         """Classes of transfers that the job has."""
         p, job = self.job.parallel, self.job
         by_layer = p.zero >= 2 or p.fsdp
-        alone = {"tp": p.tp, "cp": p.cp, "ep": p.ep, "send": p.pp, "sharding": job.dp if by_layer else 1}
+        alone = {axis.value: getattr(p, axis.value) for axis in LAYER_AXES}
+        alone |= {"send": p.pp, "sharding": job.dp if by_layer else 1}
         replicas = job.dp * p.cp if not by_layer or p.shard else 1
         return {k for k, ranks in (*alone.items(), ("dp", replicas)) if ranks > 1}
 
@@ -107,8 +108,8 @@ def _together(job: Job) -> tuple[int, int]:
 
 def _across(job: Job) -> frozenset[str]:
     g = communicators(job)
-    by = {"tp": g[Axis.TP], "cp": g[Axis.CP], "ep": g[Axis.EP], "send": g[Axis.PP]}
-    by |= {"dp": g[Axis.DP], "sharding": g[Axis.SHARD]}
+    by = {axis.value: g[axis] for axis in LAYER_AXES}
+    by |= {"send": g[Axis.PP], "dp": g[Axis.DP], "sharding": g[Axis.SHARD]}
     return frozenset(k for k, group in by.items() if group.domains > 1)
 
 
@@ -126,7 +127,7 @@ def _passes(c: Chunk, t: ChunkTime, slow: float, split: bool) -> Floats:
         ((c.passes.forward, t.forward), (c.passes.backward + c.passes.again, t.backward))
     ):
         own = {"products": cost.product * slow, "attention": cost.attention * slow, "streams": cost.stream}
-        own |= {"tp": cost.tp, "cp": cost.cp, "ep": cost.ep}
+        own |= {axis.value: getattr(cost, axis.value) for axis in LAYER_AXES}
         rest = total - sum(own.values())
         own["ep"] += min(0.0, rest)  # hidden beside compute
         late = t.host / (t.host + t.waits) if t.host + t.waits > 0 else 1.0

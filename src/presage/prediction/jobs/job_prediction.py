@@ -12,6 +12,7 @@ from presage.configs.job import Job
 from presage.configs.job_file import ParsedJob, read_job_file
 from presage.costs.closed_form import ClosedFormKernels
 from presage.memory import JobMemory, MemorySaving, job_memory, memory_savings
+from presage.parallel.plan import LAYER_AXES
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
 from presage.prediction.jobs.job_flops import DEFAULT, Flops, job_flops, peak_of
 from presage.prediction.jobs.job_step import JobStep, job_step
@@ -21,7 +22,7 @@ __all__ = ["COMPUTE", "TRANSFERS", "JobResult", "StageSummary", "predict_job"]
 
 # Parts of a step, in the order they are told; what a step has beyond these comes after them.
 COMPUTE = ("products", "attention", "streams")
-TRANSFERS = ("tp", "cp", "ep", "pp", "dp", "sharding")
+TRANSFERS = (*(axis.value for axis in LAYER_AXES), "pp", "dp", "sharding")
 OTHERS = ("bubble", "host", "optimizer")
 AT_WORK = (*COMPUTE, "optimizer")
 BOUNDS = {

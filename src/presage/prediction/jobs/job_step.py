@@ -13,7 +13,7 @@ from presage.costs.layer_host import LayerHost, layer_host
 from presage.engine import exposed_after, exposed_before
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
-from presage.parallel.plan import Axis
+from presage.parallel.plan import LAYER_AXES, Axis
 from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped
@@ -218,13 +218,13 @@ def _parts(plan: Stages, stage: int, passes: list[ChunkTime], slow: float, micro
     c = (ahead + back) * microbatches
     counts = (plan.counts[stage] * microbatches).tolist()
     each = list(zip(counts, passes, strict=True))
+    transfers = {axis.value: getattr(c, axis.value) for axis in LAYER_AXES}
+    transfers[Axis.EP.value] -= sum(n * x.hidden for n, x in each)
     return {
         "products": c.product * slow,
         "attention": c.attention * slow,
         "streams": c.stream,
-        "tp": c.tp,
-        "cp": c.cp,
-        "ep": c.ep - sum(n * x.hidden for n, x in each),
+        **transfers,
         "sharding": sum(n * x.waits for n, x in each),
         "host": sum(n * x.host for n, x in each),
     }

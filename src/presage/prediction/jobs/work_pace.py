@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
-from presage.parallel.plan import Axis
+from presage.parallel.plan import LAYER_AXES, Axis
 
 __all__ = ["EVEN", "Paces", "class_of", "pace_of"]
 
@@ -28,7 +28,7 @@ class Paces(NamedTuple):
 
 
 EVEN = Paces()
-ONE_CLASS = {Axis.PP: "send", Axis.REPLICAS: "dp"} | {a: a.value for a in (Axis.TP, Axis.CP, Axis.EP, Axis.DP)}
+ONE_CLASS = {Axis.PP: "send", Axis.REPLICAS: "dp"} | {axis: axis.value for axis in (*LAYER_AXES, Axis.DP)}
 
 
 def class_of(job: Job, over: Axis) -> str:
