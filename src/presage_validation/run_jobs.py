@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
-from presage.configs.frameworks import Framework, framework, overlap_of
-from presage.configs.job import Job, Overlap, Recompute
+from presage.configs.frameworks import Framework, Overlap, framework, overlap_of
+from presage.configs.job import Job, Recompute
 from presage.configs.models import preset_fields, preset_key, transformer_from_fields
 from presage.configs.transformer import Experts, Transformer
 from presage.errors import PresageError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from presage.configs.frameworks import Framework
-from presage.configs.job import Job, Overlap, Recompute
+from presage.configs.frameworks import Framework, Overlap
+from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
 from presage.memory import job_memory

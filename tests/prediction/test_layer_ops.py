@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from presage.configs.check import MODULES as KNOWN_MODULES
-from presage.configs.frameworks import framework
-from presage.configs.job import Job, Overlap, Recompute
+from presage.configs.frameworks import Overlap, framework
+from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.costs.closed_form import AttentionShape, ClosedFormKernels, GemmShape
 from presage.costs.closed_form.op_shapes import MemoryBound, OpShape, shape_of

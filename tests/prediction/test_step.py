@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from presage.configs.check import problems
-from presage.configs.frameworks import framework, frameworks
-from presage.configs.job import Job, Overlap, Recompute
+from presage.configs.frameworks import Overlap, framework, frameworks
+from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import Platform, cluster
 from presage.parallel.plan import Axis, ParallelPlan

@@ -36,11 +36,11 @@ def found(*args: str | Path) -> dict[str, Any]:
 
 def test_the_best_comes_first_and_is_explained() -> None:
     text = plan(LLAMA, *QUICK)
-    what, best, counts, *_ = text.splitlines()
-    assert what.startswith("llama3.1-405b on 1,024 NVIDIA H100 SXM 80 GB (dgx-h100), 2,048 samples of 8,192 tokens")
-    assert best.startswith("tp8 ") and " a step, MFU " in best and best.endswith("of 80 GiB")
-    assert "legal plans" in counts and "need more memory" in counts and "were priced" in counts
-    for title in ("Best plans", "Time against memory", "The best plan with each choice"):
+    what, best, *_ = text.splitlines()
+    assert what.startswith("llama3.1-405b on NVIDIA H100 SXM 80 GB (dgx-h100), 2,048 samples of 8,192 tokens")
+    assert best.startswith("Best of 240 plans on 1,024 GPUs: tp8 ") and "/step, MFU " in best and "of 80 GiB" in best
+    assert "legal plans" in text and "do not fit in memory" in text and "were evaluated" in text
+    for title in ("Best plans", "Pareto front", "The best plan with each choice"):
         assert title in text
     for sentence in ("The runner-up (", "of the step is compute", "Memory ", "the job's own: tp8 cp2 pp8 v8 ends dp8"):
         assert sentence in text
@@ -108,7 +108,7 @@ def test_files_that_a_cluster_names_are_found_from_elsewhere() -> None:
 def test_a_model_that_does_not_fit_is_told() -> None:
     done = CliRunner().invoke(app, ["plan", str(LLAMA), "--gpus", "8"])
     assert done.exit_code == 1
-    assert "legal plans fits in 80 GiB: the most frugal needs" in done.stdout
+    assert "legal plans fits in 80 GiB: the smallest needs" in done.stdout
 
 
 def test_keys_can_be_said_anew_and_several_numbers_given() -> None:

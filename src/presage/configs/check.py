@@ -27,9 +27,9 @@ def check(job: Job) -> None:
 
 def problems(job: Job) -> list[str]:
     """All that is wrong with a job, in words; empty for one that can be run. Never raises."""
-    out = [*model_limits(job.model), *batch_limits(job), *job.parallel.out_of_range(job.gpus)]
+    out = [*model_limits(job.model), *batch_limits(job)]
     if out:  # no arithmetic with nonsense
-        return out
+        return out + job.parallel.out_of_range(job.gpus)
     out = job.parallel.problems(job.split_sizes)
     _model(job, out)
     _numbers(job, out)

@@ -151,7 +151,7 @@ class ParallelPlan:
 
     def out_of_range(self, gpus: int) -> list[str]:
         """Degrees that are no number of ranks."""
-        sizes = (gpus, *(getattr(self, name) for name in DEGREES))
+        sizes = (gpus, self.tp, self.pp, self.virtual, self.cp, self.ep, self.expert_tp)  # DEGREES
         if min(sizes) >= 1 and max(sizes) <= MOST:
             return []  # nearly all of the many that a search asks about
         named = zip(("gpus", *DEGREES), sizes, strict=True)
