@@ -178,11 +178,9 @@ def test_a_pack_is_written_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monkey
 
 SHARED = """
 import numpy as np
-from presage.engine import compiled as functions
+from presage.engine.compiled import compiled_at_once
 
-functions.WORTH = -1
-
-@functions.compiled
+@compiled_at_once
 def total(x):
     out = x.dtype.type(0)
     for v in x:

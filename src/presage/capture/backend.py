@@ -6,7 +6,6 @@ other devices goes through it.
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from typing import Any
 
@@ -67,9 +66,9 @@ def register() -> None:
             f"capture needs PyTorch's place for an outside backend, but {taken!r} has taken it: "
             "capture in a process that does not load that backend"
         )
-    # Fake tensors import the compiler's modules on first use, and those check the very functions a capture replaces.
-    importlib.import_module("torch._dynamo")
+    from presage.capture import pretend, torch_shells
 
+    torch_shells.install(pretend.unpatched)
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     from presage.capture import autocast, composite
 

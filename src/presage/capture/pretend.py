@@ -23,20 +23,42 @@ __all__ = ["fake_cuda", "fake_tracing"]
 
 _device_of = torch.ops.prim.device.default
 _MISSING = object()
+_PATCHES: list[tuple[Any, str, Any, Any]] = []  # owner, name, value before, value now
 
 
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """`owner.name` is `value` for a while; an attribute that was inherited is inherited again after."""
     before = vars(owner).get(name, _MISSING)
+    _PATCHES.append((owner, name, before, value))
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+        _PATCHES.pop()
+        _put_back(owner, name, before)
+
+
+def _put_back(owner: Any, name: str, before: Any) -> None:
+    if before is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def unpatched() -> Iterator[None]:
+    """PyTorch as it is, in the midst of a capture, for modules that are loaded then."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    for owner, name, before, _ in reversed(_PATCHES):
+        _put_back(owner, name, before)
+    try:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            yield
+    finally:
+        for owner, name, _, value in _PATCHES:
+            setattr(owner, name, value)
 
 
 @contextmanager

@@ -58,7 +58,11 @@ def kept() -> Iterator[None]:
         for owner, name, value in before:
             setattr(owner, name, value)
         torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if (deterministic, warn_only) != (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ):  # which loads the compiler's settings
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         for n, on in sdp.items():
             getattr(torch._C, f"_set_sdp_use_{n}")(on)
         torch.set_rng_state(state)

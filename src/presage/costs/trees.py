@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.engine.compiled import compiled
+from presage.engine.compiled import compiled_at_once
 from presage.errors import PresageError
 
 Array = npt.NDArray[Any]
@@ -96,7 +96,7 @@ def trees_of(
     return Trees(all_feature, all_threshold, all_nan, children, all_value, roots, depth, base, features)
 
 
-@compiled
+@compiled_at_once
 def _wired(splits: Array) -> tuple[Array, Array, Array]:
     """Children, roots and depths from which nodes split, in the order of the walk."""
     children = np.empty((len(splits), 2), np.int32)
@@ -123,7 +123,7 @@ def _wired(splits: Array) -> tuple[Array, Array, Array]:
     return children, roots[:trees].copy(), depth[:trees].copy()
 
 
-@compiled
+@compiled_at_once
 def _add_trees(
     feature: Array,
     threshold: Array,

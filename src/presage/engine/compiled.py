@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["compiled", "inlined"]
+__all__ = ["compiled", "compiled_at_once", "inlined"]
 
 F = TypeVar("F", bound=Callable[..., object])
 WORTH = 300_000  # array elements: beyond, Numba is loaded
@@ -36,20 +36,25 @@ _use = _Use()
 
 
 def compiled(function: F) -> F:
-    return cast(F, _Function(function, nogil=True))
+    return cast(F, _Function(function, WORTH, nogil=True))
+
+
+def compiled_at_once(function: F) -> F:
+    """Compiled on the first call, for functions that are only ever given much to do."""
+    return cast(F, _Function(function, 0, nogil=True))
 
 
 def inlined(function: F) -> F:
     """Compiled into its callers: a call that passes array slices costs more than what the small ones do."""
-    return cast(F, _Function(function, forceinline=True))
+    return cast(F, _Function(function, WORTH, forceinline=True))
 
 
 class _Function:
     """A function, in Python and compiled."""
 
-    def __init__(self, function: Any, **options: Any) -> None:
+    def __init__(self, function: Any, worth: float, **options: Any) -> None:
         self.py_func: Any = function
-        self.options = options
+        self.worth, self.options = worth, options
         self.native: Any = None
         update_wrapper(self, function)
 
@@ -60,7 +65,7 @@ class _Function:
             return self.py_func(*args)
         if _NUMBA not in sys.modules:
             _use.elements += _elements(args)
-            if _use.elements <= WORTH:
+            if _use.elements <= self.worth:
                 return self._in_python(args)
         return self.load()(*args)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from presage.noise.sampling import Estimate
-from presage.prediction.draws.distribution import StepDistribution
-from presage.prediction.jobs.cost import TrainingCost
-from presage.prediction.jobs.job_prediction import JobResult, StageSummary
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of
-from presage.report.job_sections import JobDetail
 from presage.report.terms import LEAST, MEMORY, interval, memory_fit, part_name, share_of, signed
 from presage.text import amount, percent, seconds, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from presage.noise.sampling import Estimate
+    from presage.prediction.draws.distribution import StepDistribution
+    from presage.prediction.jobs.cost import TrainingCost
+    from presage.prediction.jobs.job_prediction import JobResult, StageSummary
+    from presage.report.job_sections import JobDetail
 
 BOUND = {
     "compute": "compute-bound",

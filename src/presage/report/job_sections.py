@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from presage.engine import Lane, Timeline
-from presage.prediction.draws.distribution import StepDistribution
-from presage.prediction.jobs.job_prediction import JobResult
-from presage.prediction.jobs.job_roofline import Ran
 from presage.prediction.jobs.perturbation import BY, WorkClassSensitivity
 from presage.prediction.step_roofline import RooflinePoint
 from presage.report.answer import DataTable, Section, data_table
@@ -21,6 +18,12 @@ from presage.report.html.charts.lanes import lanes_section, timeline_tasks
 from presage.report.html.charts.points import roofline_figure
 from presage.report.terms import MEMORY, TAIL_HELP, part_name, share_of, work_name
 from presage.text import amount, percent, seconds, size
+
+if TYPE_CHECKING:
+    from presage.engine import Lane, Timeline
+    from presage.prediction.draws.distribution import StepDistribution
+    from presage.prediction.jobs.job_prediction import JobResult
+    from presage.prediction.jobs.job_roofline import Ran
 
 MARKED = (0.5, 0.95, 0.99)  # quantiles
 PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}

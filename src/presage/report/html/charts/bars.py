@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +13,8 @@ from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE, colours
 from presage.text import percent, seconds, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from plotly.graph_objects import Figure
 
 # ---- the unit that an axis of times is read in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +15,8 @@ from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE
 from presage.text import percent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from plotly.graph_objects import Figure
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,8 @@ from presage.report.html.charts.bars import AxisUnit, label, time_unit
 from presage.report.html.theme import ACCENT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plotly.graph_objects import Figure
 
 # ---- ranks against what they do, or against steps: a cell's colour tells how far it is from the usual of its column

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.engine import Lane, Timeline
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import AxisUnit, label, time_unit
 from presage.report.html.theme import colours
 from presage.text import percent, seconds, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from plotly.graph_objects import Figure
+
+    from presage.engine import Lane, Timeline
 
 # ---- what runs when: a row for each lane (a thread, a stream, a rank, a stage), a bar for each task
 
