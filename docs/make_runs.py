@@ -24,8 +24,7 @@ from presage.hardware import gpu
 from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import left_out, shipped
 from presage_validation.public_table import read_table
-from presage_validation.run_jobs import job_of_run
-from presage_validation.runs import COLUMNS, score_runs
+from presage_validation.runs import COLUMNS, job_of_run, score_runs
 from presage_validation.score import Result, Row, Score, score
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,14 +18,12 @@ import numpy as np
 from presage.noise.priors import DATA as SYSTEMS
 from presage.noise.priors import EVENTS, STALL, architecture_of, known_systems, machine_of
 from presage_fit.series import SeriesFit, fit, learn
-from presage_fit.series.prior import SeriesPrior
-from presage_fit.series.shipped import BLOCKS, STEPS, STRIDE, STRIDED, prior_table
-from presage_fit.series.shipped import DATA as PRIORS
+from presage_fit.series.prior import BLOCKS, STEPS, STRIDE, STRIDED, SeriesPrior, prior_table
+from presage_fit.series.prior import DATA as PRIORS
 from presage_fit.step_logs import Logs, StepLog, read_logs
-from presage_validation.step_tables import COLUMNS
-from presage_validation.steps import StepsResult, score_logs, score_steps, summary
+from presage_validation.steps import StepsResult, ZeroData, score_logs, score_steps, summary
+from presage_validation.tables import COLUMNS
 from presage_validation.temporal import Ratio, TemporalResult, score_temporal
-from presage_validation.zero_data import ZeroData
 
 PAGE = Path(__file__).with_name("steps.md")
 SOURCE = "mlcommons/training_results_v5.0, commit 0fdc28f01325, Apache-2.0"

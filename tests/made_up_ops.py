@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from presage.engine import Builder, simulate
-from presage_validation.pipeline_schedules import Op, orders
+from presage_validation.pipeline import Op, orders
 
 HEADER = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,mb_id,gmc"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from presage.costs.collectives.store import SHIPPED, save_parameters
 from presage_fit.collectives import fit
-from presage_validation.collective_tables import read_rows
+from presage_validation.collectives import read_rows
 
 
 def main(paths: list[Path]) -> None:

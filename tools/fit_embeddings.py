@@ -12,7 +12,7 @@ from pathlib import Path
 
 from presage.embeddings.lookup_model import SHIPPED, save_lookup_parameters
 from presage_fit.embeddings import fit_lookups
-from presage_validation.tbe_files import read_groups
+from presage_validation.embeddings import read_groups
 
 
 def main(path: Path) -> None:

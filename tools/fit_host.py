@@ -23,8 +23,7 @@ from presage.graph.graph import Graph
 from presage.traces import kineto
 from presage.traces.latencies import latencies
 from presage.traces.trace import Trace
-from presage_fit.host_fit import Fit, fit, host_us, profiler_cost
-from presage_fit.host_rows import Row, launch_calls, rows, share_found, traced_units
+from presage_fit.host import Fit, Row, fit, host_us, launch_calls, profiler_cost, rows, share_found, traced_units
 from presage_validation.workloads import measured_cases
 
 # Launches the host may be ahead of the GPU: where launch calls begin to wait in traces of GPU-bound steps.

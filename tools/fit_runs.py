@@ -21,8 +21,7 @@ from presage.errors import PresageError
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import read_table, run_seconds
-from presage_validation.run_jobs import job_of_run
-from presage_validation.runs import COLUMNS
+from presage_validation.runs import COLUMNS, job_of_run
 
 OUT = Path(__file__).resolve().parents[1] / "src/presage/data/jobs/efficiency.toml"
 NAMES = [f.name for f in fields(Efficiency)]

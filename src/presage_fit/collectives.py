@@ -21,8 +21,6 @@ from presage.costs.collectives.paths import paths, reach
 from presage.costs.collectives.store import CollectiveParameters
 from presage.hardware import Platform
 
-__all__ = ["Measured", "fit"]
-
 Array = npt.NDArray[np.float64]
 START = {
     "ll": Coefficients(6.6, 1.0, 2.0, 0.0, 0.0),

@@ -16,8 +16,6 @@ from presage.errors import PresageError
 if TYPE_CHECKING:
     from presage_fit.noise import Fitted
 
-__all__ = ["command"]
-
 
 Gpu = Annotated[
     str | None,
@@ -121,7 +119,7 @@ def _known(kind: str | None, classes: Sequence[str]) -> None:
 
 
 def _print(found: Fitted, out: Path | None) -> None:
-    from presage_fit.noise_tables import belief_table, part_line, prior_line
+    from presage_fit.noise import belief_table, part_line, prior_line
 
     page = console()
     for part in found.parts:

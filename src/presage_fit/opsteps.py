@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from presage.errors import InputError
 from presage_fit.optable import BACKWARD, FORWARD, OpTable
 
-__all__ = ["Messages", "Steps", "meetings", "messages", "split", "transfers"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

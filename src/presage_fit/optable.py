@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from presage.errors import InputError
 from presage.files import reading
 
-__all__ = ["BACKWARD", "COMMUNICATION", "FORWARD", "KNOWN", "OpTable", "read"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -49,7 +49,7 @@ def command(
 def _value(pack: Pack) -> dict[str, Any]:
     import msgspec
 
-    from presage_fit.pack_tables import spreads
+    from presage_fit.pack import spreads
 
     families = {}
     for name, rows in sorted(pack.families.items()):
@@ -72,7 +72,7 @@ def _value(pack: Pack) -> dict[str, Any]:
 
 
 def _print(found: list[Pack], merge_into: Path | None) -> None:
-    from presage_fit.pack_tables import error_table, family_table, origin_table
+    from presage_fit.pack import error_table, family_table, origin_table
 
     out = console()
     for pack in found:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
-__all__ = ["held_out_widths", "is_fitted"]
-
 HELD, FITTED = 5, 4  # one in so many
 WIDTHS: Final = {"gemm": (1, 2), "attention": (0, 2, 3)}  # where they stand in a table's sizes
 

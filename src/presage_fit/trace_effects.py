@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from presage.traces.trace import Trace
     from presage.traces.trace_set import TraceSet
 
-__all__ = ["Component", "TraceEffects", "class_of", "fit_traces"]
-
 Floats = NDArray[np.float64]
 Signature = tuple[str, int]
 PARTS = 8  # that kernels are dealt into where there is one step

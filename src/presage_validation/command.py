@@ -131,7 +131,7 @@ def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell, 
 
 
 def _whatif(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.pair_tables import group_table, pair_table
+    from presage_validation.tables import group_table, pair_table
     from presage_validation.whatif import score_whatif
 
     result = score_whatif(paths, tell, pool=pool)
@@ -215,8 +215,8 @@ def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell, 
 
 
 def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.straggler_tables import effect_table, straggler_table
     from presage_validation.stragglers import score_stragglers
+    from presage_validation.tables import effect_table, straggler_table
 
     result = score_stragglers(paths, tell, pool=pool)
     _some(result.jobs, result.skipped)
@@ -224,8 +224,8 @@ def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tel
 
 
 def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.step_tables import step_tables, zero_table
     from presage_validation.steps import score_steps
+    from presage_validation.tables import step_tables, zero_table
 
     result = score_steps(paths, tell, pool=pool)
     tables = [x for table in step_tables(result) for x in (table, "")]
@@ -234,7 +234,7 @@ def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell, po
 
 
 def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.step_tables import temporal_table
+    from presage_validation.tables import temporal_table
     from presage_validation.temporal import score_temporal
 
     result = score_temporal(_one(paths, "temporal"), tell, pool=pool)

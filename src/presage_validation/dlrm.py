@@ -21,8 +21,6 @@ from presage.errors import InputError, PresageError
 from presage_validation.public_table import count, platform_name, read_table, run_seconds
 from presage_validation.score import Result, Row, Skipped
 
-__all__ = ["dlrm_seconds", "mlperf_job", "score_dlrm"]
-
 Tell = Callable[[str], None]
 SOURCE = "mlperf_dlrm"
 COLUMNS = ("source_key", "gpu", "gpus_per_node", "n_gpus", "global_batch", "step_time_s", "step_time_s_derived")

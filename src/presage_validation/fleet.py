@@ -4,7 +4,7 @@ Of each table 200 random sets of 50 GPUs are fitted, one by one. Predicted are t
 the expected largest of 256, of the GPUs that were not in the set (`p99`, `largest`) and of the whole fleet
 (`..._of_fleet`); where fewer are left than 256, of as many as are left. Measured, the expected largest of n of N GPUs
 is exact: over all sets of n of them, none twice. Nothing is fitted on the table that is scored, but for the 50 GPUs:
-how common slow GPUs are comes from fleets of other sites (`presage_fit.fleets.prior`). Beside it: a Normal
+how common slow GPUs are comes from fleets of other sites (`presage_fit.fleet`). Beside it: a Normal
 distribution fitted to the 50, and the 50 as they are (their largest, for the largest of n).
 """
 
@@ -23,14 +23,9 @@ from numpy.typing import NDArray
 from presage.errors import PresageError
 from presage.noise.distribution import Normal
 from presage.pool.pool import SERIAL, Pool
-from presage_fit.fleets.files import read_fleet
-from presage_fit.fleets.fleet import Fleet, fit_fleet
-from presage_fit.fleets.prior import without
-from presage_fit.fleets.tail import Ranged, Tail, fit_tail
-from presage_validation.score import Result, Row, Skipped, csv_lines
-from presage_validation.turn import in_turn
-
-__all__ = ["BASELINES", "FleetResult", "score_fleets"]
+from presage_fit.fleet import Fleet, Ranged, Tail, fit_fleet, fit_tail, without
+from presage_fit.fleet_files import read_fleet
+from presage_validation.score import Result, Row, Skipped, csv_lines, in_turn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -38,10 +38,7 @@ from presage_fit.pack import Pack
 from presage_fit.pack import read as read_pack
 from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_tables import KernelTable, Measured, read_table
-from presage_validation.score import Result, Row, Score, Skipped
-from presage_validation.turn import in_turn
-
-__all__ = ["KernelResult", "models_of", "score_kernels", "score_pack", "score_table", "within_bars"]
+from presage_validation.score import Result, Row, Score, Skipped, in_turn
 
 GEOMEAN_BAR, P90_BAR = 0.05, 0.15
 LONG = 20e-6

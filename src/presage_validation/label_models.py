@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from presage.costs.call import Call, Shape
 from presage_validation.label_ops import Tape, dense
 
-__all__ = ["NETS", "Case", "Net", "tape"]
-
 CAPACITY, EXPERTS = 64, 4
 ISSUED = 20  # ops of an expert, issued one by one: which rows are its own is asked of the GPU
 TYPES = 2  # rows of BERT's table of sentences

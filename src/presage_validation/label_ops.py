@@ -11,8 +11,6 @@ from math import prod
 
 from presage.costs.call import Call, Shape
 
-__all__ = ["Tape", "dense", "turned"]
-
 FLOAT = 4  # bytes
 OWN, POOLED = 10e6, 1e6  # bytes of tensors that get memory of their own, and that share blocks
 POOLS = (20e6, 2e6)  # bytes of such blocks, and of those for tensors that are smaller still

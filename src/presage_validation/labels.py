@@ -31,10 +31,7 @@ from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
 from presage_validation.label_models import NETS, Case, tape
-from presage_validation.score import Result, Row, Skipped
-from presage_validation.sweep import Failed, swept
-
-__all__ = ["PEER", "Label", "Pass", "predict", "read_labels", "score_labels"]
+from presage_validation.score import Failed, Result, Row, Skipped, swept
 
 FILE = "labels.json"
 MS = 1e-3

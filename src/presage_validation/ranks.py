@@ -19,11 +19,8 @@ from typing import Any
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.pool import Pool, processes
-from presage_validation.public_rows import Setup, read_setups
-from presage_validation.score import Result, Row, Score, Skipped, score
-from presage_validation.turn import Turn
-
-__all__ = ["Found", "RanksResult", "score_ranks"]
+from presage_validation.public_table import Setup, read_setups
+from presage_validation.score import Result, Row, Score, Skipped, Turn, score
 
 Tell = Callable[[str], None]
 Capture = Callable[[int], Graph]  # a step of so many microbatches

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["Result", "Row", "Score", "Skipped", "score"]
+from presage.errors import PresageError
+from presage.graph.graph import Graph
+from presage.pool.pool import Pool
 
 # |error| below this counts as this in the geometric mean, where one lucky zero would otherwise hide everything.
 GEOMEAN_FLOOR = 4e-4
@@ -108,3 +112,89 @@ def csv_lines(rows: Sequence[Row]) -> Iterable[tuple[str, ...]]:
     yield "metric", "group", "name", "predicted", "measured", "error"
     for r in rows:
         yield r.metric, r.group, r.name, f"{r.predicted:.9g}", f"{r.measured:.9g}", f"{r.error:.6g}"
+
+
+# Cases that share nothing, scored one by one or by a pool, told of and given back in their order.
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A case that could not be scored, and why."""
+
+    reason: str
+
+
+def swept(
+    function: Callable[[Item], Outcome],
+    items: Iterable[Item],
+    tell: Callable[[str], None],
+    name: Callable[[Item], str],
+    pool: Pool,
+    piece: int = 1,
+) -> Iterator[tuple[Item, Outcome | Failed]]:
+    """Each item with what the function makes of it; of quick ones, several in one piece of work."""
+    every = list(items)
+    pieces = [every[i : i + piece] for i in range(0, len(every), piece)]
+    found = chain.from_iterable(pool.map(partial(_tried_all, function), pieces))
+    for item in in_turn(every, tell, name):
+        yield item, next(found)
+
+
+def _tried_all(function: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome | Failed]:
+    return [_tried(function, item) for item in items]
+
+
+def _tried(function: Callable[[Item], Outcome], item: Item) -> Outcome | Failed:
+    try:
+        return function(item)
+    except PresageError as e:
+        return Failed(str(e))
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Cases of a workloads file. Each process imports the file for itself."""
+
+    workloads: str
+
+    @cached_property
+    def functions(self) -> dict[str, Callable[..., Callable[[], Any]]]:
+        from presage.capture import load_cases
+
+        return load_cases(self.workloads)
+
+    def __reduce__(self) -> tuple[type[Captured], tuple[str]]:
+        return Captured, (self.workloads,)
+
+    def graph(self, name: str) -> Graph:
+        from presage.capture import capture
+
+        return capture(self.functions[name], source=f"{self.workloads}:{name}")
+
+
+# Cases one after the other, told by name and place, so that whoever listens can show how many are left.
+
+T = TypeVar("T")
+
+
+class Turn(str):
+    """The name of a case, with how many are done and how many there are."""
+
+    done: int
+    total: int
+
+    def __new__(cls, name: str, done: int, total: int) -> Turn:
+        self = super().__new__(cls, name)
+        self.done, self.total = done, total
+        return self
+
+
+def in_turn(items: Iterable[T], tell: Callable[[str], None], name: Callable[[T], str]) -> Iterator[T]:
+    """Each item, after `tell` was told of it."""
+    every = list(items)
+    for done, item in enumerate(every):
+        tell(Turn(name(item), done, len(every)))
+        yield item

@@ -23,11 +23,8 @@ import numpy.typing as npt
 
 from presage.embeddings import EmbeddingModel, Lookups, embedding_model
 from presage.embeddings.row_reuse import zipf
-from presage_validation.score import Skipped
-from presage_validation.tbe_files import Placement, Task, read_tasks
-from presage_validation.turn import in_turn
-
-__all__ = ["Choice", "Picks", "ShardingResult", "score_sharding", "torchrec"]
+from presage_validation.embeddings import Placement, Task, read_tasks
+from presage_validation.score import Skipped, in_turn
 
 Array = npt.NDArray[Any]
 Tell = Callable[[str], None]

@@ -23,16 +23,12 @@ from numpy.typing import NDArray
 from presage.errors import InputError, PresageError
 from presage.pool.pool import SERIAL, Pool
 from presage_fit import optable
-from presage_fit.ops.effects import OpEffects, fit_sets, steps_only
-from presage_fit.ops.iid import iid_pool
+from presage_fit.ops.effects import OpEffects, fit_sets, iid_pool, steps_only
 from presage_fit.ops.sizes import sizes_of
 from presage_fit.opsteps import split
 from presage_fit.optable import OpTable
-from presage_validation.forecasts import EVEN, best_family, forecast, ks_critical, of_sample
-from presage_validation.score import Skipped
-from presage_validation.sweep import Failed, swept
-
-__all__ = ["Effort", "Figures", "JobForecast", "StragglersResult", "score_stragglers", "score_table", "unfolded"]
+from presage_validation.score import Failed, Skipped, swept
+from presage_validation.temporal import EVEN, best_family, forecast, ks_critical, of_sample
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

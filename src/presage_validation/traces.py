@@ -15,12 +15,9 @@ from presage.traces import kineto
 from presage.traces.replay import Replay, measured_steps, replay_of
 from presage.traces.trace import Trace
 from presage.traces.trace_set import run_of
-from presage_validation.optable import score_optable, whatif_slowdown
 from presage_validation.pipeline import score_pipeline
-from presage_validation.score import Result, Row, Skipped
-from presage_validation.sweep import Failed, swept
-
-__all__ = ["score_traces"]
+from presage_validation.score import Failed, Result, Row, Skipped, swept
+from presage_validation.straggler_cost import score_optable, whatif_slowdown
 
 TRACE_ENDINGS = (".json", ".json.gz")
 TABLE_ENDINGS = (".csv", ".csv.gz")

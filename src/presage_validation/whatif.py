@@ -29,10 +29,7 @@ from presage.files.decoding import decode_json, read_checked
 from presage.graph.graph import Graph
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.step import GPU_BOUND
-from presage_validation.score import Result, Row, Skipped
-from presage_validation.sweep import Failed, swept
-
-__all__ = ["Measured", "PairResult", "Scored", "measured_pairs", "rates", "score_whatif"]
+from presage_validation.score import Failed, Result, Row, Skipped, swept
 
 EFFECT = 0.03  # of the step's time: smaller effects have no sign to get right
 DEVELOPMENT = (

@@ -27,13 +27,10 @@ from presage.prediction.step import GPU_BOUND, STEPS, StepResult, predict_step, 
 from presage.prediction.step_draws import StepSpread
 from presage.traces import kineto
 from presage.traces.trace import Trace
-from presage_fit.host_fit import own_terms
-from presage_fit.host_rows import rows as host_rows
-from presage_validation.optimes import measured_times
-from presage_validation.score import Result, Row, Skipped
-from presage_validation.sweep import Captured, Failed, swept
-
-__all__ = ["Case", "measured_cases", "score_cases", "score_workloads"]
+from presage_fit.host import own_terms
+from presage_fit.host import rows as host_rows
+from presage_validation.capture import measured_times
+from presage_validation.score import Captured, Failed, Result, Row, Skipped, swept
 
 MS = 1e-3
 

@@ -150,7 +150,7 @@ def test_a_pool_is_watched() -> None:
 
 
 def test_cases_are_told_with_their_place() -> None:
-    from presage_validation.turn import in_turn
+    from presage_validation.score import in_turn
 
     told: list[Any] = []
     assert list(in_turn(iter("ab"), told.append, str.upper)) == ["a", "b"]

@@ -15,8 +15,7 @@ from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, save_tables
 from presage.hardware import gpu
 from presage.prediction.machine import machine
 from presage_fit.table_split import held_out_widths, is_fitted
-from presage_validation.kernel_calls import attention, gemm
-from presage_validation.kernel_tables import Measured
+from presage_validation.kernel_tables import Measured, attention, gemm
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

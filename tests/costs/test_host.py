@@ -13,8 +13,7 @@ from presage.costs.host_model import HostModel, host_model, read, to_toml
 from presage.costs.host_units import ENGINE, terms, units
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
-from presage_fit.host_fit import fit, host_us, own_terms, paces, profiler_cost
-from presage_fit.host_rows import Row, rows, share_found
+from presage_fit.host import Row, fit, host_us, own_terms, paces, profiler_cost, rows, share_found
 from presage_validation.workloads import measured_cases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +213,7 @@ def traced() -> tuple[Graph, list[Row], float]:
     """A captured step beside its trace: the graph, the rows, and the step's microseconds less waits."""
     from presage.capture import capture, load_cases
     from presage.traces import kineto
-    from presage_fit.host_rows import traced_units
+    from presage_fit.host import traced_units
 
     graph = capture(load_cases(ROOT / "workloads" / "varied.py")["autoencoder"], source="autoencoder")
     trace = kineto.read(VARIED / "autoencoder.json.gz")

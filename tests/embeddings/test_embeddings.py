@@ -16,7 +16,7 @@ from presage.embeddings.row_reuse import BINS, FIRST, fit_alpha, zipf
 from presage.embeddings.table import table_arrays
 from presage.errors import InputError, PresageError
 from presage.hardware import gpus
-from presage_fit.least_squares import least
+from presage_fit.embeddings import least
 
 MODEL = embedding_model("h200")
 

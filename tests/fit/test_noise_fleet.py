@@ -11,10 +11,19 @@ import pytest
 
 from presage.errors import InputError, PresageError
 from presage.noise.distribution import LogNormal, Mixture
-from presage_fit.fleets.files import Measured, fleet_columns, read_fleet
-from presage_fit.fleets.fleet import Fleet, fit_fleet
-from presage_fit.fleets.prior import SLOW, known_fleets, share_weights, without
-from presage_fit.fleets.tail import SHARES, Tail, body_sd, fit_tail
+from presage_fit.fleet import (
+    SHARES,
+    SLOW,
+    Fleet,
+    Tail,
+    body_sd,
+    fit_fleet,
+    fit_tail,
+    known_fleets,
+    share_weights,
+    without,
+)
+from presage_fit.fleet_files import Measured, fleet_columns, read_fleet
 from presage_validation.fleet import expected_largest, score_fleets
 
 TABLES = "variability"

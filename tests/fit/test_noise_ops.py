@@ -12,15 +12,13 @@ from planted_ops import Planted, table_of, true_times
 from presage.engine import finish_times
 from presage.errors import InputError
 from presage.noise.files import format_noise, parse_noise
-from presage_fit.ops.cells import cells_of
-from presage_fit.ops.effects import OpEffects, fit, fit_sets, steps_only
-from presage_fit.ops.iid import iid_pool
+from presage_fit.ops.effects import OpEffects, fit, fit_sets, iid_pool, steps_only
 from presage_fit.ops.parts import Channels, levels
-from presage_fit.ops.pool import ENOUGH, pool_of
+from presage_fit.ops.pool import ENOUGH, cells_of, pool_of
 from presage_fit.ops.sizes import sizes_of
 from presage_fit.opsteps import messages, split
 from presage_fit.optable import BACKWARD, FORWARD, OpTable
-from presage_validation.forecasts import wasserstein
+from presage_validation.temporal import wasserstein
 
 Floats = NDArray[np.float64]
 STEPS = 44

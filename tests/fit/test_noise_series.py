@@ -10,14 +10,10 @@ from presage.noise.distribution import LogNormal, Normal
 from presage.noise.files import format_noise, parse_noise
 from presage.noise.model import NO_NOISE, CommonNoise, NoiseModel, Stalls
 from presage_fit.series import SeriesFit, SeriesPrior, fit, learn
-from presage_fit.series.bulk import CELLS
-from presage_fit.series.continued import continued, settled, slow_share
-from presage_fit.series.drift import smooth
-from presage_fit.series.joint import joint
-from presage_fit.series.levels import ODD, SDS, SLOWER, evidence, learn_levels
-from presage_fit.series.shipped import prior_of, prior_table, shipped
-from presage_fit.series.simulate import steps_of
-from presage_fit.series.table import kinds_of
+from presage_fit.series.drift import joint, kinds_of, smooth
+from presage_fit.series.model import continued, settled, slow_share, steps_of
+from presage_fit.series.prior import prior_of, prior_table, shipped
+from presage_fit.series.residuals import CELLS, ODD, SDS, SLOWER, evidence, learn_levels
 from presage_fit.step_logs import Event, StepLog, step_log
 
 LEVEL = 10.0

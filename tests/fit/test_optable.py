@@ -12,7 +12,7 @@ from made_up_ops import HEADER, SHAPES, made_up_job
 from presage.errors import InputError
 from presage_fit import opreplay, opsteps, optable
 from presage_validation import straggler_cost as stragglers
-from presage_validation.optable import score_optable, whatif_slowdown
+from presage_validation.straggler_cost import score_optable, whatif_slowdown
 
 ROW = "0,0,0,1,forward-compute,0.0,1.0,0,0,0,0"
 

@@ -100,8 +100,8 @@ def _logs(path: Path) -> Any:
 
 
 def _fleet(path: Path) -> Any:
-    from presage_fit.fleets.files import read_fleet
-    from presage_fit.fleets.fleet import fit_fleet
+    from presage_fit.fleet import fit_fleet
+    from presage_fit.fleet_files import read_fleet
 
     return fit_fleet(read_fleet(path))
 
@@ -125,7 +125,7 @@ def _temporal(path: Path) -> Any:
 
 
 def _published(path: Path) -> Any:
-    from presage_validation.optable import PublishedResult, published
+    from presage_validation.straggler_cost import PublishedResult, published
 
     return published(path.with_name("trace-A.csv"), "nd", PublishedResult)
 
@@ -189,7 +189,7 @@ READERS = (
     ),
     Reader(
         "pipeline run",
-        of("presage_validation.pipeline_schedules:read"),
+        of("presage_validation.pipeline:read"),
         (STAGES,),
         dict.fromkeys(STAGES, "json"),
         command=("accuracy", "traces", "{}"),
@@ -232,7 +232,7 @@ READERS = (
         of("presage.configs.frameworks:read_framework"),
         "mine.toml",
         "toml",
-        *shipped("jobs/frameworks/torchtitan.toml", "jobs/frameworks/nemo.toml"),
+        *shipped("configs/frameworks/torchtitan.toml", "configs/frameworks/nemo.toml"),
     ),
     alone(
         "failure rates",
@@ -298,7 +298,7 @@ READERS = (
     ),
     alone(
         "public runs",
-        of("presage_validation.public_rows:read_setups"),
+        of("presage_validation.public_table:read_setups"),
         "runs.csv",
         "csv",
         seeds.public_runs(),
@@ -307,7 +307,7 @@ READERS = (
     ),
     alone(
         "collectives",
-        of("presage_validation.collective_tables:read_rows"),
+        of("presage_validation.collectives:read_rows"),
         "nccl.csv",
         "csv",
         seeds.COLLECTIVES,
@@ -322,9 +322,9 @@ READERS = (
         packed(seeds.KERNELS),
     ),
     alone(
-        "embedding groups", of("presage_validation.tbe_files:read_groups"), "g.json", "json", as_json(seeds.TBE_GROUPS)
+        "embedding groups", of("presage_validation.embeddings:read_groups"), "g.json", "json", as_json(seeds.TBE_GROUPS)
     ),
-    alone("placements", of("presage_validation.tbe_files:read_tasks"), "t.json", "json", as_json(seeds.TBE_TASKS)),
+    alone("placements", of("presage_validation.embeddings:read_tasks"), "t.json", "json", as_json(seeds.TBE_TASKS)),
     alone(
         "measured steps", of("presage_validation.workloads:measured_cases"), "m.json", "json", as_json(seeds.MEASURED)
     ),

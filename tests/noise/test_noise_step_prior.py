@@ -6,7 +6,7 @@ import pytest
 from presage.errors import PresageError
 from presage.noise.model import Belief
 from presage.noise.priors import architecture_of, known_systems, machine_of, prior, step_prior
-from presage_fit.series.simulate import believed_steps, steps_of
+from presage_fit.series.model import believed_steps, steps_of
 
 
 def test_no_data_prior() -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from presage.engine import simulate
 from presage.errors import InputError
-from presage_validation import pipeline_schedules as pipeline
-from presage_validation.pipeline import score_pipeline
-from presage_validation.pipeline_schedules import Delays, orders
+from presage_validation import pipeline
+from presage_validation.pipeline import Delays, orders, score_pipeline
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from presage.errors import PresageError
 from presage.parallel.pipeline import Schedule, StageOrder
 from presage.parallel.pipeline_run import pipeline_durations, pipeline_program, pipeline_timeline, run_pipeline
 from presage.traces.perfetto import timeline_trace
-from presage_validation import pipeline_schedules as measured
+from presage_validation import pipeline as measured
 
 KINDS = ("1f1b", "interleaved", "gpipe", "zero-bubble")
 

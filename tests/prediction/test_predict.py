@@ -333,7 +333,7 @@ def test_steps_from_measured_kernels(name: str, within: float) -> None:
     """One step of the GPU's and one of the host's, from the kernel times of their traces."""
     from presage.capture import capture, load_cases
     from presage.traces import kineto
-    from presage_validation.optimes import measured_times
+    from presage_validation.capture import measured_times
     from presage_validation.workloads import measured_cases
 
     root = Path(__file__).resolve().parents[2]

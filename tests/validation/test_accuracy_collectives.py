@@ -11,8 +11,7 @@ from presage.costs.collectives import Collectives, Group
 from presage.errors import InputError, PresageError
 from presage.hardware import platform
 from presage_validation import command as command
-from presage_validation.collective_tables import group_of, platform_of, read_rows
-from presage_validation.collectives import score_collectives
+from presage_validation.collectives import group_of, platform_of, read_rows, score_collectives
 
 COLUMNS = ("source", "gpu", "nodes", "n_gpus", "nccl", "op", "bytes", "time_us", "busbw_gbps", "note")
 run = runner(command.command)

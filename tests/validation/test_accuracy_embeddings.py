@@ -9,9 +9,8 @@ import pytest
 from commands import runner
 from presage.errors import InputError, PresageError
 from presage_validation import command as command
-from presage_validation.embeddings import score_embeddings, split
+from presage_validation.embeddings import read_groups, score_embeddings, split
 from presage_validation.sharding import score_sharding
-from presage_validation.tbe_files import read_groups
 
 run = runner(command.command)
 

@@ -20,8 +20,7 @@ from presage.hardware import gpu
 from presage_fit.kernel_models import held_out, samples, table
 from presage_fit.pack import Pack, read
 from presage_fit.table_split import held_out_widths, is_fitted
-from presage_validation.kernel_calls import BUILDERS, Unknown, attention, gemm
-from presage_validation.kernel_tables import read_table
+from presage_validation.kernel_tables import BUILDERS, Unknown, attention, gemm, read_table
 from presage_validation.kernels import (
     KernelResult,
     _apart,

@@ -16,7 +16,7 @@ from presage.parallel.fsdp import Fsdp
 from presage.pool import SERIAL
 from presage.prediction.api import predict_ranks
 from presage_validation import command as command
-from presage_validation.public_rows import read_setups, setup
+from presage_validation.public_table import read_setups, setup
 from presage_validation.ranks import Found, score_ranks
 
 BUILDERS = Path(__file__).resolve().parents[2] / "workloads/public.py"

@@ -17,8 +17,7 @@ from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import Efficiency, left_out, shipped
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import count, number, run_seconds
-from presage_validation.run_jobs import job_of_run
-from presage_validation.runs import COLUMNS, score_runs
+from presage_validation.runs import COLUMNS, job_of_run, score_runs
 from presage_validation.score import Result
 
 LEFT = "step_time_left_out"

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from presage.errors import PresageError
-from presage_validation.forecasts import best_family, crps, forecast, ks_distance, ks_floor, wasserstein
-from presage_validation.steps import StepsResult, score_steps, summary
-from presage_validation.temporal import score_temporal
-from presage_validation.zero_data import WITHIN
+from presage_validation.steps import WITHIN, StepsResult, score_steps, summary
+from presage_validation.temporal import best_family, crps, forecast, ks_distance, ks_floor, score_temporal, wasserstein
 
 
 def quiet(_: str) -> None:

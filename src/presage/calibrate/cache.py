@@ -7,8 +7,6 @@ from typing import Any
 
 from presage.calibrate.measure import exported, read_batch
 
-__all__ = ["reuse"]
-
 SIZES = [s << 20 for s in (1, 4, 12, 24)]
 BETWEEN = [d << 20 for d in (0, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)]
 REPEATS = 4

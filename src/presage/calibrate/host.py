@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["copies", "host_costs", "latencies"]
-
 
 def _ops(torch: Any) -> dict[str, Callable[[], Any]]:
     f = torch.nn.functional

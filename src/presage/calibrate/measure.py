@@ -16,8 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["REPEATS", "Flush", "Make", "events_of", "exported", "leaf_rows", "profiled_batch", "read_batch"]
-
 REPEATS, WARM_UP = 4, 2
 LONG_CALL = 4e-3  # seconds; a longer call runs fewer times, so that the clock does not fall under it
 TOO_LONG = 1.5  # seconds; a call that takes longer is given up

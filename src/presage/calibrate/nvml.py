@@ -6,8 +6,6 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gauge", "Reading"]
-
 SM, MEMORY = 1, 2
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from presage.calibrate.nvml import Gauge
 
-__all__ = ["sustained"]
-
 REST, SETTLE, CHUNK = 0.35, 0.45, 0.02
 
 

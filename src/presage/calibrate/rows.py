@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["count_rows", "whole_parts"]
-
 
 def count_rows(path: Path) -> int:
     """How many rows are in the file, once it ends with a whole one."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from presage.files import write_whole
 
-__all__ = ["Stuck"]
-
 
 class Stuck:
     """The draws of one family that ended sweeps, each as often as it did, in FAMILY.stuck beside its rows."""

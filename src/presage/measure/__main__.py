@@ -29,8 +29,6 @@ from presage.measure.result import Result, brief, page, to_json
 from presage.measure.timing import timed
 from presage.usercode import load, parse_arguments, user_code_line
 
-__all__ = ["main"]
-
 
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)

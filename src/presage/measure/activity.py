@@ -13,8 +13,6 @@ from typing import Any
 from presage.calibrate.measure import GPU_CATEGORIES, events_of, exported
 from presage.graph.families import family
 
-__all__ = ["STEPS", "Activity", "Work", "activity", "profiled"]
-
 STEPS = 2  # that are profiled
 NO_OP = "other"  # of kernels whose launch was in no operator
 

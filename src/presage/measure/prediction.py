@@ -15,8 +15,6 @@ from typing import Any
 from presage.errors import InputError, PresageError
 from presage.files.reading import read_json
 
-__all__ = ["Prediction", "can_predict", "from_json", "predict", "read"]
-
 MOST = 1e18  # of a number in a prediction
 NEEDED = ("msgspec", "numba", "typer", "rich")
 CALL = "from presage.cli import main; main()"

@@ -11,8 +11,6 @@ from presage.measure.prediction import Prediction
 from presage.measure.timing import WARM_UP, Timing, quantile
 from presage.text import percent, seconds, size
 
-__all__ = ["Result", "brief", "page", "to_json"]
-
 Line = Sequence[str]
 
 

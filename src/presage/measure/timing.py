@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["WARM_UP", "Timing", "quantile", "timed"]
-
 WARM_UP = 10
 SECONDS, FEWEST, MOST = 2.5, 20, 400  # of timed steps in all, and how many those can be
 

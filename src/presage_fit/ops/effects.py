@@ -24,13 +24,10 @@ from presage.engine import Durations, Program, finish_times
 from presage.errors import InputError
 from presage.noise.model import Belief
 from presage_fit.opreplay import PARTS, Replay, replay
-from presage_fit.ops.cells import Cells, cells_of
 from presage_fit.ops.parts import Channels, Split, levels, nested
-from presage_fit.ops.pool import ENOUGH, Pool, pool_of
+from presage_fit.ops.pool import ENOUGH, Cells, Pool, cells_of, pool_of
 from presage_fit.opsteps import Steps, messages, split
 from presage_fit.optable import OpTable
-
-__all__ = ["OpEffects", "fit", "fit_sets", "in_pieces", "steps_only"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -121,7 +118,7 @@ class OpEffects:
 
     def belief(self) -> Belief:
         """The same as numbers that carry over to other jobs, with intervals."""
-        from presage_fit.ops.belief import belief_of
+        from presage_fit.ops.sizes import belief_of
 
         return belief_of(self)
 
@@ -266,3 +263,48 @@ def in_pieces(values: NDArray[Any], rows: int) -> list[NDArray[Any]]:
     """Cut so that so many rows of durations stay small."""
     width = max(LEAST_WIDTH, HELD // (8 * max(rows, 1)))
     return np.array_split(values, -(-len(values) // width))
+
+
+# The independent signature-pool sampler: every operation draws from all durations of its type and stage.
+#
+# All ranks, microbatches and steps in one pool: the yardstick that random effects are measured against. Host time and
+# the ends of collectives come from one training step, as they do there.
+
+
+@dataclass(frozen=True, eq=False)
+class IidPool:
+    """Operation k draws from `pool[first[k]:last[k]]`; members of a meeting take the draw of the first of them."""
+
+    played: Replay
+    seconds: Floats  # (tasks, training steps) as measured
+    bias: float
+    pool: Floats
+    first: Ints
+    last: Ints
+    leader: Ints
+
+    def draw(self, rng: np.random.Generator, draws: int) -> Durations:
+        """Seconds by task for the engine."""
+        out = self.seconds[:, rng.integers(0, self.seconds.shape[1], draws)]
+        run = self.pool[rng.integers(self.first[:, None], self.last[:, None], (len(self.first), draws))]
+        out[1 : PARTS * len(run) : PARTS] = run[self.leader]
+        return Durations.of(out)
+
+    def times(self, rng: np.random.Generator, draws: int) -> Floats:
+        """Seconds of `draws` steps."""
+        parts = in_pieces(np.arange(draws), 2 * len(self.played.program))
+        return self.bias * np.concatenate([finish_times(self.played.program, self.draw(rng, len(p))) for p in parts])
+
+
+def iid_pool(played: Replay, bias: float = 1.0) -> IidPool:
+    """From the training steps of a replay, for its program."""
+    steps = played.steps
+    which = np.unique(np.stack([steps.op, steps.stage]), axis=1, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(which, kind="stable")
+    width = played.run.shape[1]
+    first = np.searchsorted(which[order], which) * width
+    last = np.searchsorted(which[order], which, "right") * width
+    group = played.program.group[1 : PARTS * len(steps) : PARTS].astype(np.int64)
+    key = np.where(group >= 0, group, group.max(initial=0) + 1 + np.arange(len(group)))
+    leader = np.unique(key, return_index=True)[1][np.unique(key, return_inverse=True)[1].reshape(-1)]
+    return IidPool(played, played.durations(), bias, played.run[order].ravel(), first, last, leader)

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Channels", "Share", "Split", "averaged", "levels", "nested"]
-
 Floats = NDArray[np.float64]
 Share = tuple[float, float]  # of the load, and of what columns differ by
 FLOOR = 1e-2  # shorter than this share of its level counts as this: logarithms of nothing are of no use

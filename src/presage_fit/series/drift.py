@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage_fit.series.joint import joint
-
-__all__ = ["FEW", "Curve", "Shared", "shared", "smooth"]
+from presage.errors import PresageError
+from presage_fit.step_logs import Event, StepLog
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -155,3 +156,151 @@ def _median(x: Floats, axis: int) -> Floats:
     empty = ~np.isfinite(x).any(axis=axis)
     filled = np.where(np.expand_dims(empty, axis), 0.0, x)
     return np.where(empty, np.nan if axis == 0 else 0.0, np.nanmedian(filled, axis=axis))
+
+
+# The curve that runs of few records share, with the runs' levels, all at once.
+#
+# A record is its run's level, plus a line, plus a curve whose bends are independent (an integrated random walk), plus
+# noise. How much the curve bends against the noise is what makes the records likeliest (restricted likelihood). Records
+# that are far too long count little: a stall in one of two runs must not be taken for a bend.
+
+BENDS = np.append(0.0, np.geomspace(1e-4, 1e2, 13))  # variance of a bend, of the noise's: at most ten times as wide
+ROUNDS = 5
+FAR = 3.0  # standard deviations
+LEAST = 2e-4  # of a step: noise there always is
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    levels: Floats  # [runs]
+    values: Floats  # [records]: the curve
+    known: float  # share of the records' noise that levels and curve go along with
+
+
+def joint(x: Floats, plain: Bools) -> Joint:
+    """Of records x [runs, records], of which the `plain` ones count."""
+    kept = np.where(plain, x, np.nan)
+    run, at = np.nonzero(plain)
+    y, spread = x[plain], _spread(kept)
+    level = kept - np.nanmedian(kept, axis=1, keepdims=True)
+    above = (level - np.min(np.where(plain, level, np.inf), axis=0))[plain]  # the lowest run at each place
+    for _ in range(ROUNDS):
+        weights = 1 / (1 + (np.maximum(above, 0.0) / (FAR * spread)) ** 4)
+        levels, values, known = _solved(y, run, at, weights, x.shape)
+        above = y - levels[run] - values[at]
+    return Joint(levels, values, known)
+
+
+def _spread(kept: Floats) -> float:
+    """The usual noise, from what no curve is in: differences between runs; of a single run, from its bends."""
+    level = kept - np.nanmedian(kept, axis=1, keepdims=True)
+    many = np.isfinite(level).sum(axis=0)
+    mean = np.nansum(level, axis=0) / np.maximum(many, 1)
+    off = (level - mean)[:, many > 1] * np.sqrt(len(kept) / max(1, len(kept) - 1))
+    seen = off[np.isfinite(off)] if len(kept) > 1 else np.diff(level[0][many > 0], 2) / np.sqrt(6)
+    return LEAST + 1.4826 * float(np.median(np.abs(seen))) if len(seen) else 1.0
+
+
+def _solved(
+    y: Floats, run: NDArray[np.int64], at: NDArray[np.int64], weights: Floats, shape: tuple[int, ...]
+) -> tuple[Floats, Floats, float]:
+    """Levels, curve and how much of the noise they take, for the bends that are likeliest."""
+    place = np.linspace(-0.5, 0.5, shape[1])
+    fixed = np.column_stack([*(run == r for r in range(shape[0])), place[at]]).astype(np.float64)
+    bends = _bends(shape[1])
+    fits = [_restricted(y, fixed, np.diag(1 / weights) + b * bends[np.ix_(at, at)]) for b in BENDS]
+    best = int(np.argmax([f[0] for f in fits]))
+    _, numbers, inverse = fits[best]
+    curve = numbers[-1] * place + BENDS[best] * bends[:, at] @ inverse @ (y - fixed @ numbers)
+    taken = inverse @ fixed
+    left = inverse - taken @ np.linalg.solve(fixed.T @ taken, taken.T)
+    known = 1 - float(np.trace(left / weights[:, None])) / len(y)
+    middle = float(np.average(curve[at], weights=weights))
+    return numbers[:-1] + middle, curve - middle, known
+
+
+def _bends(n: int) -> Floats:
+    """Covariance of an integrated random walk whose steps get smaller: runs settle at their start."""
+    sums = np.maximum(0.0, np.arange(n)[:, None] - np.arange(n)[None, :])
+    return np.asarray((sums / (1 + np.arange(n))) @ sums.T)
+
+
+def _restricted(y: Floats, fixed: Floats, cov: Floats) -> tuple[float, Floats, Floats]:
+    """Log likelihood whatever the noise's size is, the fixed numbers, and the inverse covariance."""
+    inverse = np.linalg.inv(cov)
+    inner = fixed.T @ inverse @ fixed + 1e-9 * np.eye(fixed.shape[1])
+    numbers = np.linalg.solve(inner, fixed.T @ inverse @ y)
+    off = y - fixed @ numbers
+    free = max(1, len(y) - fixed.shape[1])
+    logs = np.linalg.slogdet(cov)[1] + np.linalg.slogdet(inner)[1]
+    fit = -0.5 * (logs + free * np.log(float(off @ inverse @ off) + 1e-16))
+    return float(fit), np.asarray(numbers, np.float64), np.asarray(inverse, np.float64)
+
+
+# Sister runs side by side: one row a run, one column a step number, and which steps the schedule makes slow.
+
+Ints = NDArray[np.int64]
+LEAD = 5  # single steps at the start of a run that are named one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    steps: Ints  # [records]
+    seconds: Floats  # [runs, records], NaN where a run has no such record
+    counts: Ints  # [records]: steps in each
+    clock: Floats  # [runs, records]: seconds from the job's start to the record's end
+    kinds: tuple[tuple[str, ...], ...]  # [runs][records]: '' for a plain step, else what makes it slow
+    shared_events: bool = False  # events are at the same records in all runs: a curve through these knows them
+
+    @cached_property
+    def plain(self) -> NDArray[np.bool_]:
+        """Records that are there and that nothing in the schedule makes slow."""
+        return np.asarray(np.isfinite(self.seconds) & np.array([[k == "" for k in row] for row in self.kinds]))
+
+
+def lead_of(log: StepLog) -> int:
+    """How many records at the start are named one by one: a mean of many steps hides all but the first."""
+    return LEAD if log.single else 1
+
+
+def kinds_of(steps: Ints, events: Sequence[Event], lead: int) -> tuple[str, ...]:
+    """What makes each record slow: its place at the start of the run, an event just before it (or in it), or nothing.
+
+    In a mean of many steps (`lead` is 1) only the first event of a name can be seen.
+    """
+    kinds = [f"step {i + 1} of a run" if i < lead else "" for i in range(len(steps))]
+    seen: set[str] = set()
+    for e in sorted(events, key=lambda e: e.after_step):
+        later, next_one = e.name in seen, int(np.searchsorted(steps, e.after_step, "right"))
+        seen.add(e.name)
+        if next_one < len(steps) and not (later and lead == 1):
+            kinds[next_one] = f"after {'a later' if later else 'the first'} {e.name}"
+    return tuple(kinds)
+
+
+def table_of(logs: Sequence[StepLog]) -> Table:
+    if not logs:
+        raise PresageError("a series needs the log of at least one run")
+    if len({x.kind for x in logs}) > 1:
+        found = ", ".join(sorted({x.kind for x in logs}))
+        raise PresageError(f"{logs[0].group}: logs of {found} cannot be fitted together")
+    steps = np.unique(np.concatenate([x.steps for x in logs]))
+    seconds, clock = (np.full((len(logs), len(steps)), np.nan) for _ in range(2))
+    counts = np.ones(len(steps), np.int64)
+    kinds = [[""] * len(steps) for _ in logs]
+    alike = _alike(logs, len(steps))
+    for r, log in enumerate(logs):
+        at = np.searchsorted(steps, log.steps)
+        seconds[r, at], counts[at], clock[r, at] = log.seconds, log.counts, log.clock
+        for k, kind in zip(at, kinds_of(log.steps, () if alike else log.events, lead_of(log)), strict=True):
+            kinds[r][k] = kind
+    return Table(steps, seconds, counts, clock, tuple(map(tuple, kinds)), alike)
+
+
+def _alike(logs: Sequence[StepLog], records: int) -> bool:
+    """Few means, each event in the same record of all runs."""
+    if logs[0].single or records >= FEW:
+        return False
+    least = min(len(x.steps) for x in logs)
+    where = [{int(np.searchsorted(x.steps, e.after_step, "right")) for e in x.events} for x in logs]
+    return len({frozenset(k for k in w if k < least) for w in where}) == 1

@@ -10,19 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.distribution import Empirical
-from presage.noise.model import Belief
-from presage_fit.series.beliefs import belief_of
-from presage_fit.series.bulk import CELLS, LIMIT, SCORES, Bulk, bulk_of, latent
-from presage_fit.series.drift import Shared, shared
-from presage_fit.series.levels import Levels, evidence, levels_of
-from presage_fit.series.prior import SeriesPrior
-from presage_fit.series.recurring import placed
-from presage_fit.series.shipped import shipped
-from presage_fit.series.stalls import Seen, stalls_of
-from presage_fit.series.table import Table, kinds_of, lead_of, table_of
+from presage.noise.model import Belief, NoiseModel
+from presage.noise.priors import SCORES
+from presage_fit.series.drift import Shared, Table, kinds_of, lead_of, shared, table_of
+from presage_fit.series.events import Seen, placed, stalls_of
+from presage_fit.series.prior import SeriesPrior, belief_of, shipped
+from presage_fit.series.residuals import CELLS, LIMIT, Bulk, Levels, bulk_of, evidence, latent, levels_of
 from presage_fit.step_logs import Event, StepLog
-
-__all__ = ["Predicted", "SeriesFit", "Slowed", "fit"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -259,3 +253,68 @@ def _slowed(excess: Floats) -> Slowed:
 
 def _squares(x: Floats) -> float:
     return float(np.sum((x - x.mean()) ** 2))
+
+
+# A long series goes on: what its next records look like, from those seen so far.
+#
+# A card under power control does not repeat a smooth curve: it steps between clocks, each for hundreds of kernels, and
+# how often it sits at which one changes as it warms up. So the future is drawn as blocks of the past, whole stretches
+# in their own order, later ones more often; what comes before the series has settled is left out.
+
+PARTS = 40  # stretches that are compared to find where a series has settled
+BLOCKS = 20  # a drawn block is this part of the settled series
+HALF_LIFE = 0.5  # of the settled series: blocks this much older are half as likely
+
+
+def settled(values: Floats) -> int:
+    """Where a series has settled: stretches from there on have medians and p95s like those of its later half."""
+    parts = np.array_split(np.arange(len(values)), min(PARTS, max(2, len(values) // 5)))
+    seen = np.array([np.quantile(values[p], [0.5, 0.95]) for p in parts])
+    late = seen[len(parts) // 2 :]
+    margin = np.ptp(late, axis=0) / 4 + 2e-4 * late[:, 0].mean()
+    like = ((seen >= late.min(axis=0) - margin) & (seen <= late.max(axis=0) + margin)).all(axis=1)
+    return int(parts[int(np.argmax(like))][0])
+
+
+def continued(values: Floats, records: int, rng: np.random.Generator, draws: int = 200) -> Floats:
+    """[draws, records]: what may come next."""
+    past = values[settled(values) :]
+    size = max(1, len(past) // BLOCKS)
+    starts = np.arange(len(past) - size + 1)
+    weight = np.exp2(starts / (HALF_LIFE * len(past)))
+    chosen = rng.choice(starts, (draws, -(-records // size)), p=weight / weight.sum())
+    at = (chosen[..., None] + np.arange(size)).reshape(draws, -1)[:, :records]
+    return np.asarray(past[at])
+
+
+def slow_share(values: Floats, size: int = 25) -> float:
+    """How much of the variance stays in means of `size` neighbours: 1 if they are alike, 1/size if unrelated."""
+    clipped = np.clip(values, *np.quantile(values, [0.005, 0.995]))
+    whole = clipped[: len(clipped) // size * size]
+    total = float(whole.var())
+    return float(whole.reshape(-1, size).mean(axis=1).var()) / total if total > 0 and len(whole) else 0.0
+
+
+# Consecutive steps drawn from a noise model that says nothing of single GPUs: what a job's log may look like.
+
+
+def steps_of(
+    noise: NoiseModel, seconds: float, nodes: float, steps: int, rng: np.random.Generator, runs: int = 1, first: int = 0
+) -> Floats:
+    """[runs, steps]: plain steps (nothing scheduled) of runs that differ; `first` steps before them are not drawn."""
+    c = noise.common
+    place = np.linspace(-0.5, 0.5, first + steps)[first:]
+    factor = c.run_sd * rng.standard_normal((runs, 1))
+    factor = factor + (c.drift + c.drift_sd * rng.standard_normal((runs, 1))) * place
+    factor = factor + c.sd * latent(rng, np.full(runs, c.correlation), np.ones(runs), steps)
+    hits = rng.poisson(noise.stalls.per_step(nodes, seconds), (runs, steps))
+    held = np.zeros((runs, steps))
+    np.add.at(held, np.nonzero(hits), noise.stalls.seconds.sample(rng, int((hits > 0).sum())))
+    return np.asarray(seconds * np.exp(factor) + c.jitter.sample(rng, (runs, steps)) + held)
+
+
+def believed_steps(
+    belief: Belief, seconds: float, nodes: float, steps: int, rng: np.random.Generator, groups: int, runs: int
+) -> Floats:
+    """[groups, runs, steps]: each group with numbers drawn from what is believed of them."""
+    return np.array([steps_of(belief.drawn(rng), seconds, nodes, steps, rng, runs) for _ in range(groups)])

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "Parts", "both_ways", "log_int", "near", "one", "pick", "tensor", "typical", "values"]
-
 DTYPES = ("float32", "bfloat16", "float16")
 MOST_BYTES = 6e9
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from presage.calibrate.sweeps.common import Parts, log_int, near, one, pick, tensor, typical, values
 
-__all__ = ["FAMILIES", "extent"]
-
 
 class Spec(NamedTuple):
     """An op of torch.ops.aten: which tensors it takes (x, y, z, mask), and what comes after them."""

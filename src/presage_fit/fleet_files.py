@@ -14,8 +14,6 @@ from pathlib import Path
 from presage.errors import InputError
 from presage.files.csv_table import DEVICE, WORK, number, read_table
 
-__all__ = ["Measured", "fleet_columns", "read_fleet"]
-
 GPU = ("uuid", "gpu_uuid", "gpu_id", "gpu", "gpuid", "serial", "gpu_serial", "device_uuid", "gpu_name_id")
 NODE = ("cab-node", "hostname", "host", "node", "node_id", "cabinet")  # the first is enough but for cabinet and node
 TIME = ("perf", "seconds", "time", "duration", "elapsed", "latency", "median_time", "mean_time", "runtime")

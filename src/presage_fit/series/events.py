@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Recurring", "placed", "recurring"]
+from presage_fit.series.drift import Curve
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,7 +57,7 @@ def _found(
         alike = int((stalled & (excess > longest[who].min() / 2)).sum())  # about as long, here and elsewhere
         rate = (alike - len(who) + 0.5) / max(1, int(plain.sum()))
         if _by_chance(rate, 2 * NEAR + 1, runs, len(who), n) <= CHANCE:
-            found.append(_place(excess, here, where, who, float(place), by_clock))
+            found.append(_event_place(excess, here, where, who, float(place), by_clock))
             taken |= here
     return tuple(found), taken
 
@@ -70,7 +70,7 @@ def _by_chance(rate: float, width: float, runs: int, hits: int, records: int) ->
     return records / width * float(sum(comb(runs, h) * p**h * (1 - p) ** (runs - h) for h in range(hits, runs + 1)))
 
 
-def _place(excess: Floats, here: Bools, where: Floats, who: Ints, place: float, by_clock: bool) -> Recurring:
+def _event_place(excess: Floats, here: Bools, where: Floats, who: Ints, place: float, by_clock: bool) -> Recurring:
     shapes, offsets = [], []
     for r in who:
         at = np.flatnonzero(here[r])
@@ -91,3 +91,48 @@ def placed(events: Sequence[Recurring], numbers: Floats, clock: Floats, rng: np.
             row = e.shapes[which[d]][: max(0, records - start)]
             added[d, start : start + len(row)] += sizes[d] * row
     return added
+
+
+# Steps that something held up: how often, where along the run, for how many seconds.
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Stalls of sister runs."""
+
+    counts: Ints  # [runs]: those that do not recur
+    records: Ints  # [runs]: in which they could have been
+    seconds: Floats  # of each
+    where: Curve  # rate along the run, mean 1
+    recurring: tuple[Recurring, ...]
+
+
+def stalls_of(excess: Floats, stalled: Bools, plain: Bools, steps: Ints, clock: Floats) -> Seen:
+    """Of seconds above the usual [runs, records] where `stalled`; `clock`: usual steps since the job's start."""
+    again, taken = recurring(excess, stalled, plain, clock)
+    alone = stalled & ~taken
+    return Seen(
+        alone.sum(axis=1),
+        plain.sum(axis=1),
+        np.maximum(excess[alone], 1e-9),
+        Curve(steps.astype(np.float64), _where(alone, plain)),
+        again,
+    )
+
+
+def _where(stalled: Bools, plain: Bools, prior: float = 3.0) -> Floats:
+    """The rate around each record over the mean rate, leaning to 1 where few were seen."""
+    n = stalled.shape[1]
+    half = max(10, n // 10)
+    hits, seen = _window(stalled.sum(0), half), _window(plain.sum(0), half)
+    rate = stalled.sum() / max(1, plain.sum())
+    if rate == 0 or n < 40:
+        return np.ones(n)
+    raw = (hits + prior) / (seen * rate + prior)
+    return np.asarray(raw / raw.mean())
+
+
+def _window(x: NDArray[np.int64], half: int) -> Floats:
+    total = np.append(0.0, np.cumsum(x))
+    at = np.arange(len(x))
+    return np.asarray(total[np.minimum(len(x), at + half + 1)] - total[np.maximum(0, at - half)])
