@@ -12,8 +12,7 @@ from presage.costs.collectives import Collectives, Group
 from presage.errors import PresageError
 from presage.hardware import cluster, gpu_by_name, gpus, platform
 from presage.hardware.cluster import FABRICS, usual_network, with_active_ranks
-from presage_validation.public_table import read_interconnect
-from presage_validation.public_table import platform_name, platform_of_run
+from presage_validation.public_table import platform_name, platform_of_run, read_interconnect
 
 GBIT = 1e9 / 8
 
