@@ -14,7 +14,7 @@ from accuracy_sure import sure_part
 from presage import edits
 from presage.traces.replay import measured_steps, replay_of
 from presage.traces.trace_set import read_run
-from presage.whatif.transplant import kernels_of
+from presage.whatif.replay_edits import kernels_of
 from presage_validation.capture import CaptureResult, score_capture
 from presage_validation.score import Result, Row, score
 from presage_validation.traces import score_traces

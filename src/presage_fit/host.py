@@ -18,7 +18,7 @@ from presage.costs.host_units import Term, Unit, ending, extra_launches, named, 
 from presage.graph.graph import Graph
 from presage.traces import threads, waits
 from presage.traces.trace import HostKind, Step, Trace
-from presage.whatif.transplant import innermost_op
+from presage.whatif.replay_edits import innermost_op
 
 # A call that waited still takes this long by itself.
 LEAST_CALL_NS = 5_000

@@ -26,7 +26,7 @@ from presage.pool.pool import SERIAL, Pool
 from presage.traces import kineto
 from presage.traces.dtypes import DTYPES
 from presage.traces.trace import HostKind, Step, Trace
-from presage.whatif.transplant import innermost_op
+from presage.whatif.replay_edits import innermost_op
 from presage_validation.score import Captured, Failed, Skipped, swept
 
 Key: TypeAlias = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]

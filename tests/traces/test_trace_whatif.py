@@ -10,7 +10,7 @@ from presage.errors import PresageError
 from presage.traces.replay import Replay, replay_of
 from presage.traces.trace_set import read_run
 from presage.whatif.replay_edits import edited, remove
-from presage.whatif.replay_effect import Counted, counted
+from presage.whatif.replay_effect import ReplayEffect, replay_effect
 from presage.whatif.replay_names import EDITS, parse
 from synthetic import Tracer, gpu_bound
 
@@ -27,8 +27,8 @@ def applied(r: Replay, text: str) -> Replay:
     return edited(r, parse(text))
 
 
-def told(r: Replay, changed: Replay) -> Counted:
-    return counted(r, changed, r.simulate(), changed.simulate())
+def told(r: Replay, changed: Replay) -> ReplayEffect:
+    return replay_effect(r, changed, r.simulate(), changed.simulate())
 
 
 def host_bound(steps: int = 1) -> Tracer:

@@ -21,12 +21,9 @@ from presage.graph.graph import Graph, faults
 from presage.memory.step_memory import memory_profile
 from presage.prediction.api import predict
 from presage.whatif.edits import NotApplicable, compiled, cuda_graph, fused_chains
-from presage.whatif.edits.fusing.cut import kept
-from presage.whatif.edits.fusing.flow import Node, Value
-from presage.whatif.edits.fusing.group import groups
-from presage.whatif.edits.fusing.inline import Piece
-from presage.whatif.edits.fusing.rules import lowered
-from presage.whatif.edits.fusing.split import splits
+from presage.whatif.edits.fusing.dataflow import Node, Piece, Value, reduction_splits, saved_values
+from presage.whatif.edits.fusing.grouping import group_pieces
+from presage.whatif.edits.fusing.rules import lower_for_compile
 from presage.whatif.edits.inductor import stretches
 
 
@@ -322,8 +319,8 @@ def test_an_activation_is_computed_again_and_products_are_kept(graphs):
     """Kept of a block: results of products that an activation needs, what products read, statistics; not the
     activation's own inputs twice."""
     graph = graphs["blocks"]
-    flow = lowered(graph, stretches(graph)).flow
-    saved = kept(flow, [0], 1)
+    flow = lower_for_compile(graph, stretches(graph)).flow
+    saved = saved_values(flow, [0], 1)
     makers = flow.makers()
     ops = {graph.ops[flow.nodes[makers[v]].op].name for v in saved}
     assert {"aten::addmm", "aten::gelu", "aten::native_layer_norm"} <= ops  # GELU's result is read by a product
@@ -355,11 +352,11 @@ def test_random_numbers_are_drawn_once(graphs):
     ],
 )
 def test_reductions_are_split_as_inductor_splits_them(rows, columns, down, parts):
-    assert splits(rows, columns, down) == parts
+    assert reduction_splits(rows, columns, down) == parts
 
 
 def test_a_sum_of_all_is_split():
-    assert 400 <= splits(1, 1 << 24, False) <= 600  # Inductor: 512
+    assert 400 <= reduction_splits(1, 1 << 24, False) <= 600  # Inductor: 512
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -373,7 +370,7 @@ def test_groups_never_wait_for_each_other(seed):
         reads = tuple({rng.randrange(max(1, 100 + i)) for _ in range(rng.randint(1, 3))})
         node = Node(kind, i, reads, (100 + i,), rows, columns)
         found.append(Piece(node, 0, reads, (100 + i,), (i,)))
-    together = groups(found, values)
+    together = group_pieces(found, values)
     of = {m: g for g, group in enumerate(together) for m in group.members}
     assert sorted(of) == list(range(80))
     waits = {

@@ -9,7 +9,7 @@ import pytest
 from presage.errors import PresageError
 from presage.traces.replay import Replay, measured_steps, replay_of
 from presage.traces.trace_set import read_run
-from presage.whatif.transplant import kernels_of
+from presage.whatif.replay_edits import kernels_of
 from synthetic import Tracer
 
 

@@ -20,11 +20,10 @@ from presage.graph.graph import Graph
 from presage.prediction.machine import machine
 from presage.whatif import parse, parse_edits, suggestions, what_if
 from presage.whatif.before_after import Range
-from presage.whatif.critical_path import path_of
 from presage.whatif.edits import EDITS, EditKind, NotApplicable, cuda_graph, faster
 from presage.whatif.scenario import Scenario, apply_edit
 from presage.whatif.source import source_of
-from presage.whatif.trial import EFFECT, Drawing, first, unmatched
+from presage.whatif.trial import EFFECT, Drawing, baseline_trial, critical_path, unmatched
 
 WIDE = training_step(4, rows=8192, width=8192)  # its products fill the GPU
 SMALL = training_step(20)  # the host sets its pace
@@ -191,8 +190,8 @@ def test_without_a_model_an_edit_is_less_sure() -> None:
 def test_stages_add_up() -> None:
     found = asked(SMALL, [no_activations, "cuda_graph", "host=2"])
     assert [s.edit for s in found.stages] == ["no_activations", "cuda_graph", "host=2"]
-    assert found.stages[-1].speedup == found.speedup and found.stages[-1].told == found.edited
-    assert found.stages[0].told.launches == found.base.launches - 20
+    assert found.stages[-1].speedup == found.speedup and found.stages[-1].result == found.edited
+    assert found.stages[0].result.launches == found.base.launches - 20
     assert not asked(SMALL, "cuda_graph").stages
 
 
@@ -238,8 +237,8 @@ def test_a_step_of_several_streams_can_be_asked() -> None:
 
 @pytest.mark.parametrize("graph", [SMALL, WIDE], ids=["host", "gpu"])
 def test_the_path_is_the_step(graph: Graph) -> None:
-    trial = first(Scenario(graph, machine("h200")), Drawing(1, 6, 0))
-    path = path_of(trial.timed.built, sum(t.seconds for t in trial.timed.times))
+    trial = baseline_trial(Scenario(graph, machine("h200")), Drawing(1, 6, 0))
+    path = critical_path(trial.timed.built, sum(t.seconds for t in trial.timed.times))
     assert path.host + path.gpu + path.wait == pytest.approx(path.step, rel=1e-9)
     assert path.step == pytest.approx(trial.timed.built.usual(8), rel=1e-6)
     assert (path.host if graph is SMALL else path.gpu) > 0.99 * path.step

@@ -171,9 +171,9 @@ def simulated(replay: Replay) -> Simulated:
 
 
 def _reason(before: Simulated, after: Simulated) -> str:
-    from presage.whatif.replay_effect import counted
+    from presage.whatif.replay_effect import replay_effect
 
-    return counted(before.replay, after.replay, before.timeline, after.timeline).reason
+    return replay_effect(before.replay, after.replay, before.timeline, after.timeline).reason
 
 
 def rank_steps(before: Simulated, after: Simulated | None, names: list[str]) -> list[Any]:
@@ -194,7 +194,7 @@ def rank_steps(before: Simulated, after: Simulated | None, names: list[str]) -> 
 def _with_kernels(replay: Replay, path: Path, ignore: list[str]) -> Replay:
     from presage.traces.replay import replay_of
     from presage.traces.trace_set import read_run
-    from presage.whatif.transplant import kernels_of
+    from presage.whatif.replay_edits import kernels_of
 
     changed, covered = kernels_of(replay, replay_of(read_run([path], ignore=ignore)))
     if covered < 1:

@@ -151,7 +151,7 @@ def _change(a: float, b: float) -> str:
 
 
 def _stages_section(found: WhatIf, title: str = "One by one") -> Section:
-    steps = [("as it is", found.base), *((f"+ {s.edit}", s.told) for s in found.stages)]
+    steps = [("as it is", found.base), *((f"+ {s.edit}", s.result) for s in found.stages)]
     bars = [IntervalBar(name, p.step.p5, p.step.p50, p.step.p95) for name, p in steps]
     unit = time_unit(max(r.middle for r in bars))
     text = "Each edit on top of those before it: the step time and its 90% interval."

@@ -21,12 +21,12 @@ from presage.prediction.api import step_graph
 from presage.prediction.machine import Machine, machine
 from presage.prediction.step import DRAWS, STEPS, Quantiles, StepProgram, StepResult
 from presage.whatif.edit_spec import EditSpec, ParsedEdit, parse_edits
-from presage.whatif.explanation import because, effect, limit
+from presage.whatif.explanation import describe_limit, edit_effect, explain_change
 from presage.whatif.scenario import Scenario, scenarios
 from presage.whatif.source import Capture, source_of, traced_difference
-from presage.whatif.trial import Drawing, Trial, first, other
+from presage.whatif.trial import Drawing, Trial, baseline_trial, edited_trial
 
-__all__ = ["BeforeAfter", "Range", "Stage", "WhatIf", "begun", "compared", "what_if"]
+__all__ = ["BeforeAfter", "Range", "Stage", "WhatIf", "compare", "initial_scenario", "what_if"]
 
 MS = 1e3
 SURE, RATHER = 0.95, 0.8  # of draws that agree on the sign
@@ -57,7 +57,7 @@ class Stage:
     """One of several edits, on top of those before it."""
 
     edit: str
-    told: StepResult
+    result: StepResult
     speedup: Range  # against the step without any
 
 
@@ -147,7 +147,7 @@ class WhatIf:
 
 
 def _stage(s: Stage) -> dict[str, Any]:
-    p = s.told
+    p = s.result
     return {
         "edit": s.edit,
         "step_ms": {k: v * MS for k, v in asdict(p.step).items()},
@@ -178,12 +178,12 @@ def what_if(
     first.
     """
     wanted = parse_edits(edits)
-    scenario, how = begun(step, gpu, arguments, capture), Drawing(draws, steps, seed)
-    base = first(scenario, how)
-    return compared(base, scenario, wanted, how)
+    scenario, how = initial_scenario(step, gpu, arguments, capture), Drawing(draws, steps, seed)
+    base = baseline_trial(scenario, how)
+    return compare(base, scenario, wanted, how)
 
 
-def begun(
+def initial_scenario(
     step: str | Path | Graph, gpu: str | Path | Machine, arguments: Mapping[str, Any] | None, capture: Capture
 ) -> Scenario:
     """The step as it is."""
@@ -192,27 +192,27 @@ def begun(
     return Scenario(graph, where, source, Variant(**graph.variant))  # type: ignore[arg-type]
 
 
-def compared(base: Trial, start: Scenario, wanted: Iterable[ParsedEdit], how: Drawing, staged: bool = True) -> WhatIf:
+def compare(base: Trial, start: Scenario, wanted: Iterable[ParsedEdit], how: Drawing, staged: bool = True) -> WhatIf:
     """The setting with all edits beside the one without; with `staged`, each edit by itself on those before."""
-    edits, told = list(wanted), list[Stage]()
+    edits, stages = list(wanted), list[Stage]()
     last = base
     for k, scenario in enumerate(scenarios(start, edits)):
         if staged or k == len(edits) - 1:
-            last = other(scenario, how, base)
-            told.append(Stage(edits[k].text, last.told, _ratio(base, last)))
-    found = effect(base.timed, last.timed)
+            last = edited_trial(scenario, how, base)
+            stages.append(Stage(edits[k].text, last.result, _ratio(base, last)))
+    found = edit_effect(base.timed, last.timed)
     return WhatIf(
         edits=tuple(e.text for e in edits),
-        base=base.told,
-        edited=last.told,
+        base=base.result,
+        edited=last.result,
         speedup=_ratio(base, last),
         confidence=float((last.seconds < base.seconds).mean()),
         longer=float((last.seconds > base.seconds).mean()),
         modelled=last.modelled,
-        limit=limit(found.before),
-        because=because(found),
+        limit=describe_limit(found.before),
+        because=explain_change(found),
         cautions=_cautions(edits, last.timed.scenario),
-        stages=tuple(told) if staged and len(edits) > 1 else (),
+        stages=tuple(stages) if staged and len(edits) > 1 else (),
         work=last.timed.scenario.work,
         unit=last.timed.scenario.unit,
         programs=(base.timed.built, last.timed.built),

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.text import percent, seconds
-from presage.whatif.critical_path import Path
-from presage.whatif.trial import Timed, unmatched
+from presage.whatif.trial import CriticalPath, TimedScenario, unmatched
 
-__all__ = ["Effect", "because", "effect", "limit"]
+__all__ = ["Effect", "describe_limit", "edit_effect", "explain_change"]
 
 LIMIT = 0.8  # of the critical path: what has this much of it is the limit
 LEAST = 0.005  # of a step: less is left unsaid
@@ -24,8 +23,8 @@ class Effect:
     Touched is what the step had and has no more (or at another speed), its seconds on the critical path beside it.
     """
 
-    before: Path
-    after: Path
+    before: CriticalPath
+    after: CriticalPath
     gpu: float
     host: float
     touched_gpu: float
@@ -38,7 +37,7 @@ class Effect:
         return self.before.step - self.after.step
 
 
-def effect(before: Timed, after: Timed) -> Effect:
+def edit_effect(before: TimedScenario, after: TimedScenario) -> Effect:
     """From two settings, at the usual pace."""
     gpu, host = _touched(before, after)
     took = np.array([t.seconds / t.at_once for t in before.times])
@@ -56,7 +55,7 @@ def effect(before: Timed, after: Timed) -> Effect:
     )
 
 
-def _touched(before: Timed, after: Timed) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _touched(before: TimedScenario, after: TimedScenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which ops of the first setting are gone or changed, for the GPU and for the host."""
     everything = np.ones(len(before.times), np.bool_)
     here, there = before.scenario, after.scenario
@@ -67,11 +66,11 @@ def _touched(before: Timed, after: Timed) -> tuple[NDArray[np.bool_], NDArray[np
     return gpu, host
 
 
-def _speeds(timed: Timed) -> list[tuple[object, float]]:
+def _speeds(timed: TimedScenario) -> list[tuple[object, float]]:
     return [(key, op.speed) for key, op in zip(timed.kernels, timed.scenario.graph.ops, strict=True)]
 
 
-def because(e: Effect) -> str:
+def explain_change(e: Effect) -> str:
     """A sentence without its end: what the edit changes, and what limits the step then."""
     small = abs(e.gained) < 2 * LEAST * e.before.step
     none = "hardly any work changes" if small else f"the work stays, waits {'go' if e.gained > 0 else 'come'}"
@@ -79,7 +78,7 @@ def because(e: Effect) -> str:
     return f"{_listed(_changes(e)) or none}; {verdict}"
 
 
-def limit(p: Path) -> str:
+def describe_limit(p: CriticalPath) -> str:
     """What sets the pace of a step."""
     share = {"host": p.host / (p.step or 1.0), "gpu": p.gpu / (p.step or 1.0)}
     if share["gpu"] >= LIMIT:
@@ -139,7 +138,7 @@ def _then(e: Effect) -> str:
     return f"then {_named(b)} the limit{work}"
 
 
-def _who(p: Path) -> str:
+def _who(p: CriticalPath) -> str:
     return "gpu" if p.gpu >= LIMIT * p.step else "host" if p.host >= LIMIT * p.step else "both"
 
 

@@ -13,14 +13,14 @@ from presage.text import percent, seconds
 from presage.traces.explain import critical_parts
 from presage.traces.replay import Replay
 
-__all__ = ["Counted", "counted", "step_path"]
+__all__ = ["ReplayEffect", "replay_effect", "step_path"]
 
 KINDS = {"host": "host", "kernel": "kernels", "collective": "collectives"}
 LEAST = 0.002  # of the path: less is none
 
 
 @dataclass(frozen=True)
-class Counted:
+class ReplayEffect:
     """Seconds of a run: work taken away, how much of it lay on the critical path, and shares of the path."""
 
     taken: float  # below 0: added
@@ -40,16 +40,16 @@ class Counted:
         what = " and ".join(x for x in (work, waits) if x) or "nothing changes"
         least = LEAST * self.path
         if self.taken > 0 and not self.waits and self.on_path < least and abs(self.gained) < least:
-            return f"{what}, but none of it on the critical path ({_told(self.before)}): nothing gained"
+            return f"{what}, but none of it on the critical path ({_shares_text(self.before)}): nothing gained"
         part = f", {seconds(abs(self.on_path))} of it on the critical path" if self.taken and self.on_path else ""
-        return f"{what}{part} ({_told(self.before)}); then the path is {_told(self.after)}"
+        return f"{what}{part} ({_shares_text(self.before)}); then the path is {_shares_text(self.after)}"
 
 
-def counted(before: Replay, after: Replay, was: Timeline, then: Timeline) -> Counted:
+def replay_effect(before: Replay, after: Replay, was: Timeline, then: Timeline) -> ReplayEffect:
     """From a replay and its edited form, with their timelines."""
     path, later = step_path(before, was), step_path(after, then)
     less = before.durations - after.durations
-    return Counted(
+    return ReplayEffect(
         taken=float(less.sum()),
         on_path=float(less[path].sum()),
         gained=float(was.end[path[-1]] - then.end[later[-1]]),
@@ -73,6 +73,6 @@ def _shares(replay: Replay, timeline: Timeline, path: NDArray[np.int64]) -> dict
     return {kind: sum(p.seconds for p in parts if p.kind == kind) / total for kind in KINDS}
 
 
-def _told(shares: Mapping[str, float]) -> str:
+def _shares_text(shares: Mapping[str, float]) -> str:
     some = [f"{KINDS[kind]} {percent(share, 0)}" for kind, share in shares.items() if share >= 0.005]
     return ", ".join(some)

@@ -12,12 +12,12 @@ from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
 from presage.prediction.step import STEPS, StepResult
-from presage.whatif.before_after import WhatIf, begun, compared
+from presage.whatif.before_after import WhatIf, compare, initial_scenario
 from presage.whatif.edit_spec import ParsedEdit, of_kind, parse
 from presage.whatif.edits import EDITS
 from presage.whatif.scenario import Scenario
 from presage.whatif.source import Capture
-from presage.whatif.trial import Drawing, Trial, first
+from presage.whatif.trial import Drawing, Trial, baseline_trial
 
 __all__ = ["COMBINED", "DRAWS", "Progress", "Suggestions", "suggest", "suggestions"]
 
@@ -81,15 +81,15 @@ def suggestions(
     tell: Progress = lambda _what, _done, _all: None,
 ) -> Suggestions:
     """Every edit by itself, also other GPUs (`gpus`), then up to `combine` of them together."""
-    scenario, how = begun(step, gpu, arguments, capture), Drawing(draws, steps, seed)
-    base = first(scenario, how)
+    scenario, how = initial_scenario(step, gpu, arguments, capture), Drawing(draws, steps, seed)
+    base = baseline_trial(scenario, how)
     search = _Search(base, scenario, how, tell)
     candidates = [*_candidates(), *(edit for name in gpus for edit in parse(f"gpu={name}"))]
     tried, missing = search.each(candidates)
     supposed, _ = search.each(_faster(base))
     own = [(e, w) for e, w in tried if not (e.machine or e.argument) and w.work == 1]
     best = search.together(own, combine) if combine > 1 else None
-    return Suggestions(base.told, _found(tried), _found(supposed), best, tuple(missing))
+    return Suggestions(base.result, _found(tried), _found(supposed), best, tuple(missing))
 
 
 def _found(pairs: Sequence[tuple[ParsedEdit, WhatIf]]) -> tuple[WhatIf, ...]:
@@ -140,7 +140,7 @@ class _Search:
             if more is None or not _worth(more[1], best.speedup.p50):
                 break
             chosen, best = more
-        return compared(self.base, self.scenario, chosen, self.how) if len(chosen) > 1 else None
+        return compare(self.base, self.scenario, chosen, self.how) if len(chosen) > 1 else None
 
     def _best_of(self, groups: Sequence[list[ParsedEdit]]) -> tuple[list[ParsedEdit], WhatIf] | None:
         found = []
@@ -153,7 +153,7 @@ class _Search:
         return min(found, key=lambda pair: _rank(pair[1]), default=None)
 
     def _one(self, edits: Sequence[ParsedEdit]) -> WhatIf:
-        return compared(self.base, self.scenario, edits, self.how, staged=False)
+        return compare(self.base, self.scenario, edits, self.how, staged=False)
 
 
 def _ordered(edits: list[ParsedEdit]) -> list[ParsedEdit]:

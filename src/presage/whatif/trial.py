@@ -29,10 +29,20 @@ from presage.prediction.machine import kernel_times
 from presage.prediction.step import GPU_BOUND, Bound, Quantiles, StepProgram, StepResult, step_program, step_result
 from presage.prediction.step_draws import draw_durations, step_seconds
 from presage.prediction.step_program import STREAM, program
-from presage.whatif.critical_path import Path, path_of
 from presage.whatif.scenario import Scenario
 
-__all__ = ["NEW_HOST", "NEW_KERNELS", "Drawing", "Timed", "Trial", "first", "other", "unmatched"]
+__all__ = [
+    "NEW_HOST",
+    "NEW_KERNELS",
+    "CriticalPath",
+    "Drawing",
+    "TimedScenario",
+    "Trial",
+    "baseline_trial",
+    "critical_path",
+    "edited_trial",
+    "unmatched",
+]
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -49,7 +59,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, eq=False)
-class Timed:
+class TimedScenario:
     """A scenario with what its ops take."""
 
     scenario: Scenario
@@ -57,8 +67,8 @@ class Timed:
     built: StepProgram
 
     @cached_property
-    def path(self) -> Path:
-        return path_of(self.built, sum(t.seconds / t.at_once for t in self.times))
+    def path(self) -> CriticalPath:
+        return critical_path(self.built, sum(t.seconds / t.at_once for t in self.times))
 
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
@@ -76,19 +86,19 @@ class Timed:
 class Trial:
     """What is predicted for a scenario."""
 
-    timed: Timed
+    timed: TimedScenario
     seconds: Floats  # a step, by draw
-    told: StepResult
+    result: StepResult
     modelled: float = 1.0  # of the GPU time of new ops, the share that comes from models of the ops themselves
 
 
-def first(scenario: Scenario, how: Drawing) -> Trial:
+def baseline_trial(scenario: Scenario, how: Drawing) -> Trial:
     """The scenario that others are compared with."""
     timed = _timed(scenario)
     return _trial(timed, _usual(timed, how), how)
 
 
-def other(scenario: Scenario, how: Drawing, base: Trial) -> Trial:
+def edited_trial(scenario: Scenario, how: Drawing, base: Trial) -> Trial:
     """Another scenario under the same luck, with what is not known of its new ops."""
     timed = _timed(scenario)
     kernels, hosts = _new(timed, base.timed)
@@ -100,18 +110,18 @@ def other(scenario: Scenario, how: Drawing, base: Trial) -> Trial:
     return replace(found, modelled=_modelled(timed, kernels))
 
 
-def _timed(scenario: Scenario) -> Timed:
+def _timed(scenario: Scenario) -> TimedScenario:
     times = tuple(kernel_times(scenario.graph, scenario.machine))
-    return Timed(scenario, times, step_program(scenario.graph, times, scenario.machine.host))
+    return TimedScenario(scenario, times, step_program(scenario.graph, times, scenario.machine.host))
 
 
-def _usual(timed: Timed, how: Drawing) -> Durations:
+def _usual(timed: TimedScenario, how: Drawing) -> Durations:
     """The draws as any prediction has them."""
     rng = np.random.default_rng(how.seed)
     return draw_durations(timed.built.tasks, how.steps, how.draws, timed.scenario.machine.spread, rng)
 
 
-def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = None) -> Trial:
+def _trial(timed: TimedScenario, took: Durations, how: Drawing, before: Floats | None = None) -> Trial:
     built = timed.built
     many = program(built.tasks, how.steps, built.host.calls, [op.name for op in built.graph.ops])
     step = np.repeat(np.arange(how.steps, dtype=np.int32), len(built.tasks))
@@ -119,10 +129,10 @@ def _trial(timed: Timed, took: Durations, how: Drawing, before: Floats | None = 
     if before is not None and len(seconds) > 1:
         change = abs(float(np.log(np.median(seconds) / np.median(before))))
         seconds = seconds * pace_factors(np.random.default_rng([how.seed, 2]), EFFECT * change, len(seconds))
-    return Trial(timed, seconds, replace(_told(timed, Quantiles.of(seconds), how), drawn=tuple(seconds.tolist())))
+    return Trial(timed, seconds, replace(_result(timed, Quantiles.of(seconds), how), drawn=tuple(seconds.tolist())))
 
 
-def _new(timed: Timed, base: Timed) -> tuple[Mask, Mask]:
+def _new(timed: TimedScenario, base: TimedScenario) -> tuple[Mask, Mask]:
     """Which ops are new to the GPU, and which to the host."""
     kernels = unmatched(timed.kernels, base.kernels)
     if timed.scenario.machine.kernels.gpu != base.scenario.machine.kernels.gpu:
@@ -153,15 +163,60 @@ def _less_known(took: Durations, built: StepProgram, kernels: Mask, hosts: Mask,
     return Durations.of(table.reshape(took.draws.shape))
 
 
-def _modelled(timed: Timed, new: Mask) -> float:
+def _modelled(timed: TimedScenario, new: Mask) -> float:
     took = np.array([t.seconds for t in timed.times]) * new
     known = np.array([t.source in MODELLED for t in timed.times], np.bool_)
     return float(took[known].sum() / took.sum()) if took.sum() else 1.0
 
 
-def _told(timed: Timed, took: Quantiles, how: Drawing) -> StepResult:
+def _result(timed: TimedScenario, seconds: Quantiles, how: Drawing) -> StepResult:
     where = timed.scenario.machine
     active = sum(t.seconds for t in timed.times)
-    bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
-    told = step_result(timed.built, timed.times, where.kernels.gpu, took, bound, how.draws, how.steps)
-    return replace(told, notes=(*told.notes, *where.notes))
+    bound: Bound = "gpu" if active > GPU_BOUND * seconds.p50 else "host"
+    result = step_result(timed.built, timed.times, where.kernels.gpu, seconds, bound, how.draws, how.steps)
+    return replace(result, notes=(*result.notes, *where.notes))
+
+
+# ---- The critical path of one step at the usual pace: how much of it is the host's, the GPU's, and waiting.
+
+STEPS = 7  # the last but one is like all that follow it; the last has no successor to hurry for
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalPath:
+    """Seconds of the critical path in one step. By op: the host's or the GPU's part (the last place: none's)."""
+
+    step: float
+    host: float
+    gpu: float
+    wait: float  # launch latencies and the like
+    busy: float  # in which a step's kernels run, on the path or not
+    gaps: float  # between a step's kernels at the least, one by one
+    on_host: Floats
+    on_gpu: Floats
+
+    @property
+    def idle(self) -> float:
+        """Seconds a step in which the GPU has nothing to do."""
+        return max(0.0, self.step - self.busy)
+
+
+def critical_path(built: StepProgram, busy: float) -> CriticalPath:
+    """The path through one of a few steps, `busy` being the seconds of a step's kernels."""
+    line, tasks = built.timeline(STEPS), built.tasks
+    n = len(tasks)
+    done = line.end.reshape(STEPS, n).max(axis=1)
+    window = float(done[-3]), float(done[-2])
+    path = line.critical_path
+    until = np.append(line.start[path[1:]], line.end[path[-1:]])
+    begun, worked, ended = (np.clip(x, *window) for x in (line.start[path], np.minimum(line.end[path], until), until))
+    gpu, op = tasks.lane[path % n] >= STREAM, tasks.op[path % n]
+    sizes = len(built.graph.ops) + 1
+    on_host, on_gpu = (_sums(op[some] % sizes, (worked - begun)[some], sizes) for some in (~gpu, gpu))
+    gaps = float(tasks.seconds[tasks.lane >= STREAM].sum()) - busy
+    whole, waited = window[1] - window[0], float((ended - worked).sum())
+    return CriticalPath(whole, float(on_host.sum()), float(on_gpu.sum()), waited, busy, gaps, on_host, on_gpu)
+
+
+def _sums(place: NDArray[np.int64], seconds: Floats, sizes: int) -> Floats:
+    return np.asarray(np.bincount(place, seconds, sizes), np.float64)

@@ -14,14 +14,11 @@ from presage.capture.variants import NotApplicable
 from presage.graph.builder import replace_ops, spans
 from presage.graph.graph import Event, Graph, Op, references, uses
 from presage.whatif.edits.edit import plain
-from presage.whatif.edits.fusing.chain import Chain, added_up, chained, residuals
-from presage.whatif.edits.fusing.cut import recomputed
-from presage.whatif.edits.fusing.flow import Flow
-from presage.whatif.edits.fusing.group import Group
-from presage.whatif.edits.fusing.inline import Piece, pieces
+from presage.whatif.edits.fusing.dataflow import Flow, Piece, inlined_pieces, with_recompute
+from presage.whatif.edits.fusing.grouping import Chain, KernelGroup, find_chains, residuals, sum_residuals_first
 from presage.whatif.edits.fusing.lower import OUTSIDE
-from presage.whatif.edits.fusing.rebuild import Places, fused_op
-from presage.whatif.edits.fusing.rules import plainly
+from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op
+from presage.whatif.edits.fusing.rules import lower_op_by_op
 from presage.whatif.edits.inductor import stretches
 
 __all__ = ["EDITS", "fused_chains"]
@@ -33,12 +30,12 @@ BACKWARD = "FusedChainBackward"
 def fused_chains(graph: Graph) -> Graph:
     """Chains of elementwise ops, and of sums along rows with what is done with them, as one op each."""
     stretch = stretches(graph)
-    flow = plainly(graph, stretch).flow
+    flow = lower_op_by_op(graph, stretch).flow
     unread = _unread(flow)
-    flow, apart = added_up(graph, flow, residuals(graph, flow))
+    flow, apart = sum_residuals_first(graph, flow, residuals(graph, flow))
     own = [Piece(n, k, n.reads, n.writes, (i,)) for i, (n, k) in enumerate(zip(flow.nodes, flow.stretch, strict=True))]
     flow = _again(flow, stretch, graph, _inner(flow, _chains(graph, flow, own, apart), apart))
-    found = pieces(flow, unread, lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])
+    found = inlined_pieces(flow, unread, lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])
     made = [c for c in _chains(graph, flow, found, apart) if len(c.ops) > 1 or any(len(p.inside) > 1 for p in c.pieces)]
     if not made:
         raise NotApplicable("no two elementwise ops in a row in one module, which one kernel could do")
@@ -50,7 +47,7 @@ def _chains(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -
     by_stretch: dict[int, list[Piece]] = {}
     for p in found:
         by_stretch.setdefault(p.stretch, []).append(p)
-    return [c for k, some in by_stretch.items() if k != OUTSIDE for c in chained(graph, flow, some, apart)]
+    return [c for k, some in by_stretch.items() if k != OUTSIDE for c in find_chains(graph, flow, some, apart)]
 
 
 def _unread(flow: Flow) -> set[int]:
@@ -68,8 +65,10 @@ def _inner(flow: Flow, chains: Sequence[Chain], apart: set[int]) -> set[int]:
             continue
         for v in node.writes:
             readers = users.get(v, [])
-            chained = all(flow.nodes[r].fuses and (flow.stretch[r] != k or at.get(r, (-1, 0))[0] == c) for r in readers)
-            if readers and chained:
+            find_chains = all(
+                flow.nodes[r].fuses and (flow.stretch[r] != k or at.get(r, (-1, 0))[0] == c) for r in readers
+            )
+            if readers and find_chains:
                 out.add(v)
     return out
 
@@ -80,13 +79,13 @@ def _again(flow: Flow, stretch: Sequence[int], graph: Graph, inner: set[int]) ->
     forward = [k for k in order if thread[k] == "main"]
     for k in order:
         if thread[k] == "autograd":
-            flow = recomputed(flow, forward, k, lambda v: v not in inner)
+            flow = with_recompute(flow, forward, k, lambda v: v not in inner)
     return flow
 
 
 def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[Chain]) -> Graph:
     """The graph with an op for each chain, where its last op was."""
-    places, changes = Places(graph, flow), dict[int, list[Op]]()
+    places, changes = ValuePlaces(graph, flow), dict[int, list[Op]]()
     freed = {e.storage for e in graph.events if not e.allocates}
     lasting = {v for v, value in enumerate(flow.values) if value.storage >= 0 and value.storage not in freed}
     chosen = {id(p) for chain in made for p in chain.pieces}
@@ -99,7 +98,7 @@ def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[C
         mine = set(map(id, chain.pieces))
         wanted = {v for v in chain.writes if v in lasting or readers.get(v, set()) - mine}
         reads = {v for p in chain.pieces for v in p.reads}
-        local = Group([*range(len(chain.pieces))], [p.node for p in chain.pieces], reads, chain.writes)
+        local = KernelGroup([*range(len(chain.pieces))], [p.node for p in chain.pieces], reads, chain.writes)
         like = graph.ops[chain.ops[-1]]
         kind = "pointwise" if local.loops is None else "reduction"
         changes.update((i, []) for i in chain.ops)

@@ -11,14 +11,12 @@ from msgspec.structs import replace
 from presage.capture.variants import NotApplicable, Variant
 from presage.graph.graph import Graph, Op, Ref, Tensor
 from presage.whatif.edits.edit import plain
-from presage.whatif.edits.fusing.cut import kept, recomputed
-from presage.whatif.edits.fusing.externs import as_compiled
-from presage.whatif.edits.fusing.flow import Flow
-from presage.whatif.edits.fusing.group import Group, groups
-from presage.whatif.edits.fusing.inline import Piece, pieces
+from presage.whatif.edits.fusing.dataflow import Flow, Piece, inlined_pieces, saved_values, with_recompute
+from presage.whatif.edits.fusing.externs import rewrite_externs
+from presage.whatif.edits.fusing.grouping import KernelGroup, group_pieces
 from presage.whatif.edits.fusing.lower import OUTSIDE, Lowering
-from presage.whatif.edits.fusing.rebuild import Places, fused_op, needed, ordered, rebuilt
-from presage.whatif.edits.fusing.rules import lowered
+from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op, rebuild_graph, topological_order, values_to_write
+from presage.whatif.edits.fusing.rules import lower_for_compile
 
 __all__ = ["EDITS", "compiled", "stretches"]
 
@@ -29,23 +27,23 @@ WITHIN = {"main": (FORWARD,), "autograd": (ENGINE + BACKWARD, BACKWARD)}
 
 def compiled(graph: Graph) -> Graph:
     """The step with its loss compiled (default mode: no CUDA graphs, no tuning of products)."""
-    graph = as_compiled(graph, stretches)
+    graph = rewrite_externs(graph, stretches)
     stretch = stretches(graph)
-    low = lowered(graph, stretch)
+    low = lower_for_compile(graph, stretch)
     flow = _partitioned(low.flow, stretch, graph)
     lasting = _lasting(graph, low)
-    found = pieces(flow, lasting)
+    found = inlined_pieces(flow, lasting)
     if not any(p.node.fuses for p in found):
         raise NotApplicable(
             "no elementwise work or reductions in a forward or backward pass, which a compiler would fuse"
         )
-    together = {k: groups([p for p in found if p.stretch == k], flow.values) for k in set(stretch) - {OUTSIDE}}
+    together = {k: group_pieces([p for p in found if p.stretch == k], flow.values) for k in set(stretch) - {OUTSIDE}}
     for group in (g for some in together.values() for g in some):
         for v, (parts, results) in group.crossed.items():
             flow.values[v] = changed(flow.values[v], elements=parts * results)
-    places = Places(graph, flow)
+    places = ValuePlaces(graph, flow)
     made = {k: _compiled(places, low, k, some, found, lasting) for k, some in together.items()}
-    return rebuilt(graph, places, stretch, made)
+    return rebuild_graph(graph, places, stretch, made)
 
 
 def stretches(graph: Graph) -> list[int]:
@@ -81,7 +79,7 @@ def _partitioned(flow: Flow, stretch: Sequence[int], graph: Graph) -> Flow:
     forward: list[int] = []
     for before, k in zip([OUTSIDE, *order], order, strict=False):
         if thread[k] == "autograd":
-            flow = recomputed(flow, forward, k, kept(flow, forward, k).__contains__)
+            flow = with_recompute(flow, forward, k, saved_values(flow, forward, k).__contains__)
         elif thread.get(before) == "autograd":
             forward = [k]
         else:
@@ -104,17 +102,17 @@ def _lasting(graph: Graph, low: Lowering) -> set[int]:
 
 
 def _compiled(
-    places: Places, low: Lowering, k: int, together: list[Group], found: list[Piece], lasting: set[int]
+    places: ValuePlaces, low: Lowering, k: int, together: list[KernelGroup], found: list[Piece], lasting: set[int]
 ) -> list[tuple[Op, int]]:
     """The ops of stretch `k`, with the places of those that run as they are."""
     ops, mine = places.graph.ops, [p for p in found if p.stretch == k]
     makers = {v: g for g, group in enumerate(together) for v in group.writes}
     crossed = {v: parts for group in together for v, parts in group.crossed.items()}
-    wanted = needed(together, mine, [p for p in found if p.stretch != k], lasting)
+    wanted = values_to_write(together, mine, [p for p in found if p.stretch != k], lasting)
     sequence = max((ops[p.node.op].sequence for p in mine), default=-1)
     phase, thread = next((op.phase, op.thread) for op, number in zip(ops, low.stretch, strict=True) if number == k)
     out: list[tuple[Op, int]] = []
-    for g in ordered(together, makers):
+    for g in topological_order(together, makers):
         first, at = together[g].nodes[0], -1
         if not first.fuses:
             op, at = _extern(places, low, first.op), first.op
@@ -128,7 +126,7 @@ def _compiled(
     return out
 
 
-def _summed(places: Places, like: Op, v: int, parts: tuple[int, int], writes: Sequence[int]) -> Op:
+def _summed(places: ValuePlaces, like: Op, v: int, parts: tuple[int, int], writes: Sequence[int]) -> Op:
     """The sum of the parts that a kernel with sums both ways leaves: PyTorch's own op."""
     source = places.shaped(v, parts)
     return replace(
@@ -137,7 +135,7 @@ def _summed(places: Places, like: Op, v: int, parts: tuple[int, int], writes: Se
     )  # fmt: skip
 
 
-def _extern(places: Places, low: Lowering, at: int) -> Op:
+def _extern(places: ValuePlaces, low: Lowering, at: int) -> Op:
     """An op that runs as it is, on the tensors as they are now."""
     graph = places.graph
     op = graph.ops[at]

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from presage.graph.graph import Arg, Graph, Op, Ref, Tensor
 from presage.graph.lists import is_dense
-from presage.whatif.edits.lookups import BAG_BACKWARD, ROW_BACKWARD, Backward, Lookup
+from presage.whatif.edits.lookups import BAG_BACKWARD, ROW_BACKWARD, TableGradient, TableLookup
 from presage.whatif.edits.op_writer import OpWriter
 
-__all__ = ["Joined", "write_backward", "write_forward"]
+__all__ = ["JoinedLookup", "write_backward", "write_forward"]
 
 SMALL_LOOKUP = 3072  # up to so many rows an embedding's gradient needs no sort
 ENGINE = "autograd::engine::evaluate_function: "
@@ -26,12 +26,12 @@ _ADD, _VIEW, _CAT = ("self", "other", "alpha"), ("self", "size"), ("tensors", "d
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedLookup:
     """Lookups that become one."""
 
     graph: Graph  # before
-    lookups: tuple[Lookup, ...]  # in the order of their rows
-    kept: Lookup  # the one whose table grows
+    lookups: tuple[TableLookup, ...]  # in the order of their rows
+    kept: TableLookup  # the one whose table grows
     rows: int  # of all tables
 
     @property
@@ -56,7 +56,7 @@ class Joined:
 # ---- forward
 
 
-def write_forward(writer: OpWriter, one: Joined, place: int, module: str) -> tuple[Ref, Ref | None]:
+def write_forward(writer: OpWriter, one: JoinedLookup, place: int, module: str) -> tuple[Ref, Ref | None]:
     """The joined lookup; returns its index and offsets."""
     bag = one.kept.offsets is not None
     name = "aten::embedding_bag" if bag else "aten::embedding"
@@ -74,7 +74,7 @@ def write_forward(writer: OpWriter, one: Joined, place: int, module: str) -> tup
     return index, offsets
 
 
-def _index(writer: OpWriter, one: Joined, within: Sequence[str]) -> Ref:
+def _index(writer: OpWriter, one: JoinedLookup, within: Sequence[str]) -> Ref:
     found = [one.graph.tensors[x.index] for x in one.lookups]
     step = _step(found)
     if step:
@@ -90,7 +90,7 @@ def _step(tensors: Sequence[Tensor]) -> int:
     return steps.pop() if len(alike) == 1 and len(steps) == 1 and min(steps) > 0 and first.elements else 0
 
 
-def _added_at_once(writer: OpWriter, one: Joined, first: Tensor, step: int, within: Sequence[str]) -> Ref:
+def _added_at_once(writer: OpWriter, one: JoinedLookup, first: Tensor, step: int, within: Sequence[str]) -> Ref:
     count = len(one.lookups)
     shape, strides = (count, *first.shape), (step, *first.strides)
     whole = writer.view(first.id, shape, strides, first.offset)
@@ -138,11 +138,13 @@ def _added(writer: OpWriter, tensors: Sequence[Ref], name: str, within: Sequence
     return out
 
 
-def _offsets(writer: OpWriter, one: Joined, within: Sequence[str]) -> Ref:
+def _offsets(writer: OpWriter, one: JoinedLookup, within: Sequence[str]) -> Ref:
     return _added(writer, [Ref(x.offsets) for x in one.lookups if x.offsets is not None], "ends", within)
 
 
-def _bag(writer: OpWriter, one: Joined, index: Ref, offsets: Ref | None, outside: Sequence[str]) -> tuple[Ref, Ref]:
+def _bag(
+    writer: OpWriter, one: JoinedLookup, index: Ref, offsets: Ref | None, outside: Sequence[str]
+) -> tuple[Ref, Ref]:
     if offsets is None:
         kind = writer.get(one.kept.offsets or 0)
         offsets = writer.new((writer.get(one.kept.results[0]).shape[0],), kind.dtype, kept=True)
@@ -162,7 +164,7 @@ def _bag(writer: OpWriter, one: Joined, index: Ref, offsets: Ref | None, outside
     return index, offsets
 
 
-def _with_facts(writer: OpWriter, one: Joined, index: Ref) -> None:
+def _with_facts(writer: OpWriter, one: JoinedLookup, index: Ref) -> None:
     """Distinct rows add up; the most frequent one is as frequent as it was."""
     looked = [_known(one.graph, x) for x in one.lookups]
     known = [k for k in looked if k is not None]
@@ -170,7 +172,7 @@ def _with_facts(writer: OpWriter, one: Joined, index: Ref) -> None:
         writer.facts[index.id] = sum(k[0] for k in known), max(k[1] for k in known)
 
 
-def _known(graph: Graph, one: Lookup) -> tuple[int, int] | None:
+def _known(graph: Graph, one: TableLookup) -> tuple[int, int] | None:
     """What is known of a lookup's index, under whichever view of it."""
     t = graph.tensors[one.index]
     same = [i for i in graph.facts if (graph.tensors[i].storage, graph.tensors[i].offset) == (t.storage, t.offset)]
@@ -178,7 +180,7 @@ def _known(graph: Graph, one: Lookup) -> tuple[int, int] | None:
     return graph.facts[nearest] if nearest is not None else None
 
 
-def _rows(writer: OpWriter, one: Joined, index: Ref) -> None:
+def _rows(writer: OpWriter, one: JoinedLookup, index: Ref) -> None:
     op = one.graph.ops[one.kept.place]
     inside = one.first.within
     many = len(writer.get(index).shape) > 1
@@ -203,7 +205,7 @@ def _gathered(writer: OpWriter, table: Arg, index: Ref, out: Ref, inside: Sequen
     writer.op("gather", inputs, [out], overload="out", names=names, writes=[out], within=inside)
 
 
-def _taken_apart(writer: OpWriter, one: Joined, place: int, outer: Op) -> None:
+def _taken_apart(writer: OpWriter, one: JoinedLookup, place: int, outer: Op) -> None:
     """The rows of each table again, as views."""
     _, seen, apart = one.sequences
     out, shape, count = Ref(one.kept.results[0]), one.shape, len(one.lookups)
@@ -222,7 +224,7 @@ def _taken_apart(writer: OpWriter, one: Joined, place: int, outer: Op) -> None:
 
 
 def write_backward(
-    writer: OpWriter, one: Joined, backs: Sequence[Backward], kept: Backward, index: Ref, module: str
+    writer: OpWriter, one: JoinedLookup, backs: Sequence[TableGradient], kept: TableGradient, index: Ref, module: str
 ) -> None:
     """The gradient of the joined table, in place of that of the table that grows."""
     op = one.graph.ops[kept.unit[-1] if kept.name.endswith("sparse_backward") else kept.place]
@@ -254,7 +256,13 @@ def write_backward(
 
 
 def _put_together(
-    writer: OpWriter, one: Joined, backs: Sequence[Backward], place: int, op: Op, outside: Sequence[str], module: str
+    writer: OpWriter,
+    one: JoinedLookup,
+    backs: Sequence[TableGradient],
+    place: int,
+    op: Op,
+    outside: Sequence[str],
+    module: str,
 ) -> Ref:
     """Gradients of all tables' rows in one tensor."""
     _, seen, apart = one.sequences

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
-from presage.graph.graph import Graph, Op, Ref, argument, references
+from presage.graph.graph import argument, aten, references
+from presage.graph.graph import Graph, Op, Ref
 
-__all__ = ["BAG_BACKWARD", "ROW_BACKWARD", "Backward", "Lookup", "backwards", "lookups"]
+__all__ = ["BAG_BACKWARD", "ROW_BACKWARD", "TableGradient", "TableLookup", "backwards", "lookups"]
 
 BAG, EMBEDDING, SPARSE = "aten::_embedding_bag", "aten::embedding", "aten::_embedding_bag_sparse_backward"
 SPARSE_ROWS = "aten::_sparse_coo_tensor_with_dims_and_tensors"
@@ -16,7 +19,7 @@ BAG_BACKWARD, ROW_BACKWARD = "aten::_embedding_bag_dense_backward", "aten::embed
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class TableLookup:
     """One lookup of one table. A bag sums or averages the rows of each sample; without bags all rows are given."""
 
     place: int  # the op that reads the table
@@ -33,7 +36,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
+class TableGradient:
     """The gradient of one lookup's table."""
 
     place: int  # its first op
@@ -49,7 +52,7 @@ class Backward:
         return self.unit[min(1, len(self.unit) - 1)]
 
 
-def lookups(graph: Graph) -> Iterator[Lookup]:
+def lookups(graph: Graph) -> Iterator[TableLookup]:
     """Those that stand alone: plain sums or rows, without weights, padding or scaling."""
     for i, op in enumerate(graph.ops):
         if op.name == BAG and _plain_bag(op):
@@ -65,7 +68,7 @@ def _plain_bag(op: Op) -> bool:
     return not any(asked) and weights is None and padding in (-1, None) and isinstance(op.inputs[2], Ref)
 
 
-def _bag(graph: Graph, place: int, op: Op) -> Lookup:
+def _bag(graph: Graph, place: int, op: Op) -> TableLookup:
     weight, index, offsets = (a.id for a in op.inputs[:3] if isinstance(a, Ref))
     before = list(_before(graph, place, index, offsets))
     made = any(graph.ops[i].name == "aten::arange" for i in before)
@@ -74,7 +77,7 @@ def _bag(graph: Graph, place: int, op: Op) -> Lookup:
         one = graph.ops[i]
         if made and one.outputs == (index,) and "aten::reshape" in one.within:
             source = next(references(one.inputs), index)
-    return Lookup(place, tuple(sorted(before)), weight, source, offsets, made, op.outputs)
+    return TableLookup(place, tuple(sorted(before)), weight, source, offsets, made, op.outputs)
 
 
 def _before(graph: Graph, place: int, index: int, offsets: int | None) -> Iterator[int]:
@@ -91,14 +94,14 @@ def _before(graph: Graph, place: int, index: int, offsets: int | None) -> Iterat
         yield i
 
 
-def _rows(graph: Graph, place: int, op: Op) -> Iterator[Lookup]:
+def _rows(graph: Graph, place: int, op: Op) -> Iterator[TableLookup]:
     unit = _around(graph, place, op.within.index(EMBEDDING))
     ints = [r for i in unit for r in references(graph.ops[i].inputs) if "int" in graph.tensors[r].dtype]
     weight = next(references(op.inputs))
     if ints:
         before = _before(graph, unit[0], ints[0], None)
         others = sorted({*before, *unit} - {place})
-        yield Lookup(place, tuple(others), weight, ints[0], None, False, op.outputs)
+        yield TableLookup(place, tuple(others), weight, ints[0], None, False, op.outputs)
 
 
 def _around(graph: Graph, place: int, depth: int) -> list[int]:
@@ -124,7 +127,7 @@ def _ends(graph: Graph, place: int, depth: int) -> bool:
     return views or op.name == "aten::gather"
 
 
-def backwards(graph: Graph) -> Iterator[tuple[int, Backward]]:
+def backwards(graph: Graph) -> Iterator[tuple[int, TableGradient]]:
     """Gradients of tables, each with autograd's number of its lookup."""
     for i, op in enumerate(graph.ops):
         if op.name in (BAG_BACKWARD, ROW_BACKWARD) and op.outputs:
@@ -147,7 +150,7 @@ def _unscaled(op: Op) -> bool:
     return not argument(op, "scale_grad_by_freq") and argument(op, "padding_idx") in (-1, None)
 
 
-def _backward(graph: Graph, unit: list[int], op: Op, name: str) -> Backward:
+def _backward(graph: Graph, unit: list[int], op: Op, name: str) -> TableGradient:
     gradient = op.outputs[0]
     kept = graph.tensors[gradient].storage
     node = op.within[0] if op.within else ""
@@ -158,7 +161,7 @@ def _backward(graph: Graph, unit: list[int], op: Op, name: str) -> Backward:
         return there and not o.kernels and touched <= {kept} and not (o.within[0] == node and touched)
 
     tail = _run(graph, unit[-1] + 1, belongs)
-    return Backward(unit[0], (*unit[1:], *tail), tuple(unit), name, next(references(op.inputs)), gradient)
+    return TableGradient(unit[0], (*unit[1:], *tail), tuple(unit), name, next(references(op.inputs)), gradient)
 
 
 def _run(graph: Graph, start: int, belongs: Callable[[Op], bool]) -> list[int]:
@@ -168,4 +171,94 @@ def _run(graph: Graph, start: int, belongs: Callable[[Op], bool]) -> list[int]:
         if not belongs(graph.ops[i]):
             break
         out.append(i)
+    return out
+
+
+# ---- Lanes: ops over lists of tensors taken apart, and the chains of ops that work on the same memory.
+
+FOREACH, FUSED = "aten::_foreach_", "aten::_fused_"
+# What an optimizer's step does on the host alone: count its steps, and read the count.
+HOST = set(aten("add_ empty_strided copy_ _local_scalar_dense empty to lift_fresh _foreach_add_"))
+LISTED = (FOREACH, FUSED, "aten::_amp_foreach_")
+Key: TypeAlias = tuple[int, int]  # a tensor's storage and where in it: flat memory holds many
+
+
+@dataclass(frozen=True, slots=True)
+class OpPart:
+    """One tensor's share of an op."""
+
+    place: int
+    stem: str  # 'addcmul': without what says that it works on lists, or in place
+    operands: tuple[int, ...]
+    output: int | None  # where it is new
+    scalar: float | None
+
+
+def key(graph: Graph, tensor: int) -> Key:
+    t = graph.tensors[tensor]
+    return t.storage, t.offset
+
+
+def lane_count(op: Op) -> int:
+    """The number of tensors in the lists of an op that works on lists; 0 for any other."""
+    if not op.name.startswith(LISTED):
+        return 0
+    lists = [a for a in op.inputs if isinstance(a, list)]
+    return max((len(a) for a in lists if any(isinstance(x, Ref) for x in a)), default=0)
+
+
+def split_lanes(graph: Graph, place: int, op: Op) -> Iterator[OpPart]:
+    """An op, a list's taken apart. A tensor that an op over lists has for all of them is no lane's."""
+    stem = op.name.removeprefix(FOREACH).removeprefix("aten::").rstrip("_")
+    count = lane_count(op)
+    if not count:
+        refs = tuple(references(op.inputs))
+        old = {key(graph, r) for r in refs}
+        new = [o for o in op.outputs if key(graph, o) not in old]
+        yield OpPart(place, stem, refs, new[0] if new else None, _number(op.inputs))
+    for lane in range(count):
+        inputs = [a[lane] if isinstance(a, list) and lane < len(a) else a for a in op.inputs]
+        mine = [x for a, x in zip(op.inputs, inputs, strict=True) if isinstance(a, list)]
+        output = op.outputs[lane] if lane < len(op.outputs) else None
+        yield OpPart(place, stem, tuple(references(mine)), output, _number(inputs))
+
+
+def _number(inputs: Sequence[object]) -> float | None:
+    """The scalar of an elementary op: the last of its numbers but for a factor 1."""
+    numbers = [float(a) for a in inputs if isinstance(a, int | float) and not isinstance(a, bool)]
+    return next((n for n in reversed(numbers) if n != 1 or len(numbers) == 1), 1.0) if numbers else None
+
+
+def chains(graph: Graph, found: Sequence[OpPart]) -> list[list[OpPart]]:
+    """Parts that share memory, each set in order."""
+    root: dict[Key, Key] = {}
+
+    def find(one: Key) -> Key:
+        while root.setdefault(one, one) != one:
+            root[one] = root[root[one]]
+            one = root[one]
+        return one
+
+    for p in found:
+        keys = [key(graph, t) for t in (*p.operands, *([p.output] if p.output is not None else []))]
+        for other in keys[1:]:
+            root[find(other)] = find(keys[0])
+    out: dict[Key, list[OpPart]] = defaultdict(list)
+    for p in found:
+        if p.operands:
+            out[find(key(graph, p.operands[0]))].append(p)
+    return list(out.values())
+
+
+def host_ops(graph: Graph) -> dict[int, list[int]]:
+    """Ops of the host's alone that an optimizer runs before each op of the GPU's."""
+    out: dict[int, list[int]] = {}
+    before: list[int] = []
+    for i, op in enumerate(graph.ops):
+        if op.phase != "optimizer":
+            before = []
+        elif op.kernels:
+            out[i], before = before, []
+        elif op.name in HOST and not op.inputs and not op.sync:
+            before.append(i)
     return out

@@ -17,22 +17,30 @@ from msgspec.structs import replace
 from presage.capture.variants import NotApplicable
 from presage.graph.graph import Graph, Op, Ref, Tensor, argument, references
 from presage.whatif.edits.edit import plain
-from presage.whatif.edits.joined_lookup import Joined, write_backward, write_forward
-from presage.whatif.edits.lanes import chains, host_ops, lane_count, parts
-from presage.whatif.edits.lookups import Backward, Lookup, backwards, lookups
+from presage.whatif.edits.joined_lookup import JoinedLookup, write_backward, write_forward
+from presage.whatif.edits.lookups import (
+    TableGradient,
+    TableLookup,
+    backwards,
+    chains,
+    host_ops,
+    lane_count,
+    lookups,
+    split_lanes,
+)
 from presage.whatif.edits.op_writer import OpWriter
 
 __all__ = ["EDITS", "table_batched"]
 
 
 @dataclass(frozen=True)
-class Table:
+class JoinableTable:
     """A table with all that is its own."""
 
     weight: Tensor
     memory: frozenset[int]  # storages: the table, its gradient, its state, what its update makes on the way
-    lookups: tuple[Lookup, ...]  # more than one where a step has several forward passes
-    backwards: tuple[Backward, ...]
+    lookups: tuple[TableLookup, ...]  # more than one where a step has several forward passes
+    backwards: tuple[TableGradient, ...]
     before: int | None  # the gradient that the step before left
 
     @property
@@ -53,17 +61,17 @@ def table_batched(graph: Graph) -> Graph:
 # ---- which tables
 
 
-def _groups(graph: Graph) -> list[list[Table]]:
+def _groups(graph: Graph) -> list[list[JoinableTable]]:
     """Tables that are alike, in the order of their lookups."""
-    found: dict[tuple[object, ...], list[Table]] = defaultdict(list)
+    found: dict[tuple[object, ...], list[JoinableTable]] = defaultdict(list)
     for table in _tables(graph):
         found[_kind(graph, table)].append(table)
     return [_in_time(graph, group) for group in found.values()]
 
 
-def _tables(graph: Graph) -> Iterator[Table]:
+def _tables(graph: Graph) -> Iterator[JoinableTable]:
     """Tables with all of their own, that nothing but lookups and updates works on."""
-    read: dict[int, list[Lookup]] = defaultdict(list)
+    read: dict[int, list[TableLookup]] = defaultdict(list)
     for one in lookups(graph):
         read[graph.tensors[one.weight].storage].append(one)
     written = dict(backwards(graph))
@@ -73,13 +81,13 @@ def _tables(graph: Graph) -> Iterator[Table]:
         own = memory.get(storage, frozenset({storage}))
         numbers = [graph.ops[x.place].sequence for x in found]
         backs = tuple(written[n] for n in numbers if n in written)
-        table = Table(weight, own, tuple(found), backs, _left_before(graph, storage, own))
+        table = JoinableTable(weight, own, tuple(found), backs, _left_before(graph, storage, own))
         whole = weight.is_contiguous and weight.nbytes == graph.storages[storage].nbytes and len(weight.shape) == 2
         if whole and len({x.weight for x in found}) == 1 and _complete(graph, table) and _alone(graph, table):
             yield table
 
 
-def _complete(graph: Graph, table: Table) -> bool:
+def _complete(graph: Graph, table: JoinableTable) -> bool:
     """Whether each lookup has its gradient, or none has, and no index is taken for memory of the table's own."""
     looked = {graph.tensors[i].storage for x in table.lookups for i in (x.index, x.offsets) if i is not None}
     if looked & table.memory or not all(b.name for b in table.backwards):
@@ -92,7 +100,7 @@ def _complete(graph: Graph, table: Table) -> bool:
 
 def _memory(graph: Graph) -> dict[int, frozenset[int]]:
     """By parameter, the storages that belong to it: those that its update works on."""
-    found = [p for i, op in enumerate(graph.ops) if _updates(op) for p in parts(graph, i, op)]
+    found = [p for i, op in enumerate(graph.ops) if _updates(op) for p in split_lanes(graph, i, op)]
     out: dict[int, frozenset[int]] = {}
     shared: set[int] = set()
     seen: set[int] = set()
@@ -121,7 +129,7 @@ def _left_before(graph: Graph, storage: int, own: frozenset[int]) -> int | None:
     return next((g.id for g in found if g.nbytes in sizes and (g.name, g.module) == (s.name, s.module)), None)
 
 
-def _alone(graph: Graph, table: Table) -> bool:
+def _alone(graph: Graph, table: JoinableTable) -> bool:
     """Whether all other ops that touch the table's memory touch nothing else, or lists."""
     mine = {p for x in table.lookups for p in x.places} | {p for b in table.backwards for p in (b.place, *b.others)}
     for i, op in enumerate(graph.ops):
@@ -137,7 +145,7 @@ def _alone(graph: Graph, table: Table) -> bool:
     return True
 
 
-def _kind(graph: Graph, table: Table) -> tuple[object, ...]:
+def _kind(graph: Graph, table: JoinableTable) -> tuple[object, ...]:
     """The same for tables that can be one."""
     one = table.lookups[0]
     op, index = graph.ops[one.place], graph.tensors[one.index]
@@ -149,7 +157,7 @@ def _kind(graph: Graph, table: Table) -> tuple[object, ...]:
     return (mode, table.weight.shape[1], table.weight.dtype, bags, tuple(state), places, names, table.before is None)
 
 
-def _in_time(graph: Graph, group: Sequence[Table]) -> list[Table]:
+def _in_time(graph: Graph, group: Sequence[JoinableTable]) -> list[JoinableTable]:
     """Those of a group whose indices are there when all are looked up, in all passes."""
     kept = list(group)
     for k in range(len(group[0].lookups)):
@@ -159,7 +167,7 @@ def _in_time(graph: Graph, group: Sequence[Table]) -> list[Table]:
     return kept
 
 
-def _place(graph: Graph, found: Sequence[Lookup]) -> int | None:
+def _place(graph: Graph, found: Sequence[TableLookup]) -> int | None:
     """Where all can be looked up: with the first, where indices are there by then, or else with the last."""
     first, last = min(x.place for x in found), max(x.place for x in found)
     if all(_ready(graph, x) < first for x in found):
@@ -171,7 +179,7 @@ def _place(graph: Graph, found: Sequence[Lookup]) -> int | None:
     return None if early else last
 
 
-def _ready(graph: Graph, one: Lookup) -> int:
+def _ready(graph: Graph, one: TableLookup) -> int:
     """The last op before a lookup that works on what it looks up."""
     wanted = {graph.tensors[one.index].storage}
     if one.offsets is not None and not one.made:
@@ -192,14 +200,14 @@ class _Join:
     """A join under way."""
 
     graph: Graph
-    group: Sequence[Table]
-    kept: Table
+    group: Sequence[JoinableTable]
+    kept: JoinableTable
     removed: set[int] = field(default_factory=set)
     gone: frozenset[int] = frozenset()
     parts: dict[int, tuple[int, int]] = field(default_factory=dict)  # storages of rows: where they are now
 
 
-def _joined(graph: Graph, group: Sequence[Table]) -> Graph:
+def _joined(graph: Graph, group: Sequence[JoinableTable]) -> Graph:
     kept = max(group, key=lambda t: (t.backwards or t.lookups)[-1].place)
     join = _Join(graph, group, kept)
     others = [t for t in group if t is not kept]
@@ -219,7 +227,7 @@ def _write(writer: OpWriter, join: _Join) -> None:
     module = _around(graph, kept.lookups[0])
     for k, own in enumerate(kept.lookups):
         found = tuple(t.lookups[k] for t in join.group)
-        one = Joined(graph, found, own, rows)
+        one = JoinedLookup(graph, found, own, rows)
         place = _place(graph, found)
         assert place is not None
         index, offsets = write_forward(writer, one, place, module)
@@ -236,7 +244,7 @@ def _write(writer: OpWriter, join: _Join) -> None:
             join.removed |= {p for b in backs for p in (b.place, *(b.others if b is not last else b.unit))}
 
 
-def _around(graph: Graph, one: Lookup) -> str:
+def _around(graph: Graph, one: TableLookup) -> str:
     """The module that calls the tables: the nearest one above that runs ops of its own."""
     modules = {op.module for op in graph.ops if op.phase == "forward"}
     name = graph.ops[one.place].module
@@ -245,7 +253,7 @@ def _around(graph: Graph, one: Lookup) -> str:
     return name
 
 
-def _grown(graph: Graph, group: Sequence[Table], kept: Table) -> Graph:
+def _grown(graph: Graph, group: Sequence[JoinableTable], kept: JoinableTable) -> Graph:
     """One table with the rows of all; its gradient, state and results grow with it."""
     rows = sum(t.rows for t in group)
     tensors, sizes = list(graph.tensors), {s.id: s.nbytes for s in graph.storages}
@@ -274,7 +282,7 @@ def _grown(graph: Graph, group: Sequence[Table], kept: Table) -> Graph:
     return replace(graph, tensors=tuple(tensors), storages=storages, events=_held(graph, group, kept))
 
 
-def _held(graph: Graph, group: Sequence[Table], kept: Table) -> tuple[Any, ...]:
+def _held(graph: Graph, group: Sequence[JoinableTable], kept: JoinableTable) -> tuple[Any, ...]:
     """Rows live until the last of the tables' rows would have gone; their gradients until they are put together."""
     last = {e.storage: e.op for e in graph.events if not e.allocates}
     until: dict[int, int] = {}

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 from presage.graph.builder import replace_ops
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor, aten, uses
 from presage.whatif.edits.fusing.lower import OUTSIDE, sort_of
-from presage.whatif.edits.fusing.rebuild import close
+from presage.whatif.edits.fusing.rebuild import dense_strides
 from presage.whatif.edits.fusing.rules import RULES
 
-__all__ = ["as_compiled"]
+__all__ = ["rewrite_externs"]
 
 PRODUCTS = aten("mm addmm bmm baddbmm")
 POOLS = aten("max_pool2d_with_indices")
@@ -51,7 +51,7 @@ class _Draft:
     def copy(self, source: Tensor, like: Tensor, op: Op) -> tuple[Tensor, Op]:
         """A copy of a tensor in memory of its own, with the shape and type of another, and the op that makes it."""
         home = len(self.graph.storages) + len(self.storages)
-        t = self.tensor(replace(like, storage=home, strides=close(like), offset=0))
+        t = self.tensor(replace(like, storage=home, strides=dense_strides(like), offset=0))
         self.storages.append(Storage(home, t.nbytes, "activation"))
         names, within = ("self", "src", "non_blocking"), (*op.within, "aten::to", "aten::_to_copy")
         inputs = (Ref(t.id), Ref(source.id), False)
@@ -65,7 +65,7 @@ class _Draft:
         return replace_ops(self.graph, self.changes, self.tensors, self.storages) if self.changes else self.graph
 
 
-def as_compiled(graph: Graph, stretches: Callable[[Graph], Sequence[int]]) -> Graph:
+def rewrite_externs(graph: Graph, stretches: Callable[[Graph], Sequence[int]]) -> Graph:
     """The graph with the ops that a compiler leaves as they are changed as it changes them."""
     for change in (_low_precision, _padded, _small_places):
         graph = change(graph, stretches(graph))
@@ -198,4 +198,4 @@ def _wider(t: Tensor, each: int) -> Tensor:
     start = max(0, len(t.shape) - 2)
     shape = tuple(n if d < start or n == 1 else -(-n // each) * each for d, n in enumerate(t.shape))
     new = replace(t, shape=shape)
-    return replace(new, strides=close(new))
+    return replace(new, strides=dense_strides(new))

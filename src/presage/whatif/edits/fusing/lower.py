@@ -9,8 +9,7 @@ from typing import Any
 
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Ref, Tensor
-from presage.whatif.edits.fusing.flow import Flow, Function, Node
-from presage.whatif.edits.fusing.split import splits
+from presage.whatif.edits.fusing.dataflow import Flow, Function, Node, reduction_splits
 
 __all__ = ["OUTSIDE", "RANDOM", "Lowering", "sort_of"]
 
@@ -119,7 +118,7 @@ class Lowering:
         whole: bool = False,
     ) -> None:
         """One kernel, or (unless `whole`) two: parts first, then the results from the parts."""
-        parts = 1 if whole else splits(rows, columns, down)
+        parts = 1 if whole else reduction_splits(rows, columns, down)
         first = Node("reduction", self.at, _once(reads), tuple(writes), rows, columns, down=down, function=function)
         if parts == 1:
             self._add(first)

@@ -10,14 +10,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from presage.graph.graph import uses
 from presage.graph.builder import replace_ops, spans
-from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor, uses
-from presage.whatif.edits.fusing.flow import Flow
-from presage.whatif.edits.fusing.group import Group
-from presage.whatif.edits.fusing.inline import Piece
+from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor
+from presage.whatif.edits.fusing.dataflow import Flow, Piece
+from presage.whatif.edits.fusing.grouping import KernelGroup
 from presage.whatif.edits.fusing.lower import OUTSIDE
 
-__all__ = ["NAMES", "Places", "close", "fused_op", "needed", "ordered", "rebuilt"]
+__all__ = ["NAMES", "ValuePlaces", "dense_strides", "fused_op", "rebuild_graph", "topological_order", "values_to_write"]
 
 FUNCTIONS = ("random", "erf", "exp")
 NAMES = ("inputs", "read_bytes", "written_bytes", "rows", "columns", "down", *FUNCTIONS, "turned")
@@ -25,7 +25,7 @@ DTYPES = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 
 
 @dataclass
-class Places:
+class ValuePlaces:
     """Where values are: in the storages they had, or in new ones where those are taken by a later value."""
 
     graph: Graph
@@ -67,7 +67,7 @@ class Places:
     def view(self, t: Tensor, v: int | None) -> int:
         """A tensor as a view of the storage where its value is; of a copy made for it, the whole."""
         if v is not None and self.flow.values[v].tensor < 0 and self.flow.values[v].elements == t.elements:
-            return self._view(replace(t, strides=close(t), offset=0), self.storage(v))
+            return self._view(replace(t, strides=dense_strides(t), offset=0), self.storage(v))
         home = t.storage if v is None else self.storage(v)
         return t.id if t.storage == home else self._view(t, home)
 
@@ -79,7 +79,7 @@ class Places:
         return self.views[key]
 
 
-def close(t: Tensor) -> tuple[int, ...]:
+def dense_strides(t: Tensor) -> tuple[int, ...]:
     """Strides in the tensor's own order, without holes."""
     out, step = [0] * len(t.shape), 1
     for d in sorted(range(len(t.shape)), key=lambda d: (t.strides[d], -d)):
@@ -99,7 +99,9 @@ def _stays(flow: Flow) -> set[int]:
     return {*last.values(), *outside, *(v for v in range(len(flow.values)) if v not in made)}
 
 
-def fused_op(places: Places, group: Group, found: Sequence[Piece], needed: set[int], like: Op, name: str) -> Op:
+def fused_op(
+    places: ValuePlaces, group: KernelGroup, found: Sequence[Piece], values_to_write: set[int], like: Op, name: str
+) -> Op:
     """The op of one kernel: what it reads from memory, and what it writes because something outside needs it."""
     values = places.flow.values
     reads = {v: 0 for m in group.members for v in found[m].reads if v not in group.writes}
@@ -107,7 +109,7 @@ def fused_op(places: Places, group: Group, found: Sequence[Piece], needed: set[i
         for v in found[m].reads:
             if v in reads and places.flow.into.get(v) not in group.writes:
                 reads[v] = max(reads[v], min(values[v].nbytes, found[m].node.elements * values[v].width))
-    writes = [v for m in group.members for v in found[m].writes if v in needed]
+    writes = [v for m in group.members for v in found[m].writes if v in values_to_write]
     loops = group.loops or group.nodes[0]
     moved = sum(min(values[v].nbytes, _written(group, v) * values[v].width) for v in writes)
     computed = [places.flow.nodes[n] for n in {n for m in group.members for n in found[m].inside}]
@@ -128,8 +130,8 @@ def fused_op(places: Places, group: Group, found: Sequence[Piece], needed: set[i
     )  # fmt: skip
 
 
-def needed(
-    together: Sequence[Group], mine: Sequence[Piece], others: Sequence[Piece], lasting: set[int]
+def values_to_write(
+    together: Sequence[KernelGroup], mine: Sequence[Piece], others: Sequence[Piece], lasting: set[int]
 ) -> list[set[int]]:
     """By group the values it has to write: others read them, or they outlast the step."""
     readers: dict[int, set[int]] = {}
@@ -141,12 +143,12 @@ def needed(
     return [{v for v in group.writes if v in beyond or readers.get(v, set()) - {g}} for g, group in enumerate(together)]
 
 
-def _written(group: Group, v: int) -> int:
+def _written(group: KernelGroup, v: int) -> int:
     """Elements of a value that a kernel writes."""
     return next((n.elements for n in group.nodes if v in n.writes and n.kind == "scatter"), 1 << 62)
 
 
-def ordered(found: Sequence[Group], makers: Mapping[int, int]) -> list[int]:
+def topological_order(found: Sequence[KernelGroup], makers: Mapping[int, int]) -> list[int]:
     """Groups by their first piece, each after those that it waits for."""
     out: list[int] = []
     state = [0] * len(found)
@@ -176,7 +178,9 @@ class _Made:
     at: list[int] = field(default_factory=list)  # by old place the new place that comes next
 
 
-def rebuilt(graph: Graph, places: Places, stretch: Sequence[int], made: Mapping[int, list[tuple[Op, int]]]) -> Graph:
+def rebuild_graph(
+    graph: Graph, places: ValuePlaces, stretch: Sequence[int], made: Mapping[int, list[tuple[Op, int]]]
+) -> Graph:
     """The graph with the ops of each stretch (`made`: with the places they were at, -1 for none) in place of its own.
 
     Ops outside that stand in the midst of a stretch come after it.

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from presage.graph.families import family
-from presage.graph.graph import Graph, Op, Tensor, aten
-from presage.whatif.edits.fusing.flow import Function
+from presage.graph.graph import Graph, Op, Tensor
+from presage.whatif.edits.fusing.dataflow import Function, reduction_splits
 from presage.whatif.edits.fusing.lower import OUTSIDE, RANDOM, Lowering, sort_of
-from presage.whatif.edits.fusing.split import splits
 
-__all__ = ["RULES", "lowered", "plainly"]
+__all__ = ["RULES", "lower_for_compile", "lower_op_by_op"]
 
 Rule: TypeAlias = Callable[[Lowering, Op], None]
 
@@ -24,7 +23,7 @@ _ERF = re.compile(r"erf|lgamma|digamma|logit|atan|asin|acos")
 _EXP = re.compile(r"exp|tanh|sigmoid|silu|mish|[^r]elu|softplus|log(?!ical)|::a?(sin|cos)")
 
 
-def lowered(graph: Graph, stretch: Sequence[int]) -> Lowering:
+def lower_for_compile(graph: Graph, stretch: Sequence[int]) -> Lowering:
     """The graph's values and nodes; `stretch` says of each op which stretch it is in, OUTSIDE for none."""
     low = Lowering(graph, stretch)
     around: tuple[str, ...] = ()  # an op that is told whole, and by its parts after it
@@ -45,7 +44,7 @@ def lowered(graph: Graph, stretch: Sequence[int]) -> Lowering:
     return low
 
 
-def plainly(graph: Graph, stretch: Sequence[int]) -> Lowering:
+def lower_op_by_op(graph: Graph, stretch: Sequence[int]) -> Lowering:
     """The graph's values and nodes with every op as it is: elementwise, a sum along rows, or something else."""
     low = Lowering(graph, stretch)
     for i, op in enumerate(graph.ops):
@@ -70,7 +69,7 @@ def _wide(low: Lowering, op: Op) -> bool:
     rows, columns = result.elements, -(-whole.elements // max(1, result.elements))
     if _down(whole, result):
         return op.name not in ("aten::sum", "aten::mean")
-    return columns == 1 or splits(rows, columns, False) > 1
+    return columns == 1 or reduction_splits(rows, columns, False) > 1
 
 
 def _lower(low: Lowering, op: Op) -> bool:

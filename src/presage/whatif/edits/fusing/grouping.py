@@ -1,21 +1,191 @@
-"""Which ops a hand-written kernel does together: a norm with its sums along rows, an activation, dropout and residual;
-and in the backward pass the sums down columns (gradients of scale and shift) with what is only computed for them.
+"""Which pieces share a kernel: those that read the same, or what the other wrote, over the same loops.
 
-A residual (a sum with something from before the last product) is a kernel by itself, as it is beside PyTorch's own
-norms and activations, unless dropout comes before it.
+As Inductor's scheduler: the best partner first, by the bytes that need not be moved twice; never across something that
+runs as it is, never so that two kernels would wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from presage.graph.graph import Graph, Op
-from presage.whatif.edits.fusing.flow import Flow, Node
-from presage.whatif.edits.fusing.inline import Piece
+from presage.whatif.edits.fusing.dataflow import SMS, Flow, Node, Piece, Value
 from presage.whatif.edits.fusing.lower import RANDOM
 
-__all__ = ["Chain", "added_up", "chained", "residuals"]
+__all__ = ["Chain", "KernelGroup", "find_chains", "group_pieces", "residuals", "sum_residuals_first"]
+
+MOST, FAR = 64, 64  # pieces in a kernel; pieces between two that only read the same
+
+CROSSED, ROWS, LONGEST = 5 << 20, 4096, 16384  # elements, rows and columns for sums both ways in one kernel
+
+
+@dataclass
+class KernelGroup:
+    """Pieces of one kernel, by their places."""
+
+    members: list[int]
+    nodes: list[Node]
+    reads: set[int]
+    writes: set[int]
+    above: int = 0  # the groups it waits for, as bits
+    slices: set[tuple[int, int]] = field(default_factory=set)
+    scattered: set[int] = field(default_factory=set)  # what cannot be read before the kernel ends
+
+    @property
+    def crossed(self) -> dict[int, tuple[int, int]]:
+        """Parts of sums down columns that are made with sums along rows: how many parts, of how many results."""
+        along = self.loops
+        if along is None or along.partial:
+            return {}
+        each = min(128, max(16, 1 << max(0, (along.rows // (8 * SMS)).bit_length() - 1)))
+        return {v: (-(-along.rows // each), n.results) for n in self.nodes if n.partial for v in n.writes}
+
+    @property
+    def loops(self) -> Node | None:
+        """The reduction whose loops it runs in."""
+        found = [n for n in self.nodes if n.kind == "reduction"]
+        return next((n for n in found if not n.partial), found[0]) if found else None
+
+
+def group_pieces(found: Sequence[Piece], values: Sequence[Value]) -> list[KernelGroup]:
+    """The pieces of one stretch in groups."""
+    out: list[KernelGroup] = []
+    maker: dict[int, int] = {}
+    readers: dict[int, set[int]] = {}
+    for place, piece in enumerate(found):
+        needs = {maker[v] for v in piece.reads if v in maker}
+        chosen = _partner(out, place, piece, needs, readers, values)
+        if chosen is None:
+            chosen = len(out)
+            out.append(KernelGroup([], [], set(), set()))
+        _join(out, chosen, place, piece, needs)
+        for v in piece.reads:
+            readers.setdefault(v, set()).add(chosen)
+        for v in piece.writes:
+            maker[v] = chosen
+        for d in needs - {chosen}:
+            _absorb(out, chosen, d, found, readers, maker)
+    return [group for group in out if group.members]
+
+
+def _absorb(
+    out: Sequence[KernelGroup],
+    chosen: int,
+    source: int,
+    found: Sequence[Piece],
+    readers: Mapping[int, set[int]],
+    maker: dict[int, int],
+) -> None:
+    """A kernel that reads nothing (random numbers, constants) becomes part of the only one that has read from it."""
+    group, into = out[source], out[chosen]
+    used = set[int]().union(*(readers.get(v, ()) for v in group.writes))
+    if group.reads or used != {chosen} or len(into.members) + len(group.members) > MOST:
+        return
+    if not all(fits(into, found[m]) for m in group.members):
+        return
+    into.members = sorted(into.members + group.members)
+    into.nodes = [found[m].node for m in into.members]
+    into.writes |= group.writes
+    maker.update(dict.fromkeys(group.writes, chosen))
+    out[source].members, out[source].nodes, out[source].writes = [], [], set()
+
+
+def _partner(
+    out: Sequence[KernelGroup],
+    place: int,
+    piece: Piece,
+    needs: set[int],
+    readers: dict[int, set[int]],
+    values: Sequence[Value],
+) -> int | None:
+    if not piece.node.fuses:
+        return None
+    candidates = needs.union(*(readers.get(v, ()) for v in piece.reads))
+    best, most = None, 0
+    for g in sorted(candidates):
+        group = out[g]
+        if not fits(group, piece) or (g not in needs and place - group.members[-1] > FAR):
+            continue
+        if any(out[d].above >> g & 1 for d in needs if d != g):
+            continue
+        score = sum(_touched(piece, values[v]) for v in piece.reads if _shared(group, piece, v))
+        if score >= most and score > 0:
+            best, most = g, score
+    return best
+
+
+def _shared(group: KernelGroup, piece: Piece, v: int) -> bool:
+    """Whether both work on the same of a value, and not on different parts of it."""
+    mine, theirs = ({start for w, start in s if w == v} for s in (piece.slices, group.slices))
+    return v in group.writes or (v in group.reads and (not mine or not theirs or bool(mine & theirs)))
+
+
+def _touched(piece: Piece, value: Value) -> int:
+    """Bytes of a value that a piece works on."""
+    return min(value.nbytes, piece.node.elements * value.width)
+
+
+def fits(group: KernelGroup, piece: Piece) -> bool:
+    """Whether a piece can run in a group's loops."""
+    node = piece.node
+    if (
+        node.alone
+        or not all(n.fuses and not n.alone for n in group.nodes)
+        or len(group.members) >= MOST
+        or group.scattered & set(piece.reads)
+    ):
+        return False
+    loops = group.loops
+    if node.kind == "reduction":
+        if loops is not None and _crossed(group, loops, piece):
+            return True
+        if loops is not None:
+            return (loops.rows, loops.columns, loops.down) == (node.rows, node.columns, node.down)
+        return all(_inside(node, n) for n in group.nodes)
+    if loops is not None:
+        return _inside(loops, node)
+    return group.nodes[0].elements == node.elements
+
+
+def _inside(loops: Node, node: Node) -> bool:
+    """Whether elementwise work has the loops of a reduction, or those of its results."""
+    if loops.partial and loops.down:
+        return False
+    return node.elements in (loops.elements, loops.rows)
+
+
+def _crossed(group: KernelGroup, along: Node, piece: Piece) -> bool:
+    """Whether a sum down the columns can be made with one along the rows: of what both read, not of its results."""
+    node = piece.node
+    rows, columns = along.rows, along.columns
+    if along.partial or along.down or not (node.partial and node.down) or group.writes & set(piece.reads):
+        return False
+    if (columns, rows * columns) != (node.results, node.elements):
+        return False
+    return rows * columns >= CROSSED and rows >= max(2 * columns, ROWS) and columns <= LONGEST
+
+
+def _join(out: list[KernelGroup], chosen: int, place: int, piece: Piece, needs: set[int]) -> None:
+    group = out[chosen]
+    group.members.append(place)
+    group.nodes.append(piece.node)
+    group.reads |= set(piece.reads)
+    group.writes |= set(piece.writes)
+    group.slices |= piece.slices
+    if piece.node.kind == "scatter":
+        group.scattered |= set(piece.writes)
+    new = 0
+    for d in needs - {chosen}:
+        new |= out[d].above | 1 << d
+    if new & ~group.above:
+        group.above |= new
+        for other in out:
+            if other.above >> chosen & 1:
+                other.above |= group.above
+
+
+# ---- Which ops a hand-written kernel does together: a norm with its sums along rows, an activation, dropout and res
 
 
 @dataclass(frozen=True)
@@ -47,7 +217,7 @@ def residuals(graph: Graph, flow: Flow) -> set[int]:
     return out
 
 
-def added_up(graph: Graph, flow: Flow, apart: set[int]) -> tuple[Flow, set[int]]:
+def sum_residuals_first(graph: Graph, flow: Flow, apart: set[int]) -> tuple[Flow, set[int]]:
     """The flow in which what is added to a residual one by one is added up first, by what makes the last of it: a
     gradient that comes back in several parts from one norm. Then only the last sum is a residual: the set of these."""
     users, makers = flow.users(), flow.makers()
@@ -104,7 +274,7 @@ def _last(flow: Flow, parts: Sequence[int], makers: Mapping[int, int], users: Ma
     )
 
 
-def chained(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
+def find_chains(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
     """The chains among the pieces of a stretch, of one piece or more, in order. `apart`: ops that are residuals."""
     return _Joining(graph, flow, found, apart).chains()
 
