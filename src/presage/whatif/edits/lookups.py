@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from presage.graph.graph import argument, aten, references
-from presage.graph.graph import Graph, Op, Ref
+from presage.graph.graph import Graph, Op, Ref, argument, aten, references
 
 __all__ = ["BAG_BACKWARD", "ROW_BACKWARD", "TableGradient", "TableLookup", "backwards", "lookups"]
 

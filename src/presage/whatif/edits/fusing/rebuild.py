@@ -10,9 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from presage.graph.graph import uses
 from presage.graph.builder import replace_ops, spans
-from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor
+from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor, uses
 from presage.whatif.edits.fusing.dataflow import Flow, Piece
 from presage.whatif.edits.fusing.grouping import KernelGroup
 from presage.whatif.edits.fusing.lower import OUTSIDE
