@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from presage.graph.families import family
-from presage.graph.graph import Graph, Op, Tensor
+from presage.graph.graph import Graph, Op, Tensor, aten
 from presage.whatif.edits.fusing.dataflow import Function, reduction_splits
 from presage.whatif.edits.fusing.lower import OUTSIDE, RANDOM, Lowering, sort_of
 
