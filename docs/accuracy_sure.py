@@ -1,4 +1,4 @@
-"""The part of docs/accuracy.md on distributions: what was predicted to vary, beside what did.
+"""The part of docs/accuracy.md on distributions: what was predicted to vary, alongside what did.
 
     python docs/accuracy_sure.py ../shared
 
@@ -75,7 +75,7 @@ def temporal(data: Path) -> list[str]:
     return [
         line(f"H200 series, {p}/p50 of second halves, median error", str(found["n"]),
              f"{m[f'{p}_over_p50_error_points']:.2f} points", "",
-             f"the first half as it is: {m[f'{p}_first_half_error_points']:.2f}")
+             f"the first half itself: {m[f'{p}_first_half_error_points']:.2f}")
         for p in ("p95", "p99")
     ]  # fmt: skip
 

@@ -77,7 +77,7 @@ def metric(result: Result, name: str, group: str) -> list[Row]:
 
 
 def without_sleep(data: Path) -> list[str]:
-    """The steps of the runs with an injected sleep, replayed without it, beside runs that had none."""
+    """The steps of the runs with an injected sleep, replayed without it, alongside runs that had none."""
     folder = data / "traces" / "torchrec_dlrm_4xv100"
     out = ["| run | edit | steps of rank 0 (ms) |", "|---|---|---|"]
     for run in ("sleep_pl_dense_after_backward_2", "long_a2a_optimizer"):
@@ -108,7 +108,7 @@ TRANSPLANTS = (
 
 
 def transplanted(data: Path) -> list[str]:
-    """One trace's host with another's kernels, both ways, beside the other's measured step."""
+    """One trace's host with another's kernels, both ways, alongside the other's measured step."""
     out = [
         "| host of | kernels of | kernel time placed | host's own step | predicted | measured | error |",
         "|---|---|---|---|---|---|---|",
@@ -304,7 +304,7 @@ def ablation(results: dict[str, Result]) -> list[str]:
 
 def page(result: Result, capture: dict[str, CaptureResult], peaks: dict[str, Result], data: Path) -> str:
     head = [
-        "# Accuracy: every claim, re-proved by `make accuracy`",
+        "# Accuracy: every claim, reproduced by `make accuracy`",
         "",
         "This page is written by `make accuracy` from the measured data. Errors are of step times, as fractions of",
         "the measured ones. A row is one step of one rank.",

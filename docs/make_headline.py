@@ -2,8 +2,8 @@
 
     python docs/make_headline.py
 
-The published run (arXiv 2510.15596, as told of its second version): p5, p50, p95 = 18.6, 18.8, 19.3 s. Nothing else of
-it is known, so any job of that size and length stands for it: Llama 3.1 405B on 65,536 H100, a step of about 19 s. Each
+The published run (arXiv 2510.15596, as reported in its second version): p5, p50, p95 = 18.6, 18.8, 19.3 s. Nothing else
+about it is known, so any job of that size and length stands for it: Llama 3.1 405B on 65,536 H100, a step of about 19 s. Each
 mechanism is tried alone, its size being the one that comes nearest to p5/p50 and p95/p50, then in pairs.
 """
 
@@ -35,10 +35,10 @@ def spread(**kind: float) -> dict[str, object]:
 
 # name, what it is called, a size to begin with, how a size becomes noise
 MECHANISMS: list[tuple[str, str, float, Make]] = [
-    ("GPUs differ (persistent)", "sd of products, {:.1%}", 0.02, lambda x: spread(rank=x)),
+    ("GPUs differ (persistent)", "sd of GEMMs, {:.1%}", 0.02, lambda x: spread(rank=x)),
     ("operations differ", "sd of each pass, {:.1%}", 0.1, lambda x: spread(own=x)),
     ("microbatches differ", "sd of their work, {:.1%}", 0.1, lambda x: {"load": Gamma(1.0, x)}),
-    ("a step's common pace", "sd {:.2%}", 0.01, lambda x: {"common": CommonNoise(sd=x)}),
+    ("common step factor", "sd {:.2%}", 0.01, lambda x: {"common": CommonNoise(sd=x)}),
     ("jitter", "exponential, mean {:.0%} of 1 s", 0.3, lambda x: {"common": CommonNoise(jitter=Gamma(x, 1.0))}),
     ("a congested network", "one step in four, transfers +{:.0%}", 2.0,
      lambda x: {"network": NetworkRegimes((1.0, 1.0 + x), ((0.75, 0.25), (0.75, 0.25)))}),

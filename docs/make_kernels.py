@@ -33,7 +33,7 @@ LAWS = {
     "sort": "radix passes, or one thread block a row",
     "pool": "time per byte, number and window of PyTorch's own kernels",
     "random": "bytes written",
-    "optimizer": "bytes of all lists, and a launch for every so many tensors",
+    "optimizer": "bytes of all lists, and one launch per chunk of tensors",
 }
 
 
@@ -122,7 +122,7 @@ the sweep has drawn some calls more than once, mostly short ones.
 
 OTHERS = """## Published tables, and GPUs that were never calibrated
 
-`presage accuracy kernels TABLE.csv.gz`: bf16 products and causal prefill attention timed inside inference engines
+`presage accuracy kernels TABLE.csv.gz`: bf16 GEMMs and causal prefill attention timed inside inference engines
 (aiconfigurator), and float32 kernels of PyTorch 2.1 (NeuSight, its train and test tables). A GPU without a pack gets
 the H200's corrections over its own law, and corrections of its own where tables timed its kernels.
 """
@@ -135,16 +135,16 @@ A row is a kernel and what an engine adds. Both are modelled, apart (`python too
 - **The kernel** (`kernel alone`; what `presage predict --gpu h100_sxm` uses): the GPU's law, the H200's correction, and
   trees for this GPU's sizes and waves. What engines add is taken off before they are fitted: the floor down to 2 us
   (3 us for attention) at the H200's clock, and the clock that falls under repeats of long kernels (8% to 15% for
-  products beyond 4 ms, half of that for attention). Attention's rests on sequences from 2,048 tokens with at least
-  four heads to one of keys, where the writing of a cache does not show; its way back is corrected like its way there.
-  Float16 counts as bf16. PyTorch's flash kernels are not the quickest on Hopper and Blackwell and keep the H200's
+  GEMMs beyond 4 ms, half of that for attention). Attention's rests on sequences from 2,048 tokens with at least
+  four heads to one of keys, where the writing of a cache does not show; its backward is corrected like its forward.
+  Float16 counts as bf16. PyTorch's flash kernels are not the fastest on Hopper and Blackwell and keep the H200's
   correction there.
 - **The engine** (only where a table is scored): its floor, plus the kernel as hot as its collectors run it, times
   trees by shape and collector. A shape that several collectors timed counts once, with their median; predicted is the
   median of what those engines would take. Engines that are not known are taken as the middle of their framework.
 
-Scored are shapes that were not fitted. Which these are is told by the shape alone (`costs/split.py`), so in other
-tables of the like too: by a hash a fifth of the pairs (n, k) of products and of the triples (batch, heads, key heads)
+Scored are shapes that were not fitted. Which these are is determined by the shape alone (`costs/split.py`), so in other
+tables of the like too: by a hash a fifth of the pairs (n, k) of GEMMs and of the triples (batch, heads, key heads)
 of attention is held out whole (`widths never fitted`, the harder split); of the others one shape in four is fitted on
 (`fitted`), and the rest lies `between fitted` ones, as in a plain random split. The first figures are of both. The
 settings of the trees are the same for all GPUs; they were chosen among six with an eye on such errors of four tables,
@@ -161,14 +161,14 @@ the highest.
 
 SHORT = """## What falls short, and the likely reasons (inferred from the tables, not measured)
 
-- Engines: those that timed a shape differ by 4-8% in products and 15-25% in attention. One that is not in the tables
+- Engines: those that timed a shape differ by 4-8% in GEMMs and 15-25% in attention. One that is not in the tables
   gets their middle, and that much of an error.
-- The L40S's products are worst, and its collectors agree least: its clock moves more under load.
+- The L40S's GEMMs are worst, and its collectors agree least: its clock moves more under load.
 - Heads wider than 256 have no fused kernel in PyTorch and are left out, though some engines have one.
-- Attention on other GPUs than the H200: no table has a way back, dropout, a bias or full attention; these are carried
+- Attention on other GPUs than the H200: no table has backward, dropout, a bias or full attention; these are carried
   over.
 - The power limit in `presage predict` is the H200's on every GPU: steps of an A100, B200 or L40S may run hotter.
-- Float32 products: an SM of an H200 has twice the float32 lanes of one of an A100, V100 or P100 and seems to fill them
+- Float32 GEMMs: an SM of an H200 has twice the float32 lanes of one of an A100, V100 or P100 and seems to fill them
   less, so its corrections do not fit there: the law alone is nearer. L4 and T4, of 70 W, stay far below their peak.
 - Float32 convolutions: corrections of cuDNN's choice of kernels on an H200 do not carry over; the law alone is nearer.
 - Layer norm on older GPUs: the correction looks at seconds, which on a slower GPU stand for other sizes.

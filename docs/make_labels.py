@@ -27,23 +27,23 @@ in PyTorch 2.1, on GPUs from P100 to H100 and on AMD's: one pass forward, and in
 METHOD = """
 ## How, and from what
 
-- A model is a list of the kernels it launches both ways (`label_models.py`), whose products agree with NeuSight's own
+- A model is a list of the kernels it launches both ways (`label_models.py`), whose GEMMs agree with NeuSight's own
   lists of ops, op by op. A kernel's time is a law of the GPU times a correction.
-- Float32 products: share of the peak by lanes and by power (`costs/vector.py`; an L4 of 72 W reaches three tenths of
+- Float32 GEMMs: share of the peak by lanes and by power (`costs/vector.py`; an L4 of 72 W reaches three tenths of
   its peak), corrected by one set of trees for all GPUs but Hoppers (`costs/single.py`). Fitted on NeuSight's **train**
   tables alone (A100 40 GB, P100, T4, V100) and our H200; Ada's energy is general knowledge of an RTX 4090.
-- All other kernels: our H200's, carried over by bandwidth where bytes set the pace and by SMs and clock where
+- All other kernels: our H200's, carried over by bandwidth where they are memory-bound and by SMs and clock where
   instructions do (`costs/transfer.py`).
-- No number is fitted on a label, on the time of an op listed beside labels, or on H100, L4 and A100 80 GB at all. AMD's
-  products: one share, from NeuSight's table of the MI210, for there is no train table of them.
+- No number is fitted on a label, on the time of an op listed with labels, or on H100, L4 and A100 80 GB at all. AMD's
+  GEMMs: one share, from NeuSight's table of the MI210, for there is no train table of them.
 - **But these labels are no unseen test.** Which effects are modelled was decided in about ten rounds with them in view,
-  see below. Only cases that are not in the file can tell how well it does.
+  see below. Only cases that are not in the file can show how well it does.
 - Labels are no sums of ops: they are times of whole passes between two CUDA events, the best five of 25, and before
   each PyTorch's cache of memory is emptied. So in training each pass forward asks the driver for all its memory again.
   A cudaMalloc takes 0.25 ms in those public traces where it is short (in others 2 to 5 ms), and that is what an H100's
-  labels show; the machine of the A100 80 GB took 0.6 to 0.7 ms, which no fact of a GPU tells.
+  labels show; the machine of the A100 80 GB took 0.6 to 0.7 ms, which no figure of the GPU explains.
 - `train_machine` takes that time from the other cases of the same GPU, never from the case that is scored. It is fitted
-  on labels, so `train` is the figure to set beside NeuSight's: it is above it.
+  on labels, so `train` is the figure to set alongside NeuSight's: it is above it.
 - Torch.compile (`fusion`): chains of element-wise ops are one kernel each; products stay as they are.
 """
 
@@ -56,8 +56,8 @@ MAPE with one choice undone at a time (measured once, on the same cases):
 |---|---|---|---|---|
 | all as it stands | 12.6% | 4.9% | 6.4% | 13.3%, 6.3% |
 | Ada's energy is Hopper's, as it first was | 14.4% | 6.7% | 13.8% | 31.9%, 20.8% |
-| products get no power that other kernels leave | 13.9% | 6.4% | 9.1% | 27.9%, 15.2% |
-| dropout's way back is one kernel, not two | 12.7% | 4.9% | 6.4% | 11.2%, 6.3% |
+| GEMMs get no power that other kernels leave | 13.9% | 6.4% | 9.1% | 27.9%, 15.2% |
+| dropout's backward pass is one kernel, not two | 12.7% | 4.9% | 6.4% | 11.2%, 6.3% |
 | Switch: numbers read here and there cost no more | 12.6% | 5.6% | 6.4% | 13.3%, 6.3% |
 | Switch: the host is never waited for | 12.8% | 5.7% | 6.4% | 13.3%, 7.9% |
 | all five undone | 15.8% | 9.6% | 16.6% | 44.5%, 30.9% |

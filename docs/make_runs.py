@@ -166,7 +166,7 @@ def bars(result: Result, full: int) -> Iterator[str]:
 
 
 def factors(result: Result) -> Iterator[str]:
-    yield "| fitted without | products | those of the backward pass, on top |\n|---|---|---|"
+    yield "| fitted without | GEMMs | those of the backward pass, on top |\n|---|---|---|"
     for name, e in (("nothing: as shipped", shipped()), *((s, left_out(s)) for s in sources(result))):
         yield f"| {name} | {e.product:.3f} | {e.backward:.3f} |"
 
@@ -199,7 +199,7 @@ def priors(path: Path) -> Iterator[str]:
     rows = fit.read(path)
     some, every = Line(kept, *fit.linear(kept, x)), Line(rows, *fit.linear(rows, x))
     shown = [s for s in text.BARS if any(s == r[0] for r in rows)]
-    yield f"| width | products | backward | median | MAPE | {' | '.join(shown)} |"
+    yield f"| width | GEMMs | backward | median | MAPE | {' | '.join(shown)} |"
     yield "|" + "---|" * (5 + len(shown))
     for fit.PRIOR in PRIORS:
         whole = fit.factors(fit.solved(kept, some.base, some.slopes, x, ""))

@@ -147,7 +147,7 @@ def temporal_page(result: TemporalResult) -> str:
         cells = [c for x in r.ratios.values() for c in (f"+{100 * x.measured:.2f}%", _predicted(x))]
         rows.append((r.series, str(r.n), str(r.warm_up), f"{r.slow_share:.2f}", *cells, r.cause))
     m = result.metrics()
-    errors = [f"{q} {m[f'{q}_over_p50_error_points']:.2f} points (the first half as it is: "
+    errors = [f"{q} {m[f'{q}_over_p50_error_points']:.2f} points (the first half itself: "
               f"{m[f'{q}_first_half_error_points']:.2f})" for q in ("p95", "p99")]  # fmt: skip
     return f"{table(head, rows)}\n\nMedian |error|: {', '.join(errors)}."
 

@@ -1,4 +1,4 @@
-"""Write docs/whatif_accuracy.md: what changes of training steps are worth, predicted beside measured.
+"""Write docs/whatif_accuracy.md: the effect of edits on training steps, predicted and measured.
 
     python docs/make_whatif.py ../shared
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "whatif_accuracy.md"
 WORST = 3
 
-HEAD = """# What if: predicted beside measured
+HEAD = """# What if: predicted and measured
 
 This page is written by `make accuracy` (`presage accuracy whatif workloads/edited.py ../shared/h200/workloads.py
 data/h200_edits` prints the same). A pair is a training step and an [edit](whatif.md) of it, both measured on one
@@ -28,10 +28,10 @@ only the step as it is, without a GPU, edits its graph (other batches are captur
   A step twice as long saves -100.
 - `speed-up` is the ratio of the two steps. `GPU` is the same for the time the GPU is at work, which hardly varies
   between runs.
-- `runs differ`: how far the runs of a pair are from their median, in points: a host's pace varies by 15% and more
-  from run to run, and with it every pair in which the host sets the pace of either step.
+- `runs differ`: how far the runs of a pair are from their median, in points: a host's speed varies by 15% and more
+  from run to run, and with it every pair in which either step is host-bound.
 - Right sign: of the pairs whose measured step changes by more than 3%.
-- In range: measured speed-ups inside the predicted range of nine draws of ten (a run's own noise is not in that
+- In range: measured speed-ups inside the predicted range of 90% of draws (a run's own noise is not in that
   range).
 - What was tuned: the host's cost of compiled code was fitted to `compile/decoder`, `encoder` and `unet`, and rules of
   `compile` and `fused_chains` were mended with the kernels of five more pairs in view: the group `development`
@@ -46,7 +46,7 @@ WHY = """## The worst three, and why
 """
 
 CAUSES = {
-    "accumulate/decoder": "both steps are the host's, and its pace differs by 22 points between the runs themselves.",
+    "accumulate/decoder": "both steps are host-bound, and its speed differs by 22 points between the runs themselves.",
     "batch/lstm": (
         "cuDNN's LSTM at twice the batch: our model of recurrent kernels has 350 draws and is 11% off in the mean "
         "on held-out shapes; it takes the time to double with the batch where it grows by 1.4."
@@ -68,17 +68,17 @@ CAUSES = {
         "the fit shows."
     ),
     "accumulate/decoder_large": (
-        "the changed step is the host's (2 x 45 ms on this day's hosts, 2 x 36 at the usual pace)."
+        "the changed step is host-bound (2 x 45 ms on this day's hosts, 2 x 36 at the typical speed)."
     ),
     "tf32/decoder": (
-        "the changed step is the host's: 37 ms on this day's host, 29 at the usual pace. GPU time is right (2.81, "
+        "the changed step is host-bound: 37 ms on this day's host, 29 at the typical speed. GPU time is right (2.81, "
         "2.75 measured)."
     ),
     "channels_last/convnext_t_b64_amp": (
-        "the changed step is the host's: 39 ms measured, 30 at the usual pace. GPU time is right (1.76, 1.74 measured)."
+        "the changed step is host-bound: 39 ms measured, 30 typical. GPU time is right (1.76, measured 1.74)."
     ),
     "cuda_graph/dlrm_mlperf_b2048": (
-        "the step as it is is the host's: 11 to 14 ms measured, 9.7 at the usual pace; the edited one is the GPU's,"
+        "the original step is host-bound: 11 to 14 ms measured, 9.7 at the typical speed; the edited one is GPU-bound,"
         " 5.30 ms measured, 5.29 predicted."
     ),
 }
@@ -105,7 +105,7 @@ def page(result: PairResult) -> Iterator[str]:
     ordered = sorted(result.pairs, key=lambda p: -abs(p.points))
     yield WHY.format(worst="\n".join(_why(p) for p in ordered[:WORST]))
     yield "## Every pair, the largest difference first\n"
-    yield from _header("pair", "limit", "speed-up", "nine of ten", "measured", "error of saved", LAST[-1], *BESIDE)
+    yield from _header("pair", "limit", "speed-up", "90% interval", "measured", "error of saved", LAST[-1], *BESIDE)
     yield from map(_row, ordered)
     if result.skipped:
         yield "\nSkipped:\n"

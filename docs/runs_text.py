@@ -40,7 +40,7 @@ a row, each predicted from its configuration alone ([jobs](jobs.md)). `presage a
 rows.csv` prints the same errors and writes every row; it takes tables of your own in the same columns. Errors are
 of seconds a step, as shares of the measured.
 
-Where nothing else is said a figure is **left out**: with the two fitted factors as they come out without any row of
+Unless stated otherwise a figure is **left out**: with the two fitted factors as they come out without any row of
 that source. *As shipped* is with all rows in the fit, *laws alone* without fitted factors. What left-out figures do
 not show is [below](#what-was-chosen-with-errors-in-view).
 """
@@ -52,9 +52,9 @@ says of the links. The step is worked out from laws: kernels of [chips](chips.md
 host time of a layer's ops, the pipeline through the engine, power. Then two factors, the same for every source,
 model, GPU and framework:
 
-- `product`: products on tensor cores take so many times what the law says; operands come from memory rather than
-  from cache, and other things run beside them;
-- `backward`: those of the backward pass so many times on top.
+- `product`: products on tensor cores take this many times the law; operands come from memory rather than
+  from cache, and other things run alongside them;
+- `backward`: those of the backward pass, a further factor.
 
 `tools/fit_runs.py` fits them: logarithms of predicted over measured step times, least squares with Huber's weights
 (a row more than 10% off counts less), every source once however many rows it has (at most 150 of one take part,
@@ -64,14 +64,14 @@ it."""
 
 CHOSEN = """\
 The left-out figures show that two factors carry over from source to source. They are not what presage would make of
-a source that nobody has looked at: these rows were in view while the rest was made, and the left-out MAPE fell from
+a source that no one has looked at: these rows were in view while the rest was made, and the left-out MAPE fell from
 14.0% with the first whole version of jobs to what stands above, nearly all of it by changes of laws and facts.
 Expect more on your own runs. In particular:
 
 - **The prior's width**, 0.15, was picked with left-out errors in view. In the table below (errors linearised about
   the fit that ships, bold: misses its bar) a narrower one misses the overall median, a wider one megatron_sc21_t1
   and vtrain_multi. The runs tell what both factors make together and hardly which is which: without a prior forward
-  products would be quicker than by themselves.
+  GEMMs would be faster than by themselves.
 - **That there are two factors.** Eight were fitted before (also attention, memory-bound kernels, links within and
   between nodes, the host and waits), with a wider prior, a source counting by the root of its rows: 10.6% over all,
   megatron_sc21_t1 8.3%, vtrain_multi 13.6%. Two, and every source once, came after that.
@@ -94,10 +94,10 @@ three of them, Grok-1 on 512 H100 21.0 and 15.9 s."""
 
 WORST = """\
 One line a job, with the worst of its rows. The reasons are from the row's notes and its neighbours in the table,
-and from code where it is named; where they do not tell, it says so."""
+and from code where it is named; where they do not show it, this is stated."""
 
 GPT_OSS = (
-    "all rows of gpt-oss come out too quick, on every GPU: widths of 2,880 that are no multiple of a "
+    "all rows of gpt-oss come out too fast, on every GPU: widths of 2,880 that are no multiple of a "
     "tile, biases of experts and attention sinks are likely, none was measured"
 )
 GB300 = (
@@ -120,7 +120,7 @@ CAUSES = (
     (
         r"gpt-oss-120b on 64 B300",
         "experts are spread over eight nodes, on NVL72 the same job takes 4.2 s: dispatch between nodes is "
-        "too quick, and gpt-oss is too quick everywhere",
+        "too fast, and gpt-oss is too fast everywhere",
     ),
     (r"gpt-oss", GPT_OSS),
     (
@@ -137,7 +137,7 @@ CAUSES = (
     (
         r"neusight_train gpt2_large on 1 AMD.*mb4",
         "the forward pass took longer (1,116 ms) than the backward one (728 ms), with one sequence it did not "
-        "(114 and 199): a slow kernel of the library. NeuSight itself is 33% too quick",
+        "(114 and 199): a slow kernel of the library. NeuSight itself is 33% too fast",
     ),
     (
         r"qwen3-235b-a22b on 256 H100.*fp8$",
@@ -156,7 +156,7 @@ CAUSES = (
     (r"(deepseek-v3|llama3.1-405b|qwen3-235b-a22b) on 256 GB300", GB300),
     (
         r"simumax_b200 .* tp8 ",
-        "not proven, most likely the host; SimuMax itself is 9% and 11% too quick here",
+        "not proven, most likely the host; SimuMax itself is 9% and 11% too fast here",
     ),
     (
         r"bloom_prequel gpt-182B .* tp4 pp12x1 .*mb4",

@@ -1,4 +1,4 @@
-"""Hooks of the site: files beside docs/ that pages link to (examples, sources, the changelog) become pages of it.
+"""Hooks of the site: files alongside docs/ that pages link to (examples, sources, the changelog) become pages of it.
 
 A link that leaves docs/ leads to a file of the repository. On a code host it opens there; here each such file is a page
 under `files/`, a folder a list of what is in it. So no link is dead, and the site needs nothing from outside. Links
@@ -74,7 +74,7 @@ def shown(target: str) -> str:
 
 
 def wanted() -> list[str]:
-    """Every file beside docs/ that a page of the site leads to, and those that such pages lead to in turn."""
+    """Every file alongside docs/ that a page of the site leads to, and those that such pages lead to in turn."""
     found = [name for name in NAMED if (ROOT / name).exists()]
     pages = [f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md"))] + found
     while pages:
