@@ -3,7 +3,7 @@
     python docs/make_headline.py
 
 The published run (arXiv 2510.15596, as reported in its second version): p5, p50, p95 = 18.6, 18.8, 19.3 s. Nothing else
-about it is known, so any job of that size and length stands for it: Llama 3.1 405B on 65,536 H100, a step of about 19 s.
+about it is known, so any job of that size and length stands for it: Llama 3.1 405B on 65,536 H100, a step of some 19 s.
 Each mechanism is tried alone, at the size that comes nearest to p5/p50 and p95/p50, then in pairs.
 """
 
