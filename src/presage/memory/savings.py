@@ -9,6 +9,7 @@ from typing import Any
 from presage.configs.check import problems
 from presage.configs.job import Job, Recompute
 from presage.memory.job_memory import job_memory
+from presage.parallel.schedules import ONE_CHUNK
 
 __all__ = ["MemorySaving", "memory_savings"]
 
@@ -68,7 +69,7 @@ def _spread(job: Job) -> Iterator[tuple[str, Job]]:
     if job.model.experts:
         yield f"expert parallel {p.ep} -> {2 * p.ep}", _with(job, ep=2 * p.ep)
     if p.virtual > 1:
-        yield "no interleaving", _with(job, virtual=1, schedule="1f1b", layers_as=())
+        yield "no interleaving", _with(job, virtual=1, schedule=ONE_CHUNK, layers_as=())
 
 
 def _sharded(job: Job) -> Iterator[tuple[str, Job]]:

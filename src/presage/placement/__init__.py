@@ -18,4 +18,4 @@ __all__ = [
     "read_speeds",
     "spare_gpus",
     "suggest_evictions",
-]  # fmt: skip
+]

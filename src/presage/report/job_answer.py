@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of
 from presage.report.terms import LEAST, MEMORY, interval, memory_fit, part_name, share_of, signed
@@ -102,7 +103,7 @@ def layout_text(p: JobResult) -> str:
     """The parallel layout, batch and recomputation in a line."""
     job, q = p.job, p.job.parallel
     pipeline = f"pp {q.pp}" + (f" x {q.virtual} chunks" if q.virtual > 1 else "") if q.pp > 1 else ""
-    kind = "" if q.pp == 1 or q.schedule == ("interleaved" if q.virtual > 1 else "1f1b") else f"({q.schedule})"
+    kind = "" if q.pp == 1 or q.schedule == default_schedule(q.virtual) else f"({q.schedule})"
     words = [
         f"tp {q.tp}" + (" with sequence parallel" if q.sequence_parallel else "") if q.tp > 1 else "",
         f"{pipeline} {kind}".strip(),

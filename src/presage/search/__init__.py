@@ -1,4 +1,4 @@
-"""Layouts: the ways to spread a training job over GPUs, and the search for the best."""
+"""Plans: the ways to spread a training job over GPUs, and the search for the best one."""
 
 from presage.search.plan_search import OBJECTIVES, search
 from presage.search.plan_space import PlanSpace, parse_keep
@@ -35,4 +35,4 @@ __all__ = [
     "plan_words",
     "predict_plan",
     "search",
-]  # fmt: skip
+]

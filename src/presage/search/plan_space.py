@@ -34,7 +34,7 @@ class PlanFamily(NamedTuple):
         return self.parallel.dp(self.gpus)
 
 
-class Split(NamedTuple):
+class LayerSplit(NamedTuple):
     """How layers are assigned to stages and run."""
 
     virtual: int
@@ -42,7 +42,7 @@ class Split(NamedTuple):
     ends_as_layers: bool
 
 
-class Sharding(NamedTuple):
+class StateSharding(NamedTuple):
     """What data parallel ranks share."""
 
     zero: int
@@ -126,16 +126,16 @@ class PlanSpace:
         sizes = {1 << i for i in range(replica.bit_length())} | {self.job.micro_batch}
         return self._kept("micro_batch", (s for s in sorted(sizes) if not replica % s))
 
-    def _splits(self, f: PlanFamily) -> list[Split]:
+    def _splits(self, f: PlanFamily) -> list[LayerSplit]:
         pp, searched = f.parallel.pp, [kind for kind in SCHEDULES.values() if kind.searched]
         if pp == 1:
-            found = [Split(1, ONE_CHUNK, False)]
+            found = [LayerSplit(1, ONE_CHUNK, False)]
         else:
             count = self.job.global_batch // (f.micro_batch * f.dp)
             flat, chunked = ([k.name for k in searched if k.interleaved == several] for several in (False, True))
-            found = [Split(1, kind, ends) for ends in self._ends(pp) for kind in flat]
+            found = [LayerSplit(1, kind, ends) for ends in self._ends(pp) for kind in flat]
             chunks = self._chunks(pp) if not count % pp else []
-            found += [Split(v, kind, ends) for kind in chunked for v in chunks for ends in self._ends(pp * v)]
+            found += [LayerSplit(v, kind, ends) for kind in chunked for v in chunks for ends in self._ends(pp * v)]
         return [s for s in found if self.allows("virtual", s.virtual) and self.allows("schedule", s.schedule)]
 
     def _chunks(self, pp: int) -> list[int]:
@@ -149,17 +149,17 @@ class PlanSpace:
         layers = self.job.model.layers
         return [True] if slots > layers else [False, True] if layers % slots else [False]
 
-    def _shardings(self, f: PlanFamily) -> list[Sharding]:
+    def _shardings(self, f: PlanFamily) -> list[StateSharding]:
         """ZeRO's stages, FSDP that keeps gathered parameters or not, FSDP within a node (HSDP), and the job's own.
         ZeRO's stages 2 and 3 go without a pipeline unless they are the job's own: DeepSpeed has no such plans."""
         q, p = f.parallel, self.job.parallel
         holders, near = f.dp * q.cp, self.job.platform.domain // q.tp
         if holders == 1:
-            return [Sharding(0, False, 0)]
-        found = [Sharding(z, False, 0) for z in range(4 if q.pp == 1 else 2)]
-        found += [Sharding(2, True, 0), Sharding(3, True, 0)]
-        found += [Sharding(3, True, near)] if 1 < near < holders and not holders % near else []
-        own = Sharding(p.zero, p.fsdp, p.shard)
+            return [StateSharding(0, False, 0)]
+        found = [StateSharding(z, False, 0) for z in range(4 if q.pp == 1 else 2)]
+        found += [StateSharding(2, True, 0), StateSharding(3, True, 0)]
+        found += [StateSharding(3, True, near)] if 1 < near < holders and not holders % near else []
+        own = StateSharding(p.zero, p.fsdp, p.shard)
         return found if own in found or (p.shard and holders % p.shard) else [*found, own]
 
     def _recomputes(self) -> list[Recompute]:
