@@ -242,7 +242,7 @@ class _Steps:
     @staticmethod
     def of(files: Sequence[Path]) -> _Steps:
         from presage.capture import load_cases
-        from presage.capture.user_steps import load_value
+        from presage.capture.fake_device import load_value
 
         pairs: dict[str, tuple[str, Any]] = {}
         cases: dict[str, Any] = {}

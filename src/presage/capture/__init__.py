@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from presage.capture.variants import NotApplicable, Variant
 
 if TYPE_CHECKING:
+    from presage.capture.fake_device import load, load_cases
     from presage.capture.run import capture
-    from presage.capture.user_steps import load, load_cases
 
 __all__ = ["NotApplicable", "Variant", "capture", "load", "load_cases"]
 
@@ -20,4 +20,4 @@ __all__ = ["NotApplicable", "Variant", "capture", "load", "load_cases"]
 def __getattr__(name: str) -> Any:
     if name not in ("capture", "load", "load_cases"):
         raise AttributeError(f"module 'presage.capture' has no attribute {name!r}")
-    return getattr(import_module("presage.capture.run" if name == "capture" else "presage.capture.user_steps"), name)
+    return getattr(import_module("presage.capture.run" if name == "capture" else "presage.capture.fake_device"), name)

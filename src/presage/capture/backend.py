@@ -6,15 +6,16 @@ other devices goes through it.
 
 from __future__ import annotations
 
+import importlib
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from presage.errors import PresageError
-
-__all__ = ["CUDA", "NAME", "register", "stand_in"]
 
 NAME = "presage"
 CUDA = torch.device("cuda", 0)
@@ -66,11 +67,119 @@ def register() -> None:
             f"capture needs PyTorch's place for an outside backend, but {taken!r} has taken it: "
             "capture in a process that does not load that backend"
         )
-    from presage.capture import pretend, torch_shells
+    from presage.capture import fake_device, torch_shells
 
-    torch_shells.install(pretend.unpatched)
+    torch_shells.install(fake_device.unpatched)
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     from presage.capture import autocast, composite
 
     autocast.register()
-    composite.register()
+    composite.register_composites()
+
+
+# ---- What `torch.cuda` says during a capture: one H200 is there, idle, and nothing has to be waited for.
+
+MEMORY = 150_754_820_096  # bytes of an H200 as the driver reports them
+
+
+class Generator(torch.Generator):
+    """A generator that says it is on the device it was asked for."""
+
+    _on: torch.device
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        self = super().__new__(cls)
+        self._on = torch.device(device)
+        return self
+
+    def __init__(self, device: Any = "cpu") -> None:
+        del device
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return CUDA if self._on.type == "cuda" else self._on
+
+
+class _Nothing:
+    """A stream or an event: any method may be called, and there is never anything to wait for."""
+
+    cuda_stream, device_index, stream_id = 0, 0, 0
+    device = CUDA
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: 0.0 if name == "elapsed_time" else self  # noqa: ARG005
+
+    def query(self) -> bool:
+        return True
+
+
+def _always(value: Any) -> Any:
+    return lambda *args, **kwargs: value  # noqa: ARG005
+
+
+@contextmanager
+def _device(device: Any) -> Any:
+    del device
+    yield
+
+
+def cuda_patches() -> list[tuple[Any, str, Any]]:
+    properties = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, total_memory=MEMORY, multi_processor_count=132, is_integrated=False,
+        warp_size=32, max_threads_per_multi_processor=2048, L2_cache_size=62914560, regs_per_multiprocessor=65536,
+        shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, shared_memory_per_block=49152,
+        gcnArchName="", is_multi_gpu_board=False, uuid="",
+    )  # fmt: skip
+    answers: dict[str, Any] = {
+        "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True, "init": None,
+        "get_device_capability": (9, 0), "get_device_name": "NVIDIA H200", "get_device_properties": properties,
+        "is_bf16_supported": True, "is_tf32_supported": True, "get_arch_list": ["sm_90"], "set_device": None,
+        "empty_cache": None, "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0,
+        "max_memory_reserved": 0, "reset_peak_memory_stats": None, "reset_max_memory_allocated": None,
+        "mem_get_info": (MEMORY, MEMORY), "memory_stats": {}, "manual_seed": None, "manual_seed_all": None,
+        "seed": None, "seed_all": None, "get_rng_state_all": [], "set_rng_state_all": None, "set_rng_state": None,
+        "is_current_stream_capturing": False, "ipc_collect": None, "set_stream": None, "_lazy_init": None,
+        "current_stream": _Nothing(), "default_stream": _Nothing(), "memory_summary": "",
+        "can_device_access_peer": False, "set_per_process_memory_fraction": None, "get_allocator_backend": "native",
+    }  # fmt: skip
+    out: list[tuple[Any, str, Any]] = [(torch.cuda, name, _always(value)) for name, value in answers.items()]
+    out += [
+        (torch.cuda, "synchronize", _synchronize),
+        (torch.cuda, "get_rng_state", lambda device=0: torch.zeros(16, dtype=torch.uint8)),  # noqa: ARG005
+        (torch.cuda, "device", _device),
+        (torch.cuda, "device_of", _always(nullcontext())),
+        (torch.cuda, "Stream", _Nothing),
+        (torch.cuda, "Event", _Nothing),
+        (torch.cuda, "stream", lambda s: nullcontext(s)),
+        (torch.cuda.amp.common, "amp_definitely_not_available", _always(False)),
+        (torch, "Generator", Generator),
+        (torch.backends.cuda, "is_built", _always(True)),
+        (torch.backends.cudnn, "is_available", _always(True)),
+        # asked only before an RNN's weights are laid into one buffer, which needs real memory
+        (torch.backends.cudnn, "is_acceptable", _always(False)),
+    ]
+    out += [
+        (torch.cuda.nvtx, name, _always(0)) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")
+    ]
+    return out
+
+
+def _synchronize(device: Any = None) -> None:
+    """Waiting for the GPU is part of the step: the recorder, where one listens, notes it."""
+    del device
+    for listener in listeners:
+        listener("cuda::synchronize")
+
+
+listeners: list[Any] = []

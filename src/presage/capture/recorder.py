@@ -18,15 +18,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from presage.capture import cuda_module
-from presage.capture.backend import CUDA, NAME, stand_in
+from presage.capture.backend import CUDA, NAME, listeners, stand_in
+from presage.capture.call_sites import CallSites, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
-from presage.capture.inplace import as_on_plain_tensors
-from presage.capture.layouts import as_on_cuda
-from presage.capture.outcomes import OUTCOMES
-from presage.capture.place import CallSites, host_thread
-from presage.capture.shadows import IndexValues
+from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
+from presage.capture.index_values import IndexValues
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
@@ -71,11 +68,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The stretch of the run that becomes the graph."""
         self.recording = True
         self.memory.start(lambda: len(self.calls))
-        cuda_module.listeners.append(self._waited)
+        listeners.append(self._waited)
         try:
             yield
         finally:
-            cuda_module.listeners.remove(self._waited)
+            listeners.remove(self._waited)
             self.recording = False
             self.memory.stop()
 

@@ -8,8 +8,7 @@ from math import prod
 from presage.capture.calls import RecordedCall
 from presage.capture.lowering import CallLowering, Rule
 from presage.graph.graph import Arg, Ref
-
-__all__ = ["RULES", "VIEWS", "contiguous", "copy", "fill", "zeros_like"]
+from presage.graph.lists import fits_one_foreach_kernel
 
 
 def copy(b: CallLowering, to: Arg, source: Arg, *, sync: bool = False) -> None:
@@ -223,3 +222,44 @@ VIEWS: dict[str, Rule] = {
 for _name in ("transpose", "expand", "permute", "select", "slice", "squeeze", "unsqueeze", "unfold", "diagonal"):
     VIEWS[f"aten::{_name}"] = _viewed_by("aten::as_strided")
 RULES |= VIEWS
+
+
+# ---- Ops over lists of tensors: one kernel for many tensors, or one op for each where CUDA does not take the lists.
+
+PREFIX = "aten::_foreach_"
+BINARY = "add sub mul div maximum minimum clamp_max clamp_min pow"
+TERNARY = "addcmul addcdiv lerp"
+UNARY = "sqrt neg reciprocal abs exp sign"
+
+
+def _foreach(b: CallLowering, call: RecordedCall) -> None:
+    lists = [a for a in call.inputs if isinstance(a, list) and a and all(isinstance(x, Ref) for x in a)]
+    columns = [[b.get(x) for x in one] for one in lists]  # type: ignore[arg-type]
+    if not columns or fits_one_foreach_kernel(columns, any_dtype=call.name.endswith("copy_")):
+        b.same()
+        return
+    name = "aten::" + call.name.removeprefix(PREFIX)
+    for place, first in enumerate(lists[0]):
+        written = [first] if call.writes else []
+        outputs = call.outputs[place : place + 1] or written
+        with b.inside(call.name):
+            inputs = [_at(a, place) for a in call.inputs]
+            b.op(name, inputs, outputs, writes=written, overload=_overload(name, inputs))  # type: ignore[arg-type]
+
+
+def _at(argument: Arg, place: int) -> Arg:
+    return argument[place] if isinstance(argument, list) and place < len(argument) else argument  # type: ignore[return-value]
+
+
+def _overload(name: str, inputs: Sequence[Arg]) -> str:
+    stem = name.removeprefix("aten::").rstrip("_")
+    if stem == "lerp":
+        return "Tensor" if isinstance(inputs[-1], Ref) else "Scalar"
+    return "Tensor" if stem in ("add", "sub", "mul", "div") else ""
+
+
+_STEMS = f"{BINARY} {TERNARY} {UNARY}".split()
+FOREACH_RULES: dict[str, Rule] = dict.fromkeys(
+    [f"{PREFIX}{stem}{end}" for stem in _STEMS for end in ("", "_")], _foreach
+)
+FOREACH_RULES |= dict.fromkeys([f"{PREFIX}copy_", f"{PREFIX}zero_"], _foreach)

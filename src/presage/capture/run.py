@@ -10,19 +10,17 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from presage.capture import pretend, settings
-from presage.capture.calls import MemoryEvent
-from presage.capture.lowering import CallLowering
-from presage.capture.nesting import Nested, profiled
+from presage.capture import rules_index, rules_layers, rules_math, rules_memory
+from presage.capture.call_sites import Nested, profiled
+from presage.capture.calls import MemoryEvent, RecordedCall
+from presage.capture.fake_device import fake_cuda, restore_settings, torch_flags
+from presage.capture.lowering import CallLowering, Rule
 from presage.capture.recorder import Recorder
-from presage.capture.rules import lower
 from presage.capture.variant_hooks import hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op
 from presage.usercode import user_code_line
-
-__all__ = ["Step", "capture"]
 
 Step = Callable[[], Any]
 
@@ -43,7 +41,7 @@ def capture(
     """
     arguments = arguments or {}
     # autograd's own threads know only the devices that were there when the process first ran a backward
-    with settings.kept(), pretend.fake_cuda(), torch.autograd.set_multithreading_enabled(False):
+    with restore_settings(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = Recorder()
         with recorder.places.following(), recorder, hooked(variant) as wrapped:
             step = _users(recorder, lambda: wrapped(function("cuda", **arguments)))
@@ -52,7 +50,7 @@ def capture(
             for _ in range(warm_up):
                 _users(recorder, step)
             nested = _record(recorder, step)
-        flags = settings.flags()
+        flags = torch_flags()
     return replace(_graph(recorder, nested, source, arguments, flags), variant=variant.changes())
 
 
@@ -180,3 +178,29 @@ def _frees(moments: list[MemoryEvent], starts: list[int], end: int) -> list[Even
         if not m.allocates:
             out.append(Event(starts[m.call] if m.call < len(starts) else end, m.storage, False))
     return out
+
+
+# ---- Which ops CUDA's code for an op runs, by the op's name. An op without a rule is its own single leaf.
+
+RULES: dict[str, Rule] = (
+    rules_memory.RULES | rules_math.RULES | rules_layers.RULES | rules_index.RULES | rules_memory.FOREACH_RULES
+)
+HOST = {
+    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+    "aten::resize_", "aten::set_", "aten::as_strided", "aten::lift_fresh", "aten::detach_", "aten::squeeze_",
+    "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::as_strided_", "aten::_unsafe_view",
+    "aten::_reshape_alias", "aten::alias", "aten::_coalesced_", "aten::_sparse_coo_tensor_with_dims_and_tensors",
+    "aten::is_coalesced", "aten::sparse_dim", "aten::dense_dim", "aten::_nnz", "aten::record_stream",
+}  # fmt: skip
+
+
+def lower(builder: CallLowering, call: RecordedCall) -> None:
+    """Add the ops of one call."""
+    if call.host:
+        builder.same(kernels=False)
+        return
+    rule = RULES.get(call.name)
+    if rule is not None and not call.opaque:
+        rule(builder, call)
+    else:
+        builder.same(kernels=not call.view and call.name not in HOST)

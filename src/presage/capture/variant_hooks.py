@@ -21,7 +21,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from presage.capture import fused_attention, pretend
+from presage.capture import fake_device, fused_attention
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
 
@@ -38,11 +38,11 @@ def hooked(variant: Variant) -> Iterator[Wrap]:
     with ExitStack() as stack:
         hooks = _Hooks(variant)
         for owner, name, value in hooks.patches():
-            stack.enter_context(pretend.patched(owner, name, value))
+            stack.enter_context(fake_device.patched(owner, name, value))
         for hook in hooks.optimizer_hooks():
             stack.callback(hook.remove)
         stack.enter_context(fused_attention.intercepted() if variant.fused_attention else nullcontext())
-        stack.enter_context(pretend.fake_tracing() if variant.traced else nullcontext())
+        stack.enter_context(fake_device.fake_tracing() if variant.traced else nullcontext())
         yield hooks.wrapped
 
 
@@ -285,7 +285,7 @@ class _Hooks:
     def _no_updates(self) -> Iterator[None]:
         with ExitStack() as stack:
             for optimizer in self.optimizers:
-                stack.enter_context(pretend.patched(optimizer, "step", lambda *_, **__: None))
+                stack.enter_context(fake_device.patched(optimizer, "step", lambda *_, **__: None))
             yield
 
     def _zero_grad(self, owner: Any) -> Any:

@@ -6,9 +6,12 @@ Everything replaced here is put back when the context ends.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +19,9 @@ import torch._subclasses.fake_tensor as fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from presage.capture import autocast, cuda_module
-from presage.capture.backend import CUDA, NAME, stand_in
-
-__all__ = ["fake_cuda", "fake_tracing"]
+from presage import usercode
+from presage.capture import autocast
+from presage.capture.backend import CUDA, NAME, cuda_patches, stand_in
 
 _device_of = torch.ops.prim.device.default
 _MISSING = object()
@@ -68,7 +70,7 @@ def fake_cuda() -> Iterator[None]:
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
-        for owner, name, value in [*_fake_tensor_patches(), *_autocast_patches(), *cuda_module.patches()]:
+        for owner, name, value in [*_fake_tensor_patches(), *_autocast_patches(), *cuda_patches()]:
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_foreach_takes_fakes())
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
@@ -261,3 +263,80 @@ def _to_cuda(
 ) -> torch.Tensor:
     del device
     return tensor.to(CUDA, non_blocking=non_blocking, memory_format=memory_format)
+
+
+# ---- PyTorch's switches: read for the graph, and put back as they were.
+
+_SWITCHES: list[tuple[Any, str]] = [
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cudnn, "enabled"),
+]
+_SDP = ("flash", "mem_efficient", "math", "cudnn")
+
+
+def torch_flags() -> dict[str, bool | str]:
+    """What the step's kernels depend on."""
+    out: dict[str, bool | str] = {
+        "allow_tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "deterministic_algorithms": bool(torch.are_deterministic_algorithms_enabled()),
+        "float32_matmul_precision": str(torch.get_float32_matmul_precision()),
+    }
+    for name in ("allow_tf32", "benchmark", "deterministic", "enabled"):
+        out[f"cudnn.{name}"] = bool(getattr(torch.backends.cudnn, name))
+    return out
+
+
+@contextmanager
+def restore_settings() -> Iterator[None]:
+    """Whatever is switched inside is switched back at the end."""
+    before = [(owner, name, getattr(owner, name)) for owner, name in _SWITCHES]
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    sdp = {n: getattr(torch._C, f"_get_{n}_sdp_enabled")() for n in _SDP}
+    state, grad = torch.get_rng_state(), torch.is_grad_enabled()
+    # what fails on fake tensors is told once, as the user's error, and not also logged with a traceback of torch's
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        log.setLevel(level)
+        torch.set_float32_matmul_precision(precision)
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        torch.set_default_dtype(dtype)
+        if (deterministic, warn_only) != (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ):  # which loads the compiler's settings
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        for n, on in sdp.items():
+            getattr(torch._C, f"_set_sdp_use_{n}")(on)
+        torch.set_rng_state(state)
+        torch.set_grad_enabled(grad)
+
+
+# ---- Finds the user's functions, their files imported with a CUDA device in sight.
+
+
+def load(target: str) -> Callable[..., Callable[[], Any]]:
+    """The function that `FILE.py:FUNCTION` names."""
+    return usercode.load(target, fake_cuda)
+
+
+def load_cases(path: str | Path) -> dict[str, Callable[..., Callable[[], Any]]]:
+    """The cases of a workloads file, `CASES[name] = (builder, arguments)`, each as a function of the device."""
+    return usercode.load_cases(path, fake_cuda)
+
+
+def load_value(path: str | Path, name: str) -> Any:
+    """What a file calls so, or None."""
+    return usercode.load_value(path, name, fake_cuda)
