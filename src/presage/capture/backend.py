@@ -6,7 +6,6 @@ other devices goes through it.
 
 from __future__ import annotations
 
-import importlib
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
