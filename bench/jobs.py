@@ -24,7 +24,7 @@ from presage.engine import Builder, simulate
 from presage.memory.job_memory import most_needed
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.prediction.jobs.job_step import JobStep, job_step
-from presage.prediction.jobs.plan_cache import forget
+from presage.prediction.jobs.plan_cache import clear_plan_cache
 from presage.search import JobPlan, PlanSpace, apply_plan, job_plan, plan_words, search
 
 LLAMA = Path(__file__).resolve().parents[1] / "examples" / "jobs" / "llama3.1-405b.toml"
@@ -55,7 +55,7 @@ def _piece(job: Job, layouts: list[JobPlan]) -> list[tuple[float, float]]:
 
 
 def one(job: Job) -> float:
-    cold = timed(lambda: (forget(), job_step(job)), 5)
+    cold = timed(lambda: (clear_plan_cache(), job_step(job)), 5)
     warm, whole = timed(lambda: job_step(job), 300), timed(lambda: predict_job(job), 300)
     print(f"one prediction of a 405B model on {GPUS:,} GPUs ({plan_words(job_plan(job))})")
     print(f"  step, warm {warm * MS:.3f} ms; with memory of all stages {whole * MS:.3f} ms")
@@ -76,7 +76,7 @@ def sample(job: Job) -> list[JobPlan]:
 
 def many(job: Job, plans: list[JobPlan]) -> tuple[float, float]:
     """Seconds on all cores, and seconds a plan of one core's work."""
-    forget()
+    clear_plan_cache()
     start = time.perf_counter()
     with multiprocessing.get_context("fork").Pool(CORES) as pool:
         size = len(plans) // (8 * CORES) + 1
@@ -84,7 +84,7 @@ def many(job: Job, plans: list[JobPlan]) -> tuple[float, float]:
         found = [row for part in pool.starmap(_piece, pieces, chunksize=1) for row in part]
     took = time.perf_counter() - start
     assert len(found) == len(plans)
-    forget()
+    clear_plan_cache()
     alone = time.process_time()
     _piece(job, plans)
     each = (time.process_time() - alone) / len(plans)
@@ -94,7 +94,7 @@ def many(job: Job, plans: list[JobPlan]) -> tuple[float, float]:
 
 
 def whole(job: Job) -> None:
-    forget()
+    clear_plan_cache()
     found = search(job, GPUS, workers=CORES)
     c, best = found.counts, found.best[0]
     print(f"the whole space: {c.legal:,} legal plans in {found.took:.2f} s on {CORES} cores")
@@ -128,7 +128,7 @@ def ratio(job: Job, plans: list[JobPlan], each: float) -> bool:
     took, tasks, worst = 0.0, 0, 0.0
     for x in random.Random(1).sample(plans, NAIVE):
         made = apply_plan(job, x)
-        forget()
+        clear_plan_cache()
         start = time.process_time()
         done = job_step(made)
         total = naive(made, done)

@@ -22,7 +22,7 @@ import presage as ps
 from presage.configs.job import Job
 from presage.hardware import gpu
 from presage.memory import job_memory
-from presage.prediction.jobs.efficiency import left_out, shipped
+from presage.prediction.jobs.efficiency import efficiency_without, shipped_efficiency
 from presage_validation.public_table import read_table
 from presage_validation.runs import COLUMNS, job_of_run, score_runs
 from presage_validation.score import Result, Row, Score, score
@@ -166,8 +166,12 @@ def bars(result: Result, full: int) -> Iterator[str]:
 
 
 def factors(result: Result) -> Iterator[str]:
-    yield "| fitted without | GEMMs | those of the backward pass, on top |\n|---|---|---|"
-    for name, e in (("nothing: as shipped", shipped()), *((s, left_out(s)) for s in sources(result))):
+    yield "| fitted without | GEMMs | those of the backward pass, on top |
+|---|---|---|"
+    for name, e in (
+        ("nothing: as shipped", shipped_efficiency()),
+        *((s, efficiency_without(s)) for s in sources(result)),
+    ):
         yield f"| {name} | {e.product:.3f} | {e.backward:.3f} |"
 
 
@@ -193,7 +197,7 @@ class Line:
 
 def priors(path: Path) -> Iterator[str]:
     """Left-out errors with other widths of the prior, linearised about the fit that ships."""
-    fit, x = fit_tool(), np.log([shipped().product, shipped().backward])
+    fit, x = fit_tool(), np.log([shipped_efficiency().product, shipped_efficiency().backward])
     kept = fit.read(path)
     fit.MOST = sys.maxsize
     rows = fit.read(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.costs.collectives.store import SHIPPED, save_parameters
+from presage.costs.collectives.model import SHIPPED, save_parameters
 from presage_fit.collectives import fit
 from presage_validation.collectives import read_rows
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from presage.capture import capture, load_cases
-from presage.costs.host_model import Calls, Fitted, HostModel, Pace, to_toml
+from presage.costs.host_model import Calls, HostFit, HostModel, Pace, to_toml
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.graph.graph import Graph
@@ -98,7 +98,7 @@ def model_of(
     unprofiled = {n: 1e3 * measured[n]["step_ms"] for n in host_bound}
     per_event = profiler_cost(steps, unprofiled)
     found, errors = fit(steps, per_event), left_out(steps, unprofiled, per_event)
-    about = Fitted(
+    about = HostFit(
         gpu=platform["gpu"],
         software=f"torch {platform['torch']}, CUDA {platform['cuda']}",
         date=platform["date"],

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from presage.costs.overlap import TILE, Kind, Law, kind_of, slowdowns
+from presage.costs.overlap import TILE, Kind, OverlapLaw, kind_of, slowdowns
 from presage.files import write_whole
 from presage.hardware import gpu
 
@@ -34,7 +34,7 @@ SLOWEST = (16, 60.0)  # of the paced ones: where a collective has time to spare 
 TENSOR = ("bfloat16", "tf32")
 TRAFFIC = 3.0
 ISSUE_US = 5.0  # between an event's record and the next kernel's first block, on an idle GPU
-FIRST = Law(1.7, 0.87, 0.75, 0.75, 0.75, 0.1, 0.2, 0.1, 0.8, 2.0, 2.0, 3.0, 3.0)
+FIRST = OverlapLaw(1.7, 0.87, 0.75, 0.75, 0.75, 0.1, 0.2, 0.1, 0.8, 2.0, 2.0, 3.0, 3.0)
 
 
 class Pair(NamedTuple):
@@ -106,12 +106,12 @@ def _every_third(facts: dict[str, dict[str, Any]]) -> Iterable[str]:
         yield from names[2::3]
 
 
-def told(law: Law, p: Pair) -> tuple[float, float]:
+def told(law: OverlapLaw, p: Pair) -> tuple[float, float]:
     found = slowdowns(law, p.kind, 132, p.channels, p.drawn, p.held, p.waves)
     return found.compute, found.collective
 
 
-def miss(law: Law, some: Sequence[Pair]) -> float:
+def miss(law: OverlapLaw, some: Sequence[Pair]) -> float:
     """Squared misses of both slow-downs."""
     total = 0.0
     for p in some:
@@ -122,7 +122,7 @@ def miss(law: Law, some: Sequence[Pair]) -> float:
     return total
 
 
-def search(start: Law, cost: Callable[[Law], float], rounds: int = 60) -> Law:
+def search(start: OverlapLaw, cost: Callable[[OverlapLaw], float], rounds: int = 60) -> OverlapLaw:
     """Each constant in turn a step up or down, and smaller steps when none helps."""
     best, least, step = start, cost(start), 0.2
     for _ in range(rounds):
@@ -142,7 +142,7 @@ def search(start: Law, cost: Callable[[Law], float], rounds: int = 60) -> Law:
     return best
 
 
-def score(law: Law, some: Sequence[Pair]) -> dict[str, float]:
+def score(law: OverlapLaw, some: Sequence[Pair]) -> dict[str, float]:
     """Relative errors of the slow-downs, beside those of saying that nothing slows."""
     told_, found = np.array([told(law, p)[0] for p in some]), np.array([p.compute for p in some])
     errors, none = np.abs(told_ / found - 1), np.abs(1 / found - 1)
@@ -177,7 +177,7 @@ def apart(found: Sequence[Pair], again: Sequence[Pair]) -> dict[str, float]:
     }
 
 
-def page(law: Law, kept: dict[str, Any], rows: Sequence[dict[str, Any]], more: Sequence[dict[str, Any]]) -> str:
+def page(law: OverlapLaw, kept: dict[str, Any], rows: Sequence[dict[str, Any]], more: Sequence[dict[str, Any]]) -> str:
     """The TOML file: constants, what they are from, how well they hold, and the channels as they were."""
     header, found, facts = rows[0], pairs(rows), [r for r in rows if "fact" in r]
     lines = ["# Made by tools/fit_overlap.py from data/h200_overlap; [channels] is written by hand.", "", "[law]"]

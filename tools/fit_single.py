@@ -57,7 +57,7 @@ def table(found: Iterator[tuple[Gpu, Call, float]]) -> tuple[Floats, Floats, NDA
             x.append(fp32_features(call, law, rates, float(chip.compute_capability)))
             y.append(apart)
             of.append((chip.key, call.name == "aten::bmm" and law.flops > LARGE))
-            held.append(crc32(repr(gemm.product(call)).encode()) % 5 == 0)
+            held.append(crc32(repr(gemm.gemm_call(call)).replace("GemmCall", "Product").encode()) % 5 == 0)
     return np.array(x), np.array(y) - _levels(np.array(y), of), np.array(held)
 
 

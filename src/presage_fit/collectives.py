@@ -14,11 +14,10 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.collectives.correction import Corrections, fitted
-from presage.costs.collectives.group import Group
-from presage.costs.collectives.law import ANY, PROTOCOLS, US, Coefficients, Laws, Way, law, terms, ways
-from presage.costs.collectives.paths import paths, reach
-from presage.costs.collectives.store import CollectiveParameters
+from presage.costs.collectives.curve import Corrections, fit_correction
+from presage.costs.collectives.group import RankGroup
+from presage.costs.collectives.law import ANY, PROTOCOLS, US, Coefficients, Laws, Way, law, paths, reach, terms, ways
+from presage.costs.collectives.model import CollectiveParameters
 from presage.hardware import Platform
 
 Array = npt.NDArray[np.float64]
@@ -42,7 +41,7 @@ class Measured:
 
     platform: Platform
     op: str
-    group: Group
+    group: RankGroup
     nbytes: float
     seconds: float
 
@@ -119,7 +118,7 @@ def _typical(seconds: list[float]) -> float:
 
 
 def _corrections(rows: Sequence[Measured], laws: Laws) -> Corrections:
-    curves: dict[tuple[str, str, Group], list[Measured]] = {}
+    curves: dict[tuple[str, str, RankGroup], list[Measured]] = {}
     for r in rows:
         curves.setdefault((r.platform.key, r.op, r.group), []).append(r)
     found = {}
@@ -127,5 +126,5 @@ def _corrections(rows: Sequence[Measured], laws: Laws) -> Corrections:
         nbytes = np.unique([r.nbytes for r in of])
         seconds = np.array([_typical([r.seconds for r in of if r.nbytes == m]) for m in nbytes])
         expected = law(ways(of[0].op, of[0].group, of[0].platform, laws), nbytes)
-        found[key] = fitted(nbytes, np.log(seconds / expected))
+        found[key] = fit_correction(nbytes, np.log(seconds / expected))
     return Corrections(found, {r.platform.key: r.platform.fabrics for r in rows})

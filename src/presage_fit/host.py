@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.host_units import Term, Unit, ending, extra_launches, named, terms, units
+from presage.costs.host_units import HostUnit, Term, ending, extra_launches, named, terms, units
 from presage.graph.graph import Graph
 from presage.traces import threads, waits
 from presage.traces.trace import HostKind, Step, Trace
@@ -90,12 +90,12 @@ def _row(thread: str, ns: int, events: int, found: Iterable[Term]) -> Row:
     return Row(thread, max(ns, 0) * 1e-3, events, {k: v for k, v in total.items() if v})
 
 
-def _terms_by_unit(graph: Graph, found: Sequence[Unit]) -> list[tuple[list[Term], list[Term]]]:
+def _terms_by_unit(graph: Graph, found: Sequence[HostUnit]) -> list[tuple[list[Term], list[Term]]]:
     by_op = {i: (before, own) for i, before, own in terms(graph, found)}
     return [([t for i in u.ops for t in by_op[i][0]], [t for i in u.ops for t in by_op[i][1]]) for u in found]
 
 
-def _extra(graph: Graph, unit: Unit, seen: TracedUnit) -> Iterator[Term]:
+def _extra(graph: Graph, unit: HostUnit, seen: TracedUnit) -> Iterator[Term]:
     """Launches of the unit beyond one for each of its ops."""
     for name, launches in seen.launched.items():
         ops = sum(graph.ops[i].kernels and graph.ops[i].name == name for i in unit.ops)
@@ -103,7 +103,7 @@ def _extra(graph: Graph, unit: Unit, seen: TracedUnit) -> Iterator[Term]:
             yield from extra_launches(name, launches, ops)
 
 
-def _matched(graph: Graph, mine: Sequence[Unit], seen: Sequence[TracedUnit]) -> Iterator[tuple[int, int]]:
+def _matched(graph: Graph, mine: Sequence[HostUnit], seen: Sequence[TracedUnit]) -> Iterator[tuple[int, int]]:
     """Places of matched units, in order on both sides."""
     pairs: list[tuple[int, int]] = []
     for thread in ("main", "autograd"):
@@ -121,7 +121,7 @@ def _matched(graph: Graph, mine: Sequence[Unit], seen: Sequence[TracedUnit]) -> 
             last = t
 
 
-def _launches(graph: Graph, unit: Unit) -> bool:
+def _launches(graph: Graph, unit: HostUnit) -> bool:
     return any(graph.ops[i].kernels for i in unit.ops)
 
 

@@ -21,10 +21,10 @@ import numpy as np
 from presage.costs.kernel_model import OpTime
 from presage.errors import InputError, PresageError
 from presage.graph import Graph, Op, Ref
+from presage.graph.dtypes import DTYPES
 from presage.graph.families import family
 from presage.pool.pool import SERIAL, Pool
 from presage.traces import kineto
-from presage.traces.dtypes import DTYPES
 from presage.traces.trace import HostKind, Step, Trace
 from presage.whatif.replay_edits import innermost_op
 from presage_validation.score import Captured, Failed, Skipped, swept

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from presage.costs.collectives import Collectives
-from presage.costs.collectives.group import OPS, Group
-from presage.costs.collectives.store import CollectiveParameters
+from presage.costs.collectives.group import OPS, RankGroup
+from presage.costs.collectives.model import CollectiveParameters
 from presage.errors import InputError, PresageError
 from presage.files.reading import lines
 from presage.hardware import Platform, platform
@@ -214,12 +214,12 @@ def _entry(line: dict[str, str]) -> Entry:
     return Entry(row, f"{' '.join(what)} {int(nbytes)}", line["gpu"], (*what, line.get("source") or ""))
 
 
-def group_of(here: Platform, ranks: int, nodes: int) -> Group:
+def group_of(here: Platform, ranks: int, nodes: int) -> RankGroup:
     """Nodes of one NVLink domain are close; others are not."""
     whole = here.links[0].topology == "switch" and here.domain >= ranks and here.domain > 8
     if whole or (nodes == 1 and ranks <= here.domain):
-        return Group(ranks, ranks)
-    return Group(ranks, min(max(ranks // nodes, 1), here.domain))
+        return RankGroup(ranks, ranks)
+    return RankGroup(ranks, min(max(ranks // nodes, 1), here.domain))
 
 
 def _number(line: dict[str, str], column: str) -> float:

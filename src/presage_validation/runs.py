@@ -23,7 +23,7 @@ from presage.hardware import Gpu
 from presage.memory import job_memory
 from presage.parallel.plan import ParallelPlan
 from presage.pool.pool import SERIAL, Pool
-from presage.prediction.jobs.efficiency import LAWS, left_out, shipped
+from presage.prediction.jobs.efficiency import LAWS, efficiency_without, shipped_efficiency
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.dlrm import dlrm_seconds
 from presage_validation.public_table import count, number, platform_of_run, read_table, run_seconds
@@ -74,8 +74,8 @@ def _scored(numbered: tuple[int, Mapping[str, str]]) -> tuple[list[Row], bool]:
     rows = [
         Row(metric, source, name, job_step(job, e).seconds, seconds, also)
         for metric, e in (
-            ("step_time", shipped()),
-            ("step_time_left_out", left_out(source)),
+            ("step_time", shipped_efficiency()),
+            ("step_time_left_out", efficiency_without(source)),
             ("step_time_unfitted", LAWS),
         )
     ]

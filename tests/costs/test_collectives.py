@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.costs.collectives import OPS, Collectives, Group, volume
-from presage.costs.collectives.curve import Curve, rising
+from presage.costs.collectives import OPS, Collectives, RankGroup, volume
+from presage.costs.collectives.curve import TimeCurve, rising
 from presage.errors import PresageError
 from presage.hardware import Platform, platform, platforms
 from presage_fit.collectives import Measured, fit, nonnegative
@@ -20,18 +20,18 @@ SIZES = st.floats(1, 1e12)
 
 
 @st.composite
-def places(draw: st.DrawFn) -> tuple[Platform, Group]:
+def places(draw: st.DrawFn) -> tuple[Platform, RankGroup]:
     """A platform and a group that can be on it."""
     here = draw(PLATFORMS)
     near = draw(st.integers(1, here.domain))
     domains = draw(st.integers(1, min(here.links[-1].ranks // here.domain, 5000)))
     ranks = near * domains - (draw(st.integers(0, near - 1)) if domains > 1 else 0)
-    return here, Group(max(ranks, 1), min(near, max(ranks, 1)))
+    return here, RankGroup(max(ranks, 1), min(near, max(ranks, 1)))
 
 
 @settings(max_examples=400, deadline=None)
 @given(places(), st.sampled_from(OPS), SIZES, SIZES)
-def test_more_bytes_never_take_less_time(place: tuple[Platform, Group], op: str, one: float, other: float) -> None:
+def test_more_bytes_never_take_less_time(place: tuple[Platform, RankGroup], op: str, one: float, other: float) -> None:
     here, group = place
     model = Collectives.of(here)
     less, more = model.seconds(op, min(one, other), group), model.seconds(op, max(one, other), group)
@@ -41,7 +41,7 @@ def test_more_bytes_never_take_less_time(place: tuple[Platform, Group], op: str,
 
 @settings(max_examples=200, deadline=None)
 @given(places(), st.sampled_from(OPS))
-def test_there_is_no_jump(place: tuple[Platform, Group], op: str) -> None:
+def test_there_is_no_jump(place: tuple[Platform, RankGroup], op: str) -> None:
     here, group = place
     if group.ranks == 1:
         return
@@ -52,7 +52,7 @@ def test_there_is_no_jump(place: tuple[Platform, Group], op: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(places(), st.sampled_from(OPS), SIZES)
-def test_no_link_carries_more_than_it_can(place: tuple[Platform, Group], op: str, nbytes: float) -> None:
+def test_no_link_carries_more_than_it_can(place: tuple[Platform, RankGroup], op: str, nbytes: float) -> None:
     here, group = place
     if group.ranks == 1:
         return
@@ -70,7 +70,7 @@ def test_no_link_carries_more_than_it_can(place: tuple[Platform, Group], op: str
 @settings(max_examples=300, deadline=None)
 @given(places(), st.sampled_from(OPS), SIZES, st.integers(0, 2), st.floats(1, 10), st.floats(0.1, 1))
 def test_a_better_link_is_never_slower(
-    place: tuple[Platform, Group], op: str, nbytes: float, tier: int, faster: float, nearer: float
+    place: tuple[Platform, RankGroup], op: str, nbytes: float, tier: int, faster: float, nearer: float
 ) -> None:
     here, group = place
     at = tier % len(here.links)
@@ -93,7 +93,7 @@ def test_more_nodes_are_never_faster(here: Platform, op: str, nbytes: float, nod
     if more * here.domain > here.links[-1].ranks:
         return
     model = Collectives.of(here)
-    few, many = (model.seconds(op, nbytes, Group(k * near, near)) for k in (nodes, more))
+    few, many = (model.seconds(op, nbytes, RankGroup(k * near, near)) for k in (nodes, more))
     assert few <= many * (1 + 1e-9)
 
 
@@ -102,7 +102,7 @@ def test_numbers_and_arrays_agree() -> None:
     model, m = Collectives.of(here), np.geomspace(1, 1e13, 50)
     for op in OPS:
         for ranks in (2, 8, 64):
-            group = Group.of(here, ranks)
+            group = RankGroup.of(here, ranks)
             one_by_one = [model.seconds(op, float(x), group) for x in m]
             np.testing.assert_allclose(model.seconds(op, m, group), one_by_one, rtol=1e-12)
             assert model.busbw(op, 1e9, group) == pytest.approx(volume(op, ranks) * 1e9 / model.seconds(op, 1e9, group))
@@ -110,29 +110,35 @@ def test_numbers_and_arrays_agree() -> None:
 
 def test_nothing_to_do_costs_nothing() -> None:
     model = Collectives.of(platform("dgx-h100"))
-    assert model.seconds("all_reduce", 1e9, Group(1, 1)) == 0 and model.seconds("all_gather", 0, Group(8, 8)) == 0
-    assert list(model.seconds("all_reduce", np.array([0.0, 1e6]), Group(8, 8)) > 0) == [False, True]
-    assert model.all_to_all_v(np.zeros((8, 8)), Group(8, 8)) == 0
+    assert (
+        model.seconds("all_reduce", 1e9, RankGroup(1, 1)) == 0 and model.seconds("all_gather", 0, RankGroup(8, 8)) == 0
+    )
+    assert list(model.seconds("all_reduce", np.array([0.0, 1e6]), RankGroup(8, 8)) > 0) == [False, True]
+    assert model.all_to_all_v(np.zeros((8, 8)), RankGroup(8, 8)) == 0
 
 
 def test_groups_pack_and_are_checked() -> None:
     here = platform("dgx-h100")
-    assert Group.of(here, 4) == Group(4, 4) and Group.of(here, 20) == Group(20, 8) and Group.of(here, 20).domains == 3
+    assert (
+        RankGroup.of(here, 4) == RankGroup(4, 4)
+        and RankGroup.of(here, 20) == RankGroup(20, 8)
+        and RankGroup.of(here, 20).domains == 3
+    )
     for ranks, near in ((0, 1), (4, 0), (4, 5)):
         with pytest.raises(PresageError, match="no group"):
-            Group(ranks, near)
+            RankGroup(ranks, near)
     with pytest.raises(PresageError, match="dgx-h100 has 8 GPUs in a domain, not 16"):
-        Collectives.of(here).seconds("all_reduce", 1.0, Group(16, 16))
+        Collectives.of(here).seconds("all_reduce", 1.0, RankGroup(16, 16))
     with pytest.raises(PresageError, match="4xgv100 has 2 domains, not 4"):
-        Collectives.of(platform("4xgv100")).seconds("all_reduce", 1.0, Group(8, 2))
+        Collectives.of(platform("4xgv100")).seconds("all_reduce", 1.0, RankGroup(8, 2))
     with pytest.raises(PresageError, match="unknown collective 'gather'"):
-        Collectives.of(here).seconds("gather", 1.0, Group(2, 2))
+        Collectives.of(here).seconds("gather", 1.0, RankGroup(2, 2))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from([(8, 8), (16, 8), (6, 3), (4, 1)]), st.floats(1, 1e9), st.data())
 def test_uneven_all_to_alls(sizes: tuple[int, int], each: float, data: st.DataObject) -> None:
-    group, n = Group(*sizes), sizes[0]
+    group, n = RankGroup(*sizes), sizes[0]
     model = Collectives.of(platform("dgx-h100"))
     even = np.full((n, n), each)
     flat = model.seconds("all_to_all", each * n, group)
@@ -150,13 +156,13 @@ def test_uneven_all_to_alls(sizes: tuple[int, int], each: float, data: st.DataOb
 def test_uneven_all_to_alls_are_checked() -> None:
     model = Collectives.of(platform("dgx-h100"))
     with pytest.raises(PresageError, match="takes 8 x 8 or 2 x 8 bytes"):
-        model.all_to_all_v(np.ones((4, 4)), Group(8, 8))
+        model.all_to_all_v(np.ones((4, 4)), RankGroup(8, 8))
     with pytest.raises(PresageError, match="none negative"):
-        model.all_to_all_v(-np.ones((8, 8)), Group(8, 8))
+        model.all_to_all_v(-np.ones((8, 8)), RankGroup(8, 8))
 
 
 def test_what_crosses_nodes_weighs_more_than_what_stays() -> None:
-    model, group = Collectives.of(platform("dgx-h100")), Group(16, 8)
+    model, group = Collectives.of(platform("dgx-h100")), RankGroup(16, 8)
     near, far = np.zeros((16, 16)), np.zeros((16, 16))
     near[0, 1] = far[0, 9] = 1e9
     assert model.all_to_all_v(far, group) > 3 * model.all_to_all_v(near, group)
@@ -164,11 +170,14 @@ def test_what_crosses_nodes_weighs_more_than_what_stays() -> None:
 
 def test_measured_platforms_say_so() -> None:
     model = Collectives.of(platform("dgx-h100"))
-    assert model.measured("all_reduce", Group(8, 8)) and model.origin("all_reduce", Group(8, 8)) == "measured"
-    assert not model.measured("all_reduce", Group(4, 4)) and model.origin("all_reduce", Group(4, 4)) == "near measured"
-    assert model.origin("all_reduce", Group(64, 8)) == "composed"
-    assert Collectives.of(platform("mi300x-ib")).origin("all_gather", Group(8, 8)) == "composed"
-    assert Collectives.of(platform("p4de")).measured("all_reduce", Group(16, 8))
+    assert model.measured("all_reduce", RankGroup(8, 8)) and model.origin("all_reduce", RankGroup(8, 8)) == "measured"
+    assert (
+        not model.measured("all_reduce", RankGroup(4, 4))
+        and model.origin("all_reduce", RankGroup(4, 4)) == "near measured"
+    )
+    assert model.origin("all_reduce", RankGroup(64, 8)) == "composed"
+    assert Collectives.of(platform("mi300x-ib")).origin("all_gather", RankGroup(8, 8)) == "composed"
+    assert Collectives.of(platform("p4de")).measured("all_reduce", RankGroup(16, 8))
 
 
 def test_figures_others_have_published() -> None:
@@ -179,20 +188,20 @@ def test_figures_others_have_published() -> None:
         ("4xv100", "all_to_all", 4, 56.7e9),
     ):
         here = platform(key)
-        assert Collectives.of(here).busbw(op, 2.0**32, Group.of(here, ranks)) == pytest.approx(seen, rel=0.21)
+        assert Collectives.of(here).busbw(op, 2.0**32, RankGroup.of(here, ranks)) == pytest.approx(seen, rel=0.21)
 
 
 def test_two_ranks_of_a_mesh_have_one_link() -> None:
     model = Collectives.of(platform("mi300x-ib"))
-    pair, all_eight = model.busbw("send_recv", 1e9, Group(8, 8)), model.busbw("all_gather", 1e9, Group(8, 8))
+    pair, all_eight = model.busbw("send_recv", 1e9, RankGroup(8, 8)), model.busbw("all_gather", 1e9, RankGroup(8, 8))
     assert pair < 48e9 < 200e9 < all_eight
-    assert model.busbw("all_gather", 1e9, Group(2, 2)) < 48e9
+    assert model.busbw("all_gather", 1e9, RankGroup(2, 2)) < 48e9
 
 
 def test_curves_rise_through_what_falls() -> None:
     assert rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist() == [1.0, 2.5, 2.5, 4.0]
     assert rising(np.array([3.0, 2.0, 1.0])).tolist() == [2.0, 2.0, 2.0]
-    curve = Curve.through(np.array([8.0, 64.0]), np.array([1.0, 2.0]))
+    curve = TimeCurve.through(np.array([8.0, 64.0]), np.array([1.0, 2.0]))
     assert (curve.at(0.5), curve.at(8), curve.at(64), curve.at(128)) == pytest.approx((1.0, 1.0, 2.0, 4.0))
     assert curve.at(8**0.5 * 64**0.5) == pytest.approx(2**0.5)
     assert curve.at_least(0.1).at(64) == pytest.approx(6.4)
@@ -214,7 +223,7 @@ def test_a_fit_finds_what_made_its_rows() -> None:
     model = Collectives.of(here)
     m = 2.0 ** np.arange(9, 30)
     rows = [
-        Measured(here, op, Group(n, n), float(x), model.seconds(op, float(x), Group(n, n)))
+        Measured(here, op, RankGroup(n, n), float(x), model.seconds(op, float(x), RankGroup(n, n)))
         for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
         for n in (2, 8)
         for x in m
@@ -226,6 +235,6 @@ def test_a_fit_finds_what_made_its_rows() -> None:
 
 def test_answers_are_quick() -> None:
     """Below a job search's budget of 20 us, on any machine."""
-    model, group = Collectives.of(platform("dgx-h100")), Group(8, 8)
+    model, group = Collectives.of(platform("dgx-h100")), RankGroup(8, 8)
     model.seconds("all_reduce", 1.0, group)
     assert min(timeit.repeat(lambda: model.seconds("all_reduce", 1e6, group), number=1000, repeat=5)) < 20e-3

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.costs.cache import Cache
-from presage.costs.calibrated_kernels import CallTime, call_times
+from presage.costs.calibrated_kernels import Cache, CallTime, call_times
 from presage.costs.call import Call, Shape, from_leaf
 from presage.costs.families import BY_OP, FAMILIES
 from presage.costs.kernel_files import load, save

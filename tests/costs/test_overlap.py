@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.costs.overlap import Law, channels, contention, kind_of, law, start_wait, waves
+from presage.costs.overlap import OverlapLaw, channels, contention, kind_of, law, start_wait, waves
 from presage.errors import PresageError
 from presage.graph.families import FAMILIES
 from presage.hardware import gpu
@@ -98,7 +98,7 @@ def test_the_file_is_what_the_tool_makes():
     inside = [p for p in measured() if not p.kept_out]
     again = fit.search(law(), lambda tried: fit.miss(tried, inside), rounds=2)
     assert fit.miss(again, inside) > 0.99 * fit.miss(law(), inside), "another law fits better: run tools/fit_overlap.py"
-    worse = Law(**{**{k: getattr(law(), k) for k in law().__slots__}, "tail": 0.0})
+    worse = OverlapLaw(**{**{k: getattr(law(), k) for k in law().__slots__}, "tail": 0.0})
     assert fit.miss(worse, inside) > 1.5 * fit.miss(law(), inside)
 
 

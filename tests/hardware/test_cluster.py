@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.costs.collectives import Collectives, Group
+from presage.costs.collectives import Collectives, RankGroup
 from presage.errors import PresageError
 from presage.hardware import cluster, gpu_by_name, gpus, platform
 from presage.hardware.cluster import FABRICS, usual_network, with_active_ranks
@@ -98,7 +98,7 @@ def test_every_row_of_the_public_table_has_a_platform(shared: Path) -> None:
     assert len(rows) > 40
     for gpu, node, text in rows:
         found = platform_of_run(gpu, int(node or 0), text)
-        assert math.isfinite(Collectives.of(found).seconds("all_gather", 1e8, Group(64, min(64, found.domain))))
+        assert math.isfinite(Collectives.of(found).seconds("all_gather", 1e8, RankGroup(64, min(64, found.domain))))
 
 
 @given(st.text(max_size=60))
@@ -176,18 +176,18 @@ def test_thousands_of_ranks_are_sane() -> None:
         here = platform(key)
         model, card = Collectives.of(here), here.links[-1].bandwidth
         for near in (1, min(8, here.domain)):
-            few, many = (Group(n * near, near) for n in (16, 8192))
+            few, many = (RankGroup(n * near, near) for n in (16, 8192))
             assert model.seconds("all_reduce", 1024.0, many) < 4 * model.seconds("all_reduce", 1024.0, few)
             for op in ("all_gather", "reduce_scatter"):
                 assert model.seconds(op, 1024.0, many) < many.ranks * 5e-6
             for op in ("all_reduce", "all_gather", "reduce_scatter"):
-                bus = model.busbw(op, 64e9, Group(256 * near, near)) / near
+                bus = model.busbw(op, 64e9, RankGroup(256 * near, near)) / near
                 assert 0.75 * card < bus <= 1.001 * card
 
 
 def test_gathering_over_nodes_is_a_tree_where_a_ring_takes_longer() -> None:
     """One rank a node: NCCL's parallel aggregated trees win for few bytes and many ranks, the ring for many bytes."""
     model = Collectives.of(platform("dgx-h100"))
-    per_rank = model.seconds("all_gather", 1024.0, Group(1024, 1)) / 1024
+    per_rank = model.seconds("all_gather", 1024.0, RankGroup(1024, 1)) / 1024
     assert 2.8e-6 < per_rank < 3.2e-6  # a ring has 5
-    assert model.busbw("all_gather", 64e9, Group(1024, 1)) > 0.85 * 50e9  # the trees have three quarters
+    assert model.busbw("all_gather", 64e9, RankGroup(1024, 1)) > 0.85 * 50e9  # the trees have three quarters

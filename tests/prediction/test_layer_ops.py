@@ -20,7 +20,7 @@ from presage.graph.work import COLLECTIVES
 from presage.graph.work import flops as op_flops
 from presage.hardware import platform
 from presage.parallel.plan import Axis, ParallelPlan
-from presage.prediction.jobs.block_cost import BlockCostModel, Cost, held
+from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, overlap_loss
 from presage.prediction.jobs.efficiency import LAWS
 from presage.prediction.jobs.embedding_head import embedding_graph, head_graph
 from presage.prediction.jobs.job_step import job_step
@@ -82,9 +82,9 @@ def flops(found: Iterable[Found]) -> float:
     return sum(shape.flops for shape in gemms(found))
 
 
-def cost(model: BlockCostModel, way: str, layer: int = LAST, names: Iterable[str] = ()) -> Cost:
+def cost(model: BlockCostModel, way: str, layer: int = LAST, names: Iterable[str] = ()) -> BlockCost:
     """All blocks of these names, or of a whole pass."""
-    total = Cost()
+    total = BlockCost()
     for block, passes in model.block_costs(layer_graph(model.job, layer)):
         if not names or block.name in names:
             total += passes.forward if way == "forward" else passes.backward
@@ -108,8 +108,8 @@ def weights(m: Transformer) -> float:
     return attention + h * e.experts + up * h * (e.top_k * e.ffn + e.shared_ffn)
 
 
-def same(one: Cost, other: Cost) -> bool:
-    return all(getattr(one, f.name) == pytest.approx(getattr(other, f.name), rel=1e-12) for f in fields(Cost))
+def same(one: BlockCost, other: BlockCost) -> bool:
+    return all(getattr(one, f.name) == pytest.approx(getattr(other, f.name), rel=1e-12) for f in fields(BlockCost))
 
 
 # ---- FLOPs
@@ -195,7 +195,7 @@ def attends(job: Job, way: str) -> list[AttentionShape]:
     return [o.shape for o in ops(job, way) if isinstance(o, OpShape) and isinstance(o.shape, AttentionShape)]
 
 
-def attention(job: Job, way: str = "forward", layer: int = LAST) -> Cost:
+def attention(job: Job, way: str = "forward", layer: int = LAST) -> BlockCost:
     return cost(BlockCostModel(job, LAWS), way, layer)
 
 
@@ -285,12 +285,12 @@ def test_under_a_gemm_a_transfer_costs_what_is_not_hidden(tokens: int) -> None:
     whole, cut = job(GROUPED, parallel=split, overlap=NONE), job(GROUPED, parallel=split, overlap=TENSOR)
     by, alone = (c.product + c.tp for c in BlockCostModel(apart, LAWS).op_costs(overlapped(tokens)))
     assert alone == BlockCostModel(apart, LAWS).collective_seconds("all_reduce", 64e6, Axis.TP)
-    lost = held(apart.platform.gpu) * min(alone, by)
+    lost = overlap_loss(apart.platform.gpu) * min(alone, by)
     as_a_whole, in_parts = (BlockCostModel(j, LAWS).op_costs(overlapped(tokens))[1].tp for j in (whole, cut))
     assert as_a_whole == pytest.approx(max(0.0, alone - by) + lost)
     assert in_parts == pytest.approx(max(alone / 8, alone - by * 7 / 8))
     assert in_parts < alone and as_a_whole < alone
-    assert 0 < held(apart.platform.gpu) < 0.5
+    assert 0 < overlap_loss(apart.platform.gpu) < 0.5
     assert BlockCostModel(whole, LAWS).op_costs(overlapped(tokens, whole=False))[1].tp == alone
 
 
@@ -302,7 +302,7 @@ def test_full_recomputation_is_one_more_forward_pass(name: str) -> None:
     again, half = job(MODELS[name], recompute=Recompute("full")), Recompute("full", share=0.5)
     none = layer_passes(job(MODELS[name]), BlockCostModel(job(MODELS[name]), LAWS), LAST)
     found = layer_passes(again, BlockCostModel(again, LAWS), LAST)
-    assert same(found.again, found.forward) and same(none.again, Cost())
+    assert same(found.again, found.forward) and same(none.again, BlockCost())
     assert same(found.forward, none.forward) and same(found.backward, none.backward)
     every_second = replace(again, recompute=half)
     assert same(layer_passes(every_second, BlockCostModel(every_second, LAWS), LAST).again, found.forward * 0.5)

@@ -17,10 +17,10 @@ from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import Platform, cluster
 from presage.parallel.plan import Axis, ParallelPlan
 from presage.parallel.schedules import SCHEDULES
-from presage.prediction.jobs.block_cost import BlockCostModel, held
+from presage.prediction.jobs.block_cost import BlockCostModel, overlap_loss
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
 from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock, step_lower_bound
-from presage.prediction.jobs.plan_cache import forget
+from presage.prediction.jobs.plan_cache import clear_plan_cache
 
 DENSE = Transformer(2048, 8, 16, 32000, 8192, 8, 128)
 MODELS = (
@@ -102,10 +102,10 @@ def test_what_plans_share_changes_no_time(model: Transformer, turned: bool) -> N
     plans += [replace(plans[0], recompute=Recompute(*r)) for r in (("full",), ("full", (), 0.5), ("selective",))]
     plans += [replace(plans[0], optimizer="sgd"), replace(plans[0], overlap=NONE), replace(plans[0], precision="fp8")]
     plans = plans[::-1] if turned else plans
-    forget()
+    clear_plan_cache()
     shared = [job_step(j).parts for j in plans]
     for plan, parts in zip(plans, shared, strict=True):
-        forget()
+        clear_plan_cache()
         assert job_step(plan).parts == parts
 
 
@@ -205,7 +205,7 @@ def test_a_slower_network_never_shortens_a_step(job: Job, times: float) -> None:
 def test_overlap_costs_at_most_what_transfers_hold(job: Job) -> None:
     """Beside a transfer compute has fewer multiprocessors, and a warmer GPU; else nothing is lost."""
     apart, beside = job_step(replace(job, overlap=NONE)), job_step(replace(job, overlap=ALL))
-    most = (1 + held(job.platform.gpu)) * beside.slowdown / apart.slowdown
+    most = (1 + overlap_loss(job.platform.gpu)) * beside.slowdown / apart.slowdown
     assert beside.seconds <= apart.seconds * most * (1 + 1e-9)
 
 

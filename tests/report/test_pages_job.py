@@ -19,7 +19,7 @@ from presage.placement import place, random_fleet
 from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.prediction.jobs.job_roofline import KINDS, ran
+from presage.prediction.jobs.job_roofline import KINDS, job_roofline
 from presage.prediction.jobs.perturbation import perturb
 from presage.report.answer import Answer, Section
 from presage.report.html import render_page
@@ -134,7 +134,7 @@ def test_thinning_keeps_the_front() -> None:
 @pytest.mark.parametrize("name", ["llama3.1-405b", "deepseek-v3", "torchtitan", "own_model", "megatron"])
 def test_parts_of_layers_add_up_to_the_step(name: str) -> None:
     p = predict_job(JOBS / f"{name}.toml")
-    found = ran(p.job, p.job_step)
+    found = job_roofline(p.job, p.job_step)
     for kind in KINDS:
         took = sum(r.seconds for r in found if r.kind == kind)
         assert took == pytest.approx(p.job_step.parts[kind], rel=1e-9)

@@ -170,11 +170,11 @@ def test_a_plan_in_words() -> None:
 
 def test_what_plans_share_changes_no_price() -> None:
     """Prices that were worked out for other plans, and a step on its own."""
-    from presage.prediction.jobs.plan_cache import forget
+    from presage.prediction.jobs.plan_cache import clear_plan_cache
 
     for one in some(20):
         shared = job_step(one)
-        forget()
+        clear_plan_cache()
         alone = job_step(one)
         assert alone.seconds == pytest.approx(shared.seconds, rel=1e-12)
         assert alone.parts == pytest.approx(shared.parts, rel=1e-9, abs=1e-12)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from commands import runner
-from presage.costs.collectives import Collectives, Group
+from presage.costs.collectives import Collectives, RankGroup
 from presage.errors import InputError, PresageError
 from presage.hardware import platform
 from presage_validation import command as command
@@ -28,7 +28,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 def row(
     gpu: str = "h100_sxm", n: int = 8, op: str = "all_reduce", nbytes: int = 1 << 20, **more: object
 ) -> dict[str, object]:
-    seconds = Collectives.of(platform("dgx-h100")).seconds("all_reduce", nbytes, Group(8, 8))
+    seconds = Collectives.of(platform("dgx-h100")).seconds("all_reduce", nbytes, RankGroup(8, 8))
     return {
         "source": "made",
         "gpu": gpu,
@@ -140,9 +140,9 @@ def test_names_of_tables() -> None:
     for name in ("abacus", "h100_pcie", "rtx4090"):
         with pytest.raises(PresageError, match="no platform for the GPU name"):
             platform_of(name)
-    assert group_of(platform("gb200-nvl72"), 16, 4) == Group(16, 16) and group_of(platform("dgx-h100"), 16, 2) == Group(
-        16, 8
-    )
+    assert group_of(platform("gb200-nvl72"), 16, 4) == RankGroup(16, 16) and group_of(
+        platform("dgx-h100"), 16, 2
+    ) == RankGroup(16, 8)
 
 
 def test_the_command(tmp_path: Path) -> None:

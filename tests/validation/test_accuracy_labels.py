@@ -18,7 +18,7 @@ from presage.costs.calibrated_kernels import call_times
 from presage.costs.call import Call
 from presage.costs.corrections import transfer_streaming
 from presage.costs.families import FAMILIES
-from presage.costs.families.gemm import product
+from presage.costs.families.gemm import gemm_call
 from presage.costs.kernel_files import load
 from presage.costs.rates import Rates, eased, reached_fp32
 from presage.errors import InputError
@@ -45,7 +45,7 @@ def products(ran: Tape) -> Counter[tuple[int, ...]]:
     found: Counter[tuple[int, ...]] = Counter()
     for call, n in ran.forward:
         if call.name in ("aten::mm", "aten::addmm", "aten::bmm"):
-            p = product(call)
+            p = gemm_call(call)
             found[p.batch, p.m, p.n, p.k] += n
     return found
 
@@ -105,7 +105,7 @@ def test_a_backward_product_has_the_flops_of_its_forward() -> None:
     ran = Tape(train=True)
     ran.linear(512, 1024, 4096)
     ran.bmm(8, 64, 32, 128)
-    back = [product(c) for c, _ in ran.backward if c.name in ("aten::mm", "aten::bmm")]
+    back = [gemm_call(c) for c, _ in ran.backward if c.name in ("aten::mm", "aten::bmm")]
     assert [2 * p.batch * p.m * p.n * p.k for p in back] == [2 * 512 * 1024 * 4096] * 2 + [2 * 8 * 64 * 32 * 128] * 2
 
 

@@ -14,7 +14,7 @@ import pytest
 from presage.configs.job import Job
 from presage.errors import InputError, PresageError
 from presage.memory import job_memory
-from presage.prediction.jobs.efficiency import Efficiency, left_out, shipped
+from presage.prediction.jobs.efficiency import Efficiency, efficiency_without, shipped_efficiency
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import count, number, run_seconds
 from presage_validation.runs import COLUMNS, job_of_run, score_runs
@@ -103,8 +103,8 @@ def test_two_factors_for_everything(rows: list[dict[str, str]]) -> None:
 
 
 def test_a_source_that_the_fit_never_saw_has_what_ships() -> None:
-    assert left_out("nobody's") == shipped()
-    assert left_out("dgxc") != shipped()
+    assert efficiency_without("nobody's") == shipped_efficiency()
+    assert efficiency_without("dgxc") != shipped_efficiency()
 
 
 # ---- rows

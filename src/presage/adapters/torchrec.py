@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.costs.collectives import Collectives, Group
+from presage.costs.collectives import Collectives, RankGroup
 from presage.embeddings import Reuse, Table, embedding_model
 from presage.embeddings.sharding_cost import DENSE_PASSES, REACHED
 from presage.errors import PresageError
@@ -63,7 +63,7 @@ class PresageEstimator(ShardEstimator):  # type: ignore[misc]
         self.collectives = Collectives.of(self.platform)
         self.ranks = int(topology.world_size)
         near = min(int(getattr(topology, "local_world_size", self.ranks) or self.ranks), self.ranks)
-        self.group, self.near = Group(self.ranks, min(near, self.platform.domain)), Group(near, near)
+        self.group, self.near = RankGroup(self.ranks, min(near, self.platform.domain)), RankGroup(near, near)
         self.optimizer, self.lengths = optimizer, lengths
 
     def estimate(self, sharding_options: Sequence[Any], sharder_data_map: Any = None) -> None:  # noqa: ARG002

@@ -67,7 +67,7 @@ def platforms_command(
 
     presage platforms dgx-h100
     """
-    from presage.costs.collectives.table import bus_table
+    from presage.costs.collectives.model import bus_table
     from presage.hardware import platform, platforms
     from presage.report.hardware_answer import platforms_answer
 
@@ -104,7 +104,7 @@ def _figures_json(facts: Any) -> dict[str, Any]:
 
 
 def _collectives_json(p: Platform) -> list[dict[str, Any]]:
-    from presage.costs.collectives.table import bus_table
+    from presage.costs.collectives.model import bus_table
 
     return [
         {

@@ -121,7 +121,7 @@ def command(
 def detail_of(found: JobResult) -> JobDetail:
     """Data that only the report shows."""
     from presage.errors import PresageError
-    from presage.prediction.jobs.job_roofline import ran
+    from presage.prediction.jobs.job_roofline import job_roofline
     from presage.prediction.jobs.job_timeline import job_timeline
     from presage.prediction.jobs.perturbation import perturb
     from presage.report.job_sections import JobDetail
@@ -132,7 +132,7 @@ def detail_of(found: JobResult) -> JobDetail:
         timeline = job_timeline(found.job_step) if short else None
     except PresageError:
         timeline = None
-    return JobDetail(timeline, ran(found.job, found.job_step), perturb(found.job))
+    return JobDetail(timeline, job_roofline(found.job, found.job_step), perturb(found.job))
 
 
 def _glance(found: JobResult, seed: int) -> StepDistribution:

@@ -8,13 +8,13 @@ from functools import lru_cache
 from presage.configs.job import PRECISIONS, Job
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
+from presage.hardware.architecture import architecture
 
 MODES = ("none", "selective", "full")
 MODULES = ("core_attn", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
 OPTIMIZERS = ("adam", "adamw", "adam-16bit", "sgd", "momentum", "lion", "muon", "adagrad", "none")
 NEEDED = {"tf32": "tf32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 SINCE = {"mxfp8": "Blackwell or CDNA 4", "nvfp4": "Blackwell"}  # where a peak alone does not tell
-MICROSCALING = ("Blackwell", "CDNA 4", "Rubin")
 
 
 def check(job: Job) -> None:
@@ -70,14 +70,14 @@ def _numbers(job: Job, out: list[str]) -> None:
         out.append(f"optimizer is {job.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
 
 
-def supported(precision: str, peak: dict[str, float], architecture: str) -> bool:
-    """Whether a GPU with such peaks has it."""
+def supported(precision: str, peak: dict[str, float], built: str) -> bool:
+    """Whether a GPU with such peaks, of the architecture `built`, has it."""
     if precision == "fp32":
         return True
     if precision == "mxfp8":
-        return "fp8" in peak and architecture in MICROSCALING
+        return "fp8" in peak and architecture(built).mxfp8
     if precision == "nvfp4":
-        return "fp4" in peak or architecture == "Blackwell"
+        return "fp4" in peak or architecture(built).nvfp4
     return NEEDED[precision] in peak
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.cache import Cache, cold_shares
 from presage.costs.call import Call, from_graph
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
 from presage.costs.corrections import Fp32GemmCorrection, ServingOverhead, TableCorrection, transfer_streaming
@@ -29,8 +28,6 @@ from presage.graph.families import family
 from presage.graph.graph import HOST_MEMORY, Graph, Op, references
 from presage.graph.work import flops
 from presage.hardware import Gpu, gpu
-
-__all__ = ["SCALED", "host_bytes", "host_copy_seconds", "scaled_seconds"]
 
 TENSOR_KINDS = ("bf16", "fp16", "tf32")
 Floats = npt.NDArray[np.float64]
@@ -309,3 +306,45 @@ def scaled_seconds(graph: Graph, op: Op, gpu: Gpu) -> float:
     left, right = graph.inputs_of(op)[:2]
     shape = GemmShape(left.shape[0], right.shape[1], left.shape[1], rhs_k_major=True)
     return ClosedFormKernels.of(gpu).gemm(shape, "fp8")
+
+
+# ---- L2 cache: which inputs of an op are still there when it runs, from the order of ops in the step
+#
+# Between two uses of a tensor other ops read and write. The calibration pack says how much of that it takes until a
+# tensor is gone: what was read counts more than what was written. An op's time then lies between its times with a warm
+# and with a cold cache, by the share of its input bytes that has to come from memory.
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A tensor is all there up to `kept` bytes of other traffic (and half its own), gone from `lost` bytes on."""
+
+    kept: float
+    lost: float
+    read_weight: float  # a byte read pushes out as much as so many bytes written
+
+    def cold(self, distance: float, size: float) -> float:
+        return min(1.0, max(0.0, (distance + size / 2 - self.kept) / (self.lost - self.kept)))
+
+
+def changed(graph: Graph, op: Op) -> set[int]:
+    """Storages of the inputs that an op changes in place."""
+    return {graph.tensors[i].storage for i in op.writes}
+
+
+def cold_shares(graph: Graph, cache: Cache) -> npt.NDArray[np.float64]:
+    """For each op the share of its input bytes that is not in the cache."""
+    traffic, last = 0.0, dict.fromkeys(range(len(graph.storages)), -1e18)
+    out = np.zeros(len(graph.ops))
+    for i, op in enumerate(graph.ops):
+        if not op.kernels:
+            continue
+        inputs = {t.storage: min(t.nbytes, graph.storages[t.storage].nbytes) for t in graph.inputs_of(op)}
+        total = sum(inputs.values())
+        cold = sum(n * cache.cold(traffic - last[s], n) for s, n in inputs.items())
+        out[i] = cold / total if total else 0.0
+        written = {t.storage: t.nbytes for t in graph.outputs_of(op)} | {s: inputs[s] for s in changed(graph, op)}
+        traffic += sum(written.values()) + cache.read_weight * cold
+        for storage in (*inputs, *written):
+            last[storage] = traffic
+    return out

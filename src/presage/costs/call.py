@@ -9,10 +9,8 @@ from functools import cache, cached_property
 from math import prod
 from typing import Any, TypeAlias
 
+from presage.graph.dtypes import DTYPES
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor, references
-from presage.traces.dtypes import DTYPES
-
-__all__ = ["Call", "Shape", "Value", "from_graph", "from_leaf"]
 
 
 @dataclass(frozen=True)

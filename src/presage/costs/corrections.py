@@ -58,12 +58,12 @@ class Fp32GemmCorrection:
 
 
 def is_fp32_gemm(call: Call) -> bool:
-    return not call.tf32 and gemm.product(call).kind == "float32"
+    return not call.tf32 and gemm.gemm_call(call).kind == "float32"
 
 
 def fp32_features(call: Call, law: Law, rates: Rates, made: float) -> list[float]:
     """`made`: the compute capability of the GPU."""
-    p = gemm.product(call)
+    p = gemm.gemm_call(call)
     t = gemm.tiling(p, rates)
     arithmetic = law.flops / rates.rate("float32")
     memory = law.bytes / rates.bandwidth
@@ -92,7 +92,7 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class TableCorrection:
-    """Of one family on one GPU."""
+    """Correction of one family on one GPU."""
 
     family: str
     ops: tuple[str, ...]  # what their names begin with
@@ -116,7 +116,7 @@ def table_features(family: str, call: Call, law: Law, rates: Rates) -> list[floa
 
 
 def _gemm(call: Call, law: Law, rates: Rates) -> list[float]:
-    p = gemm.product(call)
+    p = gemm.gemm_call(call)
     logs = (p.m, p.n, p.k, law.flops, law.bytes, law.seconds, p.batch * p.m * p.n, p.m / p.n)
     out = [*map(ln, logs), ln(law.flops / law.bytes), ln(law.flops / law.seconds), ln(law.bytes / law.seconds)]
     for rows, columns in TILES:
@@ -177,7 +177,7 @@ class ServingOverhead:
         return np.asarray(np.array(self.floors)[which] + heated(kernel, self.heat))
 
     def seconds(self, sizes: Ints, kernel: Floats, rates: Rates, by: Sequence[Sequence[str]]) -> Floats:
-        """Of shapes whose kernels take so long, the middle of the engines that timed each."""
+        """Seconds of shapes whose kernels take `kernel` seconds: the median of the engines that timed each."""
         codes = [[c for name in names for c in self.standing_for(name)] for names in by]
         shape = np.repeat(np.arange(len(sizes)), [len(c) for c in codes])
         which = np.array([c for some in codes for c in some], np.int64)
@@ -225,7 +225,7 @@ def medians(values: Floats, of: Ints, count: int) -> Floats:
 
 
 def serving_features(kernel: str, sizes: Ints, seconds: Floats, rates: Rates) -> Floats:
-    """Of shapes, a row each."""
+    """Features of shapes, a row each."""
     return np.array(SERVING_FEATURES[kernel](sizes, seconds, rates), np.float64).T
 
 

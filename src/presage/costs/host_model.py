@@ -55,7 +55,7 @@ class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replay_gap_us: float = CUDA_GRAPH_US["gap_us"]  # between two kernels of a CUDA graph
 
 
-class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HostFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the numbers are from."""
 
     gpu: str
@@ -93,7 +93,7 @@ class HostCosts:
 class HostModel:
     """Microseconds by term, and what else a host is like."""
 
-    fitted: Fitted
+    fitted: HostFit
     pace: Pace
     calls: Calls
     us: Mapping[str, float]
@@ -188,7 +188,7 @@ def read(path: str | Path) -> HostModel:
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     version: int
-    fitted: Fitted
+    fitted: HostFit
     pace: Pace
     calls: Calls
     us: dict[str, float]

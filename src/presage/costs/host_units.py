@@ -18,21 +18,6 @@ from presage.costs.host_constants import COMPILED_CALL, COMPILED_GRAPH, COMPILED
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Ref, Thread
 
-__all__ = [
-    "Checkpoints",
-    "Role",
-    "Term",
-    "Unit",
-    "checkpoints",
-    "ending",
-    "extra_launches",
-    "longest_list",
-    "named",
-    "role",
-    "terms",
-    "units",
-]
-
 Role: TypeAlias = Literal["forward", "backward", "optimizer"]
 Term: TypeAlias = tuple[str, float]  # a key, and how many times
 
@@ -42,7 +27,7 @@ NODE = 2  # a backward node is two ops of the profiler's: the engine's call and 
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class HostUnit:
     """Ops that one outermost op of the profiler's holds: their places in the graph, first to last."""
 
     name: str
@@ -62,7 +47,7 @@ def named(key: str) -> bool:
     return ": " in key
 
 
-def units(graph: Graph) -> list[Unit]:
+def units(graph: Graph) -> list[HostUnit]:
     """The graph's ops in the profiler's outermost ops, in order."""
     found: list[list[int]] = []
     made = _made_in_backward(graph)
@@ -71,7 +56,7 @@ def units(graph: Graph) -> list[Unit]:
             found[-1].append(i)
         else:
             found.append([i])
-    return [Unit(_outermost(graph.ops[u[0]]), graph.ops[u[0]].thread, tuple(u)) for u in found]
+    return [HostUnit(_outermost(graph.ops[u[0]]), graph.ops[u[0]].thread, tuple(u)) for u in found]
 
 
 def _made_in_backward(graph: Graph) -> list[bool]:
@@ -117,7 +102,7 @@ def _second(op: Op) -> str:
     return op.within[1] if len(op.within) > 1 else op.name
 
 
-def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term], list[Term]]]:
+def terms(graph: Graph, found: Sequence[HostUnit]) -> Iterator[tuple[int, list[Term], list[Term]]]:
     """For each op in order its place, the terms before it (if something begins with it), and its own.
 
     Launches beyond an op's first are not among them: how many there are is the kernels' to say.
@@ -152,12 +137,12 @@ def terms(graph: Graph, found: Sequence[Unit]) -> Iterator[tuple[int, list[Term]
         before = first
 
 
-def ending(found: Sequence[Unit]) -> list[Term]:
+def ending(found: Sequence[HostUnit]) -> list[Term]:
     """The terms after the last op: what the step made is given back."""
     return [("step end", 1.0), ("step end, a unit", float(len(found)))]
 
 
-def _between(before: Op | None, first: Op, unit: Unit, parameters: int, nodes: int, tensors: int) -> Iterator[Term]:
+def _between(before: Op | None, first: Op, unit: HostUnit, parameters: int, nodes: int, tensors: int) -> Iterator[Term]:
     """From the end of the last unit to the start of this one."""
     where = role(first)
     if where == "optimizer" and (before is None or role(before) != "optimizer"):
@@ -238,7 +223,7 @@ def longest_list(op: Op) -> int:
     return max((sum(isinstance(x, Ref) for x in a) for a in op.inputs if isinstance(a, list)), default=0)
 
 
-def _list(graph: Graph, unit: Unit) -> int:
+def _list(graph: Graph, unit: HostUnit) -> int:
     return max(longest_list(graph.ops[i]) for i in unit.ops)
 
 

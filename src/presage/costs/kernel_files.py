@@ -18,9 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from presage.costs.cache import Cache
-from presage.costs.calibrated_kernels import CalibratedKernels
-from presage.costs.closed_form.parameters import RELATIVES
+from presage.costs.calibrated_kernels import Cache, CalibratedKernels
 from presage.costs.corrections import FP32_FILE as FLOAT32
 from presage.costs.corrections import Fp32GemmCorrection, ServingOverhead, TableCorrection
 from presage.costs.corrections import read_fp32_correction as read_single
@@ -31,6 +29,7 @@ from presage.files import write_whole
 from presage.files.arrays import read_npz
 from presage.files.reading import parse_json
 from presage.hardware import gpu
+from presage.hardware.architecture import architecture
 from presage.hardware.facts import shipped_files
 from presage.usercode import load_plugin
 
@@ -39,7 +38,6 @@ SHIPPED = Path(__file__).resolve().parent.parent / "data"
 FILE, TABLES = "kernels.npz", "tables.npz"
 KINDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # names of types of number in older files
 CALIBRATED = "h200"  # whose corrections a GPU without a pack gets
-VECTORS = ("Pascal", "Volta", "Turing", "Ampere", "Ada")  # whose float32 products are corrected by those of their like
 
 
 def save(models: CalibratedKernels, path: Path) -> None:
@@ -83,7 +81,7 @@ def save_tables(
 
 
 def _names() -> set[str]:
-    """Of GPUs that are known: a folder called so, which lies here by chance, is ./h200."""
+    """Names of known GPUs: a folder called so, which lies here by chance, is ./h200."""
     return {path.stem for path in shipped_files("gpus")}
 
 
@@ -101,17 +99,17 @@ def load(name: str | Path) -> CalibratedKernels:
     _, engines = _tables(tables) if tables.exists() else ({}, {})
     if path.exists():
         return replace(_loaded(path), engines=engines)
-    key = chip.key if tables.exists() else RELATIVES.get(chip.architecture, "")
+    key = chip.key if tables.exists() else architecture(chip.architecture).closed_form
     near = SHIPPED / key / TABLES
     own = _tables(near)[0] if key and near.exists() else {}
     of = gpu(key).name if own and key != chip.key else ""
-    single = _single() if chip.architecture in VECTORS else None
+    single = _single() if architecture(chip.architecture).fp32_corrected else None
     return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip, own=own, own_of=of, engines=engines, single=single)
 
 
 @lru_cache(2)
 def _fitted(pack: Path) -> CalibratedKernels:
-    """Of a pack that has none yet: kept beside it where its folder can be written to."""
+    """Models fitted from a pack, kept beside it where its folder can be written to."""
     fit_pack = load_plugin("presage.fitters", "kernels", "presage_fit.kernel_models:fit_pack", f"fitting {pack}")
     models: CalibratedKernels = fit_pack(pack)
     with suppress(PresageError):

@@ -30,8 +30,6 @@ from typing import Any, Literal, TypeAlias
 from presage.errors import PresageError
 from presage.hardware.gpu import Gpu
 
-__all__ = ["Contention", "Kind", "Law", "channels", "contention", "kind_of", "law", "slowdowns", "start_wait", "waves"]
-
 Kind: TypeAlias = Literal["products", "attention", "streams", "scattered"]
 KNEE = 8  # how sharply a channel's pace bends at its limit
 MOST_DRAWN = 0.9  # of the bandwidth, whatever a collective asks for
@@ -55,7 +53,7 @@ class Contention:
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class OverlapLaw:
     """The fitted constants."""
 
     tail: float  # waves
@@ -107,7 +105,9 @@ def contention(
     return slowdowns(law(), found, gpu.sms, channels, drawn, held, waves)
 
 
-def slowdowns(law: Law, kind: Kind, sms: int, channels: int, drawn: float, held: float, waves: float) -> Contention:
+def slowdowns(
+    law: OverlapLaw, kind: Kind, sms: int, channels: int, drawn: float, held: float, waves: float
+) -> Contention:
     """`drawn` and `held`: shares of the bandwidth that streaming kernels reach, of the collective and of the kernel."""
     if channels <= 0:
         return Contention(1.0, 1.0)
@@ -124,7 +124,7 @@ def _slower(pace: float, delayed: float) -> float:
     return float(((1 + x * delayed**KNEE) / (1 + x)) ** (1 / KNEE))
 
 
-def _lost(law: Law, kind: Kind, taken: float, channels: int, held: float, waves: float) -> float:
+def _lost(law: OverlapLaw, kind: Kind, taken: float, channels: int, held: float, waves: float) -> float:
     """What missing multiprocessors add. `taken`: over those that are left."""
     if kind == "products":
         return min(law.most, math.hypot(law.tail * channels / (channels + 1) / waves, taken))
@@ -135,7 +135,7 @@ def _lost(law: Law, kind: Kind, taken: float, channels: int, held: float, waves:
     return law.streams * taken * min(1.0, (1 - held) / (1 - law.full))
 
 
-def _pressed(law: Law, kind: Kind, held: float) -> float:
+def _pressed(law: OverlapLaw, kind: Kind, held: float) -> float:
     """What the collective's share of the bandwidth adds, per unit of it over what is left."""
     if kind == "scattered":
         return law.scattered_press
@@ -149,9 +149,9 @@ def _file() -> dict[str, Any]:
 
 
 @cache
-def law() -> Law:
+def law() -> OverlapLaw:
     """As fitted on an H200; other GPUs by their multiprocessors and bandwidth."""
-    return Law(**_file()["law"])
+    return OverlapLaw(**_file()["law"])
 
 
 def start_wait(running: float, kind: Kind, high_priority: bool = False) -> float:

@@ -13,11 +13,10 @@ reach some 55 TFLOP/s at its 450 W (general knowledge), but was looked for after
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from presage.hardware.gpu import Gpu
 from functools import lru_cache
+
+from presage.hardware.architecture import architecture
+from presage.hardware.gpu import Gpu
 
 REACHED_FLOPS = 0.8  # of the peak, by large products
 REFERENCE_SMS = 132  # of the GPU whose waves features speak of, whichever the law is for
@@ -56,35 +55,31 @@ FEW_LANES, REACHED_BY_FEW, REACHED_BY_MANY = 96, 0.95, 0.8
 BASE_SHARE, LEAST_BASE = 0.285, 32.0  # of the limit; watts
 PICO, BYTE = 1e-12, 88.0  # BYTE: pJ, on our H200
 REACHED_BANDWIDTH = 0.88  # of the peak, by streaming kernels
-ENERGY = {"Pascal": 19.0, "Volta": 15.0, "Turing": 15.0, "Ampere": 11.6, "Ada": 6.5}  # pJ a FLOP at the full clock
-ENERGY_ELSE = 8.75
 LEAST_VOLTAGE = 0.7  # of the full one, as the clock goes to nothing
-MATRIX = {
-    "CDNA 2": 1.6
-}  # times what vector units reach: NeuSight's products on an MI210, for it has no train tables of AMD's
 
 
 @lru_cache(64)
 def reached_fp32(gpu: Gpu) -> float:
-    """Of the float32 peak, by large products."""
+    """The share of the float32 peak that large GEMMs reach."""
     return at_full_clock(gpu) * _clock(gpu, at_full_clock(gpu))
 
 
 def at_full_clock(gpu: Gpu) -> float:
-    return MATRIX.get(gpu.architecture, 1.0) * _by_lanes(gpu)
+    return architecture(gpu.architecture).fp32_matrix * _by_lanes(gpu)
 
 
 def _by_lanes(gpu: Gpu) -> float:
     lanes = gpu.peak["fp32"] / (2.0 * gpu.sms * gpu.boost_clock)
-    return REACHED_BY_FEW if lanes < FEW_LANES and "CDNA" not in gpu.architecture else REACHED_BY_MANY
+    return REACHED_BY_FEW if lanes < FEW_LANES and architecture(gpu.architecture).fp32_pJ else REACHED_BY_MANY
 
 
 def _clock(gpu: Gpu, share: float, more: float = 0.0) -> float:
-    """Of the full clock, what the power limit leaves, and `more` watts that others do not use."""
-    if "CDNA" in gpu.architecture:
-        return 1.0  # nothing known of their energies
+    """The share of the full clock that the power limit leaves, with `more` watts that others do not use."""
+    energy = architecture(gpu.architecture).fp32_pJ
+    if not energy:
+        return 1.0  # nothing is known of it
     spare = gpu.power_limit - max(BASE_SHARE * gpu.power_limit, LEAST_BASE) + more
-    full = ENERGY.get(gpu.architecture, ENERGY_ELSE) * PICO * share * gpu.peak["fp32"]
+    full = energy * PICO * share * gpu.peak["fp32"]
     low, high = 0.0, 1.0
     if full <= spare:
         return 1.0
@@ -98,7 +93,7 @@ def _clock(gpu: Gpu, share: float, more: float = 0.0) -> float:
 def eased(gpu: Gpu, products: float, others: float) -> float:
     """How long products take of what they would alone, `products` seconds, among `others` seconds of kernels that move
     memory and leave power over: the limit holds on average."""
-    if "CDNA" in gpu.architecture or products <= 0.0:
+    if not architecture(gpu.architecture).fp32_pJ or products <= 0.0:
         return 1.0
     share = _by_lanes(gpu)
     alone = _clock(gpu, share)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.collectives import Collectives, Group
+from presage.costs.collectives import Collectives, RankGroup
 from presage.embeddings import EmbeddingModel, Table, embedding_model
 from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, ShardingProblem
 
@@ -169,7 +169,7 @@ class ShardCosts:
         self.problem = problem
         self.model = model or embedding_model(problem.platform.gpu)
         self.collectives = Collectives.of(problem.platform)
-        self.group = Group.of(problem.platform, problem.ranks)
+        self.group = RankGroup.of(problem.platform, problem.ranks)
         self._parts: dict[tuple[int, int], Shard] = {}
         self._everywhere: dict[tuple[int, str], Shard] = {}
         for i, terms in enumerate(self._terms(problem.tables, problem.batch)):
@@ -244,7 +244,7 @@ class ShardCosts:
         near = self.group.per_domain
         if near in (1, self.group.ranks):
             return seconds
-        within = self.collectives.seconds("all_to_all", most * near / self.group.ranks, Group(near, near))
+        within = self.collectives.seconds("all_to_all", most * near / self.group.ranks, RankGroup(near, near))
         return np.maximum(seconds, within)
 
     def input(self, most: Any) -> Any:

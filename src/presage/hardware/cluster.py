@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import cache
 
 from presage.errors import PresageError
+from presage.hardware.architecture import architecture
 from presage.hardware.gpu import Gpu
 from presage.hardware.names import gpu_by_name
 from presage.hardware.platform import NetworkLink, Platform, platforms
 
 US, GBIT = 1e-6, 1e9 / 8
-NVLINK = {"Volta": "nvlink2", "Ampere": "nvlink3", "Hopper": "nvlink4", "Blackwell": "nvlink5"}
 REDUCES = ("nvlink4", "nvlink5")  # whose switches can
 BRIDGED = ("a100_pcie_40gb", "a100_pcie_80gb", "a40", "h100_nvl", "h100_pcie")  # their NVLinks join two cards only
 RACK = {"gb200": 72, "gb300": 72}
@@ -110,7 +110,7 @@ def _kind(chip: Gpu, per_node: int) -> str:
     """The kind of link within a node."""
     if chip.link is None or chip.key in BRIDGED or (chip.key == "h200_nvl" and per_node > 4):
         return "pcie"
-    return "xgmi" if "CDNA" in chip.architecture else NVLINK.get(chip.architecture.split()[0], "nvlink5")
+    return architecture(chip.architecture).link
 
 
 def _near(chip: Gpu, per_node: int, domain: int) -> tuple[NetworkLink, ...]:

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.collectives import Group, volume
+from presage.costs.collectives import RankGroup, volume
 from presage.costs.kernel_model import OpTime
 from presage.costs.overlap import Contention, channels, contention, kind_of, waves
 from presage.engine.timeline import union
@@ -50,7 +50,7 @@ class _Traffic:
 
 
 def overlap_slowdown(
-    graph: Graph, times: Sequence[OpTime], platform: Platform, groups: dict[str, Group]
+    graph: Graph, times: Sequence[OpTime], platform: Platform, groups: dict[str, RankGroup]
 ) -> OverlapSlowdown:
     """Slow-downs of a step's ops next to its collectives."""
     found = _traffic(graph, times, platform, groups)
@@ -82,7 +82,9 @@ def _contention(graph: Graph, place: int, time: OpTime, platform: Platform, foun
     )
 
 
-def _traffic(graph: Graph, times: Sequence[OpTime], platform: Platform, groups: dict[str, Group]) -> _Traffic | None:
+def _traffic(
+    graph: Graph, times: Sequence[OpTime], platform: Platform, groups: dict[str, RankGroup]
+) -> _Traffic | None:
     """Of all collectives together, weighted by how long they take."""
     seconds = moved = used = through = 0.0
     for op, time in zip(graph.ops, times, strict=True):
@@ -99,7 +101,7 @@ def _traffic(graph: Graph, times: Sequence[OpTime], platform: Platform, groups: 
     return _Traffic(moved / seconds, max(1, round(used / seconds)), through / seconds)
 
 
-def _way(kind: str, platform: Platform, group: Group) -> Way:
+def _way(kind: str, platform: Platform, group: RankGroup) -> Way:
     """How NCCL does a large one."""
     if kind in ("all_to_all", "send_recv"):
         return "pairs"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.collectives import Collectives, Group
+from presage.costs.collectives import Collectives, RankGroup
 from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, LaneKind, Timeline
 from presage.engine.timeline import intersect, length, union
@@ -112,13 +112,13 @@ class RankResults:
         }
 
 
-def groups_of(layout: RankLayout, platform: Platform) -> dict[str, Group]:
+def groups_of(layout: RankLayout, platform: Platform) -> dict[str, RankGroup]:
     """The communicators of each dimension, as collectives are timed by."""
-    return {name: Group(size, layout.per_domain(name, platform.domain)) for name, size in layout.sizes if size > 1}
+    return {name: RankGroup(size, layout.per_domain(name, platform.domain)) for name, size in layout.sizes if size > 1}
 
 
 def collective_times(
-    graph: Graph, times: Sequence[OpTime], platform: Platform, groups: Mapping[str, Group]
+    graph: Graph, times: Sequence[OpTime], platform: Platform, groups: Mapping[str, RankGroup]
 ) -> list[OpTime]:
     """The same times, with those of collectives from the platform's links."""
     model, out = Collectives.of(platform), []
@@ -131,7 +131,7 @@ def collective_times(
     return out
 
 
-def collective_stats(graph: Graph, platform: Platform, groups: Mapping[str, Group]) -> tuple[CollectiveStats, ...]:
+def collective_stats(graph: Graph, platform: Platform, groups: Mapping[str, RankGroup]) -> tuple[CollectiveStats, ...]:
     """A step's collectives, those alike together, the most bytes first."""
     model = Collectives.of(platform)
     found: dict[tuple[str, str, int], int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from presage.costs.collectives.table import Bus
+from presage.costs.collectives.model import Bus
 from presage.hardware.facts import Figures, FigureSource
 from presage.hardware.gpu import Gpu
 from presage.hardware.platform import Platform

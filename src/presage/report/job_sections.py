@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from presage.engine import Lane, Timeline
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
-    from presage.prediction.jobs.job_roofline import Ran
+    from presage.prediction.jobs.job_roofline import JobRooflinePoint
 
 MARKED = (0.5, 0.95, 0.99)  # quantiles
 PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
@@ -36,7 +36,7 @@ class JobDetail:
     """What only a page shows: the pipeline's timeline (None: too long), roofline points, and the step perturbed."""
 
     timeline: Timeline | None
-    roofline: tuple[Ran, ...]
+    roofline: tuple[JobRooflinePoint, ...]
     perturbed: tuple[WorkClassSensitivity, ...]
 
 
@@ -151,12 +151,12 @@ def roofline_section(p: JobResult, detail: JobDetail) -> Section | None:
     return Section("Roofline", (_roofline_table(points),), chart, text, where="page")
 
 
-def _worked(r: Ran) -> RooflinePoint:
+def _worked(r: JobRooflinePoint) -> RooflinePoint:
     kind, launches = part_name(r.kind), max(1, round(r.launches))
     return RooflinePoint(r.block, f"({kind})", r.phase, kind, launches, r.seconds, r.flops, r.moved, r.least, r.peak)
 
 
-def _roofline_table(points: tuple[Ran, ...]) -> DataTable:
+def _roofline_table(points: tuple[JobRooflinePoint, ...]) -> DataTable:
     columns = ("part", "work", "phase", "launches", "time", "FLOPs", "bytes", "TFLOP/s", "TB/s", "of the limit")
     rows = [
         (

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from presage.costs.closed_form.attention_law import AttentionShape
-from presage.costs.closed_form.gemm_law import GemmShape
+from presage.costs.closed_form.laws import AttentionShape, GemmShape
 from presage.costs.kernel_model import Source
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Tensor, argument, flag, tensor

@@ -1,4 +1,4 @@
-"""Fitted parameters of chips as files of plain numbers, one a GPU that was measured; others get a relative's."""
+"""Fitted parameters of the closed-form laws, one file of plain numbers a measured GPU; others get a relative's."""
 
 from __future__ import annotations
 
@@ -8,24 +8,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from presage.costs.closed_form.attention_law import AttentionParameters
-from presage.costs.closed_form.gemm_law import GemmParameters
+from presage.costs.closed_form.laws import AttentionParameters, GemmParameters
 from presage.errors import InputError
+from presage.hardware.architecture import architecture
 from presage.hardware.gpu import Gpu, gpu
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "chips"
 US, PICO = 1e-6, 1e-12
-# Whose parameters a GPU of an architecture gets where it has none of its own.
-RELATIVES = {
-    "Hopper": "h100_sxm", "Ampere": "a100_80gb", "Ada": "l40s", "Blackwell": "b200", "Volta": "v100_pcie_32gb",
-    "Turing": "t4", "Pascal": "p100_pcie", "CDNA 2": "mi210", "CDNA 3": "mi300x", "CDNA 4": "mi300x",
-}  # fmt: skip
-DEFAULT = "h100_sxm"
+DEFAULT = "h100_sxm"  # of an architecture that is not known
 
 
 @dataclass(frozen=True)
 class ClosedFormParameters:
-    """Of one GPU. Shares are of its data sheet's figures."""
+    """Fitted parameters of one GPU. Shares are of its data sheet's figures."""
 
     key: str
     clock: float  # Hz, of the GPU they were fitted on
@@ -39,15 +34,15 @@ class ClosedFormParameters:
 
 
 def relative(gpu: Gpu) -> str:
-    """The GPU whose parameters it gets."""
+    """The GPU whose parameters a GPU gets: its own, or one of its architecture."""
     if (FOLDER / f"{gpu.key}.json").is_file():
         return gpu.key
-    return RELATIVES.get(gpu.architecture, DEFAULT)
+    return architecture(gpu.architecture).closed_form or DEFAULT
 
 
 @cache
 def parameters(key: str) -> ClosedFormParameters:
-    """Of a GPU that has a file of its own."""
+    """The parameters of a GPU that has a file of its own."""
     return read(FOLDER / f"{key}.json")
 
 

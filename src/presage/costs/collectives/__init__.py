@@ -1,6 +1,6 @@
 """What collectives take: a law from link facts, corrected where tables were measured."""
 
-from presage.costs.collectives.group import OPS, Group, volume
+from presage.costs.collectives.group import OPS, RankGroup, volume
 from presage.costs.collectives.model import Collectives
 
-__all__ = ["OPS", "Collectives", "Group", "volume"]
+__all__ = ["OPS", "Collectives", "RankGroup", "volume"]

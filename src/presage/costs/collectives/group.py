@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from presage.errors import PresageError
 from presage.hardware import Platform
 
-__all__ = ["OPS", "Group", "volume"]
-
+Array = npt.NDArray[np.float64]
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """So many ranks, so many of them in each innermost domain (a node, an NVLink domain)."""
 
     ranks: int
@@ -25,7 +27,7 @@ class Group:
             raise PresageError(f"no group of {self.ranks} ranks can have {self.per_domain} in each domain")
 
     @classmethod
-    def of(cls, platform: Platform, ranks: int) -> Group:
+    def of(cls, platform: Platform, ranks: int) -> RankGroup:
         """Neighbours, packed into as few domains as can be."""
         return cls(ranks, min(ranks, platform.domain))
 
@@ -42,3 +44,35 @@ def volume(op: str, ranks: int) -> float:
     if op in ("all_gather", "reduce_scatter", "all_to_all"):
         return (ranks - 1) / ranks
     return 1.0
+
+
+# ---- uneven all-to-alls: the even one that takes as long
+
+
+def even_bytes(sent: Array, group: RankGroup) -> list[tuple[float, RankGroup]]:
+    """Even all-to-alls, bytes a rank and group, that each do what the busiest rank does here: the longest counts.
+
+    Of totals (sent, received): one, of the most that any rank sends or receives. Of a matrix, with ranks of a domain
+    side by side: one among the domains, and one within each.
+    """
+    n, near = group.ranks, group.per_domain
+    if sent.shape not in ((n, n), (2, n)):
+        raise PresageError(f"an uneven all-to-all of {n} ranks takes {n} x {n} or 2 x {n} bytes, not {sent.shape}")
+    if not np.isfinite(sent).all() or (sent < 0).any():
+        raise PresageError("an uneven all-to-all takes bytes, none negative")
+    if n == 1:
+        return [(0.0, group)]
+    if sent.shape == (2, n) and n != 2:
+        return [(float(sent.max()) * n / (n - 1), group)]
+    domain = np.arange(n) // near
+    inside = domain[:, None] == domain
+    close = _busiest(sent, inside & ~np.eye(n, dtype=bool))
+    within = RankGroup(near, near)
+    found = [(close * near / (near - 1), within)] if near > 1 else []
+    return [*found, (_busiest(sent, ~inside) * n / (n - near), group)] if n > near else found
+
+
+def _busiest(sent: Array, pairs: npt.NDArray[np.bool_]) -> float:
+    """The most that one rank sends or receives among these pairs."""
+    some = np.where(pairs, sent, 0.0)
+    return float(max(some.sum(axis=0).max(), some.sum(axis=1).max()))

@@ -11,18 +11,16 @@ tables (`fit`), for each generation of links (a fabric) and for any.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.collectives.group import Group
-from presage.costs.collectives.paths import Path, paths, reach, width
-from presage.costs.collectives.tuner import Line, crossings, estimate
+from presage.costs.collectives.group import RankGroup
 from presage.hardware import NetworkLink, Platform
-
-__all__ = ["ANY", "PROTOCOLS", "Coefficients", "Laws", "Way", "floor", "knots", "law", "terms", "ways"]
 
 Array = npt.NDArray[np.float64]
 US = 1e-6
@@ -74,7 +72,7 @@ class Way:
         return self.latency + self.per_byte * nbytes + self.per_root * np.sqrt(nbytes)
 
 
-def ways(op: str, group: Group, platform: Platform, laws: Laws) -> list[Way]:
+def ways(op: str, group: RankGroup, platform: Platform, laws: Laws) -> list[Way]:
     """Every protocol of every path. The tuner is asked only where all ranks share a domain."""
     links, sizes = platform.links, reach(platform.links, group)
     inner = links[0]
@@ -95,7 +93,9 @@ def _way(name: str, x: tuple[float, ...], c: Coefficients, thought: Line | None)
     return Way(name, latency, max(c.wire * wire, far_wire) + c.own * own, max(c.ramp * root, far_root), thought)
 
 
-def terms(path: Path, protocol: str, links: Sequence[NetworkLink], sizes: Sequence[int], op: str) -> tuple[float, ...]:
+def terms(
+    path: CollectivePath, protocol: str, links: Sequence[NetworkLink], sizes: Sequence[int], op: str
+) -> tuple[float, ...]:
     """What coefficients multiply: seconds of hops (near, far), seconds a byte (near, far, kept), roots (near, far)."""
     near = far = wire = far_wire = root = far_root = 0.0
     hop = RING_HOP if path.algorithm == "ring" and sizes[0] > 1 and op != "all_reduce" else NETWORK_HOP
@@ -131,8 +131,197 @@ def knots(found: Sequence[Way], grid: Array) -> Array:
     return np.asarray(both[np.append(True, both[1:] != both[:-1])])
 
 
-def floor(op: str, group: Group, platform: Platform) -> float:
+def floor(op: str, group: RankGroup, platform: Platform) -> float:
     """Seconds a byte that no way can go below: the slowest tier at its full bandwidth."""
     sizes = reach(platform.links, group)
     rates = [k.bandwidth * width(k, n, op) for k, n in zip(platform.links, sizes, strict=True)]
     return min(max(s / r for s, r in zip(p.share, rates, strict=True)) for p in paths(op, group, platform.links))
+
+
+# ---- paths of a collective: hops and bytes on every tier of the network
+#
+# Tiers are the platform's links, the innermost first. A ring goes round all ranks, domain by domain; trees and switches
+# work within a domain, then across. What crosses domains goes over the network cards of all ranks at once (rails).
+
+CUBE = {2: 1 / 3, 3: 2 / 3, 4: 2 / 3}  # of the six NVLinks of a DGX-1's GPU, those to so many neighbours
+CUBE_ROUTED = 0.45  # of it for an all-to-all, for many pairs have no link: 46 GB/s were seen on eight V100
+# Parallel aggregated trees (NCCL 2.23 and on), as NCCL's tuner counts them beside a ring's hops of 14 us: a fifth of a
+# hop for each rank, two sevenths for each level of the trees, and three quarters of the bandwidth.
+PAT_RANK, PAT_LEVEL, PAT_RATE = 0.2, 2 / 7, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivePath:
+    """One algorithm for one op in one group."""
+
+    algorithm: str  # ring, tree, pat, nvls, direct
+    hops: tuple[float, ...]  # one after another, on each tier
+    share: tuple[float, ...]  # bytes over a rank's link of each tier, per byte of the op
+    own: float  # bytes a rank keeps, or sends to one peer, per byte of the op
+
+
+def reach(links: Sequence[NetworkLink], group: RankGroup) -> list[int]:
+    """How many parts meet on each tier: ranks of a domain on the first, domains on the next, and so on."""
+    sizes = [group.per_domain]
+    inside = group.per_domain
+    for inner, outer in pairwise(links):
+        last = outer is links[-1]
+        parts = math.ceil(group.ranks / inside)
+        sizes.append(parts if last else min(parts, outer.ranks // inner.ranks))
+        inside *= sizes[-1]
+    return sizes
+
+
+def width(link: NetworkLink, ranks: int, op: str) -> float:
+    """Of a link's bandwidth, what so many ranks can use among themselves; two that send each other, what joins two."""
+    ranks = min(ranks, 2) if op == "send_recv" else ranks
+    if link.topology == "mesh":
+        return (min(ranks, link.ranks) - 1) / (link.ranks - 1) if ranks > 1 else 1.0
+    if link.topology == "cube":
+        return CUBE.get(ranks, 1.0) * (CUBE_ROUTED if op == "all_to_all" and ranks > 4 else 1.0)
+    return 1.0
+
+
+def paths(op: str, group: RankGroup, links: Sequence[NetworkLink]) -> list[CollectivePath]:
+    """All ways NCCL has to do an op."""
+    sizes = reach(links, group)
+    if op == "send_recv":
+        return [_pair(sizes)]
+    if op == "all_to_all":
+        return [_direct(sizes, group.ranks)]
+    found = [_ring(op, sizes, links)]
+    hosted = any(k.topology == "host" and n > 1 for k, n in zip(links, sizes, strict=True))
+    if op in ("all_reduce", "broadcast") and group.domains > 1 and not hosted:
+        found.append(_tree(op, sizes, links))
+    if op in ("all_gather", "reduce_scatter") and sizes[0] == 1 and len(links) == 2 and not hosted:
+        found.append(_aggregated(sizes))
+    if op == "all_reduce" and links[0].in_network and sizes[0] > 2:
+        found.append(_switch(op, sizes, links))
+    return found
+
+
+def _pair(sizes: Sequence[int]) -> CollectivePath:
+    """Two ranks, as far apart as the group is wide."""
+    far = max((k for k, n in enumerate(sizes) if n > 1), default=0)
+    at = tuple(float(k == far) for k in range(len(sizes)))
+    return CollectivePath("direct", at, at, 0.0)
+
+
+def _direct(sizes: Sequence[int], ranks: int) -> CollectivePath:
+    """Every rank to every other, all at once: a hop a peer is far too many, but peers are not free."""
+    hops, share, inside = [], [], 1
+    for n in sizes:
+        hops.append(float(inside * (n - 1)))
+        share.append(inside * (n - 1) / ranks)
+        inside *= n
+    return CollectivePath("direct", tuple(hops), tuple(share), 1 / ranks)
+
+
+def _turns(op: str) -> float:
+    """How often everything goes round."""
+    return 2.0 if op == "all_reduce" else 1.0
+
+
+def _ring(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> CollectivePath:
+    """Round all ranks, neighbours first. A node has a rail a rank, each with its part of the rings; a host has one."""
+    ranks = math.prod(sizes)
+    factor = 1.0 if op == "broadcast" else _turns(op) * (ranks - 1) / ranks
+    hops, share, inside = [], [], 1
+    for n, link in zip(sizes, links, strict=True):
+        hops.append(_turns(op) * (ranks // inside - ranks // (inside * n)))
+        rails = inside if link.topology == "fat-tree" else 1
+        share.append(factor / rails if n > 1 else 0.0)
+        inside *= n
+    return CollectivePath("ring", tuple(hops), tuple(share), 1 / sizes[0])
+
+
+def _tree(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> CollectivePath:
+    """A chain in each domain, and two trees over domains, each with half: every node is inner in one of them."""
+    near = sizes[0] - 1
+    hops, share = _branches(op, sizes, links)
+    return CollectivePath("tree", (_turns(op) * near, *hops), (_turns(op) * bool(near), *share), 1 / sizes[0])
+
+
+def _aggregated(sizes: Sequence[int]) -> CollectivePath:
+    """Trees that send what is for many ranks at once. NCCL has them for one rank a node."""
+    n = sizes[1]
+    hops = PAT_RANK * n + PAT_LEVEL * math.ceil(math.log2(n)) if n > 1 else 0.0
+    return CollectivePath("pat", (0.0, hops), (0.0, (n - 1) / n / PAT_RATE), 1.0)
+
+
+def _switch(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> CollectivePath:
+    """The switch of the domain reduces and sends to all; trees over domains."""
+    hops, share = _branches(op, sizes, links)
+    return CollectivePath("nvls", (2.0, *hops), (1.0, *share), 1 / sizes[0])
+
+
+def _branches(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> tuple[list[float], list[float]]:
+    """Hops and shares over domains: up and down the trees, or to a switch that reduces and back."""
+    hops, share, inside = [], [], sizes[0]
+    for n, link in zip(sizes[1:], links[1:], strict=True):
+        reduces = link.in_network and op == "all_reduce"
+        hops.append(_turns(op) * (1 if reduces else math.ceil(math.log2(n))) if n > 1 else 0.0)
+        share.append((1.0 if n == 2 or reduces else _turns(op)) / inside if n > 1 else 0.0)
+        inside *= n
+    return hops, share
+
+
+# ---- NCCL's own estimate of a protocol: it takes the one it estimates to be fastest, and is at times wrong
+#
+# Constants are those of NCCL's source, src/graph/tuning.cc: microseconds of start and of a hop, the rates of LL, the
+# shares of LL128 and NVLS. The rate of all rings together is the links times what NCCL counts for one, and NVLS's 5/6
+# and ranks - 1 of ranks are general knowledge of it, not looked up. Where the switch comes too early or too late the
+# measured curves jump, at the sizes these constants say.
+
+START = {"ll": 6.6, "ll128": 14.0, "simple": 8.4, "nvls": 25.0}
+HOP = {"ll": 0.6, "ll128": 1.9, "simple": 3.4, "nvls": 0.0}
+LL128_SHARE = 0.92
+LL_SHARE = 0.5
+NVLS_SHARE = 5 / 6
+SMALL = 16384.0  # bytes to one peer that still go by LL
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Thought time, in microseconds."""
+
+    latency: float
+    per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """GB/s that NCCL counts with on one generation of NVLink: a ring, LL at most, and the share of it NVLS reaches."""
+
+    ring: float
+    ll: float
+    nvls: float
+
+
+SPEEDS = {
+    "nvlink3": Speed(ring=235.0, ll=87.7, nvls=0.85),
+    "nvlink4": Speed(ring=370.0, ll=141.0, nvls=0.85),
+    "nvlink5": Speed(ring=740.0, ll=282.0, nvls=0.74),
+}
+
+
+def estimate(fabric: str, protocol: str, path: CollectivePath, ranks: int) -> Line | None:
+    """A protocol's time within one domain, as NCCL estimates it; None where its constants are not known here."""
+    if protocol == "direct_ll":
+        return Line(0.0, path.own or 1.0)
+    if protocol == "direct":
+        return Line(SMALL, 0.0)
+    speed = SPEEDS.get(fabric)
+    if speed is None:
+        return None
+    if protocol == "nvls":
+        return Line(START["nvls"], 1e-3 / (speed.nvls * speed.ring * NVLS_SHARE * (ranks - 1) / ranks))
+    rate = {"ll": min(speed.ll, speed.ring * LL_SHARE), "ll128": speed.ring * LL128_SHARE, "simple": speed.ring}
+    return Line(START[protocol] + HOP[protocol] * path.hops[0], 1e-3 * path.share[0] / rate[protocol])
+
+
+def crossings(lines: Sequence[Line]) -> list[float]:
+    """Sizes at which two lines meet."""
+    pairs = [(a, b) for a, b in combinations(lines, 2) if a.per_byte != b.per_byte]
+    at = ((b.latency - a.latency) / (a.per_byte - b.per_byte) for a, b in pairs)
+    return sorted({m for m in at if m > 0})

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import astuple, dataclass
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.collectives.curve import GRID, Curve
-from presage.costs.collectives.group import OPS, Group, volume
-from presage.costs.collectives.law import floor, knots, law, ways
-from presage.costs.collectives.store import CollectiveParameters, shipped_parameters
-from presage.costs.collectives.uneven import even_bytes
+from presage.costs.collectives.curve import GRID, Array, Correction, Corrections, TimeCurve
+from presage.costs.collectives.group import OPS, RankGroup, even_bytes, volume
+from presage.costs.collectives.law import Coefficients, Laws, floor, knots, law, ways
 from presage.errors import PresageError
+from presage.files import write_whole
 from presage.hardware import Platform
-
-__all__ = ["Collectives"]
-
-Array = npt.NDArray[np.float64]
 
 
 class Collectives:
@@ -26,7 +25,7 @@ class Collectives:
 
     def __init__(self, platform: Platform, fitted: CollectiveParameters) -> None:
         self.platform, self.fitted = platform, fitted
-        self._curves: dict[tuple[str, Group], Curve] = {}
+        self._curves: dict[tuple[str, RankGroup], TimeCurve] = {}
 
     @classmethod
     def of(cls, platform: Platform) -> Collectives:
@@ -34,10 +33,10 @@ class Collectives:
         return _of(platform)
 
     @overload
-    def seconds(self, op: str, nbytes: float, group: Group) -> float: ...
+    def seconds(self, op: str, nbytes: float, group: RankGroup) -> float: ...
     @overload
-    def seconds(self, op: str, nbytes: npt.NDArray[Any], group: Group) -> Array: ...
-    def seconds(self, op: str, nbytes: Any, group: Group) -> Any:
+    def seconds(self, op: str, nbytes: npt.NDArray[Any], group: RankGroup) -> Array: ...
+    def seconds(self, op: str, nbytes: Any, group: RankGroup) -> Any:
         """Seconds of an op. One rank costs nothing, and so do no bytes."""
         if group.ranks == 1:
             return 0.0 * nbytes
@@ -46,7 +45,7 @@ class Collectives:
             return np.where(nbytes > 0, curve.many(nbytes), 0.0)
         return curve.at(nbytes) if nbytes > 0 else 0.0
 
-    def curve(self, op: str, group: Group) -> Curve:
+    def curve(self, op: str, group: RankGroup) -> TimeCurve:
         """The curve of an op in a group, made once."""
         if op not in OPS:
             raise PresageError(f"unknown collective {op!r}: choose from {', '.join(OPS)}")
@@ -55,28 +54,28 @@ class Collectives:
             self._curves[op, group] = self._make(op, group)
         return self._curves[op, group]
 
-    def _check(self, group: Group) -> None:
+    def _check(self, group: RankGroup) -> None:
         here = self.platform
         if group.per_domain > here.domain:
             raise PresageError(f"{here.key} has {here.domain} GPUs in a domain, not {group.per_domain}")
         if group.domains * here.domain > here.links[-1].ranks:
             raise PresageError(f"{here.key} has {here.links[-1].ranks // here.domain} domains, not {group.domains}")
 
-    def _make(self, op: str, group: Group) -> Curve:
+    def _make(self, op: str, group: RankGroup) -> TimeCurve:
         here, found = self.platform, ways(op, group, self.platform, self.fitted.laws)
         nbytes = knots(found, GRID)
         more = self.fitted.corrections.of(here.key, here.fabrics, op, group, nbytes)
         seconds = law(found, nbytes) * np.exp(more)
         if op != "send_recv" and group.domains > 1 < group.per_domain:  # others to talk to make no domain quicker
-            within = Group(group.per_domain, group.per_domain)
+            within = RankGroup(group.per_domain, group.per_domain)
             seconds = np.maximum(seconds, self.curve(op, within).many(nbytes))
-        return Curve.through(nbytes, seconds).at_least(floor(op, group, here))
+        return TimeCurve.through(nbytes, seconds).at_least(floor(op, group, here))
 
-    def busbw(self, op: str, nbytes: Any, group: Group) -> Any:
+    def busbw(self, op: str, nbytes: Any, group: RankGroup) -> Any:
         """Bus bandwidth in bytes/s, by the convention of nccl-tests."""
         return volume(op, group.ranks) * nbytes / self.seconds(op, nbytes, group)
 
-    def all_to_all_v(self, sent: Any, group: Group) -> float:
+    def all_to_all_v(self, sent: Any, group: RankGroup) -> float:
         """An uneven all-to-all: `sent` is bytes from rank to rank (n x n), or a pair of totals (sent, received).
 
         It takes as long as an even one that gives every rank what the busiest has to send or receive.
@@ -84,11 +83,11 @@ class Collectives:
         alike = even_bytes(np.asarray(sent, np.float64), group)
         return max(float(self.seconds("all_to_all", m, g)) for m, g in alike)
 
-    def measured(self, op: str, group: Group) -> bool:
+    def measured(self, op: str, group: RankGroup) -> bool:
         """Whether this curve was fitted from measured tables of this platform, not composed from link facts."""
         return (self.platform.key, op, group) in self.fitted.corrections.curves
 
-    def origin(self, op: str, group: Group) -> str:
+    def origin(self, op: str, group: RankGroup) -> str:
         """Where a curve is from: measured on this platform, near to what was (other group sizes), or composed."""
         if self.measured(op, group):
             return "measured"
@@ -98,3 +97,82 @@ class Collectives:
 @cache
 def _of(platform: Platform) -> Collectives:
     return Collectives(platform, shipped_parameters())
+
+
+# ---- fitted parameters as a file
+
+SHIPPED = Path(str(files("presage").joinpath("data/collectives/nccl.json")))
+
+
+@dataclass(frozen=True)
+class CollectiveParameters:
+    """Fitted parameters: laws by fabric, corrections by curve."""
+
+    laws: Laws
+    corrections: Corrections
+
+
+def save_parameters(fitted: CollectiveParameters, path: Path) -> None:
+    """Write it, a line a protocol and a line a curve."""
+    laws = {f: {p: [round(v, 5) for v in astuple(c)] for p, c in law.items()} for f, law in fitted.laws.items()}
+    curves = [
+        {
+            "platform": platform,
+            "op": op,
+            "ranks": group.ranks,
+            "per_domain": group.per_domain,
+            "first": c.first,
+            "values": [round(v, 4) for v in c.values],
+        }
+        for (platform, op, group), c in fitted.corrections.curves.items()
+    ]
+    text = json.dumps({"laws": laws, "fabrics": fitted.corrections.fabrics, "curves": curves}, indent=1)
+    write_whole(path, text.encode())
+
+
+def load_parameters(path: Path) -> CollectiveParameters:
+    """Read what `save` wrote."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    laws = {f: {p: Coefficients(*c) for p, c in law.items()} for f, law in found["laws"].items()}
+    curves = {
+        (c["platform"], c["op"], RankGroup(c["ranks"], c["per_domain"])): Correction(c["first"], tuple(c["values"]))
+        for c in found["curves"]
+    }
+    return CollectiveParameters(laws, Corrections(curves, found["fabrics"]))
+
+
+@cache
+def shipped_parameters() -> CollectiveParameters:
+    """What comes with presage."""
+    return load_parameters(SHIPPED)
+
+
+# ---- bus bandwidths of a platform
+
+SIZES = tuple(2.0**k for k in (10, 16, 20, 24, 28, 32))
+SHOWN = ("all_reduce", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """One op in one group over sizes."""
+
+    op: str
+    group: RankGroup
+    origin: str
+    nbytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    busbw: tuple[float, ...]  # bytes/s, as nccl-tests counts it
+
+
+def bus_table(platform: Platform) -> list[Bus]:
+    """Within a domain, and across as many as make two and sixteen of them."""
+    sizes = dict.fromkeys([platform.domain, *(n * platform.domain for n in (2, 16))])
+    reached = [n for n in sizes if n <= platform.links[-1].ranks]
+    return [_bus(Collectives.of(platform), op, RankGroup.of(platform, n)) for op in SHOWN for n in reached]
+
+
+def _bus(model: Collectives, op: str, group: RankGroup) -> Bus:
+    nbytes = np.array(SIZES)
+    seconds, bus = model.seconds(op, nbytes, group), model.busbw(op, nbytes, group)
+    return Bus(op, group, model.origin(op, group), SIZES, tuple(seconds.tolist()), tuple(bus.tolist()))

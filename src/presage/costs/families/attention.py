@@ -20,8 +20,6 @@ from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, alignment, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
-__all__ = ["FAMILY"]
-
 OPS = tuple(
     f"aten::_{kind}_attention_{way}" for kind in ("cudnn", "flash", "efficient") for way in ("forward", "backward")
 )
@@ -37,7 +35,7 @@ PLACES = {
 }
 
 
-class Kernel(NamedTuple):
+class AttentionKernel(NamedTuple):
     """Rows of a thread block, rows of the tiles it walks over, blocks an SM holds, widths that heads are padded to."""
 
     own: int
@@ -47,7 +45,7 @@ class Kernel(NamedTuple):
     weights: tuple[float, ...]
 
 
-class Attention(NamedTuple):
+class AttentionCall(NamedTuple):
     b: int
     h: int
     s: int
@@ -61,7 +59,7 @@ class Attention(NamedTuple):
     interleaved: bool
 
 
-def attention(call: Call) -> Attention:
+def attention(call: Call) -> AttentionCall:
     backward = call.name.endswith("backward")
     q, k, v = call.tensors[1:4] if backward else call.tensors[:3]
     swapped = "cudnn" not in call.name  # flash and efficient kernels have [batch, sequence, heads, width]
@@ -69,42 +67,42 @@ def attention(call: Call) -> Attention:
     t = k.sizes[1] if swapped else k.sizes[2]
     dropout, causal, bias = PLACES[call.name]
     rows = q.strides[1 if swapped else 2] if len(q.strides) == 4 else d
-    return Attention(
+    return AttentionCall(
         b, h, s, t, d, v.sizes[-1], call.number(causal) > 0, call.number(dropout) > 0,
         bias is not None and call.shape(bias) is not None, backward, rows != d,
     )  # fmt: skip
 
 
 # Weights of the parts below, by least squares of ln(time) over the draws that are not held out.
-KERNELS: dict[str, Kernel] = {
-    "aten::_cudnn_attention_forward": Kernel(
+KERNELS: dict[str, AttentionKernel] = {
+    "aten::_cudnn_attention_forward": AttentionKernel(
         128, 128, 1, (64, 128), (2.45, 0.636, 0.972, 0.477, 0.135, 0.0, 0.161, 3.06, 1.51, 0.244, 0.365, 0.273, 0.0)
     ),
-    "aten::_cudnn_attention_backward": Kernel(
+    "aten::_cudnn_attention_backward": AttentionKernel(
         128, 64, 1, (64, 128), (4.64, 1.14, 2.04, 1.2, 0.899, 0.0, 0.138, 2.21, 3.64, 5.01, 1.4, 0.428, 0.0)
     ),
-    "aten::_flash_attention_forward": Kernel(
+    "aten::_flash_attention_forward": AttentionKernel(
         128, 128, 2, (32, 64, 96, 128), (0.0, 1.57, 3.53, 1.51, 0.0, 0.0, 0.0, 0.462, 0.0, 1.33, 0.834, 0.0, 0.0)
     ),
-    "aten::_flash_attention_backward": Kernel(
+    "aten::_flash_attention_backward": AttentionKernel(
         128, 64, 1, (32, 64, 96, 128), (3.34, 4.53, 1.8, 5.19, 0.0, 0.0, 0.0, 0.738, 0.0, 3.92, 0.0, 0.0, 0.294)
     ),
-    "aten::_efficient_attention_forward": Kernel(
+    "aten::_efficient_attention_forward": AttentionKernel(
         64, 128, 1, (64, 128), (0.141, 0.0, 2.54, 0.0, 3.14, 8.98, 0.0, 5.9, 2.76, 0.398, 0.128, 0.0, 0.0)
     ),
-    "aten::_efficient_attention_forward fp32": Kernel(
+    "aten::_efficient_attention_forward fp32": AttentionKernel(
         64, 64, 1, (64, 128), (1.49, 0.0, 0.886, 0.073, 0.466, 0.818, 0.0, 0.563, 0.272, 0.0742, 2.09, 0.721, 0.0)
     ),
-    "aten::_efficient_attention_backward": Kernel(
+    "aten::_efficient_attention_backward": AttentionKernel(
         64, 64, 1, (64, 128), (0.659, 0.0, 3.51, 15.9, 0.0, 15.2, 3.6, 19.0, 0.0, 0.0, 1.29, 0.0, 1.93)
     ),
-    "aten::_efficient_attention_backward fp32": Kernel(
+    "aten::_efficient_attention_backward fp32": AttentionKernel(
         64, 64, 1, (64, 128), (1.23, 0.0, 0.117, 1.59, 1.66, 2.01, 0.0, 0.786, 0.277, 0.0, 4.31, 0.755, 0.0892)
     ),
 }
 
 
-def kernel(call: Call) -> Kernel:
+def kernel(call: Call) -> AttentionKernel:
     wide = call.tensors[0].dtype == "float32" and "efficient" in call.name
     return KERNELS[call.name + (" fp32" if wide else "")]
 
@@ -119,7 +117,7 @@ def tiles(own: int, other: int, own_rows: int, other_rows: int, causal: bool) ->
     return blocks, sum(walks), max(walks)
 
 
-def parts(call: Call, rates: Rates, kind: Kernel) -> list[float]:
+def parts(call: Call, rates: Rates, kind: AttentionKernel) -> list[float]:
     """Seconds of what the time is made of, before their weights."""
     a, q = attention(call), call.tensors[0]
     own, other = (a.t, a.s) if a.backward else (a.s, a.t)

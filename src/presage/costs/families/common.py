@@ -10,8 +10,6 @@ from typing import NamedTuple
 from presage.costs.call import Call, Shape
 from presage.costs.rates import Rates
 
-__all__ = ["KernelFamily", "Law", "alignment", "codes", "flat", "ln", "moved_law", "plain_features", "shape_features"]
-
 
 class Law(NamedTuple):
     """The physical estimate of a call."""

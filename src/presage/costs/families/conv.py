@@ -40,7 +40,7 @@ CONVERTING = 0.62  # of the bandwidth, by kernels that change the layout
 LAUNCHED = 3e-6
 
 
-class Product(NamedTuple):
+class ConvGemm(NamedTuple):
     """The matrix product that a convolution is, for each of its groups: [m, inner * taps] x [inner * taps, n]."""
 
     m: int
@@ -50,12 +50,12 @@ class Product(NamedTuple):
     outer: int  # n in so many pieces that no tile spans (the taps of a weight gradient)
 
 
-def product(c: Conv) -> Product:
+def product(c: Conv) -> ConvGemm:
     large, small = c.n * prod(c.large), c.n * prod(c.small)
     i, o = c.c // c.groups, c.k // c.groups
     if c.role == 2:
-        return Product(o, i, 1, small, c.taps)
-    return Product(small, o, c.taps, i, 1) if c.role == 0 else Product(large, i, c.taps, o, 1)
+        return ConvGemm(o, i, 1, small, c.taps)
+    return ConvGemm(small, o, c.taps, i, 1) if c.role == 0 else ConvGemm(large, i, c.taps, o, 1)
 
 
 def tile_times(c: Conv, rates: Rates) -> list[float]:

@@ -12,8 +12,6 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, flat, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY", "contiguous", "strided"]
-
 CODES = codes(("copy_", "fill_", "zero_", "cat", "roll", "clone", "repeat", "stack"))
 KINDS = {"float32": 0.0, "bfloat16": 1.0, "float16": 2.0, "bool": 3.0, "int64": 4.0, "float64": 5.0, "int32": 6.0}
 FILLS = ("aten::fill_", "aten::zero_")

@@ -18,8 +18,6 @@ from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, codes, ln
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY", "Lookup", "gathered", "lookup"]
-
 CODES = codes(
     (
         "_embedding_bag",
@@ -67,7 +65,7 @@ WEIGHTS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Lookup:
+class EmbeddingLookup:
     count: int  # indices
     rows: int  # of the table
     dim: int
@@ -77,7 +75,7 @@ class Lookup:
     most: float
 
 
-def lookup(call: Call) -> Lookup:
+def lookup(call: Call) -> EmbeddingLookup:
     name, t = call.name, call.tensors
     if name == "aten::_embedding_bag_dense_backward":
         parts = (t[1].elements, int(call.number(5)), t[0].sizes[-1], t[0].sizes[0], t[0].width)
@@ -87,7 +85,7 @@ def lookup(call: Call) -> Lookup:
         parts = (t[1].elements, t[0].sizes[0], t[0].sizes[-1], t[2].elements, t[0].width)
     else:
         parts = _gather(call)
-    return Lookup(*parts, *repeats(call, parts[0], max(1, parts[1])))
+    return EmbeddingLookup(*parts, *repeats(call, parts[0], max(1, parts[1])))
 
 
 def _gather(call: Call) -> tuple[int, int, int, int, int]:
@@ -133,7 +131,7 @@ def far(table: float) -> float:
 # ---- parts, in seconds before their weights
 
 
-def gathered(k: Lookup, rates: Rates) -> list[float]:
+def gathered(k: EmbeddingLookup, rates: Rates) -> list[float]:
     row = k.dim * k.width
     sectors = 32 * ceil(row / 32)
     blocks = k.count * ceil(row / BLOCK)
@@ -145,13 +143,13 @@ def gathered(k: Lookup, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
-def few(k: Lookup, rates: Rates) -> list[float]:
+def few(k: EmbeddingLookup, rates: Rates) -> list[float]:
     row = k.dim * k.width
     one = rates.floor * k.count
     return [rates.floor, one, one * far(k.rows * row), rates.floor * far(k.rows * row), k.count * row / rates.bandwidth]
 
 
-def bags(k: Lookup, rates: Rates) -> list[float]:
+def bags(k: EmbeddingLookup, rates: Rates) -> list[float]:
     warps, pool, out = k.bags * ceil(k.dim / 32), k.count / max(1, k.bags), far(k.rows * k.dim * k.width)
     slot = rates.floor / rates.sms
     chain = (pool - 1) * ceil(warps / (rates.sms * 62)) * rates.floor
@@ -165,7 +163,7 @@ def bags(k: Lookup, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
-def walked(k: Lookup, rates: Rates) -> list[float]:
+def walked(k: EmbeddingLookup, rates: Rates) -> list[float]:
     slot, row = rates.floor / rates.sms, k.dim * k.width
     return [
         rates.floor, k.count * slot, k.count * slot * far(k.rows * row), k.count * ceil(k.dim / 32) * slot,
@@ -173,7 +171,7 @@ def walked(k: Lookup, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
-def summed(k: Lookup, rates: Rates) -> list[float]:
+def summed(k: EmbeddingLookup, rates: Rates) -> list[float]:
     slot, row, warps = rates.floor / rates.sms, k.dim * k.width, ceil(k.dim / 32)
     partial = k.distinct + max(0.0, k.count - k.distinct) / PARTIAL
     possible, wide = min(k.count, k.rows), ceil(warps / 32)
@@ -188,7 +186,7 @@ def summed(k: Lookup, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
-def path(call: Call, k: Lookup) -> str:
+def path(call: Call, k: EmbeddingLookup) -> str:
     if call.name in BAGS:
         return "bags"
     if call.name == "aten::embedding_dense_backward":
@@ -209,7 +207,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def weighed(name: str, k: Lookup, rates: Rates) -> float:
+def weighed(name: str, k: EmbeddingLookup, rates: Rates) -> float:
     return sum(w * part for w, part in zip(WEIGHTS[name], PARTS[name](k, rates), strict=True))
 
 

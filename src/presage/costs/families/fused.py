@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from presage.costs.call import Call, Shape
 
-__all__ = ["FUSED_OPS", "fused_parts"]
-
 FUSED_OPS = ("triton::pointwise", "triton::reduction", "fused::pointwise", "fused::reduction")
 RANDOM = 9.6  # bytes that could be moved while one random number is drawn
 ERF = 9.8  # while the error function of one element is computed

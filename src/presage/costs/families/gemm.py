@@ -17,8 +17,6 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, alignment, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
-__all__ = ["FAMILY", "Product", "product"]
-
 TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (128, 64), (64, 64), (128, 192), (192, 128), (64, 256))
 # What libraries have, either way round, and the share of an SM's rate that such a tile reaches.
 SHAPES = (
@@ -36,7 +34,7 @@ ADDED = {"aten::addmm": 1, "aten::addmm_": 1, "aten::baddbmm": 2, "aten::baddbmm
          "aten::addmv": 1, "aten::addbmm": 2}  # fmt: skip
 
 
-class Product(NamedTuple):
+class GemmCall(NamedTuple):
     """[batch, m, k] x [batch, k, n]; a layout is 0 where rows are contiguous, 1 where columns are."""
 
     batch: int
@@ -50,7 +48,7 @@ class Product(NamedTuple):
     added: int  # 0 nothing, 1 a row, 2 a matrix
 
 
-def product(call: Call) -> Product:
+def gemm_call(call: Call) -> GemmCall:
     first = 1 if call.name in ADDED else 0
     a, b = call.tensors[first], call.tensors[first + 1]
     added = 0
@@ -61,7 +59,7 @@ def product(call: Call) -> Product:
     n = b.sizes[-1] if len(b.sizes) > 1 else 1
     if call.name in ("aten::mv", "aten::addmv", "aten::dot", "aten::vdot"):
         m, k, n = (a.sizes[0] if len(a.sizes) > 1 else 1), a.sizes[-1], 1
-    return Product(batch, m, n, k, _layout(a), _layout(b), kind, a.width, added)
+    return GemmCall(batch, m, n, k, _layout(a), _layout(b), kind, a.width, added)
 
 
 def _layout(t: Shape) -> int:
@@ -71,13 +69,13 @@ def _layout(t: Shape) -> int:
     return 1 if t.sizes[-2] == 1 or t.strides[-2] == 1 else 2
 
 
-def rows(p: Product) -> tuple[int, int, int]:
+def rows(p: GemmCall) -> tuple[int, int, int]:
     """Powers of two that divide the rows as they lie in memory: of the left matrix, of the right one, of all three."""
     left, right = alignment(p.m if p.left else p.k, 16), alignment(p.k if p.right else p.n, 16)
     return left, right, min(left, right, alignment(p.n, 16))
 
 
-class Tiling(NamedTuple):
+class GemmTiling(NamedTuple):
     """The quickest way to cut a product up."""
 
     seconds: float
@@ -87,7 +85,7 @@ class Tiling(NamedTuple):
     waves: float
 
 
-def tiling(p: Product, rates: Rates) -> Tiling:
+def tiling(p: GemmCall, rates: Rates) -> GemmTiling:
     rate = rates.rate("float32" if p.kind == "tf32" else p.kind, p.kind == "tf32") / rates.sms
     if p.kind in ("bfloat16", "float16", "tf32"):
         rate *= UNALIGNED.get(p.width * rows(p)[2], 1.0)
@@ -96,29 +94,29 @@ def tiling(p: Product, rates: Rates) -> Tiling:
     return min(_cut(p, a, b, s, rate, loads, rates) for a, b in ways for s in SPLITS if _may_split(p, a, b, s, rates))
 
 
-def _may_split(p: Product, a: int, b: int, splits: int, rates: Rates) -> bool:
+def _may_split(p: GemmCall, a: int, b: int, splits: int, rates: Rates) -> bool:
     tiles = p.batch * ceil(p.m / a) * ceil(p.n / b)
     return splits == 1 or (p.k >= 256 * splits and tiles * splits <= 2 * rates.sms)
 
 
-def _cut(p: Product, a: int, b: int, splits: int, rate: float, loads: float, rates: Rates) -> Tiling:
+def _cut(p: GemmCall, a: int, b: int, splits: int, rate: float, loads: float, rates: Rates) -> GemmTiling:
     waves = p.batch * ceil(p.m / a) * ceil(p.n / b) * splits / rates.sms
     reached = next(share for size, share in REACHED if a * b >= size)
     inner = ceil(p.k / splits / STEP) * STEP
     tile = inner * max(2 * a * b / (rate * reached), (a + b) * p.width / loads) + TILE_COST
     added = SPLIT_COST + 8.0 * p.batch * p.m * p.n * splits / (2 * rates.bandwidth) if splits > 1 else 0.0
-    return Tiling(ceil(waves) * tile + added, a, b, splits, waves)
+    return GemmTiling(ceil(waves) * tile + added, a, b, splits, waves)
 
 
 def law(call: Call, rates: Rates) -> Law:
-    p = product(call)
+    p = gemm_call(call)
     moved = p.width * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
     seconds = rates.floor + max(tiling(p, rates).seconds, moved / rates.bandwidth)
     return Law(seconds, 2.0 * p.batch * p.m * p.n * p.k, moved)
 
 
 def features(call: Call, law: Law) -> list[float]:
-    p = product(call)
+    p = gemm_call(call)
     t = tiling(p, REFERENCE)
     out = [
         KINDS.get(p.kind, 5.0), float(p.left), float(p.right), float(p.added), ln(p.batch), ln(p.m), ln(p.n), ln(p.k),

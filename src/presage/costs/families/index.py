@@ -15,10 +15,8 @@ from math import ceil, log2, prod
 
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, ln
-from presage.costs.families.embedding import Lookup, far, gathered, missed, repeats
+from presage.costs.families.embedding import EmbeddingLookup, far, gathered, missed, repeats
 from presage.costs.rates import Rates
-
-__all__ = ["FAMILY"]
 
 CODES = codes(
     (
@@ -68,7 +66,7 @@ WEIGHTS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Moved:
+class IndexedBytes:
     count: int  # indices
     rows: int  # that an index can name
     before: int  # how often all is done: dimensions before the indexed ones
@@ -79,7 +77,7 @@ class Moved:
     most: float
 
 
-def moved(call: Call) -> Moved:
+def moved(call: Call) -> IndexedBytes:
     x = call.tensors[0]
     indices = [t for t in call.tensors[1:] if t.dtype in ("int64", "int32", "bool")] or list(call.tensors[-1:])
     name = ALIKE.get(call.name, call.name)
@@ -94,7 +92,7 @@ def moved(call: Call) -> Moved:
         rows, before, columns = (x.sizes[dim] if x.sizes else 1), 1, elements // max(1, count)
     adds = "add" in name or (name == "aten::_index_put_impl_" and call.number(3) > 0)
     known = repeats(call, max(1, count), max(1, rows))
-    return Moved(count, max(1, rows), max(1, before), max(1, columns), x.width, adds, *known)
+    return IndexedBytes(count, max(1, rows), max(1, before), max(1, columns), x.width, adds, *known)
 
 
 def _picked(call: Call, x: Shape, indices: list[Shape]) -> tuple[int, int, int, int]:
@@ -110,7 +108,7 @@ def _picked(call: Call, x: Shape, indices: list[Shape]) -> tuple[int, int, int, 
 # ---- parts, in seconds before their weights
 
 
-def passed(m: Moved, rates: Rates) -> list[float]:
+def passed(m: IndexedBytes, rates: Rates) -> list[float]:
     slot, row = rates.floor / rates.sms, m.columns * m.width
     sectors, elements = 32 * ceil(row / 32) * m.before, m.count * m.columns * m.before
     again = max(0.0, m.count - m.distinct) * sectors
@@ -122,7 +120,7 @@ def passed(m: Moved, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
-def put(m: Moved, rates: Rates) -> list[float]:
+def put(m: IndexedBytes, rates: Rates) -> list[float]:
     slot, row, warps = rates.floor / rates.sms, m.columns * m.width, ceil(m.columns / 128)
     passes = ceil(max(1.0, log2(m.rows + 1)) / 8) if m.count > ONE_TILE else 0
     every = m.count * m.before
@@ -134,11 +132,11 @@ def put(m: Moved, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
-def whole(m: Moved, rates: Rates) -> list[float]:
-    return gathered(Lookup(m.count, m.rows, m.columns, m.count, m.width, m.distinct, m.most), rates)
+def whole(m: IndexedBytes, rates: Rates) -> list[float]:
+    return gathered(EmbeddingLookup(m.count, m.rows, m.columns, m.count, m.width, m.distinct, m.most), rates)
 
 
-def path(call: Call, m: Moved) -> str:
+def path(call: Call, m: IndexedBytes) -> str:
     name = ALIKE.get(call.name, call.name).removeprefix("aten::")
     if m.before > 1 and name in ("index", "_index_put_impl_"):
         return "put, within" if m.adds else "index, within"
@@ -153,7 +151,7 @@ def path(call: Call, m: Moved) -> str:
     return name + (", 16 bits" if name == "scatter_add_" and m.width == 2 else "")
 
 
-def parts(name: str, m: Moved, rates: Rates) -> list[float]:
+def parts(name: str, m: IndexedBytes, rates: Rates) -> list[float]:
     return (put if name.startswith("put") else whole if name == "rows" else passed)(m, rates)
 
 

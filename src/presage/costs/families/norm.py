@@ -12,8 +12,6 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, ln, moved_law, plain_features
 from presage.costs.rates import REFERENCE_SMS, Rates
 
-__all__ = ["FAMILY"]
-
 BLOCK = 2e9  # bytes a second that one block gets through, two to an SM
 
 CODES = codes(

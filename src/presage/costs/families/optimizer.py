@@ -11,8 +11,6 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, ln, moved_law
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY"]
-
 CODES = codes(
     "_fused_adamw_ _fused_adam_ _fused_sgd_ _foreach_add_ _foreach_mul_ _foreach_addcdiv_ _foreach_addcmul_ "
     "_foreach_sqrt _foreach_lerp_ _foreach_div_ _foreach_mul _foreach_norm _foreach_abs _foreach_maximum_ _foreach_add "

@@ -12,8 +12,6 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, flat, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY", "alike", "broadcast", "canonical", "output"]
-
 CODES = codes(
     "neg abs exp log log1p sqrt rsqrt tanh sigmoid sin cos reciprocal erf floor sign relu isneginf gelu silu mish "
     "hardswish softplus elu leaky_relu log_sigmoid_forward hardtanh pow mul add div sub clamp clamp_min gt lt eq ge le "

@@ -19,8 +19,6 @@ from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, alignment, codes, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
-__all__ = ["FAMILY", "Pool", "pool"]
-
 POOLS = ("max_pool2d_with_indices", "avg_pool2d", "adaptive_max_pool2d", "_adaptive_avg_pool2d")
 SCALES = ("upsample_nearest2d", "upsample_bilinear2d")
 OPS = codes([op + way for op in (*POOLS, *SCALES) for way in ("", "_backward")])
@@ -87,7 +85,7 @@ COSTS = {
 ATOMIC_HALF = {"aten::upsample_bilinear2d_backward": 2.3, "aten::_adaptive_avg_pool2d_backward": 4.0}
 
 
-class Pool(NamedTuple):
+class PoolCall(NamedTuple):
     """Planes of `near` places (the forward's input) and `far` ones (its output)."""
 
     name: str  # of the 2-D op
@@ -115,7 +113,7 @@ class Pool(NamedTuple):
         return float(self.planes * (self.width * (self.near + self.far) + 8 * self.indices * self.far))
 
 
-def pool(call: Call) -> Pool:
+def pool(call: Call) -> PoolCall:
     name, backward = ALIKE.get(call.name, call.name), call.name.endswith("backward")
     first, upsample = call.tensors[0], call.name.startswith("aten::upsample")
     lead, dims = (2, len(first.sizes) - 2) if len(first.sizes) > 3 else (1, len(first.sizes) - 1)
@@ -131,7 +129,7 @@ def pool(call: Call) -> Pool:
     last = len(first.strides) > 2 and first.sizes[1] > 1 and first.strides[1] == 1 and not first.is_contiguous
     planes, channels = prod(first.sizes[:lead]), first.sizes[lead - 1]
     last = last and (channels >= 16 or name != "aten::upsample_bilinear2d")  # with few channels it goes by planes
-    return Pool(name, backward, planes, prod(near), prod(far), near[-1], window, overlap, first.width, channels,
+    return PoolCall(name, backward, planes, prod(near), prod(far), near[-1], window, overlap, first.width, channels,
                 last, "max" in name)  # fmt: skip
 
 
@@ -163,7 +161,7 @@ def _window(call: Call, near: tuple[int, ...], far: tuple[int, ...], backward: b
     return int(prod(size)), per
 
 
-def terms(p: Pool) -> tuple[float, ...]:
+def terms(p: PoolCall) -> tuple[float, ...]:
     """What a kernel's time adds up from: a launch, bytes moved at 4 TB/s, picoseconds of numbers made, of places looked
     at for them and of far numbers; windows, and planes, gone through one after the other."""
     numbers, places = p.work
@@ -173,7 +171,7 @@ def terms(p: Pool) -> tuple[float, ...]:
     return (MICRO, p.moved / 4e12, numbers * PICO, numbers * places * PICO, far * PICO, windows, planes)
 
 
-def kernel_time(p: Pool) -> float:
+def kernel_time(p: PoolCall) -> float:
     cost = COSTS[p.name][p.channels_last]
     half = ATOMIC_HALF.get(p.name, 1.0) if p.width == 2 and not p.channels_last else 1.0
     return half * sum(c * t for c, t in zip(cost, terms(p), strict=True))

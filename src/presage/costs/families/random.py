@@ -6,8 +6,6 @@ from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, codes, moved_law, plain_features
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY"]
-
 CODES = codes(("native_dropout", "bernoulli_", "uniform_", "normal_", "random_", "arange", "exponential_", "randperm"))
 ALIKE = {"aten::exponential_": "aten::uniform_"}
 

@@ -12,8 +12,6 @@ from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, alignment, codes, ln, moved_law, plain_features
 from presage.costs.rates import REFERENCE_SMS, Rates
 
-__all__ = ["FAMILY"]
-
 CODES = codes(
     "sum mean amax argmax linalg_vector_norm var cumsum any max prod all min amin argmin std norm logsumexp var_mean "
     "cumprod"

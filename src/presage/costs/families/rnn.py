@@ -17,8 +17,6 @@ from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, ln
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY"]
-
 NAMES = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 OVERLAP = 0.85  # of a second layer's work beside the first's

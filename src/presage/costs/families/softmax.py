@@ -9,8 +9,6 @@ from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, codes, ln, moved_law, plain_features
 from presage.costs.rates import REFERENCE_SMS, Rates
 
-__all__ = ["FAMILY"]
-
 CODES = codes(
     "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data nll_loss_forward nll_loss_backward "
     "mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward "

@@ -16,8 +16,6 @@ from presage.costs.families.common import KernelFamily, Law, codes, ln
 from presage.costs.families.embedding import missed
 from presage.costs.rates import Rates
 
-__all__ = ["FAMILY"]
-
 CODES = codes(("sort", "topk", "nonzero", "_unique2", "argsort", "unique_dim", "searchsorted", "histc", "bincount"))
 ALIKE = {"aten::argsort": "aten::sort", "aten::unique_dim": "aten::_unique2", "aten::searchsorted": "aten::nonzero",
          "aten::histc": "aten::nonzero", "aten::bincount": "aten::nonzero"}  # fmt: skip

@@ -15,7 +15,7 @@ from presage.noise.model import CLASSES
 from presage.parallel.pipeline_run import simulate_durations
 from presage.prediction.draws.step_model import StepModel
 from presage.prediction.jobs.job_step import job_step
-from presage.prediction.jobs.work_pace import Paces
+from presage.prediction.jobs.work_pace import WorkPaces
 
 __all__ = ["Critical", "criticality", "scale_stage", "stage_criticality"]
 
@@ -39,7 +39,7 @@ class Critical(NamedTuple):
 def criticality(shape: StepModel) -> dict[str, Critical]:
     """Of the classes of work that the job has."""
     slow = job_step(shape.job, shape.efficiency).slowdown
-    held, base = _unlimited(shape.job), Paces(products=slow, attention=slow)
+    held, base = _unlimited(shape.job), WorkPaces(products=slow, attention=slow)
 
     def at(kind: str, times: float) -> float:
         return job_step(held, shape.efficiency, base._replace(**{kind: getattr(base, kind) * times})).seconds

@@ -17,7 +17,7 @@ from presage.errors import InputError, PresageError
 from presage.files.reading import lines
 from presage.noise.distribution import Distribution, Empirical, Fixed
 from presage.prediction.jobs.job_step import job_step
-from presage.prediction.jobs.work_pace import EVEN, Paces
+from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
 __all__ = ["experts_load", "lengths_load", "microbatch_load", "read_lengths"]
 
@@ -44,7 +44,7 @@ def lengths_load(job: Job, lengths: Floats, packed: bool, rng: np.random.Generat
     sequence, and all of a microbatch as long as its longest."""
     if packed:
         squares = _packed_squares(lengths, job.sequence, job.micro_batch, rng)
-        return _priced(squares, lambda x: _busy(job, Paces(attention=max(x, 1e-6))))
+        return _priced(squares, lambda x: _busy(job, WorkPaces(attention=max(x, 1e-6))))
     longest = np.minimum(rng.choice(lengths, (COUNT, job.micro_batch)).max(axis=1), job.sequence)
     return _priced(longest / job.sequence, lambda x: _busy(replace(job, sequence=max(1, round(x * job.sequence)))))
 
@@ -76,7 +76,7 @@ def experts_load(job: Job, skew: float, rng: np.random.Generator) -> Floats:
     return _priced(drawn, lambda x: _busy(replace(job, model=replace(job.model, experts=replace(e, imbalance=x)))))
 
 
-def _busy(job: Job, paces: Paces = EVEN) -> float:
+def _busy(job: Job, paces: WorkPaces = EVEN) -> float:
     """Seconds of a microbatch on the stage that works longest."""
     found = job_step(job, paces=paces)
     return float((found.forward + found.backward).sum(axis=1).max())

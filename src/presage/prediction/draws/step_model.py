@@ -18,7 +18,7 @@ from presage.prediction.jobs.communicators import communicators
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.stages import Chunk
-from presage.prediction.jobs.work_pace import EVEN, Paces
+from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
 __all__ = ["StepModel", "scale_class", "step_model"]
 
@@ -42,7 +42,7 @@ class StepModel:
     across: frozenset[str]  # classes of transfers that leave a node
     efficiency: Efficiency | None = None
     calm: float = 1.0  # what is left of the pipeline's seconds when nothing varies: see `calmed`
-    paces: Paces = EVEN  # that it was priced at
+    paces: WorkPaces = EVEN  # that it was priced at
     still: frozenset[int] = frozenset()  # stages whose GPUs are all alike, and whose work takes no noise of its own
     immune: frozenset[str] = frozenset()  # classes of work that slow GPUs are not slow at
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from presage.configs.job import Job
 from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.collectives import Collectives
-from presage.costs.collectives.group import Group
+from presage.costs.collectives.group import RankGroup
 from presage.costs.kernel_model import KernelModel, OpTime
 from presage.costs.overlap import channels, contention
 from presage.errors import PresageError
@@ -19,9 +19,9 @@ from presage.hardware import Gpu
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.communicators import communicators
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.layer_graph import Block, LayerGraph, memory_bound_graph
-from presage.prediction.jobs.plan_cache import known_of, layer_key
-from presage.prediction.jobs.work_pace import EVEN, Paces, pace_of
+from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph, memory_bound_graph
+from presage.prediction.jobs.plan_cache import layer_key, plan_cache
+from presage.prediction.jobs.work_pace import EVEN, WorkPaces, pace_of
 
 AXES = {axis.value: axis for axis in Axis}
 USUALLY_HELD = 0.2  # of the SMs, where channels are not known
@@ -29,8 +29,8 @@ REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory b
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds at the full clock by kind; transfers as far as nothing hides them."""
+class BlockCost:
+    """Seconds at the full clock by kind of work; communication as far as it is exposed."""
 
     product: float = 0.0
     attention: float = 0.0
@@ -43,21 +43,21 @@ class Cost:
     attention_flops: float = 0.0
     nbytes: float = 0.0
 
-    def __add__(self, o: Cost) -> Cost:
-        return Cost(
+    def __add__(self, o: BlockCost) -> BlockCost:
+        return BlockCost(
             self.product + o.product, self.attention + o.attention, self.stream + o.stream, self.tp + o.tp,
             self.cp + o.cp, self.ep + o.ep, self.weight + o.weight, self.flops + o.flops,
             self.attention_flops + o.attention_flops, self.nbytes + o.nbytes,
         )  # fmt: skip
 
-    def __mul__(self, times: float) -> Cost:
-        return Cost(
+    def __mul__(self, times: float) -> BlockCost:
+        return BlockCost(
             self.product * times, self.attention * times, self.stream * times, self.tp * times, self.cp * times,
             self.ep * times, self.weight * times, self.flops * times, self.attention_flops * times,
             self.nbytes * times,
         )  # fmt: skip
 
-    def slower(self, times: float) -> Cost:
+    def slower(self, times: float) -> BlockCost:
         """With products that take so many times as long."""
         return replace(self, product=self.product * times, weight=self.weight * times)
 
@@ -71,7 +71,7 @@ class Cost:
 
 
 @lru_cache(256)
-def held(gpu: Gpu) -> float:
+def overlap_loss(gpu: Gpu) -> float:
     """What compute loses while a collective overlaps it: of large GEMMs, the usual kernels of training."""
     try:
         used = channels(gpu)
@@ -86,9 +86,9 @@ def held(gpu: Gpu) -> float:
 class Passes:
     """One microbatch through blocks."""
 
-    forward: Cost
-    backward: Cost
-    again: Cost  # the part of the forward pass that the backward pass repeats
+    forward: BlockCost
+    backward: BlockCost
+    again: BlockCost  # the part of the forward pass that the backward pass repeats
 
     def __add__(self, o: Passes) -> Passes:
         return Passes(self.forward + o.forward, self.backward + o.backward, self.again + o.again)
@@ -100,24 +100,24 @@ class Passes:
 class BlockCostModel:
     """Costs of a job's blocks: its KernelModel times kernels, its Collectives time transfers."""
 
-    def __init__(self, job: Job, efficiency: Efficiency, paces: Paces = EVEN) -> None:
+    def __init__(self, job: Job, efficiency: Efficiency, paces: WorkPaces = EVEN) -> None:
         self.job, self.efficiency, self.paces = job, efficiency, paces
-        self.known, self.layers = known_of(job, efficiency, paces), layer_key(job)
+        self.known, self.layers = plan_cache(job, efficiency, paces), layer_key(job)
         self.kernels: KernelModel = ClosedFormKernels.of(job.platform.gpu, job.framework.attention)
         self.collectives = Collectives.of(job.platform)
         self.groups = communicators(job)
-        self.held = held(job.platform.gpu)
+        self.held = overlap_loss(job.platform.gpu)
         self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
 
-    def block_costs(self, layer: LayerGraph) -> list[tuple[Block, Passes]]:
+    def block_costs(self, layer: LayerGraph) -> list[tuple[LayerBlock, Passes]]:
         """One microbatch through each block of a layer, nothing of it repeated."""
         costs = self.op_costs(layer)
         return [
-            (b, Passes(_sum(costs, b.forward), _sum(costs, b.backward).slower(self.backward), Cost()))
+            (b, Passes(_sum(costs, b.forward), _sum(costs, b.backward).slower(self.backward), BlockCost()))
             for b in layer.blocks
         ]
 
-    def op_costs(self, layer: LayerGraph) -> list[Cost]:
+    def op_costs(self, layer: LayerGraph) -> list[BlockCost]:
         """The cost of each op of a layer's graph."""
         times = self.kernels.op_times(layer.graph)
         return [
@@ -125,13 +125,13 @@ class BlockCostModel:
             for i, (op, t) in enumerate(zip(layer.graph.ops, times, strict=True))
         ]
 
-    def _kernel(self, op: Op, t: OpTime) -> Cost:
+    def _kernel(self, op: Op, t: OpTime) -> BlockCost:
         if t.family == "fused":
-            return Cost(stream=t.seconds * self.paces.streams, nbytes=t.nbytes)
+            return BlockCost(stream=t.seconds * self.paces.streams, nbytes=t.nbytes)
         seconds = self._compute_seconds(t)
         if t.family == "attention":
-            return Cost(attention=seconds, attention_flops=t.flops)
-        return Cost(product=seconds, weight=seconds if op.writes else 0.0, flops=t.flops, nbytes=t.nbytes)
+            return BlockCost(attention=seconds, attention_flops=t.flops)
+        return BlockCost(product=seconds, weight=seconds if op.writes else 0.0, flops=t.flops, nbytes=t.nbytes)
 
     def _compute_seconds(self, t: OpTime) -> float:
         """As in training; the efficiency is that of tensor cores, which fp32 does not use."""
@@ -150,7 +150,7 @@ class BlockCostModel:
         alone = float(self.collectives.seconds(op, nbytes, self.groups[axis]))
         return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, axis)
 
-    def _transfer(self, layer: LayerGraph, place: int, op: Op, times: Sequence[OpTime]) -> Cost:
+    def _transfer(self, layer: LayerGraph, place: int, op: Op, times: Sequence[OpTime]) -> BlockCost:
         """A collective, as far as nothing hides it."""
         axis, nbytes = AXES[op.group], argument(op, "bytes")
         assert isinstance(nbytes, (int, float))
@@ -160,7 +160,7 @@ class BlockCostModel:
             exposed = self.collective_seconds(COLLECTIVES[op.name], nbytes, axis)
         if overlap := layer.overlaps.get(place):
             exposed = self._exposed(axis, exposed, self._compute_seconds(times[overlap.compute]), overlap.whole)
-        return Cost(**{axis.value: exposed})
+        return BlockCost(**{axis.value: exposed})
 
     def dispatch(self, nbytes: float) -> float:
         """Tokens to the ranks of their experts. In two steps a token crosses the network once for each domain that has
@@ -170,8 +170,8 @@ class BlockCostModel:
             return self.collective_seconds("all_to_all", nbytes, Axis.EP)
         domains, chosen = group.domains, e.top_k
         copies = domains * (1 - (1 - 1 / domains) ** chosen) / chosen
-        across = self.collectives.seconds("all_to_all", nbytes * copies, Group(domains, 1))
-        within = self.collectives.seconds("all_to_all", nbytes, Group(group.per_domain, group.per_domain))
+        across = self.collectives.seconds("all_to_all", nbytes * copies, RankGroup(domains, 1))
+        within = self.collectives.seconds("all_to_all", nbytes, RankGroup(group.per_domain, group.per_domain))
         return float(max(across, within)) * self.paces.ep
 
     def _exposed(self, axis: Axis, alone: float, cover: float, whole: bool) -> float:
@@ -187,8 +187,8 @@ class BlockCostModel:
         return max(alone * part, alone - cover * (1 - part))
 
 
-def _sum(costs: Sequence[Cost], places: Iterable[int]) -> Cost:
-    total = Cost()
+def _sum(costs: Sequence[BlockCost], places: Iterable[int]) -> BlockCost:
+    total = BlockCost()
     for i in places:
         total += costs[i]
     return total

@@ -11,7 +11,7 @@ from presage.configs.job import Job
 from presage.costs.host_constants import HOOKS_US, LAYER
 from presage.costs.layer_host import LayerHost
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import BlockCostModel, Cost
+from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
 from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk
 from presage.prediction.jobs.weights import weights
@@ -34,7 +34,7 @@ class ChunkTime:
 
 
 def chunk_time(job: Job, pricer: BlockCostModel, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
-    """Of a chunk, with tensor-core kernels slowed down by the power limit."""
+    """Seconds of a chunk, with tensor-core kernels slowed down by the power limit."""
     both = c.passes.forward, c.passes.backward + c.passes.again
     hidden = [_hidden(job, pricer, cost, slow) for cost in both]
     ahead, back = (cost.seconds(slow) - less for cost, less in zip(both, hidden, strict=True))
@@ -51,8 +51,8 @@ def chunk_time(job: Job, pricer: BlockCostModel, c: Chunk, host: LayerHost, slow
     return ChunkTime(forward + late[0], backward, weight, waits, sum(late), sum(hidden))
 
 
-def _hidden(job: Job, pricer: BlockCostModel, c: Cost, slow: float) -> float:
-    """Of a pass, what tokens on their way to experts save beside another microbatch's pass the other way."""
+def _hidden(job: Job, pricer: BlockCostModel, c: BlockCost, slow: float) -> float:
+    """Seconds of expert dispatch that overlap another microbatch's pass in the other direction."""
     if not job.overlap.experts or not c.ep:
         return 0.0
     beside = min(c.ep, c.seconds(slow) - c.ep) * (1 - 1 / job.microbatches)
@@ -60,8 +60,8 @@ def _hidden(job: Job, pricer: BlockCostModel, c: Cost, slow: float) -> float:
 
 
 def _transfers(job: Job, pricer: BlockCostModel, c: Chunk) -> tuple[float, float]:
-    """Of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them. Sharded gradients
-    alone (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
+    """Seconds of sharded parameters: gathers of a pass, and the reduction; by layer, as FSDP sends them. Gradients that
+    alone are sharded (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
     if job.parallel.zero < 2 and not job.parallel.fsdp:
         return 0.0, 0.0
     w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework

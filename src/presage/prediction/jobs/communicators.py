@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from presage.configs.job import Job
-from presage.costs.collectives.group import Group
+from presage.costs.collectives.group import RankGroup
 from presage.parallel.plan import Axis, ParallelPlan
 
 
-def communicators(job: Job) -> Mapping[Axis, Group]:
+def communicators(job: Job) -> Mapping[Axis, RankGroup]:
     """The communicators of a job on its platform."""
     return _communicators(job.parallel, job.gpus, job.platform.domain)
 
 
 @lru_cache(4096)
-def _communicators(plan: ParallelPlan, gpus: int, domain: int) -> Mapping[Axis, Group]:
+def _communicators(plan: ParallelPlan, gpus: int, domain: int) -> Mapping[Axis, RankGroup]:
     axes = plan.axes(gpus).items()
-    return {axis: Group(ranks, max(1, min(ranks, domain // stride))) for axis, (ranks, stride) in axes}
+    return {axis: RankGroup(ranks, max(1, min(ranks, domain // stride))) for axis, (ranks, stride) in axes}

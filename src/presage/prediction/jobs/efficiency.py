@@ -14,8 +14,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["LAWS", "Efficiency", "left_out", "shipped"]
-
 FILE = "data/jobs/efficiency.toml"
 
 
@@ -31,16 +29,16 @@ LAWS = Efficiency()
 
 
 @cache
-def shipped() -> Efficiency:
-    """Fitted on all development rows."""
+def shipped_efficiency() -> Efficiency:
+    """The factors fitted on all development rows."""
     return _made(_file()["fitted"])
 
 
 @cache
-def left_out(source: str) -> Efficiency:
-    """Fitted without a source; of one that the fit never saw, what ships."""
+def efficiency_without(source: str) -> Efficiency:
+    """The factors fitted without a source; for one that the fit never saw, those that ship."""
     found = _file().get("left_out", {}).get(source)
-    return _made(found) if found else shipped()
+    return _made(found) if found else shipped_efficiency()
 
 
 @cache

@@ -11,9 +11,7 @@ from presage.configs.job import Job
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
 from presage.hardware import Gpu
-from presage.prediction.jobs.stages import repeated
-
-__all__ = ["CONVENTIONS", "DEFAULT", "Flops", "job_flops", "layer_flops", "peak_of"]
+from presage.prediction.jobs.stages import recomputed_share
 
 DEFAULT = "6N + causal attention"
 CONVENTIONS = {
@@ -25,8 +23,8 @@ PEAKS = {"mxfp8": "fp8", "nvfp4": "fp4"}  # whose peak a precision is held again
 INSTEAD = {"fp4": ("fp8", 2.0), "fp8": ("bf16", 1.0), "bf16": ("fp16", 1.0), "tf32": ("fp32", 1.0)}
 
 
-class Flops(NamedTuple):
-    """Of one step on all GPUs."""
+class JobFlops(NamedTuple):
+    """FLOPs of one step on all GPUs."""
 
     model: float  # what the model asks for
     again: float  # what is computed a second time rather than kept
@@ -37,7 +35,7 @@ class Flops(NamedTuple):
         return self.model + self.again
 
 
-def job_flops(job: Job, convention: str = DEFAULT) -> Flops:
+def job_flops(job: Job, convention: str = DEFAULT) -> JobFlops:
     """By a convention's name."""
     if convention not in CONVENTIONS:
         raise PresageError(f"unknown FLOP convention {convention!r}: choose from {'; '.join(CONVENTIONS)}")
@@ -51,13 +49,13 @@ def job_flops(job: Job, convention: str = DEFAULT) -> Flops:
     last = layer_flops(m, m.layers - 1, sequence, convention)
     further = m.predicted * (sum(last.values()) + 4.0 * m.hidden**2 + head)
     model = 6.0 * m.active_parameters if convention == "6N" else 3 * (forward + head + further)
-    return Flops(model * job.tokens, again * job.tokens, convention)
+    return JobFlops(model * job.tokens, again * job.tokens, convention)
 
 
 def _repeated(job: Job, name: str) -> float:
     """The share of a block that is computed again; scores are no product where attention is fused."""
     fused = name == "core_attn" and job.framework.attention.startswith("flash")
-    return repeated(job.recompute, name, has_gemm=not fused)
+    return recomputed_share(job.recompute, name, has_gemm=not fused)
 
 
 def _kinds(m: Transformer) -> list[tuple[int, int]]:
@@ -73,7 +71,7 @@ def _windowed(m: Transformer, layer: int) -> bool:
 
 
 def layer_flops(m: Transformer, layer: int, sequence: int, convention: str = DEFAULT) -> dict[str, float]:
-    """Of one token going forward through one layer, by block (the blocks of `jobs.layer`)."""
+    """FLOPs of one token's forward pass through one layer, by block (those of `transformer_layer`)."""
     return _attention(m, layer, sequence, convention) | _feed_forward(m, layer)
 
 

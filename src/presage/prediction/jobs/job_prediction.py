@@ -14,7 +14,7 @@ from presage.costs.closed_form import ClosedFormKernels
 from presage.memory import JobMemory, MemorySaving, job_memory, memory_savings
 from presage.parallel.plan import LAYER_AXES
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
-from presage.prediction.jobs.job_flops import DEFAULT, Flops, job_flops, peak_of
+from presage.prediction.jobs.job_flops import DEFAULT, JobFlops, job_flops, peak_of
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.provenance import provenance_notes
 
@@ -79,7 +79,7 @@ class JobResult:
     # ---- how well
 
     @cached_property
-    def flops(self) -> Flops:
+    def flops(self) -> JobFlops:
         return job_flops(self.job, self.convention)
 
     @property

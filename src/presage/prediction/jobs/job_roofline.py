@@ -1,4 +1,4 @@
-"""How near the GPU's limits each part of a layer runs: what it computes, what it moves, and how long it takes."""
+"""Roofline points of a job: FLOPs, bytes and seconds of each block of a layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from presage.configs.job import Job
 from presage.costs.closed_form.op_shapes import number_kind
 from presage.graph.graph import Op, argument
 from presage.graph.work import bytes_moved
-from presage.prediction.jobs.block_cost import BlockCostModel, Cost
-from presage.prediction.jobs.efficiency import Efficiency, shipped
+from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
+from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
 from presage.prediction.jobs.job_flops import peak_of
 from presage.prediction.jobs.job_step import JobStep
 from presage.prediction.jobs.layer_graph import LayerGraph
-from presage.prediction.jobs.stages import dealt, repeated
+from presage.prediction.jobs.stages import assign_layers, recomputed_share
 from presage.prediction.jobs.transformer_layer import layer_graph
 
 KINDS = ("products", "attention", "streams")
@@ -25,8 +25,8 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """Of one GPU in a step: all launches of one part of a layer in one phase and of one kind of work."""
+class JobRooflinePoint:
+    """All launches of one GPU in a step, of one block, one phase and one kind of work."""
 
     block: str
     phase: str  # forward, backward
@@ -39,15 +39,15 @@ class Ran:
     least: float  # seconds that the GPU's peaks allow
 
 
-def ran(job: Job, step: JobStep, efficiency: Efficiency | None = None) -> tuple[Ran, ...]:
+def job_roofline(job: Job, step: JobStep, efficiency: Efficiency | None = None) -> tuple[JobRooflinePoint, ...]:
     """On the stage that works longest, the longest first; collectives are left out. What is computed again is in the
     forward phase."""
-    model = BlockCostModel(job, efficiency or shipped())
-    found: dict[Key, Ran] = {}
+    model = BlockCostModel(job, efficiency or shipped_efficiency())
+    found: dict[Key, JobRooflinePoint] = {}
     for layer, times, recomputed in _layers(job, int(np.argmax(step.pipeline.busy))):
         costs, ops = model.op_costs(layer), layer.graph.ops
         for block in layer.blocks:
-            again = repeated(job.recompute, block.name, block.has_gemm) if recomputed else 0.0
+            again = recomputed_share(job.recompute, block.name, block.has_gemm) if recomputed else 0.0
             for places, often in ((block.forward, 1.0 + again), (block.backward, 1.0)):
                 for i in places:
                     if not ops[i].group and times * often:
@@ -58,7 +58,7 @@ def ran(job: Job, step: JobStep, efficiency: Efficiency | None = None) -> tuple[
 
 def _layers(job: Job, stage: int) -> Iterator[tuple[LayerGraph, float, bool]]:
     """The graphs of a stage, how often each runs in a step, and whether it may be recomputed: never the ends."""
-    d, m = dealt(job), job.model
+    d, m = assign_layers(job), job.model
     for (layers, first, last), count in zip(d.kinds, d.counts[stage].tolist(), strict=True):
         often = count * job.microbatches
         for number, times in layers:
@@ -72,7 +72,7 @@ def _layers(job: Job, stage: int) -> Iterator[tuple[LayerGraph, float, bool]]:
             yield further_graph(job), often * m.predicted, False
 
 
-def _add(found: dict[Key, Ran], one: Ran, times: float) -> None:
+def _add(found: dict[Key, JobRooflinePoint], one: JobRooflinePoint, times: float) -> None:
     key = (one.block, one.phase, one.kind)
     r = found.get(key, replace(one, launches=0.0, seconds=0.0, flops=0.0, moved=0.0, least=0.0))
     found[key] = replace(
@@ -85,14 +85,14 @@ def _add(found: dict[Key, Ran], one: Ran, times: float) -> None:
     )
 
 
-def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: Cost) -> Ran:
+def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: BlockCost) -> JobRooflinePoint:
     """One op."""
     gpu = model.job.platform.gpu
     if cost.stream:
         launches = argument(op, "launches")
         assert isinstance(launches, int)
         least = cost.nbytes / gpu.memory_bandwidth
-        return Ran(op.module, op.phase, "streams", launches, cost.stream, 0.0, cost.nbytes, 0.0, least)
+        return JobRooflinePoint(op.module, op.phase, "streams", launches, cost.stream, 0.0, cost.nbytes, 0.0, least)
     if cost.product:
         factor = model.backward if op.phase == "backward" else 1.0
         peak = peak_of(gpu, number_kind(layer.graph, op, layer.graph.inputs_of(op)[-1]))[1]
@@ -101,4 +101,4 @@ def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: 
         peak, nbytes = peak_of(gpu, "bf16")[1], float(bytes_moved(layer.graph, op).total)
         kind, seconds, flops = "attention", cost.attention, cost.attention_flops
     least = max(flops / peak, nbytes / gpu.memory_bandwidth)
-    return Ran(op.module, op.phase, kind, 1.0, seconds * step.slowdown, flops, nbytes, peak, least)
+    return JobRooflinePoint(op.module, op.phase, kind, 1.0, seconds * step.slowdown, flops, nbytes, peak, least)

@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 from presage.configs.job import Job
 from presage.costs.layer_host import LayerHost, layer_host
 from presage.engine import exposed_after, exposed_before
+from presage.hardware.architecture import architecture
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
 from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
-from presage.prediction.jobs.efficiency import Efficiency, shipped
+from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.replica_traffic import exchange
 from presage.prediction.jobs.stages import Chunk, Stages, chunks
 from presage.prediction.jobs.transformer_layer import softmax_fused
 from presage.prediction.jobs.weights import Weights, weights
-from presage.prediction.jobs.work_pace import EVEN, Paces
+from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
 __all__ = ["JobStep", "StepInputs", "job_step", "step_lower_bound"]
 
@@ -45,9 +46,9 @@ class JobStep:
     passes: tuple[ChunkTime, ...]  # of each of its kinds
 
 
-def job_step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN) -> JobStep:
+def job_step(job: Job, efficiency: Efficiency | None = None, paces: WorkPaces = EVEN) -> JobStep:
     """Twice: at the full clock, and with what the power limit leaves of it."""
-    pricer = BlockCostModel(job, efficiency or shipped(), paces)
+    pricer = BlockCostModel(job, efficiency or shipped_efficiency(), paces)
     setting = StepInputs.of(job, pricer)
     first = step_at_clock(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
@@ -57,7 +58,7 @@ def job_step(job: Job, efficiency: Efficiency | None = None, paces: Paces = EVEN
 def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     """Seconds that no step of the job can be below, for a fraction of a step's price: at the full clock, a stage's work
     between the first forward pass that reaches it and the last backward pass that leaves it."""
-    p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped())
+    p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped_efficiency())
     plan, host = chunks(job, pricer), layer_host_of(job)
     times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
     forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
@@ -87,7 +88,7 @@ def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> 
 
 def layer_host_of(job: Job) -> LayerHost:
     """What its layers cost the host."""
-    era = "a100" if job.platform.gpu.architecture in ("Volta", "Ampere", "Turing", "Pascal") else "h100"
+    era = architecture(job.platform.gpu.architecture).host_era
     f, p = job.framework, job.parallel
     fused = f.attention not in ("unfused", "fused-softmax")
     return layer_host(f.host, era, p.tp, p.sequence_parallel, job.model.experts is not None, fused, softmax_fused(job))

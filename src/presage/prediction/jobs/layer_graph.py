@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from presage.costs.closed_form.attention_law import AttentionShape
+from presage.costs.closed_form.laws import AttentionShape
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Phase, Ref, Storage, Tensor, Thread
 from presage.parallel.plan import Axis
 
@@ -39,14 +39,14 @@ BACKWARD_NAMES = (
 )  # fmt: skip
 
 
-class Overlap(NamedTuple):
+class ComputeOverlap(NamedTuple):
     """What a collective may run under, where the framework does so."""
 
     compute: int  # place of a GEMM or an attention in the graph
     whole: bool  # under another op than the one whose operand or result it transfers, so not cut up
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """A part of a layer that is kept or recomputed as one, by the places of its ops in the graph."""
 
     name: str
@@ -59,8 +59,8 @@ class LayerGraph(NamedTuple):
     """One microbatch forward and backward through a layer, or through what comes before or after them all."""
 
     graph: Graph
-    blocks: tuple[Block, ...]
-    overlaps: dict[int, Overlap]  # by place of the collective
+    blocks: tuple[LayerBlock, ...]
+    overlaps: dict[int, ComputeOverlap]  # by place of the collective
 
 
 class PendingOp(NamedTuple):
@@ -176,11 +176,11 @@ class LayerBuilder:
     def build(self) -> LayerGraph:
         """All forward passes in order, then all backward passes in the opposite order."""
         ops: list[Op] = []
-        overlaps: dict[int, Overlap] = {}
+        overlaps: dict[int, ComputeOverlap] = {}
         ahead = [self._place(ops, overlaps, name, pending, "forward") for name, pending, _ in self._blocks]
         back = [self._place(ops, overlaps, name, pending, "backward") for name, _, pending in reversed(self._blocks)]
         blocks = tuple(
-            Block(name, f, b, any(_is_gemm(o) for o in pending))
+            LayerBlock(name, f, b, any(_is_gemm(o) for o in pending))
             for (name, pending, _), f, b in zip(self._blocks, ahead, reversed(back), strict=True)
         )
         flags: dict[str, bool | str] = {"allow_tf32": self.precision != "fp32"}
@@ -189,13 +189,13 @@ class LayerBuilder:
 
     @staticmethod
     def _place(
-        ops: list[Op], overlaps: dict[int, Overlap], block: str, pending: list[PendingOp], phase: Phase
+        ops: list[Op], overlaps: dict[int, ComputeOverlap], block: str, pending: list[PendingOp], phase: Phase
     ) -> tuple[int, ...]:
         start = len(ops)
         thread: Thread = "main" if phase == "forward" else "autograd"
         for i, o in enumerate(pending):
             if o.under is not None:
-                overlaps[start + i] = Overlap(start + pending.index(o.under), o.whole)
+                overlaps[start + i] = ComputeOverlap(start + pending.index(o.under), o.whole)
             op = Op(
                 o.name, "", o.inputs, o.outputs, phase, thread, block, names=o.names, writes=o.writes, group=o.group
             )

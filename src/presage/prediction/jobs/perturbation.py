@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from presage.configs.job import Job
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import job_step
-from presage.prediction.jobs.work_pace import Paces
+from presage.prediction.jobs.work_pace import WorkPaces
 
 __all__ = ["BY", "WorkClassSensitivity", "perturb"]
 
@@ -28,8 +28,8 @@ def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> t
     """Classes that matter to the step, those that matter most first."""
     now = job_step(job, efficiency).seconds
     found = []
-    for name in Paces._fields:
-        ends = [job_step(job, efficiency, Paces(**{name: times})).seconds for times in (1 - by, 1 + by)]
+    for name in WorkPaces._fields:
+        ends = [job_step(job, efficiency, WorkPaces(**{name: times})).seconds for times in (1 - by, 1 + by)]
         found.append(WorkClassSensitivity(name, *ends))
     matter = (s for s in found if max(abs(s.quicker - now), abs(s.slower - now)) > LEAST * now)
     return tuple(sorted(matter, key=lambda s: s.quicker))

@@ -1,4 +1,4 @@
-"""Known: what was worked out for one plan of a job and holds for its others, so that thousands of them pay for it once.
+"""PlanCache: values computed for one plan of a job that hold for others too, so that thousands of plans pay once.
 
 Plans of a job have its model, platform, sequence, precision and software in common. Beyond these, a layer's price
 depends on a few degrees (`layer_key`), and whatever is kept says in its key what else it depends on.
@@ -12,14 +12,12 @@ from typing import Any, TypeVar
 
 from presage.configs.job import Job
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.work_pace import EVEN, Paces
-
-__all__ = ["Known", "forget", "known_of", "layer_key"]
+from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
 Value = TypeVar("Value")
 
 
-class Known:
+class PlanCache:
     """Values by key, each made once."""
 
     __slots__ = ("found",)
@@ -34,20 +32,20 @@ class Known:
         return value
 
 
-def known_of(job: Job, efficiency: Efficiency, paces: Paces = EVEN) -> Known:
+def plan_cache(job: Job, efficiency: Efficiency, paces: WorkPaces = EVEN) -> PlanCache:
     """The one that all plans of a job share; what is asked at odd paces is not kept for others."""
     if paces is not EVEN:
-        return Known()
+        return PlanCache()
     return _known(job.model, job.platform, job.sequence, job.precision, job.framework, job.overlap, efficiency)
 
 
 @lru_cache(128)
-def _known(*_: object) -> Known:
-    return Known()
+def _known(*_: object) -> PlanCache:
+    return PlanCache()
 
 
-def forget() -> None:
-    """Everything."""
+def clear_plan_cache() -> None:
+    """Drop all cached values."""
     _known.cache_clear()
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Transformer
-from presage.prediction.jobs.block_cost import BlockCostModel, Cost, Passes
+from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, Passes
 from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
 from presage.prediction.jobs.transformer_layer import layer_graph
 
@@ -42,10 +42,10 @@ class Chunk:
     passes: Passes
 
 
-NOTHING = Passes(Cost(), Cost(), Cost())
+NOTHING = Passes(BlockCost(), BlockCost(), BlockCost())
 
 
-class Dealt(NamedTuple):
+class LayerAssignment(NamedTuple):
     """Distinct chunk kinds (layer counts, has embedding, has head) and the kind of each [stage, chunk]."""
 
     kinds: tuple[Kind, ...]
@@ -61,35 +61,35 @@ class Stages:
     at: NDArray[np.int64]  # as in `Dealt`
     counts: NDArray[np.float64]
 
-    def work(self, stage: int) -> tuple[Cost, Cost]:
-        """Of a microbatch on a stage: forward with what is done again, and backward."""
-        ahead = back = Cost()
+    def work(self, stage: int) -> tuple[BlockCost, BlockCost]:
+        """Costs of a microbatch on a stage: forward with what is recomputed, and backward."""
+        ahead = back = BlockCost()
         for c, n in zip(self.kinds, self.counts[stage].tolist(), strict=True):
             if n:
                 ahead, back = ahead + (c.passes.forward + c.passes.again) * n, back + c.passes.backward * n
         return ahead, back
 
     @cached_property
-    def busiest(self) -> tuple[Cost, Cost]:
+    def busiest(self) -> tuple[BlockCost, BlockCost]:
         """The work of the stage that computes most."""
         each = [c.passes.forward.compute + c.passes.again.compute + c.passes.backward.compute for c in self.kinds]
         return self.work(int(np.argmax(self.counts @ each)))
 
 
 def chunks(job: Job, pricer: BlockCostModel) -> Stages:
-    """Of every stage. Plans that differ in schedule, sharding or replicas have the same."""
+    """The chunks of every stage. Plans that differ in schedule, sharding or replicas share them."""
     p = job.parallel
     split = (p.pp, p.virtual, p.layers_as, p.ends_as_layers)
     return pricer.known.get(("stages", pricer.layers, split, job.recompute), lambda: _chunks(job, pricer, split))
 
 
 def _chunks(job: Job, pricer: BlockCostModel, split: tuple[Any, ...]) -> Stages:
-    kinds, at, counts = pricer.known.get(("dealt", split), lambda: dealt(job))
+    kinds, at, counts = pricer.known.get(("dealt", split), lambda: assign_layers(job))
     return Stages(tuple(_chunk(job, pricer, *kind) for kind in kinds), at, counts)
 
 
-def dealt(job: Job) -> Dealt:
-    """Layers of one kind cost the same, and so do chunks with as many of each."""
+def assign_layers(job: Job) -> LayerAssignment:
+    """Layers to stages. Layers of one kind cost the same, and so do chunks with as many of each."""
     p, split, m = job.parallel, job.stage_layers(), job.model
     numbers = {_kind(m, i): i for i in reversed(range(m.layers))}
     found: dict[Kind, int] = {}
@@ -103,11 +103,11 @@ def dealt(job: Job) -> Dealt:
             at[stage, chunk] = found.setdefault((tuple(sorted(kinds.items())), first, last), len(found))
             start = end
     counts = np.array([np.bincount(row, minlength=len(found)) for row in at], np.float64)
-    return Dealt(tuple(found), at, counts)
+    return LayerAssignment(tuple(found), at, counts)
 
 
 def _chunk(job: Job, pricer: BlockCostModel, layers: tuple[tuple[int, int], ...], first: bool, last: bool) -> Chunk:
-    """Of so many layers like each of these."""
+    """A chunk with so many layers like each of these."""
     total = NOTHING
     for number, times in layers:
         total += layer_passes(job, pricer, number) * times
@@ -127,14 +127,14 @@ def layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
 
 def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
     key = ("blocks", pricer.layers, _kind(job.model, number))
-    again, total = Cost(), NOTHING
+    again, total = BlockCost(), NOTHING
     for block, one in pricer.known.get(key, lambda: pricer.block_costs(layer_graph(job, number))):
-        again += one.forward * repeated(job.recompute, block.name, block.has_gemm)
+        again += one.forward * recomputed_share(job.recompute, block.name, block.has_gemm)
         total += one
     return Passes(total.forward, total.backward, again)
 
 
-def repeated(r: Recompute, name: str, has_gemm: bool) -> float:
+def recomputed_share(r: Recompute, name: str, has_gemm: bool) -> float:
     """The share of a block's forward pass that is computed again."""
     if r.mode == "none":
         return 0.0

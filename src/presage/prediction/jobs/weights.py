@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from presage.configs.job import Job
 
-__all__ = ["Weights", "weights"]
-
 
 class Weights(NamedTuple):
     """Parameters of one rank."""
@@ -21,7 +19,7 @@ class Weights(NamedTuple):
 
 
 def weights(job: Job, layers: int, expert_layers: int, first: bool, last: bool) -> Weights:
-    """Of a chunk. Weights that both ends use are on both ends."""
+    """Parameters of a chunk. Weights that both ends use are on both ends."""
     m, p = job.model, job.parallel
     shared, experts = 0.0, 0.0
     if layers > expert_layers:

@@ -8,10 +8,8 @@ from typing import NamedTuple
 from presage.configs.job import Job
 from presage.parallel.plan import LAYER_AXES, Axis
 
-__all__ = ["EVEN", "Paces", "class_of", "pace_of"]
 
-
-class Paces(NamedTuple):
+class WorkPaces(NamedTuple):
     """By class of work, in the words of a step's parts; `send`: activations between stages."""
 
     products: float = 1.0
@@ -27,7 +25,7 @@ class Paces(NamedTuple):
     dp: float = 1.0
 
 
-EVEN = Paces()
+EVEN = WorkPaces()
 ONE_CLASS = {Axis.PP: "send", Axis.REPLICAS: "dp"} | {axis: axis.value for axis in (*LAYER_AXES, Axis.DP)}
 
 
@@ -37,7 +35,7 @@ def class_of(job: Job, over: Axis) -> str:
     return ONE_CLASS.get(over) or ("sharding" if by_layer else "dp")
 
 
-def pace_of(paces: Paces, job: Job, over: Axis) -> float:
-    """Of a job's transfers over such a group."""
+def pace_of(paces: WorkPaces, job: Job, over: Axis) -> float:
+    """Pace of a job's transfers over such a group."""
     pace: float = getattr(paces, class_of(job, over))
     return pace
