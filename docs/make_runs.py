@@ -166,8 +166,7 @@ def bars(result: Result, full: int) -> Iterator[str]:
 
 
 def factors(result: Result) -> Iterator[str]:
-    yield "| fitted without | GEMMs | those of the backward pass, on top |
-|---|---|---|"
+    yield "| fitted without | GEMMs | those of the backward pass, on top |\n|---|---|---|"
     for name, e in (
         ("nothing: as shipped", shipped_efficiency()),
         *((s, efficiency_without(s)) for s in sources(result)),
