@@ -158,8 +158,8 @@ EDITS = (
     ),
     plain(
         "tf32",
-        "Products and convolutions of float32 numbers run on tensor cores, their inputs rounded to 19 bits "
-        "(torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32).",
+        "Products and convolutions of float32 numbers use TF32 tensor cores (torch.backends.cuda.matmul.allow_tf32 and "
+        "torch.backends.cudnn.allow_tf32): inputs are rounded to 10 bits of mantissa, all else stays float32.",
         tf32,
         caution="numbers change: products keep 11 bits of mantissa; check the loss",
     ),
