@@ -1,8 +1,8 @@
 """The claims on what a change is worth: predicted speed-ups beside those a GPU measured, pair by pair.
 
-A pair is a training step and an edit of it. The edit is made around the unchanged code of the step, or in its graph, and
-both are predicted. What counts is how much of the step's time the edit saves, in
-points: 100 (1 - edited / base), and the right sign wherever the measured step changes by more than 3%. The ratio of the
+A pair is a training step and an edit of it. The edit is made around the unchanged code of the step, or in its graph,
+and both are predicted. What counts is how much of the step's time the edit saves, in points:
+100 (1 - edited / base), and the right sign wherever the measured step changes by more than 3%. The ratio of the
 two steps, the same for GPU time alone (which hardly varies between runs), and peak memory are told beside it.
 
 A pair measured in several runs counts with the median ratio; how far the runs are from it is the measurement's own
