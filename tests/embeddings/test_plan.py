@@ -268,7 +268,7 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: Path) -> None:
     assert value["bound_ms"] <= value["step_ms"] == pytest.approx(sum(value["phases_ms"].values()))
     assert len(read_plan(plan, _tables(12)).tables) == 12
     shown = CliRunner().invoke(app, ["shard", str(path), "--ranks", "4"])
-    assert "a step for embeddings" in shown.output
+    assert "/step for embeddings" in shown.output
     assert "size_lookup_greedy" in shown.output
 
 

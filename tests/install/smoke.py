@@ -28,7 +28,7 @@ def main(folder: Path, version: str | None) -> None:
     job = answer("job", "examples/jobs/llama3.1-405b.toml", "--draws", "1000", "--json", "-")
     assert job["step_ms"]["p50"] > 1000
     assert answer("trace", "demo", "--json", "-")
-    assert "with the edits" in said("replay", "demo", "--scale", "kernel=.*:0.5")
+    assert "With the edits" in said("replay", "demo", "--scale", "kernel=.*:0.5")
     assert "H200" in said("gpus") and "DGX" in said("platforms")
     assert "pip install 'presage[torch]'" in refused("predict", "examples/gpt.py:build")
     assert "pip install 'presage[report]'" in refused("job", OWN, "--report", "out.html")

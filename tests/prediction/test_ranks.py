@@ -268,7 +268,7 @@ def test_command_prints_tables_of_ranks() -> None:
     said = predict_command(
         *STEP, "--ranks", "8", "--platform", "dgx-h100", "--rank", "3:host=2,batch=3", "--draws", "20"
     )
-    assert "8 ranks (ddp) of NVIDIA DGX H100" in said
+    assert "on 8 x NVIDIA H100 SXM 80 GB (NVIDIA DGX H100" in said
     assert "3 (host x2, batch=3)" in said
-    assert "Collectives of a rank" in said
+    assert "Collectives per rank" in said
     assert "all_reduce" in said
