@@ -15,10 +15,9 @@ from presage.cli.app import app
 from presage.cli.run import command
 from presage.errors import InputError, PresageError
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.runs.drawn import step_times
-from presage.runs.run import CheckpointPlan
-from presage.runs.save import SETUP, STORAGE, checkpoint_bytes, checkpoints_of
+from presage.runs.run import SETUP, STORAGE, CheckpointPlan, checkpoint_bytes, checkpoints_of
 from presage.runs.sets import reliability
+from presage.runs.steps import step_times
 from presage.runs.whole import predict_run
 from run_times import USUAL
 

@@ -13,8 +13,7 @@ from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
 from presage.memory import in_flight, job_memory, memory_savings
 from presage.memory.activations import layer_activations
-from presage.memory.optimizer_state import optimizer_state
-from presage.memory.parameter_shards import parameter_shards
+from presage.memory.optimizer_state import optimizer_state, parameter_shards
 from presage.parallel.pipeline import Schedule
 from presage.parallel.plan import ParallelPlan
 

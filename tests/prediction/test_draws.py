@@ -18,7 +18,14 @@ from presage.noise.model import (
     WorkSpread,
 )
 from presage.noise.sampling import estimate
-from presage.prediction.draws import StepModel, draw, guarantee, scale_class, step_model, without_fitted_stragglers
+from presage.prediction.draws import (
+    StepModel,
+    draw,
+    guarantee,
+    scale_class,
+    step_model,
+    without_fitted_stragglers,
+)
 from presage.prediction.draws.replica_pools import Gpus, Replica, common_shift, drawn_gpus, ratios
 from presage.prediction.jobs.job_prediction import predict_job
 

@@ -20,8 +20,7 @@ from presage.noise.model import NO_NOISE, CommonNoise, NetworkRegimes, NoiseMode
 from presage.noise.sources import SOURCES, active_sources, only_sources, without_sources
 from presage.pool import SERIAL, THREADS_2, processes
 from presage.prediction.draws import DrawRequest, draw, draw_all, scale_class, step_model, without_fitted_stragglers
-from presage.prediction.draws.criticality import criticality, scale_stage, stage_criticality
-from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
+from presage.prediction.draws.sensitivity import Sensitivity, criticality, scale_stage, sensitivity, stage_criticality
 from presage.prediction.draws.shapley import shapley
 from presage.prediction.draws.step_model import StepModel
 from presage.report.sensitivity_answer import notes, plot_sensitivity, sensitivity_answer, sensitivity_data

@@ -17,7 +17,7 @@ from presage.noise.files import format_noise
 from presage.noise.model import Belief, CommonNoise, NoiseModel, SlowGpus, WorkSpread
 from presage.report.study_answer import plot_study, study_answer, study_table
 from presage.runs.checkpoint import best_interval, exact_efficiency
-from presage.runs.save import checkpoints_of
+from presage.runs.run import checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
 from presage.studies import (
     Study,

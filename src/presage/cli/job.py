@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from presage.prediction.jobs.job_prediction import JobResult
     from presage.report.job_sections import JobDetail
 
-GLANCE = 4_000  # draws
 MOST_TASKS = 200_000  # of a timeline on a page
 
 # What makes microbatches differ.
@@ -136,14 +135,11 @@ def detail_of(found: JobResult) -> JobDetail:
 
 
 def _glance(found: JobResult, seed: int) -> StepDistribution:
-    """A quick distribution for a report without --draws: fewer draws, no confidence intervals."""
-    from presage.prediction.draws import guarantee, step_model
-    from presage.prediction.draws.distribution import StepDistribution, belief_of
+    """A quick distribution for a report without --draws."""
+    from presage.prediction.draws.distribution import quick_distribution
 
-    belief, source = belief_of(found.job, found.seconds)
     with status("drawing steps"):
-        drawn = guarantee(step_model(found.job, found.job_step), belief, seed, GLANCE, sets=0)
-    return StepDistribution(drawn, belief, source, seed)
+        return quick_distribution(found, seed)
 
 
 def _load(found: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:

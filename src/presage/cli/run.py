@@ -184,8 +184,8 @@ def command(
     """
     from presage.prediction.jobs.job_prediction import predict_job
     from presage.report.run_answer import run_answer
-    from presage.runs.drawn import step_times
-    from presage.runs.save import checkpoints_of
+    from presage.runs.run import checkpoints_of
+    from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
     check_report(report)

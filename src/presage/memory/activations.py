@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
-from presage.memory.parameter_shards import key_heads
+from presage.memory.optimizer_state import key_heads
 
 __all__ = ["LayerActivations", "LayerMemory", "layer_activations", "number_bytes"]
 

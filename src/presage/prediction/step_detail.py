@@ -11,10 +11,10 @@ from presage.engine import Timeline
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile, memory_profile
+from presage.prediction.breakdown import RooflinePoint, roofline_points
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.rank_set import RankSet
 from presage.prediction.step import StepProgram, step_program
-from presage.prediction.step_roofline import RooflinePoint, roofline_points
 
 __all__ = ["StepDetail", "StepWindow", "rank_set_detail", "step_detail", "step_window"]
 

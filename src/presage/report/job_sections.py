@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.perturbation import BY, WorkClassSensitivity
-from presage.prediction.step_roofline import RooflinePoint
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import GIB, Swing, parts_figure, stacks_figure, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table

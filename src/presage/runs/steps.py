@@ -7,15 +7,20 @@ step: the variance of a sum of n of them is known exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError
-from presage.noise.model import Stalls
+from presage.noise.model import NetworkRegimes, NoiseModel, SlowGpus, Stalls
+from presage.pool.pool import THREADS_2, Pool
+from presage.prediction.draws.distribution import belief_of
+from presage.prediction.draws.draw import draw, without_fitted_stragglers
+from presage.prediction.draws.step_model import step_model
+from presage.prediction.jobs.job_prediction import JobResult
 
-__all__ = ["MODEL_SD", "StepTimes", "sum_variance"]
+__all__ = ["MODEL_SD", "StepTimes", "step_times", "sum_variance"]
 
 Floats = NDArray[np.float64]
 MODEL_SD = 0.076 / 0.6745  # a median error of 7.6% on 1,287 public runs (docs/runs.md), were errors Normal
@@ -60,3 +65,35 @@ def sum_variance(n: Floats, correlation: float) -> Floats:
     """Of a sum of n values of variance 1 where each goes with the one before: exact for whole n."""
     r = correlation
     return np.asarray(n * (1 + r) / (1 - r) - 2 * r * (1 - r**n) / (1 - r) ** 2)
+
+
+# ---- Step times of a run from draws of the job's step: the slowest of all GPUs, what they share, and what is known
+
+COUNT = 4_000  # steps that are drawn
+
+
+def step_times(
+    job: JobResult, noise: str | None = None, episodes: bool = True, seed: int = 0, pool: Pool = THREADS_2
+) -> tuple[StepTimes, str]:
+    """And where the noise is from: a file, or what is assumed of such GPUs. `episodes`: the run has slow ones."""
+    belief, source = belief_of(job.job, job.seconds, noise)
+    lasting = _lasting(belief.noise, job.job.gpus, episodes)
+    found = draw(without_fitted_stragglers(step_model(job.job, job.job_step), lasting), lasting, seed, COUNT, pool=pool)
+    c = belief.noise.common
+    times = StepTimes(
+        seconds=float(found.seconds.mean()),
+        run_sd=found.run_sd,
+        drift=c.drift,
+        drift_sd=c.drift_sd,
+        sd=found.step_sd,
+        correlation=max(0.0, c.correlation),
+        stalls=belief.noise.stalls,
+        model_sd=MODEL_SD,
+    )
+    return times, source
+
+
+def _lasting(noise: NoiseModel, gpus: int, episodes: bool) -> NoiseModel:
+    """What is there in every hour of a run."""
+    slow = noise.slow if noise.slow.share * gpus >= 1 else SlowGpus()
+    return replace(noise, stalls=Stalls(), slow=slow, network=NetworkRegimes() if episodes else noise.network)

@@ -19,8 +19,7 @@ from presage.prediction.draws.distribution import belief_of
 from presage.prediction.draws.draw import without_fitted_stragglers
 from presage.prediction.draws.step_model import NODE, step_model
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.runs.run import TrainingRun
-from presage.runs.save import checkpoints_of
+from presage.runs.run import TrainingRun, checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
 from presage.runs.steps import StepTimes
 from presage.search import job_plan, plan_words, search

@@ -11,8 +11,7 @@ from presage.configs.check import problems
 from presage.configs.job import Job
 from presage.noise.model import NO_NOISE, NoiseModel
 from presage.prediction.draws.distribution import belief_of
-from presage.prediction.draws.draw import Drawn, Draws, without_fitted_stragglers
-from presage.prediction.draws.draw_request import draw
+from presage.prediction.draws.draw import Drawn, Draws, draw, without_fitted_stragglers
 from presage.prediction.draws.step_model import StepModel, step_model
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
 

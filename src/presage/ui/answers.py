@@ -15,7 +15,7 @@ from presage.ui.plans import predicted
 from presage.ui.question import DAY, RunQuestion
 
 if TYPE_CHECKING:
-    from presage.prediction.draws.guarantee import Guarantee
+    from presage.prediction.draws.distribution import Guarantee
     from presage.runs.whole import RunResult
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from presage.report.terms import LEAST, MEMORY
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from presage.prediction.draws.guarantee import Guarantee
+    from presage.prediction.draws.distribution import Guarantee
     from presage.runs.whole import RunResult
 
 
@@ -98,8 +98,7 @@ def _loss(p: JobResult) -> str:
 @lru_cache(64)
 def draw_step(text: str, noise: str) -> Guarantee:
     """As `presage job --draws 4000` draws it, without intervals for the noise's own uncertainty."""
-    from presage.prediction.draws.distribution import belief_of
-    from presage.prediction.draws.guarantee import guarantee
+    from presage.prediction.draws.distribution import belief_of, guarantee
     from presage.prediction.draws.step_model import step_model
 
     p = predicted(text)
@@ -130,8 +129,8 @@ def spread_measures(p: JobResult, g: Guarantee) -> list[Measure]:
 @lru_cache(64)
 def draw_run(text: str, asked: RunQuestion) -> RunResult:
     """As `presage run --draws 500` draws it."""
-    from presage.runs.drawn import step_times
     from presage.runs.sets import DEFAULT, reliability
+    from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
     p = predicted(text)

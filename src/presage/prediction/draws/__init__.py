@@ -1,8 +1,7 @@
 """A job's step as a distribution: its pipeline drawn through the engine, replicas folded by order statistics."""
 
-from presage.prediction.draws.draw import Draws, without_fitted_stragglers
-from presage.prediction.draws.draw_request import DrawRequest, draw, draw_all
-from presage.prediction.draws.guarantee import Guarantee, guarantee
+from presage.prediction.draws.distribution import Guarantee, guarantee
+from presage.prediction.draws.draw import DrawRequest, Draws, draw, draw_all, without_fitted_stragglers
 from presage.prediction.draws.step_model import StepModel, scale_class, step_model
 
 __all__ = [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from presage.noise.distribution import Fixed
 from presage.noise.distribution.composed import smooth_distribution
 from presage.noise.model import CLASSES, COMPUTE, NoiseModel, WorkSpread
 from presage.noise.sampling import Estimate, RandomStreams, Replicas, estimate, slowest_replica
-from presage.pool.pool import THREADS_2
+from presage.pool.pool import THREADS_2, Pool
 from presage.prediction.draws.replica_pools import (
     STANDARD,
     Gpus,
@@ -30,9 +31,12 @@ __all__ = [
     "BLOCKS",
     "STEPS",
     "Block",
+    "DrawRequest",
     "Drawn",
     "Draws",
     "blocks_of",
+    "draw",
+    "draw_all",
     "in_blocks",
     "join_blocks",
     "replicas_key",
@@ -40,7 +44,7 @@ __all__ = [
     "transfers_vary",
     "whole_steps",
     "without_fitted_stragglers",
-]  # fmt: skip
+]
 
 Floats = NDArray[np.float64]
 Block = tuple[Floats, Floats]  # seconds of [runs, steps]; those of jitter and stalls apart
@@ -277,3 +281,67 @@ def _stalls(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: t
         return np.zeros(size)
     some = streams("stalls").random(size) < -np.expm1(-rate)
     return np.where(some, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)
+
+
+# ---- `draw(shape, noise) -> Draws`: step times of many runs of a job, some steps of each; `draw_all`: of many such
+
+MOST = 16_000_000  # steps that are held at once
+
+
+@dataclass(frozen=True, eq=False)
+class DrawRequest:
+    """What is to be drawn: some `steps` of each of count / steps runs."""
+
+    shape: StepModel
+    noise: NoiseModel
+    count: int = 10_000
+    steps: int = STEPS
+
+
+class _Piece(NamedTuple):
+    """A block of some that were asked for, by number."""
+
+    some: tuple[int, ...]
+    block: int
+
+
+def draw(
+    shape: StepModel, noise: NoiseModel, seed: int = 0, count: int = 10_000, steps: int = STEPS, pool: Pool = THREADS_2
+) -> Draws:
+    """Some `steps` of each of count / steps runs. The same seed gives each source of noise the same draws, whatever the
+    others are: two plans, or one with a source less, can be compared draw by draw."""
+    return next(draw_all([DrawRequest(shape, noise, count, steps)], seed, pool))[1]
+
+
+def draw_all(asked: Sequence[DrawRequest], seed: int = 0, pool: Pool = THREADS_2) -> Iterator[tuple[int, Draws]]:
+    """Each with its number, those whose slowest replicas are the same together."""
+    for a in asked:
+        if transfers_vary(a.noise):
+            a.shape.curves  # noqa: B018 - here, once, and not in every piece
+    parts = list(_parts(asked))
+    pieces = [_Piece(some, k) for some in parts for k in range(_blocks(asked[some[0]]))]
+    found = pool.map(partial(_drawn, asked, seed), pieces)
+    for some in parts:
+        blocks = [next(found) for _ in range(_blocks(asked[some[0]]))]
+        for i, of_one in zip(some, zip(*blocks, strict=True), strict=True):
+            yield i, join_blocks(asked[i].shape, of_one)
+
+
+def _parts(asked: Sequence[DrawRequest]) -> Iterator[tuple[int, ...]]:
+    """Those that share their slowest replicas, as many of them as can be held."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for i, a in enumerate(asked):
+        alike.setdefault((a.count, a.steps, *replicas_key(a.shape, a.noise)), []).append(i)
+    for some in alike.values():
+        many = max(1, MOST // asked[some[0]].count)
+        yield from (tuple(some[i : i + many]) for i in range(0, len(some), many))
+
+
+def _blocks(a: DrawRequest) -> int:
+    return blocks_of(a.count, a.steps)[0]
+
+
+def _drawn(asked: Sequence[DrawRequest], seed: int, piece: _Piece) -> list[Block]:
+    first, streams = asked[piece.some[0]], RandomStreams(seed).child(piece.block)
+    longest = slowest_replicas(first.shape, first.noise, streams, blocks_of(first.count, first.steps)[1])
+    return [whole_steps(asked[i].shape, asked[i].noise, streams, longest) for i in piece.some]

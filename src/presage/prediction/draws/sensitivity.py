@@ -7,22 +7,36 @@ the change is worth is the difference. How well it is known comes from leaving o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.model import NO_NOISE, NoiseModel
+from presage.configs.job import Job
+from presage.noise.model import CLASSES, NO_NOISE, NoiseModel
 from presage.noise.sampling import BATCHES, Estimate
 from presage.noise.sources import active_sources, only_sources, without_class_noise, without_sources
+from presage.parallel.pipeline_run import simulate_durations
 from presage.pool.pool import THREADS_2, Pool
-from presage.prediction.draws.criticality import Critical, criticality, scale_stage, stage_criticality
-from presage.prediction.draws.draw import Draws
-from presage.prediction.draws.draw_request import DrawRequest, draw, draw_all
+from presage.prediction.draws.draw import DrawRequest, Draws, draw, draw_all
 from presage.prediction.draws.shapley import Shapley, shapley, subsets
 from presage.prediction.draws.step_model import StepModel, scale_class
+from presage.prediction.jobs.job_step import job_step
+from presage.prediction.jobs.work_pace import WorkPaces
 
-__all__ = ["FASTER", "MetricChange", "Sensitivity", "SensitivityRow", "VarianceShares", "sensitivity"]
+__all__ = [
+    "FASTER",
+    "Critical",
+    "MetricChange",
+    "Sensitivity",
+    "SensitivityRow",
+    "VarianceShares",
+    "criticality",
+    "scale_stage",
+    "sensitivity",
+    "stage_criticality",
+]
 
 Floats = NDArray[np.float64]
 FASTER = 0.9  # of its seconds
@@ -206,3 +220,61 @@ def _jackknife(values: Floats, other: float = 0.0) -> Estimate:
     n = len(rest)
     own = float(np.sqrt((n - 1) / n * ((rest - rest.mean()) ** 2).sum())) if n > 1 else 0.0
     return Estimate(float(values[0]), float(np.hypot(own, other)))
+
+
+# ---- Criticality: of one more percent of a class of work (or of a stage), the share that shows in the step.
+
+NEAR, FAR = 0.01, 200.0
+NO_LIMIT = 1e6  # W
+
+
+class Critical(NamedTuple):
+    """Seconds of a step: on its longest path, and all there are of them."""
+
+    shown: float
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """0 where all of it is hidden behind other work."""
+        found = self.shown / self.seconds if self.seconds > 0 else 0.0
+        return min(1.0, found) if found > 1e-6 else 0.0
+
+
+def criticality(shape: StepModel) -> dict[str, Critical]:
+    """Of the classes of work that the job has."""
+    slow = job_step(shape.job, shape.efficiency).slowdown
+    held, base = _unlimited(shape.job), WorkPaces(products=slow, attention=slow)
+
+    def at(kind: str, times: float) -> float:
+        return job_step(held, shape.efficiency, base._replace(**{kind: getattr(base, kind) * times})).seconds
+
+    found = {k: _critical(at(k, 1.0), at(k, 1 + NEAR), at(k, FAR), at(k, FAR * (1 + NEAR))) for k in CLASSES}
+    return {k: c for k, c in found.items() if c.seconds > 1e-9 * shape.seconds}
+
+
+def stage_criticality(shape: StepModel, stage: int) -> Critical:
+    """Of a pipeline stage's passes."""
+    at = [scale_stage(shape, stage, t).seconds for t in (1.0, 1 + NEAR, FAR, FAR * (1 + NEAR))]
+    return _critical(*at)
+
+
+def _critical(here: float, more: float, far: float, further: float) -> Critical:
+    return Critical((more - here) / NEAR, (further - far) / (NEAR * FAR))
+
+
+def _unlimited(job: Job) -> Job:
+    gpu = replace(job.platform.gpu, power_limit=NO_LIMIT)
+    return replace(job, platform=replace(job.platform, gpu=gpu))
+
+
+def scale_stage(shape: StepModel, stage: int, times: float) -> StepModel:
+    """The same step with a pipeline stage whose passes take so many times as long."""
+    d = shape.pipeline.durations
+    factor = [[times if s == stage else 1.0] for s in range(shape.stages)]
+    passes = {name: getattr(d, name) * factor for name in ("forward", "backward", "weight", "extra")}
+    done = simulate_durations(shape.pipeline.schedule, d._replace(**passes))
+    seconds = shape.seconds + done.total - shape.pipeline.total
+    made = replace(shape, seconds=seconds, pipeline=done, work=shape.work * factor)
+    made.__dict__["curves"] = shape.curves  # what transfers add is not priced anew
+    return made

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.prediction.step_roofline import RooflinePoint
+from presage.prediction.breakdown import RooflinePoint
 from presage.report.html.charts.bars import AxisUnit, label, time_unit
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE, colours
 from presage.text import percent, seconds, size
