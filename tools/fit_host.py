@@ -23,7 +23,7 @@ from presage.graph.graph import Graph
 from presage.traces import kineto
 from presage.traces.latencies import latencies
 from presage.traces.trace import Trace
-from presage_fit.host import Fit, Row, fit, host_us, launch_calls, profiler_cost, rows, share_found, traced_units
+from presage_fit.host import Fit, HostRow, fit, host_us, launch_calls, profiler_cost, rows, share_found, traced_units
 from presage_validation.workloads import measured_cases
 
 # Launches the host may be ahead of the GPU: where launch calls begin to wait in traces of GPU-bound steps.
@@ -49,7 +49,7 @@ def read_cases(workloads: Path, folder: Path) -> dict[str, tuple[Graph, Trace]]:
     return out
 
 
-def left_out(steps: Mapping[str, Sequence[Row]], unprofiled: Mapping[str, float], per_event: float) -> np.ndarray:
+def left_out(steps: Mapping[str, Sequence[HostRow]], unprofiled: Mapping[str, float], per_event: float) -> np.ndarray:
     """Logarithm of measured over predicted host time of each step, told from all other traces; and the sum of squares
     of its threads' shares."""
     out = []

@@ -31,7 +31,7 @@ from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, save_tables
 from presage.costs.trees import Trees
 from presage_fit.boosting import fit
 from presage_fit.table_split import FITTED, HELD, is_fitted
-from presage_validation.kernel_tables import Measured, read_table
+from presage_validation.kernel_tables import MeasuredKernel, read_table
 
 Floats = NDArray[np.float64]
 GPUS = {"a100_80gb": "a100_sxm", "h100_sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
@@ -50,7 +50,7 @@ class Rows:
     """The fitted shapes of a table."""
 
     kernel: str
-    shapes: tuple[Measured, ...]
+    shapes: tuple[MeasuredKernel, ...]
 
     @property
     def seconds(self) -> Floats:
@@ -122,7 +122,7 @@ def own_attention(rows: Rows, models: CalibratedKernels, heat: float) -> TableCo
     return TableCorrection("attention", ops, own_trees("attention", calls, times, models, 60, 8))
 
 
-def _long(s: Measured) -> bool:
+def _long(s: MeasuredKernel) -> bool:
     _, length, heads, key_heads, _, window = s.sizes
     return length >= LONG and heads >= KEY_HEADS * key_heads and not window
 

@@ -36,7 +36,7 @@ OUTLIER = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCollective:
     """One row of a table."""
 
     platform: Platform
@@ -46,7 +46,7 @@ class Measured:
     seconds: float
 
 
-def fit(rows: Sequence[Measured]) -> CollectiveParameters:
+def fit(rows: Sequence[MeasuredCollective]) -> CollectiveParameters:
     """Laws from rows within one domain, then corrections from all rows."""
     near = [r for r in rows if r.group.domains == 1]
     any_law = _fabric(near, START)
@@ -56,7 +56,7 @@ def fit(rows: Sequence[Measured]) -> CollectiveParameters:
     return CollectiveParameters(laws, _corrections(rows, laws))
 
 
-def _fabric(rows: Iterable[Measured], start: dict[str, Coefficients]) -> dict[str, Coefficients]:
+def _fabric(rows: Iterable[MeasuredCollective], start: dict[str, Coefficients]) -> dict[str, Coefficients]:
     by_protocol: dict[str, list[list[float]]] = {p: [] for p in start}
     for r in rows:
         protocol, row = _row(r)
@@ -66,7 +66,7 @@ def _fabric(rows: Iterable[Measured], start: dict[str, Coefficients]) -> dict[st
     }
 
 
-def _row(r: Measured) -> tuple[str, list[float]]:
+def _row(r: MeasuredCollective) -> tuple[str, list[float]]:
     """The protocol a row was made by, and its terms as shares of its time."""
     links, sizes = r.platform.links, reach(r.platform.links, r.group)
     found = [(p, k) for p in paths(r.op, r.group, links) for k in PROTOCOLS[p.algorithm]]
@@ -117,8 +117,8 @@ def _typical(seconds: list[float]) -> float:
     return sorted(seconds)[(len(seconds) - 1) // 2]
 
 
-def _corrections(rows: Sequence[Measured], laws: Laws) -> Corrections:
-    curves: dict[tuple[str, str, RankGroup], list[Measured]] = {}
+def _corrections(rows: Sequence[MeasuredCollective], laws: Laws) -> Corrections:
+    curves: dict[tuple[str, str, RankGroup], list[MeasuredCollective]] = {}
     for r in rows:
         curves.setdefault((r.platform.key, r.op, r.group), []).append(r)
     found = {}

@@ -49,7 +49,7 @@ START = FIXED | CHECK | FORWARD | BACKWARD
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLookup:
     """One group of tables as a rank holds it, with the seconds it took; not a number where that was not timed."""
 
     name: str
@@ -67,7 +67,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Sample:
+class LookupSample:
     """Measured groups as arrays."""
 
     flow: LookupTraffic  # of all tables
@@ -82,7 +82,7 @@ class Sample:
         return np.asarray(np.add.reduceat(found, starts, axis=0))
 
 
-def sample(groups: Sequence[Measured], p: Mapping[str, float] = START) -> Sample:
+def sample(groups: Sequence[MeasuredLookup], p: Mapping[str, float] = START) -> LookupSample:
     each = [table_arrays(g.tables, g.batch, g.lookups) for g in groups]
     joined = TableArrays(*(np.concatenate([getattr(c, f.name) for c in each]) for f in fields(TableArrays)))
     number = np.repeat(np.arange(len(groups)), [len(c) for c in each])
@@ -90,10 +90,10 @@ def sample(groups: Sequence[Measured], p: Mapping[str, float] = START) -> Sample
     found = lookup_traffic(joined, p, adaptive, varied)
     wide = np.array([[c.dim.max() > w for w in (32, 64, 128)] for c in each]).sum(axis=1)
     names = ("forward", "backward", "check", "forward_cold", "backward_cold")
-    return Sample(found, number, wide[number], {n: np.array([getattr(g, n) for g in groups]) for n in names})
+    return LookupSample(found, number, wide[number], {n: np.array([getattr(g, n) for g in groups]) for n in names})
 
 
-def fit_law(groups: Sample, start: Mapping[str, float] = START) -> dict[str, float]:
+def fit_law(groups: LookupSample, start: Mapping[str, float] = START) -> dict[str, float]:
     """The check of indices first, then the forward around it, and the backward; warm and cold together."""
     p = dict(start)
     p |= _part(groups, p, CHECK, lambda total, q, _: index_check_seconds(total, q), ("check",))
@@ -102,7 +102,7 @@ def fit_law(groups: Sample, start: Mapping[str, float] = START) -> dict[str, flo
 
 
 def _part(
-    groups: Sample, p: dict[str, float], names: Iterable[str], law: Callable[..., Array], times: Sequence[str]
+    groups: LookupSample, p: dict[str, float], names: Iterable[str], law: Callable[..., Array], times: Sequence[str]
 ) -> dict[str, float]:
     """The named parameters, where there is enough to fit them."""
     timed = [np.isfinite(groups.times[t]) for t in times]
@@ -117,7 +117,7 @@ def _part(
     return least(found, start, measured, PULL) if len(measured) > len(start) else start
 
 
-def group_hash(group: Measured) -> str:
+def group_hash(group: MeasuredLookup) -> str:
     """Hash of what a group is, without its times."""
     tables = [
         (t.rows, t.dim, t.pooling, t.dtype, k.count, k.distinct)
@@ -126,7 +126,9 @@ def group_hash(group: Measured) -> str:
     return sha256(repr((group.batch, group.optimizer, group.lengths, tables)).encode()).hexdigest()[:10]
 
 
-def fit_lookups(measured: Sequence[Measured], source: str = "", start: Mapping[str, float] = START) -> LookupParameters:
+def fit_lookups(
+    measured: Sequence[MeasuredLookup], source: str = "", start: Mapping[str, float] = START
+) -> LookupParameters:
     """The law first, then corrections of what it leaves."""
     groups = sample(measured, start)
     p = fit_law(groups, start)

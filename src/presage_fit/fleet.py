@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from presage.errors import InputError
 from presage.noise.distribution import Distribution, LogNormal, Mixture
 from presage.noise.model import Belief, CredibleInterval, NoiseModel, SlowGpus, WorkSpread
-from presage_fit.fleet_files import Measured
+from presage_fit.fleet_files import MeasuredFleet
 
 Floats = NDArray[np.float64]
 SLOW = 4.0  # standard deviations of the body above the median, from where a GPU of a known fleet is counted as slow
@@ -141,7 +141,7 @@ class Tail:
 
 
 def body_sd(logs: Floats) -> float:
-    """Of most of a sample: half of it is nearer to its median than 0.67 of this. Where half are the same, of more."""
+    """Standard deviation of a sample's body: half of it is within 0.67 of this; of more where half are the same."""
     low, high = np.quantile(logs, (0.16, 0.84))
     tried = (np.median(np.abs(logs - np.median(logs))) / MAD, (high - low) / 2, np.std(logs))
     return float(next((x for x in tried if x > 1e-6), 1e-6))
@@ -229,7 +229,7 @@ class Fleet:
 
     @cached_property
     def distribution(self) -> Distribution:
-        """Of a GPU's factor: body and slow part at their estimates."""
+        """Distribution of a GPU's factor: body and slow part at their estimates."""
         found = self.tail.numbers()
         body, share = LogNormal(float(np.exp(self.tail.middle)), found["sd"].value), found["share"].value
         slow = LogNormal(found["factor"].value, found["width"].value)
@@ -248,7 +248,7 @@ class Fleet:
         return self.tail.quantile(p)
 
     def rank_sd(self) -> Ranged:
-        """Of the body, as far as it lasts from run to run."""
+        """Standard deviation of the body, as far as it lasts from run to run."""
         found, lasting = self.tail.numbers()["sd"], float(np.sqrt(self.variation.lasting))
         return Ranged(found.value * lasting, found.low * lasting, found.high * lasting)
 
@@ -267,7 +267,7 @@ class Fleet:
         return Belief(NoiseModel({kind: spread}, slow), intervals, {f"spread.{kind}": source, "slow": source})
 
 
-def fit_fleet(measured: Measured, fleets: Sequence[KnownFleet] | None = None) -> Fleet:
+def fit_fleet(measured: MeasuredFleet, fleets: Sequence[KnownFleet] | None = None) -> Fleet:
     """From a table, and what other fleets say of slow GPUs (those of other sites that come with presage)."""
     names, own = np.unique(np.array(measured.gpus), return_inverse=True)
     if len(names) < FEWEST:
@@ -282,7 +282,7 @@ def fit_fleet(measured: Measured, fleets: Sequence[KnownFleet] | None = None) ->
     return Fleet(measured.name, kept, np.exp(factors - shift), len(logs), variation, tail, measured.skipped)
 
 
-def _relative(measured: Measured, own: NDArray[np.int64]) -> Floats:
+def _relative(measured: MeasuredFleet, own: NDArray[np.int64]) -> Floats:
     """Log of each time over what is usual for its work."""
     logs = np.log(np.array(measured.times))
     works = np.array(measured.works)

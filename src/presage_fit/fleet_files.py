@@ -23,7 +23,7 @@ RATIOS = ("perfvar", "slowness", "slowdown", "relative_time")  # a column for ea
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFleet:
     """Times of work on GPUs, one entry a row; rows that could not be used, with their reasons."""
 
     name: str
@@ -41,7 +41,7 @@ class _Columns:
     rate: bool
 
 
-def read_fleet(path: str | Path, columns: Mapping[str, str] | None = None) -> Measured:
+def read_fleet(path: str | Path, columns: Mapping[str, str] | None = None) -> MeasuredFleet:
     """A CSV file's measurements. `columns` says which column is `gpu`, `time` or `work` where the names do not."""
     path = Path(path)
     names, rows = read_table(path)
@@ -60,7 +60,7 @@ def read_fleet(path: str | Path, columns: Mapping[str, str] | None = None) -> Me
             times.append(1 / seconds if found.rate else seconds)
     if not times:
         raise InputError(path, "no row in it has a GPU and a time above 0")
-    return Measured(_stem(path), tuple(gpus), tuple(works), tuple(times), tuple(skipped))
+    return MeasuredFleet(_stem(path), tuple(gpus), tuple(works), tuple(times), tuple(skipped))
 
 
 def fleet_columns(names: Sequence[str]) -> bool:

@@ -44,7 +44,7 @@ class TracedUnit:
 
 
 @dataclass(frozen=True)
-class Row:
+class HostRow:
     """Host time observed, in microseconds, and the terms of the ops that ran in it."""
 
     thread: str
@@ -53,11 +53,11 @@ class Row:
     terms: Mapping[str, float]
 
 
-def rows(graph: Graph, trace: Trace, step: Step) -> list[Row]:
+def rows(graph: Graph, trace: Trace, step: Step) -> list[HostRow]:
     """The rows of one traced step."""
     seen, mine = traced_units(trace, step), units(graph)
     given = _terms_by_unit(graph, mine)
-    out: list[Row] = []
+    out: list[HostRow] = []
     last, last_seen, since = -1, -1, step.start
     for u, t in _matched(graph, mine, seen):
         unit, skipped = seen[t], seen[last_seen + 1 : t]
@@ -83,11 +83,11 @@ def share_found(graph: Graph, trace: Trace, step: Step) -> float:
     return len([*_matched(graph, mine, traced_units(trace, step))]) / max(1, len(mine))
 
 
-def _row(thread: str, ns: int, events: int, found: Iterable[Term]) -> Row:
+def _row(thread: str, ns: int, events: int, found: Iterable[Term]) -> HostRow:
     total: dict[str, float] = {}
     for key, times in found:
         total[key] = total.get(key, 0.0) + times
-    return Row(thread, max(ns, 0) * 1e-3, events, {k: v for k, v in total.items() if v})
+    return HostRow(thread, max(ns, 0) * 1e-3, events, {k: v for k, v in total.items() if v})
 
 
 def _terms_by_unit(graph: Graph, found: Sequence[HostUnit]) -> list[tuple[list[Term], list[Term]]]:
@@ -177,7 +177,7 @@ def _waits(trace: Trace) -> dict[int, int]:
 
 
 def launch_calls(found: Sequence[TracedUnit]) -> tuple[list[float], list[float]]:
-    """Of units with one launch that did not wait: microseconds of the call, and the share of the rest before it."""
+    """Launch calls of units with one launch that did not wait: microseconds, and the share of the rest before it."""
     alone = [u for u in found if u.launches == 1 and not u.waited]
     calls = [(u.last_launch - u.first_launch) * 1e-3 for u in alone]
     rest = [(u.first_launch - u.start) / max(1, u.end - u.start - u.last_launch + u.first_launch) for u in alone]
@@ -240,7 +240,7 @@ class _Table:
         return np.asarray(np.bincount(self.row, self.times * beta[self.key], len(self.us)), np.float64)
 
 
-def fit(steps: Mapping[str, Sequence[Row]], per_event: float, prior: Mapping[str, float] | None = None) -> Fit:
+def fit(steps: Mapping[str, Sequence[HostRow]], per_event: float, prior: Mapping[str, float] | None = None) -> Fit:
     """The terms of some steps; with a `prior`, held to it where there is little to say otherwise, at pace 1."""
     table = _table(steps)
     first = np.array([prior.get(k, 0.0) if prior else 0.0 for k in table.keys])
@@ -264,7 +264,7 @@ def fit(steps: Mapping[str, Sequence[Row]], per_event: float, prior: Mapping[str
     return Fit(dict(zip(table.keys, beta.tolist(), strict=True)), found, per_event)
 
 
-def _table(steps: Mapping[str, Sequence[Row]]) -> _Table:
+def _table(steps: Mapping[str, Sequence[HostRow]]) -> _Table:
     keys: dict[str, int] = {}
     entries: list[tuple[int, int, float]] = []
     observed: list[tuple[float, float, int]] = []
@@ -308,7 +308,7 @@ def _paces(table: _Table, gross: Floats, before: Floats) -> Floats:
     return np.asarray(found / np.exp(np.log(np.maximum(found, 1e-9)).mean()))
 
 
-def paces(rows: Sequence[Row], us: Mapping[str, float], per_event: float) -> Paces:
+def paces(rows: Sequence[HostRow], us: Mapping[str, float], per_event: float) -> Paces:
     """How fast the host of one traced step was beside a model's."""
     seen, due = dict.fromkeys(THREADS, 0.0), dict.fromkeys(THREADS, 0.0)
     for r in rows:
@@ -325,14 +325,14 @@ class OwnTerms:
     paces: Paces
 
 
-def own_terms(rows: Sequence[Row], us: Mapping[str, float], per_event: float) -> OwnTerms:
+def own_terms(rows: Sequence[HostRow], us: Mapping[str, float], per_event: float) -> OwnTerms:
     """A model's terms, moved to what one trace shows."""
     found = paces(rows, us, per_event)
     even = [replace(r, us=r.us / getattr(found, r.thread)) for r in rows]
     return OwnTerms({**us, **fit({"own": even}, per_event, prior=us).us}, found)
 
 
-def host_us(rows: Sequence[Row], us: Mapping[str, float]) -> dict[str, float]:
+def host_us(rows: Sequence[HostRow], us: Mapping[str, float]) -> dict[str, float]:
     """Host microseconds of a step at pace 1 without a profiler, by thread."""
     out = dict.fromkeys(THREADS, 0.0)
     for r in rows:
@@ -341,7 +341,7 @@ def host_us(rows: Sequence[Row], us: Mapping[str, float]) -> dict[str, float]:
 
 
 def profiler_cost(
-    steps: Mapping[str, Sequence[Row]], unprofiled_us: Mapping[str, float], most: float = 4.0, rounds: int = 7
+    steps: Mapping[str, Sequence[HostRow]], unprofiled_us: Mapping[str, float], most: float = 4.0, rounds: int = 7
 ) -> float:
     """The cost per event with which the fitted host times agree with the unprofiled ones, by halving."""
     low, high = 0.0, most

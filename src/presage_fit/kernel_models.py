@@ -26,7 +26,7 @@ SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class KernelSample:
     """One measured call."""
 
     call: Call
@@ -36,9 +36,9 @@ class Sample:
     draw: int  # samples of one draw are held out together
 
 
-def samples(pack: Pack) -> dict[str, list[Sample]]:
+def samples(pack: Pack) -> dict[str, list[KernelSample]]:
     """Every leaf op of every draw that has a model, by family."""
-    out: dict[str, list[Sample]] = {name: [] for name in FAMILIES}
+    out: dict[str, list[KernelSample]] = {name: [] for name in FAMILIES}
     number = 0
     for rows in pack.families.values():
         for row in rows:
@@ -50,7 +50,7 @@ def samples(pack: Pack) -> dict[str, list[Sample]]:
                     # the profiler does not spell out lists of single numbers
                     listed = bool(call.inputs[0]) or ("_foreach_" not in leaf.op and "_fused_" not in leaf.op)
                     if (call.tensors or leaf.op == "aten::arange") and listed:
-                        out[family.name].append(Sample(call, leaf.seconds, leaf.cold, len(leaf.kernels), number))
+                        out[family.name].append(KernelSample(call, leaf.seconds, leaf.cold, len(leaf.kernels), number))
     return out
 
 
@@ -67,14 +67,14 @@ class Table:
         return Table(self.x[keep], self.law[keep], self.seconds[keep], self.sample[keep])
 
 
-def table(family: KernelFamily, some: Iterable[Sample], rates: Rates) -> Table:
+def table(family: KernelFamily, some: Iterable[KernelSample], rates: Rates) -> Table:
     rows = list(_rows(family, some, rates))
     columns = [np.array(c, np.float64) for c in zip(*rows, strict=True)] if rows else [np.zeros((0, 1))] * 4
     return Table(columns[0], columns[1], columns[2], columns[3].astype(np.int64))
 
 
 def _rows(
-    family: KernelFamily, some: Iterable[Sample], rates: Rates
+    family: KernelFamily, some: Iterable[KernelSample], rates: Rates
 ) -> Iterator[tuple[list[float], float, float, int]]:
     for i, sample in enumerate(some):
         law = family.law(sample.call, rates)
@@ -101,7 +101,7 @@ def fit_family(family: KernelFamily, rows: Table, seed: int = 0) -> Trees:
     )
 
 
-def held_out(some: list[Sample], rows: Table, seed: int = 0) -> tuple[Array, Array]:
+def held_out(some: list[KernelSample], rows: Table, seed: int = 0) -> tuple[Array, Array]:
     """Which rows are of the random fifth of draws, and which of the extrapolation region (the largest 3% by law)."""
     draws = np.array([s.draw for s in some])[rows.sample]
     chosen = np.random.default_rng(seed).random(int(draws.max()) + 1) < SHARE_HELD_OUT
@@ -109,7 +109,7 @@ def held_out(some: list[Sample], rows: Table, seed: int = 0) -> tuple[Array, Arr
     return chosen[draws] & ~large, large
 
 
-def fit_counts(family: KernelFamily, some: list[Sample], rows: Table, rates: Rates) -> Trees:
+def fit_counts(family: KernelFamily, some: list[KernelSample], rows: Table, rates: Rates) -> Trees:
     """Trees for ln(launches / the law's)."""
     expected = [max(1, s.launches) / family.law(s.call, rates).launches for s in some]
     target = np.log(np.array(expected)[rows.sample])

@@ -241,12 +241,12 @@ def belief_table(belief: Belief, kept: frozenset[str] = frozenset(), title: str 
         interval = belief.intervals.get(path)
         if not _under(path, told) or _under(path, HIDDEN) or (not value and interval is None):
             continue
-        middle = f"{_said(path, interval.low)} .. {_said(path, interval.high)}" if interval else ""
+        middle = f"{_format_number(path, interval.low)} .. {_format_number(path, interval.high)}" if interval else ""
         prior = _under(path, kept)
         source = shorten(_source(belief, path), 52)
         table.add_row(
             _named(belief, path),
-            _said(path, value),
+            _format_number(path, value),
             middle,
             f"prior: {source}" if prior else source,
             style="dim" if prior else "",
@@ -280,13 +280,13 @@ def _named(belief: Belief, path: str) -> str:
 
 
 def _source(belief: Belief, path: str) -> str:
-    """Of a number: its own, or that of the longest start of its path."""
+    """Source of a number: its own, or that of the longest prefix of its path."""
     words = path.split(".")
     starts = (".".join(words[:n]) for n in range(len(words), 0, -1))
     return next((belief.sources[s] for s in starts if s in belief.sources), "")
 
 
-def _said(path: str, value: float) -> str:
+def _format_number(path: str, value: float) -> str:
     last = path.split(".")[-1]
     if path.startswith(SECONDS) and last not in WITHOUT_UNIT:
         return f"{value:.4g} s"

@@ -78,7 +78,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackRow:
     """One draw of a family's sweep: its leaf ops, or the error it ended with."""
 
     family: str
@@ -94,12 +94,12 @@ class Pack:
     """A pack in memory, checked."""
 
     header: Header
-    families: dict[str, tuple[Row, ...]]
+    families: dict[str, tuple[PackRow, ...]]
     tables: dict[str, Any]
     folders: tuple[Path, ...]  # where it was read from
     notes: tuple[str, ...] = ()  # what is not in it, and why
 
-    def rows(self, family: str) -> Iterator[Row]:
+    def rows(self, family: str) -> Iterator[PackRow]:
         """The draws of a family, failed ones too."""
         if family not in self.families:
             there = ", ".join(sorted(self.families)) or "none"
@@ -118,7 +118,7 @@ def read(path: str | Path) -> Pack:
     if not folder.is_dir():
         raise InputError(folder, "no such folder; a pack is the folder that presage calibrate --out wrote")
     header = _header(folder)
-    families: dict[str, tuple[Row, ...]] = {}
+    families: dict[str, tuple[PackRow, ...]] = {}
     tables: dict[str, Any] = {}
     notes = []
     for file in sorted(f for f in folder.iterdir() if f.name != "header.json"):
@@ -236,12 +236,12 @@ def _family(name: str) -> str | None:
     return None
 
 
-def _rows(path: Path, family: str) -> tuple[Row, ...]:
+def _rows(path: Path, family: str) -> tuple[PackRow, ...]:
     lines = read_bytes(path).splitlines() if path.stat().st_size else []
     return _numbered([_row(path, number, line, family) for number, line in enumerate(lines, 1)])
 
 
-def _row(path: Path, number: int, line: bytes, family: str) -> Row:
+def _row(path: Path, number: int, line: bytes, family: str) -> PackRow:
     try:
         found = _LINE.decode(line)
     except (msgspec.ValidationError, RecursionError) as e:
@@ -251,17 +251,17 @@ def _row(path: Path, number: int, line: bytes, family: str) -> Row:
         raise InputError(path, problem, f"line {number}") from e
     if (found.ops is None) == (found.error is None):
         raise InputError(path, "a draw has either ops or an error", f"line {number}")
-    return Row(family, found.p, tuple(op.leaf() for op in found.ops or ()), found.error, found.mhz)
+    return PackRow(family, found.p, tuple(op.leaf() for op in found.ops or ()), found.error, found.mhz)
 
 
-def _numbered(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _numbered(rows: Sequence[PackRow]) -> tuple[PackRow, ...]:
     """With `repeat` counting the rows of the same parameters."""
     seen: dict[bytes, int] = {}
     out = []
     for r in rows:
         key = msgspec.json.encode(r.params, order="sorted")
         repeat = seen[key] = seen.get(key, -1) + 1
-        out.append(r if r.repeat == repeat else Row(r.family, r.params, r.ops, r.error, r.mhz, repeat))
+        out.append(r if r.repeat == repeat else PackRow(r.family, r.params, r.ops, r.error, r.mhz, repeat))
     return tuple(out)
 
 
@@ -338,14 +338,14 @@ def error_table(pack: Pack, most: int = 10) -> Table:
     return table
 
 
-def _cells(rows: Sequence[Row]) -> list[str]:
+def _cells(rows: Sequence[PackRow]) -> list[str]:
     times = [op.seconds for r in rows for op in r.ops]
     counts = (len(rows), sum(r.error is not None for r in rows), sum(r.repeat > 0 for r in rows), len(times))
     ends = (min(times), max(times)) if times else (float("nan"),) * 2
     return [*map(str, counts), *map(seconds, ends), *(percent(s) for s in spreads(rows))]
 
 
-def spreads(rows: Sequence[Row]) -> tuple[float, float]:
+def spreads(rows: Sequence[PackRow]) -> tuple[float, float]:
     """Median and 90th percentile over the ops of (largest - smallest repeat) / median."""
     found = [op.spread / op.seconds for r in rows for op in r.ops if op.seconds > 0 and op.n > 1]
     if not found:

@@ -133,7 +133,7 @@ def _compute(
 
 
 def _effects(seconds: Floats) -> dict[str, Component]:
-    """Of [rank, step, kernel]: rank, step and rest of the logarithm of a class's seconds."""
+    """Rank, step and residual effects of the logarithm of a class's seconds [rank, step, kernel]."""
     usual = np.median(seconds, axis=(0, 1))
     if seconds.shape[1] > 1:
         return two_way(np.log(seconds.sum(axis=2) / usual.sum()))
@@ -178,7 +178,7 @@ def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str,
     for meeting in run.meetings:
         if len(meeting.members) == len(run):
             rank, event = meeting.members[0]
-            took = min(_took(run.traces[r], e) for r, e in meeting.members)
+            took = min(_seconds(run.traces[r], e) for r, e in meeting.members)
             meta = run.traces[rank].collectives.get(event)
             size = f"{meta.in_elements} {meta.out_elements} {meta.dtype}" if meta else run.traces[rank].gpu_name(event)
             kind = told or next((k for k, pattern in KINDS if pattern.search(meeting.kind)), "dp")
@@ -191,5 +191,5 @@ def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str,
             yield kind, {"own": _component(square, count - len(logs), 0.0, 1)}
 
 
-def _took(trace: Trace, event: int) -> float:
+def _seconds(trace: Trace, event: int) -> float:
     return float(trace.gpu.end[event] - trace.gpu.start[event]) * 1e-9

@@ -24,7 +24,7 @@ from presage.costs.collectives.model import CollectiveParameters
 from presage.errors import InputError, PresageError
 from presage.files.reading import lines
 from presage.hardware import Platform, platform
-from presage_fit.collectives import Measured, fit
+from presage_fit.collectives import MeasuredCollective, fit
 from presage_validation.score import Result, Row, Skipped, in_turn
 
 Tell = Callable[[str], None]
@@ -74,13 +74,13 @@ def _every_third(entries: Sequence[Entry]) -> Iterator[int]:
         yield from (i for i in of if entries[i].row.nbytes in left_out)
 
 
-def _of_curve(entry: Entry) -> Measured:
+def _of_curve(entry: Entry) -> MeasuredCollective:
     """A row as of a platform of its own source, for two sources are two curves."""
     here = entry.row.platform
     return replace(entry.row, platform=replace(here, key=f"{here.key} {entry.gpu} {entry.curve[-1]}"))
 
 
-def _predicted(models: dict[Platform, Collectives], found: CollectiveParameters, row: Measured) -> float:
+def _predicted(models: dict[Platform, Collectives], found: CollectiveParameters, row: MeasuredCollective) -> float:
     if row.platform not in models:
         models[row.platform] = Collectives(row.platform, found)
     return models[row.platform].seconds(row.op, row.nbytes, row.group)
@@ -158,7 +158,7 @@ SPELLINGS = {op.replace("_", ""): op for op in OPS}
 class Entry:
     """A row, what it is called, and which curve of the table it is of."""
 
-    row: Measured
+    row: MeasuredCollective
     name: str
     gpu: str
     curve: tuple[str, ...]
@@ -209,7 +209,7 @@ def _entry(line: dict[str, str]) -> Entry:
         raise PresageError(f"nodes {nodes:g} is out of range")
     if ranks < 2:
         raise PresageError("one rank has nobody to talk to")
-    row = Measured(here, op, group_of(here, int(ranks), int(nodes)), nbytes, us * 1e-6)
+    row = MeasuredCollective(here, op, group_of(here, int(ranks), int(nodes)), nbytes, us * 1e-6)
     what = (line["gpu"], line["nodes"], line["n_gpus"], op)
     return Entry(row, f"{' '.join(what)} {int(nbytes)}", line["gpu"], (*what, line.get("source") or ""))
 

@@ -135,7 +135,7 @@ def _whatif(paths: list[Path], out: Path | None, json: str | None, tell: Tell, p
     from presage_validation.whatif import score_whatif
 
     result = score_whatif(paths, tell, pool=pool)
-    _some(result.pairs, result.skipped)
+    _check_scored(result.pairs, result.skipped)
     _show(result, out, json, pair_table(result), "", group_table(result))
 
 
@@ -143,7 +143,7 @@ def _labels(paths: list[Path], out: Path | None, json: str | None, tell: Tell, p
     from presage_validation.labels import PEER, score_labels
 
     result = score_labels(_one(paths, "labels"), tell, pool=pool)
-    _some(result.rows, result.skipped)
+    _check_scored(result.rows, result.skipped)
     _finish(result, out, json)
     if json != "-":
         console().print("NeuSight's own: " + ", ".join(f"{name} {value:.1%}" for name, value in PEER.items()))
@@ -219,7 +219,7 @@ def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tel
     from presage_validation.tables import effect_table, straggler_table
 
     result = score_stragglers(paths, tell, pool=pool)
-    _some(result.jobs, result.skipped)
+    _check_scored(result.jobs, result.skipped)
     _show(result, out, json, straggler_table(result), "", effect_table(result))
 
 
@@ -238,7 +238,7 @@ def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell,
     from presage_validation.temporal import score_temporal
 
     result = score_temporal(_one(paths, "temporal"), tell, pool=pool)
-    _some(result.rows, result.skipped)
+    _check_scored(result.rows, result.skipped)
     _show(result, out, json, temporal_table(result))
 
 
@@ -286,7 +286,7 @@ def _pair(paths: list[Path], kind: str) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def _some(scored: Sequence[Any], skipped: Sequence[Skipped]) -> None:
+def _check_scored(scored: Sequence[Any], skipped: Sequence[Skipped]) -> None:
     """A mistake, where all that was given had to be left out."""
     from presage.errors import PresageError
 

@@ -34,12 +34,12 @@ from presage.embeddings.row_reuse import zipf
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
-from presage_fit.embeddings import START, Measured, fit_lookups, group_hash, sample
+from presage_fit.embeddings import START, MeasuredLookup, fit_lookups, group_hash, sample
 from presage_validation.score import Result, Row, Skipped
 
 Tell = Callable[[str], None]
 SEED, ENOUGH = 0, 200  # of the shuffle; groups that a file needs to be fitted
-ABLATIONS: dict[str, Callable[[Measured], tuple[Lookups, ...]]] = {
+ABLATIONS: dict[str, Callable[[MeasuredLookup], tuple[Lookups, ...]]] = {
     "skew": lambda g: tuple(
         zipf(t.reuse.skew(t.rows), t.rows, k.count) for t, k in zip(g.tables, g.lookups, strict=True)
     ),
@@ -69,7 +69,7 @@ def score_embeddings(path: str | Path, tell: Tell = lambda _: None) -> Embedding
     return EmbeddingResult("embeddings", str(path), tuple(rows), found.skipped, notes=tuple(_notes(found, fitted)))
 
 
-def split(groups: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+def split(groups: Sequence[MeasuredLookup]) -> tuple[list[MeasuredLookup], list[MeasuredLookup]]:
     """The half to fit and the half to score."""
     order = np.random.default_rng(SEED).permutation(len(groups))
     half = len(groups) // 2
@@ -87,7 +87,7 @@ def _notes(found: Groups, fitted: bool) -> Iterator[str]:
     yield f"as shipped: {known} of the {len(found.groups)} groups are among those it was fitted on"
 
 
-def _model(chip: Gpu, groups: Sequence[Measured]) -> EmbeddingModel:
+def _model(chip: Gpu, groups: Sequence[MeasuredLookup]) -> EmbeddingModel:
     found = fit_lookups(groups, start=scale_parameters(START, gpu(MEASURED_ON), chip))
     return EmbeddingModel(chip, found.params, {"forward": found.forward, "backward": found.backward})
 
@@ -114,7 +114,11 @@ def _unfitted(found: Groups) -> Iterator[Row]:
 
 
 def _rows(
-    model: EmbeddingModel, groups: Sequence[Measured], ending: str = "", cold: bool = False, corrected: bool = True
+    model: EmbeddingModel,
+    groups: Sequence[MeasuredLookup],
+    ending: str = "",
+    cold: bool = False,
+    corrected: bool = True,
 ) -> Iterator[Row]:
     total = sample(groups, model.params).totals(model.params) if groups else np.zeros((0, 1))
     for metric, of in (("forward", model.forward_of), ("backward", model.backward_of)):
@@ -134,7 +138,7 @@ Made = TypeVar("Made")
 @dataclass(frozen=True)
 class Groups:
     chip: Gpu
-    groups: tuple[Measured, ...]
+    groups: tuple[MeasuredLookup, ...]
     repeats: tuple[tuple[str, str, float, float], ...]  # of a group: its kind, metric, first and later seconds
     skipped: tuple[Skipped, ...]
 
@@ -245,9 +249,9 @@ def _table(name: str, t: Mapping[str, Any], dtype: str) -> Table:
     return Table(name, int(t["E"]), int(t["D"]), float(t["L"]), Reuse(alpha, hist, lookups, distinct, top), dtype)
 
 
-def _group(name: str, g: Mapping[str, Any]) -> Measured:
+def _group(name: str, g: Mapping[str, Any]) -> MeasuredLookup:
     tables, lookups = _tables(g)
-    return Measured(
+    return MeasuredLookup(
         name,
         str(g.get("kind", "groups")),
         tables,
@@ -261,7 +265,7 @@ def _group(name: str, g: Mapping[str, Any]) -> Measured:
     )
 
 
-def _repeats(value: Mapping[str, Any], groups: Sequence[Measured]) -> tuple[tuple[str, str, float, float], ...]:
+def _repeats(value: Mapping[str, Any], groups: Sequence[MeasuredLookup]) -> tuple[tuple[str, str, float, float], ...]:
     first, out = {g.name: g for g in groups}, []
     repeats = value.get("repeats")
     for r in repeats if isinstance(repeats, list) else []:

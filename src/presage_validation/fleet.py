@@ -121,7 +121,7 @@ def _sets(fleet: Fleet, sets: int, rng: np.random.Generator, pool: Pool) -> Iter
 
 
 def _scored(name: str, factors: Floats, orders: Sequence[tuple[int, Ints]]) -> list[_Set]:
-    """Of some sets, each the first GPUs of an order."""
+    """Scores of some sets, each the first GPUs of an order."""
     others, out = without(name), list[_Set]()
     for number, order in orders:
         taken, left = factors[order[:TAKEN]], factors[order[TAKEN:]]
@@ -141,7 +141,7 @@ def _compared(name: str, where: str, tail: Tail, taken: Floats, these: Floats) -
 
 
 def expected_largest(values: Floats, n: int) -> float:
-    """Of n of the values, none twice: the i-th smallest is the largest of (i - 1 over n - 1) of (N over n) sets."""
+    """Expected largest of n values, none twice: the i-th smallest is it in (i - 1 over n - 1) of (N over n) sets."""
     from scipy.special import gammaln
 
     i = np.arange(n, len(values) + 1)

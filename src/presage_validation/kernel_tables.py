@@ -41,7 +41,7 @@ Times = dict[Key, list[tuple[str, float]]]  # by shape: collector, seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredKernel:
     """One shape on one GPU."""
 
     gpu: Gpu
@@ -65,13 +65,13 @@ class Kernel:
 
     gpu: Gpu
     name: str
-    work: Work
+    work: KernelWork
 
 
 @dataclass(frozen=True)
 class KernelTable:
     path: Path
-    shapes: tuple[Measured, ...]
+    shapes: tuple[MeasuredKernel, ...]
     skipped: tuple[Skipped, ...]
 
 
@@ -174,22 +174,22 @@ def _broken(times: Times, kernels: Mapping[Key, Kernel]) -> set[str]:
     return out
 
 
-def _measured(kernel: Kernel, times: Sequence[tuple[str, float]], broken: set[str]) -> Measured | None:
+def _measured(kernel: Kernel, times: Sequence[tuple[str, float]], broken: set[str]) -> MeasuredKernel | None:
     by = tuple((who, t) for who, t in times if who not in broken)
     if not by:
         return None
     seconds, work = [t for _, t in by], kernel.work
     middle = float(np.median(seconds))
     apart = float(np.abs(np.array(seconds) / middle - 1).mean()) if len(seconds) > 1 else None
-    return Measured(kernel.gpu, work.kernel, kernel.name, work.call, middle, apart, work.sizes, by)
+    return MeasuredKernel(kernel.gpu, work.kernel, kernel.name, work.call, middle, apart, work.sizes, by)
 
 
-def _work(row: Mapping[str, str]) -> Work:
+def _work(row: Mapping[str, str]) -> KernelWork:
     if "op" in row:
         if row["op"] not in BUILDERS:
             raise Unknown(f"no model of op {row['op']!r}")
         kernel, build = BUILDERS[row["op"]]
-        return Work(kernel, build({k: _size(k, row[k]) for k in SIZES if row.get(k)}, row["op"]), 0.0)
+        return KernelWork(kernel, build({k: _size(k, row[k]) for k in SIZES if row.get(k)}, row["op"]), 0.0)
     sizes = {k: _size(k, v) for k, v in row.items() if k not in ("dtype", "device")}
     return gemm(sizes, row["dtype"]) if "m" in row else attention(sizes, row["dtype"])
 
@@ -205,9 +205,9 @@ def _size(name: str, text: str) -> int:
     return int(value)
 
 
-def _without_slow(shapes: Sequence[Measured]) -> tuple[list[Measured], int]:
+def _without_slow(shapes: Sequence[MeasuredKernel]) -> tuple[list[MeasuredKernel], int]:
     """Products without those that took much longer than the same with more rows: slow paths, or a clock that fell."""
-    curves: dict[tuple[str, int, int], list[tuple[int, Measured]]] = {}
+    curves: dict[tuple[str, int, int], list[tuple[int, MeasuredKernel]]] = {}
     for s in shapes:
         if s.kernel == "gemm":
             a, b = s.call.tensors[:2]
@@ -229,7 +229,7 @@ WINDOW_TILE = 128  # a window meets this much more than itself: its two ends lie
 Sizes = Mapping[str, int]
 
 
-class Work(NamedTuple):
+class KernelWork(NamedTuple):
     """What a row timed: the kind of kernel, the call, and the least FLOPs it takes (zero where not looked at). Rows of
     serving engines have their sizes in the order of the table's columns."""
 
@@ -257,14 +257,14 @@ def _number(dtype: str) -> str:
     return DTYPES[dtype]
 
 
-def gemm(sizes: Sizes, dtype: str) -> Work:
+def gemm(sizes: Sizes, dtype: str) -> KernelWork:
     """A linear layer without bias: its weights lie in memory as [n, k]."""
     m, n, k, kind = sizes["m"], sizes["n"], sizes["k"], _number(dtype)
     call = Call("aten::mm", (_dense((m, k), kind), Shape((k, n), (1, k), kind)))
-    return Work("gemm", call, 2.0 * m * n * k, (m, n, k))
+    return KernelWork("gemm", call, 2.0 * m * n * k, (m, n, k))
 
 
-def attention(sizes: Sizes, dtype: str) -> Work:
+def attention(sizes: Sizes, dtype: str) -> KernelWork:
     """Causal, key and value heads repeated. Under a window each query meets only so many keys: as if there were no
     more, and no mask. Narrow heads get cuDNN's kernel, made for an H200 as the engines' own are for each GPU: flash
     kernels run an H200 with instructions of older GPUs, so what they reach of its peak tells nothing of others."""
@@ -279,10 +279,10 @@ def attention(sizes: Sizes, dtype: str) -> Work:
     if d <= 128:
         q, kv = (Shape((b, h, n, d), (n * h * d, d, h * d, 1), kind) for n in (s, t))
         given: tuple[Value, ...] = (q, kv, kv, None, None, None, s, t, False, 0.0, not cut, False, None)
-        return Work(name, Call("aten::_cudnn_attention_forward", given), flops, every)
+        return KernelWork(name, Call("aten::_cudnn_attention_forward", given), flops, every)
     q, kv = (_dense((b, n, h, d), kind) for n in (s, t))
     given = (q, kv, kv, None, None, s, t, 0.0, not cut, False, None)
-    return Work(name, Call("aten::_flash_attention_forward", given), flops, every)
+    return KernelWork(name, Call("aten::_flash_attention_forward", given), flops, every)
 
 
 def _bmm(s: Sizes, _: str) -> Call:

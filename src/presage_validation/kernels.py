@@ -33,11 +33,11 @@ from presage.costs.rates import Rates
 from presage.errors import InputError
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
-from presage_fit.kernel_models import Sample, Table, fit_family, held_out, samples, table
+from presage_fit.kernel_models import KernelSample, Table, fit_family, held_out, samples, table
 from presage_fit.pack import Pack
 from presage_fit.pack import read as read_pack
 from presage_fit.table_split import held_out_widths, is_fitted
-from presage_validation.kernel_tables import KernelTable, Measured, read_table
+from presage_validation.kernel_tables import KernelTable, MeasuredKernel, read_table
 from presage_validation.score import Result, Row, Score, Skipped, in_turn
 
 GEOMEAN_BAR, P90_BAR = 0.05, 0.15
@@ -130,11 +130,11 @@ def within_bars(result: Result) -> dict[str, bool]:
     return {g: s.geomean <= GEOMEAN_BAR and s.p90 <= P90_BAR for g, s in _held(result).items()}
 
 
-def _family_rows(rates: Rates, one: tuple[str, list[Sample]]) -> list[Row]:
+def _family_rows(rates: Rates, one: tuple[str, list[KernelSample]]) -> list[Row]:
     return list(_scored_rows(*one, rates))
 
 
-def _scored_rows(name: str, some: list[Sample], rates: Rates) -> Iterator[Row]:
+def _scored_rows(name: str, some: list[KernelSample], rates: Rates) -> Iterator[Row]:
     data = table(FAMILIES[name], some, rates)
     fifth, large = held_out(some, data)
     is_fitted = data.part(_apart(some, data, fifth | large))
@@ -147,23 +147,23 @@ def _scored_rows(name: str, some: list[Sample], rates: Rates) -> Iterator[Row]:
     yield from _repeats(name, some)
 
 
-def _repeats(name: str, some: list[Sample]) -> Iterator[Row]:
+def _repeats(name: str, some: list[KernelSample]) -> Iterator[Row]:
     """Calls that two draws have, the later as if it were predicted by the earlier: what no model can go below."""
-    first: dict[Any, Sample] = {}
+    first: dict[Any, KernelSample] = {}
     for s in some:
         earlier = first.setdefault(s.call.key, s)
         if earlier.draw != s.draw:
             yield Row("repeated", name, f"{_label(s)} warm", earlier.seconds, s.seconds)
 
 
-def _apart(some: list[Sample], data: Table, scored: Array) -> Array:
+def _apart(some: list[KernelSample], data: Table, scored: Array) -> Array:
     """The rows that are fitted: of calls that no scored row has."""
     keys = [s.call.key for s in some]
     kept_out = {keys[i] for i in data.sample[scored]}
     return np.array([keys[i] not in kept_out for i in data.sample], np.bool_)
 
 
-def _label(sample: Sample) -> str:
+def _label(sample: KernelSample) -> str:
     shapes = [f"{t.dtype}{list(t.sizes)}" for t in sample.call.tensors[:4]]
     return f"{sample.call.name.removeprefix('aten::')} {' '.join(shapes)}"
 
@@ -202,7 +202,7 @@ def _note(chip: Gpu, engines: bool, transferred: bool) -> str:
 
 
 def _shape_rows(
-    shapes: list[Measured], models: CalibratedKernels, engine: ServingOverhead | None, transferred: bool
+    shapes: list[MeasuredKernel], models: CalibratedKernels, engine: ServingOverhead | None, transferred: bool
 ) -> Iterator[Row]:
     """Predictions beside measurements, of the kernel and, where there are engines, of the op as they run it."""
     times = call_times(models, [s.call for s in shapes])
@@ -224,6 +224,6 @@ def _shape_rows(
             yield Row("collectors", group, s.name, s.seconds * (1 + s.spread), s.seconds, also)
 
 
-def _as_run(shapes: list[Measured], kernel: Array, models: CalibratedKernels, engine: ServingOverhead) -> Array:
+def _as_run(shapes: list[MeasuredKernel], kernel: Array, models: CalibratedKernels, engine: ServingOverhead) -> Array:
     sizes = np.array([s.sizes for s in shapes])
     return engine.seconds(sizes, kernel, models.rates, [[who for who, _ in s.by] for s in shapes])

@@ -57,7 +57,7 @@ NETS = {
 
 
 @dataclass(frozen=True)
-class Case:
+class LabelCase:
     """One pass over a batch, or in training both passes."""
 
     net: Net
@@ -72,7 +72,7 @@ class Case:
         return self.batch * self.length
 
 
-def tape(case: Case) -> Tape:
+def tape(case: LabelCase) -> Tape:
     out = Tape(case.train, case.fused)
     _BUILD[case.net.kind](out, case)
     return out
@@ -81,13 +81,15 @@ def tape(case: Case) -> Tape:
 # ---- parts that families share
 
 
-def _heads(c: Case, row: int) -> tuple[Shape, Shape]:
+def _heads(c: LabelCase, row: int) -> tuple[Shape, Shape]:
     """[batch, heads, length, head] of its own, and as a view of rows of `row` numbers."""
     b, h, s, d = c.batch, c.net.heads, c.length, c.net.head
     return dense(b, h, s, d), Shape((b, h, s, d), (s * row, d, row, 1), "float32")
 
 
-def _attention(t: Tape, c: Case, scores: Callable[[Tape, Case], None], row: int, copied: bool = False) -> None:
+def _attention(
+    t: Tape, c: LabelCase, scores: Callable[[Tape, LabelCase], None], row: int, copied: bool = False
+) -> None:
     """Queries and keys to context. Views of several sequences are copied before a product (`copied`: by the model)."""
     own, seen = _heads(c, row)
     b, h, s, d = own.sizes
@@ -123,11 +125,11 @@ def _fan(t: Tape, elements: int, ways: int) -> None:
         t.back_two("add", elements)
 
 
-def _scores(c: Case) -> Shape:
+def _scores(c: LabelCase) -> Shape:
     return dense(c.batch, c.net.heads, c.length, c.length)
 
 
-def _head(t: Tape, c: Case, bias: bool = False) -> None:
+def _head(t: Tape, c: LabelCase, bias: bool = False) -> None:
     t.linear(c.rows, c.net.width, c.net.vocab, bias=bias)
     t.loss_gradient(c.rows, c.net.vocab)
 
@@ -135,7 +137,7 @@ def _head(t: Tape, c: Case, bias: bool = False) -> None:
 # ---- BERT
 
 
-def _bert_scores(t: Tape, c: Case) -> None:
+def _bert_scores(t: Tape, c: LabelCase) -> None:
     x = _scores(c)
     if not t.fused:
         t.one("div", x.elements, 8.0)
@@ -143,7 +145,7 @@ def _bert_scores(t: Tape, c: Case) -> None:
     t.back_one("div", x.elements, 8.0)
 
 
-def _bert(t: Tape, c: Case) -> None:
+def _bert(t: Tape, c: LabelCase) -> None:
     n, rows = c.net, c.rows
     wide = rows * n.width
     for size, tokens in ((n.vocab, rows), (TYPES, rows), (n.positions, c.length)):
@@ -173,7 +175,7 @@ def _bert(t: Tape, c: Case) -> None:
     _bert_head(t, c)
 
 
-def _bert_head(t: Tape, c: Case) -> None:
+def _bert_head(t: Tape, c: LabelCase) -> None:
     """In training words are predicted, which is all that the loss looks at; else a sequence is classed."""
     n, rows = c.net, c.rows
     last, t.train = t.train, False
@@ -192,7 +194,7 @@ def _bert_head(t: Tape, c: Case) -> None:
 # ---- GPT
 
 
-def _gpt_scores(t: Tape, c: Case) -> None:
+def _gpt_scores(t: Tape, c: LabelCase) -> None:
     x = _scores(c)
     mask = dense(1, 1, c.length, c.length, dtype="bool")
     if not t.fused:
@@ -222,7 +224,7 @@ def _gelu_new(t: Tape, n: int) -> None:
         t.back_one("mul", n, number)
 
 
-def _gpt_net(t: Tape, c: Case) -> None:
+def _gpt_net(t: Tape, c: LabelCase) -> None:
     n, rows = c.net, c.rows
     wide = rows * n.width
     t.embedding(rows, n.vocab, n.width)
@@ -253,7 +255,7 @@ def _gpt_net(t: Tape, c: Case) -> None:
 # ---- OPT
 
 
-def _opt_scores(t: Tape, c: Case) -> None:
+def _opt_scores(t: Tape, c: LabelCase) -> None:
     """Plus the mask, then no less than the least number, backward in five steps."""
     x = _scores(c)
     flat, half = dense(x.elements), dense(x.elements, dtype="bool")
@@ -269,7 +271,7 @@ def _opt_scores(t: Tape, c: Case) -> None:
     )
 
 
-def _opt(t: Tape, c: Case) -> None:
+def _opt(t: Tape, c: LabelCase) -> None:
     n, rows = c.net, c.rows
     wide = rows * n.width
     t.embedding(rows, n.vocab, n.width)
@@ -323,7 +325,7 @@ def _rms(t: Tape, rows: int, width: int) -> None:
     t.keep(n, n, n)
 
 
-def _switch_scores(t: Tape, c: Case) -> None:
+def _switch_scores(t: Tape, c: LabelCase) -> None:
     """Plus the bias of positions, which was looked up by pairs of them, so that its heads lie side by side."""
     x, h, s = _scores(c), c.net.heads, c.length
     t.run(Call("aten::add", (x, dense(1, h, s, s), 1)))
@@ -334,7 +336,7 @@ def _switch_scores(t: Tape, c: Case) -> None:
     t.back_two("add", x.elements // c.batch)
 
 
-def _t5_attention(t: Tape, c: Case) -> None:
+def _t5_attention(t: Tape, c: LabelCase) -> None:
     n, rows = c.net, c.rows
     wide = rows * n.width
     _rms(t, rows, n.width)
@@ -356,7 +358,7 @@ def _feed_forward(t: Tape, rows: int, n: Net) -> None:
     t.keep(rows * n.inner, rows * n.inner)
 
 
-def _experts(t: Tape, c: Case) -> None:
+def _experts(t: Tape, c: LabelCase) -> None:
     """One expert has rows, as many as its capacity lets in; the others have none, but gradients of zeros."""
     n, wide = c.net, c.rows * c.net.width
     t.wait(EXPERTS * ISSUED)
@@ -372,7 +374,7 @@ def _experts(t: Tape, c: Case) -> None:
         t.back_two("mul", wide)
 
 
-def _switch(t: Tape, c: Case) -> None:
+def _switch(t: Tape, c: LabelCase) -> None:
     n, rows = c.net, c.rows
     wide = rows * n.width
     for attentions in (1, 2):  # of an encoder's layer, and of a decoder's
@@ -394,4 +396,4 @@ def _switch(t: Tape, c: Case) -> None:
     _head(t, c)
 
 
-_BUILD: dict[str, Callable[[Tape, Case], None]] = {"bert": _bert, "gpt": _gpt_net, "opt": _opt, "switch": _switch}
+_BUILD: dict[str, Callable[[Tape, LabelCase], None]] = {"bert": _bert, "gpt": _gpt_net, "opt": _opt, "switch": _switch}

@@ -42,7 +42,7 @@ class Tape:
 
     @property
     def launches(self) -> int:
-        """Of the way forward."""
+        """Launches of the forward pass."""
         return sum(n for _, n in self.forward)
 
     @property
@@ -160,6 +160,6 @@ class Tape:
         self.added(table * width)
 
     def loss_gradient(self, rows: int, classes: int) -> None:
-        """Of cross entropy: the loss itself is not timed."""
+        """Gradient of cross entropy: the loss itself is not timed."""
         x = dense(rows, classes)
         self.back(Call("aten::fill_", (x, 0.0)), Call("aten::_log_softmax_backward_data", (x, x, -1, "float32")))

@@ -30,7 +30,7 @@ from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
-from presage_validation.label_models import NETS, Case, tape
+from presage_validation.label_models import NETS, LabelCase, tape
 from presage_validation.score import Failed, Result, Row, Skipped, swept
 
 FILE = "labels.json"
@@ -55,7 +55,7 @@ class Label:
     gpu: Gpu
     name: str
     model: str
-    case: Case
+    case: LabelCase
     seconds: float
     forward: float  # zero where it is not told apart
 
@@ -124,7 +124,7 @@ def allocation(others: Iterable[tuple[Label, Pass]]) -> float:
 # ---- predictions
 
 
-def predict(case: Case, chip: Gpu) -> Pass:
+def predict(case: LabelCase, chip: Gpu) -> Pass:
     """Float32 kernels of both ways on a GPU, at the clock its power allows on average."""
     ran, models = tape(case), _models(chip.key)
     forward, backward = (_kernels(models, calls) for calls in (ran.forward, ran.backward))
@@ -181,7 +181,7 @@ def _label(device: str, name: str, entry: Any) -> Label:
     net = NETS[model]
     sizes = [_size(entry, k) for k in ("batch", "seq_len")]
     layers = _size(entry, "num_layer") if entry.get("num_layer") else net.layers
-    case = Case(net, sizes[0], sizes[1], MODES[entry["mode"]], layers, option == "fusion")
+    case = LabelCase(net, sizes[0], sizes[1], MODES[entry["mode"]], layers, option == "fusion")
     seconds = MS * float(entry["e2e_latency"])
     if not 0.0 < seconds < float("inf"):
         raise ValueError(f"e2e_latency {entry['e2e_latency']}: not a time")

@@ -40,7 +40,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapp
 
 
 def run_seconds(row: Mapping[str, str]) -> float:
-    """Of a step, as measured."""
+    """Measured seconds of a step."""
     found = number(row, "step_time_s") or number(row, "step_time_s_derived")
     if not found:
         raise PresageError("no step time")

@@ -47,7 +47,7 @@ def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIA
     skipped: list[Skipped] = []
     refused = 0
     table = read_table(Path(path), COLUMNS)
-    for (line, row), found in swept(_scored, table, tell, _told, pool, PIECE):
+    for (line, row), found in swept(_scored, table, tell, _format_row, pool, PIECE):
         if isinstance(found, Failed):
             skipped.append(Skipped(f"line {line} ({row['source_key']})", found.reason))
             continue
@@ -57,7 +57,7 @@ def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIA
     return Result("runs", str(path), tuple(rows), tuple(skipped), rates)
 
 
-def _told(numbered: tuple[int, Mapping[str, str]]) -> str:
+def _format_row(numbered: tuple[int, Mapping[str, str]]) -> str:
     line, row = numbered
     return f"line {line}: {row['source_key']} {row['model']}"
 
@@ -257,7 +257,7 @@ def _bare(row: TableRow) -> bool:
 
 
 def precision_of(text: str) -> str:
-    """Of the large products."""
+    """Precision of the large GEMMs."""
     low = text.lower()
     for pattern, name in (
         (r"nvfp4|fp4", "nvfp4"), (r"mxfp8|fp8-mx", "mxfp8"), (r"fp8", "fp8"), (r"fp16", "fp16"), (r"bf16", "bf16"),

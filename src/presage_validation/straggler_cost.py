@@ -195,10 +195,10 @@ def whatif_slowdown(path: str | Path) -> Result:
         return Result(KIND, str(path), (), (*_unknown(table), missing))
     job = stragglers.job(table)
     parts = [
-        _beside("step_no_host", table.job, job.actual(), answer.step_t_nodelay),
-        _beside("slowdown_by_stage", table.job, job.by_stage(), answer.blocking_decompose_by_stage),
-        _beside("slowdown_by_replica", table.job, job.by_replica(), answer.blocking_decompose_by_dp_rank),
-        _beside("slowdown_by_op", table.job, job.by_op(), answer.blocking_decompose_by_optype),
+        _compared("step_no_host", table.job, job.actual(), answer.step_t_nodelay),
+        _compared("slowdown_by_stage", table.job, job.by_stage(), answer.blocking_decompose_by_stage),
+        _compared("slowdown_by_replica", table.job, job.by_replica(), answer.blocking_decompose_by_dp_rank),
+        _compared("slowdown_by_op", table.job, job.by_op(), answer.blocking_decompose_by_optype),
     ]
     rows = [
         Row("slowdown", table.job, "job", job.slowdown(), answer.blocking_slowdown),
@@ -237,7 +237,7 @@ def published(path: str | Path, what: str, kind: type[T]) -> T | None:
     return None
 
 
-def _beside(
+def _compared(
     metric: str, job: str, ours: Mapping[int, float] | Mapping[str, float], theirs: Mapping[str, float] | None
 ) -> tuple[list[Row], list[Skipped]]:
     named = {str(k): v for k, v in ours.items()}

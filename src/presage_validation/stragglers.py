@@ -266,7 +266,7 @@ def _crps(pool: Floats, seen: Floats) -> float:
 
 
 def figures(times: Floats, seen: Floats, yardstick: float, inside: float | None = None) -> Figures:
-    """Of predicted times of a step, the same for every step; `yardstick`: the single family's CRPS."""
+    """Figures of predicted times of a step, the same for every step; `yardstick`: the single family's CRPS."""
     f = forecast(times[:, None], seen, np.sort(times))
     errors = [of_sample(times, f.n, p) / float(np.quantile(seen, p)) - 1 for p in (0.5, 0.95, 0.99)]
     return Figures(
@@ -291,7 +291,7 @@ def drawn(sets: Sequence[OpEffects], rng: np.random.Generator, draws: int) -> Fl
 
 
 def drawn_of(models: Sequence[tuple[Any, float]], rng: np.random.Generator, draws: int) -> Floats:
-    """Of models that have `times`, each with its share."""
+    """Draws of models that have `times`, each with its share."""
     counts = rng.multinomial(draws, [share for _, share in models])
     return np.concatenate([m.times(rng, int(k)) for (m, _), k in zip(models, counts, strict=True) if k])
 
@@ -324,7 +324,7 @@ def _sureness(
 
 
 def _totals(again: Sequence[OpEffects], sets: Sequence[OpEffects], rng: np.random.Generator, ids: Ints) -> Floats:
-    """Of runs of these steps: of one set, as states of steps go on from one to the next."""
+    """Totals of runs of these steps: of one set, as states of steps go on from one to the next."""
     which = int(rng.choice(len(sets), p=[s.share for s in sets]))
     model = again[which]
     states = model.path(rng, ids, RUNS, sizes_of(sets[which]).step_correlation)

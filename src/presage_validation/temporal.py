@@ -195,7 +195,7 @@ class Forecast:
 
 
 def forecast(draws: Floats, seen: Floats, pool: Floats | None = None) -> Forecast:
-    """Of draws [draws, records] against records. `pool`: the predicted distribution of the run's steps, sorted."""
+    """Scores of draws [draws, records] against records. `pool`: predicted distribution of the run's steps, sorted."""
     pool, mean = own_distribution(draws) if pool is None else pool, float(seen.mean())
     errors = [float(np.quantile(pool, p) / np.quantile(seen, p) - 1) for p in LEVELS]
     below = (draws < seen).mean(axis=0) + (draws == seen).mean(axis=0) / 2

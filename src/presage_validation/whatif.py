@@ -60,7 +60,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredEdit:
     """A pair as its runs saw it."""
 
     name: str
@@ -101,7 +101,7 @@ class Measured:
 class Scored:
     """A pair predicted and measured."""
 
-    measured: Measured
+    measured: MeasuredEdit
     speedup: float
     low: float
     high: float  # nine draws of ten lie between
@@ -167,7 +167,7 @@ class PairResult(Result):
         return out
 
 
-def _groups(m: Measured) -> tuple[str, ...]:
+def _groups(m: MeasuredEdit) -> tuple[str, ...]:
     edit = m.name.partition("/")[0]
     return (m.bound, edit, *(("development",) if m.name in DEVELOPMENT else ()))
 
@@ -190,11 +190,11 @@ def score_whatif(paths: Sequence[str | Path], tell: Tell = lambda _: None, pool:
     return PairResult("whatif", told, rows, tuple(skipped), rates(found), tuple(found))
 
 
-def _first(some: Sequence[Measured]) -> str:
+def _first(some: Sequence[MeasuredEdit]) -> str:
     return some[0].name
 
 
-def measured_pairs(paths: Iterable[str | Path]) -> dict[str, Measured]:
+def measured_pairs(paths: Iterable[str | Path]) -> dict[str, MeasuredEdit]:
     """The pairs of some files of runs, those of one name together. A run in which a pair failed does not count."""
     runs: dict[str, list[Run]] = {}
     for file in _files(paths):
@@ -204,7 +204,7 @@ def measured_pairs(paths: Iterable[str | Path]) -> dict[str, Measured]:
     for name, some in runs.items():
         sides = tuple((r.base, r.changed, _speedup(r)) for r in some if r.base and r.changed)
         if sides:
-            out[name] = Measured(name, some[-1].edit, sides)
+            out[name] = MeasuredEdit(name, some[-1].edit, sides)
     return out
 
 
@@ -254,18 +254,18 @@ class _Steps:
                 cases |= load_cases(file)
         return _Steps(pairs, cases, tuple(files))
 
-    def alike(self, measured: Iterable[Measured]) -> list[list[Measured]]:
+    def alike(self, measured: Iterable[MeasuredEdit]) -> list[list[MeasuredEdit]]:
         """Pairs whose step is the same, together."""
-        out: dict[str, list[Measured]] = {}
+        out: dict[str, list[MeasuredEdit]] = {}
         for m in measured:
             base = str(self.pairs[m.name][1][1]) if m.name in self.pairs else m.name.partition("/")[2]
             out.setdefault(base, []).append(m)
         return list(out.values())
 
-    def edit(self, m: Measured) -> str:
+    def edit(self, m: MeasuredEdit) -> str:
         return self.pairs[m.name][1][0] if m.name in self.pairs else m.edit
 
-    def step(self, m: Measured) -> tuple[str, dict[str, Any]]:
+    def step(self, m: MeasuredEdit) -> tuple[str, dict[str, Any]]:
         """FILE.py:FUNCTION and its arguments; a case alone is told by its name."""
         if m.name in self.pairs:
             return f"{self.pairs[m.name][0]}:base", {"pair": m.name}
@@ -286,18 +286,18 @@ class _Steps:
         return self.graphs[key]
 
 
-def _all_scored(steps: _Steps, some: Sequence[Measured]) -> list[Scored | Failed]:
+def _all_scored(steps: _Steps, some: Sequence[MeasuredEdit]) -> list[Scored | Failed]:
     return [_tried(m, steps) for m in some]
 
 
-def _tried(m: Measured, steps: _Steps) -> Scored | Failed:
+def _tried(m: MeasuredEdit, steps: _Steps) -> Scored | Failed:
     try:
         return _scored(m, steps)
     except PresageError as e:
         return Failed(str(e))
 
 
-def _scored(m: Measured, steps: _Steps) -> Scored:
+def _scored(m: MeasuredEdit, steps: _Steps) -> Scored:
     from presage.whatif import what_if
 
     step, arguments = steps.step(m)

@@ -36,7 +36,7 @@ MS = 1e-3
 
 
 @dataclass(frozen=True)
-class Case:
+class WorkloadCase:
     """One measured step: what was captured, the runs, and its trace where there is one."""
 
     name: str
@@ -92,7 +92,7 @@ def _captured(build: Captured, traces: str | None, gpu: str, case: tuple[str, Se
     name, runs = case
     if name not in build.functions:
         raise PresageError(f"{Path(build.workloads).name} has no such case")
-    return _scored(Case(name, build.graph(name), runs, _trace(traces, name)), _machine(gpu))
+    return _scored(WorkloadCase(name, build.graph(name), runs, _trace(traces, name)), _machine(gpu))
 
 
 @lru_cache(2)
@@ -105,13 +105,13 @@ def _trace(folder: str | Path | None, name: str) -> Trace | None:
     return kineto.read(path) if path else None
 
 
-def score_cases(cases: Iterable[Case], gpu: str = "h200") -> Result:
+def score_cases(cases: Iterable[WorkloadCase], gpu: str = "h200") -> Result:
     """All metrics of some cases."""
     where = machine(gpu)
     return _result("", [_scored(case, where) for case in cases], [])
 
 
-def _scored(case: Case, where: Machine) -> _Scored:
+def _scored(case: WorkloadCase, where: Machine) -> _Scored:
     rows, hits, skipped = list(_memory_rows(case)), list[tuple[bool, float]](), list[Skipped]()
     try:
         found = predict_step(case.graph, kernel_times(case.graph, where), where.kernels.gpu, where.host)
@@ -136,7 +136,7 @@ def _rates(hits: Sequence[tuple[bool, float]]) -> dict[str, float]:
     return {"interval_hit_rate": float(np.mean(hit)), "interval_width": float(np.median(width))}
 
 
-def _memory_rows(case: Case) -> Iterator[Row]:
+def _memory_rows(case: WorkloadCase) -> Iterator[Row]:
     memory = memory_profile(case.graph)
     for metric, key, value in (
         ("peak_memory", "peak_alloc", memory.peak_allocated),
@@ -147,20 +147,20 @@ def _memory_rows(case: Case) -> Iterator[Row]:
             yield Row(metric, case.name, key, float(value), seen)
 
 
-def _step_rows(case: Case, found: StepResult) -> Iterator[Row]:
+def _step_rows(case: WorkloadCase, found: StepResult) -> Iterator[Row]:
     active = case.median("gpu_active_ms")
     if active is not None:
         yield Row("gpu_active", case.name, "gpu_active_ms", found.gpu_active, active * MS)
     yield from _step_row(case, found.step.p50)
 
 
-def _step_row(case: Case, seconds: float, of: str = "") -> Iterator[Row]:
+def _step_row(case: WorkloadCase, seconds: float, of: str = "") -> Iterator[Row]:
     step = case.median("step_ms")
     if step is not None and case.bound is not None:
         yield Row(f"{case.bound}{of}", case.name, "step_ms", seconds, step * MS)
 
 
-def _hit(case: Case, found: StepResult) -> Iterator[tuple[bool, float]]:
+def _hit(case: WorkloadCase, found: StepResult) -> Iterator[tuple[bool, float]]:
     """For a step of the host's: whether its interval has a run in common with those measured, and how wide it is."""
     if case.bound == "step_host_bound":
         runs = [r["step_ms"] * MS for r in case.runs if "step_ms" in r]
@@ -168,7 +168,7 @@ def _hit(case: Case, found: StepResult) -> Iterator[tuple[bool, float]]:
         yield hit, found.step.p95 / found.step.p5 - 1
 
 
-def _rows_by_trace(case: Case, host: HostModel) -> Iterator[Row]:
+def _rows_by_trace(case: WorkloadCase, host: HostModel) -> Iterator[Row]:
     """The step from the kernel times of its trace, with no overheads, the shared ones, and the trace's own."""
     if case.trace is None or not case.trace.steps:
         return

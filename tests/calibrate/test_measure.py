@@ -17,8 +17,8 @@ from presage.graph import work as flops
 from presage.graph.families import FAMILIES, family
 from presage.measure import __main__ as command
 from presage.measure import prediction
-from presage.measure.activity import Activity, Work, activity
-from presage.measure.result import Result, page, to_json
+from presage.measure.activity import Activity, GpuWork, activity
+from presage.measure.result import MeasureResult, page, to_json
 from presage.measure.timing import Timing, quantile, timed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_activity_is_what_was_measured(name: str) -> None:
     assert found.total.seconds == pytest.approx(told["gpu_active_ms"] / 1e3, rel=1e-6)
     assert found.total.kernels == told["kernels"]
     assert sum(w.seconds for w in found.families.values()) == pytest.approx(found.total.seconds)
-    assert set(found.families) <= set(FAMILIES) and found.families.get("other", Work(0, 0)).seconds == 0
+    assert set(found.families) <= set(FAMILIES) and found.families.get("other", GpuWork(0, 0)).seconds == 0
     assert list(found.families.values()) == sorted(found.families.values(), key=lambda w: -w.seconds)
 
 
@@ -109,8 +109,11 @@ def test_kernels_count_for_their_leaf_op() -> None:
         {"ph": "M", "name": "process_name"},
     ]
     found = activity(events, 1)
-    assert found.families == {"matrix multiply": Work(pytest.approx(32e-6), 2), "other": Work(pytest.approx(8e-6), 2)}
-    assert found.total == Work(pytest.approx(40e-6), 4)
+    assert found.families == {
+        "matrix multiply": GpuWork(pytest.approx(32e-6), 2),
+        "other": GpuWork(pytest.approx(8e-6), 2),
+    }
+    assert found.total == GpuWork(pytest.approx(40e-6), 4)
 
 
 def test_every_op_with_flops_is_of_a_family_that_multiplies() -> None:
@@ -180,11 +183,13 @@ PREDICTED = {
 }
 
 
-def result(**more: Any) -> Result:
-    families = {"matrix multiply": Work(6e-3, 20), "elementwise": Work(2e-3, 80)}
+def result(**more: Any) -> MeasureResult:
+    families = {"matrix multiply": GpuWork(6e-3, 20), "elementwise": GpuWork(2e-3, 80)}
     timing = Timing(10e-3, (50e-3, *(1e-3 * (9 + k / 10) for k in range(21))), 4e-3, 3 << 30, 4 << 30)
     machine = {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130", "cuda": "13.0", "cudnn": 91900}
-    return Result("train.py:build", {"batch": 8}, machine, timing, Activity(Work(8e-3, 100), families), **more)
+    return MeasureResult(
+        "train.py:build", {"batch": 8}, machine, timing, Activity(GpuWork(8e-3, 100), families), **more
+    )
 
 
 def test_the_page_has_measured_beside_predicted() -> None:

@@ -13,7 +13,7 @@ from presage.costs.collectives import OPS, Collectives, RankGroup, volume
 from presage.costs.collectives.curve import TimeCurve, rising
 from presage.errors import PresageError
 from presage.hardware import Platform, platform, platforms
-from presage_fit.collectives import Measured, fit, nonnegative
+from presage_fit.collectives import MeasuredCollective, fit, nonnegative
 
 PLATFORMS = st.sampled_from(platforms())
 SIZES = st.floats(1, 1e12)
@@ -223,7 +223,7 @@ def test_a_fit_finds_what_made_its_rows() -> None:
     model = Collectives.of(here)
     m = 2.0 ** np.arange(9, 30)
     rows = [
-        Measured(here, op, RankGroup(n, n), float(x), model.seconds(op, float(x), RankGroup(n, n)))
+        MeasuredCollective(here, op, RankGroup(n, n), float(x), model.seconds(op, float(x), RankGroup(n, n)))
         for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
         for n in (2, 8)
         for x in m

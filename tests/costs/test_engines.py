@@ -15,7 +15,7 @@ from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, save_tables
 from presage.hardware import gpu
 from presage.prediction.machine import machine
 from presage_fit.table_split import held_out_widths, is_fitted
-from presage_validation.kernel_tables import Measured, attention, gemm
+from presage_validation.kernel_tables import MeasuredKernel, attention, gemm
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -24,7 +24,7 @@ from fit_tables import Rows, engine, own_gemm  # noqa: E402
 GPUS = ("a100_80gb", "h100_sxm", "b200", "l40s")
 
 
-def products(key: str, factor: float, floor: float, count: int) -> list[Measured]:
+def products(key: str, factor: float, floor: float, count: int) -> list[MeasuredKernel]:
     """Products of random sizes as two engines would time them, were they `factor` times slower than on the H200."""
     rng = np.random.default_rng(0)
     sizes = [tuple(int(n) for n in row) for row in 64 * rng.integers(1, 64, (count, 3))]
@@ -34,7 +34,7 @@ def products(key: str, factor: float, floor: float, count: int) -> list[Measured
     for s, c, t in zip(sizes, calls, call_times(models, calls), strict=True):
         seconds = factor * t.warm + floor
         by = (("first 1 x", seconds), ("second 1 x", 1.2 * seconds))
-        out.append(Measured(gpu(key), "gemm", str(s), c, 1.1 * seconds, 0.1, s, by))
+        out.append(MeasuredKernel(gpu(key), "gemm", str(s), c, 1.1 * seconds, 0.1, s, by))
     return out
 
 

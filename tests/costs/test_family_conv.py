@@ -177,13 +177,13 @@ def test_planar_bilinear_upsampling_goes_through_the_planes() -> None:
 
 
 @pytest.fixture(scope="module")
-def samples() -> dict[str, list[fit.Sample]]:
+def samples() -> dict[str, list[fit.KernelSample]]:
     return fit.samples(pack.read(PACK))
 
 
 @pytest.mark.parametrize(("name", "rounds", "typical", "most"), [("conv", 600, 0.18, 0.75), ("pool", 300, 0.09, 0.55)])
 def test_error_on_held_out_draws(
-    samples: dict[str, list[fit.Sample]], name: str, rounds: int, typical: float, most: float
+    samples: dict[str, list[fit.KernelSample]], name: str, rounds: int, typical: float, most: float
 ) -> None:
     """With fewer trees than are shipped. Geometric mean of the errors, and the error nine of ten stay under."""
     family = replace(FAMILIES[name], rounds=rounds)

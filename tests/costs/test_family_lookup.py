@@ -121,7 +121,7 @@ def measured() -> pack.Pack:
 
 
 @pytest.fixture(scope="module")
-def samples(measured: pack.Pack) -> dict[str, list[fit.Sample]]:
+def samples(measured: pack.Pack) -> dict[str, list[fit.KernelSample]]:
     """Of our families; other draws are only counted, for they decide which are held out."""
     families = {n: r if n in OURS else tuple(replace(x, ops=()) for x in r) for n, r in measured.families.items()}
     return fit.samples(replace(measured, families=families))
@@ -151,7 +151,7 @@ def test_unknown_indices_count_as_uniform(measured: pack.Pack) -> None:
     ],
 )
 def test_held_out_shapes(
-    samples: dict[str, list[fit.Sample]], name: str, most: float, most_90: float, most_beyond: float
+    samples: dict[str, list[fit.KernelSample]], name: str, most: float, most_90: float, most_beyond: float
 ) -> None:
     some = samples[name]
     rows = fit.table(FAMILIES[name], some, RATES)

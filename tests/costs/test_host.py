@@ -13,7 +13,7 @@ from presage.costs.host_model import HostModel, host_model, read, to_toml
 from presage.costs.host_units import ENGINE, terms, units
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
-from presage_fit.host import Row, fit, host_us, own_terms, paces, profiler_cost, rows, share_found
+from presage_fit.host import HostRow, fit, host_us, own_terms, paces, profiler_cost, rows, share_found
 from presage_validation.workloads import measured_cases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +157,7 @@ TRUTH = {"gap forward": 4.0, "leaf forward kernel": 20.0, "gap backward": 3.0, "
 COST = 2.0
 
 
-def step_of(rng: np.random.Generator, main: float, autograd: float, count: int = 60) -> list[Row]:
+def step_of(rng: np.random.Generator, main: float, autograd: float, count: int = 60) -> list[HostRow]:
     """Rows of a step at these paces: gaps and ops of both threads, some of a name that takes 10 us more."""
     out = []
     for thread, where, pace in (("main", "forward", main), ("autograd", "backward", autograd)):
@@ -166,19 +166,19 @@ def step_of(rng: np.random.Generator, main: float, autograd: float, count: int =
             us = pace * (TRUTH[f"leaf {where} kernel"] + 10 * slow + 3 * COST)
             name = f"leaf {where} kernel: aten::{'slow' if slow else 'quick'}"
             noise = 1 + 0.1 * rng.standard_normal(2)
-            out.append(Row(thread, pace * (TRUTH[f"gap {where}"] + COST) * noise[0], 1, {f"gap {where}": 1.0}))
-            out.append(Row(thread, us * noise[1], 3, {f"leaf {where} kernel": 1.0, name: 1.0}))
+            out.append(HostRow(thread, pace * (TRUTH[f"gap {where}"] + COST) * noise[0], 1, {f"gap {where}": 1.0}))
+            out.append(HostRow(thread, us * noise[1], 3, {f"leaf {where} kernel": 1.0, name: 1.0}))
     return out
 
 
 @pytest.fixture(scope="module")
-def steps() -> dict[str, list[Row]]:
+def steps() -> dict[str, list[HostRow]]:
     rng = np.random.default_rng(1)
     pairs = [(1.0, 1.0), (1.5, 0.8), (0.7, 1.3), (1.0, 1.0), (2.0, 0.5), (0.5, 2.0)]
     return {f"case {i}": step_of(rng, *p) for i, p in enumerate(pairs)}
 
 
-def test_the_fit_finds_terms_and_paces(steps: dict[str, list[Row]]) -> None:
+def test_the_fit_finds_terms_and_paces(steps: dict[str, list[HostRow]]) -> None:
     found = fit(steps, COST)
     for where in ("forward", "backward"):
         assert found.us[f"gap {where}"] == pytest.approx(TRUTH[f"gap {where}"], rel=0.15)
@@ -192,12 +192,12 @@ def test_the_fit_finds_terms_and_paces(steps: dict[str, list[Row]]) -> None:
     assert found.paces["case 4"].autograd / found.paces["case 0"].autograd == pytest.approx(0.5, rel=0.05)
 
 
-def test_unprofiled_steps_tell_the_profilers_cost(steps: dict[str, list[Row]]) -> None:
+def test_unprofiled_steps_tell_the_profilers_cost(steps: dict[str, list[HostRow]]) -> None:
     unprofiled = {name: 60 * (sum(TRUTH.values()) + 2 * 0.3 * 10) for name in steps}
     assert profiler_cost(steps, unprofiled) == pytest.approx(COST, abs=0.3)
 
 
-def test_one_trace_moves_the_terms_to_its_own(steps: dict[str, list[Row]]) -> None:
+def test_one_trace_moves_the_terms_to_its_own(steps: dict[str, list[HostRow]]) -> None:
     shared = fit(steps, COST).us
     mine = [replace(r, us=r.us + 40.0 * ("leaf forward kernel: aten::slow" in r.terms)) for r in steps["case 4"]]
     own = own_terms(mine, shared, COST)
@@ -209,7 +209,7 @@ def test_one_trace_moves_the_terms_to_its_own(steps: dict[str, list[Row]]) -> No
 
 
 @pytest.fixture(scope="module")
-def traced() -> tuple[Graph, list[Row], float]:
+def traced() -> tuple[Graph, list[HostRow], float]:
     """A captured step beside its trace: the graph, the rows, and the step's microseconds less waits."""
     from presage.capture import capture, load_cases
     from presage.traces import kineto
@@ -223,14 +223,16 @@ def traced() -> tuple[Graph, list[Row], float]:
     return graph, rows(graph, trace, step), (step.end - step.start - waited) * 1e-3
 
 
-def test_every_nanosecond_and_every_op_of_a_traced_step_is_in_one_row(traced: tuple[Graph, list[Row], float]) -> None:
+def test_every_nanosecond_and_every_op_of_a_traced_step_is_in_one_row(
+    traced: tuple[Graph, list[HostRow], float],
+) -> None:
     graph, found, us = traced
     assert sum(r.us for r in found) == pytest.approx(us, abs=0.01)
     ops = sum(v for r in found for k, v in r.terms.items() if k.startswith("leaf") and ": " not in k)
     assert ops == len(graph.ops)
 
 
-def test_the_shipped_model_knows_a_traced_step(model: HostModel, traced: tuple[Graph, list[Row], float]) -> None:
+def test_the_shipped_model_knows_a_traced_step(model: HostModel, traced: tuple[Graph, list[HostRow], float]) -> None:
     _, found, _ = traced
     p = paces(found, model.us, model.fitted.profiler_us_per_event)
     assert 0.6 < p.main < 1.6

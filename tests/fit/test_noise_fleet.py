@@ -23,18 +23,18 @@ from presage_fit.fleet import (
     share_weights,
     without,
 )
-from presage_fit.fleet_files import Measured, fleet_columns, read_fleet
+from presage_fit.fleet_files import MeasuredFleet, fleet_columns, read_fleet
 from presage_validation.fleet import expected_largest, score_fleets
 
 TABLES = "variability"
 
 
-def planted(seed: int, gpus: int = 400, sd: float = 0.02, share: float = 0.03, own: float = 0.003) -> Measured:
+def planted(seed: int, gpus: int = 400, sd: float = 0.02, share: float = 0.03, own: float = 0.003) -> MeasuredFleet:
     rng = np.random.default_rng(seed)
     logs = rng.normal(0, sd, gpus) + np.where(rng.random(gpus) < share, rng.normal(0.26, 0.02, gpus), 0.0)
     rows = np.repeat(np.arange(gpus), 5)
     times = 2.5 * np.exp(logs[rows] + rng.normal(0, own, len(rows)))
-    return Measured("planted", tuple(f"gpu{g}" for g in rows), ("work",) * len(rows), tuple(times.tolist()))
+    return MeasuredFleet("planted", tuple(f"gpu{g}" for g in rows), ("work",) * len(rows), tuple(times.tolist()))
 
 
 def test_a_planted_fleet_is_found_again() -> None:
@@ -64,7 +64,9 @@ def test_neither_units_nor_the_order_of_rows_count() -> None:
     first = planted(2, gpus=60)
     order = np.random.default_rng(0).permutation(60)
     moved = np.concatenate([np.arange(5) + 5 * g for g in order])  # GPUs in another order, each one's rows in theirs
-    other = Measured("other", *(tuple(np.array(x)[moved].tolist()) for x in (first.gpus, first.works, first.times)))
+    other = MeasuredFleet(
+        "other", *(tuple(np.array(x)[moved].tolist()) for x in (first.gpus, first.works, first.times))
+    )
     milli = replace(other, times=tuple(t * 1000 for t in other.times))
     a, b = fit_fleet(first), fit_fleet(milli)
     assert a.gpus == b.gpus
@@ -76,7 +78,7 @@ def test_each_kind_of_work_is_compared_with_itself() -> None:
     """The same GPUs on two kinds of work, one a hundred times as long."""
     one = planted(3, gpus=60)
     long = replace(one, works=("long",) * len(one.times), times=tuple(100 * t for t in one.times))
-    both = Measured("both", one.gpus + long.gpus, one.works + long.works, one.times + long.times)
+    both = MeasuredFleet("both", one.gpus + long.gpus, one.works + long.works, one.times + long.times)
     np.testing.assert_allclose(fit_fleet(both).factors, fit_fleet(one).factors)
 
 

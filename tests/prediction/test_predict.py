@@ -30,7 +30,7 @@ from presage.prediction import api
 from presage.prediction.step import Quantiles, StepResult, predict_step, step_program
 from presage.prediction.step_draws import NO_SPREAD, StepSpread
 from presage.prediction.step_program import MAIN, STREAM, program
-from presage_validation.workloads import Case, score_cases
+from presage_validation.workloads import WorkloadCase, score_cases
 
 H200, HOST = gpu("h200"), host_model("h200")
 
@@ -306,9 +306,9 @@ def test_from_python(saved: Path) -> None:
 
 
 # ---------------------------------------------------------------- the claims on measured steps
-def case(name: str, step_ms: Sequence[float], active_ms: float) -> Case:
+def case(name: str, step_ms: Sequence[float], active_ms: float) -> WorkloadCase:
     runs = [{"step_ms": s, "gpu_active_ms": active_ms, "peak_alloc": 1e6} for s in step_ms]
-    return Case(name, training_step(6), runs)
+    return WorkloadCase(name, training_step(6), runs)
 
 
 def test_claims_on_steps_are_scored_by_what_bounds_them(monkeypatch: pytest.MonkeyPatch) -> None:

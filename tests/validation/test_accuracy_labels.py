@@ -23,7 +23,7 @@ from presage.costs.kernel_files import load
 from presage.costs.rates import Rates, eased, reached_fp32
 from presage.errors import InputError
 from presage.hardware import gpu
-from presage_validation.label_models import NETS, Case, tape
+from presage_validation.label_models import NETS, LabelCase, tape
 from presage_validation.label_ops import Tape, dense
 from presage_validation.labels import ALLOCATION, PEER, Label, Pass, allocation, predict, read_labels, score_labels
 
@@ -78,7 +78,7 @@ def test_products_are_those_of_the_lists_of_ops(shared: Path) -> None:
         entry = labels[device][name]
         if entry["model"].startswith("switch"):  # its list is of another loop over the experts
             continue
-        case = Case(NETS[entry["model"]], entry["batch"], entry["seq_len"], entry["mode"] == "train", 1)
+        case = LabelCase(NETS[entry["model"]], entry["batch"], entry["seq_len"], entry["mode"] == "train", 1)
         assert products(tape(case)) == listed(rows), (device, name)
         seen.add(entry["model"])
     assert seen == {"bert_large", "gpt2_large", "gpt3_xl", "gpt3_27", "opt_13"}
@@ -87,9 +87,9 @@ def test_products_are_those_of_the_lists_of_ops(shared: Path) -> None:
 @pytest.mark.parametrize("name", list(NETS))
 def test_work_grows_with_layers_batch_and_training(name: str) -> None:
     net = NETS[name]
-    small = Case(net, 1, 64, False, 2)
+    small = LabelCase(net, 1, 64, False, 2)
 
-    def flops(case: Case) -> float:
+    def flops(case: LabelCase) -> float:
         ran = tape(case)
         return sum(n * 2.0 * b * m * k * w for (b, m, w, k), n in products(ran).items())
 
@@ -128,7 +128,7 @@ def test_a_way_forward_waits_for_kernels_or_for_memory() -> None:
 
 
 def test_allocations_of_a_machine_come_from_its_other_cases() -> None:
-    case = Case(NETS["bert"], 1, 128, True, 12)
+    case = LabelCase(NETS["bert"], 1, 128, True, 12)
     label = Label(gpu("l4"), "a", "bert", case, 0.5, 0.21)
     bound = (label, Pass(0.1, 0.2, 0.0, 0.01, 400))
     free = (replace(label, forward=0.4), Pass(0.4, 0.2, 0.0, 0.01, 400))
@@ -243,6 +243,6 @@ def test_errors_stay_where_they_are(shared: Path) -> None:
 
 
 def test_long_passes_take_longer_on_slower_gpus() -> None:
-    case = Case(NETS["gpt2_large"], 4, 1024, True, 36)
+    case = LabelCase(NETS["gpt2_large"], 4, 1024, True, 36)
     times = [predict(case, gpu(name)).seconds() for name in ("h100_sxm", "a100_pcie_80gb", "v100_pcie_32gb", "l4")]
     assert times == sorted(times)

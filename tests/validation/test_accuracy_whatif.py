@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from presage.errors import InputError, PresageError
-from presage_validation.whatif import Measured, Scored, Side, measured_pairs, rates, saved, score_whatif
+from presage_validation.whatif import MeasuredEdit, Scored, Side, measured_pairs, rates, saved, score_whatif
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "h200_edits"
 
 
-def measured(*speedups: float, active: float = 0.5) -> Measured:
+def measured(*speedups: float, active: float = 0.5) -> MeasuredEdit:
     runs = tuple((Side(10.0, 10 * active, 1e9), Side(10 / s, 10 / s * active, 1e9), s) for s in speedups)
-    return Measured("cuda_graph/x", "cuda_graph", runs)
+    return MeasuredEdit("cuda_graph/x", "cuda_graph", runs)
 
 
 def scored(predicted: float, found: float) -> Scored:

@@ -25,7 +25,7 @@ from presage.files import write_whole
 from presage.hardware import gpu as gpu_facts
 from presage.measure.activity import profiled
 from presage.measure.prediction import Prediction, can_predict, predict, read
-from presage.measure.result import Result, brief, page, to_json
+from presage.measure.result import MeasureResult, brief, page, to_json
 from presage.measure.timing import timed
 from presage.usercode import load, parse_arguments, user_code_line
 
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         build = load(args.step)
         timing, step = _users(args.step, lambda: timed(torch, lambda: _step(build("cuda", **values)), args.steps))
         activity = _users(args.step, lambda: profiled(torch, step))
-    result = Result(args.step, values, _machine(torch, name), timing, activity, told, why)
+    result = MeasureResult(args.step, values, _machine(torch, name), timing, activity, told, why)
     if args.json is not None:
         data = json.dumps(_finite(to_json(result)), indent=2) + "\n"
         if args.json == "-":

@@ -18,7 +18,7 @@ NO_OP = "other"  # of kernels whose launch was in no operator
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class GpuWork:
     """GPU work of one step."""
 
     seconds: float  # durations added up
@@ -29,8 +29,8 @@ class Work:
 class Activity:
     """GPU work of one step, in all and by family of ops, the longest first."""
 
-    total: Work
-    families: dict[str, Work]
+    total: GpuWork
+    families: dict[str, GpuWork]
 
 
 def profiled(torch: Any, step: Callable[[], Any]) -> Activity:
@@ -52,8 +52,8 @@ def activity(events: Sequence[dict[str, Any]], steps: int) -> Activity:
         if e.get("cat") in GPU_CATEGORIES:
             op = ops.get(e["args"]["External id"]) if _linked(e) else None
             found[family(op) if op is not None else NO_OP].append(1e-6 * e["dur"])
-    works = {name: Work(sum(times) / steps, len(times) / steps) for name, times in found.items()}
-    total = Work(sum(w.seconds for w in works.values()), sum(w.kernels for w in works.values()))
+    works = {name: GpuWork(sum(times) / steps, len(times) / steps) for name, times in found.items()}
+    total = GpuWork(sum(w.seconds for w in works.values()), sum(w.kernels for w in works.values()))
     return Activity(total, dict(sorted(works.items(), key=lambda kv: -kv[1].seconds)))
 
 

@@ -15,7 +15,7 @@ Line = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class MeasureResult:
     """What was run, where, what it took, and what had been predicted."""
 
     source: str
@@ -31,7 +31,7 @@ class Result:
         return quantile(self.timing.each[1:] or self.timing.each, q)
 
 
-def to_json(r: Result) -> dict[str, Any]:
+def to_json(r: MeasureResult) -> dict[str, Any]:
     """Keys as `presage predict --json` has them, in milliseconds and bytes; errors as fractions."""
     total = r.activity.total
     step = {"mean": r.timing.seconds, "p5": r.steps(0.05), "p50": r.steps(0.5), "p95": r.steps(0.95)}
@@ -56,7 +56,7 @@ def to_json(r: Result) -> dict[str, Any]:
     return value | ({"prediction": _compared(r, r.prediction)} if r.prediction else {"no_prediction": r.no_prediction})
 
 
-def _compared(r: Result, p: Prediction) -> dict[str, Any]:
+def _compared(r: MeasureResult, p: Prediction) -> dict[str, Any]:
     pairs = {
         "step": (p.step.get("mean"), r.timing.seconds),
         "gpu_active": (p.gpu_active, r.activity.total.seconds),
@@ -71,7 +71,7 @@ def _compared(r: Result, p: Prediction) -> dict[str, Any]:
     }
 
 
-def page(r: Result) -> str:
+def page(r: MeasureResult) -> str:
     """Measured beside predicted, as text."""
     given = ", ".join(f"{k}={v}" for k, v in r.arguments.items())
     gpu, torch = r.machine.get("gpu", "GPU"), r.machine.get("torch", "?")
@@ -83,14 +83,14 @@ def page(r: Result) -> str:
     return "\n".join([*lines, "", counts, *([r.no_prediction] if r.no_prediction else [])])
 
 
-def brief(r: Result) -> str:
+def brief(r: MeasureResult) -> str:
     """The step time, measured and predicted."""
     told = r.prediction.step.get("mean") if r.prediction else None
     measured = f"{r.source}: {seconds(r.timing.seconds)} a step"
     return measured + (f", predicted {seconds(told)}" if told is not None else "")
 
 
-def _summary(r: Result) -> Iterator[Line]:
+def _summary(r: MeasureResult) -> Iterator[Line]:
     p = r.prediction or Prediction()
     yield "step", *_cells(r.timing.seconds, p.step.get("mean"))
     for name, q in (("p5", 0.05), ("p50", 0.5), ("p95", 0.95)):
@@ -103,7 +103,7 @@ def _summary(r: Result) -> Iterator[Line]:
     yield "peak reserved", size(r.timing.peak_reserved), "", ""
 
 
-def _families(r: Result) -> Iterator[Line]:
+def _families(r: MeasureResult) -> Iterator[Line]:
     told = r.prediction.families if r.prediction else {}
     total = r.activity.total.seconds
     for name, w in r.activity.families.items():

@@ -176,7 +176,7 @@ def nested(seconds: Floats, level: Floats, channels: Channels) -> Split:
 
 
 def _logs(seconds: Floats, level: Floats) -> Floats:
-    """Of seconds over their level; 0 where the level is."""
+    """Logarithms of seconds over their level; 0 where the level is 0."""
     ratio = np.maximum(seconds, FLOOR * level) / np.where(level > 0, level, 1.0)
     return np.where(level > 0, np.log(np.where(ratio > 0, ratio, 1.0)), np.where(np.isnan(seconds), np.nan, 0.0))
 

@@ -120,7 +120,7 @@ def _once_a_step(effects: OpEffects) -> dict[str, Bools]:
 
 
 def _once(effects: OpEffects, which: Bools) -> Size:
-    """Of the sum in a step, from the middle of the distribution: a first call's set-up is not its spread."""
+    """Spread of the sum in a step, from the middle of the distribution: a first call's set-up is not its spread."""
     steps = len(effects.ids)
     total = effects.rest[which].sum(axis=0)
     if not np.median(total) > 0:
@@ -213,7 +213,7 @@ def _spreads(sizes: Sizes) -> tuple[dict[str, WorkSpread], dict[str, CredibleInt
 
 
 def _load(effects: OpEffects, sizes: Sizes) -> tuple[Distribution, dict[str, CredibleInterval | None]]:
-    """Of a microbatch's work, with mean 1: as measured where there is enough, else a LogNormal."""
+    """Distribution of a microbatch's work, with mean 1: as measured where there is enough, else a LogNormal."""
     size = sizes.by_name["load"]
     if size.value == 0:
         return Fixed(1.0), {}

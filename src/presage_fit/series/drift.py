@@ -91,7 +91,7 @@ def _place(steps: NDArray[np.int64]) -> Floats:
 
 
 def _slope(place: Floats, row: Floats, least: int) -> float:
-    """Of the middle of the residuals: the few far out say nothing of the drift."""
+    """Slope of the central residuals: outliers carry no information on the drift."""
     ok = np.isfinite(row)
     if ok.sum() < least:
         return 0.0
@@ -146,7 +146,7 @@ def _local_lines(at: Floats, y: Floats, half: Floats) -> Floats:
 
 
 def _running_median(y: Floats, half: int = 5) -> Floats:
-    """Of each point and its neighbours: a start that no spike moves."""
+    """Median of each point and its neighbours: a start that no spike moves."""
     padded = np.pad(y, half, mode="reflect" if len(y) > half else "edge")
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1))
 
@@ -178,7 +178,7 @@ class Joint:
 
 
 def joint(x: Floats, plain: Bools) -> Joint:
-    """Of records x [runs, records], of which the `plain` ones count."""
+    """Joint fit of records x [runs, records], of which the `plain` ones count."""
     kept = np.where(plain, x, np.nan)
     run, at = np.nonzero(plain)
     y, spread = x[plain], _spread(kept)

@@ -108,7 +108,7 @@ class Seen:
 
 
 def stalls_of(excess: Floats, stalled: Bools, plain: Bools, steps: Ints, clock: Floats) -> Seen:
-    """Of seconds above the usual [runs, records] where `stalled`; `clock`: usual steps since the job's start."""
+    """Stalls from excess seconds [runs, records] where `stalled`; `clock`: usual steps since the job's start."""
     again, taken = recurring(excess, stalled, plain, clock)
     alone = stalled & ~taken
     return Seen(

@@ -196,7 +196,7 @@ class SeriesFit:
         return placed(self.stalls.recurring, numbers, clock / (self.level * self.stride), rng)
 
     def _stall_seconds(self, rng: np.random.Generator, n: int) -> Floats:
-        """Of those seen, a little longer or shorter; of the prior as often as it counts."""
+        """Draws of stall seconds: those seen, a little longer or shorter, and the prior's by its weight."""
         prior, seen = self.prior, self.stalls.seconds
         least = LIMIT * self.bulk.width * self.level * self.stride
         new = np.maximum(prior.stall_seconds * np.exp(prior.stall_log_sd * rng.standard_normal(n)), least)

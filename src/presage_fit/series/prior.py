@@ -225,7 +225,7 @@ def _common(fit: SeriesFit) -> tuple[CommonNoise, dict[str, CredibleInterval]]:
 
 
 def _width(fit: SeriesFit) -> tuple[float, float, float]:
-    """Of the residuals of a run, and the interval of a group's typical one."""
+    """Width of the residuals of a run, and the interval of a group's typical one."""
     prior, dof = fit.prior, fit.bulk.dof
     between = prior.width.estimate(fit.width_squares, fit.runs - 1) / np.sqrt(fit.runs)
     sd = float(np.hypot(between, 1 / np.sqrt(2 * (prior.bulk.dof + dof))))
@@ -285,7 +285,7 @@ def _factor(fit: SeriesFit, kind: str) -> Distribution:
 
 
 def _event_intervals(fit: SeriesFit) -> dict[str, CredibleInterval]:
-    """Of the mean of each event's factor."""
+    """Intervals of the mean of each event's factor."""
     found = {}
     for i, e in enumerate(fit.events.values()):
         error = 1.645 * e.size * fit.prior.event.estimate(e.squares, e.dof) / np.sqrt(e.seen)

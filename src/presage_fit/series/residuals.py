@@ -42,9 +42,9 @@ class Bulk:
 
 
 def bulk_of(left: Floats, plain: Bools, known: float, few: bool = False) -> Bulk:
-    """Of residuals [runs, records] about a curve that goes along with a share `known` of the records' noise.
+    """The bulk of residuals [runs, records] about a curve that goes along with a share `known` of the records' noise.
 
-    Of `few` records one width for all runs."""
+    With `few` records one width for all runs."""
     lost = np.sqrt(max(0.25, 1 - known))
     each = [left[plain]] * len(left) if few else [row[ok] for row, ok in zip(left, plain, strict=True)]
     widths = np.array([_width(x) for x in each]) / lost
@@ -103,7 +103,7 @@ def _shape(units: Floats) -> tuple[Floats, Floats]:
 
 
 def _pieces(scores: Floats) -> Floats:
-    """Of long runs some stretches, as runs of their own: they tell as much as is needed."""
+    """Stretches of long runs, as runs of their own: enough to estimate the correlation."""
     if scores.shape[1] <= LONG:
         return scores
     starts = np.linspace(0, scores.shape[1] - LONG // 4, 4).astype(np.int64)
@@ -134,7 +134,7 @@ def _evidence(scores: Floats) -> Floats:
 
 
 def _restricted(logs: Floats, squares: Floats, seen: NDArray[np.int64]) -> Floats:
-    """Of each run and cell, from sums of products of (scores, constant, line); nothing from runs of a few records."""
+    """Restricted log likelihood by run and cell, from sums of products of (scores, constant, line); 0 if short."""
     lines = squares[..., 1:, 1:] + 1e-9 * np.eye(2)
     both = squares[..., 1:, 0]
     explained = (both * np.linalg.solve(lines, both[..., None])[..., 0]).sum(axis=-1)
