@@ -1,7 +1,8 @@
 """What-ifs: how long a training step would take with other code, another machine or other arguments."""
 
 from presage.whatif.before_after import Range, Stage, WhatIf, what_if
-from presage.whatif.edit_spec import ALIASES, OTHERS, ParsedEdit, parse, parse_edits
+from presage.whatif.edit_spec import OTHERS, ParsedEdit, parse, parse_edits
+from presage.whatif.edits.edit import ALIASES
 from presage.whatif.suggest import Suggestions, suggest, suggestions
 
 __all__ = [

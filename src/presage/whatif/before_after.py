@@ -26,8 +26,6 @@ from presage.whatif.scenario import Scenario, scenarios
 from presage.whatif.source import Capture, source_of, traced_difference
 from presage.whatif.trial import Drawing, Trial, baseline_trial, edited_trial
 
-__all__ = ["BeforeAfter", "Range", "Stage", "WhatIf", "compare", "initial_scenario", "what_if"]
-
 MS = 1e3
 SURE, RATHER = 0.95, 0.8  # of draws that agree on the sign
 NONE = 0.01  # of a step: less is no change

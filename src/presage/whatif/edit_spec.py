@@ -28,8 +28,6 @@ from presage.whatif.edits import EDITS, CaptureEdit, Change, EditKind
 from presage.whatif.edits.edit import ALIASES, near, pieces
 from presage.whatif.source import ARGUMENT
 
-__all__ = ["ALIASES", "OTHERS", "EditSpec", "ParsedEdit", "SettingKind", "of_kind", "parse", "parse_edits"]
-
 EditSpec: TypeAlias = "str | Change | CaptureEdit | ParsedEdit"  # the forms in which an edit may be given
 
 USERS = re.compile(r".+\.py:\w+")

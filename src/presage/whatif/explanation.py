@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from presage.text import percent, seconds
 from presage.whatif.trial import CriticalPath, TimedScenario, unmatched
 
-__all__ = ["Effect", "describe_limit", "edit_effect", "explain_change"]
-
 LIMIT = 0.8  # of the critical path: what has this much of it is the limit
 LEAST = 0.005  # of a step: less is left unsaid
 

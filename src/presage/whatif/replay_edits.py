@@ -16,20 +16,6 @@ from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.trace import HostKind, Trace
 from presage.traces.waits import launch_times
 
-__all__ = [
-    "LEAST_COVERED",
-    "TARGETS",
-    "drop_rank_delay",
-    "edited",
-    "innermost_op",
-    "kernels_of",
-    "launching_ops",
-    "parse_remove",
-    "parse_scale",
-    "remove",
-    "scale",
-]
-
 ReplayEdit = Callable[[Replay], Replay]
 Mask = NDArray[np.bool_]
 
@@ -131,8 +117,8 @@ def _rank_mask(rank: RankTasks, target: str, named: Mask, regex: re.Pattern[str]
         gpu_name[stated] = True
         mask[rank.gpu_task[gpu_name & trace.is_collective]] = True
     else:
-        wanted = HostKind.CALL if target == "call" else None
-        inside = _within(rank, named, wanted)
+        calls = trace.host.kind == HostKind.CALL
+        inside = events_within(rank, named, calls if target == "call" else ~calls)
         owner = rank.stretches.owner
         mask[rank.stretch_task[(owner >= 0) & inside[owner]]] = True
         if target == "op":
@@ -141,10 +127,10 @@ def _rank_mask(rank: RankTasks, target: str, named: Mask, regex: re.Pattern[str]
     return mask
 
 
-def _within(rank: RankTasks, named: Mask, only: HostKind | None) -> Mask:
-    """Host events that match, and all inside them. Parents come before children, so one pass does."""
+def events_within(rank: RankTasks, named: Mask, where: Mask | None = None) -> Mask:
+    """Host events of these names (and `where` that holds) and all within them; parents come before children."""
     host = rank.trace.host
-    inside: Mask = named[host.name] & ((host.kind == only) if only is not None else (host.kind != HostKind.CALL))
+    inside: Mask = named[host.name] if where is None else named[host.name] & where
     for i, parent in enumerate(host.parent):
         if parent >= 0 and inside[parent]:
             inside[i] = True

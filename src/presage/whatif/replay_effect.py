@@ -13,8 +13,6 @@ from presage.text import percent, seconds
 from presage.traces.explain import critical_parts
 from presage.traces.replay import Replay
 
-__all__ = ["ReplayEffect", "replay_effect", "step_path"]
-
 KINDS = {"host": "host", "kernel": "kernels", "collective": "collectives"}
 LEAST = 0.002  # of the path: less is none
 

@@ -17,9 +17,7 @@ from presage.errors import PresageError
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.waits import Blocked, launch_times
 from presage.whatif.edits.edit import near, pieces
-from presage.whatif.replay_edits import MOST_FACTOR, ReplayEdit, scale
-
-__all__ = ["EDITS", "ReplayEditKind", "cuda_graph", "faster", "host", "no_sync", "overlap", "parse"]
+from presage.whatif.replay_edits import MOST_FACTOR, ReplayEdit, events_within, scale
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -91,19 +89,9 @@ def _in_steps(rank: RankTasks) -> Mask:
 def _loading(rank: RankTasks) -> Mask:
     """Stretches inside something that loads data."""
     named = np.array([LOADING.search(n) is not None for n in rank.trace.names], np.bool_)
-    inside = _inside(rank, named)
+    inside = events_within(rank, named)
     owner = rank.stretches.owner
     return np.asarray((owner >= 0) & inside[owner])
-
-
-def _inside(rank: RankTasks, named: Mask) -> Mask:
-    """Host events of these names and all within them; parents come before children."""
-    host = rank.trace.host
-    inside: Mask = named[host.name]
-    for i, parent in enumerate(host.parent):
-        if parent >= 0 and inside[parent]:
-            inside[i] = True
-    return inside
 
 
 def _starts(rank: RankTasks, calls: Ints, waits: list[int]) -> Ints:
@@ -137,7 +125,7 @@ def no_sync(pattern: str = "") -> ReplayEdit:
 def _syncs(rank: RankTasks, regex: re.Pattern[str]) -> list[Blocked]:
     """Waits for the GPU's ends after which something is launched: the last of a trace is the profiler's own."""
     named = np.array([regex.search(n) is not None for n in rank.trace.names], np.bool_)
-    inside, s = _inside(rank, named), rank.stretches
+    inside, s = events_within(rank, named), rank.stretches
     last = int(launch_times(rank.trace.host, rank.trace.gpu).max(initial=0))
     return [
         b for b in rank.blocked

@@ -19,8 +19,6 @@ from presage.whatif.scenario import Scenario
 from presage.whatif.source import Capture
 from presage.whatif.trial import Drawing, Trial, baseline_trial
 
-__all__ = ["COMBINED", "DRAWS", "Progress", "Suggestions", "suggest", "suggestions"]
-
 DRAWS = 40
 COMBINED = 3  # edits in the best combination
 WORTH = 1.01  # times as fast: less is not worth an edit more

@@ -31,19 +31,6 @@ from presage.prediction.step_draws import draw_durations, step_seconds
 from presage.prediction.step_program import STREAM, program
 from presage.whatif.scenario import Scenario
 
-__all__ = [
-    "NEW_HOST",
-    "NEW_KERNELS",
-    "CriticalPath",
-    "Drawing",
-    "TimedScenario",
-    "Trial",
-    "baseline_trial",
-    "critical_path",
-    "edited_trial",
-    "unmatched",
-]
-
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 NEW_KERNELS, NEW_HOST, EFFECT = 0.08, 0.15, 0.2

@@ -21,8 +21,6 @@ from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op
 from presage.whatif.edits.fusing.rules import lower_op_by_op
 from presage.whatif.edits.inductor import stretches
 
-__all__ = ["EDITS", "fused_chains"]
-
 ENGINE = "autograd::engine::evaluate_function: "
 BACKWARD = "FusedChainBackward"
 

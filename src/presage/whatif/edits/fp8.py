@@ -14,8 +14,6 @@ from presage.whatif.edits.captured import LOW
 from presage.whatif.edits.edit import Change, valued
 from presage.whatif.edits.op_writer import OpWriter
 
-__all__ = ["EDITS", "fp8"]
-
 PRODUCTS = ("aten::mm", "aten::addmm")
 STEP = 16  # sizes must be multiples of it
 NARROW = "float8_e4m3fn"

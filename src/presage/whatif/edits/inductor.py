@@ -18,8 +18,6 @@ from presage.whatif.edits.fusing.lower import OUTSIDE, Lowering
 from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op, rebuild_graph, topological_order, values_to_write
 from presage.whatif.edits.fusing.rules import lower_for_compile
 
-__all__ = ["EDITS", "compiled", "stretches"]
-
 ENGINE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
 WITHIN = {"main": (FORWARD,), "autograd": (ENGINE + BACKWARD, BACKWARD)}

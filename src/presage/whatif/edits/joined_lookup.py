@@ -18,8 +18,6 @@ from presage.graph.lists import is_dense
 from presage.whatif.edits.lookups import BAG_BACKWARD, ROW_BACKWARD, TableGradient, TableLookup
 from presage.whatif.edits.op_writer import OpWriter
 
-__all__ = ["JoinedLookup", "write_backward", "write_forward"]
-
 SMALL_LOOKUP = 3072  # up to so many rows an embedding's gradient needs no sort
 ENGINE = "autograd::engine::evaluate_function: "
 _ADD, _VIEW, _CAT = ("self", "other", "alpha"), ("self", "size"), ("tensors", "dim")

@@ -10,8 +10,6 @@ from typing import TypeAlias
 
 from presage.graph.graph import Graph, Op, Ref, argument, aten, references
 
-__all__ = ["BAG_BACKWARD", "ROW_BACKWARD", "TableGradient", "TableLookup", "backwards", "lookups"]
-
 BAG, EMBEDDING, SPARSE = "aten::_embedding_bag", "aten::embedding", "aten::_embedding_bag_sparse_backward"
 SPARSE_ROWS = "aten::_sparse_coo_tensor_with_dims_and_tensors"
 BAG_BACKWARD, ROW_BACKWARD = "aten::_embedding_bag_dense_backward", "aten::embedding_dense_backward"

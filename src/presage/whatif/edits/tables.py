@@ -30,8 +30,6 @@ from presage.whatif.edits.lookups import (
 )
 from presage.whatif.edits.op_writer import OpWriter
 
-__all__ = ["EDITS", "table_batched"]
-
 
 @dataclass(frozen=True)
 class JoinableTable:

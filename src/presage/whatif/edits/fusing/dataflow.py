@@ -10,20 +10,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-__all__ = [
-    "SMS",
-    "Flow",
-    "Function",
-    "Kind",
-    "Node",
-    "Piece",
-    "Value",
-    "inlined_pieces",
-    "reduction_splits",
-    "saved_values",
-    "with_recompute",
-]
-
 Kind: TypeAlias = Literal["pointwise", "reduction", "scatter", "extern", "outside"]
 Function: TypeAlias = Literal["", "random", "erf", "exp"]
 

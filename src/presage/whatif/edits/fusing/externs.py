@@ -24,8 +24,6 @@ from presage.whatif.edits.fusing.lower import OUTSIDE, sort_of
 from presage.whatif.edits.fusing.rebuild import dense_strides
 from presage.whatif.edits.fusing.rules import RULES
 
-__all__ = ["rewrite_externs"]
-
 PRODUCTS = aten("mm addmm bmm baddbmm")
 POOLS = aten("max_pool2d_with_indices")
 HALF = ("bfloat16", "float16")

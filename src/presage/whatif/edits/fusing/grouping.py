@@ -13,8 +13,6 @@ from presage.graph.graph import Graph, Op
 from presage.whatif.edits.fusing.dataflow import SMS, Flow, Node, Piece, Value
 from presage.whatif.edits.fusing.lower import RANDOM
 
-__all__ = ["Chain", "KernelGroup", "find_chains", "group_pieces", "residuals", "sum_residuals_first"]
-
 MOST, FAR = 64, 64  # pieces in a kernel; pieces between two that only read the same
 
 CROSSED, ROWS, LONGEST = 5 << 20, 4096, 16384  # elements, rows and columns for sums both ways in one kernel

@@ -11,8 +11,6 @@ from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Ref, Tensor
 from presage.whatif.edits.fusing.dataflow import Flow, Function, Node, reduction_splits
 
-__all__ = ["OUTSIDE", "RANDOM", "Lowering", "sort_of"]
-
 OUTSIDE = -1
 STATISTIC = 4  # bytes of a number that sums up a row
 

@@ -16,8 +16,6 @@ from presage.whatif.edits.fusing.dataflow import Flow, Piece
 from presage.whatif.edits.fusing.grouping import KernelGroup
 from presage.whatif.edits.fusing.lower import OUTSIDE
 
-__all__ = ["NAMES", "ValuePlaces", "dense_strides", "fused_op", "rebuild_graph", "topological_order", "values_to_write"]
-
 FUNCTIONS = ("random", "erf", "exp")
 NAMES = ("inputs", "read_bytes", "written_bytes", "rows", "columns", "down", *FUNCTIONS, "turned")
 DTYPES = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}

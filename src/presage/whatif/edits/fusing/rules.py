@@ -13,8 +13,6 @@ from presage.graph.graph import Graph, Op, Tensor, aten
 from presage.whatif.edits.fusing.dataflow import Function, reduction_splits
 from presage.whatif.edits.fusing.lower import OUTSIDE, RANDOM, Lowering, sort_of
 
-__all__ = ["RULES", "lower_for_compile", "lower_op_by_op"]
-
 Rule: TypeAlias = Callable[[Lowering, Op], None]
 
 JOINED = 8  # tensors that one kernel puts side by side
