@@ -4,7 +4,7 @@ DATA ?= $(or $(PRESAGE_DATA),../shared)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint house same browser accuracy bench fuzz docs dist clean
+.PHONY: demo test test-torch lint house same browser accuracy bench fuzz docs dist clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -24,6 +24,9 @@ demo: $(READY) ## a step from code and the effect of edits, a job on 16,384 GPUs
 
 test: $(READY) lint browser ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-torch: $(READY) ## the capture tests on the oldest and the newest supported torch, and their captured kernels compared
+	$(BIN)/python tools/torch_versions.py
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 from presage.capture import capture, load, load_cases  # noqa: E402
+from presage.capture.backend import SUPPORTED, check_torch  # noqa: E402
 from presage.errors import InputError, PresageError  # noqa: E402
 from presage.graph.graph import Graph, Op, Ref  # noqa: E402
 
@@ -387,3 +388,16 @@ def test_load_finds_functions_and_says_what_is_wrong(tmp_path: Path) -> None:
     file.write_text("x = 1\nraise KeyError('y')\n")
     with pytest.raises(PresageError, match=r"steps\.py:2: KeyError"):
         load(f"{file}:build")
+
+
+def test_an_unsupported_torch_is_an_error_that_names_the_range() -> None:
+    for version in ("2.9.1+cu128", "2.16.0", "3.0.0a0"):
+        with pytest.raises(PresageError, match=r"capture needs torch>=2.10,<2.16"):
+            check_torch(version)
+    check_torch("2.10.0")
+    check_torch("2.15.1+cpu")
+
+
+def test_the_packages_torch_is_the_one_that_capture_accepts() -> None:
+    (oldest, above) = (".".join(map(str, v)) for v in SUPPORTED)
+    assert f'torch = ["torch>={oldest},<{above}"]' in Path("pyproject.toml").read_text()

@@ -12,12 +12,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from presage.errors import PresageError
 
 NAME = "presage"
 CUDA = torch.device("cuda", 0)
+SUPPORTED = (2, 10), (2, 16)  # torch from, and below; pyproject.toml has the same
+
+
+def check_torch(version: str = torch.__version__) -> None:
+    """Raise an error where this version of torch is not one that capture is tested with."""
+    oldest, above = SUPPORTED
+    if not oldest <= tuple(int(n) for n in version.split(".")[:2]) < above:
+        needed = f"torch>={oldest[0]}.{oldest[1]},<{above[0]}.{above[1]}"
+        raise PresageError(f"torch {version} is not supported: capture needs {needed} (pip install '{needed}')")
+
+
+check_torch()
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # noqa: E402
 
 
 class _Module:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+from torch import _prims_common
 
 aten = torch.ops.aten
+# since torch 2.11; before, this was the function without the suffix
+is_dense = getattr(_prims_common, "is_non_overlapping_and_dense_or_false", _prims_common.is_non_overlapping_and_dense)
 LSTM, GRU = 2, 3
 KEPT = {LSTM: 5, GRU: 6}  # values cuDNN keeps for the backward, per unit, position and layer; 1 for plain RNNs
 
