@@ -10,8 +10,8 @@ import torch
 from torch import _prims_common
 
 aten = torch.ops.aten
-# since torch 2.11; before, this was the function without the suffix
-is_dense = getattr(_prims_common, "is_non_overlapping_and_dense_or_false", _prims_common.is_non_overlapping_and_dense)
+_prims: Any = _prims_common  # the function has its suffix since torch 2.11
+is_dense = getattr(_prims, "is_non_overlapping_and_dense_or_false", None) or _prims.is_non_overlapping_and_dense
 LSTM, GRU = 2, 3
 KEPT = {LSTM: 5, GRU: 6}  # values cuDNN keeps for the backward, per unit, position and layer; 1 for plain RNNs
 
