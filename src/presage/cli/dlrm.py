@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Json
+from presage.cli.options import Json, RunDraws, SearchSeconds, ShardingOut, TraceOut
 from presage.cli.output import show_answer, write_timeline
 from presage.cli.shard import search_bar
 
@@ -43,20 +43,10 @@ def command(
             help="Sharding plan: auto, a heuristic's name or a .json file (overrides the file).",
         ),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=0.0, help="Time limit of the search, s.")
-    ] = 20.0,
-    draws: Annotated[
-        int,
-        typer.Option(
-            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the interval of the step time."
-        ),
-    ] = 200,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the sharding plan.")] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline as a Perfetto trace."),
-    ] = None,
+    seconds: SearchSeconds = 20.0,
+    draws: RunDraws = 200,
+    out: ShardingOut = None,
+    trace: TraceOut = None,
     json: Json = None,
 ) -> None:
     """Predict a step of a recommendation (DLRM) job: sharded embedding tables, data-parallel dense layers.

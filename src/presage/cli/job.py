@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from presage.cli.options import Change, Draws, Gpus, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
+from presage.cli.options import (
+    Change,
+    Draws,
+    Gpus,
+    JobFile,
+    Json,
+    NoiseFile,
+    Price,
+    RayAddress,
+    Report,
+    Seed,
+    TraceOut,
+    Workers,
+)
 from presage.cli.output import (
     check_report,
     pool_progress,
@@ -66,18 +79,13 @@ def command(
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
     tokens: Tokens = None,
-    price: Annotated[
-        float | None, typer.Option("--price", metavar="P", help="Price per GPU-hour, in any currency.")
-    ] = None,
+    price: Price = None,
     power: Annotated[
         float | None, typer.Option("--power", metavar="W", help="Average power per GPU under load, W (default: TDP).")
     ] = None,
     pue: Pue = None,
     flops: Flops = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="OUT.json", help="Write the timeline of all stages as a Perfetto trace."),
-    ] = None,
+    trace: TraceOut = None,
     draws: Draws = 0,
     lengths: Lengths = None,
     packed: Packed = True,
@@ -110,7 +118,7 @@ def command(
         _draw(found, trace)
     data = lengths is not None or skew is not None
     load = _load(found, lengths, packed, skew, seed) if data else None
-    spread = _sure(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
+    spread = _draw_distribution(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
     shown, detail = (spread, None) if report is None else (spread or _glance(found, seed), detail_of(found))
     answer = job_answer(found, shown, many, detail)
     to_data = partial(_data, found, many, spread)  # what is drawn for the page alone is not in the JSON
@@ -148,7 +156,7 @@ def _load(found: JobResult, lengths: Path | None, packed: bool, skew: float | No
     return microbatch_load(found.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
 
 
-def _sure(
+def _draw_distribution(
     found: JobResult,
     noise: str | None,
     draws: int,

@@ -102,6 +102,16 @@ RayAddress = Annotated[
     str | None,
     typer.Option("--ray", metavar="auto|ADDRESS", help="Run on Ray: 'auto' for the local cluster, or its address."),
 ]
+RunDraws = Annotated[
+    int,
+    typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the interval of the step time."),
+]
+Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Price per GPU-hour, in any currency.")]
+TraceOut = Annotated[
+    Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline as a Perfetto trace.")
+]
+SearchSeconds = Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="Time limit of the search, s.")]
+ShardingOut = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the sharding plan.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed.")]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from presage.cli import complete
 from presage.cli.graph import Arguments, Step, graph_from_options
-from presage.cli.options import Json, Report
+from presage.cli.options import Json, Report, RunDraws, TraceOut
 from presage.cli.output import (
     check_report,
     show_answer,
@@ -17,14 +16,14 @@ from presage.cli.output import (
     write_timeline,
 )
 from presage.cli.ranks import (
-    Asked,
     Options,
     PlatformName,
     RankCount,
+    RankOptions,
     RankSpecs,
     StrategyName,
     Tensor,
-    asked,
+    parse_rank_options,
 )
 
 if TYPE_CHECKING:
@@ -53,22 +52,14 @@ def command(
     tensor: Tensor = 1,
     option: Options = [],  # noqa: B006
     rank: RankSpecs = [],  # noqa: B006
-    draws: Annotated[
-        int,
-        typer.Option(
-            "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the interval of the step time."
-        ),
-    ] = 200,
+    draws: RunDraws = 200,
     steps: Annotated[
         int,
         typer.Option(
             "--steps", metavar="N", min=2, max=1000, help="Steps per run, of which the first two are warm-up."
         ),
     ] = 8,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline as a Perfetto trace."),
-    ] = None,
+    trace: TraceOut = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
@@ -88,7 +79,7 @@ def command(
     from presage.report.predict_answer import predict_answer
 
     check_report(report)
-    many = asked(gpu, platform, ranks, strategy, tensor, option, rank)
+    many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
     wanted = _Wanted(draws, steps, trace is not None, report is not None)
     found = _one(step, arg, gpu or "h200", wanted) if many is None else _ranks(step, arg, many, wanted)
     if trace is not None and found.timeline is not None:
@@ -123,7 +114,7 @@ def _one(step: str, arg: list[str], gpu: str, wanted: _Wanted) -> _Found:
         return _Found(told, timeline, step_detail(graph, gpu) if wanted.detail else None)
 
 
-def _ranks(step: str, arg: list[str], many: Asked, wanted: _Wanted) -> _Found:
+def _ranks(step: str, arg: list[str], many: RankOptions, wanted: _Wanted) -> _Found:
     from presage.prediction.api import machine, rank_set_of
     from presage.prediction.rank_set import predict_rank_set
     from presage.prediction.step_detail import rank_set_detail

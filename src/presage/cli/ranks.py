@@ -57,7 +57,7 @@ RankSpecs = Annotated[
 
 
 @dataclass(frozen=True)
-class Asked:
+class RankOptions:
     """Options for several ranks."""
 
     platform: str
@@ -69,7 +69,7 @@ class Asked:
     variants: tuple[tuple[str, ...], ...] = ()  # --arg values of the steps that some ranks run instead, K=V each
 
 
-def asked(
+def parse_rank_options(
     gpu: str | None,
     platform: str | None,
     ranks: int | None,
@@ -77,7 +77,7 @@ def asked(
     tensor: int,
     options: Sequence[str],
     specs: Sequence[str],
-) -> Asked | None:
+) -> RankOptions | None:
     """The options for several ranks, or None for one GPU."""
     if platform is None and strategy is None and ranks in (None, 1) and tensor == 1:
         if options or specs:
@@ -90,7 +90,7 @@ def asked(
     kinds, variants = _kinds(specs, count)
     given = dict(_pair(o, "--option") for o in options)
     strategy_of(strategy or "ddp", given, tensor)  # a mistake in it is told before the step is captured
-    return Asked(platform or place.key, count, strategy or "ddp", tensor, given, kinds, variants)
+    return RankOptions(platform or place.key, count, strategy or "ddp", tensor, given, kinds, variants)
 
 
 def _place(gpu: str | None, platform: str | None) -> Platform:

@@ -11,7 +11,7 @@ import typer
 
 from presage.cli import complete
 from presage.cli.job import job_from_options
-from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
+from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Price, RayAddress, Report, Seed, Workers
 from presage.cli.output import check_report, pool_progress, show_answer
 from presage.errors import PresageError
 
@@ -144,7 +144,6 @@ ModelError = Annotated[
         "--model-error/--no-model-error", help="Include presage's own uncertainty (--no-model-error leaves it out)."
     ),
 ]
-Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Price per GPU-hour, in any currency.")]
 Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw.")]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Json, Report
+from presage.cli.options import Json, Report, SearchSeconds, ShardingOut
 from presage.cli.output import bar, check_report, show_answer
 
 if TYPE_CHECKING:
@@ -54,11 +54,9 @@ def command(
     lengths: Annotated[
         str, typer.Option("--lengths", metavar="NAME", help="Distribution of bag lengths: fixed or poisson.")
     ] = "fixed",
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=0.0, help="Time limit of the search, s.")
-    ] = 20.0,
+    seconds: SearchSeconds = 20.0,
     seed: Annotated[int, typer.Option("--seed", metavar="K", min=0, help="Random seed.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the sharding plan.")] = None,
+    out: ShardingOut = None,
     report: Report = None,
     json: Json = None,
 ) -> None:

@@ -44,7 +44,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class SourcedFigures:
     """A checked data file: texts, figures in SI units, and the source of each figure."""
 
     key: str
@@ -58,7 +58,7 @@ class Figures:
         return {name: value / self.units[name] for name, value in self.figures.items()}
 
 
-def read_figures(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
+def read_figures(path: Path, texts: Mapping[str, type], known: Mapping[str, Figure]) -> SourcedFigures:
     """Read and check a file with these texts and figures; anything else in it is an error."""
     return check_figures(path, load_toml(path), texts, known)
 
@@ -70,7 +70,9 @@ def load_toml(path: Path) -> dict[str, Any]:
     return table
 
 
-def check_figures(path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]) -> Figures:
+def check_figures(
+    path: Path, table: dict[str, Any], texts: Mapping[str, type], known: Mapping[str, Figure]
+) -> SourcedFigures:
     """The texts and figures of a table; anything else in it is an error."""
     groups = table.pop("figures", None)
     if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
@@ -87,7 +89,7 @@ def check_figures(path: Path, table: dict[str, Any], texts: Mapping[str, type], 
     missing = [name for name, figure in known.items() if figure.required and name not in figures]
     if missing:
         raise InputError(path, "is missing", missing[0])
-    return Figures(path.stem, table, figures, sources, {name: known[name].unit for name in figures})
+    return SourcedFigures(path.stem, table, figures, sources, {name: known[name].unit for name in figures})
 
 
 def shipped_files(kind: str) -> Iterator[Path]:

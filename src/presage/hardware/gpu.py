@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from presage.errors import InputError
-from presage.hardware.facts import Figure, Figures, find_file, read_figures, shipped_files, unknown_name
+from presage.hardware.facts import Figure, SourcedFigures, find_file, read_figures, shipped_files, unknown_name
 
 KIND = "gpus"
 TEXTS = {"name": str, "driver_names": list, "architecture": str, "compute_capability": str}
@@ -65,7 +65,7 @@ class Gpu:
     sustained_bf16: float | None  # under the power limit
     cublas_workspace: int  # that PyTorch gives each handle
     cublaslt_workspace: int
-    facts: Figures = field(compare=False, repr=False)  # the figures by their keys in the file, and their sources
+    facts: SourcedFigures = field(compare=False, repr=False)  # the figures by their keys in the file, and their sources
 
 
 def gpu(name: str) -> Gpu:
@@ -116,7 +116,7 @@ def read_gpu(path: str | Path) -> Gpu:
     )
 
 
-def _check(path: Path, facts: Figures) -> None:
+def _check(path: Path, facts: SourcedFigures) -> None:
     """Raise for figures that contradict each other."""
     for less, more in (
         ("base_clock_MHz", "boost_clock_MHz"),

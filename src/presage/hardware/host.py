@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from presage.hardware.facts import Figure, Figures, find_file, read_figures, shipped_files, unknown_name
+from presage.hardware.facts import Figure, SourcedFigures, find_file, read_figures, shipped_files, unknown_name
 
 KIND = "hosts"
 TEXTS = {"name": str, "processor": str}
@@ -25,7 +25,7 @@ class Host:
     processor: str
     cpus: int  # as the operating system counts them
     memory: int | None
-    facts: Figures = field(compare=False, repr=False)
+    facts: SourcedFigures = field(compare=False, repr=False)
 
 
 def host(name: str) -> Host:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError, PresageError
-from presage.hardware.facts import Figure, Figures, check_figures, find_file, load_toml, shipped_files, unknown_name
+from presage.hardware.facts import (
+    Figure,
+    SourcedFigures,
+    check_figures,
+    find_file,
+    load_toml,
+    shipped_files,
+    unknown_name,
+)
 from presage.hardware.gpu import Gpu, gpu
 
 KIND = "platforms"
@@ -39,7 +47,7 @@ class NetworkLink:
     topology: str  # switch, mesh, cube (DGX-1), pairs (bridges), host (PCIe, CPUs), fat-tree (a network of nodes)
     in_network: bool  # the switch reduces: NVLS, SHARP
     nics: int | None = None  # network cards in a node
-    facts: Figures | None = field(default=None, compare=False, repr=False)
+    facts: SourcedFigures | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Platform:
     name: str
     gpu: Gpu
     links: tuple[NetworkLink, ...]
-    facts: tuple[Figures, ...] = field(default=(), compare=False, repr=False)
+    facts: tuple[SourcedFigures, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def domain(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from presage.costs.collectives.model import Bus
-from presage.hardware.facts import Figures, FigureSource
+from presage.hardware.facts import FigureSource, SourcedFigures
 from presage.hardware.gpu import Gpu
 from presage.hardware.platform import Platform
 from presage.report.answer import Answer, DataTable, Section, data_table
@@ -66,7 +66,7 @@ def figure_table(gpu: Gpu) -> DataTable:
     return data_table(gpu.name, columns, _figures(gpu.facts), text=(0, 2, 3), wrap=True)
 
 
-def _figures(facts: Figures) -> list[tuple[str, ...]]:
+def _figures(facts: SourcedFigures) -> list[tuple[str, ...]]:
     """One row per figure; a source is named once."""
     above, rows = None, list[tuple[str, ...]]()
     for name, value in facts.as_written().items():
