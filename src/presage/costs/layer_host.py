@@ -145,7 +145,7 @@ def layer_host(
         raise PresageError(f"no host costs for {framework_host!r}: choose from {', '.join(hosts_known())}")
     if era not in found.eras:
         raise PresageError(f"unknown era {era!r} of hosts: choose from {', '.join(found.eras)}")
-    made = _graph(found) if framework_host == "graph" else _made(found, which, fused_attention)
+    made = _graph(found) if framework_host == "graph" else _layer_times(found, which, fused_attention)
     if not fused_softmax and framework_host != "graph":
         made = _plus(made, SOFTMAX_FORWARD * found.terms.kernel_forward, SOFTMAX_BACKWARD * found.terms.kernel_backward)
     if experts and framework_host != "graph":
@@ -155,7 +155,7 @@ def layer_host(
     return _paced(made, found.eras[era])
 
 
-def _made(f: _File, which: _Framework, fused: bool) -> LayerHost:
+def _layer_times(f: _File, which: _Framework, fused: bool) -> LayerHost:
     """Microseconds, by part."""
     forward, backward = _layer(f, which, fused)
     t, seen = f.terms, f.traced

@@ -72,7 +72,7 @@ OUTLIER = 0.05  # residuals beyond it count less
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Of one curve: straight between knots on a logarithmic axis of bytes, flat outside them."""
+    """A correction of one curve: straight between knots on a logarithmic axis of bytes, flat outside them."""
 
     first: float  # log2 of bytes at the first knot
     values: tuple[float, ...]

@@ -173,7 +173,7 @@ def reach(links: Sequence[NetworkLink], group: RankGroup) -> list[int]:
 
 
 def width(link: NetworkLink, ranks: int, op: str) -> float:
-    """Of a link's bandwidth, what so many ranks can use among themselves; two that send each other, what joins two."""
+    """The share of a link's bandwidth that so many ranks can use; for a send, what joins two ranks."""
     ranks = min(ranks, 2) if op == "send_recv" else ranks
     if link.topology == "mesh":
         return (min(ranks, link.ranks) - 1) / (link.ranks - 1) if ranks > 1 else 1.0

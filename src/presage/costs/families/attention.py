@@ -109,7 +109,7 @@ def kernel(call: Call) -> AttentionKernel:
 
 @lru_cache(maxsize=4096)
 def tiles(own: int, other: int, own_rows: int, other_rows: int, causal: bool) -> tuple[int, int, int]:
-    """Of one head: thread blocks, tiles of all of them, tiles of the longest."""
+    """Thread blocks of one head, tiles of all of them, tiles of the longest."""
     blocks, across = max(1, ceil(own_rows / own)), max(1, ceil(other_rows / other))
     if not causal:
         return blocks, blocks * across, across

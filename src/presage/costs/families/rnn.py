@@ -67,7 +67,7 @@ def path(call: Call) -> str:
 
 
 def flops(r: Rnn) -> tuple[float, float]:
-    """Of the products within steps and of those over all steps."""
+    """FLOPs of the GEMMs within steps, and of those over all steps."""
     cell = 2.0 * r.steps * r.batch * r.gates * r.hidden * r.ways
     over = cell * r.inputs + (r.layers - 1) * cell * r.hidden * r.ways
     return cell * r.hidden * r.layers, over
