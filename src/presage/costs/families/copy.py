@@ -66,7 +66,7 @@ def contiguous(sizes: tuple[int, ...], dtype: str) -> Shape:
 
 
 def _runs(target: Shape | None, source: Shape | None) -> list[float]:
-    """Features of a copy: the run contiguous in both, and the source's stride and size along the target's fastest dimension."""
+    """The run contiguous in both, and the source's stride and size along the target's fastest dimension."""
     if target is None or source is None or len(target.strides) != len(source.strides) or target.sizes != source.sizes:
         return [0.0, 0.0, 0.0]
     dims = sorted((t, n, s) for t, n, s in zip(target.strides, target.sizes, source.strides, strict=True) if n > 1)
