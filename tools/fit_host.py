@@ -21,7 +21,7 @@ from presage.errors import PresageError
 from presage.files import write_whole
 from presage.graph.graph import Graph
 from presage.traces import kineto
-from presage.traces.latencies import latencies
+from presage.traces.links import latencies
 from presage.traces.trace import Trace
 from presage_fit.host import Fit, HostRow, fit, host_us, launch_calls, profiler_cost, rows, share_found, traced_units
 from presage_validation.workloads import measured_cases

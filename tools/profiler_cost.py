@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.traces import threads, waits
+from presage.traces import waits
 from presage.traces.trace import HostKind, Step, Trace
 
 __all__ = ["PER_EVENT", "PER_PACE", "ProfiledStep", "ProfilerCost", "Spread", "pace", "per_event_cost"]
@@ -101,7 +101,7 @@ def profiled_step(trace: Trace, unprofiled: float, step: int = -1) -> ProfiledSt
     window = trace.steps[step]
     host = trace.host
     events = int(((host.start >= window.start) & (host.start < window.end)).sum())
-    s = threads.stretches(host)
+    s = waits.stretches(host)
     blocked = np.array([b.stretch for b in waits.blocking_calls(trace, s)], np.int64)
     blocked = blocked[(s.lo[blocked] >= window.start) & (s.hi[blocked] <= window.end)]
     waited = int((s.hi - s.lo)[blocked].sum())

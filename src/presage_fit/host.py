@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from presage.costs.host_units import HostUnit, Term, ending, extra_launches, named, terms, units
 from presage.graph.graph import Graph
-from presage.traces import threads, waits
+from presage.traces import waits
 from presage.traces.trace import HostKind, Step, Trace
 from presage.whatif.replay_edits import innermost_op
 
@@ -168,7 +168,7 @@ def _closed(trace: Trace, step: Step, u: _Open) -> TracedUnit:
 
 def _waits(trace: Trace) -> dict[int, int]:
     """Nanoseconds that calls waited for the GPU, by host event."""
-    s = threads.stretches(trace.host)
+    s = waits.stretches(trace.host)
     out: dict[int, int] = {}
     for b in waits.blocking_calls(trace, s):
         owner, took = int(s.owner[b.stretch]), int(s.hi[b.stretch] - s.lo[b.stretch])

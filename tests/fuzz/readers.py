@@ -59,8 +59,8 @@ def _replayed(path: Path) -> Any:
 
 
 def _ordered(read: Callable[[Path], Any], path: Path) -> Any:
-    from presage.traces.graphs.et import link_to_kineto
-    from presage.traces.graphs.graphfile import consumers, topological_order
+    from presage.traces.execution_graph import consumers, topological_order
+    from presage.traces.execution_trace import link_to_kineto
 
     graph = read(path)
     assert topological_order(graph) == tuple(n.id for n in graph.nodes)
@@ -70,13 +70,13 @@ def _ordered(read: Callable[[Path], Any], path: Path) -> Any:
 
 
 def _et(path: Path) -> Any:
-    from presage.traces.graphs.et import read_et
+    from presage.traces.execution_trace import read_et
 
     return _ordered(read_et, path)
 
 
 def _chakra(path: Path) -> Any:
-    from presage.traces.graphs.chakra import read_chakra
+    from presage.traces.chakra import read_chakra
 
     return _ordered(read_chakra, path)
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from chakra_bytes import META, attr, chakra, field, node, sized, varint
 from presage.errors import InputError
-from presage.traces.graphs.chakra import read_chakra
-from presage.traces.graphs.graphfile import ExecutionGraph, TensorRef, producers, tensors, topological_order
+from presage.traces.chakra import read_chakra
+from presage.traces.execution_graph import ExecutionGraph, TensorRef, producers, tensors, topological_order
 
 
 @cache

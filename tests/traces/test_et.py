@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.errors import InputError
-from presage.traces.graphs.et import KinetoLink, link_to_kineto, read_et
-from presage.traces.graphs.graphfile import (
+from presage.traces.execution_graph import (
     ExecutionGraph,
     ExecutionNode,
     TensorRef,
@@ -27,6 +26,7 @@ from presage.traces.graphs.graphfile import (
     tensors,
     topological_order,
 )
+from presage.traces.execution_trace import KinetoLink, link_to_kineto, read_et
 
 RANKS = range(8)
 COUNTS = {

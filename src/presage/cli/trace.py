@@ -52,11 +52,11 @@ def command(
     presage trace run/rank_*.json.gz --overheads host.toml --report where.html
     """
     from presage.report.trace_answer import trace_answer
-    from presage.traces import sniff
+    from presage.traces import trace_set
     from presage.traces.replay import replay_of
 
     check_report(report)
-    if len(traces) == 1 and traces[0].is_file() and sniff.is_graph(traces[0]):
+    if len(traces) == 1 and traces[0].is_file() and trace_set.is_graph(traces[0]):
         _without_times(report, traces[0])
         summarise_graph(traces[0], top, json)
         return
@@ -171,7 +171,7 @@ def _rank(replay: Replay, timeline: Timeline, i: int, top: int) -> dict[str, Any
 def summarise_graph(path: Path, top: int, json: str | None) -> None:
     """Summarise one execution graph file."""
     from presage.report.graph_answer import execution_graph_answer
-    from presage.traces.sniff import read_graph
+    from presage.traces.trace_set import read_graph
 
     graph = read_graph(path)
     kinds = Counter(n.kind for n in graph.nodes)

@@ -13,8 +13,7 @@ from presage.graph.families import family
 from presage.report.html.charts.lanes import LaneTasks
 from presage.report.terms import family_name
 from presage.traces.explain import Lateness
-from presage.traces.ranktasks import NS, RankTasks
-from presage.traces.replay import Replay, StepTime, measured_steps
+from presage.traces.replay import NS, RankTasks, Replay, StepTime, measured_steps
 from presage.traces.trace import GpuKind, HostKind, Trace
 
 RANKS = 4  # more ranks than that are not all drawn

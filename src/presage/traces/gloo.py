@@ -17,7 +17,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.traces.threads import Stretches, stretches
 from presage.traces.trace import (
     HOST_DEVICE,
     Collective,
@@ -29,7 +28,7 @@ from presage.traces.trace import (
     Trace,
     TraceStream,
 )
-from presage.traces.waits import Blocked
+from presage.traces.waits import Blocked, Stretches, stretches
 
 __all__ = ["lifted", "waits"]
 

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.files.reading import read_toml
-from presage.traces import threads, waits
+from presage.traces import waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 
 __all__ = ["ANY", "Kind", "Overhead", "Overheads", "Role", "Samples", "Segments", "TracePlatform"]
@@ -84,9 +84,9 @@ def segments(trace: Trace) -> Segments:
     launch = _launches(trace)
     marker = np.array([bool(MARKER.match(n)) for n in trace.names], np.bool_)
     unit = _outermost(host, launch | ((host.kind == HostKind.OP) & ~marker[host.name]))
-    s = threads.stretches(host)
+    s = waits.stretches(host)
     blocked = np.array([b.stretch for b in waits.blocking_calls(trace, s)], np.int64)
-    silent = np.array([h.silence for h in threads.handovers(host, s) if h.silence >= 0], np.int64)
+    silent = np.array([h.silence for h in waits.handovers(host, s) if h.silence >= 0], np.int64)
     parts = [Segments(*[np.empty(0, np.int64)] * 8)]
     for t in np.unique(host.thread[unit[unit >= 0]]):
         lo, hi = np.searchsorted(host.thread, [t, t + 1])
@@ -174,13 +174,13 @@ def _at(starts: Ints, times: Ints) -> Ints:
     return np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
 
 
-def _with_silence(cut: Segments, s: threads.Stretches, silent: Ints) -> Segments:
+def _with_silence(cut: Segments, s: waits.Stretches, silent: Ints) -> Segments:
     at, kind = _at(cut.lo, (s.lo[silent] + s.hi[silent]) // 2), cut.kind.copy()
     kind[at[np.isin(kind[at], (Kind.T1, Kind.REGION))]] = Kind.SILENCE
     return replace(cut, kind=kind)
 
 
-def _with_waits(cut: Segments, host: HostEvents, s: threads.Stretches, blocked: Ints) -> tuple[Segments, Segments]:
+def _with_waits(cut: Segments, host: HostEvents, s: waits.Stretches, blocked: Ints) -> tuple[Segments, Segments]:
     """The segments less the waits of calls that launch nothing, and these waits."""
     at, kind, waited = _at(cut.lo, (s.lo[blocked] + s.hi[blocked]) // 2), cut.kind.copy(), cut.blocked.copy()
     launch = cut.kind[at] == Kind.T4

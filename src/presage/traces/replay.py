@@ -10,19 +10,19 @@ clock: from the last arrival to the first end), and the waiting of the others mu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.engine import Edges, Program, Timeline, simulate
-from presage.traces import waits
-from presage.traces.ranktasks import NS, RankTasks, edges_of, lanes_of, rank_tasks, task_columns
-from presage.traces.trace import Trace
+from presage.engine import Edges, Lane, LaneKind, Program, Timeline, simulate
+from presage.traces import gloo, waits
+from presage.traces.links import Latencies, earlier_end, latencies
+from presage.traces.trace import HOST_DEVICE, Trace
 from presage.traces.trace_set import Meeting, TraceSet
-
-__all__ = ["NS", "RankTasks", "Replay", "StepTime", "measured_steps", "replay_of"]
+from presage.traces.waits import Handover, Stretches, handovers, stretches
 
 Floats = NDArray[np.floating[Any]]
 
@@ -159,3 +159,194 @@ def _woken_by(r: RankTasks) -> dict[int, list[int]]:
         last = max(b.events, key=lambda e: int(r.trace.gpu.end[e]))
         found.setdefault(last, []).append(int(r.stretch_task[b.stretch]))
     return found
+
+
+# ---- One rank of a run as tasks: its lanes, the durations of its host stretches and GPU events, what waits for what
+
+NS = 1e-9
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RankTasks:
+    """Where one rank's events are among the tasks of a run: host stretches first, thread by thread, then GPU events.
+
+    A call that blocks is two tasks: its issue, on which its own GPU work hangs, and right after it the return.
+    """
+
+    place: int
+    trace: Trace
+    stretches: Stretches = field(repr=False)
+    latencies: Latencies
+    blocked: tuple[waits.Blocked, ...] = field(repr=False)
+    handovers: tuple[Handover, ...] = field(repr=False)
+    stream_waits: tuple[waits.StreamWait, ...] = field(repr=False)
+    hidden: Ints = field(repr=False)  # by GPU event: ns before its start in which its stream did what no event shows
+    taken_up_late: Ints = field(repr=False)  # by collective of a host thread: ns that it began later than usual
+    origin: int  # nanoseconds of the trace's clock at the program's 0
+    first_task: int
+
+    @cached_property
+    def issues(self) -> Ints:
+        """The stretches with an issue task before them."""
+        return np.array([b.stretch for b in self.blocked], np.int64)
+
+    @cached_property
+    def blocks(self) -> Ints:
+        """1 for stretches that block, else 0."""
+        return np.bincount(self.issues, minlength=len(self.stretches)).astype(np.int64)
+
+    @cached_property
+    def stretch_task(self) -> Ints:
+        """The task of each host stretch."""
+        return self.first_task + np.arange(len(self.stretches)) + np.cumsum(self.blocks)
+
+    @cached_property
+    def gpu_task(self) -> Ints:
+        """The task of each GPU event."""
+        host = len(self.stretches) + len(self.blocked)
+        return self.first_task + host + np.arange(len(self.trace.gpu))
+
+    @property
+    def end_task(self) -> int:
+        return self.first_task + len(self.stretches) + len(self.blocked) + len(self.trace.gpu)
+
+    @property
+    def lead(self) -> Ints:
+        """By GPU event the ns of its task before the event itself begins: the gap to the one before, and `hidden`."""
+        return self.hidden + self.latencies.gap
+
+
+def rank_tasks(place: int, trace: Trace, origin: int, first_task: int) -> RankTasks:
+    """Find out what waits for what on one rank."""
+    s = stretches(trace.host)
+    # what is usual among GPUs says nothing of host threads: there one example is better
+    lat = latencies(trace.host, trace.gpu, fewest=1 if trace.cpu_only else 5)
+    inferred, hidden = waits.stream_waits(trace, lat)
+    none = np.zeros_like(hidden)
+    blocked = gloo.waits(trace, s) if trace.cpu_only else waits.blocking_calls(trace, s)
+    waiting = {b.stretch for b in blocked}
+    return RankTasks(
+        place=place,
+        trace=trace,
+        stretches=s,
+        latencies=lat,
+        blocked=tuple(blocked),
+        handovers=tuple(h for h in handovers(trace.host, s) if h.silence not in waiting),
+        stream_waits=(*waits.stated_stream_waits(trace), *inferred),
+        hidden=none if trace.cpu_only else hidden,
+        taken_up_late=_beyond_usual(trace, lat, hidden > 0) if trace.cpu_only else none,
+        origin=origin,
+        first_task=first_task,
+    )
+
+
+def _beyond_usual(trace: Trace, lat: Latencies, late: NDArray[np.bool_]) -> Ints:
+    """By collective that a worker took up late (it had to wait for a core itself) by how much: it arrived that late."""
+    usual = waits.launch_times(trace.host, trace.gpu) + lat.of(trace.gpu.kind)
+    return np.where(late, trace.gpu.start - usual, 0)
+
+
+def lanes_of(r: RankTasks, rank: int) -> list[Lane]:
+    """The rank's threads, then its streams; a stream is for communication if most of its events are collectives."""
+    lanes = [Lane(f"rank {rank} {t.name or f'thread {t.tid}'}", rank, LaneKind.HOST) for t in r.trace.threads]
+    comm = r.trace.is_collective
+    for i, stream in enumerate(r.trace.streams):
+        on = r.trace.gpu.stream == i
+        kind = LaneKind.COMMUNICATION if comm[on].sum() * 2 > on.sum() else LaneKind.COMPUTE
+        what = "collectives" if stream.device == HOST_DEVICE else "stream"
+        lanes.append(Lane(f"rank {rank} {what} {stream.stream}", rank, kind))
+    return lanes
+
+
+@dataclass(frozen=True, eq=False)
+class TaskColumns:
+    """By task: the rank's lane, nanoseconds, earliest start, and index into its names."""
+
+    lane: Ints
+    durations: Ints
+    release: Ints
+    name: Ints
+
+
+def task_columns(r: RankTasks) -> TaskColumns:
+    """What each task of the rank is and how long it takes."""
+    n = r.end_task - r.first_task
+    c = TaskColumns(*(np.zeros(n, np.int64) for _ in range(4)))
+    _host_columns(r, c, r.stretch_task - r.first_task)
+    _gpu_columns(r, c, r.gpu_task - r.first_task)
+    return c
+
+
+def _host_columns(r: RankTasks, c: TaskColumns, at: Ints) -> None:
+    s = r.stretches
+    between_ops = len(r.trace.names)
+    c.lane[at], c.durations[at] = s.thread, s.hi - s.lo
+    c.name[at] = np.where(s.owner >= 0, r.trace.host.name[s.owner], between_ops)
+    issue = at[r.issues] - 1
+    c.lane[issue], c.name[issue] = s.thread[r.issues], c.name[at[r.issues]]
+    c.durations[at[r.issues]] = [b.tail for b in r.blocked]
+    c.durations[at[[j.silence for j in r.handovers if j.silence >= 0]]] = 0
+    started = {j.after for j in r.handovers}
+    for first in np.unique(s.thread, return_index=True)[1]:
+        if first not in started:
+            # the first task of a thread is its first stretch, or that one's issue
+            c.release[at[first] - r.blocks[first]] = max(0, s.lo[first] - r.origin)
+
+
+def _gpu_columns(r: RankTasks, c: TaskColumns, at: Ints) -> None:
+    gpu = r.trace.gpu
+    c.lane[at], c.name[at] = len(r.trace.threads) + gpu.stream, gpu.name
+    # where kernels of one stream overlap, the later one counts from the earlier one's end
+    begin = np.maximum(gpu.start, np.minimum(earlier_end(gpu), gpu.end))
+    c.durations[at] = gpu.end - begin + r.lead
+    orphan = np.flatnonzero(gpu.launch < 0)
+    c.release[at[orphan]] = np.maximum(0, gpu.start[orphan] - r.lead[orphan] - r.origin)
+
+
+def edges_of(r: RankTasks) -> Edges:
+    """All that waits for something on the rank, beyond the order of its lanes."""
+    return Edges.joined([_launches(r), _blocks(r), _crossings(r), _handover_edges(r)])
+
+
+def _launches(r: RankTasks) -> Edges:
+    gpu = r.trace.gpu
+    linked = np.flatnonzero(gpu.launch >= 0)
+    call = r.stretches.first[gpu.launch[linked]]
+    delay = r.latencies.of(gpu.kind[linked]) + r.taken_up_late[linked] - r.latencies.gap
+    return Edges.of(r.stretch_task[call] - r.blocks[call], r.gpu_task[linked], delay * NS, True)
+
+
+def _blocks(r: RankTasks) -> Edges:
+    return _edges(
+        (r.gpu_task[e], r.stretch_task[b.stretch], r.lead[e] * NS if b.from_start else 0.0, b.from_start)
+        for b in r.blocked
+        for e in b.events
+    )
+
+
+def _crossings(r: RankTasks) -> Edges:
+    usual = [_crossing_delay(r, for_room) for for_room in (False, True)]
+    return _edges((r.gpu_task[w.before], r.gpu_task[w.after], usual[w.for_room], False) for w in r.stream_waits)
+
+
+def _crossing_delay(r: RankTasks, for_room: bool) -> float:
+    """One constant a trace and kind of wait: the median time from the end waited for to the start."""
+    gpu = r.trace.gpu
+    seen = [int(gpu.start[w.after] - gpu.end[w.before]) for w in r.stream_waits if w.for_room == for_room]
+    close = [d for d in seen if d <= waits.STREAM_HANDOVER]
+    return (float(np.median(close)) - r.latencies.gap) * NS if close else 0.0
+
+
+def _handover_edges(r: RankTasks) -> Edges:
+    s, task = r.stretches, r.stretch_task
+    return _edges(
+        (task[j.before], task[j.after] - r.blocks[j.after], max(0, int(s.lo[j.after] - s.hi[j.before])) * NS, False)
+        for j in r.handovers
+    )
+
+
+def _edges(rows: Any) -> Edges:
+    """Edges from rows of (before, after, delay, from_start)."""
+    before, after, delay, from_start = zip(*rows, strict=True) if (rows := list(rows)) else ((), (), (), ())
+    return Edges.of(before, after, delay, from_start)

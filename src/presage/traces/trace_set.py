@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError
-from presage.traces import kineto, sniff
-from presage.traces.latencies import gpu_clock_shift
+from presage.files.reading import open_bytes
+from presage.traces import kineto
+from presage.traces.chakra import read_chakra
+from presage.traces.execution_graph import ExecutionGraph
+from presage.traces.execution_trace import read_et
+from presage.traces.links import gpu_clock_shift
 from presage.traces.trace import Trace
 from presage.traces.waits import launch_times
-
-__all__ = ["Meeting", "TraceSet", "files_of", "read_run", "read_runs", "run_of"]
 
 # Collectives known by their kernel's name, where the trace has no metadata.
 KIND = re.compile(
@@ -64,7 +66,7 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
         found = [DEMO if path == Path("demo") and not path.exists() else path]
         if path.is_dir():
             files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
-            found = [p for p in files if sniff.kind(p) == "kineto"]
+            found = [p for p in files if kind(p) == "kineto"]
             if not found:
                 raise InputError(path, "no Kineto trace (.json or .json.gz) in this folder")
         out += found
@@ -214,3 +216,31 @@ def _shift(reference: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
 
 def _disagreement(difference: NDArray[np.int64]) -> float:
     return float(np.median(np.abs(difference)) + np.median(np.abs(difference - np.median(difference))))
+
+
+# ---- What kind of trace file this is, by its first bytes.
+
+HEAD = 1 << 16
+
+
+def kind(path: Path) -> str:
+    """'kineto', 'et' (PyTorch execution trace), 'chakra', or 'unknown'."""
+    with open_bytes(path) as stream:
+        head = stream.read(HEAD)
+    start = head.lstrip()[:1]
+    if start == b"[" or b'"traceEvents"' in head:
+        return "kineto"
+    if start != b"{":
+        return "chakra" if path.name.removesuffix(".gz").endswith(".et") else "unknown"
+    if re.search(rb'"(GlobalMetadata|global_metadata|Id|dataDeps|data_deps)"', head):
+        return "chakra"
+    return "et" if re.search(rb'"nodes"', head) else "unknown"
+
+
+def is_graph(path: Path) -> bool:
+    """Whether the file is an execution graph: ops and tensors, but (mostly) no times."""
+    return kind(path) in ("et", "chakra")
+
+
+def read_graph(path: Path) -> ExecutionGraph:
+    return read_chakra(path) if kind(path) == "chakra" else read_et(path)

@@ -17,7 +17,7 @@ import msgspec
 
 from presage.errors import InputError
 from presage.files.reading import read_bytes
-from presage.traces.graphs.graphfile import (
+from presage.traces.execution_graph import (
     MOST_BYTES,
     NO_ATTRS,
     Argument,

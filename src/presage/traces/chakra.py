@@ -20,8 +20,7 @@ import msgspec
 
 from presage.errors import InputError
 from presage.files.reading import read_bytes
-from presage.traces.graphs.et import ABSENT, decode_json
-from presage.traces.graphs.graphfile import (
+from presage.traces.execution_graph import (
     MOST_BYTES,
     NO_ATTRS,
     Argument,
@@ -33,6 +32,7 @@ from presage.traces.graphs.graphfile import (
     host_kind,
     ordered_graph,
 )
+from presage.traces.execution_trace import ABSENT, decode_json
 
 __all__ = ["read_chakra"]
 
