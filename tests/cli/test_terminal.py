@@ -224,7 +224,7 @@ def test_words_that_are_completed_are_those_that_are_known() -> None:
     from presage.whatif.edits import EDITS
     from presage.whatif.replay_names import EDITS as OF_TRACES
 
-    assert (*EDITS, *OTHERS) == complete.EDITS and tuple(OF_TRACES) == complete.TRACE_EDITS
+    assert {*EDITS, *OTHERS} == {*complete.EDITS} and {*OF_TRACES} == {*complete.TRACE_EDITS}
     assert tuple(STRATEGIES) == complete.STRATEGIES and tuple(OBJECTIVES) == complete.OBJECTIVES
     assert tuple(CONDITIONS) == complete.CONDITIONS and tuple(CONVENTIONS) == complete.CONVENTIONS
     assert tuple(OPTIMIZERS) == complete.OPTIMIZERS and complete.failures("") == names()
