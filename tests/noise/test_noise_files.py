@@ -120,7 +120,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     before = path.read_text()
     with pytest.raises(PresageError, match="nan"):
         write_noise(Belief(NoiseModel({"products": WorkSpread(float("nan"))})), path)
-    with pytest.raises(PresageError, match="no such number"):
+    with pytest.raises(PresageError, match="not a parameter of the noise model"):
         write_noise(Belief(NoiseModel(), {"spread.dp.own": CredibleInterval(0, 1)}), path)
     assert path.read_text() == before
     assert read_noise(path).noise == good.noise

@@ -177,7 +177,7 @@ def test_short_rows_count_but_once(tmp_path: Path) -> None:
     ("name", "lines", "said"),
     [
         ("x.csv", ["m,n,k"], "latency_ms: no such column"),
-        ("x.csv", ["a,b,latency_ms", "1,2,3"], "not a kind of kernel table"),
+        ("x.csv", ["a,b,latency_ms", "1,2,3"], "unknown kind of kernel table"),
         ("x.csv", ["dtype,m,n,k,latency_ms", "bf16,1,1,1,1"], "of which GPU"),
         ("x.csv", [""], "latency_ms"),
     ],
