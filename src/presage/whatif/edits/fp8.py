@@ -95,7 +95,7 @@ def _cast(
 def _in_small_ops(writer: _Writer, t: Tensor, strides: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The same as PyTorch runs it without a compiler: each op a kernel, the numbers in float32 between them."""
 
-    def made(name: str, *inputs: Arg, like: Tensor, dtype: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    def write(name: str, *inputs: Arg, like: Tensor, dtype: str, shape: tuple[int, ...] | None = None) -> Tensor:
         out = writer.new(like.shape if shape is None else shape, dtype, None)
         writer.op(name, list(inputs), out)
         return out
@@ -104,14 +104,14 @@ def _in_small_ops(writer: _Writer, t: Tensor, strides: tuple[int, int]) -> tuple
         turned = writer.new(t.shape, t.dtype, strides)
         writer.op("aten::copy_", [Ref(turned.id), Ref(t.id), False], turned)
         t = turned
-    size = made("aten::abs", Ref(t.id), like=t, dtype=t.dtype)
-    scale = made("aten::max", Ref(size.id), like=t, dtype=t.dtype, shape=())
+    size = write("aten::abs", Ref(t.id), like=t, dtype=t.dtype)
+    scale = write("aten::max", Ref(size.id), like=t, dtype=t.dtype, shape=())
     for name, rest in (("aten::clamp", [1e-12, None]), ("aten::reciprocal", []), ("aten::mul", [1.0])):
-        scale = made(name, Ref(scale.id), *rest, like=scale, dtype="float32")
+        scale = write(name, Ref(scale.id), *rest, like=scale, dtype="float32")
     wide = writer.new(t.shape, "float32", strides)
     writer.op("aten::copy_", [Ref(wide.id), Ref(t.id), False], wide)
-    wide = made("aten::mul", Ref(wide.id), Ref(scale.id), like=wide, dtype="float32")
-    wide = made("aten::clamp", Ref(wide.id), -448.0, 448.0, like=wide, dtype="float32")
+    wide = write("aten::mul", Ref(wide.id), Ref(scale.id), like=wide, dtype="float32")
+    wide = write("aten::clamp", Ref(wide.id), -448.0, 448.0, like=wide, dtype="float32")
     narrow = writer.new(t.shape, NARROW, strides)
     writer.op("aten::copy_", [Ref(narrow.id), Ref(wide.id), False], narrow)
     return narrow, scale

@@ -44,7 +44,7 @@ class JoinedLookup:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the rows that each lookup gives: one shape for all."""
+        """Shape of the rows that each lookup gives, the same for all."""
         width = self.graph.tensors[self.kept.weight].shape[1]
         if self.kept.offsets is not None:
             return self.graph.tensors[self.kept.results[0]].shape

@@ -296,7 +296,7 @@ class _Joining:
             for v in self.found[i].reads:
                 if v in self.maker and self._follows(self.maker[v], i):
                     self._join(self.maker[v], i)
-            self._beside(i)
+            self._join_siblings(i)
         return [Chain(tuple(self.found[i] for i in sorted(m))) for m in self.members.values()]
 
     def _only_summed(self, piece: Piece) -> bool:
@@ -316,7 +316,7 @@ class _Joining:
             return False
         return a.op not in self.apart and near(ops[a.op], ops[b.op])
 
-    def _beside(self, i: int) -> None:
+    def _join_siblings(self, i: int) -> None:
         """Sums down columns of one module that read the same."""
         piece, ops = self.found[i], self.graph.ops
         for v in self._reads(i) if piece.node.down else ():
