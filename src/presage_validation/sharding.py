@@ -56,7 +56,7 @@ class Picks:
 
 
 @dataclass(frozen=True)
-class ShardingResult:
+class ShardingScores:
     path: str
     choices: tuple[Choice, ...]
     ranks: tuple[tuple[str, str, int, str, float, float], ...]  # task, placement, rank, phase, predicted, measured
@@ -88,7 +88,7 @@ def _picks(choices: Sequence[Choice]) -> Picks:
     return Picks(len(choices), best, five, ten, float(regret.mean()), float(np.mean(taus)) if taus else None)
 
 
-def score_sharding(path: str | Path, tell: Tell = lambda _: None) -> ShardingResult:
+def score_sharding(path: str | Path, tell: Tell = lambda _: None) -> ShardingScores:
     """Score one file."""
     chip, tasks, skipped = read_tasks(path)
     model = embedding_model(chip)
@@ -96,7 +96,7 @@ def score_sharding(path: str | Path, tell: Tell = lambda _: None) -> ShardingRes
     for name, predictor in in_turn(_predictors(model).items(), tell, lambda p: p[0]):
         choices += [_choice(name, t, predictor(t)) for t in tasks]
     choices += [c for t in tasks for c in _always(t)]
-    return ShardingResult(str(path), tuple(choices), tuple(r for t in tasks for r in _ranks(model, t)), skipped)
+    return ShardingScores(str(path), tuple(choices), tuple(r for t in tasks for r in _ranks(model, t)), skipped)
 
 
 def _choice(name: str, task: Task, predicted: Sequence[float]) -> Choice:

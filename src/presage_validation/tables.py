@@ -13,7 +13,7 @@ from presage_fit.ops.sizes import sizes_of
 from presage_validation.capture import CaseMatch
 from presage_validation.fleet import FleetResult
 from presage_validation.score import Result, Score
-from presage_validation.sharding import ShardingResult
+from presage_validation.sharding import ShardingScores
 from presage_validation.steps import StepsResult, ZeroData, summary
 from presage_validation.temporal import Ratio, TemporalResult
 from presage_validation.whatif import PairResult, Scored, rates
@@ -49,7 +49,7 @@ def capture_table(cases: Sequence[CaseMatch]) -> Table:
     return table
 
 
-def sharding_table(result: ShardingResult) -> Table:
+def sharding_table(result: ShardingScores) -> Table:
     """What each predictor picks of the measured placements."""
     table = plain_table(
         "Picks among measured placements", "predictor", "tasks", "best", "within 5%", "within 10%", "mean regret", "tau"

@@ -209,7 +209,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "an id that is a text": (chakra(field(1, "1")), r"field 1 \(id\) is not of its type"),
     "an attribute of another type": (chakra(node(1, field(10, attr("x", 29, 5)))), "attribute's field 29"),
     "a list of another type": (chakra(node(1, field(10, attr("x", 4, field(1, b"123"))))), "list in an attribute"),
-    "a graph of 2022": (OLDER_2022, "no global metadata: field 1 .*newer Chakra"),
+    "a graph of 2022": (OLDER_2022, "not global metadata: field 1 .*newer Chakra"),
     "a graph of 2023": (OLDER_2023, "doc_string.*newer Chakra"),
     "a node of 2023": (chakra(node(1, field(6, "[]"))), r"field 6 \(start_time_micros\).*newer Chakra"),
     "the same id twice": (chakra(node(1), node(1)), "node 1: id: two nodes"),

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from presage.errors import PresageError
+from presage.hardware import gpu
 
 NAME = "presage"
 CUDA = torch.device("cuda", 0)
+GPU = gpu("h200")  # the device that a captured step sees
 SUPPORTED = (2, 10), (2, 16)  # torch from, and below; pyproject.toml has the same
 
 
@@ -88,7 +90,7 @@ def register() -> None:
     composite.register_composites()
 
 
-# ---- What `torch.cuda` says during a capture: one H200 is there, idle, and nothing has to be waited for.
+# ---- answers of `torch.cuda` during a capture: one idle H200
 
 MEMORY = 150_754_820_096  # bytes of an H200 as the driver reports them
 
@@ -147,7 +149,7 @@ def _device(device: Any) -> Any:
 
 def cuda_patches() -> list[tuple[Any, str, Any]]:
     properties = SimpleNamespace(
-        name="NVIDIA H200", major=9, minor=0, total_memory=MEMORY, multi_processor_count=132, is_integrated=False,
+        name="NVIDIA H200", major=9, minor=0, total_memory=MEMORY, multi_processor_count=GPU.sms, is_integrated=False,
         warp_size=32, max_threads_per_multi_processor=2048, L2_cache_size=62914560, regs_per_multiprocessor=65536,
         shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, shared_memory_per_block=49152,
         gcnArchName="", is_multi_gpu_board=False, uuid="",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from presage.capture.attention import attention
+from presage.capture.backend import GPU
 
 aten = torch.ops.aten
 INT_MAX = 2**31 - 1
@@ -107,7 +108,7 @@ def _softmax_of(op: Any) -> Callable[..., torch.Tensor]:
 
 # ---- cuDNN's recurrent layers: on CUDA a whole LSTM, GRU or RNN is one op.
 
-DROPOUT_STATE = 132 * 2048 * 24  # bytes of random state: one per thread an H200 runs at once
+DROPOUT_STATE = GPU.sms * GPU.threads_per_sm * 24  # bytes of random state: one per resident thread
 RELU, TANH, LSTM, GRU = 0, 1, 2, 3  # cuDNN's modes
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, prod
 
+from presage.capture.backend import GPU
 from presage.capture.calls import RecordedCall
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.rules_memory import contiguous, copy, fill, zeros_like
 from presage.graph.builder import row_major_strides
 from presage.graph.graph import Arg, Ref, Tensor
 
-__all__ = ["RULES"]
-
-SMS = 132
 PARTIALS = 1 << 20  # most partial sums of a layer norm's gradients
 
 
@@ -185,7 +183,7 @@ def _layer_norm_backward(b: CallLowering, call: RecordedCall) -> None:
         contiguous(b, grad)
         contiguous(b, x)
         rows = b.get(x).elements // max(columns, 1)
-        if rows > 64 * 1024 and columns // 32 < SMS // 2:
+        if rows > 64 * 1024 and columns // 32 < GPU.sms // 2:
             sums = call.outputs[1 if wanted[0] else 0 :]
             size = (min(ceil(rows / 32), PARTIALS // columns), columns)
             parts = [b.new(size, b.get(out).dtype) for out in sums]

@@ -1,4 +1,4 @@
-"""What the indices of a table tell: pooling, distinct rows, how often rows are used, the skew that fits."""
+"""Index data of embedding tables: files, pooling factors, distinct rows, row reuse and the fitted skew."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _is_table(held: Any) -> bool:
 
 
 def _lengths(value: Mapping[str, Array], count: int, name: str) -> Array:
-    """Of the bags: as given, or from where they start."""
+    """Bag lengths: as given, or from the offsets."""
     if "lengths" in value:
         return _whole(np.asarray(value["lengths"]), "lengths")
     if "offsets" not in value:

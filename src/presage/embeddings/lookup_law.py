@@ -1,4 +1,4 @@
-"""What FBGEMM's table-batched lookups take, from what they move and how long their chains of reads are.
+"""Kernel times of FBGEMM's table-batched embeddings, from memory traffic and the length of dependent reads.
 
 Forward: a check of the indices, then a kernel in which 8, 16 or 32 lanes (by the widest table of the group) walk over a
 bag. Tables come one after the other. A table takes the longest (as a soft maximum) of three: its chains of reads over
@@ -87,7 +87,7 @@ def _longest(f: LookupTraffic, p: Params) -> Array:
 
 
 def _steps(f: LookupTraffic) -> Array:
-    """Of 32 lookups, in which a warp goes over a bag, on average."""
+    """Mean number of steps of 32 lookups that a warp needs for a bag."""
     pooling = f.columns.pooling
     spread = np.where(
         f.varied, np.sqrt(1.5 * pooling), 0.0
@@ -221,7 +221,7 @@ class LookupTraffic:
 def lookup_traffic(
     k: TableArrays, p: Mapping[str, float], adaptive: Array | bool, varied: Array | bool
 ) -> LookupTraffic:
-    """Of tables and a batch, with caches of `cache` bytes (L2) and `own_cache` bytes on each of `sms`."""
+    """Memory traffic of a batch's lookups, with caches of `cache` bytes (L2) and `own_cache` bytes on each of `sms`."""
     row = SECTOR * np.ceil(k.dim * k.width / SECTOR)
     long = np.minimum(k.count, (k.rows * k.uses)[:, LONG:].sum(axis=1))
     return LookupTraffic(
@@ -313,7 +313,7 @@ def _spread(rows: Array, count: int) -> list[int]:
 
 
 def correction_features(total: Array, p: Mapping[str, float]) -> Array:
-    """Of groups, from the sums of their tables' terms: what is large, what is shared, what runs."""
+    """Features of table groups from the sums of their tables' terms: sizes, cache sharing, kernels that run."""
     at = {name: total[..., i] for name, i in AT.items()}
     lookups, tables = np.maximum(1.0, at["lookups"]), np.maximum(1.0, at["tables"])
     kind = kind_of(total)

@@ -126,7 +126,7 @@ def _segments(alpha: float, rows: int) -> tuple[Array, Array]:
 
 
 def _area(x: Array, alpha: float) -> Array:
-    """Of x^-alpha from 1 to x."""
+    """Integral of x^-alpha from 1 to x."""
     e = 1.0 - alpha
     return np.asarray(np.log(x) if abs(e) < 1e-9 else np.expm1(e * np.log(x)) / e)
 

@@ -1,4 +1,4 @@
-"""The predicted time of a plan, phase by phase and rank by rank."""
+"""Predicted cost of a sharding plan: shard costs, phases by rank, memory, a lower bound."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def phase_seconds(load: RankLoads, common: SharedTableCosts, prices: ShardCosts)
 
 
 def sharding_cost(plan: ShardingPlan, prices: ShardCosts) -> ShardingCost:
-    """What a plan's step takes."""
+    """Predicted step cost of a plan."""
     parts, ranks, common = shards_of(plan, prices)
     load = rank_loads(parts, ranks, common, prices)
     over = max(0.0, float(load.memory.max()) - prices.problem.limit)

@@ -1,4 +1,4 @@
-"""A placing: parts on ranks with sums that change by little when a part moves. The search's working state.
+"""Sharding search state: shards on ranks, with per-rank sums that are updated when a shard moves.
 
 What is made smaller is a soft form of the step: in place of the largest of the ranks, a norm of high power of all of
 them, so that a change that helps the second-slowest rank counts too. All changes of a rank are looked through with the
@@ -27,7 +27,7 @@ FEW = 3  # changes of a rank that are looked at exactly
 
 @dataclass(frozen=True)
 class ShardMove:
-    """A part to another rank, or two parts in each other's place; with the soft step it leads to."""
+    """Move one shard to another rank, or swap two; with the smoothed step time that results."""
 
     soft: float
     part: int
@@ -36,7 +36,7 @@ class ShardMove:
 
 
 class ShardingState:
-    """Changes as the search goes; a Plan comes out."""
+    """Mutable assignment of shards to ranks; `to_plan` gives the ShardingPlan."""
 
     def __init__(self, plan: ShardingPlan, prices: ShardCosts) -> None:
         self.plan, self.prices, self.n = plan, prices, plan.ranks
@@ -71,7 +71,7 @@ class ShardingState:
         return np.stack([model.forward_of(total, corrected=corrected), model.backward_of(total, corrected=corrected)])
 
     def _values(self, total: Array, sums: Array, factor: Array | None = None) -> Array:
-        """Of ranks with these sums: exactly, or by the law times a factor."""
+        """Times and bytes of ranks with these sums: exact, or by the uncorrected law times a factor."""
         times = self._times(total, True) if factor is None else self._times(total, False) * factor
         c = self.common
         return np.stack([times[0] + c.forward, times[1] + c.backward, sums[0] + c.indices, sums[1]])
@@ -91,7 +91,7 @@ class ShardingState:
         return RankLoads(forward, backward, indices, output, self.sums[2] + self.common.memory)
 
     def seconds(self) -> float:
-        """The step, exactly."""
+        """Exact step time."""
         return sum(phase_seconds(self.load(), self.common, self.prices).values())
 
     def fits(self) -> bool:
@@ -119,7 +119,7 @@ class ShardingState:
     # ---- changes
 
     def critical(self) -> list[int]:
-        """The ranks that set the pace in anything."""
+        """Ranks that are slowest in at least one phase."""
         return list(dict.fromkeys(self.values.argmax(axis=1).tolist()))
 
     def moves(self, r: int) -> list[ShardMove]:

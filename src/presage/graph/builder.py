@@ -286,7 +286,7 @@ def _compact(graph: Graph, kept: set[int]) -> Graph:
     )
 
 
-# ---- Changes of a graph. Each gives a new graph that is valid if the old one was; none changes the old one.
+# ---- edits: each gives a new, valid graph and leaves the old one as it is
 
 
 def select(graph: Graph, predicate: Callable[[Op], bool]) -> Graph:

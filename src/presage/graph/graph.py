@@ -137,7 +137,7 @@ class Graph(msgspec.Struct, frozen=True):
         return [self.tensors[i] for i in op.outputs]
 
 
-# ---- An op's arguments, by name where the op has names, else by place.
+# ---- arguments of an op: by name where its schema has names, else by position
 
 
 def aten(names: str) -> list[str]:
@@ -190,7 +190,7 @@ def output_mask(op: Op) -> tuple[bool, ...]:
     return tuple(bool(v) for v in value) if isinstance(value, list) and len(value) >= 3 else (True, True, True)
 
 
-# ---- What a valid graph is. Whoever makes or changes one may ask; whoever reads one from a file does.
+# ---- validity
 
 
 def check(graph: Graph) -> Graph:

@@ -302,7 +302,7 @@ def _vote(ours: Keys, theirs: Keys) -> tuple[int, list[Match]]:
 
 
 def _best(ours: Sequence[str], theirs: Sequence[str], starts: Iterable[Match]) -> list[Match]:
-    """Of the ways to line up the names the one that matches most of them, and of those the one without gaps.
+    """The alignment of names that matches most of them; among equals the one without gaps.
 
     Votes alone do not settle it: in a model of equal layers a shift by one layer gets nearly as many.
     """

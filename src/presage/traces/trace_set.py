@@ -1,4 +1,4 @@
-"""A Run: the traces of one job's ranks, on one clock, with their collectives matched."""
+"""TraceSet: the traces of one job's ranks, on one clock, with their collectives matched."""
 
 from __future__ import annotations
 
