@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from presage.capture import capture, load
-from presage.prediction.api import kernel_times, machine, predict
+from presage.prediction.api import predict
+from presage.prediction.machine import kernel_times, machine
 
 
 def timed(what: str, call: Callable[[], Any], repeats: int = 5) -> Any:

@@ -40,7 +40,7 @@ def main() -> None:
         ratio = f", {seconds / base:.2f} x 8 equal ranks" if base else ""
         print(f"{name}: {seconds:.2f} s{ratio}; {found.launches} launches a rank, step {1e3 * found.step.p50:.1f} ms")
     seconds, found = best(lambda: predict_ranks(graph, 8, "ddp", "dgx-h100"))
-    print(f"8 equal ranks with {found.draws} draws: {seconds:.2f} s")
+    print(f"8 equal ranks with {found.draw_count} draws: {seconds:.2f} s")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from presage.prediction.api import predict, predict_ranks, step_graph
     from presage.prediction.draws.distribution import StepDistribution, predict_distribution
     from presage.prediction.jobs.job_prediction import JobResult, predict_job
+    from presage.prediction.result import Quantiles, Result
     from presage.prediction.step import StepResult, predict_step
     from presage.runs.whole import RunResult, predict_run
     from presage.traces import explain
@@ -41,6 +42,7 @@ _HOMES = {
     "presage.whatif.before_after": "WhatIf what_if",
     "presage.placement": "place",
     "presage.prediction.api": "predict predict_ranks step_graph",
+    "presage.prediction.result": "Quantiles Result",
     "presage.prediction.step": "StepResult predict_step",
     "presage.runs.whole": "RunResult predict_run",
     "presage.traces.replay": "Replay measured_steps replay_of",
@@ -70,7 +72,9 @@ __all__ = [
     "NoiseModel",
     "PresageError",
     "Program",
+    "Quantiles",
     "Replay",
+    "Result",
     "RunResult",
     "StepDistribution",
     "StepResult",

@@ -24,7 +24,7 @@ from presage.memory.step_memory import memory_profile
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.step import GPU_BOUND, STEPS, StepResult, predict_step, step_program
-from presage.prediction.step_draws import StepSpread
+from presage.prediction.step_program import StepSpread
 from presage.traces import kineto
 from presage.traces.trace import Trace
 from presage_fit.host import own_terms

@@ -21,8 +21,8 @@ from presage.noise.sampling import estimate
 from presage.prediction.draws import (
     StepModel,
     draw,
-    guarantee,
     scale_class,
+    step_distribution,
     step_model,
     without_fitted_stragglers,
 )
@@ -175,7 +175,7 @@ def test_standard_errors_are_those_of_repeated_draws(small: StepModel) -> None:
 
 def test_intervals_hold_what_the_noise_may_be(small: StepModel) -> None:
     belief = Belief(GPUS, {"spread.products.rank": CredibleInterval(0.005, 0.05)})
-    sure, fixed = guarantee(small, belief, count=4_000), guarantee(small, Belief(GPUS), count=4_000)
+    sure, fixed = step_distribution(small, belief, count=4_000), step_distribution(small, Belief(GPUS), count=4_000)
     e = sure.quantile(0.95)
     assert e.low is not None and e.high is not None and e.low < e.value < e.high
     assert e.high - e.low > 4 * e.error

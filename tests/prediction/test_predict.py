@@ -27,9 +27,9 @@ from presage.graph.graph import Graph, Op
 from presage.hardware import gpu
 from presage.noise.sampling import step_paces
 from presage.prediction import api
-from presage.prediction.step import Quantiles, StepResult, predict_step, step_program
-from presage.prediction.step_draws import NO_SPREAD, StepSpread
-from presage.prediction.step_program import MAIN, STREAM, program
+from presage.prediction.result import Quantiles
+from presage.prediction.step import StepResult, predict_step, step_program
+from presage.prediction.step_program import MAIN, NO_SPREAD, STREAM, StepSpread, program
 from presage_validation.workloads import WorkloadCase, score_cases
 
 H200, HOST = gpu("h200"), host_model("h200")

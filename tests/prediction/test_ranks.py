@@ -22,7 +22,8 @@ from presage.graph.graph import Graph  # noqa: E402
 from presage.hardware import platform  # noqa: E402
 from presage.parallel.rank_layout import RankLayout, fold_ranks  # noqa: E402
 from presage.parallel.strategy import strategy  # noqa: E402
-from presage.prediction.api import machine, predict, predict_ranks, rank_set_of  # noqa: E402
+from presage.prediction.api import predict, predict_ranks, rank_set_of  # noqa: E402
+from presage.prediction.machine import machine  # noqa: E402
 from presage.prediction.overlap_contention import _covered  # noqa: E402
 from presage.prediction.rank_results import groups_of, rank_uses  # noqa: E402
 from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set  # noqa: E402
@@ -90,7 +91,7 @@ def test_folded_ranks_take_as_long_as_all_of_them(how: tuple[str, int]) -> None:
     all_of_them = rank_set_of(graph, 4, name, "4xh100", tensor=tensor, kinds=apart(4))
     assert (len(folded.ranks.members), len(all_of_them.ranks.members)) == (1, 4)
     assert step_ms(folded) == pytest.approx(step_ms(all_of_them), rel=1e-9)
-    few, many = (rank_uses(t.ranks, t.timeline()) for t in (folded, all_of_them))
+    few, many = (rank_uses(t.ranks, t.timeline) for t in (folded, all_of_them))
     assert np.allclose(few * 4, many)
 
 

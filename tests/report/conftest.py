@@ -13,7 +13,7 @@ from presage.graph import save
 from presage.graph.graph import Graph
 from presage.prediction.api import predict
 from presage.prediction.step import StepResult
-from presage.prediction.step_detail import StepDetail, step_detail
+from presage.prediction.step_detail import StepDetail
 from presage.report.answer import Answer
 from presage.report.html import write_page
 
@@ -84,4 +84,4 @@ def predicted(gpt: Graph) -> StepResult:
 
 @pytest.fixture(scope="session")
 def detail(gpt: Graph) -> StepDetail:
-    return step_detail(gpt)
+    return predict(gpt, draws=1).detail

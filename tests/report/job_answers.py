@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from presage.embeddings.sharding_search import ShardingResult as Sharded
 from presage.embeddings.sharding_search import search as search_shards
 from presage.embeddings.table import draw_task
 from presage.hardware import platform
-from presage.prediction.draws import guarantee, step_model, without_fitted_stragglers
+from presage.prediction.draws import step_distribution, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import StepDistribution, belief_of
 from presage.prediction.draws.sensitivity import Sensitivity, sensitivity
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
@@ -33,7 +34,7 @@ def job() -> JobResult:
 def surely() -> StepDistribution:
     p = job()
     belief, source = belief_of(p.job, p.seconds)
-    return StepDistribution(guarantee(step_model(p.job, p.job_step), belief, 0, 400, sets=0), belief, source, 0)
+    return replace(step_distribution(step_model(p.job, p.job_step), belief, 0, 400, sets=0), source=source)
 
 
 @cache

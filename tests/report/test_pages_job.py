@@ -136,9 +136,9 @@ def test_parts_of_layers_add_up_to_the_step(name: str) -> None:
     p = predict_job(JOBS / f"{name}.toml")
     found = job_roofline(p.job, p.job_step)
     for kind in KINDS:
-        took = sum(r.seconds for r in found if r.kind == kind)
+        took = sum(r.seconds for r in found if r.family == kind)
         assert took == pytest.approx(p.job_step.parts[kind], rel=1e-9)
-    assert all(r.least <= r.seconds for r in found if r.kind != "streams")
+    assert all(r.least <= r.seconds for r in found if r.family != "streams")
 
 
 def test_quicker_work_is_a_shorter_step() -> None:

@@ -18,10 +18,11 @@ from presage.cli.whatif import detail_of as whatif_detail
 from presage.errors import InputError
 from presage.graph.graph import Graph
 from presage.memory.step_memory import memory_profile
-from presage.prediction.api import machine, predict, rank_set_of
+from presage.prediction.api import predict, rank_set_of
+from presage.prediction.machine import machine
 from presage.prediction.rank_set import RankOverride, predict_rank_set
 from presage.prediction.step import StepResult
-from presage.prediction.step_detail import StepDetail, rank_set_detail, step_detail
+from presage.prediction.step_detail import StepDetail
 from presage.report.answer import Answer, Section
 from presage.report.html import render_page
 from presage.report.predict_answer import predict_answer
@@ -98,7 +99,7 @@ def test_the_roofline_has_every_op_that_moves_something(detail: StepDetail, pred
 
 
 def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
-    first, second = (render_page(predict_answer(predict(gpt, draws=30), step_detail(gpt))) for _ in range(2))
+    first, second = (render_page(predict_answer(p, p.detail)) for p in (predict(gpt, draws=30), predict(gpt, draws=30)))
     assert first == second
     assert len(first) < 6_500_000
 
@@ -106,7 +107,7 @@ def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
 def test_many_ranks_with_a_slow_one(gpt: Graph) -> None:
     team = rank_set_of(gpt, 16, "ddp", "dgx-h100", kinds={3: RankOverride(speed=0.5)})
     found = predict_rank_set(team, machine("h100_sxm"), draws=30, steps=4)
-    page = predict_answer(found, rank_set_detail(team))
+    page = predict_answer(found, found.detail)
     ranks = section(page, "ranks")
     assert [row[0] for row in ranks.tables[1].rows] == ["rank 0 (and 14 like it)", "rank 3"]
     assert "16 x NVIDIA H100" in page.subject
@@ -125,7 +126,8 @@ def odd(name: str = "odd") -> Graph:
 
 def test_a_step_of_one_op_with_an_odd_name_has_a_page() -> None:
     graph = odd("</script><b>\N{SNOWMAN}")
-    text = render_page(predict_answer(predict(graph, draws=3), step_detail(graph))).decode()
+    found = predict(graph, draws=3)
+    text = render_page(predict_answer(found, found.detail)).decode()
     assert "</script><b>" not in text
     assert "\N{SNOWMAN}" in text or "\\u2603" in text
 

@@ -80,7 +80,7 @@ def _files(team: DlrmRanks, found: StepResult, out: Path | None, trace: Path | N
 
         save_plan(team.plan, team.job.tables, out)
     if trace is not None:
-        write_timeline(team.team.timeline(), found, trace)
+        write_timeline(found.timeline, found, trace)
 
 
 def _value(team: DlrmRanks, found: StepResult) -> dict[str, Any]:

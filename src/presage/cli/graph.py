@@ -14,8 +14,7 @@ import typer
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.cli.options import Json
 from presage.cli.output import show_answer, status
-from presage.errors import PresageError
-from presage.usercode import check_arguments, parse_arguments
+from presage.usercode import parse_arguments
 
 if TYPE_CHECKING:
     from presage.graph.diff import GraphDiff
@@ -83,24 +82,12 @@ def capture_graph(
 ) -> Graph:
     """The graph of FILE.py:FUNCTION with argument values, or a saved graph."""
     from presage.graph import save
+    from presage.prediction.api import step_graph
 
-    if save.is_saved(step) or step.endswith(save.SUFFIX):
-        if arguments:
-            raise PresageError(f"--arg: {step} is a saved graph, which takes no arguments")
-        return save.read(step)
-    try:
-        from presage.capture import capture, load
-    except ModuleNotFoundError as e:
-        if (e.name or "").partition(".")[0] != "torch":
-            raise
-        raise PresageError(
-            "capturing a training step needs torch (its CPU build is enough): pip install 'presage[torch]'"
-        ) from e
+    spinner = spinner and not (save.is_saved(step) or step.endswith(save.SUFFIX))
     # what the user's code prints must not get between the lines of our own output
     with status(f"capturing {step}") if spinner else nullcontext(), redirect_stdout(sys.stderr):
-        function = load(step)
-        check_arguments(function, arguments)
-        return capture(function, dict(arguments), source=step, variant=variant)
+        return step_graph(step, arguments, variant=variant)
 
 
 def _difference(before: Graph, after: Graph) -> GraphDiff:

@@ -129,14 +129,13 @@ def detail_of(found: JobResult) -> JobDetail:
     """Data that only the report shows."""
     from presage.errors import PresageError
     from presage.prediction.jobs.job_roofline import job_roofline
-    from presage.prediction.jobs.job_timeline import job_timeline
     from presage.prediction.jobs.perturbation import perturb
     from presage.report.job_sections import JobDetail
 
     s = found.job_step.pipeline.schedule
     try:
         short = 2 * s.stages * s.virtual * s.microbatches <= MOST_TASKS
-        timeline = job_timeline(found.job_step) if short else None
+        timeline = found.timeline if short else None
     except PresageError:
         timeline = None
     return JobDetail(timeline, job_roofline(found.job, found.job_step), perturb(found.job))
@@ -207,8 +206,7 @@ def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
 
 def _draw(found: JobResult, path: Path) -> None:
     from presage.files import write_whole
-    from presage.prediction.jobs.job_timeline import job_timeline
     from presage.traces.perfetto import timeline_trace
 
     names = {s.number: f"stage {s.number} ({s.layers} layers)" for s in found.stages}
-    write_whole(path, timeline_trace(job_timeline(found.job_step), names))
+    write_whole(path, timeline_trace(found.timeline, names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,11 +27,7 @@ from presage.cli.ranks import (
 )
 
 if TYPE_CHECKING:
-    from presage.engine import Timeline
     from presage.prediction.step import StepResult
-    from presage.prediction.step_detail import StepDetail
-
-DRAWN_STEPS = 3
 
 
 def command(
@@ -80,53 +76,40 @@ def command(
 
     check_report(report)
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
-    wanted = _Wanted(draws, steps, trace is not None, report is not None)
-    found = _one(step, arg, gpu or "h200", wanted) if many is None else _ranks(step, arg, many, wanted)
-    if trace is not None and found.timeline is not None:
-        write_timeline(found.timeline, found.told, trace)
-    show_answer(predict_answer(found.told, found.detail), json, report, {"timeline": trace})
+    result = _one(step, arg, gpu or "h200", draws, steps) if many is None else _ranks(step, arg, many, draws, steps)
+    if trace is not None:
+        write_timeline(result.timeline, result, trace)
+    show_answer(
+        predict_answer(result, result.detail if report is not None else None), json, report, {"timeline": trace}
+    )
 
 
-class _Wanted(NamedTuple):
-    """Number of runs and steps to draw, and which outputs are needed."""
+def _one(step: str, arg: list[str], gpu: str, draws: int, steps: int) -> StepResult:
+    from presage.prediction.api import predict
+    from presage.prediction.machine import machine
 
-    draws: int
-    steps: int
-    timeline: bool
-    detail: bool
-
-
-class _Found(NamedTuple):
-    told: StepResult
-    timeline: Timeline | None
-    detail: StepDetail | None
-
-
-def _one(step: str, arg: list[str], gpu: str, wanted: _Wanted) -> _Found:
-    from presage.prediction.api import machine, predict, program_of
-    from presage.prediction.step_detail import step_detail
-
-    machine(gpu)  # a mistake in its name is told before the step is captured
+    machine(gpu)  # reports an unknown GPU before the step is captured
     graph = graph_from_options(step, arg)
     with status(f"predicting {step}"):
-        told = predict(graph, gpu, draws=wanted.draws, steps=wanted.steps)
-        timeline = program_of(graph, gpu).timeline(DRAWN_STEPS) if wanted.timeline else None
-        return _Found(told, timeline, step_detail(graph, gpu) if wanted.detail else None)
+        return predict(graph, gpu, draws=draws, steps=steps)
 
 
-def _ranks(step: str, arg: list[str], many: RankOptions, wanted: _Wanted) -> _Found:
-    from presage.prediction.api import machine, rank_set_of
-    from presage.prediction.rank_set import predict_rank_set
-    from presage.prediction.step_detail import rank_set_detail
+def _ranks(step: str, arg: list[str], many: RankOptions, draws: int, steps: int) -> StepResult:
+    from presage.prediction.api import predict_ranks
 
     graphs = [graph_from_options(step, arg), *(graph_from_options(step, _instead(arg, own)) for own in many.variants)]
     with status(f"predicting {step} on {many.ranks} ranks"):
-        found = rank_set_of(
-            graphs, many.ranks, many.strategy, many.platform, options=many.options, tensor=many.tensor, kinds=many.kinds
+        return predict_ranks(
+            graphs,
+            many.ranks,
+            many.strategy,
+            many.platform,
+            options=many.options,
+            tensor=many.tensor,
+            kinds=many.kinds,
+            draws=draws,
+            steps=steps,
         )
-        told = predict_rank_set(found, machine(found.platform.gpu.key), draws=wanted.draws, steps=wanted.steps)
-        timeline = found.timeline() if wanted.timeline else None
-        return _Found(told, timeline, rank_set_detail(found) if wanted.detail else None)
 
 
 def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:

@@ -85,7 +85,7 @@ def parse_rank_options(
         return None
     from presage.parallel.strategy import strategy as strategy_of
 
-    place = _place(gpu, platform)
+    place = _platform_of(gpu, platform)
     count = ranks or place.domain
     kinds, variants = _kinds(specs, count)
     given = dict(_pair(o, "--option") for o in options)
@@ -93,18 +93,14 @@ def parse_rank_options(
     return RankOptions(platform or place.key, count, strategy or "ddp", tensor, given, kinds, variants)
 
 
-def _place(gpu: str | None, platform: str | None) -> Platform:
-    """The platform by name, or the largest known node with the requested GPU."""
+def _platform_of(gpu: str | None, platform: str | None) -> Platform:
+    """The platform by name, or the default one of the GPU."""
     from presage.hardware import gpu as gpu_of
     from presage.hardware import platform as platform_of
-    from presage.hardware import platforms
+    from presage.prediction.api import default_platform
 
     if platform is None:
-        wanted = gpu_of(gpu or "h200")
-        fits = [p for p in platforms() if p.gpu.key == wanted.key]
-        if not fits:
-            raise PresageError(f"no known platform has {wanted.name}: give --platform (see `presage platforms`)")
-        return max(fits, key=lambda p: (p.key.startswith("dgx"), p.domain))
+        return default_platform(gpu)
     place = platform_of(platform)
     if gpu is not None and gpu_of(gpu).key != place.gpu.key:
         raise PresageError(f"--platform {platform} has {place.gpu.name}: omit --gpu, or choose another platform")

@@ -222,17 +222,13 @@ def _steps(found: JobResult, tokens: str | None, steps: int | None) -> int:
 
 
 def _reliability(name: str | None, rate: float | None, restart: float | None, superlinear: bool) -> Reliability:
-    from presage.runs.failures import ByScale
     from presage.runs.sets import DEFAULT, GROWTH, reliability
 
     kind = reliability(name or DEFAULT)
     if rate is not None:
-        now = sum(f.per_node_day for f in kind.failures if not f.planned)
-        if not now:
-            raise PresageError(f"--rate {rate:g}: {kind.name} has no failures to scale")
-        kind = replace(kind.scaled(rates=rate / 1e3 / now), rate_sd=0.0)
+        kind = kind.at_rate(rate)
     if restart is not None:
-        kind = replace(kind, restart=ByScale(((1.0, restart),)), load=0.0)
+        kind = kind.with_restart(restart)
     return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
 
 

@@ -166,7 +166,7 @@ def detail_of(found: WhatIf) -> WhatIfDetail:
 
 
 def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
-    from presage.prediction.api import machine
+    from presage.prediction.machine import machine
     from presage.report.whatif_answer import suggest_answer
     from presage.whatif import suggestions
     from presage.whatif.suggest import DRAWS

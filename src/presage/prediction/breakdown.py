@@ -137,13 +137,13 @@ def coverage(graph: Graph, times: Sequence[OpTime], unknown_host_ops: tuple[str,
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """Ops alike in name, shapes and phase, all of them together."""
+    """All ops of one name (or block of a layer), shapes and phase: time, work and the limits of the GPU."""
 
     name: str
     shapes: str
     phase: str
     family: str
-    calls: int
+    calls: float
     seconds: float
     flops: float  # of matrix products
     moved: float  # bytes, each tensor once

@@ -11,7 +11,7 @@ from presage.costs.kernel_model import KernelModel, OpTime, slowdown, throttled
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.step import STEPS, step_program
-from presage.prediction.step_draws import StepSpread
+from presage.prediction.step_program import StepSpread
 
 __all__ = ["Machine", "kernel_times", "machine"]
 

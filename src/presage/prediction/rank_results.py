@@ -19,8 +19,7 @@ from presage.hardware import Platform
 from presage.noise.sampling import RANK_SD, pace_factors, step_paces
 from presage.parallel.rank_layout import RankLayout
 from presage.prediction.rank_program import Member, RankProgram
-from presage.prediction.step_draws import WARM_UP, StepSpread, step_seconds
-from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM
+from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM, WARM_UP, StepSpread, step_seconds
 
 __all__ = [
     "CollectiveStats",

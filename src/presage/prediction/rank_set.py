@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -27,8 +28,10 @@ from presage.prediction.rank_results import (
     groups_of,
     rank_uses,
 )
-from presage.prediction.step import GPU_BOUND, Bound, Quantiles, StepProgram, StepResult, step_program, step_result
-from presage.prediction.step_draws import step_seconds
+from presage.prediction.result import Quantiles
+from presage.prediction.step import GPU_BOUND, Bound, StepBasis, StepProgram, StepResult, step_program, step_result
+from presage.prediction.step_detail import StepWindow
+from presage.prediction.step_program import step_seconds
 
 __all__ = ["RankOverride", "RankSet", "predict_rank_set", "rank_set"]
 
@@ -65,8 +68,28 @@ class RankSet:
     times: tuple[tuple[OpTime, ...], ...]
     ranks: RankProgram
 
+    @cached_property
     def timeline(self) -> Timeline:
+        """Start and end of every task of all ranks."""
         return self.ranks.timeline()
+
+    def window(self) -> StepWindow:
+        """One steady-state step of all ranks."""
+        ends = np.array([self.timeline.end[self.ranks.step == k].max() for k in range(self.ranks.steps)])
+        return StepWindow(self.timeline, (float(ends[-3]), float(ends[-2])))
+
+
+@dataclass(frozen=True, eq=False)
+class RankBasis(StepBasis):
+    """What the result of several ranks was computed from."""
+
+    team: RankSet
+
+    def timeline(self) -> Timeline:
+        return self.team.timeline
+
+    def window(self) -> StepWindow:
+        return self.team.window()
 
 
 def rank_set(
@@ -104,29 +127,26 @@ def rank_set(
     return RankSet(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks)
 
 
-def predict_rank_set(found: RankSet, where: Machine, *, draws: int, steps: int, seed: int = 0) -> StepResult:
-    """How long the step of a team takes, how sure that is, and why."""
-    members = found.ranks.members
+def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, seed: int = 0) -> StepResult:
+    """Step time and memory of several ranks."""
+    members = team.ranks.members
     many = rank_program(members, steps)
     draws = max(1, min(draws, int(CELLS // max(len(many.member), 1)) or 1))
     if draws == 1:
         drawn = step_seconds(many.program, Durations.of(many.seconds), many.step, steps)
     else:
         drawn = draw_steps(many, draws, where.spread, np.random.default_rng(seed))
-    took = Quantiles.of(drawn)
-    told = _many(found)
-    first = found.steps[found.kinds[0].step]
-    out = step_result(
-        first, found.times[found.kinds[0].step], found.platform.gpu, took, _bound(told, took), draws, steps
-    )
-    peak = max(k.peak_memory for k in told.kinds)
+    step, ranks, first = Quantiles.of(drawn), _rank_results(team), team.kinds[0].step
+    basis = RankBasis(team.steps[first], team.times[first], team.platform.gpu, team)
+    out = step_result(basis.program, basis.times, basis.gpu, step, _bound(ranks, step), draws, steps)
+    peak = max(k.peak_memory for k in ranks.kinds)
     notes = (*out.notes, *where.notes)
-    return replace(out, many=told, peak_memory=peak, notes=notes, drawn=tuple(drawn.tolist()))
+    return replace(out, many=ranks, peak_memory=peak, notes=notes, draws=drawn, basis=basis)
 
 
-def _many(found: RankSet) -> RankResults:
+def _rank_results(found: RankSet) -> RankResults:
     peaks = [memory_profile(s.graph, chip=found.platform.gpu).peak_allocated for s in found.steps]
-    uses = rank_uses(found.ranks, found.timeline())
+    uses = rank_uses(found.ranks, found.timeline)
     kinds = []
     for m, kind, use in zip(found.ranks.members, found.kinds, uses, strict=True):
         host = found.steps[kind.step].host_total * kind.host
@@ -147,10 +167,10 @@ def _many(found: RankSet) -> RankResults:
     )
 
 
-def _bound(told: RankResults, took: Quantiles) -> Bound:
+def _bound(ranks: RankResults, step: Quantiles) -> Bound:
     """What the busiest kind of rank mostly waits for, if it waits."""
-    busiest = max(told.kinds, key=lambda k: k.compute)
-    if busiest.compute > GPU_BOUND * took.p50:
+    busiest = max(ranks.kinds, key=lambda k: k.compute)
+    if busiest.compute > GPU_BOUND * step.p50:
         return "gpu"
-    idle = took.p50 - busiest.compute
+    idle = step.p50 - busiest.compute
     return "communication" if busiest.exposed + busiest.wait > idle / 2 else "host"

@@ -1,9 +1,10 @@
-"""A Prediction: how long a step will take, how sure that is, and why."""
+"""StepResult: time and memory of a training step; `predict_step` computes it from kernel times."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,40 +15,35 @@ from presage.costs.kernel_model import OpTime
 from presage.engine import Timeline, simulate
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
-from presage.memory.step_memory import memory_profile
+from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.prediction import breakdown
-from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage
-from presage.prediction.step_draws import NO_SPREAD, StepSpread, draw_durations, step_seconds
-from presage.prediction.step_program import STREAM, StepTasks, program, step_tasks
+from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage, roofline_points
+from presage.prediction.result import Floats, Quantiles, Result, ResultKind
+from presage.prediction.step_detail import StepDetail, StepWindow, step_window
+from presage.prediction.step_program import (
+    NO_SPREAD,
+    STREAM,
+    StepSpread,
+    StepTasks,
+    draw_durations,
+    program,
+    step_seconds,
+    step_tasks,
+)
 
 if TYPE_CHECKING:
     from presage.prediction.rank_results import RankResults
-
-__all__ = ["Bound", "Quantiles", "StepProgram", "StepResult", "predict_step", "step_program", "step_result"]
 
 Bound: TypeAlias = Literal["gpu", "host", "communication"]
 MS = 1e3
 GPU_BOUND = 0.93  # above this share of active time a step is the GPU's
 DRAWS, STEPS = 200, 8
-
-
-@dataclass(frozen=True)
-class Quantiles:
-    """Seconds: what nine of ten runs lie between, and the middle."""
-
-    mean: float
-    p5: float
-    p50: float
-    p95: float
-
-    @staticmethod
-    def of(seconds: NDArray[np.float64]) -> Quantiles:
-        return Quantiles(float(seconds.mean()), *map(float, np.quantile(seconds, [0.05, 0.5, 0.95])))
+TRACED_STEPS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class StepProgram:
-    """A step as the engine takes it."""
+    """A captured step as tasks on lanes, with its host times."""
 
     graph: Graph
     tasks: StepTasks
@@ -57,38 +53,55 @@ class StepProgram:
     unknown_host_ops: tuple[str, ...]
 
     def step_seconds(self, draws: int, steps: int, spread: StepSpread, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Seconds a step in each draw."""
+        """Seconds per step of each draw."""
         many = program(self.tasks, steps, self.host.calls, [op.name for op in self.graph.ops])
         step = np.repeat(np.arange(steps, dtype=np.int32), len(self.tasks))
         return step_seconds(many, draw_durations(self.tasks, steps, draws, spread, rng), step, steps)
 
     def at_pace(self, main: float, autograd: float) -> StepProgram:
-        """The same step where the host's threads take so many times as long."""
+        """The step with the host threads slowed down by these factors."""
         factor = np.array([main, autograd, 1.0])[np.minimum(self.tasks.lane, STREAM)]
         return replace(self, tasks=replace(self.tasks, seconds=self.tasks.seconds * factor))
 
     def usual(self, steps: int) -> float:
-        """Seconds a step at the usual pace, with no spread at all."""
+        """Seconds per step at the usual pace, without spread."""
         return float(self.step_seconds(1, steps, NO_SPREAD, np.random.default_rng())[0])
 
     def timeline(self, steps: int) -> Timeline:
-        """When each task of the first steps runs, at the usual pace."""
+        """Start and end of each task of the first steps, at the usual pace."""
         many = program(self.tasks, steps, self.host.calls, [op.name for op in self.graph.ops])
         return simulate(many, np.tile(self.tasks.seconds, steps))
 
 
+@dataclass(frozen=True, eq=False)
+class StepBasis:
+    """What a StepResult was computed from: the step's tasks, its kernel times and the GPU."""
+
+    program: StepProgram
+    times: tuple[OpTime, ...]  # by op
+    gpu: Gpu
+
+    def timeline(self) -> Timeline:
+        """The first steps, as a trace shows them."""
+        return self.program.timeline(TRACED_STEPS)
+
+    def window(self) -> StepWindow:
+        """One steady-state step, as a report shows it."""
+        return step_window(self.program)
+
+
 @dataclass(frozen=True)
-class StepResult:
-    """What a training step will take on a kind of machine. Times in seconds, memory in bytes."""
+class StepResult(Result):
+    """Step time and memory of a training step on one GPU, or on several ranks (`many`)."""
 
     source: str
     arguments: Mapping[str, str]
     gpu: str
     step: Quantiles
     gpu_active: float  # all kernels together
-    host: float  # what the host needs by itself, at its usual pace
+    host: float  # host time of a step at its usual pace, GPU waits excluded
     peak_memory: int
-    memory: int  # what the GPU has
+    gpu_memory: int  # capacity
     bound: Bound
     launches: int
     families: tuple[BreakdownPart, ...]
@@ -96,10 +109,47 @@ class StepResult:
     costliest: tuple[CostlyOps, ...]
     coverage: Coverage
     notes: tuple[str, ...]
-    draws: int
+    draw_count: int
     steps: int
-    many: RankResults | None = None  # where the step is one of several ranks
-    drawn: tuple[float, ...] = field(default=(), repr=False, compare=False)  # seconds a step, by draw
+    basis: StepBasis = field(repr=False, compare=False)
+    many: RankResults | None = None  # with several ranks
+    draws: Floats = field(default_factory=lambda: np.empty(0), repr=False, compare=False)  # seconds per step, by draw
+
+    @property
+    def kind(self) -> ResultKind:
+        return "step" if self.many is None else "ranks"
+
+    @property
+    def title(self) -> str:
+        return self.source
+
+    @property
+    def hardware(self) -> str:
+        return self.gpu if self.many is None else self.many.platform
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.peak_memory
+
+    @property
+    def breakdown(self) -> dict[str, float]:
+        """Kernel seconds by family of ops."""
+        return {part.name: part.gpu for part in self.families}
+
+    @cached_property
+    def memory(self) -> MemoryProfile:
+        return memory_profile(self.basis.program.graph, chip=self.basis.gpu, kinds=True)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return self.basis.timeline()
+
+    @cached_property
+    def detail(self) -> StepDetail:
+        """What a report shows beyond the numbers: one step's timeline, memory and roofline."""
+        b = self.basis
+        points = roofline_points(b.program.graph, b.times, b.gpu)
+        return StepDetail(b.program.graph, b.gpu, b.window(), self.memory, points)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
@@ -112,7 +162,7 @@ class StepResult:
             "gpu_active_ms": self.gpu_active * MS,
             "host_ms": self.host * MS,
             "peak_memory_bytes": self.peak_memory,
-            "gpu_memory_bytes": self.memory,
+            "gpu_memory_bytes": self.gpu_memory,
             "bound": self.bound,
             "launches": self.launches,
             "breakdown": {p.name: _part(p) for p in self.families},
@@ -120,7 +170,7 @@ class StepResult:
             "costliest": [_costly(c) for c in self.costliest],
             "coverage": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.coverage).items()},
             "notes": list(self.notes),
-            "draws": self.draws,
+            "draws": self.draw_count,
             "steps": self.steps,
             **(self.many.to_json() if self.many else {}),
         }
@@ -136,7 +186,7 @@ def _costly(c: CostlyOps) -> dict[str, Any]:
 
 
 def step_program(graph: Graph, times: Sequence[OpTime], host: HostModel) -> StepProgram:
-    """A captured step with what its ops cost the GPU and the host."""
+    """A captured step with its GPU and host times."""
     costs = host.costs(graph, [t.launches for t in times])
     return StepProgram(
         graph, step_tasks(graph, times, costs, host.calls), host, costs.seconds, costs.total, costs.unknown
@@ -158,26 +208,26 @@ def predict_step(
     built = step_program(graph, times, host)
     spread = spread or StepSpread(host.pace)
     drawn = built.step_seconds(draws, steps, spread, np.random.default_rng(seed))
-    took = Quantiles.of(drawn)
+    step = Quantiles.of(drawn)
     active = sum(t.seconds for t in times)
-    bound: Bound = "gpu" if active > GPU_BOUND * took.p50 else "host"
-    return replace(step_result(built, times, gpu, took, bound, draws, steps), drawn=tuple(drawn.tolist()))
+    bound: Bound = "gpu" if active > GPU_BOUND * step.p50 else "host"
+    return replace(step_result(built, times, gpu, step, bound, draws, steps), draws=drawn)
 
 
 def step_result(
-    built: StepProgram, times: Sequence[OpTime], gpu: Gpu, took: Quantiles, bound: Bound, draws: int, steps: int
+    built: StepProgram, times: Sequence[OpTime], gpu: Gpu, step: Quantiles, bound: Bound, draws: int, steps: int
 ) -> StepResult:
-    """All that is told of a step that takes so long."""
+    """The result of a step whose time is known."""
     graph, by_op = built.graph, built.host_seconds.tolist()
     return StepResult(
         source=graph.source,
         arguments=graph.arguments,
         gpu=gpu.name,
-        step=took,
+        step=step,
         gpu_active=sum(t.seconds for t in times if t.family != "communication"),
         host=built.host_total,
         peak_memory=memory_profile(graph, chip=gpu).peak_allocated,
-        memory=gpu.memory,
+        gpu_memory=gpu.memory,
         bound=bound,
         launches=sum(t.launches for t in times),
         families=breakdown.families(times, by_op),
@@ -185,6 +235,7 @@ def step_result(
         costliest=breakdown.costliest(graph, times, gpu),
         coverage=breakdown.coverage(graph, times, built.unknown_host_ops),
         notes=graph.notes,
-        draws=draws,
+        draw_count=draws,
         steps=steps,
+        basis=StepBasis(built, tuple(times), gpu),
     )

@@ -19,13 +19,28 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.host_model import US, Calls, HostCosts
+from presage.costs.host_model import US, Calls, HostCosts, Pace
 from presage.costs.kernel_model import OpTime
-from presage.engine import Edges, Lane, LaneKind, Program
+from presage.engine import Durations, Edges, Lane, LaneKind, Program
+from presage.engine.timeline import latest_ends
 from presage.graph.graph import Graph, Op
+from presage.noise.sampling import pace_factors, step_paces
 from presage.prediction.stream_dependencies import crossings, stream_names
 
-__all__ = ["AUTOGRAD", "MAIN", "STREAM", "StepTasks", "edges", "lanes", "program", "step_tasks"]
+__all__ = [
+    "AUTOGRAD",
+    "MAIN",
+    "NO_SPREAD",
+    "STREAM",
+    "StepSpread",
+    "StepTasks",
+    "draw_durations",
+    "edges",
+    "lanes",
+    "program",
+    "step_seconds",
+    "step_tasks",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -226,3 +241,46 @@ def _edges(tasks: StepTasks, first: Ints, calls: Calls) -> Iterator[Edges]:
         yield Edges.of((every + pairs[:, 0]).ravel(), (every + pairs[:, 1]).ravel())
     late = every[1:]
     yield Edges.of((every[:-1] + tasks.carried[:, 0]).ravel(), (late + tasks.carried[:, 1]).ravel())
+
+
+# ---- Step times of many draws: the host's pace, the GPU's spread and what the kernel models do not know.
+
+WARM_UP = 2  # steps in which the host gets ahead of the GPU
+GPU_SD = 0.0025  # GPU time from run to run, measured: 0.2 to 0.3%
+
+
+@dataclass(frozen=True)
+class StepSpread:
+    """Standard deviations of the logarithm: of host threads, and of all GPU time by one factor."""
+
+    host: Pace
+    gpu: float = GPU_SD
+    kernels: float = 0.04  # the kernel models' own error, common to a step's kernels
+
+    @property
+    def of_gpu(self) -> float:
+        return float(np.hypot(self.gpu, self.kernels))
+
+
+NO_SPREAD = StepSpread(Pace(0.0, 0.0, 0.0), 0.0, 0.0)
+
+
+def draw_durations(tasks: StepTasks, steps: int, draws: int, spread: StepSpread, rng: np.random.Generator) -> Durations:
+    """Seconds of every task in every draw; a single draw without any spread is the usual pace itself."""
+    if spread.of_gpu == 0 and spread.host.run_sd == 0 and spread.host.step_sd == 0:
+        return Durations.of(np.tile(tasks.seconds, steps))
+    p = spread.host
+    lanes = np.empty((3, steps, draws))
+    for lane in (MAIN, AUTOGRAD):
+        lanes[lane] = step_paces(rng, p.run_sd, p.step_sd, p.step_correlation, steps, draws)
+    lanes[STREAM] = pace_factors(rng, spread.of_gpu, draws)
+    table = lanes[np.minimum(tasks.lane, STREAM)].swapaxes(0, 1) * tasks.seconds[None, :, None]
+    return Durations.of(table.reshape(steps * len(tasks), draws))
+
+
+def step_seconds(program: Program, took: Durations, step: NDArray[np.int32], steps: int) -> Floats:
+    """Seconds a step, by draw: the mean over the steps after the first few. `step` is the one each task is of."""
+    done = latest_ends(program, took, step, steps)
+    skipped = min(WARM_UP, steps - 1)
+    start = done[skipped - 1] if skipped else np.zeros(took.count)
+    return np.asarray((done[-1] - start) / (steps - skipped))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from presage.engine import Lane, Timeline
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
-    from presage.prediction.jobs.job_roofline import JobRooflinePoint
 
 MARKED = (0.5, 0.95, 0.99)  # quantiles
 PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
@@ -36,7 +35,7 @@ class JobDetail:
     """What only a page shows: the pipeline's timeline (None: too long), roofline points, and the step perturbed."""
 
     timeline: Timeline | None
-    roofline: tuple[JobRooflinePoint, ...]
+    roofline: tuple[RooflinePoint, ...]
     perturbed: tuple[WorkClassSensitivity, ...]
 
 
@@ -51,7 +50,7 @@ def breakdown_section(p: JobResult, *tables: DataTable) -> Section:
 
 def spread_section(p: JobResult, s: StepDistribution, *tables: DataTable) -> Section:
     """The distribution of the step time."""
-    draws = s.found.draws.seconds.ravel()
+    draws = s.draws.seconds.ravel()
     marks = {q: s.steps[q].value for q in MARKED}
     chart = partial(distribution_figure, draws, marks, marks={"without noise": p.seconds})
     over = next(((t, e.value) for t, e in s.longer.items() if 0 < e.value < 0.5), None)
@@ -147,20 +146,21 @@ def roofline_section(p: JobResult, detail: JobDetail) -> Section | None:
         f"{gpu.name}: at those limits it would take {seconds(least)}; it takes {seconds(total)} "
         f"({share_of(least, total, 'the limit')})."
     )
-    chart = partial(roofline_figure, [_worked(r) for r in points], gpu.memory_bandwidth, peaks)
+    chart = partial(roofline_figure, [_labelled(r) for r in points], gpu.memory_bandwidth, peaks)
     return Section("Roofline", (_roofline_table(points),), chart, text, where="page")
 
 
-def _worked(r: JobRooflinePoint) -> RooflinePoint:
-    kind, launches = part_name(r.kind), max(1, round(r.launches))
-    return RooflinePoint(r.block, f"({kind})", r.phase, kind, launches, r.seconds, r.flops, r.moved, r.least, r.peak)
+def _labelled(r: RooflinePoint) -> RooflinePoint:
+    """A point with the names and whole launches that the chart shows."""
+    kind = part_name(r.family)
+    return replace(r, shapes=f"({kind})", family=kind, calls=max(1, round(r.calls)))
 
 
-def _roofline_table(points: tuple[JobRooflinePoint, ...]) -> DataTable:
+def _roofline_table(points: tuple[RooflinePoint, ...]) -> DataTable:
     columns = ("part", "work", "phase", "launches", "time", "FLOPs", "bytes", "TFLOP/s", "TB/s", "of the limit")
     rows = [
         (
-            r.block, part_name(r.kind), r.phase, f"{r.launches:,.0f}", seconds(r.seconds), amount(r.flops),
+            r.name, part_name(r.family), r.phase, f"{r.calls:,.0f}", seconds(r.seconds), amount(r.flops),
             size(r.moved), f"{r.flops / r.seconds / TERA:.4g}" if r.flops else "-",
             f"{r.moved / r.seconds / TERA:.3g}", percent(r.least / r.seconds),
         )

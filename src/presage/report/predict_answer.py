@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from presage.prediction.breakdown import BreakdownPart, CostlyOps
 from presage.prediction.rank_results import RankClass, RankResults
 from presage.prediction.step import StepResult
@@ -31,8 +34,8 @@ def predict_answer(p: StepResult, detail: StepDetail | None = None) -> Answer:
         ranks_section(p.many, rank_table(p.many)) if p.many is not None else None,
         collectives_section(p.many) if p.many is not None else None,
         step_timeline_section(detail.shown, p.many) if detail else None,
-        spread_section(p.drawn) if detail and len(p.drawn) >= FEWEST else None,
-        memory_section(detail.graph, detail.memory, p.memory) if detail else None,
+        spread_section(p.draws) if detail and len(p.draws) >= FEWEST else None,
+        memory_section(detail.graph, detail.memory, p.gpu_memory) if detail else None,
         roofline_section(detail) if detail else None,
         _modules_section(p),
     )
@@ -57,17 +60,16 @@ def subject(p: StepResult) -> str:
 
 def headline(p: StepResult) -> str:
     step = f"{seconds(p.step.p50)}/step (90% interval {interval(p.step.p5, p.step.p95)})"
-    return f"{step}, {BOUND[p.bound]}; {memory_fit(p.memory - p.peak_memory)}."
+    return f"{step}, {BOUND[p.bound]}; {memory_fit(int(p.memory_left_bytes))}."
 
 
 def step_facts(p: StepResult) -> tuple[Fact, ...]:
     """The key figures of a step."""
-    room = p.memory - p.peak_memory
     facts = [
         Fact("Step time", seconds(p.step.p50), f"90% interval {interval(p.step.p5, p.step.p95)}"),
         Fact("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
         Fact("Host time", seconds(p.host), f"{p.launches:,} launches", "warn" if p.bound == "host" else ""),
-        Fact("Peak memory", size(p.peak_memory), f"of {size(p.memory)}", "good" if room >= 0 else "bad"),
+        Fact("Peak memory", size(p.peak_memory), f"of {size(p.gpu_memory)}", "good" if p.fits else "bad"),
         Fact("Modelled", percent(p.coverage.modelled_fraction), "of the GPU time"),
     ]
     if p.many is not None:
@@ -97,7 +99,7 @@ def step_table(p: StepResult) -> DataTable:
         ("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
         ("host", seconds(p.host), f"{p.launches} launches, by itself"),
         ("bound by", p.bound, ""),
-        ("peak memory", size(p.peak_memory), f"of {size(p.memory)}"),
+        ("peak memory", size(p.peak_memory), f"of {size(p.gpu_memory)}"),
     ]
     if p.many is not None:
         rows[2:2] = [
@@ -183,7 +185,7 @@ def _families_text(p: StepResult) -> str:
     return text + most + (f"; the GPU is idle for {percent(idle)} of it." if idle > 0.01 else ".")
 
 
-def spread_section(drawn: Sequence[float]) -> Section:
+def spread_section(drawn: NDArray[np.float64]) -> Section:
     """The distribution of the drawn step times."""
     text = (
         f"{len(drawn):,} runs, each on a slightly faster or slower machine of this kind: host speed, GPU spread and "

@@ -111,7 +111,7 @@ def notes(p: RunResult) -> tuple[str, ...]:
     failures = f"failures: {p.run.reliability.name}; {rate}, one every {span(risk.mttf)} for this job"
     errors = f"p50 {span(o.quantile_error(0.5))}, p95 {span(o.quantile_error(0.95))}"
     fits = [] if p.job.memory.fits else ["the job does NOT fit in memory: see presage job"]
-    out = [failures if risk.unplanned else "no failures", f"standard errors of {p.draws:,} draws: {errors}"]
+    out = [failures if risk.unplanned else "no failures", f"standard errors of {p.draw_count:,} draws: {errors}"]
     return (*out, f"step-time noise: {p.noise}", *fits, *p.job.notes)
 
 

@@ -92,7 +92,7 @@ def notes(found: WhatIf) -> tuple[str, ...]:
 def _facts(found: WhatIf) -> tuple[Fact, ...]:
     faster, a, b = found.speedup, found.base, found.edited
     tone: Tone = "good" if faster.p5 > 1 else "bad" if faster.p95 < 1 else "warn"
-    memory = f"{size(b.peak_memory)} of {size(b.memory)}"
+    memory = f"{size(b.peak_memory)} of {size(b.gpu_memory)}"
     return (
         Fact("Speed-up", _x(faster.p50), f"90% interval {_x(faster.p5)}-{_x(faster.p95)}", tone),
         Fact("Step time", seconds(b.step.p50), f"was {seconds(a.step.p50)}"),
@@ -175,7 +175,7 @@ def _stages_section(found: WhatIf, title: str = "One by one") -> Section:
 
 def _spread_section(found: WhatIf) -> Section | None:
     """The distribution of the step with the edits."""
-    before, after = (np.array(p.drawn) for p in (found.base, found.edited))
+    before, after = (p.draws for p in (found.base, found.edited))
     if len(after) < FEWEST or len(before) != len(after) or not (after > 0).all():
         return None
     text = (
@@ -205,7 +205,7 @@ def _detail_sections(found: WhatIf, name: str, detail: WhatIfDetail) -> list[Sec
     return [
         lanes_section("Timelines", LaneTasks.joined(parts), text, wholes),
         *(
-            memory_section(x.graph, m, p.memory, f"Memory {what}")
+            memory_section(x.graph, m, p.gpu_memory, f"Memory {what}")
             for x, m, p, what in (memories if changed else memories[-1:])
         ),
     ]

@@ -86,8 +86,19 @@ class Reliability:
         """The risk of a job of so many GPUs."""
         return Risk(self, gpus)
 
+    def at_rate(self, per_1000_node_days: float) -> Reliability:
+        """With this total rate of unplanned failures, known exactly."""
+        now = sum(f.per_node_day for f in self.failures if not f.planned)
+        if not now:
+            raise PresageError(f"rate {per_1000_node_days:g}: {self.name} has no failures to scale")
+        return replace(self.scaled(rates=per_1000_node_days / 1e3 / now), rate_sd=0.0)
+
+    def with_restart(self, seconds: float) -> Reliability:
+        """With this restart time, loading included, at every size of the job."""
+        return replace(self, restart=ByScale(((1.0, seconds),)), load=0.0)
+
     def scaled(self, rates: float = 1.0, detect: float = 1.0, restart: float = 1.0) -> Reliability:
-        """With so many times the failures, the time to notice them, and the time to start again."""
+        """With failure rates, detection times and restart times multiplied by these factors."""
         failures = tuple(
             replace(f, per_node_day=f.per_node_day * rates, detect=f.detect * detect) for f in self.failures
         )

@@ -1,4 +1,4 @@
-"""RunPrediction: how long a whole training run takes, how sure that is, and what it depends on."""
+"""RunResult: wall-clock time of a whole training run with failures, and what it depends on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.closed_form import ClosedFormKernels
+from presage.engine import Timeline
+from presage.memory import JobMemory
 from presage.pool.pool import Pool
 from presage.prediction.jobs.job_prediction import JobResult
+from presage.prediction.result import Floats, Quantiles, Result, ResultKind
 from presage.runs.failures import DAY, Reliability
 from presage.runs.outcome import CAUSES, RunOutcome, quantiles
 from presage.runs.run import CheckpointPlan, TrainingRun, checkpoints_of
@@ -20,52 +23,100 @@ from presage.runs.simulate import simulate
 from presage.runs.steps import StepTimes, step_times
 from presage.runs.study import CheckpointInterval, RunChange, SparesOutcome, changes, intervals, with_spares
 
-__all__ = ["RunResult", "predict_run", "run_to_json"]
-
-Floats = NDArray[np.float64]
 STUDIED = 500  # draws of each what-if
 SINGLE = 100_000  # draws of single steps
 KWH = 3.6e6
 
 
 @dataclass(frozen=True, eq=False)
-class RunResult:
-    """A run of a job. What takes longer to work out is worked out when asked for."""
+class RunResult(Result):
+    """A training run of a job."""
 
     job: JobResult
     run: TrainingRun
-    draws: int = 2000
+    draw_count: int = 2000
     seed: int = 0
     deadline: float | None = None  # seconds after the start
     noise: str = "as said"  # where the step times' spread is from
 
+    # ---- what every result has
+
+    @property
+    def kind(self) -> ResultKind:
+        return "run"
+
+    @property
+    def title(self) -> str:
+        return self.job.title
+
+    @property
+    def hardware(self) -> str:
+        return self.job.hardware
+
+    @cached_property
+    def step(self) -> Quantiles:
+        """Single steps of the run, without the model's own error."""
+        return Quantiles.of(self.steps)
+
+    @property
+    def draws(self) -> Floats:
+        return self.steps
+
+    @property
+    def memory(self) -> JobMemory:
+        return self.job.memory
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.job.memory_bytes
+
+    @property
+    def gpu_memory(self) -> float:
+        return self.job.gpu_memory
+
+    @property
+    def breakdown(self) -> dict[str, float]:
+        """Mean wall-clock seconds by cause."""
+        return {cause: float(self.outcome.parts[cause].mean()) for cause in CAUSES}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.job.notes
+
+    @property
+    def timeline(self) -> Timeline:
+        """One step of the job."""
+        return self.job.timeline
+
+    # ---- drawn runs
+
     @cached_property
     def outcome(self) -> RunOutcome:
-        """With presage's own error of the step time, and how failure rates differ between sites."""
-        return simulate(self.run, self.draws, self.seed)
+        """The drawn runs, with the model error of the step time and the spread of failure rates between sites."""
+        return simulate(self.run, self.draw_count, self.seed)
 
     @cached_property
     def exact(self) -> RunOutcome:
-        """Were the step time and the failure rates as said: the run's own chance alone."""
+        """The drawn runs if step time and failure rates were known exactly."""
         if not self.unsure:
             return self.outcome
-        return simulate(self.run.exact(), self.draws, self.seed)
+        return simulate(self.run.exact(), self.draw_count, self.seed)
 
     @property
     def unsure(self) -> bool:
-        """Whether presage's own error is in the draws."""
+        """Whether the draws include model error."""
         return self.run != self.run.exact()
 
     @cached_property
     def steps(self) -> Floats:
-        """Seconds of single steps, without presage's own error."""
+        """Seconds of single steps, without model error."""
         return self.run.exact().single_steps(np.random.default_rng([self.seed, 1]), SINGLE)
 
-    # ---- what it spends
+    # ---- energy and cost
 
     @property
     def idle(self) -> float:
-        """Watts of all GPUs while the run stands still."""
+        """Power of all GPUs while the run is stopped, W."""
         p, terms = self.job.job.platform.gpu, self.job.terms
         share = 1.0 if terms.power is None else terms.power / p.power_limit
         return float(ClosedFormKernels.of(p).power.base * share * terms.pue * self.run.gpus)
@@ -78,7 +129,7 @@ class RunResult:
     def cost(self) -> Floats | None:
         return None if self.job.terms.price is None else self.outcome.cost(self.job.terms.price)
 
-    # ---- what it depends on
+    # ---- sensitivity
 
     @cached_property
     def intervals(self) -> tuple[CheckpointInterval, ...]:
@@ -86,24 +137,23 @@ class RunResult:
 
     @cached_property
     def changes(self) -> tuple[RunChange, ...]:
-        return changes(self.run, min(self.draws, STUDIED), self.seed)
+        return changes(self.run, min(self.draw_count, STUDIED), self.seed)
 
     @cached_property
     def spares(self) -> tuple[SparesOutcome, ...]:
-        return with_spares(self.run, min(self.draws, STUDIED), self.seed)
+        return with_spares(self.run, min(self.draw_count, STUDIED), self.seed)
 
     def worked_out(self, pool: Pool) -> RunResult:
-        """The same, with all that takes long done at once, by a pool."""
-        made, few = replace(self), min(self.draws, STUDIED)
-        outcome = simulate(self.run, self.draws, self.seed, pool)
-        exact = simulate(self.run.exact(), self.draws, self.seed, pool) if self.unsure else outcome
+        """This result with all draws done, on a pool."""
+        result, few = replace(self), min(self.draw_count, STUDIED)
+        outcome = simulate(self.run, self.draw_count, self.seed, pool)
+        exact = simulate(self.run.exact(), self.draw_count, self.seed, pool) if self.unsure else outcome
         changed, spared = changes(self.run, few, self.seed, pool), with_spares(self.run, few, self.seed, pool)
-        made.__dict__.update(outcome=outcome, exact=exact, changes=changed, spares=spared)
-        return made
+        result.__dict__.update(outcome=outcome, exact=exact, changes=changed, spares=spared)
+        return result
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
-
         return run_to_json(self)
 
 
@@ -118,8 +168,11 @@ def predict_run(
     seed: int = 0,
     deadline: float | None = None,
 ) -> RunResult:
-    """How long so many steps of a job take, all in all. What is not said is usual: failures as in Llama 3's training,
-    checkpoints by their size, noise as assumed of such GPUs, the step time as wrong as predictions are."""
+    """Predict the wall-clock time of a run of `steps` steps.
+
+    Defaults: the failure rates of Llama 3's training, checkpoints by their size, the noise preset of the GPU, and the
+    measured error of step-time predictions.
+    """
     kind, source = kind or reliability(DEFAULT), "as said"
     if times is None:
         times, source = step_times(job, episodes=bool(kind.slow), seed=seed)
@@ -127,7 +180,7 @@ def predict_run(
     return RunResult(job, run, draws, seed, deadline, source)
 
 
-# ---- A RunPrediction as plain values for JSON, with the units in their keys.
+# ---- JSON
 
 HOUR, MS = 3600.0, 1e3
 QUANTILES = (0.05, 0.5, 0.8, 0.9, 0.95, 0.99)
@@ -142,7 +195,7 @@ def run_to_json(p: RunResult) -> dict[str, Any]:
         "gpus": run.gpus,
         "steps": run.steps,
         "tokens": run.steps * p.job.job.tokens,
-        "draws": p.draws,
+        "draws": p.draw_count,
         "seed": p.seed,
         "noise": p.noise,
         "step_ms": {"predicted": run.times.seconds * MS, **spread(p.steps * MS), "run_mean": spread(p.exact.step * MS)},

@@ -15,7 +15,7 @@ from presage.ui.plans import predicted
 from presage.ui.question import DAY, RunQuestion
 
 if TYPE_CHECKING:
-    from presage.prediction.draws.distribution import Guarantee
+    from presage.prediction.draws.distribution import StepDistribution
     from presage.runs.whole import RunResult
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from presage.report.terms import LEAST, MEMORY
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from presage.prediction.draws.distribution import Guarantee
+    from presage.prediction.draws.distribution import StepDistribution
     from presage.runs.whole import RunResult
 
 
@@ -96,15 +96,15 @@ def _loss(p: JobResult) -> str:
 
 
 @lru_cache(64)
-def draw_step(text: str, noise: str) -> Guarantee:
+def draw_step(text: str, noise: str) -> StepDistribution:
     """As `presage job --draws 4000` draws it, without intervals for the noise's own uncertainty."""
-    from presage.prediction.draws.distribution import belief_of, guarantee
+    from presage.prediction.draws.distribution import belief_of, step_distribution
     from presage.prediction.draws.step_model import step_model
 
     p = predicted(text)
     _drawable(p)
     belief, _ = belief_of(p.job, p.seconds, noise)
-    return guarantee(step_model(p.job, p.job_step), belief, SEED, draw_count(p), sets=0)
+    return step_distribution(step_model(p.job, p.job_step), belief, SEED, draw_count(p), sets=0)
 
 
 def draw_count(p: JobResult) -> int:
@@ -117,7 +117,7 @@ def _drawable(p: JobResult) -> None:
         raise InvalidPlan(f"pp is {p.job.parallel.pp}: this page draws at most {MOST} stages; use presage job --draws")
 
 
-def spread_measures(p: JobResult, g: Guarantee) -> list[Measure]:
+def spread_measures(p: JobResult, g: StepDistribution) -> list[Measure]:
     late, middle = g.quantile(0.95).value, g.quantile(0.5).value
     over, more = g.exceeds(1.1 * middle).value, percent(late / p.seconds - 1)
     return [
@@ -246,7 +246,7 @@ def memory_chart(p: JobResult) -> Chart:
     return _plain(figure, (0.0, max(worst.needed, capacity) / GIB * 1.03))
 
 
-def spread_chart(p: JobResult, g: Guarantee) -> Chart:
+def spread_chart(p: JobResult, g: StepDistribution) -> Chart:
     figure = distribution_figure(g.draws.seconds, marks={"without noise": p.seconds}, what="steps", height=450)
     return _plain(figure, None)
 

@@ -19,7 +19,8 @@ from presage.capture.variants import Variant
 from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
 from presage.prediction.machine import Machine, machine
-from presage.prediction.step import DRAWS, STEPS, Quantiles, StepProgram, StepResult
+from presage.prediction.result import Quantiles
+from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult
 from presage.whatif.edit_spec import EditSpec, ParsedEdit, parse_edits
 from presage.whatif.explanation import describe_limit, edit_effect, explain_change
 from presage.whatif.scenario import Scenario, scenarios
@@ -93,7 +94,7 @@ class WhatIf:
 
     @property
     def fits(self) -> bool:
-        return self.edited.peak_memory <= self.edited.memory
+        return self.edited.fits
 
     @property
     def reason(self) -> str:

@@ -26,9 +26,9 @@ from presage.engine import Durations
 from presage.noise.sampling import pace_factors
 from presage.prediction.breakdown import MODELLED
 from presage.prediction.machine import kernel_times
-from presage.prediction.step import GPU_BOUND, Bound, Quantiles, StepProgram, StepResult, step_program, step_result
-from presage.prediction.step_draws import draw_durations, step_seconds
-from presage.prediction.step_program import STREAM, program
+from presage.prediction.result import Quantiles
+from presage.prediction.step import GPU_BOUND, Bound, StepProgram, StepResult, step_program, step_result
+from presage.prediction.step_program import STREAM, draw_durations, program, step_seconds
 from presage.whatif.scenario import Scenario
 
 Floats = NDArray[np.float64]
@@ -116,7 +116,7 @@ def _trial(timed: TimedScenario, took: Durations, how: Drawing, before: Floats |
     if before is not None and len(seconds) > 1:
         change = abs(float(np.log(np.median(seconds) / np.median(before))))
         seconds = seconds * pace_factors(np.random.default_rng([how.seed, 2]), EFFECT * change, len(seconds))
-    return Trial(timed, seconds, replace(_result(timed, Quantiles.of(seconds), how), drawn=tuple(seconds.tolist())))
+    return Trial(timed, seconds, replace(_result(timed, Quantiles.of(seconds), how), draws=seconds))
 
 
 def _new(timed: TimedScenario, base: TimedScenario) -> tuple[Mask, Mask]:

@@ -1,4 +1,4 @@
-"""JobPrediction: all that is told of a job's step; `predict_job` makes it."""
+"""JobResult: step time, memory, MFU and cost of a training job; `predict_job` computes it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from presage.configs.job import Job
 from presage.configs.job_file import ParsedJob, read_job_file
 from presage.costs.closed_form import ClosedFormKernels
+from presage.engine import Timeline
 from presage.memory import JobMemory, MemorySaving, StageMemory, job_memory, memory_savings
 from presage.parallel.plan import LAYER_AXES
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
 from presage.prediction.jobs.job_flops import DEFAULT, JobFlops, job_flops, peak_of
 from presage.prediction.jobs.job_step import JobStep, job_step
+from presage.prediction.jobs.job_timeline import job_timeline
 from presage.prediction.jobs.provenance import provenance_notes
+from presage.prediction.result import Floats, Quantiles, Result, ResultKind
 
-__all__ = ["COMPUTE", "TRANSFERS", "JobResult", "StageSummary", "job_to_json", "predict_job"]
-
-# Parts of a step, in the order they are told; what a step has beyond these comes after them.
+# Parts of a step, in the order they are listed; any others follow.
 COMPUTE = ("products", "attention", "streams")
 TRANSFERS = (*(axis.value for axis in LAYER_AXES), "pp", "dp", "sharding")
 OTHERS = ("bubble", "host", "optimizer")
@@ -46,8 +49,8 @@ class StageSummary:
 
 
 @dataclass(frozen=True, eq=False)
-class JobResult:
-    """A job's step. What takes longer to work out is worked out when asked for."""
+class JobResult(Result):
+    """The step of a training job."""
 
     job: Job
     job_step: JobStep
@@ -56,16 +59,51 @@ class JobResult:
     convention: str = DEFAULT
     notes: tuple[str, ...] = ()
 
-    # ---- how fast
+    # ---- what every result has
+
+    @property
+    def kind(self) -> ResultKind:
+        return "job"
+
+    @property
+    def title(self) -> str:
+        return self.job.name
+
+    @property
+    def hardware(self) -> str:
+        return self.job.platform.name
+
+    @property
+    def step(self) -> Quantiles:
+        return Quantiles.constant(self.seconds)
+
+    @property
+    def draws(self) -> Floats:
+        """Empty: `predict_distribution` draws steps."""
+        return np.empty(0)
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory.needed
+
+    @property
+    def gpu_memory(self) -> float:
+        return self.memory.memory
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return job_timeline(self.job_step)
+
+    # ---- speed
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Step time without noise."""
         return float(self.job_step.seconds)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all GPUs."""
+        """Throughput of all GPUs together."""
         return self.job.tokens / self.seconds
 
     @property
@@ -76,7 +114,7 @@ class JobResult:
     def samples_per_second(self) -> float:
         return self.job.global_batch / self.seconds
 
-    # ---- how well
+    # ---- efficiency
 
     @cached_property
     def flops(self) -> JobFlops:
@@ -84,7 +122,7 @@ class JobResult:
 
     @property
     def peak(self) -> tuple[str, float]:
-        """Whose peak MFU and HFU are held against: that of the job's precision, of one GPU."""
+        """Name and FLOP/s of the peak that MFU and HFU refer to: one GPU at the job's precision."""
         return peak_of(self.job.platform.gpu, self.job.precision)
 
     @property
@@ -93,29 +131,29 @@ class JobResult:
 
     @property
     def hfu(self) -> float:
-        """With what is computed a second time."""
+        """Hardware FLOPs utilization: recomputation counts."""
         return self._use(self.flops.hardware, self.peak[1])
 
     @property
     def mfu_by_peak(self) -> dict[str, float]:
-        """Low precisions against bf16's peak too, as others give it."""
+        """MFU by the peak it refers to; low precisions also refer to the bf16 peak, as is common."""
         kinds = (self.job.precision, "bf16") if self.job.precision in LOW else (self.job.precision,)
         peaks = dict(peak_of(self.job.platform.gpu, kind) for kind in kinds)
         return {name: self._use(self.flops.model, peak) for name, peak in peaks.items()}
 
     @property
     def flops_per_gpu(self) -> float:
-        """Model FLOP/s."""
+        """Model FLOP/s of one GPU."""
         return self.flops.model / self.seconds / self.job.gpus
 
     def _use(self, flops: float, peak: float) -> float:
         return flops / (self.seconds * self.job.gpus * peak)
 
-    # ---- where it goes
+    # ---- breakdown
 
     @cached_property
     def breakdown(self) -> dict[str, float]:
-        """Seconds by part, on the stage that works longest; they add up to the step."""
+        """Seconds by part on the busiest stage; they add up to the step."""
         parts = {name: float(value) for name, value in self.job_step.parts.items()}
         sends = float(self.job_step.pipeline.exposed_send.max()) if self.job.parallel.pp > 1 else 0.0
         sends = min(sends, parts["bubble"])
@@ -129,19 +167,19 @@ class JobResult:
 
     @property
     def exposed(self) -> float:
-        """Seconds of transfers that nothing hides."""
+        """Seconds of exposed communication."""
         return sum(self.breakdown.get(name, 0.0) for name in TRANSFERS)
 
     @property
     def bound(self) -> str:
-        """What most of the step goes to."""
+        """The resource that most of the step is spent on."""
         parts = self.breakdown
         return max(BOUNDS, key=lambda name: sum(parts.get(part, 0.0) for part in BOUNDS[name]))
 
     @property
     def loss(self) -> tuple[str, float]:
-        """Of what is no compute, the largest part, and its seconds."""
-        rest = {name: took for name, took in self.breakdown.items() if name not in COMPUTE}
+        """The largest part that is not compute, and its seconds."""
+        rest = {name: seconds for name, seconds in self.breakdown.items() if name not in COMPUTE}
         name = max(rest, key=lambda n: rest[n])
         return name, rest[name]
 
@@ -155,15 +193,15 @@ class JobResult:
 
     @cached_property
     def helps(self) -> tuple[MemorySaving, ...]:
-        """Changes that save memory, the one that saves most first."""
+        """Changes that save memory, largest saving first."""
         return memory_savings(self.job)
 
-    # ---- what it takes
+    # ---- energy and cost
 
     @cached_property
     def watts(self) -> float:
-        """Of all GPUs on average, the building's share with them: at work a GPU draws its power limit (or what was
-        said it draws), and while it waits what a busy GPU draws that does next to nothing."""
+        """Average power of all GPUs, PUE included: a computing GPU draws its power limit (or `terms.power`), a waiting
+        one the base power of a busy GPU."""
         limit = self.job.platform.gpu.power_limit
         work = limit if self.terms.power is None else self.terms.power
         rest = ClosedFormKernels.of(self.job.platform.gpu).power.base * work / limit
@@ -171,14 +209,13 @@ class JobResult:
         return (share * work + (1 - share) * rest) * self.terms.pue * self.job.gpus
 
     def spent(self, tokens: float | None = None) -> TrainingCost:
-        """By a step, or by training on so many tokens."""
+        """Time, energy and cost of one step, or of training on `tokens` tokens."""
         job = self.job
         steps = 1.0 if tokens is None else tokens / job.tokens
         return TrainingCost.of(tokens or job.tokens, steps, self.seconds, job.gpus, self.watts, self.terms.price)
 
     def to_json(self, tokens: float | None = None) -> dict[str, Any]:
         """Plain values with the units in their keys."""
-
         return job_to_json(self, tokens)
 
 
@@ -188,8 +225,11 @@ def predict_job(
     terms: CostTerms | None = None,
     convention: str = DEFAULT,
 ) -> JobResult:
-    """How long a step of a job takes, where it goes, whether it fits. `job` may be the name of its file, which
-    `overrides` go over, section by section: {"parallel": {"tp": 8}}; or that file parsed."""
+    """Predict step time, breakdown and memory of a training job.
+
+    `job`: a Job, a job file's path or that file parsed. `overrides` of the file's values, by section:
+    {"parallel": {"tp": 8}}.
+    """
     parsed = ParsedJob(job) if isinstance(job, Job) else job
     if not isinstance(parsed, ParsedJob):
         parsed = read_job_file(parsed, overrides)
@@ -198,7 +238,7 @@ def predict_job(
     return JobResult(job, job_step(job), job_memory(job), terms, convention, (*notes, *provenance_notes(job)))
 
 
-# ---- A JobPrediction as plain values for JSON, with the units in their keys.
+# ---- JSON
 
 MS = 1e3
 HELPS = 8

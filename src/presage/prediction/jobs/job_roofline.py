@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from presage.configs.job import Job
 from presage.costs.closed_form.op_shapes import number_kind
 from presage.graph.graph import Op, argument
 from presage.graph.work import bytes_moved
+from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
@@ -24,26 +25,11 @@ KINDS = ("products", "attention", "streams")
 Key = tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class JobRooflinePoint:
-    """All launches of one GPU in a step, of one block, one phase and one kind of work."""
-
-    block: str
-    phase: str  # forward, backward
-    kind: str
-    launches: float
-    seconds: float
-    flops: float
-    moved: float  # bytes, each tensor once
-    peak: float  # FLOP/s of what it runs on
-    least: float  # seconds that the GPU's peaks allow
-
-
-def job_roofline(job: Job, step: JobStep, efficiency: Efficiency | None = None) -> tuple[JobRooflinePoint, ...]:
-    """On the stage that works longest, the longest first; collectives are left out. What is computed again is in the
-    forward phase."""
+def job_roofline(job: Job, step: JobStep, efficiency: Efficiency | None = None) -> tuple[RooflinePoint, ...]:
+    """Kernels of one GPU of the busiest stage by block, phase and kind of work, longest first; without collectives.
+    Recomputation counts as forward."""
     model = BlockCostModel(job, efficiency or shipped_efficiency())
-    found: dict[Key, JobRooflinePoint] = {}
+    found: dict[Key, RooflinePoint] = {}
     for layer, times, recomputed in _layers(job, int(np.argmax(step.pipeline.busy))):
         costs, ops = model.op_costs(layer), layer.graph.ops
         for block in layer.blocks:
@@ -72,12 +58,12 @@ def _layers(job: Job, stage: int) -> Iterator[tuple[LayerGraph, float, bool]]:
             yield further_graph(job), often * m.predicted, False
 
 
-def _add(found: dict[Key, JobRooflinePoint], one: JobRooflinePoint, times: float) -> None:
-    key = (one.block, one.phase, one.kind)
-    r = found.get(key, replace(one, launches=0.0, seconds=0.0, flops=0.0, moved=0.0, least=0.0))
+def _add(found: dict[Key, RooflinePoint], one: RooflinePoint, times: float) -> None:
+    key = (one.name, one.phase, one.family)
+    r = found.get(key, replace(one, calls=0.0, seconds=0.0, flops=0.0, moved=0.0, least=0.0))
     found[key] = replace(
         r,
-        launches=r.launches + one.launches * times,
+        calls=r.calls + one.calls * times,
         seconds=r.seconds + one.seconds * times,
         flops=r.flops + one.flops * times,
         moved=r.moved + one.moved * times,
@@ -85,14 +71,14 @@ def _add(found: dict[Key, JobRooflinePoint], one: JobRooflinePoint, times: float
     )
 
 
-def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: BlockCost) -> JobRooflinePoint:
-    """One op."""
+def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: BlockCost) -> RooflinePoint:
+    """The point of a single op."""
     gpu = model.job.platform.gpu
     if cost.stream:
         launches = argument(op, "launches")
         assert isinstance(launches, int)
         least = cost.nbytes / gpu.memory_bandwidth
-        return JobRooflinePoint(op.module, op.phase, "streams", launches, cost.stream, 0.0, cost.nbytes, 0.0, least)
+        return RooflinePoint(op.module, "", op.phase, "streams", launches, cost.stream, 0.0, cost.nbytes, least, 0.0)
     if cost.product:
         factor = model.backward if op.phase == "backward" else 1.0
         peak = peak_of(gpu, number_kind(layer.graph, op, layer.graph.inputs_of(op)[-1]))[1]
@@ -101,4 +87,4 @@ def _one(model: BlockCostModel, step: JobStep, layer: LayerGraph, op: Op, cost: 
         peak, nbytes = peak_of(gpu, "bf16")[1], float(bytes_moved(layer.graph, op).total)
         kind, seconds, flops = "attention", cost.attention, cost.attention_flops
     least = max(flops / peak, nbytes / gpu.memory_bandwidth)
-    return JobRooflinePoint(op.module, op.phase, kind, 1.0, seconds * step.slowdown, flops, nbytes, peak, least)
+    return RooflinePoint(op.module, "", op.phase, kind, 1.0, seconds * step.slowdown, flops, nbytes, least, peak)

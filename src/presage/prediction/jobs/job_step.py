@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,6 @@ from presage.prediction.jobs.transformer_layer import softmax_fused
 from presage.prediction.jobs.weights import Weights, weights
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
-__all__ = ["JobStep", "StepInputs", "job_step", "step_lower_bound"]
-
 Floats = NDArray[np.float64]
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
 UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
@@ -34,30 +33,40 @@ ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
 
 @dataclass(frozen=True)
 class JobStep:
-    """A step's seconds, and where they go on the stage that takes longest."""
+    """A simulated step of a job at one GPU clock."""
 
     seconds: float
-    parts: dict[str, float]
     pipeline: PipelineStep
     slowdown: float  # of tensor-core kernels, by the power limit
     forward: Floats  # [stage, chunk] seconds of a microbatch
     backward: Floats
-    plan: Stages  # what they are made of
-    passes: tuple[ChunkTime, ...]  # of each of its kinds
+    plan: Stages  # the chunks of each stage
+    passes: tuple[ChunkTime, ...]  # by kind of chunk
+    replicas: float  # seconds of exposed communication between replicas
+    update: float  # seconds of the optimizer
+    microbatches: int
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Seconds by kind of work on the busiest stage; the bubble is the rest of the pipeline's time."""
+        stage = int(np.argmax(self.pipeline.busy))
+        parts = _parts(self.plan, stage, self.passes, self.slowdown, self.microbatches)
+        bubble = max(0.0, self.pipeline.total - sum(parts.values()))
+        return parts | {"bubble": bubble, "dp": self.replicas, "optimizer": self.update}
 
 
 def job_step(job: Job, efficiency: Efficiency | None = None, paces: WorkPaces = EVEN) -> JobStep:
-    """Twice: at the full clock, and with what the power limit leaves of it."""
+    """Simulate a step: at full clock, and again at the clock that the power limit allows."""
     pricer = BlockCostModel(job, efficiency or shipped_efficiency(), paces)
     setting = StepInputs.of(job, pricer)
     first = step_at_clock(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
-    return compose_step(setting, first if slow == 1.0 else step_at_clock(setting, slow), slow)
+    return first if slow == 1.0 else step_at_clock(setting, slow)
 
 
 def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
-    """Seconds that no step of the job can be below, for a fraction of a step's price: at the full clock, a stage's work
-    between the first forward pass that reaches it and the last backward pass that leaves it."""
+    """A lower bound of the step time, far cheaper than `job_step`: at full clock, a stage's work between the first
+    forward pass that reaches it and the last backward pass that leaves it."""
     p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped_efficiency())
     plan, host = chunks(job, pricer), layer_host_of(job)
     times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
@@ -71,7 +80,7 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
 
 
 def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> float:
-    """By the power limit, of the stage that computes most; the rest of the step is other work and waiting."""
+    """Slowdown of tensor-core kernels by the power limit, on the stage that computes most."""
     if job.precision == "fp32":
         return 1.0  # no tensor cores
     ahead, back = plan.busiest
@@ -87,7 +96,7 @@ def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> 
 
 
 def layer_host_of(job: Job) -> LayerHost:
-    """What its layers cost the host."""
+    """Host time of the job's layers."""
     era = architecture(job.platform.gpu.architecture).host_era
     f, p = job.framework, job.parallel
     fused = f.attention not in ("unfused", "fused-softmax")
@@ -95,7 +104,7 @@ def layer_host_of(job: Job) -> LayerHost:
 
 
 class DpTraffic(NamedTuple):
-    """Of each kind of chunk: seconds of its gradients' and its parameters' transfers, and their buckets."""
+    """Communication between replicas by kind of chunk: seconds for gradients and parameters, and number of buckets."""
 
     reduce: Floats
     gather: Floats
@@ -103,7 +112,7 @@ class DpTraffic(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What of a step does not depend on the clock."""
+    """Everything of a step that does not depend on the clock."""
 
     job: Job
     pricer: BlockCostModel
@@ -124,21 +133,10 @@ class StepInputs(NamedTuple):
         return StepInputs(job, pricer, plan, host, schedule, _send(job, pricer), sent, _tied(job, pricer), update)
 
 
-class StepAtClock(NamedTuple):
-    """A step at some clock."""
-
-    passes: list[ChunkTime]  # of each kind of chunk
-    forward: Floats  # [stage, chunk]
-    backward: Floats
-    done: PipelineStep
-    replicas: float  # seconds of transfers between replicas that nothing hides
-    seconds: float
-
-
-def step_at_clock(s: StepInputs, slow: float) -> StepAtClock:
-    """With tensor-core kernels so many times as long."""
+def step_at_clock(s: StepInputs, slow: float) -> JobStep:
+    """Simulate the step with tensor-core kernels slowed down by this factor."""
     job, at = s.job, s.plan.at
-    passes = [chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds]
+    passes = tuple(chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds)
     forward = np.array([x.forward for x in passes])[at]
     backward = np.array([x.backward for x in passes])[at]
     weight = np.array([x.weight for x in passes])[at] if s.schedule.splits_backward else None
@@ -150,14 +148,8 @@ def step_at_clock(s: StepInputs, slow: float) -> StepAtClock:
         reduce, gather, parts = (x[at] for x in s.sent)
         replicas += exposed_after(reduce, parts, done.last_backward, backward, done.total, job.overlap.gradients)
         replicas += exposed_before(gather, parts, done.first_forward, forward, job.overlap.parameters)
-    return StepAtClock(passes, forward, backward, done, replicas, done.total + replicas + s.update)
-
-
-def compose_step(s: StepInputs, t: StepAtClock, slow: float) -> JobStep:
-    """The step, with where its seconds go: the bubble is what is left of the pipeline's."""
-    parts = _parts(s.plan, int(np.argmax(t.done.busy)), t.passes, slow, s.job.microbatches)
-    parts |= {"bubble": max(0.0, t.done.total - sum(parts.values())), "dp": t.replicas, "optimizer": s.update}
-    return JobStep(t.seconds, parts, t.done, slow, t.forward, t.backward, s.plan, tuple(t.passes))
+    seconds = done.total + replicas + s.update
+    return JobStep(seconds, done, slow, forward, backward, s.plan, passes, replicas, s.update, job.microbatches)
 
 
 def _send(job: Job, pricer: BlockCostModel) -> float:
@@ -213,7 +205,7 @@ def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights:
     return pricer.known.get(key, lambda: weights(job, *kind))
 
 
-def _parts(plan: Stages, stage: int, passes: list[ChunkTime], slow: float, microbatches: int) -> dict[str, float]:
+def _parts(plan: Stages, stage: int, passes: tuple[ChunkTime, ...], slow: float, microbatches: int) -> dict[str, float]:
     """Seconds of a stage by kind of work."""
     ahead, back = plan.work(stage)
     c = (ahead + back) * microbatches

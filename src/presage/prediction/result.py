@@ -1,0 +1,107 @@
+"""Result: what every prediction offers, whether of a step, of several ranks, of a job or of a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from presage.engine import Program, Timeline
+    from presage.memory import JobMemory
+    from presage.memory.step_memory import MemoryProfile
+
+Floats = NDArray[np.float64]
+ResultKind: TypeAlias = Literal["step", "ranks", "job", "run"]
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Mean, median and 90% interval of a step time, in seconds."""
+
+    mean: float
+    p5: float
+    p50: float
+    p95: float
+
+    @staticmethod
+    def of(seconds: Floats) -> Quantiles:
+        """Quantiles of drawn step times."""
+        return Quantiles(float(seconds.mean()), *map(float, np.quantile(seconds, [0.05, 0.5, 0.95])))
+
+    @staticmethod
+    def constant(seconds: float) -> Quantiles:
+        """A step time without a spread."""
+        return Quantiles(seconds, seconds, seconds, seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Base of StepResult, JobResult and RunResult. Times in seconds, memory in bytes.
+
+    Subclasses store or compute the attributes declared here; whatever is costly is computed on first use, once.
+    """
+
+    if TYPE_CHECKING:  # at run time a base's property would be in the way of a subclass's field
+
+        @property
+        def kind(self) -> ResultKind: ...
+
+        @property
+        def title(self) -> str:
+            """Source of the step, or name of the job."""
+
+        @property
+        def hardware(self) -> str:
+            """Name of the GPU or of the platform."""
+
+        @property
+        def step(self) -> Quantiles:
+            """Step time; without draws all quantiles are the same."""
+
+        @property
+        def memory_bytes(self) -> float:
+            """Peak memory of the fullest GPU."""
+
+        @property
+        def gpu_memory(self) -> float:
+            """Memory capacity of one GPU."""
+
+        @property
+        def breakdown(self) -> dict[str, float]:
+            """Seconds by part: of the step's kernels, of the job's step, or of the run's wall-clock time."""
+
+        @property
+        def notes(self) -> tuple[str, ...]: ...
+
+        @property
+        def draws(self) -> Floats:
+            """Step time of every draw; empty without draws."""
+
+        @property
+        def memory(self) -> MemoryProfile | JobMemory:
+            """What memory is used for."""
+
+        @property
+        def timeline(self) -> Timeline:
+            """Start and end of every task of the simulated steps."""
+
+        def to_json(self) -> dict[str, Any]:
+            """Plain values with the units in their keys."""
+
+    @property
+    def program(self) -> Program:
+        """Tasks, lanes and dependencies that `timeline` is the simulation of."""
+        return self.timeline.program
+
+    @property
+    def memory_left_bytes(self) -> float:
+        """Free memory of the fullest GPU; negative: what is missing."""
+        return self.gpu_memory - self.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest GPU has enough memory."""
+        return self.memory_left_bytes >= 0
