@@ -16,7 +16,7 @@ from presage.traces.replay import measured_steps, replay_of
 from presage.traces.trace_set import read_run
 from presage.whatif.replay_edits import kernels_of
 from presage_validation.capture import CaptureResult, score_capture
-from presage_validation.score import Result, Row, score
+from presage_validation.score import AccuracyResult, Row, score
 from presage_validation.traces import score_traces
 from presage_validation.workloads import score_workloads
 
@@ -44,7 +44,7 @@ def line(name: str, rows: list[Row], bar: str = "") -> str:
 HEAD = "| set | n | median | MAPE | p90 | max | bias | bar |\n|---|---|---|---|---|---|---|---|"
 
 
-def summary(result: Result) -> list[str]:
+def summary(result: AccuracyResult) -> list[str]:
     """The bars, each with what was measured."""
     kineto = [r for r in result.rows if r.metric == "replay" and ".csv" not in r.group and "primus" not in r.group]
     plain = [r for r in result.rows if r.metric == "busiest_lane"]
@@ -72,7 +72,7 @@ def summary(result: Result) -> list[str]:
     ]
 
 
-def metric(result: Result, name: str, group: str) -> list[Row]:
+def metric(result: AccuracyResult, name: str, group: str) -> list[Row]:
     return [r for r in result.rows if r.metric == name and group in r.group]
 
 
@@ -143,7 +143,7 @@ def hidden_share(data: Path) -> list[str]:
     return out
 
 
-def groups(result: Result) -> list[str]:
+def groups(result: AccuracyResult) -> list[str]:
     rows = [HEAD.replace(" bar |", "").replace("---|---|---|---|---|---|---|---|", "---|---|---|---|---|---|---|")]
     for g in result.groups():
         found = [r for r in result.rows if r.group == g and r.metric == "replay"]
@@ -171,7 +171,7 @@ def captured(results: dict[str, CaptureResult]) -> list[str]:
     return [*out, "", "Every case with a mismatch:", "", *(whole or ["- none"])]
 
 
-def memory(results: dict[str, Result]) -> list[str]:
+def memory(results: dict[str, AccuracyResult]) -> list[str]:
     out = [HEAD]
     for name, r in results.items():
         bar = "MAPE 1.5%, max 5%" if "25" in name else ""
@@ -184,7 +184,7 @@ def memory(results: dict[str, Result]) -> list[str]:
     return [*out, "", f"The ten farthest off: {listed}."]
 
 
-def replay_part(result: Result, data: Path) -> list[str]:
+def replay_part(result: AccuracyResult, data: Path) -> list[str]:
     reasons: dict[str, int] = {}
     for s in result.skipped:
         reasons[s.reason] = reasons.get(s.reason, 0) + 1
@@ -242,7 +242,7 @@ def capture_part(results: dict[str, CaptureResult]) -> list[str]:
     ]
 
 
-def memory_part(results: dict[str, Result]) -> list[str]:
+def memory_part(results: dict[str, AccuracyResult]) -> list[str]:
     return [
         "## Peak memory (`presage accuracy workloads`)",
         "",
@@ -268,7 +268,7 @@ OVERHEADS = {
 }
 
 
-def steps_part(results: dict[str, Result]) -> list[str]:
+def steps_part(results: dict[str, AccuracyResult]) -> list[str]:
     """Step times, and what the host model adds."""
     lines = ["## Step time (`presage accuracy workloads`)", ""]
     for name, result in results.items():
@@ -286,7 +286,7 @@ def steps_part(results: dict[str, Result]) -> list[str]:
     return [*lines, *ablation(results)]
 
 
-def ablation(results: dict[str, Result]) -> list[str]:
+def ablation(results: dict[str, AccuracyResult]) -> list[str]:
     """The step from the kernel times of its trace, with three kinds of overheads."""
     lines = [
         "What the overheads are worth, with kernel times from the trace so that only the host is judged. The host",
@@ -302,7 +302,9 @@ def ablation(results: dict[str, Result]) -> list[str]:
     return [*lines, ""]
 
 
-def page(result: Result, capture: dict[str, CaptureResult], peaks: dict[str, Result], data: Path) -> str:
+def page(
+    result: AccuracyResult, capture: dict[str, CaptureResult], peaks: dict[str, AccuracyResult], data: Path
+) -> str:
     head = [
         "# Accuracy: every claim, reproduced by `make accuracy`",
         "",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from presage_validation.label_models import NETS
 from presage_validation.labels import PEER, score_labels
-from presage_validation.score import Result, Score
+from presage_validation.score import AccuracyResult, Score
 
 PAGE = Path(__file__).with_name("labels.md")
 SHOWN = ("train", "train_machine", "train_forward", "train_backward", "inference", "fusion")
@@ -83,7 +83,7 @@ def cell(s: Score | None) -> str:
     return f"{percent(s.mape)} ({s.n})" if s is not None and s.n else ""
 
 
-def headline(result: Result) -> Iterator[str]:
+def headline(result: AccuracyResult) -> Iterator[str]:
     yield "| | n | MAPE | median | p90 | max | bias | NeuSight's own MAPE |"
     yield "|---|---|---|---|---|---|---|---|"
     for name in SHOWN:
@@ -92,7 +92,7 @@ def headline(result: Result) -> Iterator[str]:
         yield f"| {name} | {s.n} | {' | '.join(map(percent, (s.mape, s.median, s.p90, s.max, s.bias)))} | {own} |"
 
 
-def groups(result: Result, models: bool) -> Iterator[str]:
+def groups(result: AccuracyResult, models: bool) -> Iterator[str]:
     yield f"| {'model' if models else 'GPU'} | " + " | ".join(SHOWN) + " |"
     yield "|---" * (len(SHOWN) + 1) + "|"
     for group in result.groups():
@@ -101,7 +101,7 @@ def groups(result: Result, models: bool) -> Iterator[str]:
             yield f"| {group} | " + " | ".join(cell(found.get(m)) for m in SHOWN) + " |"
 
 
-def worst(result: Result) -> Iterator[str]:
+def worst(result: AccuracyResult) -> Iterator[str]:
     yield "| case | GPU | predicted | measured | error |"
     yield "|---|---|---|---|---|"
     rows = [r for r in result.rows if r.metric in ("train", "inference", "fusion")]
@@ -110,7 +110,7 @@ def worst(result: Result) -> Iterator[str]:
         yield f"| {r.name} | {r.group} | {times} | {100 * r.error:+.1f}% |"
 
 
-def skipped(result: Result) -> Iterator[str]:
+def skipped(result: AccuracyResult) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for s in result.skipped:
         by_reason.setdefault(s.reason, []).append(s.row)
@@ -118,7 +118,7 @@ def skipped(result: Result) -> Iterator[str]:
         yield f"- {len(rows)}: {reason}"
 
 
-def page(result: Result) -> str:
+def page(result: AccuracyResult) -> str:
     beside = "NeuSight's own errors are over all cases that it published (41 of training); these are a part of them."
     parts = [
         HEAD,

@@ -25,7 +25,7 @@ from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
 from presage_validation.collectives import score_collectives
 from presage_validation.ranks import score_ranks
-from presage_validation.score import Result, Score
+from presage_validation.score import AccuracyResult, Score
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("ranks_accuracy.md")
@@ -125,7 +125,7 @@ def scores(metrics: dict[str, Score]) -> Iterator[str]:
         yield f"| {name} | {s.n} | {' | '.join(f'{100 * x:.1f}%' for x in cells)} |"
 
 
-def by_group(found: Result, metric: str) -> dict[str, Score]:
+def by_group(found: AccuracyResult, metric: str) -> dict[str, Score]:
     some = {group: found.metrics(group).get(metric) for group in found.groups()}
     return {group: s for group, s in some.items() if s is not None and s.n}
 

@@ -25,7 +25,7 @@ from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import efficiency_without, shipped_efficiency
 from presage_validation.public_table import read_table
 from presage_validation.runs import COLUMNS, job_of_run, score_runs
-from presage_validation.score import Result, Row, Score, score
+from presage_validation.score import AccuracyResult, Row, Score, score
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path(__file__).with_name("runs.md")
@@ -69,23 +69,23 @@ def cells(rows: Iterable[Row]) -> str:
     return " | ".join([str(s.n), *sizes, percent(s.bias, sign=True)])
 
 
-def of(result: Result, metric: str) -> list[Row]:
+def of(result: AccuracyResult, metric: str) -> list[Row]:
     return [r for r in result.rows if r.metric == metric]
 
 
-def scored(name: str, result: Result, keep: Mapping[str, object] | set[str]) -> str:
+def scored(name: str, result: AccuracyResult, keep: Mapping[str, object] | set[str]) -> str:
     """A line for the rows whose names are kept: left out, as shipped, and by the laws alone."""
     left, ships, laws = ([r for r in of(result, m) if r.name in keep] for m in (LEFT, SHIPPED, LAWS))
     return f"| {name} | {cells(left)} | {percent(score(ships).mape)} | {percent(score(laws).mape)} |"
 
 
-def grouped(what: str, result: Result, groups: Mapping[str, set[str]]) -> Iterator[str]:
+def grouped(what: str, result: AccuracyResult, groups: Mapping[str, set[str]]) -> Iterator[str]:
     yield HEAD.format(what)
     for name, names in groups.items():
         yield scored(name, result, names)
 
 
-def named(result: Result, wanted: re.Pattern[str]) -> dict[str, set[str]]:
+def named(result: AccuracyResult, wanted: re.Pattern[str]) -> dict[str, set[str]]:
     """Names of rows by the group of theirs that the pattern fits."""
     return by(result, lambda r: next(g for g in r.also if wanted.match(g)).removeprefix("GPU "))
 
@@ -94,7 +94,7 @@ def line_of(name: str) -> int:
     return int(re.findall(r"\d+", name)[0])
 
 
-def by(result: Result, group: Callable[[Row], str]) -> dict[str, set[str]]:
+def by(result: AccuracyResult, group: Callable[[Row], str]) -> dict[str, set[str]]:
     """Names of rows by a group of theirs, the largest first."""
     found: dict[str, set[str]] = defaultdict(set)
     for r in of(result, LEFT):
@@ -105,15 +105,15 @@ def by(result: Result, group: Callable[[Row], str]) -> dict[str, set[str]]:
 # ---- sources and bars
 
 
-def sources(result: Result) -> list[str]:
+def sources(result: AccuracyResult) -> list[str]:
     return list(dict.fromkeys(r.group for r in of(result, LEFT)))
 
 
-def of_source(result: Result, metric: str, source: str) -> Score:
+def of_source(result: AccuracyResult, metric: str, source: str) -> Score:
     return score(r for r in of(result, metric) if r.group == source)
 
 
-def source_table(result: Result, table: Table) -> Iterator[str]:
+def source_table(result: AccuracyResult, table: Table) -> Iterator[str]:
     yield "| source | what | n | MAPE | median | p90 | max | bias | as shipped | laws alone | bar | errors of others |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
     for source in sources(result):
@@ -145,7 +145,7 @@ def own(source: str, table: Table) -> Iterator[str]:
         yield f"{tool} itself {percent(float(np.mean(errors)))} on these {len(errors)} rows"
 
 
-def bars(result: Result, full: int) -> Iterator[str]:
+def bars(result: AccuracyResult, full: int) -> Iterator[str]:
     rows, memory = of(result, LEFT), score(of(result, "peak_memory"))
     found = {source: of_source(result, LEFT, source).mape for source in sources(result)}
     rest = score(r for r in rows if not r.group.startswith("vtrain"))
@@ -165,7 +165,7 @@ def bars(result: Result, full: int) -> Iterator[str]:
 # ---- the fit
 
 
-def factors(result: Result) -> Iterator[str]:
+def factors(result: AccuracyResult) -> Iterator[str]:
     yield "| fitted without | GEMMs | those of the backward pass, on top |\n|---|---|---|"
     for name, e in (
         ("nothing: as shipped", shipped_efficiency()),
@@ -229,14 +229,14 @@ def prior_cells(found: Mapping[str, np.ndarray], shown: list[str]) -> str:
 # ---- one job, many rows
 
 
-def twins(result: Result) -> list[Twins]:
+def twins(result: AccuracyResult) -> list[Twins]:
     found: dict[tuple[str, str, float], list[Row]] = defaultdict(list)
     for r in of(result, LEFT):
         found[r.group, r.name.split(": ", 1)[1], r.predicted].append(r)
     return [Twins(source, name, tuple(rows)) for (source, name, _), rows in found.items()]
 
 
-def twin_table(result: Result) -> Iterator[str]:
+def twin_table(result: AccuracyResult) -> Iterator[str]:
     heads = ("source", "jobs", "their rows", "slowest over fastest, median", "most", "best possible MAPE", "presage's")
     yield f"| {' | '.join(heads)} |"
     yield "|---|---|---|---|---|---|---|"
@@ -250,7 +250,7 @@ def twin_table(result: Result) -> Iterator[str]:
         yield f"| {source} | {len(mine)} | {len(rows)} | {numbers} |"
 
 
-def worst(result: Result, most: int = 10) -> Iterator[str]:
+def worst(result: AccuracyResult, most: int = 10) -> Iterator[str]:
     yield "| source | job | rows | predicted | measured | error | why |\n|---|---|---|---|---|---|---|"
     for t in sorted(twins(result), key=lambda t: -abs(t.worst.error))[:most]:
         r = t.worst
@@ -262,13 +262,13 @@ def cause(t: Twins) -> str:
     return next((why for pattern, why in text.CAUSES if re.search(pattern, f"{t.source} {t.name}")), "not looked into")
 
 
-def biases(result: Result) -> str:
+def biases(result: AccuracyResult) -> str:
     """Sources on A100s, whose errors no pair of factors makes small in all."""
     names = [s for s in sources(result) if all("A100" in r.also[0] for r in of(result, LEFT) if r.group == s)]
     return ", ".join(f"{s} {percent(of_source(result, LEFT, s).bias, sign=True)}" for s in names)
 
 
-def better_alone(result: Result) -> str:
+def better_alone(result: AccuracyResult) -> str:
     names = [s for s in sources(result) if of_source(result, LAWS, s).mape < of_source(result, LEFT, s).mape - 1e-4]
     return ", ".join(names) or "none"
 
@@ -276,7 +276,7 @@ def better_alone(result: Result) -> str:
 # ---- memory, skipped rows
 
 
-def memory_table(result: Result) -> Iterator[str]:
+def memory_table(result: AccuracyResult) -> Iterator[str]:
     rows = of(result, "peak_memory")
     yield "| source | n | MAPE | median | p90 | max | bias |\n|---|---|---|---|---|---|---|"
     for source in dict.fromkeys(r.group for r in rows):
@@ -284,7 +284,7 @@ def memory_table(result: Result) -> Iterator[str]:
     yield f"| all | {cells(rows)} |"
 
 
-def called_full(result: Result, table: Table) -> list[str]:
+def called_full(result: AccuracyResult, table: Table) -> list[str]:
     """Rows whose job does not fit, by what is predicted."""
     found = []
     for r in of(result, SHIPPED):
@@ -319,7 +319,7 @@ def herd() -> Iterator[str]:
         yield f"| {gpus:,} | {said} | {found:.0f} | {published} | {percent(published / found - 1, sign=True)} |"
 
 
-def skipped(result: Result) -> Iterator[str]:
+def skipped(result: AccuracyResult) -> Iterator[str]:
     for reason, n in Counter(s.reason for s in result.skipped).most_common():
         yield f"- {n}: {reason}"
 
@@ -349,7 +349,7 @@ def page(path: Path) -> Iterator[str]:
     yield from ("|---|---|---|---|---|---|---|", f"| mlperf_dlrm | {cells(rec)} |")
 
 
-def cuts(result: Result, table: Table) -> Iterator[str]:
+def cuts(result: AccuracyResult, table: Table) -> Iterator[str]:
     """The same rows, cut other ways."""
     for title, pattern in (("GPU", r"GPU "), ("scale", r".*\d GPUs$"), ("kind of model", r"MoE|dense")):
         yield from (f"## By {title}", "", *grouped(title, result, named(result, re.compile(pattern))), "")

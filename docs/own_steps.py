@@ -19,7 +19,7 @@ from presage.hardware import platform
 from presage.memory import job_memory
 from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_step import job_step
-from presage_validation.score import Result, Row
+from presage_validation.score import AccuracyResult, Row
 
 __all__ = ["own_job", "score_own_steps"]
 
@@ -41,7 +41,7 @@ def own_job(row: Mapping[str, Any], vocab: int) -> Job:
     )  # fmt: skip
 
 
-def score_own_steps(path: str | Path) -> Result:
+def score_own_steps(path: str | Path) -> AccuracyResult:
     found = read_json(path)
     rows: list[Row] = []
     for row in found["rows"]:
@@ -53,4 +53,4 @@ def score_own_steps(path: str | Path) -> Result:
         group = "host-bound" if took.parts["host"] > 0.3 * took.seconds else "GPU-bound"
         rows.append(Row("step_time", group, name, took.seconds, row["step_ms"] * 1e-3))
         rows.append(Row("peak_memory", group, name, job_memory(job).peak, row["reserved_GiB"] * GIB))
-    return Result("own steps", str(path), tuple(rows))
+    return AccuracyResult("own steps", str(path), tuple(rows))

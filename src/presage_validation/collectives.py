@@ -25,14 +25,14 @@ from presage.errors import InputError, PresageError
 from presage.files.reading import lines
 from presage.hardware import Platform, platform
 from presage_fit.collectives import MeasuredCollective, fit
-from presage_validation.score import Result, Row, Skipped, in_turn
+from presage_validation.score import AccuracyResult, Row, Skipped, in_turn
 
 Tell = Callable[[str], None]
 THIRD, AT = 3, 2
 
 
 @dataclass(frozen=True)
-class CollectiveResult(Result):
+class CollectiveResult(AccuracyResult):
     """Rows of several metrics; what counts is the metric `time`."""
 
     def to_json(self) -> dict[str, Any]:

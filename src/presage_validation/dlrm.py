@@ -19,7 +19,7 @@ from presage.embeddings.dlrm_ranks import dlrm_ranks, predict_dlrm
 from presage.embeddings.table_files import read_tables
 from presage.errors import InputError, PresageError
 from presage_validation.public_table import count, platform_name, read_table, run_seconds
-from presage_validation.score import Result, Row, Skipped
+from presage_validation.score import AccuracyResult, Row, Skipped
 
 Tell = Callable[[str], None]
 SOURCE = "mlperf_dlrm"
@@ -42,7 +42,7 @@ class _Run:
         return f"line {self.line}: {self.ranks} {self.gpu}, batch {self.batch}"
 
 
-def score_dlrm(path: str | Path, tell: Tell = lambda _: None) -> Result:
+def score_dlrm(path: str | Path, tell: Tell = lambda _: None) -> AccuracyResult:
     """Score the rows of a table of public runs."""
     rows: list[Row] = []
     skipped: list[Skipped] = []
@@ -58,7 +58,7 @@ def score_dlrm(path: str | Path, tell: Tell = lambda _: None) -> Result:
             skipped.append(Skipped(f"line {line}", str(e)))
             continue
         rows += [Row(metric, run.gpu, run.name, value, run.seconds) for metric, value in known[key].items()]
-    return Result("dlrm", str(path), tuple(rows), tuple(skipped))
+    return AccuracyResult("dlrm", str(path), tuple(rows), tuple(skipped))
 
 
 def dlrm_seconds(row: Mapping[str, str]) -> float:

@@ -35,7 +35,7 @@ from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
 from presage_fit.embeddings import START, MeasuredLookup, fit_lookups, group_hash, sample
-from presage_validation.score import Result, Row, Skipped
+from presage_validation.score import AccuracyResult, Row, Skipped
 
 Tell = Callable[[str], None]
 SEED, ENOUGH = 0, 200  # of the shuffle; groups that a file needs to be fitted
@@ -49,7 +49,7 @@ ABLATIONS: dict[str, Callable[[MeasuredLookup], tuple[Lookups, ...]]] = {
 
 
 @dataclass(frozen=True)
-class EmbeddingResult(Result):
+class EmbeddingResult(AccuracyResult):
     """Rows of several metrics; what counts is `forward` and `backward`."""
 
     notes: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from presage.noise.distribution import Normal
 from presage.pool.pool import SERIAL, Pool
 from presage_fit.fleet import Fleet, Ranged, Tail, fit_fleet, fit_tail, without
 from presage_fit.fleet_files import read_fleet
-from presage_validation.score import Result, Row, Skipped, csv_lines, in_turn
+from presage_validation.score import AccuracyResult, Row, Skipped, csv_lines, in_turn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,8 +40,8 @@ WHERE = ("", "_of_fleet")
 class FleetResult:
     """Our predictions, those of the baselines, and how often the measurement was within our 90%."""
 
-    result: Result
-    baselines: dict[str, Result]
+    result: AccuracyResult
+    baselines: dict[str, AccuracyResult]
     coverage: dict[str, dict[str, float]]  # by table, by metric
     sizes: dict[str, tuple[int, int, int]]  # by table: GPUs, n of those left, n of the fleet
 
@@ -160,8 +160,8 @@ def _result(
     rates = {
         f"{m}_interval_90_coverage": float(np.mean([c[m] for c in cover.values()])) for m in next(iter(cover.values()))
     }
-    result = Result("fleet", path, rows(lambda s: s.ours.value), skipped, rates)
-    baselines = {b: Result("fleet", path, rows(lambda s, b=b: s.others[b])) for b in BASELINES}  # type: ignore[misc]
+    result = AccuracyResult("fleet", path, rows(lambda s: s.ours.value), skipped, rates)
+    baselines = {b: AccuracyResult("fleet", path, rows(lambda s, b=b: s.others[b])) for b in BASELINES}  # type: ignore[misc]
     return FleetResult(result, baselines, cover, sizes)
 
 

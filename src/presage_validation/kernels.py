@@ -38,7 +38,7 @@ from presage_fit.pack import Pack
 from presage_fit.pack import read as read_pack
 from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_tables import KernelTable, MeasuredKernel, read_table
-from presage_validation.score import Result, Row, Score, Skipped, in_turn
+from presage_validation.score import AccuracyResult, Row, Score, Skipped, in_turn
 
 GEOMEAN_BAR, P90_BAR = 0.05, 0.15
 LONG = 20e-6
@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class KernelResult(Result):
+class KernelResult(AccuracyResult):
     """Rows of several metrics; what counts is the metric `time`."""
 
     notes: tuple[str, ...] = ()
@@ -121,11 +121,11 @@ def score_pack(
     return replace(result, rates=share, notes=(note + (f"; not {', '.join(missed)}" if missed else ""),))
 
 
-def _held(result: Result) -> dict[str, Score]:
+def _held(result: AccuracyResult) -> dict[str, Score]:
     return {g: result.metrics(g)["time"] for g in result.groups()}
 
 
-def within_bars(result: Result) -> dict[str, bool]:
+def within_bars(result: AccuracyResult) -> dict[str, bool]:
     """Whether each family's held-out shapes are within both bars."""
     return {g: s.geomean <= GEOMEAN_BAR and s.p90 <= P90_BAR for g, s in _held(result).items()}
 

@@ -31,7 +31,7 @@ from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
 from presage_validation.label_models import NETS, LabelCase, tape
-from presage_validation.score import Failed, Result, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
 
 FILE = "labels.json"
 MS = 1e-3
@@ -77,7 +77,7 @@ class Pass:
         return self.way_forward(allocation) + self.backward
 
 
-def score_labels(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> Result:
+def score_labels(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> AccuracyResult:
     """Every case of one GPU; others are named."""
     file = Path(path)
     file = file / FILE if file.is_dir() else file
@@ -89,7 +89,7 @@ def score_labels(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SER
         else:
             found.append((label, one))
     rows = [r for one in found for r in _rows(*one, found)]
-    return Result("labels", str(path), tuple(rows), tuple(skipped))
+    return AccuracyResult("labels", str(path), tuple(rows), tuple(skipped))
 
 
 def _predicted(label: Label) -> Pass:

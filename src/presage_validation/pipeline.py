@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from presage.engine import Edges, Lane, Program, finish_times
 from presage.errors import InputError
 from presage.files.decoding import read_checked
-from presage_validation.score import Result, Row, Skipped
+from presage_validation.score import AccuracyResult, Row, Skipped
 
 WARM_UP = 1  # iterations at the start of a run that are not like the others
 
 
-def score_pipeline(folder: str | Path) -> Result:
+def score_pipeline(folder: str | Path) -> AccuracyResult:
     """Iteration times from the measured forwards and backwards, beside the measured ones.
 
     `replay`: each half of the iterations (every other one) with the delays fitted on the other half. `replay_same`:
@@ -33,14 +33,14 @@ def score_pipeline(folder: str | Path) -> Result:
     halves = (list(kept[::2]), list(kept[1::2]))
     if not halves[1]:
         few = Skipped("all iterations", "fitting on some and scoring on others needs two after the warm-up")
-        return Result("pipeline", str(folder), (), (*skipped, few))
+        return AccuracyResult("pipeline", str(folder), (), (*skipped, few))
     fits = [fit_delays(run, half) for half in halves]
     rows = [
         *(r for half, fit in zip(halves, fits[::-1], strict=True) for r in _rows(run, "replay", half, fit)),
         *(r for half, fit in zip(halves, fits, strict=True) for r in _rows(run, "replay_same", half, fit)),
         *_rows(run, "replay_plain", list(kept), Delays()),
     ]
-    return Result("pipeline", str(folder), tuple(rows), skipped)
+    return AccuracyResult("pipeline", str(folder), tuple(rows), skipped)
 
 
 def _rows(run: PipelineRun, metric: str, at: list[int], delays: Delays) -> Iterable[Row]:

@@ -20,7 +20,7 @@ from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.pool import Pool, processes
 from presage_validation.public_table import Setup, read_setups
-from presage_validation.score import Result, Row, Score, Skipped, Turn, score
+from presage_validation.score import AccuracyResult, Row, Score, Skipped, Turn, score
 
 Tell = Callable[[str], None]
 Capture = Callable[[int], Graph]  # a step of so many microbatches
@@ -53,7 +53,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class RanksResult(Result):
+class RanksResult(AccuracyResult):
     """Errors by source, by GPU and by model; what counts is the metric `step_time`."""
 
     runs: tuple[tuple[Setup, Found], ...] = ()

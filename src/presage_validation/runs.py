@@ -27,7 +27,7 @@ from presage.prediction.jobs.efficiency import LAWS, efficiency_without, shipped
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.dlrm import dlrm_seconds
 from presage_validation.public_table import count, number, platform_of_run, read_table, run_seconds
-from presage_validation.score import Failed, Result, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
 
 Tell = Callable[[str], None]
 COLUMNS = (
@@ -41,7 +41,7 @@ PIECE = 16  # rows in one piece of work
 SCALES = ((8, "1-8 GPUs"), (64, "9-64 GPUs"), (512, "65-512 GPUs"), (2048, "513-2048 GPUs"))
 
 
-def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> Result:
+def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> AccuracyResult:
     """Score the rows of a table of public runs."""
     rows: list[Row] = []
     skipped: list[Skipped] = []
@@ -54,7 +54,7 @@ def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIA
         rows += found[0]
         refused += not found[1]
     rates = {"runs called out of memory": refused / max(1, sum(r.metric == "step_time" for r in rows))}
-    return Result("runs", str(path), tuple(rows), tuple(skipped), rates)
+    return AccuracyResult("runs", str(path), tuple(rows), tuple(skipped), rates)
 
 
 def _format_row(numbered: tuple[int, Mapping[str, str]]) -> str:

@@ -74,7 +74,7 @@ def score(rows: Iterable[Row]) -> Score:
 
 
 @dataclass(frozen=True)
-class Result:
+class AccuracyResult:
     """What one accuracy command found: every row, and every row it could not handle."""
 
     kind: str

@@ -24,7 +24,7 @@ from presage_fit.opreplay import PARTS, Replay, without_host
 from presage_fit.opsteps import Steps, split
 from presage_fit.optable import COMMUNICATION, OpTable
 from presage_validation import straggler_cost as stragglers
-from presage_validation.score import Result, Row, Skipped
+from presage_validation.score import AccuracyResult, Row, Skipped
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -151,7 +151,7 @@ KIND = "stragglers"
 T = TypeVar("T")
 
 
-def score_optable(path: str | Path) -> Result:
+def score_optable(path: str | Path) -> AccuracyResult:
     """Every step's time, replayed from the measured durations of its operations, beside the measured time.
 
     `replay` takes the host's time between operations from the step itself, so it mostly proves that nothing is lost;
@@ -166,7 +166,7 @@ def score_optable(path: str | Path) -> Result:
             rows += _steps(part, "replay_median_host", _from_others(part.host))
         else:
             skipped.append(Skipped(f"step {part.steps.ids[0]}, replay_median_host", "no other step has its operations"))
-    return Result(KIND, str(path), tuple(sorted(rows, key=lambda r: (r.metric, int(r.name)))), tuple(skipped))
+    return AccuracyResult(KIND, str(path), tuple(sorted(rows, key=lambda r: (r.metric, int(r.name)))), tuple(skipped))
 
 
 def _steps(part: Replay, metric: str, host: Floats) -> Iterable[Row]:
@@ -182,7 +182,7 @@ def _from_others(host: Floats) -> Floats:
     return out
 
 
-def whatif_slowdown(path: str | Path) -> Result:
+def whatif_slowdown(path: str | Path) -> AccuracyResult:
     """The slowdown by stragglers and its parts beside those published for the job, where they lie beside the table.
 
     Metrics: `slowdown` (of the job), `slowdown_by_stage`, `_by_replica`, `_by_op`, `step_no_host` (seconds per step
@@ -192,7 +192,7 @@ def whatif_slowdown(path: str | Path) -> Result:
     answer = published(path, "result", PublishedResult)
     if answer is None:
         missing = Skipped(f"result-{table.job}.json", "no published answer beside the table")
-        return Result(KIND, str(path), (), (*_unknown(table), missing))
+        return AccuracyResult(KIND, str(path), (), (*_unknown(table), missing))
     job = stragglers.job(table)
     parts = [
         _compared("step_no_host", table.job, job.actual(), answer.step_t_nodelay),
@@ -207,7 +207,7 @@ def whatif_slowdown(path: str | Path) -> Result:
         *_fixed(path, job),
     ]
     skipped = (*_unknown(table), *(x for _, lost in parts for x in lost))
-    return Result(KIND, str(path), tuple(rows), skipped)
+    return AccuracyResult(KIND, str(path), tuple(rows), skipped)
 
 
 class PublishedResult(msgspec.Struct):

@@ -12,7 +12,7 @@ from presage.text import percent, seconds, shorten
 from presage_fit.ops.sizes import sizes_of
 from presage_validation.capture import CaseMatch
 from presage_validation.fleet import FleetResult
-from presage_validation.score import Result, Score
+from presage_validation.score import AccuracyResult, Score
 from presage_validation.sharding import ShardingScores
 from presage_validation.steps import StepsResult, ZeroData, summary
 from presage_validation.temporal import Ratio, TemporalResult
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from presage_validation.stragglers import Figures, JobForecast, StragglersResult
 
 
-def accuracy_table(result: Result) -> Table:
+def accuracy_table(result: AccuracyResult) -> Table:
     """Errors overall and by group."""
     columns = ("n", "MAPE", "geomean", "median", "p90", "max", "bias")
     table = plain_table(f"Accuracy: {result.kind}", "metric", "group", *columns, left=2)

@@ -16,7 +16,7 @@ from presage.traces.replay import Replay, measured_steps, replay_of
 from presage.traces.trace import Trace
 from presage.traces.trace_set import run_of
 from presage_validation.pipeline import score_pipeline
-from presage_validation.score import Failed, Result, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
 from presage_validation.straggler_cost import score_optable, whatif_slowdown
 
 TRACE_ENDINGS = (".json", ".json.gz")
@@ -35,7 +35,7 @@ class _Source:
 
 def score_traces(
     paths: Iterable[str | Path], tell: Callable[[str], None] = lambda _: None, pool: Pool = SERIAL
-) -> Result:
+) -> AccuracyResult:
     """Replay all that can be replayed under these paths. `tell` hears what is being read.
 
     A row is one step of one rank. Files of one folder that are all the ranks of one run are replayed together; any
@@ -54,10 +54,10 @@ def score_traces(
             skipped += found.skipped
     if not rows and not skipped:
         raise InputError(given[0], "no trace, pipeline schedule or operation table here")
-    return Result("traces", ", ".join(map(str, given)), tuple(rows), tuple(skipped))
+    return AccuracyResult("traces", ", ".join(map(str, given)), tuple(rows), tuple(skipped))
 
 
-def _scored(source: _Source) -> Result:
+def _scored(source: _Source) -> AccuracyResult:
     return _SCORES[source.kind](source)
 
 
@@ -81,24 +81,26 @@ def _sources(root: Path) -> Iterator[_Source]:
             yield _Source("folder", folder, traces, name)
 
 
-def _pipeline(source: _Source) -> Result:
+def _pipeline(source: _Source) -> AccuracyResult:
     found = score_pipeline(source.path)
     return _kept(found, source.name)
 
 
-def _table(source: _Source) -> Result:
+def _table(source: _Source) -> AccuracyResult:
     replayed, slowed = score_optable(source.path), whatif_slowdown(source.path)
-    both = Result("traces", str(source.path), replayed.rows + slowed.rows, replayed.skipped + slowed.skipped)
+    both = AccuracyResult("traces", str(source.path), replayed.rows + slowed.rows, replayed.skipped + slowed.skipped)
     return _kept(both, source.name)
 
 
-def _kept(found: Result, name: str) -> Result:
+def _kept(found: AccuracyResult, name: str) -> AccuracyResult:
     """The same rows under the source's name as their group."""
     rows = tuple(Row(r.metric, name, r.name, r.predicted, r.measured) for r in found.rows)
-    return Result("traces", found.path, rows, tuple(Skipped(f"{name}: {s.row}", s.reason) for s in found.skipped))
+    return AccuracyResult(
+        "traces", found.path, rows, tuple(Skipped(f"{name}: {s.row}", s.reason) for s in found.skipped)
+    )
 
 
-def _folder(source: _Source) -> Result:
+def _folder(source: _Source) -> AccuracyResult:
     rows: list[Row] = []
     skipped: list[Skipped] = []
     read: list[Trace] = []
@@ -114,7 +116,7 @@ def _folder(source: _Source) -> Result:
             rows += _replayed(replay_of(run_of(traces)), source.name)
         except PresageError as e:
             skipped += [Skipped(f"{source.name}/{Path(t.path).name}", str(e)) for t in traces]
-    return Result("traces", str(source.path), tuple(rows), tuple(skipped))
+    return AccuracyResult("traces", str(source.path), tuple(rows), tuple(skipped))
 
 
 def _usable(file: Path) -> tuple[Trace, str]:
@@ -167,4 +169,4 @@ def _busiest(replay: Replay, place: int) -> float:
     return float(np.bincount(replay.program.lane[mine], replay.durations[mine]).max())
 
 
-_SCORES: dict[str, Callable[[_Source], Result]] = {"pipeline": _pipeline, "table": _table, "folder": _folder}
+_SCORES: dict[str, Callable[[_Source], AccuracyResult]] = {"pipeline": _pipeline, "table": _table, "folder": _folder}

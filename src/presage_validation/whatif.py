@@ -29,7 +29,7 @@ from presage.files.decoding import decode_json, read_checked
 from presage.graph.graph import Graph
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.step import GPU_BOUND
-from presage_validation.score import Failed, Result, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
 
 EFFECT = 0.03  # of the step's time: smaller effects have no sign to get right
 DEVELOPMENT = (
@@ -142,7 +142,7 @@ def saved(speedup: float) -> float:
 
 
 @dataclass(frozen=True)
-class PairResult(Result):
+class PairResult(AccuracyResult):
     """Rows of ratios, and the pairs themselves."""
 
     pairs: tuple[Scored, ...] = field(default=())

@@ -30,7 +30,7 @@ from presage.traces.trace import Trace
 from presage_fit.host import own_terms
 from presage_fit.host import rows as host_rows
 from presage_validation.capture import measured_times
-from presage_validation.score import Captured, Failed, Result, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Captured, Failed, Row, Skipped, swept
 
 MS = 1e-3
 
@@ -73,7 +73,7 @@ def score_workloads(
     traces: str | Path | None = None,
     gpu: str = "h200",
     pool: Pool = SERIAL,
-) -> Result:
+) -> AccuracyResult:
     """Capture every measured case of a workloads file and predict its step and its peak memory."""
     build, cases = Captured(str(workloads)), measured_cases(measured)
     skipped, found = list[Skipped](), list[_Scored]()
@@ -105,7 +105,7 @@ def _trace(folder: str | Path | None, name: str) -> Trace | None:
     return kineto.read(path) if path else None
 
 
-def score_cases(cases: Iterable[WorkloadCase], gpu: str = "h200") -> Result:
+def score_cases(cases: Iterable[WorkloadCase], gpu: str = "h200") -> AccuracyResult:
     """All metrics of some cases."""
     where = machine(gpu)
     return _result("", [_scored(case, where) for case in cases], [])
@@ -124,9 +124,9 @@ def _scored(case: WorkloadCase, where: Machine) -> _Scored:
     return _Scored(tuple(rows), tuple(hits), tuple(skipped))
 
 
-def _result(path: str, found: Sequence[_Scored], skipped: Sequence[Skipped]) -> Result:
+def _result(path: str, found: Sequence[_Scored], skipped: Sequence[Skipped]) -> AccuracyResult:
     rows, hits, more = (tuple(x for f in found for x in getattr(f, k)) for k in ("rows", "hits", "skipped"))
-    return Result("workloads", path, rows, (*skipped, *more), _rates(hits))
+    return AccuracyResult("workloads", path, rows, (*skipped, *more), _rates(hits))
 
 
 def _rates(hits: Sequence[tuple[bool, float]]) -> dict[str, float]:

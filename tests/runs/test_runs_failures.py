@@ -124,7 +124,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("[[failures]]\nname = 'a'\nper_1000_node_days = nan", "is nan: it should be a finite number"),
         ("[[failures]]\nname = 'a'\nper_1000_node_days = 1\nnode = 2", "failures.0.node: is 2: it should be 0 to 1"),
         ("[[failures]]\nname = 'a'\nper_1000_node_days = 1\nplanned = 2", "failures.0.planned: is 2"),
-        ("[[failures]]\nname = 'a'\nper_1000_node_days = 1\ntypo = 2", "failures.0.typo: is not known"),
+        ("[[failures]]\nname = 'a'\nper_1000_node_days = 1\ntypo = 2", "failures.0.typo: is unknown"),
         ("restart_s = 'a'", "restart_s: should be a number"),
         ("restart_s = [[8, 1], [4, 2]]", "rise"),
         ("restart_s = 0", "above 0"),

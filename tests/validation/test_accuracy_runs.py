@@ -18,7 +18,7 @@ from presage.prediction.jobs.efficiency import Efficiency, efficiency_without, s
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import count, number, run_seconds
 from presage_validation.runs import COLUMNS, job_of_run, score_runs
-from presage_validation.score import Result
+from presage_validation.score import AccuracyResult
 
 LEFT = "step_time_left_out"
 # MAPE by source. The bar of simumax_b200 is 6%: it is missed, and 9% is what must not be lost.
@@ -40,7 +40,7 @@ def rows(shared: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def result(rows: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Result:
+def result(rows: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> AccuracyResult:
     path = tmp_path_factory.mktemp("runs") / "runs.csv"
     write(path, rows)
     return score_runs(path)
@@ -53,37 +53,37 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
         table.writerows(rows)
 
 
-def test_every_row_is_scored_or_named(rows: list[dict[str, str]], result: Result) -> None:
+def test_every_row_is_scored_or_named(rows: list[dict[str, str]], result: AccuracyResult) -> None:
     scored = sum(r.metric == "step_time" for r in result.rows)
     assert scored + len(result.skipped) == len(rows)
     assert scored >= 1287
     assert all(s.reason.startswith(INCOMPLETE) for s in result.skipped)
 
 
-def test_errors_overall(result: Result) -> None:
+def test_errors_overall(result: AccuracyResult) -> None:
     found = result.metrics()[LEFT]
     assert found.median <= 0.08
     assert found.mape <= 0.11
 
 
 @pytest.mark.parametrize("source", BARS)
-def test_errors_by_source_keep_their_bars_but_for_simumax_b200(result: Result, source: str) -> None:
+def test_errors_by_source_keep_their_bars_but_for_simumax_b200(result: AccuracyResult, source: str) -> None:
     assert result.metrics(source)[LEFT].mape <= BARS[source]
 
 
-def test_the_fit_helps_sources_it_has_not_seen(result: Result) -> None:
+def test_the_fit_helps_sources_it_has_not_seen(result: AccuracyResult) -> None:
     found = result.metrics()
     assert found[LEFT].mape < found["step_time_unfitted"].mape
     assert found["step_time"].mape <= found[LEFT].mape
 
 
-def test_peak_memory(result: Result) -> None:
+def test_peak_memory(result: AccuracyResult) -> None:
     found = result.metrics()["peak_memory"]
     assert found.n >= 55
     assert found.mape <= 0.06
 
 
-def test_no_run_that_ran_is_called_out_of_memory(result: Result) -> None:
+def test_no_run_that_ran_is_called_out_of_memory(result: AccuracyResult) -> None:
     assert result.rates["runs called out of memory"] == 0
 
 

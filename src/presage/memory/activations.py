@@ -1,4 +1,4 @@
-"""Kept: what one layer keeps of a microbatch for its backward pass, tensor by tensor, in bytes a token.
+"""Activation memory: what one layer keeps of a microbatch for its backward pass, tensor by tensor, in bytes a token.
 
 Dense layers as in Korthikanti et al. (arXiv 2205.05198): 34 h + 5 a s bytes a token with dropout and without fused
 attention. Fused attention keeps queries, keys, values, its output and a number a head and token in place of scores.
@@ -37,7 +37,7 @@ class LayerMemory(NamedTuple):
 
 
 class LayerActivations(NamedTuple):
-    """Parts of a layer."""
+    """Activation bytes of a layer, by part."""
 
     norm_in: float
     norm_out: float
@@ -57,7 +57,7 @@ class LayerActivations(NamedTuple):
 
 
 def number_bytes(precision: str) -> float:
-    """Of an activation."""
+    """Bytes of one number of an activation."""
     return 4.0 if precision in ("fp32", "tf32") else 2.0
 
 
@@ -75,7 +75,7 @@ def layer_activations(job: Job, experts: bool) -> LayerMemory:
     else:
         kept = whole
     kept = r.share * kept + (1 - r.share) * whole
-    return LayerMemory(kept * (1 - r.offload), whole, whole - kept + _beside(job, experts))
+    return LayerMemory(kept * (1 - r.offload), whole, whole - kept + _live_gradients(job, experts))
 
 
 def _kept(job: Job, experts: bool) -> LayerActivations:
@@ -144,7 +144,7 @@ def _block(job: Job, e: float, i: float) -> tuple[float, float]:
 
 
 def _core(job: Job, e: float) -> float:
-    """Inside attention."""
+    """Tensors kept inside attention."""
     f, heads = job.framework, job.model.heads / job.parallel.tp
     if f.attention in FLASH:
         return 4.0 * heads
@@ -159,7 +159,7 @@ def routed(job: Job) -> float:
 
 
 def _selected(job: Job, k: LayerActivations, modules: tuple[str, ...]) -> LayerActivations:
-    """What is left where these modules are computed again."""
+    """The activations left where these modules are recomputed."""
     if "op" in modules:
         return _by_op(job, k)
     return k._replace(**{part: 0.0 for name in modules for part in AGAIN.get(name, ())})
@@ -178,7 +178,7 @@ def _by_op(job: Job, k: LayerActivations) -> LayerActivations:
     )  # fmt: skip
 
 
-def _beside(job: Job, experts: bool) -> float:
+def _live_gradients(job: Job, experts: bool) -> float:
     """Gradients alive with everything kept, when the last layer's backward pass has come to its activation function:
     its output's, and the one of what the function reads. With sequence parallelism before that a gathered one."""
     m, p = job.model, job.parallel

@@ -30,7 +30,7 @@ IDLE, IDLE_AGAIN = 0.11, 0.24
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of one rank of a stage when it holds most."""
+    """Peak bytes of one rank of a stage, by kind."""
 
     weights: float
     gradients: float
@@ -47,23 +47,23 @@ class StageMemory:
 
     @property
     def allocated(self) -> float:
-        """What tensors take: PyTorch's max_memory_allocated."""
+        """Bytes of tensors: PyTorch's max_memory_allocated."""
         states = self.weights + self.gradients + self.optimizer
         return states + self.activations + self.working + self.loss + self.buffers
 
     @property
     def reserved(self) -> float:
-        """What the allocator holds for them: max_memory_reserved."""
+        """Bytes the allocator reserves for them: max_memory_reserved."""
         return self.allocated + self.idle
 
     @property
     def device(self) -> float:
-        """All there is on the GPU: nvidia-smi."""
+        """All memory in use on the GPU, as nvidia-smi shows it."""
         return self.reserved + self.outside
 
     @property
     def needed(self) -> float:
-        """What it cannot run without: an allocator short of memory gives back what is idle."""
+        """Bytes it cannot run without: an allocator short of memory frees idle blocks."""
         return self.allocated + self.outside
 
 
@@ -81,12 +81,12 @@ class JobMemory:
 
     @property
     def peak(self) -> float:
-        """Of the worst stage, as the framework tells it."""
+        """Peak bytes of the fullest stage, as the framework logs them."""
         return max(float(getattr(s, self.told)) for s in self.stages)
 
     @property
     def needed(self) -> float:
-        """Of the worst stage, what it cannot run without."""
+        """Bytes that the fullest stage cannot run without."""
         return self.worst.needed
 
     @property
@@ -126,7 +126,7 @@ def _memory_source(job: Job) -> str:
 
 
 def _layers(job: Job) -> tuple[tuple[int, int], ...]:
-    """Of each stage: without experts, with them."""
+    """Number of dense and of MoE layers, by stage."""
     x = job.model.experts
     return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)
 
@@ -148,12 +148,12 @@ def _counted(split: tuple[tuple[int, ...], ...], dense: int, every: int) -> tupl
 
 
 def _moe_before(dense: int, every: int, layers: int) -> int:
-    """How many of the first so many layers have experts."""
+    """Number of MoE layers before a layer."""
     return -(-max(0, layers - dense) // every)
 
 
 class _Common:
-    """What all stages have in common, worked out once."""
+    """Values common to all stages, computed once."""
 
     def __init__(self, job: Job) -> None:
         m, p = job.model, job.parallel
@@ -176,7 +176,7 @@ class _Common:
         return StageMemory(
             s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
             s.optimizer * shared + s.expert_optimizer * experts, kept, working, loss,
-            self.beside(shared + experts, ends, dense, moe, last, flight),
+            self.buffer_bytes(shared + experts, ends, dense, moe, last, flight),
             self.idle * (kept + working) + (self.spare if loss else 0.0), self.outside, flight,
         )  # fmt: skip
 
@@ -193,7 +193,7 @@ class _Common:
         return shared + ends, experts, ends
 
     def activations(self, dense: int, moe: int, flight: int, first: bool, last: bool) -> tuple[float, float, float]:
-        """Kept by all microbatches in flight; what one layer has while it runs, or what the loss has, the larger."""
+        """Activations of all microbatches in flight; and the larger of a running layer and the loss."""
         d, x, e = self.dense, self.moe, number_bytes(self.job.precision)
         kept = (dense * d.kept + moe * x.kept) * self.tokens * flight / self.virtual
         working = max(d.working if dense else 0.0, x.working if moe else 0.0) * self.tokens
@@ -205,8 +205,8 @@ class _Common:
         kept += 2 * e * self.ends * (1 + further) + further * (x if moe else d).kept * self.tokens
         return (kept, 0.0, self.logits) if self.logits > working else (kept, working, 0.0)
 
-    def beside(self, parameters: float, ends: float, dense: int, moe: int, last: bool, flight: int) -> float:
-        """Buffers."""
+    def buffer_bytes(self, parameters: float, ends: float, dense: int, moe: int, last: bool, flight: int) -> float:
+        """Buffers for communication and the optimizer."""
         b = self.buffers
         total = (
             b.fixed + b.per_parameter * min(parameters, b.most_parameters) + b.per_end * ends + b.per_flight * flight
@@ -290,7 +290,7 @@ def _transfers(job: Job) -> tuple[float, float]:
 
 
 def outside(job: Job) -> float:
-    """Of the driver and of NCCL: no allocator of a framework counts it."""
+    """Bytes of the driver and of NCCL, which no framework's allocator counts."""
     p = job.parallel
     old = job.framework.host in OLD
     groups = sum(n > 1 for n in (p.tp, p.pp, p.cp, p.ep, job.dp)) + (job.gpus > 1)

@@ -1,4 +1,4 @@
-"""State: bytes a parameter of weights, gradients and the optimizer, and how far each is sharded."""
+"""Bytes per parameter of weights, gradients and optimizer state, and how each is sharded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COPIES = {"fp8": 2.0, "mxfp8": 2.0 + 1 / 16, "nvfp4": 1.0 + 1 / 8}
 
 
 class OptimizerState(NamedTuple):
-    """Bytes a parameter of a rank, sharded."""
+    """Bytes per parameter of a rank, after sharding."""
 
     weight: float
     gradient: float
@@ -46,7 +46,7 @@ def optimizer_state(job: Job) -> OptimizerState:
 
 
 def _whole(job: Job) -> tuple[float, float, float]:
-    """Before sharding."""
+    """Bytes per parameter before sharding."""
     f, p = job.framework, job.parallel
     moments = MOMENTS.get(job.optimizer, 8.0)
     if p.fsdp or job.precision in ("fp32", "tf32"):  # the weights are in fp32: the optimizer has no copy of its own
@@ -116,7 +116,7 @@ def padded(vocab: int, tp: int) -> int:
 
 
 def _attention(m: Transformer, tp: int) -> float:
-    """Of one layer; with more ranks than keys' heads every rank has one of them."""
+    """Attention parameters of one layer; with more ranks than key heads every rank holds one head."""
     h, bias = m.hidden, int(m.bias)
     if m.latent is None:
         out = m.heads * m.head_dim / tp

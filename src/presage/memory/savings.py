@@ -1,4 +1,4 @@
-"""Which change of a job saves how much memory: each is made, checked, and worked out again."""
+"""Memory savings: single changes of a job and the memory each saves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST = 0.005  # of the memory needed: what saves less is not worth a word
 
 @dataclass(frozen=True, slots=True)
 class MemorySaving:
-    """One change, and what it does."""
+    """A change of the job, and the memory it saves."""
 
     change: str
     saved: float  # bytes of the worst stage
@@ -31,7 +31,7 @@ class MemorySaving:
 
 
 def memory_savings(job: Job) -> tuple[MemorySaving, ...]:
-    """All single changes that save memory and keep the job legal, the one that saves most first."""
+    """All single changes that save memory and keep the job valid, largest saving first."""
     now = job_memory(job).needed
     already = set(problems(job))
     found = []
@@ -54,7 +54,7 @@ def _with(job: Job, **changes: Any) -> Job:
 
 
 def _spread(job: Job) -> Iterator[tuple[str, Job]]:
-    """Over more ranks."""
+    """Changes that split the model over more ranks."""
     p = job.parallel
     along = job.framework.sequence
     alike = {"expert_tp": 2 * p.expert_tp} if p.expert_tp == p.tp > 1 else {}
@@ -73,7 +73,7 @@ def _spread(job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def _sharded(job: Job) -> Iterator[tuple[str, Job]]:
-    """Over data-parallel ranks."""
+    """Changes that shard over data-parallel ranks."""
     p = job.parallel
     what = ("", "the optimizer", "the optimizer and gradients", "the optimizer, gradients and parameters")
     for stage in range(p.zero + 1, 4):
@@ -95,7 +95,7 @@ def _computed_again(job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def _smaller(job: Job) -> Iterator[tuple[str, Job]]:
-    """Microbatches, and kernels that keep less."""
+    """Smaller microbatches, recomputation, and kernels that keep less."""
     size, f = job.micro_batch, job.framework
     replica = max(1, job.global_batch // max(1, job.dp))
     less = next((n for n in range(size - 1, 0, -1) if replica % n == 0), 0)

@@ -44,7 +44,7 @@ class MemoryTimeline:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """Where a step's memory goes."""
+    """Memory of a step: peaks, timeline, and what is alive at the peak."""
 
     peak_allocated: int
     peak_reserved: int
@@ -114,7 +114,7 @@ def score(graphs: Mapping[str, Graph], measured: Mapping[str, int]) -> list[Memo
 
 
 class _Trace:
-    """What one replay of the step saw."""
+    """Records of one replay of the step."""
 
     def __init__(self, before: int) -> None:
         self.before = before

@@ -139,11 +139,11 @@ class ReplicaTimes:
     @property
     def tasks(self) -> int:
         """Tasks that one draw simulates."""
-        return len(self._long.made[1])
+        return len(self._long.tasks[1])
 
     @property
     def quick_tasks(self) -> int:
-        return len(self._short.made[1])
+        return len(self._short.tasks[1])
 
     def quiet(self, factors: Floats) -> Floats:
         """[row]: seconds of replicas [row, stage] without noise."""
@@ -160,7 +160,7 @@ class ReplicaTimes:
     def noises(self, rng: np.random.Generator, count: int) -> Singles:
         """[task, draw]: factors of single operations, to be used for any replica."""
         replica = self._long
-        _, row = replica.made
+        _, row = replica.tasks
         sd = replica.own_sd(self.noise)
         out = rng.standard_normal((len(row), count), np.float32)
         np.exp(np.multiply(out, sd[row][:, None].astype(np.float32), out=out), out=out)
@@ -179,7 +179,7 @@ class ReplicaTimes:
 
     def _some_ratios(self, factors: Floats, noises: Singles) -> Floats:
         replica, count = self._long, len(factors)
-        made, row = replica.made
+        made, row = replica.tasks
         by_row = replica.base[:, None] * self._ratios(replica, factors)
         seconds = (by_row[row][:, :, None] * noises[:, None, :]).reshape(len(row), -1)
         alone = finish_times(made, Durations(replica.base[row], row.astype(np.int32), by_row))
@@ -188,7 +188,7 @@ class ReplicaTimes:
     def paired(self, factors: Floats, noises: Singles) -> Floats:
         """[row]: the same, each replica with the noise of its own draw."""
         replica, out = self._long, np.empty(len(factors))
-        made, row = replica.made
+        made, row = replica.tasks
         for some in pieces(len(out), len(row), least=16):
             by_row = replica.base[:, None] * self._ratios(replica, factors[some])
             alone = finish_times(made, Durations(replica.base[row], row.astype(np.int32), by_row))

@@ -89,7 +89,7 @@ def _parts(rows: Iterable[tuple[str, float, float]]) -> tuple[BreakdownPart, ...
 
 
 def costliest(graph: Graph, times: Sequence[OpTime], gpu: Gpu, count: int = 10) -> tuple[CostlyOps, ...]:
-    """The ops that take the GPU longest, those alike together; collectives are told of elsewhere."""
+    """The ops with the most GPU time, like ops together; without collectives."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
         if time.launches and time.family != "communication":
@@ -156,7 +156,7 @@ class RooflinePoint:
 
 
 def roofline_points(graph: Graph, times: Sequence[OpTime], gpu: Gpu) -> tuple[RooflinePoint, ...]:
-    """Those that take the GPU longest first; collectives are told of elsewhere."""
+    """Roofline points, longest first; without collectives."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
         if time.launches and time.seconds > 0 and time.family != "communication":

@@ -85,7 +85,7 @@ def _contention(graph: Graph, place: int, time: OpTime, platform: Platform, foun
 def _traffic(
     graph: Graph, times: Sequence[OpTime], platform: Platform, groups: dict[str, RankGroup]
 ) -> _Traffic | None:
-    """Of all collectives together, weighted by how long they take."""
+    """Mean traffic of all collectives, weighted by their durations."""
     seconds = moved = used = through = 0.0
     for op, time in zip(graph.ops, times, strict=True):
         kind = collective(op)
@@ -102,7 +102,7 @@ def _traffic(
 
 
 def _way(kind: str, platform: Platform, group: RankGroup) -> Way:
-    """How NCCL does a large one."""
+    """The algorithm NCCL uses for a large collective."""
     if kind in ("all_to_all", "send_recv"):
         return "pairs"
     return "nvls" if kind == "all_reduce" and platform.links[0].in_network and group.ranks > 2 else "ring"

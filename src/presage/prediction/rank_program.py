@@ -55,7 +55,7 @@ class RankProgram:
 
     @property
     def seconds(self) -> Floats:
-        """Of every task, at the usual pace."""
+        """Seconds of every task at the usual pace."""
         return np.concatenate([np.tile(m.tasks.seconds, self.steps) for m in self.members])
 
     def timeline(self) -> Timeline:

@@ -38,7 +38,7 @@ MS = 1e3
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks that do the same. Seconds a step."""
+    """Ranks that do the same; seconds per step."""
 
     rank: int  # the first of them
     ranks: int
@@ -85,7 +85,7 @@ class CollectiveStats:
 
 @dataclass(frozen=True)
 class RankResults:
-    """What is told beside the step itself."""
+    """Results of several ranks beyond the step itself."""
 
     platform: str
     strategy: str

@@ -28,7 +28,7 @@ ROUNDS = 60  # of Newton's method; it stops when it stands still, after five or 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What formulas know of failures, in seconds."""
+    """Mean failure times that the formulas take, in seconds."""
 
     mttf: float  # of the job: work between failures, on average
     save: float  # that a checkpoint stops the job
@@ -40,7 +40,7 @@ class Outage:
 
 
 def young(o: Outage) -> float:
-    """Young 1974."""
+    """Young's interval (1974): sqrt(2 mttf save)."""
     return sqrt(2 * o.mttf * o.save)
 
 
@@ -64,12 +64,12 @@ def rfo(o: Outage) -> float:
 
 
 def meta_interval(o: Outage) -> float:
-    """Kokolis et al. 2024: as Young's."""
+    """The interval of Kokolis et al. 2024, the same as Young's."""
     return young(o)
 
 
 def best_interval(o: Outage) -> float:
-    """Of the exact efficiency: with x = period / mttf and c = save / mttf it is where x = 1 + c - exp(-x)."""
+    """The interval of the best exact efficiency: x = 1 + c - exp(-x) for x = period / mttf, c = save / mttf."""
     if o.mttf == inf:
         return inf
     c = o.save / o.mttf

@@ -62,7 +62,7 @@ class SlowEpisode:
 
     @property
     def lost(self) -> LogNormal:
-        """Seconds that an episode costs."""
+        """Seconds lost to an episode."""
         return LogNormal(self.minutes.median * 60 * (1 - 1 / self.factor), self.minutes.log_sd)
 
 
@@ -83,7 +83,7 @@ class Reliability:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, gpus: int) -> Risk:
-        """The risk of a job of so many GPUs."""
+        """The failure rates of a job on `gpus` GPUs."""
         return Risk(self, gpus)
 
     def at_rate(self, per_1000_node_days: float) -> Reliability:
@@ -108,7 +108,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Risk:
-    """A reliability at one size of the job."""
+    """The failure rates of a job of a given size."""
 
     kind: Reliability
     gpus: int
@@ -119,14 +119,14 @@ class Risk:
 
     @property
     def rates(self) -> Floats:
-        """By class, a second of the job."""
+        """Rates by class, 1/s."""
         per_day = np.array([f.per_node_day for f in self.kind.failures], np.float64)
         planned = np.array([f.planned for f in self.kind.failures], bool)
         return per_day * self.nodes / DAY * np.where(planned, 1.0, self.kind.growth.at(self.gpus))
 
     @property
     def rate(self) -> float:
-        """Of all stops."""
+        """Rate of all stops, 1/s."""
         return float(self.rates.sum())
 
     @property
@@ -135,7 +135,7 @@ class Risk:
 
     @property
     def mttf(self) -> float:
-        """Seconds between stops that nobody planned."""
+        """Mean seconds between unplanned stops."""
         return 1 / self.unplanned if self.unplanned else inf
 
     @property
@@ -150,11 +150,11 @@ class Risk:
 
     @property
     def scale(self) -> float:
-        """Of the Weibull times between stops, so that their mean is that of the rates."""
+        """Scale of the Weibull times between stops that gives their mean."""
         return 1 / (self.rate * gamma(1 + 1 / self.kind.shape)) if self.rate else inf
 
     def outage(self, save: float, delay: float = 0.0) -> Outage:
-        """What formulas take; the delay until a checkpoint can be relied on is work that each failure loses."""
+        """Input of the checkpoint formulas; a failure also loses the work of `delay`, until a checkpoint is durable."""
         return Outage(self.mttf, save, self.detect + delay, self.restart)
 
     def episodes(self, e: SlowEpisode) -> float:

@@ -1,4 +1,4 @@
-"""Outcome: what draws of a run came to: days, where they went, failures, money, energy."""
+"""RunOutcome: drawn runs, with wall-clock time by cause, failures, cost and energy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Stops of one class."""
+    """Statistics of the stops of one class."""
 
     name: str
     planned: bool
@@ -48,7 +48,7 @@ class RunOutcome:
 
     @staticmethod
     def joined(some: Sequence[RunOutcome]) -> RunOutcome:
-        """Of several of one run, the draws of all."""
+        """Outcomes of one run, joined."""
         if len(some) == 1:
             return some[0]
         parts = {c: np.concatenate([o.parts[c] for o in some]) for c in some[0].parts}
@@ -65,7 +65,7 @@ class RunOutcome:
 
     @property
     def failures(self) -> Floats:
-        """That nobody planned."""
+        """Number of unplanned stops."""
         return self._of(planned=False)
 
     @property
@@ -77,7 +77,7 @@ class RunOutcome:
         return np.asarray(self.counts[rows].sum(axis=0))
 
     def stops(self) -> tuple[Stops, ...]:
-        """By class."""
+        """Stops by class."""
         risk, classes = self.run.risk, self.run.reliability.failures
         rates = risk.rates * DAY / risk.nodes
         low, high = quantiles(self.counts, [0.05, 0.95], axis=1)
@@ -87,13 +87,13 @@ class RunOutcome:
 
     @property
     def ettr(self) -> Floats:
-        """Of the wall-clock time, the share of steps that counted, however slow they were."""
+        """Effective training time ratio: share of wall-clock time in steps that count, however slow."""
         p = self.parts
         return np.asarray((p["steps"] + p["stalls"] + p["slow"]) / self.wall)
 
     @property
     def goodput(self) -> Floats:
-        """The share it would have taken with nothing to stop, stall or slow it."""
+        """Share of wall-clock time that the run would take without failures, stalls and slow episodes."""
         return np.asarray(self.parts["steps"] / self.wall)
 
     @property
@@ -107,7 +107,7 @@ class RunOutcome:
         return float((self.wall <= seconds).mean())
 
     def quantile(self, p: float) -> float:
-        """Of the wall-clock time."""
+        """A quantile of the wall-clock time."""
         return float(quantiles(self.wall, p))
 
     def quantile_error(self, p: float) -> float:
@@ -117,12 +117,12 @@ class RunOutcome:
         return float(high - low) / 2 if high < np.inf else float("nan")
 
     def cost(self, price: float) -> Floats:
-        """At so much an hour of a GPU, spares with them."""
+        """Cost at a price per GPU-hour, spares included."""
         spares = (self.run.spares or 0) * self.run.reliability.node_gpus
         return np.asarray(self.wall / HOUR * (self.run.gpus + spares) * price)
 
     def energy(self, watts: float, idle: float) -> Floats:
-        """Joules: of all GPUs at work, and while they wait."""
+        """Energy in J, from the power of all GPUs while computing and while waiting."""
         down = np.asarray(sum(self.parts[c] for c in DOWN)) + self.parts["checkpoints"]
         return np.asarray((self.wall - down) * watts + down * idle)
 

@@ -1,4 +1,4 @@
-"""Run: so many steps of a job, its checkpoints, what may stop it, and the spares it has."""
+"""TrainingRun: the steps of a job with its checkpoints, failure rates and spare nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SETUP", "STORAGE", "CheckpointPlan", "TrainingRun", "checkpoint_byte
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """How they are written."""
+    """How checkpoints are written."""
 
     save: float  # seconds that each stops the job
     delay: float = 0.0  # seconds after that until it can be relied on: what is written in the background
@@ -34,7 +34,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A whole run on so many GPUs."""
+    """A training run."""
 
     steps: int
     gpus: int
@@ -86,16 +86,16 @@ class TrainingRun:
 
     @property
     def efficiency(self) -> float:
-        """The share of time that is work that counts, by the exact formula."""
+        """Share of time that is useful work, by the exact formula."""
         return exact_efficiency(self.outage, self.every * self.step)
 
     def exact(self) -> TrainingRun:
-        """Were the step time and the failure rates known."""
+        """The run with step time and failure rates known exactly."""
         times, kind = replace(self.times, model_sd=0.0), replace(self.reliability, rate_sd=0.0)
         return replace(self, times=times, reliability=kind)
 
     def changed(self, seconds: float = 1.0, save: float = 1.0) -> TrainingRun:
-        """With steps and checkpoints that take so many times as long."""
+        """The run with step and checkpoint times multiplied by these factors."""
         times = replace(self.times, seconds=self.times.seconds * seconds)
         checkpoints = replace(self.checkpoints, save=self.checkpoints.save * save)
         return replace(self, times=times, checkpoints=checkpoints)
@@ -122,7 +122,7 @@ def checkpoints_of(
     storage: float | None = None,
     every: int | None = None,
 ) -> CheckpointPlan:
-    """As said, or 5 s + bytes / storage; `background` is the share of the writing that steps go on under."""
+    """The given seconds, or 5 s + bytes / storage; `background` is the share of writing that overlaps training."""
     if not 0 <= background <= 1:
         raise PresageError(f"{background:g} of the writing in the background: it should be 0 to 1")
     if seconds is not None:

@@ -40,7 +40,7 @@ HOUR, PER_1000 = 3600.0, 1e-3
 
 
 def names() -> list[str]:
-    """Of the sets that come with presage."""
+    """Names of the included failure-rate sets."""
     return sorted(f.name.removesuffix(".toml") for f in files("presage").joinpath("data/runs").iterdir())
 
 
@@ -62,7 +62,7 @@ def read_reliability(path: Path) -> Reliability:
     reader = _Reader(path, table)
     reader.keys("", table, TOP)
     try:
-        return reader.made()
+        return reader.parse()
     except InputError:
         raise
     except PresageError as e:
@@ -73,7 +73,7 @@ class _Reader:
     def __init__(self, path: Path, table: dict[str, Any]) -> None:
         self.path, self.table = path, table
 
-    def made(self) -> Reliability:
+    def parse(self) -> Reliability:
         t = self.table
         return Reliability(
             name=self.text("name", t.get("name", self.path.stem)),
@@ -107,7 +107,7 @@ class _Reader:
         return SlowEpisode(self.name(at, given), self.rate(at, given), LogNormal(middle, wide), max(factor, 1 + 1e-9))
 
     def rate(self, at: str, given: Mapping[str, Any]) -> float:
-        """A node-day, from a count, a share of the whole, or as it is."""
+        """Failures per node-day, from a count, a share of the total, or a rate."""
         said = [k for k in ("count", "share", "per_1000_node_days") if k in given]
         if len(said) != 1:
             raise InputError(self.path, "needs one of count, share and per_1000_node_days", at)

@@ -25,9 +25,8 @@ from presage.noise.distribution import Distribution
 from presage.pool.pool import SERIAL, Pool
 from presage.runs.outcome import CAUSES, RunOutcome
 from presage.runs.run import TrainingRun
-from presage.runs.spares import Spares
 
-__all__ = ["CHUNK", "MOST_ATTEMPTS", "simulate"]
+__all__ = ["CHUNK", "MOST_ATTEMPTS", "Spares", "simulate"]
 
 Floats = NDArray[np.float64]
 CHUNK = 5_000  # draws
@@ -38,7 +37,7 @@ STREAMS = ("run", "failure", "class", "node", "repair", "noise", "stalls", "slow
 
 
 def simulate(run: TrainingRun, draws: int = 2000, seed: int = 0, pool: Pool = SERIAL) -> RunOutcome:
-    """Draws of the run; the same seed gives the same."""
+    """Draw the run; the same seed gives the same draws."""
     if draws < 1:
         raise PresageError(f"{draws} draws: there has to be one at least")
     _check(run)
@@ -47,7 +46,7 @@ def simulate(run: TrainingRun, draws: int = 2000, seed: int = 0, pool: Pool = SE
 
 
 def _chunk(run: TrainingRun, seed: int, chunk: tuple[int, int]) -> RunOutcome:
-    """Its number, and how many draws it has. The first one has the seed's own streams."""
+    """Draw one chunk: its number and size. The first uses the seed's own streams."""
     number, draws = chunk
     seeded = np.random.default_rng([seed, number] if number else seed)
     state = _State(run, draws, dict(zip(STREAMS, seeded.spawn(len(STREAMS)), strict=True)))
@@ -60,7 +59,7 @@ def _chunk(run: TrainingRun, seed: int, chunk: tuple[int, int]) -> RunOutcome:
 
 
 def _check(run: TrainingRun) -> None:
-    """A run that failures let next to nothing of through has no end."""
+    """Refuse a run that failures keep from making progress."""
     share = run.efficiency
     attempts = run.steps * run.step / share * run.risk.rate if share > 0 else inf
     if attempts > MOST_ATTEMPTS / 2:
@@ -83,7 +82,7 @@ class _Attempt:
 
 
 class _Totals:
-    """What all draws came to, those that are done with them."""
+    """Totals of all draws, finished ones included."""
 
     def __init__(self, classes: int, draws: int) -> None:
         self.parts = {c: np.zeros(draws) for c in CAUSES}
@@ -91,7 +90,7 @@ class _Totals:
 
 
 class _State:
-    """Where each draw stands that is not done."""
+    """State of the unfinished draws."""
 
     def __init__(self, run: TrainingRun, draws: int, rng: dict[str, np.random.Generator]) -> None:
         self.run, self.draws, self.rng = run, draws, rng
@@ -110,7 +109,7 @@ class _State:
         self.totals = _Totals(max(1, len(classes)), draws)
 
     def slimmed(self) -> _State:
-        """Without the draws that are done, once they are half of them."""
+        """Drop finished draws once they are half of all."""
         if self.busy.sum() * 2 > self.draws or not self.busy.any():
             return self
         keep, out = self.busy, copy(self)
@@ -125,7 +124,7 @@ class _State:
         return RunOutcome(self.run, self.totals.parts, self.totals.counts, self.totals.costs, never)
 
     def attempt(self) -> None:
-        """One for each draw that is not done."""
+        """One attempt of every unfinished draw."""
         up = self._until_failure()
         kind = np.searchsorted(self.shares, self.rng["class"].random(self.draws)).clip(max=len(self.detect) - 1)
         start = np.minimum(up, 0.0 if self.first else self.restart)
@@ -142,7 +141,7 @@ class _State:
         self.busy, self.first = failed, False
 
     def _until_failure(self) -> Floats:
-        """Seconds; a time since the last one that is Weibull."""
+        """Weibull-distributed seconds until the next failure."""
         even = self.rng["failure"].standard_exponential(self.draws)
         if self.scale == inf:
             return np.full(self.draws, inf)
@@ -177,7 +176,7 @@ class _State:
         return base, stalls, self._slowed(base * n) / n
 
     def _slowed(self, work: Floats) -> Floats:
-        """Seconds that slow episodes add to so many: at most as if all of it was slow."""
+        """Seconds that slow episodes add to `work` seconds, at most as if all of it were slow."""
         total = np.zeros(self.draws)
         for rate, episode in self.episodes:
             added = _added(self.rng["slow"], rate * work, episode.lost)
@@ -209,3 +208,33 @@ def _added(rng: np.random.Generator, expected: Floats, size: Distribution) -> Fl
     square = size.sd**2 + size.mean**2
     width = square / size.mean
     return rng.gamma(expected * size.mean / width, width)
+
+
+# ---- Spare nodes: how long a run waits for a node when all spares are in repair.
+
+
+class Spares:
+    """Spare nodes of many draws at once: when each failed node returns from repair.
+
+    A run needs all its nodes. With n spares it goes on while at most n nodes are in repair; one more, and it waits for
+    the first of these n + 1. None: there is always a spare.
+    """
+
+    def __init__(self, spares: int | None, draws: int) -> None:
+        self.back = None if spares is None else np.full((draws, spares + 1), -np.inf)
+
+    def only(self, keep: NDArray[np.bool_]) -> Spares:
+        """The spares of a subset of the draws."""
+        out = Spares(None, 0)
+        out.back = None if self.back is None else self.back[keep]
+        return out
+
+    def wait(self, lost: NDArray[np.bool_], now: Floats, repair: Floats) -> Floats:
+        """Seconds that each draw which loses a node now waits for a spare."""
+        waits = np.zeros(len(now))
+        rows = np.flatnonzero(lost)
+        if self.back is None or not len(rows):
+            return waits
+        self.back[rows, self.back[rows].argmin(axis=1)] = now[rows] + repair[rows]
+        waits[rows] = np.maximum(0.0, self.back[rows].min(axis=1) - now[rows])
+        return waits

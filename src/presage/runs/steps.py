@@ -28,7 +28,7 @@ MODEL_SD = 0.076 / 0.6745  # a median error of 7.6% on 1,287 public runs (docs/r
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Steps of a run. Standard deviations are of logarithms."""
+    """Step times of a run; standard deviations are of logarithms."""
 
     seconds: float  # of a step, stalls and slow episodes apart
     run_sd: float = 0.0  # between runs
@@ -44,13 +44,13 @@ class StepTimes:
             raise PresageError("steps need seconds above 0 and a correlation from 0 to below 1")
 
     def runs(self, rng: np.random.Generator, draws: int) -> tuple[Floats, Floats]:
-        """Of each draw: seconds of its average step, and its drift."""
+        """Mean step in seconds and drift of each draw."""
         z = rng.standard_normal((3, draws))
         own = np.exp(self.run_sd * z[0] - self.run_sd**2 / 2) * np.exp(self.model_sd * z[1])
         return self.seconds * own, self.drift + self.drift_sd * z[2]
 
     def mean_sd(self, n: Floats) -> Floats:
-        """Of the mean of n steps in a row, as a share of a step."""
+        """Standard deviation of the mean of n consecutive steps, relative to a step."""
         return np.asarray(self.sd * np.sqrt(sum_variance(n, self.correlation)) / n)
 
     def drawn(self, rng: np.random.Generator, draws: int, nodes: float) -> Floats:
@@ -62,7 +62,7 @@ class StepTimes:
 
 
 def sum_variance(n: Floats, correlation: float) -> Floats:
-    """Of a sum of n values of variance 1 where each goes with the one before: exact for whole n."""
+    """Variance of a sum of n AR(1) values of variance 1; exact for whole n."""
     r = correlation
     return np.asarray(n * (1 + r) / (1 - r) - 2 * r * (1 - r**n) / (1 - r) ** 2)
 
@@ -75,7 +75,7 @@ COUNT = 4_000  # steps that are drawn
 def step_times(
     job: JobResult, noise: str | None = None, episodes: bool = True, seed: int = 0, pool: Pool = THREADS_2
 ) -> tuple[StepTimes, str]:
-    """And where the noise is from: a file, or what is assumed of such GPUs. `episodes`: the run has slow ones."""
+    """Step times of a job's run, and the source of the noise: file or preset. `episodes`: it has slow episodes."""
     belief, source = belief_of(job.job, job.seconds, noise)
     lasting = _lasting(belief.noise, job.job.gpus, episodes)
     found = draw(without_fitted_stragglers(step_model(job.job, job.job_step), lasting), lasting, seed, COUNT, pool=pool)
@@ -94,6 +94,6 @@ def step_times(
 
 
 def _lasting(noise: NoiseModel, gpus: int, episodes: bool) -> NoiseModel:
-    """What is there in every hour of a run."""
+    """The noise present in every hour of a run."""
     slow = noise.slow if noise.slow.share * gpus >= 1 else SlowGpus()
     return replace(noise, stalls=Stalls(), slow=slow, network=NetworkRegimes() if episodes else noise.network)

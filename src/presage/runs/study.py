@@ -1,4 +1,4 @@
-"""What a run's end depends on: the interval of its checkpoints, its spares, and everything that could be better."""
+"""Sensitivity of a run's wall-clock time: checkpoint interval, spares, and single changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CheckpointInterval:
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """What a change of a run does to its end, in seconds."""
+    """Wall-clock quantiles with one change of the run, in seconds."""
 
     name: str
     middle: float  # of the median
@@ -52,7 +52,7 @@ class SparesOutcome:
 
 
 def intervals(run: TrainingRun) -> tuple[CheckpointInterval, ...]:
-    """By formula, then as the run has it."""
+    """Checkpoint intervals by formula, then that of the run."""
     o = run.outage
     if o.mttf == float("inf"):
         return ()
@@ -100,7 +100,7 @@ def _shorter(run: TrainingRun) -> tuple[TrainingRun, float]:
 
 
 def _hardly(run: TrainingRun) -> bool:
-    """Whether it would hardly move."""
+    """Whether failures keep the run from making progress."""
     return run.efficiency * MOST_ATTEMPTS < 2 * run.steps * run.step * run.risk.rate
 
 
@@ -134,7 +134,7 @@ def _others(run: TrainingRun) -> Iterator[tuple[str, TrainingRun]]:
 
 
 def with_spares(run: TrainingRun, draws: int = 500, seed: int = 0, pool: Pool = SERIAL) -> tuple[SparesOutcome, ...]:
-    """From none to as many as leave no wait, doubling."""
+    """Outcomes with 0, 1, 2, 4, ... spares, until none waits."""
     if not any(f.node for f in run.reliability.failures):
         return ()
     base, times = _shorter(run.exact())

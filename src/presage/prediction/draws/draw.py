@@ -71,7 +71,7 @@ class Draws:
         return estimate(self.seconds, lambda x: float(x.mean()))
 
     def quantile(self, p: float) -> Estimate:
-        """Of a step of some run."""
+        """A quantile of single steps of all runs."""
         return estimate(self.seconds, lambda x: float(np.quantile(x, p)))
 
     @cached_property
@@ -87,7 +87,7 @@ class Draws:
         return estimate(self.seconds, lambda x: float(np.mean(x > seconds)))
 
     def run_quantile(self, p: float) -> Estimate:
-        """Of a run's mean step: what its date depends on."""
+        """A quantile of a run's mean step, which determines when it ends."""
         return estimate(self.run_means[:, None], lambda x: float(np.quantile(x, p)))
 
     @cached_property
@@ -106,18 +106,18 @@ class Draws:
 
     @property
     def run_sd(self) -> float:
-        """Between runs, of the logarithm."""
+        """Standard deviation of log run means."""
         return float(np.log(self.run_means).std())
 
     @property
     def step_sd(self) -> float:
-        """Between steps of a run, over their mean."""
+        """Standard deviation of steps within a run, relative to its mean."""
         n = self.seconds.shape[1]
         return float(self.within.std() * np.sqrt(n / (n - 1))) if n > 1 else 0.0
 
 
 class Drawn:
-    """What has draws, with their quantiles."""
+    """Mixin of results with `draws`: their quantiles."""
 
     draws: Draws
 
@@ -141,13 +141,13 @@ def blocks_of(count: int, steps: int = STEPS) -> tuple[int, tuple[int, int]]:
 def in_blocks(
     block: Callable[[RandomStreams, tuple[int, int]], Block], shape: StepModel, seed: int, count: int
 ) -> Draws:
-    """Draws whose blocks a function makes: two beside each other."""
+    """Draws from a function that computes one block, two blocks at a time."""
     blocks, size = blocks_of(count)
     return join_blocks(shape, THREADS_2.map(lambda k: block(RandomStreams(seed).child(k), size), range(blocks)))
 
 
 def join_blocks(shape: StepModel, blocks: Iterable[Block]) -> Draws:
-    """Draws of their blocks."""
+    """Join blocks into Draws."""
     lasting, passing = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     return Draws(np.maximum(lasting + passing, 0.0), shape.seconds, lasting)
 
@@ -177,7 +177,7 @@ def whole_steps(shape: StepModel, noise: NoiseModel, streams: RandomStreams, lon
 
 
 def _spreads(shape: StepModel, noise: NoiseModel) -> dict[str, WorkSpread]:
-    """Of the classes of work that a replica's pipeline has."""
+    """Noise of the classes of work in a replica's pipeline."""
     return {k: s for k, s in noise.spread.items() if shape.work[CLASSES.index(k)].any()}
 
 
@@ -218,7 +218,7 @@ def _kind(shape: StepModel, noise: NoiseModel, streams: RandomStreams, named: st
 
 
 def _few_of(count: int) -> list[int]:
-    """How many of the draws are of each stratum."""
+    """Number of draws of each stratum."""
     return [int(count * w) for w in WORTH]
 
 
@@ -260,7 +260,7 @@ def _transfers(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size
 
 
 def transfers_vary(noise: NoiseModel) -> bool:
-    """Whether any of them takes longer in some steps."""
+    """Whether the duration of any transfer varies between steps."""
     spreads = [noise.of(k) for k in CLASSES if k not in COMPUTE]
     return noise.network.factors != (1.0,) or any(s.step or s.own for s in spreads)
 
@@ -290,7 +290,7 @@ MOST = 16_000_000  # steps that are held at once
 
 @dataclass(frozen=True, eq=False)
 class DrawRequest:
-    """What is to be drawn: some `steps` of each of count / steps runs."""
+    """Draws to make: `steps` steps of each of count / steps runs."""
 
     shape: StepModel
     noise: NoiseModel
@@ -299,7 +299,7 @@ class DrawRequest:
 
 
 class _Piece(NamedTuple):
-    """A block of some that were asked for, by number."""
+    """One block of one request."""
 
     some: tuple[int, ...]
     block: int
@@ -314,7 +314,7 @@ def draw(
 
 
 def draw_all(asked: Sequence[DrawRequest], seed: int = 0, pool: Pool = THREADS_2) -> Iterator[tuple[int, Draws]]:
-    """Each with its number, those whose slowest replicas are the same together."""
+    """Pairs of request number and Draws; requests with the same slowest replicas are drawn together."""
     for a in asked:
         if transfers_vary(a.noise):
             a.shape.curves  # noqa: B018 - here, once, and not in every piece
@@ -328,7 +328,7 @@ def draw_all(asked: Sequence[DrawRequest], seed: int = 0, pool: Pool = THREADS_2
 
 
 def _parts(asked: Sequence[DrawRequest]) -> Iterator[tuple[int, ...]]:
-    """Those that share their slowest replicas, as many of them as can be held."""
+    """Requests that share their slowest replicas, as many as fit in memory."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, a in enumerate(asked):
         alike.setdefault((a.count, a.steps, *replicas_key(a.shape, a.noise)), []).append(i)

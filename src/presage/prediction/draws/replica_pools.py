@@ -61,14 +61,14 @@ class Replica:
 
     @property
     def left(self) -> int:
-        """Microbatches that are not run."""
+        """Microbatches that are not simulated."""
         return self.shape.pipeline.schedule.microbatches - self.schedule.microbatches
 
     @cached_property
-    def made(self) -> tuple[Program, Ints]:
-        """The program, and each task's row: tasks of a row are of one stage, take as long, and are made of the same."""
-        made, kind = _program(self.schedule, self.shape.pipeline.durations.overlap, _key(self.shape))
-        return made, self._rows[1][kind]
+    def tasks(self) -> tuple[Program, Ints]:
+        """The program, and each task's row: tasks of a row are of one stage, with equal seconds and classes of work."""
+        program, kind = _program(self.schedule, self.shape.pipeline.durations.overlap, _key(self.shape))
+        return program, self._rows[1][kind]
 
     @cached_property
     def microbatch(self) -> Ints:
@@ -91,7 +91,7 @@ class Replica:
 
     @property
     def stage(self) -> Ints:
-        """[row]."""
+        """[row]: its stage."""
         return self._rows[0][:, 0].astype(np.int64)
 
     @property
@@ -101,7 +101,7 @@ class Replica:
 
     @property
     def shares(self) -> Floats:
-        """[class, row]: of its seconds."""
+        """[class, row]: shares of the seconds."""
         return self._rows[0][:, 2:].T
 
     @cached_property
@@ -121,7 +121,7 @@ class Replica:
 
     def seconds(self, ratio: Floats) -> Floats:
         """[draws]: of all microbatches, where tasks take `ratio`[row, draw] as long as usual."""
-        made, row = self.made
+        made, row = self.tasks
         took = finish_times(made, Durations(self.base[row], row.astype(np.int32), self.base[:, None] * ratio))
         return took + self.left * self.pace * self.busy(ratio) if self.left else took
 
@@ -159,12 +159,12 @@ class Gpus(NamedTuple):
     beyond: Floats
 
     def of(self, draws: Ints | slice) -> Gpus:
-        """Those of some draws."""
+        """The GPUs of a slice of the draws."""
         return Gpus(self.place[:, draws], self.beyond[:, draws])
 
 
 def pieces(count: int, rows: int, least: int = 64) -> Iterator[slice]:
-    """Of so many draws, as many at a time as `HELD` numbers are of so many rows."""
+    """Slices of the draws, so that rows x draws stays below `HELD` numbers."""
     width = max(least, HELD // max(1, rows))
     return (slice(first, min(first + width, count)) for first in range(0, count, width))
 
@@ -179,7 +179,7 @@ def rank_effects(shape: StepModel, noise: NoiseModel, gpus: Gpus) -> Floats:
 
 
 def drawn_gpus(shape: StepModel, noise: NoiseModel, rng: np.random.Generator, count: int, slow: bool) -> Gpus:
-    """Of the GPUs of a stage that wait for each other, the slowest; none of them a slow one, or at least one."""
+    """Draw each stage's slowest GPU of those that wait for each other: without slow GPUs, or with at least one."""
     size = shape.stages, count
     place = STANDARD.quantile(rng.random(size) ** (1 / shape.together))
     beyond = _slow(shape, noise, rng, size) if slow else np.ones(size)
@@ -211,19 +211,19 @@ def step_jitter(shape: StepModel, noise: NoiseModel, rng: np.random.Generator, g
     """[draw]: how many times as long as its GPUs would take, a replica takes in one step."""
     replica = Replica.of(shape, MOST_TASKS)
     out = np.empty(gpus.place.shape[1])
-    for some in pieces(len(out), len(replica.made[1]), least=16):
+    for some in pieces(len(out), len(replica.tasks[1]), least=16):
         out[some] = _one_by_one(replica, noise, rng, gpus.of(some))
     return replica.evened(out)
 
 
 def tasks_of(shape: StepModel) -> int:
-    """That one draw of `lively` takes."""
-    return len(Replica.of(shape, MOST_TASKS).made[1])
+    """Number of tasks of one draw of `step_jitter`."""
+    return len(Replica.of(shape, MOST_TASKS).tasks[1])
 
 
 def _one_by_one(replica: Replica, noise: NoiseModel, rng: np.random.Generator, gpus: Gpus) -> Floats:
     """Every task drawn by itself, over the same with its GPUs' effects alone."""
-    (made, row), count = replica.made, gpus.place.shape[1]
+    (made, row), count = replica.tasks, gpus.place.shape[1]
     by_row = replica.base[:, None] * ratios(replica, noise, gpus)
     sd = replica.own_sd(noise)
     sd[np.isin(replica.stage, list(replica.shape.still))] = 0.0

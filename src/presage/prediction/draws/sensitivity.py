@@ -49,7 +49,7 @@ Cases = dict[object, DrawRequest]  # by key
 
 @dataclass(frozen=True)
 class MetricChange:
-    """What becomes of a step, in seconds: below 0 where it gets shorter."""
+    """Change of the step time in seconds; negative: shorter."""
 
     p50: Estimate
     p95: Estimate
@@ -57,13 +57,13 @@ class MetricChange:
 
     @staticmethod
     def of(before: Floats, after: Floats) -> MetricChange:
-        """Of what `_told` tells of draws with the same random numbers."""
+        """Changes between metrics of draws with the same random numbers."""
         return MetricChange(*(_jackknife(after[k] - before[k]) for k in (P50, P95, SD)))
 
 
 @dataclass(frozen=True)
 class VarianceShares:
-    """Of what noise does, a source's part by Shapley: of the variance, of p95 - p50, and of what the mean is more."""
+    """Shapley shares of a source of noise: of the variance, of p95 - p50, and of the increase of the mean."""
 
     variance: Estimate
     tail: Estimate
@@ -106,7 +106,7 @@ class Sensitivity:
 def sensitivity(
     shape: StepModel, noise: NoiseModel, seed: int = 0, draws: int = DRAWS, pool: Pool = THREADS_2
 ) -> Sensitivity:
-    """Of a job's step. The shape may be `calmed`, by this noise."""
+    """Sensitivity of a job's step, for a step model with or without its fitted stragglers."""
     found, calm = draw(shape, noise, seed, draws, pool=pool), draw(shape, NO_NOISE, seed, 2)
     names, critical = [s.name for s in active_sources(noise)], criticality(shape)
     cases = {
@@ -215,7 +215,7 @@ def _measures(x: Floats) -> tuple[float, ...]:
 
 
 def _jackknife(values: Floats, other: float = 0.0) -> Estimate:
-    """Of a number and what it is without an eighth each (the jackknife), with an error of another kind added."""
+    """Jackknife estimate from a value and those without an eighth of the runs each; `other` adds to its error."""
     rest = values[1:]
     n = len(rest)
     own = float(np.sqrt((n - 1) / n * ((rest - rest.mean()) ** 2).sum())) if n > 1 else 0.0
@@ -229,7 +229,7 @@ NO_LIMIT = 1e6  # W
 
 
 class Critical(NamedTuple):
-    """Seconds of a step: on its longest path, and all there are of them."""
+    """Seconds on the critical path of a step, and in total."""
 
     shown: float
     seconds: float
@@ -242,7 +242,7 @@ class Critical(NamedTuple):
 
 
 def criticality(shape: StepModel) -> dict[str, Critical]:
-    """Of the classes of work that the job has."""
+    """Critical seconds by class of work."""
     slow = job_step(shape.job, shape.efficiency).slowdown
     held, base = _unlimited(shape.job), WorkPaces(products=slow, attention=slow)
 
@@ -254,7 +254,7 @@ def criticality(shape: StepModel) -> dict[str, Critical]:
 
 
 def stage_criticality(shape: StepModel, stage: int) -> Critical:
-    """Of a pipeline stage's passes."""
+    """Critical seconds of the passes of a pipeline stage."""
     at = [scale_stage(shape, stage, t).seconds for t in (1.0, 1 + NEAR, FAR, FAR * (1 + NEAR))]
     return _critical(*at)
 

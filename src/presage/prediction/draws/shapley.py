@@ -33,7 +33,7 @@ class Shapley(NamedTuple):
 
 
 def shapley(causes: Sequence[str], value: Value, seed: int = 0, exact: int = EXACT, pairs: int = PAIRS) -> Shapley:
-    """Of causes whose subsets have these values: arrays of one shape."""
+    """Shapley shares of causes, from the values of their subsets: arrays of one shape."""
     known: dict[frozenset[str], Floats] = {}
 
     def kept(some: frozenset[str]) -> Floats:
@@ -49,7 +49,7 @@ def shapley(causes: Sequence[str], value: Value, seed: int = 0, exact: int = EXA
 
 
 def subsets(causes: Sequence[str], seed: int = 0, exact: int = EXACT, pairs: int = PAIRS) -> list[frozenset[str]]:
-    """Those that `shapley` will ask for the values of."""
+    """The subsets whose values `shapley` needs."""
     asked: list[frozenset[str]] = []
 
     def value(some: frozenset[str]) -> Floats:

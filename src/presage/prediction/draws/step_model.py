@@ -1,4 +1,4 @@
-"""Shape: what draws need of a job's step: its pipeline, seconds by class of work, and who waits for whom."""
+"""StepModel: what draws need of a job's step: pipeline, seconds by class of work, and synchronization."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMES = (0.5, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 10.0, 20.0)  # as long as usua
 
 @dataclass(frozen=True, eq=False)
 class StepModel:
-    """A step to draw."""
+    """A job's step reduced to what draws need."""
 
     job: Job
     seconds: float  # with no noise
@@ -86,7 +86,7 @@ class StepModel:
 
 
 def step_model(job: Job, found: JobStep | None = None, efficiency: Efficiency | None = None) -> StepModel:
-    """Of a job's step."""
+    """The step model of a job."""
     s = found or job_step(job, efficiency)
     replicas, together = _together(job)
     nodes = job.gpus / NODE

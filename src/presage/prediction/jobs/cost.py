@@ -1,4 +1,4 @@
-"""What a job spends: energy, money, days."""
+"""Energy, cost and days of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {"power_W": "power", "price_per_gpu_hour": "price", "pue": "pue"}
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """What power and GPUs cost. Money is in any currency."""
+    """Power draw and prices, in any currency."""
 
     power: float | None = None  # W a GPU draws at work; None: its power limit
     price: float | None = None  # of a GPU for an hour
@@ -36,7 +36,7 @@ class CostTerms:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """By so many tokens of training."""
+    """Time, energy and cost of training on some tokens."""
 
     tokens: float
     steps: float
@@ -55,7 +55,7 @@ class TrainingCost:
 
     @staticmethod
     def of(tokens: float, steps: float, step: float, gpus: int, watts: float, price: float | None) -> TrainingCost:
-        """`step`: seconds of one; `watts`: of all GPUs."""
+        """The cost of `steps` steps of `step` seconds; `watts` is the power of all GPUs."""
         seconds = steps * step
         hours = seconds * gpus / HOUR
         return TrainingCost(tokens, steps, seconds, hours, seconds * watts, None if price is None else hours * price)

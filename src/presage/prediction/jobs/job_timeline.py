@@ -16,7 +16,7 @@ TAIL = {"dp": "gradients and parameters between replicas", "optimizer": "optimiz
 
 
 def job_timeline(step: JobStep) -> Timeline:
-    """A lane a stage. What comes after the pipeline is as long as it is exposed."""
+    """The timeline, one lane per stage; tasks after the pipeline last as long as they are exposed."""
     run = step.pipeline
     count = run.schedule.stages * run.schedule.virtual * run.schedule.microbatches * 2
     if count > MOST:

@@ -1,4 +1,4 @@
-"""What a step would take, were one class of its work quicker or slower: the same laws, one price each."""
+"""Step time with one class of work faster or slower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST = 5e-5  # of the step: what moves it less does not matter
 
 @dataclass(frozen=True, slots=True)
 class WorkClassSensitivity:
-    """A class of work, in the words of `Paces`, and the step with it quicker and slower, in seconds."""
+    """A class of work of `WorkPaces`, and the step time with it faster and slower, in seconds."""
 
     name: str
     quicker: float
@@ -25,7 +25,7 @@ class WorkClassSensitivity:
 
 
 def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> tuple[WorkClassSensitivity, ...]:
-    """Classes that matter to the step, those that matter most first."""
+    """Classes of work that change the step, largest effect first."""
     now = job_step(job, efficiency).seconds
     found = []
     for name in WorkPaces._fields:

@@ -22,7 +22,7 @@ class Exchange:
 
 
 def exchange(job: Job, pricer: BlockCostModel, w: Weights) -> Exchange:
-    """Of a chunk with such weights, once a step. With ZeRO-2 each pass sends its gradients itself."""
+    """Communication of a chunk's weights once per step. With ZeRO-2 each pass sends its own gradients."""
     f, reduce = job.framework, 0.0
     if job.parallel.zero < 2:
         reduce = reduction(job, pricer, w.shared * f.reduce_bytes, Axis.SHARD, Axis.REPLICAS)
