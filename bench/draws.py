@@ -37,7 +37,7 @@ def shape(virtual: int, batch: int) -> StepModel:
 def brute_force(s: StepModel, noise: NoiseModel, runs: int, steps: int) -> np.ndarray:
     """Steps' pipelines, every replica drawn by itself."""
     rng, replica = np.random.default_rng(1), Replica.of(s, 10**9)
-    made, row = replica.made
+    program, row = replica.tasks
     sd = np.sqrt(sum((replica.shares[k] * noise.of(c).own) ** 2 for k, c in enumerate(CLASSES)))
     out = np.empty((runs, steps))
     for r in range(runs):
@@ -47,7 +47,7 @@ def brute_force(s: StepModel, noise: NoiseModel, runs: int, steps: int) -> np.nd
         usual = (replica.base[:, None] * ratios(replica, noise, gpus))[row]
         for k in range(steps):
             draws = np.exp(sd[row][:, None] * rng.standard_normal((len(row), s.replicas)))
-            out[r, k] = finish_times(made, usual * draws).max()
+            out[r, k] = finish_times(program, usual * draws).max()
     return out + s.seconds - s.pipeline.total
 
 

@@ -209,7 +209,7 @@ def test_what_a_checkpoint_takes() -> None:
     usual = checkpoints_of(job, kind)
     assert usual.save == pytest.approx(SETUP + checkpoint_bytes(job) / (STORAGE * 2048))
     assert usual.save == pytest.approx(9.2, abs=0.1)
-    assert "5 s + 5.68 TB at 1,365 GB/s" in usual.said
+    assert "5 s + 5.68 TB at 1,365 GB/s" in usual.source
 
 
 def test_a_few_lines_of_python_do_the_same() -> None:

@@ -57,7 +57,7 @@ def every_gpu(shape: StepModel, noise: NoiseModel, rng: np.random.Generator) -> 
 def brute_force(shape: StepModel, noise: NoiseModel, runs: int, steps: int, seed: int) -> np.ndarray:
     """Every replica of every step through the engine, one by one."""
     rng, replica = np.random.default_rng(seed), Replica.of(shape, 10**9)
-    made, row = replica.made
+    program, row = replica.tasks
     sd = np.sqrt(sum((replica.shares[k] * noise.of(c).own) ** 2 for k, c in enumerate(CLASSES)))
     works = replica.shares.sum(axis=0)[row] > 0
     out = np.empty((runs, steps))
@@ -67,7 +67,7 @@ def brute_force(shape: StepModel, noise: NoiseModel, runs: int, steps: int, seed
             seconds = usual[row] * np.exp(sd[row][:, None] * rng.standard_normal((len(row), shape.replicas)))
             load = noise.load.sample(rng, (replica.schedule.microbatches, shape.replicas))
             seconds[works] *= load[replica.microbatch[works]]
-            out[r, s] = finish_times(made, seconds).max()
+            out[r, s] = finish_times(program, seconds).max()
     return out + shape.seconds - shape.pipeline.total
 
 

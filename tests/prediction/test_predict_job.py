@@ -153,7 +153,7 @@ def test_counts(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "T", "many", "-3B", "1.2.3T", "15Q", "0"])
 def test_counts_that_are_none(text: str) -> None:
-    with pytest.raises(PresageError, match="no number of tokens: write 15T"):
+    with pytest.raises(PresageError, match="not a number of tokens: write 15T"):
         parse_tokens(text)
 
 

@@ -195,17 +195,16 @@ def command(
     until = _until(deadline, start)
     times, source = step_times(found, noise, bool(kind.slow), seed)
     times = times if step is None else replace(times, seconds=step, model_sd=0.0)  # what was measured has no such error
-    answer = predict_run(found, many, kind, saves, times, spares, draws, seed)
-    told = _with_interval(answer.run, interval, model_error)
-    answer = _worked_out(replace(answer, run=told, deadline=until, noise=source), workers, ray)
-    show_answer(run_answer(answer), json, report)
+    result = predict_run(found, many, kind, saves, times, spares, draws, seed, until)
+    result = replace(result, run=_with_interval(result.run, interval, model_error), noise=source)
+    show_answer(run_answer(_computed(result, workers, ray)), json, report)
 
 
-def _worked_out(answer: RunResult, workers: int, ray: str | None) -> RunResult:
+def _computed(result: RunResult, workers: int, ray: str | None) -> RunResult:
     from presage.pool import open_pool
 
     with pool_progress("drawing runs", open_pool(workers, ray)) as pool:
-        return answer.worked_out(pool)
+        return result.computed(pool)
 
 
 def _steps(found: JobResult, tokens: str | None, steps: int | None) -> int:

@@ -73,7 +73,7 @@ class JobMemory:
 
     stages: tuple[StageMemory, ...]
     memory: float
-    told: str = "reserved"  # which figure its framework's own log gives: allocated, reserved or device
+    reported_as: str = "reserved"  # the figure that its framework logs: allocated, reserved or device
 
     @property
     def worst(self) -> StageMemory:
@@ -82,7 +82,7 @@ class JobMemory:
     @property
     def peak(self) -> float:
         """Peak bytes of the fullest stage, as the framework logs them."""
-        return max(float(getattr(s, self.told)) for s in self.stages)
+        return max(float(getattr(s, self.reported_as)) for s in self.stages)
 
     @property
     def needed(self) -> float:

@@ -61,7 +61,7 @@ def headline(p: RunResult) -> str:
     o = p.outcome
     chance = "" if p.deadline is None else f"; {chance_text(o.done_by(p.deadline))} chance by {span(p.deadline)}"
     exact = ""
-    if p.unsure:
+    if p.has_model_error:
         low, high = span(p.exact.quantile(0.5)), span(p.exact.quantile(0.95))
         exact = f" With exact step time and failure rates: p50 {low}, p95 {high}."
     return (
@@ -122,7 +122,7 @@ def _duration_section(p: RunResult) -> Section:
     o, unit = p.outcome, time_unit(p.outcome.quantile(0.5))
     marks = {"deadline": p.deadline} if p.deadline else {}
     chart = partial(distribution_figure, o.wall, what="runs", marks=marks, unit=unit) if o.draws >= FEWEST else None
-    own = ", including presage's own error of step time and failure rates" if p.unsure else ""
+    own = ", including presage's own error of step time and failure rates" if p.has_model_error else ""
     late = f" {percent(1 - o.done_by(p.deadline))} miss the deadline." if p.deadline else ""
     text = f"{o.draws:,} runs, each with its own failures, restarts and slow steps{own}.{late} {TAIL_HELP}"
     return Section("How long", (duration_table(p), distribution_table(o.wall, unit)), chart, text)
@@ -134,7 +134,7 @@ def duration_table(p: RunResult) -> DataTable:
         ("step", *_cells(p.steps, seconds)),
         ("mean step of a run", *_cells(p.exact.step, seconds)),
         ("run", *_cells(p.exact.wall, span)),
-        *([("run, with presage's own error", *_cells(p.outcome.wall, span))] if p.unsure else []),
+        *([("run, with presage's own error", *_cells(p.outcome.wall, span))] if p.has_model_error else []),
         ("ETTR (useful steps)", *_cells(p.outcome.ettr, percent)),
         ("failures", *_cells(p.outcome.failures, _count)),
         *([("cost", *_cells(p.cost, amount))] if p.cost is not None else []),
@@ -225,7 +225,7 @@ def _checkpoints_section(p: RunResult) -> Section | None:
 def interval_table(p: RunResult) -> DataTable:
     """Checkpoint intervals by different rules."""
     rows = [(i.name, span(i.seconds), f"{i.steps:,}", percent(i.exact), percent(i.meta)) for i in p.intervals]
-    title = f"Checkpoints: {seconds(p.run.checkpoints.save)} each ({p.run.checkpoints.said})"
+    title = f"Checkpoints: {seconds(p.run.checkpoints.save)} each ({p.run.checkpoints.source})"
     strong = [k for k, i in enumerate(p.intervals) if i.name == "this run"]
     return data_table(title, ("interval by", "time", "steps", "ETTR, exact", "by Meta's formula"), rows, bold=strong)
 

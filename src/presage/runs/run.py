@@ -25,7 +25,7 @@ class CheckpointPlan:
     save: float  # seconds that each stops the job
     delay: float = 0.0  # seconds after that until it can be relied on: what is written in the background
     every: int | None = None  # steps; None: what the exact formula says is best
-    said: str = ""  # where `save` is from
+    source: str = ""  # of `save`
 
     def __post_init__(self) -> None:
         if self.save < 0 or self.delay < 0 or (self.every is not None and self.every < 1):
@@ -130,6 +130,6 @@ def checkpoints_of(
     nodes = job.gpus / reliability.node_gpus
     rate, nbytes = storage or STORAGE * nodes, checkpoint_bytes(job)
     writing = nbytes / rate
-    told = f"{SETUP:g} s + {nbytes / TB:.3g} TB at {rate / GB:,.4g} GB/s"
-    told += f", {background:.0%} of the writing in the background" if background else ""
-    return CheckpointPlan(SETUP + (1 - background) * writing, background * writing, every, told)
+    source = f"{SETUP:g} s + {nbytes / TB:.3g} TB at {rate / GB:,.4g} GB/s"
+    source += f", {background:.0%} of the writing in the background" if background else ""
+    return CheckpointPlan(SETUP + (1 - background) * writing, background * writing, every, source)

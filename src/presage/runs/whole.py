@@ -98,12 +98,12 @@ class RunResult(Result):
     @cached_property
     def exact(self) -> RunOutcome:
         """The drawn runs if step time and failure rates were known exactly."""
-        if not self.unsure:
+        if not self.has_model_error:
             return self.outcome
         return simulate(self.run.exact(), self.draw_count, self.seed)
 
     @property
-    def unsure(self) -> bool:
+    def has_model_error(self) -> bool:
         """Whether the draws include model error."""
         return self.run != self.run.exact()
 
@@ -143,11 +143,11 @@ class RunResult(Result):
     def spares(self) -> tuple[SparesOutcome, ...]:
         return with_spares(self.run, min(self.draw_count, STUDIED), self.seed)
 
-    def worked_out(self, pool: Pool) -> RunResult:
+    def computed(self, pool: Pool) -> RunResult:
         """This result with all draws done, on a pool."""
         result, few = replace(self), min(self.draw_count, STUDIED)
         outcome = simulate(self.run, self.draw_count, self.seed, pool)
-        exact = simulate(self.run.exact(), self.draw_count, self.seed, pool) if self.unsure else outcome
+        exact = simulate(self.run.exact(), self.draw_count, self.seed, pool) if self.has_model_error else outcome
         changed, spared = changes(self.run, few, self.seed, pool), with_spares(self.run, few, self.seed, pool)
         result.__dict__.update(outcome=outcome, exact=exact, changes=changed, spares=spared)
         return result
@@ -284,7 +284,7 @@ def _checkpoints(p: RunResult) -> dict[str, Any]:
     return {
         "save_s": k.save,
         "background_s": k.delay,
-        "from": k.said,
+        "from": k.source,
         "steps": p.run.every,
         "minutes": p.run.every * p.run.step / 60,
         "ettr": p.run.efficiency,

@@ -318,7 +318,7 @@ def _memory(m: JobMemory) -> dict[str, Any]:
         "fits": m.fits,
         "needed_bytes": m.needed,
         "peak_bytes": m.peak,
-        "peak_is": m.told,
+        "peak_is": m.reported_as,
         "gpu_bytes": m.memory,
         "margin_bytes": m.margin,
         "stage": m.stages.index(m.worst),
