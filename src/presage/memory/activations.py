@@ -12,8 +12,6 @@ from typing import NamedTuple
 from presage.configs.job import Job
 from presage.memory.optimizer_state import key_heads
 
-__all__ = ["LayerActivations", "LayerMemory", "layer_activations", "number_bytes"]
-
 FLASH = ("flash1", "flash2", "flash3")
 INPUT_BYTES = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # of Transformer Engine, with scales
 # What is not kept where a module is computed again.

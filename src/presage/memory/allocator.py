@@ -14,8 +14,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["KIB", "MIB", "Allocator", "Level", "MemoryBlock", "replay", "rounded", "segment_size"]
-
 KIB = 1024
 MIB = 1024 * KIB
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["H200", "GpuLimits"]
-
 
 class GpuLimits(Protocol):
     """Anything that knows these numbers, such as `presage.hardware.Gpu`."""

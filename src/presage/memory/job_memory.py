@@ -11,18 +11,6 @@ from presage.memory.activations import layer_activations, number_bytes, transfor
 from presage.memory.optimizer_state import ParameterShards, optimizer_state, padded, parameter_shards
 from presage.parallel.schedules import Extent, schedule_kind
 
-__all__ = [
-    "Buffers",
-    "JobMemory",
-    "StageMemory",
-    "buffers",
-    "in_flight",
-    "job_memory",
-    "logits",
-    "most_needed",
-    "outside",
-]
-
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
 # decoder steps on an H200 (data/h200_varied, gqa_*), ten that keep all activations and two that compute them again.
 IDLE, IDLE_AGAIN = 0.11, 0.24

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from presage.configs.job import Job
 from presage.configs.transformer import Transformer
 
-__all__ = ["OptimizerState", "ParameterShards", "optimizer_state", "parameter_shards"]
-
 MOMENTS = {
     "adam": 8.0,
     "adamw": 8.0,

@@ -11,8 +11,6 @@ from presage.configs.job import Job, Recompute
 from presage.memory.job_memory import job_memory
 from presage.parallel.schedules import ONE_CHUNK
 
-__all__ = ["MemorySaving", "memory_savings"]
-
 LEAST = 0.005  # of the memory needed: what saves less is not worth a word
 
 

@@ -16,8 +16,6 @@ from presage.memory.gpu_limits import H200, GpuLimits
 from presage.memory.workspace import library, library_bytes, transient
 from presage.memory.workspace_rnn import reserves
 
-__all__ = ["Holding", "MemoryProfile", "MemoryScore", "MemoryTimeline", "memory_profile", "score"]
-
 K = TypeVar("K")
 
 

@@ -17,8 +17,6 @@ from presage.memory import workspace_rnn as rnn
 from presage.memory.gpu_limits import H200, GpuLimits
 from presage.memory.workspace_reduce import buffers as reduction_buffers
 
-__all__ = ["RULES", "RULES_OF_CHIP", "Buffers", "library", "library_bytes", "transient"]
-
 R = TypeVar("R")
 Buffers: TypeAlias = tuple[int, ...]  # bytes of each buffer, all alive together
 Rule: TypeAlias = Callable[[Graph, Op], Buffers]

@@ -15,8 +15,6 @@ from presage.graph.graph import Graph, Op, Tensor
 from presage.memory.gpu_limits import GpuLimits
 from presage.memory.workspace_reduce import buffers as reduction_buffers
 
-__all__ = ["ConvShape", "backward", "forward"]
-
 WHOLE_LIMIT = 3_400_000_000  # no transform of whole images was seen to take more; larger than 32, no more than 2.6 GB
 WHOLE_LIMIT_LARGE = 2_600_000_000
 WINOGRAD = 36  # values of a transformed 6 x 6 tile, which makes 4 x 4 outputs

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from presage.memory.gpu_limits import H200, GpuLimits
 
-__all__ = ["Launch", "buffers", "spread"]
-
 THREADS = 512  # threads a block
 WARP = 32
 FEW, MANY = 16, 256  # values a thread should at least, and need at most, work on

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from presage.graph.graph import Graph, Op, argument
 
-__all__ = ["Recurrent", "drops", "of", "reserves", "scratch"]
-
 KEPT = {0: 1, 1: 1, 2: 5, 3: 6}  # by cuDNN's mode (ReLU, tanh, LSTM, GRU): values kept per hidden unit and time step
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 ALIGNMENT = 256

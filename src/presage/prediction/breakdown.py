@@ -1,4 +1,4 @@
-"""Where a step's time goes: by family of ops, by module, and which ops cost most."""
+"""Breakdown of a step's time by family of ops and module, costliest ops, and roofline points."""
 
 from __future__ import annotations
 
@@ -10,26 +10,13 @@ from presage.graph import work
 from presage.graph.graph import Graph, Op
 from presage.hardware import Gpu
 
-__all__ = [
-    "BreakdownPart",
-    "CostlyOps",
-    "Coverage",
-    "RooflinePoint",
-    "costliest",
-    "coverage",
-    "families",
-    "modules",
-    "roofline_points",
-    "shapes_of",
-]
-
 MODELLED = ("model", "likeness")
 OUTSIDE = {"optimizer": "(optimizer)", "other": "(other)"}
 
 
 @dataclass(frozen=True)
 class BreakdownPart:
-    """A share of a step: seconds of its kernels, seconds its ops cost the host."""
+    """Part of a step: seconds of its kernels, and host seconds of its ops."""
 
     name: str
     gpu: float
@@ -40,7 +27,7 @@ class BreakdownPart:
 
 @dataclass(frozen=True)
 class CostlyOps:
-    """Ops alike in name, shapes and phase: all of them together."""
+    """All ops of one name, shapes and phase."""
 
     name: str
     shapes: str
@@ -56,7 +43,7 @@ class CostlyOps:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the GPU time comes from models of the ops themselves, and what had to do without."""
+    """Share of GPU time from fitted models, and the ops without one."""
 
     modelled_fraction: float
     fallback_ops: tuple[str, ...]  # from FLOPs and bytes alone
@@ -64,12 +51,12 @@ class Coverage:
 
 
 def families(times: Sequence[OpTime], host: Sequence[float]) -> tuple[BreakdownPart, ...]:
-    """The ops that launch something by family, most GPU time first."""
+    """Ops that launch kernels, by family, most GPU time first."""
     return _parts((t.family, t.seconds, h) for t, h in zip(times, host, strict=True) if t.launches)
 
 
 def modules(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[BreakdownPart, ...]:
-    """By top-level module, most GPU time first."""
+    """Ops by top-level module, most GPU time first."""
     rows = zip(graph.ops, times, host, strict=True)
     return _parts((_module(op), t.seconds, h) for op, t, h in rows)
 
@@ -115,7 +102,7 @@ def _costly(
 
 
 def shapes_of(graph: Graph, op: Op, most: int = 3) -> str:
-    """The inputs, shortly: bf16[8192x1024] bf16[1024x4096]."""
+    """The inputs in short: bf16[8192x1024] bf16[1024x4096]."""
     tensors = [t for t in graph.inputs_of(op) if t.shape and t.elements]
     told = [f"{_short(t.dtype)}[{'x'.join(map(str, t.shape))}]" for t in tensors[:most]]
     return " ".join(told) + (f" and {len(tensors) - most} more" if len(tensors) > most else "")

@@ -1,4 +1,4 @@
-"""A Machine: what is known of a kind of GPU and its host, and what a step's kernels take on it."""
+"""Machine: the kernel model of a GPU and the model of its host; `kernel_times` of a step on it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from presage.graph.graph import Graph
 from presage.prediction.step import STEPS, step_program
 from presage.prediction.step_program import StepSpread
 
-__all__ = ["Machine", "kernel_times", "machine"]
-
 # Standard deviation of a step's GPU time about its prediction: on the GPU that was calibrated, and on another.
 CALIBRATED_HERE, TRANSFERRED = 0.04, 0.2
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of machine as far as it was measured: the kernels of its GPU, and its host."""
+    """Kernel model of a GPU and model of its host."""
 
     kernels: KernelModel
     host: HostModel
 
     @property
     def spread(self) -> StepSpread:
-        """How far runs may lie from the prediction."""
+        """Spread of step times around the prediction."""
         return StepSpread(self.host.pace, kernels=TRANSFERRED if self.kernels.transferred else CALIBRATED_HERE)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where its times are from, if from another GPU."""
+        """Notes on kernel times taken from another GPU."""
         return self.kernels.notes
 
 
 def machine(gpu: str | Path = "h200") -> Machine:
-    """A GPU by its name, or a calibration pack's folder; the host that was measured with it, or else the H200's."""
+    """The machine of a GPU name or a calibration pack's folder; its host as measured, else that of the H200."""
     kernels = load(gpu)
     try:
         host = host_model(kernels.gpu.key)

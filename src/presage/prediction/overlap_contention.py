@@ -1,4 +1,4 @@
-"""Kernels and collectives that run at the same time slow each other down: by how much, from when they run.
+"""Contention: kernels and collectives that overlap slow each other down.
 
 The slow-downs are those of `costs.overlap`. When kernels run depends on how long they take, so the timeline is made
 again with the new times, twice: what moves then is small.
@@ -24,8 +24,6 @@ from presage.hardware import Platform
 from presage.prediction.rank_program import RankProgram
 from presage.prediction.step_program import STREAM
 
-__all__ = ["OverlapSlowdown", "apply_contention", "overlap_slowdown"]
-
 Floats = NDArray[np.float64]
 Way: TypeAlias = Literal["ring", "nvls", "pairs"]
 PASSES: dict[Way, float] = {"ring": 3.0, "nvls": 2.0, "pairs": 3.0}  # bytes through memory for each received
@@ -34,7 +32,7 @@ ROUNDS = 2
 
 @dataclass(frozen=True, eq=False)
 class OverlapSlowdown:
-    """By op, how many times as long it takes beside a collective; and a collective beside compute, on the whole."""
+    """Slowdown of each op that overlaps a collective, and mean slowdown of collectives that overlap compute."""
 
     compute: Floats
     collective: float
@@ -42,7 +40,7 @@ class OverlapSlowdown:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """What a step's collectives draw while they run, on the whole."""
+    """Mean bandwidth and channels that a step's collectives take while they run."""
 
     bytes_per_second: float
     channels: int
@@ -109,7 +107,7 @@ def _way(kind: str, platform: Platform, group: RankGroup) -> Way:
 
 
 def apply_contention(ranks: RankProgram, slow: Sequence[OverlapSlowdown]) -> RankProgram:
-    """The ranks with the times their kernels and collectives take where they overlap; `slow` by member."""
+    """The ranks with overlapping kernels and collectives slowed down; `slow` by member."""
     plain = ranks.members
     for _ in range(ROUNDS):
         timeline = ranks.timeline()
@@ -136,7 +134,7 @@ def _factors(
     met: NDArray[np.int64],
     by: OverlapSlowdown,
 ) -> Floats:
-    """How many times as long each task of a rank's step takes, by the share of it that runs beside the other kind."""
+    """Slowdown of each task of a rank's step, by the share of it that overlaps the other kind."""
     sends = np.zeros(len(lane), np.bool_)
     sends[met] = True
     works = (lane >= STREAM) & ~sends

@@ -14,15 +14,13 @@ from presage.parallel.rank_layout import FoldedRank
 from presage.prediction.step import StepProgram
 from presage.prediction.step_program import STREAM, StepTasks, edges, lanes
 
-__all__ = ["Member", "RankProgram", "rank_program"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A rank that stands for all that do the same, and its step."""
+    """One rank that represents all identical ones, and its step."""
 
     fold: FoldedRank
     step: StepProgram
@@ -32,11 +30,11 @@ class Member:
         return self.step.tasks
 
     def with_seconds(self, seconds: Floats) -> Member:
-        """The same rank with other times of its tasks."""
+        """The rank with other task times."""
         return replace(self, step=replace(self.step, tasks=replace(self.tasks, seconds=seconds)))
 
     def paced(self, speed: float, host: float) -> Member:
-        """The rank on a GPU of another speed, and on a host that takes so many times as long."""
+        """The rank with this GPU speed and host-time factor."""
         on = self.tasks.lane
         factor = np.where(on < STREAM, host, 1 / speed)
         factor[[task for task, _ in self.tasks.meetings]] = 1.0
@@ -62,12 +60,12 @@ class RankProgram:
         return simulate(self.program, self.seconds)
 
     def with_members(self, members: Sequence[Member]) -> RankProgram:
-        """The same tasks with other times."""
+        """The program with other task times."""
         return replace(self, members=tuple(members))
 
 
 def rank_program(members: Sequence[Member], steps: int) -> RankProgram:
-    """Steps of these ranks, one after another."""
+    """Build the program of several steps of these ranks."""
     _check_meetings(members)
     sizes = [len(m.tasks) * steps for m in members]
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int).tolist()
@@ -96,7 +94,7 @@ def _labels(m: Member, names: dict[str, int]) -> Ints:
 
 
 def _meetings(members: Sequence[Member], starts: Sequence[int], tasks: int, steps: int) -> Ints:
-    """Collectives of one communicator meet in their order: the meeting of each task, or -1."""
+    """The collective that each task takes part in, by number, or -1; a communicator's collectives match in order."""
     group = np.full(tasks, -1, np.int64)
     number: dict[tuple[int, str, int, int], int] = {}
     for start, m in zip(starts, members, strict=True):
@@ -116,7 +114,7 @@ def _ordered(tasks: StepTasks) -> Iterator[tuple[int, str, int]]:
 
 
 def _check_meetings(members: Sequence[Member]) -> None:
-    """Ranks of one communicator have to call it equally often."""
+    """Refuse ranks that call a communicator unequally often."""
     calls: dict[tuple[str, int], tuple[int, int]] = {}
     for m in members:
         for name in {name for _, name in m.tasks.meetings}:

@@ -1,4 +1,4 @@
-"""A prediction for many ranks: the step, what communication and other ranks cost it, and each kind of rank."""
+"""RankResults: communication and waiting of several ranks, by class of ranks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,6 @@ from presage.noise.sampling import RANK_SD, pace_factors, step_paces
 from presage.parallel.rank_layout import RankLayout
 from presage.prediction.rank_program import Member, RankProgram
 from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM, WARM_UP, StepSpread, step_seconds
-
-__all__ = [
-    "CollectiveStats",
-    "RankClass",
-    "RankResults",
-    "collective_stats",
-    "collective_times",
-    "draw_steps",
-    "groups_of",
-    "rank_uses",
-]
 
 Floats = NDArray[np.float64]
 MS = 1e3
@@ -112,14 +101,14 @@ class RankResults:
 
 
 def groups_of(layout: RankLayout, platform: Platform) -> dict[str, RankGroup]:
-    """The communicators of each dimension, as collectives are timed by."""
+    """The communicator of each parallel dimension."""
     return {name: RankGroup(size, layout.per_domain(name, platform.domain)) for name, size in layout.sizes if size > 1}
 
 
 def collective_times(
     graph: Graph, times: Sequence[OpTime], platform: Platform, groups: Mapping[str, RankGroup]
 ) -> list[OpTime]:
-    """The same times, with those of collectives from the platform's links."""
+    """Kernel times with those of collectives taken from the platform's links."""
     model, out = Collectives.of(platform), []
     for op, time in zip(graph.ops, times, strict=True):
         kind = collective(op)
@@ -131,7 +120,7 @@ def collective_times(
 
 
 def collective_stats(graph: Graph, platform: Platform, groups: Mapping[str, RankGroup]) -> tuple[CollectiveStats, ...]:
-    """A step's collectives, those alike together, the most bytes first."""
+    """Collectives of a step, equal ones together, most bytes first."""
     model = Collectives.of(platform)
     found: dict[tuple[str, str, int], int] = {}
     for op in graph.ops:

@@ -1,4 +1,4 @@
-"""From a captured step, a strategy and a platform to the step of many ranks."""
+"""RankSet: the step of several ranks, from a captured step, a strategy and a platform."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ from presage.prediction.step import GPU_BOUND, Bound, StepBasis, StepProgram, St
 from presage.prediction.step_detail import StepWindow
 from presage.prediction.step_program import step_seconds
 
-__all__ = ["RankOverride", "RankSet", "predict_rank_set", "rank_set"]
-
 SIMULATED = 4  # steps: the last is like all that follow
 CELLS = 60e6  # task-draws held at a time
 
 
 @dataclass(frozen=True)
 class RankOverride:
-    """How a rank differs: its GPU's speed, how many times as long its host takes, its own step."""
+    """Settings of one rank: GPU speed, host-time factor, and which captured step it runs."""
 
     speed: float = 1.0
     host: float = 1.0
@@ -58,7 +56,7 @@ USUAL = RankOverride()
 
 @dataclass(frozen=True, eq=False)
 class RankSet:
-    """The ranks of a job, equal ones folded, with what each takes."""
+    """The ranks of a job, identical ones folded, with their steps and kernel times."""
 
     platform: Platform
     strategy: Strategy
@@ -101,7 +99,7 @@ def rank_set(
     kinds: Mapping[int, RankOverride] | None = None,
     steps: int = SIMULATED,
 ) -> RankSet:
-    """`count` ranks that run the first of the captured steps, but for those in `kinds`."""
+    """`count` ranks that run the first captured step, except those with settings in `kinds`."""
     layout = strategy.layout(count)
     reach = platform.links[-1].ranks
     if count > reach:
@@ -168,7 +166,7 @@ def _rank_results(found: RankSet) -> RankResults:
 
 
 def _bound(ranks: RankResults, step: Quantiles) -> Bound:
-    """What the busiest kind of rank mostly waits for, if it waits."""
+    """The bottleneck of the busiest class of ranks."""
     busiest = max(ranks.kinds, key=lambda k: k.compute)
     if busiest.compute > GPU_BOUND * step.p50:
         return "gpu"

@@ -204,7 +204,7 @@ def predict_step(
     steps: int = STEPS,
     seed: int = 0,
 ) -> StepResult:
-    """The prediction for a captured step whose kernel times are given, one for each op of the graph."""
+    """Predict a captured step from its kernel times, one for each op of the graph."""
     built = step_program(graph, times, host)
     spread = spread or StepSpread(host.pace)
     drawn = built.step_seconds(draws, steps, spread, np.random.default_rng(seed))

@@ -27,21 +27,6 @@ from presage.graph.graph import Graph, Op
 from presage.noise.sampling import pace_factors, step_paces
 from presage.prediction.stream_dependencies import crossings, stream_names
 
-__all__ = [
-    "AUTOGRAD",
-    "MAIN",
-    "NO_SPREAD",
-    "STREAM",
-    "StepSpread",
-    "StepTasks",
-    "draw_durations",
-    "edges",
-    "lanes",
-    "program",
-    "step_seconds",
-    "step_tasks",
-]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from presage.graph.graph import Graph, Op, uses
 from presage.graph.work import collective
 
-__all__ = ["Crossings", "crossings", "stream_names"]
-
 Pair = tuple[int, int]
 
 

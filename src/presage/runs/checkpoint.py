@@ -10,19 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, expm1, inf, sqrt
 
-__all__ = [
-    "Outage",
-    "best_interval",
-    "daly",
-    "daly_higher_order",
-    "exact_efficiency",
-    "first_order_efficiency",
-    "meta_ettr",
-    "meta_interval",
-    "rfo",
-    "young",
-]
-
 ROUNDS = 60  # of Newton's method; it stops when it stands still, after five or so
 
 

@@ -14,8 +14,6 @@ from presage.errors import PresageError
 from presage.noise.distribution import LogNormal
 from presage.runs.checkpoint import Outage
 
-__all__ = ["DAY", "ByScale", "Failure", "Reliability", "Risk", "SlowEpisode"]
-
 DAY = 86400.0
 Floats = NDArray[np.float64]
 

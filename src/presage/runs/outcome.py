@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from presage.runs.failures import DAY
 from presage.runs.run import TrainingRun
 
-__all__ = ["CAUSES", "DOWN", "RunOutcome", "Stops", "quantiles"]
-
 Floats = NDArray[np.float64]
 CAUSES = ("steps", "stalls", "slow", "checkpoints", "lost", "detection", "spares", "restart")
 DOWN = ("detection", "spares", "restart")  # while GPUs do nothing

@@ -15,8 +15,6 @@ from presage.runs.checkpoint import Outage, best_interval, exact_efficiency
 from presage.runs.failures import Reliability, Risk
 from presage.runs.steps import StepTimes
 
-__all__ = ["SETUP", "STORAGE", "CheckpointPlan", "TrainingRun", "checkpoint_bytes", "checkpoints_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:

@@ -26,8 +26,6 @@ from presage.hardware.facts import load_toml
 from presage.noise.distribution import LogNormal
 from presage.runs.failures import ByScale, Failure, Reliability, SlowEpisode
 
-__all__ = ["DEFAULT", "GROWTH", "names", "read_reliability", "reliability"]
-
 DEFAULT = "llama3"  # the only set read in its own paper, by class, on H100s; its rate is amid those of the others
 GROWTH = "ft-hsdp"  # whose growth with scale goes for all, where asked for
 TOP = {

@@ -26,8 +26,6 @@ from presage.pool.pool import SERIAL, Pool
 from presage.runs.outcome import CAUSES, RunOutcome
 from presage.runs.run import TrainingRun
 
-__all__ = ["CHUNK", "MOST_ATTEMPTS", "Spares", "simulate"]
-
 Floats = NDArray[np.float64]
 CHUNK = 5_000  # draws
 MOST_ATTEMPTS = 50_000  # what takes more is never done

@@ -20,8 +20,6 @@ from presage.prediction.draws.draw import draw, without_fitted_stragglers
 from presage.prediction.draws.step_model import step_model
 from presage.prediction.jobs.job_prediction import JobResult
 
-__all__ = ["MODEL_SD", "StepTimes", "step_times", "sum_variance"]
-
 Floats = NDArray[np.float64]
 MODEL_SD = 0.076 / 0.6745  # a median error of 7.6% on 1,287 public runs (docs/runs.md), were errors Normal
 

@@ -15,8 +15,6 @@ from presage.runs.run import TrainingRun
 from presage.runs.sets import GROWTH, reliability
 from presage.runs.simulate import MOST_ATTEMPTS, simulate
 
-__all__ = ["CheckpointInterval", "RunChange", "SparesOutcome", "changes", "grown", "intervals", "with_spares"]
-
 SPARES = (0, *(2**k for k in range(11)))
 ENOUGH = 1500  # failures in a draw: what-ifs of longer runs are drawn of a part of them
 NEAR = 1e-3  # of the wall-clock time: waits below this are none

@@ -19,8 +19,6 @@ from presage.noise.distribution import Distribution, Empirical, Fixed
 from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
-__all__ = ["experts_load", "lengths_load", "microbatch_load", "read_lengths"]
-
 Floats = NDArray[np.float64]
 COUNT = 4_000  # microbatches
 LAYERS = 8  # whose experts are drawn for each: what all layers of a step have is their mean

@@ -27,25 +27,6 @@ from presage.prediction.draws.replica_pools import (
 )
 from presage.prediction.draws.step_model import StepModel
 
-__all__ = [
-    "BLOCKS",
-    "STEPS",
-    "Block",
-    "DrawRequest",
-    "Drawn",
-    "Draws",
-    "blocks_of",
-    "draw",
-    "draw_all",
-    "in_blocks",
-    "join_blocks",
-    "replicas_key",
-    "slowest_replicas",
-    "transfers_vary",
-    "whole_steps",
-    "without_fitted_stragglers",
-]
-
 Floats = NDArray[np.float64]
 Block = tuple[Floats, Floats]  # seconds of [runs, steps]; those of jitter and stalls apart
 STEPS = 2  # of each run: two tell how much of the spread is the run's, and many runs tell more than many steps

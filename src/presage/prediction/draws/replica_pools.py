@@ -22,19 +22,6 @@ from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import pipeline_durations, pipeline_program, simulate_durations
 from presage.prediction.draws.step_model import StepModel
 
-__all__ = [
-    "MOST_TASKS",
-    "STANDARD",
-    "Gpus",
-    "Replica",
-    "common_shift",
-    "drawn_gpus",
-    "pieces",
-    "rank_effects",
-    "step_jitter",
-    "tasks_of",
-]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 STANDARD = Normal(0.0, 1.0)

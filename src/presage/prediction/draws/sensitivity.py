@@ -25,19 +25,6 @@ from presage.prediction.draws.step_model import StepModel, scale_class
 from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import WorkPaces
 
-__all__ = [
-    "FASTER",
-    "Critical",
-    "MetricChange",
-    "Sensitivity",
-    "SensitivityRow",
-    "VarianceShares",
-    "criticality",
-    "scale_stage",
-    "sensitivity",
-    "stage_criticality",
-]
-
 Floats = NDArray[np.float64]
 FASTER = 0.9  # of its seconds
 DRAWS, FEW = 4_000, 2_000  # each time; of stages, of which there may be many

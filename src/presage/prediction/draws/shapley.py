@@ -15,8 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EXACT", "Shapley", "shapley", "subsets"]
-
 Floats = NDArray[np.float64]
 Value = Callable[[frozenset[str]], Floats]
 EXACT = 6  # causes: 64 subsets

@@ -20,8 +20,6 @@ from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.stages import Chunk
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
-__all__ = ["StepModel", "scale_class", "step_model"]
-
 Floats = NDArray[np.float64]
 NODE = 8  # GPUs: rates of failures and stalls are told by nodes of eight
 PASSES = ("forward", "backward", "weight")

@@ -10,8 +10,6 @@ from typing import Any
 
 from presage.errors import InputError, PresageError
 
-__all__ = ["CostTerms", "TrainingCost", "cost_terms", "parse_tokens"]
-
 HOUR, DAY, KWH = 3600.0, 86400.0, 3.6e6
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 KEYS = {"power_W": "power", "price_per_gpu_hour": "price", "pue": "pue"}

@@ -9,8 +9,6 @@ from presage.errors import PresageError
 from presage.parallel.pipeline_run import pipeline_program
 from presage.prediction.jobs.job_step import JobStep
 
-__all__ = ["job_timeline"]
-
 MOST = 1_000_000  # tasks: more than a browser draws
 TAIL = {"dp": "gradients and parameters between replicas", "optimizer": "optimizer"}
 

@@ -9,8 +9,6 @@ from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import WorkPaces
 
-__all__ = ["BY", "WorkClassSensitivity", "perturb"]
-
 BY = 0.1  # of its seconds
 LEAST = 5e-5  # of the step: what moves it less does not matter
 

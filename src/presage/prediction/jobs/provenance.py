@@ -8,8 +8,6 @@ from presage.costs.collectives import Collectives
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.communicators import communicators
 
-__all__ = ["provenance_notes"]
-
 
 def provenance_notes(job: Job) -> tuple[str, ...]:
     return (*_chip(job), *_collectives(job))

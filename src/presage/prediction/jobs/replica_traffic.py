@@ -9,8 +9,6 @@ from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.weights import Weights
 
-__all__ = ["Exchange", "exchange", "reduction"]
-
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
