@@ -132,7 +132,7 @@ def test_a_missing_rank_is_exit_2(tmp_path: Path) -> None:
         (["replay", "demo", "--remove", "kernel=nothing_like_it"], "no kernel matches"),
         (["trace", "demo", "--rank", "7"], "ranks 0"),
         (["trace", "demo", "--json", "no/such/folder/x.json"], "cannot be written"),
-        (["accuracy", "banana", "x"], "no accuracy kind"),
+        (["accuracy", "banana", "x"], "unknown accuracy kind"),
         (["accuracy", "traces", "nowhere"], "nowhere"),
     ],
 )
