@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from presage.engine import Builder, simulate
-from presage_validation.pipeline import Op, orders
+from presage_validation.pipeline import MeasuredOp, orders
 
 HEADER = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,mb_id,gmc"
 
@@ -50,7 +50,7 @@ class MadeUpJob:
         self.rows.append((dp, stage, dp * self.stages + stage, name, seq, *at))
         return self.build.task(self.lanes[key], seconds, name)
 
-    def worker(self, dp: int, stage: int, ops: Sequence[Op]) -> None:
+    def worker(self, dp: int, stage: int, ops: Sequence[MeasuredOp]) -> None:
         gather = self.add(dp, stage, "main", "params-all-gather", 0.1, (0, -1, -1))
         self.meet.setdefault(("gather", stage), []).append(gather)
         last: dict[str, int] = {}
@@ -64,7 +64,7 @@ class MadeUpJob:
             self.meet.setdefault((name, key), []).append(self.add(dp, stage, "main", name, 0.2))
         self.add(dp, stage, "main", "optimizer", 0.3)
 
-    def send(self, dp: int, stage: int, op: Op) -> None:
+    def send(self, dp: int, stage: int, op: MeasuredOp) -> None:
         place = op.chunk * self.stages + stage
         to = place + (1 if op.way == "F" else -1)
         way, made = WAYS[op.way], self.work[dp, place, op.way, op.microbatch]

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,14 +38,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("ui",),
     ("cli",),
+    ("__main__",),
 )
 OUTSIDE = ("presage_fit", "presage_validation")  # packages that the runtime never imports
 RANK = {room: k for k, rooms in enumerate(LAYERS) for room in rooms}
-BUDGET = {"runtime lines": 55_000, "runtime files": 380, "all lines": 64_000}
+TARGET = {"runtime lines": 55_000, "runtime files": 380, "all lines": 64_000}
+CEILING = {"runtime lines": 61_900, "runtime files": 380, "all lines": 74_400}  # lower it with every cut
 BANNED = {"told", "said", "asked", "sure", "made", "took", "some", "mine", "beside", "lively", "calmed", "but"}
 LONGEST_FUNCTION, LONGEST_MODULE, PARAMETERS = 60, 400, 8
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of src by its dotted name."""
     out = {}
@@ -52,6 +56,11 @@ def modules() -> dict[str, Path]:
         parts = path.relative_to(SRC).with_suffix("").parts
         out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return out
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def room(module: str) -> str:
@@ -62,7 +71,7 @@ def room(module: str) -> str:
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """The modules of src that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for a in node.names:
                 full = f"{node.module}.{a.name}"
@@ -95,9 +104,15 @@ def layer_violations() -> list[str]:
     return out
 
 
-def definitions() -> Iterator[tuple[str, Path, ast.AST]]:
+@cache
+def definitions() -> tuple[tuple[str, Path, ast.AST], ...]:
+    """Every class and function of src."""
+    return tuple(_definitions())
+
+
+def _definitions() -> Iterator[tuple[str, Path, ast.AST]]:
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield name, path, node
 
@@ -157,7 +172,7 @@ def main() -> None:
     outside = sum(lines[r] for r in OUTSIDE), sum(files[r] for r in OUTSIDE)
     total, count = sum(lines.values()), sum(files.values())
     print(f"runtime {total - outside[0]:,} lines, {count - outside[1]} files; all {total:,}")
-    print(f"budget {BUDGET}")
+    print(f"target {TARGET}")
     repeated = [f"class {k}: {', '.join(v)}" for k, v in repeated_classes().items()]
     for title, found in (
         ("layers", layer_violations()),

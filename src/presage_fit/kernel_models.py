@@ -55,7 +55,7 @@ def samples(pack: Pack) -> dict[str, list[KernelSample]]:
 
 
 @dataclass(frozen=True)
-class Table:
+class SampleTable:
     """Features (the last column: 1 with a cold cache), laws and measured seconds of a family's samples."""
 
     x: Array
@@ -63,14 +63,14 @@ class Table:
     seconds: Array
     sample: Array  # which sample a row is of
 
-    def part(self, keep: Array) -> Table:
-        return Table(self.x[keep], self.law[keep], self.seconds[keep], self.sample[keep])
+    def part(self, keep: Array) -> SampleTable:
+        return SampleTable(self.x[keep], self.law[keep], self.seconds[keep], self.sample[keep])
 
 
-def table(family: KernelFamily, some: Iterable[KernelSample], rates: Rates) -> Table:
+def table(family: KernelFamily, some: Iterable[KernelSample], rates: Rates) -> SampleTable:
     rows = list(_rows(family, some, rates))
     columns = [np.array(c, np.float64) for c in zip(*rows, strict=True)] if rows else [np.zeros((0, 1))] * 4
-    return Table(columns[0], columns[1], columns[2], columns[3].astype(np.int64))
+    return SampleTable(columns[0], columns[1], columns[2], columns[3].astype(np.int64))
 
 
 def _rows(
@@ -84,7 +84,7 @@ def _rows(
             yield [*x, 1.0], law.seconds, sample.cold, i
 
 
-def fit_family(family: KernelFamily, rows: Table, seed: int = 0) -> Trees:
+def fit_family(family: KernelFamily, rows: SampleTable, seed: int = 0) -> Trees:
     """Trees for ln(measured / law)."""
     target = np.log(rows.seconds / rows.law)
     extra = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1, "alpha": 0.1}
@@ -101,7 +101,7 @@ def fit_family(family: KernelFamily, rows: Table, seed: int = 0) -> Trees:
     )
 
 
-def held_out(some: list[KernelSample], rows: Table, seed: int = 0) -> tuple[Array, Array]:
+def held_out(some: list[KernelSample], rows: SampleTable, seed: int = 0) -> tuple[Array, Array]:
     """Which rows are of the random fifth of draws, and which of the extrapolation region (the largest 3% by law)."""
     draws = np.array([s.draw for s in some])[rows.sample]
     chosen = np.random.default_rng(seed).random(int(draws.max()) + 1) < SHARE_HELD_OUT
@@ -109,7 +109,7 @@ def held_out(some: list[KernelSample], rows: Table, seed: int = 0) -> tuple[Arra
     return chosen[draws] & ~large, large
 
 
-def fit_counts(family: KernelFamily, some: list[KernelSample], rows: Table, rates: Rates) -> Trees:
+def fit_counts(family: KernelFamily, some: list[KernelSample], rows: SampleTable, rates: Rates) -> Trees:
     """Trees for ln(launches / the law's)."""
     expected = [max(1, s.launches) / family.law(s.call, rates).launches for s in some]
     target = np.log(np.array(expected)[rows.sample])

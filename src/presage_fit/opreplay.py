@@ -29,7 +29,7 @@ PARTS = 3  # tasks per operation: 3i is the host's time before operation i, 3i +
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class OpTableReplay:
     """Seconds per (operation, step): `host` before it, `run` together with others, `tail` its own end."""
 
     steps: Steps
@@ -51,12 +51,12 @@ class Replay:
         return finish_times(self.program, self.durations(host, run, tail))
 
 
-def replays(table: OpTable) -> tuple[Replay, ...]:
+def replays(table: OpTable) -> tuple[OpTableReplay, ...]:
     """A replay for every set of steps that have the same operations."""
     return tuple(replay(s) for s in split(table))
 
 
-def replay(steps: Steps) -> Replay:
+def replay(steps: Steps) -> OpTableReplay:
     """The measured steps as a program of what waits for what, and the durations that were measured."""
     sent = messages(steps)
     group = meetings(steps, sent)
@@ -70,7 +70,7 @@ def replay(steps: Steps) -> Replay:
     run, tail = transfers(begin, steps.end, group)
     # A send and a receive issued together end together, so an end of a message may be a wait for another message
     tail[sent.sent] = 0.0
-    return Replay(steps, program_of(steps, order, group, joins), begin - ready, run, tail)
+    return OpTableReplay(steps, program_of(steps, order, group, joins), begin - ready, run, tail)
 
 
 def program_of(steps: Steps, order: Order, group: Ints, joins: list[Ints] | None = None) -> Program:

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Event:
+class LogEvent:
     """Something that happens between steps and makes the next one slow: an evaluation, a checkpoint."""
 
     name: str
@@ -44,7 +44,7 @@ class StepLog:
     steps: Ints  # numbers, rising
     seconds: Floats
     counts: Ints  # how many steps each record is the mean of
-    events: tuple[Event, ...] = ()
+    events: tuple[LogEvent, ...] = ()
     blocks: bool = False  # records are means between two evaluations, not of a fixed number of steps
     ends: Floats | None = None  # seconds from the job's start to each record's end, where known
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def step_log(
     steps: ArrayLike,
     seconds: ArrayLike,
     counts: ArrayLike | int = 1,
-    events: Iterable[Event] = (),
+    events: Iterable[LogEvent] = (),
     blocks: bool = False,
     ends: ArrayLike | None = None,
     meta: Mapping[str, Any] | None = None,
@@ -232,7 +232,7 @@ def _mlperf_run(run: Mapping[str, Any], name: str) -> StepLog:
     return log
 
 
-def _evaluations(run: Mapping[str, Any], steps: Floats, ends: Floats | None) -> list[Event]:
+def _evaluations(run: Mapping[str, Any], steps: Floats, ends: Floats | None) -> list[LogEvent]:
     """Where each evaluation falls: as logged, else from the times of the records, else from its samples."""
     found = []
     for v in run.get("validation") or []:
@@ -243,7 +243,7 @@ def _evaluations(run: Mapping[str, Any], steps: Floats, ends: Floats | None) -> 
         if after is None and v.get("samples") and run.get("global_batch"):
             after = v["samples"] // run["global_batch"] - 1
         if after is not None:
-            found.append(Event("validation", int(after), float(v.get("seconds") or 0.0)))
+            found.append(LogEvent("validation", int(after), float(v.get("seconds") or 0.0)))
     return found
 
 
@@ -326,7 +326,7 @@ def _csv_runs(path: Path, rows: list[dict[str, str]], times: str, factor: float)
 def _csv_run(group: str, run: str, part: list[tuple[int, float, str]]) -> StepLog:
     steps = [s for s, _, _ in part]
     stride = int(np.median(np.diff(np.unique(steps)))) if len(set(steps)) > 1 else 1
-    events = [Event(name, step) for step, _, name in part if name]
+    events = [LogEvent(name, step) for step, _, name in part if name]
     return step_log(run, group, steps, [t for _, t, _ in part], max(1, stride), events)
 
 

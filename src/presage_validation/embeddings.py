@@ -144,7 +144,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Placement:
+class MeasuredPlacement:
     name: str
     assign: tuple[int, ...]  # rank of each table
     forward: tuple[float, ...]  # seconds, by rank
@@ -164,7 +164,7 @@ class Task:
     lengths: str
     tables: tuple[Table, ...]
     lookups: tuple[Lookups, ...]
-    placements: tuple[Placement, ...]
+    placements: tuple[MeasuredPlacement, ...]
 
 
 def read_groups(path: str | Path) -> Groups:
@@ -290,11 +290,11 @@ def _task(name: str, t: Mapping[str, Any]) -> Task:
     return Task(name, ranks, int(t["B"]), *settings, tables, lookups, placements)
 
 
-def _placement(p: Mapping[str, Any], ranks: int, tables: int) -> Placement:
+def _placement(p: Mapping[str, Any], ranks: int, tables: int) -> MeasuredPlacement:
     assign = tuple(int(r) for r in p["assign"])
     times = tuple(tuple(float(x) * 1e-3 for x in p[k]) for k in ("fwd_ms", "bwd_ms"))
     if len(assign) != tables or not all(0 <= r < ranks for r in assign):
         raise PresageError(f"placement {p['name']}: assign is not one of {ranks} ranks for each of {tables} tables")
     if any(len(t) != ranks for t in times):
         raise PresageError(f"placement {p['name']}: not one time a rank")
-    return Placement(str(p["name"]), assign, *times)
+    return MeasuredPlacement(str(p["name"]), assign, *times)

@@ -33,7 +33,7 @@ from presage.costs.rates import Rates
 from presage.errors import InputError
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
-from presage_fit.kernel_models import KernelSample, Table, fit_family, held_out, samples, table
+from presage_fit.kernel_models import KernelSample, SampleTable, fit_family, held_out, samples, table
 from presage_fit.pack import Pack
 from presage_fit.pack import read as read_pack
 from presage_fit.table_split import held_out_widths, is_fitted
@@ -156,7 +156,7 @@ def _repeats(name: str, some: list[KernelSample]) -> Iterator[Row]:
             yield Row("repeated", name, f"{_label(s)} warm", earlier.seconds, s.seconds)
 
 
-def _apart(some: list[KernelSample], data: Table, scored: Array) -> Array:
+def _apart(some: list[KernelSample], data: SampleTable, scored: Array) -> Array:
     """The rows that are fitted: of calls that no scored row has."""
     keys = [s.call.key for s in some]
     kept_out = {keys[i] for i in data.sample[scored]}

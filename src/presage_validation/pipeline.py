@@ -68,7 +68,7 @@ FIELDS = ("fwd_start", "fwd_end", "bwd_start", "bwd_end")
 
 
 @dataclass(frozen=True)
-class Op:
+class MeasuredOp:
     """A forward or backward of one microbatch through one model chunk. `turn` counts them, each way for itself."""
 
     way: str  # "F" or "B"
@@ -77,7 +77,7 @@ class Op:
     chunk: int = 0
 
 
-def orders(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> list[list[Op]]:
+def orders(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> list[list[MeasuredOp]]:
     """What each stage runs, in order."""
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
@@ -88,7 +88,7 @@ def orders(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> li
     return [_order(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
 
 
-def _order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int) -> list[Op]:
+def _order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int) -> list[MeasuredOp]:
     total = microbatches * chunks
     behind = stages - 1 - stage
     ahead = {"1f1b": behind, "gpipe": total, "interleaved": 2 * behind + (chunks - 1) * stages}[schedule]
@@ -99,13 +99,13 @@ def _order(schedule: str, stage: int, stages: int, microbatches: int, chunks: in
     return forward[:ahead] + steady + backward[total - ahead :]
 
 
-def _op(way: str, turn: int, stages: int, chunks: int) -> Op:
+def _op(way: str, turn: int, stages: int, chunks: int) -> MeasuredOp:
     """With several chunks a stage runs as many microbatches as there are stages through one chunk, then the next."""
     if chunks == 1:
-        return Op(way, turn, turn)
+        return MeasuredOp(way, turn, turn)
     deal, place = divmod(turn, stages * chunks)
     chunk = place // stages
-    return Op(way, turn, deal * stages + place % stages, chunk if way == "F" else chunks - 1 - chunk)
+    return MeasuredOp(way, turn, deal * stages + place % stages, chunk if way == "F" else chunks - 1 - chunk)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _role(stage: int, stages: int) -> str:
     return "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
 
 
-def pipeline(order: Sequence[Sequence[Op]], chunks: int = 1, delays: Delays | None = None) -> Program:
+def pipeline(order: Sequence[Sequence[MeasuredOp]], chunks: int = 1, delays: Delays | None = None) -> Program:
     """The program of a schedule: a lane a stage, its operations in order, and the messages between them."""
     delays = delays or Delays()
     stages = len(order)
@@ -161,7 +161,7 @@ def _message(delays: Delays, way: str) -> float:
     return delays.forward if way == "F" else delays.backward
 
 
-def _tasks(order: Sequence[Sequence[Op]]) -> dict[tuple[int, str, int, int], int]:
+def _tasks(order: Sequence[Sequence[MeasuredOp]]) -> dict[tuple[int, str, int, int], int]:
     ops = [(stage, op) for stage, on in enumerate(order) for op in on]
     return {(stage, op.way, op.chunk, op.microbatch): t for t, (stage, op) in enumerate(ops)}
 
@@ -190,7 +190,7 @@ class PipelineRun:
     memory_gb: Floats
 
     @cached_property
-    def order(self) -> list[list[Op]]:
+    def order(self) -> list[list[MeasuredOp]]:
         return orders(self.schedule, self.stages, self.microbatches, self.chunks)
 
     @property
@@ -239,14 +239,14 @@ def fit_delays(run: PipelineRun, iterations: Iterable[int] | None = None) -> Del
     )
 
 
-def _lane_steps(run: PipelineRun) -> Iterable[tuple[int, Op | None, Op]]:
+def _lane_steps(run: PipelineRun) -> Iterable[tuple[int, MeasuredOp | None, MeasuredOp]]:
     """Every operation with its stage and the operation before it there."""
     for stage, ops in enumerate(run.order):
         for before, op in zip([None, *ops], ops, strict=False):
             yield stage, before, op
 
 
-def _arrival(run: PipelineRun, stage: int, op: Op) -> Floats:
+def _arrival(run: PipelineRun, stage: int, op: MeasuredOp) -> Floats:
     """When the sender had what an operation needs, per iteration; long ago if it needs nothing."""
     source = _source(stage, op.way, op.chunk, run.stages, run.chunks)
     if source is None:

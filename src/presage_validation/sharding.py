@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from presage.embeddings import EmbeddingModel, Lookups, embedding_model
 from presage.embeddings.row_reuse import zipf
-from presage_validation.embeddings import Placement, Task, read_tasks
+from presage_validation.embeddings import MeasuredPlacement, Task, read_tasks
 from presage_validation.score import Skipped, in_turn
 
 Array = npt.NDArray[Any]
@@ -148,7 +148,7 @@ def _uniform(task: Task) -> list[Lookups]:
     return [zipf(0.0, t.rows, k.count) for t, k in zip(task.tables, task.lookups, strict=True)]
 
 
-def _summed(values: Array, task: Task, placement: Placement) -> Array:
+def _summed(values: Array, task: Task, placement: MeasuredPlacement) -> Array:
     """Tables' values added up by rank."""
     out = np.zeros((task.ranks, *values.shape[1:]))
     np.add.at(out, np.array(placement.assign), values)
@@ -156,7 +156,7 @@ def _summed(values: Array, task: Task, placement: Placement) -> Array:
 
 
 def _times(
-    model: EmbeddingModel, task: Task, placement: Placement, asked: Sequence[Lookups], corrected: bool
+    model: EmbeddingModel, task: Task, placement: MeasuredPlacement, asked: Sequence[Lookups], corrected: bool
 ) -> tuple[Array, Array, float]:
     """Forward and backward by rank, and the largest sum."""
     terms = model.terms(task.tables, task.batch, optimizer=task.optimizer, lengths=task.lengths, lookups=asked)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from presage.engine import Program, finish_times
 from presage.files.decoding import read_checked
 from presage_fit import opreplay, optable
-from presage_fit.opreplay import PARTS, Replay, without_host
+from presage_fit.opreplay import PARTS, OpTableReplay, without_host
 from presage_fit.opsteps import Steps, split
 from presage_fit.optable import COMMUNICATION, OpTable
 from presage_validation import straggler_cost as stragglers
@@ -56,7 +56,7 @@ def idealised(steps: Steps, seconds: Floats, typical: Floats, keep: Bools | None
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class OpClass:
     """Steps with the same operations, as a program of streams and every operation's seconds in it."""
 
     steps: Steps
@@ -70,11 +70,11 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class StragglerJob:
     """A table's steps without host time, and what each operation type typically takes."""
 
     table: OpTable
-    parts: tuple[Part, ...]
+    parts: tuple[OpClass, ...]
     typical: Floats
 
     def actual(self) -> dict[int, float]:
@@ -119,14 +119,14 @@ class Job:
         actual = float(np.mean(list(self.actual().values())))
         return (actual - without) / (actual - self.mean())
 
-    def _ideal(self, part: Part, keep: Callable[[Steps], Bools] | None) -> Floats:
+    def _ideal(self, part: OpClass, keep: Callable[[Steps], Bools] | None) -> Floats:
         chosen = None if keep is None else keep(part.steps)
         seconds = idealised(part.steps, part.seconds, self.typical, chosen)
         if chosen is None or not chosen.any():
             return np.repeat(part.times(seconds[:, :1]), seconds.shape[1])
         return part.times(seconds)
 
-    def _by_step(self, times: Callable[[Part], Floats]) -> dict[int, float]:
+    def _by_step(self, times: Callable[[OpClass], Floats]) -> dict[int, float]:
         pairs = [(p.steps.ids, times(p)) for p in self.parts]
         return dict(sorted((int(i), float(t)) for ids, ts in pairs for i, t in zip(ids, ts, strict=True)))
 
@@ -136,13 +136,13 @@ def _on(column: str, *values: int) -> Callable[[Steps], Bools]:
     return lambda steps: np.isin(getattr(steps, column), values)
 
 
-def job(table: OpTable) -> Job:
+def job(table: OpTable) -> StragglerJob:
     """A table as a job to ask what-if questions of."""
     parts = []
     for steps in split(table):
         program, seconds = without_host(steps)
-        parts.append(Part(steps, program, seconds))
-    return Job(table, tuple(parts), typical(table, [(p.steps, p.seconds) for p in parts]))
+        parts.append(OpClass(steps, program, seconds))
+    return StragglerJob(table, tuple(parts), typical(table, [(p.steps, p.seconds) for p in parts]))
 
 
 # Claims on operation tables: replayed step times, and slowdowns by stragglers beside the published answers.
@@ -169,7 +169,7 @@ def score_optable(path: str | Path) -> AccuracyResult:
     return AccuracyResult(KIND, str(path), tuple(sorted(rows, key=lambda r: (r.metric, int(r.name)))), tuple(skipped))
 
 
-def _steps(part: Replay, metric: str, host: Floats) -> Iterable[Row]:
+def _steps(part: OpTableReplay, metric: str, host: Floats) -> Iterable[Row]:
     times = zip(part.steps.ids, part.times(host=host), part.steps.measured, strict=True)
     return [Row(metric, part.steps.table.job, str(step), float(p), float(m)) for step, p, m in times]
 
@@ -246,7 +246,7 @@ def _compared(
     return rows, [Skipped(f"{metric} {k}", "not in the table") for k in theirs if k not in named]
 
 
-def _fixed(path: str | Path, job: Job) -> Iterable[Row]:
+def _fixed(path: str | Path, job: StragglerJob) -> Iterable[Row]:
     for what, metric, seconds in (
         ("ms", "step_without_last_stage", job.without_last_stage),
         ("mw", "step_without_worst_workers", job.without_worst_workers),

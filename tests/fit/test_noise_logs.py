@@ -8,7 +8,7 @@ import pytest
 
 from presage.errors import InputError, PresageError
 from presage_fit.series import fit
-from presage_fit.step_logs import Event, read_logs
+from presage_fit.step_logs import LogEvent, read_logs
 
 
 def test_megatron_log(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_csv_logs(tmp_path: Path) -> None:
     path.write_text("run,step,step_ms,event\na,0,10,\na,1,11,checkpoint\na,2,,\nb,0,12,\n")
     found = read_logs([path])
     a, b = found.logs
-    assert a.seconds == pytest.approx([0.010, 0.011]) and b.run == "b" and a.events == (Event("checkpoint", 1),)
+    assert a.seconds == pytest.approx([0.010, 0.011]) and b.run == "b" and a.events == (LogEvent("checkpoint", 1),)
     assert found.skipped == (("steps.csv line 4", "no step time above 0"),)
     bare = tmp_path / "bare.csv"
     bare.write_text("1.5\n1.6\n")
@@ -54,7 +54,7 @@ def test_mlperf_runs_of_all_kinds(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(json.dumps({"runs": runs, "more": 1}).encode()))
     found = read_logs([path])
     single, strided, blocks = found.logs
-    assert single.single and single.events == (Event("validation", 0, 3.0),) and single.meta["nodes"] == 2
+    assert single.single and single.events == (LogEvent("validation", 0, 3.0),) and single.meta["nodes"] == 2
     assert strided.kind == "means of 32 steps" and strided.events[0].after_step == 31
     assert blocks.kind == "block means" and list(blocks.counts) == [10, 10] and blocks.total == pytest.approx(20)
     assert [name.split("/")[-1] for name, _ in found.skipped] == ["empty", "odd", "negative"]

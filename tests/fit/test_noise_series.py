@@ -14,7 +14,7 @@ from presage_fit.series.drift import joint, kinds_of, smooth
 from presage_fit.series.model import continued, settled, slow_share, steps_of
 from presage_fit.series.prior import prior_of, prior_table, shipped
 from presage_fit.series.residuals import CELLS, ODD, SDS, SLOWER, evidence, learn_levels
-from presage_fit.step_logs import Event, StepLog, step_log
+from presage_fit.step_logs import LogEvent, StepLog, step_log
 
 LEVEL = 10.0
 PLANTED = NoiseModel(
@@ -31,7 +31,7 @@ def group_of(
     return [step_log(f"run {i}", "planted", np.arange(steps), row, meta=meta) for i, row in enumerate(drawn)]
 
 
-def logs(*rows: np.ndarray, events: tuple[Event, ...] = ()) -> list[StepLog]:
+def logs(*rows: np.ndarray, events: tuple[LogEvent, ...] = ()) -> list[StepLog]:
     return [step_log(f"run {i}", "g", np.arange(len(r)), r, events=events) for i, r in enumerate(rows)]
 
 
@@ -86,13 +86,13 @@ def test_slow_steps_are_expected_where_they_were() -> None:
     rows[:, 41] += 2.0  # after the first validation
     rows[:, 81] += 0.3
     rows[:, 100] += 6.0  # at one place, for no known reason
-    events = (Event("validation", 40), Event("validation", 80))
+    events = (LogEvent("validation", 40), LogEvent("validation", 80))
     p = fit(logs(*rows, events=events)).predict(np.arange(120), events, rng=np.random.default_rng(0))
     assert p.step(0).mean == pytest.approx(14.0, abs=0.8)
     assert np.median(p.draws[:, 41]) == pytest.approx(12.0, abs=0.2)
     assert np.median(p.draws[:, 81]) == pytest.approx(10.3, abs=0.1)
     assert p.draws[:, 98:103].sum(axis=1).mean() - 50 > 4.0
-    moved = fit(logs(*rows, events=events)).predict(np.arange(120), (Event("validation", 50),))
+    moved = fit(logs(*rows, events=events)).predict(np.arange(120), (LogEvent("validation", 50),))
     assert np.median(moved.draws[:, 51]) == pytest.approx(12.0, abs=0.2) and np.median(moved.draws[:, 41]) < 10.1
 
 
@@ -175,7 +175,7 @@ def test_joint_curve_keeps_lines_and_says_what_it_takes() -> None:
 
 def test_means_of_records() -> None:
     log = step_log(
-        "r", "g", np.arange(70), np.arange(1.0, 71.0), events=[Event("validation", 39)], ends=np.arange(70.0)
+        "r", "g", np.arange(70), np.arange(1.0, 71.0), events=[LogEvent("validation", 39)], ends=np.arange(70.0)
     )
     found = log.means(32)
     assert list(found.steps) == [31, 63] and found.seconds == pytest.approx([16.5, 48.5])

@@ -137,7 +137,7 @@ class _Forgiving:
         self.cache = cache
 
     def load_overload(self, call: Any, context: Any) -> Any:
-        """Of two processes that keep a function for two kinds of arguments at once, one may find the other's code."""
+        """Load compiled code, checked: another process may have left code of other argument types."""
         try:
             found = self.cache.load_overload(call, context)
             if found is None or found.signature.args == tuple(getattr(call, "args", call)):

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from presage.engine import Durations, Program, finish_times
 from presage.errors import InputError
 from presage.noise.model import Belief
-from presage_fit.opreplay import PARTS, Replay, replay
+from presage_fit.opreplay import PARTS, OpTableReplay, replay
 from presage_fit.ops.parts import Channels, Split, levels, nested
-from presage_fit.ops.pool import ENOUGH, Cells, Pool, cells_of, pool_of
+from presage_fit.ops.pool import ENOUGH, Cells, EffectPool, cells_of, pool_of
 from presage_fit.opsteps import Steps, messages, split
 from presage_fit.optable import OpTable
 
@@ -43,7 +43,7 @@ LEAST_ERROR = 1e-3  # and by no less than this
 class OpEffects:
     """Effects of the steps of one table that have the same operations."""
 
-    played: Replay  # the training steps
+    played: OpTableReplay  # the training steps
     share: float  # of all training steps
     bias: float  # measured over replayed, of the training steps
     hidden: float  # how much too long steps would be by waits that hide in gaps; 0: there are none
@@ -52,8 +52,8 @@ class OpEffects:
     channels: Channels
     parts: Split
     step: Floats  # factors by (replica, column, training step)
-    replica: Pool | None  # what a replica's microbatches of a step have in common, where enough of it was seen
-    own: Pool | None
+    replica: EffectPool | None  # what a replica's microbatches of a step have in common, where enough of it was seen
+    own: EffectPool | None
     rest: Floats  # seconds by (task, training step) of all that no microbatch causes
     row: Ints  # by task: its cell (0 and up), -1 for the rest, -2 for tasks that take no time
 
@@ -112,7 +112,7 @@ class OpEffects:
         at = rng.integers(0, len(self.ids), len(self.ids))
         steps, p = self.played.steps, self.played
         some = Steps(steps.table, steps.ids[at], steps.rows[:, at], steps.start[:, at], steps.end[:, at])
-        again = _fitted(Replay(some, p.program, p.host[:, at], p.run[:, at], p.tail[:, at]))
+        again = _fitted(OpTableReplay(some, p.program, p.host[:, at], p.run[:, at], p.tail[:, at]))
         kept = self.rest[:, at] if self.hidden else again.rest
         return replace(again, share=self.share, bias=self.bias, hidden=self.hidden, rest=kept)
 
@@ -173,7 +173,7 @@ def steps_only(table: OpTable, steps: Iterable[int]) -> OpTable:
     return replace(table, **{n: getattr(table, n)[keep] for n in names})
 
 
-def _fitted(played: Replay) -> OpEffects:
+def _fitted(played: OpTableReplay) -> OpEffects:
     sent = messages(played.steps)
     cells = cells_of(played.steps, sent)
     seconds = cells.spread_out(played.run)
@@ -239,7 +239,7 @@ def _replica_effects(parts: Split, channels: Channels) -> tuple[Floats, Floats]:
     return parts.replica - drawn, drawn
 
 
-def _pool(effects: Floats, together: int, whole: bool) -> Pool | None:
+def _pool(effects: Floats, together: int, whole: bool) -> EffectPool | None:
     """(replicas, rows, columns, steps), neighbours that go together side by side in one row."""
     replicas, each, columns, steps = effects.shape
     if not effects.size:
@@ -249,7 +249,7 @@ def _pool(effects: Floats, together: int, whole: bool) -> Pool | None:
     return pool_of(rows, whole and bool(np.isfinite(rows).all()))
 
 
-def _rows(played: Replay, cells: Cells, partner: Ints) -> Ints:
+def _rows(played: OpTableReplay, cells: Cells, partner: Ints) -> Ints:
     """Which cell, if any, says how long each task takes: both ends of a transfer go by the sender's."""
     row = np.where(played.durations().max(axis=1) > 0, -1, -2)
     run = PARTS * cells.op + 1
@@ -275,7 +275,7 @@ def in_pieces(values: NDArray[Any], rows: int) -> list[NDArray[Any]]:
 class IidPool:
     """Operation k draws from `pool[first[k]:last[k]]`; members of a meeting take the draw of the first of them."""
 
-    played: Replay
+    played: OpTableReplay
     seconds: Floats  # (tasks, training steps) as measured
     bias: float
     pool: Floats
@@ -296,7 +296,7 @@ class IidPool:
         return self.bias * np.concatenate([finish_times(self.played.program, self.draw(rng, len(p))) for p in parts])
 
 
-def iid_pool(played: Replay, bias: float = 1.0) -> IidPool:
+def iid_pool(played: OpTableReplay, bias: float = 1.0) -> IidPool:
     """From the training steps of a replay, for its program."""
     steps = played.steps
     which = np.unique(np.stack([steps.op, steps.stage]), axis=1, return_inverse=True)[1].reshape(-1)

@@ -24,7 +24,7 @@ WIDTHS = 17  # at which the mean of pooled factors is computed; straight lines b
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class EffectPool:
     """Logarithms (columns, rows); unit u draws from rows first[u]..last[u], in its widths, for factors of mean 1."""
 
     rows: Floats
@@ -72,7 +72,7 @@ class Pool:
         return np.asarray(start + np.arange(each)[:, None])
 
 
-def pool_of(effects: Floats, whole: bool = False) -> Pool | None:
+def pool_of(effects: Floats, whole: bool = False) -> EffectPool | None:
     """From (units, repeats, rows of a repeat, columns); with `whole`, all rows of a repeat are drawn together."""
     units, repeats, each, columns = effects.shape
     flat = effects.reshape(units, repeats * each, columns)
@@ -88,7 +88,7 @@ def pool_of(effects: Floats, whole: bool = False) -> Pool | None:
     first, last = (np.append(0, ends[:-1]), ends) if own else (np.zeros(units, np.int64), np.full(units, ends[-1]))
     normal = len(stacked) < ENOUGH
     shift = _shifts(stacked, first, last, width, normal)
-    return Pool(np.ascontiguousarray(stacked.T), first, last, width, shift, normal, each if whole else 1)
+    return EffectPool(np.ascontiguousarray(stacked.T), first, last, width, shift, normal, each if whole else 1)
 
 
 def _widths(flat: Floats) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError
-from presage_fit.step_logs import Event, StepLog
+from presage_fit.step_logs import LogEvent, StepLog
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -244,7 +244,7 @@ LEAD = 5  # single steps at the start of a run that are named one by one
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class SisterRuns:
     steps: Ints  # [records]
     seconds: Floats  # [runs, records], NaN where a run has no such record
     counts: Ints  # [records]: steps in each
@@ -263,7 +263,7 @@ def lead_of(log: StepLog) -> int:
     return LEAD if log.single else 1
 
 
-def kinds_of(steps: Ints, events: Sequence[Event], lead: int) -> tuple[str, ...]:
+def kinds_of(steps: Ints, events: Sequence[LogEvent], lead: int) -> tuple[str, ...]:
     """What makes each record slow: its place at the start of the run, an event just before it (or in it), or nothing.
 
     In a mean of many steps (`lead` is 1) only the first event of a name can be seen.
@@ -278,7 +278,7 @@ def kinds_of(steps: Ints, events: Sequence[Event], lead: int) -> tuple[str, ...]
     return tuple(kinds)
 
 
-def table_of(logs: Sequence[StepLog]) -> Table:
+def table_of(logs: Sequence[StepLog]) -> SisterRuns:
     if not logs:
         raise PresageError("a series needs the log of at least one run")
     if len({x.kind for x in logs}) > 1:
@@ -294,7 +294,7 @@ def table_of(logs: Sequence[StepLog]) -> Table:
         seconds[r, at], counts[at], clock[r, at] = log.seconds, log.counts, log.clock
         for k, kind in zip(at, kinds_of(log.steps, () if alike else log.events, lead_of(log)), strict=True):
             kinds[r][k] = kind
-    return Table(steps, seconds, counts, clock, tuple(map(tuple, kinds)), alike)
+    return SisterRuns(steps, seconds, counts, clock, tuple(map(tuple, kinds)), alike)
 
 
 def _alike(logs: Sequence[StepLog], records: int) -> bool:

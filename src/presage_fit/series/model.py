@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from presage.noise.distribution import Empirical
 from presage.noise.model import Belief, NoiseModel
 from presage.noise.priors import SCORES
-from presage_fit.series.drift import Shared, Table, kinds_of, lead_of, shared, table_of
+from presage_fit.series.drift import Shared, SisterRuns, kinds_of, lead_of, shared, table_of
 from presage_fit.series.events import Seen, placed, stalls_of
 from presage_fit.series.prior import SeriesPrior, belief_of, shipped
 from presage_fit.series.residuals import CELLS, LIMIT, Bulk, Levels, bulk_of, evidence, latent, levels_of
-from presage_fit.step_logs import Event, StepLog
+from presage_fit.step_logs import LogEvent, StepLog
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,7 +112,7 @@ class SeriesFit:
     def predict(
         self,
         steps: Ints,
-        events: Sequence[Event] = (),
+        events: Sequence[LogEvent] = (),
         counts: Ints | None = None,
         rng: np.random.Generator | None = None,
         draws: int = 1000,
@@ -186,7 +186,7 @@ class SeriesFit:
         added[hit] = self._stall_seconds(rng, int(hit.sum()))
         return added
 
-    def _again(self, rng: np.random.Generator, steps: Ints, events: Sequence[Event], seconds: Floats) -> Floats:
+    def _again(self, rng: np.random.Generator, steps: Ints, events: Sequence[LogEvent], seconds: Floats) -> Floats:
         """Seconds of stalls that recur, given those of all records."""
         if not self.stalls.recurring:
             return np.zeros(seconds.shape)
@@ -235,7 +235,7 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
     )
 
 
-def _events(table: Table, parts: Shared) -> dict[str, Slowed]:
+def _events(table: SisterRuns, parts: Shared) -> dict[str, Slowed]:
     """What each kind of event adds, from all runs."""
     seen: dict[str, list[float]] = {}
     for r, row in enumerate(table.kinds):

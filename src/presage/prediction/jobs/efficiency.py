@@ -31,14 +31,14 @@ LAWS = Efficiency()
 @cache
 def shipped_efficiency() -> Efficiency:
     """The factors fitted on all development rows."""
-    return _made(_file()["fitted"])
+    return _efficiency(_file()["fitted"])
 
 
 @cache
 def efficiency_without(source: str) -> Efficiency:
     """The factors fitted without a source; for one that the fit never saw, those that ship."""
     found = _file().get("left_out", {}).get(source)
-    return _made(found) if found else shipped_efficiency()
+    return _efficiency(found) if found else shipped_efficiency()
 
 
 @cache
@@ -46,5 +46,5 @@ def _file() -> dict[str, Any]:
     return tomllib.loads(files("presage").joinpath(FILE).read_text(encoding="utf-8"))
 
 
-def _made(table: dict[str, float]) -> Efficiency:
+def _efficiency(table: dict[str, float]) -> Efficiency:
     return Efficiency(**{f.name: float(table[f.name]) for f in fields(Efficiency) if f.name in table})
