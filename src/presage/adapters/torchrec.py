@@ -36,8 +36,6 @@ try:
 except ImportError as e:
     raise TorchRecMissingError(f"torchrec cannot be imported ({e}): pip install 'presage[torchrec]'") from e
 
-__all__ = ["PresageEstimator"]
-
 MS = 1e3  # TorchRec counts milliseconds
 INDEX, OUTPUT = 8, 4  # bytes of an index, of a pooled number
 BY_ROWS = ("row_wise", "table_row_wise", "grid_shard")

@@ -6,8 +6,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-__all__ = ["Choice", "attention", "choose"]
-
 aten = torch.ops.aten
 Choice: TypeAlias = Literal["cudnn", "flash", "efficient", "math"]
 LOW = (torch.float16, torch.bfloat16)

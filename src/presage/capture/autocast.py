@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_map
 
 from presage.graph.autocast import FULL, FULL_OUTPUT, LOW, WIDEST
 
-__all__ = ["clear", "register"]
-
 NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
 _library: list[Any] = []  # lives as long as the process: dropping it would undo the registrations

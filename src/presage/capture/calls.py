@@ -13,8 +13,6 @@ from msgspec.structs import replace
 
 from presage.graph.graph import HOST_MEMORY, Arg, Phase, Role, Storage, Tensor, Thread
 
-__all__ = ["MemoryEvent", "MemoryTracker", "RecordedCall"]
-
 
 @dataclass
 class RecordedCall:

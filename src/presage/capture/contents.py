@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["MOST_BYTES", "MOST_ELEMENTS", "Blank", "Content", "Copy", "View", "Worker", "leaves", "mapped"]
-
 MOST_ELEMENTS = 1 << 24  # of one tensor
 MOST_BYTES = 1 << 29  # in memory at once
 MOST_WORK = 1 << 32  # bytes of results of one capture, one after the other

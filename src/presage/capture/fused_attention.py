@@ -19,8 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["intercepted"]
-
 PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
 TURNS = {torch.transpose, torch.Tensor.transpose, torch.swapaxes, torch.Tensor.swapaxes}
 SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}

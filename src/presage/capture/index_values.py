@@ -30,8 +30,6 @@ from presage.capture.contents import (
     mapped,
 )
 
-__all__ = ["IndexValues"]
-
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 FILLS_AT_RANDOM = {"random_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
 RANDOM = FILLS_AT_RANDOM | {

@@ -27,8 +27,6 @@ from presage.capture.index_values import IndexValues
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
-__all__ = ["Recorder"]
-
 aten = torch.ops.aten
 REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; larger ones (weights, mostly) are fake too
 # A mask asked whether all of it is set most often is; asked whether any of it is wrong, is not.

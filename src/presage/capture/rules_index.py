@@ -7,8 +7,6 @@ from presage.capture.lowering import CallLowering, Rule
 from presage.capture.rules_memory import contiguous, copy, fill
 from presage.graph.graph import Arg, Ref
 
-__all__ = ["RULES"]
-
 SMALL_LOOKUP = 3072  # up to so many indices an embedding's gradient needs no sort
 
 

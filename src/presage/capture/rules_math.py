@@ -7,8 +7,6 @@ from presage.capture.lowering import CallLowering, Rule
 from presage.capture.rules_memory import contiguous, copy, fill
 from presage.graph.graph import Arg, Ref
 
-__all__ = ["RULES"]
-
 
 def renamed(name: str, *extra: Arg) -> Rule:
     """The op is another one inside."""

@@ -25,8 +25,6 @@ from presage.capture import fake_device, fused_attention
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
 
-__all__ = ["hooked"]
-
 Step = Callable[[], Any]
 Wrap = Callable[[Step], Step]
 FORMS: dict[str, dict[str, Any]] = {"fused": {"fused": True, "foreach": None}, "foreach": {"foreach": True}}

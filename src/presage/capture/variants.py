@@ -12,8 +12,6 @@ from typing import Any
 
 from presage.errors import PresageError
 
-__all__ = ["AS_WRITTEN", "NotApplicable", "Variant"]
-
 
 class NotApplicable(PresageError):
     """A change that the step has no place for; its text says what was looked for."""

@@ -24,8 +24,6 @@ from presage.embeddings.dlrm_layers import (
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Ref
 
-__all__ = ["SPARSE", "EmbeddingCounts", "dlrm_graph"]
-
 GROUP = "dp"
 MEMORY_COPY = "memcpy"
 SPARSE = "(sparse)"  # the module of ops whose times come from the plan; the rest of their module says which

@@ -15,8 +15,6 @@ from presage.embeddings.table_files import read_tables, tables_of
 from presage.errors import InputError, PresageError
 from presage.hardware.facts import load_toml
 
-__all__ = ["INDICES", "WIRES", "DlrmJob", "read_job"]
-
 INTERACTIONS = ("dot", "cat", "dcn")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WIRES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes

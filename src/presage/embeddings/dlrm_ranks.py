@@ -33,8 +33,6 @@ from presage.prediction.rank_set import SIMULATED, RankOverride, RankSet, predic
 from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult, step_program
 from presage.prediction.step_program import STREAM
 
-__all__ = ["DlrmRanks", "dlrm_ranks", "predict_dlrm"]
-
 NAME = "sharded embeddings + ddp"
 Tell = Callable[[float, float], None]
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BINS", "FIRST", "STEEPEST", "Lookups", "Reuse", "fit_alpha", "zipf"]
-
 Array = npt.NDArray[Any]
 BINS = 17  # of use counts: bin k has the rows used 2^k to 2^(k+1) - 1 times, the last is open
 FIRST: Array = 2.0 ** np.arange(BINS)

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from presage.embeddings.sharding_cost import RankLoads, ShardCosts, SharedTableCosts, phase_seconds, shards_of
 from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, TablePlacement
 
-__all__ = ["ShardMove", "ShardingState"]
-
 Array = npt.NDArray[Any]
 STEP = 1.05
 OTHERS = 256  # parts of other ranks that swaps are tried with at a time

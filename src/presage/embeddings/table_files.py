@@ -14,8 +14,6 @@ from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files import write_whole
 from presage.files.reading import read_json
 
-__all__ = ["plan_json", "read_plan", "read_tables", "save_plan", "tables_of"]
-
 MOST_TABLES = 100_000
 
 

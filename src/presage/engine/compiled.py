@@ -18,8 +18,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["compiled", "compiled_at_once", "inlined"]
-
 F = TypeVar("F", bound=Callable[..., object])
 WORTH = 300_000  # array elements: beyond, Numba is loaded
 _LOCK = threading.RLock()

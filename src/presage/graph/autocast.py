@@ -3,8 +3,6 @@ in the widest type among its inputs. Ops that are in none of the lists take what
 
 from __future__ import annotations
 
-__all__ = ["FULL", "FULL_OUTPUT", "LOW", "WIDEST", "kind_of"]
-
 LOW = [
     "_convolution.deprecated",
     "_convolution",

@@ -11,8 +11,6 @@ from typing import Any, Literal, TypeAlias
 
 from presage.graph.graph import Graph, Op, Phase, Ref
 
-__all__ = ["KINDS", "GraphDiff", "Kind", "OpChange", "diff", "lines"]
-
 Kind: TypeAlias = Literal["added", "removed", "changed", "moved"]
 KINDS: tuple[Kind, ...] = ("added", "removed", "changed", "moved")
 _SIGN: dict[Kind, str] = {"added": "+", "removed": "-", "changed": "~", "moved": "^"}

@@ -1,7 +1,5 @@
 """What the profiler calls the element types of tensors."""
 
-__all__ = ["DTYPES"]
-
 DTYPES = {
     "float": "float32",
     "double": "float64",

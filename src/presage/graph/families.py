@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-__all__ = ["FAMILIES", "family"]
-
 FAMILIES = (
     "matrix multiply", "convolution", "attention", "recurrent", "embedding", "normalisation", "softmax and loss",
     "optimizer", "copy and cast", "index", "reduction", "random", "communication", "fused", "elementwise", "other",

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from presage.graph.graph import Tensor
 
-__all__ = ["fits_one_foreach_kernel", "is_dense"]
-
 
 def fits_one_foreach_kernel(columns: Sequence[Sequence[Tensor]], any_dtype: bool = False) -> bool:
     """Whether one kernel works on these lists; else there is one op for each tensor.

@@ -14,8 +14,6 @@ from presage.files import write_whole
 from presage.files.reading import ByteReader
 from presage.graph.graph import Graph, faults
 
-__all__ = ["SUFFIX", "VERSION", "from_bytes", "is_saved", "read", "to_bytes", "write"]
-
 SUFFIX = ".presage"
 VERSION = 1
 _MAGIC = b"presage graph "

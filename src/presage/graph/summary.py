@@ -9,18 +9,6 @@ from operator import attrgetter
 from presage.graph import work
 from presage.graph.graph import Graph, Op, Phase
 
-__all__ = [
-    "PHASES",
-    "SummaryRow",
-    "by_family",
-    "by_module",
-    "by_phase",
-    "collapsed",
-    "module_path",
-    "saved_bytes",
-    "total",
-]
-
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "other")
 _OUTSIDE = {"optimizer": "(optimizer)", "other": "(other)"}
 _TOP = "(top level)"

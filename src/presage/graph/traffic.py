@@ -15,8 +15,6 @@ from typing import TypeAlias
 
 from presage.graph.graph import Graph, Op, Tensor, argument, aten, flag, output_mask, tensor, tensors
 
-__all__ = ["MemoryTraffic", "bytes_moved", "footprint", "is_sparse"]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraffic:

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from presage.engine.compiled import compiled
 
-__all__ = ["calls_inside", "parents", "stretches"]
-
 Array = NDArray[Any]
 
 # A child may overrun its parent by this much: clocks are rounded to the microsecond in some traces.

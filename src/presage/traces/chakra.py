@@ -34,8 +34,6 @@ from presage.traces.execution_graph import (
 )
 from presage.traces.execution_trace import ABSENT, decode_json
 
-__all__ = ["read_chakra"]
-
 KINDS = ("other", "metadata", "load", "store", "op", "send", "recv", "collective", "storage")
 COMPUTE = KINDS.index("op")
 NAMED_ATTRS = frozenset({"rf_id", "fw_parent", "seq_id", "scope", "tid", "op_schema", "is_cpu_op", "stream"})

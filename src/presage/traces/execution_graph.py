@@ -17,24 +17,6 @@ from typing import Any, Literal, TypeAlias
 
 from presage.errors import InputError
 
-__all__ = [
-    "MOST_BYTES",
-    "NO_ATTRS",
-    "Argument",
-    "Arguments",
-    "ExecutionGraph",
-    "ExecutionNode",
-    "TensorRef",
-    "check_count",
-    "consumers",
-    "global_rank",
-    "host_kind",
-    "ordered_graph",
-    "producers",
-    "tensors",
-    "topological_order",
-]
-
 MOST_BYTES = 1 << 30  # of a file
 MOST_NODES = 3_000_000  # a node takes half a kilobyte and more in memory
 

@@ -30,8 +30,6 @@ from presage.traces.execution_graph import (
     ordered_graph,
 )
 
-__all__ = ["KinetoLink", "decode_json", "link_to_kineto", "read_et"]
-
 T = TypeVar("T")
 
 GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}

@@ -17,21 +17,6 @@ from presage.traces.trace import HostKind, Trace
 from presage.traces.trace_set import Meeting
 from presage.traces.waits import HIDDEN_WORK, launch_times
 
-__all__ = [
-    "Idle",
-    "LaneActivity",
-    "Lateness",
-    "OpSummary",
-    "PathPart",
-    "activity",
-    "critical_parts",
-    "kernels",
-    "late_meetings",
-    "lateness",
-    "ops",
-    "top_level_op",
-]
-
 Floats = NDArray[np.float64]
 
 

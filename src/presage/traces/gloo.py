@@ -30,8 +30,6 @@ from presage.traces.trace import (
 )
 from presage.traces.waits import Blocked, Stretches, stretches
 
-__all__ = ["lifted", "waits"]
-
 PREFIX = "gloo:"
 ASKED = re.compile(r"^c10d::_?(\w+)$")
 WAITING_OP = re.compile(r"^(_?c10d_functional::wait_tensor|c10d::(barrier|monitored_barrier_))$")

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 from presage.errors import InputError
 from presage.files.reading import ByteReader, open_bytes
 
-__all__ = ["event_chunks"]
-
 CHUNK = 8 << 20
 MOST_BETWEEN = 128 << 20  # bytes without an event that ends, and before the first one
 BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")

@@ -28,8 +28,6 @@ from presage.traces.kineto_schema import (
 )
 from presage.traces.trace import Collective, GpuEvents, HostEvents, HostKind, Sync, Trace, TraceStream, TraceThread
 
-__all__ = ["read"]
-
 MOST_EVENTS = 30_000_000  # about 5 GiB of memory
 LATEST_US = 2**52  # beyond it, microseconds as floats lose their units' place; the year 2112 comes before
 

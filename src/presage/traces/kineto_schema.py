@@ -11,18 +11,6 @@ import msgspec
 from presage.errors import InputError
 from presage.traces.trace import GpuKind, HostKind
 
-__all__ = [
-    "GPU_CATEGORIES",
-    "HOST_CATEGORIES",
-    "IGNORED_CATEGORIES",
-    "NO_ARGS",
-    "Args",
-    "File",
-    "KinetoEvent",
-    "events",
-    "file",
-]
-
 # 2021 said 'Operator', 'Runtime', 'Kernel'; later profilers 'cpu_op', 'cuda_runtime', 'kernel'.
 HOST_CATEGORIES = {
     "cpu_op": HostKind.OP,

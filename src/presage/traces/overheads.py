@@ -41,9 +41,6 @@ from presage.files.reading import read_toml
 from presage.traces import waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 
-__all__ = ["ANY", "Kind", "Overhead", "Overheads", "Role", "Samples", "Segments", "TracePlatform"]
-__all__ += ["extract", "from_toml", "merge", "overhead", "overheads", "pool", "roles", "segments"]
-
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Kind = IntEnum("Kind", "T1 T2 T3 T4 T5 ALONE REGION SILENCE BLOCKED")

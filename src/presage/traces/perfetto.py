@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from presage.engine import LaneKind, Program, Timeline
 from presage.traces.replay import NS, RankTasks, Replay
 
-__all__ = ["beside_trace", "chrome_trace", "timeline_trace"]
-
 US = 1e6
 SHORTEST = 1e-9  # seconds: what is shorter would be drawn as nothing
 WAIT = "waiting for other ranks"

@@ -9,20 +9,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "HOST_DEVICE",
-    "Collective",
-    "GpuEvents",
-    "GpuKind",
-    "HostEvents",
-    "HostKind",
-    "Step",
-    "Sync",
-    "Trace",
-    "TraceStream",
-    "TraceThread",
-]
-
 # The device of streams that are threads of the host, which carry the collectives of ranks without a GPU.
 HOST_DEVICE = -1
 

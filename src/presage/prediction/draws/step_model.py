@@ -13,8 +13,8 @@ from presage.configs.job import Job
 from presage.noise.model import CLASSES, COMMUNICATION
 from presage.parallel.pipeline_run import PipelineStep
 from presage.parallel.plan import LAYER_AXES, Axis
+from presage.prediction.jobs.block_cost import communicators
 from presage.prediction.jobs.chunk_time import ChunkTime
-from presage.prediction.jobs.communicators import communicators
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.stages import Chunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,8 +16,7 @@ from presage.errors import PresageError
 from presage.graph.graph import Op, argument
 from presage.graph.work import COLLECTIVES
 from presage.hardware import Gpu
-from presage.parallel.plan import Axis
-from presage.prediction.jobs.communicators import communicators
+from presage.parallel.plan import Axis, ParallelPlan
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph, memory_bound_graph
 from presage.prediction.jobs.plan_cache import layer_key, plan_cache
@@ -192,3 +191,17 @@ def _sum(costs: Sequence[BlockCost], places: Iterable[int]) -> BlockCost:
     for i in places:
         total += costs[i]
     return total
+
+
+# ---- The communicators of a job: along each axis of its parallel plan, how many ranks, and how many share a domain.
+
+
+def communicators(job: Job) -> Mapping[Axis, RankGroup]:
+    """The communicators of a job on its platform."""
+    return _communicators(job.parallel, job.gpus, job.platform.domain)
+
+
+@lru_cache(4096)
+def _communicators(plan: ParallelPlan, gpus: int, domain: int) -> Mapping[Axis, RankGroup]:
+    axes = plan.axes(gpus).items()
+    return {axis: RankGroup(ranks, max(1, min(ranks, domain // stride))) for axis, (ranks, stride) in axes}

@@ -6,7 +6,7 @@ from presage.configs.job import Job
 from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.collectives import Collectives
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.communicators import communicators
+from presage.prediction.jobs.block_cost import communicators
 
 
 def provenance_notes(job: Job) -> tuple[str, ...]:
