@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def capture(
     """
     arguments = arguments or {}
     # autograd's own threads know only the devices that were there when the process first ran a backward
-    with restore_settings(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
+    with restore_settings(), _frozen_heap(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = Recorder()
         with recorder.places.following(), recorder, hooked(variant) as wrapped:
             step = _users(recorder, lambda: wrapped(function("cuda", **arguments)))
@@ -52,6 +53,18 @@ def capture(
             nested = _record(recorder, step)
         flags = torch_flags()
     return replace(_graph(recorder, nested, source, arguments, flags), variant=variant.changes())
+
+
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Keep what was loaded before the capture (torch itself, mostly) out of garbage collections during it."""
+    frozen = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen:
+            gc.unfreeze()
 
 
 def _record(recorder: Recorder, step: Step) -> list[Nested]:

@@ -184,6 +184,8 @@ class _Hooks:
 
     def _convert_inputs(self) -> None:
         """Inputs that outlive the step were made before it: they are converted once, and not in each step."""
+        if self.dtype is None and not self.variant.channels_last:
+            return
         gc.collect()
         for tensor in (t for ref in self.given if (t := ref()) is not None):
             if not tensor.requires_grad and (new := self._converted(tensor)) is not tensor:
