@@ -71,7 +71,7 @@ def test_no_gpu_is_said_on_a_bare_machine() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     found = run_bare("presage.measure", "examples/gpt.py:build")
-    assert found.returncode == 2 and found.stderr.startswith("presage: no CUDA GPU here") and not found.stdout
+    assert found.returncode == 2 and found.stderr.startswith("presage: no CUDA GPU on this machine") and not found.stdout
 
 
 def test_a_bare_machine_reads_what_the_profiler_recorded() -> None:
@@ -295,7 +295,7 @@ def test_the_command_predicts_by_itself(
     assert asked == [("train.py:build", ["batch=8"], "h200")] and "11 ms" in capsys.readouterr().out
     monkeypatch.setattr(command, "can_predict", lambda: False)
     command.main(["train.py:build", "--steps", "5"])
-    assert "not predicted: only a part of presage is installed here" in capsys.readouterr().out
+    assert "not predicted: presage is only partly installed here" in capsys.readouterr().out
     assert (on_a_gpu / "train.py").exists()
 
 

@@ -135,7 +135,7 @@ def test_a_job_from_tables() -> None:
         (LEAST.replace("[training]", "[trainin]"), "trainin: is unknown: did you mean 'training'?"),
         (LEAST.replace("sequence", "seqence"), "training.seqence: is unknown: did you mean 'sequence'?"),
         (LEAST + "[parallel]\nmicro_batch = 2", "parallel.micro_batch: is unknown: it belongs in [training]"),
-        (LEAST + "[parallel]\nxyz = 2", "parallel.xyz: is unknown, tp, sequence_parallel"),
+        (LEAST + "[parallel]\nxyz = 2", "parallel.xyz: is unknown: choose from gpus, tp, sequence_parallel"),
         (LEAST + "[model.experts]\ntopk = 2", "model.experts.topk: is unknown: did you mean 'top_k'?"),
         (LEAST + "[model.experts]\ntop_k = 2", "experts"),
         (LEAST.replace("8192", '"8k"'), "training.sequence: Expected `int | null`, got `str`"),

@@ -223,7 +223,7 @@ def test_what_a_row_does_not_say() -> None:
         ({"kv_heads": "MLA"}, "latent attention, but the sizes of ours-8b are not known"),
         ({"mlp_type": "hybrid mamba2+moe"}, "state-space layers (Mamba) are not modelled"),
         ({"precision": "int3"}, "precision 'int3' is not known"),
-        ({"gpu": "TPU v9"}, "no GPU"),
+        ({"gpu": "TPU v9"}, "unknown GPU"),
         ({"tp": "128"}, "gpus = tp x pp x cp x dp: 64 is less than 128 x 2 x 1"),
         ({"global_batch": "8"}, "global_batch = micro_batch x dp x microbatches: 8 is less than 1 x 16"),
         ({"pp": "64", "tp": "1"}, "pp x vpp <= layers + 2: 64 x 1 is more than 32 + 2"),
