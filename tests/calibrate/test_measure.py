@@ -71,7 +71,9 @@ def test_no_gpu_is_said_on_a_bare_machine() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     found = run_bare("presage.measure", "examples/gpt.py:build")
-    assert found.returncode == 2 and found.stderr.startswith("presage: no CUDA GPU on this machine") and not found.stdout
+    assert (
+        found.returncode == 2 and found.stderr.startswith("presage: no CUDA GPU on this machine") and not found.stdout
+    )
 
 
 def test_a_bare_machine_reads_what_the_profiler_recorded() -> None:

@@ -152,7 +152,8 @@ def strange(text: str) -> list[str]:
     at, options = group(), options_of(group())
     while words and (words[0] in getattr(at, "commands", ()) or words[0] in options):
         word = words.pop(0)
-        at = at.commands.get(word, at) if hasattr(at, "commands") else at
+        if word in getattr(at, "commands", ()):
+            at = at.get_command(typer.Context(at), word)  # those of other packages are loaded here
         options |= options_of(at)
     if at is group():
         return [w for w in words if w not in options | {"COMMAND"}][:1]

@@ -124,7 +124,7 @@ def facts(found: SearchResult) -> tuple[Fact, ...]:
 def _count_facts(found: SearchResult) -> tuple[Fact, ...]:
     c = found.counts
     return (
-        Fact("Legal plans", f"{c.legal:,}", f"searched in {seconds(found.took)}"),
+        Fact("Legal plans", f"{c.legal:,}"),
         Fact("Fit in memory", f"{c.fit:,}", f"the smallest needs {size(c.smallest)}", "" if c.fit else "bad"),
     )
 
