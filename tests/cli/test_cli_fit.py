@@ -113,7 +113,7 @@ def test_traces_of_all_ranks_give_spreads(shared: Path) -> None:
     assert 0.02 < found.spread["tp"]["own"].sd < 0.15
     assert "step" not in products, "one step says nothing of steps"
     assert set(found.belief().noise.spread) == {"products", "streams", "tp"}
-    with pytest.raises(InputError, match="no class of transfers"):
+    with pytest.raises(InputError, match="is not a class: choose from"):
         fit_traces(read_run(sorted(folder.glob("kineto_*.json.gz"))), "nvlink")
 
 

@@ -273,6 +273,6 @@ def test_where_the_report_is_is_said(tmp_path: Path) -> None:
 
 def test_a_graph_without_times_has_no_report(shared: Path, tmp_path: Path) -> None:
     path = shared / "traces" / "chakra" / "feeder_small_chakra.0.json"
-    with pytest.raises(InputError, match="leave --report out"):
+    with pytest.raises(InputError, match="omit --report"):
         runner(app)("trace", path, "--report", tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
