@@ -94,7 +94,7 @@ def test_a_step_is_captured_again_with_another_batch(tmp_path: Path) -> None:
     [
         (["--suggest", "--apply", "cuda_graph"], "give the edits"),
         ([], "give the edits"),
-        (["--apply", "cuda_grph"], "near it: cuda_graph"),
+        (["--apply", "cuda_grph"], "did you mean cuda_graph"),
         (["--apply", "batch=8"], "a graph alone cannot be captured again"),
         (["--apply", "no_sync"], "no_sync: nothing to change"),
         (["--apply", "cuda_graph", "--arg", "batch=2"], "is a saved graph, which takes no arguments"),

@@ -321,7 +321,7 @@ MISUSES = {
     "predict x.py:f --gpu h20o": "no gpu 'h20o'",
     "predict x.py:f --ranks 8 --strategy fdsp": "did you mean fsdp?",
     "predict x.py:f --ranks 8 --option bucket=3": "has no option 'bucket': choose from bucket_cap_mb",
-    "whatif x.py:f --apply fused_adm": "near it: fused_adam",
+    "whatif x.py:f --apply fused_adm": "did you mean fused_adam",
     "whatif x.py:f --suggest --gpus b20": "no gpu 'b20': did you mean b200",
     "job train.py": "is code, not a job file: use presage predict train.py:FUNCTION",
     f"dlrm {JOB}": "is not a recommendation job: use presage job",

@@ -144,7 +144,7 @@ def test_overlap_lets_kernels_run_beside_collectives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cuda_grph", "near it: cuda_graph"),
+        ("cuda_grph", "did you mean cuda_graph"),
         ("cuda_graph=2", "takes no value"),
         ("faster=gemm", "write faster=REGEX:F"),
         ("faster=gemm:0", "a factor above 0"),

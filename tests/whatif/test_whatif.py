@@ -68,7 +68,7 @@ def test_edits_are_read_from_text(text: str, read: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("cuda_grph", "near it: cuda_graph"),
+        ("cuda_grph", "did you mean cuda_graph"),
         ("cuda_graph,nonsense", "unknown edit 'nonsense'"),
         ("cuda_graph=3", "cuda_graph takes no value"),
         ("host=0", "a factor above 0"),

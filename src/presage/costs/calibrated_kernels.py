@@ -92,6 +92,7 @@ class CalibratedKernels:
             if len(found) < len(parts):
                 source, found = "roofline", []
             t = _op_time(graph, op, self, source, parts, found, float(share))
+            t = t if op.speed == 1.0 else replace(t, seconds=t.seconds / op.speed)
             if found and any(BY_OP[c.name].name not in self.trees for c in parts):
                 t = replace(t, source="roofline")  # of a family that was not fitted, the law alone
             times.append(_with_power(graph, op, self, t, parts, found))
@@ -239,19 +240,6 @@ def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
 
 
 def _op_time(
-    graph: Graph,
-    op: Op,
-    models: CalibratedKernels,
-    source: Source,
-    parts: list[Call],
-    found: list[CallTime],
-    share: float,
-) -> OpTime:
-    found_time = _full_time(graph, op, models, source, parts, found, share)
-    return found_time if op.speed == 1.0 else replace(found_time, seconds=found_time.seconds / op.speed)
-
-
-def _full_time(
     graph: Graph,
     op: Op,
     models: CalibratedKernels,

@@ -20,12 +20,12 @@ from msgspec.structs import replace as with_fields
 
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.costs.host_model import HostModel, host_model
-from presage.errors import PresageError
+from presage.errors import PresageError, near
 from presage.graph.graph import Graph
 from presage.prediction.machine import Machine, machine
 from presage.usercode import load, parse_arguments
 from presage.whatif.edits import EDITS, CaptureEdit, Change, EditKind
-from presage.whatif.edits.edit import ALIASES, near, pieces
+from presage.whatif.edits.edit import ALIASES, pieces
 from presage.whatif.source import ARGUMENT
 
 EditSpec: TypeAlias = "str | Change | CaptureEdit | ParsedEdit"  # the forms in which an edit may be given
@@ -92,7 +92,7 @@ def _read(name: str, value: str) -> ParsedEdit:
         return _argument(name, value)
     if name not in EDITS:
         known = near(name, [*EDITS, *ALIASES, *OTHERS])
-        raise PresageError(f"unknown edit {name!r}{known}; see `presage whatif --list`")
+        raise PresageError(f"unknown edit {name!r}{known or ': see `presage whatif --list`'}")
     return of_kind(EDITS[name], value)
 
 

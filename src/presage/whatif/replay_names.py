@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from presage.costs.host_constants import CUDA_GRAPH_US
 from presage.engine import Edges, Program
-from presage.errors import PresageError
+from presage.errors import PresageError, near
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.waits import Blocked, launch_times
-from presage.whatif.edits.edit import near, pieces
+from presage.whatif.edits.edit import pieces
 from presage.whatif.replay_edits import MOST_FACTOR, ReplayEdit, events_within, scale
 
 Ints = NDArray[np.int64]
@@ -43,7 +43,7 @@ def parse(text: str) -> list[ReplayEdit]:
     for name, value in pieces(text, lambda name: name in EDITS):
         if name not in EDITS:
             known = near(name, EDITS)
-            raise PresageError(f"--apply {name}: unknown edit{known}; see `presage replay --list`")
+            raise PresageError(f"--apply {name}: unknown edit{known or ': see `presage replay --list`'}")
         out.append(EDITS[name].make(value))
     return out
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeAlias
 
 from presage.capture.variants import AS_WRITTEN, NotApplicable, Variant
@@ -114,9 +113,3 @@ def pieces(text: str, begins: Callable[[str], bool]) -> list[tuple[str, str]]:
             parts[-1] += f",{piece}"
     split = (piece.partition("=") for piece in parts if piece)
     return [(ALIASES.get(name.strip(), name.strip()), value.strip()) for name, _, value in split]
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """' (near it: ...)', where there are names like this one."""
-    close = get_close_matches(name, [*known], n=3, cutoff=0.5)
-    return f" (near it: {', '.join(close)})" if close else ""
