@@ -12,12 +12,15 @@ largest shapes 3.2%.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from math import ceil
 from typing import NamedTuple
 
+import msgspec
+
 from presage.costs.call import Call
-from presage.costs.families.common import KernelFamily, Law, alignment, ln
+from presage.costs.families.common import KernelFamily, Law, alignment, fitted_numbers, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 OPS = tuple(
@@ -35,13 +38,14 @@ PLACES = {
 }
 
 
-class AttentionKernel(NamedTuple):
-    """Rows of a thread block, rows of the tiles it walks over, blocks an SM holds, widths that heads are padded to."""
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """A kernel's tiling, and the fitted weights of the parts of its time (data/kernel_laws.toml)."""
 
-    own: int
-    other: int
-    held: int
-    widths: tuple[int, ...]
+    block_rows: int  # rows of queries (backward: of keys) of a thread block
+    tile_rows: int  # rows of the tiles it loops over
+    blocks_per_sm: int
+    widths: tuple[int, ...]  # that heads are padded to
     weights: tuple[float, ...]
 
 
@@ -73,38 +77,14 @@ def attention(call: Call) -> AttentionCall:
     )  # fmt: skip
 
 
-# Weights of the parts below, by least squares of ln(time) over the draws that are not held out.
-KERNELS: dict[str, AttentionKernel] = {
-    "aten::_cudnn_attention_forward": AttentionKernel(
-        128, 128, 1, (64, 128), (2.45, 0.636, 0.972, 0.477, 0.135, 0.0, 0.161, 3.06, 1.51, 0.244, 0.365, 0.273, 0.0)
-    ),
-    "aten::_cudnn_attention_backward": AttentionKernel(
-        128, 64, 1, (64, 128), (4.64, 1.14, 2.04, 1.2, 0.899, 0.0, 0.138, 2.21, 3.64, 5.01, 1.4, 0.428, 0.0)
-    ),
-    "aten::_flash_attention_forward": AttentionKernel(
-        128, 128, 2, (32, 64, 96, 128), (0.0, 1.57, 3.53, 1.51, 0.0, 0.0, 0.0, 0.462, 0.0, 1.33, 0.834, 0.0, 0.0)
-    ),
-    "aten::_flash_attention_backward": AttentionKernel(
-        128, 64, 1, (32, 64, 96, 128), (3.34, 4.53, 1.8, 5.19, 0.0, 0.0, 0.0, 0.738, 0.0, 3.92, 0.0, 0.0, 0.294)
-    ),
-    "aten::_efficient_attention_forward": AttentionKernel(
-        64, 128, 1, (64, 128), (0.141, 0.0, 2.54, 0.0, 3.14, 8.98, 0.0, 5.9, 2.76, 0.398, 0.128, 0.0, 0.0)
-    ),
-    "aten::_efficient_attention_forward fp32": AttentionKernel(
-        64, 64, 1, (64, 128), (1.49, 0.0, 0.886, 0.073, 0.466, 0.818, 0.0, 0.563, 0.272, 0.0742, 2.09, 0.721, 0.0)
-    ),
-    "aten::_efficient_attention_backward": AttentionKernel(
-        64, 64, 1, (64, 128), (0.659, 0.0, 3.51, 15.9, 0.0, 15.2, 3.6, 19.0, 0.0, 0.0, 1.29, 0.0, 1.93)
-    ),
-    "aten::_efficient_attention_backward fp32": AttentionKernel(
-        64, 64, 1, (64, 128), (1.23, 0.0, 0.117, 1.59, 1.66, 2.01, 0.0, 0.786, 0.277, 0.0, 4.31, 0.755, 0.0892)
-    ),
-}
+@cache
+def _kernels() -> dict[str, AttentionKernel]:
+    return msgspec.convert(fitted_numbers("attention"), dict[str, AttentionKernel])
 
 
 def kernel(call: Call) -> AttentionKernel:
     wide = call.tensors[0].dtype == "float32" and "efficient" in call.name
-    return KERNELS[call.name + (" fp32" if wide else "")]
+    return _kernels()[call.name + (" fp32" if wide else "")]
 
 
 @lru_cache(maxsize=4096)
@@ -121,11 +101,13 @@ def parts(call: Call, rates: Rates, kind: AttentionKernel) -> list[float]:
     """Seconds of what the time is made of, before their weights."""
     a, q = attention(call), call.tensors[0]
     own, other = (a.t, a.s) if a.backward else (a.s, a.t)
-    blocks, total, longest = tiles(kind.own, kind.other, own, other, a.causal)
-    heads, slots = a.b * a.h, rates.sms * kind.held
+    blocks, total, longest = tiles(kind.block_rows, kind.tile_rows, own, other, a.causal)
+    heads, slots = a.b * a.h, rates.sms * kind.blocks_per_sm
     waves = ceil(heads * blocks / slots)
     width = next((w for w in kind.widths if w >= max(a.d, a.dv)), max(a.d, a.dv)) / 64
-    one = 4.0 * kind.own * kind.other * 64 * rates.sms / rates.rate(q.dtype)  # seconds of one tile of width 64
+    one = (
+        4.0 * kind.block_rows * kind.tile_rows * 64 * rates.sms / rates.rate(q.dtype)
+    )  # seconds of one tile of width 64
     full = max(longest, heads * total / slots) if a.causal else waves * longest
     even = max(longest, heads * total / slots)
     side = q.width * heads * (a.d + a.dv) / rates.bandwidth
@@ -148,15 +130,15 @@ def features(call: Call, law: Law) -> list[float]:
     a, q = attention(call), call.tensors[0]
     kind = kernel(call)
     own, other = (a.t, a.s) if a.backward else (a.s, a.t)
-    blocks, total, longest = tiles(kind.own, kind.other, own, other, a.causal)
-    waves = a.b * a.h * blocks / (REFERENCE_SMS * kind.held)
+    blocks, total, longest = tiles(kind.block_rows, kind.tile_rows, own, other, a.causal)
+    waves = a.b * a.h * blocks / (REFERENCE_SMS * kind.blocks_per_sm)
     return [
         float(OPS.index(call.name)), KINDS.get(q.dtype, 3.0), float(a.d), float(a.causal), float(a.dropout),
         float(a.bias), float(a.interleaved), float(alignment(a.s, 128)), float(alignment(a.t, 128)), ln(waves),
         waves / ceil(waves), ln(a.b * a.h), ln(longest),
-        ln(longest / max(longest, a.b * a.h * total / REFERENCE_SMS / kind.held)), ln(law.seconds),
+        ln(longest / max(longest, a.b * a.h * total / REFERENCE_SMS / kind.blocks_per_sm)), ln(law.seconds),
         ln(law.flops / law.seconds), ln(law.bytes / law.seconds),
-        own / kind.own / ceil(own / kind.own), other / kind.other / ceil(other / kind.other),
+        own / kind.block_rows / ceil(own / kind.block_rows), other / kind.tile_rows / ceil(other / kind.tile_rows),
         ln(min(a.s, 512)), ln(min(a.t, 512)), ln(a.s / a.t),
     ]  # fmt: skip
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from presage.costs.call import Call, Shape
 from presage.costs.rates import Rates
@@ -35,6 +38,14 @@ class KernelFamily:
     works: Callable[[Call], bool] = lambda _: False  # on every element, which takes power; others only move them
     at_once: Callable[[Call, float], float] = lambda *_: 1.0  # kernels side by side, given how many there are
     cold: Callable[[Law], float] = lambda _: 0.0  # least seconds with a cold cache, where the sweep cannot tell
+
+
+@cache
+def fitted_numbers(family: str) -> dict[str, Any]:
+    """The fitted numbers of a family's law: its table in data/kernel_laws.toml."""
+    text = files("presage").joinpath("data/kernel_laws.toml").read_text(encoding="utf-8")
+    table: dict[str, Any] = tomllib.loads(text)[family]
+    return table
 
 
 def ln(x: float) -> float:

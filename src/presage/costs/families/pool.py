@@ -1,7 +1,7 @@
 """Pooling and upsampling, forward and backward, 2-D and 3-D.
 
 These are PyTorch's own kernels, each with a law of its own: a launch, and so many picoseconds for every byte, number
-and window (`terms`, `COSTS`; in planar order and channels last). Most are far from bandwidth: bilinear upsampling in
+and window (`terms`; their coefficients, by op and layout, are in data/kernel_laws.toml). Most are far from bandwidth: bilinear upsampling in
 planar order has a thread for each place of one plane, which goes through all planes; adaptive pooling has a thread for
 each window.
 
@@ -16,7 +16,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from presage.costs.call import Call
-from presage.costs.families.common import KernelFamily, Law, alignment, codes, ln
+from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 POOLS = ("max_pool2d_with_indices", "avg_pool2d", "adaptive_max_pool2d", "_adaptive_avg_pool2d")
@@ -30,59 +30,6 @@ ALIKE = {
 PICO, MICRO = 1e-12, 1e-6
 BLOCKS, THREADS = REFERENCE_SMS * 8, REFERENCE_SMS * 1024  # at once
 CACHED = 4e7  # bytes that stay in the L2
-# What `terms` count for, by op: in planar order, and channels last. Fitted to the draws that are not held out.
-COSTS = {
-    "aten::max_pool2d_with_indices": (
-        (1.8, 0.0, 0.0, 0.85, 8.6, 0.0, 0.0),
-        (5.2, 0.73, 0.0, 1.7, 0.65, 0.0, 0.0),
-    ),
-    "aten::max_pool2d_with_indices_backward": (
-        (1.5, 0.0095, 8.9, 0.51, 0.0, 6.5, 0.0),
-        (8.3, 1.6, 1.1, 1.1, 0.0, 0.0, 0.0),
-    ),
-    "aten::avg_pool2d": (
-        (2.4, 0.43, 0.0, 0.36, 8.1, 0.0, 0.0),
-        (2.8, 0.86, 0.0, 1.8, 7.7, 0.0, 0.0),
-    ),
-    "aten::avg_pool2d_backward": (
-        (2.7, 0.85, 7.5, 1.5, 31.0, 0.0, 0.0),
-        (2.8, 0.26, 8.3, 1.2, 31.0, 0.0, 0.0),
-    ),
-    "aten::adaptive_max_pool2d": (
-        (3.5, 0.0, 0.0, 2.2, 62.0, 2.2, 0.0),
-        (2.1, 0.0, 0.0, 1.9, 55.0, 3.9, 0.0),
-    ),
-    "aten::adaptive_max_pool2d_backward": (
-        (1.2, 0.0, 0.0, 0.0065, 15.0, 0.0, 0.0),
-        (1.1, 0.0, 0.0, 0.013, 0.0, 0.018, 0.0069),
-    ),
-    "aten::_adaptive_avg_pool2d": (
-        (2.4, 0.55, 52.0, 0.95, 0.0, 1.9, 0.0),
-        (8.1, 0.0, 0.0, 2.9, 0.0, 0.0, 0.0),
-    ),
-    "aten::_adaptive_avg_pool2d_backward": (
-        (1.7, 8.3, 0.0, 0.0, 0.44, 1.4, 0.0),
-        (6.0, 0.41, 2.5, 0.0, 10.0, 0.12, 0.0),
-    ),
-    "aten::upsample_nearest2d": (
-        (1.4, 0.06, 0.0, 2.5, 0.0, 0.0, 0.0),
-        (1.5, 0.15, 6.2, 0.0, 0.0, 0.0, 0.0),
-    ),
-    "aten::upsample_nearest2d_backward": (
-        (1.9, 0.45, 0.0, 1.2, 0.0, 87.0, 0.0),
-        (0.88, 0.5, 0.0, 3.0, 0.0, 0.0, 0.0),
-    ),
-    "aten::upsample_bilinear2d": (
-        (0.0, 0.34, 0.62, 0.0, 0.0, 77.0, 1.9),
-        (1.2, 0.0, 9.2, 0.0, 0.0, 4.1, 0.0),
-    ),
-    "aten::upsample_bilinear2d_backward": (
-        (0.67, 0.06, 0.0, 8.7, 0.0, 82.0, 0.0),
-        (2.0, 0.0, 0.0, 8.7, 0.0, 0.0, 0.0),
-    ),
-}
-# How much slower half-precision numbers are added atomically, in planar order.
-ATOMIC_HALF = {"aten::upsample_bilinear2d_backward": 2.3, "aten::_adaptive_avg_pool2d_backward": 4.0}
 
 
 class PoolCall(NamedTuple):
@@ -172,9 +119,11 @@ def terms(p: PoolCall) -> tuple[float, ...]:
 
 
 def kernel_time(p: PoolCall) -> float:
-    cost = COSTS[p.name][p.channels_last]
-    half = ATOMIC_HALF.get(p.name, 1.0) if p.width == 2 and not p.channels_last else 1.0
-    return half * sum(c * t for c, t in zip(cost, terms(p), strict=True))
+    """Seconds: the terms by their fitted coefficients."""
+    fitted = fitted_numbers("pool")
+    coefficients = fitted["terms"][p.name]["channels_last" if p.channels_last else "planar"]
+    half = fitted["atomic_half"].get(p.name, 1.0) if p.width == 2 and not p.channels_last else 1.0
+    return half * sum(c * t for c, t in zip(coefficients, terms(p), strict=True))
 
 
 def law(call: Call, rates: Rates) -> Law:
