@@ -123,7 +123,7 @@ def kernel_time(p: PoolCall) -> float:
     fitted = fitted_numbers("pool")
     coefficients = fitted["terms"][p.name]["channels_last" if p.channels_last else "planar"]
     half = fitted["atomic_half"].get(p.name, 1.0) if p.width == 2 and not p.channels_last else 1.0
-    return half * sum(c * t for c, t in zip(coefficients, terms(p), strict=True))
+    return float(half * sum(c * t for c, t in zip(coefficients, terms(p), strict=True)))
 
 
 def law(call: Call, rates: Rates) -> Law:
