@@ -1,9 +1,9 @@
 """Pooling and upsampling, forward and backward, 2-D and 3-D.
 
 These are PyTorch's own kernels, each with a law of its own: a launch, and so many picoseconds for every byte, number
-and window (`terms`; their coefficients, by op and layout, are in data/kernel_laws.toml). Most are far from bandwidth: bilinear upsampling in
-planar order has a thread for each place of one plane, which goes through all planes; adaptive pooling has a thread for
-each window.
+and window (`terms`; their coefficients, by op and layout, are in data/kernel_laws.toml). Most are far from bandwidth:
+bilinear upsampling in planar order has a thread for each place of one plane, which goes through all planes; adaptive
+pooling has a thread for each window.
 
 Features: op, layout, sizes of both sides, window, and each term's share. Sweep: 550 draws of 1-512 images,
 4-2048 channels, 4-256 places a side, windows of 2 and 3, scale 2. Error on held-out draws (H200): 7% (geometric mean),
