@@ -244,7 +244,7 @@ class Now:
 
 def calibrate(folder: Path, pause: float = 0.002) -> None:
     """The sweep of one family, with a stand-in for the GPU."""
-    from presage.calibrate import __main__ as sweep
+    from presage_fit.calibrate import __main__ as sweep
 
     class Still:
         def __init__(self, *_: object) -> None: ...
@@ -264,8 +264,8 @@ def calibrate(folder: Path, pause: float = 0.002) -> None:
 
     torch = type("Torch", (), {"cuda": Still()})
     sweep.draw, of = (lambda name, seed: of(name, seed, ROWS)), sweep.draw
-    sweep.profiled_batch, sweep.read_batch, sweep.Flush, sweep.Gauge = profiled, rows, Still, Still  # type: ignore
-    sweep.once(folder, "latencies", lambda: {"launch_us": [2.5] * 2000})
+    sweep.profile_batch, sweep.read_batch, sweep.Flush, sweep.GpuSensor = profiled, rows, Still, Still  # type: ignore
+    sweep.measure_once(folder, "latencies", lambda: {"launch_us": [2.5] * 2000})
     sweep.sweep(torch, FAMILY, folder, time.monotonic() + 60, 0, Now())  # type: ignore[arg-type]
 
 

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from presage.calibrate.nvml import Gauge
-from presage.calibrate.power import Load, _one, _watts
+from presage_fit.calibrate.power import GpuSensor, Load, _one, _watts
 
 Row = dict[str, Any]
 Call = Callable[[], Any]
@@ -327,7 +326,7 @@ def _loads(bench: Bench) -> dict[str, Load]:
 
 
 def sustained(bench: Bench) -> Row:
-    gauge = Gauge()
+    gauge = GpuSensor()
     loads = _loads(bench)
     idle = _watts(gauge, lambda: time.sleep(1.0))
     plan: list[tuple[str, list[str], float]] = [(name, [], 0.0) for name in loads]

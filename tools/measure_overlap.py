@@ -23,9 +23,9 @@ from typing import Any
 from overlap_loads import Load, loads
 from overlap_ring import CHUNK, CLOCK_GHZ, SHARED, THREADS, Beside, Ring
 
-from presage.calibrate.measure import events_of, exported
-from presage.calibrate.nvml import Gauge
-from presage.calibrate.rows import whole_parts
+from presage.measure.activity import export_trace, read_events
+from presage_fit.calibrate.power import GpuSensor
+from presage_fit.calibrate.resume import whole_parts
 
 __all__ = ["beside_all", "late", "main", "sustained"]
 
@@ -96,7 +96,7 @@ def _summary(times: list[float]) -> dict[str, float]:
     }
 
 
-def beside_all(torch: Any, ring: Ring, gauge: Gauge, load: Load, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+def beside_all(torch: Any, ring: Ring, gauge: GpuSensor, load: Load, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
     """A load alone and beside each stand-in, in short bursts with rests between, so that the clock stays up."""
     call = load.make()
     seconds, host = _pause_of(torch, call)
@@ -112,7 +112,7 @@ def beside_all(torch: Any, ring: Ring, gauge: Gauge, load: Load, rounds: int = R
             time.sleep(min(REST, calls * seconds))
 
 
-def sustained(torch: Any, ring: Ring, gauge: Gauge, load: Load) -> Iterator[dict[str, Any]]:
+def sustained(torch: Any, ring: Ring, gauge: GpuSensor, load: Load) -> Iterator[dict[str, Any]]:
     """The same for long enough that power sets the clock."""
     call = load.make()
     seconds, _ = _pause_of(torch, call)
@@ -213,7 +213,7 @@ def launched(torch: Any, load: Load) -> dict[str, Any]:
             e["args"]["registers per thread"],
             e["args"]["shared memory"],
         ]
-        for e in events_of(exported(prof))
+        for e in read_events(export_trace(prof))
         if e.get("cat") == "kernel"
     ]
     facts = {k: v for k, v in asdict(load).items() if k not in ("make", "name")}
@@ -223,7 +223,7 @@ def launched(torch: Any, load: Load) -> dict[str, Any]:
 Part = tuple[str, Callable[[], Iterator[dict[str, Any]]]]
 
 
-def parts(torch: Any, ring: Ring, gauge: Gauge, rounds: int) -> Iterator[Part]:
+def parts(torch: Any, ring: Ring, gauge: GpuSensor, rounds: int) -> Iterator[Part]:
     """What there is to measure, each by its name."""
     found = loads(torch)
     yield "rates", lambda: rates(torch, ring)
@@ -236,7 +236,7 @@ def parts(torch: Any, ring: Ring, gauge: Gauge, rounds: int) -> Iterator[Part]:
         yield f"sustained {load.name}", lambda load=load: sustained(torch, ring, gauge, load)  # type: ignore[misc]
 
 
-def header(torch: Any, ring: Ring, gauge: Gauge) -> dict[str, Any]:
+def header(torch: Any, ring: Ring, gauge: GpuSensor) -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(0)
     return {
         "part": "header",
@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     import torch
 
-    end, ring, gauge = time.monotonic() + args.seconds, Ring(torch), Gauge()
+    end, ring, gauge = time.monotonic() + args.seconds, Ring(torch), GpuSensor()
     done = whole_parts(args.out)
     with args.out.open("a") as f:
         if "header" not in done:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from presage.calibrate.measure import FLUSH_OP, leaf_rows
-from presage.calibrate.stuck import Stuck
-from presage.calibrate.sweeps import FAMILIES, draw
+from presage_fit.calibrate.measure import FLUSH_OP, leaf_rows
+from presage_fit.calibrate.resume import StuckDraws
+from presage_fit.calibrate.sweeps import FAMILIES, draw
 
 PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack"
 SEEDS = {"conv": [(0, 1000), (1, 500), (2, 500), (3, 400), (4, 400)], "attention": [(0, 500), (1, 200)]}
@@ -96,14 +96,14 @@ def test_leaf_ops_get_their_kernels_warm_and_cold() -> None:
 
 
 def test_a_draw_that_twice_never_came_back_is_left_out(tmp_path: Path) -> None:
-    first = Stuck(tmp_path, "conv")
+    first = StuckDraws(tmp_path, "conv")
     assert not first.draws
     first.at(7)  # and then the process is killed
-    second = Stuck(tmp_path, "conv")
+    second = StuckDraws(tmp_path, "conv")
     assert not second.draws  # it may have been killed for another reason
     second.at(7)
-    third = Stuck(tmp_path, "conv")
+    third = StuckDraws(tmp_path, "conv")
     assert third.draws == {7}
     third.at(8)
     third.done()
-    assert Stuck(tmp_path, "conv").draws == {7}
+    assert StuckDraws(tmp_path, "conv").draws == {7}

@@ -29,7 +29,7 @@ BARE = """
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("msgspec", "numba", "typer", "rich", "click", "lightgbm"):
+        if name.partition(".")[0] in ("msgspec", "numba", "scipy", "typer", "rich", "click", "lightgbm"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 """
@@ -54,7 +54,12 @@ def measured(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [("presage.measure", "FILE.py:FUNCTION"), ("presage.calibrate", "--minutes")]
+    ("module", "said"),
+    [
+        ("presage.measure", "FILE.py:FUNCTION"),
+        ("presage_fit.calibrate", "--minutes"),
+        ("presage.calibrate", "--minutes"),
+    ],
 )
 def test_help_on_a_bare_machine(module: str, said: str) -> None:
     found = run_bare(module, "--help")

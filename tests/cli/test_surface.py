@@ -69,8 +69,8 @@ def _argparsed(a: argparse.Action) -> str:
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    from presage.calibrate.__main__ import parser as calibrate
     from presage.measure.__main__ import _parser as measure
+    from presage_fit.calibrate.__main__ import parser as calibrate
 
     return {"calibrate": calibrate, "measure": measure}[name]()
 

@@ -39,7 +39,7 @@ NOT_RUN = {
     "presage ui": SERVES,
     "presage ui examples/jobs/llama3.1-405b.toml --port 0": SERVES,
     "presage calibrate --out PACK": GPU,
-    "python -m presage.calibrate --out PACK": GPU,
+    "python -m presage_fit.calibrate --out PACK": GPU,
     "presage calibrate --out h200/ --minutes 8": GPU,
     "presage measure train.py:build --arg batch=8": GPU,
     "presage predict YOUR_FILE.py:FUNCTION": OTHER,

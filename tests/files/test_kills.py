@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from presage.calibrate.rows import count_rows, whole_parts
 from presage.errors import PresageError
 from presage.files import write_whole
+from presage_fit.calibrate.resume import count_rows, whole_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = ROOT / "tools" / "kills.py"

@@ -53,6 +53,7 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     (HARDWARE, "fit", PLUGINS["fit"], "Fit a noise model to your traces and logs"),
     (HARDWARE, "accuracy", PLUGINS["accuracy"], "Check presage's accuracy, on its data or yours"),
 ]  # fmt: skip
+LOADED = {name for _, name, where, _ in COMMANDS if where == PLUGINS.get(name)}  # when they are run
 
 
 class _Group(TyperGroup):
@@ -64,7 +65,7 @@ class _Group(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         placeholder = super().get_command(ctx, cmd_name)
-        if cmd_name not in PLUGINS or ctx.meta.get(LISTING):
+        if cmd_name not in LOADED or ctx.meta.get(LISTING):
             return placeholder
         only = typer.Typer()
         panel, question = next((p, q) for p, name, _, q in COMMANDS if name == cmd_name)
@@ -79,7 +80,7 @@ class _Group(TyperGroup):
             super().format_help(ctx, formatter)
 
 
-# These run on bare machines too, as `python -m presage.NAME`, and own their options.
+# These run on bare machines too, as Python modules (see device.py), and own their options.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -122,7 +123,7 @@ def build(only: str | None = None) -> typer.Typer:
 
 
 def _add(app: typer.Typer, name: str, where: str, how: dict[str, Any]) -> None:
-    if name in PLUGINS:
+    if name in LOADED:
         app.command(name, **how)(lambda: None)
         return
     module, _, attribute = where.partition(":")

@@ -1,6 +1,6 @@
 """`presage calibrate` and `presage measure`: commands that run on this machine's GPU.
 
-Their options are those of `python -m presage.calibrate` and `python -m presage.measure`, which need no typer.
+Their options are those of `python -m presage_fit.calibrate` and `python -m presage.measure`, which need no typer.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import typer
 
 from presage.cli.options import current_output
+from presage.cli.plugins import load_command
 
 
 def calibrate_command(context: typer.Context) -> None:
     """Measure this machine's GPU into a calibration pack (needs torch and a GPU)."""
-    from presage.calibrate.__main__ import main
-
-    main(_arguments(context))
+    load_command("calibrate")(_arguments(context))
 
 
 def measure_command(context: typer.Context) -> None:

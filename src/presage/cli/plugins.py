@@ -8,6 +8,7 @@ from presage.usercode import load_plugin
 
 # The commands that ship, and where, for an installation whose entry points are older than they are.
 COMMANDS = {
+    "calibrate": "presage_fit.calibrate.__main__:main",
     "pack": "presage_fit.pack_command:command",
     "fit": "presage_fit.noise_command:command",
     "accuracy": "presage_validation.command:command",

@@ -5,14 +5,17 @@ A kernel counts for its leaf op, the innermost operator around its launch. Copie
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from presage.calibrate.measure import GPU_CATEGORIES, events_of, exported
 from presage.graph.families import family
 
+GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 STEPS = 2  # that are profiled
 NO_OP = "other"  # of kernels whose launch was in no operator
 
@@ -41,7 +44,25 @@ def profiled(torch: Any, step: Callable[[], Any]) -> Activity:
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()
-    return activity(events_of(exported(prof)), STEPS)
+    return activity(read_events(export_trace(prof)), STEPS)
+
+
+def export_trace(prof: Any) -> str:
+    """Write what was profiled to a temporary trace file; returns its path."""
+    handle, path = tempfile.mkstemp(suffix=".json")
+    os.close(handle)
+    prof.export_chrome_trace(path)
+    return path
+
+
+def read_events(path: str) -> list[dict[str, Any]]:
+    """The events of a trace file, which is removed."""
+    try:
+        with open(path) as f:
+            events: list[dict[str, Any]] = json.load(f)["traceEvents"]
+    finally:
+        os.unlink(path)
+    return events
 
 
 def activity(events: Sequence[dict[str, Any]], steps: int) -> Activity:

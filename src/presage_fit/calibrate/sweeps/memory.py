@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import Parts, both_ways, log_int, near, one, pick, tensor, values
-from presage.calibrate.sweeps.pointwise import extent
+from presage_fit.calibrate.sweeps.common import Parts, both_ways, log_int, near, one, pick, tensor, values
+from presage_fit.calibrate.sweeps.pointwise import extent
 
 # Memory orders that models make: heads out of tokens and back, last two swapped, channels last and first, ...
 ORDERS = (

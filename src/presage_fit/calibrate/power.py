@@ -6,15 +6,15 @@ the clock, the watts (energy over time), and the FLOPs and bytes of a call.
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from presage.calibrate.nvml import Gauge
-
 REST, SETTLE, CHUNK = 0.35, 0.45, 0.02
+SM_CLOCK = 1  # of NVML
 
 
 @dataclass(frozen=True)
@@ -96,27 +96,27 @@ def sustained(torch: Any, seconds: float = 1.1) -> dict[str, Any]:
     def r(*shape: int, d: str = "bfloat16") -> Any:
         return torch.randn(*shape, device="cuda", dtype=getattr(torch, d))
 
-    gauge = Gauge()
+    sensor = GpuSensor()
     loads = _products(torch, r) | _others(torch, r)
-    idle = _watts(gauge, lambda: time.sleep(1.0))
-    rows = [_one(torch, gauge, name, load, [], 0.0, seconds) for name, load in loads.items()]
+    idle = _watts(sensor, lambda: time.sleep(1.0))
+    rows = [_one(torch, sensor, name, load, [], 0.0, seconds) for name, load in loads.items()]
     for name in ("gemm_bf16", "gemm_tf32", "attention_bf16"):
         for copies in (1, 2, 4, 8):
-            rows.append(_one(torch, gauge, name, loads[name], [loads["copy"]] * copies, 0.0, seconds))
+            rows.append(_one(torch, sensor, name, loads[name], [loads["copy"]] * copies, 0.0, seconds))
         for pause in (0.1, 0.25, 0.5):
-            rows.append(_one(torch, gauge, name, loads[name], [], pause, seconds))
+            rows.append(_one(torch, sensor, name, loads[name], [], pause, seconds))
     torch.backends.cuda.matmul.allow_tf32 = False
-    return {"limit_watts": gauge.limit_watts(), "idle_watts": round(idle, 1), "works": gauge.works, "loads": rows}
+    return {"limit_watts": sensor.limit_watts(), "idle_watts": round(idle, 1), "works": sensor.works, "loads": rows}
 
 
-def _watts(gauge: Gauge, run: Callable[[], Any]) -> float:
-    start, before = time.perf_counter(), gauge.joules()
+def _watts(sensor: GpuSensor, run: Callable[[], Any]) -> float:
+    start, before = time.perf_counter(), sensor.joules()
     run()
-    return (gauge.joules() - before) / (time.perf_counter() - start)
+    return (sensor.joules() - before) / (time.perf_counter() - start)
 
 
 def _one(
-    torch: Any, gauge: Gauge, name: str, load: Load, others: list[Load], pause: float, seconds: float
+    torch: Any, sensor: GpuSensor, name: str, load: Load, others: list[Load], pause: float, seconds: float
 ) -> dict[str, Any]:
     """One load for some seconds: the first chunk is timed at the full clock, later ones as the clock settles."""
     for part in (load, *others):
@@ -133,11 +133,11 @@ def _one(
         chunk = time.perf_counter()
         times.append(_timed(torch, load, others, calls))
         if not since and time.perf_counter() - begin > SETTLE:
-            joules, since, times, clocks = gauge.joules(), time.perf_counter(), [], []
+            joules, since, times, clocks = sensor.joules(), time.perf_counter(), [], []
         if pause:
             time.sleep((time.perf_counter() - chunk) * pause / (1 - pause))
-        clocks.append(gauge.mhz())
-    watts = (gauge.joules() - joules) / (time.perf_counter() - since)
+        clocks.append(sensor.mhz())
+    watts = (sensor.joules() - joules) / (time.perf_counter() - since)
     return {
         "load": name,
         "kind": load.kind,
@@ -168,3 +168,37 @@ def _timed(torch: Any, load: Load, others: list[Load], calls: int) -> tuple[floa
     own = sum(marks[2 * k].elapsed_time(marks[2 * k + 1]) for k in range(calls))
     rest = sum(marks[2 * k + 1].elapsed_time(marks[2 * k + 2]) for k in range(calls)) if others else 0.0
     return own / calls, rest / calls
+
+
+class GpuSensor:
+    """Clock, power and energy of one GPU, from the driver's management library (NVML); zeros where that is missing."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.handle = ctypes.c_void_p()
+        try:
+            self.library: Any = ctypes.CDLL("libnvidia-ml.so.1")
+            self.works = self.library.nvmlInit_v2() == 0
+            self.works &= self.library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self.handle)) == 0
+        except OSError:
+            self.works = False
+
+    def _query(self, name: str, kind: Any, *which: int) -> int:
+        value = kind()
+        if self.works:
+            getattr(self.library, name)(self.handle, *which, ctypes.byref(value))
+        return int(value.value)
+
+    def mhz(self) -> int:
+        return self._query("nvmlDeviceGetClockInfo", ctypes.c_uint, SM_CLOCK)
+
+    def joules(self) -> float:
+        return self._query("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong) / 1e3
+
+    def limit_watts(self) -> float:
+        return self._query("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint) / 1e3
+
+    def driver(self) -> str:
+        text = ctypes.create_string_buffer(96)
+        if self.works:
+            self.library.nvmlSystemGetDriverVersion(text, 96)
+        return text.value.decode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import Parts, both_ways, log_int, near, pick, tensor, typical, values
+from presage_fit.calibrate.sweeps.common import Parts, both_ways, log_int, near, pick, tensor, typical, values
 
 LONGEST = 5e-3
 CHANNELS = (

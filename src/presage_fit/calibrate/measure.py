@@ -7,20 +7,18 @@ written just before, so nothing is). The medians of both count; a training step 
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from presage.measure.activity import GPU_CATEGORIES, export_trace, read_events
+
 REPEATS, WARM_UP = 4, 2
 LONG_CALL = 4e-3  # seconds; a longer call runs fewer times, so that the clock does not fall under it
 TOO_LONG = 1.5  # seconds; a call that takes longer is given up
 FLUSH_OP, FLUSH_BYTES = "aten::bitwise_not_", 1 << 27
-GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 Row = dict[str, Any]
 Parts = Sequence[Callable[[], Any]]
@@ -38,7 +36,7 @@ class Flush:
         self.buffer.bitwise_not_()
 
 
-def profiled_batch(
+def profile_batch(
     torch: Any, calls: Sequence[tuple[str, Make]], flush: Flush, before: Callable[[str], None] = lambda _: None
 ) -> tuple[str, dict[str, str]]:
     """Runs each (name, make): make() gives the parts of a call. A trace file to be read, and what could not be run."""
@@ -55,25 +53,7 @@ def profiled_batch(
                 if "CUDA error" in failed[name] or "AcceleratorError" in failed[name]:
                     raise  # nothing can be measured in this process any more
         torch.cuda.synchronize()
-    return exported(prof), failed
-
-
-def exported(prof: Any) -> str:
-    """The path of a trace file of what was profiled."""
-    handle, path = tempfile.mkstemp(suffix=".json")
-    os.close(handle)
-    prof.export_chrome_trace(path)
-    return path
-
-
-def events_of(path: str) -> list[dict[str, Any]]:
-    """The events of a trace file, which is removed."""
-    try:
-        with open(path) as f:
-            found: list[dict[str, Any]] = json.load(f)["traceEvents"]
-    finally:
-        os.unlink(path)
-    return found
+    return export_trace(prof), failed
 
 
 def _run(torch: Any, name: str, parts: Parts, flush: Flush) -> None:
@@ -101,7 +81,7 @@ def _run(torch: Any, name: str, parts: Parts, flush: Flush) -> None:
 
 def read_batch(path: str, names: list[str]) -> dict[str, list[Row]]:
     """The rows of a trace file, which is removed."""
-    return leaf_rows(events_of(path), names)
+    return leaf_rows(read_events(path), names)
 
 
 def leaf_rows(events: list[dict[str, Any]], names: list[str]) -> dict[str, list[Row]]:
@@ -173,3 +153,40 @@ def _row(position: Sequence[Leaf]) -> Row:
         "n": len(totals),
         "kernels": [[k["name"][:80], round(k["dur"], 3)] for k in kernels],
     }
+
+
+# ---- how long written data stays in the L2 cache: write a tensor, read or write others, read it again
+
+CACHE_SIZES = [s << 20 for s in (1, 4, 12, 24)]
+CACHE_DISTANCES = [d << 20 for d in (0, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)]
+
+
+def cache_reuse(torch: Any) -> list[dict[str, Any]]:
+    """For each size and distance: microseconds to read the tensor again into a small result, by what was between."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    other = torch.zeros(max(CACHE_DISTANCES) // 4, device="cuda", dtype=torch.int32)
+    cases = [(s, d, how) for s in CACHE_SIZES for d in CACHE_DISTANCES for how in ("written", "read")]
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
+        for n, (size, between, how) in enumerate(cases):
+            x = torch.randn(size // 4, device="cuda")
+            y = torch.empty_like(x)
+            for k in range(REPEATS + 1):
+                x.mul_(1.0)
+                if between:
+                    part = other[: between // 4]
+                    part.bitwise_not_() if how == "written" else part.sum()
+                with record_function(f"#{n}#warm#{k}"):
+                    torch.neg(x, out=y)
+        torch.cuda.synchronize()
+    rows = _read_medians(prof, len(cases))
+    return [
+        {"bytes": s, "between": d, "how": how, "us": rows[str(n)]}
+        for n, (s, d, how) in enumerate(cases)
+        if rows[str(n)] is not None
+    ]
+
+
+def _read_medians(prof: Any, count: int) -> dict[str, float | None]:
+    found = read_batch(export_trace(prof), [str(n) for n in range(count)])
+    return {n: statistics.median(r["us"] for r in rows) if rows else None for n, rows in found.items()}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import Parts, log_int, near, one, pick, tensor, typical, values
+from presage_fit.calibrate.sweeps.common import Parts, log_int, near, one, pick, tensor, typical, values
 
 
 class Spec(NamedTuple):

@@ -8,8 +8,8 @@ What is measured, on random data, with warm-up and repeats:
   power     clocks under sustained load
 
 A full sweep of an H200 takes about 20 minutes. The command stops after --minutes; run it again to continue where it
-stopped. Needs only Python, torch and numpy, and an otherwise idle GPU: on a bare machine, copy the presage folder and
-run `python -m presage.calibrate` with the same options.
+stopped. Needs only Python, torch and numpy, and an otherwise idle GPU: on a bare machine, copy the folders presage
+and presage_fit and run `python -m presage_fit.calibrate` with the same options.
 
 Examples:
   presage calibrate --out my_gpu/
@@ -32,35 +32,34 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from presage.calibrate import cache, host, power
-from presage.calibrate.measure import REPEATS, Flush, profiled_batch, read_batch
-from presage.calibrate.nvml import Gauge
-from presage.calibrate.rows import count_rows
-from presage.calibrate.stuck import Stuck
-from presage.calibrate.sweeps import FAMILIES, draw
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.pool.processes import end_with_parent
+from presage_fit.calibrate.host import copies, host_costs, latencies
+from presage_fit.calibrate.measure import REPEATS, Flush, cache_reuse, profile_batch, read_batch
+from presage_fit.calibrate.power import GpuSensor, sustained
+from presage_fit.calibrate.resume import StuckDraws, count_rows
+from presage_fit.calibrate.sweeps import FAMILIES, draw
 
 BATCH = 100
 NEVER_BACK = "did not come back when it was last tried"
 VERSION = 2
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def header(torch: Any) -> dict[str, Any]:
-    gpu, gauge = torch.cuda.get_device_properties(0), Gauge()
+    gpu, sensor = torch.cuda.get_device_properties(0), GpuSensor()
     return {
         "presage_pack": VERSION,
         "gpu": gpu.name,
         "sms": gpu.multi_processor_count,
         "memory_bytes": gpu.total_memory,
         "l2_bytes": getattr(gpu, "L2_cache_size", 0),
-        "power_limit_W": gauge.limit_watts(),
+        "power_limit_W": sensor.limit_watts(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "driver": gauge.driver(),
+        "driver": sensor.driver(),
         "host": _processor(),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
@@ -76,34 +75,36 @@ def _processor() -> str:
         return platform.machine()
 
 
-def tell(text: str) -> None:
-    """Progress is no answer: it goes to stderr."""
+def print_progress(text: str) -> None:
+    """Write a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def sweep(
-    torch: Any, name: str, out: Path, end: float, seed: int, pool: ProcessPoolExecutor, tell: Tell = tell
+    torch: Any, name: str, out: Path, end: float, seed: int, pool: ProcessPoolExecutor, tell: Progress = print_progress
 ) -> bool:
     """Measure a family's draws that are not there yet; whether it is complete. Traces are read in other processes."""
-    path, draws, flush, gauge = out / f"{name}.jsonl", draw(name, seed), Flush(torch), Gauge()
+    path, draws, flush, sensor = out / f"{name}.jsonl", draw(name, seed), Flush(torch), GpuSensor()
     if path.with_suffix(".jsonl.gz").exists():
         tell(f"{name}: packed already; give another folder to add to it and merge them with presage pack")
         return True
     at = begun = count_rows(path)
-    start, stuck = time.monotonic(), Stuck(out, name)
+    start, stuck = time.monotonic(), StuckDraws(out, name)
     waiting: list[tuple[list[dict[str, Any]], dict[str, str], int, Future[Any]]] = []
     size = BATCH if FAMILIES[name].draws > 1000 else BATCH // 4
     with path.open("a") as f:
         while at < len(draws) and time.monotonic() < end:
-            some = draws[at : at + size]
-            failed = {str(k): NEVER_BACK for k in range(len(some)) if at + k in stuck.draws}
+            batch = draws[at : at + size]
+            failed = {str(k): NEVER_BACK for k in range(len(batch)) if at + k in stuck.draws}
             calls = [
-                (str(k), partial(FAMILIES[name].build, torch, p)) for k, p in enumerate(some) if str(k) not in failed
+                (str(k), partial(FAMILIES[name].build, torch, p)) for k, p in enumerate(batch) if str(k) not in failed
             ]
-            trace, refused = profiled_batch(torch, calls, flush, partial(_under_way, stuck, at))
+            trace, refused = profile_batch(torch, calls, flush, partial(_under_way, stuck, at))
             stuck.done()
-            waiting.append((some, failed | refused, gauge.mhz(), pool.submit(read_batch, trace, [n for n, _ in calls])))
-            at += len(some)
+            waiting.append(
+                (batch, failed | refused, sensor.mhz(), pool.submit(read_batch, trace, [n for n, _ in calls]))
+            )
+            at += len(batch)
             torch.cuda.empty_cache()
             _write(f, waiting, keep=3)
             left = (time.monotonic() - start) / (at - begun) * (len(draws) - at)
@@ -112,23 +113,23 @@ def sweep(
     return at >= len(draws)
 
 
-def _under_way(stuck: Stuck, first: int, name: str) -> None:
+def _under_way(stuck: StuckDraws, first: int, name: str) -> None:
     stuck.at(first + int(name))
 
 
 def _write(f: Any, waiting: list[Any], keep: int) -> None:
     """Append what has been read, in order; at most `keep` batches stay in flight."""
     while len(waiting) > keep:
-        some, failed, mhz, job = waiting.pop(0)
+        batch, failed, mhz, job = waiting.pop(0)
         rows = job.result()
-        for k, p in enumerate(some):
-            found = {"error": failed[str(k)]} if str(k) in failed else {"mhz": mhz, "ops": rows[str(k)]}
-            f.write(json.dumps({"p": p, **found}, separators=(",", ":")) + "\n")
+        for k, p in enumerate(batch):
+            result = {"error": failed[str(k)]} if str(k) in failed else {"mhz": mhz, "ops": rows[str(k)]}
+            f.write(json.dumps({"p": p, **result}, separators=(",", ":")) + "\n")
         f.flush()
 
 
-def once(out: Path, name: str, measure: Any, tell: Tell = tell) -> None:
-    """Measure something small that is not there yet."""
+def measure_once(out: Path, name: str, measure: Any, tell: Progress = print_progress) -> None:
+    """Write NAME.json with one small measurement, unless it exists."""
     path = out / f"{name}.json"
     if not path.exists():
         write_whole(path, json.dumps(measure(), separators=(",", ":")).encode())
@@ -160,23 +161,23 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    torch, told = _torch(), _unsaid if args.quiet else tell
+    torch, progress = _torch(), (lambda _: None) if args.quiet else print_progress
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
     for name, measure in (
         ("header", partial(header, torch)),
-        ("latencies", partial(host.latencies, torch)),
-        ("copies", partial(host.copies, torch)),
-        ("host", partial(host.host_costs, torch)),
-        ("cache", partial(cache.reuse, torch)),
-        ("power", partial(power.sustained, torch)),
+        ("latencies", partial(latencies, torch)),
+        ("copies", partial(copies, torch)),
+        ("host", partial(host_costs, torch)),
+        ("cache", partial(cache_reuse, torch)),
+        ("power", partial(sustained, torch)),
     ):
-        once(args.out, name, measure, told)
+        measure_once(args.out, name, measure, progress)
     families = args.family or list(FAMILIES)
     with ProcessPoolExecutor(3, get_context("spawn"), end_with_parent) as pool:
         for name in families:
-            mine = min(end, time.monotonic() + args.seconds_each) if args.seconds_each else end
-            if not sweep(torch, name, args.out, mine, args.seed, pool, told) and time.monotonic() > end:
+            limit = min(end, time.monotonic() + args.seconds_each) if args.seconds_each else end
+            if not sweep(torch, name, args.out, limit, args.seed, pool, progress) and time.monotonic() > end:
                 break
     _finish(args.out, families, args.seed, args.json)
 
@@ -191,18 +192,14 @@ def _torch() -> Any:
     return torch
 
 
-def _unsaid(text: str) -> None:
-    """Under --quiet."""
-
-
 def _finish(out: Path, families: list[str], seed: int, path: str | None) -> None:
-    """What is in the folder now, and whether to go on."""
+    """Report what the pack holds now, and whether the sweep is complete."""
     wanted = {name: len(draw(name, seed)) for name in families}
     packed = {name for name in families if (out / f"{name}.jsonl.gz").exists()}
-    there = {name: wanted[name] if name in packed else count_rows(out / f"{name}.jsonl") for name in families}
-    complete = all(there[name] >= wanted[name] for name in families)
+    measured = {name: wanted[name] if name in packed else count_rows(out / f"{name}.jsonl") for name in families}
+    complete = all(measured[name] >= wanted[name] for name in families)
     if path is not None:
-        rows = {name: {"measured": there[name], "draws": wanted[name]} for name in families}
+        rows = {name: {"measured": measured[name], "draws": wanted[name]} for name in families}
         value = {"kind": "calibrate", "out": os.fspath(out), "complete": complete, "families": rows}
         data = json.dumps(value, indent=2) + "\n"
         if path == "-":
@@ -210,7 +207,7 @@ def _finish(out: Path, families: list[str], seed: int, path: str | None) -> None
             return
         write_whole(path, data.encode())
     next_step = f"see presage pack {out}" if complete else "out of time: run the same command again to continue"
-    print(f"{out}: {sum(there.values()):,} of {sum(wanted.values()):,} draws measured; {next_step}")
+    print(f"{out}: {sum(measured.values()):,} of {sum(wanted.values()):,} draws measured; {next_step}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import Parts, log_int, near, one
+from presage_fit.calibrate.sweeps.common import Parts, log_int, near, one
 
 KINDS = {
     "adamw_fused": 0.24, "adam_fused": 0.06, "sgd_fused": 0.06, "adamw": 0.16, "adam": 0.08, "sgd": 0.12, "sgdm": 0.08,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import Parts, both_ways, log_int, near, one, pick, tensor, typical, values
+from presage_fit.calibrate.sweeps.common import Parts, both_ways, log_int, near, one, pick, tensor, typical, values
 
 
 def indices(torch: Any, p: dict[str, Any], count: int, rows: int, alpha: float) -> Any:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from presage.calibrate.sweeps import convolution, dense, memory, norms, optimizers, pointwise, sparse
-from presage.calibrate.sweeps.common import Parts
+from presage_fit.calibrate.sweeps import convolution, dense, memory, norms, optimizers, pointwise, sparse
+from presage_fit.calibrate.sweeps.common import Parts
 
 __all__ = ["FAMILIES", "Family", "draw"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import Parts, both_ways, log_int, near, pick, tensor, values
-from presage.calibrate.sweeps.convolution import BATCHES, CHANNELS, SIZES
-from presage.calibrate.sweeps.dense import OUTPUTS, SEQUENCES, WIDTHS
+from presage_fit.calibrate.sweeps.common import Parts, both_ways, log_int, near, pick, tensor, values
+from presage_fit.calibrate.sweeps.convolution import BATCHES, CHANNELS, SIZES
+from presage_fit.calibrate.sweeps.dense import OUTPUTS, SEQUENCES, WIDTHS
 
 
 def sample_norm(rng: np.random.Generator) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.calibrate.sweeps.common import (
+from presage_fit.calibrate.sweeps.common import (
     MOST_BYTES,
     Parts,
     both_ways,

@@ -1,0 +1,66 @@
+"""How a sweep that was killed goes on: the rows it has, and the draws that never came back.
+
+A sweep appends a line per draw; a torn last line is cut off. The draw under way is written down, for a kernel may take
+minutes for a shape nobody uses. What a killed sweep was at is tried once more when it goes on, for there are other
+reasons to be killed; a draw that ends a sweep a second time is left out from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from presage.files import write_whole
+
+
+def count_rows(path: Path) -> int:
+    """How many rows are in the file, once it ends with a whole one."""
+    if not path.exists():
+        return 0
+    data = path.read_bytes()
+    _cut(path, data.rfind(b"\n") + 1)
+    return data.count(b"\n")
+
+
+def whole_parts(path: Path) -> set[str]:
+    """The parts whose rows are all there. A torn line takes the part before it along, which may have lost rows too."""
+    if not path.exists():
+        return set()
+    data = path.read_bytes()
+    rows: list[dict[str, Any]] = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    if data.endswith(b"\n") or not rows:
+        _cut(path, data.rfind(b"\n") + 1)
+        return {row["part"] for row in rows}
+    kept = [row for row in rows if row["part"] != rows[-1]["part"]]
+    lines = data.splitlines(keepends=True)
+    _cut(path, sum(len(line) for line in lines[: len(kept)]))
+    return {row["part"] for row in kept}
+
+
+def _cut(path: Path, size: int) -> None:
+    if size < path.stat().st_size:
+        os.truncate(path, size)
+
+
+class StuckDraws:
+    """The draws of one family that ended sweeps, each as often as it did, in FAMILY.stuck beside its rows."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        self.under_way, self.file = folder / f"{family}.now", folder / f"{family}.stuck"
+        ended: list[int] = json.loads(self.file.read_text()) if self.file.exists() else []
+        if self.under_way.exists():
+            draw = self.under_way.read_text()
+            if draw.isdigit():  # it is empty where the kill came between its making and its writing
+                ended.append(int(draw))
+                write_whole(self.file, json.dumps(sorted(ended)).encode())
+            self.under_way.unlink()
+        self.draws = {draw for draw, times in Counter(ended).items() if times > 1}
+
+    def at(self, draw: int) -> None:
+        self.under_way.write_text(str(draw))
+
+    def done(self) -> None:
+        self.under_way.unlink(missing_ok=True)
