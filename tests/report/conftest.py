@@ -13,7 +13,6 @@ from presage.graph import save
 from presage.graph.graph import Graph
 from presage.prediction.api import predict
 from presage.prediction.step import StepResult
-from presage.prediction.step_detail import StepDetail
 from presage.report.answer import Answer
 from presage.report.html import write_page
 
@@ -80,8 +79,3 @@ def gpt() -> Graph:
 @pytest.fixture(scope="session")
 def predicted(gpt: Graph) -> StepResult:
     return predict(gpt, draws=40)
-
-
-@pytest.fixture(scope="session")
-def detail(gpt: Graph) -> StepDetail:
-    return predict(gpt, draws=1).detail

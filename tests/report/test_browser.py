@@ -14,7 +14,6 @@ from matplotlib.image import imread
 
 from presage.cli.trace import findings
 from presage.prediction.step import StepResult
-from presage.prediction.step_detail import StepDetail
 from presage.report.answer import Answer
 from presage.report.html.charts.lanes import LaneTask, LaneTasks, lanes_section
 from presage.report.html.theme import colours
@@ -31,8 +30,8 @@ RANGE = "document.querySelector('#timeline-of-a-step .chart')._fullLayout.xaxis.
 
 
 @pytest.fixture(scope="module")
-def told(predicted: StepResult, detail: StepDetail) -> Answer:
-    return predict_answer(predicted, detail)
+def told(predicted: StepResult) -> Answer:
+    return predict_answer(predicted, page=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def marks(look: Any, section: str) -> int:
     return look.count(f"#{section} .bars path") + look.count(f"#{section} .scatterlayer .points path")
 
 
-def test_a_prediction_as_it_is_seen(look: Looker, told: Answer, detail: StepDetail, predicted: StepResult) -> None:
+def test_a_prediction_as_it_is_seen(look: Looker, told: Answer, predicted: StepResult) -> None:
     seen = look(told)
     seen.well()
     assert seen.text("#answer") == told.headline
@@ -54,10 +53,10 @@ def test_a_prediction_as_it_is_seen(look: Looker, told: Answer, detail: StepDeta
     assert seen.count(".facts .fact") == len(told.facts)
     assert seen.text("footer code") == "presage x"
     assert marks(seen, "where-the-step-goes") == len([f for f in predicted.families if f.gpu > 0]) + 1
-    dots = sum(1 for w in detail.work if w.moved)
+    dots = sum(1 for w in predicted.roofline if w.moved)
     assert seen.count("#roofline .scatterlayer .points path") >= dots
     areas = seen.count("#memory-over-the-step .scatterlayer .js-fill")
-    assert areas == len([k for k, v in detail.memory.timeline.kinds.items() if v.any()])
+    assert areas == len([k for k, v in predicted.memory.timeline.kinds.items() if v.any()])
     table = next(s for s in told.sections if s.key == "where-the-step-goes").tables[0]
     cells = seen.tab.locator("#where-the-step-goes tbody").first.locator("tr").first.locator("td").all_inner_texts()
     assert tuple(cells) == table.rows[0]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from job_answers import SMALL, job, plans, shards, surely, whole
 
-from presage.cli.job import detail_of
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.report.answer import Answer
 from presage.report.job_answer import job_answer
@@ -39,7 +38,7 @@ def narrow(seen: Any) -> None:
 
 def test_a_job(look: Looker) -> None:
     p = job()
-    seen = seen_well(look, job_answer(p, surely(), 15e12, detail_of(p)))
+    seen = seen_well(look, job_answer(p, surely(), 15e12, page=True))
     parts = sum(1 for took in p.breakdown.values() if took > 0)
     assert seen.count("#where-the-step-goes .bars path") == parts
     s = p.job_step.pipeline.schedule

@@ -12,7 +12,6 @@ from job_answers import JOBS, LARGE, SMALL, job, moves, plans, shards, surely, w
 
 from commands import runner
 from presage.cli.app import app
-from presage.cli.job import detail_of
 from presage.embeddings.sharding_cost import memory_by_rank
 from presage.noise.sampling import RandomStreams
 from presage.placement import place, random_fleet
@@ -149,7 +148,7 @@ def test_quicker_work_is_a_shorter_step() -> None:
 
 
 def test_the_job_page_agrees_with_the_prediction() -> None:
-    p, page = job(), job_answer(job(), surely(), 15e12, detail_of(job()))
+    p, page = job(), job_answer(job(), surely(), 15e12, page=True)
     assert page.headline.startswith(f"{seconds(p.seconds)}/step (p95 ")
     assert "fits in memory with 14.63 GiB to spare; 15 T tokens take 50.9 days" in page.headline
     (bars,) = section(page, "where-the-step-goes").figure.data  # type: ignore[union-attr]
@@ -165,7 +164,7 @@ def test_the_job_page_agrees_with_the_prediction() -> None:
 
 
 def test_the_timeline_is_as_long_as_the_step() -> None:
-    bars = section(job_answer(job(), detail=detail_of(job())), "timeline-of-a-step").figure.data  # type: ignore[union-attr]
+    bars = section(job_answer(job(), page=True), "timeline-of-a-step").figure.data  # type: ignore[union-attr]
     ends = np.concatenate([numbers(b.base) + numbers(b.x) for b in bars])
     assert ends.max() == pytest.approx(job().seconds, rel=1e-4)
     assert {b.name for b in bars} >= {"forward", "backward", "optimizer"}

@@ -14,7 +14,6 @@ from graph_sketches import Sketch
 from presage.cli.app import app
 from presage.cli.replay import rank_steps, simulated
 from presage.cli.trace import findings
-from presage.cli.whatif import detail_of as whatif_detail
 from presage.errors import InputError
 from presage.graph.graph import Graph
 from presage.memory.step_memory import memory_profile
@@ -22,7 +21,6 @@ from presage.prediction.api import predict, rank_set_of
 from presage.prediction.machine import machine
 from presage.prediction.rank_set import RankOverride, predict_rank_set
 from presage.prediction.step import StepResult
-from presage.prediction.step_detail import StepDetail
 from presage.report.answer import Answer, Section
 from presage.report.html import render_page
 from presage.report.predict_answer import predict_answer
@@ -53,8 +51,8 @@ def numbers(values: object) -> np.ndarray:
 # ---- predict
 
 
-def test_the_step_of_the_timeline_is_the_one_predicted(gpt: Graph, detail: StepDetail) -> None:
-    begin, end = detail.shown.window
+def test_the_step_of_the_timeline_is_the_one_predicted(gpt: Graph, predicted: StepResult) -> None:
+    begin, end = predicted.window.window
     assert end - begin == pytest.approx(predict(gpt, draws=1).step.p50, rel=0.03)
 
 
@@ -66,8 +64,8 @@ def test_kinds_of_memory_add_up_to_what_is_allocated(gpt: Graph) -> None:
     assert at_peak == told.by_role()
 
 
-def test_a_prediction_s_page_says_what_it_found(predicted: StepResult, detail: StepDetail) -> None:
-    page = predict_answer(predicted, detail)
+def test_a_prediction_s_page_says_what_it_found(predicted: StepResult) -> None:
+    page = predict_answer(predicted, page=True)
     assert seconds(predicted.step.p50) in page.headline
     assert page.headline.endswith(".") and ". " not in page.headline  # one sentence
     assert "fits in memory" in page.headline
@@ -83,23 +81,25 @@ def test_a_prediction_s_page_says_what_it_found(predicted: StepResult, detail: S
     assert section(page, "uncertainty").tables[0].rows
 
 
-def test_every_chart_has_its_numbers(predicted: StepResult, detail: StepDetail) -> None:
-    for part in predict_answer(predicted, detail).sections:
+def test_every_chart_has_its_numbers(predicted: StepResult) -> None:
+    for part in predict_answer(predicted, page=True).sections:
         assert part.tables and all(t.rows for t in part.tables), part.title
         assert part.text, part.title
 
 
-def test_the_roofline_has_every_op_that_moves_something(detail: StepDetail, predicted: StepResult) -> None:
-    figure = section(predict_answer(predicted, detail), "roofline").figure
+def test_the_roofline_has_every_op_that_moves_something(predicted: StepResult) -> None:
+    figure = section(predict_answer(predicted, page=True), "roofline").figure
     dots = [t for t in figure.data if t.mode == "markers"]  # type: ignore[union-attr]
-    assert sum(len(t.x) for t in dots) == sum(1 for w in detail.work if w.moved)
-    assert sum(w.seconds for w in detail.work) == pytest.approx(predicted.gpu_active)
+    assert sum(len(t.x) for t in dots) == sum(1 for w in predicted.roofline if w.moved)
+    assert sum(w.seconds for w in predicted.roofline) == pytest.approx(predicted.gpu_active)
     names = {t.name for t in figure.data if t.mode != "markers"}  # type: ignore[union-attr]
     assert names == {"memory, 4.8 TB/s", "fp16 and bf16, 989.5 TFLOP/s"}
 
 
 def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
-    first, second = (render_page(predict_answer(p, p.detail)) for p in (predict(gpt, draws=30), predict(gpt, draws=30)))
+    first, second = (
+        render_page(predict_answer(p, page=True)) for p in (predict(gpt, draws=30), predict(gpt, draws=30))
+    )
     assert first == second
     assert len(first) < 6_500_000
 
@@ -107,7 +107,7 @@ def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
 def test_many_ranks_with_a_slow_one(gpt: Graph) -> None:
     team = rank_set_of(gpt, 16, "ddp", "dgx-h100", kinds={3: RankOverride(speed=0.5)})
     found = predict_rank_set(team, machine("h100_sxm"), draws=30, steps=4)
-    page = predict_answer(found, found.detail)
+    page = predict_answer(found, page=True)
     ranks = section(page, "ranks")
     assert [row[0] for row in ranks.tables[1].rows] == ["rank 0 (and 14 like it)", "rank 3"]
     assert "16 x NVIDIA H100" in page.subject
@@ -127,7 +127,7 @@ def odd(name: str = "odd") -> Graph:
 def test_a_step_of_one_op_with_an_odd_name_has_a_page() -> None:
     graph = odd("</script><b>\N{SNOWMAN}")
     found = predict(graph, draws=3)
-    text = render_page(predict_answer(found, found.detail)).decode()
+    text = render_page(predict_answer(found, page=True)).decode()
     assert "</script><b>" not in text
     assert "\N{SNOWMAN}" in text or "\\u2603" in text
 
@@ -137,7 +137,7 @@ def test_a_step_of_one_op_with_an_odd_name_has_a_page() -> None:
 
 def test_before_and_after(gpt: Graph) -> None:
     found = what_if(gpt, ["checkpoint", "cuda_graph"], draws=30)
-    page = whatif_answer(found, whatif_detail(found))
+    page = whatif_answer(found, page=True)
     assert seconds(found.edited.step.p50) in page.headline and seconds(found.base.step.p50) in page.headline
     bars = section(page, "before-and-after").figure.data  # type: ignore[union-attr]
     for drawn, told in zip(bars, (found.base, found.edited), strict=True):

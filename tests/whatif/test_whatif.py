@@ -322,12 +322,12 @@ def code(tmp_path: Path) -> str:
 
 
 def names(found: ps.WhatIf) -> list[str]:
-    return [op.name for op in found.programs[1].graph.ops if op.kernels]
+    return [op.name for op in found.edited.graph.ops if op.kernels]
 
 
 def test_edits_of_the_capture_and_of_the_graph_go_together(code: str) -> None:
     found = asked(code, ["cuda_graph", "faster=aten::addmm:2", "fused_adam", "bf16"])
-    graph = found.programs[1].graph
+    graph = found.edited.graph
     assert names(found).count("aten::_fused_adam_") == 1
     assert {op.speed for op in graph.ops if op.name == "aten::addmm"} == {2.0}
     assert all(op.replayed for op in graph.ops)
@@ -337,7 +337,7 @@ def test_edits_of_the_capture_and_of_the_graph_go_together(code: str) -> None:
 
 def test_a_cuda_graph_has_a_capturable_optimizer(code: str) -> None:
     assert "aten::_foreach_div_" not in names(asked(code, "fused_adam"))
-    ops = asked(code, "cuda_graph", arguments={"opt": "foreach"}).programs[1].graph.ops
+    ops = asked(code, "cuda_graph", arguments={"opt": "foreach"}).edited.graph.ops
     assert any("aten::_foreach_div_" in op.within for op in ops)
 
 

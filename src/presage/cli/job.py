@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from presage.noise.distribution import Distribution
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
-    from presage.report.job_sections import JobDetail
-
-MOST_TASKS = 200_000  # of a timeline on a page
 
 # What makes microbatches differ.
 Lengths = Annotated[
@@ -119,26 +114,8 @@ def command(
     data = lengths is not None or skew is not None
     load = _load(found, lengths, packed, skew, seed) if data else None
     spread = _draw_distribution(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
-    shown, detail = (spread, None) if report is None else (spread or _glance(found, seed), detail_of(found))
-    answer = job_answer(found, shown, many, detail)
-    to_data = partial(_data, found, many, spread)  # what is drawn for the page alone is not in the JSON
-    show_answer(replace(answer, to_data=to_data), json, report, {"timeline": trace})
-
-
-def detail_of(found: JobResult) -> JobDetail:
-    """Data that only the report shows."""
-    from presage.errors import PresageError
-    from presage.prediction.jobs.job_roofline import job_roofline
-    from presage.prediction.jobs.perturbation import perturb
-    from presage.report.job_sections import JobDetail
-
-    s = found.job_step.pipeline.schedule
-    try:
-        short = 2 * s.stages * s.virtual * s.microbatches <= MOST_TASKS
-        timeline = found.timeline if short else None
-    except PresageError:
-        timeline = None
-    return JobDetail(timeline, job_roofline(found.job, found.job_step), perturb(found.job))
+    quick = _glance(found, seed) if report is not None and spread is None else None
+    show_answer(job_answer(found, spread, many, report is not None, quick), json, report, {"timeline": trace})
 
 
 def _glance(found: JobResult, seed: int) -> StepDistribution:
@@ -168,16 +145,6 @@ def _draw_distribution(
 
     with pool_progress("drawing steps", open_pool(*where, THREADS_2)) as pool:
         return predict_distribution(found, noise, draws or 10_000, seed, load, pool)
-
-
-def _data(found: JobResult, tokens: float | None, spread: StepDistribution | None) -> dict[str, Any]:
-    """The JSON; a drawn distribution changes and adds keys."""
-    data = found.to_json(tokens)
-    if spread is None:
-        return data
-    drawn = spread.to_json()
-    step = {name: e["value"] for name, e in drawn["step_ms"].items()}
-    return data | {"step_ms": step | {"point": found.seconds * 1e3}, "distribution": drawn}
 
 
 def job_from_options(

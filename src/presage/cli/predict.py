@@ -79,9 +79,7 @@ def command(
     result = _one(step, arg, gpu or "h200", draws, steps) if many is None else _ranks(step, arg, many, draws, steps)
     if trace is not None:
         write_timeline(result.timeline, result, trace)
-    show_answer(
-        predict_answer(result, result.detail if report is not None else None), json, report, {"timeline": trace}
-    )
+    show_answer(predict_answer(result, report is not None), json, report, {"timeline": trace})
 
 
 def _one(step: str, arg: list[str], gpu: str, draws: int, steps: int) -> StepResult:

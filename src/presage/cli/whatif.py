@@ -23,10 +23,8 @@ from presage.errors import PresageError
 from presage.usercode import parse_arguments
 
 if TYPE_CHECKING:
-    from presage.report.whatif_answer import WhatIfDetail
     from presage.whatif import WhatIf
 
-DRAWN_STEPS = 3
 Step = Annotated[
     str | None,
     typer.Argument(
@@ -145,24 +143,7 @@ def _apply(q: _Question, edits: list[str]) -> None:
             q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=capture_graph
         )  # fmt: skip
     _draw(found, q.trace)
-    detail = detail_of(found) if q.report is not None and found.programs else None
-    show_answer(whatif_answer(found, detail), q.json, q.report, {"timeline": q.trace})
-
-
-def detail_of(found: WhatIf) -> WhatIfDetail:
-    """Timelines and memory of the step before and after."""
-    from presage.hardware import gpus
-    from presage.memory.gpu_limits import H200
-    from presage.memory.step_memory import memory_profile
-    from presage.prediction.step_detail import step_window
-    from presage.report.whatif_answer import WhatIfDetail
-
-    chips = {g.name: g for g in gpus()}
-    memory = [
-        memory_profile(program.graph, chip=chips.get(p.gpu, H200), kinds=True)
-        for program, p in zip(found.programs, (found.base, found.edited), strict=True)
-    ]
-    return WhatIfDetail([step_window(program) for program in found.programs], memory)
+    show_answer(whatif_answer(found, q.report is not None), q.json, q.report, {"timeline": q.trace})
 
 
 def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
@@ -199,7 +180,7 @@ def _draw(found: WhatIf, path: Path | None) -> None:
     from presage.traces.perfetto import beside_trace
 
     names = ("as it is", f"with {', '.join(found.edits)}")
-    lines = {name: p.timeline(DRAWN_STEPS) for name, p in zip(names, found.programs, strict=True)}
+    lines = {name: p.timeline for name, p in zip(names, (found.base, found.edited), strict=True)}
     write_whole(path, beside_trace(lines))
 
 

@@ -201,7 +201,8 @@ class _Machine:
             change[storages[storage].role][0] += self.sizes.get(storage, 0)
         for e in self.graph.events:
             if e.allocates != (e.storage in alive):
-                change[storages[e.storage].role][e.op] += self.sizes.get(e.storage, 0) * (1 if e.allocates else -1)
+                size, place = self.sizes.get(e.storage, 0), min(e.op, len(allocated))
+                change[storages[e.storage].role][place] += size if e.allocates else -size
                 (alive.add if e.allocates else alive.discard)(e.storage)
         change.pop("workspace", None)
         held: dict[Role, NDArray[np.int64]] = {role: np.cumsum(c)[:-1] for role, c in change.items()}

@@ -13,7 +13,7 @@ from presage.engine import Durations, Timeline
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Platform
-from presage.memory.step_memory import memory_profile
+from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.parallel.rank_layout import RankLayout, fold_ranks
 from presage.parallel.strategy import Strategy
 from presage.prediction.machine import Machine, kernel_times
@@ -29,8 +29,16 @@ from presage.prediction.rank_results import (
     rank_uses,
 )
 from presage.prediction.result import Quantiles
-from presage.prediction.step import GPU_BOUND, Bound, StepBasis, StepProgram, StepResult, step_program, step_result
-from presage.prediction.step_detail import StepWindow
+from presage.prediction.step import (
+    GPU_BOUND,
+    Bound,
+    StepBasis,
+    StepProgram,
+    StepResult,
+    StepWindow,
+    result_of,
+    step_program,
+)
 from presage.prediction.step_program import step_seconds
 
 SIMULATED = 4  # steps: the last is like all that follow
@@ -71,10 +79,10 @@ class RankSet:
         """Start and end of every task of all ranks."""
         return self.ranks.timeline()
 
-    def window(self) -> StepWindow:
-        """One steady-state step of all ranks."""
-        ends = np.array([self.timeline.end[self.ranks.step == k].max() for k in range(self.ranks.steps)])
-        return StepWindow(self.timeline, (float(ends[-3]), float(ends[-2])))
+    @cached_property
+    def memory(self) -> tuple[MemoryProfile, ...]:
+        """Memory over each captured step."""
+        return tuple(memory_profile(s.graph, chip=self.platform.gpu, kinds=True) for s in self.steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +91,12 @@ class RankBasis(StepBasis):
 
     team: RankSet
 
-    def timeline(self) -> Timeline:
-        return self.team.timeline
-
+    @cached_property
     def window(self) -> StepWindow:
-        return self.team.window()
+        """The simulated steps of all ranks."""
+        timeline, ranks = self.team.timeline, self.team.ranks
+        ends = [float(timeline.end[ranks.step == k].max()) for k in range(ranks.steps)]
+        return StepWindow(timeline, (ends[-3], ends[-2]))
 
 
 def rank_set(
@@ -135,15 +144,15 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
     else:
         drawn = draw_steps(many, draws, where.spread, np.random.default_rng(seed))
     step, ranks, first = Quantiles.of(drawn), _rank_results(team), team.kinds[0].step
-    basis = RankBasis(team.steps[first], team.times[first], team.platform.gpu, team)
-    out = step_result(basis.program, basis.times, basis.gpu, step, _bound(ranks, step), draws, steps)
+    basis = RankBasis(team.steps[first], team.times[first], team.platform.gpu, team.memory[first], team)
+    out = result_of(basis, step, _bound(ranks, step), draws, steps)
     peak = max(k.peak_memory for k in ranks.kinds)
     notes = (*out.notes, *where.notes)
-    return replace(out, many=ranks, peak_memory=peak, notes=notes, draws=drawn, basis=basis)
+    return replace(out, many=ranks, peak_memory=peak, notes=notes, draws=drawn)
 
 
 def _rank_results(found: RankSet) -> RankResults:
-    peaks = [memory_profile(s.graph, chip=found.platform.gpu).peak_allocated for s in found.steps]
+    peaks = [m.peak_allocated for m in found.memory]
     uses = rank_uses(found.ranks, found.timeline)
     kinds = []
     for m, kind, use in zip(found.ranks.members, found.kinds, uses, strict=True):

@@ -17,9 +17,8 @@ from presage.graph.graph import Graph
 from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.prediction import breakdown
-from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage, roofline_points
+from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage, RooflinePoint, roofline_points
 from presage.prediction.result import Floats, Quantiles, Result, ResultKind
-from presage.prediction.step_detail import StepDetail, StepWindow, step_window
 from presage.prediction.step_program import (
     NO_SPREAD,
     STREAM,
@@ -38,7 +37,7 @@ Bound: TypeAlias = Literal["gpu", "host", "communication"]
 MS = 1e3
 GPU_BOUND = 0.93  # above this share of active time a step is the GPU's
 DRAWS, STEPS = 200, 8
-TRACED_STEPS = 3
+SIMULATED = 5  # steps of a timeline: the last but one is like all that follow, and the host is at work on the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,20 +73,33 @@ class StepProgram:
 
 
 @dataclass(frozen=True, eq=False)
+class StepWindow:
+    """A timeline and the seconds of it that are one steady-state step: from the end of the previous step to its own."""
+
+    timeline: Timeline
+    window: tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
 class StepBasis:
-    """What a StepResult was computed from: the step's tasks, its kernel times and the GPU."""
+    """What a StepResult was computed from: the step's tasks, its kernel times, its memory and the GPU."""
 
     program: StepProgram
     times: tuple[OpTime, ...]  # by op
     gpu: Gpu
+    memory: MemoryProfile
 
-    def timeline(self) -> Timeline:
-        """The first steps, as a trace shows them."""
-        return self.program.timeline(TRACED_STEPS)
-
+    @cached_property
     def window(self) -> StepWindow:
-        """One steady-state step, as a report shows it."""
-        return step_window(self.program)
+        """The first steps, simulated once."""
+        timeline = self.program.timeline(SIMULATED)
+        ends = timeline.end.reshape(SIMULATED, -1).max(axis=1, initial=0.0)
+        return StepWindow(timeline, (float(ends[-3]), float(ends[-2])))
+
+    @cached_property
+    def roofline(self) -> tuple[RooflinePoint, ...]:
+        """Time, work and limits of each kind of op."""
+        return roofline_points(self.program.graph, self.times, self.gpu)
 
 
 @dataclass(frozen=True)
@@ -136,20 +148,29 @@ class StepResult(Result):
         """Kernel seconds by family of ops."""
         return {part.name: part.gpu for part in self.families}
 
-    @cached_property
+    @property
+    def graph(self) -> Graph:
+        """The captured step; with several ranks that of the first."""
+        return self.basis.program.graph
+
+    @property
     def memory(self) -> MemoryProfile:
-        return memory_profile(self.basis.program.graph, chip=self.basis.gpu, kinds=True)
+        """Memory over the step; with several ranks that of the first."""
+        return self.basis.memory
 
-    @cached_property
+    @property
     def timeline(self) -> Timeline:
-        return self.basis.timeline()
+        return self.basis.window.timeline
 
-    @cached_property
-    def detail(self) -> StepDetail:
-        """What a report shows beyond the numbers: one step's timeline, memory and roofline."""
-        b = self.basis
-        points = roofline_points(b.program.graph, b.times, b.gpu)
-        return StepDetail(b.program.graph, b.gpu, b.window(), self.memory, points)
+    @property
+    def window(self) -> StepWindow:
+        """One steady-state step of the timeline."""
+        return self.basis.window
+
+    @property
+    def roofline(self) -> tuple[RooflinePoint, ...]:
+        """How near the GPU's limits each kind of op runs."""
+        return self.basis.roofline
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
@@ -218,6 +239,13 @@ def step_result(
     built: StepProgram, times: Sequence[OpTime], gpu: Gpu, step: Quantiles, bound: Bound, draws: int, steps: int
 ) -> StepResult:
     """The result of a step whose time is known."""
+    memory = memory_profile(built.graph, chip=gpu, kinds=True)
+    return result_of(StepBasis(built, tuple(times), gpu, memory), step, bound, draws, steps)
+
+
+def result_of(basis: StepBasis, step: Quantiles, bound: Bound, draws: int, steps: int) -> StepResult:
+    """The result of a step whose time and memory are known."""
+    built, times, gpu = basis.program, basis.times, basis.gpu
     graph, by_op = built.graph, built.host_seconds.tolist()
     return StepResult(
         source=graph.source,
@@ -226,7 +254,7 @@ def step_result(
         step=step,
         gpu_active=sum(t.seconds for t in times if t.family != "communication"),
         host=built.host_total,
-        peak_memory=memory_profile(graph, chip=gpu).peak_allocated,
+        peak_memory=basis.memory.peak_allocated,
         gpu_memory=gpu.memory,
         bound=bound,
         launches=sum(t.launches for t in times),
@@ -237,5 +265,5 @@ def step_result(
         notes=graph.notes,
         draw_count=draws,
         steps=steps,
-        basis=StepBasis(built, tuple(times), gpu),
+        basis=basis,
     )

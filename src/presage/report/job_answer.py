@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.cost import TrainingCost
     from presage.prediction.jobs.job_prediction import JobResult, StageSummary
-    from presage.report.job_sections import JobDetail
 
 BOUND = {
     "compute": "compute-bound",
@@ -32,18 +32,24 @@ MUCH = 0.15  # of the step: worth a look
 
 
 def job_answer(
-    p: JobResult, spread: StepDistribution | None = None, tokens: float | None = None, detail: JobDetail | None = None
+    p: JobResult,
+    spread: StepDistribution | None = None,
+    tokens: float | None = None,
+    page: bool = False,
+    quick: StepDistribution | None = None,
 ) -> Answer:
-    """`spread` adds the distribution of the step time; `detail` adds what only a page shows."""
-    name = p.job.name or p.job.model.name or "job"
+    """`spread` adds the distribution of the step time, `quick` one that is not in the JSON; `page`: with the timeline,
+    the roofline and the sensitivity."""
+    name, data = p.job.name or p.job.model.name or "job", partial(job_data, p, tokens, spread)
+    spread = spread or quick
     sections = sections_of(
         parts.breakdown_section(p, step_table(p, tokens), breakdown_table(p)),
         parts.spread_section(p, spread, spread_table(spread), exceeding_table(spread)) if spread else None,
-        parts.timeline_section(p, detail) if detail else None,
+        parts.timeline_section(p) if page else None,
         parts.stages_section(p, stage_table(p)) if len(p.stages) > 1 else None,
         parts.memory_section(p, memory_table(p), savings_table(p)),
-        parts.roofline_section(p, detail) if detail else None,
-        parts.sensitivity_section(p, detail) if detail else None,
+        parts.roofline_section(p) if page else None,
+        parts.sensitivity_section(p) if page else None,
     )
     return Answer(
         title=name,
@@ -53,8 +59,18 @@ def job_answer(
         facts=facts(p, spread, tokens),
         sections=sections,
         notes=tuple(p.notes),
-        to_data=lambda: p.to_json(tokens),
+        to_data=data,
     )
+
+
+def job_data(p: JobResult, tokens: float | None, spread: StepDistribution | None) -> dict[str, Any]:
+    """The JSON; a drawn distribution changes and adds keys."""
+    data = p.to_json(tokens)
+    if spread is None:
+        return data
+    drawn = spread.to_json()
+    step = {name: e["value"] for name, e in drawn["step_ms"].items()}
+    return data | {"step_ms": step | {"point": p.seconds * 1e3}, "distribution": drawn}
 
 
 def headline(p: JobResult, spread: StepDistribution | None = None, tokens: float | None = None) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from presage.prediction.breakdown import RooflinePoint
-from presage.prediction.jobs.perturbation import BY, WorkClassSensitivity
+from presage.prediction.jobs.perturbation import BY
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import GIB, Swing, parts_figure, stacks_figure, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -20,7 +20,7 @@ from presage.report.terms import MEMORY, TAIL_HELP, part_name, share_of, work_na
 from presage.text import amount, percent, seconds, size
 
 if TYPE_CHECKING:
-    from presage.engine import Lane, Timeline
+    from presage.engine import Lane
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
 
@@ -28,15 +28,7 @@ MARKED = (0.5, 0.95, 0.99)  # quantiles
 PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 STAGES = 64  # bars of memory
 TERA = 1e12
-
-
-@dataclass(frozen=True, eq=False)
-class JobDetail:
-    """What only a page shows: the pipeline's timeline (None: too long), roofline points, and the step perturbed."""
-
-    timeline: Timeline | None
-    roofline: tuple[RooflinePoint, ...]
-    perturbed: tuple[WorkClassSensitivity, ...]
+MOST_TASKS = 200_000  # of a timeline on a page
 
 
 def breakdown_section(p: JobResult, *tables: DataTable) -> Section:
@@ -65,14 +57,14 @@ def spread_section(p: JobResult, s: StepDistribution, *tables: DataTable) -> Sec
 # ---- the pipeline
 
 
-def timeline_section(p: JobResult, detail: JobDetail) -> Section | None:
-    """Every microbatch on every stage."""
-    if detail.timeline is None:
-        return None
+def timeline_section(p: JobResult) -> Section | None:
+    """Every microbatch on every stage, unless they are too many to draw."""
     s = p.job_step.pipeline.schedule
+    if 2 * s.stages * s.virtual * s.microbatches > MOST_TASKS:
+        return None
     layers = {x.number: x.layers for x in p.stages}
     tasks = timeline_tasks(
-        detail.timeline, None, _pass_name, lambda lane: f"{lane.name} ({layers.get(lane.rank, 0)} layers)"
+        p.timeline, None, _pass_name, lambda lane: f"{lane.name} ({layers.get(lane.rank, 0)} layers)"
     )
     idle = share_of(float(p.job_step.pipeline.bubble.mean()), p.seconds)
     text = (
@@ -133,9 +125,9 @@ def memory_section(p: JobResult, table: DataTable, savings: DataTable) -> Sectio
 # ---- roofline and sensitivity
 
 
-def roofline_section(p: JobResult, detail: JobDetail) -> Section | None:
+def roofline_section(p: JobResult) -> Section | None:
     """Each part of a layer against the GPU's limits."""
-    points, gpu = detail.roofline, p.job.platform.gpu
+    points, gpu = p.roofline, p.job.platform.gpu
     if not points:
         return None
     names = {v: k for k, v in gpu.peak.items()}
@@ -170,12 +162,12 @@ def _roofline_table(points: tuple[RooflinePoint, ...]) -> DataTable:
     return data_table("Parts of a layer, one GPU, one step", columns, rows, text=3)
 
 
-def sensitivity_section(p: JobResult, detail: JobDetail) -> Section | None:
+def sensitivity_section(p: JobResult) -> Section | None:
     """The step with each kind of work faster or slower."""
-    if not detail.perturbed:
+    if not p.perturbed:
         return None
     series = (f"{BY:.0%} faster", f"{BY:.0%} slower")
-    swings = [Swing(work_name(s.name), (s.quicker / p.seconds - 1, s.slower / p.seconds - 1)) for s in detail.perturbed]
+    swings = [Swing(work_name(s.name), (s.quicker / p.seconds - 1, s.slower / p.seconds - 1)) for s in p.perturbed]
     best = max(swings, key=lambda s: -s.changes[0])
     text = (
         f"The step with each kind of work {BY:.0%} faster or slower; hidden work changes nothing. Most gained: "

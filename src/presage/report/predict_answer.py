@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from presage.prediction.breakdown import BreakdownPart, CostlyOps
 from presage.prediction.rank_results import RankClass, RankResults
 from presage.prediction.step import StepResult
-from presage.prediction.step_detail import StepDetail
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, limit_rows, sections_of
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -27,16 +26,16 @@ BOUND = {
 FEWEST = 20  # draws: fewer have no shape
 
 
-def predict_answer(p: StepResult, detail: StepDetail | None = None) -> Answer:
-    """`detail` adds what only a page shows: timeline, memory over the step, roofline."""
+def predict_answer(p: StepResult, page: bool = False) -> Answer:
+    """Everything `presage predict` shows; `page`: with timeline, memory over the step and roofline."""
     sections = sections_of(
         families_section(p, step_table(p)),
         ranks_section(p.many, rank_table(p.many)) if p.many is not None else None,
         collectives_section(p.many) if p.many is not None else None,
-        step_timeline_section(detail.shown, p.many) if detail else None,
-        spread_section(p.draws) if detail and len(p.draws) >= FEWEST else None,
-        memory_section(detail.graph, detail.memory, p.gpu_memory) if detail else None,
-        roofline_section(detail) if detail else None,
+        step_timeline_section(p) if page else None,
+        spread_section(p.draws) if page and len(p.draws) >= FEWEST else None,
+        memory_section(p) if page else None,
+        roofline_section(p) if page else None,
         _modules_section(p),
     )
     return Answer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,8 +11,9 @@ from presage.engine import Lane, LaneKind
 from presage.graph.families import family
 from presage.graph.graph import Graph, Role
 from presage.memory.step_memory import Holding, MemoryProfile
+from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.rank_results import RankClass, RankResults
-from presage.prediction.step_detail import StepDetail, StepWindow
+from presage.prediction.step import StepResult
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.heat import heat_figure, heat_table
 from presage.report.html.charts.lanes import LaneTasks, lanes_section, timeline_tasks
@@ -28,18 +29,18 @@ TERA = 1e12
 # ---- timeline
 
 
-def step_timeline_section(shown: StepWindow, many: RankResults | None = None) -> Section:
+def step_timeline_section(p: StepResult) -> Section:
     """One steady-state step, lane by lane."""
-    begin, end = shown.window
+    many, (begin, end) = p.many, p.window.window
     names = {k.rank: f"{_short_rank(k)}: " for k in many.kinds} if many is not None and many.ranks > 1 else {}
-    tasks = timeline_tasks(shown.timeline, shown.window, _group, lambda lane: names.get(lane.rank, "") + lane.name)
+    tasks = timeline_tasks(p.timeline, (begin, end), _group, lambda lane: names.get(lane.rank, "") + lane.name)
     text = "One steady-state step: while the GPU runs it, host threads launch the next one. Colours are op families."
     return lanes_section("Timeline of a step", tasks, text, end - begin)
 
 
-def step_tasks(shown: StepWindow, prefix: str = "") -> LaneTasks:
+def step_tasks(p: StepResult, prefix: str = "") -> LaneTasks:
     """The tasks of one rank's step."""
-    return timeline_tasks(shown.timeline, shown.window, _group, lambda lane: prefix + lane.name)
+    return timeline_tasks(p.timeline, p.window.window, _group, lambda lane: prefix + lane.name)
 
 
 def _group(name: str, lane: Lane) -> str:
@@ -74,8 +75,9 @@ def ranks_section(many: RankResults, table: DataTable) -> Section:
 # ---- memory
 
 
-def memory_section(graph: Graph, profile: MemoryProfile, capacity: int, title: str = "Memory over the step") -> Section:
+def memory_section(p: StepResult, title: str = "Memory over the step") -> Section:
     """Memory at each op by kind, and what is alive at the peak."""
+    graph, profile, capacity = p.graph, p.memory, p.gpu_memory
     at, kinds = profile.timeline, profile.timeline.kinds
     held = {ROLES[k]: kinds[k] for k in STACKED if k in kinds and kinds[k].any()}
     ops = [op.name for op in graph.ops]
@@ -158,24 +160,27 @@ def _alive_row(graph: Graph, h: Holding, makers: Mapping[int, int], shapes: Mapp
 # ---- roofline
 
 
-def roofline_section(detail: StepDetail) -> Section | None:
+def roofline_section(p: StepResult) -> Section | None:
     """How near the GPU's limits the ops run."""
-    if not any(w.moved for w in detail.work):
+    work, gpu = p.roofline, p.basis.gpu
+    if not any(w.moved for w in work):
         return None
-    total, least = (sum(getattr(w, k) for w in detail.work) for k in ("seconds", "least"))
-    without = sum(1 for w in detail.work if not w.moved and not w.flops)
+    total, least = (sum(getattr(w, k) for w in work) for k in ("seconds", "least"))
+    without = sum(1 for w in work if not w.moved and not w.flops)
+    run = sorted({w.peak for w in work if w.flops})
+    peaks = {" and ".join(d for d, p in gpu.peak.items() if p == peak): peak for peak in run}
     text = (
-        f"Each dot is a kind of op, its area the total time. Lines are the limits of the {detail.gpu.name}: at those "
+        f"Each dot is a kind of op, its area the total time. Lines are the limits of the {gpu.name}: at those "
         f"limits the ops would take {seconds(least)}; they take {seconds(total)} ({share_of(least, total, 'the limit')}"
         "). FLOPs are those of GEMMs; ops without any are below, by the bytes they move."
     )
     if without:
         text += f" {without} kinds that move nothing are left out."
-    chart = partial(roofline_figure, detail.work, detail.gpu.memory_bandwidth, detail.peaks)
-    return Section("Roofline", (_work_table(detail),), chart, text, where="page")
+    chart = partial(roofline_figure, work, gpu.memory_bandwidth, peaks)
+    return Section("Roofline", (_work_table(work),), chart, text, where="page")
 
 
-def _work_table(detail: StepDetail) -> DataTable:
+def _work_table(work: Sequence[RooflinePoint]) -> DataTable:
     """The costliest ops with what they compute and move."""
     columns = ("op", "phase", "calls", "time", "FLOPs", "bytes", "FLOPs/byte", "TFLOP/s", "TB/s", "of the limit")
     rows = [
@@ -185,6 +190,6 @@ def _work_table(detail: StepDetail) -> DataTable:
             f"{w.flops / w.seconds / TERA:.4g}" if w.flops else "-", f"{w.moved / w.seconds / TERA:.3g}",
             percent(w.of_peak),
         )
-        for w in detail.work[:COSTLY]
+        for w in work[:COSTLY]
     ]  # fmt: skip
     return data_table("Costliest ops", columns, rows, text=2)

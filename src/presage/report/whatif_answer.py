@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from presage.memory.step_memory import MemoryProfile
 from presage.prediction.step import StepResult
-from presage.prediction.step_detail import StepWindow
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
 from presage.report.html.charts.bars import AxisUnit, IntervalBar, grouped_figure, interval_figure, time_unit
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -31,16 +28,8 @@ REASONS = 5  # edits whose reasons are given
 IDLE = "idle"
 
 
-@dataclass(frozen=True, eq=False)
-class WhatIfDetail:
-    """What only a page shows: timelines and memory of the step before and after."""
-
-    shown: Sequence[StepWindow]
-    memory: Sequence[MemoryProfile]
-
-
-def whatif_answer(found: WhatIf, detail: WhatIfDetail | None = None) -> Answer:
-    """Everything `presage whatif --apply` shows."""
+def whatif_answer(found: WhatIf, page: bool = False) -> Answer:
+    """Everything `presage whatif --apply` shows; `page`: with timelines and memory."""
     name = ", ".join(found.edits)
     return Answer(
         title=name,
@@ -50,7 +39,7 @@ def whatif_answer(found: WhatIf, detail: WhatIfDetail | None = None) -> Answer:
         facts=_facts(found),
         sections=sections_of(
             _before_after_section(found), _stages_section(found) if found.stages else None, _spread_section(found),
-            *(_detail_sections(found, name, detail) if detail else []),
+            *(_detail_sections(found, name) if page else []),
         ),
         notes=notes(found),
         to_data=found.to_json,
@@ -191,24 +180,17 @@ def _spread_section(found: WhatIf) -> Section | None:
     return Section("Uncertainty", tables, chart, text, where="page")
 
 
-def _detail_sections(found: WhatIf, name: str, detail: WhatIfDetail) -> list[Section]:
+def _detail_sections(found: WhatIf, name: str) -> list[Section]:
     """Timelines, and memory: before and after where it changes, else after alone."""
-    parts = [step_tasks(one, prefix) for one, prefix in zip(detail.shown, ("before: ", "after: "), strict=True)]
-    wholes = [
-        one.window[1] - one.window[0] for one, tasks in zip(detail.shown, parts, strict=True) for _ in tasks.lanes
-    ]
+    both = {"before": found.base, "after": found.edited}
+    parts = [step_tasks(p, f"{when}: ") for when, p in both.items()]
+    ends = [p.window.window for p in both.values()]
+    wholes = [end - begin for (begin, end), tasks in zip(ends, parts, strict=True) for _ in tasks.lanes]
     text = f"One steady-state step as it is and with {name}, on one scale."
-    memories = list(
-        zip(found.programs, detail.memory, (found.base, found.edited), ("before", f"with {name}"), strict=True)
-    )
-    changed = abs(found.memory_change) > EQUAL * found.base.peak_memory
-    return [
-        lanes_section("Timelines", LaneTasks.joined(parts), text, wholes),
-        *(
-            memory_section(x.graph, m, p.gpu_memory, f"Memory {what}")
-            for x, m, p, what in (memories if changed else memories[-1:])
-        ),
-    ]
+    out = [lanes_section("Timelines", LaneTasks.joined(parts), text, wholes)]
+    if abs(found.memory_change) > EQUAL * found.base.peak_memory:
+        out.append(memory_section(found.base, "Memory before"))
+    return [*out, memory_section(found.edited, f"Memory with {name}")]
 
 
 # ---- suggestions

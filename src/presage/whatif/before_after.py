@@ -8,7 +8,7 @@ print(found.speedup.p50, found.memory_change, found.reason)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
 from presage.prediction.machine import Machine, machine
 from presage.prediction.result import Quantiles
-from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult
+from presage.prediction.step import DRAWS, STEPS, StepResult
 from presage.whatif.edit_spec import EditSpec, ParsedEdit, parse_edits
 from presage.whatif.explanation import describe_limit, edit_effect, explain_change
 from presage.whatif.scenario import Scenario, scenarios
@@ -77,7 +77,6 @@ class WhatIf:
     stages: tuple[Stage, ...] = ()
     work: float = 1.0
     unit: str = ""
-    programs: tuple[StepProgram, ...] = field(default=(), repr=False, compare=False)  # before and after, for timelines
 
     @property
     def step(self) -> BeforeAfter:
@@ -214,7 +213,6 @@ def compare(base: Trial, start: Scenario, wanted: Iterable[ParsedEdit], how: Dra
         stages=tuple(stages) if staged and len(edits) > 1 else (),
         work=last.timed.scenario.work,
         unit=last.timed.scenario.unit,
-        programs=(base.timed.built, last.timed.built),
     )
 
 

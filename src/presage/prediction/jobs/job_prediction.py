@@ -16,10 +16,13 @@ from presage.costs.closed_form import ClosedFormKernels
 from presage.engine import Timeline
 from presage.memory import JobMemory, MemorySaving, StageMemory, job_memory, memory_savings
 from presage.parallel.plan import LAYER_AXES
+from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
 from presage.prediction.jobs.job_flops import DEFAULT, JobFlops, job_flops, peak_of
+from presage.prediction.jobs.job_roofline import job_roofline
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.job_timeline import job_timeline
+from presage.prediction.jobs.perturbation import WorkClassSensitivity, perturb
 from presage.prediction.jobs.provenance import provenance_notes
 from presage.prediction.result import Floats, Quantiles, Result, ResultKind
 
@@ -190,6 +193,16 @@ class JobResult(Result):
         times = [[float(x) for x in column] for column in columns]
         memory = [m.needed for m in self.memory.stages]
         return tuple(StageSummary(*row) for row in zip(range(len(layers)), layers, *times, memory, strict=True))
+
+    @cached_property
+    def roofline(self) -> tuple[RooflinePoint, ...]:
+        """How near the GPU's limits each block of a layer runs, on the busiest stage."""
+        return job_roofline(self.job, self.job_step)
+
+    @cached_property
+    def perturbed(self) -> tuple[WorkClassSensitivity, ...]:
+        """The step with each kind of work faster or slower."""
+        return perturb(self.job)
 
     @cached_property
     def helps(self) -> tuple[MemorySaving, ...]:
