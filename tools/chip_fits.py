@@ -13,8 +13,8 @@ from scipy.optimize import minimize
 
 from presage.costs.closed_form import laws
 from presage.costs.closed_form.laws import GemmParameters, GemmShape, TileTimes
-from presage.costs.corrections import heated
 from presage.hardware import Gpu
+from presage_fit.serving import heated
 
 Floats = NDArray[np.float64]
 MOST = 0.5  # an error in logarithms beyond which a row does not count more

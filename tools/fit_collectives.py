@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.costs.collectives.model import SHIPPED, save_parameters
-from presage_fit.collectives import fit
+from presage.costs.collectives.model import SHIPPED
+from presage_fit.collectives import fit, save_parameters
 from presage_validation.collectives import read_rows
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.embeddings.lookup_model import SHIPPED, save_lookup_parameters
-from presage_fit.embeddings import fit_lookups
+from presage.embeddings.lookup_model import SHIPPED
+from presage_fit.embeddings import fit_lookups, save_lookup_parameters
 from presage_validation.embeddings import read_groups
 
 

@@ -16,14 +16,25 @@ import msgspec
 import numpy as np
 
 from presage.capture import capture, load_cases
-from presage.costs.host_model import Calls, HostFit, HostModel, Pace, to_toml
+from presage.costs.host_model import Calls, HostFit, HostModel, Pace
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.graph.graph import Graph
 from presage.traces import kineto
 from presage.traces.links import latencies
 from presage.traces.trace import Trace
-from presage_fit.host import Fit, HostRow, fit, host_us, launch_calls, profiler_cost, rows, share_found, traced_units
+from presage_fit.host import (
+    Fit,
+    HostRow,
+    fit,
+    host_model_toml,
+    host_us,
+    launch_calls,
+    profiler_cost,
+    rows,
+    share_found,
+    traced_units,
+)
 from presage_validation.workloads import measured_cases
 
 # Launches the host may be ahead of the GPU: where launch calls begin to wait in traces of GPU-bound steps.
@@ -122,7 +133,7 @@ def main() -> None:
     platform = msgspec.json.decode(listing.read_bytes())["platform"]
     found = model_of(read_cases(args.workloads, args.folder), measured, platform)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(args.out, to_toml(found).encode())
+    write_whole(args.out, host_model_toml(found).encode())
     print(msgspec.json.encode([found.fitted, found.pace, found.calls]).decode())
 
 

@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from presage.costs.calibrated_kernels import CalibratedKernels, call_times
 from presage.costs.call import Call
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
-from presage.costs.corrections import ServingOverhead, TableCorrection, serving_features, unheated
+from presage.costs.corrections import TableCorrection
 from presage.costs.corrections import table_features as own_features
 from presage.costs.families import BY_OP
-from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, save_tables
+from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load
 from presage.costs.trees import Trees
 from presage_fit.boosting import fit
+from presage_fit.serving import ServingOverhead, save_tables, serving_features, unheated
 from presage_fit.table_split import FITTED, HELD, is_fitted
 from presage_validation.kernel_tables import MeasuredKernel, read_table
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from presage.embeddings.lookup_law import (
+    LookupCorrection,
     LookupTraffic,
     backward_seconds,
     correction_features,
-    fit_correction,
     forward_seconds,
     index_check_seconds,
     lookup_traffic,
+    matern,
     terms,
 )
-from presage.embeddings.lookup_model import LookupParameters
+from presage.embeddings.lookup_model import SHIPPED, VERSION, LookupParameters
 from presage.embeddings.row_reuse import Lookups
 from presage.embeddings.table import Table, TableArrays, table_arrays
+from presage.files import write_whole
 
 Array = npt.NDArray[Any]
 PULL = 0.05
@@ -186,3 +190,48 @@ def least(
         if before - loss(now, at) < 1e-5 * before:
             break
     return dict(zip(names, np.exp(at).tolist(), strict=True))
+
+
+# ---- what the law leaves: kernel ridge regression on a group's features
+
+NOISE, SIZE = 0.04, 0.08  # errors of rows, and the spread of the smooth function
+POINTS = 96  # groups it is held up by, chosen far from each other
+
+
+def fit_correction(x: Array, left: Array) -> LookupCorrection:
+    """From features of groups and ln(measured / law)."""
+    center, scale, median = x.mean(axis=0), x.std(axis=0) + 1e-6, float(np.median(left))
+    rows = (x - center) / scale
+    points = rows[_spread(rows, min(POINTS, len(rows)))]
+    seen, ridge = matern(rows, points), (NOISE / SIZE) ** 2 * matern(points, points)
+    weights = np.linalg.solve(seen.T @ seen + ridge + 1e-6 * np.eye(len(points)), seen.T @ (left - median))
+    return LookupCorrection(center, scale, points, weights, median)
+
+
+def _spread(rows: Array, count: int) -> list[int]:
+    """Rows far from each other: the one in the middle first, then always the one farthest from those there are."""
+    out = [int((rows**2).sum(axis=1).argmin())]
+    near = ((rows - rows[out[0]]) ** 2).sum(axis=1)
+    while len(out) < count:
+        out.append(int(near.argmax()))
+        near = np.minimum(near, ((rows - rows[out[-1]]) ** 2).sum(axis=1))
+    return out
+
+
+def correction_json(correction: LookupCorrection) -> dict[str, Any]:
+    """A correction as plain values."""
+    named = {n: getattr(correction, n) for n in ("center", "scale", "points", "weights")}
+    return {n: np.round(a, 5).tolist() for n, a in named.items()} | {"median": round(correction.median, 6)}
+
+
+def save_lookup_parameters(found: LookupParameters, path: Path = SHIPPED) -> None:
+    """Write fitted parameters as JSON."""
+    value = {
+        "version": VERSION,
+        "source": found.source,
+        "seen": sorted(found.seen),
+        "params": {name: float(f"{value:.5g}") for name, value in found.params.items()},
+        "forward": found.forward and correction_json(found.forward),
+        "backward": found.backward and correction_json(found.backward),
+    }
+    write_whole(path, (json.dumps(value) + "\n").encode())

@@ -7,13 +7,17 @@ that every nanosecond and every op of the step is in some row. Waits for the GPU
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.costs.host_model import HostModel
 from presage.costs.host_units import HostUnit, Term, ending, extra_launches, named, terms, units
 from presage.graph.graph import Graph
 from presage.traces import waits
@@ -352,3 +356,34 @@ def profiler_cost(
         cut = len(z) // 10
         low, high = (low, middle) if z[cut : len(z) - cut].mean() > 0 else (middle, high)
     return (low + high) / 2
+
+
+# ---- the file
+
+
+def host_model_toml(model: HostModel) -> str:
+    """The text of a host model's file."""
+    return "\n".join(_host_lines(model)) + "\n"
+
+
+def _host_lines(model: HostModel) -> Iterator[str]:
+    yield "# Host time of a training step, in microseconds a term (presage.costs.host_units says what the terms are)."
+    yield "# Made by tools/fit_host.py; names_us: how an op of that name differs from its class."
+    yield "version = 1"
+    for section in ("fitted", "pace", "calls"):
+        yield f"\n[{section}]"
+        yield from (f"{k} = {_number(v)}" for k, v in msgspec.structs.asdict(getattr(model, section)).items())
+    yield "\n[us]"
+    yield from (f"{json.dumps(k)} = {_number(v)}" for k, v in sorted(model.us.items()) if not named(k))
+    section = ""
+    for key, value in sorted(model.us.items()):
+        if named(key):
+            kind, _, name = key.partition(": ")
+            if kind != section:
+                yield f"\n[names_us.{json.dumps(kind)}]"
+                section = kind
+            yield f"{json.dumps(name)} = {_number(value)}"
+
+
+def _number(value: Any) -> str:
+    return json.dumps(round(value, 3) if isinstance(value, float) else value)

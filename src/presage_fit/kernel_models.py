@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.costs.calibrated_kernels import CalibratedKernels
-from presage.costs.call import Call, from_leaf
+from presage.costs.call import Call, Shape, Value
 from presage.costs.families import BY_OP, FAMILIES, KernelFamily
 from presage.costs.rates import Rates
 from presage.costs.trees import Trees
 from presage.errors import PresageError
+from presage.graph.dtypes import DTYPES
 from presage.hardware import gpu
 from presage_fit.boosting import fit
 from presage_fit.cache_power import fit_cache, fit_power
@@ -52,6 +55,39 @@ def samples(pack: Pack) -> dict[str, list[KernelSample]]:
                     if (call.tensors or leaf.op == "aten::arange") and listed:
                         out[family.name].append(KernelSample(call, leaf.seconds, leaf.cold, len(leaf.kernels), number))
     return out
+
+
+def from_leaf(leaf: Any, params: Mapping[str, Any]) -> Call:
+    """A leaf op of a pack's row. What the profiler leaves out is in the draw's parameters."""
+    parts = zip(leaf.dims, leaf.types, leaf.strides, leaf.concrete, strict=False)
+    inputs = [_seen(dims, kind, strides, text, params) for dims, kind, strides, text in parts]
+    if "count" in params and (leaf.op == "aten::index" or "samples" in params):
+        picked = Shape((int(params["count"]),), (1,), "int64")
+        behind = {"pair": (None, picked, picked), "row": (None, picked)}  # a dimension of samples
+        inputs[1] = behind[params["what"]] if "samples" in params else (picked,)
+    facts = {k: float(params[k]) for k in ("distinct", "most") if k in params}
+    tf32 = params.get("kind") == "tf32" or params.get("tf32", False)
+    return Call(leaf.op, tuple(inputs), bool(tf32), facts)
+
+
+def _seen(dims: Any, kind: str, strides: Any, text: Any, params: Mapping[str, Any]) -> Value:
+    if kind in DTYPES and isinstance(dims, list):
+        return Shape(tuple(dims), tuple(strides), DTYPES[kind])
+    if kind == "TensorList":
+        dtype = str(params.get("dtype", "float32"))
+        lists = strides if len(strides) == len(dims) else [[1] for _ in dims]
+        return tuple(Shape(tuple(d), tuple(s), dtype) for d, s in zip(dims, lists, strict=True))
+    return _literal(text) if isinstance(text, str) and text else None
+
+
+@cache
+def _literal(text: str) -> Value:
+    """A number, a flag or a list of them as the profiler writes it; other text as it is."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from presage.errors import InputError, PresageError
-from presage.noise.model import Belief, NoiseModel, join_beliefs, round_belief, specified_paths
+from presage.noise.model import Belief, CredibleInterval, NoiseModel, join_beliefs, specified_paths
 from presage.report.terminal import plain_table
 from presage.text import shorten
 
@@ -293,3 +293,22 @@ def _format_number(path: str, value: float) -> str:
     if path.startswith("spread") or last in ("share", "sd", "drift", "drift_sd", "run_sd"):
         return f"{100 * value:.3g}%"
     return f"{value:.4g}"
+
+
+EXACT = {"shares", "moves"}  # numbers that must add up to 1
+
+
+def round_belief(belief: Belief, digits: int = 4) -> Belief:
+    """The belief with its numbers rounded to so many digits."""
+
+    def short(value: float) -> float:
+        return float(f"{value:.{digits}g}")
+
+    numbers = {p: short(v) for p, v in belief.noise.numbers().items() if not EXACT & set(p.split("."))}
+    whole = {p for p in numbers if p.endswith(".n")}
+    noise = belief.noise.changed({p: v for p, v in numbers.items() if p not in whole})
+    return replace(
+        belief,
+        noise=noise,
+        intervals={p: CredibleInterval(short(i.low), short(i.high)) for p, i in belief.intervals.items()},
+    )

@@ -7,10 +7,10 @@ that was never calibrated, with the H200's corrections of that GPU's own laws (`
 with a warm cache, for tables repeat one call.
 
 Tables of serving engines time small kernels with what surrounds them. Where engines were fitted on a GPU
-(costs/engines.py) `time` is of the op as they run it, `kernel` of the kernel alone. What was fitted is told by the
-shape (costs/split.py): such shapes count in `time_fitted` and nowhere else. The others are told apart, too: those of
-widths that were never fitted, and those between fitted ones. Rows over 20 us, where floors matter less, count once
-more in `time_over_20us`.
+(presage_fit/serving.py) `time` is of the op as they run it, `kernel` of the kernel alone. What was fitted is told
+by the shape (presage_fit/table_split.py): such shapes count in `time_fitted` and nowhere else. The others are told
+apart, too: those of widths that were never fitted, and those between fitted ones. Rows over 20 us, where floors matter
+less, count once more in `time_over_20us`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.costs.calibrated_kernels import CalibratedKernels, call_times
-from presage.costs.corrections import ServingOverhead
 from presage.costs.families import FAMILIES
 from presage.costs.kernel_files import FILE, SHIPPED, load
 from presage.costs.rates import Rates
@@ -36,6 +35,7 @@ from presage.pool.pool import SERIAL, Pool
 from presage_fit.kernel_models import KernelSample, SampleTable, fit_family, held_out, samples, table
 from presage_fit.pack import Pack
 from presage_fit.pack import read as read_pack
+from presage_fit.serving import ServingOverhead, serving_overheads
 from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_tables import KernelTable, MeasuredKernel, read_table
 from presage_validation.score import AccuracyResult, Row, Score, Skipped, in_turn
@@ -186,7 +186,7 @@ def score_table(
     for _, group in groupby(ordered, key=lambda s: (s.gpu.key, s.family)):
         shapes = list(group)
         chosen, transferred = models(shapes[0].gpu)
-        engine = chosen.engines.get(shapes[0].family) if shapes[0].sizes else None
+        engine = serving_overheads(shapes[0].gpu.key).get(shapes[0].family) if shapes[0].sizes else None
         rows += _shape_rows(shapes, chosen, engine, transferred)
         notes.append(_note(shapes[0].gpu, engine is not None, transferred))
     unique = tuple(n for n in dict.fromkeys(notes) if n)

@@ -10,10 +10,18 @@ import pytest
 from presage.costs.calibrated_kernels import call_times
 from presage.costs.call import Call, Shape
 from presage.costs.closed_form import AttentionShape, ClosedFormKernels, GemmShape
-from presage.costs.corrections import ServingOverhead, heated, medians, serving_features, unheated
-from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, save_tables
+from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load
 from presage.hardware import gpu
 from presage.prediction.machine import machine
+from presage_fit.serving import (
+    ServingOverhead,
+    heated,
+    medians,
+    save_tables,
+    serving_features,
+    serving_overheads,
+    unheated,
+)
 from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_tables import MeasuredKernel, attention, gemm
 
@@ -94,7 +102,7 @@ def test_an_engine_is_found_again_on_shapes_it_was_not_fitted_on() -> None:
 
 
 def test_an_engine_that_is_not_known_is_the_middle_of_its_like() -> None:
-    some = load("h100_sxm").engines["gemm"]
+    some = serving_overheads("h100_sxm")["gemm"]
     names = ("vllm 1 x", "vllm 2 x", "sglang 1 x")
     one = replace(some, collectors=names, floors=(0.0,) * 3)
     assert one.standing_for("vllm 2 x") == (1,)
@@ -104,7 +112,7 @@ def test_an_engine_that_is_not_known_is_the_middle_of_its_like() -> None:
 
 def test_what_tables_show_is_kept_as_it_was(tmp_path: Path) -> None:
     models = load("a100_80gb")
-    save_tables(tmp_path / TABLES, models.own, models.engines, {})
+    save_tables(tmp_path / TABLES, models.own, serving_overheads("a100_80gb"), {})
     assert len((tmp_path / TABLES).read_bytes()) < 200_000
     again = dict(np.load(tmp_path / TABLES))
     before = dict(np.load(SHIPPED / "a100_80gb" / TABLES))
@@ -151,8 +159,8 @@ def test_own_kernels_are_near_the_chips_laws(key: str) -> None:
 
 def test_a_gpu_of_the_same_architecture_gets_its_relatives_corrections_and_no_engines() -> None:
     models = load("a100_pcie_80gb")
-    assert models.own and "A100" in models.own_of and not models.engines
-    assert load("h200").engines and not load("h200").own and (SHIPPED / "h200" / FILE).exists()
+    assert models.own and "A100" in models.own_of and not serving_overheads("a100_pcie_80gb")
+    assert serving_overheads("h200") and not load("h200").own and (SHIPPED / "h200" / FILE).exists()
 
 
 def test_what_was_measured_where_is_told() -> None:
@@ -169,4 +177,4 @@ def test_features_have_one_row_a_shape() -> None:
     sizes = np.array([[1, 1, 1, 1, 64, 0], [256, 16384, 96, 96, 256, 128]])
     x = serving_features("attention", sizes, np.array([1e-5, 1.0]), load("h200").rates)
     assert x.shape[0] == 2 and np.isfinite(x).all()
-    assert isinstance(load("h200").engines["attention"], ServingOverhead)
+    assert isinstance(serving_overheads("h200")["attention"], ServingOverhead)

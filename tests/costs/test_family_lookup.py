@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from presage.costs.call import Call, Shape, Value, from_leaf
+from presage.costs.call import Call, Shape, Value
 from presage.costs.families import FAMILIES
 from presage.costs.families.embedding import GRADIENTS, lookup
 from presage.costs.families.index import moved
@@ -18,6 +18,7 @@ from presage.costs.rates import Rates
 from presage.hardware import gpu
 from presage_fit import kernel_models as fit
 from presage_fit import pack
+from presage_fit.kernel_models import from_leaf
 
 ROOT = Path(__file__).resolve().parents[2]
 RATES = Rates.of(gpu("h200"))

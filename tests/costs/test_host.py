@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from graph_sketches import Sketch, training_step
-from presage.costs.host_model import HostModel, host_model, read, to_toml
+from presage.costs.host_model import HostModel, host_model, read
 from presage.costs.host_units import ENGINE, terms, units
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
-from presage_fit.host import HostRow, fit, host_us, own_terms, paces, profiler_cost, rows, share_found
+from presage_fit.host import HostRow, fit, host_model_toml, host_us, own_terms, paces, profiler_cost, rows, share_found
 from presage_validation.workloads import measured_cases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,10 +126,10 @@ def test_more_tensors_in_a_list_cost_more(model: HostModel) -> None:
 
 def test_the_file_comes_back_as_it_was(model: HostModel, tmp_path: Path) -> None:
     path = tmp_path / "host.toml"
-    path.write_text(to_toml(model))
+    path.write_text(host_model_toml(model))
     again = read(path)
     assert again == model
-    assert to_toml(again) == to_toml(model)
+    assert host_model_toml(again) == host_model_toml(model)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_file_comes_back_as_it_was(model: HostModel, tmp_path: Path) -> None
 )
 def test_a_bad_file_is_named_with_its_field(model: HostModel, tmp_path: Path, old: str, new: str, said: str) -> None:
     path = tmp_path / "host.toml"
-    path.write_text(to_toml(model).replace(old, new))
+    path.write_text(host_model_toml(model).replace(old, new))
     with pytest.raises(InputError, match=said):
         read(path)
 

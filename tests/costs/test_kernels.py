@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.costs.calibrated_kernels import Cache, CallTime, call_times
-from presage.costs.call import Call, Shape, from_leaf
+from presage.costs.call import Call, Shape
 from presage.costs.families import BY_OP, FAMILIES
 from presage.costs.kernel_files import load, save
 from presage.costs.kernel_model import OpTime, Power, slowdown
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Op, Ref, Storage, Tensor
 from presage_fit.cache_power import fit_cache, fit_power
+from presage_fit.kernel_models import from_leaf
 
 PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack"
 MEGA = 2.0**20

@@ -11,12 +11,12 @@ import pytest
 from index_draws import draws
 from presage.embeddings import Reuse, Table, embedding_model
 from presage.embeddings.lookup_law import lookup_traffic, time_held
-from presage.embeddings.lookup_model import load_lookup_parameters, save_lookup_parameters
+from presage.embeddings.lookup_model import load_lookup_parameters
 from presage.embeddings.row_reuse import BINS, FIRST, fit_alpha, zipf
 from presage.embeddings.table import table_arrays
 from presage.errors import InputError, PresageError
 from presage.hardware import gpus
-from presage_fit.embeddings import least
+from presage_fit.embeddings import least, save_lookup_parameters
 
 MODEL = embedding_model("h200")
 

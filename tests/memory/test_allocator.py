@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
@@ -10,7 +12,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.memory.allocator import KIB, MIB, Allocator, MemoryBlock, replay, rounded, segment_size
+from presage.memory.allocator import KIB, MIB, Allocator, MemoryBlock, rounded, segment_size
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Memory after one request or release."""
+
+    allocated: int
+    reserved: int
+
+
+def replay(events: Iterable[tuple[int, int]]) -> tuple[Allocator, list[Level]]:
+    """Run (key, nbytes) requests and (key, -1) releases; the final state, and the level after each event."""
+    state, live, levels = Allocator(), dict[int, MemoryBlock | None](), list[Level]()
+    for key, nbytes in events:
+        if nbytes < 0:
+            state.release(live.pop(key))
+        else:
+            live[key] = state.allocate(nbytes)
+        levels.append(Level(state.allocated, state.reserved))
+    return state, levels
 
 
 def test_sizes_are_rounded_to_512_bytes() -> None:

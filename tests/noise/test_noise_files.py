@@ -42,9 +42,9 @@ from presage.noise.model import (
     WorkSpread,
     join_beliefs,
     number,
-    round_belief,
     specified_paths,
 )
+from presage_fit.noise import round_belief
 
 above = st.floats(1e-6, 1e6)
 share = st.floats(0, 1)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from presage.costs.call import Call, from_graph
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
-from presage.costs.corrections import Fp32GemmCorrection, ServingOverhead, TableCorrection, transfer_streaming
+from presage.costs.corrections import Fp32GemmCorrection, TableCorrection, transfer_streaming
 from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import FUSED_OPS as FUSED
 from presage.costs.families.fused import fused_parts
@@ -44,14 +44,9 @@ class CalibratedKernels:
     cache: Cache
     power: Power
     source: dict[str, Any] = field(default_factory=dict)  # the pack's header, rows by family
-    own: Mapping[str, TableCorrection] = field(
-        default_factory=dict
-    )  # by family: what tables show of a GPU without a pack
+    own: Mapping[str, TableCorrection] = field(default_factory=dict)  # by family, for a GPU that published tables timed
     own_of: str = ""  # the GPU they timed, where it is another of the same architecture
-    engines: Mapping[str, ServingOverhead] = field(
-        default_factory=dict
-    )  # by family: what serving engines add on this GPU
-    single: Fp32GemmCorrection | None = None  # corrections of float32 products, where the other GPU's do not fit
+    single: Fp32GemmCorrection | None = None  # corrections of float32 GEMMs, where the other GPU's do not fit
 
     @property
     def transferred(self) -> str:

@@ -1,15 +1,13 @@
-"""A Call: one op with its inputs, as a kernel model sees it, from a captured graph or from a calibration pack."""
+"""A Call: one op with its inputs, as a kernel model sees it."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
 
-from presage.graph.dtypes import DTYPES
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor, references
 
 
@@ -122,9 +120,6 @@ def _shapes(values: tuple[Value, ...]) -> Iterator[Shape]:
             yield from _shapes(value)
 
 
-# ---- from a captured graph
-
-
 def from_graph(graph: Graph, op: Op, facts: Mapping[str, float] | None = None) -> Call:
     inputs = tuple(_value(graph, a) for a in op.inputs)
     flag = "cudnn.allow_tf32" if "conv" in op.name or "rnn" in op.name else "allow_tf32"
@@ -147,39 +142,3 @@ def _value(graph: Graph, argument: Any) -> Value:
 
 def shape_of(tensor: Tensor) -> Shape:
     return Shape(tensor.shape, tensor.strides, tensor.dtype)
-
-
-# ---- from a pack
-
-
-def from_leaf(leaf: Any, params: Mapping[str, Any]) -> Call:
-    """A leaf op of a pack's row. What the profiler leaves out is in the draw's parameters."""
-    parts = zip(leaf.dims, leaf.types, leaf.strides, leaf.concrete, strict=False)
-    inputs = [_seen(dims, kind, strides, text, params) for dims, kind, strides, text in parts]
-    if "count" in params and (leaf.op == "aten::index" or "samples" in params):
-        picked = Shape((int(params["count"]),), (1,), "int64")
-        behind = {"pair": (None, picked, picked), "row": (None, picked)}  # a dimension of samples
-        inputs[1] = behind[params["what"]] if "samples" in params else (picked,)
-    facts = {k: float(params[k]) for k in ("distinct", "most") if k in params}
-    tf32 = params.get("kind") == "tf32" or params.get("tf32", False)
-    return Call(leaf.op, tuple(inputs), bool(tf32), facts)
-
-
-def _seen(dims: Any, kind: str, strides: Any, text: Any, params: Mapping[str, Any]) -> Value:
-    if kind in DTYPES and isinstance(dims, list):
-        return Shape(tuple(dims), tuple(strides), DTYPES[kind])
-    if kind == "TensorList":
-        dtype = str(params.get("dtype", "float32"))
-        lists = strides if len(strides) == len(dims) else [[1] for _ in dims]
-        return tuple(Shape(tuple(d), tuple(s), dtype) for d, s in zip(dims, lists, strict=True))
-    return _literal(text) if isinstance(text, str) and text else None
-
-
-@cache
-def _literal(text: str) -> Value:
-    """A number, a flag or a list of them as the profiler writes it; other text as it is."""
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return tuple(found) if isinstance(found, list) else found

@@ -11,13 +11,11 @@ splits around the launches is one share for all ops. A host's pace differs from 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -205,31 +203,3 @@ def _parsed(path: str, text: str) -> HostModel:
         raise InputError(path, f"is version {found.version}, and this presage reads 1", "version")
     terms = found.us | {f"{kind}: {n}": v for kind, names in found.names_us.items() for n, v in names.items()}
     return HostModel(found.fitted, found.pace, found.calls, terms)
-
-
-def to_toml(model: HostModel) -> str:
-    """The file's text."""
-    return "\n".join(_lines(model)) + "\n"
-
-
-def _lines(model: HostModel) -> Iterator[str]:
-    yield "# Host time of a training step, in microseconds a term (presage.costs.host_units says what the terms are)."
-    yield "# Made by tools/fit_host.py; names_us: how an op of that name differs from its class."
-    yield "version = 1"
-    for section in ("fitted", "pace", "calls"):
-        yield f"\n[{section}]"
-        yield from (f"{k} = {_number(v)}" for k, v in msgspec.structs.asdict(getattr(model, section)).items())
-    yield "\n[us]"
-    yield from (f"{json.dumps(k)} = {_number(v)}" for k, v in sorted(model.us.items()) if not named(k))
-    section = ""
-    for key, value in sorted(model.us.items()):
-        if named(key):
-            kind, _, name = key.partition(": ")
-            if kind != section:
-                yield f"\n[names_us.{json.dumps(kind)}]"
-                section = kind
-            yield f"{json.dumps(name)} = {_number(value)}"
-
-
-def _number(value: Any) -> str:
-    return json.dumps(round(value, 3) if isinstance(value, float) else value)

@@ -1,7 +1,7 @@
 """Files of fitted kernel models: trees by family, cache, power; one file of plain arrays a GPU.
 
 A second file, where published tables timed the GPU, has what they show of it: a correction of its own for families that
-were never calibrated there, and what serving engines add.
+were never calibrated there (and what serving engines add, which only validation reads: presage_fit.serving).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from presage.costs.calibrated_kernels import Cache, CalibratedKernels
 from presage.costs.corrections import FP32_FILE as FLOAT32
-from presage.costs.corrections import Fp32GemmCorrection, ServingOverhead, TableCorrection
+from presage.costs.corrections import Fp32GemmCorrection, TableCorrection
 from presage.costs.corrections import read_fp32_correction as read_single
 from presage.costs.kernel_model import Power
 from presage.costs.trees import Trees
@@ -45,38 +45,20 @@ def save(models: CalibratedKernels, path: Path) -> None:
     for name in models.trees:
         arrays |= models.trees[name].to_arrays(f"time.{name}") | models.counts[name].to_arrays(f"count.{name}")
     about = {
-        "version": VERSION,
         "gpu": models.gpu.key,
         "families": list(models.trees),
         "cache": asdict(models.cache),
         "power": asdict(models.power),
         "source": models.source,
     }
-    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    out = io.BytesIO()
-    np.savez_compressed(out, **arrays)
-    write_whole(path, out.getvalue())
+    write_arrays(path, arrays, about)
 
 
-def save_tables(
-    path: Path, own: Mapping[str, TableCorrection], engines: Mapping[str, ServingOverhead], source: Mapping[str, Any]
-) -> None:
-    """What tables show of a GPU, for `load` to find beside its models."""
-    arrays: dict[str, Any] = {}
-    for kind, some in (("own", own), ("engine", engines)):
-        for name, one in some.items():
-            arrays |= one.trees.to_arrays(f"{kind}.{name}")
-    about = {
-        "version": VERSION,
-        "own": {name: list(o.ops) for name, o in own.items()},
-        "engines": {
-            name: {"collectors": e.collectors, "floors": e.floors, "heat": e.heat} for name, e in engines.items()
-        },
-        "source": dict(source),
-    }
-    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+def write_arrays(path: Path, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Write arrays, with a header of plain values."""
+    header = np.frombuffer(json.dumps({"version": VERSION, **about}).encode(), np.uint8)
     out = io.BytesIO()
-    np.savez_compressed(out, **arrays)
+    np.savez_compressed(out, **arrays, about=header)
     write_whole(path, out.getvalue())
 
 
@@ -96,15 +78,14 @@ def load(name: str | Path) -> CalibratedKernels:
         return _loaded(given / FILE) if (given / FILE).exists() else _fitted(given)
     chip = gpu(str(name))
     path, tables = SHIPPED / chip.key / FILE, SHIPPED / chip.key / TABLES
-    _, engines = _tables(tables) if tables.exists() else ({}, {})
     if path.exists():
-        return replace(_loaded(path), engines=engines)
+        return _loaded(path)
     key = chip.key if tables.exists() else architecture(chip.architecture).closed_form
     near = SHIPPED / key / TABLES
-    own = _tables(near)[0] if key and near.exists() else {}
+    own = _tables(near) if key and near.exists() else {}
     of = gpu(key).name if own and key != chip.key else ""
     single = _single() if architecture(chip.architecture).fp32_corrected else None
-    return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip, own=own, own_of=of, engines=engines, single=single)
+    return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip, own=own, own_of=of, single=single)
 
 
 @lru_cache(2)
@@ -123,16 +104,9 @@ def _single() -> Fp32GemmCorrection:
 
 
 @lru_cache(8)
-def _tables(path: Path) -> tuple[dict[str, TableCorrection], dict[str, ServingOverhead]]:
-    about, held = _arrays(path)
-    own = {f: TableCorrection(f, tuple(ops), Trees.from_arrays(held, f"own.{f}")) for f, ops in about["own"].items()}
-    engines = {
-        f: ServingOverhead(
-            f, tuple(e["collectors"]), tuple(e["floors"]), e["heat"], Trees.from_arrays(held, f"engine.{f}")
-        )
-        for f, e in about["engines"].items()
-    }
-    return own, engines
+def _tables(path: Path) -> dict[str, TableCorrection]:
+    about, held = read_arrays(path)
+    return {f: TableCorrection(f, tuple(ops), Trees.from_arrays(held, f"own.{f}")) for f, ops in about["own"].items()}
 
 
 class _About(msgspec.Struct):
@@ -147,7 +121,7 @@ class _About(msgspec.Struct):
 
 @lru_cache(4)
 def _loaded(path: Path) -> CalibratedKernels:
-    about, held = _arrays(path)
+    about, held = read_arrays(path)
     try:
         found = msgspec.convert(about, _About)
         return CalibratedKernels(
@@ -162,8 +136,8 @@ def _loaded(path: Path) -> CalibratedKernels:
         raise InputError(path, f"not a file of kernel models, or a damaged one ({e})") from e
 
 
-def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a file says of itself, and its arrays."""
+def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header of a file and its arrays."""
     arrays = read_npz(path)
     about = parse_json(arrays["about"].tobytes(), path) if "about" in arrays else None
     if not isinstance(about, dict):

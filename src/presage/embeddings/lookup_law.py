@@ -73,7 +73,7 @@ def _fill_times(out: Array, f: LookupTraffic, p: Params, kind: int | Array) -> N
     out[table, AT["update0"] + kind] = _table_update(f, p, kind)
 
 
-def _by_kernel(p: Params, name: str, f: LookupTraffic, kind: int | Array) -> Array:
+def _bymatern(p: Params, name: str, f: LookupTraffic, kind: int | Array) -> Array:
     """A parameter of the compiled kernel that runs: one for each kind and width of weights."""
     given = np.array([[p[f"{name}{k}"], p[f"{name}{k}h"]] for k in KINDS])
     found: Array = given[kind, (f.columns.width < 4).astype(int)]
@@ -100,7 +100,7 @@ def _step(f: LookupTraffic, p: Params, missed: Array, kind: int | Array) -> Arra
     """Seconds that a lookup adds to the chain of its bag. Bags that share a warp wait for each other's misses."""
     k, together = f.columns, p["together"] * 32 / LANES[kind]
     far, near = (1 - (1 - np.clip(m / np.maximum(1.0, k.count), 0, 1)) ** together for m in (missed, f.near))
-    pace = _by_kernel(p, "pace", f, kind)
+    pace = _bymatern(p, "pace", f, kind)
     read = p["own"] + near * p["l2"] + far * (p["miss"] + p["miss_byte"] * k.dim * k.width)
     return np.asarray(pace * read + p["more_columns"] * (np.ceil(k.dim / 128) - 1))
 
@@ -108,7 +108,7 @@ def _step(f: LookupTraffic, p: Params, missed: Array, kind: int | Array) -> Arra
 def _table_forward(f: LookupTraffic, p: Params, missed: Array, step: Array, kind: int | Array) -> Array:
     k = f.columns
     pooled = k.pooling + np.where(f.varied, SHARED[kind] * np.sqrt(k.pooling), 0.0)
-    warps = _by_kernel(p, "warps", f, kind)
+    warps = _bymatern(p, "warps", f, kind)
     chains = k.batch * LANES[kind] / 32 * (pooled * step + p["bag"]) / warps
     memory = missed * f.row * p["memory"] + k.batch * k.dim * 4 * p["output"]
     return _soft(p["soft"], chains, memory, f.near * f.row * p["through"])
@@ -257,8 +257,7 @@ def _near(k: TableArrays, held: Array, sms: float) -> Array:
 
 # ---- What the law leaves, learned: a smooth function of a group's features (kernel ridge regression, Matern 3/2).
 
-LENGTH, NOISE, SIZE = 1.0, 0.04, 0.08  # of the smooth function: its scale (in features), errors of rows, its spread
-POINTS = 96  # groups it is held up by, chosen far from each other
+LENGTH = 1.0  # scale of the smooth function, in features
 CHUNK = 8192
 
 
@@ -273,12 +272,8 @@ class LookupCorrection:
     def __call__(self, x: Array) -> Array:
         """The factor on the law, of features [..., features]."""
         rows = ((x - self.center) / self.scale).reshape(-1, len(self.center))
-        parts = [_kernel(rows[i : i + CHUNK], self.points) @ self.weights for i in range(0, len(rows), CHUNK)]
+        parts = [matern(rows[i : i + CHUNK], self.points) @ self.weights for i in range(0, len(rows), CHUNK)]
         return np.exp(self.median + np.concatenate([*parts, np.zeros(0)])).reshape(x.shape[:-1])
-
-    def to_json(self) -> dict[str, Any]:
-        named = {n: getattr(self, n) for n in ("center", "scale", "points", "weights")}
-        return {n: np.round(a, 5).tolist() for n, a in named.items()} | {"median": round(self.median, 6)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> LookupCorrection:
@@ -286,30 +281,10 @@ class LookupCorrection:
         return LookupCorrection(**arrays, median=float(value["median"]))
 
 
-def _kernel(a: Array, b: Array) -> Array:
+def matern(a: Array, b: Array) -> Array:
     square = np.maximum(0.0, (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T)
     distance = np.sqrt(square * (3 / a.shape[1] / LENGTH**2))
     return np.asarray((1 + distance) * np.exp(-distance))
-
-
-def fit_correction(x: Array, left: Array) -> LookupCorrection:
-    """From features of groups and ln(measured / law)."""
-    center, scale, median = x.mean(axis=0), x.std(axis=0) + 1e-6, float(np.median(left))
-    rows = (x - center) / scale
-    points = rows[_spread(rows, min(POINTS, len(rows)))]
-    seen, ridge = _kernel(rows, points), (NOISE / SIZE) ** 2 * _kernel(points, points)
-    weights = np.linalg.solve(seen.T @ seen + ridge + 1e-6 * np.eye(len(points)), seen.T @ (left - median))
-    return LookupCorrection(center, scale, points, weights, median)
-
-
-def _spread(rows: Array, count: int) -> list[int]:
-    """Rows far from each other: the one in the middle first, then always the one farthest from those there are."""
-    out = [int((rows**2).sum(axis=1).argmin())]
-    near = ((rows - rows[out[0]]) ** 2).sum(axis=1)
-    while len(out) < count:
-        out.append(int(near.argmax()))
-        near = np.minimum(near, ((rows - rows[out[-1]]) ** 2).sum(axis=1))
-    return out
 
 
 def correction_features(total: Array, p: Mapping[str, float]) -> Array:

@@ -24,7 +24,6 @@ from presage.embeddings.lookup_law import (
 from presage.embeddings.row_reuse import Lookups
 from presage.embeddings.table import Table, table_arrays
 from presage.errors import InputError, PresageError
-from presage.files import write_whole
 from presage.hardware import Gpu, gpu
 
 Array = npt.NDArray[Any]
@@ -50,18 +49,6 @@ class LookupParameters:
     backward: LookupCorrection | None
     source: str = ""
     seen: frozenset[str] = frozenset()  # marks of the groups it was fitted on
-
-
-def save_lookup_parameters(found: LookupParameters, path: Path = SHIPPED) -> None:
-    value = {
-        "version": VERSION,
-        "source": found.source,
-        "seen": sorted(found.seen),
-        "params": {name: float(f"{value:.5g}") for name, value in found.params.items()},
-        "forward": found.forward and found.forward.to_json(),
-        "backward": found.backward and found.backward.to_json(),
-    }
-    write_whole(path, (json.dumps(value) + "\n").encode())
 
 
 @lru_cache(4)

@@ -11,7 +11,6 @@ its segment. Segments are never returned.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KIB = 1024
@@ -146,23 +145,3 @@ class Allocator:
         pool = self._small if block.small else self._large
         del pool[bisect_left(pool, (block.size, block.address))]
         del self._free[block.address]
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """Memory after one request or release."""
-
-    allocated: int
-    reserved: int
-
-
-def replay(events: Iterable[tuple[int, int]]) -> tuple[Allocator, list[Level]]:
-    """Run (key, nbytes) requests and (key, -1) releases; the final state, and the level after each event."""
-    state, live, levels = Allocator(), dict[int, MemoryBlock | None](), list[Level]()
-    for key, nbytes in events:
-        if nbytes < 0:
-            state.release(live.pop(key))
-        else:
-            live[key] = state.allocate(nbytes)
-        levels.append(Level(state.allocated, state.reserved))
-    return state, levels

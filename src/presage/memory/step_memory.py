@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.graph.graph import Graph, Op, Role, Storage
+from presage.hardware import Gpu
 from presage.memory.allocator import Allocator, MemoryBlock, rounded
-from presage.memory.gpu_limits import H200, GpuLimits
 from presage.memory.workspace import library, library_bytes, transient
+from presage.memory.workspace_reduce import H200
 from presage.memory.workspace_rnn import reserves
 
 K = TypeVar("K")
@@ -69,7 +70,7 @@ class MemoryProfile:
         return self.holdings[:count]
 
 
-def memory_profile(graph: Graph, *, steps: int = 2, chip: GpuLimits = H200, kinds: bool = False) -> MemoryProfile:
+def memory_profile(graph: Graph, *, steps: int = 2, chip: Gpu = H200, kinds: bool = False) -> MemoryProfile:
     """Replay a step `steps` times, so that what the first leaves in the allocator's cache is there for the next.
 
     The first is the first of a run: it finds no gradients and makes the optimizer's state itself. The last step's
@@ -93,24 +94,6 @@ def memory_profile(graph: Graph, *, steps: int = 2, chip: GpuLimits = H200, kind
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryScore:
-    """A predicted peak beside a measured one, in bytes."""
-
-    name: str
-    predicted: int
-    measured: int
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
-
-
-def score(graphs: Mapping[str, Graph], measured: Mapping[str, int]) -> list[MemoryScore]:
-    """The peak allocated of each graph beside what was measured, for the names that both have."""
-    return [MemoryScore(k, memory_profile(g).peak_allocated, measured[k]) for k, g in graphs.items() if k in measured]
-
-
 class _Trace:
     """Records of one replay of the step."""
 
@@ -126,7 +109,7 @@ class _Trace:
 class _Machine:
     """The allocator with a step's storages in it."""
 
-    def __init__(self, graph: Graph, chip: GpuLimits) -> None:
+    def __init__(self, graph: Graph, chip: Gpu) -> None:
         self.graph = graph
         self.chip = chip
         self.state = Allocator()

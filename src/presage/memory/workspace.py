@@ -12,20 +12,21 @@ from math import prod
 from typing import TypeAlias, TypeVar
 
 from presage.graph.graph import Graph, Op, Tensor, argument, aten
+from presage.hardware import Gpu
 from presage.memory import workspace_conv as conv
 from presage.memory import workspace_rnn as rnn
-from presage.memory.gpu_limits import H200, GpuLimits
+from presage.memory.workspace_reduce import H200
 from presage.memory.workspace_reduce import buffers as reduction_buffers
 
 R = TypeVar("R")
 Buffers: TypeAlias = tuple[int, ...]  # bytes of each buffer, all alive together
 Rule: TypeAlias = Callable[[Graph, Op], Buffers]
-RuleOfChip: TypeAlias = Callable[[Graph, Op, GpuLimits], Buffers]  # where the size depends on the GPU
+RuleOfChip: TypeAlias = Callable[[Graph, Op, Gpu], Buffers]  # where the size depends on the GPU
 
 _CUBLAS = frozenset(aten("mm addmm bmm baddbmm addbmm mv addmv dot vdot _addmm_activation linear matmul"))
 
 
-def library_bytes(chip: GpuLimits = H200) -> dict[str, int]:
+def library_bytes(chip: Gpu = H200) -> dict[str, int]:
     """The workspaces of libraries.
 
     PyTorch gives cuBLAS some per handle and stream, 32 MiB on compute capability 9, and cuBLASLt its own. Both come out
@@ -46,7 +47,7 @@ def library(graph: Graph, op: Op) -> tuple[str, ...]:
     return ("cublas", "cublaslt") if _adds_bias_in_place(graph, op) else ("cublas",)
 
 
-def transient(graph: Graph, op: Op, chip: GpuLimits = H200) -> Buffers:
+def transient(graph: Graph, op: Op, chip: Gpu = H200) -> Buffers:
     """Buffers an op holds only while it runs."""
     if not op.kernels:
         return ()
@@ -76,7 +77,7 @@ def _is_dense(t: Tensor) -> bool:
 def _reduction(accumulate: int) -> RuleOfChip:
     """Blocks that share an output leave partial results, of `accumulate` bytes, in a buffer."""
 
-    def rule(graph: Graph, op: Op, chip: GpuLimits) -> Buffers:
+    def rule(graph: Graph, op: Op, chip: Gpu) -> Buffers:
         x = _first(graph, op)
         dims = argument(op, "dim", 1)
         axes = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else dims
@@ -105,7 +106,7 @@ def _layer_norm(graph: Graph, op: Op) -> Buffers:
     return () if x.is_contiguous else (x.nbytes,)
 
 
-def _layer_norm_backward(graph: Graph, op: Op, chip: GpuLimits) -> Buffers:
+def _layer_norm_backward(graph: Graph, op: Op, chip: Gpu) -> Buffers:
     """Copies of what is not contiguous; for many short rows the weight's gradient is summed in two steps."""
     dy, x = graph.inputs_of(op)[:2]
     copies = tuple(t.nbytes for t in (dy, x) if not t.is_contiguous)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isqrt, prod
 
 from presage.graph.graph import Graph, Op, Tensor
-from presage.memory.gpu_limits import GpuLimits
+from presage.hardware import Gpu
 from presage.memory.workspace_reduce import buffers as reduction_buffers
 
 WHOLE_LIMIT = 3_400_000_000  # no transform of whole images was seen to take more; larger than 32, no more than 2.6 GB
@@ -109,7 +109,7 @@ def forward(graph: Graph, op: Op) -> tuple[int, ...]:
     return _nonzero((s.copies if s.channels_last and s.channels >= 32 else 0) + _forward_fourier(s))
 
 
-def backward(graph: Graph, op: Op, chip: GpuLimits) -> tuple[int, ...]:
+def backward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
     """The larger of the two gradients' scratch, for they are computed one after the other."""
     tensors = graph.inputs_of(op)
     if len(tensors) < 3:
@@ -140,7 +140,7 @@ def _data(s: ConvShape) -> int:
     return (s.copies if s.channels_last else 0) + _fourier(s)
 
 
-def _weight(s: ConvShape, chip: GpuLimits) -> int:
+def _weight(s: ConvShape, chip: Gpu) -> int:
     """Scratch of the weight's gradient."""
     if s.depthwise:
         return 0
@@ -162,7 +162,7 @@ def _many_short_sums(s: ConvShape) -> bool:
     return s.channels >= 32 and s.batch * s.area_out < 100 * tiles
 
 
-def _tensor_core_weight(s: ConvShape, chip: GpuLimits) -> int:
+def _tensor_core_weight(s: ConvShape, chip: Gpu) -> int:
     if s.channels_last:
         return (s.input_bytes if s.padded and not s.image_layer else 0) + _split(s, chip)
     if s.image_layer and s.itemsize == 4:
@@ -174,7 +174,7 @@ def _tensor_core_weight(s: ConvShape, chip: GpuLimits) -> int:
     return s.copies + _split(s, chip)
 
 
-def _split(s: ConvShape, chip: GpuLimits) -> int:
+def _split(s: ConvShape, chip: Gpu) -> int:
     """Partial weight gradients in float32: as many as fill the GPU, each from its own part of the images."""
     rows = s.channels // s.groups * prod(s.kernel)
     tiles = -(-s.filters // 128) * -(-rows // 64)

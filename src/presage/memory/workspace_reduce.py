@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from presage.memory.gpu_limits import H200, GpuLimits
+from presage.hardware import Gpu, gpu
 
+H200 = gpu("h200")  # on which the rules were checked
 THREADS = 512  # threads a block
 WARP = 32
 FEW, MANY = 16, 256  # values a thread should at least, and need at most, work on
@@ -38,7 +39,7 @@ def buffers(
     strides: Sequence[int],
     dims: Sequence[int],
     accumulate: int = 4,
-    chip: GpuLimits = H200,
+    chip: Gpu = H200,
 ) -> tuple[int, ...]:
     """What a reduction of a tensor over `dims` (all where empty) allocates beside its output."""
     axes = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
@@ -49,7 +50,7 @@ def buffers(
     return spread(_joined(sorted(reduced)), _joined(sorted(kept)), chip).buffers(accumulate)
 
 
-def spread(reduced: list[tuple[int, int]], kept: list[tuple[int, int]], chip: GpuLimits) -> Launch:
+def spread(reduced: list[tuple[int, int]], kept: list[tuple[int, int]], chip: Gpu) -> Launch:
     """The launch for a reduction over axes given as (stride, size), fastest first."""
     inputs, outputs = _size(reduced), _size(kept)
     along_rows = not kept or reduced[0][0] < kept[0][0]

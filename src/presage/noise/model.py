@@ -238,9 +238,6 @@ def limits_of(path: str, model: type[NoiseModel] = NoiseModel) -> tuple[float, f
     return number_limits(model).get(path.rpartition(".")[2], (-HUGE, HUGE))  # type: ignore[arg-type]
 
 
-EXACT = {"shares", "moves"}  # numbers that must add up to 1
-
-
 def _depth(model: NoiseModel, name: str) -> int:
     """Words of the paths that beliefs are joined by: a source's numbers one by one, by class of work where it is."""
     source = next((f for f in fields(model) if f.name == name), None)
@@ -287,22 +284,6 @@ def default_of(f: Any) -> Any:
 def _member(whole: Any, name: str, like: Any) -> Any:
     """A default's part; that of a class of work which has no entry is the default of its type."""
     return (whole[name] if name in whole else type(like)()) if isinstance(whole, Mapping) else getattr(whole, name)
-
-
-def round_belief(belief: Belief, digits: int = 4) -> Belief:
-    """The belief with its numbers rounded to so many digits."""
-
-    def short(value: float) -> float:
-        return float(f"{value:.{digits}g}")
-
-    numbers = {p: short(v) for p, v in belief.noise.numbers().items() if not EXACT & set(p.split("."))}
-    whole = {p for p in numbers if p.endswith(".n")}
-    noise = belief.noise.changed({p: v for p, v in numbers.items() if p not in whole})
-    return replace(
-        belief,
-        noise=noise,
-        intervals={p: CredibleInterval(short(i.low), short(i.high)) for p, i in belief.intervals.items()},
-    )
 
 
 def _under(path: str, paths: set[str]) -> bool:

@@ -66,8 +66,6 @@ def rising(values: Array) -> Array:
 # ---- corrections: the logarithm of measured over law, on a few knots of size
 
 STEP = 2.0  # knots stand so many doublings apart
-STIFF, TO_ZERO = 0.3, 0.05  # how much neighbouring knots pull at each other, and zero at each
-OUTLIER = 0.05  # residuals beyond it count less
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +78,6 @@ class Correction:
     def at(self, nbytes: Array) -> Array:
         x = (np.log2(nbytes) - self.first) / STEP
         return np.interp(x, np.arange(len(self.values)), self.values)
-
-
-def fit_correction(nbytes: Array, logs: Array) -> Correction:
-    """The smooth correction through log ratios, by ridge; single measurements far off count little."""
-    x = np.log2(nbytes)
-    first = math.floor(x.min())
-    count = max(math.ceil((x.max() - first) / STEP) + 1, 2)
-    place = (x - first) / STEP
-    basis = np.maximum(1 - np.abs(place[:, None] - np.arange(count)), 0.0)
-    ridge = np.concatenate([STIFF * np.diff(np.eye(count), axis=0), TO_ZERO * np.eye(count)])
-    weight = np.ones(len(x))
-    for _ in range(6):
-        rows = np.concatenate([basis * weight[:, None], ridge])
-        goal = np.concatenate([logs * weight, np.zeros(len(ridge))])
-        values = np.linalg.lstsq(rows, goal, rcond=None)[0]
-        weight = np.sqrt(1 / np.maximum(np.abs(basis @ values - logs) / OUTLIER, 1.0))
-    return Correction(float(first), tuple(float(v) for v in values))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,6 @@ from presage.costs.collectives.curve import GRID, Array, Correction, Corrections
 from presage.costs.collectives.group import OPS, RankGroup, even_bytes, volume
 from presage.costs.collectives.law import Coefficients, Laws, floor, knots, law, ways
 from presage.errors import PresageError
-from presage.files import write_whole
 from presage.hardware import Platform
 
 
@@ -112,26 +111,8 @@ class CollectiveParameters:
     corrections: Corrections
 
 
-def save_parameters(fitted: CollectiveParameters, path: Path) -> None:
-    """Write it, a line a protocol and a line a curve."""
-    laws = {f: {p: [round(v, 5) for v in astuple(c)] for p, c in law.items()} for f, law in fitted.laws.items()}
-    curves = [
-        {
-            "platform": platform,
-            "op": op,
-            "ranks": group.ranks,
-            "per_domain": group.per_domain,
-            "first": c.first,
-            "values": [round(v, 4) for v in c.values],
-        }
-        for (platform, op, group), c in fitted.corrections.curves.items()
-    ]
-    text = json.dumps({"laws": laws, "fabrics": fitted.corrections.fabrics, "curves": curves}, indent=1)
-    write_whole(path, text.encode())
-
-
 def load_parameters(path: Path) -> CollectiveParameters:
-    """Read what `save` wrote."""
+    """Fitted parameters from their file, as `presage_fit.collectives.save_parameters` writes it."""
     found: dict[str, Any] = json.loads(path.read_text())
     laws = {f: {p: Coefficients(*c) for p, c in law.items()} for f, law in found["laws"].items()}
     curves = {
