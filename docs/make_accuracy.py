@@ -329,7 +329,7 @@ def main() -> None:
     sets = {"the 25 cases": (data / "h200" / "workloads.py", data / "h200" / "traces"), "44 varied cases": VARIED}
     measured = {"the 25 cases": data / "h200" / "measured.json", "44 varied cases": VARIED[1] / "measured.json"}
     capture = {name: score_capture(*paths, tell) for name, paths in sets.items()}
-    peaks = {name: score_workloads(sets[name][0], path, tell, sets[name][1]) for name, path in measured.items()}
+    peaks = {name: score_workloads(sets[name][0], path, sets[name][1], tell) for name, path in measured.items()}
     PAGE.write_text(page(result, capture, peaks, data))
     print(f"wrote {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
 

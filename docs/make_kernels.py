@@ -11,8 +11,8 @@ from pathlib import Path
 
 from presage_fit.kernel_models import samples
 from presage_fit.pack import Pack, read
-from presage_validation.kernels import BETWEEN, NEVER, KernelResult, score_kernels, score_pack, within_bars
-from presage_validation.score import Score
+from presage_validation.kernels import BETWEEN, NEVER, score_kernels, score_pack, within_bars
+from presage_validation.score import AccuracyResult, Score
 
 ROOT = Path(__file__).resolve().parent.parent
 PACK = ROOT / "data" / "h200_pack"
@@ -46,7 +46,7 @@ def both(s: Score | None) -> str:
     return f"{percent(s.geomean)}, {percent(s.p90)}" if s is not None and s.n else ""
 
 
-def family_rows(pack: Pack, result: KernelResult) -> Iterator[str]:
+def family_rows(pack: Pack, result: AccuracyResult) -> Iterator[str]:
     passed, found = within_bars(result), samples(pack)
     yield "| family | law, before its correction | sweep | n | held out | largest | law alone | measured twice | bars |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -58,7 +58,7 @@ def family_rows(pack: Pack, result: KernelResult) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def engine_rows(result: KernelResult) -> Iterator[str]:
+def engine_rows(result: AccuracyResult) -> Iterator[str]:
     """A line for every GPU and kernel that engines run: shapes that were not fitted."""
     found = {g: result.metrics(g) for g in result.groups()}
     for group in (g for g in found if not g.endswith((NEVER, BETWEEN))):
@@ -70,7 +70,7 @@ def engine_rows(result: KernelResult) -> Iterator[str]:
         yield "| " + " | ".join([group, *cells]) + " |"
 
 
-def table_rows(result: KernelResult) -> Iterator[str]:
+def table_rows(result: AccuracyResult) -> Iterator[str]:
     """A line for every GPU and kernel of some tables."""
     for group in result.groups():
         m = result.metrics(group)

@@ -21,6 +21,7 @@ from presage.graph.graph import Graph
 from presage.graph.work import collective
 from presage.memory.step_memory import memory_profile
 from presage.parallel.strategy import strategy
+from presage.pool import processes
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
 from presage_validation.collectives import score_collectives
@@ -136,7 +137,8 @@ def page(shared: Path) -> Iterator[str]:
     sent = score_collectives(shared / "runs" / "nccl_busbw.csv")
     yield from ("## Collectives", "", SENT, "", *scores(sent.metrics()), "", "A GPU left out of the fit, by GPU:", "")
     yield from (*scores(by_group(sent, "gpu_left_out")), "")
-    runs = score_ranks(ROOT / "workloads" / "public.py", shared / "runs" / "public_runs.csv")
+    with processes(2, fresh=True) as pool:
+        runs = score_ranks(ROOT / "workloads" / "public.py", shared / "runs" / "public_runs.csv", pool=pool)
     yield from ("## Public runs", "", RUNS, "", *scores(runs.metrics()), "", *scores(by_group(runs, "step_time")))
 
 

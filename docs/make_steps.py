@@ -22,7 +22,7 @@ from presage_fit.series.prior import BLOCKS, STEPS, STRIDE, STRIDED, SeriesPrior
 from presage_fit.series.prior import DATA as PRIORS
 from presage_fit.step_logs import Logs, StepLog, read_logs
 from presage_validation.steps import StepsResult, ZeroData, score_logs, score_steps, summary
-from presage_validation.tables import COLUMNS
+from presage_validation.tables import STEP_FIGURES
 from presage_validation.temporal import Ratio, TemporalResult, score_temporal
 
 PAGE = Path(__file__).with_name("steps.md")
@@ -112,7 +112,7 @@ def scores_table(result: StepsResult, kind: str, each: bool) -> str:
         lines.append(score_line("all, nothing cut", summary(rows, cut=False)))
     lines.append(score_line("training steps resampled (iid)", summary(rows, "iid")))
     lines.append(score_line("best single family", summary(rows, "family")))
-    return table(COLUMNS, lines)
+    return table(("group", *STEP_FIGURES), lines)
 
 
 def pit_table(result: StepsResult) -> str:

@@ -27,7 +27,7 @@ from presage.pool.pool import SERIAL, Pool
 from presage.traces import kineto
 from presage.traces.trace import HostKind, Step, Trace
 from presage.whatif.replay_edits import innermost_op
-from presage_validation.score import Captured, Failed, Skipped, swept
+from presage_validation.score import Captured, Skipped, run_cases
 
 Key: TypeAlias = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
 
@@ -90,6 +90,14 @@ class CaptureResult:
                 for c in self.cases
             },
         }
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """Every op that is on one side only, for a CSV file."""
+        rows: list[tuple[str, ...]] = [("case", "phase", "side", "op", "kernel_seconds")]
+        for c in self.cases:
+            rows += [(c.case, p, "trace", str(op), f"{op.seconds:.9g}") for p, op in c.only_in_trace]
+            rows += [(c.case, p, "capture", str(op), "") for p, op in c.only_in_capture]
+        return rows
 
 
 def leaf_ops(trace: Trace, step: Step) -> dict[str, list[LeafOp]]:
@@ -178,17 +186,12 @@ def score_capture(
     workloads: str | Path, traces: str | Path, tell: Callable[[str], None] = lambda _: None, pool: Pool = SERIAL
 ) -> CaptureResult:
     """Capture every case of a workloads file that has a trace, and match it with the trace's last step."""
-    cases, skipped = [], []
     build = Captured(str(workloads))
     files = {p.name.removesuffix(".gz").removesuffix(".json"): p for p in sorted(Path(traces).glob("*.json*"))}
     if not files:
         raise InputError(traces, "no traces (.json or .json.gz) in this folder")
-    for name, found in swept(partial(_matched, build, files), build.functions, tell, str, pool):
-        if isinstance(found, Failed):
-            skipped.append(Skipped(name, found.reason))
-        else:
-            cases.append(found)
-    return CaptureResult(f"{workloads} {traces}", tuple(cases), tuple(skipped))
+    done, skipped = run_cases(partial(_matched, build, files), build.functions, tell, str, pool)
+    return CaptureResult(f"{workloads} {traces}", tuple(case for _, case in done), tuple(skipped))
 
 
 def _matched(build: Captured, files: Mapping[str, Path], name: str) -> CaseMatch:

@@ -31,15 +31,7 @@ Tell = Callable[[str], None]
 THIRD, AT = 3, 2
 
 
-@dataclass(frozen=True)
-class CollectiveResult(AccuracyResult):
-    """Rows of several metrics; what counts is the metric `time`."""
-
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"n": sum(r.metric == "time" for r in self.rows)}
-
-
-def score_collectives(path: str | Path, tell: Tell = lambda _: None) -> CollectiveResult:
+def score_collectives(path: str | Path, tell: Tell = lambda _: None) -> AccuracyResult:
     """Score one table."""
     entries, skipped = read_rows(Path(path))
     tell("every third size left out")
@@ -48,7 +40,7 @@ def score_collectives(path: str | Path, tell: Tell = lambda _: None) -> Collecti
         rows += _left_out(entries, gpu)
     rows += _shipped(entries)
     rows += _repeated(entries)
-    return CollectiveResult("collectives", str(path), tuple(rows), tuple(skipped))
+    return AccuracyResult("collectives", str(path), tuple(rows), tuple(skipped), counted="time")
 
 
 def _thirds(entries: Sequence[Entry]) -> Iterator[Row]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -14,35 +16,98 @@ from presage.cli.options import Json, RayAddress, Workers
 from presage.cli.output import bar, console, emit, print_brief
 
 if TYPE_CHECKING:
-    from presage.pool import Pool
     from presage_validation.score import Skipped
 
-KINDS = {
-    "traces": "folders or files of traces: replay against the measured steps",
-    "capture": "WORKLOADS.py TRACES_DIR: captured ops against the ops of a GPU run's traces",
-    "workloads": "WORKLOADS.py MEASURED.json [TRACES_DIR]: predictions of whole training steps",
-    "whatif": "PAIRS.py MEASURED...: what changes of training steps are worth, predicted against measured",
-    "kernels": "a calibration pack's folder (held-out shapes), or tables of measured kernel times",
-    "labels": "LABELS.json: predictions of whole float32 models on GPUs that were never calibrated",
-    "collectives": "TABLE.csv: collective times as nccl-tests measures them",
-    "embeddings": "GROUPS.json: times of table-batched embedding lookups, forward and backward",
-    "sharding": "PLACEMENTS.json: which of several measured placements of tables is predicted to be fastest",
-    "ranks": "WORKLOADS.py RUNS.csv: predictions of published training runs on several GPUs",
-    "runs": "RUNS.csv: predictions of published training runs from their configurations, 1 to 10,000s of GPUs",
-    "dlrm": "RUNS.csv: predictions of MLPerf's recommendation runs",
-    "stragglers": "TABLE.csv...: spread of step times from per-operation tables, every second step left out",
-    "steps": "LOGS...: step times of a left-out run, predicted from its sister runs",
-    "temporal": "SERIES.json.gz: second halves of long kernel series, predicted from their first halves",
-    "fleet": "GPUS.csv...: the slow end of fleets of GPUs, predicted from 50 of them",
-}
-WHOLE = ("collectives", "embeddings", "sharding", "dlrm")  # are not spread over processes
-USER_CODE = ("capture", "workloads", "whatif", "ranks")  # import what a user wrote, and torch
 Tell = Callable[[str], None]
 
 
+class ClaimResult(Protocol):
+    """What a scorer returns: JSON with `n` and `metrics`, lines of a CSV file, and what it had to leave out."""
+
+    @property
+    def skipped(self) -> Sequence[Skipped]: ...
+    def to_json(self) -> dict[str, Any]: ...
+    def lines(self) -> Sequence[Sequence[str]]: ...
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One kind of claim: its data, its scorer (MODULE:FUNCTION of presage_validation) and how its result is shown."""
+
+    data: str  # the paths it takes
+    about: str
+    scorer: str
+    paths: tuple[int, ...] = ()  # so many, each an argument of the scorer; none: any number, as a list
+    table: str = "accuracy_tables"  # of presage_validation.tables
+    pool: bool = True  # cases can be spread over processes
+    user_code: bool = False  # imports what a user wrote, and torch
+    workers: int = 1  # at least
+    needs_rows: bool = False  # it is an error if all that was given had to be left out
+
+    def score(self, kind: str, paths: list[Path], tell: Tell, pool: Any) -> ClaimResult:
+        """Run the scorer on the paths."""
+        from presage.errors import PresageError
+
+        if self.paths and len(paths) not in self.paths:
+            count = ("one path", "two paths")[self.paths[0] - 1]
+            raise PresageError(f"accuracy {kind} takes {count}: {self.data}")
+        module, _, function = self.scorer.partition(":")
+        score = getattr(import_module(f"presage_validation.{module}"), function)
+        given = paths if self.paths else [paths]
+        result: ClaimResult = score(*given, tell=tell, **({"pool": pool} if self.pool else {}))
+        return result
+
+
+CLAIMS = {
+    "traces": Claim("PATH...", "replay against measured steps", "traces:score_traces"),
+    "capture": Claim(
+        "WORKLOADS.py TRACES_DIR", "captured ops against traced ops", "capture:score_capture", (2,),
+        "capture_tables", user_code=True,
+    ),
+    "workloads": Claim(
+        "WORKLOADS.py MEASURED.json [TRACES_DIR]", "steps from code", "workloads:score_workloads", (2, 3),
+        user_code=True,
+    ),
+    "whatif": Claim(
+        "PAIRS.py MEASURED...", "steps with and without an edit", "whatif:score_whatif", (), "pair_tables",
+        user_code=True, needs_rows=True,
+    ),
+    "kernels": Claim("PATH...", "kernels of a pack (held-out shapes) or of tables", "kernels:score_kernels"),
+    "labels": Claim(
+        "LABELS.json", "float32 models on GPUs never calibrated", "labels:score_labels", (1,), "label_tables",
+        needs_rows=True,
+    ),
+    "collectives": Claim(
+        "TABLE.csv", "collectives, with sizes and GPUs left out", "collectives:score_collectives", (1,), pool=False
+    ),
+    "embeddings": Claim("GROUPS.json", "groups of embedding tables", "embeddings:score_embeddings", (1,), pool=False),
+    "sharding": Claim(
+        "PLACEMENTS.json", "which measured placement is fastest", "sharding:score_sharding", (1,), "sharding_tables",
+        pool=False,
+    ),
+    "ranks": Claim(
+        "WORKLOADS.py RUNS.csv", "published multi-GPU runs, from code", "ranks:score_ranks", (2,), user_code=True,
+        workers=2,
+    ),
+    "runs": Claim("RUNS.csv", "published training runs, from their configs", "runs:score_runs", (1,)),
+    "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
+    "stragglers": Claim(
+        "TABLE.csv...", "step times from tables of operations", "stragglers:score_stragglers", (), "straggler_tables",
+        needs_rows=True,
+    ),
+    "steps": Claim(
+        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables"
+    ),
+    "temporal": Claim(
+        "SERIES.json.gz", "second half of a kernel series from the first", "temporal:score_temporal", (1,),
+        "temporal_tables", needs_rows=True,
+    ),
+    "fleet": Claim("GPUS.csv...", "slow tail of a fleet from 50 of its GPUs", "fleet:score_fleets", (), "fleet_tables"),
+}  # fmt: skip
+
 Kind = Annotated[
     str,
-    typer.Argument(metavar="KIND", help="What to check (see above).", autocompletion=complete.one_of(KINDS)),
+    typer.Argument(metavar="KIND", help="What to check (see above).", autocompletion=complete.one_of(CLAIMS)),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="ROWS.csv", help="Write every prediction with its measurement.")
@@ -57,276 +122,72 @@ def command(
     ray: RayAddress = None,
     json: Json = None,
 ) -> None:
-    """Check presage's accuracy on a data set: n, MAPE, geometric mean, median, p90, max and bias of the errors.
+    from presage.pool import open_pool
+
+    if kind == "kernels" and [p.name for p in paths] == ["labels.json"]:
+        kind = "labels"
+    claim = _claim(kind, workers > 1 or ray is not None)
+    with _progress() as tell, open_pool(max(workers, 1 if ray else claim.workers), ray, fresh=claim.user_code) as pool:
+        result = claim.score(kind, paths, tell, pool)
+    value = result.to_json()
+    if claim.needs_rows and not value["n"]:
+        _raise_nothing_scored(result.skipped)
+    if out is not None:
+        _save(out, result.lines())
+    if emit(json, value):
+        _show(result, value, claim)
+
+
+_KINDS = "\n".join(f"      {name:<12} {claim.data}: {claim.about}" for name, claim in CLAIMS.items())
+command.__doc__ = f"""\
+Check presage's accuracy on a data set: n, MAPE, geometric mean, median, p90, max and bias of the errors.
 
     Kinds and the data they take:
-      traces       PATH...: replay against measured steps
-      capture      WORKLOADS.py TRACES_DIR: captured ops against traced ops
-      workloads    WORKLOADS.py MEASURED.json [TRACES_DIR]: steps from code
-      whatif       PAIRS.py MEASURED...: steps with and without an edit
-      kernels      PATH...: kernels of a pack (held-out shapes) or of tables
-      labels       LABELS.json: float32 models on GPUs never calibrated
-      collectives  TABLE.csv: collectives, with sizes and GPUs left out
-      embeddings   GROUPS.json: groups of embedding tables
-      sharding     PLACEMENTS.json: which measured placement is fastest
-      ranks        WORKLOADS.py RUNS.csv: published multi-GPU runs, from code
-      runs         RUNS.csv: published training runs, from their configs
-      dlrm         RUNS.csv: MLPerf recommendation runs
-      stragglers   TABLE.csv...: step times from tables of operations
-      steps        LOGS...: step times of a run from those of its sister runs
-      temporal     SERIES.json.gz: second half of a kernel series from the first
-      fleet        GPUS.csv...: slow tail of a fleet from 50 of its GPUs
+{_KINDS}
 
     What is fitted and what is left out for each kind: docs/accuracy_overview.md.
 
     presage accuracy traces ../shared/traces ../shared/h200/traces --out rows.csv
     """
-    from presage.pool import open_pool
-
-    _check(kind, workers > 1 or ray is not None)
-    with _telling() as tell, open_pool(workers, ray, fresh=kind in USER_CODE) as pool:
-        _RUN[kind](paths, out, json, tell, pool)
 
 
-def _check(kind: str, spread: bool) -> None:
-    """Raises for a kind that is not there, or that cannot be spread over processes."""
+def _claim(kind: str, spread: bool) -> Claim:
+    """The claim of a kind; raises for an unknown one, and where `spread` and it cannot be spread over processes."""
     from presage.errors import PresageError, near
 
-    if kind not in KINDS:
-        raise PresageError(f"unknown accuracy kind {kind!r}: choose from {', '.join(KINDS)}{near(kind, KINDS)}")
-    if kind in WHOLE and spread:
+    if kind not in CLAIMS:
+        raise PresageError(f"unknown accuracy kind {kind!r}: choose from {', '.join(CLAIMS)}{near(kind, CLAIMS)}")
+    if spread and not CLAIMS[kind].pool:
         raise PresageError(f"accuracy {kind} cannot be spread over processes: omit --workers and --ray")
+    return CLAIMS[kind]
 
 
 @contextmanager
-def _telling() -> Iterator[Tell]:
-    """What is being worked on, and where it is known how much is left."""
+def _progress() -> Iterator[Tell]:
+    """Shows the case being scored, and how many are left where that is known."""
     with bar("reading") as shown:
         yield lambda name: shown(getattr(name, "done", 0), getattr(name, "total", None), name)
 
 
-def _traces(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.traces import score_traces
-
-    _finish(score_traces(paths, tell, pool=pool), out, json)
-
-
-def _workloads(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.workloads import score_workloads
-
-    traces = paths[2] if len(paths) == 3 else None
-    _finish(score_workloads(*_pair(paths[:2], "workloads"), tell, traces, pool=pool), out, json)
-
-
-def _kernels(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.kernels import score_kernels
-
-    if len(paths) == 1 and paths[0].name == "labels.json":
-        _labels(paths, out, json, tell, pool)
-        return
-    result = score_kernels(paths, tell, pool=pool)
-    _finish(result, out, json)
-    if json != "-":
-        console().print(*result.notes, sep="\n")
-
-
-def _whatif(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.tables import group_table, pair_table
-    from presage_validation.whatif import score_whatif
-
-    result = score_whatif(paths, tell, pool=pool)
-    _check_scored(result.pairs, result.skipped)
-    _show(result, out, json, pair_table(result), "", group_table(result))
-
-
-def _labels(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.labels import PEER, score_labels
-
-    result = score_labels(_one(paths, "labels"), tell, pool=pool)
-    _check_scored(result.rows, result.skipped)
-    _finish(result, out, json)
-    if json != "-":
-        console().print("NeuSight's own: " + ", ".join(f"{name} {value:.1%}" for name, value in PEER.items()))
-
-
-def _collectives(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
-    from presage_validation.collectives import score_collectives
-
-    _finish(score_collectives(_one(paths, "collectives"), tell), out, json)
-
-
-def _embeddings(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
-    from presage_validation.embeddings import score_embeddings
-
-    result = score_embeddings(_one(paths, "embeddings"), tell)
-    _finish(result, out, json)
-    if json != "-":
-        console().print(*result.notes, sep="\n")
-
-
-def _sharding(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
-    from presage_validation.sharding import score_sharding
-    from presage_validation.tables import sharding_table
-
-    result = score_sharding(_one(paths, "sharding"), tell)
-    if out is not None:
-        rows = [(t, p, str(r), n, f"{a:.9g}", f"{b:.9g}", f"{a / b - 1:.6g}") for t, p, r, n, a, b in result.ranks]
-        _save(out, [("task", "placement", "rank", "phase", "predicted", "measured", "error"), *rows])
-    if emit(json, result.to_json()):
-        console().print(sharding_table(result))
-        _print_skipped(result.skipped)
-
-
-def _ranks(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage.pool import SERIAL
-    from presage_validation.ranks import score_ranks
-
-    two = None if pool == SERIAL else pool  # processes, where nothing else is asked for
-    _finish(score_ranks(*_pair(paths, "ranks"), tell, pool=two), out, json)
-
-
-def _runs(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.runs import score_runs
-
-    _finish(score_runs(_one(paths, "runs"), tell, pool=pool), out, json)
-
-
-def _dlrm(paths: list[Path], out: Path | None, json: str | None, tell: Tell, _: Pool) -> None:
-    from presage_validation.dlrm import score_dlrm
-
-    _finish(score_dlrm(_one(paths, "dlrm"), tell), out, json)
-
-
-def _capture(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.capture import score_capture
-    from presage_validation.tables import capture_table
-
-    result = score_capture(*_pair(paths, "capture"), tell, pool=pool)
-    if out is not None:
-        rows = [("case", "phase", "side", "op", "kernel_seconds")]
-        for case in result.cases:
-            rows += [(case.case, p, "trace", str(op), f"{op.seconds:.9g}") for p, op in case.only_in_trace]
-            rows += [(case.case, p, "capture", str(op), "") for p, op in case.only_in_capture]
-        _save(out, rows)
-    if emit(json, result.to_json()):
-        _brief(result.to_json())
-        console().print(capture_table(result.cases))
-        _print_skipped(result.skipped)
-
-
-def _stragglers(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.stragglers import score_stragglers
-    from presage_validation.tables import effect_table, straggler_table
-
-    result = score_stragglers(paths, tell, pool=pool)
-    _check_scored(result.jobs, result.skipped)
-    _show(result, out, json, straggler_table(result), "", effect_table(result))
-
-
-def _steps(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.steps import score_steps
-    from presage_validation.tables import step_tables, zero_table
-
-    result = score_steps(paths, tell, pool=pool)
-    tables = [x for table in step_tables(result) for x in (table, "")]
-    rates = [f"{name}: {100 * value:.1f}%" for name, value in result.zero.metrics().items()]
-    _show(result, out, json, *tables, zero_table(result.zero), *rates)
-
-
-def _temporal(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.tables import temporal_table
-    from presage_validation.temporal import score_temporal
-
-    result = score_temporal(_one(paths, "temporal"), tell, pool=pool)
-    _check_scored(result.rows, result.skipped)
-    _show(result, out, json, temporal_table(result))
-
-
-def _fleet(paths: list[Path], out: Path | None, json: str | None, tell: Tell, pool: Pool) -> None:
-    from presage_validation.fleet import score_fleets
-    from presage_validation.tables import fleet_table
-
-    result = score_fleets(paths, tell, pool=pool)
-    _show(result, out, json, fleet_table(result))
-
-
-_RUN: dict[str, Callable[[list[Path], Path | None, str | None, Tell, Pool], None]] = {
-    "traces": _traces,
-    "capture": _capture,
-    "workloads": _workloads,
-    "whatif": _whatif,
-    "kernels": _kernels,
-    "labels": _labels,
-    "collectives": _collectives,
-    "embeddings": _embeddings,
-    "sharding": _sharding,
-    "ranks": _ranks,
-    "runs": _runs,
-    "dlrm": _dlrm,
-    "stragglers": _stragglers,
-    "steps": _steps,
-    "temporal": _temporal,
-    "fleet": _fleet,
-}
-
-
-def _one(paths: list[Path], kind: str) -> Path:
+def _raise_nothing_scored(skipped: Sequence[Skipped]) -> None:
     from presage.errors import PresageError
 
-    if len(paths) != 1:
-        raise PresageError(f"accuracy {kind} takes one path: {KINDS[kind].split(':')[0]}")
-    return paths[0]
+    row, why = (skipped[0].row, skipped[0].reason) if skipped else ("", "it is empty")
+    why = why if row in why else f"{row}: {why}"
+    raise PresageError(f"nothing could be scored: {why}")
 
 
-def _pair(paths: list[Path], kind: str) -> tuple[Path, Path]:
-    from presage.errors import PresageError
+def _show(result: ClaimResult, value: dict[str, Any], claim: Claim) -> None:
+    """Print the tables, or a line per metric under --quiet, and what was skipped."""
+    from presage_validation import tables
 
-    if len(paths) != 2:
-        raise PresageError(f"accuracy {kind} takes two paths: {KINDS[kind].split(':')[0]}")
-    return paths[0], paths[1]
-
-
-def _check_scored(scored: Sequence[Any], skipped: Sequence[Skipped]) -> None:
-    """A mistake, where all that was given had to be left out."""
-    from presage.errors import PresageError
-
-    if not scored:
-        row, why = (skipped[0].row, skipped[0].reason) if skipped else ("", "it is empty")
-        why = why if row in why else f"{row}: {why}"
-        raise PresageError(f"nothing could be scored: {why}")
-
-
-def _finish(result: Any, out: Path | None, json: str | None) -> None:
-    from presage_validation.score import csv_lines
-    from presage_validation.tables import accuracy_table
-
-    if out is not None:
-        _save(out, list(csv_lines(result.rows)))
-    if emit(json, result.to_json()):
-        _brief(result.to_json())
-        console().print(accuracy_table(result))
-        for name, value in result.rates.items():
-            console().print(f"{name}: {100 * value:.0f}%")
-        _print_skipped(result.skipped)
-
-
-def _show(result: Any, out: Path | None, json: str | None, *shown: Any) -> None:
-    """Results that are no rows of errors: their lines in a file, then JSON, or tables and what was left out."""
-    if out is not None:
-        _save(out, result.lines())
-    if emit(json, result.to_json()):
-        _brief(result.to_json())
-        for part in shown:
-            console().print(part)
-        _print_skipped(result.skipped)
-
-
-def _brief(value: dict[str, Any]) -> None:
-    """Under --quiet: a line for each metric."""
-    for name, told in value.get("metrics", {}).items():
-        numbers = told if isinstance(told, dict) else {"": told}
-        some = (f"{k} {v:.4g}".strip() for k, v in numbers.items() if isinstance(v, int | float))
-        print_brief(f"{name}: {', '.join(some)}")
+    for name, metric in value.get("metrics", {}).items():
+        numbers = metric if isinstance(metric, dict) else {"": metric}
+        cells = (f"{k} {v:.4g}".strip() for k, v in numbers.items() if isinstance(v, int | float))
+        print_brief(f"{name}: {', '.join(cells)}")
+    for part in getattr(tables, claim.table)(result):
+        console().print(part)
+    _print_skipped(result.skipped)
 
 
 def _save(path: Path, lines: Sequence[Sequence[str]]) -> None:
@@ -345,6 +206,6 @@ def _print_skipped(skipped: Sequence[Skipped]) -> None:
     by_reason: dict[str, list[str]] = {}
     for s in skipped:
         by_reason.setdefault(s.reason, []).append(s.row)
-    for reason, found in by_reason.items():
-        some = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        console().print(f"skipped {len(found)}: {reason}: {some}", style="yellow")
+    for reason, rows in by_reason.items():
+        examples = ", ".join(rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
+        console().print(f"skipped {len(rows)}: {reason}: {examples}", style="yellow")

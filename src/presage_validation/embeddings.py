@@ -48,25 +48,16 @@ ABLATIONS: dict[str, Callable[[MeasuredLookup], tuple[Lookups, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class EmbeddingResult(AccuracyResult):
-    """Rows of several metrics; what counts is `forward` and `backward`."""
-
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"n": sum(r.metric == "forward" for r in self.rows), "notes": list(self.notes)}
-
-
-def score_embeddings(path: str | Path, tell: Tell = lambda _: None) -> EmbeddingResult:
+def score_embeddings(path: str | Path, tell: Tell = lambda _: None) -> AccuracyResult:
     """Score one file."""
     found = read_groups(path)
     fitted = len(found.groups) >= ENOUGH
     tell("halves" if fitted else "as shipped")
-    rows = list(_halves(found, tell) if fitted else _unfitted(found))
+    rows = list(_scored_rows(found, fitted, tell))
     rows += _rows(embedding_model(found.chip), found.groups, "_shipped") if fitted else []
     rows += [Row(metric, "repeated", name, first, later) for name, metric, first, later in found.repeats]
-    return EmbeddingResult("embeddings", str(path), tuple(rows), found.skipped, notes=tuple(_notes(found, fitted)))
+    notes = tuple(_notes(found, fitted))
+    return AccuracyResult("embeddings", str(path), tuple(rows), found.skipped, notes=notes, counted="forward")
 
 
 def split(groups: Sequence[MeasuredLookup]) -> tuple[list[MeasuredLookup], list[MeasuredLookup]]:
@@ -92,25 +83,17 @@ def _model(chip: Gpu, groups: Sequence[MeasuredLookup]) -> EmbeddingModel:
     return EmbeddingModel(chip, found.params, {"forward": found.forward, "backward": found.backward})
 
 
-def _halves(found: Groups, tell: Tell) -> Iterator[Row]:
-    kept, scored = split(found.groups)
-    model = _model(found.chip, kept)
+def _scored_rows(found: Groups, fitted: bool, tell: Tell) -> Iterator[Row]:
+    """The model fitted on half of the groups, scored on the others; or as shipped, on all."""
+    kept, scored = split(found.groups) if fitted else ([], list(found.groups))
+    model = _model(found.chip, kept) if fitted else embedding_model(found.chip)
     yield from _rows(model, scored)
     yield from _rows(model, scored, "_law", corrected=False)
     for name, ablated in ABLATIONS.items():
         tell(name)
-        worse = _model(found.chip, [replace(g, lookups=ablated(g)) for g in kept])
+        worse = _model(found.chip, [replace(g, lookups=ablated(g)) for g in kept]) if fitted else model
         yield from _rows(worse, [replace(g, lookups=ablated(g)) for g in scored], f"_{name}")
     yield from _rows(model, scored, "_cold", cold=True)
-
-
-def _unfitted(found: Groups) -> Iterator[Row]:
-    model = embedding_model(found.chip)
-    yield from _rows(model, found.groups)
-    yield from _rows(model, found.groups, "_law", corrected=False)
-    for name, ablated in ABLATIONS.items():
-        yield from _rows(model, [replace(g, lookups=ablated(g)) for g in found.groups], f"_{name}")
-    yield from _rows(model, found.groups, "_cold", cold=True)
 
 
 def _rows(

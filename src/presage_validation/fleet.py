@@ -10,8 +10,8 @@ distribution fitted to the 50, and the 50 as they are (their largest, for the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from presage.noise.distribution import Normal
 from presage.pool.pool import SERIAL, Pool
 from presage_fit.fleet import Fleet, Ranged, Tail, fit_fleet, fit_tail, without
 from presage_fit.fleet_files import read_fleet
-from presage_validation.score import AccuracyResult, Row, Skipped, csv_lines, in_turn
+from presage_validation.score import AccuracyResult, Row, Skipped, in_turn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,38 +37,25 @@ WHERE = ("", "_of_fleet")
 
 
 @dataclass(frozen=True)
-class FleetResult:
+class FleetResult(AccuracyResult):
     """Our predictions, those of the baselines, and how often the measurement was within our 90%."""
 
-    result: AccuracyResult
-    baselines: dict[str, AccuracyResult]
-    coverage: dict[str, dict[str, float]]  # by table, by metric
-    sizes: dict[str, tuple[int, int, int]]  # by table: GPUs, n of those left, n of the fleet
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        named = [
-            Row(f"{r.metric} {k}", r.group, r.name, r.predicted, r.measured) for k in BASELINES for r in self._of(k)
-        ]
-        return (*self.result.rows, *named)
-
-    def _of(self, baseline: str) -> tuple[Row, ...]:
-        return self.baselines[baseline].rows
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        return self.result.skipped
+    baselines: Mapping[str, AccuracyResult] = field(default_factory=dict)
+    coverage: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by table, by metric
+    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # by table: GPUs, n of those left, of all
 
     def lines(self) -> list[tuple[str, ...]]:
-        """Every prediction beside its measurement, for a CSV file."""
-        return list(csv_lines(self.rows))
+        """Every prediction, ours and the baselines', beside its measurement, for a CSV file."""
+        others = [(f"{m} {k}", *rest) for k, b in self.baselines.items() for m, *rest in b.lines()[1:]]
+        return [*super().lines(), *others]
 
     def to_json(self) -> dict[str, Any]:
-        told = self.result.to_json()
-        told["baselines"] = {k: r.to_json()["metrics"] for k, r in self.baselines.items()}
-        told["interval_90_coverage"] = self.coverage
-        told["sizes"] = {k: dict(zip(("gpus", "n", "n_of_fleet"), v, strict=True)) for k, v in self.sizes.items()}
-        return told
+        names = ("gpus", "n", "n_of_fleet")
+        return super().to_json() | {
+            "baselines": {k: r.to_json()["metrics"] for k, r in self.baselines.items()},
+            "interval_90_coverage": self.coverage,
+            "sizes": {k: dict(zip(names, v, strict=True)) for k, v in self.sizes.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -160,9 +147,9 @@ def _result(
     rates = {
         f"{m}_interval_90_coverage": float(np.mean([c[m] for c in cover.values()])) for m in next(iter(cover.values()))
     }
-    result = AccuracyResult("fleet", path, rows(lambda s: s.ours.value), skipped, rates)
     baselines = {b: AccuracyResult("fleet", path, rows(lambda s, b=b: s.others[b])) for b in BASELINES}  # type: ignore[misc]
-    return FleetResult(result, baselines, cover, sizes)
+    ours = rows(lambda s: s.ours.value)
+    return FleetResult("fleet", path, ours, skipped, rates, baselines=baselines, coverage=cover, sizes=sizes)
 
 
 def _coverage(sets: Sequence[_Set]) -> dict[str, float]:

@@ -16,7 +16,7 @@ less, count once more in `time_over_20us`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -50,34 +50,26 @@ Tell = Callable[[str], None]
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class KernelResult(AccuracyResult):
-    """Rows of several metrics; what counts is the metric `time`."""
-
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"n": sum(r.metric == "time" for r in self.rows), "notes": list(self.notes)}
-
-
-def score_kernels(paths: Iterable[str | Path], tell: Tell = lambda _: None, pool: Pool = SERIAL) -> KernelResult:
+def score_kernels(paths: Iterable[str | Path], tell: Tell = lambda _: None, pool: Pool = SERIAL) -> AccuracyResult:
     """Score folders of packs, and tables or folders of tables."""
     return _joined([_score(p, tell, pool) for p in map(Path, paths)])
 
 
-def _joined(found: Sequence[KernelResult]) -> KernelResult:
+def _joined(found: Sequence[AccuracyResult]) -> AccuracyResult:
     if len(found) == 1:
         return found[0]
     rows = tuple(r for f in found for r in f.rows)
     skipped = tuple(s for f in found for s in f.skipped)
-    return KernelResult("kernels", ", ".join(f.path for f in found), rows, skipped, notes=_notes(found))
+    return AccuracyResult(
+        "kernels", ", ".join(f.path for f in found), rows, skipped, notes=_notes(found), counted="time"
+    )
 
 
-def _notes(results: Iterable[KernelResult]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(n for r in results for n in r.notes))
+def _notes(results: Iterable[AccuracyResult]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(n for r in results for n in r.notes or ()))
 
 
-def _score(path: Path, tell: Tell, pool: Pool) -> KernelResult:
+def _score(path: Path, tell: Tell, pool: Pool) -> AccuracyResult:
     if (path / "header.json").exists():
         return score_pack(read_pack(path), tell, pool=pool)
     if path.is_dir():
@@ -94,7 +86,7 @@ def _score(path: Path, tell: Tell, pool: Pool) -> KernelResult:
     return _file_scored(path)
 
 
-def _file_scored(path: Path) -> KernelResult:
+def _file_scored(path: Path) -> AccuracyResult:
     return score_table(read_table(path))
 
 
@@ -103,7 +95,7 @@ def _file_scored(path: Path) -> KernelResult:
 
 def score_pack(
     pack: Pack, tell: Tell = lambda _: None, families: Iterable[str] | None = None, pool: Pool = SERIAL
-) -> KernelResult:
+) -> AccuracyResult:
     """Every family (or these) of a pack, fitted on the rest."""
     rates, found = Rates.of(gpu(pack.header.gpu)), samples(pack)
     asked = list(FAMILIES if families is None else families)
@@ -112,7 +104,7 @@ def score_pack(
     some = [(name, found[name]) for name in asked if name not in few]
     scored = pool.map(partial(_family_rows, rates), some)
     rows = [row for _ in in_turn(some, tell, lambda one: one[0]) for row in next(scored)]
-    result = KernelResult("kernels", str(pack.folders[0]), tuple(rows), tuple(skipped))
+    result = AccuracyResult("kernels", str(pack.folders[0]), tuple(rows), tuple(skipped), counted="time")
     passed = within_bars(result)
     share = {"families_within_bars": sum(passed.values()) / len(passed)} if passed else {}
     missed = [f"{n} (geomean {s.geomean:.1%}, p90 {s.p90:.1%})" for n, s in _held(result).items() if not passed[n]]
@@ -178,7 +170,7 @@ def models_of(chip: Gpu) -> tuple[CalibratedKernels, bool]:
 
 def score_table(
     found: KernelTable, models: Callable[[Gpu], tuple[CalibratedKernels, bool]] = models_of
-) -> KernelResult:
+) -> AccuracyResult:
     """Every shape of a table that has a model."""
     rows: list[Row] = []
     notes: list[str] = []
@@ -190,7 +182,7 @@ def score_table(
         rows += _shape_rows(shapes, chosen, engine, transferred)
         notes.append(_note(shapes[0].gpu, engine is not None, transferred))
     unique = tuple(n for n in dict.fromkeys(notes) if n)
-    return KernelResult("kernels", str(found.path), tuple(rows), found.skipped, notes=unique)
+    return AccuracyResult("kernels", str(found.path), tuple(rows), found.skipped, notes=unique, counted="time")
 
 
 def _note(chip: Gpu, engines: bool, transferred: bool) -> str:

@@ -31,7 +31,7 @@ from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
 from presage_validation.label_models import NETS, LabelCase, tape
-from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Row, Skipped, run_cases
 
 FILE = "labels.json"
 MS = 1e-3
@@ -82,14 +82,9 @@ def score_labels(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SER
     file = Path(path)
     file = file / FILE if file.is_dir() else file
     labels, skipped = read_labels(file)
-    found = []
-    for label, one in swept(_predicted, labels, tell, lambda x: f"{x.gpu.key} {x.name}", pool):
-        if isinstance(one, Failed):
-            skipped.append(Skipped(f"{label.gpu.key} {label.name}", one.reason))
-        else:
-            found.append((label, one))
-    rows = [r for one in found for r in _rows(*one, found)]
-    return AccuracyResult("labels", str(path), tuple(rows), tuple(skipped))
+    done, failed = run_cases(_predicted, labels, tell, lambda x: f"{x.gpu.key} {x.name}", pool)
+    rows = [r for label, found in done for r in _rows(label, found, done)]
+    return AccuracyResult("labels", str(path), tuple(rows), (*skipped, *failed))
 
 
 def _predicted(label: Label) -> Pass:

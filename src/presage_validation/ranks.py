@@ -10,17 +10,15 @@ from: `compute_only`, the kernels alone, and `no_overlap`, kernels and transfers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from presage.errors import PresageError
 from presage.graph.graph import Graph
-from presage.pool import Pool, processes
+from presage.pool import SERIAL, Pool
 from presage_validation.public_table import Setup, read_setups
-from presage_validation.score import AccuracyResult, Row, Score, Skipped, Turn, score
+from presage_validation.score import AccuracyResult, Row, Skipped, Turn
 
 Tell = Callable[[str], None]
 Capture = Callable[[int], Graph]  # a step of so many microbatches
@@ -52,64 +50,32 @@ class Found:
         )
 
 
-@dataclass(frozen=True)
-class RanksResult(AccuracyResult):
-    """Errors by source, by GPU and by model; what counts is the metric `step_time`."""
-
-    runs: tuple[tuple[Setup, Found], ...] = ()
-
-    def metrics(self, group: str | None = None) -> dict[str, Score]:
-        if group is None:
-            return super().metrics()
-        rows = [r for s, f in self.runs if group in _groups(s) for r in _score_rows(s, f)]
-        return {m: score(r for r in rows if r.metric == m) for m in dict.fromkeys(r.metric for r in rows)}
-
-    def groups(self) -> list[str]:
-        by_kind = zip(*(_groups(s) for s, _ in self.runs), strict=True)
-        return list(dict.fromkeys(g for kind in by_kind for g in kind))
-
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"n": len(self.runs)}
-
-
-def _groups(s: Setup) -> tuple[str, ...]:
-    """A run counts in its source's errors, and there in its GPU's and its model's."""
-    return s.source, f"{s.source} {s.gpu}", f"{s.source} {s.model}"
-
-
 def score_ranks(
-    workloads: str | Path, table: str | Path, tell: Tell = lambda _: None, pool: Pool | None = None
-) -> RanksResult:
+    workloads: str | Path, table: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL
+) -> AccuracyResult:
     """Predict every run of a table that one of the file's models fits."""
     setups, skipped = read_setups(table)
     by_key: dict[object, list[Setup]] = {}
     for s in setups:
         by_key.setdefault(s.key, []).append(s)
     found: dict[int, Found | str] = {}
-    for answers in _all(partial(_predict, str(workloads)), list(by_key.values()), pool):
+    longest_first = sorted(by_key.values(), key=lambda setups: -setups[0].arguments["layers"])
+    for answers in pool.map(partial(_predict, str(workloads)), longest_first):
         found |= answers
         tell(Turn("runs", len(found), len(setups)))
     skipped += [Skipped(s.name, reason) for s in setups if isinstance(reason := found[s.line], str)]
-    runs = tuple((s, f) for s in setups if isinstance(f := found[s.line], Found))
-    rows = tuple(row for s, f in runs for row in _score_rows(s, f))
-    return RanksResult("ranks", f"{workloads} {table}", rows, tuple(skipped), runs=runs)
+    rows = tuple(row for s in setups if isinstance(f := found[s.line], Found) for row in _score_rows(s, f))
+    return AccuracyResult("ranks", f"{workloads} {table}", rows, tuple(skipped), counted="step_time")
 
 
 def _score_rows(s: Setup, found: Found) -> Iterator[Row]:
-    yield Row("step_time", s.source, s.name, found.step, s.seconds)
-    if s.memory:
-        yield Row("peak_memory", s.source, s.name, found.memory, s.memory)
-    yield Row("compute_only", s.source, s.name, found.compute, s.seconds)
-    yield Row("no_overlap", s.source, s.name, found.compute + found.communication, s.seconds)
-
-
-def _all(
-    predict: Callable[[Sequence[Setup]], dict[int, Found | str]], jobs: Sequence[Sequence[Setup]], pool: Pool | None
-) -> Iterator[dict[int, Found | str]]:
-    """The longest jobs are begun first; two processes do them where no pool is given."""
-    jobs = sorted(jobs, key=lambda some: -some[0].arguments["layers"])
-    with nullcontext(pool) if pool else processes(min(2, len(jobs)), fresh=True) as chosen:
-        yield from chosen.map(predict, jobs)
+    """Rows of a run, which count in its source's errors, and there in its GPU's and its model's."""
+    pairs = [("step_time", found.step, s.seconds)]
+    pairs += [("peak_memory", found.memory, s.memory)] if s.memory else []
+    pairs += [("compute_only", found.compute, s.seconds)]
+    pairs += [("no_overlap", found.compute + found.communication, s.seconds)]
+    for metric, predicted, measured in pairs:
+        yield Row(metric, s.source, s.name, predicted, measured, (f"{s.source} {s.gpu}", f"{s.source} {s.model}"))
 
 
 def _predict(workloads: str, setups: Sequence[Setup]) -> dict[int, Found | str]:

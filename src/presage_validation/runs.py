@@ -27,7 +27,7 @@ from presage.prediction.jobs.efficiency import LAWS, efficiency_without, shipped
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.dlrm import dlrm_seconds
 from presage_validation.public_table import count, number, platform_of_run, read_table, run_seconds
-from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Row, cut_evenly, run_cases
 
 Tell = Callable[[str], None]
 COLUMNS = (
@@ -43,23 +43,17 @@ SCALES = ((8, "1-8 GPUs"), (64, "9-64 GPUs"), (512, "65-512 GPUs"), (2048, "513-
 
 def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> AccuracyResult:
     """Score the rows of a table of public runs."""
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
-    refused = 0
-    table = read_table(Path(path), COLUMNS)
-    for (line, row), found in swept(_scored, table, tell, _format_row, pool, PIECE):
-        if isinstance(found, Failed):
-            skipped.append(Skipped(f"line {line} ({row['source_key']})", found.reason))
-            continue
-        rows += found[0]
-        refused += not found[1]
+    pieces = cut_evenly(list(read_table(Path(path), COLUMNS)), PIECE)
+    done, skipped = run_cases(_scored, (), tell, _format_row, pool, pieces)
+    rows = [r for _, (rows, _) in done for r in rows]
+    refused = sum(not fits for _, (_, fits) in done)
     rates = {"runs called out of memory": refused / max(1, sum(r.metric == "step_time" for r in rows))}
     return AccuracyResult("runs", str(path), tuple(rows), tuple(skipped), rates)
 
 
 def _format_row(numbered: tuple[int, Mapping[str, str]]) -> str:
     line, row = numbered
-    return f"line {line}: {row['source_key']} {row['model']}"
+    return f"line {line} ({row['source_key']} {row['model']})"
 
 
 def _scored(numbered: tuple[int, Mapping[str, str]]) -> tuple[list[Row], bool]:

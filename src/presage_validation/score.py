@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -82,6 +82,8 @@ class AccuracyResult:
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...] = field(default=())
     rates: Mapping[str, float] = field(default_factory=dict)  # metrics that are one number and not errors of rows
+    notes: tuple[str, ...] | None = None
+    counted: str | None = None  # the metric whose rows `n` is; all rows where none is named
 
     def metrics(self, group: str | None = None) -> dict[str, Score]:
         """A score per metric, over all rows or those of one group."""
@@ -96,62 +98,70 @@ class AccuracyResult:
         return {
             "kind": self.kind,
             "path": self.path,
-            "n": len(self.rows),
+            "n": sum(self.counted in (None, r.metric) for r in self.rows),
             "skipped": [asdict(s) for s in self.skipped],
             "metrics": {m: asdict(s) for m, s in self.metrics().items()} | dict(self.rates),
             "groups": {g: {m: asdict(s) for m, s in self.metrics(g).items()} for g in self.groups()},
+            **({} if self.notes is None else {"notes": list(self.notes)}),
         }
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """A header, then a line for every prediction beside its measurement, for a CSV file."""
+        head = ("metric", "group", "name", "predicted", "measured", "error")
+        numbers = [(f"{r.predicted:.9g}", f"{r.measured:.9g}", f"{r.error:.6g}") for r in self.rows]
+        return [head, *((r.metric, r.group, r.name, *n) for r, n in zip(self.rows, numbers, strict=True))]
 
 
 def _distinct(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
 
 
-def csv_lines(rows: Sequence[Row]) -> Iterable[tuple[str, ...]]:
-    """A header, then a line for every prediction beside its measurement."""
-    yield "metric", "group", "name", "predicted", "measured", "error"
-    for r in rows:
-        yield r.metric, r.group, r.name, f"{r.predicted:.9g}", f"{r.measured:.9g}", f"{r.error:.6g}"
-
-
-# Cases that share nothing, scored one by one or by a pool, told of and given back in their order.
+# ---- cases that share nothing, scored one by one or by a pool, reported and returned in their order
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
+Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A case that could not be scored, and why."""
-
-    reason: str
-
-
-def swept(
+def run_cases(
     function: Callable[[Item], Outcome],
     items: Iterable[Item],
-    tell: Callable[[str], None],
+    tell: Tell,
     name: Callable[[Item], str],
     pool: Pool,
-    piece: int = 1,
-) -> Iterator[tuple[Item, Outcome | Failed]]:
-    """Each item with what the function makes of it; of quick ones, several in one piece of work."""
-    every = list(items)
-    pieces = [every[i : i + piece] for i in range(0, len(every), piece)]
-    found = chain.from_iterable(pool.map(partial(_tried_all, function), pieces))
-    for item in in_turn(every, tell, name):
-        yield item, next(found)
+    pieces: Iterable[Sequence[Item]] | None = None,
+) -> tuple[list[tuple[Item, Outcome]], list[Skipped]]:
+    """Each item with what the function makes of it, and the items for which it raised a PresageError.
+
+    `pieces`: the items as lists, each of which is scored in one process.
+    """
+    every = [[item] for item in items] if pieces is None else list(pieces)
+    outcomes = chain.from_iterable(pool.map(partial(_try_all, function), every))
+    done: list[tuple[Item, Outcome]] = []
+    skipped: list[Skipped] = []
+    for item in in_turn(chain.from_iterable(every), tell, name):
+        outcome, reason = next(outcomes)
+        if reason is None:
+            done.append((item, cast(Outcome, outcome)))
+        else:
+            skipped.append(Skipped(name(item), reason))
+    return done, skipped
 
 
-def _tried_all(function: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome | Failed]:
-    return [_tried(function, item) for item in items]
+def cut_evenly(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """Consecutive pieces of `size` items."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def _tried(function: Callable[[Item], Outcome], item: Item) -> Outcome | Failed:
-    try:
-        return function(item)
-    except PresageError as e:
-        return Failed(str(e))
+def _try_all(function: Callable[[Item], Outcome], items: Sequence[Item]) -> list[tuple[Outcome | None, str | None]]:
+    """For each item its outcome, or why there is none."""
+    out: list[tuple[Outcome | None, str | None]] = []
+    for item in items:
+        try:
+            out.append((function(item), None))
+        except PresageError as e:
+            out.append((None, str(e)))
+    return out
 
 
 @dataclass(frozen=True)
@@ -175,11 +185,6 @@ class Captured:
         return capture(self.functions[name], source=f"{self.workloads}:{name}")
 
 
-# Cases one after the other, told by name and place, so that whoever listens can show how many are left.
-
-T = TypeVar("T")
-
-
 class Turn(str):
     """The name of a case, with how many are done and how many there are."""
 
@@ -192,8 +197,8 @@ class Turn(str):
         return self
 
 
-def in_turn(items: Iterable[T], tell: Callable[[str], None], name: Callable[[T], str]) -> Iterator[T]:
-    """Each item, after `tell` was told of it."""
+def in_turn(items: Iterable[Item], tell: Tell, name: Callable[[Item], str]) -> Iterator[Item]:
+    """Each item, after `tell` was given its name and place, so that progress can be shown."""
     every = list(items)
     for done, item in enumerate(every):
         tell(Turn(name(item), done, len(every)))

@@ -67,6 +67,12 @@ class ShardingScores:
         names = dict.fromkeys(c.predictor for c in self.choices)
         return {n: _picks([c for c in self.choices if c.predictor == n]) for n in names}
 
+    def lines(self) -> list[tuple[str, ...]]:
+        """Every rank's predicted beside its measured time, for a CSV file."""
+        head = ("task", "placement", "rank", "phase", "predicted", "measured", "error")
+        rows = [(t, p, str(r), n, f"{a:.9g}", f"{b:.9g}", f"{a / b - 1:.6g}") for t, p, r, n, a, b in self.ranks]
+        return [head, *rows]
+
     def to_json(self) -> dict[str, Any]:
         found = {n: asdict(p) for n, p in self.picks().items()}
         metrics = found.pop("presage", None) or asdict(_picks([]))

@@ -27,7 +27,7 @@ from presage_fit.ops.effects import OpEffects, fit_sets, iid_pool, steps_only
 from presage_fit.ops.sizes import sizes_of
 from presage_fit.opsteps import split
 from presage_fit.optable import OpTable
-from presage_validation.score import Failed, Skipped, swept
+from presage_validation.score import Skipped, run_cases
 from presage_validation.temporal import EVEN, best_family, forecast, ks_critical, of_sample
 
 Floats = NDArray[np.float64]
@@ -162,30 +162,21 @@ def score_stragglers(
 ) -> StragglersResult:
     """Every table under these paths: files, or folders with trace-JOB.csv(.gz)."""
     given = [Path(p) for p in paths]
-    jobs: list[JobForecast] = []
-    skipped: list[Skipped] = []
     files = [f for p in given for f in _files(p)]
-    for file, found in swept(partial(_file_scored, seed, effort), files, tell, lambda f: f.name, pool):
-        if isinstance(found, Failed):
-            skipped.append(Skipped(file.name, found.reason))
-            continue
-        named, job = found
-        skipped += named
-        if isinstance(job, Failed):
-            skipped.append(Skipped(file.name, job.reason))
-        else:
-            jobs.append(job)
-    return StragglersResult(", ".join(map(str, given)), tuple(jobs), tuple(skipped))
+    done, skipped = run_cases(partial(_file_scored, seed, effort), files, tell, lambda f: f.name, pool)
+    skipped += [s for _, (unused, _) in done for s in unused]
+    jobs = tuple(job for _, (_, job) in done if job is not None)
+    return StragglersResult(", ".join(map(str, given)), jobs, tuple(skipped))
 
 
-def _file_scored(seed: int, effort: Effort, file: Path) -> tuple[list[Skipped], JobForecast | Failed]:
+def _file_scored(seed: int, effort: Effort, file: Path) -> tuple[list[Skipped], JobForecast | None]:
     """What of a table is not used, and its score."""
     table = unfolded(optable.read(file))
     named = list(_named(table))
     try:
         return named, score_table(table, seed, effort)
     except PresageError as e:
-        return named, Failed(str(e))
+        return [*named, Skipped(file.name, str(e))], None
 
 
 def _files(path: Path) -> Iterator[Path]:

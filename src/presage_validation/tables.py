@@ -1,220 +1,226 @@
-"""Rich tables of accuracy results."""
+"""What `presage accuracy` prints of each kind of result: tables of figures, and lines below them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 
 from presage.report.terminal import plain_table
 from presage.text import percent, seconds, shorten
 from presage_fit.ops.sizes import sizes_of
-from presage_validation.capture import CaseMatch
-from presage_validation.fleet import FleetResult
-from presage_validation.score import AccuracyResult, Score
-from presage_validation.sharding import ShardingScores
-from presage_validation.steps import StepsResult, ZeroData, summary
-from presage_validation.temporal import Ratio, TemporalResult
-from presage_validation.whatif import PairResult, Scored, rates
+from presage_validation.score import AccuracyResult
+from presage_validation.steps import summary
+from presage_validation.whatif import rates
 
 if TYPE_CHECKING:
-    from presage_validation.stragglers import Figures, JobForecast, StragglersResult
+    from presage_validation.capture import CaptureResult
+    from presage_validation.fleet import FleetResult
+    from presage_validation.sharding import ShardingScores
+    from presage_validation.steps import StepsResult
+    from presage_validation.stragglers import StragglersResult
+    from presage_validation.temporal import Ratio, TemporalResult
+    from presage_validation.whatif import PairResult, Scored
+
+T = TypeVar("T")
+Cells = Mapping[str, Callable[[T], str]]  # by the column's title: a row's cell
+Shown = list[Table | str]
 
 
-def accuracy_table(result: AccuracyResult) -> Table:
-    """Errors overall and by group."""
-    columns = ("n", "MAPE", "geomean", "median", "p90", "max", "bias")
-    table = plain_table(f"Accuracy: {result.kind}", "metric", "group", *columns, left=2)
-    for metric, s in result.metrics().items():
-        table.add_row(metric, "all", *_cells(s), style="bold")
-    for group in result.groups():
-        for metric, s in result.metrics(group).items():
-            table.add_row(metric, group, *_cells(s))
+def tabulate(
+    title: str,
+    columns: Cells[T],
+    rows: Iterable[T],
+    style: Callable[[T], str] = lambda _: "",
+    left: int = 1,
+    fold: bool = True,
+) -> Table:
+    """A table with a row for each of `rows`."""
+    table = plain_table(title, *columns, left=left, fold=fold)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()), style=style(row))
     return table
 
 
-def _cells(s: Score) -> list[str]:
-    return [str(s.n), *(percent(x, 2) for x in (s.mape, s.geomean, s.median, s.p90, s.max, s.bias))]
+def pct(value: float, digits: int = 2, sign: str = "") -> str:
+    return f"{100 * value:{sign}.{digits}f}%"
 
 
-def capture_table(cases: Sequence[CaseMatch]) -> Table:
+def accuracy_tables(result: AccuracyResult) -> Shown:
+    """Errors overall and by group, rates, and notes."""
+    rows = [(metric, "all", s) for metric, s in result.metrics().items()]
+    rows += [(metric, group, s) for group in result.groups() for metric, s in result.metrics(group).items()]
+    figures = {"MAPE": "mape", "geomean": "geomean", "median": "median", "p90": "p90", "max": "max", "bias": "bias"}
+    columns: Cells[Any] = {"metric": lambda r: r[0], "group": lambda r: r[1], "n": lambda r: str(r[2].n)} | {
+        title: lambda r, name=name: percent(getattr(r[2], name), 2) for title, name in figures.items()
+    }
+    table = tabulate(f"Accuracy: {result.kind}", columns, rows, lambda r: "bold" if r[1] == "all" else "", left=2)
+    return [table, *(f"{name}: {pct(value, 0)}" for name, value in result.rates.items()), *(result.notes or ())]
+
+
+def label_tables(result: AccuracyResult) -> Shown:
+    from presage_validation.labels import PEER
+
+    peers = ", ".join(f"{name} {value:.1%}" for name, value in PEER.items())
+    return [*accuracy_tables(result), f"NeuSight's own: {peers}"]
+
+
+def capture_tables(result: CaptureResult) -> Shown:
     """How much of each case's kernel time was captured op by op, and the largest piece that was not."""
-    table = plain_table(
-        "Captured against traced", "case", "kernel time", "matched", "ops", "matched ops", "largest miss"
-    )
-    for c in cases:
-        miss = f"{c.only_in_trace[0][0]}: {shorten(str(c.only_in_trace[0][1]), 70)}" if c.only_in_trace else ""
-        table.add_row(c.case, seconds(c.seconds), percent(c.share, 2), str(c.ops), str(c.matched_ops), miss)
-    return table
+    columns: Cells[Any] = {
+        "case": lambda c: c.case,
+        "kernel time": lambda c: seconds(c.seconds),
+        "matched": lambda c: percent(c.share, 2),
+        "ops": lambda c: str(c.ops),
+        "matched ops": lambda c: str(c.matched_ops),
+        "largest miss": lambda c: "".join(f"{p}: {shorten(str(op), 70)}" for p, op in c.only_in_trace[:1]),
+    }
+    return [tabulate("Captured against traced", columns, result.cases)]
 
 
-def sharding_table(result: ShardingScores) -> Table:
+def sharding_tables(result: ShardingScores) -> Shown:
     """What each predictor picks of the measured placements."""
-    table = plain_table(
-        "Picks among measured placements", "predictor", "tasks", "best", "within 5%", "within 10%", "mean regret", "tau"
-    )
-    for name, p in result.picks().items():
-        shares = (percent(x, 0) for x in (p.top1, p.within_5pct, p.within_10pct))
-        tau = "" if p.kendall_tau is None else f"{p.kendall_tau:.2f}"
-        style = "bold" if name == "presage" else ""
-        table.add_row(name, str(p.tasks), *shares, percent(p.mean_regret, 1), tau, style=style)
-    return table
+    columns: Cells[Any] = {
+        "predictor": lambda r: r[0],
+        "tasks": lambda r: str(r[1].tasks),
+        "best": lambda r: percent(r[1].top1, 0),
+        "within 5%": lambda r: percent(r[1].within_5pct, 0),
+        "within 10%": lambda r: percent(r[1].within_10pct, 0),
+        "mean regret": lambda r: percent(r[1].mean_regret, 1),
+        "tau": lambda r: "" if r[1].kendall_tau is None else f"{r[1].kendall_tau:.2f}",
+    }
+    title = "Picks among measured placements"
+    return [tabulate(title, columns, result.picks().items(), lambda r: "bold" if r[0] == "presage" else "")]
 
 
-def fleet_table(result: FleetResult) -> Table:
+def fleet_tables(result: FleetResult) -> Shown:
     """Errors of the 99th percentile and of the expected largest, median and p90 over sets, by table."""
-    table = plain_table(
-        "Slow end of fleets, from 50 GPUs",
-        "fleet",
-        "GPUs",
-        "n",
-        "metric",
-        "median",
-        "p90",
-        "in 90%",
-        "Normal",
-        "sample",
-    )
-    for group in (*result.sizes, None):
-        ours, size = result.result.metrics(group), result.sizes.get(group or "")
-        for metric, s in ours.items():
-            n = "" if size is None else str(size[2 if metric.endswith("fleet") else 1])
-            covered = (
-                result.result.rates[f"{metric}_interval_90_coverage"]
-                if group is None
-                else result.coverage[group][metric]
-            )
-            others = [percent(r.metrics(group)[metric].median, 2) for r in result.baselines.values()]
-            head = ("all", "") if group is None else (group, str(size[0]) if size else "")
-            cells = (metric, percent(s.median, 2), percent(s.p90, 2), percent(covered, 0), *others)
-            table.add_row(*head, n, *cells, style="bold" if group is None else "")
-    return table
+
+    def covered(group: str | None, metric: str) -> float:
+        return result.coverage[group][metric] if group else result.rates[f"{metric}_interval_90_coverage"]
+
+    def size(group: str | None, metric: str) -> tuple[str, str]:
+        if group is None:
+            return "", ""
+        gpus, n, n_of_fleet = result.sizes[group]
+        return str(gpus), str(n_of_fleet if metric.endswith("fleet") else n)
+
+    rows = [(g, metric, s) for g in (*result.sizes, None) for metric, s in result.metrics(g).items()]
+    columns: Cells[Any] = {
+        "fleet": lambda r: r[0] or "all",
+        "GPUs": lambda r: size(r[0], r[1])[0],
+        "n": lambda r: size(r[0], r[1])[1],
+        "metric": lambda r: r[1],
+        "median": lambda r: percent(r[2].median, 2),
+        "p90": lambda r: percent(r[2].p90, 2),
+        "in 90%": lambda r: percent(covered(r[0], r[1]), 0),
+    } | {
+        title: lambda r, b=b: percent(result.baselines[b].metrics(r[0])[r[1]].median, 2)
+        for title, b in (("Normal", "normal"), ("sample", "sample"))
+    }
+    style = lambda r: "bold" if r[0] is None else ""  # noqa: E731
+    return [tabulate("Slow end of fleets, from 50 GPUs", columns, rows, style)]
 
 
-# Tables of predicted speed-ups beside measured ones.
+# ---- speed-ups
 
 
-def pair_table(result: PairResult) -> Table:
-    """Every pair, the largest differences first."""
-    columns = (
-        "pair",
-        "bound",
-        "predicted",
-        "5% to 95%",
-        "measured",
-        "points",
-        "noise",
-        "GPU predicted",
-        "GPU measured",
-    )
-    table = plain_table("Speed-ups, predicted and measured", *columns, fold=False)
-    for p in sorted(result.pairs, key=lambda p: -abs(p.points)):
-        table.add_row(*_pair_cells(p), style="" if p.right_sign or not p.has_effect else "red")
-    return table
-
-
-def _pair_cells(p: Scored) -> list[str]:
-    m = p.measured
+def pair_tables(result: PairResult) -> Shown:
+    """Every pair, the largest differences first; then all pairs, by bound and by edit."""
+    columns: Cells[Scored] = {
+        "pair": lambda p: p.measured.name,
+        "bound": lambda p: p.measured.bound.removesuffix("-bound"),
+        "predicted": lambda p: f"{p.speedup:.3f}",
+        "5% to 95%": lambda p: f"{p.low:.2f} to {p.high:.2f}",
+        "measured": lambda p: f"{p.measured.speedup:.3f}",
+        "points": lambda p: f"{p.points:+.1f}",
+        "noise": lambda p: "" if p.measured.noise is None else f"{p.measured.noise:.1f}",
+        "GPU predicted": lambda p: f"{p.gpu_speedup:.3f}",
+        "GPU measured": lambda p: f"{p.measured.gpu_speedup:.3f}",
+    }
+    groups: Cells[Any] = {
+        "group": lambda r: r[0],
+        "pairs": lambda r: f"{r[1]['pairs']:.0f}",
+        "median": lambda r: f"{r[1]['median_points']:.1f}",
+        "p90": lambda r: f"{r[1]['p90_points']:.1f}",
+        "right sign": lambda r: pct(r[1]["right_sign"], 0) if r[1]["with_effect"] else "",
+        "of": lambda r: f"{r[1]['with_effect']:.0f}",
+        "in range": lambda r: pct(r[1]["interval_hit_rate"], 0),
+        "runs differ": lambda r: f"{r[1]['noise_points']:.1f}" if r[1]["noise_points"] == r[1]["noise_points"] else "",
+    }
+    pairs = sorted(result.pairs, key=lambda p: -abs(p.points))
+    parts = [(group, rates(some)) for group, some in (("all", [*result.pairs]), *result.parts().items())]
     return [
-        m.name,
-        m.bound.removesuffix("-bound"),
-        f"{p.speedup:.3f}",
-        f"{p.low:.2f} to {p.high:.2f}",
-        f"{m.speedup:.3f}",
-        f"{p.points:+.1f}",
-        "" if m.noise is None else f"{m.noise:.1f}",
-        f"{p.gpu_speedup:.3f}",
-        f"{m.gpu_speedup:.3f}",
+        tabulate(
+            "Speed-ups, predicted and measured",
+            columns,
+            pairs,
+            lambda p: "" if p.right_sign or not p.has_effect else "red",
+            fold=False,
+        ),
+        "",
+        tabulate(
+            "Difference of the time saved, in points of the step",
+            groups,
+            parts,
+            lambda r: "bold" if r[0] == "all" else "",
+        ),
     ]
 
 
-def group_table(result: PairResult) -> Table:
-    """All pairs, then by bound and by edit."""
-    columns = ("group", "pairs", "median", "p90", "right sign", "of", "in range", "runs differ")
-    table = plain_table("Difference of the time saved, in points of the step", *columns)
-    for group, some in (("all", [*result.pairs]), *result.parts().items()):
-        table.add_row(group, *_rates(rates(some)), style="bold" if group == "all" else "")
-    return table
+# ---- step times
+
+STEP_FIGURES: Cells[dict[str, Any]] = {
+    "runs": lambda s: str(s["runs"]),
+    "n": lambda s: str(s["n"]),
+    "p50": lambda s: pct(s["p50_error"]),
+    "p95": lambda s: pct(s["p95_error"]),
+    "p99": lambda s: pct(s["p99_error"]),
+    "W1/mean": lambda s: pct(s["w1_over_mean"]),
+    "CRPS ratio": lambda s: f"{s['crps_ratio']:.2f}",
+    "below 95%": lambda s: pct(s["coverage_95"], 1),
+    "KS": lambda s: f"{s['ks']:.2f}",
+    "floor": lambda s: f"{s['ks_floor']:.2f}",
+    "total": lambda s: pct(s["run_total_error"]),
+    "in 90%": lambda s: pct(s["run_interval_90_coverage"], 0),
+}
 
 
-def _rates(r: Mapping[str, float]) -> list[str]:
-    return [
-        f"{r['pairs']:.0f}",
-        f"{r['median_points']:.1f}",
-        f"{r['p90_points']:.1f}",
-        f"{100 * r['right_sign']:.0f}%" if r["with_effect"] else "",
-        f"{r['with_effect']:.0f}",
-        f"{100 * r['interval_hit_rate']:.0f}%",
-        f"{r['noise_points']:.1f}" if r["noise_points"] == r["noise_points"] else "",
-    ]
+def named(figures: Cells[Any], title: str = "group") -> Cells[tuple[str, Any]]:
+    """The same cells of (name, figures), after a column of names."""
+    return {title: lambda r: r[0]} | {k: lambda r, cell=cell: cell(r[1]) for k, cell in figures.items()}
 
 
-# Tables of predicted step-time distributions against measured ones.
-
-COLUMNS = (
-    "group",
-    "runs",
-    "n",
-    "p50",
-    "p95",
-    "p99",
-    "W1/mean",
-    "CRPS ratio",
-    "below 95%",
-    "KS",
-    "floor",
-    "total",
-    "in 90%",
-)
+def step_tables(result: StepsResult) -> Shown:
+    """One of each kind of record: every group, then all of them, beside the baselines; and the zero-data rows."""
+    out: Shown = []
+    for kind in result.kinds():
+        rows = [r for r in result.rows if r.kind == kind]
+        lines = [(_short(g), summary([r for r in rows if r.group == g])) for g in result.groups(kind)]
+        lines.append(("all", summary(rows)))
+        if any(r.n_cut for r in rows):
+            first = f"all, with the {sum(r.n_cut for r in rows)} first steps"
+            lines.append((first, summary(rows, cut=False)))
+        lines.append(("training steps resampled (iid)", summary(rows, "iid")))
+        lines.append(("best single family", summary(rows, "family")))
+        title, style = f"Left-out runs, {kind}: median |errors|", lambda r: "bold" if r[0] == "all" else ""
+        out += [tabulate(title, named(STEP_FIGURES), lines, style, fold=False), ""]
+    return [*out, zero_table(result), *(f"{k}: {pct(v, 1)}" for k, v in result.zero.metrics().items())]
 
 
-def step_tables(result: StepsResult) -> list[Table]:
-    """One of each kind of record: every group, then all of them, beside the baselines."""
-    return [_kind_table(result, kind) for kind in result.kinds()]
-
-
-def _kind_table(result: StepsResult, kind: str) -> Table:
-    rows = [r for r in result.rows if r.kind == kind]
-    table = plain_table(f"Left-out runs, {kind}: median |errors|", *COLUMNS, fold=False)
-    for group in result.groups(kind):
-        table.add_row(_short(group), *_step_cells(summary([r for r in rows if r.group == group])))
-    table.add_row("all", *_step_cells(summary(rows)), style="bold")
-    if any(r.n_cut for r in rows):
-        cut = sum(r.n_cut for r in rows)
-        table.add_row(f"all, with the {cut} first steps", *_step_cells(summary(rows, cut=False)))
-    table.add_row("training steps resampled (iid)", *_step_cells(summary(rows, "iid")))
-    table.add_row("best single family", *_step_cells(summary(rows, "family")))
-    return table
-
-
-def _step_cells(s: dict[str, Any]) -> list[str]:
-    return [
-        str(s["runs"]),
-        str(s["n"]),
-        *(f"{100 * s[k]:.2f}%" for k in ("p50_error", "p95_error", "p99_error", "w1_over_mean")),
-        f"{s['crps_ratio']:.2f}",
-        f"{100 * s['coverage_95']:.1f}%",
-        f"{s['ks']:.2f}",
-        f"{s['ks_floor']:.2f}",
-        f"{100 * s['run_total_error']:.2f}%",
-        f"{100 * s['run_interval_90_coverage']:.0f}%",
-    ]
-
-
-def zero_table(zero: ZeroData) -> Table:
-    table = plain_table(
-        "No data: p95 over p50 from GPU, nodes and step time", "group", "GPU", "nodes", "step", "measured", "predicted",
-        "90% of systems", "error", left=2,
-    )  # fmt: skip
-    for r in zero.rows:
-        error = 100 * (r.predicted - r.measured)
-        table.add_row(
-            _short(r.group), r.architecture, f"{r.nodes:.0f}", f"{r.step_seconds:.2f} s", f"+{100 * r.measured:.2f}%",
-            f"+{100 * r.predicted:.2f}%", f"{100 * r.low:.1f} to {100 * r.high:.1f}%",
-            f"{error:+.2f}{'' if r.hit else ' (miss)'}",
-        )  # fmt: skip
-    return table
+def zero_table(result: StepsResult) -> Table:
+    columns: Cells[Any] = {
+        "group": lambda r: _short(r.group),
+        "GPU": lambda r: r.architecture,
+        "nodes": lambda r: f"{r.nodes:.0f}",
+        "step": lambda r: f"{r.step_seconds:.2f} s",
+        "measured": lambda r: pct(r.measured, sign="+"),
+        "predicted": lambda r: pct(r.predicted, sign="+"),
+        "90% of systems": lambda r: f"{100 * r.low:.1f} to {100 * r.high:.1f}%",
+        "error": lambda r: f"{100 * (r.predicted - r.measured):+.2f}{'' if r.hit else ' (miss)'}",
+    }
+    return tabulate("No data: p95 over p50 from GPU, nodes and step time", columns, result.zero.rows, left=2)
 
 
 def _short(group: str) -> str:
@@ -222,66 +228,68 @@ def _short(group: str) -> str:
     return "/".join(parts[1:]) if len(parts) == 3 else group
 
 
-def temporal_table(result: TemporalResult) -> Table:
-    """Every series."""
-    table = plain_table(
-        "Second halves of series, from their first halves", "series", "cause", "n", "warm-up", "slow share",
-        "p95/p50", "predicted", "90%", "error", "p99/p50", "predicted", "90%", "error", left=2, fold=False,
-    )  # fmt: skip
-    for r in result.rows:
-        cells = [c for q in ("p95", "p99") for c in _ratio_cells(r.ratios[q])]
-        table.add_row(r.series, r.cause, str(r.n), str(r.warm_up), f"{r.slow_share:.2f}", *cells)
-    return table
+def temporal_tables(result: TemporalResult) -> Shown:
+    """Every series. Titles of the p99's cells differ by a space from those of the p95's."""
+    ratio: dict[str, Callable[[Ratio], str]] = {
+        "/p50": lambda r: pct(r.measured, sign="+"),
+        "predicted": lambda r: pct(r.predicted, sign="+"),
+        "90%": lambda r: f"{100 * r.low:.2f} to {100 * r.high:.2f}",
+        "error": lambda r: f"{100 * r.error:+.2f}",
+    }
+    columns: Cells[Any] = {
+        "series": lambda r: r.series,
+        "cause": lambda r: r.cause,
+        "n": lambda r: str(r.n),
+        "warm-up": lambda r: str(r.warm_up),
+        "slow share": lambda r: f"{r.slow_share:.2f}",
+    } | {
+        f"{q}{k}" if k == "/p50" else k if q == "p95" else f"{k} ": lambda r, q=q, cell=cell: cell(r.ratios[q])
+        for q in ("p95", "p99")
+        for k, cell in ratio.items()
+    }
+    title = "Second halves of series, from their first halves"
+    return [tabulate(title, columns, result.rows, left=2, fold=False)]
 
 
-def _ratio_cells(r: Ratio) -> list[str]:
-    return [
-        f"+{100 * r.measured:.2f}%",
-        f"+{100 * r.predicted:.2f}%",
-        f"{100 * r.low:.2f} to {100 * r.high:.2f}",
-        f"{100 * r.error:+.2f}",
-    ]
+# ---- step times from per-operation tables
 
-
-# Tables of step times predicted from per-operation tables.
-
-FIGURES = ("n", "p50", "p95", "p99", "W1/mean", "CRPS ratio", "below 95%", "KS", "floor", "5%", "total in 90%")
 EFFECTS = ("rank", "step", "replica", "load", "own", "transfers", "collectives", "host")
+INSIDE = {None: "-", 0.0: "no", 1.0: "yes"}
+STRAGGLER_FIGURES: Cells[Any] = {
+    "n": lambda f: str(f.n),
+    "p50": lambda f: pct(f.p50_error, sign="+"),
+    "p95": lambda f: pct(f.p95_error, sign="+"),
+    "p99": lambda f: pct(f.p99_error, sign="+"),
+    "W1/mean": lambda f: pct(f.w1_over_mean),
+    "CRPS ratio": lambda f: f"{f.crps_ratio:.2f}",
+    "below 95%": lambda f: pct(f.coverage_95, 0),
+    "KS": lambda f: f"{f.ks:.2f}",
+    "floor": lambda f: f"{f.ks_floor:.2f}",
+    "5%": lambda f: f"{f.ks_critical_5pct:.2f}",
+    "total in 90%": lambda f: INSIDE[f.run_interval_90_coverage],
+}
 
 
-def straggler_table(result: StragglersResult) -> Table:
-    """Every job: even steps predict odd ones, the other way round, and every operation drawn by itself."""
-    table = plain_table("Steps predicted from the other half of a job's steps", "job", *FIGURES, fold=False)
-    for j in result.jobs:
-        table.add_row(j.job, *_figures(j.ours), style="bold")
-        table.add_row("  odd to even steps", *_figures(j.back))
-        table.add_row("  iid pool", *_figures(j.iid))
-    return table
-
-
-def _figures(f: Figures) -> list[str]:
-    inside = "-" if f.run_interval_90_coverage is None else ("yes" if f.run_interval_90_coverage else "no")
-    return [
-        str(f.n),
-        *(f"{100 * x:+.2f}%" for x in (f.p50_error, f.p95_error, f.p99_error)),
-        f"{100 * f.w1_over_mean:.2f}%",
-        f"{f.crps_ratio:.2f}",
-        f"{100 * f.coverage_95:.0f}%",
-        *(f"{x:.2f}" for x in (f.ks, f.ks_floor, f.ks_critical_5pct)),
-        inside,
+def straggler_tables(result: StragglersResult) -> Shown:
+    """Every job: even steps predict odd ones, the other way round, and every operation drawn by itself; its effects."""
+    rows = [
+        row for j in result.jobs for row in ((j.job, j.ours), ("  odd to even steps", j.back), ("  iid pool", j.iid))
     ]
-
-
-def effect_table(result: StragglersResult) -> Table:
-    """Standard deviations of the fitted effects, and how sure the p95 is."""
-    table = plain_table("Fitted effects (sd)", "job", *EFFECTS, "slow workers", "p95: draws", "steps", fold=False)
-    for j in result.jobs:
-        table.add_row(*_effects(j))
-    return table
-
-
-def _effects(j: JobForecast) -> list[str]:
-    sizes = sizes_of(j.effects)
-    slow = ", ".join(f"dp {d} stage {s} x{x:.2f}" for (d, s), x in list(sizes.slow.items())[:3])
-    sure = (f"±{100 * x:.2f}%" for x in (j.sure.monte_carlo, j.sure.training_steps))
-    return [j.job, *(f"{100 * sizes.by_name[k].value:.2f}%" for k in EFFECTS), slow or "none", *sure]
+    jobs = [(j, sizes_of(j.effects)) for j in result.jobs]
+    columns: Cells[Any] = (
+        {"job": lambda r: r[0].job}
+        | {k: lambda r, k=k: pct(r[1].by_name[k].value) for k in EFFECTS}
+        | {
+            "slow workers": lambda r: (
+                ", ".join(f"dp {d} stage {s} x{x:.2f}" for (d, s), x in list(r[1].slow.items())[:3]) or "none"
+            ),
+            "p95: draws": lambda r: f"±{pct(r[0].sure.monte_carlo)}",
+            "steps": lambda r: f"±{pct(r[0].sure.training_steps)}",
+        }
+    )
+    title, style = "Steps predicted from the other half of a job's steps", lambda r: "" if r[0][0] == " " else "bold"
+    return [
+        tabulate(title, named(STRAGGLER_FIGURES, "job"), rows, style, fold=False),
+        "",
+        tabulate("Fitted effects (sd)", columns, jobs, fold=False),
+    ]

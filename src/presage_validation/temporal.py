@@ -18,7 +18,7 @@ from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import MOST, read_json
 from presage.pool.pool import SERIAL, Pool
 from presage_fit.series.model import continued, settled, slow_share
-from presage_validation.score import Failed, Skipped, swept
+from presage_validation.score import Skipped, run_cases
 
 if TYPE_CHECKING:
     from presage.noise.distribution import Distribution
@@ -98,14 +98,9 @@ class TemporalResult:
 def score_temporal(path: Path, tell: Callable[[str], None], seed: int = 0, pool: Pool = SERIAL) -> TemporalResult:
     """Every series that is long enough."""
     table = _read(path)
-    rows, skipped = [], []
     each = [(i, _name(i, series), series) for i, series in enumerate(table["series"])]
-    for (_, name, _), found in swept(partial(_scored, seed, table.get("smi")), each, tell, lambda one: one[1], pool):
-        if isinstance(found, Failed):
-            skipped.append(Skipped(name, found.reason))
-        else:
-            rows.append(found)
-    return TemporalResult(str(path), tuple(rows), tuple(skipped))
+    done, skipped = run_cases(partial(_scored, seed, table.get("smi")), each, tell, lambda one: one[1], pool)
+    return TemporalResult(str(path), tuple(half for _, half in done), tuple(skipped))
 
 
 def _name(number: int, series: Any) -> str:

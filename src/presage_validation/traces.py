@@ -16,7 +16,7 @@ from presage.traces.replay import Replay, measured_steps, replay_of
 from presage.traces.trace import Trace
 from presage.traces.trace_set import run_of
 from presage_validation.pipeline import score_pipeline
-from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Row, Skipped, run_cases
 from presage_validation.straggler_cost import score_optable, whatif_slowdown
 
 TRACE_ENDINGS = (".json", ".json.gz")
@@ -43,15 +43,10 @@ def score_traces(
     busiest thread or stream, with no dependencies at all.
     """
     given = [Path(p) for p in paths]
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
     sources = [s for p in given for s in _sources(p)]
-    for source, found in swept(_scored, sources, tell, lambda s: s.name, pool):
-        if isinstance(found, Failed):
-            skipped.append(Skipped(source.name, found.reason))
-        else:
-            rows += found.rows
-            skipped += found.skipped
+    done, skipped = run_cases(_scored, sources, tell, lambda s: s.name, pool)
+    rows = [r for _, result in done for r in result.rows]
+    skipped += [s for _, result in done for s in result.skipped]
     if not rows and not skipped:
         raise InputError(given[0], "no trace, pipeline schedule or operation table here")
     return AccuracyResult("traces", ", ".join(map(str, given)), tuple(rows), tuple(skipped))

@@ -29,7 +29,7 @@ from presage.files.decoding import decode_json, read_checked
 from presage.graph.graph import Graph
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.step import GPU_BOUND
-from presage_validation.score import AccuracyResult, Failed, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Row, run_cases
 
 EFFECT = 0.03  # of the step's time: smaller effects have no sign to get right
 DEVELOPMENT = (
@@ -180,18 +180,14 @@ def score_whatif(paths: Sequence[str | Path], tell: Tell = lambda _: None, pool:
         raise PresageError("accuracy whatif takes PAIRS.py and the measured pairs: a .json file or a folder of them")
     measured = measured_pairs(p for p in files if p.suffix != ".py")
     steps = _Steps.of(sources)
-    scored = dict[str, Scored | Failed]()
-    for some, one in swept(partial(_all_scored, steps), steps.alike(measured.values()), tell, _first, pool):
-        scored |= {m.name: one if isinstance(one, Failed) else one[i] for i, m in enumerate(some)}
-    found = [p for name in measured if isinstance(p := scored[name], Scored)]
-    skipped = [Skipped(name, p.reason) for name in measured if isinstance(p := scored[name], Failed)]
+    pieces = steps.alike(measured.values())
+    done, failed = run_cases(partial(_scored, steps), (), tell, lambda m: m.name, pool, pieces)
+    scored, reasons = {m.name: p for m, p in done}, {s.row: s for s in failed}
+    found = [scored[name] for name in measured if name in scored]
+    skipped = [reasons[name] for name in measured if name in reasons]
     rows = tuple(row for p in found for row in _rows(p))
     told = " ".join(map(str, paths))
-    return PairResult("whatif", told, rows, tuple(skipped), rates(found), tuple(found))
-
-
-def _first(some: Sequence[MeasuredEdit]) -> str:
-    return some[0].name
+    return PairResult("whatif", told, rows, tuple(skipped), rates(found), pairs=tuple(found))
 
 
 def measured_pairs(paths: Iterable[str | Path]) -> dict[str, MeasuredEdit]:
@@ -286,18 +282,7 @@ class _Steps:
         return self.graphs[key]
 
 
-def _all_scored(steps: _Steps, some: Sequence[MeasuredEdit]) -> list[Scored | Failed]:
-    return [_tried(m, steps) for m in some]
-
-
-def _tried(m: MeasuredEdit, steps: _Steps) -> Scored | Failed:
-    try:
-        return _scored(m, steps)
-    except PresageError as e:
-        return Failed(str(e))
-
-
-def _scored(m: MeasuredEdit, steps: _Steps) -> Scored:
+def _scored(steps: _Steps, m: MeasuredEdit) -> Scored:
     from presage.whatif import what_if
 
     step, arguments = steps.step(m)

@@ -30,7 +30,7 @@ from presage.traces.trace import Trace
 from presage_fit.host import own_terms
 from presage_fit.host import rows as host_rows
 from presage_validation.capture import measured_times
-from presage_validation.score import AccuracyResult, Captured, Failed, Row, Skipped, swept
+from presage_validation.score import AccuracyResult, Captured, Row, Skipped, run_cases
 
 MS = 1e-3
 
@@ -69,23 +69,18 @@ class _Scored:
 def score_workloads(
     workloads: str | Path,
     measured: str | Path,
-    tell: Callable[[str], None] = lambda _: None,
     traces: str | Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
     gpu: str = "h200",
     pool: Pool = SERIAL,
 ) -> AccuracyResult:
     """Capture every measured case of a workloads file and predict its step and its peak memory."""
     build, cases = Captured(str(workloads)), measured_cases(measured)
-    skipped, found = list[Skipped](), list[_Scored]()
     build.functions  # noqa: B018 - what cannot be imported is told of at once
     function = partial(_captured, build, None if traces is None else str(traces), gpu)
-    for (name, _), one in swept(function, cases.items(), tell, lambda case: case[0], pool):
-        if isinstance(one, Failed):
-            skipped.append(Skipped(name, one.reason))
-        else:
-            found.append(one)
+    done, skipped = run_cases(function, cases.items(), tell, lambda case: case[0], pool)
     paths = " ".join(map(str, (workloads, measured, *([traces] if traces else []))))
-    return _result(paths, found, skipped)
+    return _result(paths, [scored for _, scored in done], skipped)
 
 
 def _captured(build: Captured, traces: str | None, gpu: str, case: tuple[str, Sequence[Mapping[str, Any]]]) -> _Scored:

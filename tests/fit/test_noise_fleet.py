@@ -181,15 +181,15 @@ def test_the_slow_end_of_real_fleets_is_predicted(shared: Path, tmp_path: Path) 
     small = tmp_path / "small.csv"
     small.write_text("uuid,perf\n" + "".join(f"g{i},1.{i}\n" for i in range(20)))
     result = score_fleets([*names, small], sets=12)
-    ours = result.result.metrics()
+    ours = result.metrics()
     for metric, s in ours.items():
         assert s.median <= 0.015, metric
         assert s.mape < result.baselines["normal"].metrics()[metric].mape, metric
         assert s.mape < result.baselines["sample"].metrics()[metric].mape, metric
-    assert [s.row for s in result.result.skipped] == ["small.csv"]
+    assert [s.row for s in result.skipped] == ["small.csv"]
     assert result.sizes["frontera-bert"] == (276, 226, 256)
     again = score_fleets([shared / TABLES / "frontera-bert-agg.csv"], sets=12)
-    assert again.result.metrics() == result.result.metrics("frontera-bert"), "the same seed, the same figures"
+    assert again.result.metrics() == result.metrics("frontera-bert"), "the same seed, the same figures"
     assert set(result.to_json()["baselines"]) == {"normal", "sample"}
 
 

@@ -22,7 +22,6 @@ from presage_fit.pack import Pack, read
 from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_tables import BUILDERS, Unknown, attention, gemm, read_table
 from presage_validation.kernels import (
-    KernelResult,
     _apart,
     models_of,
     score_kernels,
@@ -30,7 +29,7 @@ from presage_validation.kernels import (
     score_table,
     within_bars,
 )
-from presage_validation.score import Row
+from presage_validation.score import AccuracyResult, Row
 
 PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack"
 GEMM = "framework,version,kernel,dtype,m,n,k,latency_ms"
@@ -80,7 +79,7 @@ def test_a_pack_is_scored_by_family_warm_and_cold_and_beside_its_law(pack: Pack)
 )
 def test_a_family_is_within_bars_only_with_both(errors: list[float], passed: bool) -> None:
     rows = tuple(Row("time", "gemm", "", 1 + e, 1.0) for e in errors)
-    assert within_bars(KernelResult("kernels", "", rows)) == {"gemm": passed}
+    assert within_bars(AccuracyResult("kernels", "", rows)) == {"gemm": passed}
 
 
 # ---- what rows of tables are

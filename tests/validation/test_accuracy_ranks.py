@@ -17,7 +17,7 @@ from presage.pool import SERIAL
 from presage.prediction.api import predict_ranks
 from presage_validation import command as command
 from presage_validation.public_table import read_setups, setup
-from presage_validation.ranks import Found, score_ranks
+from presage_validation.ranks import Found, _predict, score_ranks
 
 BUILDERS = Path(__file__).resolve().parents[2] / "workloads/public.py"
 MPT = {
@@ -150,12 +150,14 @@ def test_runs_are_predicted(tmp_path: Path) -> None:
     """A step of four microbatches, from captures of one and of two, is that of a capture of four."""
     table = write(tmp_path / "runs.csv", MPT, GPT, LLAMA, MPT | {"gpu": "H100-80GB-SXM"})
     result = score_ranks(BUILDERS, table, pool=SERIAL)
-    assert not result.skipped and len(result.runs) == 4
+    assert not result.skipped and result.to_json()["n"] == 4
     assert [r.name for r in result.rows if r.metric == "peak_memory"] == [setup(GPT).name]
     assert result.groups()[:3] == ["llm_foundry", "neusight_train", "torchtitan"]
     assert result.metrics("llm_foundry")["step_time"].n == 2
     assert result.metrics("llm_foundry H100-80GB-SXM")["step_time"].n == 1
-    s, found = result.runs[0]
+    s = setup(MPT)
+    found = _predict(str(BUILDERS), [s])[s.line]
+    assert isinstance(found, Found) and found.step == result.rows[0].predicted
     whole = capture(load(f"{BUILDERS}:build"), {**s.arguments, "accumulate": 4})
     direct = predict_ranks(whole, 8, s.strategy, "dgx-a100", draws=1)
     assert found.step == pytest.approx(direct.step.p50, rel=0.02)
@@ -200,4 +202,4 @@ def test_a_published_run(shared: Path, tmp_path: Path) -> None:
         rows = [r for r in csv.DictReader(f) if r["model"] == "mpt-125m" and r["seq_len"] == "1024"]
     table = write(tmp_path / "runs.csv", *({k: r[k] for k in MPT} for r in rows if r["n_gpus"] == "8"))
     result = score_ranks(BUILDERS, table, pool=SERIAL)
-    assert len(result.runs) == 1 and abs(result.rows[0].error) < 0.25
+    assert result.to_json()["n"] == 1 and abs(result.rows[0].error) < 0.25
