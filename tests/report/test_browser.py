@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from presage.cli.trace import findings
 from presage.prediction.step import StepResult
 from presage.report.answer import Answer
 from presage.report.html.charts.lanes import LaneTask, LaneTasks, lanes_section
 from presage.report.html.theme import colours
 from presage.report.predict_answer import predict_answer
 from presage.report.trace_answer import trace_answer
+from presage.traces.findings import TraceFindings
 from presage.traces.replay import replay_of
 from presage.traces.trace_set import files_of, read_runs
 
@@ -36,8 +36,7 @@ def told(predicted: StepResult) -> Answer:
 
 @pytest.fixture(scope="module")
 def measured() -> Answer:
-    replays = [replay_of(run) for run in read_runs(files_of([Path("demo")]))]
-    return trace_answer(findings(replays, replays[0].simulate()))
+    return trace_answer(TraceFindings([replay_of(run) for run in read_runs(files_of([Path("demo")]))]))
 
 
 def marks(look: Any, section: str) -> int:

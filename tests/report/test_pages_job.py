@@ -14,7 +14,7 @@ from commands import runner
 from presage.cli.app import app
 from presage.embeddings.sharding_cost import memory_by_rank
 from presage.noise.sampling import RandomStreams
-from presage.placement import place, random_fleet
+from presage.placement import PlacementFindings, place, random_fleet
 from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.job_prediction import predict_job
@@ -26,7 +26,7 @@ from presage.report.html.charts.bars import TIMES, Swing, time_unit, tornado_fig
 from presage.report.html.charts.distribution import distribution_figure, distribution_table, quantiles_of
 from presage.report.html.charts.points import thin_plans
 from presage.report.job_answer import job_answer
-from presage.report.place_answer import PlacementFindings, place_answer
+from presage.report.place_answer import place_answer
 from presage.report.plan_answer import plan_answer
 from presage.report.run_answer import run_answer, span
 from presage.report.sensitivity_answer import sensitivity_answer

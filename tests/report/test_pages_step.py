@@ -12,8 +12,6 @@ import pytest
 from commands import runner
 from graph_sketches import Sketch
 from presage.cli.app import app
-from presage.cli.replay import rank_steps, simulated
-from presage.cli.trace import findings
 from presage.errors import InputError
 from presage.graph.graph import Graph
 from presage.memory.step_memory import memory_profile
@@ -24,16 +22,18 @@ from presage.prediction.step import StepResult
 from presage.report.answer import Answer, Section
 from presage.report.html import render_page
 from presage.report.predict_answer import predict_answer
-from presage.report.replay_answer import ReplayFindings, replay_answer
+from presage.report.replay_answer import replay_answer
 from presage.report.terms import family_name
-from presage.report.trace_answer import TraceFindings, trace_answer
+from presage.report.trace_answer import trace_answer
 from presage.report.trace_tasks import shown_step
 from presage.report.whatif_answer import suggest_answer, whatif_answer
 from presage.text import seconds, size
 from presage.traces.explain import activity
+from presage.traces.findings import TraceFindings
 from presage.traces.replay import Replay, StepTime, measured_steps, replay_of
 from presage.traces.trace_set import files_of, read_runs
 from presage.whatif import suggestions, what_if
+from presage.whatif.replay_result import ReplayedRun, ReplayFindings, SimulatedReplay
 from synthetic import Tracer, gpu_bound
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,9 +166,7 @@ def demo() -> TraceFindings:
 
 
 def traced(files: list[Path], **how: bool) -> TraceFindings:
-    runs = read_runs(files, **how)
-    replays = [replay_of(run) for run in runs]
-    return findings(replays, replays[0].simulate())
+    return TraceFindings([replay_of(run) for run in read_runs(files, **how)])
 
 
 def test_a_trace_s_page_adds_up(demo: TraceFindings) -> None:
@@ -217,9 +215,8 @@ def test_a_replay_s_page_has_measured_and_found(demo: TraceFindings) -> None:
 
 
 def replayed(replay: Replay, changed: Replay | None) -> ReplayFindings:
-    before, after = simulated(replay), None if changed is None else simulated(changed)
-    edits, reasons = (["cuda_graph"], ["it is so"]) if changed else ([], [])
-    return ReplayFindings(rank_steps(before, after, ["0"]), edits, reasons, before, after)
+    after = None if changed is None else SimulatedReplay(changed)
+    return ReplayFindings([ReplayedRun(["0"], SimulatedReplay(replay), after)], ["cuda_graph"] if changed else [])
 
 
 def test_an_edited_replay_is_beside_the_others(demo: TraceFindings) -> None:
@@ -231,7 +228,7 @@ def test_an_edited_replay_is_beside_the_others(demo: TraceFindings) -> None:
     assert found.edited is not None and seconds(found.edited) in page.headline
     assert len(section(page, "measured-and-replayed").figure.data) == 3  # type: ignore[union-attr]
     assert any(row[0].startswith("edited: ") for row in section(page, "timelines").tables[0].rows)
-    assert "why: it is so" in page.notes
+    assert f"why: {found.reasons[0]}" in page.notes
 
 
 def test_many_kernels_of_many_ranks_do_not_hang(tmp_path: Path, ranks: int = 6, kernels: int = 1_500) -> None:

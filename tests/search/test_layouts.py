@@ -32,7 +32,7 @@ from presage.search import (
 )
 from presage.search.plan_space import divisors
 from presage.search.plans import RECOMPUTES, knob
-from presage.search.search_result import compare_plans, faster_but_too_large, predict_plan
+from presage.search.search_result import compare_plans, predict_plan
 
 DENSE = Transformer(2048, 12, 16, 32000, 8192, 4, 128)
 SPARSE = Transformer(2048, 6, 16, 32000, 4096, 8, 128, experts=Experts(4, 2, 1024, 1024, 1))
@@ -329,7 +329,7 @@ def test_differences_add_up() -> None:
 
 def test_what_memory_rules_out_is_faster_and_does_not_fit() -> None:
     found = search(replace(small("llama3.1-70b", 64), global_batch=256), 64, keep=parse_keep(["tp=8,cp=1"]))
-    near = faster_but_too_large(found)
+    near = found.too_large
     assert near, "a 70B model on 64 GPUs is short of memory"
     for m in near:
         again = predict_plan(apply_plan(small("llama3.1-70b", 64), m.layout))

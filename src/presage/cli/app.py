@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from presage.cli.faults import run_guarded
-from presage.cli.options import HelpCommand, Quiet, output_options, plain_types, with_common_options
+from presage.cli.options import HelpCommand, Quiet, option, output_options, plain_types, with_common_options
 from presage.cli.plugins import COMMANDS as PLUGINS
 from presage.cli.plugins import load_command
 
@@ -95,10 +95,8 @@ def _version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     quiet: Quiet = False,
-    _debug: Annotated[bool, typer.Option("--debug", help="Show a traceback if presage fails.")] = False,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    _debug: Annotated[bool, option("--debug", "", "Show a traceback if presage fails.")] = False,
+    _version: Annotated[bool, option("--version", "", "Print the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
     context.with_resource(output_options(quiet))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Json, RunDraws, SearchSeconds, ShardingOut, TraceOut
+from presage.cli.options import Json, RunDraws, SearchSeconds, ShardingOut, TraceOut, option
 from presage.cli.output import show_answer, write_timeline
 from presage.cli.shard import search_bar
 
@@ -23,25 +22,14 @@ MS = 1e3
 
 def command(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file (see docs/sharding.md).")],
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="N", min=1, help="Number of GPUs (overrides the file).")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", metavar="B", min=1, help="Global batch (overrides the file).")
-    ] = None,
+    ranks: Annotated[int | None, option("--ranks", "N", "Number of GPUs (overrides the file).", min=1)] = None,
+    batch: Annotated[int | None, option("--batch", "B", "Global batch (overrides the file).", min=1)] = None,
     platform: Annotated[
-        str | None,
-        typer.Option(
-            "--platform", metavar="NAME", help="Platform (overrides the file).", autocompletion=complete.platforms
-        ),
+        str | None, option("--platform", "NAME", "Platform (overrides the file).", complete=complete.platforms)
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option(
-            "--plan",
-            metavar="PLAN",
-            help="Sharding plan: auto, a heuristic's name or a .json file (overrides the file).",
-        ),
+        option("--plan", "PLAN", "Sharding plan: auto, a heuristic's name or a .json file (overrides the file)."),
     ] = None,
     seconds: SearchSeconds = 20.0,
     draws: RunDraws = 200,
@@ -71,7 +59,7 @@ def command(
         team = dlrm_ranks(asked, seconds=seconds, tell=tell)
         found = predict_dlrm(team, draws=draws)
     _files(team, found, out, trace)
-    show_answer(dlrm_answer(team, found, partial(_value, team, found)), json, files={"timeline": trace})
+    show_answer(dlrm_answer(team, found), json, files={"timeline": trace})
 
 
 def _files(team: DlrmRanks, found: StepResult, out: Path | None, trace: Path | None) -> None:
@@ -81,15 +69,3 @@ def _files(team: DlrmRanks, found: StepResult, out: Path | None, trace: Path | N
         save_plan(team.plan, team.job.tables, out)
     if trace is not None:
         write_timeline(found.timeline, found, trace)
-
-
-def _value(team: DlrmRanks, found: StepResult) -> dict[str, Any]:
-    from presage.embeddings.table_files import plan_json
-
-    return found.to_json() | {
-        "kind": "dlrm",
-        "batch": team.job.batch,
-        "embeddings_ms": {k: v * MS for k, v in team.cost.phases.items()},
-        "imbalance_ms": team.cost.imbalance * MS,
-        "plan": plan_json(team.plan, team.job.tables),
-    }

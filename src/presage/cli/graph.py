@@ -5,21 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.capture.variants import AS_WRITTEN, Variant
-from presage.cli.options import Json
+from presage.cli.options import Json, option
 from presage.cli.output import show_answer, status
 from presage.usercode import parse_arguments
 
 if TYPE_CHECKING:
-    from presage.graph.diff import GraphDiff
     from presage.graph.graph import Graph
-    from presage.memory.step_memory import MemoryProfile
 
 Step = Annotated[
     str,
@@ -30,21 +27,17 @@ Step = Annotated[
     ),
 ]
 Arguments = Annotated[
-    list[str],
-    typer.Option(
-        "--arg", metavar="K=V", help="Argument of FUNCTION: a number, true, false, text, or a JSON list (repeatable)."
-    ),
+    list[str], option("--arg", "K=V", "Argument of FUNCTION: a number, true, false, text, or a JSON list (repeatable).")
 ]
 
 
 def command(
     step: Step,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
-    depth: Annotated[int, typer.Option("--depth", metavar="N", min=1, help="Module depth to list.")] = 2,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.presage", help="Save the graph to a file.")] = None,
+    depth: Annotated[int, option("--depth", "N", "Module depth to list.", min=1)] = 2,
+    out: Annotated[Path | None, option("--out", "FILE.presage", "Save the graph to a file.")] = None,
     diff: Annotated[
-        str | None,
-        typer.Option("--diff", metavar="OTHER.presage", help="Show what changed from OTHER to this graph."),
+        str | None, option("--diff", "OTHER.presage", "Show what changed from OTHER to this graph.")
     ] = None,
     json: Json = None,
 ) -> None:
@@ -58,6 +51,7 @@ def command(
 
     presage graph train.py:build --arg batch=16 --diff batch8.presage
     """
+    from presage.graph.diff import diff as compare
     from presage.memory.step_memory import memory_profile
     from presage.report.graph_answer import graph_answer
 
@@ -67,9 +61,8 @@ def command(
         from presage.graph import save
 
         save.write(graph, out)
-    found = _difference(other, graph) if other is not None else None
-    memory = memory_profile(graph)
-    show_answer(graph_answer(graph, memory, depth, found, lambda: _value(graph, memory, depth, found)), json)
+    changes = compare(other, graph) if other is not None else None
+    show_answer(graph_answer(graph, memory_profile(graph), depth, changes), json)
 
 
 def graph_from_options(step: str, arguments: Sequence[str]) -> Graph:
@@ -88,44 +81,3 @@ def capture_graph(
     # what the user's code prints must not get between the lines of our own output
     with status(f"capturing {step}") if spinner else nullcontext(), redirect_stdout(sys.stderr):
         return step_graph(step, arguments, variant=variant)
-
-
-def _difference(before: Graph, after: Graph) -> GraphDiff:
-    from presage.graph.diff import diff
-
-    return diff(before, after)
-
-
-def _value(graph: Graph, memory: MemoryProfile, depth: int, found: GraphDiff | None) -> dict[str, Any]:
-    from presage.graph import summary
-    from presage.graph.diff import KINDS
-
-    def row(r: summary.SummaryRow) -> dict[str, Any]:
-        return {k: v for k, v in asdict(r).items() if k not in ("depth", "alike")} | {"flops": r.flops}
-
-    value: dict[str, Any] = {
-        "kind": "graph",
-        "source": graph.source,
-        "arguments": graph.arguments,
-        "torch": str(graph.torch),
-        "flags": graph.flags,
-        "notes": list(graph.notes),
-        "total": row(summary.total(graph)),
-        "phases": [row(r) for r in summary.by_phase(graph)],
-        "modules": [{**row(r), "depth": r.depth} for r in summary.by_module(graph, depth)],
-        "families": [row(r) for r in summary.by_family(graph)],
-        "memory": _memory(memory),
-    }
-    if found is not None:
-        counts = {kind: found.count(kind) for kind in KINDS}
-        value["diff"] = {"same": found.same, **counts, "changes": [asdict(c) for c in found.changes]}
-    return value
-
-
-def _memory(m: MemoryProfile) -> dict[str, Any]:
-    return {
-        "peak_allocated_bytes": m.peak_allocated,
-        "peak_reserved_bytes": m.peak_reserved,
-        "peak_op": m.peak_op,
-        "at_peak_by_role": m.by_role(),
-    }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from presage.cli.options import Json
+from presage.cli.options import Json, option
 from presage.cli.output import show_answer, status
 
 
@@ -16,15 +16,14 @@ def command(
         list[Path], typer.Argument(metavar="FILE", help="Index data: .npy, .npz, .pt or .parquet, also with .gz.")
     ],
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", min=1, help="Count only the first N samples (default: all).")
+        int | None, option("--batch", "N", "Count only the first N samples (default: all).", min=1)
     ] = None,
-    dim: Annotated[int, typer.Option("--dim", metavar="N", min=1, help="Embedding dimension of the tables.")] = 128,
+    dim: Annotated[int, option("--dim", "N", "Embedding dimension of the tables.", min=1)] = 128,
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="NAME", help="Data type of the weights: float32, float16 or bfloat16.")
+        str, option("--dtype", "NAME", "Data type of the weights: float32, float16 or bfloat16.")
     ] = "float32",
     rows: Annotated[
-        int | None,
-        typer.Option("--rows", metavar="N", min=1, help="Rows of each table (default: its largest index + 1)."),
+        int | None, option("--rows", "N", "Rows of each table (default: its largest index + 1).", min=1)
     ] = None,
     json: Json = None,
 ) -> None:
@@ -35,8 +34,6 @@ def command(
 
     presage indices day_0.npz --batch 65536 --json tables.json
     """
-    from dataclasses import asdict
-
     from presage.embeddings.indices import count_lookups, read_indices
     from presage.embeddings.table import WIDTHS
     from presage.errors import PresageError
@@ -49,5 +46,4 @@ def command(
         samples = min((len(b.lengths) for b in found), default=0)
         used = min(samples, batch or samples)
         tables = list(count_lookups(found, used, dim, dtype, rows))
-    value = {"kind": "tables", "batch": used, "samples": samples, "tables": [asdict(t) for t in tables]}
-    show_answer(indices_answer(tables, used, samples, lambda: value), json)
+    show_answer(indices_answer(tables, used, samples), json)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from presage.cli.options import (
     Change,
     Draws,
@@ -20,13 +18,9 @@ from presage.cli.options import (
     Seed,
     TraceOut,
     Workers,
+    option,
 )
-from presage.cli.output import (
-    check_report,
-    pool_progress,
-    show_answer,
-    status,
-)
+from presage.cli.output import check_report, pool_progress, show_answer, status
 from presage.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,34 +32,19 @@ if TYPE_CHECKING:
 
 # What makes microbatches differ.
 Lengths = Annotated[
-    Path | None,
-    typer.Option(
-        "--lengths", metavar="FILE", help="Document lengths in tokens, one per line: makes microbatches differ."
-    ),
+    Path | None, option("--lengths", "FILE", "Document lengths in tokens, one per line: makes microbatches differ.")
 ]
-Packed = Annotated[
-    bool, typer.Option("--packed/--padded", help="Pack documents into sequences (--padded: one per sequence).")
-]
+Packed = Annotated[bool, option("--packed/--padded", "", "Pack documents into sequences (--padded: one per sequence).")]
 Skew = Annotated[
-    float | None,
-    typer.Option("--expert-skew", metavar="S", min=0, help="Log-normal sigma of expert load (0.3 is mild imbalance)."),
+    float | None, option("--expert-skew", "S", "Log-normal sigma of expert load (0.3 is mild imbalance).", min=0)
 ]
 
 
-Tokens = Annotated[
-    str | None, typer.Option("--tokens", metavar="N", help="Tokens to train on, e.g. 15T: adds days, energy and cost.")
-]
-Pue = Annotated[
-    float | None,
-    typer.Option("--pue", metavar="X", help="Power usage effectiveness: facility W per GPU W (default: 1.0)."),
-]
+Tokens = Annotated[str | None, option("--tokens", "N", "Tokens to train on, e.g. 15T: adds days, energy and cost.")]
+Pue = Annotated[float | None, option("--pue", "X", "Power usage effectiveness: facility W per GPU W (default: 1.0).")]
 Flops = Annotated[
     str | None,
-    typer.Option(
-        "--flops",
-        metavar="NAME",
-        help="FLOPs convention of MFU: '6N + causal attention' (default), 'full attention' or '6N'.",
-    ),
+    option("--flops", "NAME", "FLOPs convention of MFU: '6N + causal attention' (default), 'full attention' or '6N'."),
 ]
 
 
@@ -76,7 +55,7 @@ def command(
     tokens: Tokens = None,
     price: Price = None,
     power: Annotated[
-        float | None, typer.Option("--power", metavar="W", help="Average power per GPU under load, W (default: TDP).")
+        float | None, option("--power", "W", "Average power per GPU under load, W (default: TDP).")
     ] = None,
     pue: Pue = None,
     flops: Flops = None,
@@ -133,12 +112,7 @@ def _load(found: JobResult, lengths: Path | None, packed: bool, skew: float | No
 
 
 def _draw_distribution(
-    found: JobResult,
-    noise: str | None,
-    draws: int,
-    seed: int,
-    load: Distribution | None,
-    where: tuple[int, str | None],
+    found: JobResult, noise: str | None, draws: int, seed: int, load: Distribution | None, where: tuple[int, str | None]
 ) -> StepDistribution:
     from presage.pool import THREADS_2, open_pool
     from presage.prediction.draws.distribution import predict_distribution

@@ -23,22 +23,21 @@ from presage.errors import PresageError
 from presage.files.finite import finite
 
 OUTPUT = "Output"
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Print only the answer: no tables, notes or progress.", rich_help_panel=OUTPUT),
-]
-Json = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.", rich_help_panel=OUTPUT),
-]
+
+
+def option(names: str, metavar: str, help: str, panel: str | None = None, complete: Any = None, **checks: Any) -> Any:
+    """A command-line option: its names ("--quiet -q"), the metavar of its value (a flag has none), its help; `checks`
+    of the value such as min and max."""
+    return typer.Option(
+        *names.split(), metavar=metavar or None, help=help, rich_help_panel=panel, autocompletion=complete, **checks
+    )
+
+
+Quiet = Annotated[bool, option("--quiet -q", "", "Print only the answer: no tables, notes or progress.", panel=OUTPUT)]
+Json = Annotated[str | None, option("--json", "FILE|-", "Write JSON to FILE, or to stdout with '-'.", panel=OUTPUT)]
 Report = Annotated[
     Path | None,
-    typer.Option(
-        "--report",
-        metavar="OUT.html",
-        help="Write charts and tables as one HTML file (works offline).",
-        rich_help_panel=OUTPUT,
-    ),
+    option("--report", "OUT.html", "Write charts and tables as one HTML file (works offline).", panel=OUTPUT),
 ]
 
 
@@ -52,12 +51,8 @@ def _check_plot(path: Path | None) -> Path | None:
 
 Plot = Annotated[
     Path | None,
-    typer.Option(
-        "--plot",
-        metavar="OUT.svg",
-        help="Draw a chart (.svg, .png or .pdf; needs matplotlib).",
-        callback=_check_plot,
-        rich_help_panel=OUTPUT,
+    option(
+        "--plot", "OUT.svg", "Draw a chart (.svg, .png or .pdf; needs matplotlib).", callback=_check_plot, panel=OUTPUT
     ),
 ]
 Traces = Annotated[
@@ -66,53 +61,41 @@ Traces = Annotated[
         metavar="TRACE", help="Kineto traces (.json, .json.gz) of one run, the folder they are in, or 'demo'."
     ),
 ]
-Ignore = Annotated[
-    list[str],
-    typer.Option("--ignore", metavar="CATEGORY", help="Leave out trace events of this category (repeatable)."),
-]
-Partial = Annotated[bool, typer.Option("--partial", help="Accept a run with ranks missing.")]
-CpuOnly = Annotated[bool, typer.Option("--cpu-only", help="Accept traces without GPU events.")]
+Ignore = Annotated[list[str], option("--ignore", "CATEGORY", "Leave out trace events of this category (repeatable).")]
+Partial = Annotated[bool, option("--partial", "", "Accept a run with ranks missing.")]
+CpuOnly = Annotated[bool, option("--cpu-only", "", "Accept traces without GPU events.")]
 Draws = Annotated[
-    int,
-    typer.Option(
-        "--draws", metavar="N", min=0, max=1_000_000, help="Steps to draw (10000 gives a good p99; 0: no draws)."
-    ),
+    int, option("--draws", "N", "Steps to draw (10000 gives a good p99; 0: no draws).", min=0, max=1_000_000)
 ]
 NoiseFile = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--noise",
-        metavar="FILE|PRESET",
-        autocompletion=complete.one_of(complete.CONDITIONS),
-        help="Noise: a file from `presage fit`, or screened, production (default), unscreened.",
+        "FILE|PRESET",
+        "Noise: a file from `presage fit`, or screened, production (default), unscreened.",
+        complete=complete.one_of(complete.CONDITIONS),
     ),
 ]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file (see docs/jobs.md).")]
-Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Number of GPUs (overrides the file).")]
+Gpus = Annotated[int | None, option("--gpus", "N", "Number of GPUs (overrides the file).", min=1)]
 Change = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. parallel.tp=4 (repeatable)."),
+    list[str], option("--set", "KEY=VALUE", "Override a key of the file, e.g. parallel.tp=4 (repeatable).")
 ]
 Columns = Annotated[
-    list[str],
-    typer.Option("--column", metavar="KEY=NAME", help="CSV: the column that holds KEY (gpu, time, ...) (repeatable)."),
+    list[str], option("--column", "KEY=NAME", "CSV: the column that holds KEY (gpu, time, ...) (repeatable).")
 ]
-Workers = Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Number of worker processes.")]
+Workers = Annotated[int, option("--workers", "N", "Number of worker processes.", min=1)]
 RayAddress = Annotated[
-    str | None,
-    typer.Option("--ray", metavar="auto|ADDRESS", help="Run on Ray: 'auto' for the local cluster, or its address."),
+    str | None, option("--ray", "auto|ADDRESS", "Run on Ray: 'auto' for the local cluster, or its address.")
 ]
 RunDraws = Annotated[
-    int,
-    typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw for the interval of the step time."),
+    int, option("--draws", "N", "Runs to draw for the interval of the step time.", min=1, max=1_000_000)
 ]
-Price = Annotated[float | None, typer.Option("--price", metavar="P", help="Price per GPU-hour, in any currency.")]
-TraceOut = Annotated[
-    Path | None, typer.Option("--trace", metavar="OUT.json", help="Write the predicted timeline as a Perfetto trace.")
-]
-SearchSeconds = Annotated[float, typer.Option("--seconds", metavar="S", min=0.0, help="Time limit of the search, s.")]
-ShardingOut = Annotated[Path | None, typer.Option("--out", metavar="PLAN.json", help="Write the sharding plan.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed.")]
+Price = Annotated[float | None, option("--price", "P", "Price per GPU-hour, in any currency.")]
+TraceOut = Annotated[Path | None, option("--trace", "OUT.json", "Write the predicted timeline as a Perfetto trace.")]
+SearchSeconds = Annotated[float, option("--seconds", "S", "Time limit of the search, s.", min=0.0)]
+ShardingOut = Annotated[Path | None, option("--out", "PLAN.json", "Write the sharding plan.")]
+Seed = Annotated[int, option("--seed", "N", "Random seed.", min=0)]
 
 
 def parse_columns(items: Iterable[str]) -> dict[str, str]:

@@ -137,13 +137,6 @@ def load_runs(paths: Iterable[Path], ignore: Iterable[str], partial: bool, cpu_o
     return read_runs(items, ignore=ignore, partial=partial, need_gpu=not cpu_only)
 
 
-def rank_labels(runs: list[TraceSet]) -> list[list[str]]:
-    """The label of each rank of each run: its number, or its file's name if there are several runs."""
-    if len(runs) == 1:
-        return [[str(runs[0].rank(i)) for i in range(len(runs[0]))]]
-    return [[Path(t.path).name.removesuffix(".gz").removesuffix(".json") for t in run.traces] for run in runs]
-
-
 # ---- progress
 
 

@@ -4,60 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers
+from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers, option
 from presage.cli.output import bar, check_report, show_answer
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
-    from presage.prediction.jobs.job_prediction import JobResult
-    from presage.search import JobPlan, PricedPlan, SearchProgress, SearchResult
+    from presage.search import SearchProgress
 
 MS = 1e3
 
 
-Keep = Annotated[
-    list[str],
-    typer.Option("--keep", metavar="KNOB=VALUE,...", help="Fix knobs, e.g. tp=8,recompute=none (repeatable)."),
-]
+Keep = Annotated[list[str], option("--keep", "KNOB=VALUE,...", "Fix knobs, e.g. tp=8,recompute=none (repeatable).")]
 Objective = Annotated[
     str,
-    typer.Option(
+    option(
         "--objective",
-        metavar="NAME",
-        autocompletion=complete.one_of(complete.OBJECTIVES),
-        help="Minimise the mean step time (mean), GPU-seconds per step (cost) or p95 step time (p95).",
+        "NAME",
+        "Minimise the mean step time (mean), GPU-seconds per step (cost) or p95 step time (p95).",
+        complete=complete.one_of(complete.OBJECTIVES),
     ),
 ]
 
 
 def command(
     job: JobFile,
-    gpus: Annotated[
-        str, typer.Option("--gpus", metavar="N[,N...]", help="Number of GPUs; with several, the best is chosen.")
-    ],
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to list.")] = 10,
+    gpus: Annotated[str, option("--gpus", "N[,N...]", "Number of GPUs; with several, the best is chosen.")],
+    top: Annotated[int, option("--top", "N", "Plans to list.", min=1)] = 10,
     micro_batch: Annotated[
-        list[int],
-        typer.Option("--micro-batch", metavar="N", min=1, help="Allow only this microbatch size (repeatable)."),
+        list[int], option("--micro-batch", "N", "Allow only this microbatch size (repeatable).", min=1)
     ] = [],  # noqa: B006
     keep: Keep = [],  # noqa: B006
     change: Change = [],  # noqa: B006
     objective: Objective = "mean",
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Evaluate at most N plans.")] = None,
+    limit: Annotated[int | None, option("--limit", "N", "Evaluate at most N plans.", min=1)] = None,
     workers: Workers = 1,
     ray: RayAddress = None,
     noise: NoiseFile = None,
     seed: Seed = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="PLAN.toml", help="Write the best plan as a job file.")
-    ] = None,
+    out: Annotated[Path | None, option("--out", "PLAN.toml", "Write the best plan as a job file.")] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
@@ -85,7 +75,7 @@ def command(
         )  # fmt: skip
     if out is not None and found.best:
         _write(found.best[0].job, cluster, job, out)
-    show_answer(plan_answer(read, found, partial(_value, read, found)), json, report, {"job of the best plan": out})
+    show_answer(plan_answer(read, found), json, report, {"job of the best plan": out})
     if not found.best:
         raise typer.Exit(1)
 
@@ -130,62 +120,3 @@ def _bar() -> Iterator[Callable[[SearchProgress], None]]:
             shown(p.done, p.total, p.what, speed + best)
 
         yield tell
-
-
-# ---- JSON
-
-
-def _value(job: Job, found: SearchResult) -> dict[str, Any]:
-    c = found.counts
-    return {
-        "kind": "plan",
-        "name": job.name,
-        "platform": job.platform.key,
-        "objective": found.objective,
-        "complete": found.complete,
-        "counts": {
-            "legal": c.legal, "too_large": c.too_large, "set_aside": c.set_aside, "priced": c.priced,
-            "smallest_bytes": c.smallest,
-        },
-        "best": [_prediction(p) | _late(found, k) for k, p in enumerate(found.best)],
-        "own": _prediction(found.own) | _late(found, len(found.best)) if found.own else None,
-        "front": [_short(s) for s in found.front],
-        "by_knob": {name: {word: _short(s) for word, s in rows.items()} for name, rows in found.by_knob.items()},
-        "explanation": _explained(found),
-    }  # fmt: skip
-
-
-def _late(found: SearchResult, k: int) -> dict[str, Any]:
-    if not found.late:
-        return {}
-    return {"p95_step_ms": found.late[k].value * MS, "p95_standard_error_ms": found.late[k].error * MS}
-
-
-def _explained(found: SearchResult) -> list[str]:
-    from presage.report.plan_answer import explanation
-
-    return explanation(found) if found.best else []
-
-
-def _prediction(p: JobResult) -> dict[str, Any]:
-    from presage.search import job_plan
-
-    return {
-        **_layout(job_plan(p.job)),
-        "step_ms": p.seconds * MS,
-        "mfu": p.mfu,
-        "tokens_per_second_per_gpu": p.tokens_per_second_per_gpu,
-        "memory_bytes": p.memory.needed,
-        "fits": p.memory.fits,
-        "breakdown_ms": {name: took * MS for name, took in p.breakdown.items()},
-    }
-
-
-def _short(s: PricedPlan) -> dict[str, Any]:
-    return {**_layout(s.layout), "step_ms": s.seconds * MS, "memory_bytes": s.needed}
-
-
-def _layout(x: JobPlan) -> dict[str, Any]:
-    from presage.search import plan_words
-
-    return {"plan": plan_words(x), **x.to_json()}

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from presage.cli import complete
 from presage.cli.graph import Arguments, Step, graph_from_options
-from presage.cli.options import Json, Report, RunDraws, TraceOut
-from presage.cli.output import (
-    check_report,
-    show_answer,
-    status,
-    write_timeline,
-)
+from presage.cli.options import Json, Report, RunDraws, TraceOut, option
+from presage.cli.output import check_report, show_answer, status, write_timeline
 from presage.cli.ranks import (
     Options,
     PlatformName,
@@ -35,11 +28,11 @@ def command(
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     gpu: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--gpu",
-            metavar="NAME",
-            help="GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200).",
-            autocompletion=complete.gpus,
+            "NAME",
+            "GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200).",
+            complete=complete.gpus,
         ),
     ] = None,
     platform: PlatformName = None,
@@ -50,10 +43,7 @@ def command(
     rank: RankSpecs = [],  # noqa: B006
     draws: RunDraws = 200,
     steps: Annotated[
-        int,
-        typer.Option(
-            "--steps", metavar="N", min=2, max=1000, help="Steps per run, of which the first two are warm-up."
-        ),
+        int, option("--steps", "N", "Steps per run, of which the first two are warm-up.", min=2, max=1000)
     ] = 8,
     trace: TraceOut = None,
     report: Report = None,

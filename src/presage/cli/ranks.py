@@ -6,51 +6,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from presage.cli import complete
+from presage.cli.options import option
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
     from presage.hardware import Platform
     from presage.prediction.rank_set import RankOverride
 
-RankCount = Annotated[
-    int | None,
-    typer.Option("--ranks", metavar="N", min=1, help="Number of ranks (default: all GPUs of one node)."),
-]
+RankCount = Annotated[int | None, option("--ranks", "N", "Number of ranks (default: all GPUs of one node).", min=1)]
 StrategyName = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--strategy",
-        metavar="NAME",
-        help="Parallel strategy: ddp (default), fsdp, zero1, zero2, zero3 or tp.",
-        autocompletion=complete.one_of(complete.STRATEGIES),
+        "NAME",
+        "Parallel strategy: ddp (default), fsdp, zero1, zero2, zero3 or tp.",
+        complete=complete.one_of(complete.STRATEGIES),
     ),
 ]
 PlatformName = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--platform",
-        metavar="NAME",
-        help="Platform the ranks run on (see `presage platforms`), or a .toml file.",
-        autocompletion=complete.platforms,
+        "NAME",
+        "Platform the ranks run on (see `presage platforms`), or a .toml file.",
+        complete=complete.platforms,
     ),
 ]
-Tensor = Annotated[
-    int,
-    typer.Option("--tensor", metavar="N", min=1, help="Tensor-parallel size; the remaining ranks are data-parallel."),
-]
-Options = Annotated[
-    list[str],
-    typer.Option("--option", metavar="K=V", help="Option of the strategy, e.g. bucket_cap_mb=50 (repeatable)."),
-]
+Tensor = Annotated[int, option("--tensor", "N", "Tensor-parallel size; the remaining ranks are data-parallel.", min=1)]
+Options = Annotated[list[str], option("--option", "K=V", "Option of the strategy, e.g. bucket_cap_mb=50 (repeatable).")]
 RankSpecs = Annotated[
     list[str],
-    typer.Option(
+    option(
         "--rank",
-        metavar="R:K=V,...",
-        help="Settings of one rank, or of several (2-5): speed=0.9 (GPU speed), host=1.3 (host time factor), or "
+        "R:K=V,...",
+        "Settings of one rank, or of several (2-5): speed=0.9 (GPU speed), host=1.3 (host time factor), or "
         "arguments of FUNCTION such as batch=16 (repeatable).",
     ),
 ]

@@ -7,11 +7,9 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from presage.cli import complete
 from presage.cli.job import job_from_options
-from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Price, RayAddress, Report, Seed, Workers
+from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Price, RayAddress, Report, Seed, Workers, option
 from presage.cli.output import check_report, pool_progress, show_answer
 from presage.errors import PresageError
 
@@ -27,124 +25,68 @@ GB = 1e9
 LONGEST = 1_000_000_000  # steps
 FAILURES, CHECKPOINTS = "Failures", "Checkpoints"
 
-Tokens = Annotated[str | None, typer.Option("--tokens", metavar="N", help="Tokens to train on, e.g. 15T.")]
-Steps = Annotated[
-    int | None,
-    typer.Option("--steps", metavar="N", min=1, max=LONGEST, help="Steps to train for (instead of --tokens)."),
-]
+Tokens = Annotated[str | None, option("--tokens", "N", "Tokens to train on, e.g. 15T.")]
+Steps = Annotated[int | None, option("--steps", "N", "Steps to train for (instead of --tokens).", min=1, max=LONGEST)]
 Deadline = Annotated[
-    str | None,
-    typer.Option(
-        "--deadline", metavar="60d|DATE", help="Deadline: a duration or a date; prints the chance of meeting it."
-    ),
+    str | None, option("--deadline", "60d|DATE", "Deadline: a duration or a date; prints the chance of meeting it.")
 ]
-Start = Annotated[
-    str | None,
-    typer.Option("--start", metavar="DATE", help="Start date, for a deadline that is a date (default: today)."),
-]
+Start = Annotated[str | None, option("--start", "DATE", "Start date, for a deadline that is a date (default: today).")]
 FailureSet = Annotated[
     str | None,
-    typer.Option(
-        "--failures",
-        rich_help_panel=FAILURES,
-        metavar="NAME|FILE.toml",
-        help="Failure rates (default: llama3).",
-        autocompletion=complete.failures,
+    option(
+        "--failures", "NAME|FILE.toml", "Failure rates (default: llama3).", panel=FAILURES, complete=complete.failures
     ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(
-        "--rate",
-        rich_help_panel=FAILURES,
-        metavar="R",
-        min=0,
-        max=1e9,
-        help="Failures per 1,000 node-days, all kinds together.",
-    ),
+    option("--rate", "R", "Failures per 1,000 node-days, all kinds together.", panel=FAILURES, min=0, max=1e9),
 ]
 Superlinear = Annotated[
     bool,
-    typer.Option(
+    option(
         "--superlinear",
-        rich_help_panel=FAILURES,
-        help="Let the failure rate per node grow with the job, as Meta saw up to 98K GPUs.",
+        "",
+        "Let the failure rate per node grow with the job, as Meta saw up to 98K GPUs.",
+        panel=FAILURES,
     ),
 ]
 RestartSeconds = Annotated[
     float | None,
-    typer.Option(
+    option(
         "--restart-seconds",
-        rich_help_panel=FAILURES,
-        metavar="S",
+        "S",
+        "Time from detecting a failure to the next step, s.",
+        panel=FAILURES,
         min=0.001,
         max=1e9,
-        help="Time from detecting a failure to the next step, s.",
     ),
 ]
 SaveSeconds = Annotated[
-    float | None,
-    typer.Option(
-        "--checkpoint-seconds",
-        rich_help_panel=CHECKPOINTS,
-        metavar="S",
-        min=0,
-        max=1e9,
-        help="Pause per checkpoint, s.",
-    ),
+    float | None, option("--checkpoint-seconds", "S", "Pause per checkpoint, s.", panel=CHECKPOINTS, min=0, max=1e9)
 ]
 Background = Annotated[
     float,
-    typer.Option(
-        "--background",
-        rich_help_panel=CHECKPOINTS,
-        metavar="SHARE",
-        help="Share of checkpoint writing that overlaps training (0 to 1).",
-    ),
+    option("--background", "SHARE", "Share of checkpoint writing that overlaps training (0 to 1).", panel=CHECKPOINTS),
 ]
 Storage = Annotated[
-    float | None,
-    typer.Option(
-        "--storage-GBps", rich_help_panel=CHECKPOINTS, metavar="X", min=0.001, help="Checkpoint write bandwidth, GB/s."
-    ),
+    float | None, option("--storage-GBps", "X", "Checkpoint write bandwidth, GB/s.", panel=CHECKPOINTS, min=0.001)
 ]
 Every = Annotated[
-    str,
-    typer.Option(
-        "--interval",
-        rich_help_panel=CHECKPOINTS,
-        metavar="auto|N|30min",
-        help="Checkpoint interval: best, in steps, or a time.",
-    ),
+    str, option("--interval", "auto|N|30min", "Checkpoint interval: best, in steps, or a time.", panel=CHECKPOINTS)
 ]
 SpareNodes = Annotated[
     int | None,
-    typer.Option(
-        "--spares",
-        rich_help_panel=FAILURES,
-        metavar="N",
-        min=0,
-        max=1_000_000,
-        help="Spare nodes (default: one is always ready).",
-    ),
+    option("--spares", "N", "Spare nodes (default: one is always ready).", panel=FAILURES, min=0, max=1_000_000),
 ]
 StepSeconds = Annotated[
     float | None,
-    typer.Option(
-        "--step-seconds",
-        metavar="S",
-        min=1e-6,
-        max=1e9,
-        help="Use this measured step time instead of the prediction, s.",
-    ),
+    option("--step-seconds", "S", "Use this measured step time instead of the prediction, s.", min=1e-6, max=1e9),
 ]
 ModelError = Annotated[
     bool,
-    typer.Option(
-        "--model-error/--no-model-error", help="Include presage's own uncertainty (--no-model-error leaves it out)."
-    ),
+    option("--model-error/--no-model-error", "", "Include presage's own uncertainty (--no-model-error leaves it out)."),
 ]
-Draws = Annotated[int, typer.Option("--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw.")]
+Draws = Annotated[int, option("--draws", "N", "Runs to draw.", min=1, max=1_000_000)]
 
 
 def command(

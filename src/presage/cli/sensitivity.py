@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Plot, RayAddress, Report, Seed, Workers
+from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Plot, RayAddress, Report, Seed, Workers, option
 from presage.cli.output import check_report, pool_progress, show_answer
 
 
@@ -15,15 +13,11 @@ def command(
     noise: NoiseFile = None,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
-    draws: Annotated[
-        int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps to draw per variant.")
-    ] = 4000,
+    draws: Annotated[int, option("--draws", "N", "Steps to draw per variant.", min=100, max=1_000_000)] = 4000,
     seed: Seed = 0,
     workers: Workers = 1,
     ray: RayAddress = None,
-    top: Annotated[
-        int, typer.Option("--top", metavar="N", min=1, help="Rows of each table and bars of the plot.")
-    ] = 12,
+    top: Annotated[int, option("--top", "N", "Rows of each table and bars of the plot.", min=1)] = 12,
     plot: Plot = None,
     report: Report = None,
     json: Json = None,
@@ -40,7 +34,7 @@ def command(
     from presage.prediction.draws.draw import without_fitted_stragglers
     from presage.prediction.draws.sensitivity import sensitivity
     from presage.prediction.draws.step_model import step_model
-    from presage.report.sensitivity_answer import plot_sensitivity, sensitivity_answer, sensitivity_data
+    from presage.report.sensitivity_answer import plot_sensitivity, sensitivity_answer
 
     check_report(report)
     shape = step_model(transformer_job(job, gpus, change))
@@ -49,5 +43,4 @@ def command(
         found = sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, seed, draws, pool)
     if plot is not None:
         plot_sensitivity(found, plot, top)
-    answer = sensitivity_answer(found, source, top, lambda: sensitivity_data(found) | {"noise": source, "seed": seed})
-    show_answer(answer, json, report, {"plot": plot})
+    show_answer(sensitivity_answer(found, source, seed, top), json, report, {"plot": plot})

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Json, Report, SearchSeconds, ShardingOut
+from presage.cli.options import Json, Report, SearchSeconds, ShardingOut, option
 from presage.cli.output import bar, check_report, show_answer
 
 if TYPE_CHECKING:
     from presage.embeddings import Table
     from presage.embeddings.sharding_plan import ShardingProblem
-    from presage.embeddings.sharding_search import ShardingResult
     from presage.hardware import Platform
 
 MS, GIB = 1e3, 1024.0**3
@@ -28,34 +26,25 @@ def command(
     tables: Annotated[
         Path, typer.Argument(metavar="TABLES.json", help="Tables, as written by `presage indices --json`, or 'demo'.")
     ],
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", min=1, help="Number of GPUs to shard over.")],
+    ranks: Annotated[int, option("--ranks", "N", "Number of GPUs to shard over.", min=1)],
     platform: Annotated[
         str,
-        typer.Option(
-            "--platform",
-            metavar="NAME",
-            help="Platform (see `presage platforms`), or a .toml file.",
-            autocompletion=complete.platforms,
+        option(
+            "--platform", "NAME", "Platform (see `presage platforms`), or a .toml file.", complete=complete.platforms
         ),
     ] = "dgx-h200",
     batch: Annotated[
-        int | None,
-        typer.Option("--batch", metavar="B", min=1, help="Global batch, in samples (default: that of the file)."),
+        int | None, option("--batch", "B", "Global batch, in samples (default: that of the file).", min=1)
     ] = None,
     memory: Annotated[
-        float | None,
-        typer.Option(
-            "--memory", metavar="GiB", min=0.001, help="GPU memory for tables, GiB (default: 80% of the GPU's)."
-        ),
+        float | None, option("--memory", "GiB", "GPU memory for tables, GiB (default: 80% of the GPU's).", min=0.001)
     ] = None,
     optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="NAME", help="Optimizer of the tables: rowwise_adagrad or sgd.")
+        str, option("--optimizer", "NAME", "Optimizer of the tables: rowwise_adagrad or sgd.")
     ] = "rowwise_adagrad",
-    lengths: Annotated[
-        str, typer.Option("--lengths", metavar="NAME", help="Distribution of bag lengths: fixed or poisson.")
-    ] = "fixed",
+    lengths: Annotated[str, option("--lengths", "NAME", "Distribution of bag lengths: fixed or poisson.")] = "fixed",
     seconds: SearchSeconds = 20.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="K", min=0, help="Random seed.")] = 0,
+    seed: Annotated[int, option("--seed", "K", "Random seed.", min=0)] = 0,
     out: ShardingOut = None,
     report: Report = None,
     json: Json = None,
@@ -80,7 +69,7 @@ def command(
         from presage.embeddings.table_files import save_plan
 
         save_plan(found.plan, problem.tables, out)
-    show_answer(shard_answer(problem, found, partial(_value, problem, found)), json, report, {"plan": out})
+    show_answer(shard_answer(problem, found), json, report, {"plan": out})
 
 
 def _problem(
@@ -112,39 +101,3 @@ def search_bar() -> Iterator[Callable[[float, float], None]]:
     """A progress bar with the best step so far."""
     with bar("searching", 1.0) as shown:
         yield lambda done, best: shown(done, note=f"best {best * MS:.4g} ms")
-
-
-def _value(problem: ShardingProblem, found: ShardingResult) -> dict[str, Any]:
-    from presage.embeddings.table_files import plan_json
-
-    load = found.cost.load
-    columns = zip(
-        *(x.tolist() for x in (load.forward, load.backward, load.indices, load.output, load.memory)), strict=True
-    )
-    ranks = [
-        {"forward_ms": f * MS, "backward_ms": b * MS, "indices_bytes": i, "output_bytes": o, "memory_bytes": m}
-        for f, b, i, o, m in columns
-    ]
-    return {
-        "kind": "shard",
-        "platform": problem.platform.key,
-        "ranks": problem.ranks,
-        "batch": problem.batch,
-        "step_ms": found.cost.seconds * MS,
-        "phases_ms": {k: v * MS for k, v in found.cost.phases.items()},
-        "bound_ms": found.bound * MS,
-        "gap": found.gap,
-        "complete": found.complete,
-        "memory_limit_bytes": problem.limit,
-        "load": ranks,
-        "alternatives": [
-            {
-                "name": a.name,
-                "step_ms": a.cost.seconds * MS if a.cost else None,
-                "worse": a.cost.seconds / found.cost.seconds - 1 if a.cost else None,
-                "fits": a.cost is not None and not a.cost.over,
-            }
-            for a in found.alternatives
-        ],
-        "plan": plan_json(found.plan, problem.tables),
-    }

@@ -19,6 +19,7 @@ from presage.cli.options import (
     RayAddress,
     Seed,
     Workers,
+    option,
     with_common_options,
 )
 from presage.cli.output import show_answer, status
@@ -30,19 +31,16 @@ app = typer.Typer(
     help="Explore hardware that does not exist yet: more GPUs, faster ones, larger NVLink domains, less power.",
     no_args_is_help=True,
 )
-Draws = Annotated[int, typer.Option("--draws", metavar="N", min=100, max=1_000_000, help="Steps to draw per point.")]
+Draws = Annotated[int, option("--draws", "N", "Steps to draw per point.", min=100, max=1_000_000)]
 
 
 @app.command("scale", cls=HelpCommand)
 @with_common_options
 def scale(
     job: JobFile,
-    gpus: Annotated[
-        str, typer.Option("--gpus", metavar="N,N...", help="GPU counts to study.")
-    ] = "8192,16384,32768,65536,131072,262144",
+    gpus: Annotated[str, option("--gpus", "N,N...", "GPU counts to study.")] = "8192,16384,32768,65536,131072,262144",
     strong: Annotated[
-        bool,
-        typer.Option("--strong", help="Strong scaling: keep the global batch instead of growing it with the GPUs."),
+        bool, option("--strong", "", "Strong scaling: keep the global batch instead of growing it with the GPUs.")
     ] = False,
     change: Change = [],  # noqa: B006
     noise: NoiseFile = None,
@@ -70,8 +68,8 @@ def scale(
 @with_common_options
 def compute(
     job: JobFile,
-    times: Annotated[str, typer.Option("--times", metavar="X,X...", help="Compute speed relative to today.")] = "1,2,4",
-    memory: Annotated[bool, typer.Option("--memory", help="Scale the memory bandwidth as well.")] = False,
+    times: Annotated[str, option("--times", "X,X...", "Compute speed relative to today.")] = "1,2,4",
+    memory: Annotated[bool, option("--memory", "", "Scale the memory bandwidth as well.")] = False,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
     noise: NoiseFile = None,
@@ -99,8 +97,8 @@ def compute(
 @with_common_options
 def domain(
     job: JobFile,
-    domains: Annotated[str, typer.Option("--domains", metavar="N,N...", help="GPUs per NVLink domain.")] = "8,72",
-    search: Annotated[bool, typer.Option("--search", help="Also search the best plan for each.")] = False,
+    domains: Annotated[str, option("--domains", "N,N...", "GPUs per NVLink domain.")] = "8,72",
+    search: Annotated[bool, option("--search", "", "Also search the best plan for each.")] = False,
     workers: Workers = 1,
     ray: RayAddress = None,
     gpus: Gpus = None,
@@ -129,21 +127,12 @@ def domain(
 @with_common_options
 def power(
     job: JobFile,
-    caps: Annotated[
-        str, typer.Option("--caps", metavar="X,X...", help="Power caps, as shares of the TDP.")
-    ] = "1,0.85,0.7",
+    caps: Annotated[str, option("--caps", "X,X...", "Power caps, as shares of the TDP.")] = "1,0.85,0.7",
     spread: Annotated[
-        float,
-        typer.Option(
-            "--spread",
-            metavar="X",
-            min=0.01,
-            max=100,
-            help="Factor on the GPU-to-GPU spread and the share of slow GPUs.",
-        ),
+        float, option("--spread", "X", "Factor on the GPU-to-GPU spread and the share of slow GPUs.", min=0.01, max=100)
     ] = 2.0,
     placing: Annotated[
-        bool, typer.Option("--placing/--no-placing", help="Also search placements, which is slow (--no-placing: skip).")
+        bool, option("--placing/--no-placing", "", "Also search placements, which is slow (--no-placing: skip).")
     ] = True,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from presage.cli.options import option
+
 if TYPE_CHECKING:
     from presage.ui.plans import Plan
 
@@ -17,10 +19,8 @@ JobFile = Annotated[
     Path | None,
     typer.Argument(metavar="JOB.toml", help="Job file to start from (default: an example; see docs/jobs.md)."),
 ]
-Port = Annotated[
-    int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port on 127.0.0.1 (0: any free port).")
-]
-Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser (--no-open: do not).")]
+Port = Annotated[int, option("--port", "N", "Port on 127.0.0.1 (0: any free port).", min=0, max=65535)]
+Open = Annotated[bool, option("--open/--no-open", "", "Open the page in a browser (--no-open: do not).")]
 
 
 def command(job: JobFile = None, port: Port = 8765, show: Open = True) -> None:

@@ -12,13 +12,8 @@ import typer
 
 from presage.cli import complete
 from presage.cli.graph import Arguments, capture_graph
-from presage.cli.options import Json, Report, Seed
-from presage.cli.output import (
-    bar,
-    check_report,
-    show_answer,
-    status,
-)
+from presage.cli.options import Json, Report, Seed, option
+from presage.cli.output import bar, check_report, show_answer, status
 from presage.errors import PresageError
 from presage.usercode import parse_arguments
 
@@ -35,33 +30,27 @@ Step = Annotated[
 ]
 Apply = Annotated[
     list[str],
-    typer.Option(
+    option(
         "--apply",
-        metavar="EDIT[=VALUE],...",
-        help="Edits to apply, in this order (repeatable; see --list).",
-        autocompletion=complete.edits,
+        "EDIT[=VALUE],...",
+        "Edits to apply, in this order (repeatable; see --list).",
+        complete=complete.edits,
     ),
 ]
 
 
 Gpu = Annotated[
     str,
-    typer.Option(
+    option(
         "--gpu",
-        metavar="NAME",
-        help="GPU to predict for (see `presage gpus`), or a calibration pack's folder.",
-        autocompletion=complete.gpus,
+        "NAME",
+        "GPU to predict for (see `presage gpus`), or a calibration pack's folder.",
+        complete=complete.gpus,
     ),
 ]
-Combine = Annotated[
-    int,
-    typer.Option("--combine", metavar="N", min=1, max=8, help="With --suggest: most edits to combine."),
-]
+Combine = Annotated[int, option("--combine", "N", "With --suggest: most edits to combine.", min=1, max=8)]
 Draws = Annotated[
-    int | None,
-    typer.Option(
-        "--draws", metavar="N", min=1, max=1_000_000, help="Runs to draw (default: 200, or 40 per suggestion)."
-    ),
+    int | None, option("--draws", "N", "Runs to draw (default: 200, or 40 per suggestion).", min=1, max=1_000_000)
 ]
 
 
@@ -70,20 +59,17 @@ def command(
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     gpu: Gpu = "h200",
     apply: Apply = [],  # noqa: B006
-    suggest: Annotated[bool, typer.Option("--suggest", help="Try every edit and rank them by gain.")] = False,
+    suggest: Annotated[bool, option("--suggest", "", "Try every edit and rank them by gain.")] = False,
     combine: Combine = 3,
-    gpus: Annotated[
-        str, typer.Option("--gpus", metavar="NAME,...", help="With --suggest: other GPUs to try as well.")
-    ] = "",
-    everything: Annotated[
-        bool, typer.Option("--all", help="With --suggest: also list edits that do not apply, and why.")
-    ] = (False),
-    listed: Annotated[bool, typer.Option("--list", help="List all edits and what each does.")] = False,
+    gpus: Annotated[str, option("--gpus", "NAME,...", "With --suggest: other GPUs to try as well.")] = "",
+    everything: Annotated[bool, option("--all", "", "With --suggest: also list edits that do not apply, and why.")] = (
+        False
+    ),
+    listed: Annotated[bool, option("--list", "", "List all edits and what each does.")] = False,
     draws: Draws = None,
     seed: Seed = 0,
     trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="OUT.json", help="Write the step before and after as a Perfetto trace."),
+        Path | None, option("--trace", "OUT.json", "Write the step before and after as a Perfetto trace.")
     ] = None,
     report: Report = None,
     json: Json = None,
@@ -104,7 +90,9 @@ def command(
     presage whatif --list
     """
     if listed:
-        _list(json)
+        from presage.report.whatif_answer import step_edits_answer
+
+        show_answer(step_edits_answer(), json)
         return
     if step is None or bool(apply) == suggest:
         raise PresageError(
@@ -182,26 +170,3 @@ def _draw(found: WhatIf, path: Path | None) -> None:
     names = ("as it is", f"with {', '.join(found.edits)}")
     lines = {name: p.timeline for name, p in zip(names, (found.base, found.edited), strict=True)}
     write_whole(path, beside_trace(lines))
-
-
-def _list(json: str | None) -> None:
-    from presage.report.whatif_answer import edits_answer
-    from presage.whatif import ALIASES, OTHERS
-    from presage.whatif.edits import EDITS
-    from presage.whatif.replay_names import EDITS as OF_TRACES
-
-    of_step = [(e.name, e.value if e.needed or not e.value else f"[{e.value}]", e.rule) for e in EDITS.values()]
-    others = [(e.name, e.value, e.rule) for e in OTHERS.values()]
-    told = [
-        {"name": name, "value": value, "rule": rule, "of": of, "traces": name in OF_TRACES}
-        for of, rows in (("step", of_step), ("setting", others))
-        for name, value, rule in rows
-    ]
-    notes = (
-        "FILE.py:FUNCTION, a function of your own from Graph to Graph, and arg:NAME=VALUE are edits too",
-        f"other names: {', '.join(f'{a} for {b}' for a, b in ALIASES.items())}",
-        f"edits of traces (presage replay --apply): {', '.join(OF_TRACES)}",
-    )
-    tables = {"Edits of the step": of_step, "Other machines and arguments": others}
-    data = {"kind": "edits", "edits": told, "aliases": ALIASES}
-    show_answer(edits_answer(tables, notes, lambda: data), json)

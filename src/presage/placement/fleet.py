@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError, PresageError
 from presage.files.csv_table import DEVICE, WORK, Row, number, read_table
+from presage.noise.sampling import RandomStreams
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+SLOWEST = 1e6  # times as long as a usual GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,3 +230,18 @@ def _gpu(lower: dict[str, str], node: tuple[str, ...], rank: str | None) -> tupl
     if node and device is not None:
         return (*node, device)
     return (rank,) if rank is not None else ()
+
+
+def parse_fleet(speeds: str, columns: Mapping[str, str], gpus: int, node: int, seed: int) -> GpuFleet:
+    """The fleet of a CSV file, or one drawn at random: random:SD or random:SD:SHARE:FACTOR."""
+    kind, _, numbers = speeds.partition(":")
+    if kind != "random":
+        return read_speeds(speeds, columns)
+    try:
+        sd, *few = (float(x) for x in numbers.split(":"))
+        share, factor = few or (0.0, 1.0)
+    except ValueError:
+        raise PresageError(f"--speeds {speeds}: should be random:SD or random:SD:SHARE:FACTOR") from None
+    if not (0 <= sd < 1 and 0 <= share <= 1 and 0 < factor < SLOWEST):
+        raise PresageError(f"--speeds {speeds}: SD and SHARE should lie in [0, 1], FACTOR in (0, {SLOWEST:g})")
+    return random_fleet(gpus, node, sd, RandomStreams(seed)("fleet"), share, factor)

@@ -1,15 +1,19 @@
-"""What one hot node costs by where it sits, whom to evict, and what GPUs that were left out would cost."""
+"""What one hot node costs by where it sits, whom to evict, what GPUs left out would cost; PlacementFindings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.sampling import Estimate
+from presage.placement.fleet import GpuFleet
 from presage.placement.place import Placement, PlacementOutcome, PlacementResult
 from presage.placement.placement_score import PlacementScore, draw_placement
+from presage.placement.placement_search import stage_responses
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -18,6 +22,8 @@ EVICTED = 8  # at most
 LEAST = 0.002  # of the p95: speeds are not known better
 CERTAIN = 2.0  # standard errors
 DRAWS = 4_000
+MS = 1e3
+LEAST_SLOW = 1.02  # times as long: what counts as a slow GPU at the least
 
 
 # ---- one hot node
@@ -37,6 +43,12 @@ class HotNode:
         """[stage]: of the p95, as a share."""
         return [p95.value / self.without[1].value - 1 for _, p95 in self.stages]
 
+    def to_json(self) -> dict[str, Any]:
+        pairs = zip(self.stages, self.costs, strict=True)
+        stages = [{"stage": i, **_both_json(*both), "cost": cost} for i, (both, cost) in enumerate(pairs)]
+        ends = {"least": min(self.costs), "most": max(self.costs)}
+        return {"factor": self.factor, "without": _both_json(*self.without), "stages": stages, **ends}
+
 
 def hot_node_cost(judge: PlacementScore, factors: Floats, factor: float, node: int, draws: int = DRAWS) -> HotNode:
     """In replicas [replica, stage] that are otherwise as they are; the hot node goes to the quickest of them."""
@@ -48,6 +60,14 @@ def hot_node_cost(judge: PlacementScore, factors: Floats, factor: float, node: i
         hot[rows, stage] = np.maximum(factors[rows, stage], factor)
         told.append(_quantiles(judge, hot, draws))
     return HotNode(factor, count, told[0], tuple(told[1:]))
+
+
+def hot_node(placed: PlacementResult, fleet: GpuFleet, factor: float, node: str = "") -> HotNode:
+    """The cost of a node of the fleet (or any of its size) that is hot, in each stage of the best placement."""
+    sizes = [len(m) for name, m in fleet.members.items() if name]
+    size = int(np.median(sizes)) if fleet.known_nodes else placed.shape.job.platform.domain
+    own = float(fleet.factors[fleet.members[node]].max()) if node else 1.0
+    return hot_node_cost(placed.judge, Placement(fleet, placed.best.placement.gpus).factors, own * factor, size)
 
 
 def _quickest(judge: PlacementScore, factors: Floats, stage: int, factor: float, count: int) -> Ints:
@@ -77,6 +97,12 @@ class Eviction:
     gain: float  # with those before it
     p95: float  # then
     gpu_hours: float  # a day
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name, "factor": self.factor, "stage": self.stage, "replica": self.replica,
+            "gain_alone": self.alone, "gain": self.gain, "p95_ms": self.p95 * MS, "gpu_hours_a_day": self.gpu_hours,
+        }  # fmt: skip
 
 
 def suggest_evictions(
@@ -167,3 +193,58 @@ def _least_hurt(judge: PlacementScore, factors: Floats, factor: float) -> Floats
     out = factors.copy()
     out[replica, stage] = max(factor, float(out[replica, stage]))
     return out
+
+
+# ---- everything about a placement
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementFindings:
+    """A placement with what was worked out from it; `responses`: the step's response to a slow GPU in each stage."""
+
+    placed: PlacementResult
+    source: str  # of the noise
+    responses: Sequence[float] = ()
+    slow: float = LEAST_SLOW  # the slow GPU's factor
+    evicted: Mapping[str, list[Eviction]] = field(default_factory=dict)
+    left: Sequence[SpareGpu] = ()
+    hot: HotNode | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values with the units in their keys."""
+        p, s, best = self.placed, self.placed.shape, self.placed.best.placement
+        return {
+            "kind": "place",
+            "name": s.job.name,
+            "gpus": s.job.gpus,
+            "fleet": len(p.fleet),
+            "replicas": s.replicas, "stages": s.stages, "together": s.together, "within_node": p.sizes.part,
+            "noise": self.source, "seed": p.judge.seed, "draws": int(p.best.draws.seconds.size),
+            "predicted_ms": s.seconds * MS,
+            **{k: _both_json(o.p50, o.p95) for k, o in (("given", p.given), ("best", p.best), ("worst", p.worst))},
+            "random": {
+                "placements": len(p.randoms.p95s), "p50_ms": p.randoms.p50 * MS, "p95_ms": p.randoms.p95 * MS,
+                "unlucky_p95_ms": p.randoms.unlucky * MS,
+            },
+            "bound_p95_ms": p.bound * MS, "gap": p.gap,
+            "factors": best.factors.tolist(),
+            "ranks": [p.fleet.gpus[g] for g in best.by_rank],
+            "spares": [p.fleet.gpus[g] for g in best.spares],
+            "left_out": [{"gpu": x.gpu, "node": x.node, "factor": x.factor, "p95_ms": x.p95 * MS} for x in self.left],
+            "evict": {name: [e.to_json() for e in rows] for name, rows in self.evicted.items()},
+            "hot": None if self.hot is None else self.hot.to_json(),
+            "notes": list(p.fleet.notes),
+        }  # fmt: skip
+
+
+def _both_json(p50: Estimate, p95: Estimate) -> dict[str, Any]:
+    return {"p50_ms": p50.to_json(MS), "p95_ms": p95.to_json(MS)}
+
+
+def placement_findings(placed: PlacementResult, source: str, evict: int, hot: HotNode | None) -> PlacementFindings:
+    """Responses of the stages, whom to evict (at most `evict`), and what the spares would cost."""
+    slow = max(LEAST_SLOW, float(placed.best.placement.factors.max()))
+    outcomes = {"given": placed.given, "best": placed.best}
+    evicted = {k: suggest_evictions(placed, o, evict) for k, o in outcomes.items()}
+    responses = list(stage_responses(placed.judge, slow))
+    return PlacementFindings(placed, source, responses, slow, evicted, spare_gpus(placed), hot)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.files import write_whole
 from presage.noise.model import NoiseModel
 from presage.noise.sampling import RandomStreams
 from presage.placement.fleet import GpuFleet
@@ -118,6 +122,19 @@ def place(
         for name, p in (("given", given), ("best", best), ("worst", worst))
     }
     return PlacementResult(judge, fleet, sizes, randoms=_randoms(judge, fleet, sizes, randoms), gap=gap, **outcomes)
+
+
+def write_placement(placed: PlacementResult, path: Path) -> None:
+    """Write the best placement as CSV: one row per rank, then the spares."""
+    best, s, fleet, out = placed.best.placement, placed.shape, placed.fleet, StringIO()
+    each, rows = s.replicas * s.together, csv.writer(out, lineterminator="\n")
+    rows.writerow(("rank", "stage", "replica", "place", "gpu", "node", "factor"))
+    ranks = [
+        ((rank, rank // each, rank % each // s.together, rank % s.together), g) for rank, g in enumerate(best.by_rank)
+    ]
+    for where, g in [*ranks, *((("", "", "", "spare"), g) for g in best.spares)]:
+        rows.writerow((*where, fleet.gpus[g], fleet.nodes[g], f"{fleet.factors[g]:.6g}"))
+    write_whole(path, out.getvalue().encode())
 
 
 def _in_order(shape: StepModel, fleet: GpuFleet, groups: Ints) -> Placement:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from presage.graph import summary
-from presage.graph.diff import GraphDiff, lines
+from presage.graph.diff import KINDS, GraphDiff, lines
 from presage.graph.graph import Graph
 from presage.graph.summary import SummaryRow, collapsed
 from presage.memory.step_memory import MemoryProfile
@@ -14,11 +18,10 @@ from presage.report.answer import Answer, DataTable, Section, data_table
 from presage.report.step_sections import peak_table, role_table
 from presage.report.terms import family_name
 from presage.text import amount, shorten, size
+from presage.traces.execution_graph import ExecutionGraph
 
 
-def graph_answer(
-    graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None, to_data: Callable[[], Mapping[str, Any]]
-) -> Answer:
+def graph_answer(graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None) -> Answer:
     """Everything `presage graph` shows."""
     total = summary.total(graph)
     given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
@@ -41,7 +44,7 @@ def graph_answer(
         subject=f"{name}{f' ({given})' if given else ''}",
         sections=(Section("Graph", tables), *changed),
         notes=tuple(notes),
-        to_data=to_data,
+        to_data=partial(graph_data, graph, memory, depth, diff),
         brief=f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, "
         f"peak memory {size(memory.peak_allocated)}",
     )
@@ -88,17 +91,59 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}%" if part and whole else "-"
 
 
-def execution_graph_answer(
-    headline: str,
-    counts: Mapping[str, Sequence[tuple[str, int]]],
-    notes: Sequence[str],
-    to_data: Callable[[], Mapping[str, Any]],
-) -> Answer:
-    """Counts of an execution trace or Chakra graph, a table for each title."""
+def execution_graph_answer(graph: ExecutionGraph, path: Path, top: int) -> Answer:
+    """Counts of an execution trace or Chakra graph, which have no times."""
+    kinds = Counter(n.kind for n in graph.nodes)
+    names = Counter(n.name for n in graph.nodes if n.kind in ("op", "kernel", "collective"))
+    rank = "not stated" if graph.rank is None else str(graph.rank)
+    counts = {"Nodes by kind": kinds.most_common(), "Most frequent": names.most_common(top)}
     tables = tuple(
         data_table(title, ("what", "count"), [(shorten(name), str(n)) for name, n in rows], wrap=True)
         for title, rows in counts.items()
     )
+    dropped = f"{graph.dropped_deps} control dependencies point nowhere or in a circle and were left out"
+    data = {
+        "kind": "graph", "path": str(path), "schema": graph.schema, "rank": graph.rank, "nodes": len(graph.nodes),
+        "dropped_deps": graph.dropped_deps, "nodes_by_kind": dict(kinds.most_common()),
+        "top_names": dict(names.most_common(top)),
+    }  # fmt: skip
     return Answer(
-        "execution graph", headline, sections=(Section("Nodes", tables),), notes=tuple(notes), to_data=to_data
+        "execution graph",
+        f"execution graph, schema {graph.schema}, rank {rank}, {len(graph.nodes)} nodes",
+        sections=(Section("Nodes", tables),),
+        notes=(dropped,) if graph.dropped_deps else (),
+        to_data=lambda: data,
     )
+
+
+# ---- JSON
+
+
+def graph_data(graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None) -> dict[str, Any]:
+    """Plain values of a step's graph."""
+
+    def row(r: SummaryRow) -> dict[str, Any]:
+        return {k: v for k, v in asdict(r).items() if k not in ("depth", "alike")} | {"flops": r.flops}
+
+    value: dict[str, Any] = {
+        "kind": "graph",
+        "source": graph.source,
+        "arguments": graph.arguments,
+        "torch": str(graph.torch),
+        "flags": graph.flags,
+        "notes": list(graph.notes),
+        "total": row(summary.total(graph)),
+        "phases": [row(r) for r in summary.by_phase(graph)],
+        "modules": [{**row(r), "depth": r.depth} for r in summary.by_module(graph, depth)],
+        "families": [row(r) for r in summary.by_family(graph)],
+        "memory": {
+            "peak_allocated_bytes": memory.peak_allocated,
+            "peak_reserved_bytes": memory.peak_reserved,
+            "peak_op": memory.peak_op,
+            "at_peak_by_role": memory.by_role(),
+        },
+    }
+    if diff is not None:
+        counts = {kind: diff.count(kind) for kind in KINDS}
+        value["diff"] = {"same": diff.same, **counts, "changes": [asdict(c) for c in diff.changes]}
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from presage.costs.collectives.model import Bus
@@ -15,21 +15,42 @@ from presage.text import seconds, size
 RATES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 
 
-def gpus_answer(gpus: Sequence[Gpu], one: bool, to_data: Callable[[], Mapping[str, Any]]) -> Answer:
+def gpus_answer(gpus: Sequence[Gpu], one: bool) -> Answer:
     """One GPU with every figure, or a row for each."""
     brief = "\n".join(f"{g.key}: {g.name}" if one else g.key for g in gpus)
     tables = (figure_table(gpus[0]),) if one else (gpu_table(gpus), source_table(gpus))
-    return Answer("GPUs", sections=(Section("GPUs", tables),), to_data=to_data, brief=brief)
+    data = {"kind": "gpus", "gpus": [{"key": g.key, **g.facts.texts, "figures": _sourced(g.facts)} for g in gpus]}
+    return Answer("GPUs", sections=(Section("GPUs", tables),), to_data=lambda: data, brief=brief)
 
 
-def platforms_answer(
-    platforms: Sequence[Platform], buses: Sequence[Bus] | None, to_data: Callable[[], Mapping[str, Any]]
-) -> Answer:
+def platforms_answer(platforms: Sequence[Platform], buses: Sequence[Bus] | None) -> Answer:
     """One platform with its links and predicted bus bandwidths (`buses`), or a row for each."""
     one = buses is not None
     brief = "\n".join(f"{p.key}: {p.name}, {p.domain} x {p.gpu.name}" if one else p.key for p in platforms)
     tables = (platform_table(platforms),) if buses is None else (link_table(platforms[0]), busbw_table(buses))
-    return Answer("Platforms", sections=(Section("Platforms", tables),), to_data=to_data, brief=brief)
+    data = {"kind": "platforms", "platforms": [_platform_data(p, buses) for p in platforms]}
+    return Answer("Platforms", sections=(Section("Platforms", tables),), to_data=lambda: data, brief=brief)
+
+
+def _platform_data(p: Platform, buses: Sequence[Bus] | None) -> dict[str, Any]:
+    """Links in SI units, figures in the units of their keys with their sources; of one platform its collectives too."""
+    own = ("name", "fabric", "topology", "in_network", "ranks", "bandwidth", "latency")
+    links = [{k: getattr(link, k) for k in own} | {"figures": _sourced(link.facts)} for link in p.links]
+    value = {"key": p.key, "name": p.name, "gpu": p.gpu.key, "domain": p.domain, "links": links}
+    return value if buses is None else value | {"collectives": [_bus_data(b) for b in buses]}
+
+
+def _bus_data(b: Bus) -> dict[str, Any]:
+    group = {"op": b.op, "ranks": b.group.ranks, "per_domain": b.group.per_domain, "from": b.origin}
+    return group | {"bytes": list(b.nbytes), "seconds": list(b.seconds), "busbw": list(b.busbw)}
+
+
+def _sourced(facts: Any) -> dict[str, Any]:
+    """Figures as written, each with its source."""
+    return {
+        key: {"value": value, "source": facts.sources[key].text, "date": facts.sources[key].date}
+        for key, value in facts.as_written().items()
+    }
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> DataTable:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from presage.placement import Eviction, HotNode, PlacementResult, SpareGpu
+from presage.placement import Eviction, HotNode, PlacementFindings, PlacementResult, SpareGpu
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
 from presage.report.html.charts.bars import NO_CHANGE, AxisUnit, Swing, tornado_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
@@ -23,20 +21,7 @@ HEAT_STAGES, HEAT_REPLICAS = 60, 32
 TIMES = AxisUnit("x", 1.0)
 
 
-@dataclass(frozen=True, eq=False)
-class PlacementFindings:
-    """A placement with what was worked out from it; `responses`: the step's response to a slow GPU in each stage."""
-
-    placed: PlacementResult
-    source: str  # of the noise
-    responses: Sequence[float] = ()
-    slow: float = 1.02  # the slow GPU's factor
-    evicted: Mapping[str, list[Eviction]] = field(default_factory=dict)
-    left: Sequence[SpareGpu] = ()
-    hot: HotNode | None = None
-
-
-def place_answer(f: PlacementFindings, to_data: Callable[[], Mapping[str, Any]] = dict) -> Answer:
+def place_answer(f: PlacementFindings) -> Answer:
     """Everything `presage place` shows."""
     p, s = f.placed, f.placed.shape
     name = s.job.name or s.job.model.name or "job"
@@ -62,7 +47,7 @@ def place_answer(f: PlacementFindings, to_data: Callable[[], Mapping[str, Any]] 
             _steps_section(p),
         ),
         notes=notes(p, f.source),
-        to_data=to_data,
+        to_data=f.to_json,
     )
 
 

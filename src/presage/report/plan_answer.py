@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,7 @@ from presage.search import (
     PlanDifference,
     PricedPlan,
     SearchResult,
-    TooLargePlan,
     compare_plans,
-    faster_but_too_large,
     job_plan,
     overheads,
     plan_words,
@@ -33,8 +31,14 @@ EQUAL = 5e-4
 KNOBS = {"micro_batch": "micro batch", "expert_tp": "expert tp"}
 
 
-def plan_answer(job: Job, found: SearchResult, to_data: Callable[[], Mapping[str, Any]] = dict) -> Answer:
+def plan_data(job: Job, found: SearchResult) -> dict[str, Any]:
+    """The JSON."""
+    return found.to_json(job) | {"explanation": explanation(found) if found.best else []}
+
+
+def plan_answer(job: Job, found: SearchResult) -> Answer:
     """Everything `presage plan` shows."""
+    to_data = partial(plan_data, job, found)
     name = job.name or job.model.name or "job"
     where = f"{job.platform.gpu.name} ({job.platform.key})"
     subject = f"{name} on {where}, {job.global_batch:,} samples of {job.sequence:,} tokens per step"
@@ -190,7 +194,7 @@ def _row(p: JobResult, found: SearchResult, k: int, several: bool, prefix: str =
 def _front_section(found: SearchResult) -> Section:
     best, own = found.best[0], found.own
     times = best.job.gpus if found.objective == "cost" else 1
-    too_large = [PlanPoint(plan_words(m.layout), m.seconds * times, m.needed) for m in faster_but_too_large(found)]
+    too_large = [PlanPoint(plan_words(m.layout), m.seconds * times, m.needed) for m in found.too_large]
     chart = partial(
         pareto_figure, [_point(s, found) for s in found.cloud], [_point(s, found) for s in found.front],
         best.memory.memory, _point(best, found), _point(own, found) if own else None, too_large,
@@ -278,7 +282,7 @@ def explanation(found: SearchResult) -> list[str]:
         out.append(_against("The job's own plan", compare_plans(best, found.own), found.own))
     if len(found.best) > 1:
         out.append(_against("The runner-up", compare_plans(best, found.best[1]), found.best[1]))
-    return [*out, _limits(best), _memory(best, faster_but_too_large(found))]
+    return [*out, _limits(best), _memory(best, found.too_large)]
 
 
 def _against(who: str, d: PlanDifference, other: JobResult) -> str:
@@ -301,7 +305,7 @@ def _limits(best: JobResult) -> str:
     )
 
 
-def _memory(best: JobResult, faster: list[TooLargePlan]) -> str:
+def _memory(best: JobResult, faster: Sequence[PricedPlan]) -> str:
     if not faster:
         return "Memory is not the limit: no neighbouring plan that does not fit would be faster."
     first = faster[0]

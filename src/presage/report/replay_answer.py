@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import nan
-from typing import Any
 
-from presage.engine import Timeline
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
 from presage.report.html.charts.bars import AxisUnit, grouped_figure, time_unit
 from presage.report.html.charts.lanes import LaneTasks, lanes_section
@@ -16,8 +12,7 @@ from presage.report.terms import plural, signed
 from presage.report.trace_answer import short_op
 from presage.report.trace_tasks import measured_tasks, replayed_tasks, shown_ranks, shown_step, step_window
 from presage.text import percent, seconds
-from presage.traces.explain import PathPart
-from presage.traces.replay import Replay, StepTime
+from presage.whatif.replay_result import ReplayFindings, SimulatedReplay, mean_seconds
 
 GOOD_ERROR, FAIR_ERROR = 0.02, 0.05  # of a step
 EQUAL = 0.0005  # of a step: less is no change
@@ -25,59 +20,10 @@ PERCENT = AxisUnit("%", 0.01)
 PATH_ROWS = 14
 NOT_SHOWN = "work that no trace event shows counts as a gap where it was"
 
-# A rank's name and its steps: measured, replayed, and edited where there are edits.
-RankSteps = tuple[str, Sequence[StepTime], Sequence[StepTime], Sequence[StepTime] | None]
 
-
-@dataclass(frozen=True, eq=False)
-class Simulated:
-    """A replay with its timeline and critical path."""
-
-    replay: Replay
-    timeline: Timeline
-    path: Sequence[PathPart]
-
-
-@dataclass(frozen=True, eq=False)
-class ReplayFindings:
-    """Steps of all ranks, the edits with their reasons, and the first run before and after."""
-
-    rows: Sequence[RankSteps]
-    edits: Sequence[str]
-    reasons: Sequence[str]
-    before: Simulated
-    after: Simulated | None
-
-    @property
-    def measured(self) -> float:
-        """The mean measured step of the slowest rank."""
-        return max((_mean(m) for _, m, _, _ in self.rows), default=nan)
-
-    @property
-    def replayed(self) -> float:
-        return max((_mean(r) for _, _, r, _ in self.rows), default=nan)
-
-    @property
-    def edited(self) -> float | None:
-        means = [_mean(e) for *_, e in self.rows if e is not None]
-        return max(means) if means else None
-
-    @property
-    def error(self) -> float:
-        return self.replayed / self.measured - 1 if self.measured else nan
-
-    @property
-    def change(self) -> float:
-        return self.edited / self.replayed - 1 if self.edited is not None and self.replayed else nan
-
-
-def _mean(steps: Sequence[StepTime]) -> float:
-    return sum(s.seconds for s in steps) / len(steps) if steps else 0.0
-
-
-def replay_answer(f: ReplayFindings, page: bool = True, to_data: Callable[[], Mapping[str, Any]] = dict) -> Answer:
+def replay_answer(f: ReplayFindings, page: bool = True) -> Answer:
     """Everything `presage replay` shows; `page`: with the timelines."""
-    run = f.before.replay
+    run = f.runs[0].before.replay
     clock = ", on one clock" if len(run.ranks) > 1 and run.run.one_clock else ""
     return Answer(
         title="replay",
@@ -89,7 +35,7 @@ def replay_answer(f: ReplayFindings, page: bool = True, to_data: Callable[[], Ma
             _steps_section(f), _error_section(f), _timeline_section(f) if page else None, _path_section(f)
         ),
         notes=(*(f"why: {reason}" for reason in f.reasons), NOT_SHOWN),
-        to_data=to_data,
+        to_data=f.to_json,
     )
 
 
@@ -125,7 +71,7 @@ def _steps_section(f: ReplayFindings) -> Section:
         names, along, text = [str(i) for i in range(len(values[0]))], "step", "Each step as measured and as replayed."
     else:
         ranks = [row[1:] for row in f.rows]
-        values = [[_mean(row[k] or ()) for row in ranks] for k in range(3)]
+        values = [[mean_seconds(row[k] or ()) for row in ranks] for k in range(3)]
         names, along, text = [name for name, *_ in f.rows], "rank", "The mean step of each rank."
     kinds = ("measured", "replayed", "with the edits")[: 2 if f.edited is None else 3]
     series = dict(zip(kinds, values, strict=False))
@@ -166,18 +112,19 @@ def _error_section(f: ReplayFindings) -> Section:
 
 def _timeline_section(f: ReplayFindings) -> Section | None:
     """One step of one rank: as measured, as replayed, and with the edits."""
-    replay = f.before.replay
+    first = f.runs[0]
+    replay = first.before.replay
     shown = [i for i in shown_ranks(replay) if i < len(f.rows)]
-    place = max(shown, key=lambda i: _mean(f.rows[i][1]))
+    place = max(shown, key=lambda i: mean_seconds(f.rows[i][1]))
     measured = f.rows[place][1]
     if not measured:
         return None
     k = shown_step(measured)
     windows = [step_window([measured], k)]
     parts = [measured_tasks(replay, [place], windows[0], "measured: ")]
-    for prefix, simulated in (("replayed: ", f.before), ("edited: ", f.after)):
+    for prefix, simulated in (("replayed: ", first.before), ("edited: ", first.after)):
         if simulated is not None:
-            windows.append(step_window([simulated.replay.steps(simulated.timeline, place)], k))
+            windows.append(step_window([simulated.steps(place)], k))
             parts.append(replayed_tasks(simulated.replay, simulated.timeline, [place], windows[-1], prefix))
     tasks = LaneTasks.joined(parts)
     if not len(tasks):
@@ -189,7 +136,8 @@ def _timeline_section(f: ReplayFindings) -> Section | None:
 
 def _path_section(f: ReplayFindings) -> Section | None:
     """The critical path before and after."""
-    before, after = _path_times(f.before), _path_times(f.after) if f.after is not None else {}
+    run = f.runs[0]
+    before, after = _path_times(run.before), _path_times(run.after) if run.after is not None else {}
     names = sorted({*before, *after}, key=lambda n: -max(before.get(n, 0.0), after.get(n, 0.0)))[:PATH_ROWS]
     if not names:
         return None
@@ -205,7 +153,7 @@ def _path_section(f: ReplayFindings) -> Section | None:
     )
 
 
-def _path_times(simulated: Simulated) -> dict[str, float]:
+def _path_times(simulated: SimulatedReplay) -> dict[str, float]:
     times: dict[str, float] = {}
     for p in simulated.path:
         name = f"{p.kind}: {short_op(p.name, 50)}"

@@ -26,9 +26,7 @@ LEAST = 0.02  # a share that is surely below this is shown as none
 MS = 1e3
 
 
-def sensitivity_answer(
-    s: Sensitivity, source: str, top: int = 12, to_data: Callable[[], dict[str, Any]] | None = None
-) -> Answer:
+def sensitivity_answer(s: Sensitivity, source: str, seed: int = 0, top: int = 12) -> Answer:
     """Everything `presage sensitivity` shows; `top`: rows of each table."""
     job, p95 = s.shape.job, _p95(s)
     name = job.name or job.model.name or "job"
@@ -42,7 +40,7 @@ def sensitivity_answer(
         facts=_facts(s),
         sections=(*(_group_section(s, kind, top) for kind in GROUPS if s.of(kind)), _steps_section(s)),
         notes=(*notes(s), f"noise: {source}"),
-        to_data=to_data or partial(sensitivity_data, s),
+        to_data=lambda: sensitivity_data(s) | {"noise": source, "seed": seed},
     )
 
 

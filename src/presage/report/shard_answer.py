@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from presage.embeddings.indices import TableCounts
 from presage.embeddings.sharding_cost import ShardingCost, memory_by_rank
 from presage.embeddings.sharding_plan import ShardingProblem
 from presage.embeddings.sharding_search import ShardingResult
+from presage.embeddings.table_files import plan_json
 from presage.prediction.step import StepResult
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
 from presage.report.html.charts.bars import GIB, parts_figure, stacks_figure, time_unit
@@ -29,11 +30,10 @@ PHASES = {
     "update": "updates", "replicas": "replicated tables",
 }  # fmt: skip
 NEAR = 0.02
+MS = 1e3
 
 
-def shard_answer(
-    problem: ShardingProblem, found: ShardingResult, to_data: Callable[[], Mapping[str, Any]] = dict
-) -> Answer:
+def shard_answer(problem: ShardingProblem, found: ShardingResult) -> Answer:
     """Everything `presage shard` shows."""
     tables, ranks = len(problem.tables), found.plan.ranks
     return Answer(
@@ -47,8 +47,38 @@ def shard_answer(
             _where_section(problem, found), _alternatives_section(found),
         ),
         notes=() if found.complete else ("the search ran out of time: --seconds gives it more",),
-        to_data=to_data,
+        to_data=partial(shard_data, problem, found),
     )  # fmt: skip
+
+
+def shard_data(problem: ShardingProblem, found: ShardingResult) -> dict[str, Any]:
+    """The JSON."""
+    names = ("forward_ms", "backward_ms", "indices_bytes", "output_bytes", "memory_bytes")
+    loads = zip(*(x.tolist() for x in _loads(found.cost)), strict=True)
+    best = found.cost.seconds
+    return {
+        "kind": "shard",
+        "platform": problem.platform.key,
+        "ranks": problem.ranks,
+        "batch": problem.batch,
+        "step_ms": best * MS,
+        "phases_ms": {k: v * MS for k, v in found.cost.phases.items()},
+        "bound_ms": found.bound * MS,
+        "gap": found.gap,
+        "complete": found.complete,
+        "memory_limit_bytes": problem.limit,
+        "load": [{n: v * (MS if n.endswith("_ms") else 1) for n, v in zip(names, row, strict=True)} for row in loads],
+        "alternatives": [
+            {
+                "name": a.name,
+                "step_ms": a.cost.seconds * MS if a.cost else None,
+                "worse": a.cost.seconds / best - 1 if a.cost else None,
+                "fits": a.cost is not None and not a.cost.over,
+            }
+            for a in found.alternatives
+        ],
+        "plan": plan_json(found.plan, problem.tables),
+    }
 
 
 def headline(problem: ShardingProblem, found: ShardingResult) -> str:
@@ -218,7 +248,7 @@ def _plan_cells(cost: ShardingCost, best: float) -> list[str]:
 # ---- dlrm and indices
 
 
-def dlrm_answer(team: DlrmRanks, p: StepResult, to_data: Callable[[], Mapping[str, Any]] = dict) -> Answer:
+def dlrm_answer(team: DlrmRanks, p: StepResult) -> Answer:
     """Everything `presage dlrm` shows."""
     base = predict_answer(p)
     step, *rest = base.sections
@@ -229,12 +259,22 @@ def dlrm_answer(team: DlrmRanks, p: StepResult, to_data: Callable[[], Mapping[st
         embeddings,
         families_section(p),
     )
+    to_data = partial(dlrm_data, team, p)
     return replace(base, question="How long will a step take?", sections=sections, to_data=to_data)
 
 
-def indices_answer(
-    tables: Sequence[TableCounts], batch: int, samples: int, to_data: Callable[[], Mapping[str, Any]]
-) -> Answer:
+def dlrm_data(team: DlrmRanks, p: StepResult) -> dict[str, Any]:
+    """The JSON."""
+    return p.to_json() | {
+        "kind": "dlrm",
+        "batch": team.job.batch,
+        "embeddings_ms": {k: v * MS for k, v in team.cost.phases.items()},
+        "imbalance_ms": team.cost.imbalance * MS,
+        "plan": plan_json(team.plan, team.job.tables),
+    }
+
+
+def indices_answer(tables: Sequence[TableCounts], batch: int, samples: int) -> Answer:
     """Lookup statistics of tables; of the histogram the rows used once, and those used 32 times or more."""
     names = ("table", "rows", "pooling", "lookups", "distinct", "used once", "used 32x", "most used", "alpha")
     rows = [
@@ -246,4 +286,5 @@ def indices_answer(
     ]  # fmt: skip
     table = data_table(f"Lookups in a batch of {batch}", names, rows, wrap=True)
     brief = f"{len(tables)} tables, {batch:,} of {samples:,} samples counted"
-    return Answer("embedding tables", sections=(Section("Tables", (table,)),), to_data=to_data, brief=brief)
+    data = {"kind": "tables", "batch": batch, "samples": samples, "tables": [asdict(t) for t in tables]}
+    return Answer("embedding tables", sections=(Section("Tables", (table,)),), to_data=lambda: data, brief=brief)

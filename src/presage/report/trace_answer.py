@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import partial
 from math import isnan, nan
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +15,9 @@ from presage.report.html.charts.lanes import lanes_section
 from presage.report.terms import plural
 from presage.report.trace_tasks import measured_tasks, shown_ranks, shown_step, step_window
 from presage.text import percent, seconds, shorten
-from presage.traces.explain import LaneActivity, Lateness, OpSummary, PathPart
+from presage.traces.explain import LaneActivity, PathPart
+from presage.traces.findings import TraceFindings
 from presage.traces.overheads import ANY, Kind, Overhead, Overheads
-from presage.traces.replay import Replay, StepTime
-from presage.traces.trace_set import Meeting
 
 IDLE = {"host": "idle, waiting for the host", "sync": "idle, host synchronising", "gap": "gaps between kernels",
         "unexplained": "idle, unexplained"}  # fmt: skip
@@ -36,47 +33,7 @@ OVERHEADS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class TraceFindings:
-    """What was found in traces: steps and activity of every rank; of one run also its path, late ranks and ops."""
-
-    replays: Sequence[Replay]
-    names: Sequence[str]  # of all ranks
-    steps: Sequence[Sequence[StepTime]]
-    activity: Sequence[LaneActivity]
-    overheads: Overheads
-    path: Sequence[PathPart] = ()
-    late: Sequence[Lateness] = ()
-    meetings: Sequence[tuple[Meeting, int, float, float]] = ()
-    ops: Sequence[OpSummary] = ()
-    kernels: Sequence[OpSummary] = ()
-    place: int = 0  # the rank whose ops are listed
-    top: int = 10  # rows of each table
-
-    @property
-    def single(self) -> bool:
-        """Whether all traces are of one run."""
-        return len(self.replays) == 1
-
-    @cached_property
-    def cpu_only(self) -> bool:
-        return all(r.trace.cpu_only for replay in self.replays for r in replay.ranks)
-
-    @property
-    def device(self) -> str:
-        return "CPU" if self.cpu_only else "GPU"
-
-    @cached_property
-    def means(self) -> list[float]:
-        """The mean step of each rank."""
-        return [sum(s.seconds for s in steps) / len(steps) if steps else nan for steps in self.steps]
-
-    @cached_property
-    def slowest(self) -> int:
-        return int(np.argmax([0.0 if isnan(m) else m for m in self.means])) if self.means else 0
-
-
-def trace_answer(f: TraceFindings, page: bool = True, to_data: Callable[[], Mapping[str, Any]] = dict) -> Answer:
+def trace_answer(f: TraceFindings, page: bool = True) -> Answer:
     """Everything `presage trace` shows; `page`: with the timeline."""
     gpus = f.replays[0].ranks[f.place].trace.gpus
     gpu = gpus[0] if gpus else "CPU only" if f.cpu_only else "unknown GPU"
@@ -90,14 +47,14 @@ def trace_answer(f: TraceFindings, page: bool = True, to_data: Callable[[], Mapp
         facts=_facts(f),
         sections=sections_of(
             _activity_section(f), _timeline_section(f) if page and f.single else None, _steps_section(f),
-            _ops_section(f) if f.single else None, _path_section(f) if f.path else None,
-            _late_section(f) if f.late else None, _overhead_section(f),
+            _ops_section(f) if f.single else None, _path_section(f) if f.single and f.path else None,
+            _late_section(f) if f.single and f.late else None, _overhead_section(f),
         ),
         notes=(
             "times are as profiled: the profiler slows the host, so steps without it are shorter",
             *([f"{wrong} collectives could not be matched between ranks"] if wrong else []),
         ),
-        to_data=to_data,
+        to_data=f.to_json,
         brief="\n".join(_brief(*x) for x in zip(f.names, f.means, f.activity, strict=True)),
     )  # fmt: skip
 
@@ -112,7 +69,7 @@ def headline(f: TraceFindings) -> str:
     a, mean = f.activity[f.slowest], f.means[f.slowest]
     step = f"{seconds(mean)}/step" if not isnan(mean) else f"{seconds(a.span)} traced"
     who = f" on {'rank' if f.single else 'trace'} {f.names[f.slowest]}, the slowest" if len(f.names) > 1 else ""
-    return f"{step}{who}: {_pace(a, f.device)}{_late_text(f) or _path_text(f.path)}."
+    return f"{step}{who}: {_pace(a, f.device)}{_late_text(f) or _path_text(f)}."
 
 
 def _pace(a: LaneActivity, device: str) -> str:
@@ -132,7 +89,8 @@ def _pace(a: LaneActivity, device: str) -> str:
     return f"the {device} computes {percent(a.compute / a.span, 0)} of the time{text}"
 
 
-def _path_text(path: Sequence[PathPart]) -> str:
+def _path_text(f: TraceFindings) -> str:
+    path: Sequence[PathPart] = f.path if f.single else ()
     total = sum(p.seconds for p in path)
     if not total:
         return ""
@@ -144,7 +102,7 @@ def _path_text(path: Sequence[PathPart]) -> str:
 
 def _late_text(f: TraceFindings) -> str:
     span = max((a.span for a in f.activity), default=0.0)
-    worst = max(f.late, key=lambda r: r.made_others_wait, default=None)
+    worst = max(f.late if f.single else (), key=lambda r: r.made_others_wait, default=None)
     if worst is None or worst.made_others_wait < max(LATE_RANK * span, 1e-12):
         return ""
     return f"; rank {worst.rank} is a straggler: others wait {seconds(worst.made_others_wait)} for it"
@@ -302,7 +260,7 @@ def _late_section(f: TraceFindings) -> Section:
         [a.compute, a.exposed_communication, a.waiting_for_ranks, a.idle.total, r.made_others_wait]
         for a, r in zip(f.activity, f.late, strict=True)
     ])  # fmt: skip
-    worst = max(f.late, key=lambda r: r.made_others_wait)
+    worst = max(f.late if f.single else (), key=lambda r: r.made_others_wait)
     text = (
         f"Rank {worst.rank} arrived last {worst.times_last} times, and the others waited "
         f"{seconds(worst.made_others_wait)} for it in total. Red is above the median rank, blue below."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,10 @@ from presage.report.predict_answer import families_section, step_facts, step_tab
 from presage.report.step_sections import memory_section, step_tasks
 from presage.report.terms import family_name, first_few, interval
 from presage.text import percent, seconds, size
+from presage.whatif import ALIASES, OTHERS
 from presage.whatif.before_after import Range, WhatIf
+from presage.whatif.edits import EDITS
+from presage.whatif.replay_names import EDITS as TRACE_EDITS
 from presage.whatif.suggest import Suggestions
 
 SPEEDUP = AxisUnit("x", 1.0)
@@ -295,16 +298,41 @@ def _missing_section(found: Suggestions, everything: bool) -> Section:
 # ---- lists of edits
 
 
-def edits_answer(
-    tables: Mapping[str, Sequence[tuple[str, str, str]]], notes: Sequence[str], to_data: Callable[[], Mapping[str, Any]]
+def step_edits_answer() -> Answer:
+    """Everything `presage whatif --list` shows."""
+    step = [(e.name, e.value if e.needed or not e.value else f"[{e.value}]", e.rule) for e in EDITS.values()]
+    others = [(e.name, e.value, e.rule) for e in OTHERS.values()]
+    rows = [
+        {"name": name, "value": value, "rule": rule, "of": of, "traces": name in TRACE_EDITS}
+        for of, edits in (("step", step), ("setting", others))
+        for name, value, rule in edits
+    ]
+    notes = (
+        "FILE.py:FUNCTION, a function of your own from Graph to Graph, and arg:NAME=VALUE are edits too",
+        f"other names: {', '.join(f'{a} for {b}' for a, b in ALIASES.items())}",
+        f"edits of traces (presage replay --apply): {', '.join(TRACE_EDITS)}",
+    )
+    tables = {"Edits of the step": step, "Other machines and arguments": others}
+    return _edits_answer(tables, {"kind": "edits", "edits": rows, "aliases": ALIASES}, notes)
+
+
+def replay_edits_answer() -> Answer:
+    """Everything `presage replay --list` shows."""
+    rows = [{"name": e.name, "value": e.value, "rule": e.rule} for e in TRACE_EDITS.values()]
+    edits = [(e.name, e.value, e.rule) for e in TRACE_EDITS.values()]
+    return _edits_answer({"Edits of a trace": edits}, {"kind": "edits", "edits": rows})
+
+
+def _edits_answer(
+    tables: Mapping[str, Sequence[tuple[str, str, str]]], data: Mapping[str, Any], notes: tuple[str, ...] = ()
 ) -> Answer:
-    """All edits by name, value and rule: a table for each title."""
+    """Edits by name, value and rule: a table for each title."""
     sections = []
     for title, edits in tables.items():
         rows = [(f"{name}{_value_text(value)}", rule) for name, value, rule in edits]
         sections.append(Section(title, (data_table(title, ("edit", "rule"), rows, text=2, wrap=True),)))
     brief = "\n".join(name for edits in tables.values() for name, _, _ in edits)
-    return Answer("edits", sections=tuple(sections), notes=tuple(notes), to_data=to_data, brief=brief)
+    return Answer("edits", sections=tuple(sections), notes=notes, to_data=lambda: data, brief=brief)
 
 
 def _value_text(value: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from presage.configs.check import problems
 from presage.configs.job import Job
@@ -14,7 +15,9 @@ from presage.parallel.schedules import ONE_CHUNK, SEVERAL_CHUNKS
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import COMPUTE, JobResult
 from presage.prediction.jobs.job_step import job_step
-from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, apply_plan, job_plan, knob
+from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, apply_plan, job_plan, knob, plan_words
+
+MS = 1e3
 
 
 def predict_plan(job: Job, efficiency: Efficiency | None = None) -> JobResult:
@@ -42,6 +45,10 @@ class PricedPlan:
     layout: JobPlan
     seconds: float
     needed: float
+
+    def to_json(self) -> dict[str, Any]:
+        plan = {"plan": plan_words(self.layout), **self.layout.to_json()}
+        return plan | {"step_ms": self.seconds * MS, "memory_bytes": self.needed}
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,52 @@ class SearchResult:
     late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: p95 step times
     noise: str = ""  # where that noise is from
 
+    @cached_property
+    def too_large(self) -> tuple[PricedPlan, ...]:
+        """Plans a step away from the best that would be faster if they fitted, the fastest first."""
+        best, out = self.best[0], []
+        for other in _near(best.job):
+            made = predict_plan(other, self.efficiency)
+            if not made.memory.fits and made.seconds < best.seconds:
+                out.append(PricedPlan(job_plan(other), made.seconds, made.memory.needed))
+        return tuple(sorted(out, key=lambda m: m.seconds))
+
+    def to_json(self, job: Job) -> dict[str, Any]:
+        """Plain values with the units in their keys; `job` is the one that was planned."""
+        c = self.counts
+        late = self.late or (None,) * (len(self.best) + 1)
+        plans = [_result_json(p, e) for p, e in zip((*self.best, self.own), late, strict=False) if p is not None]
+        return {
+            "kind": "plan",
+            "name": job.name,
+            "platform": job.platform.key,
+            "objective": self.objective,
+            "complete": self.complete,
+            "counts": {
+                "legal": c.legal, "too_large": c.too_large, "set_aside": c.set_aside, "priced": c.priced,
+                "smallest_bytes": c.smallest,
+            },
+            "best": plans[: len(self.best)],
+            "own": plans[-1] if self.own else None,
+            "front": [p.to_json() for p in self.front],
+            "by_knob": {name: {word: p.to_json() for word, p in rows.items()} for name, rows in self.by_knob.items()},
+        }  # fmt: skip
+
+
+def _result_json(p: JobResult, late: Estimate | None) -> dict[str, Any]:
+    plan = job_plan(p.job)
+    return {
+        "plan": plan_words(plan),
+        **plan.to_json(),
+        "step_ms": p.seconds * MS,
+        "mfu": p.mfu,
+        "tokens_per_second_per_gpu": p.tokens_per_second_per_gpu,
+        "memory_bytes": p.memory.needed,
+        "fits": p.memory.fits,
+        "breakdown_ms": {name: seconds * MS for name, seconds in p.breakdown.items()},
+        **({} if late is None else {"p95_step_ms": late.value * MS, "p95_standard_error_ms": late.error * MS}),
+    }
+
 
 # ---- Why the best layout is the best, in sentences: what it does better than others, and what holds it back.
 
@@ -100,26 +153,6 @@ def compare_plans(best: JobResult, other: JobResult) -> PlanDifference:
     parts = [(n, theirs.get(n, 0.0) - ours.get(n, 0.0)) for n in names]
     told = sorted((p for p in parts if abs(p[1]) > LEAST * best.seconds), key=lambda p: -abs(p[1]))
     return PlanDifference(tuple(p for p in pairs if p[1] != p[2]), tuple(told), other.seconds - best.seconds)
-
-
-@dataclass(frozen=True)
-class TooLargePlan:
-    """A plan a step away from the best that would be faster, if it fitted."""
-
-    layout: JobPlan
-    seconds: float
-    needed: float
-
-
-def faster_but_too_large(found: SearchResult) -> list[TooLargePlan]:
-    """Those that memory rules out, the fastest first."""
-    best = found.best[0]
-    out = []
-    for other in _near(best.job):
-        made = predict_plan(other, found.efficiency)
-        if not made.memory.fits and made.seconds < best.seconds:
-            out.append(TooLargePlan(job_plan(other), made.seconds, made.memory.needed))
-    return sorted(out, key=lambda m: m.seconds)
 
 
 def _near(job: Job) -> Iterator[Job]:
