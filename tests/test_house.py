@@ -59,6 +59,19 @@ def test_the_engine_knows_no_ops_and_reports_run_no_models() -> None:
         assert not runs & {f.id for f in calls if isinstance(f, ast.Name)}, path
 
 
+def test_graphs_are_written_by_graph_builder_alone() -> None:
+    """Other modules change values by `replace`, or add them through GraphBuilder; capture lowers what it records."""
+    parts = {"Op", "Tensor", "Storage", "Event", "Graph"}
+    for name, path in house.modules().items():
+        if name.startswith(("presage.graph", "presage.capture")):
+            continue
+        tree = ast.parse(path.read_text())
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "presage.graph.graph"]
+        known = parts & {alias.name for node in imports for alias in node.names}
+        calls = (n.func for n in ast.walk(tree) if isinstance(n, ast.Call))
+        assert not known & {f.id for f in calls if isinstance(f, ast.Name)}, path
+
+
 def test_the_glossary_has_the_words() -> None:
     text = (ROOT / "docs/glossary.md").read_text()
     for word in ("step", "microbatch", "rank", "GEMM", "memory-bound", "collective", "exposed", "bubble", "straggler"):

@@ -273,7 +273,7 @@ def overlapped(tokens: int, whole: bool = True) -> LayerGraph:
     b = LayerBuilder("bf16")
     gemm = b.weight_gradient(tokens, 4096, 14336, "bf16")
     b.block("both", [], [gemm, b.collective("all_reduce", 64e6, Axis.TP, gemm, whole)])
-    return b.build()
+    return b.layer()
 
 
 @pytest.mark.parametrize("tokens", [256, 8192])
@@ -370,5 +370,5 @@ def test_a_rank_without_a_whole_token_has_one(model: Transformer, parallel: Para
 def test_blocks_leave_out_what_there_is_none_of() -> None:
     b = LayerBuilder("bf16")
     b.block("x", [None, b.gemm(1, 1, 1, "bf16")], [None])
-    (block,) = b.build().blocks
+    (block,) = b.layer().blocks
     assert block == ("x", (0,), (), True)

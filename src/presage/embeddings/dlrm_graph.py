@@ -53,7 +53,7 @@ def dlrm_graph(job: DlrmJob, sparse: EmbeddingCounts) -> Graph:
 class _Step:
     def __init__(self, job: DlrmJob, sparse: EmbeddingCounts) -> None:
         self.job, self.sparse = job, sparse
-        self.tape = AutogradTape(DTYPES[job.precision], tf32=job.precision == "tf32", source=job.name)
+        self.tape = AutogradTape(DTYPES[job.precision], tf32=job.precision == "tf32")
         self.rows = -(-job.batch // job.ranks)
         self.width = sum(t.dim for t in job.tables)
         self.wire = WIRE_DTYPES[job.wire]
@@ -83,7 +83,7 @@ class _Step:
         dense_update(tape, job.optimizer)
         if self.sparse.replicated:
             self._op("replicas.update", LOOKUP + "_dense", reads=[], writes=[])
-        return tape.build()
+        return tape.build(source=job.name)
 
     def _op(self, which: str, name: str, reads: list[int], writes: list[int], *within: str, sync: bool = False) -> None:
         """An op of the embeddings; collectives are on the communicator's stream."""

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
-from msgspec.structs import replace
-
 from presage.graph.builder import GraphBuilder, new_op
-from presage.graph.graph import DTYPE_BYTES, Graph, Phase, Ref, Tensor
+from presage.graph.graph import DTYPE_BYTES, Phase, Ref, Tensor, Thread
 
 
 def linear(tape: AutogradTape, x: int, width: int, name: str, *, bias: bool = True, needs_input: bool = True) -> int:
@@ -214,9 +212,9 @@ Note = Callable[[], None]
 class AutogradTape(GraphBuilder):
     """Collects ops; tensors are ids. `dtype` is that of the layers' GEMMs."""
 
-    def __init__(self, dtype: str = "float32", *, tf32: bool = False, source: str = "") -> None:
+    def __init__(self, dtype: str = "float32", *, tf32: bool = False) -> None:
         flags: dict[str, bool | str] = {"allow_tf32": tf32, "cudnn.allow_tf32": True}
-        super().__init__(Graph((), (), (), (), source=source, flags=flags))
+        super().__init__(flags=flags)
         self.dtype, self.phase, self.module = dtype, "forward", ""
         self.parameters: list[tuple[int, int]] = []  # tensors: parameter, gradient
         self.gradients: dict[int, int] = {}  # by tensor
@@ -262,18 +260,16 @@ class AutogradTape(GraphBuilder):
         outputs: Iterable[int] = (),
         *within: str,
         writes: Iterable[int] = (),
-        kernels: bool = True,
-        overload: str = "",
-        stream: str = "",
-        group: str = "",
-        sync: bool = False,
+        **fields: Any,
     ) -> None:
         phase: Phase = self.phase  # type: ignore[assignment]
-        one = new_op(
-            name, inputs, outputs=outputs, writes=writes, phase=phase, overload=overload, kernels=kernels,
-            thread="autograd" if phase == "backward" else "main", stream=stream, group=group,
+        thread: Thread = "autograd" if phase == "backward" else "main"
+        self.append(
+            new_op(
+                name, inputs, outputs=outputs, writes=writes, phase=phase, thread=thread, within=within,
+                module=self.module, **fields,
+            )
         )  # fmt: skip
-        self.append(replace(one, module=self.module, within=tuple(within), sync=sync))
 
     def pointwise(self, name: str, inputs: Sequence[int], *within: str, extra: Sequence[Any] = ()) -> int:
         """A new tensor like the first input."""

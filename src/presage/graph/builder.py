@@ -37,8 +37,9 @@ class GraphBuilder:
     (`ops`, `tensors`, `storages`, `events`, `notes`) may be edited in place.
     """
 
-    def __init__(self, source: Graph | None = None) -> None:
-        self.source = source or Graph((), (), (), ())
+    def __init__(self, source: Graph | None = None, **fields: Any) -> None:
+        """Starts from a graph, or empty with these fields of Graph (source, flags, ...)."""
+        self.source = source or Graph((), (), (), (), **fields)
         self.ops = list(self.source.ops)
         self.tensors = list(self.source.tensors)
         self.storages = list(self.source.storages)
@@ -50,6 +51,7 @@ class GraphBuilder:
         self._after: dict[int, list[Op]] = {}
         self._instead: dict[int, tuple[Op, ...]] = {}
         self._freed_after: dict[int, int] = {}  # position by storage
+        self._moved: dict[int, tuple[int, int]] = {}  # by old position
 
     # ---- memory and tensors
 
@@ -67,8 +69,8 @@ class GraphBuilder:
     ) -> int:
         """A new tensor over a storage, contiguous unless strides are given; returns its id."""
         number = len(self.tensors)
-        steps = row_major_strides(shape) if strides is None else tuple(strides)
-        self.tensors.append(Tensor(number, storage, tuple(shape), steps, dtype, offset))
+        steps = row_major_strides(shape) if strides is None else strides
+        self.tensors.append(Tensor(number, storage, tuple(shape), tuple(steps), dtype, offset))
         return number
 
     def add_buffer(
@@ -116,6 +118,10 @@ class GraphBuilder:
             raise PresageError(f"op {position} cannot be replaced: the graph has {len(self.ops)}")
         self._instead[position] = ops
 
+    def move(self, old: int, position: int, number: int) -> None:
+        """Note that an op is now one of those in place of the op at `position`: its workspaces follow it there."""
+        self._moved[old] = position, number
+
     def redirect_reads(self, tensors: Mapping[int, int], after: int) -> None:
         """Let ops after a position use these tensors (by storage) in place of those in the storages."""
         for i in range(after + 1, len(self.source.ops)):
@@ -125,21 +131,24 @@ class GraphBuilder:
     # ---- result
 
     def build(
-        self, *, prune: bool = False, dropped: Collection[int] = (), frees_first: bool = False, **fields: Any
+        self,
+        *,
+        prune: bool = False,
+        dropped: Collection[int] = (),
+        frees_first: bool = False,
+        prompt: bool = False,
+        **fields: Any,
     ) -> Graph:
         """The graph. `fields` are other fields of Graph (source, flags, ...).
 
         `prune` removes storages that no op uses, unless they were there before the step, and those `dropped`.
-        `frees_first` orders frees before allocations where both come before the same op.
+        `frees_first` orders frees before allocations where both come before the same op. With `prompt`, memory that
+        was allocated right before its first use, or freed right after its last, is so again.
         """
-        runs = [
-            [*self._before.get(i, ()), *self._instead.get(i, (op,)), *self._after.get(i, ())]
-            for i, op in enumerate(self.ops)
-        ]
-        starts = list(accumulate(map(len, runs), initial=0))
+        ops, starts = self._arranged()
         graph = replace(
             self.source,
-            ops=tuple(op for run in runs for op in run),
+            ops=ops,
             tensors=tuple(self.tensors),
             storages=tuple(self.storages),
             notes=tuple(self.notes),
@@ -148,18 +157,37 @@ class GraphBuilder:
             **fields,
         )
         kept = self._needed(graph) - set(dropped) if prune else set(range(len(self.storages)))
-        events = [e for e in self._events(graph, starts) if e.storage in kept]
+        events = [e for e in self._events(graph, starts, prompt) if e.storage in kept]
         # a stable sort: other events at one place keep their order
         events.sort(key=lambda e: (e.op, e.allocates) if frees_first else e.op)
         graph = replace(graph, events=tuple(events))
         return _compact(graph, kept) if prune else graph
 
-    def _events(self, graph: Graph, starts: Sequence[int]) -> list[Event]:
-        """Events of the source, stretched to what uses their storages, and those of storages with a lifetime set."""
-        first, last = spans(graph)
-        events = [
-            stretched(replace(e, op=starts[e.op]), first, last) for e in self.events if e.storage not in self.lifetimes
+    def _arranged(self) -> tuple[tuple[Op, ...], Sequence[int]]:
+        """The ops with insertions and replacements in place, and by position where what stands there begins."""
+        if not (self._before or self._instead or self._after):
+            return tuple(self.ops), range(len(self.ops) + 1)
+        runs = [
+            [*self._before.get(i, ()), *self._instead.get(i, (op,)), *self._after.get(i, ())]
+            for i, op in enumerate(self.ops)
         ]
+        return tuple(op for run in runs for op in run), list(accumulate(map(len, runs), initial=0))
+
+    def _events(self, graph: Graph, starts: Sequence[int], prompt: bool) -> list[Event]:
+        """Events of the source, stretched to what uses their storages, and those of storages with a lifetime set."""
+        if not self.events and all(lifetime == "always" for lifetime in self.lifetimes.values()):
+            return []
+        first, last = spans(graph)
+        first_before, last_before = spans(self.source) if prompt else ({}, {})
+        moved = self._moved_workspaces(starts) if self._moved else {}
+        events = []
+        for e in self.events:
+            s = e.storage
+            place = moved[s] + (not e.allocates) if s in moved else starts[e.op]
+            if s in first and e.op == (first_before.get(s) if e.allocates else last_before.get(s, -2) + 1):
+                place = first[s] if e.allocates else last[s] + 1
+            if s not in self.lifetimes:
+                events.append(stretched(replace(e, op=place), first, last))
         for s, lifetime in self.lifetimes.items():
             if s in first and lifetime != "always":
                 events.append(Event(first[s], s, True))
@@ -167,6 +195,16 @@ class GraphBuilder:
                     held = starts[self._freed_after[s] + 1] if s in self._freed_after else 0
                     events.append(Event(max(last[s] + 1, held), s, False))
         return events
+
+    def _moved_workspaces(self, starts: Sequence[int]) -> dict[int, int]:
+        """By workspace the new place of its op, for ops that moved."""
+        used = {s for op in self.source.ops for s in uses(self.source, op)}
+        out = {}
+        for e in self.events:
+            if e.allocates and e.op in self._moved and e.storage not in used:
+                position, number = self._moved[e.op]
+                out[e.storage] = starts[position] + len(self._before.get(position, ())) + number
+        return out
 
     def _needed(self, graph: Graph) -> set[int]:
         """Storages that an op uses, those there before the step, and workspaces of ops that stayed.
@@ -179,13 +217,17 @@ class GraphBuilder:
         before = {s.id for s in self.source.storages if s.id not in allocated}
         always = {s for s, lifetime in self.lifetimes.items() if lifetime == "always"}
         removed = {i for i, ops in self._instead.items() if not ops}
-        workspaces = {s for s, op in allocated.items() if s not in was_used and op not in removed}
+        workspaces = {s for s, op in allocated.items() if s not in was_used and op not in removed - self._moved.keys()}
         return used | before | always | workspaces
 
 
 def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a contiguous tensor."""
-    return tuple(accumulate((max(n, 1) for n in reversed(shape[1:])), int.__mul__, initial=1))[::-1] if shape else ()
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size or 1
+    return tuple(strides[::-1])
 
 
 def new_op(
@@ -197,26 +239,23 @@ def new_op(
     like: Op | None = None,
     phase: Phase = "other",
     thread: Thread = "main",
-    stream: str = "",
-    group: str = "",
-    overload: str = "",
-    kernels: bool = True,
-    within: str = "",
+    within: str | Iterable[str] = (),
+    **fields: Any,
 ) -> Op:
-    """An op added by a transformation; `like` is one whose phase, thread and module it shares."""
+    """An op; `like` is one whose phase, thread and module it shares, `fields` are other fields of Op."""
+    if like is not None:
+        phase, thread = like.phase, like.thread
+        fields.setdefault("module", like.module)
     return Op(
         name=name,
-        overload=overload,
+        overload=fields.pop("overload", ""),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        phase=like.phase if like else phase,
-        thread=like.thread if like else thread,
-        module=like.module if like else "",
+        phase=phase,
+        thread=thread,
         writes=tuple(writes),
-        stream=stream,
-        group=group,
-        kernels=kernels,
-        within=(within,) if within else (),
+        within=(within,) if isinstance(within, str) else tuple(within),
+        **fields,
     )
 
 
@@ -322,3 +361,23 @@ def replace_ops(
     builder.storages += storages
     builder.lifetimes |= {s.id: "while used" for s in storages}
     return builder.build(prune=True, dropped=dropped)
+
+
+def map_ops(graph: Graph, positions: Iterable[int], change: Callable[[int, Op], Op]) -> Graph:
+    """The ops at these positions changed, on the tensors they have."""
+    ops = list(graph.ops)
+    for i in positions:
+        ops[i] = change(i, ops[i])
+    return replace(graph, ops=tuple(ops))
+
+
+def reorder(graph: Graph, order: Sequence[int]) -> Graph:
+    """The ops in another order: memory is freed after all that came before its end, and sooner allocated if need be."""
+    place = {old: new for new, old in enumerate(order)}
+    behind = [0, *accumulate((place[i] + 1 for i in range(len(order))), max)]
+    builder = GraphBuilder(graph)
+    builder.ops = [graph.ops[i] for i in order]
+    builder.events = [
+        replace(e, op=place.get(e.op, len(order)) if e.allocates else behind[e.op]) for e in graph.events
+    ]  # fmt: skip
+    return builder.build()

@@ -88,14 +88,13 @@ def fresh_gradients(graph: Graph) -> Graph:
 
     On one GPU each microbatch's gradients are added to those there; here what would be added is the gradient.
     """
-    ops, storages = list(graph.ops), list(graph.storages)
+    builder = GraphBuilder(graph)
     for i in (i for backward in backward_passes(graph)[1:] for i in backward):
-        found = _added(graph, ops[i])
-        if found is not None:
-            total, new = found
-            storages[new] = replace(storages[new], role="gradient", name=total.name, module=total.module)
-            ops[i] = replace(ops[i], inputs=(), names=(), outputs=(), writes=(), kernels=False)
-    return replace(graph, ops=tuple(ops), storages=tuple(storages))
+        if (addition := _added(graph, graph.ops[i])) is not None:
+            total, new = addition
+            builder.storages[new] = replace(total, id=new, nbytes=graph.storages[new].nbytes)
+            builder.ops[i] = replace(graph.ops[i], inputs=(), names=(), outputs=(), writes=(), kernels=False)
+    return builder.build()
 
 
 def _added(graph: Graph, op: Op) -> tuple[Storage, int] | None:

@@ -18,14 +18,14 @@ def embedding_graph(job: Job) -> LayerGraph:
     more = 2 * rows if job.framework.dropout else 0.0
     forward, backward = b.memory_bound(2 * rows + more, 3, "embedding"), b.memory_bound(6 * rows + more, 4, "embedding")
     b.block("embedding", [forward, reduce], [gather, backward])
-    return b.build()
+    return b.layer()
 
 
 def head_graph(job: Job) -> LayerGraph:
     """The last normalisation, the GEMM with the vocabulary, the loss."""
     b = builder(job)
     _head(b, job)
-    return b.build()
+    return b.layer()
 
 
 def _head(b: LayerBuilder, job: Job) -> None:
@@ -50,4 +50,4 @@ def further_graph(job: Job) -> LayerGraph:
     norm(b, job, s, "norm")
     linear(b, job, s, "further", (s.tokens, s.width, 2 * s.width))
     _head(b, job)
-    return b.build()
+    return b.layer()

@@ -8,10 +8,12 @@ kernels, with its bytes and its number of kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from presage.costs.closed_form.laws import AttentionShape
-from presage.graph.graph import DTYPE_BYTES, Graph, Op, Phase, Ref, Storage, Tensor, Thread
+from presage.graph.builder import GraphBuilder, new_op
+from presage.graph.graph import DTYPE_BYTES, Graph, Phase, Ref, Tensor, Thread
 from presage.parallel.plan import Axis
 
 DTYPES = {
@@ -76,14 +78,13 @@ class PendingOp(NamedTuple):
     whole: bool = False
 
 
-class LayerBuilder:
+class LayerBuilder(GraphBuilder):
     """Writes a LayerGraph: makes ops, and puts them into the passes of blocks."""
 
     def __init__(self, precision: str, gradient_bytes: int = 4) -> None:
+        super().__init__(flags={"allow_tf32": precision != "fp32"})
         self.precision = precision
         self.gradient = "float32" if gradient_bytes == 4 else "bfloat16"
-        self._tensors: list[Tensor] = []
-        self._storages: list[Storage] = []
         self._blocks: list[tuple[str, list[PendingOp], list[PendingOp]]] = []
 
     # ---- ops
@@ -158,14 +159,8 @@ class LayerBuilder:
         return PendingOp(COLLECTIVES[name], inputs, (), ("buffer", "bytes"), (buffer.id,), axis.value, under, whole)
 
     def _tensor(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Tensor:
-        number, elements, steps = len(self._tensors), 1, []
-        for size in reversed(shape):
-            steps.append(elements)
-            elements *= size
-        made = Tensor(number, number, shape, strides or tuple(reversed(steps)), dtype)
-        self._tensors.append(made)
-        self._storages.append(Storage(number, elements * DTYPE_BYTES[dtype], "activation"))
-        return made
+        storage = self.add_storage(prod(shape) * DTYPE_BYTES[dtype], "activation", lifetime="always")
+        return self.tensors[self.add_tensor(storage, shape, dtype, 0, strides)]
 
     # ---- blocks
 
@@ -173,41 +168,37 @@ class LayerBuilder:
         """The next block; ops that are None are left out."""
         self._blocks.append((name, [o for o in forward if o], [o for o in backward if o]))
 
-    def build(self) -> LayerGraph:
+    def layer(self) -> LayerGraph:
         """All forward passes in order, then all backward passes in the opposite order."""
-        ops: list[Op] = []
         overlaps: dict[int, ComputeOverlap] = {}
-        ahead = [self._place(ops, overlaps, name, pending, "forward") for name, pending, _ in self._blocks]
-        back = [self._place(ops, overlaps, name, pending, "backward") for name, _, pending in reversed(self._blocks)]
+        ahead = [self._place(overlaps, name, pending, "forward") for name, pending, _ in self._blocks]
+        back = [self._place(overlaps, name, pending, "backward") for name, _, pending in reversed(self._blocks)]
         blocks = tuple(
-            LayerBlock(name, f, b, any(_is_gemm(o) for o in pending))
+            LayerBlock(name, f, b, any(o.name.endswith("mm") for o in pending))
             for (name, pending, _), f, b in zip(self._blocks, ahead, reversed(back), strict=True)
         )
-        flags: dict[str, bool | str] = {"allow_tf32": self.precision != "fp32"}
-        graph = Graph(tuple(ops), tuple(self._tensors), tuple(self._storages), (), flags=flags)
-        return LayerGraph(graph, blocks, overlaps)
+        return LayerGraph(self.build(), blocks, overlaps)
 
-    @staticmethod
     def _place(
-        ops: list[Op], overlaps: dict[int, ComputeOverlap], block: str, pending: list[PendingOp], phase: Phase
+        self, overlaps: dict[int, ComputeOverlap], block: str, pending: list[PendingOp], phase: Phase
     ) -> tuple[int, ...]:
-        start = len(ops)
+        start = len(self.ops)
         thread: Thread = "main" if phase == "forward" else "autograd"
         for i, o in enumerate(pending):
             if o.under is not None:
                 overlaps[start + i] = ComputeOverlap(start + pending.index(o.under), o.whole)
-            op = Op(
-                o.name, "", o.inputs, o.outputs, phase, thread, block, names=o.names, writes=o.writes, group=o.group
-            )
-            ops.append(op)
-        return tuple(range(start, len(ops)))
+            self.append(
+                new_op(
+                    o.name, o.inputs, outputs=o.outputs, writes=o.writes, phase=phase, thread=thread, module=block,
+                    names=o.names, group=o.group,
+                )
+            )  # fmt: skip
+        return tuple(range(start, len(self.ops)))
 
 
 def memory_bound_graph(nbytes: float, kind: str) -> Graph:
     """A single memory-bound kernel: the optimizer's update."""
-    op = Op("fused::pointwise", "", ([], nbytes / 2, nbytes / 2, 1, kind), (), "optimizer", "main", names=FUSED_NAMES)
-    return Graph((op,), (), (), ())
-
-
-def _is_gemm(o: PendingOp) -> bool:
-    return o.name.endswith("mm")
+    builder = GraphBuilder()
+    inputs = ([], nbytes / 2, nbytes / 2, 1, kind)
+    builder.append(new_op("fused::pointwise", inputs, phase="optimizer", names=FUSED_NAMES))
+    return builder.build()

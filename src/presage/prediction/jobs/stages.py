@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,19 +91,24 @@ def _chunks(job: Job, pricer: BlockCostModel, split: tuple[Any, ...]) -> Stages:
 def assign_layers(job: Job) -> LayerAssignment:
     """Layers to stages. Layers of one kind cost the same, and so do chunks with as many of each."""
     p, split, m = job.parallel, job.stage_layers(), job.model
-    numbers = {_kind(m, i): i for i in reversed(range(m.layers))}
+    kinds = [_kind(m, i) for i in range(m.layers)]
+    numbers = tuple(kinds.index(kind) for kind in kinds)  # of each layer, the first layer of its kind
     found: dict[Kind, int] = {}
     at = np.zeros((p.pp, p.virtual), np.int64)
     start = 0
     for chunk in range(p.virtual):
         for stage in range(p.pp):
             end = start + split[stage][chunk]
-            kinds = Counter(numbers[_kind(m, i)] for i in range(start, end))
             first, last = stage == chunk == 0, stage == p.pp - 1 and chunk == p.virtual - 1
-            at[stage, chunk] = found.setdefault((tuple(sorted(kinds.items())), first, last), len(found))
+            at[stage, chunk] = found.setdefault((_counted(numbers[start:end]), first, last), len(found))
             start = end
     counts = np.array([np.bincount(row, minlength=len(found)) for row in at], np.float64)
     return LayerAssignment(tuple(found), at, counts)
+
+
+@lru_cache(256)
+def _counted(numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(Counter(numbers).items()))
 
 
 def _chunk(job: Job, pricer: BlockCostModel, layers: tuple[tuple[int, int], ...], first: bool, last: bool) -> Chunk:

@@ -33,7 +33,7 @@ def layer_graph(job: Job, layer: int) -> LayerGraph:
     else:
         feed_forward(b, job, s, "mlp", m.ffn)
     residual(b, job, s)
-    return b.build()
+    return b.layer()
 
 
 def builder(job: Job) -> LayerBuilder:

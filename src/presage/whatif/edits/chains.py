@@ -6,13 +6,11 @@ residual).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable
-from presage.graph.builder import replace_ops, spans
-from presage.graph.graph import Event, Graph, Op, references, uses
+from presage.graph.graph import Graph, Op, references, uses
 from presage.whatif.edits.edit import plain
 from presage.whatif.edits.fusing.dataflow import Flow, Piece, inlined_pieces, with_recompute
 from presage.whatif.edits.fusing.grouping import Chain, KernelGroup, find_chains, residuals, sum_residuals_first
@@ -102,11 +100,9 @@ def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[C
         changes.update((i, []) for i in chain.ops)
         changes[chain.ops[-1]] = [_named(fused_op(places, local, chain.pieces, wanted, like, f"fused::{kind}"))]
     changes |= {i: [] for i in _idle(graph, changes)}
-    ops = tuple(new for i, op in enumerate(graph.ops) for new in changes.get(i, [op]))
-    whole = replace(graph, ops=ops, tensors=tuple(places.tensors), storages=tuple(places.storages), events=())
-    events = _events(graph, whole, changes)
-    gone = {e.storage for e in graph.events if e.allocates} - {e.storage for e in events if e.allocates}
-    return replace_ops(replace(whole, events=events), {}, dropped=gone)
+    for position, ops in changes.items():
+        places.builder.replace(position, *ops)
+    return places.builder.build(prune=True, prompt=True)
 
 
 def _named(op: Op) -> Op:
@@ -122,27 +118,6 @@ def _idle(graph: Graph, changes: Mapping[int, Sequence[Op]]) -> list[int]:
         left |= {graph.tensors[i].storage for i in known}
     gone = {s for i in changes for s in uses(graph, graph.ops[i])} - left
     return [i for i, op in enumerate(graph.ops) if not op.kernels and i not in changes and uses(graph, op) & gone]
-
-
-def _events(old: Graph, new: Graph, changes: Mapping[int, Sequence[Op]]) -> tuple[Event, ...]:
-    """Memory is there as before; what came just before its first use or went just after its last does so again."""
-    at = list(accumulate((len(changes.get(i, (op,))) for i, op in enumerate(old.ops)), initial=0))
-    (first, last), (begun, ended) = spans(new), spans(old)
-    out = []
-    for e in old.events:
-        s = e.storage
-        used = s in first or s not in begun
-        prompt = e.op == (begun.get(s) if e.allocates else ended.get(s, -2) + 1)
-        place = at[e.op] if not (prompt and s in first) else first[s] if e.allocates else last[s] + 1
-        if used and (s in begun or not e.allocates or changes.get(e.op, True)):
-            out.append(replace(e, op=place))
-    for storage in new.storages[len(old.storages) :]:
-        if storage.id in first:
-            out += [Event(first[storage.id], storage.id, True), Event(last[storage.id] + 1, storage.id, False)]
-    lives = {e.storage for e in out if e.allocates} | {s.id for s in old.storages} - {
-        e.storage for e in old.events if e.allocates
-    }
-    return tuple(sorted((e for e in out if e.storage in lives), key=lambda e: e.op))
 
 
 EDITS = (

@@ -30,27 +30,24 @@ def fp8(graph: Graph, eager: bool = False) -> Graph:
             "no linear layer whose product is in bfloat16 or float16 with sizes that are multiples of 16 "
             "(apply bf16 or autocast first)"
         )
-    writer = OpWriter(graph)
+    writer = _Writer(graph)
     scales: dict[tuple[int, int], Tensor] = {}  # by autograd's number and storage: a gradient is used twice
     for i, op in enumerate(graph.ops):
         if op.sequence in layers and _fits(graph, op):
             writer.at(i, replace(op, sync=False))
-            _product(_Writer(writer, op), graph, scales if op.thread == "autograd" and not eager else {}, eager)
-    edited = writer.done()
-    return replace(edited, notes=(*edited.notes, NOTE))
+            _product(writer, op, scales if op.thread == "autograd" and not eager else {}, eager)
+    writer.notes.append(NOTE)
+    return writer.done()
 
 
-class _Writer:
-    """Writes ops in place of a product, nested as it was."""
+class _Writer(OpWriter):
+    """Writes ops in place of a product, nested as it was, on memory that lives as long as it is used."""
 
-    def __init__(self, writer: OpWriter, like: Op) -> None:
-        self.writer, self.like = writer, like
+    def emit(self, name: str, inputs: Sequence[Arg], output: Tensor) -> None:
+        self.op(name, inputs, [Ref(output.id)], within=self.like.within)
 
-    def op(self, name: str, inputs: Sequence[Arg], output: Tensor) -> None:
-        self.writer.op(name, inputs, [Ref(output.id)], within=self.like.within)
-
-    def new(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None) -> Tensor:
-        return self.writer.get(self.writer.new(shape, dtype, strides, kept=True))
+    def scratch(self, shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None) -> Tensor:
+        return self.get(self.new(shape, dtype, strides, kept=True))
 
 
 def _fits(graph: Graph, op: Op) -> bool:
@@ -65,9 +62,9 @@ def _factors(graph: Graph, op: Op) -> Sequence[Tensor]:
     return graph.inputs_of(op)[-2:]
 
 
-def _product(writer: _Writer, graph: Graph, scales: dict[tuple[int, int], Tensor], eager: bool) -> None:
+def _product(writer: _Writer, op: Op, scales: dict[tuple[int, int], Tensor], eager: bool) -> None:
     """Both factors scaled and cast, the left one in rows and the right one in columns, and their product."""
-    op = writer.like
+    graph = writer.source
     left, right = _factors(graph, op)
     rows, columns = (left.shape[1], 1), (1, right.shape[0])
     if eager:
@@ -77,7 +74,7 @@ def _product(writer: _Writer, graph: Graph, scales: dict[tuple[int, int], Tensor
     bias: list[Arg] = [Ref(next(references(op.inputs)))] if op.name == "aten::addmm" else [None]
     out = graph.tensors[op.outputs[0]]
     inputs: list[Arg] = [Ref(a.id), Ref(b.id), Ref(scale_a.id), Ref(scale_b.id), *bias, None, out.dtype, True]
-    writer.op("aten::_scaled_mm", inputs, out)
+    writer.emit("aten::_scaled_mm", inputs, out)
 
 
 def _cast(
@@ -87,7 +84,7 @@ def _cast(
     key = (writer.like.sequence, t.storage)
     if key not in scales:
         scales[key] = _scale(writer, t)
-    new = writer.new(t.shape, NARROW, strides)
+    new = writer.scratch(t.shape, NARROW, strides)
     _fused(writer, "pointwise", [t, scales[key]], new, t.nbytes, new.nbytes, turned=t.strides != strides)
     return new, scales[key]
 
@@ -96,30 +93,30 @@ def _in_small_ops(writer: _Writer, t: Tensor, strides: tuple[int, int]) -> tuple
     """The same as PyTorch runs it without a compiler: each op a kernel, the numbers in float32 between them."""
 
     def write(name: str, *inputs: Arg, like: Tensor, dtype: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        out = writer.new(like.shape if shape is None else shape, dtype, None)
-        writer.op(name, list(inputs), out)
+        out = writer.scratch(like.shape if shape is None else shape, dtype, None)
+        writer.emit(name, list(inputs), out)
         return out
 
     if t.strides != strides:  # turned round first
-        turned = writer.new(t.shape, t.dtype, strides)
-        writer.op("aten::copy_", [Ref(turned.id), Ref(t.id), False], turned)
+        turned = writer.scratch(t.shape, t.dtype, strides)
+        writer.emit("aten::copy_", [Ref(turned.id), Ref(t.id), False], turned)
         t = turned
     size = write("aten::abs", Ref(t.id), like=t, dtype=t.dtype)
     scale = write("aten::max", Ref(size.id), like=t, dtype=t.dtype, shape=())
     for name, rest in (("aten::clamp", [1e-12, None]), ("aten::reciprocal", []), ("aten::mul", [1.0])):
         scale = write(name, Ref(scale.id), *rest, like=scale, dtype="float32")
-    wide = writer.new(t.shape, "float32", strides)
-    writer.op("aten::copy_", [Ref(wide.id), Ref(t.id), False], wide)
+    wide = writer.scratch(t.shape, "float32", strides)
+    writer.emit("aten::copy_", [Ref(wide.id), Ref(t.id), False], wide)
     wide = write("aten::mul", Ref(wide.id), Ref(scale.id), like=wide, dtype="float32")
     wide = write("aten::clamp", Ref(wide.id), -448.0, 448.0, like=wide, dtype="float32")
-    narrow = writer.new(t.shape, NARROW, strides)
-    writer.op("aten::copy_", [Ref(narrow.id), Ref(wide.id), False], narrow)
+    narrow = writer.scratch(t.shape, NARROW, strides)
+    writer.emit("aten::copy_", [Ref(narrow.id), Ref(wide.id), False], narrow)
     return narrow, scale
 
 
 def _scale(writer: _Writer, t: Tensor) -> Tensor:
     """The scale that a tensor's largest absolute value asks for."""
-    most, scale = (writer.new((), "float32", None) for _ in range(2))
+    most, scale = (writer.scratch((), "float32", None) for _ in range(2))
     _fused(writer, "reduction", [t], most, t.nbytes, 4, columns=t.shape[1])
     _fused(writer, "pointwise", [most], scale, 4, 4)
     return scale
@@ -138,7 +135,7 @@ def _fused(
     """One kernel, as the compiler's are written: bytes read and made, rows, columns, sums down, functions, turned."""
     rows = max(1, read[0].elements // max(1, columns))
     refs: list[Arg] = [[Ref(t.id) for t in read]]
-    writer.op(f"fused::{kind}", [*refs, given, made, rows, columns, False, 0, 0, 0, turned], out)
+    writer.emit(f"fused::{kind}", [*refs, given, made, rows, columns, False, 0, 0, 0, turned], out)
 
 
 def _read(value: str) -> Change:

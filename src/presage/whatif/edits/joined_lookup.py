@@ -94,7 +94,7 @@ def _added_at_once(writer: OpWriter, one: JoinedLookup, first: Tensor, step: int
     whole = writer.view(first.id, shape, strides, first.offset)
     if step < max(first.strides, default=0):
         writer.op("as_strided", [Ref(first.id)], [whole], within=[*within, "aten::t", "aten::transpose"], kernels=False)
-    starts = writer.standing((count,), first.dtype, "buffer", "first")
+    starts = writer.buffer(count, first.dtype, "first")
     for dims in range(len(first.shape)):
         flat = starts
         starts = writer.view(flat, (count, *(1,) * (dims + 1)))
@@ -123,7 +123,7 @@ def _flattened(writer: OpWriter, tensor: Ref, shape: tuple[int, ...], within: Se
 def _added(writer: OpWriter, tensors: Sequence[Ref], name: str, within: Sequence[str]) -> Ref:
     """Each with its number added, then put together."""
     like = writer.get(tensors[0])
-    starts = writer.standing((len(tensors),), like.dtype, "buffer", name)
+    starts = writer.buffer(len(tensors), like.dtype, name)
     numbers = [writer.view(starts, (), offset=i) for i in range(len(tensors))]
     for number in numbers:
         writer.op("as_strided", [starts], [number], within=[*within, "aten::unbind", "aten::select"], kernels=False)
@@ -196,8 +196,7 @@ def _gathered(writer: OpWriter, table: Arg, index: Ref, out: Ref, inside: Sequen
     writer.op("as_strided", [index], within=[*inside, "aten::expand"], kernels=False)
     shape = writer.get(out).shape
     wide = writer.view(index, shape, (1, 0))
-    if writer.get(index).id in writer.facts:
-        writer.facts[wide.id] = writer.facts[index.id]
+    writer.copy_facts(index.id, wide.id)
     names = ("self", "dim", "index", "sparse_grad", "out")
     inputs: list[Arg] = [table, 0, wide, False, out]
     writer.op("gather", inputs, [out], overload="out", names=names, writes=[out], within=inside)
@@ -230,7 +229,7 @@ def write_backward(
     grad = _put_together(writer, one, backs, kept.place, op, op.within[:node], module)
     lookup, _, _ = one.sequences
     writer.at(kept.then, replace(op, module=one.first.module, sequence=lookup))
-    writer.until(grad, kept.then)
+    writer.free_after(writer.get(grad).storage, kept.then)
     if kept.name == BAG_BACKWARD:
         writer.op(
             op.name,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
-from itertools import accumulate
 
 from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
-from presage.graph.builder import replace_ops, spans, stretched
+from presage.graph.builder import map_ops, reorder, replace_ops
 from presage.graph.graph import HOST_MEMORY, Graph, Op, uses
 from presage.graph.work import collective
 from presage.whatif.edits.edit import Change, plain, valued
@@ -30,8 +29,7 @@ def cuda_graph(graph: Graph) -> Graph:
     if not stretches:
         raise NotApplicable("no stretch of the step launches two kernels without waiting for the GPU between them")
     names = {i: f"graph {k}" for k, stretch in enumerate(stretches, 1) for i in stretch}
-    ops = tuple(replace(op, replayed=names[i]) if i in names else op for i, op in enumerate(graph.ops))
-    return replace(graph, ops=ops)
+    return map_ops(graph, names, lambda i, op: replace(op, replayed=names[i]))
 
 
 def _stretches(ops: tuple[Op, ...]) -> list[list[int]]:
@@ -94,11 +92,10 @@ def faster(pattern: str, factor: float) -> Change:
         raise PresageError(f"{pattern!r} is not a regular expression: {e}") from e
 
     def change(graph: Graph) -> Graph:
-        found = [op.kernels and any(wanted.fullmatch(name) for name in _names(op)) for op in graph.ops]
-        if not any(found):
+        found = [i for i, op in enumerate(graph.ops) if op.kernels and any(map(wanted.fullmatch, _names(op)))]
+        if not found:
             raise NotApplicable(_close(graph, pattern))
-        pairs = zip(graph.ops, found, strict=True)
-        return replace(graph, ops=tuple(replace(op, speed=op.speed * factor) if yes else op for op, yes in pairs))
+        return map_ops(graph, found, lambda _, op: replace(op, speed=op.speed * factor))
 
     return change
 
@@ -176,11 +173,11 @@ def _out(graph: Graph, op: Op, host: set[int]) -> bool:
 
 def _apart(graph: Graph, found: list[int], host: set[int]) -> Graph:
     """The ops on a stream of their own; a copy from the host, out of pinned memory, waits for nobody."""
-    ops = list(graph.ops)
-    for i in found:
-        waits = ops[i].sync and not _from_host(graph, ops[i], host)
-        ops[i] = replace(ops[i], stream=ops[i].stream or STREAM, sync=waits)
-    return replace(graph, ops=tuple(ops))
+
+    def change(_: int, op: Op) -> Op:
+        return replace(op, stream=op.stream or STREAM, sync=op.sync and not _from_host(graph, op, host))
+
+    return map_ops(graph, found, change)
 
 
 def _reordered(graph: Graph, found: list[int], host: set[int]) -> Graph:
@@ -190,7 +187,7 @@ def _reordered(graph: Graph, found: list[int], host: set[int]) -> Graph:
             group = _group(graph, i)
             done |= set(group)
             _move(graph, order, group, host)
-    return _in_this_order(graph, order)
+    return reorder(graph, order)
 
 
 def _group(graph: Graph, place: int) -> range:
@@ -232,18 +229,6 @@ def _touched(graph: Graph, group: range, host: set[int]) -> tuple[set[int], set[
         graph.tensors[t].storage for i in group for t in (*graph.ops[i].outputs, *graph.ops[i].writes)
     } - host  # fmt: skip
     return {s for i in group for s in uses(graph, graph.ops[i])} - written - host, written
-
-
-def _in_this_order(graph: Graph, order: list[int]) -> Graph:
-    """The ops in another order: memory is freed after all that came before its end, and sooner allocated if need be."""
-    place = {old: new for new, old in enumerate(order)}
-    behind = [0, *accumulate((place[i] + 1 for i in range(len(order))), max)]
-    changed = replace(graph, ops=tuple(graph.ops[i] for i in order), events=())
-    first, last = spans(changed)
-    moved = (
-        replace(e, op=place.get(e.op, len(order)) if e.allocates else max(behind[e.op], 0)) for e in graph.events
-    )  # fmt: skip
-    return replace(changed, events=tuple(sorted((stretched(e, first, last) for e in moved), key=lambda e: e.op)))
 
 
 EDITS = (

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable
-from presage.graph.graph import Graph, Op, Ref, Tensor, argument, references
+from presage.graph.builder import map_tensors
+from presage.graph.graph import Event, Graph, Op, Ref, Tensor, argument, references
 from presage.whatif.edits.edit import plain
 from presage.whatif.edits.joined_lookup import JoinedLookup, write_backward, write_forward
 from presage.whatif.edits.lookups import (
@@ -210,7 +210,8 @@ def _joined(graph: Graph, group: Sequence[JoinableTable]) -> Graph:
     join = _Join(graph, group, kept)
     others = [t for t in group if t is not kept]
     join.gone = frozenset(s for t in others for s in t.memory)
-    writer = OpWriter(_grown(graph, group, kept))
+    writer = OpWriter(graph)
+    _grow(writer, group, kept)
     _write(writer, join)
     _rest(writer, join)
     standing = {s.id for s in graph.storages} - {e.storage for e in graph.events if e.allocates}
@@ -238,7 +239,7 @@ def _write(writer: OpWriter, join: _Join) -> None:
             last = kept.backwards[k]
             write_backward(writer, one, backs, last, index, module)
             for ref in (index, offsets) if offsets is not None else (index,):
-                writer.until(ref, last.then)
+                writer.free_after(writer.get(ref).storage, last.then)
             join.removed |= {p for b in backs for p in (b.place, *(b.others if b is not last else b.unit))}
 
 
@@ -251,10 +252,10 @@ def _around(graph: Graph, one: TableLookup) -> str:
     return name
 
 
-def _grown(graph: Graph, group: Sequence[JoinableTable], kept: JoinableTable) -> Graph:
-    """One table with the rows of all; its gradient, state and results grow with it."""
+def _grow(writer: OpWriter, group: Sequence[JoinableTable], kept: JoinableTable) -> None:
+    """One table gets the rows of all; its gradient, state and results grow with it."""
     rows = sum(t.rows for t in group)
-    tensors, sizes = list(graph.tensors), {s.id: s.nbytes for s in graph.storages}
+    graph, tensors, sizes = writer.source, writer.tensors, dict[int, int]()
     counted: dict[int, int] = {}
     for k, own in enumerate(kept.lookups):
         found = [t.lookups[k] for t in group]
@@ -275,12 +276,13 @@ def _grown(graph: Graph, group: Sequence[JoinableTable], kept: JoinableTable) ->
                 sizes[t.storage] = tensors[t.id].nbytes
     if kept.before is not None:
         gradient = next(s for s in kept.memory if graph.storages[s].role == "gradient")
-        sizes[kept.before] = sizes[gradient]
-    storages = tuple(replace(s, nbytes=sizes[s.id]) for s in graph.storages)
-    return replace(graph, tensors=tuple(tensors), storages=storages, events=_held(graph, group, kept))
+        sizes[kept.before] = sizes.get(gradient, graph.storages[gradient].nbytes)
+    for storage, nbytes in sizes.items():
+        writer.resize(storage, nbytes)
+    writer.events = _held(graph, group, kept)
 
 
-def _held(graph: Graph, group: Sequence[JoinableTable], kept: JoinableTable) -> tuple[Any, ...]:
+def _held(graph: Graph, group: Sequence[JoinableTable], kept: JoinableTable) -> list[Event]:
     """Rows live until the last of the tables' rows would have gone; their gradients until they are put together."""
     last = {e.storage: e.op for e in graph.events if not e.allocates}
     until: dict[int, int] = {}
@@ -292,7 +294,7 @@ def _held(graph: Graph, group: Sequence[JoinableTable], kept: JoinableTable) -> 
             if back.place < last.get(s, -1) <= back.unit[-1] + 1:
                 until[s] = back.then
     moved = [e if e.allocates else replace(e, op=until.get(e.storage, e.op)) for e in graph.events]
-    return tuple(sorted(moved, key=lambda e: (e.op, e.allocates)))
+    return sorted(moved, key=lambda e: (e.op, e.allocates))
 
 
 # ---- all other ops
@@ -315,7 +317,7 @@ def _rest(writer: OpWriter, join: _Join) -> None:
             continue
         if lanes:
             join.removed |= set(_fewer(graph, before.get(i, ()), lanes, lane_count(short)))
-        writer.put(i, _moved(writer, graph, short, join.parts, known))
+        writer.written[i] = [_moved(writer, short, join.parts, known)]
 
 
 def _shorter(graph: Graph, op: Op, gone: Collection[int]) -> Op:
@@ -354,27 +356,19 @@ def _fewer(graph: Graph, hosts: Sequence[int], lanes: int, left: int) -> Iterato
             yield from places[len(places) // lanes * left :]
 
 
-def _moved(
-    writer: OpWriter, graph: Graph, op: Op, parts_now: Mapping[int, tuple[int, int]], known: dict[int, int]
-) -> Op:
+def _moved(writer: OpWriter, op: Op, parts: Mapping[int, tuple[int, int]], known: dict[int, int]) -> Op:
     """The op with rows of a table as a part of all rows."""
 
     def new(tensor: int) -> int:
-        t = graph.tensors[tensor]
-        if t.storage not in parts_now:
+        t = writer.source.tensors[tensor]
+        if t.storage not in parts:
             return tensor
-        storage, offset = parts_now[t.storage]
+        storage, offset = parts[t.storage]
         if tensor not in known:
-            known[tensor] = writer.part(storage, t, t.offset + offset).id
+            known[tensor] = writer.add_tensor(storage, t.shape, t.dtype, t.offset + offset, t.strides)
         return known[tensor]
 
-    def mapped(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(new(value.id))
-        return [mapped(v) for v in value] if isinstance(value, list) else value
-
-    inputs = tuple(mapped(v) for v in op.inputs)
-    return replace(op, inputs=inputs, outputs=tuple(map(new, op.outputs)), writes=tuple(map(new, op.writes)))
+    return map_tensors(op, new)
 
 
 EDITS = (

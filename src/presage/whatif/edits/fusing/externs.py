@@ -12,14 +12,12 @@ forward did, run in low precision. The step is under autocast where its forward 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from msgspec.structs import replace
 
-from presage.graph.builder import replace_ops
-from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor, aten, uses
+from presage.graph.builder import GraphBuilder, retarget
+from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor, aten, uses
 from presage.whatif.edits.fusing.lower import OUTSIDE, sort_of
 from presage.whatif.edits.fusing.rebuild import dense_strides
 from presage.whatif.edits.fusing.rules import RULES
@@ -32,35 +30,16 @@ BALANCE = {2: 103.0, 4: 51.0}  # operations for an element moved, by width: half
 RATE, BANDWIDTH = {2: 6e14, 4: 3e14}, 4e12  # what products and copies run at
 
 
-@dataclass
-class _Draft:
-    """A graph with new tensors and ops put before old ones."""
-
-    graph: Graph
-    tensors: list[Tensor] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
-    changes: dict[int, list[Op]] = field(default_factory=dict)
-
-    def tensor(self, like: Tensor) -> Tensor:
-        """Another view of a tensor's memory."""
-        self.tensors.append(replace(like, id=len(self.graph.tensors) + len(self.tensors)))
-        return self.tensors[-1]
-
-    def copy(self, source: Tensor, like: Tensor, op: Op) -> tuple[Tensor, Op]:
-        """A copy of a tensor in memory of its own, with the shape and type of another, and the op that makes it."""
-        home = len(self.graph.storages) + len(self.storages)
-        t = self.tensor(replace(like, storage=home, strides=dense_strides(like), offset=0))
-        self.storages.append(Storage(home, t.nbytes, "activation"))
-        names, within = ("self", "src", "non_blocking"), (*op.within, "aten::to", "aten::_to_copy")
-        inputs = (Ref(t.id), Ref(source.id), False)
-        made = replace(
-            op, name="aten::copy_", overload="", inputs=inputs, outputs=(t.id,), writes=(t.id,), names=names,
-            within=within,
-        )  # fmt: skip
-        return t, made
-
-    def done(self) -> Graph:
-        return replace_ops(self.graph, self.changes, self.tensors, self.storages) if self.changes else self.graph
+def _copy(builder: GraphBuilder, source: Tensor, like: Tensor, op: Op) -> tuple[int, Op]:
+    """A copy of a tensor in memory of its own, with the shape and dtype of another, and the op that writes it."""
+    t = builder.add_tensor(
+        builder.add_storage(like.nbytes, "activation"), like.shape, like.dtype, 0, dense_strides(like)
+    )
+    copy = replace(
+        op, name="aten::copy_", overload="", inputs=(Ref(t), Ref(source.id), False), outputs=(t,), writes=(t,),
+        names=("self", "src", "non_blocking"), within=(*op.within, "aten::to", "aten::_to_copy"),
+    )  # fmt: skip
+    return t, copy
 
 
 def rewrite_externs(graph: Graph, stretches: Callable[[Graph], Sequence[int]]) -> Graph:
@@ -82,16 +61,17 @@ def _low_precision(graph: Graph, stretch: Sequence[int]) -> Graph:
         and all(t.dtype == "float32" for t in graph.inputs_of(op))
     ]  # fmt: skip
     results = {t.storage for i in mine for t in graph.outputs_of(graph.ops[i])}
-    draft = _Draft(_narrowed(graph, stretch, results, half))
+    if not mine:
+        return graph
+    builder = GraphBuilder(_narrowed(graph, stretch, results, half))
     for i in mine:
-        op, swapped, copies = draft.graph.ops[i], dict[int, int](), list[Op]()
-        for t in draft.graph.inputs_of(op):
-            if t.dtype == "float32" and t.id not in swapped:
-                new, made = draft.copy(t, replace(t, dtype=half), op)
-                swapped[t.id] = new.id
-                copies.append(made)
-        draft.changes[i] = [*copies, replace(op, inputs=_swapped(op.inputs, swapped))]
-    return draft.done()
+        op, casts, copies = builder.ops[i], dict[int, int](), list[Op]()
+        for t in builder.source.inputs_of(op):
+            if t.dtype == "float32" and t.id not in casts:
+                casts[t.id], copy = _copy(builder, t, replace(t, dtype=half), op)
+                copies.append(copy)
+        builder.replace(i, *copies, retarget(op, casts))
+    return builder.build(prune=True)
 
 
 def _autocast(graph: Graph) -> str:
@@ -110,9 +90,11 @@ def _narrowed(graph: Graph, stretch: Sequence[int], chosen: Collection[int], dty
     beyond = {s for op, k in zip(graph.ops, stretch, strict=True) if k == OUTSIDE for s in uses(graph, op)}
     made = {t.storage: t.itemsize // DTYPE_BYTES[dtype] for t in graph.tensors if t.storage in chosen} if chosen else {}
     made = {s: times for s, times in made.items() if s not in beyond and times}
-    tensors = [replace(t, dtype=dtype) if t.storage in made else t for t in graph.tensors]
-    storages = [replace(s, nbytes=s.nbytes // made.get(s.id, 1)) for s in graph.storages]
-    return replace(graph, tensors=tuple(tensors), storages=tuple(storages)) if made else graph
+    builder = GraphBuilder(graph)
+    builder.tensors = [replace(t, dtype=dtype) if t.storage in made else t for t in graph.tensors]
+    for storage, times in made.items():
+        builder.resize(storage, graph.storages[storage].nbytes // times)
+    return builder.build() if made else graph
 
 
 def _small_places(graph: Graph, stretch: Sequence[int]) -> Graph:
@@ -122,52 +104,44 @@ def _small_places(graph: Graph, stretch: Sequence[int]) -> Graph:
     return _narrowed(graph, stretch, places, "int8")
 
 
-def _swapped(value: Any, new: Mapping[int, int]) -> Any:
-    """Arguments with some tensors in place of others."""
-    if isinstance(value, Ref):
-        return Ref(new.get(value.id, value.id))
-    return type(value)(_swapped(v, new) for v in value) if isinstance(value, list | tuple) else value
-
-
 # ---- padding
 
 
 def _padded(graph: Graph, stretch: Sequence[int]) -> Graph:
     """The graph with the products of its compiled stretches padded where that pays."""
-    draft, maker = _Draft(graph), dict[int, Op]()
+    builder, maker, padded = GraphBuilder(graph), dict[int, Op](), False
     for i, op in enumerate(graph.ops):
         if stretch[i] != OUTSIDE and op.name in PRODUCTS:
-            _pad(draft, i, maker)
+            padded |= _pad(builder, i, maker)
         if op.kernels:
             maker.update((graph.tensors[t].storage, op) for t in (*op.outputs, *op.writes))
-    return draft.done()
+    return builder.build(prune=True) if padded else graph
 
 
-def _pad(draft: _Draft, i: int, maker: Mapping[int, Op]) -> None:
-    graph = draft.graph
-    op = graph.ops[i]
+def _pad(builder: GraphBuilder, i: int, maker: Mapping[int, Op]) -> bool:
+    """Pad the operands and the result of one product, if that pays."""
+    graph, op = builder.source, builder.source.ops[i]
     tensors, outputs = graph.inputs_of(op), graph.outputs_of(op)
     if len(tensors) < 2 or len(outputs) != 1 or any(len(t.shape) < 1 or not t.strides for t in (*tensors, *outputs)):
-        return
+        return False
     a, b, out = *tensors[-2:], outputs[0]
     width = a.itemsize
     if a.dtype not in HALF and not (a.dtype == "float32" and graph.flags.get("allow_tf32")):
-        return
+        return False
     each = MULTIPLE // width
     copied = [t for t in (a, b) if any(n % each for n in t.shape[-2:]) and not _written_for(t, maker)]
     if all(_rows(t) % each == 0 for t in (a, b, out)) or not _pays(a, b, copied):
-        return
-    swapped, copies = dict[int, int](), list[Op]()
+        return False
+    padded, copies = dict[int, int](), list[Op]()
     for t in dict.fromkeys((*tensors, out)):
-        new = _wider(t, each)
+        wide = _wider(t, each)
         if t in copied:
-            made, copy = draft.copy(t, new, op)
+            padded[t.id], copy = _copy(builder, t, wide, op)
             copies.append(copy)
         else:
-            made = draft.tensor(new)
-        swapped[t.id] = made.id
-    results = tuple(swapped[t] for t in op.outputs)
-    draft.changes[i] = [*copies, replace(op, inputs=_swapped(op.inputs, swapped), outputs=results)]
+            padded[t.id] = builder.add_tensor(t.storage, wide.shape, t.dtype, t.offset, wide.strides)
+    builder.replace(i, *copies, retarget(op, padded))
+    return True
 
 
 def _rows(t: Tensor) -> int:

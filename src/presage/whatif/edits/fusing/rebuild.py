@@ -6,18 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from presage.graph.builder import replace_ops, spans
-from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor, uses
+from presage.graph.builder import GraphBuilder
+from presage.graph.graph import Graph, Op, Ref, Tensor, uses
 from presage.whatif.edits.fusing.dataflow import Flow, Piece
 from presage.whatif.edits.fusing.grouping import KernelGroup
 from presage.whatif.edits.fusing.lower import OUTSIDE
 
 FUNCTIONS = ("random", "erf", "exp")
 NAMES = ("inputs", "read_bytes", "written_bytes", "rows", "columns", "down", *FUNCTIONS, "turned")
+Shape: TypeAlias = tuple[int, ...]
 DTYPES = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 
 
@@ -27,13 +28,11 @@ class ValuePlaces:
 
     graph: Graph
     flow: Flow
-    tensors: list[Tensor] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
     own: dict[int, int] = field(default_factory=dict)  # by value the new storage
     views: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tensors, self.storages = list(self.graph.tensors), list(self.graph.storages)
+        self.builder = GraphBuilder(self.graph)
         self.stays = _stays(self.flow)
 
     def storage(self, v: int) -> int:
@@ -43,8 +42,7 @@ class ValuePlaces:
         if value.storage >= 0 and v in self.stays:
             return value.storage
         if v not in self.own:
-            self.own[v] = len(self.storages)
-            self.storages.append(Storage(self.own[v], value.nbytes, "activation"))
+            self.own[v] = self.builder.add_storage(value.nbytes, "activation")
         return self.own[v]
 
     def whole(self, v: int) -> int:
@@ -52,27 +50,24 @@ class ValuePlaces:
         value, home = self.flow.values[v], self.storage(v)
         if value.tensor >= 0:
             t = self.graph.tensors[value.tensor]
-            return t.id if t.storage == home else self._view(t, home)
-        flat = Tensor(-1, home, (value.elements,), (1,), DTYPES[value.width])
-        return self._view(flat, home)
+            return t.id if t.storage == home else self._view(home, t.shape, t.strides, t.dtype, t.offset)
+        return self._view(home, (value.elements,), (1,), DTYPES[value.width])
 
     def shaped(self, v: int, shape: tuple[int, int]) -> int:
         """All of a value, as rows."""
-        value = self.flow.values[v]
-        return self._view(Tensor(-1, -1, shape, (shape[1], 1), DTYPES[value.width]), self.storage(v))
+        return self._view(self.storage(v), shape, (shape[1], 1), DTYPES[self.flow.values[v].width])
 
     def view(self, t: Tensor, v: int | None) -> int:
         """A tensor as a view of the storage where its value is; of a copy made for it, the whole."""
         if v is not None and self.flow.values[v].tensor < 0 and self.flow.values[v].elements == t.elements:
-            return self._view(replace(t, strides=dense_strides(t), offset=0), self.storage(v))
+            return self._view(self.storage(v), t.shape, dense_strides(t), t.dtype)
         home = t.storage if v is None else self.storage(v)
-        return t.id if t.storage == home else self._view(t, home)
+        return t.id if t.storage == home else self._view(home, t.shape, t.strides, t.dtype, t.offset)
 
-    def _view(self, t: Tensor, home: int) -> int:
-        key = (home, t.shape, t.strides, t.dtype, t.offset)
+    def _view(self, storage: int, shape: Shape, strides: Shape, dtype: str, offset: int = 0) -> int:
+        key = storage, shape, strides, dtype, offset
         if key not in self.views:
-            self.views[key] = len(self.tensors)
-            self.tensors.append(replace(t, id=self.views[key], storage=home))
+            self.views[key] = self.builder.add_tensor(storage, shape, dtype, offset, strides)
         return self.views[key]
 
 
@@ -166,91 +161,46 @@ def topological_order(found: Sequence[KernelGroup], makers: Mapping[int, int]) -
     return out
 
 
-@dataclass
-class _Made:
-    """New ops, each with the place of the op it was, and where old places are now."""
-
-    ops: list[Op] = field(default_factory=list)
-    kept: dict[int, int] = field(default_factory=dict)  # by old place the new one, of ops that are still there
-    at: list[int] = field(default_factory=list)  # by old place the new place that comes next
-
-
 def rebuild_graph(
-    graph: Graph, places: ValuePlaces, stretch: Sequence[int], made: Mapping[int, list[tuple[Op, int]]]
+    graph: Graph, places: ValuePlaces, stretch: Sequence[int], compiled: Mapping[int, list[tuple[Op, int]]]
 ) -> Graph:
-    """The graph with the ops of each stretch (`made`: with the places they were at, -1 for none) in place of its own.
+    """The graph with each stretch's compiled ops (with the positions they had, -1 for fused ones) in place of its own.
 
     Ops outside that stand in the midst of a stretch come after it.
     """
-    new = _Made()
-    waiting: list[int] = []
-    begun, ends = OUTSIDE, {k: i for i, k in enumerate(stretch)}
-    for i in range(len(graph.ops) + 1):
-        here = stretch[i] if i < len(graph.ops) else OUTSIDE
-        new.at.append(len(new.ops))
-        if here != OUTSIDE and here != begun:
-            _flush(new, graph, waiting)
-            begun = here
-            for op, old in made[here]:
-                new.kept[old] = len(new.ops)
-                new.ops.append(op)
-        if here == OUTSIDE and i < len(graph.ops):
-            waiting.append(i)
-            if begun == OUTSIDE or i > ends[begun]:
-                _flush(new, graph, waiting)
-    _flush(new, graph, waiting)
-    ops = tuple(new.ops)
-    changed = replace(graph, ops=ops, tensors=tuple(places.tensors), storages=tuple(places.storages), events=())
-    events = _events(graph, changed, new, stretch)
-    lives = {e.storage for e in events if e.allocates}
-    gone = {e.storage for e in graph.events if e.allocates and e.storage not in lives}
-    return replace_ops(replace(changed, events=events), {}, dropped=gone)
+    builder, kept = places.builder, set[int]()
+    first = {k: i for i, k in reversed([*enumerate(stretch)])}
+    last = {k: i for i, k in enumerate(stretch)}
+    running = OUTSIDE
+    for i, k in enumerate(stretch):
+        if k != OUTSIDE:
+            running = k
+            builder.replace(i, *(op for op, _ in compiled[k] if i == first[k]))
+        elif running != OUTSIDE and i < last[running]:
+            builder.replace(i)
+            end = last[running] + 1
+            (builder.before if end < len(graph.ops) else builder.after)(min(end, len(graph.ops) - 1), graph.ops[i])
+    for k, ops in compiled.items():
+        for number, (_, old) in enumerate(ops):
+            builder.move(old, first[k], number)
+            kept.add(old)
+    used = {s for op in graph.ops for s in uses(graph, op)}
+    _shorten_lifetimes(builder, stretch, used)
+    return builder.build(prune=True, frees_first=True, dropped=_workspaces(graph, stretch, used, kept))
 
 
-def _flush(new: _Made, graph: Graph, waiting: list[int]) -> None:
-    for i in waiting:
-        new.kept[i] = len(new.ops)
-        new.ops.append(graph.ops[i])
-    waiting.clear()
+def _shorten_lifetimes(builder: GraphBuilder, stretch: Sequence[int], used: set[int]) -> None:
+    """Memory lives from its first use to its last; where ops outside the stretches use it, as long as it did."""
+    graph = builder.source
+    outside = {s for op, k in zip(graph.ops, stretch, strict=True) if k == OUTSIDE for s in uses(graph, op)}
+    freed = {e.storage: e.op for e in graph.events if not e.allocates}
+    for s in {e.storage for e in graph.events if e.allocates} & used:
+        builder.lifetimes[s] = "while used" if s in freed else "kept"
+        if s in freed and s in outside:
+            builder.free_after(s, freed[s] - 1)
 
 
-def _events(old: Graph, new: Graph, made: _Made, stretch: Sequence[int]) -> tuple[Event, ...]:
-    first, last = spans(new)
-    named, beyond = set[int](), set[int]()
-    for i, op in enumerate(old.ops):
-        named |= uses(old, op)
-        if stretch[i] == OUTSIDE:
-            beyond |= uses(old, op)
-    begins = {e.storage: e.op for e in old.events if e.allocates}
-    ends = {e.storage: e.op for e in old.events if not e.allocates}
-    out: list[Event] = []
-    begin: int | None
-    end: int | None
-    for s in new.storages:
-        if s.id >= len(old.storages):
-            begin, end = first.get(s.id), last.get(s.id, -1) + 1
-        elif s.id not in named:
-            begin, end = _scratch(made, begins.get(s.id), ends.get(s.id))
-        else:
-            begin = first.get(s.id) if s.id in begins else None
-            end = _end(made, ends.get(s.id), last.get(s.id, -1), s.id in beyond or s.id not in begins)
-        lives = s.id in first or s.id not in begins or s.id not in named
-        if begin is not None and lives:
-            out.append(Event(begin, s.id, True))
-        if end is not None and lives and (begin is not None or s.id not in begins):
-            out.append(Event(end, s.id, False))
-    return tuple(sorted(out, key=lambda e: (e.op, e.allocates)))
-
-
-def _scratch(made: _Made, begin: int | None, end: int | None) -> tuple[int | None, int | None]:
-    """Memory that an op takes for itself goes where the op goes."""
-    if begin is None:
-        return None, made.at[end] if end is not None else None
-    place = made.kept.get(begin)
-    return (None, None) if place is None else (place, place + 1 if end is not None else None)
-
-
-def _end(made: _Made, end: int | None, last: int, beyond: bool) -> int | None:
-    if end is None:
-        return None
-    return max(last + 1, made.at[end]) if beyond else last + 1
+def _workspaces(graph: Graph, stretch: Sequence[int], used: set[int], kept: set[int]) -> set[int]:
+    """Workspaces of the ops that are fused: memory that no op names."""
+    allocated = (e for e in graph.events if e.allocates and e.storage not in used)
+    return {e.storage for e in allocated if stretch[e.op] != OUTSIDE and e.op not in kept}
