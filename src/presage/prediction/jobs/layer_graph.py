@@ -199,6 +199,6 @@ class LayerBuilder(GraphBuilder):
 def memory_bound_graph(nbytes: float, kind: str) -> Graph:
     """A single memory-bound kernel: the optimizer's update."""
     builder = GraphBuilder()
-    inputs = ([], nbytes / 2, nbytes / 2, 1, kind)
+    inputs: tuple[Any, ...] = ([], nbytes / 2, nbytes / 2, 1, kind)
     builder.append(new_op("fused::pointwise", inputs, phase="optimizer", names=FUSED_NAMES))
     return builder.build()
