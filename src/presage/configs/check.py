@@ -19,10 +19,10 @@ SINCE = {"mxfp8": "Blackwell or CDNA 4", "nvfp4": "Blackwell"}  # where a peak a
 
 def check(job: Job) -> None:
     """Raises with the first equation that does not hold, the others after it."""
-    found = problems(job)
-    if found:
-        more = f" (and {'; '.join(found[1:])})" if len(found) > 1 else ""
-        raise PresageError(found[0] + more)
+    wrong = problems(job)
+    if wrong:
+        more = f" (and {'; '.join(wrong[1:])})" if len(wrong) > 1 else ""
+        raise PresageError(wrong[0] + more)
 
 
 def problems(job: Job) -> list[str]:

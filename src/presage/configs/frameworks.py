@@ -42,17 +42,17 @@ def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
 
     Overrides are fields of Framework.
     """
-    found = _shipped(name, _generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
+    base = _shipped(name, _generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
     if not overrides:
-        return found
+        return base
     known = {f.name for f in fields(Framework)}
     for key in overrides:
         if key not in known:
             near = get_close_matches(key, known, 1)
             raise PresageError(f"a framework has no switch {key!r}{f': did you mean {near[0]!r}?' if near else ''}")
-    made = replace(found, **overrides)
-    _check_switches(name, made)
-    return made
+    changed = replace(base, **overrides)
+    _check_switches(name, changed)
+    return changed
 
 
 def read_framework(path: str | Path, gpu: Gpu | None = None) -> Framework:
@@ -85,14 +85,14 @@ def _shipped(name: str, generation: float) -> Framework:
 
 def _read(path: Path, generation: float) -> Framework:
     file = convert_section(path, load_toml(path), _File)
-    found = switches(file)
+    fields_given = switches(file)
     for since, least in SINCE.items():
         if generation >= least:
-            found |= switches(getattr(file, since))
+            fields_given |= switches(getattr(file, since))
     overlap = Overlap(**given_fields(file.overlap))
-    made = Framework(key=path.stem, name=file.name or path.stem, source=file.source, overlap=overlap, **found)
-    _check_switches(path, made)
-    return made
+    out = Framework(key=path.stem, name=file.name or path.stem, source=file.source, overlap=overlap, **fields_given)
+    _check_switches(path, out)
+    return out
 
 
 def _generation(gpu: Gpu | None) -> float:

@@ -81,11 +81,11 @@ class Config(NamedTuple):
 def read_config(path: str | Path) -> Config:
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
-    found = read_json(path)
-    if not isinstance(found, dict):
+    config = read_json(path)
+    if not isinstance(config, dict):
         raise InputError(path, "is not a Hugging Face configuration: no table of names")
     try:
-        return config_words(found)
+        return config_words(config)
     except PresageError as e:
         raise InputError(path, str(e)) from e
     except WRONG_VALUE as e:

@@ -116,7 +116,7 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
     fields = table.get("model", {})
     if not isinstance(fields, Mapping):
         raise InputError(path, f"is {fields!r}: it should be a table, [model]", "model")
-    model, said = read_model(fields, path, words.name or _stem(path))
+    model, notes = read_model(fields, path, words.name or _stem(path))
     where = _platform(path, words.cluster)
     software = _framework(path, words.framework, where.gpu)
     t = words.training
@@ -138,7 +138,7 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
         optimizer=OPTIMIZERS.get(t.optimizer, t.optimizer),
         name=words.name or _stem(path) or model.name,
     )
-    return job, said
+    return job, notes
 
 
 def _global_batch(path: str | Path, t: TrainingConfig, dp: int) -> int:
@@ -178,7 +178,7 @@ def _framework(path: str | Path, given: str | FrameworkConfig, gpu: Gpu) -> Fram
 
 def _parallel(path: str | Path, p: ParallelConfig, software: Framework) -> tuple[ParallelPlan, int, int]:
     """The degrees, GPUs in all, replicas."""
-    made = ParallelPlan(
+    plan = ParallelPlan(
         **{name: getattr(p, name) for name in DEGREES},
         sequence_parallel=p.tp > 1 and software.sequence if p.sequence_parallel is None else p.sequence_parallel,
         schedule=p.schedule or default_schedule(p.virtual),
@@ -188,9 +188,9 @@ def _parallel(path: str | Path, p: ParallelConfig, software: Framework) -> tuple
         ends_as_layers=p.ends_as_layers,
     )
     try:
-        gpus = count_gpus(made, p.gpus, p.dp)
-        dp = made.dp(gpus) if made.replica_gpus > 0 else 0
-        return replace(made, shard=count_sharing(dp * p.cp, p.shard, p.replicate)), gpus, dp
+        gpus = count_gpus(plan, p.gpus, p.dp)
+        dp = plan.dp(gpus) if plan.replica_gpus > 0 else 0
+        return replace(plan, shard=count_sharing(dp * p.cp, p.shard, p.replicate)), gpus, dp
     except DegreeError as e:
         raise InputError(path, e.equation, f"parallel.{e.key}") from e
 

@@ -33,16 +33,16 @@ QUIET = re.compile(  # of no matter for a step's time: not worth a note
 
 def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     """The sections of a job file, and the arguments that were not read."""
-    found, variables, unsure = read_script(path)
-    sections, notes = arguments_sections(found, variables, path)
+    arguments, variables, unsure = read_script(path)
+    sections, notes = arguments_sections(arguments, variables, path)
     taken = [f"{_argument(a)} ({v})" for a, v in unsure.items() if not QUIET.match(a)]
     return sections, (*notes, f"set more than once, the last taken: {', '.join(taken)}") if taken else notes
 
 
 def arguments_sections(
-    found: Arguments, variables: dict[str, str] | None = None, path: str | Path = "arguments"
+    arguments: Arguments, variables: dict[str, str] | None = None, path: str | Path = "arguments"
 ) -> tuple[Table, tuple[str, ...]]:
-    a = _Given(found, path)
+    a = _Given(arguments, path)
     model = _model(a)
     parallel = _parallel(a, model, variables or {})
     sections = {

@@ -106,9 +106,9 @@ def preset_key(name: str) -> str | None:
 
 
 def _preset_fields(key: str) -> dict[str, Any]:
-    found = preset_facts()[key]
-    base = _preset_fields(found["like"]) if "like" in found else {}
-    return merge_sections(base, {k: v for k, v in found.items() if k not in ABOUT})
+    facts = preset_facts()[key]
+    base = _preset_fields(facts["like"]) if "like" in facts else {}
+    return merge_sections(base, {k: v for k, v in facts.items() if k not in ABOUT})
 
 
 @cache
@@ -141,7 +141,7 @@ def read_model(table: Mapping[str, Any], path: str | Path, name: str = "") -> tu
     if preset:
         base = preset_fields(preset)
     if config:
-        found, notes = read_config(Path(path).parent / config)
-        base = merge_sections(base, found)
+        config_fields, notes = read_config(Path(path).parent / config)
+        base = merge_sections(base, config_fields)
     own = {k: v for k, v in table.items() if k not in ("preset", "config")}
     return transformer_from_fields(merge_sections(base, own), path, name), notes

@@ -201,8 +201,8 @@ def merge_sections(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 
 def given_fields(words: msgspec.Struct) -> dict[str, Any]:
     """What a section says, without what it leaves open."""
-    found = {name: getattr(words, name) for name in words.__struct_fields__}
-    return {k: given_fields(v) if isinstance(v, msgspec.Struct) else v for k, v in found.items() if v is not None}
+    values = {name: getattr(words, name) for name in words.__struct_fields__}
+    return {k: given_fields(v) if isinstance(v, msgspec.Struct) else v for k, v in values.items() if v is not None}
 
 
 # ---- overrides of keys of a job file: `parallel.tp=8` on the command line
@@ -237,10 +237,10 @@ def _put(out: dict[str, Any], key: str, value: Any, table: Mapping[str, Any]) ->
     *sections, last = key.split(".")
     here: Any = out
     for i, section in enumerate(sections):
-        said = _given(table, sections[: i + 1])
+        given = _given(table, sections[: i + 1])
         whole = (
-            {SHORT_FORMS[name]: said}
-            if isinstance(said, str) and (name := ".".join(sections[: i + 1])) in SHORT_FORMS
+            {SHORT_FORMS[name]: given}
+            if isinstance(given, str) and (name := ".".join(sections[: i + 1])) in SHORT_FORMS
             else {}
         )
         here = here.setdefault(section, whole)
@@ -250,7 +250,7 @@ def _put(out: dict[str, Any], key: str, value: Any, table: Mapping[str, Any]) ->
 
 
 def _given(table: Mapping[str, Any], sections: list[str]) -> Any:
-    found: Any = table
+    value: Any = table
     for section in sections:
-        found = found.get(section) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(section) if isinstance(value, Mapping) else None
+    return value

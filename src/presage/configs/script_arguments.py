@@ -64,13 +64,13 @@ def read_script(path: str | Path) -> Script:
 
 
 def _structured(path: Path, text: str) -> Script:
-    found = parse_json(text, path) if path.suffix == ".json" else _yaml(path, text)
-    if isinstance(found, list):
-        return shell(" ".join(map(str, found)))
-    if not isinstance(found, dict):
+    content = parse_json(text, path) if path.suffix == ".json" else _yaml(path, text)
+    if isinstance(content, list):
+        return shell(" ".join(map(str, content)))
+    if not isinstance(content, dict):
         raise InputError(path, "is neither a list of arguments nor a table of them")
     out: Arguments = {}
-    for name, value in _leaves(found):
+    for name, value in _leaves(content):
         if value is not None:
             values = [] if value is True else [str(v) for v in value] if isinstance(value, list) else [str(value)]
             out.setdefault(_named(name), []).append(values)
@@ -83,10 +83,10 @@ def _yaml(path: Path, text: str) -> Any:
     except ImportError as e:
         raise InputError(path, "YAML needs pyyaml, which is not installed: give a shell script or JSON") from e
     try:
-        found = yaml.safe_load(text)
-        if _size(found, {}) > MOST_VALUES:
+        content = yaml.safe_load(text)
+        if _size(content, {}) > MOST_VALUES:
             raise InputError(path, f"has more than {MOST_VALUES:,} values, or refers to itself")
-        return found
+        return content
     except RecursionError as e:
         raise InputError(path, "is nested too deeply") from e
     except (yaml.YAMLError, ValueError, TypeError) as e:  # keys that cannot be, dates that are none
@@ -120,8 +120,8 @@ def shell(text: str) -> Script:
     text = COMMENT.sub("", _without_heredocs(text)).replace("\\\n", " ")
     text = CALLS.sub("", text)
     twice: set[str] = set()
-    for found in ASSIGNED.finditer(text):
-        name, value = found[1], " ".join(_expanded(found[2].strip("\"'"), variables).split())
+    for match in ASSIGNED.finditer(text):
+        name, value = match[1], " ".join(_expanded(match[2].strip("\"'"), variables).split())
         if not value.startswith("-"):  # not a list of arguments: those are found where they stand
             if variables.get(name, value) != value:
                 twice.add(name)
@@ -197,10 +197,10 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 def _sum(text: str) -> int | str:
     """Whole-number arithmetic; nothing for anything else."""
     try:
-        found = _node(ast.parse(re.sub(r"\b0+(\d)", r"\1", text.strip()), mode="eval").body)
+        total = _node(ast.parse(re.sub(r"\b0+(\d)", r"\1", text.strip()), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):  # the last is how deep brackets end
         return ""
-    return found if abs(found) < MOST_NUMBER else ""
+    return total if abs(total) < MOST_NUMBER else ""
 
 
 def _node(node: ast.expr) -> int:
@@ -215,10 +215,10 @@ def _node(node: ast.expr) -> int:
 
 def number(text: str) -> float:
     """As Python and shells write them: 1_000, 1e6."""
-    found = float(text.replace("_", "").replace(",", ""))
-    if not abs(found) < MOST_NUMBER:
+    value = float(text.replace("_", "").replace(",", ""))
+    if not abs(value) < MOST_NUMBER:
         raise ValueError(f"no number below {MOST_NUMBER:g}")
-    return found
+    return value
 
 
 # ---- How Megatron writes down which layers are where: patterns of experts, layouts of a pipeline.
@@ -266,6 +266,6 @@ def _flat(text: str, path: str | Path) -> str:
     raise InputError(path, "repeats itself without end", "--pipeline-model-parallel-layout")
 
 
-def _repeated(found: re.Match[str]) -> str:
-    what, times = (found[1], found[2]) if found[2] else (found[3], found[4])
+def _repeated(match: re.Match[str]) -> str:
+    what, times = (match[1], match[2]) if match[2] else (match[3], match[4])
     return what * min(int(times), LAYERS)

@@ -79,18 +79,18 @@ class _Getter:
 
     def __call__(self, key: str, *sections: str) -> Any:
         for section in sections:
-            found = self.table.get(section)
-            if isinstance(found, Mapping) and key in found:
-                return found[key]
+            settings = self.table.get(section)
+            if isinstance(settings, Mapping) and key in settings:
+                return settings[key]
         return None
 
     def whole(self, key: str, *sections: str, default: int = 0) -> int:
-        found = self(key, *sections)
-        if found is None:
+        value = self(key, *sections)
+        if value is None:
             return default
-        if isinstance(found, bool) or not isinstance(found, int):
-            raise InputError(self.path, f"is {found!r}: it should be a whole number", f"{sections[0]}.{key}")
-        return found
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(self.path, f"is {value!r}: it should be a whole number", f"{sections[0]}.{key}")
+        return value
 
     def degree(self, key: str) -> int:
         return self.whole(key, "parallelism", "training", "experimental", default=1)
@@ -187,9 +187,9 @@ def _framework(get: _Getter) -> dict[str, Any]:
 def _ignored(table: Table) -> tuple[str, ...]:
     names = [
         f"{section}.{key}"
-        for section, found in table.items()
-        if section not in QUIET and isinstance(found, Mapping)
-        for key in found
+        for section, settings in table.items()
+        if section not in QUIET and isinstance(settings, Mapping)
+        for key in settings
         if key not in KNOWN.get(section, ()) and not QUIET_KEYS.match(key)
     ]
     return (f"not read: {', '.join(names)}",) if names else ()

@@ -80,10 +80,10 @@ class CalibratedKernels:
         """Kernel time and power demand of every op of a step, at the full clock."""
         shares = cold_shares(graph, self.cache)
         plans = [_plan(graph, op) for op in graph.ops]
-        timed = times_of(self, describe(self, (c for _, parts in plans for c in parts)))
+        by_key = times_of(self, describe(self, (c for _, parts in plans for c in parts)))
         times = []
         for op, share, (source, parts) in zip(graph.ops, shares, plans, strict=True):
-            found = [timed[c.key] for c in parts if c.key in timed]
+            found = [by_key[c.key] for c in parts if c.key in by_key]
             if len(found) < len(parts):
                 source, found = "roofline", []
             t = _op_time(graph, op, self, source, parts, found, float(share))
@@ -138,18 +138,18 @@ def call_times(models: CalibratedKernels, calls: Sequence[Call]) -> list[CallTim
     unknown = next((c for c in calls if c.key not in described), None)
     if unknown is not None:
         raise PresageError(f"{unknown.name}: its model cannot read these inputs: {unknown.inputs}")
-    found = times_of(models, described)
-    return [found[c.key] for c in calls]
+    times = times_of(models, described)
+    return [times[c.key] for c in calls]
 
 
 def times_of(models: CalibratedKernels, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
     by_family: dict[str, dict[Any, Described]] = {}
     for key, one in described.items():
         by_family.setdefault(BY_OP[one.call.name].name, {})[key] = one
-    found: dict[Any, CallTime] = {}
-    for name, some in by_family.items():
-        found |= _family_times(models, name, some)
-    return found
+    times: dict[Any, CallTime] = {}
+    for name, calls in by_family.items():
+        times |= _family_times(models, name, calls)
+    return times
 
 
 def _family_times(models: CalibratedKernels, name: str, described: Mapping[Any, Described]) -> dict[Any, CallTime]:
@@ -188,20 +188,20 @@ def _seconds(
 
 def _own_factors(models: CalibratedKernels, name: str, described: Mapping[Any, Described]) -> Floats:
     """What tables of this GPU say beside the corrections it got from another."""
-    own, some = models.own.get(name), list(described.values())
+    own, calls = models.own.get(name), list(described.values())
     if own is None:
-        return np.ones(len(some))
-    return own.factors([d.call for d in some], [d.law for d in some], models.rates)
+        return np.ones(len(calls))
+    return own.factors([d.call for d in calls], [d.law for d in calls], models.rates)
 
 
 def _with_power(
-    graph: Graph, op: Op, models: CalibratedKernels, t: OpTime, parts: list[Call], found: list[CallTime]
+    graph: Graph, op: Op, models: CalibratedKernels, t: OpTime, parts: list[Call], times: list[CallTime]
 ) -> OpTime:
     """The time with what the power limit needs: FLOPs, bytes, watts, whether tensor cores do it."""
     power = models.power
-    if found and t.seconds > 0:
+    if times and t.seconds > 0:
         kind, model = _kind(parts[0]), BY_OP[parts[0].name]
-        work, moved = (sum(getattr(f.law, k) for f in found) for k in ("flops", "bytes"))
+        work, moved = (sum(getattr(f.law, k) for f in times) for k in ("flops", "bytes"))
         watts = power.demand(t.seconds, work, kind, moved, model.works(parts[0]))
         return replace(t, flops=work, nbytes=moved, watts=watts, tensor_cores=model.computes and kind in TENSOR_KINDS)
     if op.name == SCALED:  # an 8-bit operation takes about half the energy of a 16-bit one
@@ -240,7 +240,7 @@ def _op_time(
     models: CalibratedKernels,
     source: Source,
     parts: list[Call],
-    found: list[CallTime],
+    times: list[CallTime],
     share: float,
 ) -> OpTime:
     kind = family(op.name)
@@ -253,9 +253,9 @@ def _op_time(
     if source == "roofline":
         seconds = least_seconds(graph, op, models.gpu, REACHED_FLOPS, REACHED_BANDWIDTH)
         return OpTime(models.rates.floor + seconds, 1, kind, "roofline")
-    launches = max(1, round(sum(t.launches for t in found)))
+    launches = max(1, round(sum(t.launches for t in times)))
     at_once = BY_OP[parts[0].name].at_once(parts[0], launches)
-    return OpTime(sum(t.at(share) for t in found), launches, kind, source, at_once)
+    return OpTime(sum(t.at(share) for t in times), launches, kind, source, at_once)
 
 
 # ---- copies between host and GPU memory over PCIe

@@ -38,16 +38,18 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fp32GemmCorrection:
-    """ln(seconds / law) of float32 products."""
+    """ln(seconds / law) of float32 GEMMs."""
 
     trees: Trees
 
-    def corrected(self, known: Floats, calls: Sequence[Call], laws: Sequence[Law], rates: Rates, made: float) -> Floats:
-        """The corrections that are `known`, with those of float32 products in their places."""
+    def corrected(
+        self, known: Floats, calls: Sequence[Call], laws: Sequence[Law], rates: Rates, capability: float
+    ) -> Floats:
+        """The corrections that are `known`, with those of float32 GEMMs in their places."""
         out = known.copy()
         at = [i for i, c in enumerate(calls) if is_fp32_gemm(c)]
         if at:
-            x = np.array([fp32_features(calls[i], laws[i], rates, made) for i in at], np.float32)
+            x = np.array([fp32_features(calls[i], laws[i], rates, capability) for i in at], np.float32)
             out[at] = self.trees.predict(x)
         return out
 
@@ -56,15 +58,20 @@ def is_fp32_gemm(call: Call) -> bool:
     return not call.tf32 and gemm.gemm_call(call).kind == "float32"
 
 
-def fp32_features(call: Call, law: Law, rates: Rates, made: float) -> list[float]:
-    """`made`: the compute capability of the GPU."""
+def fp32_features(call: Call, law: Law, rates: Rates, capability: float) -> list[float]:
+    """Features of a float32 GEMM; `capability` is the GPU's compute capability."""
     p = gemm.gemm_call(call)
     t = gemm.tiling(p, rates)
     arithmetic = law.flops / rates.rate("float32")
     memory = law.bytes / rates.bandwidth
     logs = (p.m, p.n, p.k, p.m * p.n * p.batch / rates.sms, arithmetic / memory, arithmetic / law.seconds, t.waves)
-    out = [made, float(p.left), float(p.right), float(p.added), ln(p.batch), *map(ln, logs), float(t.rows * t.columns)]
-    out += [float(t.splits), float(min(alignment(p.m), alignment(p.n))), float(alignment(p.k))]
+    out = [capability, float(p.left), float(p.right), float(p.added), ln(p.batch), *map(ln, logs)]
+    out += [
+        float(t.rows * t.columns),
+        float(t.splits),
+        float(min(alignment(p.m), alignment(p.n))),
+        float(alignment(p.k)),
+    ]
     for rows, columns in FP32_TILES:
         waves = p.batch * ceil(p.m / rows) * ceil(p.n / columns) / rates.sms
         out += [
@@ -140,7 +147,7 @@ def transfer_streaming(
     rates = Rates.of(there)
     known = [family.law(c, rates) for c in calls]
     x = np.array([[*family.features(c, law), 0.0] for c, law in zip(calls, known, strict=True)], np.float32)
-    bytes_there, bytes_here = (np.array([law.seconds for law in some]) for some in (known, laws))
+    bytes_there, bytes_here = (np.array([law.seconds for law in each]) for each in (known, laws))
     slower = there.sms * there.boost_clock / (here.sms * here.boost_clock)
     out = []
     for cold in (0.0, 1.0):

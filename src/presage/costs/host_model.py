@@ -100,18 +100,18 @@ class HostModel:
         """The host seconds of every op, given how many things each launches."""
         if len(launches) != len(graph.ops):
             raise ValueError(f"{len(graph.ops)} ops, but launches of {len(launches)}")
-        n, found = len(graph.ops), units(graph)
+        n, host_units = len(graph.ops), units(graph)
         gap, own, extra = np.zeros(n), np.zeros(n), np.zeros(n)
-        for i, before, mine in terms(graph, found):
+        for i, before, own_terms in terms(graph, host_units):
             hook = hook_us(graph.ops[i])
-            gap[i], own[i] = (self._sum(before), self._sum(mine)) if hook is None else (0.0, hook)
+            gap[i], own[i] = (self._sum(before), self._sum(own_terms)) if hook is None else (0.0, hook)
             extra[i] = self._sum(extra_launches(graph.ops[i].name, launches[i]))
         self._replay(graph, launches, gap, own, extra)
         gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
-        eager = [u for u in found if not graph.ops[u.ops[0]].replayed]
+        eager = [u for u in host_units if not graph.ops[u.ops[0]].replayed]
         counts, end = (
             np.asarray(launches, np.float64),
-            max(self._sum(ending(eager)), 0.0) * US if eager or not found else 0.0,
+            max(self._sum(ending(eager)), 0.0) * US if eager or not host_units else 0.0,
         )
         return self._split(gap, own, extra, counts, end, self._unknown(graph))
 
@@ -129,8 +129,8 @@ class HostModel:
         """The same host with other terms."""
         return replace(self, us=us)
 
-    def _sum(self, found: Iterable[Term]) -> float:
-        return sum(self._of(key) * times for key, times in found if times)
+    def _sum(self, terms: Iterable[Term]) -> float:
+        return sum(self._of(key) * times for key, times in terms if times)
 
     def _of(self, key: str) -> float:
         value = self.us.get(key, COMPILED_US.get(key))
@@ -195,11 +195,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def _parsed(path: str, text: str) -> HostModel:
     try:
-        found = msgspec.convert(parse_toml(text, path), _File)
+        file = msgspec.convert(parse_toml(text, path), _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e
-    if found.version != 1:
-        raise InputError(path, f"is version {found.version}, and this presage reads 1", "version")
-    terms = found.us | {f"{kind}: {n}": v for kind, names in found.names_us.items() for n, v in names.items()}
-    return HostModel(found.fitted, found.pace, found.calls, terms)
+    if file.version != 1:
+        raise InputError(path, f"is version {file.version}, and this presage reads 1", "version")
+    terms = file.us | {f"{kind}: {n}": v for kind, names in file.names_us.items() for n, v in names.items()}
+    return HostModel(file.fitted, file.pace, file.calls, terms)

@@ -49,14 +49,14 @@ def named(key: str) -> bool:
 
 def units(graph: Graph) -> list[HostUnit]:
     """The graph's ops in the profiler's outermost ops, in order."""
-    found: list[list[int]] = []
-    made = _made_in_backward(graph)
+    out: list[list[int]] = []
+    in_backward = _made_in_backward(graph)
     for i, op in enumerate(graph.ops):
-        if found and _goes_on(graph.ops, found[-1], op, made[i] or made[found[-1][-1]]):
-            found[-1].append(i)
+        if out and _goes_on(graph.ops, out[-1], op, in_backward[i] or in_backward[out[-1][-1]]):
+            out[-1].append(i)
         else:
-            found.append([i])
-    return [HostUnit(_outermost(graph.ops[u[0]]), graph.ops[u[0]].thread, tuple(u)) for u in found]
+            out.append([i])
+    return [HostUnit(_outermost(graph.ops[u[0]]), graph.ops[u[0]].thread, tuple(u)) for u in out]
 
 
 def _made_in_backward(graph: Graph) -> list[bool]:
@@ -75,8 +75,9 @@ def _outermost(op: Op) -> str:
     return op.within[0] if op.within else op.name
 
 
-def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, made: bool) -> bool:
-    """Whether an op belongs to the unit that was last; `made`: it or the op before is numbered in a backward pass."""
+def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, in_backward: bool) -> bool:
+    """Whether an op belongs to the unit that was last; `in_backward`: it or the op before is numbered in a
+    backward pass."""
     first, last = ops[unit[0]], ops[unit[-1]]
     if is_compiled(op) or is_compiled(last):
         return op.within == last.within
@@ -84,7 +85,7 @@ def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, made: bool) -> bool
         return False
     if op.thread == "autograd":
         apart = _nested(last) and not _nested(op)  # a node that recomputes runs its own backward last
-        return not op.within[0].endswith(ACCUMULATE) and not apart and (made or op.sequence == last.sequence)
+        return not op.within[0].endswith(ACCUMULATE) and not apart and (in_backward or op.sequence == last.sequence)
     if (op.module, op.line) != (first.module, first.line):
         return False
     if not first.within or op.within[0].startswith("aten::_foreach"):
@@ -102,7 +103,7 @@ def _second(op: Op) -> str:
     return op.within[1] if len(op.within) > 1 else op.name
 
 
-def terms(graph: Graph, found: Sequence[HostUnit]) -> Iterator[tuple[int, list[Term], list[Term]]]:
+def terms(graph: Graph, host_units: Sequence[HostUnit]) -> Iterator[tuple[int, list[Term], list[Term]]]:
     """For each op in order its place, the terms before it (if something begins with it), and its own.
 
     Launches beyond an op's first are not among them: how many there are is the kernels' to say.
@@ -111,7 +112,7 @@ def terms(graph: Graph, found: Sequence[HostUnit]) -> Iterator[tuple[int, list[T
     checkpointed = checkpoints(graph, recomputed)
     parameters = sum(s.role == "parameter" for s in graph.storages)
     before, module, nodes = None, "", set[int]()
-    for unit in found:
+    for unit in host_units:
         first = graph.ops[unit.ops[0]]
         gap = [*_between(before, first, unit, parameters, len(nodes), _list(graph, unit))]
         if first.thread == "autograd":
@@ -137,9 +138,9 @@ def terms(graph: Graph, found: Sequence[HostUnit]) -> Iterator[tuple[int, list[T
         before = first
 
 
-def ending(found: Sequence[HostUnit]) -> list[Term]:
+def ending(host_units: Sequence[HostUnit]) -> list[Term]:
     """The terms after the last op: what the step made is given back."""
-    return [("step end", 1.0), ("step end, a unit", float(len(found)))]
+    return [("step end", 1.0), ("step end, a unit", float(len(host_units)))]
 
 
 def _between(before: Op | None, first: Op, unit: HostUnit, parameters: int, nodes: int, tensors: int) -> Iterator[Term]:
@@ -163,7 +164,9 @@ def _between(before: Op | None, first: Op, unit: HostUnit, parameters: int, node
 
 def _recomputed(graph: Graph) -> list[bool]:
     """Which ops a backward node runs as forward code, to have again what a checkpoint did not keep."""
-    return [made and not _nested(op) for op, made in zip(graph.ops, _made_in_backward(graph), strict=True)]
+    return [
+        in_backward and not _nested(op) for op, in_backward in zip(graph.ops, _made_in_backward(graph), strict=True)
+    ]
 
 
 def _inside(last: Op | None, op: Op, again: bool) -> Iterator[Term]:
@@ -279,21 +282,21 @@ class Checkpoints:
 
 def checkpoints(graph: Graph, recomputed: Sequence[bool]) -> Checkpoints:
     """Those of a graph; `recomputed`: which ops a backward node runs as forward ops."""
-    found = Checkpoints()
+    out = Checkpoints()
     if not any(recomputed):
-        return found
+        return out
     main = [i for i, op in enumerate(graph.ops) if op.thread == "main"]
     calls = defaultdict[Call, list[int]](list)
     for k, i in enumerate(main):
         calls[_call(graph.ops[i])].append(k)
     nodes = [_first_of_number(graph, thread) for thread in ("main", "autograd")]
     for run in _runs(recomputed):
-        found.begins[run.start] = "recomputation begins"
+        out.begins[run.start] = "recomputation begins"
         first = _repeated(graph, run, main, calls)
         if first is not None:
-            found.begins[first] = "checkpoint begins"
-            _note_hooks(graph, run, first, nodes, found.hooks)
-    return found
+            out.begins[first] = "checkpoint begins"
+            _note_hooks(graph, run, first, nodes, out.hooks)
+    return out
 
 
 def _first_of_number(graph: Graph, thread: Thread) -> dict[int, int]:

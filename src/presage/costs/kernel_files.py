@@ -123,14 +123,14 @@ class _About(msgspec.Struct):
 def _loaded(path: Path) -> CalibratedKernels:
     about, held = read_arrays(path)
     try:
-        found = msgspec.convert(about, _About)
+        header = msgspec.convert(about, _About)
         return CalibratedKernels(
-            gpu(found.gpu),
-            {f: Trees.from_arrays(held, f"time.{f}") for f in found.families},
-            {f: Trees.from_arrays(held, f"count.{f}") for f in found.families},
-            found.cache,
-            replace(found.power, per_flop={KINDS.get(k, k): v for k, v in found.power.per_flop.items()}),
-            found.source,
+            gpu(header.gpu),
+            {f: Trees.from_arrays(held, f"time.{f}") for f in header.families},
+            {f: Trees.from_arrays(held, f"count.{f}") for f in header.families},
+            header.cache,
+            replace(header.power, per_flop={KINDS.get(k, k): v for k, v in header.power.per_flop.items()}),
+            header.source,
         )
     except (msgspec.ValidationError, PresageError) as e:
         raise InputError(path, f"not a file of kernel models, or a damaged one ({e})") from e

@@ -139,20 +139,21 @@ def layer_host(
     fused_softmax: bool = True,
 ) -> LayerHost:
     """The host's seconds in a framework, on a host of a GPU generation's time."""
-    found = host_facts()
-    which = found.frameworks.get(ALIASES.get(framework_host, framework_host))
+    facts = host_facts()
+    which = facts.frameworks.get(ALIASES.get(framework_host, framework_host))
     if which is None:
         raise PresageError(f"no host costs for {framework_host!r}: choose from {', '.join(hosts_known())}")
-    if era not in found.eras:
-        raise PresageError(f"unknown era {era!r} of hosts: choose from {', '.join(found.eras)}")
-    made = _graph(found) if framework_host == "graph" else _layer_times(found, which, fused_attention)
+    if era not in facts.eras:
+        raise PresageError(f"unknown era {era!r} of hosts: choose from {', '.join(facts.eras)}")
+    times = _graph(facts) if framework_host == "graph" else _layer_times(facts, which, fused_attention)
     if not fused_softmax and framework_host != "graph":
-        made = _plus(made, SOFTMAX_FORWARD * found.terms.kernel_forward, SOFTMAX_BACKWARD * found.terms.kernel_backward)
+        t = facts.terms
+        times = _plus(times, SOFTMAX_FORWARD * t.kernel_forward, SOFTMAX_BACKWARD * t.kernel_backward)
     if experts and framework_host != "graph":
-        made = _with_experts(found, made, framework_host == "compiled")
+        times = _with_experts(facts, times, framework_host == "compiled")
     if tp > 1 and framework_host != "graph":
-        made = _with_collectives(made, sequence_parallel)
-    return _paced(made, found.eras[era])
+        times = _with_collectives(times, sequence_parallel)
+    return _paced(times, facts.eras[era])
 
 
 def _layer_times(f: _File, which: _Framework, fused: bool) -> LayerHost:
@@ -187,18 +188,8 @@ def _layer(f: _File, which: _Framework, fused: bool) -> tuple[float, float]:
 
 def _graph(f: _File) -> LayerHost:
     """All of a step's passes in CUDA graphs; the optimizer outside."""
-    t = f.terms
-    return LayerHost(
-        GRAPH_US,
-        GRAPH_US,
-        GRAPH_US,
-        GRAPH_US,
-        GRAPH_US,
-        t.optimizer,
-        GRAPH_US,
-        GRAPH_US,
-        t.parameter_step,
-    )
+    graph = dict.fromkeys(LayerHost.__slots__, GRAPH_US)
+    return LayerHost(**graph | {"optimizer": f.terms.optimizer, "optimizer_layer": f.terms.parameter_step})
 
 
 def _with_experts(f: _File, h: LayerHost, compiled: bool) -> LayerHost:

@@ -99,10 +99,10 @@ def contention(
     memory for each received: 3 for rings, which write, read back and add the user's own; 2 for NVLS.
     """
     reached = gpu.sustained_copy or REACHED * gpu.memory_bandwidth
-    found = kind or ("products" if computes else "streams")
+    kernel_kind = kind or ("products" if computes else "streams")
     held = min(max(memory_share, 0.0) * gpu.memory_bandwidth / reached, 1.0)
     drawn = max(bytes_per_second, 0.0) * traffic / reached
-    return slowdowns(law(), found, gpu.sms, channels, drawn, held, waves)
+    return slowdowns(law(), kernel_kind, gpu.sms, channels, drawn, held, waves)
 
 
 def slowdowns(

@@ -93,26 +93,26 @@ def read_job(path: str | Path) -> DlrmJob:
     """A job from its file; tables and a plan may be files beside it."""
     path = Path(path)
     try:
-        found = msgspec.convert(load_toml(path), _File)
+        file = msgspec.convert(load_toml(path), _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e
     for name, value, known in (
-        ("interaction", found.interaction, INTERACTIONS),
-        ("precision", found.precision, PRECISIONS),
-        ("embeddings.index", found.embeddings.index, tuple(INDICES)),
-        ("embeddings.wire", found.embeddings.wire, tuple(WIRES)),
-        ("dense.optimizer", found.dense.optimizer, OPTIMIZERS),
+        ("interaction", file.interaction, INTERACTIONS),
+        ("precision", file.precision, PRECISIONS),
+        ("embeddings.index", file.embeddings.index, tuple(INDICES)),
+        ("embeddings.wire", file.embeddings.wire, tuple(WIRES)),
+        ("dense.optimizer", file.dense.optimizer, OPTIMIZERS),
     ):
         if value not in known:
             raise InputError(path, f"is {value!r}: choose from {', '.join(known)}", name)
-    for name, widths in (("dense.bottom", found.dense.bottom), ("dense.top", found.dense.top)):
+    for name, widths in (("dense.bottom", file.dense.bottom), ("dense.top", file.dense.top)):
         if not widths or min(widths) < 1:
             raise InputError(path, "should be widths of layers, each 1 or more", name)
         if max(widths) > MOST_WIDTH or len(widths) > MOST_LAYERS:
             raise InputError(path, f"has up to {MOST_LAYERS:,} layers, none wider than {MOST_WIDTH:,}", name)
-    _check_sizes(path, found)
-    return _job(path, found)
+    _check_sizes(path, file)
+    return _job(path, file)
 
 
 def read_any_job(path: str | Path) -> Job | DlrmJob:

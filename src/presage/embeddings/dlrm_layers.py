@@ -38,14 +38,14 @@ def _linear_back(
         tape.emit("aten::mm", [Ref(gradient), Ref(used)], [back], *node)
     flipped = tape.transposed(gradient, *node)
     kept = tape.keep_gradient(weight, f"{name}.weight")
-    made = kept if tape.dtype == "float32" else tape.activation(tape.of(weight).shape)
-    tape.emit("aten::mm", [Ref(flipped), Ref(x)], [made], *node)
+    weight_gradient = kept if tape.dtype == "float32" else tape.activation(tape.of(weight).shape)
+    tape.emit("aten::mm", [Ref(flipped), Ref(x)], [weight_gradient], *node)
     if offset is not None:
         own = tape.keep_gradient(offset, f"{name}.bias")
         tape.emit("aten::sum", [Ref(gradient), [0], True, None], [own], node[0], overload="dim_IntList")
         tape.accumulated(own)
-    if made != kept:
-        tape.emit("aten::copy_", [Ref(kept), Ref(made)], [kept], ENGINE + "ToCopyBackward0", writes=[kept])
+    if weight_gradient != kept:
+        tape.emit("aten::copy_", [Ref(kept), Ref(weight_gradient)], [kept], ENGINE + "ToCopyBackward0", writes=[kept])
     tape.accumulated(kept)
     if needs_input:
         tape.add_gradient(x, back)
@@ -57,10 +57,10 @@ def relu(tape: AutogradTape, x: int, name: str) -> int:
     tape.emit("aten::clamp_min", [Ref(x), 0], [out], "aten::relu")
 
     def back() -> None:
-        made, gradient = tape.activation(tape.of(x).shape), tape.gradients.pop(out)
+        input_gradient, gradient = tape.activation(tape.of(x).shape), tape.gradients.pop(out)
         node = ENGINE + "ReluBackward0", "ReluBackward0"
-        tape.emit("aten::threshold_backward", [Ref(gradient), Ref(out), 0], [made], *node)
-        tape.add_gradient(x, made)
+        tape.emit("aten::threshold_backward", [Ref(gradient), Ref(out), 0], [input_gradient], *node)
+        tape.add_gradient(x, input_gradient)
 
     tape.note(back)
     return out
@@ -194,8 +194,10 @@ def dense_update(tape: AutogradTape, optimizer: str) -> None:
     both = [[Ref(p) for p, _ in tape.parameters], [Ref(g) for _, g in tape.parameters]]
     states = []
     for _ in range(STATES[optimizer]):
-        made = [tape.add_storage(4 * tape.of(p).elements, "optimizer", lifetime="always") for p, _ in tape.parameters]
-        pairs = zip(made, tape.parameters, strict=True)
+        storages = [
+            tape.add_storage(4 * tape.of(p).elements, "optimizer", lifetime="always") for p, _ in tape.parameters
+        ]
+        pairs = zip(storages, tape.parameters, strict=True)
         states.append([Ref(tape.add_tensor(s, tape.of(p).shape, "float32")) for s, (p, _) in pairs])
     for name in UPDATES[optimizer]:
         lists = [*both, *states] if name == "aten::_fused_adam_" else both
@@ -310,9 +312,9 @@ class AutogradTape(GraphBuilder):
         """Memory of a parameter's gradient."""
         shape = self.of(parameter).shape
         storage = self.add_storage(4 * prod(shape), "gradient", name, self.module, lifetime="kept")
-        made = self.add_tensor(storage, shape, "float32")
-        self.parameters.append((parameter, made))
-        return made
+        gradient = self.add_tensor(storage, shape, "float32")
+        self.parameters.append((parameter, gradient))
+        return gradient
 
     def accumulated(self, gradient: int) -> None:
         around = (ENGINE + ACCUMULATE, ACCUMULATE, "aten::detach", "detach", "aten::detach")

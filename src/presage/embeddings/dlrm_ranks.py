@@ -77,21 +77,21 @@ def dlrm_ranks(
     )
     prices = ShardCosts(problem, model)
     plan = given or _plan(job, prices, seconds, tell)
-    found = sharding_cost(plan, prices)
-    if found.over:
-        raise PresageError(f"the plan {job.plan} needs {found.over / 1024**3:.4g} GiB more than a rank has for tables")
+    cost = sharding_cost(plan, prices)
+    if cost.over:
+        raise PresageError(f"the plan {job.plan} needs {cost.over / 1024**3:.4g} GiB more than a rank has for tables")
     host = machine(where.gpu.key)
-    return DlrmRanks(job, prices, plan, found, _ranks(job, prices, plan, found, host, pace), host)
+    return DlrmRanks(job, prices, plan, cost, _ranks(job, prices, plan, cost, host, pace), host)
 
 
 def _plan(job: DlrmJob, prices: ShardCosts, seconds: float, tell: Tell) -> ShardingPlan:
     if job.plan == "auto":
         return search(prices.problem, seconds=seconds, tell=tell, prices=prices).plan
     if job.plan in HEURISTICS:
-        found = heuristic_plan(job.plan, prices)
-        if found is None:
+        heuristic = heuristic_plan(job.plan, prices)
+        if heuristic is None:
             raise PresageError(f"{job.plan} finds no rank with memory left for a table; try plan = 'auto'")
-        return found
+        return heuristic
     if not job.plan.endswith(".json"):
         raise PresageError(f"unknown plan {job.plan!r}: choose from auto, {', '.join(HEURISTICS)}, or a .json file")
     plan = read_plan(job.plan, job.tables)
@@ -101,28 +101,28 @@ def _plan(job: DlrmJob, prices: ShardCosts, seconds: float, tell: Tell) -> Shard
 
 
 def _ranks(
-    job: DlrmJob, prices: ShardCosts, plan: ShardingPlan, found: ShardingCost, where: Machine, pace: float
+    job: DlrmJob, prices: ShardCosts, plan: ShardingPlan, cost: ShardingCost, where: Machine, pace: float
 ) -> RankSet:
     _, ranks, common = shards_of(plan, prices)
     sparse = _embedding_counts(job, plan)
     graph = ddp(dlrm_graph(job, sparse), job.ranks)
     layout = RankLayout((("dp", job.ranks),))
     groups = groups_of(layout, prices.problem.platform)
-    common_times = _common_times(prices, found, common, _batch_bytes(job))
+    common_times = _common_times(prices, cost, common, _batch_bytes(job))
     times = collective_times(graph, kernel_times(graph, where), prices.problem.platform, groups)
     times = [_op_seconds(graph, i, t, common_times) for i, t in enumerate(times)]
     step = step_program(graph, times, where.host)
-    own = np.stack([found.load.forward - common.forward, found.load.backward - common.backward], axis=1)
+    own = np.stack([cost.load.forward - common.forward, cost.load.backward - common.backward], axis=1)
     folds = (
         fold_ranks(layout, [tuple(row) for row in own.round(9).tolist()]) if job.ranks > 1 else [FoldedRank(0, 1, {})]
     )
     members = [Member(f, _rank_step(step, graph, own[f.rank])).paced(1.0, pace) for f in folds]
     slow = overlap_slowdown(graph, times, prices.problem.platform, groups)
     held = np.bincount(ranks, minlength=job.ranks)
-    told = tuple(RankOverride(arguments=(("tables", str(held[f.rank])),)) for f in folds)
+    overrides = tuple(RankOverride(arguments=(("tables", str(held[f.rank])),)) for f in folds)
     many = apply_contention(rank_program(members, SIMULATED), [slow] * len(members))
     named = replace(strategy("ddp"), name=NAME)
-    return RankSet(prices.problem.platform, named, layout, told, (step,), (tuple(times),), many)
+    return RankSet(prices.problem.platform, named, layout, overrides, (step,), (tuple(times),), many)
 
 
 def _embedding_counts(job: DlrmJob, plan: ShardingPlan) -> EmbeddingCounts:
@@ -145,9 +145,9 @@ def _batch_bytes(job: DlrmJob) -> float:
     return each * job.batch / job.ranks
 
 
-def _common_times(prices: ShardCosts, found: ShardingCost, common: SharedTableCosts, copied: float) -> dict[str, float]:
+def _common_times(prices: ShardCosts, cost: ShardingCost, common: SharedTableCosts, copied: float) -> dict[str, float]:
     """Seconds of the embeddings' ops, of a rank that holds the mean where ranks differ."""
-    load = found.load
+    load = cost.load
     scatter, gather, reduce = prices.between(common)
     exchange = float(prices.exchange(load.output.max()))
     return {
@@ -184,18 +184,18 @@ def _rank_step(step: StepProgram, graph: Graph, own: NDArray[np.float64]) -> Ste
     tasks, seconds = step.tasks, step.tasks.seconds.copy()
     gap = step.host.calls.kernel_gap_us * 1e-6
     for i, op in enumerate(graph.ops):
-        for which, took in (("placed.forward", own[0]), ("placed.backward", own[1])):
+        for which, lookup_seconds in (("placed.forward", own[0]), ("placed.backward", own[1])):
             if op.module == SPARSE + which:
-                seconds[(tasks.op == i) & (tasks.lane >= STREAM)] = took + gap
+                seconds[(tasks.op == i) & (tasks.lane >= STREAM)] = lookup_seconds + gap
     return replace(step, tasks=replace(tasks, seconds=seconds))
 
 
-def predict_dlrm(found: DlrmRanks, *, draws: int = DRAWS, steps: int = STEPS, seed: int = 0) -> StepResult:
+def predict_dlrm(ranks: DlrmRanks, *, draws: int = DRAWS, steps: int = STEPS, seed: int = 0) -> StepResult:
     """How long the job's step takes; memory of each rank with its tables."""
-    told = predict_rank_set(found.team, found.where, draws=draws, steps=steps, seed=seed)
-    peak = memory_profile(found.team.steps[0].graph, chip=found.prices.problem.platform.gpu).peak_allocated
-    memory = (found.cost.load.memory - found.prices.received + peak).astype(int)
-    many = told.many
+    result = predict_rank_set(ranks.team, ranks.where, draws=draws, steps=steps, seed=seed)
+    peak = memory_profile(ranks.team.steps[0].graph, chip=ranks.prices.problem.platform.gpu).peak_allocated
+    memory = (ranks.cost.load.memory - ranks.prices.received + peak).astype(int)
+    many = result.many
     if many is not None:
         many = replace(many, kinds=tuple(replace(k, peak_memory=int(memory[k.rank])) for k in many.kinds))
-    return replace(told, many=many, peak_memory=int(memory.max()))
+    return replace(result, many=many, peak_memory=int(memory.max()))

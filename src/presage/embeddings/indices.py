@@ -80,12 +80,12 @@ def likely_alpha(bins: tuple[int, ...], lookups: int, rows: int) -> float:
     """The skew under which so many rows in each bin of use counts, unused ones too, are most likely (Poisson)."""
     if not lookups:
         return 0.0
-    found = np.array([rows - sum(bins), *bins], float)
+    counted = np.array([rows - sum(bins), *bins], float)
 
     def unlikely(alpha: float) -> float:
         expected = zipf(alpha, rows, float(lookups)).rows
         all_ = np.maximum(1e-3, np.array([rows - expected.sum(), *expected]))
-        return float((all_ - found * np.log(all_)).sum())
+        return float((all_ - counted * np.log(all_)).sum())
 
     low, high = 0.0, STEEPEST
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)

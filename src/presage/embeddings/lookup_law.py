@@ -73,11 +73,11 @@ def _fill_times(out: Array, f: LookupTraffic, p: Params, kind: int | Array) -> N
     out[table, AT["update0"] + kind] = _table_update(f, p, kind)
 
 
-def _bymatern(p: Params, name: str, f: LookupTraffic, kind: int | Array) -> Array:
+def _by_kernel(p: Params, name: str, f: LookupTraffic, kind: int | Array) -> Array:
     """A parameter of the compiled kernel that runs: one for each kind and width of weights."""
     given = np.array([[p[f"{name}{k}"], p[f"{name}{k}h"]] for k in KINDS])
-    found: Array = given[kind, (f.columns.width < 4).astype(int)]
-    return found
+    out: Array = given[kind, (f.columns.width < 4).astype(int)]
+    return out
 
 
 def _longest(f: LookupTraffic, p: Params) -> Array:
@@ -100,7 +100,7 @@ def _step(f: LookupTraffic, p: Params, missed: Array, kind: int | Array) -> Arra
     """Seconds that a lookup adds to the chain of its bag. Bags that share a warp wait for each other's misses."""
     k, together = f.columns, p["together"] * 32 / LANES[kind]
     far, near = (1 - (1 - np.clip(m / np.maximum(1.0, k.count), 0, 1)) ** together for m in (missed, f.near))
-    pace = _bymatern(p, "pace", f, kind)
+    pace = _by_kernel(p, "pace", f, kind)
     read = p["own"] + near * p["l2"] + far * (p["miss"] + p["miss_byte"] * k.dim * k.width)
     return np.asarray(pace * read + p["more_columns"] * (np.ceil(k.dim / 128) - 1))
 
@@ -108,7 +108,7 @@ def _step(f: LookupTraffic, p: Params, missed: Array, kind: int | Array) -> Arra
 def _table_forward(f: LookupTraffic, p: Params, missed: Array, step: Array, kind: int | Array) -> Array:
     k = f.columns
     pooled = k.pooling + np.where(f.varied, SHARED[kind] * np.sqrt(k.pooling), 0.0)
-    warps = _bymatern(p, "warps", f, kind)
+    warps = _by_kernel(p, "warps", f, kind)
     chains = k.batch * LANES[kind] / 32 * (pooled * step + p["bag"]) / warps
     memory = missed * f.row * p["memory"] + k.batch * k.dim * 4 * p["output"]
     return _soft(p["soft"], chains, memory, f.near * f.row * p["through"])
@@ -142,8 +142,8 @@ def kind_of(total: Array) -> Array:
 
 def of_kind(total: Array, name: str) -> Array:
     start = AT[f"{name}0"]
-    found: Array = np.take_along_axis(total[..., start : start + len(KINDS)], kind_of(total)[..., None], axis=-1)
-    return found[..., 0]
+    out: Array = np.take_along_axis(total[..., start : start + len(KINDS)], kind_of(total)[..., None], axis=-1)
+    return out[..., 0]
 
 
 def _fresh(total: Array, p: Params, cold: bool) -> Array | float:

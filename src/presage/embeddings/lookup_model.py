@@ -82,8 +82,8 @@ class EmbeddingModel:
         cold: bool = False,
     ) -> float:
         """Seconds to look up and pool a batch, the check of indices with it; cold: other work ran in between."""
-        found = self.terms(tables, batch, optimizer=optimizer, lengths=lengths)
-        return float(self.forward_of(found.sum(axis=0), cold=cold))
+        table_terms = self.terms(tables, batch, optimizer=optimizer, lengths=lengths)
+        return float(self.forward_of(table_terms.sum(axis=0), cold=cold))
 
     def backward(
         self,
@@ -95,8 +95,8 @@ class EmbeddingModel:
         cold: bool = False,
     ) -> float:
         """Seconds for the gradients of a batch and the update of the rows it used."""
-        found = self.terms(tables, batch, optimizer=optimizer, lengths=lengths)
-        return float(self.backward_of(found.sum(axis=0), cold=cold))
+        table_terms = self.terms(tables, batch, optimizer=optimizer, lengths=lengths)
+        return float(self.backward_of(table_terms.sum(axis=0), cold=cold))
 
     def terms(
         self,
@@ -111,8 +111,8 @@ class EmbeddingModel:
         for what, given, there in (("optimizer", optimizer, OPTIMIZERS), ("lengths", lengths, LENGTHS)):
             if given not in there:
                 raise PresageError(f"{what} {given!r}: choose from {', '.join(there)}")
-        asked = table_arrays(tables, batch, lookups)
-        return terms(lookup_traffic(asked, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
+        arrays = table_arrays(tables, batch, lookups)
+        return terms(lookup_traffic(arrays, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
 
     def forward_of(self, total: Array, *, cold: bool = False, corrected: bool = True) -> Array:
         """Seconds from sums of terms [..., terms]; without the learned correction ten times as many a second."""
@@ -132,9 +132,9 @@ class EmbeddingModel:
 def embedding_model(chip: Gpu | str = MEASURED_ON, fitted: LookupParameters | None = None) -> EmbeddingModel:
     """As shipped (fitted on the H200) or as given; on another GPU than that it follows L2, bandwidth and warps."""
     there = chip if isinstance(chip, Gpu) else gpu(chip)
-    found = fitted or load_lookup_parameters()
-    params = scale_parameters(found.params, gpu(MEASURED_ON), there)
-    return EmbeddingModel(there, params, {"forward": found.forward, "backward": found.backward}, found.source)
+    fitted = fitted or load_lookup_parameters()
+    params = scale_parameters(fitted.params, gpu(MEASURED_ON), there)
+    return EmbeddingModel(there, params, {"forward": fitted.forward, "backward": fitted.backward}, fitted.source)
 
 
 def scale_parameters(params: Mapping[str, float], measured: Gpu, chip: Gpu) -> dict[str, float]:

@@ -62,10 +62,10 @@ class Reuse:
         """What `lookups` of a table of so many rows ask for: as counted, if they were that many, else by the skew."""
         whole, of = lookups * self.parts, rows * self.parts
         if self.hist and abs(whole - self.lookups) <= 0.02 * self.lookups:
-            found = _lookups_from_histogram(self, whole, of)
+            total = _lookups_from_histogram(self, whole, of)
         else:
-            found = zipf(self.skew(of), round(of), whole)
-        return Lookups(lookups, found.distinct / self.parts, found.rows / self.parts, found.uses)
+            total = zipf(self.skew(of), round(of), whole)
+        return Lookups(lookups, total.distinct / self.parts, total.rows / self.parts, total.uses)
 
     def skew(self, rows: float) -> float:
         """alpha, from the distinct rows where it is not given."""
@@ -78,27 +78,27 @@ def _lookups_from_histogram(reuse: Reuse, lookups: float, rows: float) -> Lookup
     """Rows as counted; mean counts within bins by the skew where it is known, else so that the lookups come out."""
     share = np.zeros(BINS)
     share[: len(reuse.hist)] = reuse.hist[:BINS]
-    found = reuse.distinct * share / max(1e-12, float(share.sum()))
+    rows_by_bin = reuse.distinct * share / max(1e-12, float(share.sum()))
     top = reuse.top or lookups
     high = np.minimum(LAST, np.maximum(FIRST, top))
     if reuse.alpha is not None:
-        return _by_skew(zipf(reuse.alpha, round(rows), lookups), found, share, high)
+        return _by_skew(zipf(reuse.alpha, round(rows), lookups), rows_by_bin, share, high)
     if reuse.top:  # a histogram of many rows may have lost its few most frequent ones to rounding
-        found = np.where((top >= FIRST) & (top <= LAST), np.maximum(found, 1.0), found)
+        rows_by_bin = np.where((top >= FIRST) & (top <= LAST), np.maximum(rows_by_bin, 1.0), rows_by_bin)
     below, above = 0.0, 1.0  # how far from the lower to the upper end, on a logarithmic scale
     for _ in range(30):
         middle = (below + above) / 2
-        few = float((found * FIRST ** (1 - middle) * high**middle).sum()) < lookups
+        few = float((rows_by_bin * FIRST ** (1 - middle) * high**middle).sum()) < lookups
         below, above = (middle, above) if few else (below, middle)
-    return Lookups(lookups, reuse.distinct, found, FIRST ** (1 - below) * high**below)
+    return Lookups(lookups, reuse.distinct, rows_by_bin, FIRST ** (1 - below) * high**below)
 
 
-def _by_skew(expected: Lookups, found: Array, share: Array, high: Array) -> Lookups:
+def _by_skew(expected: Lookups, counted: Array, share: Array, high: Array) -> Lookups:
     """What a histogram leaves open, from what is expected: mean counts, and rows of shares that rounding spoils."""
-    rows = np.where(share < ROUNDED, expected.rows, found)
+    rows = np.where(share < ROUNDED, expected.rows, counted)
     uses = np.clip(expected.uses, FIRST, np.maximum(high, expected.uses))
     more = (expected.count - rows[0]) / max(1e-12, float((rows * uses)[1:].sum()))
-    return Lookups(expected.count, float(found.sum()), rows, np.clip(uses * max(0.0, more), FIRST, LAST))
+    return Lookups(expected.count, float(counted.sum()), rows, np.clip(uses * max(0.0, more), FIRST, LAST))
 
 
 @lru_cache(16384)
@@ -107,10 +107,10 @@ def zipf(alpha: float, rows: int, lookups: float) -> Lookups:
     many, share = _segments(alpha, max(1, rows))
     mean = np.maximum(1e-300, lookups * share)
     below, fewer = _cdfs(mean)
-    found = np.maximum(0.0, np.diff(below, axis=0)) @ many
+    expected_rows = np.maximum(0.0, np.diff(below, axis=0)) @ many
     used = np.maximum(0.0, np.diff(fewer, axis=0)) @ (many * mean)
-    uses = np.clip(used / np.maximum(found, 1e-12), FIRST, LAST)
-    return Lookups.of(lookups, found, np.where(found > 1e-9, uses, FIRST))
+    uses = np.clip(used / np.maximum(expected_rows, 1e-12), FIRST, LAST)
+    return Lookups.of(lookups, expected_rows, np.where(expected_rows > 1e-9, uses, FIRST))
 
 
 def _segments(alpha: float, rows: int) -> tuple[Array, Array]:

@@ -49,17 +49,17 @@ class ShardingCost:
 def shards_of(plan: ShardingPlan, prices: ShardCosts) -> tuple[ShardArrays, Array, SharedTableCosts]:
     """The parts that have one rank, their ranks, and what all ranks share."""
     tables: list[int] = []
-    found: list[Shard] = []
+    shards: list[Shard] = []
     ranks: list[int] = []
     for t, placed in enumerate(plan.tables):
         if placed.sharding in (TABLE, COLUMN):
             cut = len(placed.ranks)
             tables += [t] * cut
-            found += [prices.part(t, cut)] * cut
+            shards += [prices.part(t, cut)] * cut
             ranks += placed.ranks
     by_rows, held = ([t for t, p in enumerate(plan.tables) if p.sharding == kind] for kind in (ROW, DATA))
     width = len(prices.part(0).terms)
-    return ShardArrays.of(tables, found, width), np.array(ranks, int), prices.common(by_rows, held)
+    return ShardArrays.of(tables, shards, width), np.array(ranks, int), prices.common(by_rows, held)
 
 
 def rank_loads(parts: ShardArrays, ranks: Array, common: SharedTableCosts, prices: ShardCosts) -> RankLoads:
@@ -290,16 +290,16 @@ def marginal(parts: ShardArrays, prices: ShardCosts, ranks: float = 1.0) -> tupl
     """
     dims = np.array([prices.problem.tables[t].dim for t in parts.table], float)
     widths = [w for w in (32, 64, 128, np.inf) if (dims <= w).any()]
-    found = []
+    out = []
     for of in (prices.model.forward_of, prices.model.backward_of):
         least = np.full(len(dims), np.inf)
         for w in widths:
-            some = dims <= w
-            total = parts.terms[some].sum(axis=0) / ranks
-            more = of(total + parts.terms[some]) - of(total)
-            least[some] = np.minimum(least[some], more)
-        found.append(np.maximum(least, 0.0))
-    return found[0], found[1]
+            narrow = dims <= w
+            total = parts.terms[narrow].sum(axis=0) / ranks
+            more = of(total + parts.terms[narrow]) - of(total)
+            least[narrow] = np.minimum(least[narrow], more)
+        out.append(np.maximum(least, 0.0))
+    return out[0], out[1]
 
 
 def lower_bound(plan: ShardingPlan, prices: ShardCosts) -> float:

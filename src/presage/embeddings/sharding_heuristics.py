@@ -78,17 +78,18 @@ def initial_plans(prices: ShardCosts, *, whole: bool = False) -> list[ShardingPl
     """Plans that fit: whole tables, and with those held by all ranks that this makes cheaper on the whole."""
     ways: list[int | str] = [1 for _ in prices.problem.tables] if whole else _needed(prices)
     both = [ways, ways if whole else _replicated(prices, ways)]
-    made = [_greedy_plan(prices, w, widest) for w in both[: 1 + (both[0] != both[1])] for widest in (0, 32, 64, 128)]
-    found = [plan for plan in dict.fromkeys(made) if plan is not None]
-    if not found and not whole:
+    both = both[: 1 + (both[0] != both[1])]
+    candidates = [_greedy_plan(prices, w, widest) for w in both for widest in (0, 32, 64, 128)]
+    plans = [plan for plan in dict.fromkeys(candidates) if plan is not None]
+    if not plans and not whole:
         smaller = [
             ROW if w == 1 and prices.problem.tables[t].rows >= prices.problem.ranks else w for t, w in enumerate(ways)
         ]
         last = _greedy_plan(prices, smaller)
-        found = [last] if last is not None else []
-    if not found:
+        plans = [last] if last is not None else []
+    if not plans:
         raise PresageError(_memory_error(prices))
-    return found
+    return plans
 
 
 def _needed(prices: ShardCosts) -> list[int | str]:
@@ -152,14 +153,15 @@ def _separate_ranks(by: Array, memory: Array, n: int, limit: float, narrow: Arra
     """Ranks of parts, with some of the ranks for the narrow ones: as many as their share of the cost."""
     if not narrow.any() or narrow.all():
         return None if narrow.all() else greedy(by, memory, n, limit)
-    some = min(max(1, round(n * float(by[narrow].sum() / by.sum()))), n - 1)
-    if some < 1:
+    count = min(max(1, round(n * float(by[narrow].sum() / by.sum()))), n - 1)
+    if count < 1:
         return None
-    first, rest = greedy(by[narrow], memory[narrow], some, limit), greedy(by[~narrow], memory[~narrow], n - some, limit)
+    first = greedy(by[narrow], memory[narrow], count, limit)
+    rest = greedy(by[~narrow], memory[~narrow], n - count, limit)
     if first is None or rest is None:
         return None
     out = np.zeros(len(by), int)
-    out[narrow], out[~narrow] = first, rest + some
+    out[narrow], out[~narrow] = first, rest + count
     return out
 
 

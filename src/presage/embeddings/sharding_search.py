@@ -96,10 +96,10 @@ class _Best:
         return time.monotonic() > self.until
 
     def take(self, plan: ShardingPlan, done: float) -> bool:
-        found = sharding_cost(plan, self.prices)
-        better = not found.over and (found.seconds < self.cost.seconds or self.cost.over > 0)
+        cost = sharding_cost(plan, self.prices)
+        better = not cost.over and (cost.seconds < self.cost.seconds or self.cost.over > 0)
         if better:
-            self.plan, self.cost = plan, found
+            self.plan, self.cost = plan, cost
         self.done = max(self.done, done)
         self.tell(self.done, self.cost.seconds)
         return better
@@ -120,8 +120,8 @@ def _kick(best: _Best, kicks: int, rounds: int, rng: np.random.Generator) -> Non
         if best.late() or since > kicks // 3 + 1:
             break
         plan = perturb(best.plan, best.prices, rng)
-        found = improve(plan, best.prices, Budget(rounds // 20, best.late), rng, first=1)
-        since = 0 if best.take(found, 0.7 + 0.3 * k / kicks) else since + 1
+        improved = improve(plan, best.prices, Budget(rounds // 20, best.late), rng, first=1)
+        since = 0 if best.take(improved, 0.7 + 0.3 * k / kicks) else since + 1
 
 
 def _alternative(name: str, prices: ShardCosts, seed: int) -> AlternativePlan:
@@ -172,8 +172,8 @@ def _better_move(here: ShardingState, rng: np.random.Generator) -> bool:
     soft = here.soft()
     below = soft * (1 - ENOUGH)
     for look in (here.moves, lambda r: here.swaps(r, rng)):
-        found = sorted((c for r in here.critical() for c in look(r)), key=lambda c: c.soft)
-        if any(c.soft < below and here.try_change(c, below) for c in found[:FEW]):
+        changes = sorted((c for r in here.critical() for c in look(r)), key=lambda c: c.soft)
+        if any(c.soft < below and here.try_change(c, below) for c in changes[:FEW]):
             return True
     return False
 
@@ -188,18 +188,18 @@ def recut_table(plan: ShardingPlan, prices: ShardCosts, budget: Budget) -> Shard
         for placed in _ways(here, table):
             if not budget.spend():
                 return best
-            took = here.seconds_with(table, placed)
-            if took < least:
+            seconds = here.seconds_with(table, placed)
+            if seconds < least:
                 tables = [*plan.tables[:table], placed, *plan.tables[table + 1 :]]
-                best, least = replace(plan, tables=tuple(tables)), took
+                best, least = replace(plan, tables=tuple(tables)), seconds
     return best
 
 
 def _promising(here: ShardingState, plan: ShardingPlan) -> list[int]:
     """Tables on the critical ranks, and those on all ranks; the costliest first."""
-    mine = [i for r in here.critical() for i in np.flatnonzero(here.rank == r).tolist()]
+    critical = [i for r in here.critical() for i in np.flatnonzero(here.rank == r).tolist()]
     weight = here.parts.terms @ (1 / np.maximum(here.parts.terms.sum(axis=0), 1e-300)) if len(here.rank) else []
-    tables = dict.fromkeys(int(here.parts.table[i]) for i in sorted(mine, key=lambda i: -weight[i]))
+    tables = dict.fromkeys(int(here.parts.table[i]) for i in sorted(critical, key=lambda i: -weight[i]))
     everywhere = [t for t, p in enumerate(plan.tables) if p.sharding in (ROW, DATA)]
     return [*tables][:PROMISING] + everywhere[:PROMISING]
 
@@ -219,8 +219,8 @@ def _ways(here: ShardingState, table: int) -> Iterator[TablePlacement]:
 def _too_large(here: ShardingState, table: int) -> bool:
     """To be held by all: its gradients alone would take more than the step."""
     prices = here.prices
-    took = prices.collectives.seconds("all_reduce", float(prices.problem.tables[table].weight_bytes), prices.group)
-    return bool(took > here.seconds())
+    seconds = prices.collectives.seconds("all_reduce", float(prices.problem.tables[table].weight_bytes), prices.group)
+    return bool(seconds > here.seconds())
 
 
 def perturb(plan: ShardingPlan, prices: ShardCosts, rng: np.random.Generator) -> ShardingPlan:
@@ -228,11 +228,11 @@ def perturb(plan: ShardingPlan, prices: ShardCosts, rng: np.random.Generator) ->
     here = ShardingState(plan, prices)
     for _ in range(1 + int(rng.integers(0, 3))):
         r = int(rng.choice(here.critical()))
-        mine = np.flatnonzero(here.rank == r)
+        own = np.flatnonzero(here.rank == r)
         room = np.flatnonzero(here.rank != r)
-        if not len(mine) or not len(room):
+        if not len(own) or not len(room):
             return plan
-        i, j = int(rng.choice(mine)), int(rng.choice(room))
+        i, j = int(rng.choice(own)), int(rng.choice(room))
         here.rank[i], here.rank[j] = here.rank[j], here.rank[i]
         here.refresh([r, int(here.rank[i])])
     return here.to_plan() if here.fits() else plan

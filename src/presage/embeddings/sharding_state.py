@@ -53,16 +53,16 @@ class ShardingState:
     def refresh(self, ranks: Any) -> None:
         """Sums of some ranks anew, with no rest of what has left."""
         for r in ranks:
-            mine = np.flatnonzero(self.rank == r)
-            terms = self.parts.terms[mine]
-            self.total[r] = terms.sum(axis=0) if len(mine) else 0.0
-            self.without[mine] = (1.0 - np.eye(len(mine))) @ terms
-            self.sums[:, r] = self.small[:, mine].sum(axis=1)
-        some = list(ranks)
-        self.values[:, some] = self._values(self.total[some], self.sums[:, some])
+            own = np.flatnonzero(self.rank == r)
+            terms = self.parts.terms[own]
+            self.total[r] = terms.sum(axis=0) if len(own) else 0.0
+            self.without[own] = (1.0 - np.eye(len(own))) @ terms
+            self.sums[:, r] = self.small[:, own].sum(axis=1)
+        changed = list(ranks)
+        self.values[:, changed] = self._values(self.total[changed], self.sums[:, changed])
         added = np.array([self.common.forward, self.common.backward])[:, None]
-        law = self._times(self.total[some], corrected=False)
-        self.factor[:, some] = np.where(law > 0, (self.values[:2, some] - added) / np.maximum(law, 1e-12), 1.0)
+        law = self._times(self.total[changed], corrected=False)
+        self.factor[:, changed] = np.where(law > 0, (self.values[:2, changed] - added) / np.maximum(law, 1e-12), 1.0)
 
     def _times(self, total: Array, corrected: bool) -> Array:
         model = self.prices.model
@@ -111,8 +111,8 @@ class ShardingState:
         shape = (4, *[1] * (target.ndim - 2), -1)
         base = now.sum(axis=1).reshape(4, *[1] * (target.ndim - 1)) - now[:, r].reshape(4, *[1] * (target.ndim - 1))
         sums = base - now[:, targets].reshape(shape) + self._raised(source) + self._raised(target)
-        found: Array = np.tensordot(self.weights * self.scale, np.maximum(sums, 0.0) ** (1 / self.power), axes=1)
-        return found
+        out: Array = np.tensordot(self.weights * self.scale, np.maximum(sums, 0.0) ** (1 / self.power), axes=1)
+        return out
 
     # ---- changes
 
@@ -122,44 +122,44 @@ class ShardingState:
 
     def moves(self, r: int) -> list[ShardMove]:
         """The best places for parts of rank r."""
-        mine = np.flatnonzero(self.rank == r)
-        if not len(mine) or self.n == 1:
+        own = np.flatnonzero(self.rank == r)
+        if not len(own) or self.n == 1:
             return []
-        small = self.small[:, mine]
-        source = self._values(self.without[mine], self.sums[:, r, None] - small, self.factor[:, r, None])
+        small = self.small[:, own]
+        source = self._values(self.without[own], self.sums[:, r, None] - small, self.factor[:, r, None])
         sums = self.sums[:, None, :] + small[:, :, None]
-        totals = self.total[None] + self.parts.terms[mine][:, None]
+        totals = self.total[None] + self.parts.terms[own][:, None]
         target = self._values(totals, sums, self.factor[:, None, :])
         soft = self._soft_with(source[:, :, None], target, r, np.arange(self.n))
         soft[sums[2] + self.common.memory > self.prices.problem.limit] = np.inf
         soft[:, r] = np.inf
-        return [ShardMove(float(soft[i, q]), int(mine[i]), rank=q) for i, q in _least(soft)]
+        return [ShardMove(float(soft[i, q]), int(own[i]), rank=q) for i, q in _least(soft)]
 
     def swaps(self, r: int, rng: np.random.Generator) -> list[ShardMove]:
         """The best exchanges of parts of rank r for those of other ranks."""
-        mine, others = np.flatnonzero(self.rank == r), np.flatnonzero(self.rank != r)
-        if not len(mine) or not len(others):
+        own, others = np.flatnonzero(self.rank == r), np.flatnonzero(self.rank != r)
+        if not len(own) or not len(others):
             return []
         others = rng.choice(others, OTHERS, replace=False) if len(others) > OTHERS else others
         ranks, limit = self.rank[others], self.prices.problem.limit - self.common.memory
-        differ = self.small[:, others][:, None, :] - self.small[:, mine][:, :, None]
+        differ = self.small[:, others][:, None, :] - self.small[:, own][:, :, None]
         to_r, to_q = self.sums[:, r, None, None] + differ, self.sums[:, ranks][:, None, :] - differ
-        total_r = self.without[mine][:, None] + self.parts.terms[others][None]
-        total_q = self.without[others][None] + self.parts.terms[mine][:, None]
+        total_r = self.without[own][:, None] + self.parts.terms[others][None]
+        total_q = self.without[others][None] + self.parts.terms[own][:, None]
         source = self._values(total_r, to_r, self.factor[:, r, None, None])
         target = self._values(total_q, to_q, self.factor[:, ranks][:, None, :])
         soft = self._soft_with(source, target, r, ranks)
         soft[(to_r[2] > limit) | (to_q[2] > limit)] = np.inf
-        return [ShardMove(float(soft[i, j]), int(mine[i]), other=int(others[j])) for i, j in _least(soft)]
+        return [ShardMove(float(soft[i, j]), int(own[i]), other=int(others[j])) for i, j in _least(soft)]
 
     def try_change(self, change: ShardMove, below: float) -> bool:
         """Make a change; take it back if the soft step is then not below so much."""
         here = int(self.rank[change.part])
         there = change.rank if change.other < 0 else int(self.rank[change.other])
         both = [here, there]
-        mine = np.flatnonzero((self.rank == here) | (self.rank == there))
+        own = np.flatnonzero((self.rank == here) | (self.rank == there))
         kept = [(a, a[..., both].copy()) for a in (self.sums, self.values, self.factor)]
-        total, without = self.total[both].copy(), self.without[mine].copy()
+        total, without = self.total[both].copy(), self.without[own].copy()
         self._put(change, here, there)
         self.refresh(both)
         if self.soft() < below:
@@ -167,7 +167,7 @@ class ShardingState:
         self._put(change, there, here)
         for array, old in kept:
             array[..., both] = old
-        self.total[both], self.without[mine] = total, without
+        self.total[both], self.without[own] = total, without
         return False
 
     def _put(self, change: ShardMove, here: int, there: int) -> None:
@@ -179,10 +179,10 @@ class ShardingState:
 
     def ranks_of(self) -> dict[int, list[int]]:
         """The ranks of each table's parts."""
-        found: dict[int, list[int]] = {}
+        out: dict[int, list[int]] = {}
         for t, r in zip(self.parts.table.tolist(), self.rank.tolist(), strict=True):
-            found.setdefault(t, []).append(r)
-        return found
+            out.setdefault(t, []).append(r)
+        return out
 
     def to_plan(self) -> ShardingPlan:
         tables = list(self.plan.tables)
@@ -225,9 +225,9 @@ class ShardingState:
                 total[r] += part.terms
                 sums[:, r] += [part.indices, part.output, part.memory]
         common = self._common_with(table, placed)
-        values, some = self.values.copy(), sorted(changed | set(placed.ranks))
-        if some:
-            values[:, some] = self._values(total[some], sums[:, some])
+        values, affected = self.values.copy(), sorted(changed | set(placed.ranks))
+        if affected:
+            values[:, affected] = self._values(total[affected], sums[:, affected])
         now = self.common
         values[:3] += np.array(
             [common.forward - now.forward, common.backward - now.backward, common.indices - now.indices]

@@ -79,13 +79,13 @@ class TableArrays:
         return len(self.size)
 
 
-def table_arrays(tables: Sequence[Table], batch: float, found: Sequence[Lookups] | None = None) -> TableArrays:
+def table_arrays(tables: Sequence[Table], batch: float, lookups: Sequence[Lookups] | None = None) -> TableArrays:
     """Tables as arrays; their lookups as given, or those a batch makes."""
-    asked = found if found is not None else [t.lookups(batch) for t in tables]
+    each = lookups if lookups is not None else [t.lookups(batch) for t in tables]
     fixed = np.array([(t.rows, t.dim, t.width, t.pooling) for t in tables], float).reshape(-1, 4)
-    counts = np.array([(k.count, k.distinct) for k in asked], float).reshape(-1, 2)
-    rows = np.array([k.rows for k in asked], float).reshape(len(tables), -1)
-    uses = np.array([k.uses for k in asked], float).reshape(len(tables), -1)
+    counts = np.array([(k.count, k.distinct) for k in each], float).reshape(-1, 2)
+    rows = np.array([k.rows for k in each], float).reshape(len(tables), -1)
+    uses = np.array([k.uses for k in each], float).reshape(len(tables), -1)
     return TableArrays(np.full(len(tables), float(batch)), *(*fixed.T, *counts.T, rows, uses))
 
 
@@ -114,10 +114,10 @@ def draw_task(
     ranks: int, memory: float, rng: np.random.Generator, *, heavy: bool = False, tables: int = 0
 ) -> tuple[Table, ...]:
     """Tables of one task for so many ranks with so many bytes each; `tables` where their number is given."""
-    some = [t for t in table_pool(max(POOL, 2 * tables)) if not heavy or t.pooling >= HEAVY]
+    pool = [t for t in table_pool(max(POOL, 2 * tables)) if not heavy or t.pooling >= HEAVY]
     for _ in range(TRIES):
         count = tables or int(rng.integers(int(A_RANK * ranks * LEAST), int(A_RANK * ranks * MOST)))
-        drawn = rng.choice(len(some), min(count, len(some)), replace=False)
-        if sum(some[i].weight_bytes for i in drawn) <= FULL * ranks * memory:
-            return tuple(some[i] for i in drawn.tolist())
+        drawn = rng.choice(len(pool), min(count, len(pool)), replace=False)
+        if sum(pool[i].weight_bytes for i in drawn) <= FULL * ranks * memory:
+            return tuple(pool[i] for i in drawn.tolist())
     raise PresageError(f"no draw of tables fits {ranks} ranks of {memory / 1024**3:.4g} GiB")

@@ -137,9 +137,9 @@ class _Forgiving:
     def load_overload(self, call: Any, context: Any) -> Any:
         """Load compiled code, checked: another process may have left code of other argument types."""
         try:
-            found = self.cache.load_overload(call, context)
-            if found is None or found.signature.args == tuple(getattr(call, "args", call)):
-                return found
+            overload = self.cache.load_overload(call, context)
+            if overload is None or overload.signature.args == tuple(getattr(call, "args", call)):
+                return overload
         except Exception:
             pass  # cut off or overwritten: pickles of machine code can fail in any way
         with suppress(Exception):

@@ -37,8 +37,9 @@ class Seconds(NamedTuple):
 
 @compiled
 def forward(
-    w: Wiring, took: Seconds, first: int, width: int, slot: Array, start: Array, end: Array, part: Array, latest: Array
-) -> None:
+    w: Wiring, seconds: Seconds, first: int, width: int,
+    slot: Array, start: Array, end: Array, part: Array, latest: Array,
+) -> None:  # fmt: skip
     """Fill `start` and `end`, at slot[task], for draws first..first+width, and raise `latest`[part[task]] to the ends.
 
     `latest` has a column for every draw. Tasks with a negative part are left out of it.
@@ -52,9 +53,9 @@ def forward(
         if stop == i + 1:
             t = w.order[i]
             _copy(start[slot[t], :width], end[slot[t], :width])
-            _add(took, t, first, end[slot[t], :width])
+            _add(seconds, t, first, end[slot[t], :width])
         else:
-            _meet(w, took, first, i, stop, slot, start, common, longest)
+            _meet(w, seconds, first, i, stop, slot, start, common, longest)
             for m in range(i, stop):
                 _copy(common, start[slot[w.order[m]], :width])
                 _copy(longest, end[slot[w.order[m]], :width])
@@ -92,7 +93,7 @@ def _ready(w: Wiring, t: int, slot: Array, start: Array, end: Array, width: int)
 
 @inlined
 def _meet(
-    w: Wiring, took: Seconds, first: int, i: int, stop: int, slot: Array, start: Array, common: Array, longest: Array
+    w: Wiring, seconds: Seconds, first: int, i: int, stop: int, slot: Array, start: Array, common: Array, longest: Array
 ) -> None:
     """The common start of the members at places i..stop, and their common end."""
     common[:] = 0.0
@@ -101,23 +102,23 @@ def _meet(
     for m in range(i, stop):
         t = w.order[m]
         _raise(common, start[slot[t], :width], 0.0)
-        if took.row[t] < 0:
+        if seconds.row[t] < 0:
             for j in range(width):
-                longest[j] = _later(longest[j], took.base[t])
+                longest[j] = _later(longest[j], seconds.base[t])
         else:
-            _raise(longest, took.draws[took.row[t], first : first + width], 0.0)
+            _raise(longest, seconds.draws[seconds.row[t], first : first + width], 0.0)
     for j in range(width):
         longest[j] = common[j] + longest[j]
 
 
 @inlined
-def _add(took: Seconds, t: int, first: int, to: Array) -> None:
-    if took.row[t] < 0:
-        seconds = took.base[t]
+def _add(durations: Seconds, t: int, first: int, to: Array) -> None:
+    if durations.row[t] < 0:
+        seconds = durations.base[t]
         for j in range(len(to)):
             to[j] += seconds
     else:
-        draws = took.draws[took.row[t], first : first + len(to)]
+        draws = durations.draws[durations.row[t], first : first + len(to)]
         for j in range(len(to)):
             to[j] += draws[j]
 
@@ -135,7 +136,7 @@ def _copy(source: Array, to: Array) -> None:
 
 
 @compiled
-def forward_one(w: Wiring, took: Array, start: Array, end: Array) -> None:
+def forward_one(w: Wiring, seconds: Array, start: Array, end: Array) -> None:
     """`forward` for a single draw, where loops over draws would cost more than the work in them."""
     i = 0
     while i < len(w.order):
@@ -143,7 +144,7 @@ def forward_one(w: Wiring, took: Array, start: Array, end: Array) -> None:
         common, longest = 0.0, 0.0
         for m in range(i, stop):
             common = _later(common, _can_start(w, start, end, w.order[m]))
-            longest = _later(longest, took[w.order[m]])
+            longest = _later(longest, seconds[w.order[m]])
         for m in range(i, stop):
             start[w.order[m]] = common
             end[w.order[m]] = common + longest

@@ -139,10 +139,10 @@ def finish_times(program: Program, durations: ArrayLike | Durations, tasks: Arra
     wanted = as_indices(tasks, "task")
     if len(wanted) and not (wanted.min() >= 0 and wanted.max() < n):
         raise ValueError(f"no task {wanted.min() if wanted.min() < 0 else wanted.max()}: there are {n}")
-    some, place = np.unique(wanted, return_inverse=True)
+    distinct, place = np.unique(wanted, return_inverse=True)
     part = np.full(n, -1, np.int32)
-    part[some] = np.arange(len(some))
-    return latest_ends(program, durations, part, len(some))[place.reshape(-1)]
+    part[distinct] = np.arange(len(distinct))
+    return latest_ends(program, durations, part, len(distinct))[place.reshape(-1)]
 
 
 def latest_ends(program: Program, durations: ArrayLike | Durations, part: NDArray[np.int32], parts: int) -> Floats:

@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 def read_checked(path: str | Path, kind: type[T], most: int = MOST) -> T:
     """The contents of a JSON file, plain or gzip, as a value of the given type."""
-    found: T = decode_json(path, read_bytes(path, most), kind)
-    return found
+    value: T = decode_json(path, read_bytes(path, most), kind)
+    return value
 
 
 def decode_json(path: str | Path, data: bytes | msgspec.Raw, kind: Any, field: str = "") -> Any:

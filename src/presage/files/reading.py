@@ -127,10 +127,10 @@ def read_json(path: str | Path, most: int = MOST_TEXT) -> Any:
 def parse_json(text: str | bytes, path: str | Path) -> Any:
     """The contents of JSON text from a file."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
         if HALF.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
-            json.dumps(found, ensure_ascii=False).encode()
-        return found
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError as e:
         raise InputError(path, "is nested too deeply") from e
     except UnicodeEncodeError as e:

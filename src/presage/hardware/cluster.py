@@ -57,8 +57,8 @@ def cluster(
     NVLink domain if larger than a node. A platform that ships with presage is returned where it is equal."""
     chip = gpu_by_name(gpu) if isinstance(gpu, str) else gpu
     _check(per_node, network_Gbps, fabric, domain)
-    made = _synthetic_platform(chip, per_node, network_Gbps, fabric, domain, nics)
-    return replace(made, name=name) if name else made
+    out = _synthetic_platform(chip, per_node, network_Gbps, fabric, domain, nics)
+    return replace(out, name=name) if name else out
 
 
 @cache
@@ -70,9 +70,9 @@ def _synthetic_platform(
     far = _network(chip, fabric, near, given * GBIT / per_node, nics or per_node)
     key = f"{per_node}x{chip.key}-{far.name}-{given:g}G"
     text = f"{per_node} {chip.name} a node, {given:g} Gb/s {far.name}"
-    made = Platform(key, text, chip, (*near, far))
-    same = (p for p in platforms() if p.gpu == chip and _alike(p.links, made.links))
-    return next(same, made)
+    out = Platform(key, text, chip, (*near, far))
+    same = (p for p in platforms() if p.gpu == chip and _alike(p.links, out.links))
+    return next(same, out)
 
 
 def usual_network(chip: Gpu, per_node: int) -> float:

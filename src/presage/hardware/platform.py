@@ -142,10 +142,10 @@ def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float
         return given
     if not isinstance(refers, str) or refers not in OF_GPU:
         raise InputError(path, f"is {refers!r}: choose from {', '.join(OF_GPU)}", "bandwidth")
-    found = getattr(chip, OF_GPU[refers])
-    if found is None:
+    bandwidth = getattr(chip, OF_GPU[refers])
+    if bandwidth is None:
         raise InputError(path, f"is {refers!r}, which {chip.key} has none of", "bandwidth")
-    return float(found)
+    return float(bandwidth)
 
 
 def _check(path: Path, links: tuple[NetworkLink, ...]) -> None:

@@ -32,12 +32,12 @@ def memory_savings(job: Job) -> tuple[MemorySaving, ...]:
     """All single changes that save memory and keep the job valid, largest saving first."""
     now = job_memory(job).needed
     already = set(problems(job))
-    found = []
+    savings = []
     for change, other in _changes(job):
         if set(problems(other)) <= already:
             then = job_memory(other)
-            found.append(MemorySaving(change, now - then.needed, then.margin, other))
-    return tuple(sorted((h for h in found if h.saved > LEAST * now), key=lambda h: -h.saved))
+            savings.append(MemorySaving(change, now - then.needed, then.margin, other))
+    return tuple(sorted((h for h in savings if h.saved > LEAST * now), key=lambda h: -h.saved))
 
 
 def _changes(job: Job) -> Iterator[tuple[str, Job]]:

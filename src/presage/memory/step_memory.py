@@ -126,9 +126,9 @@ class _Machine:
         Gradients that a step finds are those of the step before, so the first one finds none; and an optimizer makes
         its state in its first step, out of what the backward pass has given back.
         """
-        made = {e.storage for e in self.graph.events if e.allocates}
+        allocated = {e.storage for e in self.graph.events if e.allocates}
         for s in self.graph.storages:
-            if s.id in made or s.role == "gradient":
+            if s.id in allocated or s.role == "gradient":
                 continue
             if s.role == "optimizer":
                 self.later.append(s.id)
@@ -143,9 +143,9 @@ class _Machine:
         """
         self.later = []
         self.libraries = {key: (size, -1) for key, (size, _) in self.libraries.items()}
-        made = {e.storage for e in self.graph.events if e.allocates}
-        kept = [s for s in self.live if s in made]
-        gone = [s.id for s in self.graph.storages if s.id not in made and s.id not in self.live]
+        allocated = {e.storage for e in self.graph.events if e.allocates}
+        kept = [s for s in self.live if s in allocated]
+        gone = [s.id for s in self.graph.storages if s.id not in allocated and s.id not in self.live]
         for storage in gone:
             twin = _same_size(self.graph.storages, storage, kept)
             if twin is None:

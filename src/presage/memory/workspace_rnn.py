@@ -68,16 +68,16 @@ def drops(op: Op) -> bool:
 
 
 def scratch(graph: Graph, op: Op) -> tuple[int, ...]:
-    found = of(graph, op)
-    return (found.scratch,) if found is not None else ()
+    layers = of(graph, op)
+    return (layers.scratch,) if layers is not None else ()
 
 
 def reserves(graph: Graph) -> dict[int, int]:
     """Bytes of the reserves, by storage, where the graph has them without a size, which only cuDNN knows."""
     out: dict[int, int] = {}
     for op in graph.ops:
-        found = of(graph, op) if op.name == "aten::_cudnn_rnn" else None
-        for t in graph.outputs_of(op) if found is not None else ():
-            if found is not None and t.dtype == "uint8" and graph.storages[t.storage].nbytes == 0:
-                out[t.storage] = found.kept
+        layers = of(graph, op) if op.name == "aten::_cudnn_rnn" else None
+        for t in graph.outputs_of(op) if layers is not None else ():
+            if layers is not None and t.dtype == "uint8" and graph.storages[t.storage].nbytes == 0:
+                out[t.storage] = layers.kept
     return out

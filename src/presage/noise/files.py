@@ -132,10 +132,10 @@ class _Reader:
         (kind, given), cls = next(iter(table.items())), KINDS[next(iter(table))]
         if kind in ALONE and not (isinstance(given, Mapping) and set(given) == {ALONE[kind]}):
             given = {ALONE[kind]: given}
-        found: Distribution = self._fields(path, given, cls)
-        if path.startswith(POSITIVE) and kind in SIGNED and found.mean <= 0:
-            raise self._wrong(path, f"is a factor of {found.mean:g} on average: it should be above 0")
-        return found
+        distribution: Distribution = self._fields(path, given, cls)
+        if path.startswith(POSITIVE) and kind in SIGNED and distribution.mean <= 0:
+            raise self._wrong(path, f"is a factor of {distribution.mean:g} on average: it should be above 0")
+        return distribution
 
     def _number(self, path: str, given: Any, hint: type) -> float | int:
         if not isinstance(given, Mapping):

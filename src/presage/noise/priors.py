@@ -53,9 +53,9 @@ def prior(
     seconds, nodes = step_seconds or USUAL_SECONDS, max(1.0, gpus / gpus_per_node)
     generation = _generation(gpu)
     table = _table(conditions)
-    said = parse_noise(_merged(table["noise"], table.get("generations", {}).get(generation, {})), PLACE)
-    found = join_beliefs(step_prior(generation, nodes, seconds), said)
-    return _scaled(found, table.get("scale", {}), gpus, nodes, seconds)
+    figures = parse_noise(_merged(table["noise"], table.get("generations", {}).get(generation, {})), PLACE)
+    belief = join_beliefs(step_prior(generation, nodes, seconds), figures)
+    return _scaled(belief, table.get("scale", {}), gpus, nodes, seconds)
 
 
 def describe_conditions(conditions: str) -> str:

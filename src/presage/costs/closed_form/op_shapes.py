@@ -56,9 +56,9 @@ def shape_of(graph: Graph, op: Op) -> OpShape | MemoryBound:
 
 def _by_bytes(graph: Graph, op: Op) -> MemoryBound:
     """An op without a law of its own."""
-    found = family(op.name)
+    kind = family(op.name)
     nbytes = float(bytes_moved(graph, op).total)
-    return MemoryBound(nbytes, 1, MEMORY_KINDS.get(found, "other"), "roofline" if flops(graph, op) else "likeness")
+    return MemoryBound(nbytes, 1, MEMORY_KINDS.get(kind, "other"), "roofline" if flops(graph, op) else "likeness")
 
 
 def _fused(_: Graph, op: Op) -> MemoryBound:

@@ -48,18 +48,18 @@ def parameters(key: str) -> ClosedFormParameters:
 
 def read(path: Path) -> ClosedFormParameters:
     """A file of them; what it lacks comes from the one it names as its base."""
-    found = merged(path)
+    table = merged(path)
     try:
         return ClosedFormParameters(
-            key=found["gpu"],
-            clock=found["clock_MHz"] * 1e6,
-            limit=gpu(found["gpu"]).power_limit,
-            products={kind: _tiling(p) for kind, p in found["products"].items()},
-            grouped={k: float(v) for k, v in found["grouped"].items()},
-            attention={name: _kernel(p) for name, p in found["attention"].items()},
-            stream={k: float(v) for k, v in found["stream"].items()},
-            launch=found["launch_us"] * US,
-            power={k: float(v) for k, v in found["power"].items()},
+            key=table["gpu"],
+            clock=table["clock_MHz"] * 1e6,
+            limit=gpu(table["gpu"]).power_limit,
+            products={kind: _tiling(p) for kind, p in table["products"].items()},
+            grouped={k: float(v) for k, v in table["grouped"].items()},
+            attention={name: _kernel(p) for name, p in table["attention"].items()},
+            stream={k: float(v) for k, v in table["stream"].items()},
+            launch=table["launch_us"] * US,
+            power={k: float(v) for k, v in table["power"].items()},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise InputError(path, f"not a chip's parameters: {e}") from e

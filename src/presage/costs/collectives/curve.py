@@ -99,8 +99,8 @@ class Corrections:
         return own + self._mean(others, op, group, nbytes) - self._mean(others, op, end, nbytes)
 
     def _mean(self, owners: list[str], op: str, group: RankGroup, nbytes: Array) -> Array:
-        found = [self._between(o, op, group, nbytes) for o in owners]
-        return np.asarray(np.mean(found, axis=0)) if found else np.zeros(len(nbytes))
+        curves = [self._between(o, op, group, nbytes) for o in owners]
+        return np.asarray(np.mean(curves, axis=0)) if curves else np.zeros(len(nbytes))
 
     def _nearest(self, platform: str, op: str, group: RankGroup) -> RankGroup:
         """The group itself where it lies among those measured; the nearest of them where it lies beyond."""
@@ -120,8 +120,8 @@ class Corrections:
         return sorted(p for p in alike if self.has(p, op, group))
 
     def _groups(self, platform: str, op: str, group: RankGroup) -> list[RankGroup]:
-        found = (g for p, o, g in self.curves if p == platform and o == op and (g.domains > 1) == (group.domains > 1))
-        return sorted((g for g in found if group.domains == 1 or g.per_domain == group.per_domain), key=_ranks)
+        groups = (g for p, o, g in self.curves if p == platform and o == op and (g.domains > 1) == (group.domains > 1))
+        return sorted((g for g in groups if group.domains == 1 or g.per_domain == group.per_domain), key=_ranks)
 
     def _between(self, platform: str, op: str, group: RankGroup, nbytes: Array) -> Array:
         """Straight in the logarithm of ranks; the nearest beyond the ends."""

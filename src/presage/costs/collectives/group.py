@@ -68,11 +68,11 @@ def even_bytes(sent: Array, group: RankGroup) -> list[tuple[float, RankGroup]]:
     inside = domain[:, None] == domain
     close = _busiest(sent, inside & ~np.eye(n, dtype=bool))
     within = RankGroup(near, near)
-    found = [(close * near / (near - 1), within)] if near > 1 else []
-    return [*found, (_busiest(sent, ~inside) * n / (n - near), group)] if n > near else found
+    inner = [(close * near / (near - 1), within)] if near > 1 else []
+    return [*inner, (_busiest(sent, ~inside) * n / (n - near), group)] if n > near else inner
 
 
 def _busiest(sent: Array, pairs: npt.NDArray[np.bool_]) -> float:
     """The most that one rank sends or receives among these pairs."""
-    some = np.where(pairs, sent, 0.0)
-    return float(max(some.sum(axis=0).max(), some.sum(axis=1).max()))
+    counted = np.where(pairs, sent, 0.0)
+    return float(max(counted.sum(axis=0).max(), counted.sum(axis=1).max()))

@@ -76,12 +76,12 @@ def ways(op: str, group: RankGroup, platform: Platform, laws: Laws) -> list[Way]
     """Every protocol of every path. The tuner is asked only where all ranks share a domain."""
     links, sizes = platform.links, reach(platform.links, group)
     inner = links[0]
-    found = laws.get(inner.fabric, {})
-    tuned = inner.fabric if found and group.domains == 1 else None
+    own_laws = laws.get(inner.fabric, {})
+    tuned = inner.fabric if own_laws and group.domains == 1 else None
     out = []
     for path in paths(op, group, links):
         for protocol in PROTOCOLS[path.algorithm]:
-            c = found.get(protocol) or laws[ANY][protocol]
+            c = own_laws.get(protocol) or laws[ANY][protocol]
             thought = estimate(tuned, protocol, path, group.ranks) if tuned else None
             out.append(_way(f"{path.algorithm} {protocol}", terms(path, protocol, links, sizes, op), c, thought))
     return out
@@ -113,19 +113,19 @@ def terms(
     return near, far, wire, far_wire, own, root, far_root
 
 
-def law(found: Sequence[Way], nbytes: Array) -> Array:
+def law(protocols: Sequence[Way], nbytes: Array) -> Array:
     """The fastest way; or, where the tuner's mind is known, the way it takes."""
-    times = np.array([w.seconds(nbytes) for w in found])
-    lines = [w.thought for w in found]
+    times = np.array([w.seconds(nbytes) for w in protocols])
+    lines = [w.thought for w in protocols]
     if any(line is None for line in lines):
         return np.asarray(times.min(axis=0))
     thought = np.array([line.latency + line.per_byte * nbytes for line in lines if line is not None])
     return np.asarray(np.take_along_axis(times, thought.argmin(axis=0)[None], axis=0)[0])
 
 
-def knots(found: Sequence[Way], grid: Array) -> Array:
+def knots(protocols: Sequence[Way], grid: Array) -> Array:
     """Sizes to know the law at: a grid, and both sides of where the tuner changes its mind."""
-    at = crossings([w.thought for w in found if w.thought is not None])
+    at = crossings([w.thought for w in protocols if w.thought is not None])
     extra = [m * side for m in at for side in (0.98, 1.02) if grid[0] < m * side < grid[-1]]
     both = np.sort(np.concatenate([grid, extra]))  # np.unique would load numpy.ma
     return np.asarray(both[np.append(True, both[1:] != both[:-1])])
@@ -189,15 +189,15 @@ def paths(op: str, group: RankGroup, links: Sequence[NetworkLink]) -> list[Colle
         return [_pair(sizes)]
     if op == "all_to_all":
         return [_direct(sizes, group.ranks)]
-    found = [_ring(op, sizes, links)]
+    out = [_ring(op, sizes, links)]
     hosted = any(k.topology == "host" and n > 1 for k, n in zip(links, sizes, strict=True))
     if op in ("all_reduce", "broadcast") and group.domains > 1 and not hosted:
-        found.append(_tree(op, sizes, links))
+        out.append(_tree(op, sizes, links))
     if op in ("all_gather", "reduce_scatter") and sizes[0] == 1 and len(links) == 2 and not hosted:
-        found.append(_aggregated(sizes))
+        out.append(_aggregated(sizes))
     if op == "all_reduce" and links[0].in_network and sizes[0] > 2:
-        found.append(_switch(op, sizes, links))
-    return found
+        out.append(_switch(op, sizes, links))
+    return out
 
 
 def _pair(sizes: Sequence[int]) -> CollectivePath:

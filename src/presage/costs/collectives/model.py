@@ -61,10 +61,10 @@ class Collectives:
             raise PresageError(f"{here.key} has {here.links[-1].ranks // here.domain} domains, not {group.domains}")
 
     def _make(self, op: str, group: RankGroup) -> TimeCurve:
-        here, found = self.platform, ways(op, group, self.platform, self.fitted.laws)
-        nbytes = knots(found, GRID)
+        here, protocols = self.platform, ways(op, group, self.platform, self.fitted.laws)
+        nbytes = knots(protocols, GRID)
         more = self.fitted.corrections.of(here.key, here.fabrics, op, group, nbytes)
-        seconds = law(found, nbytes) * np.exp(more)
+        seconds = law(protocols, nbytes) * np.exp(more)
         if op != "send_recv" and group.domains > 1 < group.per_domain:  # others to talk to make no domain quicker
             within = RankGroup(group.per_domain, group.per_domain)
             seconds = np.maximum(seconds, self.curve(op, within).many(nbytes))
@@ -113,13 +113,13 @@ class CollectiveParameters:
 
 def load_parameters(path: Path) -> CollectiveParameters:
     """Fitted parameters from their file, as `presage_fit.collectives.save_parameters` writes it."""
-    found: dict[str, Any] = json.loads(path.read_text())
-    laws = {f: {p: Coefficients(*c) for p, c in law.items()} for f, law in found["laws"].items()}
+    table: dict[str, Any] = json.loads(path.read_text())
+    laws = {f: {p: Coefficients(*c) for p, c in law.items()} for f, law in table["laws"].items()}
     curves = {
         (c["platform"], c["op"], RankGroup(c["ranks"], c["per_domain"])): Correction(c["first"], tuple(c["values"]))
-        for c in found["curves"]
+        for c in table["curves"]
     }
-    return CollectiveParameters(laws, Corrections(curves, found["fabrics"]))
+    return CollectiveParameters(laws, Corrections(curves, table["fabrics"]))
 
 
 @cache

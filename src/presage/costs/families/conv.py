@@ -264,8 +264,8 @@ def _settings(call: Call, near: Three, kernel: Three) -> tuple[Three, Three, Thr
     """Strides, paddings, dilations. A 1-D convolution may come as a 2-D one of height 1: that height has none."""
     out = []
     for place, least in zip(PLACES.get(call.name, PLACES[FORWARD]), (1, 0, 1), strict=True):
-        found = call.numbers(place) or (least,)
-        spread = _three(found * 3 if len(found) == 1 else found, least)
+        numbers = call.numbers(place) or (least,)
+        spread = _three(numbers * 3 if len(numbers) == 1 else numbers, least)
         flat = [n == 1 and k == 1 for n, k in zip(near, kernel, strict=True)]
         out.append(_three(tuple(least if f else max(least, s) for f, s in zip(flat, spread, strict=True)), least))
     return out[0], out[1], out[2]
@@ -276,8 +276,8 @@ def _output(call: Call, near: Three, kernel: Three, transposed: bool) -> Three:
     if not transposed:
         sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, (s, p, d) in zip(near, kernel, settings, strict=True)]
     else:
-        found = call.numbers(3) or (0,)
-        extra = _three(found * 3 if len(found) == 1 else found, 0)
+        numbers = call.numbers(3) or (0,)
+        extra = _three(numbers * 3 if len(numbers) == 1 else numbers, 0)
         pairs = zip(near, kernel, settings, extra, strict=True)
         sizes = [(n - 1) * s - 2 * p + d * (k - 1) + 1 + e * (n > 1 or k > 1) for n, k, (s, p, d), e in pairs]
     return _three(tuple(max(1, n) for n in sizes), 1)

@@ -34,8 +34,8 @@ CHUNK, TENSORS = 65536, 110  # elements of a block, tensors of a launch at most
 
 def lists(call: Call) -> list[tuple[Shape, ...]]:
     """The lists of tensors with more than a number in each."""
-    found = [v for v in call.inputs if isinstance(v, tuple) and v and isinstance(v[0], Shape)]
-    return [v for v in found if any(s.elements > 1 for s in v)] or found[:1]
+    tensors = [v for v in call.inputs if isinstance(v, tuple) and v and isinstance(v[0], Shape)]
+    return [v for v in tensors if any(s.elements > 1 for s in v)] or tensors[:1]
 
 
 def law(call: Call, rates: Rates) -> Law:

@@ -93,8 +93,8 @@ def _far(call: Call, near: tuple[int, ...], upsample: bool) -> tuple[int, ...]:
     return tuple(max(1, int((n + 2 * p - k) // max(1, s) + 1)) for n, k, s, p in steps)
 
 
-def _spread(found: tuple[float, ...], dims: int) -> tuple[float, ...]:
-    return found * dims if len(found) == 1 else found[:dims]
+def _spread(numbers: tuple[float, ...], dims: int) -> tuple[float, ...]:
+    return numbers * dims if len(numbers) == 1 else numbers[:dims]
 
 
 def _window(call: Call, near: tuple[int, ...], far: tuple[int, ...], backward: bool) -> tuple[int, int]:

@@ -27,8 +27,8 @@ PLACE = {"aten::linalg_vector_norm": 2, "aten::norm": 2}  # of the dimensions am
 def reduced(call: Call) -> tuple[int, ...]:
     """The dimensions reduced over: all, where none are named."""
     x = call.tensors[0]
-    found = call.numbers(PLACE.get(call.name, 1))
-    dims = tuple(int(d) % max(1, len(x.sizes)) for d in found)
+    named = call.numbers(PLACE.get(call.name, 1))
+    dims = tuple(int(d) % max(1, len(x.sizes)) for d in named)
     return dims or tuple(range(len(x.sizes)))
 
 
