@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lane_bars import lane_tasks
 from matplotlib.image import imread
 
 from presage.prediction.step import StepResult
 from presage.report.answer import Answer
-from presage.report.html.charts.lanes import LaneTask, LaneTasks, lanes_section
+from presage.report.html.charts.lanes import lanes_section
 from presage.report.html.theme import colours
 from presage.report.predict_answer import predict_answer
 from presage.report.trace_answer import trace_answer
@@ -128,9 +129,7 @@ def test_on_paper_all_tables_are_open(look: Looker, told: Answer) -> None:
 
 def test_names_that_look_like_tags_are_only_names(look: Looker, told: Answer) -> None:
     name = "void f<float>(</script><script>window.bad = 1</script><img src=x onerror='window.bad = 2'>)"
-    odd = lanes_section(
-        "Odd names", LaneTasks.of(LaneTask(name, 0, 1, name, name), LaneTask("b", 1, 1, "\N{SNOWMAN}", "c")), name
-    )
+    odd = lanes_section("Odd names", lane_tasks((name, 0, 1, name, name), ("b", 1, 1, "\N{SNOWMAN}", "c")), name)
     seen = look(replace(told, headline=name, question=name, notes=(name,), sections=(odd,)), command=name)
     seen.well()
     assert seen("window.bad") is None
@@ -139,7 +138,7 @@ def test_names_that_look_like_tags_are_only_names(look: Looker, told: Answer) ->
 
 
 def test_a_page_without_charts_and_an_empty_one(look: Looker) -> None:
-    seen = look(Answer("nothing", "nothing.", sections=(lanes_section("None", LaneTasks.of()),)))
+    seen = look(Answer("nothing", "nothing.", sections=(lanes_section("None", lane_tasks()),)))
     seen.well()
     assert seen.count(".chart") == 0
 

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from lane_bars import lane_tasks
 
 from presage.report.html.charts.bars import AxisUnit, IntervalBar, interval_figure, label
 from presage.report.html.charts.heat import heat_figure, notable_rows
 from presage.report.html.charts.lanes import (
     MARKS,
-    LaneTask,
     LaneTasks,
     lane_table,
     lanes_figure,
@@ -32,7 +32,7 @@ def test_a_name_is_shown_as_it_is() -> None:
 
 
 def test_bars_of_one_colour_each_and_all_of_the_time() -> None:
-    bars = LaneTasks.of(LaneTask("a", 0, 1, "f", "x"), LaneTask("b", 1, 2, "g", "y"), LaneTask("a", 3, 0.5, "g", "z"))
+    bars = lane_tasks(("a", 0, 1, "f", "x"), ("b", 1, 2, "g", "y"), ("a", 3, 0.5, "g", "z"))
     figure = lanes_figure(bars)
     assert [t.name for t in figure.data] == ["f", "g"]
     assert sum(numbers(t.x).sum() for t in figure.data) == pytest.approx(3.5)
@@ -41,7 +41,7 @@ def test_bars_of_one_colour_each_and_all_of_the_time() -> None:
 
 
 def test_a_window_cuts_what_is_partly_in_it() -> None:
-    bars = LaneTasks.of(LaneTask("a", 0, 2, "f"), LaneTask("a", 2, 2, "f"), LaneTask("a", 9, 1, "f")).clipped(1, 3)
+    bars = lane_tasks(("a", 0, 2, "f"), ("a", 2, 2, "f"), ("a", 9, 1, "f")).clipped(1, 3)
     assert bars.start.tolist() == [0, 1]
     assert bars.seconds.tolist() == [1, 1]
 
@@ -67,7 +67,7 @@ def test_too_many_bars_become_fewer_that_cover_the_same(n: int = 60_000) -> None
 
 
 def test_of_many_lanes_the_busiest_and_the_least_busy_are_drawn() -> None:
-    bars = LaneTasks.of(*(LaneTask(f"rank {i}", 0, 1 + i, "f") for i in range(64)))
+    bars = lane_tasks(*((f"rank {i}", 0, 1 + i, "f") for i in range(64)))
     names = list(lanes_figure(bars).layout.yaxis.ticktext)
     assert len(names) == 24
     assert (names[0], names[-1]) == ("rank 0", "rank 63")
@@ -76,8 +76,8 @@ def test_of_many_lanes_the_busiest_and_the_least_busy_are_drawn() -> None:
 
 def test_joined_bars_keep_their_lanes_apart_and_their_groups_together() -> None:
     one, two = (
-        LaneTasks.of(LaneTask("a", 0, 1, "f", "x")),
-        LaneTasks.of(LaneTask("a", 0, 2, "g", "y"), LaneTask("b", 0, 3, "f", "x")),
+        lane_tasks(("a", 0, 1, "f", "x")),
+        lane_tasks(("a", 0, 2, "g", "y"), ("b", 0, 3, "f", "x")),
     )
     both = LaneTasks.joined([one, two])
     assert (both.lanes, both.groups, both.names) == (("a", "a", "b"), ("f", "g"), ("x", "y"))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
+from presage.text import percent
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -65,6 +67,16 @@ def data_table(
     left = frozenset(range(text)) if isinstance(text, int) else frozenset(text)
     strong, weak = (frozenset(i % len(cells) for i in chosen if cells) for chosen in (bold, dim))
     return DataTable(tuple(columns), cells, title, left, strong, weak, wrap, where)
+
+
+def share_table(
+    title: str, columns: Sequence[str], parts: Iterable[tuple[str, float]], total: tuple[str, float],
+    text: Callable[[float], str], **how: Any,
+) -> DataTable:  # fmt: skip
+    """Parts of a whole with their shares, and the whole in bold below them."""
+    whole = total[1]
+    rows = [(name, text(x), percent(x / whole if whole else 0.0)) for name, x in (*parts, total)]
+    return data_table(title, columns, rows, bold=(-1,), **how)
 
 
 def limit_rows(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
-from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of
+from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
 from presage.report.terms import LEAST, MEMORY, interval, memory_fit, part_name, share_of, signed
 from presage.text import amount, percent, seconds, size
 
@@ -215,9 +215,8 @@ def _spending(p: JobResult, tokens: float | None) -> list[tuple[str, str, str]]:
 
 def breakdown_table(p: JobResult) -> DataTable:
     """Parts of the step that take any time."""
-    rows = [(part_name(k), seconds(t), percent(t / p.seconds)) for k, t in p.breakdown.items() if t > LEAST * p.seconds]
-    total = ("step", seconds(p.seconds), percent(1.0))
-    return data_table("Where the step goes", ("part", "time", "share"), [*rows, total], bold=(-1,))
+    rows = [(part_name(k), t) for k, t in p.breakdown.items() if t > LEAST * p.seconds]
+    return share_table("Where the step goes", ("part", "time", "share"), rows, ("step", p.seconds), seconds)
 
 
 def stage_table(p: JobResult) -> DataTable:
@@ -237,10 +236,9 @@ def _stage_cells(s: StageSummary) -> tuple[str, ...]:
 def memory_table(p: JobResult) -> DataTable:
     """Memory of the fullest stage by kind."""
     m = p.memory.worst
-    held = ((words, float(getattr(m, name))) for name, words in MEMORY.items())
-    rows = [(words, size(n), percent(n / m.needed)) for words, n in held if n]
-    total = ("needed", size(m.needed), percent(1.0))
-    return data_table(f"Memory per GPU of stage {_fullest(p)}", ("what", "bytes", "share"), [*rows, total], bold=(-1,))
+    held = [(words, float(getattr(m, name))) for name, words in MEMORY.items() if getattr(m, name)]
+    title = f"Memory per GPU of stage {_fullest(p)}"
+    return share_table(title, ("what", "bytes", "share"), held, ("needed", m.needed), size)
 
 
 def savings_table(p: JobResult) -> DataTable:

@@ -10,12 +10,12 @@ import numpy as np
 
 from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.perturbation import BY
+from presage.report import step_sections as step
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import GIB, Swing, parts_figure, stacks_figure, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.charts.heat import heat_figure, heat_table
 from presage.report.html.charts.lanes import lanes_section, timeline_tasks
-from presage.report.html.charts.points import roofline_figure
 from presage.report.terms import MEMORY, TAIL_HELP, part_name, share_of, work_name
 from presage.text import amount, percent, seconds, size
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 MARKED = (0.5, 0.95, 0.99)  # quantiles
 PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 STAGES = 64  # bars of memory
-TERA = 1e12
 MOST_TASKS = 200_000  # of a timeline on a page
 
 
@@ -127,19 +126,9 @@ def memory_section(p: JobResult, table: DataTable, savings: DataTable) -> Sectio
 
 def roofline_section(p: JobResult) -> Section | None:
     """Each part of a layer against the GPU's limits."""
-    points, gpu = p.roofline, p.job.platform.gpu
-    if not points:
-        return None
-    names = {v: k for k, v in gpu.peak.items()}
-    peaks = {names.get(r.peak, "peak"): r.peak for r in points if r.flops}
-    total, least = sum(r.seconds for r in points), sum(r.least for r in points)
-    text = (
-        "Each dot is a part of a layer, its area the time on one GPU of the busiest stage. Lines are the limits of the "
-        f"{gpu.name}: at those limits it would take {seconds(least)}; it takes {seconds(total)} "
-        f"({share_of(least, total, 'the limit')})."
-    )
-    chart = partial(roofline_figure, [_labelled(r) for r in points], gpu.memory_bandwidth, peaks)
-    return Section("Roofline", (_roofline_table(points),), chart, text, where="page")
+    dots = "Each dot is a part of a layer, its area the time on one GPU of the busiest stage."
+    points = [_labelled(r) for r in p.roofline]
+    return step.roofline_section(points, p.job.platform.gpu, dots, "", _roofline_table(p.roofline))
 
 
 def _labelled(r: RooflinePoint) -> RooflinePoint:
@@ -153,8 +142,7 @@ def _roofline_table(points: tuple[RooflinePoint, ...]) -> DataTable:
     rows = [
         (
             r.name, part_name(r.family), r.phase, f"{r.calls:,.0f}", seconds(r.seconds), amount(r.flops),
-            size(r.moved), f"{r.flops / r.seconds / TERA:.4g}" if r.flops else "-",
-            f"{r.moved / r.seconds / TERA:.3g}", percent(r.least / r.seconds),
+            size(r.moved), *step.roofline_cells(r),
         )
         for r in points
         if r.seconds > 0

@@ -10,7 +10,7 @@ import numpy as np
 from presage.placement import Eviction, HotNode, PlacementFindings, PlacementResult, SpareGpu
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
 from presage.report.html.charts.bars import NO_CHANGE, AxisUnit, Swing, tornado_figure
-from presage.report.html.charts.distribution import distribution_figure, distribution_table
+from presage.report.html.charts.distribution import distribution_section
 from presage.report.html.charts.heat import heat_figure, heat_table, notable_rows
 from presage.report.terms import TAIL_HELP, signed
 from presage.text import percent, seconds
@@ -176,6 +176,5 @@ def _groups_section(p: PlacementResult) -> Section:
 
 
 def _steps_section(p: PlacementResult) -> Section:
-    draws = p.best.draws.seconds.ravel()
     text = f"Steps drawn with the best placement. {TAIL_HELP}"
-    return Section("Uncertainty", (distribution_table(draws),), partial(distribution_figure, draws), text, "page")
+    return distribution_section(p.best.draws.seconds.ravel(), text)

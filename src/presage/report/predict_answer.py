@@ -13,8 +13,8 @@ from presage.prediction.rank_results import RankClass, RankResults
 from presage.prediction.step import StepResult
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, limit_rows, sections_of
 from presage.report.html.charts.bars import parts_figure
-from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.step_sections import memory_section, ranks_section, roofline_section, step_timeline_section
+from presage.report.html.charts.distribution import distribution_section
+from presage.report.step_sections import memory_section, ranks_section, step_roofline_section, step_timeline_section
 from presage.report.terms import TAIL_HELP, family_name, first_few, interval, memory_fit, share_of
 from presage.text import percent, seconds, shorten, size
 
@@ -35,7 +35,7 @@ def predict_answer(p: StepResult, page: bool = False) -> Answer:
         step_timeline_section(p) if page else None,
         spread_section(p.draws) if page and len(p.draws) >= FEWEST else None,
         memory_section(p) if page else None,
-        roofline_section(p) if page else None,
+        step_roofline_section(p) if page else None,
         _modules_section(p),
     )
     return Answer(
@@ -190,8 +190,7 @@ def spread_section(drawn: NDArray[np.float64]) -> Section:
         f"{len(drawn):,} runs, each on a slightly faster or slower machine of this kind: host speed, GPU spread and "
         f"the error of the kernel models. {TAIL_HELP}"
     )
-    chart = partial(distribution_figure, drawn, what="runs")
-    return Section("Uncertainty", (distribution_table(drawn),), chart, text, where="page")
+    return distribution_section(drawn, text, what="runs")
 
 
 def collectives_section(m: RankResults) -> Section | None:

@@ -12,7 +12,7 @@ from presage.noise.sources import SOURCES
 from presage.prediction.draws.sensitivity import MetricChange, Sensitivity, SensitivityRow
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
 from presage.report.html.charts.bars import NO_CHANGE, Swing, tornado_figure, tornado_table
-from presage.report.html.charts.distribution import distribution_figure, distribution_table
+from presage.report.html.charts.distribution import distribution_section
 from presage.report.plots import BarPanel, ErrorBar, draw_bars
 from presage.report.terms import TAIL_HELP, WORK, signed
 from presage.text import percent, seconds
@@ -211,9 +211,8 @@ def _swing(r: SensitivityRow, p95: float, many: int) -> Swing:
 
 
 def _steps_section(s: Sensitivity) -> Section:
-    draws = s.draws.seconds.ravel()
-    chart = partial(distribution_figure, draws, marks={"without noise": s.calm})
-    return Section("Uncertainty", (distribution_table(draws),), chart, f"The drawn steps. {TAIL_HELP}", "page")
+    marks = {"without noise": s.calm}
+    return distribution_section(s.draws.seconds.ravel(), f"The drawn steps. {TAIL_HELP}", marks=marks)
 
 
 # ---- JSON

@@ -16,7 +16,7 @@ from presage.embeddings.sharding_plan import ShardingProblem
 from presage.embeddings.sharding_search import ShardingResult
 from presage.embeddings.table_files import plan_json
 from presage.prediction.step import StepResult
-from presage.report.answer import Answer, DataTable, Fact, Section, data_table
+from presage.report.answer import Answer, DataTable, Fact, Section, data_table, share_table
 from presage.report.html.charts.bars import GIB, parts_figure, stacks_figure, time_unit
 from presage.report.html.charts.heat import grid_figure
 from presage.report.predict_answer import families_section, predict_answer, step_table
@@ -128,9 +128,8 @@ def _phases_section(cost: ShardingCost) -> Section:
 
 
 def phase_table(cost: ShardingCost) -> DataTable:
-    rows = [(name, seconds(t), percent(t / cost.seconds)) for name, t in cost.phases.items()]
-    total = ("total", seconds(cost.seconds), percent(1.0))
-    return data_table("Phases", ("phase", "time", "share"), [*rows, total], bold=(-1,), wrap=True)
+    total = ("total", cost.seconds)
+    return share_table("Phases", ("phase", "time", "share"), cost.phases.items(), total, seconds, wrap=True)
 
 
 def _load_section(cost: ShardingCost) -> Section:

@@ -10,6 +10,7 @@ import numpy as np
 from presage.engine import Lane, LaneKind
 from presage.graph.families import family
 from presage.graph.graph import Graph, Role
+from presage.hardware import Gpu
 from presage.memory.step_memory import Holding, MemoryProfile
 from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.rank_results import RankClass, RankResults
@@ -160,24 +161,36 @@ def _alive_row(graph: Graph, h: Holding, makers: Mapping[int, int], shapes: Mapp
 # ---- roofline
 
 
-def roofline_section(p: StepResult) -> Section | None:
+def step_roofline_section(p: StepResult) -> Section | None:
     """How near the GPU's limits the ops run."""
-    work, gpu = p.roofline, p.basis.gpu
-    if not any(w.moved for w in work):
+    more = " FLOPs are those of GEMMs; ops without any are below, by the bytes they move."
+    if without := sum(1 for w in p.roofline if not w.moved and not w.flops):
+        more += f" {without} kinds that move nothing are left out."
+    dots = "Each dot is a kind of op, its area the total time."
+    return roofline_section(p.roofline, p.basis.gpu, dots, more, _work_table(p.roofline))
+
+
+def roofline_section(
+    points: Sequence[RooflinePoint], gpu: Gpu, dots: str, more: str, table: DataTable
+) -> Section | None:
+    """Points against the GPU's limits; `dots` and `more` say what they are."""
+    if not any(w.moved for w in points):
         return None
-    total, least = (sum(getattr(w, k) for w in work) for k in ("seconds", "least"))
-    without = sum(1 for w in work if not w.moved and not w.flops)
-    run = sorted({w.peak for w in work if w.flops})
-    peaks = {" and ".join(d for d, p in gpu.peak.items() if p == peak): peak for peak in run}
+    total, least = (sum(getattr(w, k) for w in points) for k in ("seconds", "least"))
+    run = sorted({w.peak for w in points if w.flops})
+    peaks = {" and ".join(d for d, p in gpu.peak.items() if p == peak) or "peak": peak for peak in run}
     text = (
-        f"Each dot is a kind of op, its area the total time. Lines are the limits of the {gpu.name}: at those "
-        f"limits the ops would take {seconds(least)}; they take {seconds(total)} ({share_of(least, total, 'the limit')}"
-        "). FLOPs are those of GEMMs; ops without any are below, by the bytes they move."
+        f"{dots} Lines are the limits of the {gpu.name}: at those limits it would take {seconds(least)}; it takes "
+        f"{seconds(total)} ({share_of(least, total, 'the limit')}).{more}"
     )
-    if without:
-        text += f" {without} kinds that move nothing are left out."
-    chart = partial(roofline_figure, work, gpu.memory_bandwidth, peaks)
-    return Section("Roofline", (_work_table(work),), chart, text, where="page")
+    chart = partial(roofline_figure, points, gpu.memory_bandwidth, peaks)
+    return Section("Roofline", (table,), chart, text, where="page")
+
+
+def roofline_cells(w: RooflinePoint) -> tuple[str, ...]:
+    """TFLOP/s, TB/s and the share of the limit."""
+    rate = f"{w.flops / w.seconds / TERA:.4g}" if w.flops else "-"
+    return rate, f"{w.moved / w.seconds / TERA:.3g}", percent(w.of_peak)
 
 
 def _work_table(work: Sequence[RooflinePoint]) -> DataTable:
@@ -187,8 +200,7 @@ def _work_table(work: Sequence[RooflinePoint]) -> DataTable:
         (
             shorten(f"{w.name.removeprefix('aten::')} {w.shapes}", 70), w.phase, str(w.calls), seconds(w.seconds),
             amount(w.flops), size(w.moved), f"{w.flops / w.moved:.4g}" if w.flops and w.moved else "-",
-            f"{w.flops / w.seconds / TERA:.4g}" if w.flops else "-", f"{w.moved / w.seconds / TERA:.3g}",
-            percent(w.of_peak),
+            *roofline_cells(w),
         )
         for w in work[:COSTLY]
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.table import Column, Table
-from rich.text import Text
+from rich.text import Text, TextType
 
 from presage.report.answer import Answer, DataTable
 
@@ -61,13 +61,7 @@ def print_answer(answer: Answer, out: Console, main: Console) -> None:
 def rich_table(table: DataTable) -> Table:
     """The table as Rich draws it."""
     columns = [Text(c) for c in table.columns]
-    out = _PlainTable(
-        title=Text(table.title), title_justify="left", title_style="bold", box=None, pad_edge=False,
-        padding=(0, GAP, 0, 0), show_header=table.headed,
-    )  # fmt: skip
-    for i, name in enumerate(columns):
-        justify = "left" if i in table.text_columns else "right"
-        out.add_column(name, justify=justify, overflow="fold", no_wrap=i > 0 and not table.wrap)  # type: ignore[arg-type]
+    out = _empty_table(Text(table.title), columns, table.text_columns, table.wrap, table.headed)
     for i, row in enumerate(table.rows):
         style = "bold" if i in table.bold else "dim" if i in table.dim else None
         out.add_row(*map(Text, row), style=style)
@@ -76,11 +70,18 @@ def rich_table(table: DataTable) -> Table:
 
 def plain_table(title: str, *columns: str, left: int = 1, fold: bool = True) -> Table:
     """A table without lines: the first `left` columns to the left, numbers to the right; `fold` lets those wrap too."""
+    return _empty_table(title, columns, range(left), fold)
+
+
+def _empty_table(
+    title: TextType, columns: Sequence[TextType], left: Container[int], fold: bool, headed: bool = True
+) -> Table:
     table = _PlainTable(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, GAP, 0, 0)
-    )
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, GAP, 0, 0),
+        show_header=headed,
+    )  # fmt: skip
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", overflow="fold", no_wrap=i > 0 and not fold)
+        table.add_column(name, justify="left" if i in left else "right", overflow="fold", no_wrap=i > 0 and not fold)
     return table
 
 

@@ -56,6 +56,19 @@ def label(text: str, width: int = 70) -> str:
     return shorten(" ".join(text.split()), width).translate(CODES)
 
 
+def named_ticks(names: Sequence[str], most: int | None = None) -> dict[str, Any]:
+    """The settings of an axis whose places have names, of which at most about `most` are written."""
+    every = max(1, -(-len(names) // most)) if most else 1
+    places = list(range(len(names)))[::every]
+    return {
+        "tickvals": places,
+        "ticktext": [names[i] for i in places],
+        "ticks": "",
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
 # ---- parts of a whole, longest first, as bars
 
 
@@ -116,14 +129,12 @@ def grouped_figure(
                 marker={"color": COLOURS[i % len(COLOURS)], "line": {"width": 0}},
             )
         )  # fmt: skip
-    every = 1 if across else max(1, -(-len(shown) // NAMED_GROUPS))
-    places_ = {"tickvals": spots[::every], "ticktext": shown[::every], "zeroline": False, "ticks": ""}
     figure.update_layout(barmode="group", bargap=0.28, bargroupgap=0.05)
     if across:
         figure.update_xaxes(title_text=unit.name)
-        figure.update_yaxes(autorange="reversed", showgrid=False, **places_)
+        figure.update_yaxes(autorange="reversed", **named_ticks(shown))
         return figure.update_layout(height=MARGIN + GROUP_ROW * max(len(shown) * len(series), 4))
-    figure.update_xaxes(title_text=along, showgrid=False, **places_)
+    figure.update_xaxes(title_text=along, **named_ticks(shown, NAMED_GROUPS))
     figure.update_yaxes(title_text=unit.name)
     return figure.update_layout(height=360)
 
@@ -163,8 +174,7 @@ def stacks_figure(
             x=1, xref="paper", y=limit[1] / unit.size, text=label(limit[0], 60), showarrow=False, yanchor="bottom",
             xanchor="right",
         )  # fmt: skip
-    every = max(1, -(-len(places) // NAMED_STACKS))
-    figure.update_xaxes(title_text=along, tickvals=spots[::every], ticktext=shown[::every], zeroline=False)
+    figure.update_xaxes(title_text=along, **named_ticks(shown, NAMED_STACKS) | {"ticks": "outside", "showgrid": True})
     figure.update_yaxes(title_text=unit.name, rangemode="tozero", zeroline=False)
     gap = 0.3 if len(places) <= NAMED_STACKS else 0.05
     return figure.update_layout(height=400, barmode="relative", bargap=gap, legend_traceorder="normal")
@@ -214,9 +224,7 @@ def interval_figure(
     figure = Figure(bars)
     figure.update_xaxes(title_text=what)
     names = [f"{label(r.name, 40)}  <b>{unit.format(r.middle)}</b>" for r in rows]
-    figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=names, autorange="reversed", ticks="", showgrid=False, zeroline=False,
-    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", **named_ticks(names))
     if base:
         figure.add_vline(x=base / unit.size, line={"width": 1, "color": MUTED})
     return figure.update_layout(height=MARGIN + INTERVAL_ROW * max(len(rows), 2), showlegend=False)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.report.answer import DataTable, data_table
+from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import AxisUnit, time_unit
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE
 from presage.text import percent
@@ -82,6 +83,12 @@ def distribution_figure(
     _mark(figure, lines, low, high, unit)
     _dress(figure, finite, many, low, high, unit, what)
     return figure.update_layout(height=height, showlegend=False, bargap=0, margin_t=_top(lines, low, high))
+
+
+def distribution_section(draws: ArrayLike, text: str, **how: Any) -> Section:
+    """Draws as a section of a page; `how` goes to `distribution_figure`."""
+    chart = partial(distribution_figure, draws, **how)
+    return Section("Uncertainty", (distribution_table(draws),), chart, text, where="page")
 
 
 def distribution_table(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from presage.report.answer import DataTable, data_table
-from presage.report.html.charts.bars import AxisUnit, label, time_unit
+from presage.report.html.charts.bars import AxisUnit, label, named_ticks, time_unit
 from presage.report.html.theme import ACCENT
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 
 ROWS, COLUMNS = 64, 60  # more cannot be read
 TALL = 24  # rows: more are lower
+HEADS = 24  # columns that each have a name
 WRITTEN = 200  # cells: more have no number written in them
 ROW, LOW_ROW, AROUND = 26, 14, 64  # pixels of a row, of one of many, and above and below all of them
 LEAST = 0.1
@@ -99,16 +100,8 @@ def _cell_text(value: float, unit: AxisUnit) -> str:
 
 
 def _ticks(figure: Figure, rows: list[str], columns: list[str]) -> None:
-    every = max(1, -(-len(columns) // 24))
-    places = list(range(0, len(columns), every))
-    figure.update_xaxes(
-        tickvals=places, ticktext=[columns[i] for i in places], side="top", ticks="", range=[-0.5, len(columns) - 0.5],
-        showgrid=False, zeroline=False,
-    )  # fmt: skip
-    figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=rows, range=[len(rows) - 0.5, -0.5], ticks="",
-        showgrid=False, zeroline=False,
-    )  # fmt: skip
+    figure.update_xaxes(side="top", range=[-0.5, len(columns) - 0.5], **named_ticks(columns, HEADS))
+    figure.update_yaxes(range=[len(rows) - 0.5, -0.5], **named_ticks(rows))
 
 
 def heat_table(
@@ -158,15 +151,8 @@ def grid_figure(rows: Sequence[str], columns: Sequence[str], values: ArrayLike, 
         hovertemplate="%{customdata}<extra></extra>",
     )  # fmt: skip
     figure = Figure(cells)
-    every = max(1, -(-len(places) // GRID_NAMED))
-    figure.update_xaxes(
-        title_text=along, tickvals=list(range(len(places)))[::every], ticktext=places[::every], showgrid=False,
-        ticks="", zeroline=False,
-    )  # fmt: skip
-    figure.update_yaxes(
-        tickvals=list(range(len(names))), ticktext=names, autorange="reversed", showgrid=False, ticks="",
-        zeroline=False, tickfont={"size": 10},
-    )  # fmt: skip
+    figure.update_xaxes(title_text=along, **named_ticks(places, GRID_NAMED))
+    figure.update_yaxes(autorange="reversed", tickfont={"size": 10}, **named_ticks(names))
     return figure.update_layout(height=GRID_MARGIN + max(GRID_ROW * len(names), 90), hovermode="closest")
 
 

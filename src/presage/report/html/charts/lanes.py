@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from presage.report.answer import DataTable, Section, data_table
-from presage.report.html.charts.bars import AxisUnit, label, time_unit
+from presage.report.html.charts.bars import AxisUnit, label, named_ticks, time_unit
 from presage.report.html.theme import colours
 from presage.text import percent, seconds, shorten
 
@@ -35,17 +35,6 @@ LEAST_HEIGHT = 270  # or a legend of many groups leaves nothing on a narrow scre
 THICK = 0.86  # of a lane
 
 
-@dataclass(frozen=True)
-class LaneTask:
-    """One task: start and duration in seconds; tasks of one group have one colour."""
-
-    lane: str
-    start: float
-    seconds: float
-    group: str
-    name: str = ""
-
-
 @dataclass(frozen=True, eq=False)
 class LaneTasks:
     """Tasks as columns: places in `lanes` (the first on top), `groups` (in the legend's order) and `names`."""
@@ -58,13 +47,6 @@ class LaneTasks:
     seconds: Floats
     group: Ints
     name: Ints
-
-    @staticmethod
-    def of(*bars: LaneTask) -> LaneTasks:
-        columns = [[getattr(b, key) for b in bars] for key in ("lane", "group", "name")]
-        (lanes, lane), (groups, group), (names, name) = map(_numbered, columns)
-        start, seconds = (np.array([getattr(b, k) for b in bars], np.float64) for k in ("start", "seconds"))
-        return LaneTasks(lanes, groups, names, lane, start, seconds, group, name)
 
     @staticmethod
     def joined(parts: Sequence[LaneTasks]) -> LaneTasks:
@@ -200,10 +182,8 @@ def lanes_figure(
     paint = {**colours(bars.groups), **(paint or {})}
     figure = Figure([_group(bars, g, unit, paint[bars.groups[g]]) for g in np.unique(bars.group).tolist()])
     figure.update_xaxes(title_text=f"time, {unit.name}", zeroline=False)
-    figure.update_yaxes(
-        tickvals=list(range(len(bars.lanes))), ticktext=[label(n, 36) for n in bars.lanes], fixedrange=True,
-        range=[len(bars.lanes) - 0.5, -0.5], ticks="", showgrid=False, zeroline=False,
-    )  # fmt: skip
+    names = [label(n, 36) for n in bars.lanes]
+    figure.update_yaxes(fixedrange=True, range=[len(names) - 0.5, -0.5], **named_ticks(names))
     height = max(MARGIN + LANE_ROW * len(bars.lanes), LEAST_HEIGHT)
     return figure.update_layout(height=height, barmode="overlay", hovermode="closest", dragmode="zoom")
 
