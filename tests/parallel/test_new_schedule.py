@@ -17,8 +17,8 @@ from presage.errors import PresageError
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import pipeline_program, run_pipeline
 from presage.parallel.schedules import SCHEDULES, UNIT, Extent, Ints, ScheduleKind
+from presage.prediction.jobs.job_detail import job_timeline
 from presage.prediction.jobs.job_prediction import predict_job
-from presage.prediction.jobs.job_timeline import job_timeline
 
 JOB = Path(__file__).parents[2] / "examples" / "jobs" / "own_model.toml"
 

@@ -20,8 +20,8 @@ from presage.errors import InputError, PresageError
 from presage.hardware import cluster, gpus
 from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.cost import CostTerms, parse_tokens
+from presage.prediction.jobs.job_detail import job_timeline
 from presage.prediction.jobs.job_prediction import JobResult, predict_job
-from presage.prediction.jobs.job_timeline import job_timeline
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "jobs").glob("*.toml"))
 LLAMA = next(path for path in EXAMPLES if path.stem == "llama3.1-405b")

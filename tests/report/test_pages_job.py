@@ -17,9 +17,8 @@ from presage.noise.sampling import RandomStreams
 from presage.placement import PlacementFindings, place, random_fleet
 from presage.prediction.draws import step_model
 from presage.prediction.draws.distribution import belief_of
-from presage.prediction.jobs.job_prediction import predict_job
-from presage.prediction.jobs.job_roofline import KINDS, job_roofline
-from presage.prediction.jobs.perturbation import perturb
+from presage.prediction.jobs.job_detail import job_roofline, perturb
+from presage.prediction.jobs.job_prediction import COMPUTE, predict_job
 from presage.report.answer import Answer, Section
 from presage.report.html import render_page
 from presage.report.html.charts.bars import TIMES, Swing, time_unit, tornado_figure, tornado_table
@@ -134,7 +133,7 @@ def test_thinning_keeps_the_front() -> None:
 def test_parts_of_layers_add_up_to_the_step(name: str) -> None:
     p = predict_job(JOBS / f"{name}.toml")
     found = job_roofline(p.job, p.job_step)
-    for kind in KINDS:
+    for kind in COMPUTE:
         took = sum(r.seconds for r in found if r.family == kind)
         assert took == pytest.approx(p.job_step.parts[kind], rel=1e-9)
     assert all(r.least <= r.seconds for r in found if r.family != "streams")

@@ -110,7 +110,7 @@ def place(
     """Which GPU of a fleet should go where in a job, so that slow ones cost least; beside other orders of them.
 
     GPUs' own speeds are the fleet's; of the noise all else is drawn. The step without noise stays the predicted one
-    where GPUs vary as they usually do (see `calmed`).
+    where GPUs vary as they usually do (see `without_fitted_stragglers`).
     """
     sizes, alone = GroupSizes.of(shape, fleet, keep_nodes), without_gpu_spread(noise)
     shape = without_fitted_stragglers(shape, noise if np.ptp(fleet.factors) else alone)

@@ -102,7 +102,7 @@ class PlacementScore:
         return self.pipeline.tasks * (self.draws if self.pipeline.varies else 0) + self.pipeline.quick_tasks
 
 
-# ---- A replica's seconds, told by how slow the GPUs of its stages are: through the engine, alone or with drawn nois
+# ---- A replica's seconds, told by how slow the GPUs of its stages are: through the engine, alone or with noise.
 
 Singles = NDArray[np.float32]
 TOUCHED = ("products", "attention")  # classes of work that a slow GPU slows: memory-bound work hardly varies

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from presage.prediction.breakdown import RooflinePoint
-from presage.prediction.jobs.perturbation import BY
+from presage.prediction.jobs.job_detail import BY
 from presage.report import step_sections as step
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import GIB, Swing, parts_figure, stacks_figure, tornado_figure, tornado_table

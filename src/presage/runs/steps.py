@@ -65,7 +65,7 @@ def sum_variance(n: Floats, correlation: float) -> Floats:
     return np.asarray(n * (1 + r) / (1 - r) - 2 * r * (1 - r**n) / (1 - r) ** 2)
 
 
-# ---- Step times of a run from draws of the job's step: the slowest of all GPUs, what they share, and what is known
+# ---- Step times of a run from draws of the job's step: the slowest of all GPUs, and what they share.
 
 COUNT = 4_000  # steps that are drawn
 

@@ -1,8 +1,8 @@
-"""`search(job, gpus) -> Found`: all legal layouts of a job, those that fit in memory, and the best of them.
+"""`search(job, gpus) -> SearchResult`: all legal layouts of a job, those that fit in memory, and the best of them.
 
 First every layout is surveyed: does it fit, and what does its step take at least? Then layouts are priced in rounds,
-those with the least bounds first, until none that is left could matter (see `race`). The rounds are the same however
-many workers there are, and so is what is found.
+those with the least bounds first, until none that is left could matter (see `PruningQueue`). The rounds are the same
+however many workers there are, and so is the result.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _nothing(_: SearchProgress) -> None:
     pass
 
 
-# ---- A Race: which layouts must still be priced before the best ones are certain.
+# ---- PruningQueue: which layouts must still be priced before the best ones are certain.
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

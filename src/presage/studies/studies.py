@@ -156,7 +156,7 @@ def power_study(
 
 
 def _power_point(job: Job, cap: float, usual: NoiseModel, more: float, setup: StudySetup) -> StudyPoint:
-    """The laws know the usual spread already, a wider one comes on top: see `calmed`."""
+    """The laws know the usual spread already, a wider one comes on top: see `without_fitted_stragglers`."""
     found, noise = predict_job(job), with_wider_spread(usual, more)
     shape = without_fitted_stragglers(step_model(job, found.job_step), usual)
     sd, watts = noise.of("products").rank, job.platform.gpu.power_limit
@@ -186,7 +186,7 @@ def with_wider_spread(noise: NoiseModel, times: float) -> NoiseModel:
     return noise.changed(ranks | {"slow.share": min(0.99, noise.slow.share * times)})
 
 
-# ---- More GPUs: what a job's step, its tail, its failures and so its useful throughput become from 8K to 256K of th
+# ---- More GPUs: what a job's step, its tail, its failures and so its useful throughput become from 8K to 256K of them.
 
 GPUS = (8_192, 16_384, 32_768, 65_536, 131_072, 262_144)
 LONG = 1_000_000  # steps

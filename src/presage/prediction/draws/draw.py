@@ -264,7 +264,7 @@ def _stalls(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: t
     return np.where(some, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)
 
 
-# ---- `draw(shape, noise) -> Draws`: step times of many runs of a job, some steps of each; `draw_all`: of many such
+# ---- `draw(shape, noise) -> Draws`: step times of many runs of a job, some steps of each; `draw_all`: many at once.
 
 MOST = 16_000_000  # steps that are held at once
 

@@ -1,8 +1,9 @@
 """Pools of a replica's seconds, run through the engine: the same Program, an array of draws for each task.
 
-`steady` draws what stays for a whole run (the GPUs a replica got), `lively` what changes in every step (microbatches'
-work, operations' own noise), `moved` the response to what all replicas share. A step with many microbatches is run
-with few and the slowest stage's pace added for the rest, as `parallel.pipeline` does where nothing is drawn.
+`rank_effects` draws what stays for a whole run (the GPUs a replica got), `step_jitter` what changes in every step
+(microbatches' work, operations' own noise), `common_shift` the response to what all replicas share. A step with many
+microbatches is run with few and the slowest stage's pace added for the rest, as `parallel.pipeline` does where nothing
+is drawn.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class StepModel:
     nodes: float
     across: frozenset[str]  # classes of transfers that leave a node
     efficiency: Efficiency | None = None
-    calm: float = 1.0  # what is left of the pipeline's seconds when nothing varies: see `calmed`
+    calm: float = 1.0  # what is left of the pipeline's seconds when nothing varies: `without_fitted_stragglers`
     paces: WorkPaces = EVEN  # that it was priced at
     still: frozenset[int] = frozenset()  # stages whose GPUs are all alike, and whose work takes no noise of its own
     immune: frozenset[str] = frozenset()  # classes of work that slow GPUs are not slow at

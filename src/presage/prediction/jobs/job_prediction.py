@@ -18,12 +18,15 @@ from presage.memory import JobMemory, MemorySaving, StageMemory, job_memory, mem
 from presage.parallel.plan import LAYER_AXES
 from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
+from presage.prediction.jobs.job_detail import (
+    WorkClassSensitivity,
+    job_roofline,
+    job_timeline,
+    perturb,
+    provenance_notes,
+)
 from presage.prediction.jobs.job_flops import DEFAULT, JobFlops, job_flops, peak_of
-from presage.prediction.jobs.job_roofline import job_roofline
 from presage.prediction.jobs.job_step import JobStep, job_step
-from presage.prediction.jobs.job_timeline import job_timeline
-from presage.prediction.jobs.perturbation import WorkClassSensitivity, perturb
-from presage.prediction.jobs.provenance import provenance_notes
 from presage.prediction.result import Floats, Quantiles, Result, ResultKind
 
 # Parts of a step, in the order they are listed; any others follow.

@@ -58,7 +58,7 @@ class Stages:
     """The chunks of all stages: the kinds there are, and which is where."""
 
     kinds: tuple[Chunk, ...]
-    at: NDArray[np.int64]  # as in `Dealt`
+    at: NDArray[np.int64]  # as in `LayerAssignment`
     counts: NDArray[np.float64]
 
     def work(self, stage: int) -> tuple[BlockCost, BlockCost]:
