@@ -22,7 +22,6 @@ from presage.costs.host_units import HostUnit, Term, ending, extra_launches, nam
 from presage.graph.graph import Graph
 from presage.traces import waits
 from presage.traces.trace import HostKind, Step, Trace
-from presage.whatif.replay_edits import innermost_op
 
 # A call that waited still takes this long by itself.
 LEAST_CALL_NS = 5_000
@@ -145,7 +144,8 @@ def traced_units(trace: Trace, step: Step) -> list[TracedUnit]:
     """The outermost ops of a step, in order of time."""
     host, waited = trace.host, _waits(trace)
     linked = set(trace.gpu.launch[trace.gpu.launch >= 0].tolist())
-    inner, names = innermost_op(trace), [trace.names[k] for k in host.name.tolist()]
+    inner = host.innermost(host.kind == HostKind.OP).tolist()
+    names = [trace.names[k] for k in host.name.tolist()]
     unit: dict[int, _Open] = {}
     for i in np.flatnonzero((host.start >= step.start) & (host.start < step.end)).tolist():
         inside = unit.get(int(host.parent[i]))

@@ -26,7 +26,6 @@ from presage.graph.families import family
 from presage.pool.pool import SERIAL, Pool
 from presage.traces import kineto
 from presage.traces.trace import HostKind, Step, Trace
-from presage.whatif.replay_edits import innermost_op
 from presage_validation.score import Captured, Skipped, run_cases
 
 Key: TypeAlias = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
@@ -103,7 +102,7 @@ class CaptureResult:
 def leaf_ops(trace: Trace, step: Step) -> dict[str, list[LeafOp]]:
     """The ops that launched kernels in one step, by phase, in the order the host ran them."""
     host, gpu = trace.host, trace.gpu
-    inner, phase = innermost_op(trace), phases_of(trace)
+    inner, phase = host.innermost(host.kind == HostKind.OP).tolist(), phases_of(trace)
     seconds: dict[int, float] = defaultdict(float)
     for launch, ns in zip(gpu.launch, gpu.end - gpu.start, strict=True):
         if launch >= 0 and step.start <= host.start[launch] < step.end and inner[launch] >= 0:
@@ -233,7 +232,8 @@ def _phase(phase: str) -> str:
 
 def _kernels(trace: Trace, step: Step) -> dict[int, list[float]]:
     """Seconds of the GPU events that each op launched in the step."""
-    host, gpu, inner = trace.host, trace.gpu, innermost_op(trace)
+    host, gpu = trace.host, trace.gpu
+    inner = host.innermost(host.kind == HostKind.OP).tolist()
     out: dict[int, list[float]] = defaultdict(list)
     for launch, ns in zip(gpu.launch.tolist(), (gpu.end - gpu.start).tolist(), strict=True):
         if launch >= 0 and step.start <= host.start[launch] < step.end and inner[launch] >= 0:

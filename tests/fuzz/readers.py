@@ -59,13 +59,11 @@ def _replayed(path: Path) -> Any:
 
 
 def _ordered(read: Callable[[Path], Any], path: Path) -> Any:
-    from presage.traces.execution_graph import consumers, topological_order
-    from presage.traces.execution_trace import link_to_kineto
+    from presage.traces.execution_graph import producers, topological_order
 
     graph = read(path)
     assert topological_order(graph) == tuple(n.id for n in graph.nodes)
-    assert set(consumers(graph, "storage")) == {n.id for n in graph.nodes if not n.on_gpu}
-    link_to_kineto(graph, {1: [n.name for n in graph.nodes]})
+    assert set(producers(graph, "storage")) == {n.id for n in graph.nodes if not n.on_gpu}
     return graph
 
 
@@ -164,14 +162,6 @@ JOB = ("job", "{}/job.toml")
 PACK = {"header.json": as_json(seeds.PACK), "gemm.jsonl": seeds.pack_rows(), "host.json": b'{"launch_us": 3.5}'}
 RANKS = {"0.json": seeds.kineto(0, 2), "1.json.gz": packed(seeds.kineto(1, 2))}
 STAGES = {"config.json": b'{"pp_size": 2, "num_mbs": 2}'} | {f"pp_rank_{k}.json": seeds.pipeline(k) for k in (0, 1)}
-OVERHEADS = b"""version = 1
-per_event_cost_us = 0.5
-gpus = ["G"]
-traces = ["t"]
-with_stacks = 0
-"""
-
-
 READERS = (
     alone("Kineto trace", _replayed, "a.json", "json", seeds.kineto(), packed(seeds.kineto()), command=("trace", "{}")),
     Reader("folder of traces", _replayed, (RANKS,), {"0.json": "json", "1.json.gz": "json"}, command=("replay", "{}")),
@@ -242,7 +232,6 @@ READERS = (
         *shipped("data/runs/dgx-b200.toml", "data/runs/llama3.toml"),
     ),
     alone("host model", of("presage.costs.host_model:read"), "host.toml", "toml", *shipped("data/h200/host.toml")),
-    alone("overheads", of("presage.traces.overheads:from_toml"), "o.toml", "toml", OVERHEADS),
     alone(
         "document lengths",
         of("presage.prediction.draws.data_dependence:read_lengths"),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,13 +18,12 @@ from presage.traces.execution_graph import (
     ExecutionGraph,
     ExecutionNode,
     TensorRef,
-    consumers,
     ordered_graph,
     producers,
     tensors,
     topological_order,
 )
-from presage.traces.execution_trace import KinetoLink, link_to_kineto, read_et
+from presage.traces.execution_trace import read_et
 
 RANKS = range(8)
 COUNTS = {
@@ -48,36 +45,6 @@ SOME = ("dlrm_8xv100/et_1", "dlrm_8xv100/et_plus_1", "resnet_ddp2_et/et_1", "par
 @cache
 def graph_of(shared: Path, name: str) -> ExecutionGraph:
     return read_et(shared / "traces" / f"{name}.json.gz")
-
-
-class Args(msgspec.Struct, gc=False, frozen=True):
-    correlation: int | None = None
-    sequence: int | None = msgspec.field(name="Sequence number", default=None)
-
-
-class Event(msgspec.Struct, gc=False):
-    name: str = ""
-    ph: str = ""
-    cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    tid: int | str = 0
-    args: Args = Args()
-
-
-class RawNode(msgspec.Struct, gc=False):
-    id: int
-    cat: str = ""
-
-
-class Raw(msgspec.Struct):
-    traceEvents: list[Event] = []
-    nodes: list[RawNode] = []
-
-
-@cache
-def raw(shared: Path, name: str) -> Raw:
-    return msgspec.json.decode(gzip.decompress((shared / "traces" / f"{name}.json.gz").read_bytes()), type=Raw)
 
 
 # Real files
@@ -154,7 +121,7 @@ def test_merged_kernels_carry_times_and_streams(shared: Path) -> None:
     assert all(n.thread is None and n.attrs["correlation"] for n in kernels)
 
 
-# Producers and consumers
+# Producers
 
 
 def tensor(i: int, storage: int | None = None) -> TensorRef:
@@ -174,7 +141,6 @@ def test_a_caller_writes_after_what_it_called() -> None:
         ExecutionNode(5, "reader", parent=1, inputs=(tensor(9),)),
     )
     assert producers(made) == {1: (), 2: (), 3: (), 4: (3,), 5: (2,)}
-    assert consumers(made)[2] == (5,)
 
 
 def test_views_are_tied_by_their_storage_only() -> None:
@@ -246,149 +212,6 @@ def test_a_cycle_is_named(length: int, others: int) -> None:
         InputError, match=rf"made.json: node [0-{length - 1}]: depends on itself in a circle of {length}"
     ):
         graph(*ring, *tail)
-
-
-# The link to profiler traces
-
-
-@cache
-def host_events(shared: Path, name: str) -> dict[int | str, list[tuple[float, float, str, int | None]]]:
-    """For each thread (start, length, name, sequence number), by start, the longer first."""
-    threads = defaultdict(list)
-    for e in raw(shared, name).traceEvents:
-        if e.ph == "X" and e.cat in ("cpu_op", "user_annotation"):
-            threads[e.tid].append((e.ts, e.dur, e.name, e.args.sequence))
-    return {t: sorted(events, key=lambda e: (e[0], -e[1])) for t, events in threads.items()}
-
-
-def link(made: ExecutionGraph, events: Mapping[int | str, Sequence[Sequence[Any]]], numbers: bool = True) -> KinetoLink:
-    names = {t: [e[2] for e in thread] for t, thread in events.items()}
-    return link_to_kineto(made, names, {t: [e[3] for e in th] for t, th in events.items()} if numbers else None)
-
-
-def shifts(made: ExecutionGraph, found: KinetoLink) -> dict[int, Counter[int | None]]:
-    """By thread of the graph: how far each node's position is from its number in the thread; None where unlinked."""
-    seen: Counter[int] = Counter()
-    by_thread: dict[int, Counter[int | None]] = defaultdict(Counter)
-    for node, at in zip(made.nodes, found.positions, strict=True):
-        if node.thread is not None and node.kind not in ("process", "thread"):
-            by_thread[node.thread][at - seen[node.thread] if at >= 0 else None] += 1
-            seen[node.thread] += 1
-    return by_thread
-
-
-@pytest.mark.parametrize("rank", RANKS)
-def test_megatron_links_every_node_in_order(shared: Path, rank: int) -> None:
-    made = graph_of(shared, f"megatron_tp8_a100/et_{rank}")
-    found = link(made, host_events(shared, f"megatron_tp8_a100/kineto_{rank}"))
-    assert shifts(made, found) == {1: {2: 5422}}
-
-
-@pytest.mark.parametrize("rank", RANKS)
-def test_dlrm_links_every_node_and_nearly_all_in_order(shared: Path, rank: int) -> None:
-    made = graph_of(shared, f"dlrm_8xv100/et_{rank}")
-    events = host_events(shared, f"dlrm_8xv100/kineto_{rank}")
-    found = link(made, events, numbers=False)
-    by_thread = shifts(made, found)
-    assert {t: sum(c.values()) for t, c in by_thread.items()} == {1: 988, 2: 684}
-    assert by_thread[1][1] >= 0.99 * 988 and by_thread[2][0] >= 0.994 * 684
-    assert not any(None in c for c in by_thread.values())
-    for node, at in zip(made.nodes, found.positions, strict=True):
-        assert at < 0 or events[found.threads[node.thread]][at][2] == node.name  # type: ignore[index]
-
-
-def merged_ids(shared: Path, rank: int) -> dict[int, int]:
-    """The id of a node in `et` by its id in `et_plus`: new ids, but the same order in the file."""
-    plain, merged = (raw(shared, f"dlrm_8xv100/{kind}_{rank}").nodes for kind in ("et", "et_plus"))
-    return {b.id: a.id for a, b in zip(plain, (n for n in merged if not n.cat), strict=True)}
-
-
-def test_the_link_agrees_with_traces_merged_by_another_tool(shared: Path) -> None:
-    agree = disagree = 0
-    for rank in RANKS:
-        made, merged = (graph_of(shared, f"dlrm_8xv100/{kind}_{rank}") for kind in ("et", "et_plus"))
-        events = host_events(shared, f"dlrm_8xv100/kineto_{rank}")
-        found, ids = link(made, events), merged_ids(shared, rank)
-        theirs = {ids[n.id]: (n.start_us, n.duration_us) for n in merged.nodes if not n.on_gpu}
-        ours = {
-            n.id: events[found.threads[n.thread]][at][:2]  # type: ignore[index]
-            for n, at in zip(made.nodes, found.positions, strict=True)
-            if at >= 0
-        }
-        for node in made.nodes:
-            if node.id in ours and ours[node.id] != theirs[node.id]:
-                disagree += 1
-                assert node.parent is not None
-                start, length = ours[node.parent]
-                assert start <= ours[node.id][0] and sum(ours[node.id]) <= start + length
-        agree += sum(theirs[i] == times for i, times in ours.items())
-    assert (agree, disagree) == (13374, 2), "twice the other tool gives one event to two nodes"
-
-
-def test_kernels_hang_under_the_same_ops_as_in_merged_traces(shared: Path) -> None:
-    outcomes: Counter[str] = Counter()
-    for rank in RANKS:
-        made, merged = (graph_of(shared, f"dlrm_8xv100/{kind}_{rank}") for kind in ("et", "et_plus"))
-        events, ids = host_events(shared, f"dlrm_8xv100/kineto_{rank}"), merged_ids(shared, rank)
-        found = link(made, events)
-        node_at = {
-            (found.threads[n.thread], at): n.id  # type: ignore[index]
-            for n, at in zip(made.nodes, found.positions, strict=True)
-            if at >= 0
-        }
-        launches = {
-            e.args.correlation: e
-            for e in raw(shared, f"dlrm_8xv100/kineto_{rank}").traceEvents
-            if e.cat == "cuda_runtime"
-        }
-        for kernel in (n for n in merged.nodes if n.on_gpu):
-            launch = launches.get(kernel.attrs["correlation"])
-            if launch is None:
-                outcomes["launched before the window"] += 1
-                continue
-            begin, end = launch.ts, launch.ts + launch.dur
-            around = [i for i, e in enumerate(events[launch.tid]) if e[0] <= begin and end <= e[0] + e[1]]
-            same = node_at[launch.tid, around[-1]] == ids[kernel.parent]  # type: ignore[index]
-            outcomes["same" if same else "other"] += 1
-    assert outcomes == {"same": 2104, "launched before the window": 128}
-
-
-@pytest.mark.parametrize("name", ["resnet", "linear"])
-def test_sequence_numbers_tell_which_of_many_equal_steps(shared: Path, name: str) -> None:
-    made = graph_of(shared, f"param_2080ti/{name}_et")
-    events = host_events(shared, f"param_2080ti/{name}_kineto")
-    found = link(made, events)
-    for node, at in zip(made.nodes, found.positions, strict=True):
-        if node.kind in ("process", "thread"):
-            continue
-        event = events[found.threads[node.thread]][at]  # type: ignore[index]
-        assert event[2] == node.name and (None in (event[3], node.sequence) or event[3] == node.sequence)
-    by_name = link(made, events, numbers=False)
-    assert all(set(c) == {next(iter(c))} for c in shifts(made, by_name).values()), "some step, whole and in order"
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.data())
-def test_the_link_survives_events_that_only_one_side_saw(data: st.DataObject) -> None:
-    layer = ["aten::linear", "aten::t", "aten::addmm", "aten::relu", "aten::clamp_min"]
-    names = ["start", *[n for i in range(20) for n in (*layer, f"mark {i % 7}")], "end"]
-    made = graph(*(ExecutionNode(i + 1, n, thread=1) for i, n in enumerate(names)))
-    lost = data.draw(st.sets(st.integers(0, len(names) - 1), max_size=4))
-    seen = [n for i, n in enumerate(names) if i not in lost]
-    for at in data.draw(st.lists(st.integers(0, len(seen)), max_size=4)):
-        seen.insert(at, "profiler only")
-    found = link_to_kineto(made, {"other": ["x"] * 5, "main": seen})
-    assert found.threads == {1: "main"}
-    matched = [(n.name, at) for n, at in zip(made.nodes, found.positions, strict=True) if at >= 0]
-    assert all(seen[at] == name for name, at in matched)
-    assert len({at for _, at in matched}) == len(matched), "no event for two nodes"
-    assert len(matched) >= len(names) - 4 * len(lost) - 8
-
-
-def test_a_graph_with_nothing_in_common_links_nothing() -> None:
-    made = graph(*(ExecutionNode(i, f"op {i}", thread=1) for i in range(20)))
-    assert link_to_kineto(made, {7: ["other"] * 20}).positions == (-1,) * 20
-    assert link_to_kineto(made, {}).positions == (-1,) * 20
 
 
 # Bad files: one sentence with the file and the field

@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from presage.errors import InputError
+from presage.graph.dtypes import DTYPES
 
 MOST_BYTES = 1 << 30  # of a file
 MOST_NODES = 3_000_000  # a node takes half a kilobyte and more in memory
@@ -137,39 +139,22 @@ def topological_order(graph: ExecutionGraph) -> tuple[int, ...]:
     needs = [{position[d] for d in (*_parents(n), *n.ctrl_deps, *n.data_deps)} for n in graph.nodes]
     if all(max(before, default=-1) < i for i, before in enumerate(needs)):
         return tuple(position)
-    return _earliest_first(graph, needs)
-
-
-def _earliest_first(graph: ExecutionGraph, needs: Sequence[set[int]]) -> tuple[int, ...]:
-    feeds: list[list[int]] = [[] for _ in needs]
-    for i, before in enumerate(needs):
-        for j in before:
-            feeds[j].append(i)
-    waiting = [len(before) for before in needs]
-    free = [i for i, count in enumerate(waiting) if not count]
-    order: list[int] = []
+    sorter = TopologicalSorter(dict(enumerate(needs)))
+    try:
+        sorter.prepare()
+    except CycleError as e:
+        first, *others = e.args[1]
+        problem = f"depends on itself in a circle of {len(others)}; write the file anew"
+        raise InputError(graph.path, problem, f"node {graph.nodes[first].id}") from None
+    free, order = list(sorter.get_ready()), list[int]()
+    heapq.heapify(free)
     while free:
         i = heapq.heappop(free)
         order.append(graph.nodes[i].id)
-        for j in feeds[i]:
-            waiting[j] -= 1
-            if not waiting[j]:
-                heapq.heappush(free, j)
-    if len(order) < len(needs):
-        raise _cycle(graph, needs, waiting)
+        sorter.done(i)
+        for j in sorter.get_ready():
+            heapq.heappush(free, j)
     return tuple(order)
-
-
-def _cycle(graph: ExecutionGraph, needs: Sequence[set[int]], waiting: Sequence[int]) -> InputError:
-    # Each node left over waits for another such node, so walking back from any of them ends up on the cycle.
-    seen: dict[int, int] = {}
-    i = next(i for i, count in enumerate(waiting) if count)
-    while i not in seen:
-        seen[i] = len(seen)
-        i = min(j for j in needs[i] if waiting[j])
-    length = len(seen) - seen[i]
-    problem = f"depends on itself in a circle of {length}; write the file anew"
-    return InputError(graph.path, problem, f"node {graph.nodes[i].id}")
 
 
 def tensors(arguments: Iterable[Argument]) -> Iterator[TensorRef]:
@@ -221,32 +206,6 @@ def _ends(graph: ExecutionGraph) -> list[list[int]]:
     return ends
 
 
-def consumers(graph: ExecutionGraph, identity: Literal["tensor", "storage"] = "tensor") -> dict[int, tuple[int, ...]]:
-    """For each host node the nodes that read what it wrote: `producers` the other way round."""
-    found: dict[int, list[int]] = {node.id: [] for node in graph.nodes if not node.on_gpu}
-    for reader, writers in producers(graph, identity).items():
-        for writer in writers:
-            found[writer].append(reader)
-    return {node: tuple(readers) for node, readers in found.items()}
-
-
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "c10::Float8_e4m3fn": "float8_e4m3fn",
-    "c10::Float8_e5m2": "float8_e5m2",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "long": "int64",
-    "long int": "int64",  # the same type under another compiler's name
-    "int": "int32",
-    "short": "int16",
-    "short int": "int16",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-}
 DEEPEST = 16
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from presage.engine import Timeline
 from presage.engine.timeline import intersect, length, subtract, union
 from presage.traces.replay import NS, RankTasks, Replay
-from presage.traces.trace import HostKind, Trace
+from presage.traces.trace import HostKind
 from presage.traces.trace_set import Meeting
 from presage.traces.waits import HIDDEN_WORK, launch_times
 
@@ -161,23 +161,11 @@ class OpSummary:
     gpu: float
 
 
-def top_level_op(trace: Trace) -> NDArray[np.int32]:
-    """For each host event the outermost operator around it (itself included), or -1."""
-    host = trace.host
-    top = np.full(len(host), -1, np.int32)
-    for i, parent in enumerate(host.parent):
-        if parent >= 0 and top[parent] >= 0:
-            top[i] = top[parent]
-        elif host.kind[i] == HostKind.OP:
-            top[i] = i
-    return top
-
-
 def ops(replay: Replay, place: int) -> list[OpSummary]:
     """Top-level operators with their host time (waits left out) and the GPU time they launched, most GPU time first."""
     r = replay.ranks[place]
     trace, s = r.trace, r.stretches
-    top = top_level_op(trace)
+    top = trace.host.outermost(trace.host.kind == HostKind.OP)
     found: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for i in np.unique(top[top >= 0]):
         found[int(trace.host.name[i])][0] += 1
@@ -231,7 +219,8 @@ class _describer:
         self.rank = np.zeros(n, np.int32)
         self.event = np.full(n, -1, np.int64)  # the stretch or the GPU event
         self.on_gpu = np.zeros(n, np.bool_)
-        self.replay, self.tops = replay, [top_level_op(x.trace) for x in replay.ranks]
+        hosts = [x.trace.host for x in replay.ranks]
+        self.replay, self.tops = replay, [host.outermost(host.kind == HostKind.OP) for host in hosts]
         for i, x in enumerate(replay.ranks):
             self.rank[x.stretch_task], self.event[x.stretch_task] = i, np.arange(len(x.stretches))
             self.rank[x.gpu_task], self.event[x.gpu_task] = i, np.arange(len(x.gpu_task))

@@ -78,8 +78,7 @@ def _without(host: HostEvents, work: Ints) -> tuple[HostEvents, Ints, Ints]:
     """The other host events, where each went (-1: nowhere), and the new number of each thread (-1: nothing left)."""
     gone = np.zeros(len(host), np.bool_)
     gone[work] = True
-    for i, parent in enumerate(host.parent):  # parents come before children
-        gone[i] |= parent >= 0 and gone[parent]
+    gone = host.outermost(gone) >= 0
     moved = np.where(gone, -1, np.cumsum(~gone) - 1)
     left = {f.name: getattr(host, f.name)[~gone] for f in fields(HostEvents)}
     busy = np.bincount(left["thread"], minlength=int(host.thread.max()) + 1) > 0

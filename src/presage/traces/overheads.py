@@ -29,15 +29,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import InputError, PresageError
 from presage.files import write_whole
-from presage.files.reading import read_toml
 from presage.traces import waits
 from presage.traces.trace import HostEvents, HostKind, Trace
 
@@ -80,7 +77,7 @@ def segments(trace: Trace) -> Segments:
     host = trace.host
     launch = _launches(trace)
     marker = np.array([bool(MARKER.match(n)) for n in trace.names], np.bool_)
-    unit = _outermost(host, launch | ((host.kind == HostKind.OP) & ~marker[host.name]))
+    unit = host.outermost(launch | ((host.kind == HostKind.OP) & ~marker[host.name]))
     s = waits.stretches(host)
     blocked = np.array([b.stretch for b in waits.blocking_calls(trace, s)], np.int64)
     silent = np.array([h.silence for h in waits.handovers(host, s) if h.silence >= 0], np.int64)
@@ -98,25 +95,9 @@ def _launches(trace: Trace) -> Bools:
     linked = np.unique(trace.gpu.launch[trace.gpu.launch >= 0])
     found = np.zeros(len(trace.host), np.bool_)
     found[linked] = True
-    for around in _ancestors(trace.host, trace.host.parent[linked]):
+    for around in trace.host.ancestors(trace.host.parent[linked]):
         found[around[around >= 0]] = False
     return found
-
-
-def _outermost(host: HostEvents, wanted: Bools) -> Ints:
-    """For each event the outermost wanted one around it (or itself), or -1."""
-    out = np.full(len(host), -1, np.int64)
-    for around in _ancestors(host, np.arange(len(host))):
-        hit = (around >= 0) & wanted[around]
-        out[hit] = around[hit]
-    return out
-
-
-def _ancestors(host: HostEvents, events: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The events, then their parents, and so on until all are past the root (-1)."""
-    while (events >= 0).any():
-        yield events
-        events = np.where(events >= 0, host.parent[events], -1)
 
 
 def _thread(host: HostEvents, mine: Ints, unit: Ints, launch: Bools) -> Segments:
@@ -263,11 +244,6 @@ class Overhead:
     cut: int  # samples outside [Q1 - 1.5 IQR, Q3 + 1.5 IQR]; none are cut of fewer than 4
     cut_total: float  # seconds in them
 
-    @property
-    def mean_of_all(self) -> float:
-        """With what was cut: the mean that adds up to the time in the trace."""
-        return (self.mean * self.n + self.cut_total) / (self.n + self.cut)
-
 
 def overhead(seconds: NDArray[np.float64]) -> Overhead:
     """Sum up samples."""
@@ -288,11 +264,6 @@ class Overheads:
     platform: TracePlatform
     per_event_cost: float = 0.0  # seconds already taken off for every event the profiler recorded
 
-    def find(self, kind: Kind, key: str, role: Role = Role.MAIN) -> tuple[Overhead, str, Role] | None:
-        """The overhead, with the key and role it is really of: what is unknown gets another role's, then `ANY`."""
-        order = [(k, r) for k in (key, ANY) for r in (role, *Role)]
-        return next(((self.table[kind, k, r], k, r) for k, r in order if (kind, k, r) in self.table), None)
-
     def to_toml(self, path: str | Path) -> None:
         write_whole(path, ("\n".join(_toml(self)) + "\n").encode())
 
@@ -308,25 +279,6 @@ def overheads(samples: Samples, per_event_cost_ns: float = 0.0) -> Overheads:
         table |= {(kind, ANY, role): overhead(seconds[mine])} if groups else {}
         table |= {(kind, samples.keys[samples.key[g[0]]], role): overhead(seconds[g]) for g in groups}
     return Overheads(table, samples.platform, per_event_cost_ns * NS)
-
-
-def merge(parts: Sequence[Overheads]) -> Overheads:
-    """Saved overheads as one. Counts, totals, means and standard deviations are exactly those of all kept samples;
-    median, mad, p10 and p90 are weighted means, near but not exact. `pool` is exact where the traces are at hand."""
-    if len({p.per_event_cost for p in parts}) != 1:
-        raise PresageError("overheads to merge must be net of one and the same profiler cost")
-    keys = sorted({k for p in parts for k in p.table}, key=lambda k: (k[0], k[2], k[1] != ANY, k[1]))
-    table = {k: _merged([p.table[k] for p in parts if k in p.table]) for k in keys}
-    return Overheads(table, sum((p.platform for p in parts), TracePlatform()), parts[0].per_event_cost)
-
-
-def _merged(parts: Sequence[Overhead]) -> Overhead:
-    column = {f.name: np.array([getattr(p, f.name) for p in parts]) for f in fields(Overhead)}
-    mean = {f: float(np.average(values, weights=column["n"])) for f, values in column.items()}
-    variance = column["std"] ** 2 + (column["mean"] - mean["mean"]) ** 2
-    mean["std"] = float(np.sqrt(np.average(variance, weights=column["n"])))
-    counts = {"n": int(column["n"].sum()), "cut": int(column["cut"].sum())}
-    return Overhead(**{**mean, **counts, "cut_total": float(column["cut_total"].sum())})  # type: ignore[arg-type]
 
 
 def _toml(o: Overheads) -> Iterator[str]:
@@ -354,40 +306,3 @@ def _number(value: float) -> str:
 def _text(value: str) -> str:
     """A TOML basic string: JSON's escapes are valid in it, and it wants one more."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-class _Head(msgspec.Struct, forbid_unknown_fields=True):
-    version: Literal[1]
-    per_event_cost_us: float
-    gpus: tuple[str, ...]
-    traces: tuple[str, ...]
-    with_stacks: int
-
-
-def from_toml(path: str | Path) -> Overheads:
-    """Read what `Overheads.to_toml` wrote; times come back to a tenth of a nanosecond."""
-    try:
-        whole = read_toml(path)
-        head = msgspec.convert({k: v for k, v in whole.items() if not isinstance(v, dict)}, _Head)
-    except msgspec.ValidationError as e:
-        what, _, where = str(e).partition(" - at `$.")
-        raise InputError(path, what, where.strip("`") or None) from e
-    table = {}
-    for section, by_role in whole.items():
-        for role, rows in by_role.items() if isinstance(by_role, dict) else ():
-            if section not in Kind.__members__ or role.upper() not in Role.__members__ or not isinstance(rows, dict):
-                raise InputError(path, "no such kind of overhead and thread role", f"{section}.{role}")
-            for key, row in rows.items():
-                table[Kind[section], key, Role[role.upper()]] = _row(path, f"{section}.{role}.{_text(key)}", row)
-    return Overheads(table, TracePlatform(head.gpus, head.traces, head.with_stacks), head.per_event_cost_us * US)
-
-
-def _row(path: str | Path, where: str, row: Any) -> Overhead:
-    named = {_unit(f.name): f.name for f in fields(Overhead)}
-    if not isinstance(row, dict) or row.keys() != named.keys():
-        raise InputError(path, f"must have just {', '.join(named)}", where)
-    for k, v in row.items():
-        number = int if k in ("n", "cut") else int | float
-        if not isinstance(v, number) or isinstance(v, bool) or not int(k == "n") <= v < np.inf:
-            raise InputError(path, f"is {v!r}, not a {'count' if number is int else 'time'}", f"{where}.{k}")
-    return Overhead(**{f: row[k] if k == f else row[k] * US for k, f in named.items()})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +94,28 @@ class HostEvents:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def ancestors(self, events: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """The events, then their parents, and so on until all are past the root (-1)."""
+        while (events >= 0).any():
+            yield events
+            events = np.where(events >= 0, self.parent[events], -1)
+
+    def outermost(self, wanted: NDArray[np.bool_]) -> Ints:
+        """For each event the outermost wanted one around it (itself included), or -1."""
+        out = np.full(len(self), -1, np.int64)
+        for around in self.ancestors(np.arange(len(self))):
+            hit = (around >= 0) & wanted[around]
+            out[hit] = around[hit]
+        return out
+
+    def innermost(self, wanted: NDArray[np.bool_]) -> Ints:
+        """For each event the innermost wanted one around it (itself included), or -1."""
+        out = np.full(len(self), -1, np.int64)
+        for around in self.ancestors(np.arange(len(self))):
+            hit = (out < 0) & (around >= 0) & wanted[around]
+            out[hit] = around[hit]
+        return out
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,23 +118,13 @@ def _rank_mask(rank: RankTasks, target: str, named: Mask, regex: re.Pattern[str]
         mask[rank.gpu_task[gpu_name & trace.is_collective]] = True
     else:
         calls = trace.host.kind == HostKind.CALL
-        inside = events_within(rank, named, calls if target == "call" else ~calls)
+        inside = trace.host.outermost(named[trace.host.name] & (calls if target == "call" else ~calls)) >= 0
         owner = rank.stretches.owner
         mask[rank.stretch_task[(owner >= 0) & inside[owner]]] = True
         if target == "op":
             launch = trace.gpu.launch
             mask[rank.gpu_task[(launch >= 0) & inside[launch]]] = True
     return mask
-
-
-def events_within(rank: RankTasks, named: Mask, where: Mask | None = None) -> Mask:
-    """Host events of these names (and `where` that holds) and all within them; parents come before children."""
-    host = rank.trace.host
-    inside: Mask = named[host.name] if where is None else named[host.name] & where
-    for i, parent in enumerate(host.parent):
-        if parent >= 0 and inside[parent]:
-            inside[i] = True
-    return inside
 
 
 def drop_rank_delay(rank: int) -> ReplayEdit:
@@ -185,23 +175,14 @@ LEAST_COVERED = 0.8  # of the other run's kernel time: below it, the two do not 
 Ints = NDArray[np.int64]
 
 
-def innermost_op(trace: Trace) -> list[int]:
-    """For each host event the innermost operator around it (itself included), or -1."""
-    host = trace.host
-    inner = [-1] * len(host)
-    for i, parent in enumerate(host.parent):
-        inner[i] = i if host.kind[i] == HostKind.OP else (inner[parent] if parent >= 0 else -1)
-    return inner
-
-
 def launching_ops(trace: Trace) -> list[tuple[str, Ints]]:
     """The operators that launched something, in the order the host ran them, each with its GPU events."""
-    inner = innermost_op(trace)
+    inner = trace.host.innermost(trace.host.kind == HostKind.OP)
     found: dict[int, list[int]] = {}
     for event in np.argsort(launch_times(trace.host, trace.gpu), kind="stable"):
         launch = int(trace.gpu.launch[event])
         if launch >= 0 and inner[launch] >= 0:
-            found.setdefault(inner[launch], []).append(int(event))
+            found.setdefault(int(inner[launch]), []).append(int(event))
     order = sorted(found, key=lambda op: int(trace.host.start[op]))
     return [(trace.host_name(op), np.array(found[op], np.int64)) for op in order]
 

@@ -17,7 +17,7 @@ from presage.errors import PresageError, near
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.waits import Blocked, launch_times
 from presage.whatif.edits.edit import pieces
-from presage.whatif.replay_edits import MOST_FACTOR, ReplayEdit, events_within, scale
+from presage.whatif.replay_edits import MOST_FACTOR, ReplayEdit, scale
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -89,7 +89,7 @@ def _in_steps(rank: RankTasks) -> Mask:
 def _loading(rank: RankTasks) -> Mask:
     """Stretches inside something that loads data."""
     named = np.array([LOADING.search(n) is not None for n in rank.trace.names], np.bool_)
-    inside = events_within(rank, named)
+    inside = rank.trace.host.outermost(named[rank.trace.host.name]) >= 0
     owner = rank.stretches.owner
     return np.asarray((owner >= 0) & inside[owner])
 
@@ -125,7 +125,7 @@ def no_sync(pattern: str = "") -> ReplayEdit:
 def _syncs(rank: RankTasks, regex: re.Pattern[str]) -> list[Blocked]:
     """Waits for the GPU's ends after which something is launched: the last of a trace is the profiler's own."""
     named = np.array([regex.search(n) is not None for n in rank.trace.names], np.bool_)
-    inside, s = events_within(rank, named), rank.stretches
+    inside, s = rank.trace.host.outermost(named[rank.trace.host.name]) >= 0, rank.stretches
     last = int(launch_times(rank.trace.host, rank.trace.gpu).max(initial=0))
     return [
         b for b in rank.blocked
