@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.trees import Trees, trees_of
+from presage.costs.trees import Trees
 from presage.errors import PresageError
 
 OBJECTIVES = ("regression", "regression_l1", "huber", "fair", "quantile")  # the same with a constant taken off y
@@ -68,7 +68,7 @@ def _from_text(model: str, base: float, features: int) -> Trees:
     threshold = _down(np.array([t for _, t, _ in found], np.float64))
     nan_left = np.array([n for _, _, n in found], np.bool_)
     value = np.array([node for node in nodes if not isinstance(node, tuple)], np.float32)
-    return trees_of(splits, feature, threshold, nan_left, value, base, features)
+    return Trees(splits, feature, threshold, nan_left, value, base, features)
 
 
 def _blocks(model: str) -> Iterator[dict[str, list[str]]]:

@@ -3,6 +3,7 @@
 import builtins
 import io
 import time
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,15 @@ def both(monkeypatch: pytest.MonkeyPatch, x: np.ndarray, y: np.ndarray, **settin
     return fit(x, y, **settings), kept[0]
 
 
+def tree(trees: Trees, k: int) -> Trees:
+    """One of them alone, without the base."""
+    begin, end = [*trees.roots, len(trees.splits)][k : k + 2]
+    first, last = (int(trees.splits[:n].sum()) for n in (begin, end))
+    held = {name: getattr(trees, name)[first:last] for name in ("feature", "threshold", "nan_left")}
+    value = trees.value[begin - first : end - last]
+    return replace(trees, splits=trees.splits[begin:end], value=value, base=0.0, **held)
+
+
 @pytest.mark.parametrize("nan", [0.0, 0.05])
 def test_predicts_what_lightgbm_predicts(monkeypatch: pytest.MonkeyPatch, nan: float) -> None:
     x, y = table(nan=nan)
@@ -51,10 +61,32 @@ def test_float32_thresholds_keep_every_row_on_its_side(monkeypatch: pytest.Monke
     settings = {"rounds": 3, "leaves": 100, "min_leaf": 1, "extra": {"max_bin": 400, "min_data_in_bin": 1}}
     ours, booster = both(monkeypatch, x, y, **settings)
     for k in range(3):
-        one = Trees(**{f: getattr(ours, f) for f in Trees.__slots__} | {"roots": ours.roots[k:][:1], "base": 0.0})
+        one = tree(ours, k)
         theirs = booster.predict(x, start_iteration=k, num_iteration=1)
         assert len(np.unique(theirs)) > 50
         np.testing.assert_allclose(one.predict(x), theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("nan", [0.0, 0.05])
+@pytest.mark.parametrize("rows", [0, 1, 2, 300])
+def test_compiled_or_not_trees_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, nan: float, rows: int) -> None:
+    x, y = table(500, nan=nan)
+    model = fit(x, y, rounds=50, leaves=31, min_leaf=2)
+    monkeypatch.setattr("presage.costs.trees.numba_pays", lambda _: True)
+    compiled = model.predict(x[:rows])
+    monkeypatch.setattr("presage.costs.trees.numba_pays", lambda _: False)
+    np.testing.assert_array_equal(model.predict(x[:rows]), compiled)
+
+
+def test_children_and_roots_are_those_of_a_walk() -> None:
+    """Two trees and a leaf: ((. .) .), (. (. .)), a leaf."""
+    model = Trees(
+        np.array([1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0], bool), np.zeros(4, np.int16), np.zeros(4, np.float32),
+        np.zeros(4, bool), np.zeros(7, np.float32), 0.0, 1,
+    )  # fmt: skip
+    assert model.roots.tolist() == [0, 5, 10] and len(model) == 3 and model._depth.tolist() == [2, 2, 0]
+    assert model.nodes.children[[0, 1, 5, 7]].tolist() == [[4, 1], [3, 2], [7, 6], [9, 8]]
+    assert model.nodes.children[[2, 3, 4, 6, 8, 9, 10], 0].tolist() == [2, 3, 4, 6, 8, 9, 10]
 
 
 def test_rounding_down_is_exact() -> None:
@@ -81,8 +113,8 @@ def test_many_models_in_one_file() -> None:
     with np.load(out, allow_pickle=False) as stored:
         for name, model in models.items():
             again = Trees.from_arrays(stored, name)
-            for field in Trees.__slots__:
-                np.testing.assert_array_equal(getattr(again, field), getattr(model, field))
+            for field in fields(Trees):
+                np.testing.assert_array_equal(getattr(again, field.name), getattr(model, field.name))
     np.testing.assert_array_equal(models["flat"].predict(x), 3.0)
     assert models["flat"].to_arrays("f")["f.value"].shape == (len(models["flat"]),)  # nothing to split on: a leaf each
 

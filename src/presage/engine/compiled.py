@@ -1,9 +1,9 @@
 """Functions compiled by Numba where that pays, and kept on disk for the next process.
 
-Loading Numba takes longer than most small problems take in plain Python, so a function runs as it is written until a
-process has passed `WORTH` array elements through such functions; both ways give the same bits. What is on disk is only
-ever a shortcut: where it cannot be written, was damaged, or belongs to another call, functions are compiled as if
-nothing were there.
+Loading Numba takes longer than most small problems take in plain Python, so a function runs as it is written, or as its
+`plain` twin with faster means of Python's and NumPy's, until a process has spent about `WORTH` seconds so; both ways
+give the same bits. What is on disk is only ever a shortcut: where it cannot be written, was damaged, or belongs to
+another call, functions are compiled as if nothing were there.
 """
 
 from __future__ import annotations
@@ -19,40 +19,58 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 F = TypeVar("F", bound=Callable[..., object])
-WORTH = 300_000  # array elements: beyond, Numba is loaded
+WORTH = 0.5  # seconds in Python: beyond, Numba is loaded, which takes as long
+ELEMENT = WORTH / 300_000  # seconds of Python for an array element, in a function that is written for Numba
+ROW = 0.3e-6  # and for an array's row in one that is written for Python
 _LOCK = threading.RLock()
 
 
 class _Use(threading.local):
     """What a thread has put through functions that were not compiled."""
 
-    elements = 0
+    seconds = 0.0
     inside = False
 
 
 _use = _Use()
 
 
+def numba_pays(seconds: float) -> bool:
+    """Whether to use Numba for what takes so long without it. Short times add up, until it is loaded."""
+    if _NUMBA in sys.modules:
+        return True
+    _use.seconds += seconds
+    return _use.seconds > WORTH
+
+
 def compiled(function: F) -> F:
-    return cast(F, _Function(function, WORTH, nogil=True))
+    return cast(F, _Function(function, nogil=True))
+
+
+def compiled_or(plain: F, where: Callable[..., bool]) -> Callable[[F], F]:
+    """Compiled where that pays; elsewhere `plain`, which returns the same for arguments `where` it says so."""
+    return lambda function: cast(F, _Function(function, plain, where, nogil=True))
 
 
 def compiled_at_once(function: F) -> F:
     """Compiled on the first call, for functions that are only ever given much to do."""
-    return cast(F, _Function(function, 0, nogil=True))
+    return cast(F, _Function(function, at_once=True, nogil=True))
 
 
 def inlined(function: F) -> F:
     """Compiled into its callers: a call that passes array slices costs more than what the small ones do."""
-    return cast(F, _Function(function, WORTH, forceinline=True))
+    return cast(F, _Function(function, forceinline=True))
 
 
 class _Function:
     """A function, in Python and compiled."""
 
-    def __init__(self, function: Any, worth: float, **options: Any) -> None:
+    def __init__(
+        self, function: Any, plain: Any = None, where: Any = None, *, at_once: bool = False, **options: Any
+    ) -> None:
         self.py_func: Any = function
-        self.worth, self.options = worth, options
+        self.plain, self.where = plain, where
+        self.at_once, self.options = at_once, options
         self.native: Any = None
         update_wrapper(self, function)
 
@@ -61,16 +79,13 @@ class _Function:
             return self.native(*args)
         if _use.inside:
             return self.py_func(*args)
-        if _NUMBA not in sys.modules:
-            _use.elements += _elements(args)
-            if _use.elements <= self.worth:
-                return self._in_python(args)
-        return self.load()(*args)
-
-    def _in_python(self, args: tuple[Any, ...]) -> Any:
+        plain = self.plain if self.plain is not None and self.where(*args) else None
+        seconds = ELEMENT * _sizes(args, np.size) if plain is None else ROW * _sizes(args, len)
+        if self.at_once or numba_pays(seconds):
+            return self.load()(*args)
         _use.inside = True
         try:
-            return self.py_func(*args)
+            return (plain or self.py_func)(*args)
         finally:
             _use.inside = False
 
@@ -96,9 +111,9 @@ class _Function:
 _NUMBA = "numba"
 
 
-def _elements(args: tuple[Any, ...]) -> int:
-    sizes = (a.size if isinstance(a, np.ndarray) else _elements(a) if isinstance(a, tuple) else 0 for a in args)
-    return sum(sizes)
+def _sizes(args: tuple[Any, ...], size: Callable[[Any], int]) -> int:
+    """All arrays among the arguments together."""
+    return sum(size(a) if isinstance(a, np.ndarray) else _sizes(a, size) if isinstance(a, tuple) else 0 for a in args)
 
 
 @contextmanager

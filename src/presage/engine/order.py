@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.engine.compiled import compiled
+from presage.engine import plain
+from presage.engine.compiled import compiled, compiled_or
 from presage.errors import PresageError
 
 Array = NDArray[Any]
 
 
-@compiled
+@compiled_or(plain.predecessors, where=lambda *_: True)
 def predecessors(
     lane: Array, gap: Array, before: Array, after: Array, delay: Array, from_start: Array
 ) -> tuple[Array, Array, Array, Array]:
@@ -58,7 +59,7 @@ def _starts(after: Array, previous: Array) -> Array:
     return ptr
 
 
-@compiled
+@compiled_or(plain.topological_order, where=lambda ptr, pred, group, groups: not groups)  # noqa: ARG005
 def topological_order(ptr: Array, pred: Array, group: Array, groups: int) -> Array:
     """Tasks so that predecessors come first and the members of a meeting stand together; shorter if there is a circle.
 
@@ -144,7 +145,7 @@ def _append(task: int, meeting: int, first: Array, members: Array, order: Array,
     return tail
 
 
-@compiled
+@compiled_or(plain.memory_slots, where=lambda order, group, ptr, pred: group.max(initial=-1) < 0)  # noqa: ARG005
 def memory_slots(order: Array, group: Array, ptr: Array, pred: Array) -> tuple[Array, int]:
     """A place in memory for each task's times, used again once nobody waits for them; how many places that takes.
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.engine.compiled import compiled, inlined
+from presage.engine import plain
+from presage.engine.compiled import compiled, compiled_or, inlined
 
 Array = NDArray[Any]
 
@@ -35,7 +36,7 @@ class Seconds(NamedTuple):
     draws: Array
 
 
-@compiled
+@compiled_or(plain.forward, where=lambda w, *_: w.group.max(initial=-1) < 0)
 def forward(
     w: Wiring, seconds: Seconds, first: int, width: int,
     slot: Array, start: Array, end: Array, part: Array, latest: Array,
