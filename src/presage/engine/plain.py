@@ -50,7 +50,8 @@ def memory_slots(order: Array, group: Array, ptr: Array, pred: Array) -> tuple[A
     n = len(order)
     left = np.bincount(pred, minlength=n).tolist()
     starts, sources = ptr.tolist(), pred.tolist()
-    slot, free, used = [0] * n, [], 0
+    slot, used = [0] * n, 0
+    free: list[int] = []
     for t in order.tolist():
         if free:
             slot[t] = free.pop()
@@ -67,14 +68,14 @@ def memory_slots(order: Array, group: Array, ptr: Array, pred: Array) -> tuple[A
 
 
 def forward(
-    w: Any, took: Any, first: int, width: int, slot: Array, start: Array, end: Array, part: Array, latest: Array
+    w: Any, seconds: Any, first: int, width: int, slot: Array, start: Array, end: Array, part: Array, latest: Array
 ) -> None:
     order, ptr, pred, delay, from_start, release = (
         x.tolist() for x in (w.order, w.ptr, w.pred, w.delay, w.from_start, w.release)
     )
-    place, part_of, row, base = slot.tolist(), part.tolist(), took.row.tolist(), took.base.tolist()
+    place, part_of, row, base = slot.tolist(), part.tolist(), seconds.row.tolist(), seconds.base.tolist()
     if width == 1:
-        draws = [base[t] if row[t] < 0 else float(took.draws[row[t], first]) for t in range(len(order))]
+        draws = [base[t] if row[t] < 0 else float(seconds.draws[row[t], first]) for t in range(len(order))]
         begins, ends = [0.0] * len(start), [0.0] * len(end)
         tops = latest[:, first].tolist()
         for t in order:
@@ -89,7 +90,7 @@ def forward(
         return
     begin, done = list(start[:, :width]), list(end[:, :width])
     top = list(latest[:, first : first + width])
-    draws = list(took.draws[:, first : first + width])
+    draws = list(seconds.draws[:, first : first + width])
     offer, add, raise_to = np.empty(width), np.add, np.maximum
     for t in order:
         ready, over = begin[place[t]], done[place[t]]
