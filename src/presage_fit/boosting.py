@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,12 @@ def fit(
     }
     table = lightgbm.Dataset(rows, target - base, weight=weight)
     booster = lightgbm.train({**settings, **(extra or {})}, table, num_boost_round=rounds)
-    return _from_text(booster.model_to_string(), base, rows.shape[1])
+    return _as_arrays(booster.dump_model()["tree_info"], base, rows.shape[1])
 
 
-def _from_text(model: str, base: float, features: int) -> Trees:
-    """The trees in LightGBM's own text format."""
-    nodes = [node for tree in _blocks(model) for node in _walk(tree)]
+def _as_arrays(trees: Iterable[Mapping[str, Any]], base: float, features: int) -> Trees:
+    """LightGBM's own description of its trees as arrays."""
+    nodes = [node for tree in trees for node in _walk(tree["tree_structure"])]
     splits = np.array([isinstance(node, tuple) for node in nodes], np.bool_)
     found = [node for node in nodes if isinstance(node, tuple)]
     feature = np.array([f for f, _, _ in found], np.int16)
@@ -71,33 +71,23 @@ def _from_text(model: str, base: float, features: int) -> Trees:
     return Trees(splits, feature, threshold, nan_left, value, base, features)
 
 
-def _blocks(model: str) -> Iterator[dict[str, list[str]]]:
-    """The fields of each tree."""
-    for block in model.split("\nTree=")[1:]:
-        lines = (line.partition("=") for line in block.partition("end of trees")[0].splitlines()[1:])
-        yield {key: text.split() for key, equals, text in lines if equals}
-
-
-def _walk(tree: Mapping[str, Sequence[str]]) -> Iterator[tuple[int, float, bool] | float]:
+def _walk(root: Mapping[str, Any]) -> Iterator[tuple[int, float, bool] | float]:
     """Splits (feature, threshold, whether NaN goes left) and leaf values, each split before what is under it."""
-    left, right, value = tree.get("left_child", []), tree.get("right_child", []), tree["leaf_value"]
-    waiting = [0 if left else -1]
+    waiting = [root]
     while waiting:
         node = waiting.pop()
-        if node < 0:
-            yield float(value[~node])
+        if "leaf_value" in node:
+            yield float(node["leaf_value"])
             continue
-        threshold = float(tree["threshold"][node])
-        yield int(tree["split_feature"][node]), threshold, _nan_left(int(tree["decision_type"][node]), threshold)
-        waiting += [int(right[node]), int(left[node])]
-
-
-def _nan_left(decision: int, threshold: float) -> bool:
-    """LightGBM's decision type: bit 0 categorical, bit 1 the default is left, bits 2-3 what counts as missing."""
-    categorical, default_left, missing = decision & 1, bool(decision & 2), decision >> 2 & 3
-    if categorical or missing == 1:
-        raise PresageError("trees with categorical splits, or with zeros for missing values, are not kept as arrays")
-    return default_left if missing == 2 else threshold >= 0
+        if node["decision_type"] != "<=" or node["missing_type"] == "Zero":
+            raise PresageError("trees with categorical splits, or with zeros for missing values, cannot be arrays")
+        threshold = float(node["threshold"])
+        yield (
+            node["split_feature"],
+            threshold,
+            node["default_left"] if node["missing_type"] == "NaN" else threshold >= 0,
+        )
+        waiting += [node["right_child"], node["left_child"]]
 
 
 def _down(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

@@ -18,37 +18,22 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError
 from presage.files import reading
+from presage.files.csv_table import number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
-COMMUNICATION = frozenset(
-    [
-        "forward-send",
-        "forward-recv",
-        "backward-send",
-        "backward-recv",
-        "params-all-gather",
-        "grads-reduce-scatter",
-        "separate-grads-all-reduce",
-        "embedding-grads-all-reduce",
-        "layernorm-grads-all-reduce",
-        "optimizer-clip-main-grad",
-    ]
-)
+COMMUNICATION = frozenset((
+    "forward-send", "forward-recv", "backward-send", "backward-recv", "params-all-gather", "grads-reduce-scatter",
+    "separate-grads-all-reduce", "embedding-grads-all-reduce", "layernorm-grads-all-reduce", "optimizer-clip-main-grad",
+))  # fmt: skip
 KNOWN = COMMUNICATION | {FORWARD, BACKWARD, "optimizer", "gc"}
 
 WHOLE = {
-    "dp": "dp_rank",
-    "stage": "stage",
-    "rank": "rank",
-    "step": "step",
-    "seq": "seq_id",
-    "chunk": "mc",
-    "microbatch": "mb_id",
-    "model_chunk": "gmc",
-}
+    "dp": "dp_rank", "stage": "stage", "rank": "rank", "step": "step", "seq": "seq_id", "chunk": "mc",
+    "microbatch": "mb_id", "model_chunk": "gmc",
+}  # fmt: skip
 SECONDS = ("start_ts", "duration")
 COLUMNS = ("optype", *WHOLE.values(), *SECONDS)
 
@@ -130,23 +115,11 @@ def _columns(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _numbers(path: Path, name: str, values: tuple[str, ...]) -> Floats:
-    try:
-        out = np.fromiter(map(float, values), np.float64, len(values))
-    except ValueError:
-        bad = next(n for n, x in enumerate(values) if not _is_number(x))
-        raise InputError(path, f"line {bad + 2}: {values[bad]!r} is not a number", name) from None
-    if not np.isfinite(out).all():
-        bad = int(np.flatnonzero(~np.isfinite(out))[0])
+    out = np.array([number(x) for x in values], np.float64)  # NaN for what is no finite number
+    if np.isnan(out).any():
+        bad = int(np.argmax(np.isnan(out)))
         raise InputError(path, f"line {bad + 2}: {values[bad]!r} is not a finite number", name)
     return out
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _whole(path: Path, name: str, values: tuple[str, ...]) -> Ints:

@@ -101,17 +101,9 @@ class CaptureResult:
 
 def leaf_ops(trace: Trace, step: Step) -> dict[str, list[LeafOp]]:
     """The ops that launched kernels in one step, by phase, in the order the host ran them."""
-    host, gpu = trace.host, trace.gpu
-    inner, phase = host.innermost(host.kind == HostKind.OP).tolist(), phases_of(trace)
-    seconds: dict[int, float] = defaultdict(float)
-    for launch, ns in zip(gpu.launch, gpu.end - gpu.start, strict=True):
-        if launch >= 0 and step.start <= host.start[launch] < step.end and inner[launch] >= 0:
-            seconds[int(inner[launch])] += float(ns) * 1e-9
-    out: dict[str, list[LeafOp]] = {p: [] for p in PHASES}
-    for event in sorted(seconds, key=lambda e: int(host.start[e])):
-        where = "backward" if host.thread[event] != step.thread else phase[event]
-        out[where].append(LeafOp(trace_key(trace, event), seconds[event]))
-    return out
+    kernels = _kernels(trace, step)
+    by_phase = _by_phase(trace, step, kernels)
+    return {p: [LeafOp(trace_key(trace, e), sum(kernels[e])) for e in events] for p, events in by_phase.items()}
 
 
 def phases_of(trace: Trace) -> list[str]:
@@ -145,7 +137,7 @@ def captured_ops(graph: Graph) -> dict[str, list[LeafOp]]:
     out: dict[str, list[LeafOp]] = {p: [] for p in PHASES}
     for op in graph.ops:
         if op.kernels:
-            out[op.phase if op.phase in PHASES else "forward"].append(LeafOp(graph_key(graph, op)))
+            out[_phase(op.phase)].append(LeafOp(graph_key(graph, op)))
     return out
 
 

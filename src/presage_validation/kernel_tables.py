@@ -24,6 +24,7 @@ from presage.costs.call import Call, Shape, Value
 from presage.errors import InputError, PresageError
 from presage.files import reading
 from presage.hardware import Gpu, gpu, gpus
+from presage_validation.label_ops import dense, turned
 from presage_validation.score import Skipped
 
 MS = 1e-3
@@ -189,7 +190,7 @@ def _work(row: Mapping[str, str]) -> KernelWork:
         if row["op"] not in BUILDERS:
             raise Unknown(f"no model of op {row['op']!r}")
         kernel, build = BUILDERS[row["op"]]
-        return KernelWork(kernel, build({k: _size(k, row[k]) for k in SIZES if row.get(k)}, row["op"]), 0.0)
+        return KernelWork(kernel, build({k: _size(k, row[k]) for k in SIZES if row.get(k)}), 0.0)
     sizes = {k: _size(k, v) for k, v in row.items() if k not in ("dtype", "device")}
     return gemm(sizes, row["dtype"]) if "m" in row else attention(sizes, row["dtype"])
 
@@ -243,14 +244,6 @@ class Unknown(ValueError):
     """A row that no model is for."""
 
 
-def _dense(sizes: tuple[int, ...], dtype: str = "float32") -> Shape:
-    strides, step = [], 1
-    for n in reversed(sizes):
-        strides.append(step)
-        step *= n
-    return Shape(sizes, tuple(reversed(strides)), dtype)
-
-
 def _number(dtype: str) -> str:
     if dtype not in DTYPES:
         raise Unknown(f"no model of numbers of type {dtype!r}")
@@ -260,7 +253,7 @@ def _number(dtype: str) -> str:
 def gemm(sizes: Sizes, dtype: str) -> KernelWork:
     """A linear layer without bias: its weights lie in memory as [n, k]."""
     m, n, k, kind = sizes["m"], sizes["n"], sizes["k"], _number(dtype)
-    call = Call("aten::mm", (_dense((m, k), kind), Shape((k, n), (1, k), kind)))
+    call = Call("aten::mm", (dense(m, k, dtype=kind), Shape((k, n), (1, k), kind)))
     return KernelWork("gemm", call, 2.0 * m * n * k, (m, n, k))
 
 
@@ -280,58 +273,46 @@ def attention(sizes: Sizes, dtype: str) -> KernelWork:
         q, kv = (Shape((b, h, n, d), (n * h * d, d, h * d, 1), kind) for n in (s, t))
         given: tuple[Value, ...] = (q, kv, kv, None, None, None, s, t, False, 0.0, not cut, False, None)
         return KernelWork(name, Call("aten::_cudnn_attention_forward", given), flops, every)
-    q, kv = (_dense((b, n, h, d), kind) for n in (s, t))
+    q, kv = (dense(b, n, h, d, dtype=kind) for n in (s, t))
     given = (q, kv, kv, None, None, s, t, 0.0, not cut, False, None)
     return KernelWork(name, Call("aten::_flash_attention_forward", given), flops, every)
 
 
-def _bmm(s: Sizes, _: str) -> Call:
-    return Call("aten::bmm", (_dense((s["B"], s["M"], s["K"])), _dense((s["B"], s["K"], s["N"]))))
+def _addmm(x: Shape, n: int) -> Call:
+    return Call("aten::addmm", (dense(n), x, turned(dense(n, x.sizes[1])), 1, 1))
 
 
-def _linear(s: Sizes, _: str) -> Call:
-    k, n = s["K"], s["N"]
-    x, w = _dense((s["B"] * s["M"], k)), Shape((k, n), (1, k), "float32")
-    return Call("aten::addmm", (_dense((n,)), x, w, 1, 1))
+def _elementwise(op: str) -> Callable[[Sizes], Call]:
+    """Of two tensors (add), of one and a number (addu), or of one (relu)."""
+    name = op.removesuffix("u") if op in WITH_NUMBER else op
+    other: tuple[Value, ...] = (2.0,) if op in WITH_NUMBER else ()
+    scaled = (1,) if name == "add" else ()
+
+    def call(s: Sizes) -> Call:
+        x = dense(s["B"], s["H"])
+        return Call(f"aten::{name}", (x, *((x,) if op in OF_PAIRS else other), *scaled))
+
+    return call
 
 
-def _pair(s: Sizes, op: str) -> Call:
-    x = _dense((s["B"], s["H"]))
-    return Call(f"aten::{op}", (x, x, 1) if op == "add" else (x, x))
+def _layer_norm(s: Sizes) -> Call:
+    row = dense(s["H"])
+    return Call("aten::native_layer_norm", (dense(s["B"], s["H"]), (s["H"],), row, row, 1e-5))
 
 
-def _with_number(s: Sizes, op: str) -> Call:
-    x = _dense((s["B"], s["H"]))
-    return Call(f"aten::{op[:-1]}", (x, 2.0, 1) if op == "addu" else (x, 2.0))
-
-
-def _single(s: Sizes, op: str) -> Call:
-    return Call(f"aten::{op}", (_dense((s["B"], s["H"])),))
-
-
-def _layer_norm(s: Sizes, _: str) -> Call:
-    rows = _dense((s["H"],))
-    return Call("aten::native_layer_norm", (_dense((s["B"], s["H"])), (s["H"],), rows, rows, 1e-5))
-
-
-def _softmax(s: Sizes, _: str) -> Call:
-    return Call("aten::_softmax", (_dense((s["B"], s["H"])), -1, False))
-
-
-def _conv(s: Sizes, _: str) -> Call:
+def _conv(s: Sizes) -> Call:
     side, k, pad, step = s["HW"], s["ksize"], s["padding"], s["stride"]
-    x, w = _dense((s["B"], s["C_in"], side, side)), _dense((s["C_out"], s["C_in"], k, k))
+    x, w = dense(s["B"], s["C_in"], side, side), dense(s["C_out"], s["C_in"], k, k)
     return Call("aten::cudnn_convolution", (x, w, (pad, pad), (step, step), (1, 1), 1, False, False, False))
 
 
+OF_PAIRS, WITH_NUMBER = ("add", "div", "mul", "pow"), ("addu", "divu", "mulu", "powu")
 # By the op of a row: the kind of kernel, and the call of its sizes. All are float32 without TF32.
-BUILDERS: dict[str, tuple[str, Callable[[Sizes, str], Call]]] = {
-    "bmm": ("bmm", _bmm),
-    "linear": ("linear", _linear),
+BUILDERS: dict[str, tuple[str, Callable[[Sizes], Call]]] = {
+    "bmm": ("bmm", lambda s: Call("aten::bmm", (dense(s["B"], s["M"], s["K"]), dense(s["B"], s["K"], s["N"])))),
+    "linear": ("linear", lambda s: _addmm(dense(s["B"] * s["M"], s["K"]), s["N"])),
     "conv": ("conv", _conv),
     "ln": ("layernorm", _layer_norm),
-    "softmax": ("softmax", _softmax),
-    **dict.fromkeys(("add", "div", "mul", "pow"), ("elementwise", _pair)),
-    **dict.fromkeys(("addu", "divu", "mulu", "powu"), ("elementwise", _with_number)),
-    **dict.fromkeys(("relu", "gelu", "tanh"), ("elementwise", _single)),
+    "softmax": ("softmax", lambda s: Call("aten::_softmax", (dense(s["B"], s["H"]), -1, False))),
+    **{op: ("elementwise", _elementwise(op)) for op in (*OF_PAIRS, *WITH_NUMBER, "relu", "gelu", "tanh")},
 }

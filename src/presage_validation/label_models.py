@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from presage.costs.call import Call, Shape
-from presage_validation.label_ops import Tape, dense
+from presage_validation.label_ops import Tape, dense, turned
 
 CAPACITY, EXPERTS = 64, 4
 ISSUED = 20  # ops of an expert, issued one by one: which rows are its own is asked of the GPU
 TYPES = 2  # rows of BERT's table of sentences
+
+Step = Callable[[Tape, "LabelCase"], None]
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,34 @@ class LabelCase:
     def rows(self) -> int:
         return self.batch * self.length
 
+    @property
+    def wide(self) -> int:
+        """Elements of an activation."""
+        return self.rows * self.net.width
+
+    @property
+    def inner(self) -> int:
+        """Elements between the two linear layers of a feed-forward block."""
+        return self.rows * self.net.inner
+
+    @property
+    def scores(self) -> Shape:
+        """Attention scores."""
+        return dense(self.batch, self.net.heads, self.length, self.length)
+
 
 def tape(case: LabelCase) -> Tape:
-    out = Tape(case.train, case.fused)
-    _BUILD[case.net.kind](out, case)
+    """Run the program of a case's net, part by part, each as often as it says."""
+    out, layers = Tape(case.train, case.fused), case.layers
+    times = {"once": 1, "layers": layers, "twice": 2 * layers, "dense": (layers + 1) // 2, "sparse": layers // 2}
+    for repeat, names in PROGRAMS[case.net.kind]:
+        out.times = times[repeat]
+        for name in names.split():
+            STEPS[name](out, case)
     return out
 
 
-# ---- parts that families share
+# ---- attention
 
 
 def _heads(c: LabelCase, row: int) -> tuple[Shape, Shape]:
@@ -87,21 +109,20 @@ def _heads(c: LabelCase, row: int) -> tuple[Shape, Shape]:
     return dense(b, h, s, d), Shape((b, h, s, d), (s * row, d, row, 1), "float32")
 
 
-def _attention(
-    t: Tape, c: LabelCase, scores: Callable[[Tape, LabelCase], None], row: int, copied: bool = False
-) -> None:
-    """Queries and keys to context. Views of several sequences are copied before a product (`copied`: by the model)."""
-    own, seen = _heads(c, row)
+def _attention(t: Tape, c: LabelCase) -> None:
+    """Queries and keys to context. Views of several sequences are copied before a product, in OPT by the model."""
+    n, copied = c.net, c.net.kind == "opt"
+    own, seen = _heads(c, 3 * n.width if n.kind == "gpt" else n.across)
     b, h, s, d = own.sizes
     copies = copied or b > 1
     if copies:
         t.copy(own, seen)
-        t.copy(own if copied else dense(b, h, d, s), seen if copied else _turned_heads(seen))
+        t.copy(own if copied else dense(b, h, d, s), seen if copied else turned(seen))
     t.bmm(b * h, s, d, s, across=copied or b == 1)
-    scores(t, c)
+    SCORES[n.kind](t, c)
     t.softmax(b * h * s, s)
     t.keep(*[b * h * s * s] * 2, *[b * h * s * d] * 4)  # scores, and what comes of them; queries, keys, values, context
-    if c.net.kind != "opt":
+    if not copied:
         t.dropout(b * h * s * s)
     if copies:
         t.copy(own, seen)
@@ -109,93 +130,21 @@ def _attention(
     joined, apart = dense(b, s, h, d), Shape((b, s, h, d), (h * s * d, d, s * d, 1), "float32")
     t.copy(joined, apart)
     if copies:
-        t.back_copy(own, _heads(c, c.net.across)[1])
+        t.back_copy(own, _heads(c, n.across)[1])
     for _ in range(3):
         t.back_copy(joined, apart)
 
 
-def _turned_heads(seen: Shape) -> Shape:
-    b, h, s, d = seen.sizes
-    return Shape((b, h, d, s), (seen.strides[0], seen.strides[1], 1, seen.strides[2]), "float32")
-
-
-def _fan(t: Tape, elements: int, ways: int) -> None:
-    """A tensor that several ops read: backward their gradients are added."""
-    for _ in range(ways - 1):
-        t.back_two("add", elements)
-
-
-def _scores(c: LabelCase) -> Shape:
-    return dense(c.batch, c.net.heads, c.length, c.length)
-
-
-def _head(t: Tape, c: LabelCase, bias: bool = False) -> None:
-    t.linear(c.rows, c.net.width, c.net.vocab, bias=bias)
-    t.loss_gradient(c.rows, c.net.vocab)
-
-
-# ---- BERT
-
-
 def _bert_scores(t: Tape, c: LabelCase) -> None:
-    x = _scores(c)
+    x = c.scores
     if not t.fused:
         t.one("div", x.elements, 8.0)
         t.run(Call("aten::add", (x, dense(c.batch, 1, 1, c.length), 1)))
     t.back_one("div", x.elements, 8.0)
 
 
-def _bert(t: Tape, c: LabelCase) -> None:
-    n, rows = c.net, c.rows
-    wide = rows * n.width
-    for size, tokens in ((n.vocab, rows), (TYPES, rows), (n.positions, c.length)):
-        t.embedding(tokens, size, n.width)
-    t.two("add", wide)
-    t.two("add", wide)
-    t.layer_norm(rows, n.width)
-    t.dropout(wide)
-    t.times = c.layers
-    for _ in range(3):
-        t.linear(rows, n.width, n.width)
-    _attention(t, c, _bert_scores, n.width)
-    t.linear(rows, n.width, n.width)
-    t.dropout(wide)
-    t.residual(wide)
-    _fan(t, wide, 3)
-    t.layer_norm(rows, n.width)
-    t.linear(rows, n.width, n.inner)
-    t.one("gelu", rows * n.inner)
-    t.back_two("gelu_backward", rows * n.inner)
-    t.linear(rows, n.inner, n.width)
-    t.dropout(wide)
-    t.residual(wide)
-    t.layer_norm(rows, n.width)
-    t.keep(*[wide] * 4, *[rows * n.inner] * 2)
-    t.times = 1
-    _bert_head(t, c)
-
-
-def _bert_head(t: Tape, c: LabelCase) -> None:
-    """In training words are predicted, which is all that the loss looks at; else a sequence is classed."""
-    n, rows = c.net, c.rows
-    last, t.train = t.train, False
-    t.linear(c.batch, n.width, n.width)
-    t.one("tanh", c.batch * n.width)
-    t.linear(c.batch, n.width, 2)
-    t.train = last
-    if last:
-        t.linear(rows, n.width, n.width)
-        t.one("gelu", rows * n.width)
-        t.back_two("gelu_backward", rows * n.width)
-        t.layer_norm(rows, n.width)
-        _head(t, c, bias=True)
-
-
-# ---- GPT
-
-
 def _gpt_scores(t: Tape, c: LabelCase) -> None:
-    x = _scores(c)
+    x = c.scores
     mask = dense(1, 1, c.length, c.length, dtype="bool")
     if not t.fused:
         t.one("div", x.elements, 8.0)
@@ -204,8 +153,81 @@ def _gpt_scores(t: Tape, c: LabelCase) -> None:
     t.back(Call("aten::where", (mask, x, 0.0)))
 
 
-def _gelu_new(t: Tape, n: int) -> None:
+def _opt_scores(t: Tape, c: LabelCase) -> None:
+    """Plus the mask, then no less than the least number, backward in five steps."""
+    x = c.scores
+    flat, half = dense(x.elements), dense(x.elements, dtype="bool")
+    if not t.fused:
+        t.run(Call("aten::add", (x, dense(c.batch, 1, c.length, c.length), 1)))
+        t.one("clamp_min", x.elements, -1.0)
+    t.back(
+        Call("aten::eq", (flat, 0.0)),
+        Call("aten::div", (flat, 2.0)),
+        Call("aten::where", (half, flat, flat)),
+        Call("aten::lt", (flat, 0.0)),
+        Call("aten::masked_fill_", (flat, half, 0.0)),
+    )
+
+
+def _switch_scores(t: Tape, c: LabelCase) -> None:
+    """Plus the bias of positions, which was looked up by pairs of them, so that its heads lie side by side."""
+    x, h, s = c.scores, c.net.heads, c.length
+    t.run(Call("aten::add", (x, dense(1, h, s, s), 1)))
+    for _ in range(c.batch):
+        t.scatter(h * s * s)
+    if c.batch > 1:
+        t.back(Call("aten::sum", (x, (0,), True)))
+    t.back_two("add", x.elements // c.batch)
+
+
+# ---- other parts
+
+
+def _linear(inputs: str, outputs: str, times: int = 1) -> Step:
+    """A linear layer between two widths of the net; GPT-2's weights lie the other way, T5's have no bias."""
+
+    def step(t: Tape, c: LabelCase) -> None:
+        kind, sizes = c.net.kind, (getattr(c.net, inputs), times * getattr(c.net, outputs))
+        t.linear(c.rows, *sizes, bias=kind != "switch", turn=kind != "gpt")
+
+    return step
+
+
+def _split_heads(t: Tape, c: LabelCase) -> None:
+    """Queries, keys and values out of one tensor; backward their gradients are joined."""
+    part = dense(c.rows, c.net.width)
+    t.back(Call("aten::cat", ((part, part, part), 1)))
+
+
+def _scale_queries(t: Tape, c: LabelCase) -> None:
+    t.one("mul", c.wide, 0.1)
+    t.back_one("mul", c.wide, 0.1)
+
+
+def _mask(t: Tape, c: LabelCase) -> None:
+    mask = c.batch * c.length * c.length
+    t.one("sub", mask, 1.0)
+    t.two("add", mask)
+    t.two("add", mask)
+
+
+def _fan(t: Tape, c: LabelCase) -> None:
+    """A tensor that three ops read: backward their gradients are added."""
+    t.back_two("add", c.wide)
+    t.back_two("add", c.wide)
+
+
+def _activation(name: str, backward: str) -> Step:
+    def step(t: Tape, c: LabelCase) -> None:
+        t.one(name, c.inner)
+        t.back_two(backward, c.inner)
+
+    return step
+
+
+def _gelu_new(t: Tape, c: LabelCase) -> None:
     """x/2 (1 + tanh(a (x + b x^3))), op by op."""
+    n = c.inner
     if t.fused:
         t.one("gelu", n)
         return
@@ -224,93 +246,9 @@ def _gelu_new(t: Tape, n: int) -> None:
         t.back_one("mul", n, number)
 
 
-def _gpt_net(t: Tape, c: LabelCase) -> None:
-    n, rows = c.net, c.rows
-    wide = rows * n.width
-    t.embedding(rows, n.vocab, n.width)
-    t.embedding(c.length, n.positions, n.width)
-    t.two("add", wide)
-    t.dropout(wide)
-    t.times = c.layers
-    t.layer_norm(rows, n.width)
-    t.linear(rows, n.width, 3 * n.width, turn=False)
-    part = dense(rows, n.width)
-    t.back(Call("aten::cat", ((part, part, part), 1)))
-    _attention(t, c, _gpt_scores, 3 * n.width)
-    t.linear(rows, n.width, n.width, turn=False)
-    t.dropout(wide)
-    t.residual(wide)
-    t.layer_norm(rows, n.width)
-    t.linear(rows, n.width, n.inner, turn=False)
-    _gelu_new(t, rows * n.inner)
-    t.linear(rows, n.inner, n.width, turn=False)
-    t.dropout(wide)
-    t.residual(wide)
-    t.keep(*[wide] * 4, *[rows * n.inner] * 5)
-    t.times = 1
-    t.layer_norm(rows, n.width)
-    _head(t, c)
-
-
-# ---- OPT
-
-
-def _opt_scores(t: Tape, c: LabelCase) -> None:
-    """Plus the mask, then no less than the least number, backward in five steps."""
-    x = _scores(c)
-    flat, half = dense(x.elements), dense(x.elements, dtype="bool")
-    if not t.fused:
-        t.run(Call("aten::add", (x, dense(c.batch, 1, c.length, c.length), 1)))
-        t.one("clamp_min", x.elements, -1.0)
-    t.back(
-        Call("aten::eq", (flat, 0.0)),
-        Call("aten::div", (flat, 2.0)),
-        Call("aten::where", (half, flat, flat)),
-        Call("aten::lt", (flat, 0.0)),
-        Call("aten::masked_fill_", (flat, half, 0.0)),
-    )
-
-
-def _opt(t: Tape, c: LabelCase) -> None:
-    n, rows = c.net, c.rows
-    wide = rows * n.width
-    t.embedding(rows, n.vocab, n.width)
-    t.embedding(rows, n.positions, n.width)
-    t.two("add", wide)
-    mask = c.batch * c.length * c.length
-    t.one("sub", mask, 1.0)
-    t.two("add", mask)
-    t.two("add", mask)
-    t.times = c.layers
-    t.layer_norm(rows, n.width)
-    for _ in range(3):
-        t.linear(rows, n.width, n.width)
-    t.one("mul", wide, 0.1)
-    t.back_one("mul", wide, 0.1)
-    _fan(t, wide, 3)
-    _attention(t, c, _opt_scores, n.width, copied=True)
-    t.linear(rows, n.width, n.width)
-    t.dropout(wide)
-    t.residual(wide)
-    t.layer_norm(rows, n.width)
-    t.linear(rows, n.width, n.inner)
-    t.one("relu", rows * n.inner)
-    t.back_two("threshold_backward", rows * n.inner)
-    t.linear(rows, n.inner, n.width)
-    t.dropout(wide)
-    t.residual(wide)
-    t.keep(*[wide] * 4, rows * n.inner)
-    t.times = 1
-    t.layer_norm(rows, n.width)
-    _head(t, c)
-
-
-# ---- Switch
-
-
-def _rms(t: Tape, rows: int, width: int) -> None:
+def _rms(t: Tape, c: LabelCase) -> None:
     """T5's norm, op by op."""
-    n = rows * width
+    n, rows, width = c.wide, c.rows, c.net.width
     x, row = dense(rows, width), dense(rows, 1)
     t.one("pow", n, 2.0)
     t.run(Call("aten::mean", (x, (-1,), True)))
@@ -325,30 +263,6 @@ def _rms(t: Tape, rows: int, width: int) -> None:
     t.keep(n, n, n)
 
 
-def _switch_scores(t: Tape, c: LabelCase) -> None:
-    """Plus the bias of positions, which was looked up by pairs of them, so that its heads lie side by side."""
-    x, h, s = _scores(c), c.net.heads, c.length
-    t.run(Call("aten::add", (x, dense(1, h, s, s), 1)))
-    for _ in range(c.batch):
-        t.scatter(h * s * s)
-    if c.batch > 1:
-        t.back(Call("aten::sum", (x, (0,), True)))
-    t.back_two("add", x.elements // c.batch)
-
-
-def _t5_attention(t: Tape, c: LabelCase) -> None:
-    n, rows = c.net, c.rows
-    wide = rows * n.width
-    _rms(t, rows, n.width)
-    for _ in range(3):
-        t.linear(rows, n.width, n.across, bias=False)
-    _fan(t, wide, 3)
-    _attention(t, c, _switch_scores, n.across)
-    t.linear(rows, n.across, n.width, bias=False)
-    t.dropout(wide)
-    t.residual(wide)
-
-
 def _feed_forward(t: Tape, rows: int, n: Net) -> None:
     t.linear(rows, n.width, n.inner, bias=False)
     t.one("relu", rows * n.inner)
@@ -360,7 +274,7 @@ def _feed_forward(t: Tape, rows: int, n: Net) -> None:
 
 def _experts(t: Tape, c: LabelCase) -> None:
     """One expert has rows, as many as its capacity lets in; the others have none, but gradients of zeros."""
-    n, wide = c.net, c.rows * c.net.width
+    n, wide = c.net, c.wide
     t.wait(EXPERTS * ISSUED)
     t.linear(c.rows, n.width, EXPERTS, bias=False)
     t.softmax(c.rows, EXPERTS)
@@ -374,26 +288,85 @@ def _experts(t: Tape, c: LabelCase) -> None:
         t.back_two("mul", wide)
 
 
-def _switch(t: Tape, c: LabelCase) -> None:
+def _head(t: Tape, c: LabelCase, bias: bool = False) -> None:
+    t.linear(c.rows, c.net.width, c.net.vocab, bias=bias)
+    t.loss_gradient(c.rows, c.net.vocab)
+
+
+def _bert_head(t: Tape, c: LabelCase) -> None:
+    """In training words are predicted, which is all that the loss looks at; else a sequence is classed."""
     n, rows = c.net, c.rows
-    wide = rows * n.width
-    for attentions in (1, 2):  # of an encoder's layer, and of a decoder's
-        t.times = 1
-        t.embedding(rows, n.vocab, n.width)
-        t.dropout(wide)
-        t.times = c.layers * attentions
-        _t5_attention(t, c)
-        t.times = c.layers
-        _rms(t, rows, n.width)
-        t.dropout(wide)
-        t.residual(wide)
-        t.times = (c.layers + 1) // 2
-        _feed_forward(t, rows, n)
-        t.times = c.layers // 2
-        _experts(t, c)
-        t.times = 1
-        _rms(t, rows, n.width)
-    _head(t, c)
+    last, t.train = t.train, False
+    t.linear(c.batch, n.width, n.width)
+    t.one("tanh", c.batch * n.width)
+    t.linear(c.batch, n.width, 2)
+    t.train = last
+    if last:
+        t.linear(rows, n.width, n.width)
+        t.one("gelu", rows * n.width)
+        t.back_two("gelu_backward", rows * n.width)
+        t.layer_norm(rows, n.width)
+        _head(t, c, bias=True)
 
 
-_BUILD: dict[str, Callable[[Tape, LabelCase], None]] = {"bert": _bert, "gpt": _gpt_net, "opt": _opt, "switch": _switch}
+SCORES: dict[str, Step] = {"bert": _bert_scores, "gpt": _gpt_scores, "opt": _opt_scores, "switch": _switch_scores}
+STEPS: dict[str, Step] = {
+    "words": lambda t, c: t.embedding(c.rows, c.net.vocab, c.net.width),
+    "types": lambda t, c: t.embedding(c.rows, TYPES, c.net.width),
+    "positions": lambda t, c: t.embedding(c.length, c.net.positions, c.net.width),
+    "positions_of_each": lambda t, c: t.embedding(c.rows, c.net.positions, c.net.width),
+    "add": lambda t, c: t.two("add", c.wide),
+    "norm": lambda t, c: t.layer_norm(c.rows, c.net.width),
+    "dropout": lambda t, c: t.dropout(c.wide),
+    "residual": lambda t, c: t.residual(c.wide),
+    "project": _linear("width", "across"),
+    "project_all": _linear("width", "width", 3),
+    "merge": _linear("across", "width"),
+    "up": _linear("width", "inner"),
+    "down": _linear("inner", "width"),
+    "gelu": _activation("gelu", "gelu_backward"),
+    "relu": _activation("relu", "threshold_backward"),
+    "feed_forward": lambda t, c: _feed_forward(t, c.rows, c.net),
+    "keep_1": lambda t, c: t.keep(*[c.wide] * 4, c.inner),
+    "keep_2": lambda t, c: t.keep(*[c.wide] * 4, *[c.inner] * 2),
+    "keep_5": lambda t, c: t.keep(*[c.wide] * 4, *[c.inner] * 5),
+    "split_heads": _split_heads,
+    "scale_queries": _scale_queries,
+    "mask": _mask,
+    "fan": _fan,
+    "attention": _attention,
+    "gelu_new": _gelu_new,
+    "rms": _rms,
+    "experts": _experts,
+    "head": _head,
+    "bert_head": _bert_head,
+}
+_FEED = "up {} down dropout residual"
+_T5 = "rms project project project fan attention merge dropout residual"
+_T5_REST = (("layers", "rms dropout residual"), ("dense", "feed_forward"), ("sparse", "experts"), ("once", "rms"))
+# By kind of net: how often (see `tape`), and which steps.
+PROGRAMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "bert": (
+        ("once", "words types positions add add norm dropout"),
+        ("layers", "project project project attention merge dropout residual fan norm"),
+        ("layers", f"{_FEED.format('gelu')} norm keep_2"),
+        ("once", "bert_head"),
+    ),
+    "gpt": (
+        ("once", "words positions add dropout"),
+        ("layers", "norm project_all split_heads attention merge dropout residual norm"),
+        ("layers", f"{_FEED.format('gelu_new')} keep_5"),
+        ("once", "norm head"),
+    ),
+    "opt": (
+        ("once", "words positions_of_each add mask"),
+        ("layers", "norm project project project scale_queries fan attention merge dropout residual norm"),
+        ("layers", f"{_FEED.format('relu')} keep_1"),
+        ("once", "norm head"),
+    ),
+    "switch": (
+        ("once", "words dropout"), ("layers", _T5), *_T5_REST,  # the encoder
+        ("once", "words dropout"), ("twice", _T5), *_T5_REST,  # the decoder, which has two attentions a layer
+        ("once", "head"),
+    ),
+}  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from presage.engine import Edges, Lane, Program, finish_times
 from presage.errors import InputError
 from presage.files.decoding import read_checked
+from presage.parallel.pipeline import Schedule, StageOrder
 from presage_validation.score import AccuracyResult, Row, Skipped
 
 WARM_UP = 1  # iterations at the start of a run that are not like the others
@@ -85,27 +86,13 @@ def orders(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> li
         raise ValueError(f"{schedule} has one model chunk a stage, not {chunks}")
     if schedule == "interleaved" and microbatches % stages:
         raise ValueError(f"interleaved needs microbatches ({microbatches}) in multiples of the stages ({stages})")
-    return [_order(schedule, stage, stages, microbatches, chunks) for stage in range(stages)]
+    return [_numbered(order) for order in Schedule.of(schedule, stages, microbatches, chunks).order]
 
 
-def _order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int) -> list[MeasuredOp]:
-    total = microbatches * chunks
-    behind = stages - 1 - stage
-    ahead = {"1f1b": behind, "gpipe": total, "interleaved": 2 * behind + (chunks - 1) * stages}[schedule]
-    ahead = min(ahead, total)
-    forward = [_op("F", k, stages, chunks) for k in range(total)]
-    backward = [_op("B", k, stages, chunks) for k in range(total)]
-    steady = [op for pair in zip(forward[ahead:], backward, strict=False) for op in pair]
-    return forward[:ahead] + steady + backward[total - ahead :]
-
-
-def _op(way: str, turn: int, stages: int, chunks: int) -> MeasuredOp:
-    """With several chunks a stage runs as many microbatches as there are stages through one chunk, then the next."""
-    if chunks == 1:
-        return MeasuredOp(way, turn, turn)
-    deal, place = divmod(turn, stages * chunks)
-    chunk = place // stages
-    return MeasuredOp(way, turn, deal * stages + place % stages, chunk if way == "F" else chunks - 1 - chunk)
+def _numbered(order: StageOrder) -> list[MeasuredOp]:
+    turn = {"F": count(), "B": count()}
+    ops = [("FB"[w], int(m), int(c)) for w, m, c in zip(order.what, order.microbatch, order.chunk, strict=True)]
+    return [MeasuredOp(way, next(turn[way]), microbatch, chunk) for way, microbatch, chunk in ops]
 
 
 @dataclass(frozen=True)

@@ -256,10 +256,8 @@ def setup(row: Mapping[str, str], line: int = 0) -> Setup:
     """A row as a setup; raises with the reason where it is none that presage can predict."""
     _check(row)
     accumulate = _accumulate(row)
-    seconds = _number(row, "step_time_s") or _number(row, "step_time_s_derived")
-    if not seconds:
-        raise PresageError("no step time")
-    memory = _number(row, "peak_mem_gib")
+    seconds = run_seconds(row)
+    memory = number(row, "peak_mem_gib")
     return Setup(
         line=line,
         name=_name(row),
@@ -288,7 +286,7 @@ def _check(row: Mapping[str, str]) -> None:
     if "fp8" in row.get("precision", ""):
         raise PresageError("fp8 kernels are not modelled")
     for column, what in (("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
-        if (_number(row, column) or 1) > 1:
+        if count(row, column, 1) > 1:
             raise PresageError(f"{what} parallelism is not supported")
     if "compile" in row.get("framework", ""):
         raise PresageError("compiled code cannot be captured")
@@ -302,7 +300,7 @@ def _arguments(row: Mapping[str, str]) -> dict[str, Any]:
     if family == "gpt":
         multiple = 128 * _whole(row, "tp")
         sizes["vocab"] = -(-sizes["vocab"] // multiple) * multiple
-    grouped = _number(row, "kv_heads") not in (None, sizes["heads"])
+    grouped = number(row, "kv_heads") not in (None, sizes["heads"])
     if family == "llama":
         sizes["kv_heads"] = _whole(row, "kv_heads")
     elif grouped:
@@ -336,18 +334,10 @@ def _name(row: Mapping[str, str]) -> str:
     return f"{row['model']} {row['n_gpus']}x{row['gpu']} {how} seq {row['seq_len']} batch {batch}{again}"
 
 
-def _number(row: Mapping[str, str], column: str) -> float | None:
-    text = row.get(column) or ""
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise PresageError(f"{column} is {text!r}, no number") from None
-
-
 def _whole(row: Mapping[str, str], column: str) -> int:
-    value = _number(row, column)
+    value = number(row, column)
     if value is None:
         raise PresageError(f"{column} is not stated")
-    if not 1 <= value < 1e15 or value != int(value):
+    if value < 1 or value != int(value):
         raise PresageError(f"{column} is {row[column]}, no whole number above 0")
     return int(value)

@@ -155,7 +155,7 @@ def test_gzip_and_plain_are_the_same(tmp_path: Path) -> None:
         (HEADER.replace(",duration", "") + "\n" + ROW, "duration"),
         (f"{HEADER}\n{ROW},7\n", "line 2"),
         (f"{HEADER}\n{ROW}\n0,0,0", "line 3"),
-        (f"{HEADER}\n{ROW.replace('1.0', 'soon')}\n", "duration: line 2: 'soon' is not a number"),
+        (f"{HEADER}\n{ROW.replace('1.0', 'soon')}\n", "duration: line 2: 'soon' is not a finite number"),
         (f"{HEADER}\n{ROW.replace('1.0', 'nan')}\n", "finite"),
         (f"{HEADER}\n{ROW.replace('1.0', '-1.0')}\n", "negative duration"),
         (f"{HEADER}\n{ROW.replace('0,0,0,1', '0,0.5,0,1')}\n", "stage: line 2: '0.5' is not a whole number"),

@@ -72,19 +72,6 @@ def test_orders_known_by_hand() -> None:
     assert listed(zero[2]) == "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3"
 
 
-@pytest.mark.parametrize(("kind", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3)])
-def test_orders_are_those_a_measured_run_is_read_by(kind: str, virtual: int) -> None:
-    for stages, microbatches in ((1, 3), (2, 4), (4, 8), (8, 16)):
-        if virtual > 1 and microbatches % stages:
-            continue
-        ours = Schedule.of(kind, stages, microbatches, virtual).order
-        theirs = measured.orders(kind, stages, microbatches, virtual)
-        for mine, ops in zip(ours, theirs, strict=True):
-            assert [("FB"[w], m, c) for w, m, c in zip(mine.what, mine.microbatch, mine.chunk, strict=True)] == [
-                (op.way, op.microbatch, op.chunk) for op in ops
-            ]
-
-
 def test_every_number_of_microbatches_has_an_order_without_a_circle() -> None:
     for kind in ("interleaved", "zero-bubble", "gpipe"):
         for stages in range(1, 6):

@@ -119,7 +119,7 @@ def test_megatron_shares_the_vocabulary_and_sends_gradients_at_the_end() -> None
         ({"fsdp_zero": "none"}, "fully sharded"),
         ({"hidden": ""}, "hidden is not stated"),
         ({"kv_heads": "1"}, "grouped queries"),
-        ({"kv_heads": "MLA"}, "kv_heads is 'MLA', no number"),
+        ({"kv_heads": "MLA"}, "kv_heads is 'MLA', not a number"),
         ({"step_time_s_derived": ""}, "no step time"),
     ],
 )

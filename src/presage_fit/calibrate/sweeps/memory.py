@@ -11,15 +11,8 @@ from presage_fit.calibrate.sweeps.pointwise import extent
 
 # Memory orders that models make: heads out of tokens and back, last two swapped, channels last and first, ...
 ORDERS = (
-    (0, 2, 1, 3),
-    (0, 1, 3, 2),
-    (0, 2, 3, 1),
-    (0, 3, 1, 2),
-    (1, 0, 2, 3),
-    (2, 0, 1, 3),
-    (0, 2, 1, 3),
-    (0, 1, 3, 2),
-)
+    (0, 2, 1, 3), (0, 1, 3, 2), (0, 2, 3, 1), (0, 3, 1, 2), (1, 0, 2, 3), (2, 0, 1, 3), (0, 2, 1, 3), (0, 1, 3, 2),
+)  # fmt: skip
 
 
 def sample_copy(rng: np.random.Generator) -> dict[str, Any]:
@@ -87,24 +80,16 @@ def build_copy(torch: Any, p: dict[str, Any]) -> Parts:
     return one(x.clone)
 
 
+REDUCTIONS = {
+    "sum": 0.5, "mean": 0.15, "amax": 0.05, "norm": 0.06, "var": 0.04, "argmax": 0.04, "cumsum": 0.05, "any": 0.04,
+    "max": 0.04, "prod": 0.03,
+}  # fmt: skip
+
+
 def sample_reduce(rng: np.random.Generator) -> dict[str, Any]:
     rows, columns = extent(rng)
     return {
-        "what": near(
-            rng,
-            {
-                "sum": 0.5,
-                "mean": 0.15,
-                "amax": 0.05,
-                "norm": 0.06,
-                "var": 0.04,
-                "argmax": 0.04,
-                "cumsum": 0.05,
-                "any": 0.04,
-                "max": 0.04,
-                "prod": 0.03,
-            },
-        ),
+        "what": near(rng, REDUCTIONS),
         "dtype": near(rng, {"float32": 0.5, "bfloat16": 0.42, "float16": 0.08}),
         "rows": rows,
         "columns": columns,

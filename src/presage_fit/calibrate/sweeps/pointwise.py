@@ -100,14 +100,8 @@ def sample_pointwise(rng: np.random.Generator) -> dict[str, Any]:
     what = near(rng, {"unary": 0.33, "binary": 0.45, "masked": 0.12, "ternary": 0.1})
     dtype = near(rng, {"float32": 0.5, "bfloat16": 0.42, "float16": 0.08})
     layouts = {
-        "plain": 0.62,
-        "row": 0.1,
-        "column": 0.05,
-        "middle": 0.05,
-        "zero": 0.03,
-        "transposed": 0.09,
-        "sliced": 0.06,
-    }
+        "plain": 0.62, "row": 0.1, "column": 0.05, "middle": 0.05, "zero": 0.03, "transposed": 0.09, "sliced": 0.06,
+    }  # fmt: skip
     return {
         "what": what,
         "op": pick(rng, list(CLASSES[what])),

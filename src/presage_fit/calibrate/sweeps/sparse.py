@@ -59,24 +59,16 @@ def build_embedding(torch: Any, p: dict[str, Any]) -> Parts:
     return both_ways(torch, lambda: m(i, offsets), [m.weight])
 
 
+INDEXING = (
+    "index", "index_select", "gather", "index_add", "scatter_add", "index_put", "index_both", "roll", "scatter",
+    "index_copy",
+)  # fmt: skip
+
+
 def sample_index(rng: np.random.Generator) -> dict[str, Any]:
     columns = typical(rng, 1, 4096)
     return {
-        "what": pick(
-            rng,
-            (
-                "index",
-                "index_select",
-                "gather",
-                "index_add",
-                "scatter_add",
-                "index_put",
-                "index_both",
-                "roll",
-                "scatter",
-                "index_copy",
-            ),
-        ),
+        "what": pick(rng, INDEXING),
         "dtype": pick(rng, ("float32", "bfloat16"), [0.7, 0.3]),
         "rows": log_int(rng, 2, 2e8 / columns),
         "columns": columns,
