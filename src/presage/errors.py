@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -50,3 +51,11 @@ def _printable(text: str) -> str:
         return kept
     words = " ".join(kept.split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression that a user wrote."""
+    try:
+        return re.compile(text)
+    except re.error as e:
+        raise PresageError(f"{text!r} is not a regular expression: {e}") from e

@@ -24,8 +24,8 @@ from presage.errors import PresageError, near
 from presage.graph.graph import Graph
 from presage.prediction.machine import Machine, machine
 from presage.usercode import load, parse_arguments
-from presage.whatif.edits import EDITS, CaptureEdit, Change, EditKind
-from presage.whatif.edits.edit import ALIASES, pieces
+from presage.whatif.edits import EDITS, CaptureEdit, Change, Edit, EditKind
+from presage.whatif.edits.edit import ALIASES, parse_factor, pieces
 from presage.whatif.source import ARGUMENT
 
 EditSpec: TypeAlias = "str | Change | CaptureEdit | ParsedEdit"  # the forms in which an edit may be given
@@ -49,16 +49,6 @@ class ParsedEdit:
     def samples(self) -> int:
         """How many times as many samples a step has."""
         return self.variant.accumulate
-
-
-@dataclass(frozen=True)
-class SettingKind:
-    """An edit of the machine or the arguments by its name, as the list shows it."""
-
-    name: str
-    value: str
-    rule: str
-    make: Callable[[str], ParsedEdit]
 
 
 def parse_edits(specs: Iterable[EditSpec] | EditSpec) -> list[ParsedEdit]:
@@ -96,12 +86,12 @@ def _read(name: str, value: str) -> ParsedEdit:
     return of_kind(EDITS[name], value)
 
 
-def of_kind(kind: EditKind, value: str) -> ParsedEdit:
+def of_kind(kind: EditKind[Edit], value: str) -> ParsedEdit:
     """One of the known edits."""
     return _parsed(kind.make(value), f"{kind.name}={value}" if value else kind.name, kind)
 
 
-def _parsed(edit: Change | CaptureEdit, text: str, kind: EditKind) -> ParsedEdit:
+def _parsed(edit: Change | CaptureEdit, text: str, kind: EditKind[Edit]) -> ParsedEdit:
     if isinstance(edit, CaptureEdit):
         return ParsedEdit(text, capture=edit, variant=edit.variant, caution=kind.caution)
     return ParsedEdit(text, graph=edit, variant=kind.variant, caution=kind.caution)
@@ -151,7 +141,7 @@ def _host(value: str) -> ParsedEdit:
     if value.endswith(".toml"):
         other = host_model(Path(value))
         return ParsedEdit(f"host={value}", machine=lambda where: replace(where, host=other))
-    factor = _number("host", value, "a factor above 0, such as host=1.5, or the file of a host model (.toml)")
+    factor = parse_factor("host", value, "a factor above 0, such as host=1.5, or the file of a host model (.toml)")
     return ParsedEdit(f"host={value}", machine=lambda where: replace(where, host=_faster(where.host, factor)))
 
 
@@ -165,16 +155,6 @@ def _faster(host: HostModel, times: float) -> HostModel:
         replay_node_us=c.replay_node_us / times,
     )
     return replace(host, calls=calls, us={key: us / times for key, us in host.us.items()})
-
-
-def _number(name: str, value: str, wanted: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise PresageError(f"{name}={value}: it should be {wanted}")
-    return number
 
 
 def _size(name: str) -> Callable[[str], ParsedEdit]:
@@ -191,13 +171,14 @@ def _argument(name: str, value: str) -> ParsedEdit:
     return ParsedEdit(f"{name}={value}", argument=(name, parse_arguments([f"{word}={value}"])[word]))
 
 
-_kind = SettingKind
-OTHERS = {
-    o.name: o
-    for o in (
-        _kind("gpu", "NAME", "The same step on another GPU (`presage gpus`), or a calibration pack's folder.", _gpu),
-        _kind("host", "F|FILE", "A host F times as fast, or another one's model (tools/fit_host.py makes it).", _host),
-        _kind("batch", "N", "The step captured again with this batch size; also the time a sample.", _size("batch")),
-        _kind("seq", "N", "The step captured again with this sequence length; also the time a token.", _size("seq")),
+OTHERS: dict[str, EditKind[ParsedEdit]] = {
+    kind.name: kind
+    for kind in (
+        EditKind("gpu", "The same step on another GPU (`presage gpus`), or a calibration pack's folder.", _gpu, "NAME"),
+        EditKind(
+            "host", "A host F times as fast, or another one's model (tools/fit_host.py makes it).", _host, "F|FILE"
+        ),
+        EditKind("batch", "The step captured again with this batch size; also the time a sample.", _size("batch"), "N"),
+        EditKind("seq", "The step captured again with this sequence length; also the time a token.", _size("seq"), "N"),
     )
 }

@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.errors import PresageError
+from presage.errors import PresageError, compile_pattern
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.trace import HostKind, Trace
 from presage.traces.waits import launch_times
@@ -94,10 +94,7 @@ def _leads(r: Replay) -> NDArray[np.float64]:
 
 
 def _matching(r: Replay, target: str, pattern: str) -> Mask:
-    try:
-        regex = re.compile(pattern)
-    except re.error as e:
-        raise PresageError(f"{pattern!r} is not a regular expression: {e}") from e
+    regex = compile_pattern(pattern)
     mask = np.zeros(len(r.durations), np.bool_)
     for rank in r.ranks:
         named = np.array([regex.search(n) is not None for n in rank.trace.names], np.bool_)

@@ -5,36 +5,26 @@ trace exists. Each is a function Replay -> Replay of `edits`; some take waits aw
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.host_constants import CUDA_GRAPH_US
 from presage.engine import Edges, Program
-from presage.errors import PresageError, near
+from presage.errors import PresageError, compile_pattern, near
 from presage.traces.replay import NS, RankTasks, Replay
 from presage.traces.waits import Blocked, launch_times
-from presage.whatif.edits.edit import pieces
+from presage.whatif.edits.edit import EditKind, parse_factor, pieces, plain
 from presage.whatif.replay_edits import MOST_FACTOR, ReplayEdit, scale
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 REPLAY_CALL, REPLAY_GAP = CUDA_GRAPH_US["call_us"] * 1e-6, CUDA_GRAPH_US["gap_us"] * 1e-6
+FACTOR = "a factor above 0"
 # Host work that no graph takes over: batches still have to come from somewhere.
 LOADING = re.compile(r"data_?loader", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class ReplayEditKind:
-    """An edit of a replay by its name."""
-
-    name: str
-    value: str
-    rule: str
-    make: Callable[[str], ReplayEdit]
 
 
 def parse(text: str) -> list[ReplayEdit]:
@@ -108,7 +98,7 @@ def _starts(rank: RankTasks, calls: Ints, waits: list[int]) -> Ints:
 
 def no_sync(pattern: str = "") -> ReplayEdit:
     """Calls that wait for the GPU return at once: those whose name, or that of something around, matches."""
-    regex = _regex("no_sync", pattern or ".")
+    regex = compile_pattern(pattern or ".")
 
     def edit(r: Replay) -> Replay:
         drop = np.zeros(len(r.program.edges), np.bool_)
@@ -166,12 +156,12 @@ def faster(text: str) -> ReplayEdit:
     pattern, _, factor = text.rpartition(":")
     if not pattern:
         raise PresageError(f"faster={text}: write faster=REGEX:F, such as faster=gemm:2")
-    return scale("kernel", pattern, 1 / _factor("faster", factor))
+    return scale("kernel", pattern, 1 / parse_factor("faster", factor, FACTOR, MOST_FACTOR))
 
 
 def host(text: str) -> ReplayEdit:
     """'1.5': all host time, waits apart, divided."""
-    factor = _factor("host", text)
+    factor = parse_factor("host", text, FACTOR, MOST_FACTOR)
 
     def edit(r: Replay) -> Replay:
         durations = r.durations.astype(np.float64)
@@ -183,54 +173,29 @@ def host(text: str) -> ReplayEdit:
     return edit
 
 
-def _factor(name: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= MOST_FACTOR:
-        raise PresageError(f"{name}: {text!r} should be a factor above 0")
-    return number
-
-
-def _regex(name: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as e:
-        raise PresageError(f"{name}={pattern}: is not a regular expression: {e}") from e
-
-
-def _plain(name: str, edit: ReplayEdit) -> Callable[[str], ReplayEdit]:
-    def make(value: str) -> ReplayEdit:
-        if value:
-            raise PresageError(f"{name} takes no value, but {value!r} was given: write just {name}")
-        return edit
-
-    return make
-
-
-EDITS = {
-    e.name: e
-    for e in (
-        ReplayEditKind(
-            "cuda_graph", "",
+EDITS: dict[str, EditKind[ReplayEdit]] = {
+    kind.name: kind
+    for kind in (
+        plain(
+            "cuda_graph",
             "Host time of the threads that launch becomes one call between two waits for the GPU (loading of data "
             "stays), and kernels follow each other with the gap of a CUDA graph.",
-            _plain("cuda_graph", cuda_graph),
+            cuda_graph,
         ),
-        ReplayEditKind(
-            "no_sync", "[REGEX]",
+        EditKind(
+            "no_sync",
             "Calls that wait for the GPU return at once: all, or those whose name (or that of an op around) matches. "
             "Assumes that nothing needs the value they waited for.",
             no_sync,
+            "[REGEX]",
         ),
-        ReplayEditKind("faster", "REGEX:F", "Kernels that match are F times as fast.", faster),
-        ReplayEditKind("host", "F", "The host is F times as fast.", host),
-        ReplayEditKind(
-            "overlap", "",
+        EditKind("faster", "Kernels that match are F times as fast.", faster, "REGEX:F"),
+        EditKind("host", "The host is F times as fast.", host, "F"),
+        plain(
+            "overlap",
             "Kernels never wait for collectives of other streams; a step still ends after its collectives. The most "
             "that overlap could bring.",
-            _plain("overlap", overlap),
+            overlap,
         ),
     )
-}  # fmt: skip
+}

@@ -48,7 +48,7 @@ __all__ = [
     "remove", "scale", "table_batched", "tf32",
 ]  # fmt: skip
 
-EDITS: dict[str, EditKind] = {
+EDITS: dict[str, EditKind[Edit]] = {
     kind.name: kind
     for kind in (
         *scheduling.EDITS, *captured.EDITS, *tables.EDITS, *inductor.EDITS, *chains.EDITS, *low_precision.EDITS,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from presage.capture.variants import Variant
-from presage.errors import PresageError
+from presage.errors import PresageError, compile_pattern
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
 from presage.whatif.edits.edit import CaptureEdit, plain, valued
@@ -27,10 +25,7 @@ def autocast(dtype: str = "bfloat16") -> CaptureEdit:
 
 def checkpoint(pattern: str = "") -> CaptureEdit:
     """Checkpoints of the modules whose names match; of the repeated blocks by default."""
-    try:
-        re.compile(pattern)
-    except re.error as e:
-        raise PresageError(f"{pattern!r} is not a regular expression: {e}") from e
+    compile_pattern(pattern)
     nothing = "no module that keeps activations for the backward pass and is not checkpointed already"
     return CaptureEdit("checkpoint", Variant(checkpoint=pattern), nothing, _has_backward)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from presage.capture.variants import AS_WRITTEN, NotApplicable, Variant
 from presage.errors import PresageError
@@ -37,14 +37,17 @@ class CaptureEdit:
 
 Edit: TypeAlias = CaptureEdit | Change
 
+E = TypeVar("E")
+Edit_co = TypeVar("Edit_co", covariant=True)
+
 
 @dataclass(frozen=True)
-class EditKind:
-    """An edit by its name, as `presage whatif --list` shows it."""
+class EditKind(Generic[Edit_co]):
+    """An edit by its name, as `presage whatif --list` and `presage replay --list` show it."""
 
     name: str
     rule: str  # what it does, in one or two sentences
-    make: Callable[[str], Edit]  # from what is written after '='
+    make: Callable[[str], Edit_co]  # from what is written after '='
     value: str = ""  # what that is, as in 'REGEX'; '' where there is nothing to write
     needed: bool = False  # whether it must be written
     tried: tuple[str, ...] = ("",)  # the values that suggestions try; () for none
@@ -52,10 +55,10 @@ class EditKind:
     variant: Variant = AS_WRITTEN  # of the capture that a graph edit should work on, where the code is there
 
 
-def plain(name: str, rule: str, edit: Edit, caution: str = "", variant: Variant = AS_WRITTEN) -> EditKind:
+def plain(name: str, rule: str, edit: E, caution: str = "", variant: Variant = AS_WRITTEN) -> EditKind[E]:
     """An edit without a value."""
 
-    def make(value: str) -> Edit:
+    def make(value: str) -> E:
         if value:
             raise PresageError(f"{name} takes no value, but {value!r} was given: write just {name}")
         return edit
@@ -67,14 +70,14 @@ def valued(
     name: str,
     rule: str,
     value: str,
-    make: Callable[[str], Edit],
+    make: Callable[[str], E],
     tried: tuple[str, ...] = (),
     needed: bool = True,
     caution: str = "",
-) -> EditKind:
+) -> EditKind[E]:
     """An edit with a value: name=value."""
 
-    def checked(text: str) -> Edit:
+    def checked(text: str) -> E:
         if needed and not text:
             raise PresageError(f"{name} needs a value: write {name}={value}")
         return make(text)
@@ -97,6 +100,17 @@ ALIASES = {
     "cuda_graphs": "cuda_graph",
     "remove_sync": "no_sync",
 }
+
+
+def parse_factor(name: str, text: str, wanted: str, most: float = 1e300) -> float:
+    """A number above 0 that a user wrote after an edit's name."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= most:
+        raise PresageError(f"{name}={text}: it should be {wanted}")
+    return number
 
 
 def pieces(text: str, begins: Callable[[str], bool]) -> list[tuple[str, str]]:

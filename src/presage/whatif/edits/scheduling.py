@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from difflib import get_close_matches
 
 from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable, Variant
-from presage.errors import PresageError
+from presage.errors import PresageError, compile_pattern
 from presage.graph.builder import map_ops, reorder, replace_ops
 from presage.graph.graph import HOST_MEMORY, Graph, Op, uses
 from presage.graph.work import collective
@@ -51,10 +50,7 @@ ONLY_WAITS = ("cuda::synchronize", "aten::_local_scalar_dense")
 
 def no_sync(pattern: str = "") -> Change:
     """No more waits in the ops whose name or line matches; in all where nothing is said."""
-    try:
-        wanted = re.compile(pattern)
-    except re.error as e:
-        raise PresageError(f"{pattern!r} is not a regular expression: {e}") from e
+    wanted = compile_pattern(pattern)
 
     def change(graph: Graph) -> Graph:
         waits = [i for i, op in enumerate(graph.ops) if op.sync]
@@ -86,10 +82,7 @@ def faster(pattern: str, factor: float) -> Change:
         raise PresageError(
             f"kernels cannot be {factor:g} times as fast: give a factor above 0, as in faster=aten::mm:2"
         )
-    try:
-        wanted = re.compile(pattern)
-    except re.error as e:
-        raise PresageError(f"{pattern!r} is not a regular expression: {e}") from e
+    wanted = compile_pattern(pattern)
 
     def change(graph: Graph) -> Graph:
         found = [i for i, op in enumerate(graph.ops) if op.kernels and any(map(wanted.fullmatch, _names(op)))]
@@ -127,10 +120,7 @@ STREAM = "beside"
 
 def overlap(pattern: str = "") -> Change:
     """Ops whose name matches run beside others; transfers, where nothing is said."""
-    try:
-        wanted = re.compile(pattern)
-    except re.error as e:
-        raise PresageError(f"{pattern!r} is not a regular expression: {e}") from e
+    wanted = compile_pattern(pattern)
 
     def change(graph: Graph) -> Graph:
         host = {s.id for s in graph.storages if s.name == HOST_MEMORY}
