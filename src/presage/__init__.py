@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from presage.errors import InputError, PresageError
     from presage.noise.files import read_noise, write_noise
     from presage.noise.model import NoiseModel
-    from presage.placement import place
+    from presage.placement import place, place_job
     from presage.prediction.api import predict, predict_ranks, step_graph
     from presage.prediction.draws.distribution import StepDistribution, predict_distribution
+    from presage.prediction.draws.sensitivity import Sensitivity, job_sensitivity
     from presage.prediction.jobs.job_prediction import JobResult, predict_job
     from presage.prediction.result import Quantiles, Result
     from presage.prediction.step import StepResult, predict_step
@@ -33,6 +34,7 @@ _HOMES = {
     "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
     "presage.prediction.draws.distribution": "StepDistribution predict_distribution",
+    "presage.prediction.draws.sensitivity": "Sensitivity job_sensitivity",
     "presage.configs.job_file": "read_transformer_job",
     "presage.configs.job": "Job",
     "presage.prediction.jobs.job_prediction": "JobResult predict_job",
@@ -40,7 +42,7 @@ _HOMES = {
     "presage.noise.model": "NoiseModel",
     "presage.whatif.suggest": "suggest",
     "presage.whatif.before_after": "WhatIf what_if",
-    "presage.placement": "place",
+    "presage.placement": "place place_job",
     "presage.prediction.api": "predict predict_ranks step_graph",
     "presage.prediction.result": "Quantiles Result",
     "presage.prediction.step": "StepResult predict_step",
@@ -76,6 +78,7 @@ __all__ = [
     "Replay",
     "Result",
     "RunResult",
+    "Sensitivity",
     "StepDistribution",
     "StepResult",
     "Timeline",
@@ -83,9 +86,11 @@ __all__ = [
     "WhatIf",
     "edits",
     "explain",
+    "job_sensitivity",
     "measured_steps",
     "period",
     "place",
+    "place_job",
     "predict",
     "predict_distribution",
     "predict_job",

@@ -23,7 +23,7 @@ from presage.prediction.draws import DrawRequest, draw, draw_all, scale_class, s
 from presage.prediction.draws.sensitivity import Sensitivity, criticality, scale_stage, sensitivity, stage_criticality
 from presage.prediction.draws.shapley import shapley
 from presage.prediction.draws.step_model import StepModel
-from presage.report.sensitivity_answer import notes, plot_sensitivity, sensitivity_answer, sensitivity_data
+from presage.report.sensitivity_answer import notes, plot_sensitivity, sensitivity_answer
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "hugging_face.toml"
 EVERYTHING = NoiseModel(
@@ -172,20 +172,20 @@ def test_a_planted_cause_is_found(shape: StepModel) -> None:
     cause = max(s.of("source"), key=lambda r: r.shares.variance.value if r.shares else 0.0)
     assert first.name == "ep" and cause.name == "step"
     assert cause.shares is not None and cause.shares.variance.value > 0.95
-    assert "EP communication" in sensitivity_answer(s, "").headline
+    assert "EP communication" in sensitivity_answer(s).headline
 
 
 def test_no_noise_has_no_causes(shape: StepModel) -> None:
     s = sensitivity(shape, NO_NOISE, 0, 200)
     assert s.of("source") == () and s.calm == pytest.approx(shape.seconds)
     assert all(r.steady.p95.value == 0 for r in s.rows)
-    assert "Variability does not matter" in sensitivity_answer(s, "").headline
-    json.dumps(sensitivity_data(s), allow_nan=False)
+    assert "Variability does not matter" in sensitivity_answer(s).headline
+    json.dumps(s.to_json(), allow_nan=False)
 
 
 def test_the_same_seed_gives_the_same(shape: StepModel) -> None:
     noise = only_sources(PLAIN, ["common", "slow"])
-    one, two = (sensitivity_data(sensitivity(shape, noise, 5, 200)) for _ in range(2))
+    one, two = (sensitivity(shape, noise, 5, 200).to_json() for _ in range(2))
     assert one == two
 
 

@@ -257,7 +257,7 @@ def test_the_shard_page_agrees_with_the_plan() -> None:
 
 
 def test_the_sensitivity_page_agrees_with_its_rows() -> None:
-    s, page = moves(), sensitivity_answer(moves(), "assumed")
+    s, page = moves(), sensitivity_answer(moves())
     bars = trace(page, "classes-of-work", "if 10% faster")
     row = next(r for r in s.of("class") if r.name == "products")
     at = list(bars.y).index("GEMM")

@@ -57,15 +57,15 @@ def command(
     asked = replace(read_job(job), **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
     with search_bar() as tell:
         team = dlrm_ranks(asked, seconds=seconds, tell=tell)
-        found = predict_dlrm(team, draws=draws)
-    _files(team, found, out, trace)
-    show_answer(dlrm_answer(team, found), json, files={"timeline": trace})
+        result = predict_dlrm(team, draws=draws)
+    _files(team, result, out, trace)
+    show_answer(dlrm_answer(team, result), json, files={"timeline": trace})
 
 
-def _files(team: DlrmRanks, found: StepResult, out: Path | None, trace: Path | None) -> None:
+def _files(team: DlrmRanks, result: StepResult, out: Path | None, trace: Path | None) -> None:
     if out is not None:
         from presage.embeddings.table_files import save_plan
 
         save_plan(team.plan, team.job.tables, out)
     if trace is not None:
-        write_timeline(found.timeline, found, trace)
+        write_timeline(result, trace)

@@ -34,8 +34,8 @@ def gpus_command(
     from presage.hardware import gpu, gpus
     from presage.report.hardware_answer import gpus_answer
 
-    found = [gpu(name)] if name is not None else list(gpus())
-    show_answer(gpus_answer(found, name is not None), json)
+    chosen = [gpu(name)] if name is not None else list(gpus())
+    show_answer(gpus_answer(chosen, name is not None), json)
 
 
 def platforms_command(
@@ -59,6 +59,6 @@ def platforms_command(
     from presage.hardware import platform, platforms
     from presage.report.hardware_answer import platforms_answer
 
-    found = [platform(name)] if name is not None else list(platforms())
-    buses = bus_table(found[0]) if name is not None else None
-    show_answer(platforms_answer(found, buses), json)
+    chosen = [platform(name)] if name is not None else list(platforms())
+    buses = bus_table(chosen[0]) if name is not None else None
+    show_answer(platforms_answer(chosen, buses), json)

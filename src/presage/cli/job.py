@@ -20,7 +20,7 @@ from presage.cli.options import (
     Workers,
     option,
 )
-from presage.cli.output import check_report, pool_progress, show_answer, status
+from presage.cli.output import check_report, pool_progress, show_answer, status, write_timeline
 from presage.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,38 +87,43 @@ def command(
     check_report(report)
     many = None if tokens is None else parse_tokens(tokens)
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    found = predict_job(job_from_options(job, gpus, change, terms), convention=flops or DEFAULT)
+    result = predict_job(job_from_options(job, gpus, change, terms), convention=flops or DEFAULT)
     if trace is not None:
-        _draw(found, trace)
+        write_timeline(result, trace)
     data = lengths is not None or skew is not None
-    load = _load(found, lengths, packed, skew, seed) if data else None
-    spread = _draw_distribution(found, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
-    quick = _glance(found, seed) if report is not None and spread is None else None
-    show_answer(job_answer(found, spread, many, report is not None, quick), json, report, {"timeline": trace})
+    load = _load(result, lengths, packed, skew, seed) if data else None
+    spread = _draw_distribution(result, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
+    quick = _glance(result, seed) if report is not None and spread is None else None
+    show_answer(job_answer(result, spread, many, report is not None, quick), json, report, {"timeline": trace})
 
 
-def _glance(found: JobResult, seed: int) -> StepDistribution:
+def _glance(result: JobResult, seed: int) -> StepDistribution:
     """A quick distribution for a report without --draws."""
     from presage.prediction.draws.distribution import quick_distribution
 
     with status("drawing steps"):
-        return quick_distribution(found, seed)
+        return quick_distribution(result, seed)
 
 
-def _load(found: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
+def _load(result: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
     from presage.prediction.draws.data_dependence import microbatch_load, read_lengths
 
-    return microbatch_load(found.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
+    return microbatch_load(result.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
 
 
 def _draw_distribution(
-    found: JobResult, noise: str | None, draws: int, seed: int, load: Distribution | None, where: tuple[int, str | None]
+    result: JobResult,
+    noise: str | None,
+    draws: int,
+    seed: int,
+    load: Distribution | None,
+    where: tuple[int, str | None],
 ) -> StepDistribution:
     from presage.pool import THREADS_2, open_pool
     from presage.prediction.draws.distribution import predict_distribution
 
     with pool_progress("drawing steps", open_pool(*where, THREADS_2)) as pool:
-        return predict_distribution(found, noise, draws or 10_000, seed, load, pool)
+        return predict_distribution(result, noise, draws or 10_000, seed, load, pool)
 
 
 def job_from_options(
@@ -143,11 +148,3 @@ def job_from_options(
 def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
     """The job of a file, with the overrides that options give."""
     return job_from_options(path, gpus, change).job
-
-
-def _draw(found: JobResult, path: Path) -> None:
-    from presage.files import write_whole
-    from presage.traces.perfetto import timeline_trace
-
-    names = {s.number: f"stage {s.number} ({s.layers} layers)" for s in found.stages}
-    write_whole(path, timeline_trace(found.timeline, names))

@@ -17,8 +17,8 @@ from presage.cli.options import current_output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from presage.engine import Timeline
     from presage.pool import Pool
+    from presage.prediction.jobs.job_prediction import JobResult
     from presage.prediction.step import StepResult
     from presage.report.answer import Answer
     from presage.traces.trace_set import TraceSet
@@ -110,19 +110,12 @@ def check_report(report: Path | None) -> None:
         check_installed()
 
 
-def write_timeline(timeline: Timeline, prediction: StepResult, path: Path) -> None:
-    """Write a predicted timeline for Perfetto: one process per kind of rank."""
+def write_timeline(result: StepResult | JobResult, path: Path) -> None:
+    """Write a predicted timeline for Perfetto: one process per kind of rank, or per stage."""
     from presage.files import write_whole
     from presage.traces.perfetto import timeline_trace
 
-    names = {0: f"predicted: {prediction.source}"}
-    if prediction.many is not None:
-        names = {k.rank: _rank_name(k.rank, k.ranks) for k in prediction.many.kinds}
-    write_whole(path, timeline_trace(timeline, names))
-
-
-def _rank_name(rank: int, ranks: int) -> str:
-    return f"rank {rank}" + (f" (and {ranks - 1} like it)" if ranks > 1 else "")
+    write_whole(path, timeline_trace(result.timeline, result.timeline_names))
 
 
 # ---- traces

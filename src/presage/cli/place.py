@@ -52,32 +52,26 @@ def command(
     presage place job.toml --speeds gpus.csv --out placement.csv
     """
     from presage.cli.job import transformer_job
-    from presage.placement import hot_node, parse_fleet, place, placement_findings, write_placement
-    from presage.prediction.draws import step_model
-    from presage.prediction.draws.distribution import belief_of
+    from presage.placement import parse_fleet, place_job, write_placement
     from presage.report.place_answer import place_answer
 
     check_report(report)
-    shape = step_model(transformer_job(job, gpus, change))
-    belief, source = belief_of(shape.job, shape.seconds, noise)
-    fleet = parse_fleet(speeds, parse_columns(column), shape.job.gpus + spares, shape.job.platform.domain, seed)
-    factor, node = _hot(hot)
-    given = fleet.hot(node, factor) if node else fleet
+    parsed = transformer_job(job, gpus, change)
+    fleet = parse_fleet(speeds, parse_columns(column), parsed.gpus + spares, parsed.platform.domain, seed)
+    heat, how = _hot(hot), {"keep_nodes": not any_node, "seed": seed, "draws": draws, "randoms": randoms}
     with status("placing"):
-        keep, many = not any_node, {"seed": seed, "draws": draws, "randoms": randoms}
-        placed = place(shape, given, belief.noise, keep_nodes=keep, **many)
-        found = placement_findings(placed, source, evict, hot_node(placed, fleet, factor, node) if hot else None)
+        result = place_job(parsed, fleet, noise, hot=heat, evict=evict, **how)
     if out is not None:
-        write_placement(placed, out)
-    show_answer(place_answer(found), json, report, {"placement": out})
+        write_placement(result.placed, out)
+    show_answer(place_answer(result), json, report, {"placement": out})
 
 
-def _hot(text: str | None) -> tuple[float, str]:
+def _hot(text: str | None) -> tuple[float, str] | None:
     """The factor, and the node if one is given."""
     from presage.errors import PresageError
 
     if text is None:
-        return 1.0, ""
+        return None
     number, _, node = text.partition("@")
     try:
         factor = float(number)

@@ -66,17 +66,17 @@ def command(
     from presage.search import parse_keep, search
 
     check_report(report)
-    found_keep = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
+    kept = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
     read, cluster = _read(job, change)
     with _bar() as tell:
-        found = search(
-            read, _numbers(gpus), objective=objective, limit=limit, workers=workers, ray=ray, keep=found_keep, top=top,
+        result = search(
+            read, _numbers(gpus), objective=objective, limit=limit, workers=workers, ray=ray, keep=kept, top=top,
             noise=noise, seed=seed, tell=tell,
         )  # fmt: skip
-    if out is not None and found.best:
-        _write(found.best[0].job, cluster, job, out)
-    show_answer(plan_answer(read, found), json, report, {"job of the best plan": out})
-    if not found.best:
+    if out is not None and result.best:
+        _write(result.best[0].job, cluster, job, out)
+    show_answer(plan_answer(read, result), json, report, {"job of the best plan": out})
+    if not result.best:
         raise typer.Exit(1)
 
 

@@ -68,7 +68,7 @@ def command(
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
     result = _one(step, arg, gpu or "h200", draws, steps) if many is None else _ranks(step, arg, many, draws, steps)
     if trace is not None:
-        write_timeline(result.timeline, result, trace)
+        write_timeline(result, trace)
     show_answer(predict_answer(result, report is not None), json, report, {"timeline": trace})
 
 

@@ -93,10 +93,10 @@ def command(
     edits += [*([f"kernels from {kernels_from}"] if kernels_from else []), *apply]
     with status("replaying"):
         labelled = zip(runs, rank_labels(runs), strict=True)
-        found = ReplayFindings([_replayed(run, names, wanted, kernels_from, ignore) for run, names in labelled], edits)
-        answer = replay_answer(found, report is not None)
+        result = ReplayFindings([_replayed(run, names, wanted, kernels_from, ignore) for run, names in labelled], edits)
+        answer = replay_answer(result, report is not None)
     if trace is not None:
-        shown = found.runs[0].after or found.runs[0].before
+        shown = result.runs[0].after or result.runs[0].before
         write_whole(trace, chrome_trace(shown.replay, shown.timeline))
     show_answer(answer, json, report, {"timeline": trace})
 

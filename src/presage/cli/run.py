@@ -15,7 +15,6 @@ from presage.errors import PresageError
 
 if TYPE_CHECKING:
     from presage.prediction.jobs.job_prediction import JobResult
-    from presage.runs.failures import Reliability
     from presage.runs.run import TrainingRun
     from presage.runs.whole import RunResult
 
@@ -126,18 +125,19 @@ def command(
     from presage.prediction.jobs.job_prediction import predict_job
     from presage.report.run_answer import run_answer
     from presage.runs.run import checkpoints_of
+    from presage.runs.sets import chosen_reliability
     from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
     check_report(report)
-    found = predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price}))
-    kind = _reliability(failures, rate, restart, superlinear)
-    many = _steps(found, tokens, steps)
-    saves = checkpoints_of(found.job, kind, save, background, None if storage is None else storage * GB)
+    predicted = predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price}))
+    kind = chosen_reliability(failures, rate, restart, superlinear)
+    many = _steps(predicted, tokens, steps)
+    saves = checkpoints_of(predicted.job, kind, save, background, None if storage is None else storage * GB)
     until = _until(deadline, start)
-    times, source = step_times(found, noise, bool(kind.slow), seed)
-    times = times if step is None else replace(times, seconds=step, model_sd=0.0)  # what was measured has no such error
-    result = predict_run(found, many, kind, saves, times, spares, draws, seed, until)
+    times, source = step_times(predicted, noise, bool(kind.slow), seed)
+    times = times if step is None else times.measured(step)
+    result = predict_run(predicted, many, kind, saves, times, spares, draws, seed, until)
     result = replace(result, run=_with_interval(result.run, interval, model_error), noise=source)
     show_answer(run_answer(_computed(result, workers, ray)), json, report)
 
@@ -149,28 +149,17 @@ def _computed(result: RunResult, workers: int, ray: str | None) -> RunResult:
         return result.computed(pool)
 
 
-def _steps(found: JobResult, tokens: str | None, steps: int | None) -> int:
+def _steps(predicted: JobResult, tokens: str | None, steps: int | None) -> int:
     from math import ceil
 
     from presage.prediction.jobs.cost import parse_tokens
 
     if (tokens is None) == (steps is None):
         raise PresageError("give the length of the run: --tokens 15T, or --steps 500000")
-    many = steps or ceil(parse_tokens(tokens or "") / found.job.tokens)
+    many = steps or ceil(parse_tokens(tokens or "") / predicted.job.tokens)
     if many > LONGEST:
         raise PresageError(f"--tokens {tokens}: that is {many:,} steps, more than {LONGEST:,}")
     return many
-
-
-def _reliability(name: str | None, rate: float | None, restart: float | None, superlinear: bool) -> Reliability:
-    from presage.runs.sets import DEFAULT, GROWTH, reliability
-
-    kind = reliability(name or DEFAULT)
-    if rate is not None:
-        kind = kind.at_rate(rate)
-    if restart is not None:
-        kind = kind.with_restart(restart)
-    return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
 
 
 def _with_interval(run: TrainingRun, interval: str, model_error: bool) -> TrainingRun:
@@ -192,9 +181,9 @@ def _every(text: str, run: TrainingRun) -> int | None:
 
 
 def _duration(text: str, option: str, write: str) -> float:
-    found = re.fullmatch(r"([\d.]+) ?([a-z]+)", text.strip().lower())
+    match = re.fullmatch(r"([\d.]+) ?([a-z]+)", text.strip().lower())
     try:
-        value = float(found[1]) * UNITS[found[2]] if found else 0.0
+        value = float(match[1]) * UNITS[match[2]] if match else 0.0
     except (ValueError, KeyError):
         value = 0.0
     if not 0 < value < float("inf"):

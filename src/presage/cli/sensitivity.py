@@ -30,17 +30,13 @@ def command(
     """
     from presage.cli.job import transformer_job
     from presage.pool import THREADS_2, open_pool
-    from presage.prediction.draws.distribution import belief_of
-    from presage.prediction.draws.draw import without_fitted_stragglers
-    from presage.prediction.draws.sensitivity import sensitivity
-    from presage.prediction.draws.step_model import step_model
+    from presage.prediction.draws.sensitivity import job_sensitivity
     from presage.report.sensitivity_answer import plot_sensitivity, sensitivity_answer
 
     check_report(report)
-    shape = step_model(transformer_job(job, gpus, change))
-    belief, source = belief_of(shape.job, shape.seconds, noise)
+    parsed = transformer_job(job, gpus, change)
     with pool_progress("drawing steps", open_pool(workers, ray, THREADS_2)) as pool:
-        found = sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, seed, draws, pool)
+        result = job_sensitivity(parsed, noise, seed, draws, pool)
     if plot is not None:
-        plot_sensitivity(found, plot, top)
-    show_answer(sensitivity_answer(found, source, seed, top), json, report, {"plot": plot})
+        plot_sensitivity(result, plot, top)
+    show_answer(sensitivity_answer(result, top), json, report, {"plot": plot})

@@ -64,12 +64,12 @@ def command(
     from presage.report.shard_answer import shard_answer
 
     with search_bar() as tell:
-        found = search(problem, seconds=seconds, seed=seed, tell=tell)
+        result = search(problem, seconds=seconds, seed=seed, tell=tell)
     if out is not None:
         from presage.embeddings.table_files import save_plan
 
-        save_plan(found.plan, problem.tables, out)
-    show_answer(shard_answer(problem, found), json, report, {"plan": out})
+        save_plan(result.plan, problem.tables, out)
+    show_answer(shard_answer(problem, result), json, report, {"plan": out})
 
 
 def _problem(

@@ -60,8 +60,8 @@ def scale(
 
     numbers = [int(n) for n in _numbers(gpus, "--gpus", "8192,65536", whole=True)]
     with status("drawing steps"), open_pool(workers, ray) as pool:
-        found = scale_study(transformer_job(job, None, change), numbers, _setup(noise, draws, seed), strong, pool)
-    _tell(found, plot, json)
+        result = scale_study(transformer_job(job, None, change), numbers, _setup(noise, draws, seed), strong, pool)
+    _show(result, plot, json)
 
 
 @app.command("compute", cls=HelpCommand)
@@ -89,8 +89,8 @@ def compute(
 
     some = _numbers(times, "--times", "1,2,4")
     with status("drawing steps"), open_pool(workers, ray) as pool:
-        found = compute_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), memory, pool)
-    _tell(found, plot, json)
+        result = compute_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), memory, pool)
+    _show(result, plot, json)
 
 
 @app.command("domain", cls=HelpCommand)
@@ -117,10 +117,10 @@ def domain(
 
     sizes = [int(n) for n in _numbers(domains, "--domains", "8,72", whole=True)]
     with status("searching plans" if search else "drawing steps"):
-        found = domain_study(
+        result = domain_study(
             transformer_job(job, gpus, change), sizes, _setup(noise, draws, seed), search, workers, ray
         )
-    _tell(found, plot, json)
+    _show(result, plot, json)
 
 
 @app.command("power", cls=HelpCommand)
@@ -150,8 +150,8 @@ def power(
 
     some = _numbers(caps, "--caps", "1,0.85,0.7")
     with status("drawing steps"):
-        found = power_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), spread, placing)
-    _tell(found, plot, json)
+        result = power_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), spread, placing)
+    _show(result, plot, json)
 
 
 def _setup(noise: str | None, draws: int, seed: int) -> StudySetup:
@@ -164,20 +164,20 @@ def _numbers(text: str, option: str, write: str, whole: bool = False) -> list[fl
     from presage.errors import PresageError
 
     try:
-        found = [float(part.replace("_", "")) for part in text.split(",")]
+        numbers = [float(part.replace("_", "")) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(0 < x < 1e9 and (not whole or x == int(x)) for x in found):
+        numbers = []
+    if not numbers or not all(0 < x < 1e9 and (not whole or x == int(x)) for x in numbers):
         raise PresageError(f"{option} {text}: should be numbers such as {write}")
-    return sorted(set(found))
+    return sorted(set(numbers))
 
 
-def _tell(found: Study, plot: Path | None, json: str | None) -> None:
+def _show(result: Study, plot: Path | None, json: str | None) -> None:
     from presage.report.study_answer import plot_study, study_answer
 
-    plot = plot if found.points else None
+    plot = plot if result.points else None
     if plot is not None:
-        plot_study(found, plot)
-    show_answer(study_answer(found), json, files={"plot": plot})
-    if not found.points:
+        plot_study(result, plot)
+    show_answer(study_answer(result), json, files={"plot": plot})
+    if not result.points:
         raise typer.Exit(1)

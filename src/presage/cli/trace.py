@@ -48,8 +48,8 @@ def command(
     runs = load_runs(traces, ignore, partial, cpu_only)
     with status("explaining"):
         replays = [replay_of(run) for run in runs]
-        found = TraceFindings(replays, rank_place(replays[0], rank), top)
-        answer = trace_answer(found, report is not None)
+        result = TraceFindings(replays, rank_place(replays[0], rank), top)
+        answer = trace_answer(result, report is not None)
     if overheads is not None:
-        found.overheads.to_toml(overheads)
+        result.overheads.to_toml(overheads)
     show_answer(answer, json, report)

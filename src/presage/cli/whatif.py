@@ -127,11 +127,11 @@ def _apply(q: _Question, edits: list[str]) -> None:
 
     wanted = parse_edits(edits)
     with status(f"capturing and predicting {q.step}"):
-        found = what_if(
+        result = what_if(
             q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=capture_graph
         )  # fmt: skip
-    _draw(found, q.trace)
-    show_answer(whatif_answer(found, q.report is not None), q.json, q.report, {"timeline": q.trace})
+    _draw(result, q.trace)
+    show_answer(whatif_answer(result, q.report is not None), q.json, q.report, {"timeline": q.trace})
 
 
 def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> None:
@@ -143,14 +143,14 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
     for name in gpus:
         machine(name)  # a mistake in its name is told before the step is captured
     with _bar() as tell:
-        found = suggestions(
+        result = suggestions(
             q.step, q.gpu, q.arguments, gpus=gpus, combine=combine, draws=q.draws or DRAWS, seed=q.seed,
             capture=capture_graph, tell=tell,
         )  # fmt: skip
-    best = found.combination or next(iter(found.tried), None)
+    best = result.combination or next(iter(result.tried), None)
     if best is not None:
         _draw(best, q.trace)
-    show_answer(suggest_answer(found, everything), q.json, q.report, {"timeline": q.trace})
+    show_answer(suggest_answer(result, everything), q.json, q.report, {"timeline": q.trace})
 
 
 @contextmanager
@@ -160,13 +160,13 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
         yield lambda what, done, all_: shown(done, all_, what)
 
 
-def _draw(found: WhatIf, path: Path | None) -> None:
+def _draw(result: WhatIf, path: Path | None) -> None:
     """Write the step before and after, one below the other."""
     if path is None:
         return
     from presage.files import write_whole
     from presage.traces.perfetto import beside_trace
 
-    names = ("as it is", f"with {', '.join(found.edits)}")
-    lines = {name: p.timeline for name, p in zip(names, (found.base, found.edited), strict=True)}
+    names = ("as it is", f"with {', '.join(result.edits)}")
+    lines = {name: p.timeline for name, p in zip(names, (result.base, result.edited), strict=True)}
     write_whole(path, beside_trace(lines))

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.configs.job import Job
 from presage.noise.sampling import Estimate
 from presage.placement.fleet import GpuFleet
-from presage.placement.place import Placement, PlacementOutcome, PlacementResult
+from presage.placement.place import Placement, PlacementOutcome, PlacementResult, place
 from presage.placement.placement_score import PlacementScore, draw_placement
 from presage.placement.placement_search import stage_responses
+from presage.prediction.draws import step_model
+from presage.prediction.draws.distribution import belief_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -239,6 +242,27 @@ class PlacementFindings:
 
 def _both_json(p50: Estimate, p95: Estimate) -> dict[str, Any]:
     return {"p50_ms": p50.to_json(MS), "p95_ms": p95.to_json(MS)}
+
+
+def place_job(
+    job: Job,
+    fleet: GpuFleet,
+    noise: str | None = None,
+    *,
+    hot: tuple[float, str] | None = None,
+    evict: int = EVICTED,
+    **how: Any,
+) -> PlacementFindings:
+    """Place a job's GPUs, and work out what follows from it.
+
+    `noise`: a file or a preset, as in `predict_distribution`. `hot`: the factor of a hot node, and its name or "".
+    `how` goes to `place`: keep_nodes, seed, draws, randoms.
+    """
+    shape = step_model(job)
+    belief, source = belief_of(job, shape.seconds, noise)
+    given = fleet if hot is None or not hot[1] else fleet.hot(hot[1], hot[0])
+    placed = place(shape, given, belief.noise, **how)
+    return placement_findings(placed, source, evict, None if hot is None else hot_node(placed, fleet, *hot))
 
 
 def placement_findings(placed: PlacementResult, source: str, evict: int, hot: HotNode | None) -> PlacementFindings:

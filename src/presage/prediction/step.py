@@ -163,6 +163,14 @@ class StepResult(Result):
         return self.basis.window.timeline
 
     @property
+    def timeline_names(self) -> dict[int, str]:
+        """The name of each rank of the timeline."""
+        if self.many is None:
+            return {0: f"predicted: {self.source}"}
+        more = {k.rank: f" (and {k.ranks - 1} like it)" if k.ranks > 1 else "" for k in self.many.kinds}
+        return {rank: f"rank {rank}{text}" for rank, text in more.items()}
+
+    @property
     def window(self) -> StepWindow:
         """One steady-state step of the timeline."""
         return self.basis.window

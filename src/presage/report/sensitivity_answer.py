@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from presage.noise.sampling import Estimate
 from presage.noise.sources import SOURCES
@@ -23,10 +22,9 @@ KINDS = ("class of work", "source of noise", "pipeline stage")
 BOTH = ("if perfectly steady", "if 10% faster")
 ERRORS = 2.0  # an effect below so many standard errors is shown as none
 LEAST = 0.02  # a share that is surely below this is shown as none
-MS = 1e3
 
 
-def sensitivity_answer(s: Sensitivity, source: str, seed: int = 0, top: int = 12) -> Answer:
+def sensitivity_answer(s: Sensitivity, top: int = 12) -> Answer:
     """Everything `presage sensitivity` shows; `top`: rows of each table."""
     job, p95 = s.shape.job, _p95(s)
     name = job.name or job.model.name or "job"
@@ -39,8 +37,8 @@ def sensitivity_answer(s: Sensitivity, source: str, seed: int = 0, top: int = 12
         headline=f"{_steadier(s)}. {_faster(s)}.",
         facts=_facts(s),
         sections=(*(_group_section(s, kind, top) for kind in GROUPS if s.of(kind)), _steps_section(s)),
-        notes=(*notes(s), f"noise: {source}"),
-        to_data=lambda: sensitivity_data(s) | {"noise": source, "seed": seed},
+        notes=(*notes(s), f"noise: {s.source}"),
+        to_data=s.to_json,
     )
 
 
@@ -213,41 +211,6 @@ def _swing(r: SensitivityRow, p95: float, many: int) -> Swing:
 def _steps_section(s: Sensitivity) -> Section:
     marks = {"without noise": s.calm}
     return distribution_section(s.draws.seconds.ravel(), f"The drawn steps. {TAIL_HELP}", marks=marks)
-
-
-# ---- JSON
-
-
-def sensitivity_data(s: Sensitivity) -> dict[str, Any]:
-    """Plain values with the units in their keys."""
-    return {
-        "job": s.shape.job.name,
-        "gpus": s.shape.job.gpus,
-        "draws": int(s.draws.seconds.size),
-        "step_ms": {"p50": s.draws.p50.to_json(MS), "p95": s.draws.p95.to_json(MS)}
-        | {"sd": float(s.draws.seconds.std()) * MS, "without_noise": s.calm * MS},
-        "all_steady_ms": _change(s.all_steady),
-        "one_by_one_p95_ms": s.one_by_one * MS,
-        "shares_exact": s.exact,
-        "rows": [_row(r) for r in s.rows],
-    }
-
-
-def _row(r: SensitivityRow) -> dict[str, Any]:
-    out: dict[str, Any] = {"group": r.group, "name": r.name, "steady_ms": _change(r.steady)}
-    if r.faster is not None:
-        out["quicker_10pct_ms"] = _change(r.faster)
-    if r.critical is not None:
-        c = r.critical
-        out |= {"criticality": c.share, "seconds_ms": c.seconds * MS, "on_path_ms": c.shown * MS}
-    if r.shares is not None:
-        names = {"variance": r.shares.variance, "p95_minus_p50": r.shares.tail, "mean_excess": r.shares.mean}
-        out["shares"] = {k: e.to_json() for k, e in names.items()}
-    return out
-
-
-def _change(c: MetricChange) -> dict[str, Any]:
-    return {"p50": c.p50.to_json(MS), "p95": c.p95.to_json(MS), "sd": c.sd.to_json(MS)}
 
 
 # ---- the plot

@@ -16,6 +16,7 @@ node = 1.0                   # share of them that cost a node
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from math import exp, isfinite
 from pathlib import Path
@@ -50,6 +51,18 @@ def reliability(name: str) -> Reliability:
         there = f"choose from {', '.join(names())}, or the path of a .toml file"
         raise PresageError(f"no failure rates {name!r}: {there}{near(name, names())}")
     return read_reliability(Path(str(files("presage").joinpath(f"data/runs/{name.lower()}.toml"))))
+
+
+def chosen_reliability(
+    name: str | None = None, rate: float | None = None, restart: float | None = None, superlinear: bool = False
+) -> Reliability:
+    """A set with another rate (per 1,000 node-days) or restart time (s), or with a rate that grows with the job."""
+    kind = reliability(name or DEFAULT)
+    if rate is not None:
+        kind = kind.at_rate(rate)
+    if restart is not None:
+        kind = kind.with_restart(restart)
+    return replace(kind, growth=reliability(GROWTH).growth) if superlinear else kind
 
 
 def read_reliability(path: Path) -> Reliability:

@@ -47,6 +47,10 @@ class StepTimes:
         own = np.exp(self.run_sd * z[0] - self.run_sd**2 / 2) * np.exp(self.model_sd * z[1])
         return self.seconds * own, self.drift + self.drift_sd * z[2]
 
+    def measured(self, seconds: float) -> StepTimes:
+        """With a measured step time, which has no model error."""
+        return replace(self, seconds=seconds, model_sd=0.0)
+
     def mean_sd(self, n: Floats) -> Floats:
         """Standard deviation of the mean of n consecutive steps, relative to a step."""
         return np.asarray(self.sd * np.sqrt(sum_variance(n, self.correlation)) / n)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,15 @@ from presage.noise.sampling import BATCHES, Estimate
 from presage.noise.sources import active_sources, only_sources, without_class_noise, without_sources
 from presage.parallel.pipeline_run import simulate_durations
 from presage.pool.pool import THREADS_2, Pool
-from presage.prediction.draws.draw import DrawRequest, Draws, draw, draw_all
+from presage.prediction.draws.distribution import belief_of
+from presage.prediction.draws.draw import DrawRequest, Draws, draw, draw_all, without_fitted_stragglers
 from presage.prediction.draws.shapley import Shapley, shapley, subsets
-from presage.prediction.draws.step_model import StepModel, scale_class
+from presage.prediction.draws.step_model import StepModel, scale_class, step_model
 from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import WorkPaces
 
 Floats = NDArray[np.float64]
+MS = 1e3
 FASTER = 0.9  # of its seconds
 DRAWS, FEW = 4_000, 2_000  # each time; of stages, of which there may be many
 SLOWED = frozenset({"products", "attention"})  # by slow GPUs
@@ -46,6 +48,9 @@ class MetricChange:
     def of(before: Floats, after: Floats) -> MetricChange:
         """Changes between metrics of draws with the same random numbers."""
         return MetricChange(*(_jackknife(after[k] - before[k]) for k in (P50, P95, SD)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"p50": self.p50.to_json(MS), "p95": self.p95.to_json(MS), "sd": self.sd.to_json(MS)}
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,17 @@ class SensitivityRow:
     critical: Critical | None = None
     shares: VarianceShares | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"group": self.group, "name": self.name, "steady_ms": self.steady.to_json()}
+        if self.faster is not None:
+            out["quicker_10pct_ms"] = self.faster.to_json()
+        if (c := self.critical) is not None:
+            out |= {"criticality": c.share, "seconds_ms": c.seconds * MS, "on_path_ms": c.shown * MS}
+        if (s := self.shares) is not None:
+            names = {"variance": s.variance, "p95_minus_p50": s.tail, "mean_excess": s.mean}
+            out["shares"] = {k: e.to_json() for k, e in names.items()}
+        return out
+
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
@@ -79,6 +95,8 @@ class Sensitivity:
     all_steady: MetricChange  # with no source left
     rows: tuple[SensitivityRow, ...]
     exact: bool  # shares of all subsets, or of drawn orders
+    source: str = ""  # of the noise
+    seed: int = 0
 
     def of(self, group: str) -> tuple[SensitivityRow, ...]:
         """Rows of a group."""
@@ -88,6 +106,33 @@ class Sensitivity:
     def one_by_one(self) -> float:
         """Seconds of p95 that the sources' single removals add up to; not what removing all of them does."""
         return sum(r.steady.p95.value for r in self.of("source"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values with the units in their keys."""
+        d = self.draws
+        return {
+            "job": self.shape.job.name,
+            "gpus": self.shape.job.gpus,
+            "draws": int(d.seconds.size),
+            "step_ms": {"p50": d.p50.to_json(MS), "p95": d.p95.to_json(MS)}
+            | {"sd": float(d.seconds.std()) * MS, "without_noise": self.calm * MS},
+            "all_steady_ms": self.all_steady.to_json(),
+            "one_by_one_p95_ms": self.one_by_one * MS,
+            "shares_exact": self.exact,
+            "rows": [r.to_json() for r in self.rows],
+            "noise": self.source,
+            "seed": self.seed,
+        }
+
+
+def job_sensitivity(
+    job: Job, noise: str | None = None, seed: int = 0, draws: int = DRAWS, pool: Pool = THREADS_2
+) -> Sensitivity:
+    """Sensitivity of a job's step; `noise` is a file or a preset, as in `predict_distribution`."""
+    shape = step_model(job)
+    belief, source = belief_of(job, shape.seconds, noise)
+    result = sensitivity(without_fitted_stragglers(shape, belief.noise), belief.noise, seed, draws, pool)
+    return replace(result, source=source)
 
 
 def sensitivity(
@@ -106,7 +151,7 @@ def sensitivity(
     sources, exact = _sources(names, known.__getitem__, before, seed)
     rows = *_classes(critical, known.__getitem__, before), *sources, *_stages(shape, known.__getitem__)
     steady = MetricChange.of(before, known["no source"])
-    return Sensitivity(shape, found, float(calm.seconds.flat[0]), steady, rows, exact)
+    return Sensitivity(shape, found, float(calm.seconds.flat[0]), steady, rows, exact, seed=seed)
 
 
 def _all_metrics(cases: Cases, seed: int, pool: Pool) -> dict[object, Floats]:

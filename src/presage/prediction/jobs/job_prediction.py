@@ -100,6 +100,11 @@ class JobResult(Result):
     def timeline(self) -> Timeline:
         return job_timeline(self.job_step)
 
+    @property
+    def timeline_names(self) -> dict[int, str]:
+        """The name of each stage of the timeline."""
+        return {s.number: f"stage {s.number} ({s.layers} layers)" for s in self.stages}
+
     # ---- speed
 
     @property
