@@ -127,7 +127,7 @@ class AttentionFit:
         self.seconds = np.array([r.seconds for r in rows])
         self.held = np.array([r.held for r in rows])
         self.causal = np.array([r.causal for r in rows])
-        walks = [laws.walks(r.length, r.length, r.causal, r.window) for r in rows]
+        walks = [laws.tile_counts(r.length, r.length, r.causal, r.window) for r in rows]
         self.blocks, self.tiles, self.longest = (np.array(c, np.float64) for c in zip(*walks, strict=True))
         self.heads = np.array([r.batch * r.heads for r in rows], np.float64)
         both = np.array([r.dim + r.value_dim for r in rows], np.float64)

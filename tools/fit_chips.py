@@ -39,7 +39,7 @@ from chip_sources import JOBS, Sources
 
 from presage.costs.closed_form import ClosedFormKernels, laws
 from presage.costs.closed_form.laws import GemmParameters, GemmShape
-from presage.costs.closed_form.parameters import FOLDER, merged, parameters
+from presage.costs.closed_form.parameters import FOLDER, merge_base, parameters
 from presage.hardware import gpu
 
 File = dict[str, Any]
@@ -145,7 +145,7 @@ def other_file(sources: Sources, key: str, own: File) -> File:
     base = RELATED.get(key, OWN)
     file: File = {"gpu": key, "base": base, "clock_MHz": gpu(key).boost_clock / 1e6, "source": FACTS[key]}
     for kind, reach in REACH.get(key, {}).items():
-        found[kind] = {**merged(FOLDER / f"{base}.json")["products"][kind], "reach": reach}
+        found[kind] = {**merge_base(FOLDER / f"{base}.json")["products"][kind], "reach": reach}
     if "bf16" in found:
         for kind in ("fp8", "tf32"):
             ratio = own["products"][kind]["reach"] / own["products"]["bf16"]["reach"]

@@ -19,7 +19,19 @@ import numpy.typing as npt
 
 from presage.costs.collectives.curve import STEP, Correction, Corrections
 from presage.costs.collectives.group import RankGroup
-from presage.costs.collectives.law import ANY, PROTOCOLS, US, Coefficients, Laws, Way, law, paths, reach, terms, ways
+from presage.costs.collectives.law import (
+    ANY,
+    PROTOCOLS,
+    US,
+    Coefficients,
+    Laws,
+    ProtocolCost,
+    law_seconds,
+    paths,
+    protocol_costs,
+    terms,
+    tier_sizes,
+)
 from presage.costs.collectives.model import CollectiveParameters
 from presage.files import write_whole
 from presage.hardware import Platform
@@ -72,22 +84,22 @@ def _fabric(rows: Iterable[MeasuredCollective], start: dict[str, Coefficients]) 
 
 def _row(r: MeasuredCollective) -> tuple[str, list[float]]:
     """The protocol a row was made by, and its terms as shares of its time."""
-    links, sizes = r.platform.links, reach(r.platform.links, r.group)
+    links, sizes = r.platform.links, tier_sizes(r.platform.links, r.group)
     found = [(p, k) for p in paths(r.op, r.group, links) for k in PROTOCOLS[p.algorithm]]
     nominal = {links[0].fabric: START, ANY: START}
-    taken = _taken(ways(r.op, r.group, r.platform, nominal), r.nbytes)
+    taken = _taken(protocol_costs(r.op, r.group, r.platform, nominal), r.nbytes)
     path, protocol = found[taken]
     hops, _, wire, _, own, root, _ = terms(path, protocol, links, sizes, r.op)
     scaled = [US, hops, wire * r.nbytes, own * r.nbytes, root * r.nbytes**0.5]
     return protocol, [v / r.seconds for v in scaled]
 
 
-def _taken(found: Sequence[Way], nbytes: float) -> int:
+def _taken(found: Sequence[ProtocolCost], nbytes: float) -> int:
     """Which way the tuner takes; the nominally fastest where its mind is not known."""
-    thought = [w.thought for w in found]
-    if any(t is None for t in thought):
+    estimates = [w.tuner for w in found]
+    if any(t is None for t in estimates):
         return int(np.argmin([w.seconds(np.array([nbytes]))[0] for w in found]))
-    return int(np.argmin([t.latency + t.per_byte * nbytes for t in thought if t is not None]))
+    return int(np.argmin([t.latency + t.per_byte * nbytes for t in estimates if t is not None]))
 
 
 def _solve(rows: Array, start: Coefficients, scales: Coefficients) -> Coefficients:
@@ -129,7 +141,7 @@ def _corrections(rows: Sequence[MeasuredCollective], laws: Laws) -> Corrections:
     for key, of in curves.items():
         nbytes = np.unique([r.nbytes for r in of])
         seconds = np.array([_typical([r.seconds for r in of if r.nbytes == m]) for m in nbytes])
-        expected = law(ways(of[0].op, of[0].group, of[0].platform, laws), nbytes)
+        expected = law_seconds(protocol_costs(of[0].op, of[0].group, of[0].platform, laws), nbytes)
         found[key] = fit_curve(nbytes, np.log(seconds / expected))
     return Corrections(found, {r.platform.key: r.platform.fabrics for r in rows})
 

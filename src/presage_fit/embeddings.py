@@ -19,9 +19,9 @@ from presage.embeddings.lookup_law import (
     correction_features,
     forward_seconds,
     index_check_seconds,
+    lookup_terms,
     lookup_traffic,
     matern,
-    terms,
 )
 from presage.embeddings.lookup_model import SHIPPED, VERSION, LookupParameters
 from presage.embeddings.row_reuse import Lookups
@@ -81,7 +81,7 @@ class LookupSample:
 
     def totals(self, p: Mapping[str, float]) -> Array:
         """Terms summed over the tables of each group, of the kernels that run alone."""
-        found = terms(self.flow, p, [self.kind])
+        found = lookup_terms(self.flow, p, [self.kind])
         starts = np.flatnonzero(np.diff(self.group, prepend=-1))
         return np.asarray(np.add.reduceat(found, starts, axis=0))
 

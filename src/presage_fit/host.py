@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.host_model import HostModel
-from presage.costs.host_units import HostUnit, Term, ending, extra_launches, named, terms, units
+from presage.costs.host_units import HostUnit, Term, extra_launches, host_terms, host_units, named, step_end_terms
 from presage.graph.graph import Graph
 from presage.traces import waits
 from presage.traces.trace import HostKind, Step, Trace
@@ -58,7 +58,7 @@ class HostRow:
 
 def rows(graph: Graph, trace: Trace, step: Step) -> list[HostRow]:
     """The rows of one traced step."""
-    seen, mine = traced_units(trace, step), units(graph)
+    seen, mine = traced_units(trace, step), host_units(graph)
     given = _terms_by_unit(graph, mine)
     out: list[HostRow] = []
     last, last_seen, since = -1, -1, step.start
@@ -77,12 +77,12 @@ def rows(graph: Graph, trace: Trace, step: Step) -> list[HostRow]:
         last, last_seen, since = u, t, unit.end
     left = [term for k in range(last + 1, len(mine)) for part in given[k] for term in part]
     events = sum(s.events for s in seen[last_seen + 1 :])
-    return [*out, _row("main", step.end - since, events, [*left, *ending(mine)])]
+    return [*out, _row("main", step.end - since, events, [*left, *step_end_terms(mine)])]
 
 
 def share_found(graph: Graph, trace: Trace, step: Step) -> float:
     """The share of the graph's units that the trace has: where it is low, rows do not belong to their terms."""
-    mine = units(graph)
+    mine = host_units(graph)
     return len([*_matched(graph, mine, traced_units(trace, step))]) / max(1, len(mine))
 
 
@@ -94,7 +94,7 @@ def _row(thread: str, ns: int, events: int, found: Iterable[Term]) -> HostRow:
 
 
 def _terms_by_unit(graph: Graph, found: Sequence[HostUnit]) -> list[tuple[list[Term], list[Term]]]:
-    by_op = {i: (before, own) for i, before, own in terms(graph, found)}
+    by_op = {i: (before, own) for i, before, own in host_terms(graph, found)}
     return [([t for i in u.ops for t in by_op[i][0]], [t for i in u.ops for t in by_op[i][1]]) for u in found]
 
 

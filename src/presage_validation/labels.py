@@ -25,7 +25,7 @@ from typing import Any
 from presage.costs.calibrated_kernels import CalibratedKernels, call_times
 from presage.costs.call import Call
 from presage.costs.kernel_files import load
-from presage.costs.rates import eased
+from presage.costs.rates import power_relief
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
@@ -124,7 +124,7 @@ def predict(case: LabelCase, chip: Gpu) -> Pass:
     ran, models = tape(case), _models(chip.key)
     forward, backward = (_kernels(models, calls) for calls in (ran.forward, ran.backward))
     products, others = (a + b for a, b in zip(forward, backward, strict=True))
-    ease = eased(chip, products, others)
+    ease = power_relief(chip, products, others)
     ways = [ease * p + o for p, o in (forward, backward)]
     again = sum(n * nbytes for nbytes, n in ran.scattered if nbytes > chip.l2) * (SECTOR - 1) / models.rates.bandwidth
     return Pass(ways[0] + again, ways[1], ran.exposed * ISSUE, ran.launches * ISSUE, ran.allocations)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint  # noqa: E402
 from presage.capture import NotApplicable, Variant, capture  # noqa: E402
 from presage.capture.variants import AS_WRITTEN  # noqa: E402
 from presage.costs.host_model import host_model  # noqa: E402
-from presage.costs.host_units import terms, units  # noqa: E402
+from presage.costs.host_units import host_terms, host_units  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.graph import (  # noqa: E402
     Graph,
@@ -96,7 +96,7 @@ def shape_of(graph: Graph, op: Op) -> tuple[Any, ...]:
 
 def host_us(graph: Graph) -> float:
     us = host_model().us
-    found = terms(graph, units(graph))
+    found = host_terms(graph, host_units(graph))
     return sum(us.get(key, 0.0) * times for _, before, own in found for key, times in (*before, *own))
 
 
@@ -175,7 +175,7 @@ def test_a_recomputation_is_part_of_the_cuda_graph(blocks: Graph) -> None:
 
 def test_hooks_cost_the_host_time(blocks: Graph) -> None:
     counts = Counter[str]()
-    for _, before, own in terms(blocks, units(blocks)):
+    for _, before, own in host_terms(blocks, host_units(blocks)):
         for key, times in (*before, *own):
             counts[key] += int(times)
     assert counts["checkpoint begins"] == counts["recomputation begins"] == 3

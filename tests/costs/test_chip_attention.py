@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.costs.closed_form import AttentionShape, ClosedFormKernels
-from presage.costs.closed_form.laws import ROWS, STYLES, walks
+from presage.costs.closed_form.laws import ROWS, STYLES, tile_counts
 from presage.hardware import Gpu, gpu, gpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def test_tiles_are_those_one_counts(blocks: int, more: int, window: int) -> None
     queries, keys = blocks * ROWS, (blocks + more) * ROWS
     most = blocks + more if not window else -(-window // ROWS) + 2
     counted = [min(more + i + 1, most) for i in range(blocks)]
-    found, tiles, longest = walks(queries, keys, True, window)
+    found, tiles, longest = tile_counts(queries, keys, True, window)
     assert (found, longest) == (blocks, max(counted))
     assert tiles == pytest.approx(sum(counted))
 

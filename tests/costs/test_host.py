@@ -10,7 +10,7 @@ import pytest
 
 from graph_sketches import Sketch, training_step
 from presage.costs.host_model import HostModel, host_model, read
-from presage.costs.host_units import ENGINE, terms, units
+from presage.costs.host_units import ENGINE, host_terms, host_units
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph
 from presage_fit.host import HostRow, fit, host_model_toml, host_us, own_terms, paces, profiler_cost, rows, share_found
@@ -33,7 +33,7 @@ def linear(**more: object) -> list[tuple[str, dict]]:
 
 
 def test_ops_inside_one_op_are_one_unit_and_a_second_call_is_another() -> None:
-    found = units(graph_of(*linear(), *linear(), ("relu", {}), ("relu", {})))
+    found = host_units(graph_of(*linear(), *linear(), ("relu", {}), ("relu", {})))
     assert [(u.name, len(u.ops)) for u in found] == [
         ("aten::linear", 2),
         ("aten::linear", 2),
@@ -48,16 +48,16 @@ def node(name: str, sequence: int, *inner: str) -> dict:
 
 def test_a_backward_node_is_a_unit_and_each_gradient_another() -> None:
     accumulate = node("torch::autograd::AccumulateGrad", -1)
-    found = units(
+    found = host_units(
         graph_of(("mm", node("MmBackward0", 7)), ("mm", node("MmBackward0", 7)), ("mm", node("MmBackward0", 5)))
     )
     assert [len(u.ops) for u in found] == [2, 1]
-    assert len(units(graph_of(("detach", accumulate), ("detach", accumulate)))) == 2
+    assert len(host_units(graph_of(("detach", accumulate), ("detach", accumulate)))) == 2
 
 
 def keys_of(graph: Graph) -> dict[str, float]:
     out: dict[str, float] = {}
-    for _, before, own in terms(graph, units(graph)):
+    for _, before, own in host_terms(graph, host_units(graph)):
         for key, times in [*before, *own]:
             out[key] = out.get(key, 0.0) + times
     return out
@@ -71,7 +71,7 @@ def test_what_a_checkpoint_recomputes_is_forward_code_on_the_backward_thread() -
     assert found["leaf forward kernel"] == 4
     assert found["leaf backward kernel"] == 2
     assert found["recomputation begins"] == found["checkpoint begins"] == 1
-    assert len(units(graph_of(*forward, *again, *backward))) == 4  # two forward, two nodes
+    assert len(host_units(graph_of(*forward, *again, *backward))) == 4  # two forward, two nodes
 
 
 def test_backward_nodes_that_run_nothing_are_counted() -> None:
@@ -84,7 +84,7 @@ def test_every_op_has_its_terms_once() -> None:
     graph = training_step(4)
     found = keys_of(graph)
     assert sum(v for k, v in found.items() if k.startswith("leaf") and ": " not in k) == len(graph.ops)
-    assert [i for i, *_ in terms(graph, units(graph))] == list(range(len(graph.ops)))
+    assert [i for i, *_ in host_terms(graph, host_units(graph))] == list(range(len(graph.ops)))
 
 
 @pytest.fixture(scope="module")

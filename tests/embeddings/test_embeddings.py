@@ -10,7 +10,7 @@ import pytest
 
 from index_draws import draws
 from presage.embeddings import Reuse, Table, embedding_model
-from presage.embeddings.lookup_law import lookup_traffic, time_held
+from presage.embeddings.lookup_law import characteristic_time, lookup_traffic
 from presage.embeddings.lookup_model import load_lookup_parameters
 from presage.embeddings.row_reuse import BINS, FIRST, fit_alpha, zipf
 from presage.embeddings.table import table_arrays
@@ -139,7 +139,7 @@ def test_caches_hold_what_fits() -> None:
     assert found.again[0] == 0.0  # half a megabyte stays
     assert 0.8 < found.again[1] / (k.count[1] - k.distinct[1]) < 1.0  # of gigabytes little does
     assert (found.near <= k.count).all() and (found.near >= k.distinct * 0.99).all()
-    held = time_held(k.rows, k.uses, np.array([1e4, 1e4]))
+    held = characteristic_time(k.rows, k.uses, np.array([1e4, 1e4]))
     filled = (k.rows * -np.expm1(-k.uses * held[:, None])).sum(axis=1)
     assert filled[1] == pytest.approx(1e4, rel=1e-3)
 

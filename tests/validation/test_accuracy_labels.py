@@ -20,7 +20,7 @@ from presage.costs.corrections import transfer_streaming
 from presage.costs.families import FAMILIES
 from presage.costs.families.gemm import gemm_call
 from presage.costs.kernel_files import load
-from presage.costs.rates import Rates, eased, reached_fp32
+from presage.costs.rates import Rates, power_relief, reached_fp32
 from presage.errors import InputError
 from presage.hardware import gpu
 from presage_validation.label_models import NETS, LabelCase, tape
@@ -201,10 +201,10 @@ def test_more_power_is_never_slower() -> None:
 
 def test_kernels_that_leave_power_over_ease_products() -> None:
     card = gpu("l4")
-    factors = [eased(card, 1.0, others) for others in (0.0, 0.3, 1.0, 3.0)]
+    factors = [power_relief(card, 1.0, others) for others in (0.0, 0.3, 1.0, 3.0)]
     assert factors[0] == pytest.approx(1.0)
     assert factors == sorted(factors, reverse=True)
-    assert eased(gpu("h200"), 1.0, 1.0) == 1.0
+    assert power_relief(gpu("h200"), 1.0, 1.0) == 1.0
 
 
 def test_float32_products_of_other_generations_have_corrections_of_their_own() -> None:

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from presage.capture import Variant, capture  # noqa: E402
 from presage.capture.variants import AS_WRITTEN  # noqa: E402
 from presage.costs.host_model import host_model  # noqa: E402
-from presage.costs.host_units import terms, units  # noqa: E402
+from presage.costs.host_units import host_terms, host_units  # noqa: E402
 from presage.costs.kernel_model import OpTime  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
 from presage.graph.graph import (  # noqa: E402
@@ -70,7 +70,7 @@ def shape_of(graph: Graph, op: Op) -> tuple[Any, ...]:
 
 def host_us(graph: Graph) -> float:
     us = host_model().us
-    found = terms(graph, units(graph))
+    found = host_terms(graph, host_units(graph))
     return sum(us.get(key, 0.0) * times for _, before, own in found for key, times in (*before, *own))
 
 

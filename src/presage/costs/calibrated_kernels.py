@@ -1,7 +1,7 @@
 """Kernel times of a captured step on a calibrated GPU: law times correction, cache state, power limit.
 
 An op without a model is timed like one that moves as many tensors (`likeness`) or by its FLOPs and bytes (`roofline`);
-either way it is told, and none is free.
+either way the source is reported, and none is free.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _seconds(
 
 
 def _own_factors(models: CalibratedKernels, name: str, described: Mapping[Any, Described]) -> Floats:
-    """What tables of this GPU say beside the corrections it got from another."""
+    """Factors by published tables of this GPU, over the corrections transferred from another."""
     own, calls = models.own.get(name), list(described.values())
     if own is None:
         return np.ones(len(calls))
@@ -279,13 +279,13 @@ def host_copy_seconds(nbytes: int, gpu: Gpu) -> float:
     return START + nbytes / (REACHED * gpu.pcie)
 
 
-# ---- GEMMs of 8-bit numbers with scales, by the closed law: a GPU without such units takes that of the next wider type
+# ---- Scaled 8-bit GEMMs, by the closed-form law: a GPU without fp8 units gets that of the next wider type
 
 SCALED = "aten::_scaled_mm"
 
 
 def scaled_seconds(graph: Graph, op: Op, gpu: Gpu) -> float:
-    """At the full clock. The left matrix lies in rows and the right one in columns, as the units want them."""
+    """Seconds at the full clock; the left operand is row-major and the right one column-major, as fp8 units require."""
     left, right = graph.inputs_of(op)[:2]
     shape = GemmShape(left.shape[0], right.shape[1], left.shape[1], rhs_k_major=True)
     return ClosedFormKernels.of(gpu).gemm(shape, "fp8")

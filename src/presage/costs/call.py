@@ -13,7 +13,7 @@ from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor, references
 
 @dataclass(frozen=True)
 class Shape:
-    """A tensor without its numbers."""
+    """Sizes, strides and dtype of a tensor."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -75,8 +75,8 @@ Value: TypeAlias = Single | tuple[Any, ...]  # a list of shapes or of numbers
 
 @dataclass(frozen=True)
 class Call:
-    """`facts` are what shapes do not tell: how many looked-up rows are distinct (`distinct`), how often the most
-    frequent one comes (`most`)."""
+    """An op and its inputs. `facts` hold what shapes cannot: the number of distinct rows looked up (`distinct`) and the
+    uses of the most frequent one (`most`)."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -95,7 +95,7 @@ class Call:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """The same for calls that cost the same."""
+        """Equal for calls that cost the same."""
         return self.name, self.inputs, self.tf32, tuple(sorted(self.facts.items()))
 
     def shape(self, place: int) -> Shape | None:

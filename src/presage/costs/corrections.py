@@ -101,7 +101,7 @@ class TableCorrection:
     trees: Trees
 
     def factors(self, calls: Sequence[Call], laws: Sequence[Law], rates: Rates) -> Floats:
-        """Times as long as the other GPU's correction says; one where nothing was measured."""
+        """Factors over the other GPU's correction; 1 where nothing was measured."""
         out = np.ones(len(calls))
         at = [i for i, c in enumerate(calls) if self.knows(c)]
         if at:

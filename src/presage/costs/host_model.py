@@ -1,4 +1,4 @@
-"""What a step costs the host: seconds per op as T1 to T5, shared by all workloads of a machine.
+"""Host time of a step: seconds per op as T1 to T5, shared by all workloads of a machine.
 
     T1  between the last op and this one     T4  the launch calls
     T2  from its start to its first launch   T5  between its launches
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.host_constants import COMPILED_US, CUDA_GRAPH_US, hook_us
-from presage.costs.host_units import Term, ending, extra_launches, named, terms, units
+from presage.costs.host_units import Term, extra_launches, host_terms, host_units, named, step_end_terms
 from presage.errors import InputError, PresageError
 from presage.files.reading import parse_toml, read_text
 from presage.graph.graph import Graph
@@ -54,7 +54,7 @@ class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the numbers are from."""
+    """Provenance of a fitted host model."""
 
     gpu: str
     software: str
@@ -89,7 +89,7 @@ class HostCosts:
 
 @dataclass(frozen=True)
 class HostModel:
-    """Microseconds by term, and what else a host is like."""
+    """Host time by term, in microseconds, with the pace and call costs of the machine."""
 
     fitted: HostFit
     pace: Pace
@@ -100,23 +100,20 @@ class HostModel:
         """The host seconds of every op, given how many things each launches."""
         if len(launches) != len(graph.ops):
             raise ValueError(f"{len(graph.ops)} ops, but launches of {len(launches)}")
-        n, host_units = len(graph.ops), units(graph)
-        gap, own, extra = np.zeros(n), np.zeros(n), np.zeros(n)
-        for i, before, own_terms in terms(graph, host_units):
+        profiler_units = host_units(graph)
+        gap, own, extra = np.zeros((3, len(graph.ops)))
+        for i, before, own_terms in host_terms(graph, profiler_units):
             hook = hook_us(graph.ops[i])
             gap[i], own[i] = (self._sum(before), self._sum(own_terms)) if hook is None else (0.0, hook)
             extra[i] = self._sum(extra_launches(graph.ops[i].name, launches[i]))
         self._replay(graph, launches, gap, own, extra)
         gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
-        eager = [u for u in host_units if not graph.ops[u.ops[0]].replayed]
-        counts, end = (
-            np.asarray(launches, np.float64),
-            max(self._sum(ending(eager)), 0.0) * US if eager or not host_units else 0.0,
-        )
-        return self._split(gap, own, extra, counts, end, self._unknown(graph))
+        eager = [u for u in profiler_units if not graph.ops[u.ops[0]].replayed]
+        end = max(self._sum(step_end_terms(eager)), 0.0) * US if eager or not profiler_units else 0.0
+        return self._split(gap, own, extra, np.asarray(launches, np.float64), end, self._unknown(graph))
 
     def _replay(self, graph: Graph, launches: Sequence[int], gap: Floats, own: Floats, extra: Floats) -> None:
-        """Ops of a CUDA graph cost the host nothing; the first has the one call that starts them all."""
+        """Ops of a CUDA graph cost no host time; the first carries the graph launch."""
         first: dict[str, int] = {}
         for i, op in enumerate(graph.ops):
             if op.replayed:
@@ -126,11 +123,11 @@ class HostModel:
             own[i] += self.calls.replay_call_us
 
     def with_terms(self, us: Mapping[str, float]) -> HostModel:
-        """The same host with other terms."""
+        """A copy with other terms."""
         return replace(self, us=us)
 
-    def _sum(self, terms: Iterable[Term]) -> float:
-        return sum(self._of(key) * times for key, times in terms if times)
+    def _sum(self, each: Iterable[Term]) -> float:
+        return sum(self._of(key) * times for key, times in each if times)
 
     def _of(self, key: str) -> float:
         value = self.us.get(key, COMPILED_US.get(key))
@@ -201,5 +198,5 @@ def _parsed(path: str, text: str) -> HostModel:
         raise InputError(path, what, where.strip("`") or None) from e
     if file.version != 1:
         raise InputError(path, f"is version {file.version}, and this presage reads 1", "version")
-    terms = file.us | {f"{kind}: {n}": v for kind, names in file.names_us.items() for n, v in names.items()}
-    return HostModel(file.fitted, file.pace, file.calls, terms)
+    host_terms = file.us | {f"{kind}: {n}": v for kind, names in file.names_us.items() for n, v in names.items()}
+    return HostModel(file.fitted, file.pace, file.calls, host_terms)

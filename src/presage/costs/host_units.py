@@ -1,4 +1,4 @@
-"""A step's ops as the host runs them: in units (what a profiler shows as one outermost op), and what each adds.
+"""Host time terms of a step: its ops in units (what a profiler shows as one outermost op), and the terms of each.
 
 An op's host time is a sum of a few small terms, each with a key: `gap`s between units, ops around it (`wrap`) that it
 is the first to run in, the op itself (`leaf`), tensors in its lists, launches beyond the first. A key is a class
@@ -47,7 +47,7 @@ def named(key: str) -> bool:
     return ": " in key
 
 
-def units(graph: Graph) -> list[HostUnit]:
+def host_units(graph: Graph) -> list[HostUnit]:
     """The graph's ops in the profiler's outermost ops, in order."""
     out: list[list[int]] = []
     in_backward = _made_in_backward(graph)
@@ -103,10 +103,10 @@ def _second(op: Op) -> str:
     return op.within[1] if len(op.within) > 1 else op.name
 
 
-def terms(graph: Graph, host_units: Sequence[HostUnit]) -> Iterator[tuple[int, list[Term], list[Term]]]:
-    """For each op in order its place, the terms before it (if something begins with it), and its own.
+def host_terms(graph: Graph, host_units: Sequence[HostUnit]) -> Iterator[tuple[int, list[Term], list[Term]]]:
+    """For each op in order: its index, the terms of the gap before it, and its own terms.
 
-    Launches beyond an op's first are not among them: how many there are is the kernels' to say.
+    Launches beyond an op's first are not included: the kernel model gives their number.
     """
     skipped, recomputed = _Empty(graph), _recomputed(graph)
     checkpointed = checkpoints(graph, recomputed)
@@ -138,7 +138,7 @@ def terms(graph: Graph, host_units: Sequence[HostUnit]) -> Iterator[tuple[int, l
         before = first
 
 
-def ending(host_units: Sequence[HostUnit]) -> list[Term]:
+def step_end_terms(host_units: Sequence[HostUnit]) -> list[Term]:
     """The terms after the last op: what the step made is given back."""
     return [("step end", 1.0), ("step end, a unit", float(len(host_units)))]
 
@@ -212,7 +212,7 @@ def _shared(last: Op, op: Op) -> int:
 
 
 def extra_launches(name: str, launches: int, ops: int = 1) -> Iterator[Term]:
-    """Launches of some ops beyond one each: a second often goes with more work, further ones are a loop in C++."""
+    """Terms of launches beyond one per op: the second, and further ones (a loop in C++)."""
     if launches > ops:
         yield "second launch", float(min(launches - ops, ops))
         yield f"second launch: {name}", float(min(launches - ops, ops))
@@ -255,7 +255,7 @@ class _Empty:
         self.last = -1
 
     def before(self, sequence: int) -> float:
-        """How many lie between the lowest node so far and this one: autograd goes from the highest down."""
+        """Empty nodes between the lowest node so far and this one: autograd runs from the highest down."""
         if sequence < 0 or sequence > self.last >= 0:
             return 0.0
         since, self.last = self.last, sequence
@@ -313,8 +313,8 @@ def _runs(recomputed: Sequence[bool]) -> Iterator[range]:
 
 
 def _repeated(graph: Graph, run: range, main: Sequence[int], calls: Mapping[Call, list[int]]) -> int | None:
-    """The op of the forward pass that a run begins with once more: the last that goes on as the run does, and that the
-    backward pass, which has come to the run, has not gone past."""
+    """The forward op that a recomputed run starts from: the last one followed by the same ops that the backward pass
+    has not yet passed."""
     again = [_call(graph.ops[i]) for i in run if graph.ops[i].name != KEPT][:ENOUGH]
     reached = graph.ops[run.stop].sequence if run.stop < len(graph.ops) else -1
     for k in reversed(calls.get(again[0], []) if again else []):
@@ -329,7 +329,7 @@ def _call(op: Op) -> Call:
 
 
 def _note_hooks(graph: Graph, run: range, first: int, nodes: Sequence[dict[int, int]], hooks: dict[int, float]) -> None:
-    """The tensors that a run keeps, in the run itself and where the forward and the backward pass have them."""
+    """Count saved-tensor hooks of a run: in the run itself, and at the ops of the forward and the backward pass."""
     kept = Counter(graph.ops[i].sequence for i in run if graph.ops[i].name == KEPT)
     hooks |= {i: 1.0 for i in run if graph.ops[i].name == KEPT}
     numbers = [graph.ops[i].sequence for i in run if graph.ops[i].sequence >= 0]

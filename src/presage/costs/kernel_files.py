@@ -63,15 +63,15 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], about: Mapping[str, Any]
 
 
 def _names() -> set[str]:
-    """Names of known GPUs: a folder called so, which lies here by chance, is ./h200."""
+    """Names of known GPUs: a folder of such a name is given as ./h200."""
     return {path.stem for path in shipped_files("gpus")}
 
 
 def load(name: str | Path) -> CalibratedKernels:
     """The models of a GPU by its name (h200), or of a calibration pack's folder (fitted once, kept beside it).
 
-    A GPU that was never calibrated gets another's corrections over its own law; `Models.transferred` says whose. Where
-    tables timed it, or one of its architecture, `Models.own` corrects those of the families they have.
+    A GPU that was never calibrated gets another's corrections over its own law; `transferred` names it. Where
+    tables timed it, or one of its architecture, `own` corrects the families they time.
     """
     given = Path(name)
     if given.is_dir() and name not in _names():
@@ -110,7 +110,7 @@ def _tables(path: Path) -> dict[str, TableCorrection]:
 
 
 class _About(msgspec.Struct):
-    """What a file of models says of itself."""
+    """Header of a file of kernel models."""
 
     gpu: str
     families: list[str]

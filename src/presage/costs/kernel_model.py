@@ -24,7 +24,7 @@ Source: TypeAlias = Literal["model", "likeness", "roofline", "none"]
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """GPU time of one op at the full clock, and what the power limit needs to know of it."""
+    """GPU time of one op at the full clock, with its work and power demand."""
 
     seconds: float
     launches: int  # kernels, copies and memsets
@@ -52,14 +52,14 @@ class KernelModel(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about where the times are from."""
+        """Notes for the user on the source of the times."""
 
     def op_times(self, graph: Graph) -> Sequence[OpTime]:
         """The time of every op of a graph, in order, at the full clock."""
 
 
 def slowdown(power: Power, times: Sequence[OpTime], idle: float = 0.0) -> float:
-    """How much longer tensor-core kernels take in a step of these kernels and so many idle seconds."""
+    """Slow-down of tensor-core kernels by the power limit, in a step of these kernels and `idle` seconds."""
     tensor = np.array([t.tensor_cores for t in times], np.bool_)
     if not tensor.any():
         return 1.0

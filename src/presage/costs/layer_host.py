@@ -1,4 +1,4 @@
-"""What a transformer's layer costs the host in each framework: ops counted, times what an op takes.
+"""Host time of a transformer layer in each framework: ops counted, times the host time of an op.
 
 Where a microbatch is small the GPU waits for the host, and the step is as long as the host takes to launch it. Counts
 and times are in `data/layer_host.toml` with their sources: layers captured from plain PyTorch and priced by the host
@@ -110,7 +110,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def host_facts() -> _File:
-    """Counts and times, as the file has them."""
+    """Counts and times of data/layer_host.toml."""
     place = files("presage").joinpath("data/layer_host.toml")
     try:
         return msgspec.convert(tomllib.loads(place.read_text(encoding="utf-8")), _File)
@@ -119,12 +119,12 @@ def host_facts() -> _File:
 
 
 def hosts_known() -> tuple[str, ...]:
-    """The frameworks there are, other names of them included."""
+    """Names of the known frameworks, aliases included."""
     return (*host_facts().frameworks, *ALIASES)
 
 
 def eras() -> tuple[str, ...]:
-    """The generations of hosts."""
+    """Names of the host generations."""
     return tuple(host_facts().eras)
 
 
@@ -157,7 +157,7 @@ def layer_host(
 
 
 def _layer_times(f: _File, which: _Framework, fused: bool) -> LayerHost:
-    """Microseconds, by part."""
+    """Host microseconds of a layer by part."""
     forward, backward = _layer(f, which, fused)
     t, seen = f.terms, f.traced
     ends = seen.ends_launches if which.python else ENDS_FORWARD
@@ -193,7 +193,7 @@ def _graph(f: _File) -> LayerHost:
 
 
 def _with_experts(f: _File, h: LayerHost, compiled: bool) -> LayerHost:
-    """Routing is many small ops; a compiler launches them more cheaply."""
+    """With the launches of expert routing, cheaper in compiled code."""
     ahead, back = (f.traced.kernel,) * 2 if compiled else (f.terms.kernel_forward, f.terms.kernel_backward)
     forward = f.experts.launches_forward * ahead + f.experts.collectives * h.collective
     backward = f.experts.launches_backward * back + f.experts.collectives * h.collective

@@ -1,4 +1,4 @@
-"""What a kernel and a collective cost each other while they run side by side on one GPU.
+"""Contention between a kernel and a collective that run concurrently on one GPU.
 
 A collective takes a multiprocessor for each of its `n` channels and a share of the memory's bandwidth. With `f` the
 share of multiprocessors taken, `d` the share of bandwidth drawn, `m` the share the kernel draws by itself and `w` the
@@ -54,7 +54,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class OverlapLaw:
-    """The fitted constants."""
+    """Fitted constants of the overlap law."""
 
     tail: float  # waves
     most: float  # what multiprocessors cost a product at most: all its work again
@@ -77,7 +77,7 @@ def kind_of(family: str) -> Kind:
 
 
 def waves(gpu: Gpu, results: float) -> float:
-    """Rounds of tiles in which a product or convolution with so many results is worked off."""
+    """Waves of tiles of a GEMM or convolution with this many outputs."""
     return float(max(1, math.ceil(results / TILE / gpu.sms)))
 
 
@@ -92,7 +92,7 @@ def contention(
     kind: Kind | None = None,
     traffic: float = 3.0,
 ) -> Contention:
-    """A kernel beside a collective that receives so many bytes a second by itself, in so many channels.
+    """Slow-down of a kernel and a collective that run concurrently; the collective alone receives `bytes_per_second`.
 
     `memory_share`: of the peak bandwidth, what the kernel draws by itself. `waves`: see `waves()`; without it a
     product is taken for a long one. `kind`: by family, where known, else by `computes`. `traffic`: bytes through
@@ -125,7 +125,7 @@ def _slower(pace: float, delayed: float) -> float:
 
 
 def _lost(law: OverlapLaw, kind: Kind, taken: float, channels: int, held: float, waves: float) -> float:
-    """What missing multiprocessors add. `taken`: over those that are left."""
+    """Slow-down by SMs taken. `taken`: over the SMs left."""
     if kind == "products":
         return min(law.most, math.hypot(law.tail * channels / (channels + 1) / waves, taken))
     if kind == "attention":
@@ -136,7 +136,7 @@ def _lost(law: OverlapLaw, kind: Kind, taken: float, channels: int, held: float,
 
 
 def _pressed(law: OverlapLaw, kind: Kind, held: float) -> float:
-    """What the collective's share of the bandwidth adds, per unit of it over what is left."""
+    """Slow-down by the collective's bandwidth, per unit of its share over the share left."""
     if kind == "scattered":
         return law.scattered_press
     return float(law.base + law.press * held**law.bend)
@@ -165,7 +165,7 @@ def start_wait(running: float, kind: Kind, high_priority: bool = False) -> float
 
 
 def channels(gpu: Gpu, way: Literal["ring", "nvls", "pairs"] = "ring") -> int:
-    """How many channels NCCL gives a large collective within a node, by what was seen; small ones have fewer.
+    """Channels NCCL uses for a large collective within a node, as observed; small ones have fewer.
 
     `pairs`: sends and receives, so all-to-all too. GPUs without a fast link between them get as many as PCIe can use.
     """

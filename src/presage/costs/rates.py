@@ -90,9 +90,9 @@ def _clock(gpu: Gpu, share: float, more: float = 0.0) -> float:
     return low
 
 
-def eased(gpu: Gpu, products: float, others: float) -> float:
-    """How long products take of what they would alone, `products` seconds, among `others` seconds of kernels that move
-    memory and leave power over: the limit holds on average."""
+def power_relief(gpu: Gpu, products: float, others: float) -> float:
+    """Time of fp32 GEMMs among `others` seconds of memory-bound kernels, which leave power over, relative to their
+    `products` seconds alone: the power limit holds on average."""
     if not architecture(gpu.architecture).fp32_pJ or products <= 0.0:
         return 1.0
     share = _by_lanes(gpu)

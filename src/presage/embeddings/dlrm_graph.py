@@ -1,4 +1,4 @@
-"""The step of one rank of a recommendation model: dense layers as ops, embeddings as ops whose times a plan tells.
+"""The step of one rank of a recommendation model: dense layers as ops, embeddings as ops timed by the sharding plan.
 
 The order is that of TorchRec: the dense features go first, then lookups, the exchange of pooled rows, interaction, top
 layers; backward in the opposite order. Pipelined (TrainPipelineSparseDist), the indices of the next batch are sent
@@ -35,7 +35,7 @@ ALL_TO_ALL = "c10d::alltoall_base_"
 
 @dataclass(frozen=True)
 class EmbeddingCounts:
-    """What of the embeddings there is: tables with ranks of their own, tables cut by rows, tables on all ranks."""
+    """Columns and lookups of table- and column-wise, row-wise and data-parallel tables."""
 
     placed: int  # columns
     by_rows: int
@@ -114,7 +114,7 @@ class _Step:
             self._op("indices", ALL_TO_ALL, [self.coming], [self.ready])
 
     def _columns(self, tensor: int, width: int) -> int:
-        """So many columns of what a rank's samples have, as one block."""
+        """A view of `width` columns of a rank's samples, as one block."""
         return self.tape.add_tensor(self.tape.of(tensor).storage, (self.rows, width), self.wire)
 
     def _embedded(self) -> int:

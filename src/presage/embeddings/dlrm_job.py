@@ -26,7 +26,7 @@ MOST_RANKS, MOST_WIDTH, MOST_LAYERS = 16_384, 10**6, 1000  # all ranks go throug
 
 @dataclass(frozen=True)
 class DlrmJob:
-    """What is trained, and on what."""
+    """A recommendation model, its tables, batch, ranks and platform."""
 
     name: str
     tables: tuple[Table, ...]
@@ -90,7 +90,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_job(path: str | Path) -> DlrmJob:
-    """A job from its file; tables and a plan may be files beside it."""
+    """A job from its file; tables and the plan may be files in the same folder."""
     path = Path(path)
     try:
         file = msgspec.convert(load_toml(path), _File)

@@ -69,7 +69,7 @@ def relu(tape: AutogradTape, x: int, name: str) -> int:
 def mlp(
     tape: AutogradTape, x: int, widths: list[int], name: str, *, last_plain: bool = False, first: bool = False
 ) -> int:
-    """Linear layers, a ReLU after each but (`last_plain`) the last. `first`: what goes in needs no gradient."""
+    """Linear layers, a ReLU after each but (`last_plain`) the last. `first`: its input needs no gradient."""
     for k, width in enumerate(widths):
         x = linear(tape, x, width, f"{name}.{2 * k}", needs_input=k > 0 or not first)
         if not (last_plain and k == len(widths) - 1):
@@ -96,7 +96,7 @@ def concatenate(tape: AutogradTape, parts: list[int], name: str) -> int:
 
 
 def dot_interaction(tape: AutogradTape, dense: int, sparse: int, name: str = "interaction") -> int:
-    """All pairs of the dense vector and the tables' as products, beside the dense vector."""
+    """Dot products of all pairs of feature vectors, concatenated with the dense vector."""
     rows, width = tape.of(dense).shape
     vectors = 1 + tape.of(sparse).shape[1] // width
     pairs = vectors * (vectors - 1) // 2
@@ -204,7 +204,7 @@ def dense_update(tape: AutogradTape, optimizer: str) -> None:
         tape.emit(name, [*lists, -0.1], [], writes=[r.id for r in both[0]], overload="List")
 
 
-# ---- Tape: a graph builder with autograd. Dense layers become the ops PyTorch runs, forward and backward, without P
+# ---- AutogradTape: a graph builder that records the ops PyTorch would run, forward and backward, without PyTorch
 
 ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -230,7 +230,7 @@ class AutogradTape(GraphBuilder):
         return self.add_tensor(storage, shape, kind)
 
     def input(self, shape: Sequence[int], dtype: str, *, nbytes: int | None = None) -> int:
-        """What is there before the step; `nbytes` where its memory is counted elsewhere."""
+        """A tensor that exists before the step; `nbytes` where its memory is counted elsewhere."""
         size = prod(shape) * DTYPE_BYTES[dtype] if nbytes is None else nbytes
         return self.add_tensor(self.add_storage(size, "input", lifetime="always"), shape, dtype)
 
@@ -242,7 +242,7 @@ class AutogradTape(GraphBuilder):
         return self.tensors[tensor]
 
     def view(self, tensor: int, shape: Sequence[int], strides: Sequence[int], *within: str, offset: int = 0) -> int:
-        """The same memory seen otherwise."""
+        """A view of a tensor's storage."""
         old = self.of(tensor)
         number = self.add_tensor(old.storage, shape, old.dtype, offset, strides)
         self.emit("aten::as_strided", [Ref(tensor)], [number], *within, kernels=False)
@@ -280,7 +280,7 @@ class AutogradTape(GraphBuilder):
         return out
 
     def cast(self, tensor: int, dtype: str) -> int:
-        """In another dtype, by a copy; itself where it has that dtype."""
+        """The tensor in another dtype, by a copy; itself if it has that dtype."""
         if self.of(tensor).dtype == dtype:
             return tensor
         out = self.activation(self.of(tensor).shape, dtype)
@@ -299,17 +299,17 @@ class AutogradTape(GraphBuilder):
     # ---- gradients
 
     def note(self, back: Note) -> None:
-        """What the backward pass does for what was just written."""
+        """Register the backward function of the op just emitted."""
         self._notes.append((self.module, back))
 
     def add_gradient(self, tensor: int, gradient: int) -> None:
-        """Gradients that reach a tensor by several ways are added up."""
+        """Add a gradient of a tensor to those it already has."""
         if tensor in self.gradients:
             gradient = self.pointwise("aten::add", [self.gradients[tensor], gradient], extra=[1])
         self.gradients[tensor] = gradient
 
     def keep_gradient(self, parameter: int, name: str) -> int:
-        """Memory of a parameter's gradient."""
+        """Allocate the gradient of a parameter."""
         shape = self.of(parameter).shape
         storage = self.add_storage(4 * prod(shape), "gradient", name, self.module, lifetime="kept")
         gradient = self.add_tensor(storage, shape, "float32")

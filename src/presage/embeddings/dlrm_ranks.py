@@ -39,7 +39,7 @@ Tell = Callable[[float, float], None]
 
 @dataclass(frozen=True, eq=False)
 class DlrmRanks:
-    """A job's ranks as the engine takes them, its plan and what that costs."""
+    """Ranks of a job for the engine, its sharding plan and the plan's cost."""
 
     job: DlrmJob
     prices: ShardCosts
@@ -126,7 +126,7 @@ def _ranks(
 
 
 def _embedding_counts(job: DlrmJob, plan: ShardingPlan) -> EmbeddingCounts:
-    """What a rank's samples send and get."""
+    """Columns, bags and lookups that a rank's samples send and receive."""
     width, bags, lookups = dict.fromkeys(KINDS, 0), 0.0, 0.0
     for table, placed in zip(job.tables, plan.tables, strict=True):
         width[placed.sharding] += table.dim
@@ -146,7 +146,7 @@ def _batch_bytes(job: DlrmJob) -> float:
 
 
 def _common_times(prices: ShardCosts, cost: ShardingCost, common: SharedTableCosts, copied: float) -> dict[str, float]:
-    """Seconds of the embeddings' ops, of a rank that holds the mean where ranks differ."""
+    """Seconds of the embedding ops, those of the mean rank where ranks differ."""
     load = cost.load
     scatter, gather, reduce = prices.between(common)
     exchange = float(prices.exchange(load.output.max()))
@@ -171,7 +171,7 @@ def _common_times(prices: ShardCosts, cost: ShardingCost, common: SharedTableCos
 
 
 def _op_seconds(graph: Graph, place: int, time: OpTime, known: dict[str, float]) -> OpTime:
-    """The time of an op of the embeddings, in place of what its shapes would say."""
+    """The planned time of an embedding op, in place of the kernel model's."""
     which = graph.ops[place].module
     if not which.startswith(SPARSE):
         return time

@@ -40,7 +40,7 @@ class Bags:
 
 @dataclass(frozen=True)
 class TableCounts:
-    """One table in one batch."""
+    """Lookup statistics of one table in one batch."""
 
     name: str
     rows: int  # the largest index and one, unless it was told
@@ -61,7 +61,7 @@ class TableCounts:
 def count_lookups(
     tables: Iterable[Bags], batch: int | None = None, dim: int = 128, dtype: str = "float32", rows: int | None = None
 ) -> Iterator[TableCounts]:
-    """Each table in its first batch of so many samples, or in all of them."""
+    """Statistics of each table over its first `batch` samples, or over all."""
     for bags in tables:
         samples = min(len(bags.lengths), batch or len(bags.lengths))
         used = bags.indices[: int(bags.lengths[:samples].sum())]
@@ -77,7 +77,7 @@ def count_lookups(
 
 @lru_cache(4096)
 def likely_alpha(bins: tuple[int, ...], lookups: int, rows: int) -> float:
-    """The skew under which so many rows in each bin of use counts, unused ones too, are most likely (Poisson)."""
+    """Maximum-likelihood Zipf skew from the rows in each bin of use counts, unused rows included (Poisson)."""
     if not lookups:
         return 0.0
     counted = np.array([rows - sum(bins), *bins], float)
@@ -139,7 +139,7 @@ def _torch(data: bytes, path: Path) -> Any:
 
 
 def _arrays(value: Any) -> Any:
-    """Tensors as arrays, in whatever holds them."""
+    """Tensors in nested containers as arrays."""
     if isinstance(value, dict):
         return {str(k): _arrays(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -183,7 +183,7 @@ def _tables(value: Any, name: str) -> Iterator[Bags]:
 
 
 def _second(value: list[Array]) -> str:
-    """Whether the array beside the indices has lengths or offsets."""
+    """The name of the second array: lengths or offsets."""
     return "lengths" if int(value[1].sum()) == len(value[0]) else "offsets"
 
 
@@ -203,7 +203,7 @@ def _columns(value: Array, name: str) -> Iterator[Bags]:
 
 
 def _fixed(name: str, value: Array) -> Bags:
-    """[samples, lookups]."""
+    """Bags of equal length from an array [samples, lookups]."""
     return Bags(name, np.ascontiguousarray(value).reshape(-1), np.full(len(value), value.shape[1]))
 
 

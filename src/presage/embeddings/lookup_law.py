@@ -1,6 +1,6 @@
 """Kernel times of FBGEMM's table-batched embeddings, from memory traffic and the length of dependent reads.
 
-Forward: a check of the indices, then a kernel in which 8, 16 or 32 lanes (by the widest table of the group) walk over a
+Forward: a check of the indices, then a kernel in which 8, 16 or 32 lanes (by the widest table of the group) loop over a
 bag. Tables come one after the other. A table takes the longest (as a soft maximum) of three: its chains of reads over
 the warps that run at once, its bytes from and to memory, its bytes from L2. A group takes its tables, and the longest
 chain of one bag, which counts alone where bags are few.
@@ -42,7 +42,7 @@ TERMS = (
 AT = {name: i for i, name in enumerate(TERMS)}
 
 
-def terms(f: LookupTraffic, p: Params, kinds: Iterable[int | Array] = KINDS) -> Array:
+def lookup_terms(f: LookupTraffic, p: Params, kinds: Iterable[int | Array] = KINDS) -> Array:
     """[tables, TERMS]; sums over the tables of a group are what `forward` and `backward` take."""
     k = f.columns
     out = np.zeros((len(k), len(TERMS)))
@@ -136,7 +136,7 @@ def _soft(power: float, *parts: Array) -> Array:
 
 
 def kind_of(total: Array) -> Array:
-    """Which kernels a group runs."""
+    """Kernel kind of a group, by its widest table."""
     return np.asarray(np.sum([total[..., AT[f"over{w}"]] > 0.5 for w in WIDEST], axis=0))
 
 
@@ -147,7 +147,7 @@ def of_kind(total: Array, name: str) -> Array:
 
 
 def _fresh(total: Array, p: Params, cold: bool) -> Array | float:
-    """How much of what a step touches was not left in the cache by the steps before: all of it, if that is cold."""
+    """Share of the touched rows not left in the cache by earlier steps: 1 if cold."""
     if cold:
         return 1.0
     touched = np.maximum(1.0, total[..., AT["touched"]])
@@ -171,7 +171,7 @@ def chain_seconds(total: Array, p: Params, cold: bool = False) -> Array:
 
 
 def forward_seconds(total: Array, p: Params, cold: bool = False) -> Array:
-    """Seconds of a group."""
+    """Forward seconds of a group."""
     share = _fresh(total, p, cold)
     warm, new = of_kind(total, "warm"), of_kind(total, "cold")
     kernel = _soft(p["soft_chain"], warm + share * (new - warm), chain_seconds(total, p, cold))
@@ -179,7 +179,7 @@ def forward_seconds(total: Array, p: Params, cold: bool = False) -> Array:
 
 
 def backward_seconds(total: Array, p: Params, cold: bool = False) -> Array:
-    """Seconds of a group, with the update of its weights."""
+    """Backward seconds of a group, weight update included."""
     lookups = total[..., AT["lookups"]]
     passes = np.ceil(np.log2(np.maximum(2.0, total[..., AT["size"]] + 1)) / RADIX) * (lookups > TILE)
     sort = passes * p["pass"] + lookups * (passes * p["sort"] + p["runs"])
@@ -198,7 +198,7 @@ LONG = 5  # the first bin of rows that thread blocks update instead of warps: 32
 
 @dataclass(frozen=True)
 class LookupTraffic:
-    """One entry a table."""
+    """Memory traffic of each table's lookups, one entry per table."""
 
     columns: TableArrays
     row: Array  # bytes read of a row
@@ -230,8 +230,8 @@ def lookup_traffic(
     )  # fmt: skip
 
 
-def time_held(rows: Array, uses: Array, held: Array) -> Array:
-    """The characteristic time, in units of the batch, of tables [tables, bins] in a cache of so many rows."""
+def characteristic_time(rows: Array, uses: Array, held: Array) -> Array:
+    """Characteristic time (Che's approximation), in batches, of tables [tables, bins] in a cache of `held` rows."""
     low, high = np.full(len(held), 1e-9), np.full(len(held), 1e6)
     for _ in range(30):
         middle = np.sqrt(low * high)
@@ -241,7 +241,7 @@ def time_held(rows: Array, uses: Array, held: Array) -> Array:
 
 
 def _again(k: TableArrays, held: Array) -> Array:
-    gone = np.exp(-k.uses * time_held(k.rows, k.uses, held)[:, None])
+    gone = np.exp(-k.uses * characteristic_time(k.rows, k.uses, held)[:, None])
     missed: Array = (k.rows * (k.uses - 1) * gone).sum(axis=1)
     return np.where(k.distinct <= held, 0.0, missed)
 
@@ -250,7 +250,7 @@ def _near(k: TableArrays, held: Array, sms: float) -> Array:
     """Each SM sees its share of a row's uses; the first there misses."""
     uses = k.uses / sms
     first = -sms * np.expm1(-uses)
-    gone = np.exp(-uses * time_held(k.rows, uses, held)[:, None])
+    gone = np.exp(-uses * characteristic_time(k.rows, uses, held)[:, None])
     missed: Array = (k.rows * (first + (k.uses - first) * gone)).sum(axis=1)
     return np.minimum(missed, k.count)
 

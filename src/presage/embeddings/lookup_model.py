@@ -18,8 +18,8 @@ from presage.embeddings.lookup_law import (
     backward_seconds,
     correction_features,
     forward_seconds,
+    lookup_terms,
     lookup_traffic,
-    terms,
 )
 from presage.embeddings.row_reuse import Lookups
 from presage.embeddings.table import Table, table_arrays
@@ -29,7 +29,7 @@ from presage.hardware import Gpu, gpu
 Array = npt.NDArray[Any]
 OPTIMIZERS = ("rowwise_adagrad", "sgd")
 LENGTHS = ("fixed", "poisson")
-# What a parameter follows from GPU to GPU; latencies and starts of kernels stay.
+# What each parameter scales with from GPU to GPU; latencies and kernel starts stay.
 KINDS = [f"{k}{h}" for k in range(4) for h in ("", "h")]
 BYTES = ("memory", "through", "output", "sort", "runs", "gradient", "update", "check_lookups", "walk_lookups")
 WORK = (*(f"{name}{k}" for name in ("row", "short", "long") for k in range(4)), "block", "short_more", "check_steps",
@@ -81,7 +81,7 @@ class EmbeddingModel:
         lengths: str = "fixed",
         cold: bool = False,
     ) -> float:
-        """Seconds to look up and pool a batch, the check of indices with it; cold: other work ran in between."""
+        """Seconds to look up and pool a batch, index check included; `cold`: other work evicted the cache."""
         table_terms = self.terms(tables, batch, optimizer=optimizer, lengths=lengths)
         return float(self.forward_of(table_terms.sum(axis=0), cold=cold))
 
@@ -112,7 +112,7 @@ class EmbeddingModel:
             if given not in there:
                 raise PresageError(f"{what} {given!r}: choose from {', '.join(there)}")
         arrays = table_arrays(tables, batch, lookups)
-        return terms(lookup_traffic(arrays, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
+        return lookup_terms(lookup_traffic(arrays, self.params, optimizer != "sgd", lengths != "fixed"), self.params)
 
     def forward_of(self, total: Array, *, cold: bool = False, corrected: bool = True) -> Array:
         """Seconds from sums of terms [..., terms]; without the learned correction ten times as many a second."""
@@ -130,7 +130,7 @@ class EmbeddingModel:
 
 
 def embedding_model(chip: Gpu | str = MEASURED_ON, fitted: LookupParameters | None = None) -> EmbeddingModel:
-    """As shipped (fitted on the H200) or as given; on another GPU than that it follows L2, bandwidth and warps."""
+    """The model as shipped (fitted on the H200) or as given; on other GPUs scaled by L2, bandwidth and warps."""
     there = chip if isinstance(chip, Gpu) else gpu(chip)
     fitted = fitted or load_lookup_parameters()
     params = scale_parameters(fitted.params, gpu(MEASURED_ON), there)

@@ -28,7 +28,7 @@ ROUNDED = 2e-5  # shares of a histogram below this may be mere rounding
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """What one table is asked for in one batch."""
+    """Lookups of one table in one batch: rows by how often they are used."""
 
     count: float
     distinct: float  # rows
@@ -41,7 +41,7 @@ class Lookups:
 
     @staticmethod
     def all_new(count: float) -> Lookups:
-        """No row comes twice."""
+        """Lookups of which no row repeats."""
         rows = np.zeros(BINS)
         rows[0] = count
         return Lookups.of(count, rows, FIRST)
@@ -49,7 +49,7 @@ class Lookups:
 
 @dataclass(frozen=True)
 class Reuse:
-    """A skew, or a histogram counted in a batch of so many lookups; either is enough."""
+    """Row reuse of a table: a Zipf skew, or a histogram counted in a batch of `lookups`; either is enough."""
 
     alpha: float | None = None
     hist: tuple[float, ...] = ()  # share of the distinct rows, by bin
@@ -59,7 +59,7 @@ class Reuse:
     parts: int = 1  # of a table cut by rows, this is one part: its rows are every so many of the whole's
 
     def at(self, lookups: float, rows: float) -> Lookups:
-        """What `lookups` of a table of so many rows ask for: as counted, if they were that many, else by the skew."""
+        """Row uses of `lookups` into a table of `rows`: the counted histogram if it has that many, else by the skew."""
         whole, of = lookups * self.parts, rows * self.parts
         if self.hist and abs(whole - self.lookups) <= 0.02 * self.lookups:
             total = _lookups_from_histogram(self, whole, of)
@@ -94,7 +94,7 @@ def _lookups_from_histogram(reuse: Reuse, lookups: float, rows: float) -> Lookup
 
 
 def _by_skew(expected: Lookups, counted: Array, share: Array, high: Array) -> Lookups:
-    """What a histogram leaves open, from what is expected: mean counts, and rows of shares that rounding spoils."""
+    """Mean counts, and rows whose shares were lost to rounding, filled in from the expectation."""
     rows = np.where(share < ROUNDED, expected.rows, counted)
     uses = np.clip(expected.uses, FIRST, np.maximum(high, expected.uses))
     more = (expected.count - rows[0]) / max(1e-12, float((rows * uses)[1:].sum()))
@@ -103,7 +103,7 @@ def _by_skew(expected: Lookups, counted: Array, share: Array, high: Array) -> Lo
 
 @lru_cache(16384)
 def zipf(alpha: float, rows: int, lookups: float) -> Lookups:
-    """What is expected of a skew."""
+    """Expected row uses under a Zipf skew."""
     many, share = _segments(alpha, max(1, rows))
     mean = np.maximum(1e-300, lookups * share)
     below, fewer = _cdfs(mean)
@@ -114,7 +114,7 @@ def zipf(alpha: float, rows: int, lookups: float) -> Lookups:
 
 
 def _segments(alpha: float, rows: int) -> tuple[Array, Array]:
-    """Ranges of row numbers: how many rows, and the share of lookups that one of them has."""
+    """Ranges of row ranks: number of rows, and the share of lookups of each row."""
     ones = np.arange(1.0, min(rows, EXACT) + 2)
     rest = np.geomspace(EXACT + 1, rows + 1, SEGMENTS)[1:] if rows > EXACT else np.zeros(0)
     ends = np.concatenate([ones, rest])
@@ -149,7 +149,7 @@ def _cdfs(mean: Array) -> tuple[Array, Array]:
 
 @lru_cache(16384)
 def fit_alpha(distinct: float, lookups: float, rows: int) -> float:
-    """The skew that is expected to give so many distinct rows."""
+    """The skew whose expected number of distinct rows is `distinct`."""
     if distinct >= zipf(0.0, rows, lookups).distinct:
         return 0.0
     low, high = 0.0, STEEPEST

@@ -19,7 +19,7 @@ PHASES = ("input", "lookup", "output", "gradient", "update", "replicas")
 
 @dataclass(frozen=True, eq=False)
 class RankLoads:
-    """What each rank has to do: seconds, bytes of indices in, bytes of pooled rows out, memory."""
+    """Load of each rank: seconds, bytes of indices in, bytes of pooled rows out, memory."""
 
     forward: Array
     backward: Array
@@ -47,7 +47,7 @@ class ShardingCost:
 
 
 def shards_of(plan: ShardingPlan, prices: ShardCosts) -> tuple[ShardArrays, Array, SharedTableCosts]:
-    """The parts that have one rank, their ranks, and what all ranks share."""
+    """Shards with a rank of their own, their ranks, and the costs all ranks share."""
     tables: list[int] = []
     shards: list[Shard] = []
     ranks: list[int] = []
@@ -115,7 +115,7 @@ DENSE_PASSES = 5.0  # over weights: gradients zeroed, read, weights read and wri
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """What one part of a table asks of its rank."""
+    """Cost terms of one shard of a table on its rank."""
 
     terms: Array
     indices: float  # bytes in
@@ -143,7 +143,7 @@ class ShardArrays:
 
 @dataclass(frozen=True)
 class SharedTableCosts:
-    """What tables on all ranks add to each of them: seconds of the phases, bytes."""
+    """Costs that row-wise and data-parallel tables add to every rank: seconds and bytes."""
 
     by_rows: tuple[float, float] = (0.0, 0.0)  # forward, backward of tables cut by rows
     replicated: tuple[float, float] = (0.0, 0.0)  # of tables that all ranks hold
@@ -163,7 +163,7 @@ class SharedTableCosts:
 
 
 class ShardCosts:
-    """Parts and times of one problem, worked out when first asked for."""
+    """Shards of one problem and their costs, computed on first use."""
 
     def __init__(self, problem: ShardingProblem, model: EmbeddingModel | None = None) -> None:
         self.problem = problem
@@ -218,7 +218,7 @@ class ShardCosts:
                     copies * table.weight_bytes)  # fmt: skip
 
     def common(self, by_rows: Sequence[int], replicated: Sequence[int]) -> SharedTableCosts:
-        """What these tables cost every rank."""
+        """Costs of these tables on every rank."""
         rows = ShardArrays.of(by_rows, [self.everywhere(t, ROW) for t in by_rows])
         held = ShardArrays.of(replicated, [self.everywhere(t, DATA) for t in replicated])
         weights = float(sum(self.problem.tables[t].weight_bytes for t in replicated))
@@ -235,9 +235,9 @@ class ShardCosts:
         return float(self.model.forward_of(total)), float(self.model.backward_of(total))
 
     def exchange(self, most: Any) -> Any:
-        """Seconds of an all-to-all in which the busiest rank sends, or receives, so many bytes, its own counted.
+        """Seconds of an all-to-all in which the busiest rank sends or receives `most` bytes, its own included.
 
-        It sends all others alike: the ranks of its domain get their share over the inner links, at the same time.
+        It sends to all others evenly; ranks of its domain get their share over the inner links at the same time.
         """
         most = np.asarray(most, float)
         seconds = self.collectives.seconds("all_to_all", most, self.group)
@@ -285,8 +285,8 @@ def memory_by_rank(problem: ShardingProblem, plan: ShardingPlan) -> npt.NDArray[
 def marginal(parts: ShardArrays, prices: ShardCosts, ranks: float = 1.0) -> tuple[Array, Array]:
     """Seconds that each part adds to the forward and the backward of a rank with an even share of all parts.
 
-    With one rank it is the group of all. Kernels go by the widest table of their group: of the groups of all tables
-    up to a width, those that could hold the part count, and the least of them is taken.
+    With one rank it is the group of all. The kernel depends on the widest table of a group: the least over the groups
+    of all tables up to each width that could hold the shard.
     """
     dims = np.array([prices.problem.tables[t].dim for t in parts.table], float)
     widths = [w for w in (32, 64, 128, np.inf) if (dims <= w).any()]

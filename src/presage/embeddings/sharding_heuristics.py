@@ -37,7 +37,7 @@ HEURISTICS = ("naive", "naive_chunk", "random", *COSTS)
 
 
 def table_costs(name: str, tables: tuple[Table, ...]) -> Array:
-    """What a greedy sharder takes each table to cost."""
+    """The cost a greedy sharder assigns to each table."""
     return COSTS[name](tables)
 
 
@@ -124,9 +124,9 @@ def _replicated(prices: ShardCosts, ways: list[int | str]) -> list[int | str]:
 
 
 def _greedy_plan(prices: ShardCosts, ways: list[int | str], widest: int = 0) -> ShardingPlan | None:
-    """The parts by what they add to a rank, the costliest first; by memory where that does not fit.
+    """Greedy plan of shards by marginal cost, most expensive first; by memory where that does not fit.
 
-    Kernels go by the widest table of a rank: where `widest` is told, tables up to it have ranks of their own.
+    The kernel depends on the widest table of a rank: with `widest`, tables up to it get ranks of their own.
     """
     tables = [t for t, w in enumerate(ways) if isinstance(w, int) for _ in range(w)]
     parts = ShardArrays.of(tables, [prices.part(t, ways[t]) for t in tables])  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def _greedy_plan(prices: ShardCosts, ways: list[int | str], widest: int = 0) -> 
 
 
 def _separate_ranks(by: Array, memory: Array, n: int, limit: float, narrow: Array) -> Array | None:
-    """Ranks of parts, with some of the ranks for the narrow ones: as many as their share of the cost."""
+    """Ranks of shards, with a share of the ranks, by cost, reserved for the narrow ones."""
     if not narrow.any() or narrow.all():
         return None if narrow.all() else greedy(by, memory, n, limit)
     count = min(max(1, round(n * float(by[narrow].sum() / by.sum()))), n - 1)
@@ -174,7 +174,7 @@ def _plan(n: int, ways: list[int | str], of: dict[int, list[int]]) -> ShardingPl
 
 
 def _memory_error(prices: ShardCosts) -> str:
-    """By how much the tables do not fit, and what would."""
+    """The error text: how much memory is missing, and what would fit."""
     p = prices.problem
     need = sum(prices.part(t).memory for t in range(len(p.tables)))
     have = p.limit * p.ranks

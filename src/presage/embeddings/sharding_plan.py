@@ -1,4 +1,4 @@
-"""A sharding plan: how each table is cut, and which ranks hold the parts. The ways are TorchRec's."""
+"""A sharding plan: how each table is sharded, and which ranks hold the shards. Sharding types are TorchRec's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = (TABLE, COLUMN, ROW, DATA)
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """One table: whole on a rank, cut by columns over some, by rows over all, or whole on all."""
+    """Placement of one table: table-wise, column-wise, row-wise or data-parallel."""
 
     sharding: str
     ranks: tuple[int, ...] = ()  # of the parts, in order; all ranks where it is cut by rows or held by all
@@ -43,7 +43,7 @@ class ShardingPlan:
         return ShardingPlan(ranks, tuple(TablePlacement(TABLE, (int(r),)) for r in of))
 
     def counts(self) -> dict[str, int]:
-        """How many tables are cut in which way."""
+        """Number of tables by sharding type."""
         return {k: n for k in KINDS if (n := sum(t.sharding == k for t in self.tables))}
 
 

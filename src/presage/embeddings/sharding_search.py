@@ -60,9 +60,9 @@ def search(
     tell: Tell = lambda _done, _best: None,
     prices: ShardCosts | None = None,
 ) -> ShardingResult:
-    """The best plan found, beside those of the named heuristics; `whole`: of those that cut no table and copy none.
+    """The best plan found, and those of the named heuristics; `whole`: table-wise plans only.
 
-    `tell` gets the share done and the best step.
+    `tell` is called with the share done and the best step time.
     """
     start = time.monotonic()
     rng, prices = np.random.default_rng(seed), prices or ShardCosts(problem)
@@ -86,7 +86,7 @@ def search(
 
 
 class _Best:
-    """The best so far."""
+    """The best plan so far, and the time limit."""
 
     def __init__(self, prices: ShardCosts, plan: ShardingPlan, tell: Tell, start: float, seconds: float) -> None:
         self.prices, self.plan, self.cost = prices, plan, sharding_cost(plan, prices)
@@ -106,7 +106,7 @@ class _Best:
 
 
 def _cuts(best: _Best, rounds: int, rng: np.random.Generator) -> None:
-    """Tables cut in other ways, as long as that helps, with a short local search after each."""
+    """Try other shardings of tables as long as that helps, with a short local search after each."""
     budget = Budget(rounds, best.late)
     while not best.late() and (plan := recut_table(best.plan, best.prices, budget)) is not None:
         best.take(plan, 0.3 + 0.4 * min(1.0, budget.used / rounds))
@@ -114,7 +114,7 @@ def _cuts(best: _Best, rounds: int, rng: np.random.Generator) -> None:
 
 
 def _kick(best: _Best, kicks: int, rounds: int, rng: np.random.Generator) -> None:
-    """Parts thrown elsewhere at random, and what local search makes of it; until that has not helped for long."""
+    """Iterated local search: random perturbations, each followed by local search, until they stop helping."""
     since = 0
     for k in range(kicks):
         if best.late() or since > kicks // 3 + 1:
@@ -138,14 +138,14 @@ PROMISING = 12  # tables of the critical ranks that are cut anew, the costliest 
 
 @dataclass
 class Budget:
-    """How many changes the search may look for, and until when."""
+    """Limit of a local search: rounds, and a time."""
 
     rounds: int
     over: Callable[[], bool]
     used: int = 0
 
     def spend(self) -> bool:
-        """Whether there is one more."""
+        """Use one round; False if none is left."""
         self.used += 1
         return self.used <= self.rounds and not self.over()
 
@@ -168,7 +168,7 @@ def improve(
 
 
 def _better_move(here: ShardingState, rng: np.random.Generator) -> bool:
-    """One better change: moves first, for they are quick to look through."""
+    """Apply one improving change: moves first, as they are cheaper to evaluate than swaps."""
     soft = here.soft()
     below = soft * (1 - ENOUGH)
     for look in (here.moves, lambda r: here.swaps(r, rng)):
@@ -224,7 +224,7 @@ def _too_large(here: ShardingState, table: int) -> bool:
 
 
 def perturb(plan: ShardingPlan, prices: ShardCosts, rng: np.random.Generator) -> ShardingPlan:
-    """A few parts of the critical ranks thrown elsewhere."""
+    """Swap a few shards of critical ranks with random others."""
     here = ShardingState(plan, prices)
     for _ in range(1 + int(rng.integers(0, 3))):
         r = int(rng.choice(here.critical()))

@@ -51,7 +51,7 @@ class ShardingState:
         self.weigh()
 
     def refresh(self, ranks: Any) -> None:
-        """Sums of some ranks anew, with no rest of what has left."""
+        """Recompute the sums of some ranks from their shards."""
         for r in ranks:
             own = np.flatnonzero(self.rank == r)
             terms = self.parts.terms[own]
@@ -75,7 +75,7 @@ class ShardingState:
         return np.stack([times[0] + c.forward, times[1] + c.backward, sums[0] + c.indices, sums[1]])
 
     def weigh(self) -> None:
-        """Seconds that a unit of each value is worth: of bytes by how steep the exchanges are here."""
+        """Set the weight of each value in seconds: of bytes by the slope of the exchange times."""
         into, out = (max(float(v), 1.0) for v in self.values[2:].max(axis=1))
         slope = [(float(f(STEP * m)) - float(f(m))) / ((STEP - 1) * m)
                  for f, m in ((self.prices.exchange, into), (self.prices.exchange, out))]  # fmt: skip
@@ -106,7 +106,7 @@ class ShardingState:
         return out
 
     def _soft_with(self, source: Array, target: Array, r: int, targets: Array) -> Array:
-        """The soft step where rank r has the values `source` and the others `target`."""
+        """Smoothed step time where rank r has the values `source` and the other ranks `target`."""
         now = self._raised(self.values)
         shape = (4, *[1] * (target.ndim - 2), -1)
         base = now.sum(axis=1).reshape(4, *[1] * (target.ndim - 1)) - now[:, r].reshape(4, *[1] * (target.ndim - 1))
@@ -121,7 +121,7 @@ class ShardingState:
         return list(dict.fromkeys(self.values.argmax(axis=1).tolist()))
 
     def moves(self, r: int) -> list[ShardMove]:
-        """The best places for parts of rank r."""
+        """The best moves of shards of rank r."""
         own = np.flatnonzero(self.rank == r)
         if not len(own) or self.n == 1:
             return []
@@ -136,7 +136,7 @@ class ShardingState:
         return [ShardMove(float(soft[i, q]), int(own[i]), rank=q) for i, q in _least(soft)]
 
     def swaps(self, r: int, rng: np.random.Generator) -> list[ShardMove]:
-        """The best exchanges of parts of rank r for those of other ranks."""
+        """The best swaps of shards of rank r with those of other ranks."""
         own, others = np.flatnonzero(self.rank == r), np.flatnonzero(self.rank != r)
         if not len(own) or not len(others):
             return []
@@ -153,7 +153,7 @@ class ShardingState:
         return [ShardMove(float(soft[i, j]), int(own[i]), other=int(others[j])) for i, j in _least(soft)]
 
     def try_change(self, change: ShardMove, below: float) -> bool:
-        """Make a change; take it back if the soft step is then not below so much."""
+        """Apply a change; undo it unless the smoothed step time falls below `below`."""
         here = int(self.rank[change.part])
         there = change.rank if change.other < 0 else int(self.rank[change.other])
         both = [here, there]
@@ -200,7 +200,7 @@ class ShardingState:
         return total, sums
 
     def least_loaded(self, table: int, cut: int) -> list[int]:
-        """Ranks for the parts of a table, one after the other where the soft step is least."""
+        """Ranks for the shards of a table, each where the smoothed step time rises least."""
         part, out = self.prices.part(table, cut), []
         total, sums = self.without_table(table)
         more = np.array([part.indices, part.output, part.memory])
@@ -216,7 +216,7 @@ class ShardingState:
         return out
 
     def seconds_with(self, table: int, placed: TablePlacement) -> float:
-        """The step where a table is held in another way; infinite where that does not fit."""
+        """Step time with a table sharded differently; infinite if it does not fit."""
         total, sums = self.without_table(table)
         changed = set(self.rank[self.parts.table == table].tolist())
         if placed.ranks:
@@ -249,7 +249,7 @@ class ShardingState:
 
 
 def _least(soft: Array) -> list[tuple[int, int]]:
-    """Where a table of two dimensions is least: the first few places."""
+    """Indices of the few smallest entries of a matrix."""
     flat = soft.ravel()
     few = min(FEW, len(flat))
     places = np.argpartition(flat, few - 1)[:few]

@@ -1,4 +1,4 @@
-"""An embedding table as its lookups see it."""
+"""Embedding tables."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Table:
         return self.rows * self.dim * self.width
 
     def lookups(self, batch: float) -> Lookups:
-        """What a batch of so many samples asks for."""
+        """Row uses of a batch of samples."""
         return self.reuse.at(self.pooling * batch, self.rows)
 
     def rows_part(self, n: int) -> Table:
-        """One of n parts of the rows, with its share of the lookups: ids are spread evenly over parts."""
+        """One of n row shards with its share of the lookups: ids are spread evenly."""
         part = replace(self.reuse, parts=self.reuse.parts * n)
         return replace(self, rows=max(1, -(-self.rows // n)), pooling=self.pooling / n, reuse=part)
 
     def columns_part(self, n: int) -> Table:
-        """One of n parts of the columns: every lookup goes to each."""
+        """One of n column shards: every lookup goes to each."""
         return replace(self, dim=max(1, -(-self.dim // n)))
 
 
@@ -100,7 +100,7 @@ TRIES = 100
 
 @cache
 def table_pool(size: int = POOL, seed: int = 0) -> tuple[Table, ...]:
-    """Tables of 100 to 30 million rows and 1 to 200 lookups a sample, most of them few."""
+    """Synthetic tables of 100 to 30 million rows and 1 to 200 lookups per sample, mostly few."""
     rng = np.random.default_rng(seed)
     rows = np.exp(rng.uniform(np.log(100), np.log(30e6), size)).astype(int)
     pooling = np.clip(np.exp(rng.normal(np.log(8.0), 1.3, size)), 1.0, 200.0).round(2)
@@ -113,7 +113,7 @@ def table_pool(size: int = POOL, seed: int = 0) -> tuple[Table, ...]:
 def draw_task(
     ranks: int, memory: float, rng: np.random.Generator, *, heavy: bool = False, tables: int = 0
 ) -> tuple[Table, ...]:
-    """Tables of one task for so many ranks with so many bytes each; `tables` where their number is given."""
+    """Random tables that fit `ranks` ranks of `memory` bytes each; `tables`: their number, if given."""
     pool = [t for t in table_pool(max(POOL, 2 * tables)) if not heavy or t.pooling >= HEAVY]
     for _ in range(TRIES):
         count = tables or int(rng.integers(int(A_RANK * ranks * LEAST), int(A_RANK * ranks * MOST)))

@@ -18,7 +18,7 @@ MOST_TABLES = 100_000
 
 
 def read_tables(path: str | Path) -> tuple[tuple[Table, ...], int | None]:
-    """Tables of a JSON file as `presage indices` writes it, and the batch they were counted in, if it is told."""
+    """Tables of a JSON file written by `presage indices`, and the batch they were counted in, if given."""
     value = read_json(path)
     rows = value.get("tables") if isinstance(value, dict) else value
     if not isinstance(rows, list) or not rows:

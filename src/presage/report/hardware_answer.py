@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from presage.costs.collectives.model import Bus
+from presage.costs.collectives.model import BusBandwidth
 from presage.hardware.facts import FigureSource, SourcedFigures
 from presage.hardware.gpu import Gpu
 from presage.hardware.platform import Platform
@@ -23,7 +23,7 @@ def gpus_answer(gpus: Sequence[Gpu], one: bool) -> Answer:
     return Answer("GPUs", sections=(Section("GPUs", tables),), to_data=lambda: data, brief=brief)
 
 
-def platforms_answer(platforms: Sequence[Platform], buses: Sequence[Bus] | None) -> Answer:
+def platforms_answer(platforms: Sequence[Platform], buses: Sequence[BusBandwidth] | None) -> Answer:
     """One platform with its links and predicted bus bandwidths (`buses`), or a row for each."""
     one = buses is not None
     brief = "\n".join(f"{p.key}: {p.name}, {p.domain} x {p.gpu.name}" if one else p.key for p in platforms)
@@ -32,7 +32,7 @@ def platforms_answer(platforms: Sequence[Platform], buses: Sequence[Bus] | None)
     return Answer("Platforms", sections=(Section("Platforms", tables),), to_data=lambda: data, brief=brief)
 
 
-def _platform_data(p: Platform, buses: Sequence[Bus] | None) -> dict[str, Any]:
+def _platform_data(p: Platform, buses: Sequence[BusBandwidth] | None) -> dict[str, Any]:
     """Links in SI units, figures in the units of their keys with their sources; of one platform its collectives too."""
     own = ("name", "fabric", "topology", "in_network", "ranks", "bandwidth", "latency")
     links = [{k: getattr(link, k) for k in own} | {"figures": _sourced(link.facts)} for link in p.links]
@@ -40,7 +40,7 @@ def _platform_data(p: Platform, buses: Sequence[Bus] | None) -> dict[str, Any]:
     return value if buses is None else value | {"collectives": [_bus_data(b) for b in buses]}
 
 
-def _bus_data(b: Bus) -> dict[str, Any]:
+def _bus_data(b: BusBandwidth) -> dict[str, Any]:
     group = {"op": b.op, "ranks": b.group.ranks, "per_domain": b.group.per_domain, "from": b.origin}
     return group | {"bytes": list(b.nbytes), "seconds": list(b.seconds), "busbw": list(b.busbw)}
 
@@ -121,7 +121,7 @@ def link_table(platform: Platform) -> DataTable:
     return data_table(f"{platform.name}: links", columns, rows, text=(0, 1, 3, 4), wrap=True)
 
 
-def busbw_table(buses: Sequence[Bus]) -> DataTable:
+def busbw_table(buses: Sequence[BusBandwidth]) -> DataTable:
     """Predicted times and bus bandwidths by size."""
     sizes = [size(int(m)) for m in buses[0].nbytes] if buses else []
     rows = [

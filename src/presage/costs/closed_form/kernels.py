@@ -13,7 +13,7 @@ from typing import NamedTuple
 from presage.costs.closed_form import laws
 from presage.costs.closed_form.laws import AttentionParameters, AttentionShape, GemmShape
 from presage.costs.closed_form.op_shapes import Accumulated, MemoryBound, OpShape, shape_of
-from presage.costs.closed_form.parameters import ClosedFormParameters, parameters, relative
+from presage.costs.closed_form.parameters import ClosedFormParameters, parameter_source, parameters
 from presage.costs.kernel_model import OpTime, Power, least_seconds
 from presage.costs.rates import REACHED_FLOPS
 from presage.graph.families import family
@@ -31,7 +31,7 @@ ADDED = 6.0  # bytes an element of a kernel that adds a bf16 result to a bf16 su
 
 
 class _Numbers(NamedTuple):
-    """What the law of GEMMs needs of one type of number."""
+    """Inputs of the GEMM law for one dtype."""
 
     tiles: laws.TileTimes
     width: float  # bytes an element
@@ -47,7 +47,7 @@ class ClosedFormKernels:
     """
 
     def __init__(self, gpu: Gpu, attention_style: str = "flash2") -> None:
-        key = relative(gpu)
+        key = parameter_source(gpu)
         self.gpu, self.transferred = gpu, "" if key == gpu.key else key
         self.style = attention_style if attention_style in laws.STYLES else "flash2"
         self.parameters = p = parameters(key)
@@ -123,7 +123,7 @@ class ClosedFormKernels:
         return self.gemm_at(all_at_once, kind, slow=1.0 / g["share"]) + extra
 
     def gemm_at(self, s: GemmShape, kind: str, slow: float = 1.0) -> float:
-        """A GEMM whose arithmetic is `slow` times slower than the law's."""
+        """Seconds of a GEMM whose arithmetic is `slow` times slower than the law's."""
         p = self._numbers[kind]
         stored = max(p.width, 2.0) * s.batch * s.m * s.n
         moved = p.width * s.batch * (s.m * s.k + s.k * s.n) + stored

@@ -6,7 +6,7 @@ whole waves of the best of some tile shapes; a kernel that keeps its SMs busy be
 (`overlap`, a norm's exponent), all but a part of the stores. Rows that do not start at multiples of 16 bytes keep
 tensor cores from full rate.
 
-Fused attention: a thread block takes 128 rows of one head and walks over tiles of 128 on the other side, up to the
+Fused attention: a thread block takes 128 rows of one head and loops over tiles of 128 on the other side, up to the
 diagonal under a causal mask and over the window where there is one. Blocks are spread over the SMs; under a mask the
 longest ones leave a tail. Each block costs a start, each byte of queries, keys, values and gradients its time. What is
 left is the share of the tensor cores' peak, by the width of a head and by style: flash1, flash2, flash3 (cuDNN's too).
@@ -27,7 +27,7 @@ SPLITS, SPLIT_AT = 16.0, 256.0
 
 
 class GemmShape(NamedTuple):
-    """One launch of GEMMs of the same sizes, and how their operands lie in memory."""
+    """One launch of GEMMs of equal sizes, and the layout of their operands."""
 
     m: int
     n: int
@@ -44,7 +44,7 @@ class GemmShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GemmParameters:
-    """GEMMs of one type of number on one GPU, as fitted."""
+    """Fitted parameters of GEMMs of one dtype on one GPU."""
 
     menu: tuple[tuple[int, int], ...]  # tiles there are
     reach: float  # of the peak, in large tiles
@@ -62,7 +62,7 @@ class GemmParameters:
 
 
 class TileTimes(NamedTuple):
-    """What the law needs of one type of number on one GPU; times in seconds. Fitting compiles the law with it."""
+    """Inputs of the GEMM law for one dtype on one GPU, in seconds; fitting compiles the law with it."""
 
     menu: tuple[Tile, ...]
     sms: int
@@ -142,7 +142,7 @@ class AttentionShape(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """FLOPs of the scores that queries see: half of them under a causal mask."""
+        """FLOPs of the visible scores: half of all under a causal mask."""
         seen = self.keys * (0.5 if self.causal else 1.0)
         seen = min(seen, self.window) if self.window else seen
         return (
@@ -151,8 +151,8 @@ class AttentionShape(NamedTuple):
         )  # fmt: skip
 
 
-class Walk(NamedTuple):
-    """Thread blocks of one head, tiles of all of them, tiles of the longest."""
+class TileCounts(NamedTuple):
+    """Per head: thread blocks, tiles of all blocks, tiles of the longest block."""
 
     blocks: int
     tiles: float
@@ -161,7 +161,7 @@ class Walk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionParameters:
-    """One style in one direction on one GPU, as fitted."""
+    """Fitted parameters of one attention style and direction on one GPU."""
 
     widths: tuple[float, ...]  # of heads, in order
     reach: tuple[float, ...]  # of the peak, at these widths
@@ -184,24 +184,24 @@ def peak_share(kernel: AttentionParameters, width: float) -> float:
     return r[i - 1] + part * (r[i] - r[i - 1])
 
 
-def walks(queries: int, keys: int, causal: bool, window: int) -> Walk:
-    """How the blocks of one head walk over tiles."""
+def tile_counts(queries: int, keys: int, causal: bool, window: int) -> TileCounts:
+    """Tiles that the thread blocks of one head loop over."""
     blocks, across = ceil(queries / ROWS), ceil(keys / ROWS)
     longest = min(across, ceil(window / ROWS) + 2) if window else across  # the window's edges cut tiles at both ends
     if not causal:
         both = min(across, 2 * longest - 1) if window else across
-        return Walk(blocks, float(blocks * both), float(both))
+        return TileCounts(blocks, float(blocks * both), float(both))
     full = min(blocks, across - longest)  # blocks that see as much as any; each one before them sees a tile less
     rest = blocks - full
     last = max(1, longest - rest + 1)
-    return Walk(blocks, full * longest + rest * (longest + last) / 2, float(longest))
+    return TileCounts(blocks, full * longest + rest * (longest + last) / 2, float(longest))
 
 
 def attention_seconds(
     s: AttentionShape, tile: float, nbytes: float, sms: int, bandwidth: float, k: AttentionParameters
 ) -> float:
     """Seconds, where a tile takes `tile` seconds on an SM."""
-    heads, (blocks, tiles, longest) = s.batch * s.heads, walks(s.queries, s.keys, s.causal, s.window)
+    heads, (blocks, tiles, longest) = s.batch * s.heads, tile_counts(s.queries, s.keys, s.causal, s.window)
     waves = heads * blocks / sms
     work = heads * (tiles * tile + blocks * k.block) / sms
     if s.causal:

@@ -1,4 +1,4 @@
-"""What the closed laws need of an op: the sizes of a GEMM or an attention, or bytes where memory bounds it."""
+"""Inputs of the closed-form laws from an op: GEMM or attention sizes, or bytes where it is memory-bound."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OpShape(NamedTuple):
 
 
 class MemoryBound(NamedTuple):
-    """An op whose bytes take its time."""
+    """A memory-bound op."""
 
     nbytes: float
     launches: int = 1
@@ -49,7 +49,7 @@ class MemoryBound(NamedTuple):
 
 
 def shape_of(graph: Graph, op: Op) -> OpShape | MemoryBound:
-    """An op by its name, as the laws see it."""
+    """The shape of an op, by its name."""
     rule = RULES.get(op.name)
     return rule(graph, op) if rule else _by_bytes(graph, op)
 
@@ -62,7 +62,7 @@ def _by_bytes(graph: Graph, op: Op) -> MemoryBound:
 
 
 def _fused(_: Graph, op: Op) -> MemoryBound:
-    """A fused kernel names its bytes; a framework's chain of kernels also how many they are and of which kind."""
+    """Bytes of a fused kernel, from its arguments; of a framework's chain of kernels also their number and kind."""
     read, written = argument(op, "read_bytes", 1), argument(op, "written_bytes", 2)
     launches, kind = argument(op, "launches"), argument(op, "kind")
     assert isinstance(read, (int, float)) and isinstance(written, (int, float))
@@ -73,7 +73,7 @@ def _fused(_: Graph, op: Op) -> MemoryBound:
 
 
 def number_kind(graph: Graph, op: Op, t: Tensor) -> str:
-    """The type of number a GEMM computes in: what its recipe says, or that of its operands."""
+    """The dtype a GEMM computes in: that of its recipe, or that of its operands."""
     recipe = argument(op, "recipe") if op.names else None
     if isinstance(recipe, str):
         return recipe

@@ -33,7 +33,7 @@ class ClosedFormParameters:
     power: dict[str, float]
 
 
-def relative(gpu: Gpu) -> str:
+def parameter_source(gpu: Gpu) -> str:
     """The GPU whose parameters a GPU gets: its own, or one of its architecture."""
     if (FOLDER / f"{gpu.key}.json").is_file():
         return gpu.key
@@ -47,8 +47,8 @@ def parameters(key: str) -> ClosedFormParameters:
 
 
 def read(path: Path) -> ClosedFormParameters:
-    """A file of them; what it lacks comes from the one it names as its base."""
-    table = merged(path)
+    """Parameters from a file; missing ones come from the file it names as its base."""
+    table = merge_base(path)
     try:
         return ClosedFormParameters(
             key=table["gpu"],
@@ -65,15 +65,15 @@ def read(path: Path) -> ClosedFormParameters:
         raise InputError(path, f"not a chip's parameters: {e}") from e
 
 
-def merged(path: Path) -> dict[str, Any]:
-    """What a file says, and what the one it names as its base says besides."""
+def merge_base(path: Path) -> dict[str, Any]:
+    """The contents of a file, over those of the file it names as its base."""
     try:
         own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise InputError(path, f"cannot be read: {e}") from e
     if not own.get("base"):
         return own
-    out = merged(path.with_name(f"{own['base']}.json"))
+    out = merge_base(path.with_name(f"{own['base']}.json"))
     for name, value in own.items():
         out[name] = {**out[name], **value} if isinstance(value, dict) and isinstance(out.get(name), dict) else value
     return out

@@ -26,16 +26,16 @@ class TimeCurve:
 
     @classmethod
     def through(cls, nbytes: Array, seconds: Array) -> TimeCurve:
-        """Through these knots; where they fall, through the mean of those that do."""
+        """A curve through these knots; knots that fall are replaced by their mean."""
         return cls(tuple(np.log(nbytes).tolist()), tuple(rising(np.log(seconds)).tolist()))
 
     def at_least(self, per_byte: float) -> TimeCurve:
-        """Nowhere below so many seconds a byte."""
+        """The curve raised to at least this many seconds per byte."""
         least = np.array(self.log_bytes) + log(per_byte)
         return TimeCurve(self.log_bytes, tuple(np.maximum(self.log_seconds, least).tolist()))
 
     def at(self, nbytes: float) -> float:
-        """Seconds for so many bytes."""
+        """Seconds for this many bytes."""
         x, xs, ys = log(nbytes) if nbytes > 1 else 0.0, self.log_bytes, self.log_seconds
         if x <= xs[0]:
             return exp(ys[0])
@@ -46,7 +46,7 @@ class TimeCurve:
         return exp(ys[i - 1] + share * (ys[i] - ys[i - 1]))
 
     def many(self, nbytes: Any) -> Array:
-        """The same for an array."""
+        """Seconds for an array of sizes."""
         x = np.log(np.maximum(np.asarray(nbytes, np.float64), 1.0))
         inside = np.interp(x, self.log_bytes, self.log_seconds)
         return np.exp(inside + np.maximum(x - self.log_bytes[-1], 0.0))
@@ -82,7 +82,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Corrections:
-    """All there are, by platform, op and group; and the fabrics of those platforms, the innermost first."""
+    """Corrections by platform, op and group, and the fabrics of those platforms, innermost first."""
 
     curves: dict[tuple[str, str, RankGroup], Correction] = field(default_factory=dict)
     fabrics: dict[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Corrections:
         return np.asarray(np.mean(curves, axis=0)) if curves else np.zeros(len(nbytes))
 
     def _nearest(self, platform: str, op: str, group: RankGroup) -> RankGroup:
-        """The group itself where it lies among those measured; the nearest of them where it lies beyond."""
+        """The group itself if its size is within the measured range, else the nearest measured group."""
         groups = self._groups(platform, op, group)
         if groups[0].ranks <= group.ranks <= groups[-1].ranks:
             return group

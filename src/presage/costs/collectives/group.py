@@ -1,4 +1,4 @@
-"""A communicator: how many ranks meet, and how many of them are close."""
+"""A communicator: its ranks, and how many share a domain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """So many ranks, so many of them in each innermost domain (a node, an NVLink domain)."""
+    """Number of ranks, and how many share an innermost domain (a node, an NVLink domain)."""
 
     ranks: int
     per_domain: int
@@ -28,7 +28,7 @@ class RankGroup:
 
     @classmethod
     def of(cls, platform: Platform, ranks: int) -> RankGroup:
-        """Neighbours, packed into as few domains as can be."""
+        """The group of this many neighbouring ranks, packed into as few domains as possible."""
         return cls(ranks, min(ranks, platform.domain))
 
     @property
@@ -38,7 +38,7 @@ class RankGroup:
 
 
 def volume(op: str, ranks: int) -> float:
-    """Bytes of a bus per byte of the op, as nccl-tests counts them: bus bandwidth = volume x bytes / seconds."""
+    """Bus bytes per byte of the op, by the nccl-tests convention: bus bandwidth = volume x bytes / seconds."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if op in ("all_gather", "reduce_scatter", "all_to_all"):

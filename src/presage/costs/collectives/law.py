@@ -46,7 +46,7 @@ NETWORK_RAMP = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """What one protocol costs, in units of the terms of the law."""
+    """Coefficients of one protocol, for the terms of the law."""
 
     start: float  # us
     hop: float  # of the link's latency
@@ -59,22 +59,22 @@ Laws = Mapping[str, Mapping[str, Coefficients]]  # by fabric, by protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One protocol of one path: what it takes, and what NCCL's tuner thinks it takes, where that is known."""
+class ProtocolCost:
+    """Cost of one protocol on one path, and NCCL's own estimate of it where known."""
 
     name: str
     latency: float
     per_byte: float
     per_root: float
-    thought: Line | None
+    tuner: TunerEstimate | None
 
     def seconds(self, nbytes: Array) -> Array:
         return self.latency + self.per_byte * nbytes + self.per_root * np.sqrt(nbytes)
 
 
-def ways(op: str, group: RankGroup, platform: Platform, laws: Laws) -> list[Way]:
-    """Every protocol of every path. The tuner is asked only where all ranks share a domain."""
-    links, sizes = platform.links, reach(platform.links, group)
+def protocol_costs(op: str, group: RankGroup, platform: Platform, laws: Laws) -> list[ProtocolCost]:
+    """Costs of every protocol on every path. NCCL's tuner is modelled only where all ranks share a domain."""
+    links, sizes = platform.links, tier_sizes(platform.links, group)
     inner = links[0]
     own_laws = laws.get(inner.fabric, {})
     tuned = inner.fabric if own_laws and group.domains == 1 else None
@@ -82,25 +82,27 @@ def ways(op: str, group: RankGroup, platform: Platform, laws: Laws) -> list[Way]
     for path in paths(op, group, links):
         for protocol in PROTOCOLS[path.algorithm]:
             c = own_laws.get(protocol) or laws[ANY][protocol]
-            thought = estimate(tuned, protocol, path, group.ranks) if tuned else None
-            out.append(_way(f"{path.algorithm} {protocol}", terms(path, protocol, links, sizes, op), c, thought))
+            tuner = tuner_estimate(tuned, protocol, path, group.ranks) if tuned else None
+            out.append(
+                _protocol_cost(f"{path.algorithm} {protocol}", terms(path, protocol, links, sizes, op), c, tuner)
+            )
     return out
 
 
-def _way(name: str, x: tuple[float, ...], c: Coefficients, thought: Line | None) -> Way:
+def _protocol_cost(name: str, x: tuple[float, ...], c: Coefficients, tuner: TunerEstimate | None) -> ProtocolCost:
     hops, far, wire, far_wire, own, root, far_root = x
     latency = US * c.start + c.hop * hops + far
-    return Way(name, latency, max(c.wire * wire, far_wire) + c.own * own, max(c.ramp * root, far_root), thought)
+    return ProtocolCost(name, latency, max(c.wire * wire, far_wire) + c.own * own, max(c.ramp * root, far_root), tuner)
 
 
 def terms(
     path: CollectivePath, protocol: str, links: Sequence[NetworkLink], sizes: Sequence[int], op: str
 ) -> tuple[float, ...]:
-    """What coefficients multiply: seconds of hops (near, far), seconds a byte (near, far, kept), roots (near, far)."""
+    """Terms of the law: seconds of hops (near, far), seconds a byte (near, far, kept), roots (near, far)."""
     near = far = wire = far_wire = root = far_root = 0.0
     hop = RING_HOP if path.algorithm == "ring" and sizes[0] > 1 and op != "all_reduce" else NETWORK_HOP
     for link, n, hops, share in zip(links, sizes, path.hops, path.share, strict=True):
-        per_byte = share / (link.bandwidth * width(link, n, op))
+        per_byte = share / (link.bandwidth * usable_share(link, n, op))
         if link.topology == "fat-tree":
             far += hops * link.latency * hop[protocol]
             far_wire = max(far_wire, per_byte * NETWORK_BYTES.get(protocol, 1.0) / NETWORK_RATE)
@@ -109,32 +111,32 @@ def terms(
             near += hops * link.latency
             wire = max(wire, per_byte)
             root = max(root, (per_byte * link.latency) ** 0.5)
-    own = path.own / (links[0].bandwidth * width(links[0], sizes[0], op))
+    own = path.own / (links[0].bandwidth * usable_share(links[0], sizes[0], op))
     return near, far, wire, far_wire, own, root, far_root
 
 
-def law(protocols: Sequence[Way], nbytes: Array) -> Array:
-    """The fastest way; or, where the tuner's mind is known, the way it takes."""
+def law_seconds(protocols: Sequence[ProtocolCost], nbytes: Array) -> Array:
+    """Seconds of the fastest protocol, or of the one NCCL's tuner chooses where its estimates are known."""
     times = np.array([w.seconds(nbytes) for w in protocols])
-    lines = [w.thought for w in protocols]
+    lines = [w.tuner for w in protocols]
     if any(line is None for line in lines):
         return np.asarray(times.min(axis=0))
-    thought = np.array([line.latency + line.per_byte * nbytes for line in lines if line is not None])
-    return np.asarray(np.take_along_axis(times, thought.argmin(axis=0)[None], axis=0)[0])
+    tuner = np.array([line.latency + line.per_byte * nbytes for line in lines if line is not None])
+    return np.asarray(np.take_along_axis(times, tuner.argmin(axis=0)[None], axis=0)[0])
 
 
-def knots(protocols: Sequence[Way], grid: Array) -> Array:
-    """Sizes to know the law at: a grid, and both sides of where the tuner changes its mind."""
-    at = crossings([w.thought for w in protocols if w.thought is not None])
+def knots(protocols: Sequence[ProtocolCost], grid: Array) -> Array:
+    """Sizes at which to evaluate the law: a grid, and both sides of the tuner's switch points."""
+    at = crossings([w.tuner for w in protocols if w.tuner is not None])
     extra = [m * side for m in at for side in (0.98, 1.02) if grid[0] < m * side < grid[-1]]
     both = np.sort(np.concatenate([grid, extra]))  # np.unique would load numpy.ma
     return np.asarray(both[np.append(True, both[1:] != both[:-1])])
 
 
-def floor(op: str, group: RankGroup, platform: Platform) -> float:
-    """Seconds a byte that no way can go below: the slowest tier at its full bandwidth."""
-    sizes = reach(platform.links, group)
-    rates = [k.bandwidth * width(k, n, op) for k, n in zip(platform.links, sizes, strict=True)]
+def least_seconds_per_byte(op: str, group: RankGroup, platform: Platform) -> float:
+    """Lower bound of seconds per byte: the slowest tier at full bandwidth."""
+    sizes = tier_sizes(platform.links, group)
+    rates = [k.bandwidth * usable_share(k, n, op) for k, n in zip(platform.links, sizes, strict=True)]
     return min(max(s / r for s, r in zip(p.share, rates, strict=True)) for p in paths(op, group, platform.links))
 
 
@@ -152,7 +154,7 @@ PAT_RANK, PAT_LEVEL, PAT_RATE = 0.2, 2 / 7, 0.75
 
 @dataclass(frozen=True, slots=True)
 class CollectivePath:
-    """One algorithm for one op in one group."""
+    """One algorithm for one op in one group: hops and bytes by tier."""
 
     algorithm: str  # ring, tree, pat, nvls, direct
     hops: tuple[float, ...]  # one after another, on each tier
@@ -160,8 +162,8 @@ class CollectivePath:
     own: float  # bytes a rank keeps, or sends to one peer, per byte of the op
 
 
-def reach(links: Sequence[NetworkLink], group: RankGroup) -> list[int]:
-    """How many parts meet on each tier: ranks of a domain on the first, domains on the next, and so on."""
+def tier_sizes(links: Sequence[NetworkLink], group: RankGroup) -> list[int]:
+    """Members on each tier: ranks per domain on the first, domains on the next, and so on."""
     sizes = [group.per_domain]
     inside = group.per_domain
     for inner, outer in pairwise(links):
@@ -172,8 +174,8 @@ def reach(links: Sequence[NetworkLink], group: RankGroup) -> list[int]:
     return sizes
 
 
-def width(link: NetworkLink, ranks: int, op: str) -> float:
-    """The share of a link's bandwidth that so many ranks can use; for a send, what joins two ranks."""
+def usable_share(link: NetworkLink, ranks: int, op: str) -> float:
+    """The share of a link's bandwidth that this many ranks can use; for a send, that between two ranks."""
     ranks = min(ranks, 2) if op == "send_recv" else ranks
     if link.topology == "mesh":
         return (min(ranks, link.ranks) - 1) / (link.ranks - 1) if ranks > 1 else 1.0
@@ -183,8 +185,8 @@ def width(link: NetworkLink, ranks: int, op: str) -> float:
 
 
 def paths(op: str, group: RankGroup, links: Sequence[NetworkLink]) -> list[CollectivePath]:
-    """All ways NCCL has to do an op."""
-    sizes = reach(links, group)
+    """Algorithms NCCL has for an op."""
+    sizes = tier_sizes(links, group)
     if op == "send_recv":
         return [_pair(sizes)]
     if op == "all_to_all":
@@ -208,7 +210,7 @@ def _pair(sizes: Sequence[int]) -> CollectivePath:
 
 
 def _direct(sizes: Sequence[int], ranks: int) -> CollectivePath:
-    """Every rank to every other, all at once: a hop a peer is far too many, but peers are not free."""
+    """Every rank sends to every other at once; each peer counts as a hop, scaled down by the fitted coefficient."""
     hops, share, inside = [], [], 1
     for n in sizes:
         hops.append(float(inside * (n - 1)))
@@ -218,7 +220,7 @@ def _direct(sizes: Sequence[int], ranks: int) -> CollectivePath:
 
 
 def _turns(op: str) -> float:
-    """How often everything goes round."""
+    """Passes over the data: two for an all-reduce."""
     return 2.0 if op == "all_reduce" else 1.0
 
 
@@ -236,14 +238,14 @@ def _ring(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> Collec
 
 
 def _tree(op: str, sizes: Sequence[int], links: Sequence[NetworkLink]) -> CollectivePath:
-    """A chain in each domain, and two trees over domains, each with half: every node is inner in one of them."""
+    """A chain within each domain, and a double binary tree over domains, half of the data each."""
     near = sizes[0] - 1
     hops, share = _branches(op, sizes, links)
     return CollectivePath("tree", (_turns(op) * near, *hops), (_turns(op) * bool(near), *share), 1 / sizes[0])
 
 
 def _aggregated(sizes: Sequence[int]) -> CollectivePath:
-    """Trees that send what is for many ranks at once. NCCL has them for one rank a node."""
+    """Parallel aggregated trees (PAT), which NCCL uses with one rank per node."""
     n = sizes[1]
     hops = PAT_RANK * n + PAT_LEVEL * math.ceil(math.log2(n)) if n > 1 else 0.0
     return CollectivePath("pat", (0.0, hops), (0.0, (n - 1) / n / PAT_RATE), 1.0)
@@ -282,16 +284,16 @@ SMALL = 16384.0  # bytes to one peer that still go by LL
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Thought time, in microseconds."""
+class TunerEstimate:
+    """NCCL's estimate of a protocol's time, in microseconds."""
 
     latency: float
     per_byte: float
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """GB/s that NCCL counts with on one generation of NVLink: a ring, LL at most, and the share of it NVLS reaches."""
+class NvlinkSpeed:
+    """GB/s that NCCL assumes for one generation of NVLink: a ring, LL at most, and the NVLS share of a ring."""
 
     ring: float
     ll: float
@@ -299,28 +301,28 @@ class Speed:
 
 
 SPEEDS = {
-    "nvlink3": Speed(ring=235.0, ll=87.7, nvls=0.85),
-    "nvlink4": Speed(ring=370.0, ll=141.0, nvls=0.85),
-    "nvlink5": Speed(ring=740.0, ll=282.0, nvls=0.74),
+    "nvlink3": NvlinkSpeed(ring=235.0, ll=87.7, nvls=0.85),
+    "nvlink4": NvlinkSpeed(ring=370.0, ll=141.0, nvls=0.85),
+    "nvlink5": NvlinkSpeed(ring=740.0, ll=282.0, nvls=0.74),
 }
 
 
-def estimate(fabric: str, protocol: str, path: CollectivePath, ranks: int) -> Line | None:
+def tuner_estimate(fabric: str, protocol: str, path: CollectivePath, ranks: int) -> TunerEstimate | None:
     """A protocol's time within one domain, as NCCL estimates it; None where its constants are not known here."""
     if protocol == "direct_ll":
-        return Line(0.0, path.own or 1.0)
+        return TunerEstimate(0.0, path.own or 1.0)
     if protocol == "direct":
-        return Line(SMALL, 0.0)
+        return TunerEstimate(SMALL, 0.0)
     speed = SPEEDS.get(fabric)
     if speed is None:
         return None
     if protocol == "nvls":
-        return Line(START["nvls"], 1e-3 / (speed.nvls * speed.ring * NVLS_SHARE * (ranks - 1) / ranks))
+        return TunerEstimate(START["nvls"], 1e-3 / (speed.nvls * speed.ring * NVLS_SHARE * (ranks - 1) / ranks))
     rate = {"ll": min(speed.ll, speed.ring * LL_SHARE), "ll128": speed.ring * LL128_SHARE, "simple": speed.ring}
-    return Line(START[protocol] + HOP[protocol] * path.hops[0], 1e-3 * path.share[0] / rate[protocol])
+    return TunerEstimate(START[protocol] + HOP[protocol] * path.hops[0], 1e-3 * path.share[0] / rate[protocol])
 
 
-def crossings(lines: Sequence[Line]) -> list[float]:
+def crossings(lines: Sequence[TunerEstimate]) -> list[float]:
     """Sizes at which two lines meet."""
     pairs = [(a, b) for a, b in combinations(lines, 2) if a.per_byte != b.per_byte]
     at = ((b.latency - a.latency) / (a.per_byte - b.per_byte) for a, b in pairs)

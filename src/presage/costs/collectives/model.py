@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from presage.costs.collectives.curve import GRID, Array, Correction, Corrections, TimeCurve
 from presage.costs.collectives.group import OPS, RankGroup, even_bytes, volume
-from presage.costs.collectives.law import Coefficients, Laws, floor, knots, law, ways
+from presage.costs.collectives.law import Coefficients, Laws, knots, law_seconds, least_seconds_per_byte, protocol_costs
 from presage.errors import PresageError
 from presage.hardware import Platform
 
 
 class Collectives:
-    """What each collective takes on one platform, by bytes and group. Curves are made when first asked for."""
+    """Collective times on one platform, by bytes and group. Curves are built on first use."""
 
     def __init__(self, platform: Platform, fitted: CollectiveParameters) -> None:
         self.platform, self.fitted = platform, fitted
@@ -36,7 +36,7 @@ class Collectives:
     @overload
     def seconds(self, op: str, nbytes: npt.NDArray[Any], group: RankGroup) -> Array: ...
     def seconds(self, op: str, nbytes: Any, group: RankGroup) -> Any:
-        """Seconds of an op. One rank costs nothing, and so do no bytes."""
+        """Seconds of an op; 0 for one rank or no bytes."""
         if group.ranks == 1:
             return 0.0 * nbytes
         curve = self._curves.get((op, group)) or self.curve(op, group)
@@ -61,14 +61,14 @@ class Collectives:
             raise PresageError(f"{here.key} has {here.links[-1].ranks // here.domain} domains, not {group.domains}")
 
     def _make(self, op: str, group: RankGroup) -> TimeCurve:
-        here, protocols = self.platform, ways(op, group, self.platform, self.fitted.laws)
+        here, protocols = self.platform, protocol_costs(op, group, self.platform, self.fitted.laws)
         nbytes = knots(protocols, GRID)
         more = self.fitted.corrections.of(here.key, here.fabrics, op, group, nbytes)
-        seconds = law(protocols, nbytes) * np.exp(more)
+        seconds = law_seconds(protocols, nbytes) * np.exp(more)
         if op != "send_recv" and group.domains > 1 < group.per_domain:  # others to talk to make no domain quicker
             within = RankGroup(group.per_domain, group.per_domain)
             seconds = np.maximum(seconds, self.curve(op, within).many(nbytes))
-        return TimeCurve.through(nbytes, seconds).at_least(floor(op, group, here))
+        return TimeCurve.through(nbytes, seconds).at_least(least_seconds_per_byte(op, group, here))
 
     def busbw(self, op: str, nbytes: Any, group: RankGroup) -> Any:
         """Bus bandwidth in bytes/s, by the convention of nccl-tests."""
@@ -77,7 +77,7 @@ class Collectives:
     def all_to_all_v(self, sent: Any, group: RankGroup) -> float:
         """An uneven all-to-all: `sent` is bytes from rank to rank (n x n), or a pair of totals (sent, received).
 
-        It takes as long as an even one that gives every rank what the busiest has to send or receive.
+        It takes as long as an even one in which every rank sends what the busiest sends or receives.
         """
         alike = even_bytes(np.asarray(sent, np.float64), group)
         return max(float(self.seconds("all_to_all", m, g)) for m, g in alike)
@@ -114,7 +114,7 @@ class CollectiveParameters:
 def load_parameters(path: Path) -> CollectiveParameters:
     """Fitted parameters from their file, as `presage_fit.collectives.save_parameters` writes it."""
     table: dict[str, Any] = json.loads(path.read_text())
-    laws = {f: {p: Coefficients(*c) for p, c in law.items()} for f, law in table["laws"].items()}
+    laws = {f: {p: Coefficients(*c) for p, c in law_seconds.items()} for f, law_seconds in table["laws"].items()}
     curves = {
         (c["platform"], c["op"], RankGroup(c["ranks"], c["per_domain"])): Correction(c["first"], tuple(c["values"]))
         for c in table["curves"]
@@ -124,7 +124,7 @@ def load_parameters(path: Path) -> CollectiveParameters:
 
 @cache
 def shipped_parameters() -> CollectiveParameters:
-    """What comes with presage."""
+    """The parameters that ship with presage."""
     return load_parameters(SHIPPED)
 
 
@@ -135,8 +135,8 @@ SHOWN = ("all_reduce", "all_gather", "all_to_all")
 
 
 @dataclass(frozen=True, slots=True)
-class Bus:
-    """One op in one group over sizes."""
+class BusBandwidth:
+    """Bus bandwidth of one op in one group, by size."""
 
     op: str
     group: RankGroup
@@ -146,14 +146,14 @@ class Bus:
     busbw: tuple[float, ...]  # bytes/s, as nccl-tests counts it
 
 
-def bus_table(platform: Platform) -> list[Bus]:
-    """Within a domain, and across as many as make two and sixteen of them."""
+def bus_table(platform: Platform) -> list[BusBandwidth]:
+    """Bus bandwidths within one domain and across two and sixteen."""
     sizes = dict.fromkeys([platform.domain, *(n * platform.domain for n in (2, 16))])
     reached = [n for n in sizes if n <= platform.links[-1].ranks]
     return [_bus(Collectives.of(platform), op, RankGroup.of(platform, n)) for op in SHOWN for n in reached]
 
 
-def _bus(model: Collectives, op: str, group: RankGroup) -> Bus:
+def _bus(model: Collectives, op: str, group: RankGroup) -> BusBandwidth:
     nbytes = np.array(SIZES)
     seconds, bus = model.seconds(op, nbytes, group), model.busbw(op, nbytes, group)
-    return Bus(op, group, model.origin(op, group), SIZES, tuple(seconds.tolist()), tuple(bus.tolist()))
+    return BusBandwidth(op, group, model.origin(op, group), SIZES, tuple(seconds.tolist()), tuple(bus.tolist()))

@@ -1,6 +1,6 @@
 """Scaled dot-product attention: cuDNN, flash and memory-efficient kernels, both ways.
 
-Law: a thread block takes a block of queries (backward: of keys) of one head and walks over the tiles of the other side,
+Law: a thread block takes a block of queries (backward: of keys) of one head and loops over the tiles of the other side,
 up to the diagonal under a causal mask. Blocks run in waves over the SMs. The time is a sum of few parts, each with a
 weight of its own for every kind of kernel: starting, waves, the tiles of the fullest SM and those of the longest block
 (by padded head width, and more with dropout or a bias), and the bytes of queries and keys, which small kernels before
@@ -89,7 +89,7 @@ def kernel(call: Call) -> AttentionKernel:
 
 @lru_cache(maxsize=4096)
 def tiles(own: int, other: int, own_rows: int, other_rows: int, causal: bool) -> tuple[int, int, int]:
-    """Thread blocks of one head, tiles of all of them, tiles of the longest."""
+    """Per head: thread blocks, tiles of all blocks, tiles of the longest block."""
     blocks, across = max(1, ceil(own_rows / own)), max(1, ceil(other_rows / other))
     if not causal:
         return blocks, blocks * across, across
@@ -98,7 +98,7 @@ def tiles(own: int, other: int, own_rows: int, other_rows: int, causal: bool) ->
 
 
 def parts(call: Call, rates: Rates, kind: AttentionKernel) -> list[float]:
-    """Seconds of what the time is made of, before their weights."""
+    """The parts of the time in seconds, before their weights."""
     a, q = attention(call), call.tensors[0]
     own, other = (a.t, a.s) if a.backward else (a.s, a.t)
     blocks, total, longest = tiles(kind.block_rows, kind.tile_rows, own, other, a.causal)

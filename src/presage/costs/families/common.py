@@ -1,4 +1,4 @@
-"""What the kernel models share: a family is a law (seconds from bytes and FLOPs) and the features of its correction."""
+"""Kernel families: a family is a law (seconds from bytes and FLOPs) and the features of its correction."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def shape_features(t: Shape | None, whole: int = 0) -> list[float]:
 
 
 def flat(shapes: Sequence[Shape]) -> list[Shape]:
-    """The same tensors as long rows, where all lie in memory alike and without holes; else as they are."""
+    """The tensors as 1-D rows where all are dense with equal layout, else unchanged."""
     alike = all((t.sizes, t.strides) == (shapes[0].sizes, shapes[0].strides) and t.is_dense for t in shapes)
     return [Shape((t.elements,), (1,), t.dtype) for t in shapes] if alike else list(shapes)
 
@@ -79,7 +79,7 @@ def flat(shapes: Sequence[Shape]) -> list[Shape]:
 def plain_features(
     call: Call, law: Law, code: float, tensors: int = 3, whole: int = 0, given: Sequence[Shape] | None = None
 ) -> list[float]:
-    """What most families use: which op, its law, its tensors, the largest one as it lies in memory."""
+    """Features common to most families: the op, its law, its tensors, the layout of the largest."""
     shapes = call.sized if given is None else given
     largest = max(shapes, key=lambda t: t.elements, default=None)
     out = [code, ln(law.seconds), ln(law.bytes), float(len(shapes))]
@@ -98,5 +98,5 @@ def codes(names: str | Sequence[str]) -> dict[str, float]:
 
 
 def moved_law(read: float, written: float, rates: Rates, kernels: int = 1) -> Law:
-    """Bytes over bandwidth, and the shortest time of so many kernels."""
+    """Bytes over bandwidth, plus the shortest kernel time for each kernel."""
     return Law(kernels * rates.floor + (read + written) / rates.bandwidth, 0.0, read + written)

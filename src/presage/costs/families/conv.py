@@ -73,7 +73,7 @@ def tile_times(c: Conv, rates: Rates) -> list[float]:
 
 
 def _split(c: Conv, rates: Rates, tiles: int, steps: int, step: float) -> Iterator[float]:
-    """Seconds with the inner loop in so many parts; only weight gradients split it, and add the parts up in float32."""
+    """Seconds by number of split-K parts; only weight gradients split, and add the parts in float32."""
     for parts in SPLITS if c.role == 2 else (1,):
         if parts == 1 or parts <= steps:
             adding = 0.0 if parts == 1 else 8.0 * parts * c.sides[2] / c.width / rates.bandwidth
@@ -167,7 +167,7 @@ def _shape_features(c: Conv) -> list[float]:
 
 
 def gradients(call: Call) -> list[Call]:
-    """A backward op as its parts: the data gradient and the weight gradient, where it needs them."""
+    """The parts of a backward op: data gradient and weight gradient, those it computes."""
     mask = call.numbers(10)
     if call.name != BACKWARD or len(mask) < 2:
         return [call]
@@ -190,7 +190,7 @@ Three = tuple[int, int, int]
 
 
 class Conv(NamedTuple):
-    """A plain convolution from `large` to `small` (depth, height, width; 1 where there is none)."""
+    """A plain convolution from `large` to `small` (depth, height, width; 1 for absent dimensions)."""
 
     role: int  # 0 forward, 1 data gradient, 2 weight gradient
     n: int

@@ -101,7 +101,7 @@ def _gather(call: Call) -> tuple[int, int, int, int, int]:
 
 
 def repeats(call: Call, count: int, rows: int) -> tuple[float, float]:
-    """How many rows are asked for, and how often the most frequent one; of uniform indices where it is not known."""
+    """Distinct rows looked up and uses of the most frequent one; those of uniform indices where unknown."""
     distinct = call.facts.get("distinct") or -rows * expm1(-count / rows)
     return max(1.0, distinct), call.facts.get("most") or _most(count, rows)
 
@@ -124,7 +124,7 @@ def missed(touched: float, again: float) -> float:
 
 
 def far(table: float) -> float:
-    """How surely a table has left the cache since it was last used: its dense gradient goes over all of it."""
+    """Probability that a table was evicted from the cache since its last use, its gradient streaming all of it."""
     return 1 / (1 + (CACHE / max(1.0, table)) ** 2)
 
 

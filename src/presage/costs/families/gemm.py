@@ -70,13 +70,13 @@ def _layout(t: Shape) -> int:
 
 
 def rows(p: GemmCall) -> tuple[int, int, int]:
-    """Powers of two that divide the rows as they lie in memory: of the left matrix, of the right one, of all three."""
+    """Alignment (power of two) of contiguous rows: of the left matrix, of the right one, of all three."""
     left, right = alignment(p.m if p.left else p.k, 16), alignment(p.k if p.right else p.n, 16)
     return left, right, min(left, right, alignment(p.n, 16))
 
 
 class GemmTiling(NamedTuple):
-    """The quickest way to cut a product up."""
+    """The fastest tiling of a GEMM."""
 
     seconds: float
     rows: int

@@ -50,7 +50,7 @@ class PoolCall(NamedTuple):
 
     @property
     def work(self) -> tuple[int, int]:
-        """Numbers made, and places looked at for each."""
+        """Elements computed, and places read for each."""
         if self.backward:
             return self.planes * self.near, self.overlap
         return self.planes * self.far, self.window
@@ -98,7 +98,7 @@ def _spread(numbers: tuple[float, ...], dims: int) -> tuple[float, ...]:
 
 
 def _window(call: Call, near: tuple[int, ...], far: tuple[int, ...], backward: bool) -> tuple[int, int]:
-    """Places that a far number looks at, and far numbers that look at a near place."""
+    """Input places per output element, and output elements per input place."""
     place = 2 if backward else 1
     if "adaptive" in call.name or call.name.startswith("aten::upsample"):
         pairs = list(zip(near, far, strict=False))
@@ -109,8 +109,8 @@ def _window(call: Call, near: tuple[int, ...], far: tuple[int, ...], backward: b
 
 
 def terms(p: PoolCall) -> tuple[float, ...]:
-    """What a kernel's time adds up from: a launch, bytes moved at 4 TB/s, picoseconds of numbers made, of places looked
-    at for them and of far numbers; windows, and planes, gone through one after the other."""
+    """Terms of a kernel's time, in seconds: a launch, bytes at 4 TB/s, a picosecond for each element computed, each
+    place read for it and each output element; serial windows; serial planes."""
     numbers, places = p.work
     windows = ceil(p.planes / BLOCKS) * p.window * 1e-8
     planes = p.planes * max(1.0, p.far / THREADS) * (1e-7 if p.moved < CACHED else 1.9e-7)

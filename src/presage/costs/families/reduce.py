@@ -33,7 +33,7 @@ def reduced(call: Call) -> tuple[int, ...]:
 
 
 def segments(call: Call) -> list[tuple[bool, int]]:
-    """The input as it lies in memory, fastest first: stretches that are reduced (True) or kept, with their sizes."""
+    """The input's dimensions in memory order, fastest first: (is reduced, size) of each stretch."""
     x, dims = call.tensors[0], reduced(call)
     order = sorted((s, i, n) for i, (n, s) in enumerate(zip(x.sizes, x.strides, strict=False)) if n > 1)
     out: list[tuple[bool, int]] = []
@@ -46,7 +46,7 @@ def segments(call: Call) -> list[tuple[bool, int]]:
 
 
 def law(call: Call, rates: Rates) -> Law:
-    """A running sum along any but the fastest dimension goes from row to row, one after the other."""
+    """Bytes over bandwidth; a cumulative sum along any but the fastest dimension is serial in rows."""
     x, parts = call.tensors[0], segments(call)
     kept = prod(n for over, n in parts if not over)
     if call.name not in SCANS:
