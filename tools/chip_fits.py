@@ -11,8 +11,8 @@ from chip_rows import Attention, Product
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from presage.costs.closed_form import laws
-from presage.costs.closed_form.laws import GemmParameters, GemmShape, TileTimes
+from presage.costs.families import attention, gemm
+from presage.costs.families.gemm import GemmParameters, GemmShape, TileTimes
 from presage.hardware import Gpu
 from presage_fit.serving import heated
 
@@ -41,7 +41,7 @@ TURNED = 1.5  # Hopper in tf32: weight gradients beside forward products (pack, 
 # Of the full rate, by 2, 4 and 8 bytes: an H200 (pack) falls back on kernels of the A100, whose own rate is not so far
 # above them; a B200's is further.
 UNALIGNED = {"Hopper": (0.17, 0.29, 0.33), "Ampere": (0.33, 0.55, 0.62), "Blackwell": (0.08, 0.14, 0.16)}
-compiled = numba.njit(laws.gemm_seconds)
+compiled = numba.njit(gemm.gemm_seconds)
 
 
 @numba.njit
@@ -62,11 +62,11 @@ class ProductFit:
         self.seconds = np.array([r.seconds for r in rows])
         self.held = np.array([r.held for r in rows])
         self.flops = np.array([r.flops for r in rows])
-        width = laws.WIDTHS[kind]
+        width = gemm.WIDTHS[kind]
         tensor = kind != "fp32"
         self.turned = TURNED if kind == "tf32" and gpu.architecture == "Hopper" else 1.0
         self.unaligned = UNALIGNED.get(gpu.architecture, UNALIGNED["Ampere"])
-        odd = [laws.alignment_factor(_shape(r), width, self.unaligned) if tensor else 1.0 for r in rows]
+        odd = [gemm.alignment_factor(_shape(r), width, self.unaligned) if tensor else 1.0 for r in rows]
         self.usual = np.array(odd) == 1.0
         self.slow = np.array(odd) * np.where([r.left for r in rows], self.turned, 1.0)
         m, n, k, batch = self.x.T.astype(np.float64)
@@ -83,7 +83,7 @@ class ProductFit:
     def predicted(self, t: GemmParameters, heat: float = 0.0, keep: Any = slice(None)) -> Floats:
         """Seconds; `heat` is how much longer the longest products took for the clock that fell under them."""
         times = TileTimes(
-            laws.tile_times(t, self.peak / self.gpu.sms), self.gpu.sms, t.bandwidth * self.gpu.memory_bandwidth, t.fill,
+            gemm.tile_times(t, self.peak / self.gpu.sms), self.gpu.sms, t.bandwidth * self.gpu.memory_bandwidth, t.fill,
             t.smooth, t.overlap, t.store, t.split, t.launch,
         )  # fmt: skip
         took = _all(self.x[keep], self.slow[keep], self.moved[keep], self.stored[keep], times)
@@ -127,13 +127,13 @@ class AttentionFit:
         self.seconds = np.array([r.seconds for r in rows])
         self.held = np.array([r.held for r in rows])
         self.causal = np.array([r.causal for r in rows])
-        walks = [laws.tile_counts(r.length, r.length, r.causal, r.window) for r in rows]
+        walks = [attention.tile_counts(r.length, r.length, r.causal, r.window) for r in rows]
         self.blocks, self.tiles, self.longest = (np.array(c, np.float64) for c in zip(*walks, strict=True))
         self.heads = np.array([r.batch * r.heads for r in rows], np.float64)
         both = np.array([r.dim + r.value_dim for r in rows], np.float64)
         self.width = both / 2
-        times = laws.BACKWARD if backward else 1.0
-        self.flops = 2.0 * laws.ROWS**2 * both * times * gpu.sms / gpu.peak.get("bf16", gpu.peak["fp16"])
+        times = attention.BACKWARD if backward else 1.0
+        self.flops = 2.0 * attention.ROWS**2 * both * times * gpu.sms / gpu.peak.get("bf16", gpu.peak["fp16"])
         sides = np.array(
             [
                 r.batch * r.length * (r.heads * (3 if backward else 1) + r.kv_heads * (2 if backward else 1))
@@ -144,17 +144,19 @@ class AttentionFit:
         self.widths = sorted(set(self.width.tolist()))
         self.launch = LAUNCHES * (3.0 if backward else 1.0)
 
-    def kernel(self, logs: Floats, like: laws.AttentionParameters | None) -> laws.AttentionParameters:
+    def kernel(self, logs: Floats, like: attention.AttentionParameters | None) -> attention.AttentionParameters:
         """Of shares by width and seconds of a block; the rest is another kernel's, or given too."""
         w = len(self.widths)
         p = [*np.exp(logs[w:]), *((like.tail, like.smooth, like.moved) if like else ())]
         block, tail, smooth, moved = (float(min(max(v, 0.01), most)) for v, most in zip(p, MOST_OF, strict=True))
         reach = tuple(min(v, 0.9) for v in np.exp(logs[:w]).tolist())
-        return laws.AttentionParameters(tuple(self.widths), reach, block * US, tail, smooth, moved, self.launch * US)
+        return attention.AttentionParameters(
+            tuple(self.widths), reach, block * US, tail, smooth, moved, self.launch * US
+        )
 
-    def predicted(self, k: laws.AttentionParameters, heat: float = 0.0) -> Floats:
+    def predicted(self, k: attention.AttentionParameters, heat: float = 0.0) -> Floats:
         """As the law says, all rows at once."""
-        share = np.array([laws.peak_share(k, w) for w in self.width])
+        share = np.array([attention.peak_share(k, w) for w in self.width])
         tile = self.flops / share
         waves = self.heads * self.blocks / self.gpu.sms
         work = self.heads * (self.tiles * tile + self.blocks * k.block) / self.gpu.sms
@@ -165,7 +167,7 @@ class AttentionFit:
         took = k.launch + np.maximum(self.longest * tile + k.block, work) + k.moved * self.nbytes / self.bandwidth
         return heated(took, heat)
 
-    def fit(self, heat: float, like: laws.AttentionParameters | None) -> laws.AttentionParameters:
+    def fit(self, heat: float, like: attention.AttentionParameters | None) -> attention.AttentionParameters:
         """The kernel, where the clock fell by so much in the longest rows."""
         keep = ~self.held
 

@@ -37,9 +37,10 @@ from chip_rows import Product, jobs
 from chip_score import write_scores
 from chip_sources import JOBS, Sources
 
-from presage.costs.closed_form import ClosedFormKernels, laws
-from presage.costs.closed_form.laws import GemmParameters, GemmShape
+from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.closed_form.parameters import FOLDER, merge_base, parameters
+from presage.costs.families.attention import AttentionParameters
+from presage.costs.families.gemm import GemmParameters, GemmShape
 from presage.hardware import gpu
 
 File = dict[str, Any]
@@ -62,7 +63,7 @@ def tiling_file(t: GemmParameters, launch: float) -> File:
     return {**found, "tile_us": fixed / US, "split_us": split / US, "launch_us": min(own / US, launch)}
 
 
-def kernel_file(k: laws.AttentionParameters) -> File:
+def kernel_file(k: AttentionParameters) -> File:
     reach = {f"{w:g}": r for w, r in zip(k.widths, k.reach, strict=True)}
     times = {"block_us": k.block / US, "launch_us": k.launch / US}
     return {"reach": reach, "tail": k.tail, "smooth": k.smooth, "moved": k.moved, **times}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.costs.closed_form import AttentionShape, ClosedFormKernels
-from presage.costs.closed_form.laws import ROWS, STYLES, tile_counts
+from presage.costs.families.attention import ROWS, STYLES, tile_counts
 from presage.hardware import Gpu, gpu, gpus
 
 ROOT = Path(__file__).resolve().parents[2]

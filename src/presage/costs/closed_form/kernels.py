@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from presage.costs.closed_form import laws
-from presage.costs.closed_form.laws import AttentionParameters, AttentionShape, GemmShape
 from presage.costs.closed_form.op_shapes import Accumulated, MemoryBound, OpShape, shape_of
 from presage.costs.closed_form.parameters import ClosedFormParameters, parameter_source, parameters
+from presage.costs.families import attention, gemm
+from presage.costs.families.attention import AttentionParameters, AttentionShape
+from presage.costs.families.gemm import GemmShape
 from presage.costs.kernel_model import OpTime, Power, least_seconds
 from presage.costs.rates import REACHED_FLOPS
 from presage.graph.families import family
@@ -21,7 +22,7 @@ from presage.graph.graph import Graph, Op
 from presage.hardware.architecture import architecture
 from presage.hardware.gpu import Gpu, gpu
 
-KINDS = tuple(laws.WIDTHS)
+KINDS = tuple(gemm.WIDTHS)
 FITTED_AS = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp8"}
 STAND_INS = {"nvfp4": "mxfp8", "mxfp8": "fp8", "fp8": "bf16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 REMEMBERED = 65_536  # calls
@@ -33,7 +34,7 @@ ADDED = 6.0  # bytes an element of a kernel that adds a bf16 result to a bf16 su
 class _Numbers(NamedTuple):
     """Inputs of the GEMM law for one dtype."""
 
-    tiles: laws.TileTimes
+    tiles: gemm.TileTimes
     width: float  # bytes an element
     unaligned: tuple[float, float, float]
     turned: float
@@ -49,7 +50,7 @@ class ClosedFormKernels:
     def __init__(self, gpu: Gpu, attention_style: str = "flash2") -> None:
         key = parameter_source(gpu)
         self.gpu, self.transferred = gpu, "" if key == gpu.key else key
-        self.style = attention_style if attention_style in laws.STYLES else "flash2"
+        self.style = attention_style if attention_style in attention.STYLES else "flash2"
         self.parameters = p = parameters(key)
         self._slower = p.clock / gpu.boost_clock  # what takes cycles takes so much longer
         self._numbers = {kind: _numbers(gpu, p, kind, self._slower) for kind in KINDS}
@@ -128,21 +129,21 @@ class ClosedFormKernels:
         stored = max(p.width, 2.0) * s.batch * s.m * s.n
         moved = p.width * s.batch * (s.m * s.k + s.k * s.n) + stored
         if p.tensor:
-            slow *= laws.alignment_factor(s, p.width, p.unaligned) * (p.turned if s.lhs_m_major else 1.0)
-        return laws.gemm_seconds(s.m, s.n, s.k, s.batch, slow, moved, stored, p.tiles)
+            slow *= gemm.alignment_factor(s, p.width, p.unaligned) * (p.turned if s.lhs_m_major else 1.0)
+        return gemm.gemm_seconds(s.m, s.n, s.k, s.batch, slow, moved, stored, p.tiles)
 
     def _attention_seconds(self, shape: AttentionShape, style: str = "", kind: str = "bf16") -> float:
         """The fused kernels of one direction."""
-        style = style if style in laws.STYLES else self.style
+        style = style if style in attention.STYLES else self.style
         k = self._attention[f"{style} {'backward' if shape.backward else 'forward'}"]
         s, backward = shape, shape.backward
         peak = self._peak(kind) / self.gpu.sms
         both = s.dim + s.value_dim
-        share = laws.peak_share(k, both / 2)
-        flops = 2.0 * laws.ROWS**2 * both * (laws.BACKWARD if backward else 1.0)
+        share = attention.peak_share(k, both / 2)
+        flops = 2.0 * attention.ROWS**2 * both * (attention.BACKWARD if backward else 1.0)
         rows = s.heads * s.queries * (3 if backward else 1) + s.kv_heads * s.keys * (2 if backward else 1)
         nbytes = 2.0 * s.batch * both * rows
-        return laws.attention_seconds(s, flops / (peak * share), nbytes, self.gpu.sms, self._bandwidth["copy"], k)
+        return attention.attention_seconds(s, flops / (peak * share), nbytes, self.gpu.sms, self._bandwidth["copy"], k)
 
     def _peak(self, kind: str) -> float:
         while kind not in self.gpu.peak:
@@ -166,12 +167,12 @@ def _numbers(gpu: Gpu, p: ClosedFormParameters, kind: str, slower: float) -> _Nu
     while there not in peak:
         there = STAND_INS[there]
     fitted = p.products[FITTED_AS.get(there, there)]
-    times = laws.TileTimes(
-        menu=laws.tile_times(replace(fitted, fixed=fitted.fixed * slower), peak[there] / gpu.sms),
+    times = gemm.TileTimes(
+        menu=gemm.tile_times(replace(fitted, fixed=fitted.fixed * slower), peak[there] / gpu.sms),
         sms=gpu.sms, bandwidth=fitted.bandwidth * gpu.memory_bandwidth, fill=fitted.fill, smooth=fitted.smooth,
         overlap=fitted.overlap, store=fitted.store, split=fitted.split * slower, launch=fitted.launch * slower,
     )  # fmt: skip
-    return _Numbers(times, laws.WIDTHS[there], fitted.unaligned, fitted.turned, there != "fp32")
+    return _Numbers(times, gemm.WIDTHS[there], fitted.unaligned, fitted.turned, there != "fp32")
 
 
 def _peaks(gpu: Gpu) -> dict[str, float]:

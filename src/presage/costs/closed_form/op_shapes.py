@@ -6,7 +6,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from presage.costs.closed_form.laws import AttentionShape, GemmShape
+from presage.costs.families.attention import AttentionShape
+from presage.costs.families.gemm import GemmShape
 from presage.costs.kernel_model import Source
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Tensor, argument, flag, tensor

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from presage.costs.closed_form.laws import AttentionParameters, GemmParameters
+from presage.costs.families.attention import AttentionParameters
+from presage.costs.families.gemm import GemmParameters
 from presage.errors import InputError
 from presage.hardware.architecture import architecture
 from presage.hardware.gpu import Gpu, gpu

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from presage.costs.closed_form.laws import AttentionShape
+from presage.costs.families.attention import AttentionShape
 from presage.graph.builder import GraphBuilder, new_op
 from presage.graph.graph import DTYPE_BYTES, Graph, Phase, Ref, Tensor, Thread
 from presage.parallel.plan import Axis

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
-from presage.costs.closed_form.laws import AttentionShape
+from presage.costs.families.attention import AttentionShape
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.layer_graph import LOW, LayerBuilder, LayerGraph, PendingOp
 
