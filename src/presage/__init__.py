@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from presage.configs.job_file import read_transformer_job
     from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
+    from presage.measure.callbacks import lightning_callback, trainer_callback
+    from presage.measure.monitor import watch
     from presage.noise.files import read_noise, write_noise
     from presage.noise.model import NoiseModel
     from presage.placement import place, place_job
@@ -38,6 +40,8 @@ _HOMES = {
     "presage.configs.job_file": "read_transformer_job",
     "presage.configs.job": "Job",
     "presage.prediction.jobs.job_prediction": "JobResult predict_job",
+    "presage.measure.callbacks": "lightning_callback trainer_callback",
+    "presage.measure.monitor": "watch",
     "presage.noise.files": "read_noise write_noise",
     "presage.noise.model": "NoiseModel",
     "presage.whatif.suggest": "suggest",
@@ -87,6 +91,7 @@ __all__ = [
     "edits",
     "explain",
     "job_sensitivity",
+    "lightning_callback",
     "measured_steps",
     "period",
     "place",
@@ -106,6 +111,8 @@ __all__ = [
     "simulate",
     "step_graph",
     "suggest",
+    "trainer_callback",
+    "watch",
     "what_if",
     "write_noise",
 ]

@@ -49,6 +49,7 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     (HARDWARE, "platforms", "hardware:platforms_command", "List known platforms: GPUs, links, collective bandwidths"),
     (HARDWARE, "calibrate", "device:calibrate_command", "Measure this machine's GPU into a calibration pack"),
     (HARDWARE, "measure", "device:measure_command", "Run a step on this machine's GPU and compare with its prediction"),
+    (HARDWARE, "compare", "compare:command", "Compare a training loop that presage watched with its prediction"),
     (HARDWARE, "pack", PLUGINS["pack"], "Show or merge calibration packs"),
     (HARDWARE, "fit", PLUGINS["fit"], "Fit a noise model to your traces and logs"),
     (HARDWARE, "accuracy", PLUGINS["accuracy"], "Check presage's accuracy, on its data or yours"),
