@@ -16,8 +16,8 @@ from typing import Any
 from presage.errors import PresageError, near
 
 UNITS: dict[str, tuple[str, float]] = {
-    "us": ("s", 1e-6), "ms": ("s", 1e-3), "s": ("s", 1.0), "min": ("s", 60.0), "h": ("s", 3600.0), "hours": ("s", 3600.0),
-    "d": ("s", 86400.0), "days": ("s", 86400.0), "day": ("s", 86400.0), "hour": ("s", 3600.0),
+    "us": ("s", 1e-6), "ms": ("s", 1e-3), "s": ("s", 1.0), "min": ("s", 60.0), "h": ("s", 3600.0),
+    "hour": ("s", 3600.0), "hours": ("s", 3600.0), "d": ("s", 86400.0), "day": ("s", 86400.0), "days": ("s", 86400.0),
     "B": ("B", 1.0), "kB": ("B", 1e3), "MB": ("B", 1e6), "GB": ("B", 1e9), "TB": ("B", 1e12),
     "KiB": ("B", 2.0**10), "MiB": ("B", 2.0**20), "GiB": ("B", 2.0**30), "TiB": ("B", 2.0**40), "%": ("1", 0.01),
 }  # fmt: skip

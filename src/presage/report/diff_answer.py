@@ -23,8 +23,14 @@ INPUTS = (
     "source", "arguments", "gpu", "gpus", "platform", "parallel", "model", "name", "tokens", "noise", "flags", "torch",
     "gpu_memory_bytes", "tokens_per_step",
 )  # fmt: skip
-PARTS = ("breakdown", "hours_by_cause", "modules", "families", "phases", "activity_s", "stages")  # what explains a change
-IGNORED = ("kind", "seed", "draws", "notes", "costliest", "coverage")
+PARTS = (
+    "breakdown",
+    "hours_by_cause",
+    "families",
+    "activity_s",
+    "modules",
+)  # which explain a change: the first there is
+IGNORED = ("kind", "seed", "draws", "notes", "costliest", "coverage", "stages", "helps", "phases", "changes", "spares")
 NAMES = ("name", "op", "stage", "rank", "family", "phase", "module", "change")  # what the rows of a list are known by
 LEAST = 1e-4  # relative changes below are rounding
 MOST_ROWS = 12
@@ -77,7 +83,7 @@ def _row_name(row: Any, i: int) -> str:
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Change, ...]:
     """What differs between two answers' JSON."""
     a, b = dict(flatten(before)), dict(flatten(after))
-    every = [Change(path, a.get(path), b.get(path)) for path in {**a, **b} if path[0] not in IGNORED]
+    every = [Change(path, a.get(path), b.get(path)) for path in {**a, **b} if not set(path[:2]) & set(IGNORED)]
     return tuple(c for c in every if _differs(c))
 
 
@@ -92,9 +98,10 @@ def diff_answer(before: Mapping[str, Any], after: Mapping[str, Any], names: tupl
     """The difference of two answers of the same kind."""
     every = changes(before, after)
     inputs = [c for c in every if c.path[0] in INPUTS]
-    parts = sorted((c for c in every if _explains(c)), key=lambda c: -abs(c.difference))
+    block = next((p for p in PARTS if before.get(p)), "")
+    parts = sorted((c for c in every if c.path[0] == block and _is_work(c)), key=lambda c: -abs(c.difference))
     rest = sorted((c for c in every if c not in inputs and c.path[0] not in PARTS), key=lambda c: -abs(c.relative))
-    head = _headline(before, after)
+    head = _headline(before, after) + _fit(before, after)
     return Answer(
         title=f"{names[0]} and {names[1]}",
         question="What changed?",
@@ -118,9 +125,15 @@ def diff_answer(before: Mapping[str, Any], after: Mapping[str, Any], names: tupl
     )
 
 
-def _explains(c: Change) -> bool:
-    """A part's own time or work: not its share, which changes with all the others."""
-    return c.path[0] in PARTS and c.is_number and c.path[-1] not in ("share", "ops", "kernels", "depth", "alike")
+def _is_work(c: Change) -> bool:
+    """A part's own time or FLOPs: not its share, which changes with all the others."""
+    return c.is_number and (c.path[-1] in ("ms", "flops") or len(c.path) == 2 or c.path[0] == "activity_s")
+
+
+def _fit(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Whether the job fits, where that changed."""
+    a, b = (_at(v, ("fits",)) if "fits" in v else _at(v, ("memory", "fits")) for v in (before, after))
+    return "" if a == b else "; it fits in memory now" if b else "; it does not fit in memory any more"
 
 
 def _headline(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -155,7 +168,12 @@ def _section(title: str, found: list[Change]) -> Section | None:
 
 def _table(title: str, found: list[Change]) -> DataTable:
     rows = [
-        (c.name, show(c.path, c.before), show(c.path, c.after), *((_signed(c), percent(c.relative)) if c.is_number else ()))
+        (
+            c.name,
+            show(c.path, c.before),
+            show(c.path, c.after),
+            *((_signed(c), percent(c.relative)) if c.is_number else ()),
+        )
         for c in found
     ]
     return data_table(title, ("", "before", "after", "difference", ""), limit_rows(rows, MOST_ROWS))
