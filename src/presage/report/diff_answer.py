@@ -60,7 +60,7 @@ class Change:
 
     @property
     def relative(self) -> float:
-        return self.difference / abs(float(self.before)) if self.is_number and self.before else 0.0  # type: ignore[arg-type]
+        return self.difference / abs(float(self.before)) if self.is_number and self.before else 0.0
 
 
 def flatten(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Value]]:
