@@ -87,7 +87,7 @@ def test_a_failing_loop_keeps_its_error() -> None:
             raise KeyError("user's")
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_what_is_written_is_read_again() -> None:
     found = RunComparison(PREDICTED, loop(0.030), (RankTiming(0, 0.03, 0.0, 0.019),))
     again = comparison_from_json(json.loads(json.dumps(found.to_json())))
     assert again.differences == pytest.approx(found.differences) and again.ranks == found.ranks
