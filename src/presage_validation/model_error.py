@@ -26,7 +26,7 @@ KINDS = {
 }
 HEAD = """\
 # Measured over predicted step time by kind of prediction: 5th and 95th percentile over runs that presage's parameters
-# were not fitted to. Written by `python -m presage_validation.model_error ../shared`; docs/how_sure.md says how it is used.
+# were not fitted to. Written by `python -m presage_validation.model_error ../shared`; docs/how_sure.md has its use.
 """
 
 
