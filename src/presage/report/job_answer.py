@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
-from presage.report.terms import LEAST, MEMORY, interval, memory_fit, part_name, share_of, signed
+from presage.report.terms import LEAST, MEMORY, count_text, interval, memory_fit, part_name, share_of, signed
 from presage.text import amount, percent, seconds, size
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def spread_text(s: StepDistribution) -> str:
 
 def _run_text(s: TrainingCost) -> str:
     cost = "" if s.cost is None else f", cost {amount(s.cost)}"
-    return f"{_count(s.tokens)} tokens take {_days(s)} without failures{cost}"
+    return f"{count_text(s.tokens)} tokens take {_days(s)} without failures{cost}"
 
 
 def _days(s: TrainingCost) -> str:
@@ -102,13 +102,8 @@ def _where(p: JobResult) -> str:
 
 def _parameters(p: JobResult) -> str:
     m = p.job.model
-    active = f" ({_count(m.active_parameters)} active)" if m.experts else ""
-    return f"{_count(m.parameters)} parameters{active}"
-
-
-def _count(value: float) -> str:
-    """Parameters and tokens are counted in billions and trillions."""
-    return amount(value).replace("G", "B")
+    active = f" ({count_text(m.active_parameters)} active)" if m.experts else ""
+    return f"{count_text(m.parameters)} parameters{active}"
 
 
 def _rate(value: float) -> str:
@@ -181,8 +176,8 @@ def step_table(p: JobResult, tokens: float | None = None) -> DataTable:
     peak, rate = p.peak
     others = "".join(f"; {percent(v)} of {k}'s" for k, v in p.mfu_by_peak.items() if k != peak)
     rows = [
-        ("step time", seconds(p.seconds), f"{_count(p.job.tokens)} tokens in {p.job.global_batch:,} samples"),
-        ("throughput", f"{_count(p.tokens_per_second)} tokens/s", f"{_rate(p.samples_per_second)} samples/s"),
+        ("step time", seconds(p.seconds), f"{count_text(p.job.tokens)} tokens in {p.job.global_batch:,} samples"),
+        ("throughput", f"{count_text(p.tokens_per_second)} tokens/s", f"{_rate(p.samples_per_second)} samples/s"),
         ("MFU", percent(p.mfu), f"of {peak}'s peak of {rate / 1e12:.0f} TFLOPS{others}; FLOPs: {p.convention}"),
         ("HFU", percent(p.hfu), "with recomputation"),
         ("compute", seconds(p.compute), share_of(p.compute, p.seconds)),
@@ -210,7 +205,7 @@ def _spending(p: JobResult, tokens: float | None) -> list[tuple[str, str, str]]:
     cost = "" if s.cost is None else f", cost {s.cost:,.0f}"
     energy = f"{s.kwh / 1e3:,.0f} MWh" if s.kwh >= 1e5 else f"{s.kwh:,.0f} kWh"
     total = f"{s.steps:,.0f} steps, {amount(s.gpu_hours)} GPU-hours, {energy}{cost}"
-    return [*rows, (f"{_count(s.tokens)} tokens", _days(s), total)]
+    return [*rows, (f"{count_text(s.tokens)} tokens", _days(s), total)]
 
 
 def breakdown_table(p: JobResult) -> DataTable:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
 from presage.report.html.charts.bars import Swing, parts_figure, time_unit, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.terms import TAIL_HELP
+from presage.report.terms import TAIL_HELP, count_text
 from presage.runs.failures import DAY
 from presage.runs.outcome import CAUSES, RunOutcome, quantiles
 from presage.runs.whole import RunResult
@@ -40,7 +40,7 @@ def run_answer(p: RunResult) -> Answer:
     job, run = p.job.job, p.run
     name = job.name or job.model.name or "run"
     where = f"{run.gpus:,} x {job.platform.gpu.name} ({job.platform.key})"
-    tokens = amount(run.steps * job.tokens).replace("G", "B")
+    tokens = count_text(run.steps * job.tokens)
     sections = sections_of(
         _duration_section(p), _causes_section(p), _stops_section(p), _checkpoints_section(p), _changes_section(p),
         _spares_section(p),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from presage.text import percent, seconds, size
+from presage.text import amount, percent, seconds, size
 
 # Kinds of work by their keys in breakdowns and noise models.
 WORK = {
@@ -68,6 +68,11 @@ def interval(low: float, high: float, text: Callable[[float], str] = seconds) ->
 def signed(share: float, digits: int = 1) -> str:
     """+2.6%."""
     return "-" if share != share else f"{100 * share:+.{digits}f}%".replace("-0.0%", "+0.0%")
+
+
+def count_text(value: float) -> str:
+    """15T, 405B: parameters and tokens are counted in billions and trillions."""
+    return amount(value).replace("G", "B")
 
 
 def plural(count: int, noun: str) -> str:

@@ -7,22 +7,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from presage.prediction.jobs.job_prediction import JobResult
+from presage.report.html.charts.bars import AxisUnit, parts_figure
+from presage.report.html.charts.distribution import distribution_figure, distribution_table
+from presage.report.html.theme import BAD, PALETTE
 from presage.report.job_answer import BOUND
-from presage.report.terms import PARTS, memory_fit
+from presage.report.terms import LEAST, MEMORY, count_text, memory_fit, part_name, share_of
 from presage.text import amount, percent, seconds, size
 from presage.ui.knobs import InvalidPlan
 from presage.ui.plans import predicted
 from presage.ui.question import DAY, RunQuestion
-
-if TYPE_CHECKING:
-    from presage.prediction.draws.distribution import StepDistribution
-    from presage.runs.whole import RunResult
-from typing import TYPE_CHECKING
-
-from presage.report.html.charts.bars import AxisUnit, parts_figure
-from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.html.theme import BAD, PALETTE
-from presage.report.terms import LEAST, MEMORY
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -53,22 +46,17 @@ class Measure(NamedTuple):
 
 def step_measures(p: JobResult, asked: RunQuestion | None) -> list[Measure]:
     m = p.memory
-    idle = p.breakdown.get("bubble", 0.0)
+    idle, each = p.breakdown.get("bubble", 0.0), f"{p.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     fits = f"of {size(m.memory)}, " + (f"{size(m.margin)} to spare" if m.fits else f"{size(-m.margin)} too much")
     out = [
-        Measure("Step", seconds(p.seconds), f"{_count(p.job.tokens)} tokens each", p.seconds, -1),
-        Measure("Throughput", f"{_count(p.tokens_per_second)}/s", f"{p.tokens_per_second_per_gpu:,.0f} tokens/s/GPU",
-                p.tokens_per_second, 1),
+        Measure("Step", seconds(p.seconds), f"{count_text(p.job.tokens)} tokens each", p.seconds, -1),
+        Measure("Throughput", f"{count_text(p.tokens_per_second)}/s", each, p.tokens_per_second, 1),
         Measure("MFU", percent(p.mfu), f"of {p.peak[0]}'s {p.peak[1] / 1e12:.0f} TFLOPS", p.mfu, 1),
         Measure("Memory", size(m.needed), fits, m.needed, 0, "good" if m.fits else "bad"),
-        Measure("Exposed comm", seconds(p.exposed), _share(p.exposed, p), p.exposed, -1),
-        Measure("Pipeline bubble", seconds(idle), _share(idle, p), idle, -1),
+        Measure("Exposed comm", seconds(p.exposed), share_of(p.exposed, p.seconds), p.exposed, -1),
+        Measure("Pipeline bubble", seconds(idle), share_of(idle, p.seconds), idle, -1),
     ]  # fmt: skip
     return out if asked is None else [*out, *_spent(p, asked)]
-
-
-def _share(took: float, p: JobResult) -> str:
-    return f"{percent(took / p.seconds)} of the step"
 
 
 def _spent(p: JobResult, asked: RunQuestion) -> list[Measure]:
@@ -88,7 +76,7 @@ def step_sentence(p: JobResult) -> str:
 
 def _loss(p: JobResult) -> str:
     name, took = p.loss
-    lost = f", {percent(took / p.seconds, 0)} goes to {PARTS.get(name, name)}" if took > 0.005 * p.seconds else ""
+    lost = f", {percent(took / p.seconds, 0)} goes to {part_name(name)}" if took > 0.005 * p.seconds else ""
     return BOUND[p.bound] + lost
 
 
@@ -98,13 +86,11 @@ def _loss(p: JobResult) -> str:
 @lru_cache(64)
 def draw_step(text: str, noise: str) -> StepDistribution:
     """As `presage job --draws 4000` draws it, without intervals for the noise's own uncertainty."""
-    from presage.prediction.draws.distribution import belief_of, step_distribution
-    from presage.prediction.draws.step_model import step_model
+    from presage.prediction.draws.distribution import quick_distribution
 
     p = predicted(text)
     _drawable(p)
-    belief, _ = belief_of(p.job, p.seconds, noise)
-    return step_distribution(step_model(p.job, p.job_step), belief, SEED, draw_count(p), sets=0)
+    return quick_distribution(p, SEED, draw_count(p), noise)
 
 
 def draw_count(p: JobResult) -> int:
@@ -147,6 +133,8 @@ def draw_run(text: str, asked: RunQuestion) -> RunResult:
 
 
 def run_measures(r: RunResult) -> list[Measure]:
+    from presage.runs.outcome import quantiles
+
     o = r.outcome
     middle, late = o.quantile(0.5) / DAY, o.quantile(0.95) / DAY
     good = float(o.goodput.mean())
@@ -160,15 +148,9 @@ def run_measures(r: RunResult) -> list[Measure]:
         said = f"done within {r.deadline / DAY:g} days"
         out.append(Measure("By the deadline", percent(chance), said, chance, 1, tone))
     if r.cost is not None:
-        cost = float(_median(r.cost))
-        out.append(Measure("Cost", _count(cost), f"at {r.job.terms.price:g} per GPU-hour", cost, -1))
+        cost = float(quantiles(r.cost, 0.5))
+        out.append(Measure("Cost", count_text(cost), f"at {r.job.terms.price:g} per GPU-hour", cost, -1))
     return out
-
-
-def _median(values: Any) -> float:
-    from presage.runs.outcome import quantiles
-
-    return float(quantiles(values, 0.5))
 
 
 def run_sentence(r: RunResult, asked: RunQuestion) -> str:
@@ -179,7 +161,7 @@ def run_sentence(r: RunResult, asked: RunQuestion) -> str:
     told = ", ".join(f"{LOST[name]} {percent(share)}" for share, name in lost[:3] if share > 0.001)
     rest = f"; lost to {told}" if told else ""
     middle, late = _days(o.quantile(0.5) / DAY), _days(o.quantile(0.95) / DAY)
-    return f"{_count(asked.tokens)} tokens take {middle} (p95 {late}){rest}."
+    return f"{count_text(asked.tokens)} tokens take {middle} (p95 {late}){rest}."
 
 
 LOST: Mapping[str, str] = {
@@ -199,20 +181,16 @@ def _days(days: float) -> str:
     return f"{days * 24:.3g} h" if days * 24 >= 1 else f"{days * 1440:.3g} min"
 
 
-def _count(value: float) -> str:
-    return amount(value).replace("G", "B")
-
-
 # ---- Charts of a plan as plain values, without a theme: the page puts on the one of the day.
 
 Chart = dict[str, Any]
-GIB, DAY = 1024.0**3, 86400.0
+GIB = 1024.0**3
 TALL = 330  # pixels
 SHOWN = 0.1  # of the chart: smaller parts have no room for their number
 
 
 def parts_chart(p: JobResult) -> Chart:
-    parts = [(PARTS.get(name, name), took) for name, took in p.breakdown.items() if took > LEAST * p.seconds]
+    parts = [(part_name(name), took) for name, took in p.breakdown.items() if took > LEAST * p.seconds]
     figure = parts_figure(parts, p.seconds)
     figure.update_layout(height=TALL)
     return _plain(figure, (0.0, max(took for _, took in parts) * 1.02))

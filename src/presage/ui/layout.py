@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dash import dcc, html
-
-if TYPE_CHECKING:
-    from presage.ui.plans import Plan
-from collections.abc import Mapping
-from functools import cache
 
 from presage.configs.frameworks import frameworks
 from presage.configs.models import preset_facts
@@ -18,6 +15,7 @@ from presage.ui.knobs import KEPT, KNOBS, Knob
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
+    from presage.ui.plans import Plan
 
 
 PLANS = ("a", "b")
@@ -65,7 +63,7 @@ def _top() -> Any:
                 [
                     html.Span("", id="told", role="status", **LIVE),
                     html.Button("Copy link", id="copy-link", title="A link that opens both plans as they are now"),
-                    html.Button("◐", id="theme-switch", title="Light or dark", **_named("Light or dark")),
+                    html.Button("◐", id="theme-switch", title="Light or dark", **_aria(label="Light or dark")),
                 ],
                 className="buttons",
             ),
@@ -80,14 +78,14 @@ def _top() -> Any:
 def _panel(first: Plan) -> Any:
     tabs = html.Div(
         [
-            html.Button("Plan A", id="tab-a", className="side on", role="tab", **_chosen("true")),
-            html.Button("Compare …", id="tab-b", className="side", role="tab", **_chosen("false")),
+            html.Button("Plan A", id="tab-a", className="side on", role="tab", **_aria(selected="true")),
+            html.Button("Compare …", id="tab-b", className="side", role="tab", **_aria(selected="false")),
         ],
         className="sides",
         role="tablist",
     )
     sides = [_controls(p, first, hidden=p != "a") for p in PLANS]
-    return html.Aside([tabs, *sides, _run()], className="panel", **_named("Plans"))
+    return html.Aside([tabs, *sides, _run()], className="panel", **_aria(label="Plans"))
 
 
 def _controls(plan: str, first: Plan, hidden: bool) -> Any:
@@ -166,7 +164,7 @@ def _ask(name: str, label: str, control: Any, about: str) -> Any:
         className=f"field {name}",
         title=about,
         role="group",
-        **_named(label),
+        **_aria(label=label),
     )
 
 
@@ -209,12 +207,9 @@ def _blank() -> dict[str, Any]:
                                    "plot_bgcolor": "rgba(0,0,0,0)"}}  # fmt: skip
 
 
-def _named(label: str) -> dict[str, Any]:
-    return {"aria-label": label}
-
-
-def _chosen(word: str) -> dict[str, Any]:
-    return {"aria-selected": word}
+def _aria(**words: str) -> dict[str, Any]:
+    """Attributes for screen readers: aria-label, aria-selected."""
+    return {f"aria-{name}": word for name, word in words.items()}
 
 
 # ---- The controls of a plan: a labelled field for every knob, with the choices that its model and GPUs leave.
@@ -241,7 +236,7 @@ def _field(plan: str, k: Knob, values: Mapping[str, Any]) -> Any:
     if k.name == "gpus":
         parts.append(_slider(plan, values["gpus"]))
     place = {"plan": plan, "field": k.name}
-    return html.Div(parts, id=place, className=f"field {k.name}", title=k.about, **_aria("group", k.label))
+    return html.Div(parts, id=place, className=f"field {k.name}", title=k.about, role="group", **_aria(label=k.label))
 
 
 def _control(k: Knob, ident: dict[str, str], value: Any) -> Any:
@@ -265,10 +260,6 @@ def _log2(gpus: int) -> float:
 
 def _short(count: int) -> str:
     return f"{count >> 20}M" if count >= 1 << 20 else f"{count >> 10}K" if count >= 1 << 10 else str(count)
-
-
-def _aria(role: str, label: str) -> dict[str, Any]:
-    return {"role": role, "aria-label": label}
 
 
 # ---- choices

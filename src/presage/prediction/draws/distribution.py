@@ -126,9 +126,9 @@ def predict_distribution(
     return replace(step_distribution(step_model(p.job, p.job_step), belief, seed, count, pool=pool), source=source)
 
 
-def quick_distribution(p: JobResult, seed: int = 0, count: int = QUICK) -> StepDistribution:
-    """The step-time distribution under the assumed noise, with fewer draws and no intervals."""
-    belief, source = belief_of(p.job, p.seconds)
+def quick_distribution(p: JobResult, seed: int = 0, count: int = QUICK, noise: str | None = None) -> StepDistribution:
+    """The step-time distribution with fewer draws and without intervals for the noise's own uncertainty."""
+    belief, source = belief_of(p.job, p.seconds, noise)
     return replace(step_distribution(step_model(p.job, p.job_step), belief, seed, count, sets=0), source=source)
 
 
