@@ -1,4 +1,4 @@
-"""Is a Job possible? Every equation between its degrees, said with its numbers when it does not hold."""
+"""Validation of a Job: every equation between its degrees, with the numbers when one does not hold."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def supported(precision: str, peak: dict[str, float], built: str) -> bool:
     return NEEDED[precision] in peak
 
 
-# ---- What no job has: sizes beyond which a figure is a slip of the pen, with room for ten times what anyone has bui
+# ---- Plausible sizes: beyond them a figure is a typo; ten times the largest systems fit
 
 # The least and the most of each, by its name in a job file.
 MODEL = {
@@ -144,7 +144,7 @@ def _all_experts(m: Transformer) -> bool:
     return m.experts is not None and m.experts.dense_layers == 0 and m.experts.every == 1
 
 
-# ---- What a Job's owner should know though nothing is wrong with it.
+# ---- Notes on a valid job.
 
 
 def job_notes(job: Job) -> tuple[str, ...]:

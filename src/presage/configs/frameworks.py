@@ -61,12 +61,12 @@ def read_framework(path: str | Path, gpu: Gpu | None = None) -> Framework:
 
 
 def overlap_of(name: str) -> Overlap:
-    """Which transfers this software runs beside compute unless told otherwise."""
+    """The default overlap of a framework."""
     return framework(name).overlap
 
 
 def switches(words: FrameworkConfig) -> dict[str, Any]:
-    """What a table says, as fields of a Framework."""
+    """The fields of a Framework that a table gives."""
     out = {k: v for k, v in given_fields(words).items() if k in FrameworkConfig.__struct_fields__ and k != "name"}
     if "bucket_MB" in out:
         out["bucket_bytes"] = out.pop("bucket_MB") * MB
@@ -119,7 +119,7 @@ def _check_switches(path: str | Path, f: Framework) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Which transfers run beside compute."""
+    """Which communication overlaps with compute."""
 
     tensor: bool = False  # TP collectives, cut up beside the products they feed
     gradients: bool = True  # DP reductions beside the backward pass

@@ -72,7 +72,7 @@ OTHERS = (
 
 
 class Config(NamedTuple):
-    """A model in our words, and what of it they cannot say."""
+    """The fields of a [model] table, and notes on what they cannot express."""
 
     words: dict[str, Any]
     notes: tuple[str, ...]

@@ -47,7 +47,7 @@ class ParsedJob(NamedTuple):
 
 
 class JobTable(NamedTuple):
-    """A job file as read from disk, once for all that is asked about it."""
+    """A job file as read from disk, parsed once."""
 
     path: Path
     table: Table
@@ -92,14 +92,14 @@ def read_job_file(path: str | Path, overrides: Table | None = None, checked: boo
 
 
 def _check_even(path: Path, job: Job) -> None:
-    """Megatron splits layers evenly, or as it is told to."""
+    """Raise where Megatron cannot split the layers evenly."""
     uneven = job.parallel.uneven_layers(job.model.layers, job.model.predicted)
     if uneven and job.framework.key in EVEN:
         raise InputError(path, uneven, "parallel")
 
 
 def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the file of a framework says that this one refers to, in our words."""
+    """Sections read from the framework's own file that the job file names."""
     if "arguments" in table and "titan" in table:
         raise InputError(path, "give arguments or titan, not both", "titan")
     for key, read in (("arguments", read_arguments), ("titan", read_titan)):
@@ -142,7 +142,7 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
 
 
 def _global_batch(path: str | Path, t: TrainingConfig, dp: int) -> int:
-    """Samples a step, told by their number or by the number of microbatches; else one microbatch a replica."""
+    """Samples per step: as given, by the number of microbatches, or one microbatch per replica."""
     counted = t.micro_batch * max(dp, 1) * (t.microbatches or 1)
     if t.global_batch is not None and t.microbatches is not None and t.global_batch != counted:
         sizes = f"{t.micro_batch} x {dp} x {t.microbatches} = {counted}"

@@ -56,7 +56,7 @@ def arguments_sections(
 
 
 class _Given:
-    """Arguments by name; remembers which were asked for."""
+    """Arguments by name; records which were read."""
 
     def __init__(self, found: Arguments, path: str | Path) -> None:
         self.found, self.path, self.asked = found, path, set[str]()
@@ -273,7 +273,7 @@ def _parallel(a: _Given, model: Table, variables: dict[str, str]) -> Table:
 
 
 def _gpus(a: _Given, variables: dict[str, str]) -> int | None:
-    """GPUs a node times nodes, told by the launcher's arguments or by variables of the usual names."""
+    """GPUs per node times nodes, from the launcher's arguments or variables of the usual names."""
     world = a.whole("world_size")
     if world:
         return world
@@ -288,7 +288,7 @@ def _gpus(a: _Given, variables: dict[str, str]) -> int | None:
 
 
 def _stages(a: _Given, model: Table, pp: int) -> Table:
-    """Chunks and how layers are dealt out."""
+    """Virtual stages, and how layers are assigned to stages."""
     layers = model.get("layers") or 0
     each = a.whole("num_layers_per_virtual_pipeline_stage")
     chunks = a.whole("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")

@@ -23,7 +23,7 @@ REQUIRED = ("hidden", "layers", "heads", "vocab")
 
 
 def transformer_from_fields(table: Mapping[str, Any], path: str | Path = "model", name: str = "") -> Transformer:
-    """A model from its fields; `path` is the file they stand in."""
+    """A model from its fields; `path` is their file."""
     w = convert_section(path, table, ModelConfig, "model")
     for key in REQUIRED:
         if getattr(w, key) is None:
@@ -71,7 +71,7 @@ ABOUT = ("source", "parameters_B", "active_B", "aliases", "like")  # what is sai
 
 @cache
 def preset_facts() -> dict[str, Preset]:
-    """All of them by name, as the file has them."""
+    """Facts of the known models by name."""
     return load_toml(Path(str(files("presage.configs").joinpath("presets.toml"))))
 
 
@@ -86,7 +86,7 @@ def preset_fields(name: str) -> dict[str, Any]:
     if key is None:
         near = get_close_matches(_folded(name), _names(), 3, 0.5)
         hint = f"did you mean {' or '.join(dict.fromkeys(_names()[n] for n in near))}? " if near else ""
-        raise PresageError(f"no model {name!r}: {hint}There is {', '.join(presets())}")
+        raise PresageError(f"no model {name!r}: {hint}choose from {', '.join(presets())}")
     return {"name": key, **_preset_fields(key)}
 
 
@@ -130,14 +130,14 @@ def model_from_table(table: Mapping[str, Any], path: str | Path = "model", name:
 
 
 def read_model(table: Mapping[str, Any], path: str | Path, name: str = "") -> tuple[Transformer, tuple[str, ...]]:
-    """And what of a config our words cannot say."""
+    """The model of a [model] table, and notes on what of its config is not expressed."""
     check_keys(path, table, ModelConfig, "model")
     base: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     preset, config = table.get("preset"), table.get("config")
     for key, value in (("preset", preset), ("config", config)):
         if value is not None and not isinstance(value, str):
-            raise InputError(path, f"is {value!r}: it should be a text", f"model.{key}")
+            raise InputError(path, f"is {value!r}: it should be text", f"model.{key}")
     if preset:
         base = preset_fields(preset)
     if config:

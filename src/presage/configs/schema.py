@@ -1,4 +1,4 @@
-"""The words of job files: which keys each section has, of which type, and what is said to others."""
+"""The schema of job files: keys and types of each section, and errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def merge_sections(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def given_fields(words: msgspec.Struct) -> dict[str, Any]:
-    """What a section says, without what it leaves open."""
+    """The fields a section gives, without those it leaves open."""
     values = {name: getattr(words, name) for name in words.__struct_fields__}
     return {k: given_fields(v) if isinstance(v, msgspec.Struct) else v for k, v in values.items() if v is not None}
 

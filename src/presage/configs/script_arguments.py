@@ -94,7 +94,7 @@ def _yaml(path: Path, text: str) -> Any:
 
 
 def _size(value: Any, known: dict[int, float]) -> float:
-    """How many values there are when every alias of YAML's is followed; they share what they stand for in memory."""
+    """Number of values with every YAML alias expanded."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in known:
@@ -147,7 +147,7 @@ def _without_heredocs(text: str) -> str:
 
 
 def _batch(text: str) -> dict[str, str]:
-    """Nodes and GPUs that SLURM is asked for."""
+    """Nodes and GPUs requested in #SBATCH lines."""
     out = {}
     for name, value in SBATCH.findall(text):
         if name == "nodes":

@@ -72,7 +72,7 @@ def titan_sections(table: Table, path: str | Path = HOME) -> tuple[dict[str, Any
 
 
 class _Getter:
-    """A setting, wherever it stands."""
+    """Settings by key, from the first section that has it."""
 
     def __init__(self, table: Table, path: str | Path) -> None:
         self.table, self.path = table, path

@@ -9,7 +9,7 @@ GATED = ("swiglu", "geglu", "reglu")  # three matrices in a feed-forward block; 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention: queries and keys go through narrow matrices (DeepSeek)."""
+    """Multi-head latent attention: low-rank queries and keys (DeepSeek)."""
 
     query_rank: int  # 0: queries are made at once
     key_rank: int
@@ -89,17 +89,18 @@ class Transformer:
 
     # ---- parameters
 
-    @property
-    def attention_parameters(self) -> int:
-        """Parameters of one layer's attention."""
+    def attention_parameters(self, tp: int = 1) -> float:
+        """Parameters of one layer's attention on one tensor-parallel rank, which holds one key head at least."""
         h, bias = self.hidden, int(self.bias)
         if self.latent is None:
-            into, out = self.heads * self.head_dim + 2 * self.key_width, self.heads * self.head_dim
-            return (h + bias) * into + (out + bias) * h
-        m = self.latent
-        query = h * m.query_rank + m.query_rank * (self.query_width + 1) if m.query_rank else h * self.query_width
-        key = h * (m.key_rank + m.rope) + m.key_rank * (1 + self.heads * (m.nope + m.value))
-        return query + key + self.value_width * h
+            out = self.heads * self.head_dim / tp
+            return (h + bias) * (out + 2 * max(1.0, self.kv_heads / tp) * self.head_dim) + out * h + bias * h
+        a = self.latent
+        query = h * self.query_width / tp
+        if a.query_rank:
+            query = h * a.query_rank + a.query_rank * (1 + self.query_width / tp)
+        key = h * (a.key_rank + a.rope) + a.key_rank * (1 + self.heads * (a.nope + a.value) / tp)
+        return query + key + self.value_width / tp * h
 
     def block_parameters(self, ffn: int) -> int:
         """Parameters of a feed-forward block of this width."""
@@ -117,7 +118,7 @@ class Transformer:
 
     def outside_expert_parameters(self, layer: int) -> int:
         """Parameters of one layer, all but the routed experts."""
-        fixed = self.attention_parameters + 2 * self.norm_parameters
+        fixed = int(self.attention_parameters()) + 2 * self.norm_parameters
         if not self.has_experts(layer):
             return fixed + self.block_parameters(self.ffn)
         e = self.experts
@@ -140,7 +141,7 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All of them; further-token layers not counted, as model cards do."""
+        """All parameters, without multi-token-prediction layers, as model cards count."""
         layers = sum(self.layer_parameters(i) for i in range(self.layers))
         return self.embedding_parameters + layers + self.head_parameters
 

@@ -64,7 +64,7 @@ class Edges:
 
     @staticmethod
     def joined(parts: Sequence[Edges]) -> Edges:
-        """All of them in one: for many parts, much faster than adding them one by one."""
+        """Concatenation of many sets of edges, faster than adding them one by one."""
         columns = ([getattr(e, k) for e in parts] for k in ("before", "after", "delay", "from_start"))
         return Edges(*(np.concatenate(c) for c in columns)) if parts else Edges.none()
 

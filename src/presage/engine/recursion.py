@@ -69,7 +69,7 @@ def forward(
 
 @inlined
 def _later(a: float, b: float) -> float:
-    """The larger; `max` also looks for NaN, of which there are none, and so branches where this selects."""
+    """The larger; unlike `max` it does not check for NaN, and compiles to a select."""
     return a if a > b else b
 
 
@@ -164,7 +164,7 @@ def ready_times(w: Wiring, start: Array, end: Array, ready: Array) -> None:
 
 @compiled
 def backward(w: Wiring, start: Array, end: Array, slack: Array) -> None:
-    """Lower `slack` (per task, preset to finish - end) to what no later task minds.
+    """Lower `slack` (per task, preset to finish - end) to what delays no later task.
 
     It adds up how long each offer lies before the start it allows: never negative, and exactly zero where that offer
     set the start, which differences of latest and earliest times would miss by a rounding.

@@ -97,7 +97,7 @@ class Timeline:
         return [LaneUse(*map(float, use)) for use in zip(busy, wait, idle, strict=True)]
 
     def exposed_communication(self, rank: int, window: tuple[float, float] | None = None) -> tuple[float, float]:
-        """Seconds in which this rank only (transfers, waits for others) with no compute running beside it."""
+        """Exposed communication of a rank: seconds of (transfers, waits for others) without concurrent compute."""
         transfer, both = (self._outside(begin, rank, window) for begin in (self.start, self.ready))
         return transfer, both - transfer
 
@@ -189,7 +189,7 @@ Intervals = NDArray[np.float64]  # shape (n, 2)
 
 
 def union(start: NDArray[np.float64], end: NDArray[np.float64]) -> Intervals:
-    """The time covered by any of the given spans."""
+    """Union of spans."""
     keep = end > start
     start, end = start[keep], end[keep]
     if not len(start):
@@ -202,12 +202,12 @@ def union(start: NDArray[np.float64], end: NDArray[np.float64]) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """The time in both."""
+    """Intersection of two sets."""
     return _sweep(a, b, 2)
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """The time in a but not in b."""
+    """Difference of two sets."""
     if not len(a) or not len(b):
         return a
     lo, hi = min(a[0, 0], b[0, 0]) - 1.0, max(a[-1, 1], b[-1, 1]) + 1.0

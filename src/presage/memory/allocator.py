@@ -30,7 +30,7 @@ def rounded(nbytes: int) -> int:
 
 
 def segment_size(size: int) -> int:
-    """The segment asked of the driver when no free block fits a rounded request."""
+    """Size of the segment allocated from the driver when no free block fits a rounded request."""
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
     if size < LARGE_REQUEST:
@@ -54,7 +54,7 @@ class MemoryBlock:
 
 @dataclass
 class Allocator:
-    """The allocator's state. `allocated` counts handed-out blocks whole, `reserved` the segments that hold them."""
+    """State of the allocator: bytes of allocated blocks, and of the segments reserved for them."""
 
     allocated: int = 0
     reserved: int = 0
@@ -80,7 +80,7 @@ class Allocator:
         return block
 
     def release(self, block: MemoryBlock | None) -> None:
-        """Give a block back; it grows together with its free neighbours."""
+        """Free a block; it is merged with its free neighbours."""
         if block is None:
             return
         if block.free:

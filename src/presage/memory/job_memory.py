@@ -51,7 +51,7 @@ class StageMemory:
 
     @property
     def needed(self) -> float:
-        """Bytes it cannot run without: an allocator short of memory frees idle blocks."""
+        """Bytes needed at least: an allocator short of memory frees idle blocks."""
         return self.allocated + self.outside
 
 
@@ -74,7 +74,7 @@ class JobMemory:
 
     @property
     def needed(self) -> float:
-        """Bytes that the fullest stage cannot run without."""
+        """Bytes that the fullest stage needs at least."""
         return self.worst.needed
 
     @property
@@ -96,8 +96,7 @@ def job_memory(job: Job) -> JobMemory:
 
 
 def most_needed(job: Job) -> float:
-    """What the worst stage cannot run without: `job_memory(job).needed`, of fewer stages. Of inner ones alike the first
-    holds most microbatches."""
+    """`job_memory(job).needed`, computed from fewer stages: of equal inner stages the first holds most microbatches."""
     common, layers, last = _Common(job), _layers(job), job.parallel.pp - 1
     alike: dict[tuple[int, int], int] = {}
     for number in range(1, last):
@@ -121,7 +120,7 @@ def _layers(job: Job) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(4096)
 def _counted(split: tuple[tuple[int, ...], ...], dense: int, every: int) -> tuple[tuple[int, int], ...]:
-    """From the layers of each chunk of each stage; `every` is 0 where there are no experts."""
+    """Dense and MoE layers by stage, from the layers of each chunk; `every` is 0 without experts."""
     if not every:
         return tuple((sum(counts), 0) for counts in split)
     out, start = [[0, 0] for _ in split], 0

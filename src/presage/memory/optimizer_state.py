@@ -91,7 +91,7 @@ class ParameterShards(NamedTuple):
 def parameter_shards(job: Job) -> ParameterShards:
     m, p = job.model, job.parallel
     tp = p.tp
-    attention = _attention(m, tp)
+    attention = m.attention_parameters(tp)
     fixed = attention + 2 * m.norm_parameters
     e = m.experts
     moe = experts = 0.0
@@ -111,18 +111,6 @@ def padded(vocab: int, tp: int) -> int:
     """A rank's rows of the vocabulary."""
     multiple = VOCAB_MULTIPLE * tp
     return -(-vocab // multiple) * VOCAB_MULTIPLE if tp > 1 else vocab
-
-
-def _attention(m: Transformer, tp: int) -> float:
-    """Attention parameters of one layer; with more ranks than key heads every rank holds one head."""
-    h, bias = m.hidden, int(m.bias)
-    if m.latent is None:
-        out = m.heads * m.head_dim / tp
-        return (h + bias) * (out + 2 * key_heads(m, tp) * m.head_dim) + out * h + bias * h
-    a = m.latent
-    query = h * a.query_rank + a.query_rank * (1 + m.query_width / tp) if a.query_rank else h * m.query_width / tp
-    key = h * (a.key_rank + a.rope) + a.key_rank * (1 + m.heads * (a.nope + a.value) / tp)
-    return query + key + m.value_width / tp * h
 
 
 def key_heads(m: Transformer, tp: int) -> float:

@@ -22,7 +22,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A piece of memory alive at the peak."""
+    """An allocation alive at the peak."""
 
     name: str  # 'blocks.3.attn.qkv.weight', or what holds it where it has no name
     module: str
@@ -71,10 +71,10 @@ class MemoryProfile:
 
 
 def memory_profile(graph: Graph, *, steps: int = 2, chip: Gpu = H200, kinds: bool = False) -> MemoryProfile:
-    """Replay a step `steps` times, so that what the first leaves in the allocator's cache is there for the next.
+    """Replay a step `steps` times, so that later ones find the allocator's cache as the first leaves it.
 
-    The first is the first of a run: it finds no gradients and makes the optimizer's state itself. The last step's
-    timeline and holdings are told; the peaks are the highest of all steps. Scratch is sized as on `chip`, a GPU.
+    The first is the first of a run: it finds no gradients and makes the optimizer's state itself. The timeline
+    and holdings are those of the last step; the peaks are the highest of all steps. Scratch is sized as on `chip`.
     `kinds`: also how much of the allocated is parameters, activations, ... at each op.
     """
     machine = _Machine(graph, chip)
@@ -136,7 +136,7 @@ class _Machine:
                 self._make(s.id, -1)
 
     def rewind(self) -> None:
-        """Bring the end of one step to the start of the next.
+        """Turn the state at the end of one step into that at the start of the next.
 
         A storage that the step freed but had not made is there again under the block of one that it made and kept: a
         gradient, say, that is freed at the start and remade in every step.

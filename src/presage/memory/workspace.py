@@ -1,8 +1,8 @@
-"""Memory that ops take on the GPU beside their inputs and outputs: what they give back when they end, and what stays.
+"""GPU memory of ops besides inputs and outputs: transient buffers, and library workspaces that stay.
 
 A rule says what the CUDA implementation of an op allocates, from the shapes alone. Sizes were checked against the
 allocator's own history on an H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19), over training steps and single ops. No rule
-knows a workload. An op without a rule is taken to need nothing.
+knows a workload. An op without a rule needs none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def transient(graph: Graph, op: Op, chip: Gpu = H200) -> Buffers:
 
 
 def _adds_bias_in_place(graph: Graph, op: Op) -> bool:
-    """A product with a bias row goes to cuBLASLt, which adds the bias as it writes."""
+    """Whether a GEMM with a bias row runs in cuBLASLt, which fuses the bias."""
     tensors = graph.inputs_of(op)
     if op.name not in ("aten::addmm", "aten::_addmm_activation") or len(tensors) < 3:
         return False
@@ -176,7 +176,7 @@ def _dense_embedding_backward(graph: Graph, op: Op) -> Buffers:
 
 
 def _bag_backward(graph: Graph, op: Op) -> Buffers:
-    """Dense gradients of sums and means go the way of plain embeddings; maxima are scattered."""
+    """Dense gradients of sums and means are computed as those of plain embeddings; maxima are scattered."""
     tensors = graph.inputs_of(op)
     dy, indices = tensors[0], tensors[1]
     copy = () if dy.is_contiguous else (dy.nbytes,)
@@ -193,7 +193,7 @@ def _weights_and_mode(op: Op) -> tuple[int, int]:
 
 
 def _index_put(graph: Graph, op: Op) -> Buffers:
-    """Adding at indices is made to repeat by sorting them; values that are not contiguous are copied."""
+    """Deterministic accumulation sorts the indices; values that are not contiguous are copied."""
     tensors = graph.inputs_of(op)
     if len(tensors) < 3 or argument(op, "accumulate", 3) is not True:
         return ()

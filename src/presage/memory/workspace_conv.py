@@ -23,7 +23,7 @@ SPLIT_LIMIT = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """One convolution: `channels` in, `filters` out, and how its tensors lie."""
+    """One convolution: `channels` in, `filters` out, and the layout of its tensors."""
 
     batch: int
     channels: int
@@ -63,7 +63,7 @@ class ConvShape:
 
     @property
     def _padded(self) -> int:
-        """Channels as the kernel reads them.
+        """Channels as the kernel reads them, with padding.
 
         Half-precision tensor cores take eight channels at a time. Their grouped kernels lay several groups side by
         side in one tile, and for that have as many channels go into a group as come out of it.
@@ -79,13 +79,13 @@ class ConvShape:
 
     @property
     def image_layer(self) -> bool:
-        """A first layer, three or four channels and small patches: it has kernels that read images as they lie."""
+        """A first layer, three or four channels and small patches: its kernels read images in any layout."""
         patches = self.area_in == self.area_out * prod(self.kernel)
         return self.channels <= 4 and (max(self.kernel) <= 4 or (patches and self.itemsize == 4))
 
     @property
     def as_product(self) -> bool:
-        """A matrix product over channels, taken as it lies: rows must start at multiples of 16 bytes in float32."""
+        """A GEMM over channels without a layout change: rows must be 16-byte aligned in float32."""
         return self.pointwise and not self.strided and (self.itemsize == 2 or self.area_in % 4 == 0)
 
     @property
@@ -175,7 +175,7 @@ def _tensor_core_weight(s: ConvShape, chip: Gpu) -> int:
 
 
 def _split(s: ConvShape, chip: Gpu) -> int:
-    """Partial weight gradients in float32: as many as fill the GPU, each from its own part of the images."""
+    """Split-K partial weight gradients in float32: as many as fill the GPU."""
     rows = s.channels // s.groups * prod(s.kernel)
     tiles = -(-s.filters // 128) * -(-rows // 64)
     return min(4 * s.filters * rows * (chip.sms // tiles if tiles <= chip.sms // 2 else 0), SPLIT_LIMIT)

@@ -20,7 +20,7 @@ FEW, MANY = 16, 256  # values a thread should at least, and need at most, work o
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One reduction on the GPU."""
+    """Launch configuration of one reduction."""
 
     outputs: int
     blocks: int  # columns of blocks
@@ -41,7 +41,7 @@ def buffers(
     accumulate: int = 4,
     chip: Gpu = H200,
 ) -> tuple[int, ...]:
-    """What a reduction of a tensor over `dims` (all where empty) allocates beside its output."""
+    """Buffers that a reduction over `dims` (all if empty) allocates besides its output."""
     axes = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
     reduced = [(strides[i], n) for i, n in enumerate(shape) if i in axes and n > 1]
     kept = [(strides[i], n) for i, n in enumerate(shape) if i not in axes and n > 1]

@@ -31,7 +31,7 @@ class Recurrent:
 
     @property
     def kept(self) -> int:
-        """The reserve: gates and cells of every layer, and the output of every layer but the last. As seen, exactly."""
+        """The reserve: gates and cells of every layer, and the output of every layer but the last; as measured."""
         return self.states * (KEPT[self.mode] * self.layers + self.layers - 1) + ALIGNMENT
 
     @property
@@ -42,7 +42,7 @@ class Recurrent:
 
     @property
     def scratch(self) -> int:
-        """Weights laid out anew, one layer's gates and two of its states, and a fixed part. Seen within a third."""
+        """Repacked weights, one layer's gates and two of its states, and a fixed part; measured within a third."""
         return self.weights + (GATES[self.mode] + 2) * self.states + 16 * 1024 * 1024
 
 
@@ -73,7 +73,7 @@ def scratch(graph: Graph, op: Op) -> tuple[int, ...]:
 
 
 def reserves(graph: Graph) -> dict[int, int]:
-    """Bytes of the reserves, by storage, where the graph has them without a size, which only cuDNN knows."""
+    """Bytes of cuDNN's reserve spaces by storage, where the graph has no size for them."""
     out: dict[int, int] = {}
     for op in graph.ops:
         layers = of(graph, op) if op.name == "aten::_cudnn_rnn" else None

@@ -11,7 +11,7 @@
     [sources]                       # of several numbers at once: a path, or the start of some
     "spread.attention" = "guessed"
 
-A number may stand alone. A distribution is a table of one key, its kind; a bare number is fixed. What is not said does
+A number may stand alone. A distribution is a table of one key, its kind; a bare number is fixed. What is left out does
 not vary. Keys have units where numbers have: seconds of jitter are `jitter_seconds`.
 """
 
@@ -94,7 +94,7 @@ class _Reader:
             self.sources[path] = self._text(f"sources.{path}", text)
 
     def value(self, path: str, given: Any, hint: Any) -> Any:
-        """A value of a type, from what stands at a path."""
+        """Convert the value at a path to a type."""
         if hint in (float, int):
             return self._number(path, given, hint)
         if hint is str:
@@ -197,7 +197,7 @@ class _Writer:
     belief: Belief
 
     def known(self, path: str) -> bool:
-        """Whether there is an interval or a source of a number at a path, or below it."""
+        """Whether a number at or below a path has an interval or a source."""
         known = [*self.belief.intervals, *(s for s in self.belief.sources if s in self.belief.noise.numbers())]
         return any(k == path or k.startswith(f"{path}.") for k in known)
 

@@ -1,4 +1,4 @@
-"""What makes steps differ: random effects of GPUs, steps, microbatches, operations and the network, as values.
+"""Noise of step times: random effects of GPUs, steps, microbatches, operations and the network, as values.
 
 A source of noise is a field of `NoiseModel`. Its fields are numbers (`number`, with their limits) and distributions:
 reading, writing, joining and drawing of parameters follow from that declaration, and a prior is a table of its name in
@@ -34,7 +34,7 @@ SPREAD, SHARE = (0.0, WIDEST), (0.0, 1.0)  # limits of standard deviations of lo
 
 
 def number(default: float = 0.0, limits: tuple[float, float] = SPREAD) -> Any:
-    """A number of a source, with the range it must lie in."""
+    """A field of a noise source, with its valid range."""
     return field(default=default, metadata={"limits": limits})
 
 
@@ -49,7 +49,7 @@ class WorkSpread:
 
 @dataclass(frozen=True)
 class SlowGpus:
-    """A few GPUs are much slower than the spread of the others says: their compute takes `factor` as long."""
+    """A few stragglers outside the spread of the others: their compute takes `factor` times as long."""
 
     share: float = number(limits=SHARE)
     factor: Distribution = Fixed(1.0)
@@ -57,7 +57,7 @@ class SlowGpus:
 
 @dataclass(frozen=True)
 class CommonNoise:
-    """What all GPUs share: a factor that goes with the step before, a drift, the run's own pace, plain jitter."""
+    """Noise common to all GPUs: an autocorrelated factor, drift over a run, a factor per run, additive jitter."""
 
     sd: float = number()  # of the logarithm, between steps of a run
     correlation: float = number(limits=(-1.0, 1.0))  # with the step before
@@ -99,7 +99,7 @@ class NetworkRegimes:
 
 @dataclass(frozen=True)
 class Stalls:
-    """Now and then something holds the whole job up: a rate for each node, seconds for each time."""
+    """Stalls of the whole job: a rate per node, and the seconds of each."""
 
     per_node_hour: float = number(limits=(0.0, HUGE))
     seconds: Distribution = Fixed(0.0)
@@ -196,7 +196,7 @@ class CredibleInterval:
     high: float
 
     def drawn(self, value: float, z: float) -> float:
-        """The number z standard deviations off; by ratio where all of it is above 0, and never across 0."""
+        """The number z standard deviations off; log-normal where the interval is above 0, and never across 0."""
         if self.low > 0 and value > 0:
             return float(value * np.exp(np.log(self.high / self.low) / NINETY * z))
         moved = value + (self.high - self.low) / NINETY * z
@@ -226,7 +226,7 @@ def _possible(path: str, value: float, model: type[NoiseModel]) -> float:
 
 @cache
 def number_limits(model: type[NoiseModel]) -> dict[str, tuple[float, float]]:
-    """Limits by the name of the number, of all sources and distributions that declare them."""
+    """Valid ranges by field name, of all sources and distributions."""
     kinds: list[Any] = [*Distribution.__subclasses__(), *get_type_hints(model).values()]
     kinds += [a for k in kinds for a in get_args(k)]
     each = [f for k in kinds if is_dataclass(k) for f in fields(k)]
@@ -234,7 +234,7 @@ def number_limits(model: type[NoiseModel]) -> dict[str, tuple[float, float]]:
 
 
 def limits_of(path: str, model: type[NoiseModel] = NoiseModel) -> tuple[float, float]:
-    """The range that the number at a path must lie in."""
+    """The valid range of the number at a path."""
     return number_limits(model).get(path.rpartition(".")[2], (-HUGE, HUGE))  # type: ignore[arg-type]
 
 
@@ -248,7 +248,7 @@ def _depth(model: NoiseModel, name: str) -> int:
 
 
 def join_beliefs(first: Belief, later: Belief) -> Belief:
-    """Both: what the later one says goes over the first, number by number; distributions and lists as wholes."""
+    """The first belief overridden by the later one, number by number; distributions and lists as wholes."""
     paths = specified_paths(later)
     names = [f.name for f in fields(later.noise)]
     noise = replace(
@@ -262,7 +262,7 @@ def join_beliefs(first: Belief, later: Belief) -> Belief:
 
 
 def specified_paths(belief: Belief) -> set[str]:
-    """Paths of what a belief says: fields that differ from their defaults, or that have an interval."""
+    """Paths that a belief specifies: fields that differ from their defaults, or that have an interval."""
     model, out = belief.noise, set()
     for f in fields(model):
         value, default = getattr(model, f.name), default_of(f)

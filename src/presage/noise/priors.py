@@ -1,8 +1,8 @@
-"""What is believed of a job's noise with no data of it: by GPU, by size, by how its nodes are kept.
+"""Prior noise of a job without measurements of it: by GPU, size, and how its nodes are screened.
 
 Figures, ranges and sources are in `data/noise/priors.toml`; what all GPUs share in a step is from `step_prior`.
-Production is what is assumed unless told otherwise: few clusters are kept as those of benchmark runs are, and a promise
-should be wrong on the safe side. Of large jobs each has a slow GPU as often as small ones have, because they are
+Production is the default: few clusters are maintained like those of benchmark runs, and a promise should be wrong on
+the safe side. Of large jobs each has a slow GPU as often as small ones have, because they are
 watched: the share of slow GPUs falls with the job's size, but for GPUs that nobody tested (`unscreened`).
 """
 
@@ -45,7 +45,7 @@ DAY = 86400.0
 def prior(
     gpu: str | Gpu, gpus: int, gpus_per_node: int = 8, step_seconds: float | None = None, conditions: str = DEFAULT
 ) -> Belief:
-    """The prior of a job of so many GPUs."""
+    """The prior noise of a job with this many GPUs."""
     if conditions not in CONDITIONS:
         raise PresageError(f"unknown conditions {conditions!r}: choose from {', '.join(CONDITIONS)}")
     if gpus < 1 or gpus_per_node < 1:
@@ -76,7 +76,7 @@ def _scaled(belief: Belief, scale: Mapping[str, Any], gpus: int, nodes: float, s
 
 
 def _more_stalls(belief: Belief, times: Mapping[str, Any]) -> Belief:
-    """So many times the stalls of screened nodes; the two ranges add up as those of independent factors do."""
+    """More stalls than on screened nodes, by a factor; the two ranges combine as independent factors."""
     path = "stalls.per_node_hour"
     known, value = belief.intervals[path], belief.noise.numbers()[path] * times["value"]
     wide = float(np.exp(np.hypot(np.log(known.high / known.low), np.log(times["high"] / times["low"])) / 2))
@@ -184,7 +184,7 @@ def architecture_of(accelerator: str) -> str:
 
 
 def machine_of(submitter: str, system: str) -> str:
-    """A machine's name out of its submission: the site's first word, whatever part of it was used."""
+    """The name of a machine from its submission: submitter, and the first word of the system."""
     word = re.match(r"[A-Za-z]{3,}", system)
     return f"{submitter}/{word[0].lower() if word else system}"
 

@@ -43,7 +43,7 @@ class Estimate:
     high: float | None = None
 
     def to_json(self, times: float = 1.0) -> dict[str, float]:
-        """The value and its error in another unit, of which one of its own is so many."""
+        """The value and its standard error, multiplied by `times` to change units."""
         return {"value": self.value * times, "standard_error": self.error * times}
 
 

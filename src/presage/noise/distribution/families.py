@@ -1,4 +1,4 @@
-"""What every distribution can do, those with a formula, and measured values as they are."""
+"""The Distribution interface, parametric families, and empirical distributions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def quantile(self, p: ArrayLike) -> Floats:
-        """What is not exceeded with probability p."""
+        """The p-quantile."""
 
     @property
     def mean(self) -> float:
@@ -73,7 +73,7 @@ def positive(what: str, value: float, zero: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Fixed(Distribution):
-    """No spread."""
+    """A constant."""
 
     value: float
 
@@ -182,7 +182,7 @@ class Gamma(Distribution):
 
 @dataclass(frozen=True)
 class Pareto(Distribution):
-    """Generalised Pareto: what exceeds a high threshold looks like this, whatever is below it."""
+    """Generalised Pareto: the limit distribution of exceedances over a high threshold."""
 
     least: float
     scale: float
