@@ -12,14 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from presage.engine import Durations, finish_times
+from presage.engine import Durations, Timeline, finish_times, simulate
 from presage.errors import PresageError
 from presage.parallel.pipeline import Schedule, StageOrder
-from presage.parallel.pipeline_run import pipeline_durations, pipeline_program, pipeline_timeline, run_pipeline
+from presage.parallel.pipeline_run import pipeline_durations, pipeline_program, run_pipeline
 from presage.traces.perfetto import timeline_trace
 from presage_validation import pipeline as measured
 
 KINDS = ("1f1b", "interleaved", "gpipe", "zero-bubble")
+
+
+def pipeline_timeline(schedule: Schedule, *given: Any, **named: Any) -> Timeline:
+    """The same as `run_pipeline`, with every task's start and end."""
+    d = pipeline_durations(schedule, *given, **named)
+    program, kind = pipeline_program(schedule, d)
+    return simulate(program, d.kinds(schedule.meets)[0][kind])
 
 
 def weight_of(kind: str, weight: Any) -> Any:

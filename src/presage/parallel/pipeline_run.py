@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from presage.engine import Lane, Program, Timeline, simulate, simulate_pipeline
+from presage.engine import Lane, Program, simulate_pipeline
 from presage.errors import PresageError
 from presage.parallel.pipeline import Schedule, by_chunk
 
@@ -110,18 +110,6 @@ def simulate_durations(schedule: Schedule, d: PipelineDurations) -> PipelineStep
     if not d.overlap and not schedule.meets:
         done = done - d.last_sent(schedule.splits_backward)
     return PipelineStep(schedule, d, float(done.max()), found.start, done, found.simulated)
-
-
-def pipeline_timeline(
-    schedule: Schedule, forward: ArrayLike, backward: ArrayLike, weight: ArrayLike | None = None,
-    send: ArrayLike = 0.0, overlap: bool = True, first_extra: ArrayLike | None = None,
-) -> Timeline:  # fmt: skip
-    """The same as `run_pipeline`, with every task's start and end: a lane a stage, `F3.1` for microbatch 3 through
-    chunk 1."""
-    d = pipeline_durations(schedule, forward, backward, weight, send, overlap, first_extra)
-    seconds, _ = d.kinds(schedule.meets)
-    program, kind = pipeline_program(schedule, d)
-    return simulate(program, seconds[kind])
 
 
 def pipeline_program(schedule: Schedule, d: PipelineDurations) -> tuple[Program, Ints]:

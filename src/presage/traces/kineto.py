@@ -72,16 +72,25 @@ class _Interned(dict[Any, int]):
 class _Table:
     """Growing columns of one kind of event, a list of arrays per column."""
 
-    def __init__(self) -> None:
-        self.parts: dict[str, list[NDArray[Any]]] = {}
+    def __init__(self, **dtypes: Any) -> None:
+        self.parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, dtype)] for name, dtype in dtypes.items()}
 
-    def add(self, **columns: NDArray[Any]) -> None:
+    def add(self, **columns: Any) -> None:
         for name, values in columns.items():
-            self.parts.setdefault(name, []).append(values)
+            self.parts[name].append(np.asarray(values, self.parts[name][0].dtype))
 
-    def column(self, name: str, dtype: Any) -> NDArray[Any]:
-        parts = self.parts.get(name, [])
-        return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype)
+    def columns(self) -> dict[str, NDArray[Any]]:
+        return {name: np.concatenate(parts) for name, parts in self.parts.items()}
+
+
+def _host_table() -> _Table:
+    small = dict.fromkeys(("name", "thread", "dims", "types"), np.int32)
+    return _Table(kind=np.int8, **small, **dict.fromkeys(("start", "end", "correlation", "sequence"), np.int64))
+
+
+def _gpu_table() -> _Table:
+    wide = dict.fromkeys(("start", "end", "correlation", "bytes"), np.int64)
+    return _Table(kind=np.int8, name=np.int32, stream=np.int32, **wide)
 
 
 class _Columns:
@@ -92,7 +101,7 @@ class _Columns:
         self.names, self.shapes = _Interned(), _Interned()
         self.threads: _Interned = _Interned()
         self.streams: _Interned = _Interned()
-        self.host, self.gpu = _Table(), _Table()
+        self.host, self.gpu = _host_table(), _gpu_table()
         self.base_us: int | None = None
         self.collectives: list[tuple[int, Collective]] = []
         self.syncs: list[Sync] = []
@@ -159,9 +168,9 @@ class _Columns:
         args = [e.args or NO_ARGS for e in events]
         start, end = self._times(events)
         self.host.add(
-            kind=np.array(kind, np.int8),
-            name=np.array([self.names[e.name] for e in events], np.int32),
-            thread=np.array([self.threads[_key(e)] for e in events], np.int32),
+            kind=kind,
+            name=[self.names[e.name] for e in events],
+            thread=[self.threads[_key(e)] for e in events],
             start=start,
             end=end,
             correlation=_integers([a.correlation for a in args]),
@@ -174,9 +183,9 @@ class _Columns:
         args = [e.args or NO_ARGS for e in events]
         start, end = self._times(events)
         self.gpu.add(
-            kind=np.array(kind, np.int8),
-            name=np.array([self.names[e.name] for e in events], np.int32),
-            stream=np.array([self.streams[_stream(e, a)] for e, a in zip(events, args, strict=True)], np.int32),
+            kind=kind,
+            name=[self.names[e.name] for e in events],
+            stream=[self.streams[_stream(e, a)] for e, a in zip(events, args, strict=True)],
             start=start,
             end=end,
             correlation=_integers([a.correlation for a in args]),
@@ -187,8 +196,8 @@ class _Columns:
                 self.collectives.append((i, _collective(a)))
         self.gpu_count += len(events)
 
-    def _raw(self, values: list[msgspec.Raw]) -> NDArray[np.int32]:
-        return np.array([self.shapes[text] if (text := bytes(v)) else -1 for v in values], np.int32)
+    def _raw(self, values: list[msgspec.Raw]) -> list[int]:
+        return [self.shapes[text] if (text := bytes(v)) else -1 for v in values]
 
     def _times(self, events: list[KinetoEvent]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and end in whole nanoseconds after a base near the first event, so that no digits are lost."""
@@ -218,8 +227,10 @@ class _Columns:
                 f"unknown categories {found}; skip them with --ignore CATEGORY (or '*')",
                 "traceEvents[].cat",
             )
-        host, order = _host(self.host), _gpu_order(self.gpu)
-        gpu = _gpu(self.gpu, order, host)
+        host, columns = _host(self.host.columns()), self.gpu.columns()
+        order = np.lexsort((columns["end"], columns["start"], columns["stream"]))
+        columns = {name: values[order] for name, values in columns.items()}
+        gpu = GpuEvents(**columns, launch=links.launches(host, columns["correlation"]))
         if not len(host) and not len(gpu):
             raise InputError(
                 self.path, "no operator, call or kernel in it: not a PyTorch profiler trace", "traceEvents"
@@ -248,45 +259,15 @@ class _Columns:
         )
 
 
-def _host(t: _Table) -> HostEvents:
-    kind, thread = t.column("kind", np.int8), t.column("thread", np.int32)
-    start, end = t.column("start", np.int64), t.column("end", np.int64)
+def _host(columns: dict[str, NDArray[Any]]) -> HostEvents:
+    kind, thread, start, end = (columns[name] for name in ("kind", "thread", "start", "end"))
     # of two events over the same span the region is outside, the call inside
     inwards = np.array([1, 0, 2])[kind]
     order = np.lexsort((inwards, -end, start, thread))
     start[order] = calltree.calls_inside(thread[order], start[order], end[order], kind[order] == HostKind.CALL)
     order = np.lexsort((inwards, -end, start, thread))
-    thread, start, end = thread[order], start[order], end[order]
-    return HostEvents(
-        kind=kind[order],
-        name=t.column("name", np.int32)[order],
-        thread=thread,
-        start=start,
-        end=end,
-        correlation=t.column("correlation", np.int64)[order],
-        sequence=t.column("sequence", np.int64)[order],
-        dims=t.column("dims", np.int32)[order],
-        types=t.column("types", np.int32)[order],
-        parent=calltree.parents(thread, start, end),
-    )
-
-
-def _gpu_order(t: _Table) -> NDArray[np.int64]:
-    return np.lexsort((t.column("end", np.int64), t.column("start", np.int64), t.column("stream", np.int32)))
-
-
-def _gpu(t: _Table, order: NDArray[np.int64], host: HostEvents) -> GpuEvents:
-    correlation = t.column("correlation", np.int64)[order]
-    return GpuEvents(
-        kind=t.column("kind", np.int8)[order],
-        name=t.column("name", np.int32)[order],
-        stream=t.column("stream", np.int32)[order],
-        start=t.column("start", np.int64)[order],
-        end=t.column("end", np.int64)[order],
-        correlation=correlation,
-        bytes=t.column("bytes", np.int64)[order],
-        launch=links.launches(host, correlation),
-    )
+    events = {name: values[order] for name, values in columns.items()}
+    return HostEvents(**events, parent=calltree.parents(events["thread"], events["start"], events["end"]))
 
 
 def _key(e: KinetoEvent) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from presage.engine import LaneKind, Program, Timeline
 from presage.traces.replay import NS, RankTasks, Replay
 
+Floats = NDArray[np.float64]
+_Events = list[dict[str, Any]]
 US = 1e6
 SHORTEST = 1e-9  # seconds: what is shorter would be drawn as nothing
 WAIT = "waiting for other ranks"
@@ -20,16 +22,13 @@ COLOUR = {LaneKind.HOST: "host", LaneKind.COMPUTE: "kernel", LaneKind.COMMUNICAT
 
 def chrome_trace(replay: Replay, timeline: Timeline) -> bytes:
     """The JSON text. Each rank is two processes, `measured` and `predicted`, with the same lanes."""
-    events: list[dict[str, Any]] = []
+    events: _Events = []
     for place, rank in enumerate(replay.ranks):
-        start, end = _measured(replay, rank)
-        _rank(events, replay, rank, 2 * place, "measured", start, end, end - start)
         lead = np.zeros(len(replay.program))
+        events += _rank(replay, rank, 2 * place, "measured", *_measured(replay, rank), np.zeros(len(lead)))
         lead[rank.gpu_task] = np.minimum(rank.lead * NS, (timeline.end - timeline.start)[rank.gpu_task])
         begun = timeline.start + lead
-        _rank(
-            events, replay, rank, 2 * place + 1, "predicted", begun, timeline.end, timeline.end - begun, timeline.wait
-        )
+        events += _rank(replay, rank, 2 * place + 1, "predicted", begun, timeline.end, timeline.wait)
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
 
 
@@ -49,11 +48,9 @@ def beside_trace(timelines: Mapping[str, Timeline]) -> bytes:
     return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
 
 
-def _timeline(timeline: Timeline, processes: Mapping[int, str]) -> list[dict[str, Any]]:
-    program, events = timeline.program, list[dict[str, Any]]()
-    for rank, name in processes.items():
-        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
-        events.append({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
+def _timeline(timeline: Timeline, processes: Mapping[int, str]) -> _Events:
+    program = timeline.program
+    events = [e for rank, name in processes.items() for e in _process(rank, name)]
     for i, lane in enumerate(program.lanes):
         place = {"ph": "M", "pid": lane.rank, "tid": i}
         events.append({**place, "name": "thread_name", "args": {"name": lane.name}})
@@ -61,20 +58,27 @@ def _timeline(timeline: Timeline, processes: Mapping[int, str]) -> list[dict[str
     for task, wait in enumerate(timeline.wait.tolist()):
         start, end = float(timeline.start[task]), float(timeline.end[task])
         if wait >= SHORTEST:
-            events.append(_drawn(program, task, WAIT, "wait", start - wait, start))
+            events.append({**_slice(program, task, start - wait, start), "name": WAIT, "cat": "wait"})
         if end - start >= SHORTEST:
-            kind = COLOUR[program.lanes[program.lane[task]].kind]
-            events.append(_drawn(program, task, program.label(task), kind, start, end))
+            events.append(_slice(program, task, start, end))
     return events
 
 
-def _drawn(program: Program, task: int, name: str, kind: str, start: float, end: float) -> dict[str, Any]:
-    lane = int(program.lane[task])
+def _process(pid: int, name: str) -> _Events:
+    """The metadata of a process: its name and its place on the screen."""
+    about = {"process_name": {"name": name}, "process_sort_index": {"sort_index": pid}}
+    return [{"ph": "M", "name": what, "pid": pid, "args": args} for what, args in about.items()]
+
+
+def _slice(program: Program, task: int, start: float, end: float) -> dict[str, Any]:
+    """A task as a complete event."""
+    lane = program.lanes[program.lane[task]]
+    place = {"pid": lane.rank, "tid": int(program.lane[task])}
     times = {"ts": round(start * US, 3), "dur": round((end - start) * US, 3)}
-    return {"ph": "X", "name": name, "cat": kind, "pid": program.lanes[lane].rank, "tid": lane, **times}
+    return {"ph": "X", "name": program.label(task), "cat": COLOUR[lane.kind], **place, **times}
 
 
-def _measured(replay: Replay, rank: RankTasks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _measured(replay: Replay, rank: RankTasks) -> tuple[Floats, Floats]:
     start, end = np.zeros(len(replay.program)), np.zeros(len(replay.program))
     s, gpu = rank.stretches, rank.trace.gpu
     start[rank.stretch_task], end[rank.stretch_task] = (s.lo - rank.origin) * NS, (s.hi - rank.origin) * NS
@@ -82,38 +86,20 @@ def _measured(replay: Replay, rank: RankTasks) -> tuple[NDArray[np.float64], NDA
     return start, end
 
 
-def _rank(
-    events: list[dict[str, Any]],
-    replay: Replay,
-    rank: RankTasks,
-    pid: int,
-    what: str,
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
-    took: NDArray[np.float64],
-    wait: NDArray[np.float64] | None = None,
-) -> None:
-    """Append one rank's lanes. Host silences are left blank; a wait in a collective is drawn as part of it."""
-    program, number = replay.program, replay.run.rank(rank.place)
-    events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"rank {number} {what}"}})
-    events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+def _rank(replay: Replay, rank: RankTasks, pid: int, what: str, start: Floats, end: Floats, wait: Floats) -> _Events:
+    """One rank's lanes. Host silences are left blank; a wait in a collective is drawn as part of it."""
+    program = replay.program
+    events = _process(pid, f"rank {replay.run.rank(rank.place)} {what}")
     for lane in sorted(set(program.lane[rank.gpu_task].tolist()) | set(program.lane[rank.stretch_task].tolist())):
         name = program.lanes[lane].name
         events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": name}})
     working = rank.stretch_task[rank.stretches.owner >= 0]
     for task in [*working.tolist(), *rank.gpu_task.tolist()]:
-        waited = 0.0 if wait is None else float(wait[task])
-        if took[task] + waited < SHORTEST:
+        waited = float(wait[task])
+        if end[task] - start[task] + waited < SHORTEST:
             continue
-        event = {
-            "ph": "X",
-            "name": program.label(task),
-            "cat": COLOUR[program.lanes[program.lane[task]].kind],
-            "pid": pid,
-            "tid": int(program.lane[task]),
-            "ts": round(float(start[task] - waited) * US, 3),
-            "dur": round(float(end[task] - start[task] + waited) * US, 3),
-        }
+        event = {**_slice(program, task, float(start[task]) - waited, float(end[task])), "pid": pid}
         if waited > 0:
             event["args"] = {"waited for other ranks (us)": round(waited * US, 3)}
         events.append(event)
+    return events

@@ -13,9 +13,9 @@ from presage.capture.variants import NotApplicable
 from presage.graph.graph import Graph, Op, references, uses
 from presage.whatif.edits.edit import plain
 from presage.whatif.edits.fusing.dataflow import Flow, Piece, inlined_pieces, with_recompute
-from presage.whatif.edits.fusing.grouping import Chain, KernelGroup, find_chains, residuals, sum_residuals_first
+from presage.whatif.edits.fusing.grouping import Chain, find_chains, residuals, sum_residuals_first
 from presage.whatif.edits.fusing.lower import OUTSIDE
-from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op
+from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op, values_to_write
 from presage.whatif.edits.fusing.rules import lower_op_by_op
 from presage.whatif.edits.inductor import stretches
 
@@ -84,21 +84,16 @@ def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[C
     places, changes = ValuePlaces(graph, flow), dict[int, list[Op]]()
     freed = {e.storage for e in graph.events if not e.allocates}
     lasting = {v for v, value in enumerate(flow.values) if value.storage >= 0 and value.storage not in freed}
-    chosen = {id(p) for chain in made for p in chain.pieces}
-    places.stays |= {v for p in found if id(p) not in chosen for v in (*p.reads, *p.writes)}
-    readers: dict[int, set[int]] = {}
-    for p in found:
-        for v in p.reads:
-            readers.setdefault(v, set()).add(id(p))
-    for chain in made:
-        mine = set(map(id, chain.pieces))
-        wanted = {v for v in chain.writes if v in lasting or readers.get(v, set()) - mine}
-        reads = {v for p in chain.pieces for v in p.reads}
-        local = KernelGroup([*range(len(chain.pieces))], [p.node for p in chain.pieces], reads, chain.writes)
-        like = graph.ops[chain.ops[-1]]
-        kind = "pointwise" if local.loops is None else "reduction"
+    number = {id(p): i for i, p in enumerate(found)}
+    groups = [chain.group([number[id(p)] for p in chain.pieces]) for chain in made]
+    chosen = {m for group in groups for m in group.members}
+    others = [p for i, p in enumerate(found) if i not in chosen]
+    places.stays |= {v for p in others for v in (*p.reads, *p.writes)}
+    wanted = values_to_write(groups, found, others, lasting)
+    for chain, group, values in zip(made, groups, wanted, strict=True):
         changes.update((i, []) for i in chain.ops)
-        changes[chain.ops[-1]] = [_named(fused_op(places, local, chain.pieces, wanted, like, f"fused::{kind}"))]
+        last = chain.ops[-1]
+        changes[last] = [_named(fused_op(places, group, found, values, graph.ops[last], "fused"))]
     changes |= {i: [] for i in _idle(graph, changes)}
     for position, ops in changes.items():
         places.builder.replace(position, *ops)

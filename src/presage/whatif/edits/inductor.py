@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace as changed
-from typing import Any
 
 from msgspec.structs import replace
 
 from presage.capture.variants import NotApplicable, Variant
-from presage.graph.graph import Graph, Op, Ref, Tensor
+from presage.graph.builder import map_tensors
+from presage.graph.graph import Graph, Op, Ref
 from presage.whatif.edits.edit import plain
 from presage.whatif.edits.fusing.dataflow import Flow, Piece, inlined_pieces, saved_values, with_recompute
 from presage.whatif.edits.fusing.externs import rewrite_externs
@@ -118,8 +118,7 @@ def _compiled(
             op = _summed(places, ops[first.op], first.reads[0], crossed[first.reads[0]], first.writes)
         else:
             like = ops[max(together[g].nodes, key=lambda n: n.elements).op]
-            kind = "pointwise" if together[g].loops is None else "reduction"
-            op = fused_op(places, together[g], mine, wanted[g], like, f"triton::{kind}")
+            op = fused_op(places, together[g], mine, wanted[g], like, "triton")
         out.append((replace(op, phase=phase, thread=thread, within=WITHIN[thread], sequence=sequence), at))
     return out
 
@@ -135,22 +134,13 @@ def _summed(places: ValuePlaces, like: Op, v: int, parts: tuple[int, int], write
 
 def _extern(places: ValuePlaces, low: Lowering, at: int) -> Op:
     """An op that runs as it is, on the tensors as they are now."""
-    graph = places.graph
-    op = graph.ops[at]
-    held, left = low.held[at], low.left[at]
+    op, read, written = places.graph.ops[at], low.held[at], low.left[at]
 
-    def mapped(value: Any) -> Any:
-        if isinstance(value, Ref):
-            t = graph.tensors[value.id]
-            return Ref(places.view(t, left.get(t.storage) if t.id in op.writes else held.get(t.id)))
-        return [mapped(v) for v in value] if isinstance(value, list) else value
+    def tensor(i: int) -> int:
+        t = places.graph.tensors[i]
+        return places.view(t, written.get(t.storage) if i in op.writes or i in op.outputs else read.get(i))
 
-    def put(i: int) -> int:
-        t: Tensor = graph.tensors[i]
-        return places.view(t, left.get(t.storage))
-
-    inputs = tuple(mapped(v) for v in op.inputs)
-    return replace(op, inputs=inputs, outputs=tuple(map(put, op.outputs)), writes=tuple(map(put, op.writes)))
+    return map_tensors(op, tensor)
 
 
 EDITS = (

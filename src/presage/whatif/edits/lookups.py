@@ -184,11 +184,12 @@ Key: TypeAlias = tuple[int, int]  # a tensor's storage and where in it: flat mem
 class OpPart:
     """One tensor's share of an op."""
 
-    place: int
-    stem: str  # 'addcmul': without what says that it works on lists, or in place
     operands: tuple[int, ...]
     output: int | None  # where it is new
-    scalar: float | None
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        return self.operands if self.output is None else (*self.operands, self.output)
 
 
 def key(graph: Graph, tensor: int) -> Key:
@@ -204,26 +205,17 @@ def lane_count(op: Op) -> int:
     return max((len(a) for a in lists if any(isinstance(x, Ref) for x in a)), default=0)
 
 
-def split_lanes(graph: Graph, place: int, op: Op) -> Iterator[OpPart]:
+def split_lanes(graph: Graph, op: Op) -> Iterator[OpPart]:
     """An op, a list's taken apart. A tensor that an op over lists has for all of them is no lane's."""
-    stem = op.name.removeprefix(FOREACH).removeprefix("aten::").rstrip("_")
     count = lane_count(op)
     if not count:
         refs = tuple(references(op.inputs))
         old = {key(graph, r) for r in refs}
         new = [o for o in op.outputs if key(graph, o) not in old]
-        yield OpPart(place, stem, refs, new[0] if new else None, _number(op.inputs))
+        yield OpPart(refs, new[0] if new else None)
     for lane in range(count):
-        inputs = [a[lane] if isinstance(a, list) and lane < len(a) else a for a in op.inputs]
-        mine = [x for a, x in zip(op.inputs, inputs, strict=True) if isinstance(a, list)]
-        output = op.outputs[lane] if lane < len(op.outputs) else None
-        yield OpPart(place, stem, tuple(references(mine)), output, _number(inputs))
-
-
-def _number(inputs: Sequence[object]) -> float | None:
-    """The scalar of an elementary op: the last of its numbers but for a factor 1."""
-    numbers = [float(a) for a in inputs if isinstance(a, int | float) and not isinstance(a, bool)]
-    return next((n for n in reversed(numbers) if n != 1 or len(numbers) == 1), 1.0) if numbers else None
+        own = [a[lane] if lane < len(a) else a for a in op.inputs if isinstance(a, list)]
+        yield OpPart(tuple(references(own)), op.outputs[lane] if lane < len(op.outputs) else None)
 
 
 def chains(graph: Graph, found: Sequence[OpPart]) -> list[list[OpPart]]:
@@ -237,7 +229,7 @@ def chains(graph: Graph, found: Sequence[OpPart]) -> list[list[OpPart]]:
         return one
 
     for p in found:
-        keys = [key(graph, t) for t in (*p.operands, *([p.output] if p.output is not None else []))]
+        keys = [key(graph, t) for t in p.tensors]
         for other in keys[1:]:
             root[find(other)] = find(keys[0])
     out: dict[Key, list[OpPart]] = defaultdict(list)

@@ -98,13 +98,12 @@ def _complete(graph: Graph, table: JoinableTable) -> bool:
 
 def _memory(graph: Graph) -> dict[int, frozenset[int]]:
     """By parameter, the storages that belong to it: those that its update works on."""
-    found = [p for i, op in enumerate(graph.ops) if _updates(op) for p in split_lanes(graph, i, op)]
+    found = [p for op in graph.ops if _updates(op) for p in split_lanes(graph, op)]
     out: dict[int, frozenset[int]] = {}
     shared: set[int] = set()
     seen: set[int] = set()
     for chain in chains(graph, found):
-        ids = {t for p in chain for t in (*p.operands, *([p.output] if p.output is not None else []))}
-        storages = frozenset(graph.tensors[i].storage for i in ids)
+        storages = frozenset(graph.tensors[i].storage for p in chain for i in p.tensors)
         owners = [s for s in storages if graph.storages[s].role == "parameter"]
         shared |= storages & seen
         seen |= storages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import ceil
@@ -283,7 +283,7 @@ def _weights(both: _Passes, order: list[int]) -> list[float]:
 
 def _cut(both: _Passes, order: list[int], weights: list[float], banned: set[int], wanted: set[int]) -> set[int]:
     from scipy.sparse import coo_array  # loads slowly
-    from scipy.sparse.csgraph import maximum_flow
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     place = {v: k for k, v in enumerate(order)}
     source, sink = 2 * len(order), 2 * len(order) + 1
@@ -301,19 +301,9 @@ def _cut(both: _Passes, order: list[int], weights: list[float], banned: set[int]
     start, end, capacity = (np.array(column, np.int32) for column in zip(*edges, strict=True))
     network = coo_array((capacity, (start, end)), shape=(sink + 1, sink + 1), dtype=np.int32).tocsr()
     left = (network - maximum_flow(network, source, sink).flow).tocsr()
-    reached = _reached(left.indptr.tolist(), left.indices.tolist(), left.data.tolist(), source)
+    left.eliminate_zeros()
+    reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
     return {v for v in order if 2 * place[v] in reached and 2 * place[v] + 1 not in reached}
-
-
-def _reached(starts: Sequence[int], ends: Sequence[int], left: Sequence[int], source: int) -> set[int]:
-    found, queue = {source}, [source]
-    while queue:
-        n = queue.pop()
-        for k in range(starts[n], starts[n + 1]):
-            if left[k] > 0 and ends[k] not in found:
-                found.add(ends[k])
-                queue.append(ends[k])
-    return found
 
 
 def with_recompute(flow: Flow, forward: Collection[int], backward: int, saved: Callable[[int], bool]) -> Flow:

@@ -196,9 +196,10 @@ class Chain:
     def ops(self) -> list[int]:
         return sorted({i for p in self.pieces for i in (p.node.op, *p.node.also)})
 
-    @property
-    def writes(self) -> set[int]:
-        return {v for p in self.pieces for v in p.writes}
+    def group(self, members: list[int]) -> KernelGroup:
+        """The chain as a kernel, its pieces being at these places."""
+        reads = {v for p in self.pieces for v in p.reads}
+        return KernelGroup(members, [p.node for p in self.pieces], reads, {v for p in self.pieces for v in p.writes})
 
 
 def residuals(graph: Graph, flow: Flow) -> set[int]:

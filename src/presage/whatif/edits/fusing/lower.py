@@ -53,7 +53,7 @@ class Lowering:
         self.makers: dict[int, int] = {}  # and the op
         self.copies: dict[Any, int] = {}  # of parts of values, for ops that take no parts
         self.normed: dict[int, int] = {}  # by the statistics of rows, the rows made even by them
-        self.seen: dict[Any, list[tuple[int, int]]] = {}  # ops of this stretch: what they wrote, by what they are
+        self.seen: dict[Any, list[int]] = {}  # ops of this stretch: what they wrote, by what they are
         self.held: dict[int, dict[int, int]] = {}  # of ops that run as they are: by tensor the value that it had,
         self.left: dict[int, dict[int, int]] = {}  # by storage the value it was left with
 
@@ -156,24 +156,24 @@ class Lowering:
 
     # ---- one op after another
 
-    def known(self, op: Op) -> bool:
-        """Whether the same was computed before in this stretch: then its values are these."""
+    def key(self, op: Op) -> Any:
+        """What the op computes from which values: equal for common subexpressions; None for random numbers."""
         if RANDOM.search(op.name):
+            return None
+        return op.name, op.overload, self._key(op), tuple(self._shape(t) for t in self.written(op))
+
+    def reuse(self, op: Op, key: Any) -> bool:
+        """Take the values of an equal op before it in this stretch, if there is one."""
+        if key is None or key not in self.seen:
             return False
-        key = (op.name, op.overload, self._key(op), tuple(self._shape(t) for t in self.written(op)))
-        before = self.seen.get(key)
-        if before is None:
-            self.seen[key] = []
-            self._pending = self.seen[key]
-            return False
-        for t, (value, _) in zip(self.written(op), before, strict=True):
+        for t, value in zip(self.written(op), self.seen[key], strict=True):
             self.now[t.storage] = value
         return True
 
-    def remember(self, op: Op) -> None:
-        """What the op that `known` was asked about has written."""
-        if not RANDOM.search(op.name):
-            self._pending += [(self.read(t), t.id) for t in self.written(op)]
+    def remember(self, op: Op, key: Any) -> None:
+        """Note what an op has written, for equal ones after it."""
+        if key is not None:
+            self.seen[key] = [self.read(t) for t in self.written(op)]
 
     def outside(self, op: Op) -> None:
         reads = self.reads(op)

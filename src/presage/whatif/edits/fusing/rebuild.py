@@ -92,7 +92,7 @@ def _stays(flow: Flow) -> set[int]:
 
 
 def fused_op(
-    places: ValuePlaces, group: KernelGroup, found: Sequence[Piece], values_to_write: set[int], like: Op, name: str
+    places: ValuePlaces, group: KernelGroup, found: Sequence[Piece], values_to_write: set[int], like: Op, library: str
 ) -> Op:
     """The op of one kernel: what it reads from memory, and what it writes because something outside needs it."""
     values = places.flow.values
@@ -116,8 +116,10 @@ def fused_op(
         any(n.turned for n in computed),
     )
     refs: list[Any] = [Ref(places.whole(v)) for v in reads]
+    kind = "pointwise" if group.loops is None else "reduction"
     return replace(
-        like, name=name, overload="", inputs=(refs, *numbers), names=NAMES, writes=(), kernels=True, sync=False,
+        like, name=f"{library}::{kind}", overload="", inputs=(refs, *numbers), names=NAMES, writes=(), kernels=True,
+        sync=False,
         outputs=tuple(dict.fromkeys(places.whole(v) for v in writes)),
     )  # fmt: skip
 

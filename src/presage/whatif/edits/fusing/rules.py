@@ -77,7 +77,8 @@ def _lower(low: Lowering, op: Op) -> bool:
     if kind == "extern" and rule is None:
         low.extern(op)
         return True
-    if low.known(op):
+    key = low.key(op)
+    if low.reuse(op, key):
         return rule is not None
     before = len(low.flow.nodes)
     try:
@@ -85,7 +86,7 @@ def _lower(low: Lowering, op: Op) -> bool:
     except (IndexError, ValueError, ZeroDivisionError):  # not as the rule expects it: it runs as it is
         del low.flow.nodes[before:], low.flow.stretch[before:]
         low.extern(op)
-    low.remember(op)
+    low.remember(op, key)
     return rule is not None
 
 
