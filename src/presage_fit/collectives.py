@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -103,29 +102,17 @@ def _taken(found: Sequence[ProtocolCost], nbytes: float) -> int:
 
 
 def _solve(rows: Array, start: Coefficients, scales: Coefficients) -> Coefficients:
-    """rows x coefficients = 1, nearly; and coefficients near their start."""
+    """rows x coefficients = 1, nearly; and coefficients near their start, none negative."""
+    from scipy.optimize import nnls
+
     strength = LEAN / np.array(astuple(scales))
     lean, goal = np.diag(strength), strength * np.array(astuple(start))
     weight = np.ones(len(rows))
     for _ in range(8):
         a = np.concatenate([rows * weight[:, None], lean])
-        found = nonnegative(a, np.concatenate([weight, goal]))
+        found = nnls(a, np.concatenate([weight, goal]))[0]
         weight = np.sqrt(1 / np.maximum(np.abs(rows @ found - 1) / OUTLIER, 1.0))
     return Coefficients(*(float(v) for v in found))
-
-
-def nonnegative(a: Array, b: Array) -> Array:
-    """Least squares with no negative unknowns, by trying every set of those that are not zero (there are few)."""
-    gram, right = a.T @ a, a.T @ b
-    best, least = np.zeros(a.shape[1]), 0.0
-    for k in range(1, a.shape[1] + 1):
-        for chosen in map(list, combinations(range(a.shape[1]), k)):
-            x = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], right[chosen], rcond=None)[0]
-            loss = float(x @ gram[np.ix_(chosen, chosen)] @ x - 2 * right[chosen] @ x)
-            if (x >= 0).all() and loss < least:
-                best, least = np.zeros(a.shape[1]), loss
-                best[chosen] = x
-    return best
 
 
 def _typical(seconds: list[float]) -> float:

@@ -149,47 +149,32 @@ def fit_lookups(
 
 # Positive parameters of a law by least squares of ln(law / measured), with outliers counting less.
 
-OUTLIER, STEP, BOUND, STIFFEST = 0.1, 1e-4, 2.0, 1e8
+OUTLIER = 0.1  # residuals beyond it count as soft L1
 
 
 def least(
     law: Callable[[dict[str, float]], Array], start: Mapping[str, float], measured: Array, pull: float, rounds: int = 40
 ) -> dict[str, float]:
-    """Levenberg and Marquardt's steps in the logarithms of the parameters.
+    """Fit the logarithms of the parameters. One that is e times its start costs as much as a residual of `pull`, so
+    what the data do not tell stays where it was."""
+    from scipy.optimize import least_squares
 
-    Residuals beyond 10% count as soft L1. A parameter e times its start costs as much as a residual of `pull`, so what
-    the data do not tell stays where it was.
-    """
-    names, first = list(start), np.log(np.array(list(start.values())))
+    names, first, rows = list(start), np.log(np.array(list(start.values()))), len(measured)
 
     def residuals(x: Array) -> Array:
-        found = law(dict(zip(names, np.exp(x).tolist(), strict=True)))
-        return np.asarray(np.log(np.maximum(found, 1e-12) / measured))
+        seconds = law(dict(zip(names, np.exp(x).tolist(), strict=True)))
+        return np.concatenate([np.log(np.maximum(seconds, 1e-12) / measured), pull * (x - first)])
 
-    def loss(now: Array, x: Array) -> float:
-        soft = 2 * OUTLIER**2 * (np.sqrt(1 + (now / OUTLIER) ** 2) - 1)
-        return float(soft.sum() + pull**2 * ((x - first) ** 2).sum())
+    def loss(z: Array) -> Array:
+        """Soft L1 for measurements, plain squares for the pull; with two derivatives."""
+        soft = np.sqrt(1 + z)
+        out = np.array([2 * (soft - 1), 1 / soft, -0.5 / soft**3])
+        out[:, rows:] = np.stack([z, np.ones(len(z)), np.zeros(len(z))])[:, rows:]
+        return out
 
-    at, damping, now = first, 1e-2, residuals(first)
-    for _ in range(rounds):
-        slope = np.stack([(residuals(at + STEP * one) - now) / STEP for one in np.eye(len(at))], axis=1)
-        weight = 1 / np.sqrt(1 + (now / OUTLIER) ** 2)
-        square = (slope.T * weight) @ slope + pull**2 * np.eye(len(at))
-        down = slope.T @ (weight * now) + pull**2 * (at - first)
-        before = loss(now, at)
-        while damping < STIFFEST:
-            move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -down)
-            there = at + np.clip(move, -BOUND, BOUND)
-            then = residuals(there)
-            if loss(then, there) < before:
-                break
-            damping *= 4
-        else:
-            break
-        at, now, damping = there, then, max(1e-9, damping / 5)
-        if before - loss(now, at) < 1e-5 * before:
-            break
-    return dict(zip(names, np.exp(at).tolist(), strict=True))
+    options = {"x_scale": "jac", "ftol": 1e-5, "xtol": 1e-6, "max_nfev": rounds}
+    found = least_squares(residuals, first, loss=loss, f_scale=OUTLIER, **options)
+    return dict(zip(names, np.exp(found.x).tolist(), strict=True))
 
 
 # ---- what the law leaves: kernel ridge regression on a group's features

@@ -20,6 +20,7 @@ from presage.errors import InputError
 from presage.noise.distribution import Distribution, LogNormal, Mixture
 from presage.noise.model import Belief, CredibleInterval, NoiseModel, SlowGpus, WorkSpread
 from presage_fit.fleet_files import MeasuredFleet
+from presage_fit.random_effects import Estimate, estimate_of
 
 Floats = NDArray[np.float64]
 SLOW = 4.0  # standard deviations of the body above the median, from where a GPU of a known fleet is counted as slow
@@ -82,15 +83,6 @@ GOLDEN = 0.6180339887498949
 FLAT = -600.0  # log of the density of the body, at least
 
 
-@dataclass(frozen=True)
-class Ranged:
-    """A number and the middle 90% of what it may be."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, eq=False)
 class Tail:
     """Combinations that explain a sample, each as likely as the next; logarithms."""
@@ -101,20 +93,20 @@ class Tail:
     size: Floats  # of slow GPUs, in standard deviations of the body
     width: Floats  # of sizes, as a share of them
 
-    def largest(self, n: int) -> Ranged:
+    def largest(self, n: int) -> Estimate:
         """The factor that the slowest of n GPUs has on average."""
         steps = self._steps()
         below = self._cdf(steps) ** n
         factor = np.exp(self.middle + self.sd[:, None] * steps)
-        return _estimate(factor[:, 0] + np.sum((1 - (below[:, 1:] + below[:, :-1]) / 2) * np.diff(factor), axis=1))
+        return estimate_of(factor[:, 0] + np.sum((1 - (below[:, 1:] + below[:, :-1]) / 2) * np.diff(factor), axis=1))
 
-    def quantile(self, p: float) -> Ranged:
+    def quantile(self, p: float) -> Estimate:
         """The factor that a share p of GPUs does not exceed, p from a half on."""
         steps = self._steps()
         at = np.array([np.interp(p, row, steps) for row in self._cdf(steps)])
-        return _estimate(np.exp(self.middle + self.sd * at))
+        return estimate_of(np.exp(self.middle + self.sd * at))
 
-    def largest_quantile(self, n: int, p: float) -> Ranged:
+    def largest_quantile(self, n: int, p: float) -> Estimate:
         """What the slowest of n GPUs does not exceed with probability p."""
         return self.quantile(p ** (1 / n))
 
@@ -130,13 +122,13 @@ class Tail:
         slow = ndtr((steps - size) / (self.width[:, None] * size))
         return np.asarray((1 - share) * ndtr(steps) + share * slow)
 
-    def numbers(self) -> dict[str, Ranged]:
+    def numbers(self) -> dict[str, Estimate]:
         """The body's sd, the share of slow GPUs, their median factor, and the sd of its logarithm."""
         return {
-            "sd": _estimate(self.sd),
-            "share": _estimate(self.share),
-            "factor": _estimate(np.exp(self.sd * self.size)),
-            "width": _estimate(self.sd * self.size * self.width),
+            "sd": estimate_of(self.sd),
+            "share": estimate_of(self.share),
+            "factor": estimate_of(np.exp(self.sd * self.size)),
+            "width": estimate_of(self.sd * self.size * self.width),
         }
 
 
@@ -194,11 +186,6 @@ def _spread_out(grid: Floats) -> Floats:
     return np.asarray((grid[1] / grid[0]) ** ((GOLDEN * np.arange(KEPT)) % 1 - 0.5))
 
 
-def _estimate(values: Floats) -> Ranged:
-    low, middle, high = (float(x) for x in np.quantile(values, (0.05, 0.5, 0.95)))
-    return Ranged(middle, low, high)
-
-
 # ---- A fleet of GPUs, each timed on the same work: how far apart they are, how many are slow, and what the slowest
 
 FEWEST = 8  # GPUs that make a fleet
@@ -235,22 +222,21 @@ class Fleet:
         slow = LogNormal(found["factor"].value, found["width"].value)
         return Mixture((body, slow), (1 - share, share))
 
-    def largest(self, n: int) -> Ranged:
+    def largest(self, n: int) -> Estimate:
         """The factor of the slowest of n GPUs, on average."""
         return self.tail.largest(n)
 
-    def largest_quantile(self, n: int, p: float) -> Ranged:
+    def largest_quantile(self, n: int, p: float) -> Estimate:
         """What the slowest of n GPUs does not exceed with probability p."""
         return self.tail.largest_quantile(n, p)
 
-    def quantile(self, p: float) -> Ranged:
+    def quantile(self, p: float) -> Estimate:
         """The factor that a share p of GPUs does not exceed, p from a half on."""
         return self.tail.quantile(p)
 
-    def rank_sd(self) -> Ranged:
+    def rank_sd(self) -> Estimate:
         """Standard deviation of the body, as far as it lasts from run to run."""
-        found, lasting = self.tail.numbers()["sd"], float(np.sqrt(self.variation.lasting))
-        return Ranged(found.value * lasting, found.low * lasting, found.high * lasting)
+        return self.tail.numbers()["sd"].scaled(float(np.sqrt(self.variation.lasting)))
 
     def belief(self, kind: str = "products") -> Belief:
         """As noise of a class of work."""
@@ -258,7 +244,7 @@ class Fleet:
         slow = SlowGpus(found["share"].value, LogNormal(found["factor"].value, found["width"].value))
         told = {f"spread.{kind}.rank": rank, "slow.share": found["share"]}
         told |= {"slow.factor.median": found["factor"], "slow.factor.log_sd": found["width"]}
-        intervals = {p: CredibleInterval(e.low, e.high) for p, e in told.items()}
+        intervals = {p: e.interval for p, e in told.items()}
         if own:
             wide = np.exp(Z90 / np.sqrt(2 * max(self.rows - len(self.gpus), 1)))
             intervals[f"spread.{kind}.own"] = CredibleInterval(float(own / wide), float(own * wide))

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import InputError
-from presage.noise.model import CLASSES, COMMUNICATION, Belief, CredibleInterval, NoiseModel, WorkSpread
+from presage.noise.model import CLASSES, COMMUNICATION, Belief, NoiseModel, WorkSpread
+from presage_fit.random_effects import Estimate, sd_estimate, two_way
 
 if TYPE_CHECKING:
     from presage.traces.trace import Trace
@@ -46,30 +47,20 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Component:
-    """A standard deviation of logarithms, the middle 90% of what it may be, and how many things it is between."""
-
-    sd: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True)
 class TraceEffects:
     """What traces tell, by class of work; `compared` is the share of kernel time that could be compared."""
 
     ranks: int
     steps: int
-    spread: dict[str, dict[str, Component]]
+    spread: dict[str, dict[str, Estimate]]
     compared: float
     source: str
 
     def belief(self) -> Belief:
         """The same as a noise model with ranges."""
-        spread = {k: WorkSpread(**{n: c.sd for n, c in parts.items()}) for k, parts in self.spread.items()}
+        spread = {k: WorkSpread(**{n: c.value for n, c in parts.items()}) for k, parts in self.spread.items()}
         each = [(f"spread.{k}.{n}", c) for k, parts in self.spread.items() for n, c in parts.items()]
-        intervals = {path: CredibleInterval(c.low, c.high) for path, c in each}
+        intervals = {path: c.interval for path, c in each}
         return Belief(NoiseModel(spread), intervals, {f"spread.{k}": self.source for k in self.spread})
 
 
@@ -122,7 +113,7 @@ def _in_step(trace: Trace, step: int) -> NDArray[np.bool_]:
 
 def _compute(
     cells: Sequence[Sequence[dict[Signature, float]]], common: set[Signature]
-) -> Iterator[tuple[str, dict[str, Component]]]:
+) -> Iterator[tuple[str, dict[str, Estimate]]]:
     by_class: dict[str, list[Signature]] = defaultdict(list)
     for signature in sorted(common):
         by_class[class_of(signature[0])].append(signature)
@@ -132,47 +123,17 @@ def _compute(
             yield kind, _effects(seconds)
 
 
-def _effects(seconds: Floats) -> dict[str, Component]:
+def _effects(seconds: Floats) -> dict[str, Estimate]:
     """Rank, step and residual effects of the logarithm of a class's seconds [rank, step, kernel]."""
     usual = np.median(seconds, axis=(0, 1))
     if seconds.shape[1] > 1:
         return two_way(np.log(seconds.sum(axis=2) / usual.sum()))
     parts = [(seconds[:, 0, i::PARTS].sum(axis=1), usual[i::PARTS].sum()) for i in range(PARTS)]
     found = two_way(np.log(np.stack([s / u for s, u in parts], axis=1)))
-    whole = found["own"]
-    shrink = float(np.sqrt(PARTS))  # of the parts' own noise in their sum
-    return {
-        "rank": found["rank"],
-        "own": Component(whole.sd / shrink, whole.low / shrink, whole.high / shrink, whole.n),
-    }
+    return {"rank": found["rank"], "own": found["own"].scaled(1 / float(np.sqrt(PARTS)))}  # in the sum of the parts
 
 
-def two_way(logs: Floats) -> dict[str, Component]:
-    """Rank, step and rest of [rank, step], by sums of squares."""
-    ranks, steps = logs.shape
-    middle = logs.mean()
-    by_rank, by_step = logs.mean(axis=1) - middle, logs.mean(axis=0) - middle
-    left = logs - middle - by_rank[:, None] - by_step
-    free = (ranks - 1) * (steps - 1)
-    rest = float(np.sum(left**2)) / free
-    return {
-        "rank": _component(steps * float(by_rank @ by_rank) / (ranks - 1), ranks - 1, rest, steps),
-        "step": _component(ranks * float(by_step @ by_step) / (steps - 1), steps - 1, rest, ranks),
-        "own": _component(rest, free, 0.0, 1),
-    }
-
-
-def _component(square: float, free: int, rest: float, times: int) -> Component:
-    """From a mean square with so many degrees of freedom, of which `rest` is not its own and the other part counts
-    `times` over."""
-    from scipy.special import chdtri
-
-    ends = (square * free / float(chdtri(free, p)) for p in (0.05, 0.95))
-    sd, low, high = (float(np.sqrt(max(x - rest, 0.0) / times)) for x in (square, *ends))
-    return Component(sd, low, high, free + 1)
-
-
-def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str, Component]]]:
+def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str, Estimate]]]:
     """Collectives by class: how far the same one is from its usual seconds."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for meeting in run.meetings:
@@ -188,7 +149,7 @@ def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str,
         count = sum(map(len, logs))
         if count >= FEWEST and count > len(logs):
             square = sum(float(np.sum((g - g.mean()) ** 2)) for g in logs) / (count - len(logs))
-            yield kind, {"own": _component(square, count - len(logs), 0.0, 1)}
+            yield kind, {"own": sd_estimate(square, count - len(logs))}
 
 
 def _seconds(trace: Trace, event: int) -> float:

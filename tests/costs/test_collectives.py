@@ -13,7 +13,7 @@ from presage.costs.collectives import OPS, Collectives, RankGroup, volume
 from presage.costs.collectives.curve import TimeCurve, rising
 from presage.errors import PresageError
 from presage.hardware import Platform, platform, platforms
-from presage_fit.collectives import MeasuredCollective, fit, nonnegative
+from presage_fit.collectives import MeasuredCollective, fit
 
 PLATFORMS = st.sampled_from(platforms())
 SIZES = st.floats(1, 1e12)
@@ -205,16 +205,6 @@ def test_curves_rise_through_what_falls() -> None:
     assert (curve.at(0.5), curve.at(8), curve.at(64), curve.at(128)) == pytest.approx((1.0, 1.0, 2.0, 4.0))
     assert curve.at(8**0.5 * 64**0.5) == pytest.approx(2**0.5)
     assert curve.at_least(0.1).at(64) == pytest.approx(6.4)
-
-
-@given(st.integers(0, 10_000))
-def test_least_squares_without_negatives(seed: int) -> None:
-    """Against its conditions: no way to improve by growing a zero, none by moving what is not."""
-    rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=(12, 5)), rng.normal(size=12)
-    x = nonnegative(a, b)
-    slope = a.T @ (a @ x - b)
-    assert (x >= 0).all() and (slope > -1e-8).all() and np.abs(slope[x > 0]).max(initial=0) < 1e-8
 
 
 def test_a_fit_finds_what_made_its_rows() -> None:

@@ -199,12 +199,11 @@ def test_planted_sizes_are_found() -> None:
 
 def test_intervals_cover() -> None:
     """90% intervals of a standard deviation, over made-up samples."""
-    from presage_fit.ops.sizes import Size
+    from presage_fit.random_effects import sd_estimate
 
     hits = 0
     for seed in range(300):
-        found = Size(float(rng(seed).standard_normal(12).std(ddof=1)), 12, 11).interval
-        assert found is not None
+        found = sd_estimate(float(rng(seed).standard_normal(12).var(ddof=1)), 11)
         hits += found.low <= 1.0 <= found.high
     assert 0.86 < hits / 300 < 0.94
 

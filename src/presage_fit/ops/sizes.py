@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 from presage.noise.distribution import Distribution, Empirical, Fixed, LogNormal
 from presage.noise.model import Belief, CommonNoise, NoiseModel, SlowGpus, WorkSpread
 from presage_fit.ops.pool import ENOUGH
+from presage_fit.random_effects import Estimate, sd_estimate
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -27,30 +29,11 @@ SLOW = 0.05  # if it is slower by more than this
 COLLECTIVES = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce")
 
 
-@dataclass(frozen=True)
-class Size:
-    """A standard deviation, from `n` values in all; `freedom` of them are free."""
-
-    value: float
-    n: int
-    freedom: int
-
-    @property
-    def interval(self) -> CredibleInterval | None:
-        """90%, of values that are Normal; none where nothing was free to differ."""
-        from scipy.special import gammaincinv
-
-        if self.freedom < 1:
-            return None
-        low, high = (2 * gammaincinv(self.freedom / 2, p) / self.freedom for p in (0.05, 0.95))
-        return CredibleInterval(float(self.value / np.sqrt(high)), float(self.value / np.sqrt(low)))
-
-
 @dataclass(frozen=True, eq=False)
 class Sizes:
     """`by_name`: rank, step, replica, load, own, transfers, collectives, optimizer, host."""
 
-    by_name: Mapping[str, Size]
+    by_name: Mapping[str, Estimate]
     slow: Mapping[tuple[int, int], float]  # (replica, stage): how many times as long as the others
     workers: int
     step_correlation: float  # of a step with the one before
@@ -87,10 +70,16 @@ def sizes_of(effects: OpEffects) -> Sizes:
     )
 
 
-def _sd(values: Floats, freedom: int) -> Size:
+def _sd(values: Floats, freedom: int) -> Estimate:
     there = values[np.isfinite(values)]
-    sd = float(np.sqrt((there**2).mean())) if len(there) else 0.0
-    return Size(sd if np.isfinite(sd) else 0.0, len(there), max(freedom, 0))
+    square = float((there**2).mean()) if len(there) else 0.0
+    return _estimate(square if np.isfinite(square) else 0.0, len(there), freedom)
+
+
+def _estimate(square: float, n: int, freedom: int) -> Estimate:
+    """A standard deviation from n values, `freedom` of which are free; of no interval where none is."""
+    sd = float(np.sqrt(square))
+    return replace(sd_estimate(square, freedom), n=n) if freedom > 0 else Estimate(sd, math.nan, math.nan, n)
 
 
 def _workers(effects: OpEffects) -> tuple[Floats, dict[tuple[int, int], float]]:
@@ -119,14 +108,18 @@ def _once_a_step(effects: OpEffects) -> dict[str, Bools]:
     }
 
 
-def _once(effects: OpEffects, which: Bools) -> Size:
+def _interval(e: Estimate) -> CredibleInterval | None:
+    return None if math.isnan(e.low) else e.interval
+
+
+def _once(effects: OpEffects, which: Bools) -> Estimate:
     """Spread of the sum in a step, from the middle of the distribution: a first call's set-up is not its spread."""
     steps = len(effects.ids)
     total = effects.rest[which].sum(axis=0)
     if not np.median(total) > 0:
-        return Size(0.0, 0, 0)
+        return _estimate(0.0, 0, 0)
     logs = np.log(np.maximum(total, 1e-300) / np.median(total))
-    return Size(float(1.4826 * np.median(np.abs(logs))), steps, steps - 1)
+    return _estimate(float(1.4826 * np.median(np.abs(logs))) ** 2, steps, steps - 1)
 
 
 def _correlation(common: Floats, ids: NDArray[np.int64]) -> float:
@@ -188,7 +181,7 @@ def belief_of(effects: OpEffects) -> Belief:
         load=load,
         common=CommonNoise(sd=step.value, correlation=sizes.step_correlation),
     )
-    intervals = paths | load_paths | {"common.sd": step.interval, "slow.share": _share_interval(sizes)}
+    intervals = paths | load_paths | {"common.sd": _interval(step), "slow.share": _share_interval(sizes)}
     known = {path: i for path, i in intervals.items() if i is not None and path in noise.numbers()}
     source = f"{effects.job}, {len(effects.ids)} steps, {sizes.workers} workers"
     return Belief(noise, known, dict.fromkeys(("spread", "slow", "load", "common"), source))
@@ -205,11 +198,11 @@ def _spreads(sizes: Sizes) -> tuple[dict[str, WorkSpread], dict[str, CredibleInt
         "host": WorkSpread(step=size["host"].value),
     }
     of = {"send": ("own", "transfers"), "dp": ("step", "collectives"), "host": ("step", "host")}
-    paths = {f"spread.{k}.{part}": size[name].interval for k, (part, name) in of.items()}
-    paths["spread.optimizer.step"] = size["optimizer"].interval
+    paths = {f"spread.{k}.{part}": _interval(size[name]) for k, (part, name) in of.items()}
+    paths["spread.optimizer.step"] = _interval(size["optimizer"])
     for k in (*COMPUTATION, "optimizer"):
-        paths[f"spread.{k}.rank"] = size["rank"].interval
-    return spread, paths | {f"spread.{k}.own": size["own"].interval for k in COMPUTATION}
+        paths[f"spread.{k}.rank"] = _interval(size["rank"])
+    return spread, paths | {f"spread.{k}.own": _interval(size["own"]) for k in COMPUTATION}
 
 
 def _load(effects: OpEffects, sizes: Sizes) -> tuple[Distribution, dict[str, CredibleInterval | None]]:
@@ -222,7 +215,7 @@ def _load(effects: OpEffects, sizes: Sizes) -> tuple[Distribution, dict[str, Cre
     if len(factors) >= ENOUGH:
         some = np.quantile(factors, (np.arange(KEPT) + 0.5) / KEPT)
         return Empirical(some / some.mean()), {}
-    return LogNormal(float(np.exp(-(size.value**2) / 2)), size.value), {"load.log_sd": size.interval}
+    return LogNormal(float(np.exp(-(size.value**2) / 2)), size.value), {"load.log_sd": _interval(size)}
 
 
 def _slow(sizes: Sizes) -> SlowGpus:

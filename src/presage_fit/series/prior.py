@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.priors import skewed_shape
+from presage_fit.random_effects import Estimate, sd_estimate
 from presage_fit.series.residuals import CELLS, LevelPrior, learn_levels
 
 if TYPE_CHECKING:
@@ -44,14 +45,12 @@ class Scale:
         """Draws of the variance, after deviations whose squares sum up to `squares`."""
         return np.asarray((self.dof * self.sd**2 + squares) / rng.chisquare(self.dof + dof, draws))
 
+    def posterior(self, squares: float, dof: float) -> Estimate:
+        """What it is after deviations whose squares sum up to `squares`."""
+        return sd_estimate((self.dof * self.sd**2 + squares) / (self.dof + dof), self.dof + dof)
+
     def estimate(self, squares: float, dof: float) -> float:
-        return float(np.sqrt((self.dof * self.sd**2 + squares) / (self.dof + dof)))
-
-    def interval(self, squares: float, dof: float) -> tuple[float, float]:
-        from scipy.special import chdtri
-
-        total = self.dof * self.sd**2 + squares
-        return tuple(float(np.sqrt(total / chdtri(self.dof + dof, p))) for p in (0.05, 0.95))  # type: ignore[return-value]
+        return self.posterior(squares, dof).value
 
 
 def _flat() -> Floats:
@@ -215,7 +214,7 @@ def _common(fit: SeriesFit) -> tuple[CommonNoise, dict[str, CredibleInterval]]:
             float(np.sqrt(least) * low * unit.std()), float(np.sqrt(most) * high * unit.std())
         ),
         "common.correlation": CredibleInterval(*_interval(phi, kept)) if part > 0 else CredibleInterval(0.0, 0.99),
-        "common.drift_sd": CredibleInterval(*sorted(fit.prior.slope.interval(fit.slope_squares, fit.runs - 1))),
+        "common.drift_sd": fit.prior.slope.posterior(fit.slope_squares, fit.runs - 1).interval,
         "common.run_sd": CredibleInterval(run_low, run_high),
     }
     if isinstance(common.jitter, Scaled):
