@@ -24,7 +24,7 @@ from presage.whatif.edits import NotApplicable, compiled, cuda_graph, fused_chai
 from presage.whatif.edits.fusing.dataflow import Node, Piece, Value, reduction_splits, saved_values
 from presage.whatif.edits.fusing.grouping import group_pieces
 from presage.whatif.edits.fusing.rules import lower_for_compile
-from presage.whatif.edits.inductor import stretches
+from presage.whatif.edits.inductor import compile_regions
 
 
 class Block(nn.Module):
@@ -239,7 +239,7 @@ def test_gradients_are_taken_after_the_compiled_backward(graphs):
 
 
 def test_two_passes_are_four_compiled_graphs(graphs):
-    assert len(set(stretches(graphs["twice"])) - {-1}) == 4
+    assert len(set(compile_regions(graphs["twice"])) - {-1}) == 4
     ops = compiled(graphs["twice"]).ops
     turns = [
         op.phase
@@ -319,17 +319,17 @@ def test_an_activation_is_computed_again_and_products_are_kept(graphs):
     """Kept of a block: results of products that an activation needs, what products read, statistics; not the
     activation's own inputs twice."""
     graph = graphs["blocks"]
-    flow = lower_for_compile(graph, stretches(graph)).flow
+    flow = lower_for_compile(graph, compile_regions(graph)).flow
     saved = saved_values(flow, [0], 1)
-    makers = flow.makers()
-    ops = {graph.ops[flow.nodes[makers[v]].op].name for v in saved}
+    producers = flow.producers()
+    ops = {graph.ops[flow.nodes[producers[v]].op].name for v in saved}
     assert {"aten::addmm", "aten::gelu", "aten::native_layer_norm"} <= ops  # GELU's result is read by a product
-    read = {v for n, k in zip(flow.nodes, flow.stretch, strict=True) if k == 1 for v in n.reads if v in makers}
-    bytes_read = sum(flow.values[v].nbytes for v in read if flow.stretch[makers[v]] == 0)
+    read = {v for n, k in zip(flow.nodes, flow.region, strict=True) if k == 1 for v in n.reads if v in producers}
+    bytes_read = sum(flow.values[v].nbytes for v in read if flow.region[producers[v]] == 0)
     assert sum(flow.values[v].nbytes for v in saved) <= bytes_read
-    for node, k in zip(flow.nodes, flow.stretch, strict=True):
+    for node, k in zip(flow.nodes, flow.region, strict=True):
         if k == 1 and not node.fuses:
-            assert all(v in saved for v in node.reads if v in makers and flow.stretch[makers[v]] == 0)
+            assert all(v in saved for v in node.reads if v in producers and flow.region[producers[v]] == 0)
 
 
 def test_random_numbers_are_drawn_once(graphs):

@@ -1,7 +1,7 @@
 """What becomes of an op when a dimension of one of its tensors is cut: which dimensions of its others are cut with it.
 
-A Link joins the dimensions of an op's tensors that mean the same. Most ops work along them element by element; a matrix
-product sums over one of its three, so that its output is then a rank's share of a sum; a softmax needs one whole.
+A SplitRule joins the dimensions of an op's tensors that mean the same. Most ops work along them element by element; a
+GEMM sums over one of its three, so that its output is then a rank's partial sum; a softmax needs one whole.
 """
 
 from __future__ import annotations

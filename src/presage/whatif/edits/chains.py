@@ -17,7 +17,7 @@ from presage.whatif.edits.fusing.grouping import Chain, find_chains, residuals, 
 from presage.whatif.edits.fusing.lower import OUTSIDE
 from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op, values_to_write
 from presage.whatif.edits.fusing.rules import lower_op_by_op
-from presage.whatif.edits.inductor import stretches
+from presage.whatif.edits.inductor import compile_regions
 
 ENGINE = "autograd::engine::evaluate_function: "
 BACKWARD = "FusedChainBackward"
@@ -25,13 +25,13 @@ BACKWARD = "FusedChainBackward"
 
 def fused_chains(graph: Graph) -> Graph:
     """Chains of elementwise ops, and of sums along rows with what is done with them, as one op each."""
-    stretch = stretches(graph)
-    flow = lower_op_by_op(graph, stretch).flow
+    region = compile_regions(graph)
+    flow = lower_op_by_op(graph, region).flow
     unread = _unread(flow)
     flow, apart = sum_residuals_first(graph, flow, residuals(graph, flow))
-    own = [Piece(n, k, n.reads, n.writes, (i,)) for i, (n, k) in enumerate(zip(flow.nodes, flow.stretch, strict=True))]
-    flow = _again(flow, stretch, graph, _inner(flow, _chains(graph, flow, own, apart), apart))
-    found = inlined_pieces(flow, unread, lambda n: flow.stretch[n] != stretch[flow.nodes[n].op])
+    own = [Piece(n, k, n.reads, n.writes, (i,)) for i, (n, k) in enumerate(zip(flow.nodes, flow.region, strict=True))]
+    flow = _again(flow, region, graph, _inner(flow, _chains(graph, flow, own, apart), apart))
+    found = inlined_pieces(flow, unread, lambda n: flow.region[n] != region[flow.nodes[n].op])
     made = [c for c in _chains(graph, flow, found, apart) if len(c.ops) > 1 or any(len(p.inside) > 1 for p in c.pieces)]
     if not made:
         raise NotApplicable("no two elementwise ops in a row in one module, which one kernel could do")
@@ -39,11 +39,11 @@ def fused_chains(graph: Graph) -> Graph:
 
 
 def _chains(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
-    """The chains of every stretch."""
-    by_stretch: dict[int, list[Piece]] = {}
+    """The chains of every region."""
+    by_region: dict[int, list[Piece]] = {}
     for p in found:
-        by_stretch.setdefault(p.stretch, []).append(p)
-    return [c for k, some in by_stretch.items() if k != OUTSIDE for c in find_chains(graph, flow, some, apart)]
+        by_region.setdefault(p.region, []).append(p)
+    return [c for k, some in by_region.items() if k != OUTSIDE for c in find_chains(graph, flow, some, apart)]
 
 
 def _unread(flow: Flow) -> set[int]:
@@ -53,7 +53,7 @@ def _unread(flow: Flow) -> set[int]:
 
 def _inner(flow: Flow, chains: Sequence[Chain], apart: set[int]) -> set[int]:
     """Elementwise values that only chains read: a backward chain makes them again from what the forward one read."""
-    at = {n: (c, flow.stretch[n]) for c, chain in enumerate(chains) for p in chain.pieces for n in p.inside}
+    at = {n: (c, flow.region[n]) for c, chain in enumerate(chains) for p in chain.pieces for n in p.inside}
     users, out = flow.users(), set[int]()
     for n, (c, k) in at.items():
         node = flow.nodes[n]
@@ -62,16 +62,16 @@ def _inner(flow: Flow, chains: Sequence[Chain], apart: set[int]) -> set[int]:
         for v in node.writes:
             readers = users.get(v, [])
             find_chains = all(
-                flow.nodes[r].fuses and (flow.stretch[r] != k or at.get(r, (-1, 0))[0] == c) for r in readers
+                flow.nodes[r].fuses and (flow.region[r] != k or at.get(r, (-1, 0))[0] == c) for r in readers
             )
             if readers and find_chains:
                 out.add(v)
     return out
 
 
-def _again(flow: Flow, stretch: Sequence[int], graph: Graph, inner: set[int]) -> Flow:
-    order = [k for k in dict.fromkeys(stretch) if k != OUTSIDE]
-    thread = {k: op.thread for k, op in zip(stretch, graph.ops, strict=True)}
+def _again(flow: Flow, region: Sequence[int], graph: Graph, inner: set[int]) -> Flow:
+    order = [k for k in dict.fromkeys(region) if k != OUTSIDE]
+    thread = {k: op.thread for k, op in zip(region, graph.ops, strict=True)}
     forward = [k for k in order if thread[k] == "main"]
     for k in order:
         if thread[k] == "autograd":
@@ -83,13 +83,13 @@ def _replaced(graph: Graph, flow: Flow, found: Sequence[Piece], made: Sequence[C
     """The graph with an op for each chain, where its last op was."""
     places, changes = ValuePlaces(graph, flow), dict[int, list[Op]]()
     freed = {e.storage for e in graph.events if not e.allocates}
-    lasting = {v for v, value in enumerate(flow.values) if value.storage >= 0 and value.storage not in freed}
+    live_out = {v for v, value in enumerate(flow.values) if value.storage >= 0 and value.storage not in freed}
     number = {id(p): i for i, p in enumerate(found)}
     groups = [chain.group([number[id(p)] for p in chain.pieces]) for chain in made]
     chosen = {m for group in groups for m in group.members}
     others = [p for i, p in enumerate(found) if i not in chosen]
     places.stays |= {v for p in others for v in (*p.reads, *p.writes)}
-    wanted = values_to_write(groups, found, others, lasting)
+    wanted = values_to_write(groups, found, others, live_out)
     for chain, group, values in zip(made, groups, wanted, strict=True):
         changes.update((i, []) for i in chain.ops)
         last = chain.ops[-1]

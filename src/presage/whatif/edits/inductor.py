@@ -25,29 +25,29 @@ WITHIN = {"main": (FORWARD,), "autograd": (ENGINE + BACKWARD, BACKWARD)}
 
 def compiled(graph: Graph) -> Graph:
     """The step with its loss compiled (default mode: no CUDA graphs, no tuning of products)."""
-    graph = rewrite_externs(graph, stretches)
-    stretch = stretches(graph)
-    low = lower_for_compile(graph, stretch)
-    flow = _partitioned(low.flow, stretch, graph)
-    lasting = _lasting(graph, low)
-    found = inlined_pieces(flow, lasting)
+    graph = rewrite_externs(graph, compile_regions)
+    region = compile_regions(graph)
+    low = lower_for_compile(graph, region)
+    flow = _partitioned(low.flow, region, graph)
+    live_out = _lasting(graph, low)
+    found = inlined_pieces(flow, live_out)
     if not any(p.node.fuses for p in found):
         raise NotApplicable(
             "no elementwise work or reductions in a forward or backward pass, which a compiler would fuse"
         )
-    together = {k: group_pieces([p for p in found if p.stretch == k], flow.values) for k in set(stretch) - {OUTSIDE}}
+    together = {k: group_pieces([p for p in found if p.region == k], flow.values) for k in set(region) - {OUTSIDE}}
     for group in (g for some in together.values() for g in some):
         for v, (parts, results) in group.crossed.items():
             flow.values[v] = changed(flow.values[v], elements=parts * results)
     places = ValuePlaces(graph, flow)
-    made = {k: _compiled(places, low, k, some, found, lasting) for k, some in together.items()}
-    return rebuild_graph(graph, places, stretch, made)
+    made = {k: _compiled(places, low, k, some, found, live_out) for k, some in together.items()}
+    return rebuild_graph(graph, places, region, made)
 
 
-def stretches(graph: Graph) -> list[int]:
-    """The number of the stretch of ops that each is compiled in: a run of forward or of backward ops.
+def compile_regions(graph: Graph) -> list[int]:
+    """The number of the region of ops that each is compiled in: a run of forward or of backward ops.
 
-    What waits for the GPU ends a stretch, as do other streams and what is compiled already; what adds up gradients is
+    What waits for the GPU ends a region, as do other streams and what is compiled already; what adds up gradients is
     no part of it, and runs after it.
     """
     out: list[int] = []
@@ -70,10 +70,10 @@ def _apart(op: Op) -> bool:
     return op.sync or op.opaque or bool(op.stream or op.group) or op.within in WITHIN.values()
 
 
-def _partitioned(flow: Flow, stretch: Sequence[int], graph: Graph) -> Flow:
-    """Every backward stretch with what it computes again of the forward stretches before it."""
-    order = [k for k in dict.fromkeys(stretch) if k != OUTSIDE]
-    thread = {k: op.thread for k, op in zip(stretch, graph.ops, strict=True)}
+def _partitioned(flow: Flow, region: Sequence[int], graph: Graph) -> Flow:
+    """Every backward region with what it computes again of the forward regions before it."""
+    order = [k for k in dict.fromkeys(region) if k != OUTSIDE]
+    thread = {k: op.thread for k, op in zip(region, graph.ops, strict=True)}
     forward: list[int] = []
     for before, k in zip([OUTSIDE, *order], order, strict=False):
         if thread[k] == "autograd":
@@ -89,10 +89,10 @@ def _lasting(graph: Graph, low: Lowering) -> set[int]:
     """Values that are there when the step ends, and those of the forward pass that nobody reads but that outlast it:
     its results. What is freed before that is not computed."""
     freed = {e.storage: e.op for e in graph.events if not e.allocates}
-    ends = {k: i for i, k in enumerate(low.stretch)}
+    ends = {k: i for i, k in enumerate(low.region)}
     read = {v for node in low.flow.nodes for v in node.reads}
     results = set[int]()
-    for node, k in zip(low.flow.nodes, low.flow.stretch, strict=True):
+    for node, k in zip(low.flow.nodes, low.flow.region, strict=True):
         if graph.ops[node.op].phase == "forward":
             own = [v for v in node.writes if v not in read and low.flow.values[v].tensor >= 0]
             results |= {v for v in own if freed.get(low.flow.values[v].storage, 1 << 62) > ends[k]}
@@ -100,17 +100,17 @@ def _lasting(graph: Graph, low: Lowering) -> set[int]:
 
 
 def _compiled(
-    places: ValuePlaces, low: Lowering, k: int, together: list[KernelGroup], found: list[Piece], lasting: set[int]
+    places: ValuePlaces, low: Lowering, k: int, together: list[KernelGroup], found: list[Piece], live_out: set[int]
 ) -> list[tuple[Op, int]]:
-    """The ops of stretch `k`, with the places of those that run as they are."""
-    ops, mine = places.graph.ops, [p for p in found if p.stretch == k]
-    makers = {v: g for g, group in enumerate(together) for v in group.writes}
+    """The ops of region `k`, with the places of those that run as they are."""
+    ops, mine = places.graph.ops, [p for p in found if p.region == k]
+    producers = {v: g for g, group in enumerate(together) for v in group.writes}
     crossed = {v: parts for group in together for v, parts in group.crossed.items()}
-    wanted = values_to_write(together, mine, [p for p in found if p.stretch != k], lasting)
+    wanted = values_to_write(together, mine, [p for p in found if p.region != k], live_out)
     sequence = max((ops[p.node.op].sequence for p in mine), default=-1)
-    phase, thread = next((op.phase, op.thread) for op, number in zip(ops, low.stretch, strict=True) if number == k)
+    phase, thread = next((op.phase, op.thread) for op, number in zip(ops, low.region, strict=True) if number == k)
     out: list[tuple[Op, int]] = []
-    for g in topological_order(together, makers):
+    for g in topological_order(together, producers):
         first, at = together[g].nodes[0], -1
         if not first.fuses:
             op, at = _extern(places, low, first.op), first.op

@@ -1,4 +1,4 @@
-"""A Flow: what a graph computes, as values that are written once, and nodes that make values from values."""
+"""Flow: a graph in SSA form, values that are written once and nodes that produce them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function: TypeAlias = Literal["", "random", "erf", "exp"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is in a storage from one write to the next; or something a graph has no tensor of (statistics of rows)."""
+    """The contents of a storage from one write to the next, or an intermediate without a tensor (row statistics)."""
 
     elements: int
     width: int  # bytes an element
@@ -30,9 +30,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A piece of work on `rows` x `columns` elements: a reduction makes one of each row, others one of each element.
+    """Work on `rows` x `columns` elements: a reduction gives one result a row, other kinds one an element.
 
-    Kinds: extern ones run as they are (matrix products, convolutions); those outside are not part of what is fused.
+    Kinds: extern nodes are library kernels (GEMMs, convolutions); those outside are not part of a compiled region.
     """
 
     kind: Kind
@@ -41,11 +41,11 @@ class Node:
     writes: tuple[int, ...]
     rows: int = 1
     columns: int = 1
-    partial: bool = False  # the first half of a reduction in two kernels
-    down: bool = False  # reduces down columns: neighbours in memory are of different results
+    partial: bool = False  # the first kernel of a split reduction
+    down: bool = False  # reduces over the slow dimension: neighbours in memory belong to different results
     fixed: bool = False  # never computed a second time
-    function: Function = ""  # what takes long to compute, for each element
-    alone: bool = False  # shares no kernel
+    function: Function = ""  # the costly function it evaluates for each element
+    alone: bool = False  # is not fused with others
     turned: bool = False  # writes in another order than it reads
     slices: frozenset[tuple[int, int]] = frozenset()  # of values it reads a part of: which, and from where on
     also: tuple[int, ...] = ()  # places of further ops whose work it does
@@ -62,11 +62,11 @@ class Node:
 
 @dataclass
 class Flow:
-    """Nodes in program order. `stretch` numbers the stretch of each node: ops that are compiled in one piece."""
+    """Nodes in program order. `region` gives the compiled region of each node: ops that are compiled as one graph."""
 
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    stretch: list[int] = field(default_factory=list)
+    region: list[int] = field(default_factory=list)
     stored: set[int] = field(default_factory=set)  # values that are written, whoever reads them
     into: dict[int, int] = field(default_factory=dict)  # values that become others in place
 
@@ -74,12 +74,12 @@ class Flow:
         self.values.append(Value(elements, width, tensor, storage))
         return len(self.values) - 1
 
-    def add(self, node: Node, stretch: int) -> None:
+    def add(self, node: Node, region: int) -> None:
         self.nodes.append(node)
-        self.stretch.append(stretch)
+        self.region.append(region)
 
-    def makers(self) -> dict[int, int]:
-        """The node that makes each value."""
+    def producers(self) -> dict[int, int]:
+        """The node that produces each value."""
         return {v: i for i, node in enumerate(self.nodes) for v in node.writes}
 
     def users(self) -> dict[int, list[int]]:
@@ -90,22 +90,22 @@ class Flow:
                 out.setdefault(v, []).append(i)
         return out
 
-    def copy(self, node: Node, writes: Iterable[int], reads: Iterable[int], stretch: int) -> None:
-        """The node once more, with other values, in another stretch."""
-        self.add(replace(node, writes=tuple(writes), reads=tuple(reads)), stretch)
+    def copy(self, node: Node, writes: Iterable[int], reads: Iterable[int], region: int) -> None:
+        """The node once more, with other values, in another region."""
+        self.add(replace(node, writes=tuple(writes), reads=tuple(reads)), region)
 
 
-# ---- Which values a compiler writes to memory: those that something needs there; elementwise ones in between are co
+# ---- Which values a compiler writes to memory; elementwise ones in between are inlined into what reads them.
 
 SHARED, MANY = 4, 8  # values read, by something that is read more than once and by anything, above which it is written
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A node whose results are written, with all it reads from memory for them."""
+    """A node whose results are written to memory, with all that it reads from memory, inlined nodes included."""
 
     node: Node
-    stretch: int
+    region: int
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     inside: tuple[int, ...]  # places of the nodes it computes
@@ -113,39 +113,39 @@ class Piece:
 
 
 def inlined_pieces(
-    flow: Flow, lasting: Collection[int], passing: Callable[[int], bool] = lambda _: True
+    flow: Flow, live_out: Collection[int], passing: Callable[[int], bool] = lambda _: True
 ) -> list[Piece]:
-    """The pieces in order. `lasting`: values that are there after the step; `passing`: nodes that need not write."""
+    """The pieces in order. `live_out`: values that are there after the step; `passing`: nodes that need not write."""
     users = flow.users()
-    alive = _alive(flow, lasting)
+    alive = _alive(flow, live_out)
     leaves: dict[int, tuple[int, ...]] = {}  # of values that are not written, what they are computed from,
     nodes: dict[int, tuple[int, ...]] = {}  # and by which nodes
     out = []
-    for i, (node, stretch) in enumerate(zip(flow.nodes, flow.stretch, strict=True)):
+    for i, (node, region) in enumerate(zip(flow.nodes, flow.region, strict=True)):
         if i not in alive:
             continue
         reads = tuple(dict.fromkeys(r for v in node.reads for r in leaves.get(v, (v,))))
         inside = (i, *dict.fromkeys(n for v in node.reads for n in nodes.get(v, ())))
         writes = node.writes
         if node.kind == "pointwise" and passing(i):
-            writes = tuple(v for v in writes if _written(flow, v, stretch, users.get(v, []), len(reads), lasting))
+            writes = tuple(v for v in writes if _written(flow, v, region, users.get(v, []), len(reads), live_out))
             leaves.update((v, reads) for v in node.writes if v not in writes)
             nodes.update((v, inside) for v in node.writes if v not in writes)
         if writes or not node.fuses:
             slices = frozenset[tuple[int, int]]().union(*(flow.nodes[n].slices for n in inside))
-            out.append(Piece(node, stretch, reads, writes, inside, slices))
+            out.append(Piece(node, region, reads, writes, inside, slices))
     return out
 
 
-def _written(flow: Flow, v: int, stretch: int, users: list[int], reads: int, lasting: Collection[int]) -> bool:
-    if v in lasting or v in flow.stored or any(not flow.nodes[n].fuses or flow.stretch[n] != stretch for n in users):
+def _written(flow: Flow, v: int, region: int, users: list[int], reads: int, live_out: Collection[int]) -> bool:
+    if v in live_out or v in flow.stored or any(not flow.nodes[n].fuses or flow.region[n] != region for n in users):
         return True
     return (len(users) > 1 and reads > SHARED) or reads > MANY
 
 
-def _alive(flow: Flow, lasting: Collection[int]) -> set[int]:
+def _alive(flow: Flow, live_out: Collection[int]) -> set[int]:
     """Nodes whose results are used."""
-    wanted, out = set(lasting), set[int]()
+    wanted, out = set(live_out), set[int]()
     for i in range(len(flow.nodes) - 1, -1, -1):
         node = flow.nodes[i]
         if not node.fuses or any(v in wanted for v in node.writes):
@@ -193,44 +193,44 @@ ROOM = 2**28
 
 @dataclass
 class _Passes:
-    """A flow with its forward stretches and the backward stretch that follows them."""
+    """A flow with its forward regions and the backward region that follows them."""
 
     flow: Flow
     forward: Collection[int]
     backward: int
 
     def __post_init__(self) -> None:
-        stretch = self.flow.stretch
-        self.begins = next((n for n, k in enumerate(stretch) if k == self.backward), len(stretch))
-        self.makers = {v: n for v, n in self.flow.makers().items() if stretch[n] in self.forward}
+        region = self.flow.region
+        self.begins = next((n for n, k in enumerate(region) if k == self.backward), len(region))
+        self.producers = {v: n for v, n in self.flow.producers().items() if region[n] in self.forward}
         self.uses: dict[int, list[int]] = {}  # in the forward pass
         self.later: dict[int, list[int]] = {}  # in the backward pass
         for v, found in self.flow.users().items():
-            self.uses[v] = [n for n in found if stretch[n] in self.forward]
-            self.later[v] = [n for n in found if stretch[n] == self.backward]
+            self.uses[v] = [n for n in found if region[n] in self.forward]
+            self.later[v] = [n for n in found if region[n] == self.backward]
 
     def fuses(self, v: int, user: int) -> bool:
         """Whether a value and a node that reads it may share a kernel."""
-        maker = self.makers.get(v)
-        return self.flow.nodes[user].fuses and (maker is None or self.flow.nodes[maker].fuses)
+        producer = self.producers.get(v)
+        return self.flow.nodes[user].fuses and (producer is None or self.flow.nodes[producer].fuses)
 
 
 def saved_values(flow: Flow, forward: Collection[int], backward: int) -> set[int]:
-    """The values of the forward stretches that the backward stretch reads from memory."""
+    """The values of the forward regions that the backward region reads from memory."""
     both = _Passes(flow, forward, backward)
-    wanted = [v for v in both.makers if both.later.get(v)]
+    wanted = [v for v in both.producers if both.later.get(v)]
     if not wanted:
         return set()
-    banned = {v for v in both.makers if _once_only(both, v)}
+    banned = {v for v in both.producers if _once_only(both, v)}
     far = _far_apart(both)
-    banned |= {v for v, maker in both.makers.items() if maker in far}
-    order = sorted(both.makers, key=lambda v: (both.makers[v], v))
+    banned |= {v for v, producer in both.producers.items() if producer in far}
+    order = sorted(both.producers, key=lambda v: (both.producers[v], v))
     weights = _weights(both, order)
     return _cut(both, order, weights, banned, set(wanted))
 
 
 def _once_only(both: _Passes, v: int) -> bool:
-    node = both.flow.nodes[both.makers[v]]
+    node = both.flow.nodes[both.producers[v]]
     if node.kind not in ("pointwise", "reduction") or node.fixed or node.partial:
         return True
     if any(not both.flow.nodes[n].fuses for n in both.later.get(v, ())):
@@ -294,7 +294,7 @@ def _cut(both: _Passes, order: list[int], weights: list[float], banned: set[int]
         if v in banned:
             edges.append((source, 2 * k, 2 * ROOM))
         else:
-            reads = both.flow.nodes[both.makers[v]].reads
+            reads = both.flow.nodes[both.producers[v]].reads
             edges += [(2 * place[r] + 1, 2 * k, 2 * ROOM) for r in reads if r in place]
         if v in wanted:
             edges.append((2 * k + 1, sink, 2 * ROOM))
@@ -307,19 +307,19 @@ def _cut(both: _Passes, order: list[int], weights: list[float], banned: set[int]
 
 
 def with_recompute(flow: Flow, forward: Collection[int], backward: int, saved: Callable[[int], bool]) -> Flow:
-    """The flow in which the backward stretch computes again what is not saved, next to where it is first needed."""
-    made = {v: n for v, n in flow.makers().items() if flow.stretch[n] in forward}
+    """The flow in which the backward region computes again what is not saved, next to where it is first needed."""
+    made = {v: n for v, n in flow.producers().items() if flow.region[n] in forward}
     out = Flow(list(flow.values), stored=set(flow.stored), into=dict(flow.into))
     again: dict[int, int] = {}
-    for node, stretch in zip(flow.nodes, flow.stretch, strict=True):
-        if stretch != backward:
-            out.add(node, stretch)
+    for node, region in zip(flow.nodes, flow.region, strict=True):
+        if region != backward:
+            out.add(node, region)
             continue
         for n in sorted(_missing(flow, node.reads, made, saved, again)):
             old = flow.nodes[n]
             again.update((w, _like(out, w)) for w in old.writes)
             out.copy(old, [again[w] for w in old.writes], [again.get(r, r) for r in old.reads], backward)
-        out.copy(node, node.writes, dict.fromkeys(again.get(r, r) for r in node.reads), stretch)
+        out.copy(node, node.writes, dict.fromkeys(again.get(r, r) for r in node.reads), region)
     return out
 
 

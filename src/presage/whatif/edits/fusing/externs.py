@@ -42,28 +42,28 @@ def _copy(builder: GraphBuilder, source: Tensor, like: Tensor, op: Op) -> tuple[
     return t, copy
 
 
-def rewrite_externs(graph: Graph, stretches: Callable[[Graph], Sequence[int]]) -> Graph:
+def rewrite_externs(graph: Graph, regions: Callable[[Graph], Sequence[int]]) -> Graph:
     """The graph with the ops that a compiler leaves as they are changed as it changes them."""
     for change in (_low_precision, _padded, _small_places):
-        graph = change(graph, stretches(graph))
+        graph = change(graph, regions(graph))
     return graph
 
 
 # ---- precision
 
 
-def _low_precision(graph: Graph, stretch: Sequence[int]) -> Graph:
-    """The graph with the float32 products of its compiled backward stretches in autocast's type."""
+def _low_precision(graph: Graph, region: Sequence[int]) -> Graph:
+    """The graph with the float32 products of its compiled backward regions in autocast's type."""
     half = _autocast(graph)
     mine = [
         i for i, op in enumerate(graph.ops)
-        if half and stretch[i] != OUTSIDE and op.thread == "autograd" and op.name in PRODUCTS
+        if half and region[i] != OUTSIDE and op.thread == "autograd" and op.name in PRODUCTS
         and all(t.dtype == "float32" for t in graph.inputs_of(op))
     ]  # fmt: skip
     results = {t.storage for i in mine for t in graph.outputs_of(graph.ops[i])}
     if not mine:
         return graph
-    builder = GraphBuilder(_narrowed(graph, stretch, results, half))
+    builder = GraphBuilder(_narrowed(graph, region, results, half))
     for i in mine:
         op, casts, copies = builder.ops[i], dict[int, int](), list[Op]()
         for t in builder.source.inputs_of(op):
@@ -85,9 +85,9 @@ def _autocast(graph: Graph) -> str:
     return ""
 
 
-def _narrowed(graph: Graph, stretch: Sequence[int], chosen: Collection[int], dtype: str) -> Graph:
+def _narrowed(graph: Graph, region: Sequence[int], chosen: Collection[int], dtype: str) -> Graph:
     """The graph with what is in some storages in a narrower type, where only compiled ops use it."""
-    beyond = {s for op, k in zip(graph.ops, stretch, strict=True) if k == OUTSIDE for s in uses(graph, op)}
+    beyond = {s for op, k in zip(graph.ops, region, strict=True) if k == OUTSIDE for s in uses(graph, op)}
     made = {t.storage: t.itemsize // DTYPE_BYTES[dtype] for t in graph.tensors if t.storage in chosen} if chosen else {}
     made = {s: times for s, times in made.items() if s not in beyond and times}
     builder = GraphBuilder(graph)
@@ -97,28 +97,28 @@ def _narrowed(graph: Graph, stretch: Sequence[int], chosen: Collection[int], dty
     return builder.build() if made else graph
 
 
-def _small_places(graph: Graph, stretch: Sequence[int]) -> Graph:
+def _small_places(graph: Graph, region: Sequence[int]) -> Graph:
     """The graph in which max pooling notes places in windows: a byte each."""
-    pools = [op for op, k in zip(graph.ops, stretch, strict=True) if k != OUTSIDE and op.name in POOLS]
+    pools = [op for op, k in zip(graph.ops, region, strict=True) if k != OUTSIDE and op.name in POOLS]
     places = {t.storage for op in pools for t in graph.outputs_of(op)[1:] if t.dtype == "int64"}
-    return _narrowed(graph, stretch, places, "int8")
+    return _narrowed(graph, region, places, "int8")
 
 
 # ---- padding
 
 
-def _padded(graph: Graph, stretch: Sequence[int]) -> Graph:
-    """The graph with the products of its compiled stretches padded where that pays."""
-    builder, maker, padded = GraphBuilder(graph), dict[int, Op](), False
+def _padded(graph: Graph, region: Sequence[int]) -> Graph:
+    """The graph with the products of its compiled regions padded where that pays."""
+    builder, producer, padded = GraphBuilder(graph), dict[int, Op](), False
     for i, op in enumerate(graph.ops):
-        if stretch[i] != OUTSIDE and op.name in PRODUCTS:
-            padded |= _pad(builder, i, maker)
+        if region[i] != OUTSIDE and op.name in PRODUCTS:
+            padded |= _pad(builder, i, producer)
         if op.kernels:
-            maker.update((graph.tensors[t].storage, op) for t in (*op.outputs, *op.writes))
+            producer.update((graph.tensors[t].storage, op) for t in (*op.outputs, *op.writes))
     return builder.build(prune=True) if padded else graph
 
 
-def _pad(builder: GraphBuilder, i: int, maker: Mapping[int, Op]) -> bool:
+def _pad(builder: GraphBuilder, i: int, producer: Mapping[int, Op]) -> bool:
     """Pad the operands and the result of one product, if that pays."""
     graph, op = builder.source, builder.source.ops[i]
     tensors, outputs = graph.inputs_of(op), graph.outputs_of(op)
@@ -129,7 +129,7 @@ def _pad(builder: GraphBuilder, i: int, maker: Mapping[int, Op]) -> bool:
     if a.dtype not in HALF and not (a.dtype == "float32" and graph.flags.get("allow_tf32")):
         return False
     each = MULTIPLE // width
-    copied = [t for t in (a, b) if any(n % each for n in t.shape[-2:]) and not _written_for(t, maker)]
+    copied = [t for t in (a, b) if any(n % each for n in t.shape[-2:]) and not _written_for(t, producer)]
     if all(_rows(t) % each == 0 for t in (a, b, out)) or not _pays(a, b, copied):
         return False
     padded, copies = dict[int, int](), list[Op]()
@@ -149,9 +149,9 @@ def _rows(t: Tensor) -> int:
     return max(t.strides[-2:])
 
 
-def _written_for(t: Tensor, maker: Mapping[int, Op]) -> bool:
+def _written_for(t: Tensor, producer: Mapping[int, Op]) -> bool:
     """Whether a tensor is made by work that can as well write it padded."""
-    op = maker.get(t.storage)
+    op = producer.get(t.storage)
     return op is not None and (sort_of(op) != "extern" or op.name in RULES)
 
 

@@ -1,4 +1,4 @@
-"""Which pieces share a kernel: those that read the same, or what the other wrote, over the same loops.
+"""Which pieces share a kernel: those that read the same values, or what the other wrote, over the same loops.
 
 As Inductor's scheduler: the best partner first, by the bytes that need not be moved twice; never across something that
 runs as it is, never so that two kernels would wait for each other.
@@ -20,7 +20,7 @@ CROSSED, ROWS, LONGEST = 5 << 20, 4096, 16384  # elements, rows and columns for 
 
 @dataclass
 class KernelGroup:
-    """Pieces of one kernel, by their places."""
+    """The pieces that are fused into one kernel."""
 
     members: list[int]
     nodes: list[Node]
@@ -47,12 +47,12 @@ class KernelGroup:
 
 
 def group_pieces(found: Sequence[Piece], values: Sequence[Value]) -> list[KernelGroup]:
-    """The pieces of one stretch in groups."""
+    """The pieces of one region in groups."""
     out: list[KernelGroup] = []
-    maker: dict[int, int] = {}
+    producer: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     for place, piece in enumerate(found):
-        needs = {maker[v] for v in piece.reads if v in maker}
+        needs = {producer[v] for v in piece.reads if v in producer}
         chosen = _partner(out, place, piece, needs, readers, values)
         if chosen is None:
             chosen = len(out)
@@ -61,9 +61,9 @@ def group_pieces(found: Sequence[Piece], values: Sequence[Value]) -> list[Kernel
         for v in piece.reads:
             readers.setdefault(v, set()).add(chosen)
         for v in piece.writes:
-            maker[v] = chosen
+            producer[v] = chosen
         for d in needs - {chosen}:
-            _absorb(out, chosen, d, found, readers, maker)
+            _absorb(out, chosen, d, found, readers, producer)
     return [group for group in out if group.members]
 
 
@@ -73,7 +73,7 @@ def _absorb(
     source: int,
     found: Sequence[Piece],
     readers: Mapping[int, set[int]],
-    maker: dict[int, int],
+    producer: dict[int, int],
 ) -> None:
     """A kernel that reads nothing (random numbers, constants) becomes part of the only one that has read from it."""
     group, into = out[source], out[chosen]
@@ -85,7 +85,7 @@ def _absorb(
     into.members = sorted(into.members + group.members)
     into.nodes = [found[m].node for m in into.members]
     into.writes |= group.writes
-    maker.update(dict.fromkeys(group.writes, chosen))
+    producer.update(dict.fromkeys(group.writes, chosen))
     out[source].members, out[source].nodes, out[source].writes = [], [], set()
 
 
@@ -183,12 +183,12 @@ def _join(out: list[KernelGroup], chosen: int, place: int, piece: Piece, needs: 
                 other.above |= group.above
 
 
-# ---- Which ops a hand-written kernel does together: a norm with its sums along rows, an activation, dropout and res
+# ---- Which ops a hand-written kernel fuses: a norm with its reductions, an activation, dropout and residual.
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Pieces that become one op."""
+    """Pieces that are fused into one op."""
 
     pieces: tuple[Piece, ...]
 
@@ -219,25 +219,25 @@ def residuals(graph: Graph, flow: Flow) -> set[int]:
 def sum_residuals_first(graph: Graph, flow: Flow, apart: set[int]) -> tuple[Flow, set[int]]:
     """The flow in which what is added to a residual one by one is added up first, by what makes the last of it: a
     gradient that comes back in several parts from one norm. Then only the last sum is a residual: the set of these."""
-    users, makers = flow.users(), flow.makers()
+    users, producers = flow.users(), flow.producers()
     nodes: list[Node | None] = list(flow.nodes)
     for n, node in enumerate(flow.nodes):
         if node.op not in apart or graph.ops[node.op].name != "aten::add_" or nodes[n] is not node:
             continue
         run = _run(graph, flow, n, users)
         before, parts = node.reads[0], [flow.nodes[m].reads[1] for m in run]
-        maker = makers.get(parts[-1], -1)
-        if len(run) < 2 or not _last(flow, parts, makers, users):
+        producer = producers.get(parts[-1], -1)
+        if len(run) < 2 or not _last(flow, parts, producers, users):
             continue
         ops = tuple(flow.nodes[m].op for m in run[:-1])
-        of, end = flow.nodes[maker], flow.nodes[run[-1]]
-        nodes[maker] = replace(of, reads=(*of.reads, *parts[:-1]), also=ops)
+        of, end = flow.nodes[producer], flow.nodes[run[-1]]
+        nodes[producer] = replace(of, reads=(*of.reads, *parts[:-1]), also=ops)
         nodes[run[-1]] = replace(end, reads=(before, parts[-1]))
         apart = apart - {*ops} | {end.op}
         for m in run[:-1]:
             nodes[m] = None
     out = Flow(flow.values, stored=flow.stored, into=flow.into)
-    for some, k in zip(nodes, flow.stretch, strict=True):
+    for some, k in zip(nodes, flow.region, strict=True):
         if some is not None:
             out.add(some, k)
     return out, apart
@@ -251,7 +251,7 @@ def _run(graph: Graph, flow: Flow, n: int, users: Mapping[int, list[int]]) -> li
         after = users.get(node.writes[0], [])
         if len(after) != 1 or graph.ops[flow.nodes[after[0]].op].name != "aten::add_":
             return run
-        if flow.nodes[after[0]].reads[0] != node.writes[0] or flow.stretch[after[0]] != flow.stretch[n]:
+        if flow.nodes[after[0]].reads[0] != node.writes[0] or flow.region[after[0]] != flow.region[n]:
             return run
         if len(flow.nodes[after[0]].reads) != 2 or flow.nodes[after[0]].elements != node.elements:
             return run
@@ -259,22 +259,22 @@ def _run(graph: Graph, flow: Flow, n: int, users: Mapping[int, list[int]]) -> li
     return [n]
 
 
-def _last(flow: Flow, parts: Sequence[int], makers: Mapping[int, int], users: Mapping[int, list[int]]) -> bool:
+def _last(flow: Flow, parts: Sequence[int], producers: Mapping[int, int], users: Mapping[int, list[int]]) -> bool:
     """Whether the last part is elementwise work, made after the others and for nothing else."""
-    if any(v not in makers for v in parts) or len(set(parts)) < len(parts):
+    if any(v not in producers for v in parts) or len(set(parts)) < len(parts):
         return False
-    node = flow.nodes[makers[parts[-1]]]
+    node = flow.nodes[producers[parts[-1]]]
     same = all(flow.values[v].elements == node.elements for v in parts)
     return (
         node.kind == "pointwise"
         and same
         and len(users[parts[-1]]) == 1
-        and makers[parts[-1]] == max(makers[v] for v in parts)
+        and producers[parts[-1]] == max(producers[v] for v in parts)
     )
 
 
 def find_chains(graph: Graph, flow: Flow, found: Sequence[Piece], apart: set[int]) -> list[Chain]:
-    """The chains among the pieces of a stretch, of one piece or more, in order. `apart`: ops that are residuals."""
+    """The chains among the pieces of a region, of one piece or more, in order. `apart`: ops that are residuals."""
     return _Joining(graph, flow, found, apart).chains()
 
 
@@ -285,7 +285,7 @@ class _Joining:
         self.graph, self.values, self.found, self.apart = graph, flow.values, found, apart
         self.of = list(range(len(found)))  # the chain of each piece
         self.members = {i: [i] for i, p in enumerate(found) if p.node.fuses}
-        self.maker = {v: i for i, p in enumerate(found) for v in p.writes}
+        self.producer = {v: i for i, p in enumerate(found) for v in p.writes}
         self.users: dict[int, list[int]] = {}
         for i, p in enumerate(found):
             for v in p.reads:
@@ -295,8 +295,8 @@ class _Joining:
     def chains(self) -> list[Chain]:
         for i in self.members.copy():
             for v in self.found[i].reads:
-                if v in self.maker and self._follows(self.maker[v], i):
-                    self._join(self.maker[v], i)
+                if v in self.producer and self._follows(self.producer[v], i):
+                    self._join(self.producer[v], i)
             self._join_siblings(i)
         return [Chain(tuple(self.found[i] for i in sorted(m))) for m in self.members.values()]
 

@@ -1,4 +1,4 @@
-"""A graph as a Flow: views go, every write makes a new value, and what a compiler takes apart is taken apart."""
+"""Lowering: a graph to SSA form. Views disappear, every write makes a new value, composite ops are decomposed."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def sort_of(op: Op) -> str:
 class Lowering:
     """Goes through a graph's ops and keeps what each storage holds."""
 
-    def __init__(self, graph: Graph, stretch: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, region: Sequence[int]) -> None:
         self.graph = graph
-        self.stretch = stretch  # of each op
+        self.region = region  # of each op
         self.flow = Flow()
         self.now: dict[int, int] = {}  # by storage the value it holds
         self.at = 0  # the op at hand
-        self.made: dict[int, int] = {}  # by value the stretch that makes it
-        self.makers: dict[int, int] = {}  # and the op
+        self.made: dict[int, int] = {}  # by value the region that makes it
+        self.producers: dict[int, int] = {}  # and the op
         self.copies: dict[Any, int] = {}  # of parts of values, for ops that take no parts
         self.normed: dict[int, int] = {}  # by the statistics of rows, the rows made even by them
-        self.seen: dict[Any, list[int]] = {}  # ops of this stretch: what they wrote, by what they are
+        self.seen: dict[Any, list[int]] = {}  # ops of this region: what they wrote, by what they are
         self.held: dict[int, dict[int, int]] = {}  # of ops that run as they are: by tensor the value that it had,
         self.left: dict[int, dict[int, int]] = {}  # by storage the value it was left with
 
@@ -93,12 +93,12 @@ class Lowering:
         writes: Sequence[int],
         elements: int,
         function: Function = "",
-        stretch: int | None = None,
+        region: int | None = None,
         turned: bool = False,
         slices: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         node = Node("pointwise", self.at, _once(reads), tuple(writes), elements, function=function, turned=turned)
-        self._add(replace(node, fixed=function == "random", slices=slices), stretch)
+        self._add(replace(node, fixed=function == "random", slices=slices), region)
 
     def slices(self, op: Op) -> frozenset[tuple[int, int]]:
         """The parts of values that an op reads."""
@@ -163,7 +163,7 @@ class Lowering:
         return op.name, op.overload, self._key(op), tuple(self._shape(t) for t in self.written(op))
 
     def reuse(self, op: Op, key: Any) -> bool:
-        """Take the values of an equal op before it in this stretch, if there is one."""
+        """Take the values of an equal op before it in this region, if there is one."""
         if key is None or key not in self.seen:
             return False
         for t, value in zip(self.written(op), self.seen[key], strict=True):
@@ -182,11 +182,11 @@ class Lowering:
 
     # ----
 
-    def _add(self, node: Node, stretch: int | None = None) -> None:
-        here = self.stretch[self.at] if stretch is None else stretch
+    def _add(self, node: Node, region: int | None = None) -> None:
+        here = self.region[self.at] if region is None else region
         self.flow.add(node, here)
         self.made.update((v, here) for v in node.writes)
-        self.makers.update((v, node.op) for v in node.writes)
+        self.producers.update((v, node.op) for v in node.writes)
 
     def _of(self, t: Tensor) -> int:
         whole = self.graph.storages[t.storage].nbytes // max(1, t.itemsize)

@@ -1,4 +1,4 @@
-"""The graph of fused kernels: stretches of ops become kernels and the ops that run as they are, in an order that keeps
+"""The graph of fused kernels: regions of ops become kernels and the ops that run as they are, in an order that keeps
 what waits for what; memory is there from a value's kernel to its last use.
 """
 
@@ -83,7 +83,7 @@ def dense_strides(t: Tensor) -> tuple[int, ...]:
 def _stays(flow: Flow) -> set[int]:
     """Values that stay in their storages: the last of each, those from before, and those that ops outside read."""
     last: dict[int, int] = {}
-    made = flow.makers()
+    made = flow.producers()
     for v, value in enumerate(flow.values):
         if value.storage >= 0:
             last[value.storage] = v
@@ -125,7 +125,7 @@ def fused_op(
 
 
 def values_to_write(
-    together: Sequence[KernelGroup], mine: Sequence[Piece], others: Sequence[Piece], lasting: set[int]
+    together: Sequence[KernelGroup], mine: Sequence[Piece], others: Sequence[Piece], live_out: set[int]
 ) -> list[set[int]]:
     """By group the values it has to write: others read them, or they outlast the step."""
     readers: dict[int, set[int]] = {}
@@ -133,7 +133,7 @@ def values_to_write(
         for m in group.members:
             for v in mine[m].reads:
                 readers.setdefault(v, set()).add(g)
-    beyond = lasting.union(v for p in others for v in p.reads)
+    beyond = live_out.union(v for p in others for v in p.reads)
     return [{v for v in group.writes if v in beyond or readers.get(v, set()) - {g}} for g, group in enumerate(together)]
 
 
@@ -142,7 +142,7 @@ def _written(group: KernelGroup, v: int) -> int:
     return next((n.elements for n in group.nodes if v in n.writes and n.kind == "scatter"), 1 << 62)
 
 
-def topological_order(found: Sequence[KernelGroup], makers: Mapping[int, int]) -> list[int]:
+def topological_order(found: Sequence[KernelGroup], producers: Mapping[int, int]) -> list[int]:
     """Groups by their first piece, each after those that it waits for."""
     out: list[int] = []
     state = [0] * len(found)
@@ -150,7 +150,9 @@ def topological_order(found: Sequence[KernelGroup], makers: Mapping[int, int]) -
         stack = [start]
         while stack:
             g = stack[-1]
-            waits = [makers[v] for v in found[g].reads if v in makers and makers[v] != g] if not state[g] else []
+            waits = (
+                [producers[v] for v in found[g].reads if v in producers and producers[v] != g] if not state[g] else []
+            )
             state[g] = max(state[g], 1)
             open_ = [w for w in sorted(set(waits), reverse=True) if not state[w]]
             if open_:
@@ -164,17 +166,17 @@ def topological_order(found: Sequence[KernelGroup], makers: Mapping[int, int]) -
 
 
 def rebuild_graph(
-    graph: Graph, places: ValuePlaces, stretch: Sequence[int], compiled: Mapping[int, list[tuple[Op, int]]]
+    graph: Graph, places: ValuePlaces, region: Sequence[int], compiled: Mapping[int, list[tuple[Op, int]]]
 ) -> Graph:
-    """The graph with each stretch's compiled ops (with the positions they had, -1 for fused ones) in place of its own.
+    """The graph with each region's compiled ops (with the positions they had, -1 for fused ones) in place of its own.
 
-    Ops outside that stand in the midst of a stretch come after it.
+    Ops outside that stand in the midst of a region come after it.
     """
     builder, kept = places.builder, set[int]()
-    first = {k: i for i, k in reversed([*enumerate(stretch)])}
-    last = {k: i for i, k in enumerate(stretch)}
+    first = {k: i for i, k in reversed([*enumerate(region)])}
+    last = {k: i for i, k in enumerate(region)}
     running = OUTSIDE
-    for i, k in enumerate(stretch):
+    for i, k in enumerate(region):
         if k != OUTSIDE:
             running = k
             builder.replace(i, *(op for op, _ in compiled[k] if i == first[k]))
@@ -187,14 +189,14 @@ def rebuild_graph(
             builder.move(old, first[k], number)
             kept.add(old)
     used = {s for op in graph.ops for s in uses(graph, op)}
-    _shorten_lifetimes(builder, stretch, used)
-    return builder.build(prune=True, frees_first=True, dropped=_workspaces(graph, stretch, used, kept))
+    _shorten_lifetimes(builder, region, used)
+    return builder.build(prune=True, frees_first=True, dropped=_workspaces(graph, region, used, kept))
 
 
-def _shorten_lifetimes(builder: GraphBuilder, stretch: Sequence[int], used: set[int]) -> None:
-    """Memory lives from its first use to its last; where ops outside the stretches use it, as long as it did."""
+def _shorten_lifetimes(builder: GraphBuilder, region: Sequence[int], used: set[int]) -> None:
+    """Memory lives from its first use to its last; where ops outside the regions use it, as long as it did."""
     graph = builder.source
-    outside = {s for op, k in zip(graph.ops, stretch, strict=True) if k == OUTSIDE for s in uses(graph, op)}
+    outside = {s for op, k in zip(graph.ops, region, strict=True) if k == OUTSIDE for s in uses(graph, op)}
     freed = {e.storage: e.op for e in graph.events if not e.allocates}
     for s in {e.storage for e in graph.events if e.allocates} & used:
         builder.lifetimes[s] = "while used" if s in freed else "kept"
@@ -202,7 +204,7 @@ def _shorten_lifetimes(builder: GraphBuilder, stretch: Sequence[int], used: set[
             builder.free_after(s, freed[s] - 1)
 
 
-def _workspaces(graph: Graph, stretch: Sequence[int], used: set[int], kept: set[int]) -> set[int]:
+def _workspaces(graph: Graph, region: Sequence[int], used: set[int], kept: set[int]) -> set[int]:
     """Workspaces of the ops that are fused: memory that no op names."""
     allocated = (e for e in graph.events if e.allocates and e.storage not in used)
-    return {e.storage for e in allocated if stretch[e.op] != OUTSIDE and e.op not in kept}
+    return {e.storage for e in allocated if region[e.op] != OUTSIDE and e.op not in kept}

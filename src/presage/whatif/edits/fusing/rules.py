@@ -21,16 +21,16 @@ _ERF = re.compile(r"erf|lgamma|digamma|logit|atan|asin|acos")
 _EXP = re.compile(r"exp|tanh|sigmoid|silu|mish|[^r]elu|softplus|log(?!ical)|::a?(sin|cos)")
 
 
-def lower_for_compile(graph: Graph, stretch: Sequence[int]) -> Lowering:
-    """The graph's values and nodes; `stretch` says of each op which stretch it is in, OUTSIDE for none."""
-    low = Lowering(graph, stretch)
+def lower_for_compile(graph: Graph, region: Sequence[int]) -> Lowering:
+    """The graph's values and nodes; `region` says of each op which region it is in, OUTSIDE for none."""
+    low = Lowering(graph, region)
     around: tuple[str, ...] = ()  # an op that is told whole, and by its parts after it
     parent, last = -1, OUTSIDE
     for i, op in enumerate(graph.ops):
         low.at = i
-        if stretch[i] != last:
-            low.seen, last = {}, stretch[i]
-        if stretch[i] == OUTSIDE:
+        if region[i] != last:
+            low.seen, last = {}, region[i]
+        if region[i] == OUTSIDE:
             low.outside(op)
         elif not op.kernels:
             continue
@@ -42,18 +42,18 @@ def lower_for_compile(graph: Graph, stretch: Sequence[int]) -> Lowering:
     return low
 
 
-def lower_op_by_op(graph: Graph, stretch: Sequence[int]) -> Lowering:
+def lower_op_by_op(graph: Graph, region: Sequence[int]) -> Lowering:
     """The graph's values and nodes with every op as it is: elementwise, a sum along rows, or something else."""
-    low = Lowering(graph, stretch)
+    low = Lowering(graph, region)
     for i, op in enumerate(graph.ops):
         low.at = i
-        known = stretch[i] == OUTSIDE or not op.kernels or op.name in RULES
+        known = region[i] == OUTSIDE or not op.kernels or op.name in RULES
         kind = "extern" if known else sort_of(op)
         if op.name == "aten::native_dropout" or (kind == "pointwise" and family(op.name) in _CHAINED):
             _pointwise(low, op)
         elif kind == "reduction" and not _wide(low, op):
             _reduction(low, op, whole=True)
-        elif op.kernels or stretch[i] == OUTSIDE:
+        elif op.kernels or region[i] == OUTSIDE:
             low.outside(op)
     return low
 
@@ -84,7 +84,7 @@ def _lower(low: Lowering, op: Op) -> bool:
     try:
         (rule or _BY_KIND[kind])(low, op)
     except (IndexError, ValueError, ZeroDivisionError):  # not as the rule expects it: it runs as it is
-        del low.flow.nodes[before:], low.flow.stretch[before:]
+        del low.flow.nodes[before:], low.flow.region[before:]
         low.extern(op)
     low.remember(op, key)
     return rule is not None
@@ -322,7 +322,7 @@ def _joined(low: Lowering, op: Op) -> None:
 
 def _looked_up(low: Lowering, v: int) -> bool:
     """Whether a value is made by a lookup."""
-    op = low.graph.ops[low.makers[v]] if v in low.makers else None
+    op = low.graph.ops[low.producers[v]] if v in low.producers else None
     return op is not None and family(op.name) in ("index", "embedding") and sort_of(op) == "pointwise"
 
 
@@ -330,7 +330,7 @@ def _masked_backward(low: Lowering, op: Op) -> None:
     """Which gradients pass is one byte an element, known when the forward pass ends."""
     (gradient, result, *_), y = low.reads(op), low.graph.outputs_of(op)[0]
     mask = low.flow.value(y.elements, 1)
-    low.pointwise([result], [mask], y.elements, stretch=low.made.get(result))
+    low.pointwise([result], [mask], y.elements, region=low.made.get(result))
     low.pointwise([gradient, mask], [low.write(y)], y.elements)
 
 
