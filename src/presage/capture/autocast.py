@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from presage.capture.contents import leaves
 from presage.graph.autocast import FULL, FULL_OUTPUT, LOW, WIDEST
 
 NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
@@ -74,8 +74,9 @@ def _low(op: _Op, *args: Any, **kwargs: Any) -> Any:
 
 def _run(op: _Op, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
     # The casts run from the last argument to the first, as the compiler of PyTorch's C++ has it.
-    cast = [tree_map(lambda x: _cast(x, dtype), a) for a in reversed(args)]
-    return op(*reversed(cast), **tree_map(lambda x: _cast(x, dtype), kwargs))
+    low = torch.get_autocast_dtype("presage")
+    cast = [_cast(a, dtype, low) for a in reversed(args)]
+    return op(*reversed(cast), **{name: _cast(a, dtype, low) for name, a in kwargs.items()})
 
 
 def _full(op: _Op, *args: Any, **kwargs: Any) -> Any:
@@ -105,16 +106,17 @@ def _append_full(op: _Op, typed: _Op, *args: Any, **kwargs: Any) -> Any:
 
 def _widest(op: _Op, *args: Any, **kwargs: Any) -> Any:
     with _past_autocast():
-        seen = [x.dtype for x in torch.utils._pytree.tree_leaves((args, kwargs)) if _eligible(x)]
+        seen = [x.dtype for x in leaves([args, *kwargs.values()]) if _eligible(x)]
         low = torch.get_autocast_dtype("presage")
         dtype = torch.float32 if torch.float32 in seen else low
         return _run(op, args, kwargs, dtype)
 
 
-def _cast(x: Any, dtype: torch.dtype) -> Any:
-    if not _eligible(x) or x.dtype == dtype:
+def _cast(x: Any, dtype: torch.dtype, low: torch.dtype) -> Any:
+    if isinstance(x, list | tuple):
+        return [_cast(y, dtype, low) for y in x]
+    if not isinstance(x, torch.Tensor) or x.dtype == dtype or not _eligible(x):
         return x
-    low = torch.get_autocast_dtype("presage")
     keep = (
         dtype == low
         and x.dtype == torch.float32

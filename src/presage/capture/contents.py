@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, ValuesView
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -18,9 +18,15 @@ MOST_DEPTH = 100  # ops one after the other
 
 def leaves(value: Any) -> list[Any]:
     """What is in lists of lists (arguments of ops are no deeper nests than that)."""
-    if isinstance(value, (list, tuple, ValuesView)):
-        return [x for v in value for x in leaves(v)]
-    return [value]
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    out: list[Any] = []
+    for v in value:
+        if isinstance(v, (list, tuple)):
+            out += leaves(v)
+        else:
+            out.append(v)
+    return out
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -67,7 +73,7 @@ class Content:
     depth: int = field(init=False, default=1)  # ops that have to run one after the other
 
     def __post_init__(self) -> None:
-        given = leaves((self.args, self.kwargs.values()))
+        given = leaves([self.args, *self.kwargs.values()])
         below = [v.content.depth for v in given if isinstance(v, View)]
         below += [self.base.depth] if self.base is not None else []
         object.__setattr__(self, "depth", 1 + max(below, default=0))

@@ -126,7 +126,7 @@ class IndexValues:
             del self._held[key]
 
     def _outputs(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        inputs = [x for x in leaves((args, kwargs.values())) if isinstance(x, torch.Tensor)]
+        inputs = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
         given = {x.untyped_storage()._cdata for x in inputs if _is_strided(x)}
         made = [(i, o) for i, o in enumerate(leaves(out)) if isinstance(o, FakeTensor) and _is_strided(o)]
         fresh = [(i, o) for i, o in made if o.untyped_storage()._cdata not in given and o.numel() <= MOST_ELEMENTS]
@@ -168,12 +168,12 @@ class IndexValues:
                 return self._copy(x)
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
-        fakes = [x for x in leaves((args, kwargs.values())) if isinstance(x, FakeTensor)]
+        fakes = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, FakeTensor)]
         if not shaped and any(self._view(x) is None for x in fakes):
             return None
         options = {k: mapped(number, v) for k, v in _on_host(func, kwargs, out).items()}
         found = mapped(number, args), options
-        return None if any(x is _UNKNOWN for x in leaves((found[0], options.values()))) else found
+        return None if any(x is _UNKNOWN for x in leaves([found[0], *options.values()])) else found
 
     def _copy(self, x: torch.Tensor) -> Any:
         """A host tensor as it is now, read without any op: a profile of the step would show it."""

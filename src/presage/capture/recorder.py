@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -16,14 +16,15 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from presage.capture.backend import CUDA, NAME, listeners, stand_in
 from presage.capture.call_sites import CallSites, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
+from presage.capture.contents import leaves, mapped
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
 from presage.capture.index_values import IndexValues
+from presage.capture.output_memo import OutputMemo
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
@@ -52,6 +53,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.memo = OutputMemo(self.fake)
         self.recording = False
         self.calls: list[RecordedCall] = []
         self.memory = MemoryTracker()
@@ -60,6 +62,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.failure: Exception | None = None  # what went wrong on autograd's thread
         self.shadows = IndexValues()
         self.values: dict[int, float] = {}  # what scalars on the GPU were set to, by storage
+        self._seen_from_cpp = {CUDA: stand_in()}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -75,16 +78,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.memory.stop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func is _device_of:
-            return _seen_from_cpp(args[0])
+            device = args[0].fake_device
+            return self._seen_from_cpp.get(device, device)
+        kwargs = kwargs or {}
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if kwargs:
             kwargs = _led_to_cuda(kwargs)
-        leaves = tree_leaves((args, kwargs))
-        on_gpu = any(_on_gpu(x) for x in leaves)
-        if not on_gpu and not any(isinstance(x, FakeTensor) for x in leaves) and not _large(func, args):
+        given = leaves([args, *kwargs.values()])
+        on_gpu = any(_on_gpu(x) for x in given)
+        if not on_gpu and not any(isinstance(x, FakeTensor) for x in given) and not _large(func, args):
             return self._run_host(func, args, kwargs)
         if func in _overrides:
             with self:
@@ -116,19 +120,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _fake_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _scalar:
             return self._value(args[0])
-        with _explained(func, self.places), self.fake:
-            out = func(*args, **kwargs)
+        out = self._computed(func, args, kwargs)
         self.shadows.follow(func, args, kwargs, out)
         return out
 
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
-        called = func._schema.name
+        called = _signature(func).name
         if (node := torch._C._current_autograd_node()) is not None and not torch.is_grad_enabled():
             if func is aten.clone.default and args[0].is_sparse and "AccumulateGrad" in node.name():
                 return args[0]  # a plain sparse gradient is taken over, not copied
             func, args = as_on_plain_tensors(func, args, node)
         given = args, kwargs
-        args, kwargs = tree_map(self._faked, given)
+        if any(_is_real(x) for x in leaves([args, *kwargs.values()])):
+            args, kwargs = mapped(self._faked, args), {k: mapped(self._faked, v) for k, v in kwargs.items()}
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
         if not self.recording:
@@ -139,7 +143,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call.called = called
         call.inputs = self._arguments(func, args, kwargs)
         self.shadows.ask(func, *given, self.memory)
-        with _mark(call):
+        with _mark(call), _unprofiled():
             out = self._outcome(func, args, kwargs, call)
         self._finish(call, func, args, kwargs, out)
         self.shadows.follow(func, *given, out)
@@ -147,7 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _followed(self, out: Any) -> Any:
         """Know of memory taken before the recorded step, so that it is not taken for new in it."""
-        for x in tree_leaves(out):
+        for x in leaves(out):
             if isinstance(x, FakeTensor) and _on_gpu(x):
                 self.memory.storage_of(x)
         return out
@@ -159,7 +163,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._value(args[0])
         if func is aten.add_.Tensor and isinstance(args[1], torch.Tensor) and args[1].is_sparse:
             return args[0]  # its shape is all there is to know, and fake tensors cannot add these
-        if not func._schema.returns:
+        if not _signature(func).returns:
             return None  # a fused optimizer's step, or the like: it changes its inputs, whose shapes stay
         if func in OUTCOMES:
             if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
@@ -167,8 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self.fake:
                 return OUTCOMES[func](*args, **kwargs)
         try:
-            with _explained(func, self.places), self.fake:
-                out = as_on_cuda(func, args, func(*args, **kwargs))
+            out = self._computed(func, args, kwargs)
         except UnsupportedOperatorException:
             out = self._opaque(func, args, call)
         if func in _copies:
@@ -176,11 +179,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._remember(func, args, out)
         return out
 
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the op returns, as a fake run has it and CUDA lays it out."""
+
+        def compute() -> Any:
+            with _explained(func, self.places), self.fake:
+                out = func(*args, **kwargs)
+                return as_on_cuda(func, args, out) if any(_on_gpu(x) for x in leaves(out)) else out
+
+        return self.memo.run(func, args, kwargs, compute)
+
     def _remember(self, func: Any, args: Any, out: Any) -> None:
         """Constants that GPU scalars were filled with: a value read back later is likely still that."""
         if not isinstance(out, torch.Tensor) or out.is_sparse or out.numel() != 1 or out.device.type != "cuda":
             return
-        name = func._schema.name
+        name = _signature(func).name
         value = LIKELY.get(name)
         if name in ("aten::full", "aten::fill_", "aten::full_like", "aten::scalar_tensor"):
             given = args[0 if name == "aten::scalar_tensor" else 1]
@@ -218,49 +231,40 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._guess(func, args)
 
     def _guess(self, func: Any, args: Any) -> Any:
-        first = next((x for x in tree_leaves(args) if _on_gpu(x)), None)
+        first = next((x for x in leaves(args) if _on_gpu(x)), None)
         with self.fake:
             out = tuple(None if first is None else torch.empty_like(first) for _ in func._schema.returns)
         return out[0] if len(out) == 1 else (out or None)
 
     def _faked(self, x: Any) -> Any:
         """A host tensor as an argument of a GPU op: only its shape matters."""
-        if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor) or x.is_sparse:
+        if not _is_real(x) or x.is_sparse:
             return x
         with self.fake:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
     def _begin(self, func: Any, host: bool) -> RecordedCall:
-        schema = func._schema
-        call = RecordedCall(index=len(self.calls), name=schema.name, overload=schema.overload_name, host=host)
+        called = _signature(func)
+        call = RecordedCall(index=len(self.calls), name=called.name, overload=called.overload, host=host)
         self.places.fill(call)
         self.calls.append(call)
         return call
 
     def _finish(self, call: RecordedCall, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        schema = func._schema
-        call.view = _is_view(schema)
+        signature = _signature(func)
+        call.view = signature.view
         copied = func in _copies
-        outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and (_on_gpu(x) or copied)]
+        outputs = [x for x in leaves(out) if isinstance(x, torch.Tensor) and (_on_gpu(x) or copied)]
         call.outputs = tuple(self.memory.tensor(x) for x in outputs)
-        given = list(args)
-        for place, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = given[place] if place < len(given) else kwargs.get(argument.name)
-                written = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and _on_gpu(x)]
-                call.writes += tuple(self.memory.tensor(x) for x in written)
+        for place, name in signature.writes:
+            value = args[place] if place < len(args) else kwargs.get(name)
+            written = [x for x in leaves(value) if isinstance(x, torch.Tensor) and _on_gpu(x)]
+            call.writes += tuple(self.memory.tensor(x) for x in written)
 
     def _arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Arg, ...]:
-        out: list[Arg] = []
-        for place, argument in enumerate(func._schema.arguments):
-            if place < len(args):
-                value = args[place]
-            elif argument.name in kwargs:
-                value = kwargs[argument.name]
-            else:
-                value = argument.default_value if argument.has_default_value() else None
-            out.append(self._argument(value))
-        return tuple(out)
+        named = _signature(func).arguments[len(args) :]
+        values = [*args, *(kwargs.get(name, default) for name, default in named)]
+        return tuple(self._argument(value) for value in values)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -289,14 +293,47 @@ def _mark(call: RecordedCall) -> Any:
     return torch._C._profiler._RecordFunctionFast(f"{'host' if call.host else 'gpu'}#{call.index}")
 
 
-def _seen_from_cpp(tensor: Any) -> torch.device:
-    return stand_in() if tensor.fake_device.type == "cuda" else tensor.fake_device
+class _unprofiled:
+    """What runs inside is not in the profile: there it would be below the call's mark, where nobody looks."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        torch._C._autograd._enable_record_function(False)
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._autograd._enable_record_function(True)
+
+
+class _Signature(NamedTuple):
+    """What an op's schema says, which takes long to ask."""
+
+    name: str
+    overload: str
+    arguments: tuple[tuple[str, Any], ...]  # name and default
+    writes: tuple[tuple[int, str], ...]
+    returns: bool
+    view: bool
+
+
+@cache
+def _signature(func: Any) -> _Signature:
+    schema = func._schema
+    arguments = tuple((a.name, a.default_value if a.has_default_value() else None) for a in schema.arguments)
+    written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    writes = tuple((i, arguments[i][0]) for i, w in enumerate(written) if w)
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return _Signature(schema.name, schema.overload_name, arguments, writes, bool(schema.returns), view)
 
 
 def _on_gpu(x: Any) -> bool:
     if isinstance(x, FakeTensor):
         return x.fake_device.type == "cuda"
     return isinstance(x, torch.device) and x.type in ("cuda", NAME)
+
+
+def _is_real(x: Any) -> bool:
+    return not isinstance(x, FakeTensor) and isinstance(x, torch.Tensor)
 
 
 def _led_to_cuda(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -321,10 +358,6 @@ def _is_composite(func: Any) -> bool:
     """It reaches the recorder only where autograd is off (inference mode), and is still to be taken apart."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
     return bool(composite) and func._schema.name.removeprefix("aten::") not in WHOLE
-
-
-def _is_view(schema: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 @contextmanager

@@ -1,0 +1,176 @@
+"""Outputs of ops on fake tensors, worked out once for each op and kind of arguments and built directly after that.
+
+What an op returns depends on its arguments' shapes, strides, types and devices alone, so a second call with the same
+needs no second look. An op is only remembered where that is certain: nothing about its arguments changed, and every
+output is an argument, a new tensor in memory of its own, or a view of one argument's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+aten = torch.ops.aten
+_PLAIN = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex)
+)
+_LISTS = frozenset((list, tuple, torch.Size))
+_UNSAFE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+_INDEX = aten.index.Tensor  # its shape depends on data for masks alone, which fake tensors refuse
+
+
+class _Unknown(Exception):
+    """An argument or output that is not remembered."""
+
+
+class _Output(NamedTuple):
+    """A tensor to build. `place` is that of the argument whose memory it is in, or -1."""
+
+    place: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int
+
+
+class OutputMemo:
+    """What ops of one capture returned."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._known: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of every new fake tensor on a device
+
+    def run(self, func: Any, args: Any, kwargs: Any, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns for the op with these arguments."""
+        if not _is_safe(func):
+            return compute()
+        tensors: list[Any] = []
+        key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        try:
+            self._add(key, args, tensors)
+            for name, value in kwargs.items():
+                key.append(name)
+                self._add(key, (value,), tensors)
+        except _Unknown:
+            return compute()
+        found = tuple(key)
+        if found not in self._known:
+            return self._first(found, tensors, compute)
+        outputs = self._known[found]
+        if outputs is None:
+            return compute()
+        return self._built(outputs, tensors)
+
+    def _add(self, key: list[Any], values: Sequence[Any], tensors: list[Any]) -> None:
+        for x in values:
+            kind = type(x)
+            if kind is FakeTensor:
+                tensors.append(x)
+                key.append(self._metadata(x))
+            elif kind in _PLAIN:
+                key.append(kind)
+                key.append(x)
+            elif kind in _LISTS:
+                key.append(len(x))
+                self._add(key, x, tensors)
+            else:
+                raise _Unknown
+
+    def _metadata(self, t: FakeTensor) -> tuple[Any, ...]:
+        if t.constant is not None or t.layout is not torch.strided or t.fake_mode is not self.mode:
+            raise _Unknown
+        signs = t.is_conj(), t.is_neg(), t.requires_grad
+        return t.shape, t.stride(), t.dtype, t.fake_device, t.storage_offset(), signs
+
+    def _first(self, key: tuple[Any, ...], tensors: list[Any], compute: Callable[[], Any]) -> Any:
+        before = [(self._metadata(t), _storage(t)) for t in tensors]
+        out = compute()
+        try:
+            if before != [(self._metadata(t), _storage(t)) for t in tensors] or len({*map(id, tensors)}) < len(tensors):
+                raise _Unknown
+            outputs = self._describe(out, tensors, [s for _, s in before])
+            _check(self._built(outputs, tensors), out)
+            self._known[key] = outputs
+        except _Unknown:
+            self._known[key] = None
+        return out
+
+    def _describe(self, out: Any, tensors: list[Any], storages: list[int]) -> tuple[Any, ...]:
+        """How to build the outputs: of each its place among the argument tensors, its description or itself."""
+        if type(out) not in (FakeTensor, tuple, list):
+            raise _Unknown
+        each = [out] if type(out) is FakeTensor else out
+        if any(x is not None and (type(x) is not FakeTensor or x.layout is not torch.strided) for x in each):
+            raise _Unknown
+        places = {id(t): i for i, t in enumerate(tensors)}
+        held = [_storage(x) for x in each if x is not None and id(x) not in places]
+        described = tuple(
+            x if x is None else places[id(x)] if id(x) in places else self._describe_one(x, storages, held)
+            for x in each
+        )
+        return type(out), described
+
+    def _describe_one(self, t: Any, storages: list[int], held: list[int]) -> _Output:
+        shape, strides, dtype, device, offset, signs = self._metadata(t)
+        storage = _storage(t)
+        of = [i for i, s in enumerate(storages) if s == storage]
+        if any(signs) or len(of) > 1 or (not of and (offset or held.count(storage) > 1)):
+            raise _Unknown
+        return _Output(of[0] if of else -1, tuple(shape), tuple(strides), dtype, device, offset)
+
+    def _built(self, outputs: tuple[Any, ...], tensors: list[Any]) -> Any:
+        kind, described = outputs
+        made = [self._tensor(d, tensors) if type(d) is _Output else d if d is None else tensors[d] for d in described]
+        return made[0] if kind is FakeTensor else kind(made)
+
+    def _tensor(self, d: _Output, tensors: list[Any]) -> FakeTensor:
+        with torch._C._DisableTorchDispatch():
+            if d.place < 0:
+                data = torch.empty_strided(d.shape, d.strides, dtype=d.dtype, device="meta")
+            else:
+                storage: Any = tensors[d.place].untyped_storage()
+                data = torch.empty(0, dtype=d.dtype, device="meta").set_(storage, d.offset, d.shape, d.strides)
+        attributes = self._attributes.get(d.device)
+        if attributes is None:
+            out = FakeTensor(self.mode, data, d.device)
+            self._attributes[d.device] = dict(vars(out))
+            return out
+        out = torch.Tensor._make_subclass(
+            FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=d.device
+        )
+        if self.mode._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(out)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(out)
+        vars(out).update(attributes)
+        return out
+
+
+def _storage(t: Any) -> int:
+    return int(t.untyped_storage()._cdata)
+
+
+@cache
+def _is_safe(func: Any) -> bool:
+    """An op of PyTorch's own whose outputs depend on its arguments' shapes alone."""
+    return func.namespace in ("aten", "prims") and (func is _INDEX or not _UNSAFE & set(func.tags))
+
+
+def _check(built: Any, out: Any) -> None:
+    """Raise `_Unknown` where what was built differs from what the op returned."""
+    pairs = [(built, out)] if isinstance(out, torch.Tensor) else zip(built, out, strict=True)
+    for one, other in pairs:
+        if one is not other and _facts(one) != _facts(other):
+            raise _Unknown
+
+
+def _facts(t: Any) -> tuple[Any, ...]:
+    keys, handle = torch._C._dispatch_key_set(t), t.untyped_storage()
+    layout = t.shape, t.stride(), t.storage_offset(), t.dtype, t.fake_device, handle.nbytes()
+    return *layout, keys, t.requires_grad, t.is_inference(), vars(t)
