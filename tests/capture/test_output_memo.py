@@ -59,7 +59,7 @@ def test_a_capture_with_and_without_memory_is_the_same(monkeypatch: pytest.Monke
     count, built = Counter(), OutputMemo._built
     monkeypatch.setattr(OutputMemo, "_built", lambda *a: count.update(["built"]) or built(*a))
     graph = captured()
-    monkeypatch.setattr(OutputMemo, "run", lambda self, f, a, k, compute: compute())
+    monkeypatch.setattr(OutputMemo, "run", lambda *a: a[-1]())
     assert count["built"] > 100 and graph == captured()
 
 
