@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from presage.noise.priors import DATA as SYSTEMS
-from presage.noise.priors import EVENTS, STALL, architecture_of, known_systems, machine_of
+from presage.noise.priors import EVENTS, STALL, SYSTEMS, architecture_of, known_systems, machine_of
 from presage_fit.series import SeriesFit, fit, learn
 from presage_fit.series.prior import BLOCKS, STEPS, STRIDE, STRIDED, SeriesPrior, prior_table
 from presage_fit.series.prior import DATA as PRIORS

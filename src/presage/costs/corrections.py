@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -80,11 +79,6 @@ def fp32_features(call: Call, law: Law, rates: Rates, capability: float) -> list
             ceil(p.m / rows) * rows / p.m * ceil(p.n / columns) * columns / p.n,
         ]
     return out
-
-
-def read_fp32_correction(path: Path) -> Fp32GemmCorrection:
-    with np.load(path, allow_pickle=False) as held:
-        return Fp32GemmCorrection(Trees.from_arrays(dict(held), "single"))
 
 
 KINDS = ("bfloat16", "float16")  # what tables time, and what runs alike

@@ -5,16 +5,11 @@ The numbers and where they are from: `data/host_constants.toml`.
 
 from __future__ import annotations
 
-import tomllib
-from importlib.resources import files
-from typing import Any
-
+from presage.files.reading import shipped_toml
 from presage.graph.graph import Op, references
 from presage.graph.work import collective
 
-_FILE: dict[str, Any] = tomllib.loads(
-    files("presage").joinpath("data/host_constants.toml").read_text(encoding="utf-8")
-)  # microseconds
+_FILE = shipped_toml("host_constants.toml")  # microseconds
 COLLECTIVE_US: float = _FILE["collective"]["call_us"]
 # Work of a framework in a hook: for each call, and for each tensor of it. An op within such a hook is part of it.
 HOOKS_US: dict[str, tuple[float, float]] = {k: (h["call_us"], h["tensor_us"]) for k, h in _FILE["hooks"].items()}

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from presage.costs.host_constants import COMPILED_US, CUDA_GRAPH_US, hook_us
 from presage.costs.host_units import Term, extra_launches, host_terms, host_units, named, step_end_terms
 from presage.errors import InputError, PresageError
-from presage.files.reading import parse_toml, read_text
+from presage.files.reading import DATA, read_toml
 from presage.graph.graph import Graph
 
 Floats = NDArray[np.float64]
@@ -170,15 +169,23 @@ def host_model(gpu: str | Path = "h200") -> HostModel:
     """The host model that ships for a GPU's machine, or one from a file."""
     if isinstance(gpu, Path) or str(gpu).endswith(".toml"):
         return read(gpu)
-    place = files("presage") / "data" / str(gpu) / "host.toml"
-    if not place.is_file():
+    path = DATA / str(gpu) / "host.toml"
+    if not path.is_file():
         raise PresageError(f"no host model of {gpu!r} ships with presage: give a file made by tools/fit_host.py")
-    return _parsed(str(place), place.read_text(encoding="utf-8"))
+    return read(path)
 
 
 def read(path: str | Path) -> HostModel:
     """A host model from its file."""
-    return _parsed(str(path), read_text(path))
+    try:
+        file = msgspec.convert(read_toml(path), _File)
+    except msgspec.ValidationError as e:
+        what, _, where = str(e).partition(" - at `$.")
+        raise InputError(path, what, where.strip("`") or None) from e
+    if file.version != 1:
+        raise InputError(path, f"is version {file.version}, and this presage reads 1", "version")
+    terms = file.us | {f"{kind}: {n}": v for kind, names in file.names_us.items() for n, v in names.items()}
+    return HostModel(file.fitted, file.pace, file.calls, terms)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -188,15 +195,3 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     calls: Calls
     us: dict[str, float]
     names_us: dict[str, dict[str, float]]
-
-
-def _parsed(path: str, text: str) -> HostModel:
-    try:
-        file = msgspec.convert(parse_toml(text, path), _File)
-    except msgspec.ValidationError as e:
-        what, _, where = str(e).partition(" - at `$.")
-        raise InputError(path, what, where.strip("`") or None) from e
-    if file.version != 1:
-        raise InputError(path, f"is version {file.version}, and this presage reads 1", "version")
-    host_terms = file.us | {f"{kind}: {n}": v for kind, names in file.names_us.items() for n, v in names.items()}
-    return HostModel(file.fitted, file.pace, file.calls, host_terms)

@@ -19,22 +19,20 @@ import msgspec
 import numpy as np
 
 from presage.costs.calibrated_kernels import Cache, CalibratedKernels
-from presage.costs.corrections import FP32_FILE as FLOAT32
-from presage.costs.corrections import Fp32GemmCorrection, TableCorrection
-from presage.costs.corrections import read_fp32_correction as read_single
+from presage.costs.corrections import FP32_FILE, Fp32GemmCorrection, TableCorrection
 from presage.costs.kernel_model import Power
 from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.files.arrays import read_npz
-from presage.files.reading import parse_json
+from presage.files.reading import DATA, parse_json
 from presage.hardware import gpu
 from presage.hardware.architecture import architecture
 from presage.hardware.facts import shipped_files
 from presage.usercode import load_plugin
 
 VERSION = 1
-SHIPPED = Path(__file__).resolve().parent.parent / "data"
+SHIPPED = DATA
 FILE, TABLES = "kernels.npz", "tables.npz"
 KINDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # names of types of number in older files
 CALIBRATED = "h200"  # whose corrections a GPU without a pack gets
@@ -100,7 +98,7 @@ def _fitted(pack: Path) -> CalibratedKernels:
 
 @lru_cache(1)
 def _single() -> Fp32GemmCorrection:
-    return read_single(SHIPPED / FLOAT32)
+    return Fp32GemmCorrection(Trees.from_arrays(read_npz(SHIPPED / FP32_FILE), "single"))
 
 
 @lru_cache(8)

@@ -7,15 +7,14 @@ model of an H200's machine, what Megatron adds from a trace of it, collectives f
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 import msgspec
 
 from presage.costs.host_constants import LAYER
-from presage.errors import InputError, PresageError
+from presage.errors import PresageError
+from presage.files.reading import shipped_toml
 
 US = 1e-6
 GRAPH_US = LAYER["graph_us"]
@@ -111,11 +110,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def host_facts() -> _File:
     """Counts and times of data/layer_host.toml."""
-    place = files("presage").joinpath("data/layer_host.toml")
-    try:
-        return msgspec.convert(tomllib.loads(place.read_text(encoding="utf-8")), _File)
-    except (msgspec.ValidationError, tomllib.TOMLDecodeError) as e:
-        raise InputError(str(place), str(e)) from e
+    return msgspec.convert(shipped_toml("layer_host.toml"), _File)
 
 
 def hosts_known() -> tuple[str, ...]:

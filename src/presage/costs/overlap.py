@@ -21,13 +21,12 @@ and then draws less by as much. Constants are in `data/h200/overlap.toml`, made 
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal, TypeAlias
 
 from presage.errors import PresageError
+from presage.files.reading import shipped_toml
 from presage.hardware.gpu import Gpu
 
 Kind: TypeAlias = Literal["products", "attention", "streams", "scattered"]
@@ -144,8 +143,7 @@ def _pressed(law: OverlapLaw, kind: Kind, held: float) -> float:
 
 @cache
 def _file() -> dict[str, Any]:
-    text = files("presage").joinpath("data/h200/overlap.toml").read_text()
-    return tomllib.loads(text)
+    return shipped_toml("h200/overlap.toml")
 
 
 @cache

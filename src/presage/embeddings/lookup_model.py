@@ -24,6 +24,7 @@ from presage.embeddings.lookup_law import (
 from presage.embeddings.row_reuse import Lookups
 from presage.embeddings.table import Table, table_arrays
 from presage.errors import InputError, PresageError
+from presage.files.reading import DATA
 from presage.hardware import Gpu, gpu
 
 Array = npt.NDArray[Any]
@@ -37,7 +38,7 @@ WORK = (*(f"{name}{k}" for name in ("row", "short", "long") for k in range(4)), 
 WARPS = ("resident", *(f"warps{k}" for k in KINDS))
 VERSION = 1
 MEASURED_ON = "h200"
-SHIPPED = Path(__file__).resolve().parents[1] / "data" / MEASURED_ON / "embeddings.json"
+SHIPPED = DATA / MEASURED_ON / "embeddings.json"
 
 
 @dataclass(frozen=True)

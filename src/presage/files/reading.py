@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from presage.errors import InputError
 
+DATA = Path(__file__).resolve().parent.parent / "data"  # the data files that ship with presage
 MOST_TEXT = 64 << 20  # a file of settings, a script, a log
 MOST_TOML = 8 << 20
 MOST_PARTS = 64  # of a dotted key
@@ -142,6 +143,11 @@ def parse_json(text: str | bytes, path: str | Path) -> Any:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The contents of a TOML file."""
     return parse_toml(read_text(path), path)
+
+
+def shipped_toml(name: str) -> dict[str, Any]:
+    """The contents of a TOML file that ships with presage, by its path in `DATA`."""
+    return tomllib.loads((DATA / name).read_text(encoding="utf-8"))
 
 
 def parse_toml(text: str, path: str | Path) -> dict[str, Any]:

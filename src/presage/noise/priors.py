@@ -12,14 +12,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError
+from presage.files.reading import DATA
 from presage.hardware import Gpu, gpu_by_name
 from presage.hardware.facts import load_toml
 from presage.noise.distribution import Empirical, LogNormal, Normal, Scaled, Spliced
@@ -38,7 +37,7 @@ from presage.noise.model import (
 CONDITIONS = ("screened", "production", "unscreened")
 DEFAULT = "production"
 USUAL_SECONDS = 10.0  # a step's, where nothing is said
-PLACE = Path(str(files("presage").joinpath("data/noise/priors.toml")))
+PLACE = DATA / "noise/priors.toml"
 DAY = 86400.0
 
 
@@ -142,7 +141,7 @@ SHARE, CORRELATION = 0.3, 0.6  # of the jitter that goes with the step before
 LEAST_SHARE = 1e-4  # of the time: stalls there always are
 USUAL_STALL = (3.0, 1.0)  # seconds, and the spread of their logarithm, where none was seen
 SOURCE = "MLPerf Training v5.0 logs of Llama 3.1 405B"
-DATA = Path(__file__).resolve().parent.parent / "data" / "noise" / "step_systems.toml"
+SYSTEMS = DATA / "noise/step_systems.toml"
 FAMILIES = (("Blackwell", r"G?B[23]00|Blackwell"), ("Hopper", r"G?H[128]00|H20|Hopper"), ("Ampere", r"A[18]00|Ampere"),
             ("CDNA", r"MI[0-9]{3}"))  # fmt: skip
 
@@ -173,9 +172,7 @@ class StepSystem:
 
 @cache
 def known_systems() -> tuple[StepSystem, ...]:
-    from presage.hardware.facts import load_toml
-
-    return tuple(StepSystem(**row) for row in load_toml(DATA)["system"])
+    return tuple(StepSystem(**row) for row in load_toml(SYSTEMS)["system"])
 
 
 def architecture_of(accelerator: str) -> str:

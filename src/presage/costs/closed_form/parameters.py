@@ -11,10 +11,11 @@ from typing import Any
 from presage.costs.families.attention import AttentionParameters
 from presage.costs.families.gemm import GemmParameters
 from presage.errors import InputError
+from presage.files.reading import DATA
 from presage.hardware.architecture import architecture
 from presage.hardware.gpu import Gpu, gpu
 
-FOLDER = Path(__file__).resolve().parents[2] / "data" / "chips"
+FOLDER = DATA / "chips"
 US, PICO = 1e-6, 1e-12
 DEFAULT = "h100_sxm"  # of an architecture that is not known
 

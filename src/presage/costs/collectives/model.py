@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,6 +15,7 @@ from presage.costs.collectives.curve import GRID, Array, Correction, Corrections
 from presage.costs.collectives.group import OPS, RankGroup, even_bytes, volume
 from presage.costs.collectives.law import Coefficients, Laws, knots, law_seconds, least_seconds_per_byte, protocol_costs
 from presage.errors import PresageError
+from presage.files.reading import DATA
 from presage.hardware import Platform
 
 
@@ -100,7 +100,7 @@ def _of(platform: Platform) -> Collectives:
 
 # ---- fitted parameters as a file
 
-SHIPPED = Path(str(files("presage").joinpath("data/collectives/nccl.json")))
+SHIPPED = DATA / "collectives/nccl.json"
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import log
 from typing import Any, NamedTuple
 
 from presage.costs.call import Call, Shape
 from presage.costs.rates import Rates
+from presage.files.reading import shipped_toml
 
 
 class Law(NamedTuple):
@@ -43,8 +42,7 @@ class KernelFamily:
 @cache
 def fitted_numbers(family: str) -> dict[str, Any]:
     """The fitted numbers of a family's law: its table in data/kernel_laws.toml."""
-    text = files("presage").joinpath("data/kernel_laws.toml").read_text(encoding="utf-8")
-    table: dict[str, Any] = tomllib.loads(text)[family]
+    table: dict[str, Any] = shipped_toml("kernel_laws.toml")[family]
     return table
 
 
