@@ -13,7 +13,7 @@ from graph_sketches import Sketch, training_step
 from presage.errors import PresageError
 from presage.graph import builder as edit
 from presage.graph import work
-from presage.graph.graph import Event, Graph, Op, Ref, Storage, Tensor, check, faults
+from presage.graph.graph import Event, Graph, Op, Ref, Storage, check, faults
 
 FUZZ = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -62,14 +62,15 @@ def test_fusion_frees_what_lay_between() -> None:
 def test_new_tensors_live_from_first_use_to_last() -> None:
     g = training_step(layers=1)
     mm, relu = g.ops[:2]
-    storage = Storage(len(g.storages), 8 * 16 * 4, "activation")
-    between = Tensor(len(g.tensors), storage.id, (8, 16), (16, 1), "float32")
-    scaled = replace(relu, name="aten::mul", inputs=(Ref(relu.inputs[0].id), 2.0), outputs=(between.id,))  # type: ignore[union-attr]
-    act = replace(relu, inputs=(Ref(between.id),))
-    new = check(edit.replace_ops(g, {1: [scaled, act]}, [between], [storage]))
+    builder = edit.GraphBuilder(g)
+    storage = builder.add_storage(8 * 16 * 4, "activation")
+    between = builder.add_tensor(storage, (8, 16), "float32")
+    scaled = replace(relu, name="aten::mul", inputs=(Ref(relu.inputs[0].id), 2.0), outputs=(between,))  # type: ignore[union-attr]
+    builder.replace(1, scaled, replace(relu, inputs=(Ref(between),)))
+    new = check(builder.build(prune=True))
     assert [op.name for op in new.ops[:3]] == [mm.name, "aten::mul", "aten::relu"]
-    life = [e for e in new.events if e.storage == storage.id]
-    assert life == [Event(1, storage.id, True), Event(3, storage.id, False)]
+    life = [e for e in new.events if e.storage == storage]
+    assert life == [Event(1, storage, True), Event(3, storage, False)]
 
 
 def test_a_workspace_goes_with_its_op() -> None:

@@ -341,26 +341,16 @@ def without(graph: Graph, predicate: Callable[[Op], bool]) -> Graph:
     return select(graph, lambda op: not predicate(op))
 
 
-def replace_ops(
-    graph: Graph,
-    changes: Mapping[int, Sequence[Op]],
-    tensors: Sequence[Tensor] = (),
-    storages: Sequence[Storage] = (),
-    dropped: Collection[int] = (),
-) -> Graph:
-    """Other ops in place of those at these numbers: none, one or many.
+def replace_ops(graph: Graph, changes: Mapping[int, Sequence[Op]]) -> Graph:
+    """Other ops in place of those at these positions: none, one or many.
 
-    `tensors` and `storages` are new ones that the new ops need; their ids go on where the graph's end. A new storage
-    lives from its first use to its last. Lifetimes of the old ones follow: a storage is allocated earlier or freed
-    later where a new op needs it, and goes if no op does. What was there before the step stays, unless it is `dropped`.
+    Memory is allocated earlier or freed later where a new op needs it, and goes if no op does; what was there before
+    the step stays.
     """
     builder = GraphBuilder(graph)
     for position, ops in changes.items():
         builder.replace(position, *ops)
-    builder.tensors += tensors
-    builder.storages += storages
-    builder.lifetimes |= {s.id: "while used" for s in storages}
-    return builder.build(prune=True, dropped=dropped)
+    return builder.build(prune=True)
 
 
 def map_ops(graph: Graph, positions: Iterable[int], change: Callable[[int, Op], Op]) -> Graph:
