@@ -85,7 +85,7 @@ def fleets(data: Path) -> list[str]:
     found = score_fleets(files, tell)
     out = []
     for metric, what in (("p99", "99th percentile of the others"), ("largest", "expected largest of 256 others")):
-        s = found.result.metrics()[metric]
+        s = found.metrics()[metric]
         plain = {k: v.metrics()[metric].median for k, v in found.baselines.items()}
         beside = ", ".join(f"{k} {percent(v)}" for k, v in plain.items())
         claim = f"PAL, from 50 GPUs: {what}, median error"

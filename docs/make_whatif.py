@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from presage_validation.whatif import DEVELOPMENT, PairResult, Scored, rates, score_whatif
+from presage_validation.whatif import DEVELOPMENT, PairResult, ScoredEdit, rates, score_whatif
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "whatif_accuracy.md"
@@ -122,7 +122,7 @@ def _header(*names: str) -> Iterator[str]:
     yield "|" + "---|" * len(names)
 
 
-def _group(name: str, some: Iterable[Scored]) -> str:
+def _group(name: str, some: Iterable[ScoredEdit]) -> str:
     r = rates(list(some))
     noise = f"{r['noise_points']:.1f}" if r["noise_points"] == r["noise_points"] else ""
     sign = f"{100 * r['right_sign']:.0f}% of {r['with_effect']:.0f}" if r["with_effect"] else ""
@@ -130,14 +130,14 @@ def _group(name: str, some: Iterable[Scored]) -> str:
     return f"| {name} | {r['pairs']:.0f} | {' | '.join(cells)} | {100 * r['interval_hit_rate']:.0f}% | {noise} |"
 
 
-def _why(p: Scored) -> str:
+def _why(p: ScoredEdit) -> str:
     m = p.measured
     cause = CAUSES.get(m.name, "no cause found.")
     told = f"{p.speedup:.2f} times as fast predicted, {m.speedup:.2f} measured ({p.points:+.0f} points)"
     return f"- `{m.name}`: {told}. {cause[0].upper()}{cause[1:]}"
 
 
-def _row(p: Scored) -> str:
+def _row(p: ScoredEdit) -> str:
     m = p.measured
     noise = "" if m.noise is None else f"{m.noise:.1f}"
     memory = [f"{x / 2**30:+.2f} GiB" for x in (p.memory, m.memory)]

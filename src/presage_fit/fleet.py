@@ -20,7 +20,7 @@ from presage.errors import InputError
 from presage.noise.distribution import Distribution, LogNormal, Mixture
 from presage.noise.model import Belief, CredibleInterval, NoiseModel, SlowGpus, WorkSpread
 from presage_fit.fleet_files import MeasuredFleet
-from presage_fit.random_effects import Estimate, estimate_of
+from presage_fit.random_effects import EffectEstimate, estimate_of
 
 Floats = NDArray[np.float64]
 SLOW = 4.0  # standard deviations of the body above the median, from where a GPU of a known fleet is counted as slow
@@ -93,20 +93,20 @@ class Tail:
     size: Floats  # of slow GPUs, in standard deviations of the body
     width: Floats  # of sizes, as a share of them
 
-    def largest(self, n: int) -> Estimate:
+    def largest(self, n: int) -> EffectEstimate:
         """The factor that the slowest of n GPUs has on average."""
         steps = self._steps()
         below = self._cdf(steps) ** n
         factor = np.exp(self.middle + self.sd[:, None] * steps)
         return estimate_of(factor[:, 0] + np.sum((1 - (below[:, 1:] + below[:, :-1]) / 2) * np.diff(factor), axis=1))
 
-    def quantile(self, p: float) -> Estimate:
+    def quantile(self, p: float) -> EffectEstimate:
         """The factor that a share p of GPUs does not exceed, p from a half on."""
         steps = self._steps()
         at = np.array([np.interp(p, row, steps) for row in self._cdf(steps)])
         return estimate_of(np.exp(self.middle + self.sd * at))
 
-    def largest_quantile(self, n: int, p: float) -> Estimate:
+    def largest_quantile(self, n: int, p: float) -> EffectEstimate:
         """What the slowest of n GPUs does not exceed with probability p."""
         return self.quantile(p ** (1 / n))
 
@@ -122,7 +122,7 @@ class Tail:
         slow = ndtr((steps - size) / (self.width[:, None] * size))
         return np.asarray((1 - share) * ndtr(steps) + share * slow)
 
-    def numbers(self) -> dict[str, Estimate]:
+    def numbers(self) -> dict[str, EffectEstimate]:
         """The body's sd, the share of slow GPUs, their median factor, and the sd of its logarithm."""
         return {
             "sd": estimate_of(self.sd),
@@ -222,19 +222,19 @@ class Fleet:
         slow = LogNormal(found["factor"].value, found["width"].value)
         return Mixture((body, slow), (1 - share, share))
 
-    def largest(self, n: int) -> Estimate:
+    def largest(self, n: int) -> EffectEstimate:
         """The factor of the slowest of n GPUs, on average."""
         return self.tail.largest(n)
 
-    def largest_quantile(self, n: int, p: float) -> Estimate:
+    def largest_quantile(self, n: int, p: float) -> EffectEstimate:
         """What the slowest of n GPUs does not exceed with probability p."""
         return self.tail.largest_quantile(n, p)
 
-    def quantile(self, p: float) -> Estimate:
+    def quantile(self, p: float) -> EffectEstimate:
         """The factor that a share p of GPUs does not exceed, p from a half on."""
         return self.tail.quantile(p)
 
-    def rank_sd(self) -> Estimate:
+    def rank_sd(self) -> EffectEstimate:
         """Standard deviation of the body, as far as it lasts from run to run."""
         return self.tail.numbers()["sd"].scaled(float(np.sqrt(self.variation.lasting)))
 

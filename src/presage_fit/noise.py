@@ -47,7 +47,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Part:
+class FittedPart:
     """What one kind of files told."""
 
     kind: str
@@ -59,10 +59,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedNoise:
     """All of it together; `kept` are paths that are the prior's."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[FittedPart, ...]
     belief: Belief
     prior: str | None  # which, in words
     kept: frozenset[str] = field(default_factory=frozenset)
@@ -75,7 +75,7 @@ def fit_files(
     collectives: str | None = None,
     columns: Mapping[str, str] | None = None,
     group: str | None = None,
-) -> Fitted:
+) -> FittedNoise:
     """Fit all files. `kind`: the class of work of per-GPU times; `collectives`: that of the traces' collectives;
     `columns`: of tables whose column names do not tell; `group`: which of several groups of runs in logs."""
     files: dict[str, list[Path]] = {}
@@ -123,19 +123,19 @@ def _head(path: Path) -> str:
         return stream.read(HEAD).decode("utf-8-sig", "replace")
 
 
-def _with_prior(parts: tuple[Part, ...], found: Belief, facts: Facts) -> Fitted:
+def _with_prior(parts: tuple[FittedPart, ...], found: Belief, facts: Facts) -> FittedNoise:
     from presage.noise.priors import prior
 
     if facts.gpu is None or facts.gpus is None:
-        return Fitted(parts, round_belief(found), None)
+        return FittedNoise(parts, round_belief(found), None)
     per_node = facts.gpus_per_node or 8
     before = prior(facts.gpu, facts.gpus, per_node, facts.step_seconds, facts.conditions)
     words = f"{facts.conditions}, {facts.gpus:,} {facts.gpu}, {per_node} a node"
     kept = frozenset(specified_paths(before) - specified_paths(found))
-    return Fitted(parts, round_belief(join_beliefs(before, found)), words, kept)
+    return FittedNoise(parts, round_belief(join_beliefs(before, found)), words, kept)
 
 
-def _traces(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
+def _traces(paths: list[Path], told: Mapping[str, Any]) -> list[FittedPart]:
     from presage.traces.trace_set import files_of, read_run
     from presage_fit.trace_effects import fit_traces
 
@@ -145,10 +145,10 @@ def _traces(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
     words = f"{many}; {100 * found.compared:.0f}% of kernel time is in all of them"
     gpus = run.traces[0].gpus
     facts = Facts(_known(gpus[0] if gpus else None), run.traces[0].world or len(run))
-    return [Part("traces", _names(paths), words, found.belief(), facts)]
+    return [FittedPart("traces", _names(paths), words, found.belief(), facts)]
 
 
-def _operations(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:  # noqa: ARG001
+def _operations(paths: list[Path], told: Mapping[str, Any]) -> list[FittedPart]:  # noqa: ARG001
     from presage_fit.ops.effects import fit
     from presage_fit.optable import read
 
@@ -156,11 +156,11 @@ def _operations(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:  # no
     for path in paths:
         found = fit(read(path))
         words = f"{found.job}: {len(found.ids)} steps"
-        out.append(Part("operations", (path.name,), words, found.belief()))
+        out.append(FittedPart("operations", (path.name,), words, found.belief()))
     return out
 
 
-def _steps(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
+def _steps(paths: list[Path], told: Mapping[str, Any]) -> list[FittedPart]:
     from presage_fit.series import fit
     from presage_fit.step_logs import read_logs
 
@@ -179,10 +179,10 @@ def _steps(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
     facts = Facts(
         _known(meta.get("accelerator")), _whole(meta.get("n_gpus")), _whole(meta.get("gpus_per_node")), fitted.level
     )
-    return [Part("steps", _names(paths), words, fitted.belief(f"step times of {name}"), facts, found.skipped)]
+    return [FittedPart("steps", _names(paths), words, fitted.belief(f"step times of {name}"), facts, found.skipped)]
 
 
-def _fleet(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
+def _fleet(paths: list[Path], told: Mapping[str, Any]) -> list[FittedPart]:
     from presage_fit.fleet import fit_fleet
     from presage_fit.fleet_files import read_fleet
 
@@ -193,14 +193,14 @@ def _fleet(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:
         within = "" if v.usual is None else f", run-to-run {100 * v.usual:.2f}%"
         words = f"{len(fleet.gpus)} GPUs, {fleet.rows:,} rows: {100 * fleet.rank_sd().value:.2f}% apart{within}; "
         words += f"the slowest of 256 takes {worst.value:.3f} ({worst.low:.3f}-{worst.high:.3f}) times the median"
-        out.append(Part("fleet", (path.name,), words, fleet.belief(told["kind"]), skipped=fleet.skipped))
+        out.append(FittedPart("fleet", (path.name,), words, fleet.belief(told["kind"]), skipped=fleet.skipped))
     return out
 
 
-def _noise(paths: list[Path], told: Mapping[str, Any]) -> list[Part]:  # noqa: ARG001
+def _noise(paths: list[Path], told: Mapping[str, Any]) -> list[FittedPart]:  # noqa: ARG001
     from presage.noise.files import read_noise
 
-    return [Part("noise", (path.name,), "as it is", read_noise(path)) for path in paths]
+    return [FittedPart("noise", (path.name,), "as it is", read_noise(path)) for path in paths]
 
 
 _READ = {"traces": _traces, "operations": _operations, "steps": _steps, "fleet": _fleet, "noise": _noise}
@@ -254,13 +254,13 @@ def belief_table(belief: Belief, kept: frozenset[str] = frozenset(), title: str 
     return table
 
 
-def part_line(part: Part) -> str:
+def part_line(part: FittedPart) -> str:
     """The files of one kind, and how much they hold."""
     some = ", ".join(part.files[:2]) + (f" and {len(part.files) - 2} more" if len(part.files) > 2 else "")
     return f"{some} ({KINDS[part.kind]}): {part.told}"
 
 
-def prior_line(fitted: Fitted) -> str:
+def prior_line(fitted: FittedNoise) -> str:
     """Which prior the rest is from, or that there is none."""
     if fitted.prior is None:
         return "Other parameters were not fitted; pass --gpu and --gpus to take them from presage's defaults."

@@ -14,7 +14,7 @@ from presage.cli.output import console, emit, print_answer, status
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
-    from presage_fit.noise import Fitted
+    from presage_fit.noise import FittedNoise
 
 
 Gpu = Annotated[
@@ -95,7 +95,7 @@ def command(
         _print(found, out)
 
 
-def to_json(found: Fitted) -> dict[str, Any]:
+def to_json(found: FittedNoise) -> dict[str, Any]:
     """Every number with its range, its source and whether it is the prior's."""
     numbers, intervals = found.belief.noise.numbers(), found.belief.intervals
     return {
@@ -118,7 +118,7 @@ def _known(kind: str | None, classes: Sequence[str]) -> None:
         raise PresageError(f"unknown class of work {kind!r}: choose from {', '.join(classes)}")
 
 
-def _print(found: Fitted, out: Path | None) -> None:
+def _print(found: FittedNoise, out: Path | None) -> None:
     from presage_fit.noise import belief_table, part_line, prior_line
 
     page = console()

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.engine import Edges, Lane, LaneKind, Program, finish_times
-from presage_fit import opreplay as oporder
 from presage_fit.opsteps import CLOCK, MOST, Messages, Steps, meetings, messages, split, transfers
 from presage_fit.optable import BACKWARD, COMMUNICATION, FORWARD, OpTable
 
@@ -60,17 +59,17 @@ def replay(steps: Steps) -> OpTableReplay:
     """The measured steps as a program of what waits for what, and the durations that were measured."""
     sent = messages(steps)
     group = meetings(steps, sent)
-    order = oporder.traced(steps)
-    joins = oporder.joins(steps, order)
-    arrive = oporder.arrivals(steps, order)
+    order = traced_order(steps)
+    waits = joins(steps, order)
+    arrive = arrivals(steps, order)
     ready = arrive.copy()
-    for ops in joins:
+    for ops in waits:
         ready[ops] = np.maximum(ready[ops], arrive[ops].max(axis=0))
     begin = np.maximum(steps.start, ready)
     run, tail = transfers(begin, steps.end, group)
     # A send and a receive issued together end together, so an end of a message may be a wait for another message
     tail[sent.sent] = 0.0
-    return OpTableReplay(steps, program_of(steps, order, group, joins), begin - ready, run, tail)
+    return OpTableReplay(steps, program_of(steps, order, group, waits), begin - ready, run, tail)
 
 
 def program_of(steps: Steps, order: Order, group: Ints, joins: list[Ints] | None = None) -> Program:
@@ -128,7 +127,7 @@ def without_host(steps: Steps) -> tuple[Program, Floats]:
     sent = messages(steps)
     group = meetings(steps, sent)
     run, tail = transfers(steps.start, steps.end, group)
-    return program_of(steps, oporder.streams(steps, sent), group), run + tail
+    return program_of(steps, stream_order(steps, sent), group), run + tail
 
 
 # What waits for what on a worker, read off the times at which its operations started and ended.
@@ -161,7 +160,7 @@ class Order:
     lane: Ints
 
 
-def traced(steps: Steps) -> Order:
+def traced_order(steps: Steps) -> Order:
     edges: list[tuple[Ints, Ints]] = []
     lane = np.zeros(len(steps), np.int64)
     for ops in _workers(steps):
@@ -169,7 +168,7 @@ def traced(steps: Steps) -> Order:
     return _order(edges, lane)
 
 
-def streams(steps: Steps, sent: Messages) -> Order:
+def stream_order(steps: Steps, sent: Messages) -> Order:
     edges: list[tuple[Ints, Ints]] = []
     lane = np.zeros(len(steps), np.int64)
     on_the_wire = steps.named("forward-send", "forward-recv", "backward-send", "backward-recv")

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EffectEstimate:
     """A number, the middle 90% of what it may be, and how many values it is from."""
 
     value: float
@@ -29,26 +29,26 @@ class Estimate:
     def interval(self) -> CredibleInterval:
         return CredibleInterval(self.low, self.high)
 
-    def scaled(self, factor: float) -> Estimate:
-        return Estimate(self.value * factor, self.low * factor, self.high * factor, self.n)
+    def scaled(self, factor: float) -> EffectEstimate:
+        return EffectEstimate(self.value * factor, self.low * factor, self.high * factor, self.n)
 
 
-def estimate_of(draws: Floats) -> Estimate:
+def estimate_of(draws: Floats) -> EffectEstimate:
     """The median of equally likely values, and their middle 90%."""
     low, middle, high = (float(x) for x in np.quantile(draws, (0.05, 0.5, 0.95)))
-    return Estimate(middle, low, high, len(draws))
+    return EffectEstimate(middle, low, high, len(draws))
 
 
-def sd_estimate(square: float, dof: float, within: float = 0.0, times: float = 1.0) -> Estimate:
+def sd_estimate(square: float, dof: float, within: float = 0.0, times: float = 1.0) -> EffectEstimate:
     """A standard deviation from a mean square, of which `within` is not its own and the rest counts `times` over."""
     from scipy.special import chdtri
 
     ends = (square * dof / float(chdtri(dof, p)) for p in (0.05, 0.95))
     sd, low, high = (float(np.sqrt(max(x - within, 0.0) / times)) for x in (square, *ends))
-    return Estimate(sd, low, high, round(dof) + 1)
+    return EffectEstimate(sd, low, high, round(dof) + 1)
 
 
-def two_way(logs: Floats) -> dict[str, Estimate]:
+def two_way(logs: Floats) -> dict[str, EffectEstimate]:
     """Effects of rank, of step and of neither ("own") in a table [rank, step], by sums of squares."""
     ranks, steps = logs.shape
     middle = logs.mean()

@@ -139,8 +139,6 @@ def step_log(
 
 def read_logs(paths: Sequence[str | Path], column: str | None = None, unit: str | None = None) -> Logs:
     """All runs of some files; `column` and `unit` (s, ms, us) name the step times of a CSV file."""
-    from presage_fit.step_logs import read_csv, read_megatron, read_mlperf
-
     found: list[StepLog] = []
     skipped: list[tuple[str, str]] = []
     for path in map(Path, paths):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError
 from presage.noise.model import CLASSES, COMMUNICATION, Belief, NoiseModel, WorkSpread
-from presage_fit.random_effects import Estimate, sd_estimate, two_way
+from presage_fit.random_effects import EffectEstimate, sd_estimate, two_way
 
 if TYPE_CHECKING:
     from presage.traces.trace import Trace
@@ -52,7 +52,7 @@ class TraceEffects:
 
     ranks: int
     steps: int
-    spread: dict[str, dict[str, Estimate]]
+    spread: dict[str, dict[str, EffectEstimate]]
     compared: float
     source: str
 
@@ -113,7 +113,7 @@ def _in_step(trace: Trace, step: int) -> NDArray[np.bool_]:
 
 def _compute(
     cells: Sequence[Sequence[dict[Signature, float]]], common: set[Signature]
-) -> Iterator[tuple[str, dict[str, Estimate]]]:
+) -> Iterator[tuple[str, dict[str, EffectEstimate]]]:
     by_class: dict[str, list[Signature]] = defaultdict(list)
     for signature in sorted(common):
         by_class[class_of(signature[0])].append(signature)
@@ -123,7 +123,7 @@ def _compute(
             yield kind, _effects(seconds)
 
 
-def _effects(seconds: Floats) -> dict[str, Estimate]:
+def _effects(seconds: Floats) -> dict[str, EffectEstimate]:
     """Rank, step and residual effects of the logarithm of a class's seconds [rank, step, kernel]."""
     usual = np.median(seconds, axis=(0, 1))
     if seconds.shape[1] > 1:
@@ -133,7 +133,7 @@ def _effects(seconds: Floats) -> dict[str, Estimate]:
     return {"rank": found["rank"], "own": found["own"].scaled(1 / float(np.sqrt(PARTS)))}  # in the sum of the parts
 
 
-def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str, Estimate]]]:
+def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str, EffectEstimate]]]:
     """Collectives by class: how far the same one is from its usual seconds."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for meeting in run.meetings:

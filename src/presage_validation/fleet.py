@@ -25,7 +25,7 @@ from presage.noise.distribution import Normal
 from presage.pool.pool import SERIAL, Pool
 from presage_fit.fleet import Fleet, Tail, fit_fleet, fit_tail, without
 from presage_fit.fleet_files import read_fleet
-from presage_fit.random_effects import Estimate
+from presage_fit.random_effects import EffectEstimate
 from presage_validation.score import AccuracyResult, Row, Skipped, in_turn
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ class _Set:
     metric: str
     name: str
     measured: float
-    ours: Estimate
+    ours: EffectEstimate
     others: dict[str, float]
 
 

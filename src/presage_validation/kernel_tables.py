@@ -283,7 +283,7 @@ def _addmm(x: Shape, n: int) -> Call:
 
 
 def _elementwise(op: str) -> Callable[[Sizes], Call]:
-    """Of two tensors (add), of one and a number (addu), or of one (relu)."""
+    """The call of an op on two tensors (add), on one and a number (addu), or on one (relu)."""
     name = op.removesuffix("u") if op in WITH_NUMBER else op
     other: tuple[Value, ...] = (2.0,) if op in WITH_NUMBER else ()
     scaled = (1,) if name == "add" else ()

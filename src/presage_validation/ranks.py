@@ -26,7 +26,7 @@ BUILD = "build"
 
 
 @dataclass(frozen=True)
-class Found:
+class RanksForecast:
     """What is predicted for a run: seconds a step, and bytes."""
 
     step: float
@@ -35,13 +35,13 @@ class Found:
     exposed: float
     memory: float
 
-    def extended(self, more: Found, times: int) -> Found:
+    def extended(self, more: RanksForecast, times: int) -> RanksForecast:
         """`times` more microbatches, of which `more` has the first."""
 
         def at(one: float, two: float) -> float:
             return one + times * (two - one)
 
-        return Found(
+        return RanksForecast(
             step=at(self.step, more.step),
             compute=at(self.compute, more.compute),
             communication=at(self.communication, more.communication),
@@ -58,17 +58,17 @@ def score_ranks(
     by_key: dict[object, list[Setup]] = {}
     for s in setups:
         by_key.setdefault(s.key, []).append(s)
-    found: dict[int, Found | str] = {}
+    found: dict[int, RanksForecast | str] = {}
     longest_first = sorted(by_key.values(), key=lambda setups: -setups[0].arguments["layers"])
     for answers in pool.map(partial(_predict, str(workloads)), longest_first):
         found |= answers
         tell(Turn("runs", len(found), len(setups)))
     skipped += [Skipped(s.name, reason) for s in setups if isinstance(reason := found[s.line], str)]
-    rows = tuple(row for s in setups if isinstance(f := found[s.line], Found) for row in _score_rows(s, f))
+    rows = tuple(row for s in setups if isinstance(f := found[s.line], RanksForecast) for row in _score_rows(s, f))
     return AccuracyResult("ranks", f"{workloads} {table}", rows, tuple(skipped), counted="step_time")
 
 
-def _score_rows(s: Setup, found: Found) -> Iterator[Row]:
+def _score_rows(s: Setup, found: RanksForecast) -> Iterator[Row]:
     """Rows of a run, which count in its source's errors, and there in its GPU's and its model's."""
     pairs = [("step_time", found.step, s.seconds)]
     pairs += [("peak_memory", found.memory, s.memory)] if s.memory else []
@@ -78,7 +78,7 @@ def _score_rows(s: Setup, found: Found) -> Iterator[Row]:
         yield Row(metric, s.source, s.name, predicted, measured, (f"{s.source} {s.gpu}", f"{s.source} {s.model}"))
 
 
-def _predict(workloads: str, setups: Sequence[Setup]) -> dict[int, Found | str]:
+def _predict(workloads: str, setups: Sequence[Setup]) -> dict[int, RanksForecast | str]:
     """Predictions for runs that share a capture; a reason where there is none."""
     from presage.capture import capture, load
 
@@ -95,7 +95,7 @@ def _predict(workloads: str, setups: Sequence[Setup]) -> dict[int, Found | str]:
     return {s.line: _found(s, captured) for s in setups}
 
 
-def _found(s: Setup, captured: Capture) -> Found | str:
+def _found(s: Setup, captured: Capture) -> RanksForecast | str:
     try:
         one = _of_graph(s, captured(1))
         return one if s.accumulate == 1 else one.extended(_of_graph(s, captured(2)), s.accumulate - 1)
@@ -103,11 +103,11 @@ def _found(s: Setup, captured: Capture) -> Found | str:
         return str(e)
 
 
-def _of_graph(s: Setup, graph: Graph) -> Found:
+def _of_graph(s: Setup, graph: Graph) -> RanksForecast:
     from presage.prediction.api import predict_ranks
 
     found = predict_ranks(graph, s.ranks, s.strategy, s.platform, draws=1)
     many = found.many
     if many is None:
         raise PresageError("a prediction without ranks")
-    return Found(found.step.p50, found.gpu_active, many.communication, many.exposed, float(found.peak_memory))
+    return RanksForecast(found.step.p50, found.gpu_active, many.communication, many.exposed, float(found.peak_memory))

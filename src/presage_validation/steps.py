@@ -35,7 +35,7 @@ DRAWS = 1000
 
 
 @dataclass(frozen=True)
-class Whole:
+class TotalError:
     """The time of all steps of a run against its prediction."""
 
     error: float  # of the median
@@ -43,32 +43,32 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Guess:
+class RunForecast:
     """One way of predicting a run: its steps without the first, all its steps, and the whole."""
 
     cut: Forecast
     uncut: Forecast
-    whole: Whole
+    whole: TotalError
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftOutRun:
     """A left-out run and three predictions of it."""
 
     group: str
     kind: str
     run: str
     n_cut: int
-    ours: Guess
-    family: Guess
+    ours: RunForecast
+    family: RunForecast
     family_name: str
-    iid: Guess
+    iid: RunForecast
 
 
 @dataclass(frozen=True)
 class StepsResult:
     path: str
-    rows: tuple[Left, ...]
+    rows: tuple[LeftOutRun, ...]
     skipped: tuple[Skipped, ...]
     zero: ZeroData
 
@@ -78,9 +78,6 @@ class StepsResult:
 
     def groups(self, kind: str) -> list[str]:
         return list(dict.fromkeys(r.group for r in self.rows if r.kind == kind))
-
-    def metrics(self, rows: Sequence[Left], which: str = "ours", cut: bool = True) -> dict[str, Any]:
-        return summary(rows, which, cut)
 
     def to_json(self) -> dict[str, Any]:
         main = [r for r in self.rows if r.kind == self.kinds()[0]] if self.rows else []
@@ -116,11 +113,11 @@ class StepsResult:
         return [head, *rows]
 
 
-def summary(rows: Sequence[Left], which: str = "ours", cut: bool = True) -> dict[str, Any]:
+def summary(rows: Sequence[LeftOutRun], which: str = "ours", cut: bool = True) -> dict[str, Any]:
     """The figures of some left-out runs: medians over runs, except where said."""
     if not rows:
         return {}
-    guesses: list[Guess] = [getattr(r, which) for r in rows]
+    guesses: list[RunForecast] = [getattr(r, which) for r in rows]
     found = [g.cut if cut else g.uncut for g in guesses]
     family = [r.family.cut if cut else r.family.uncut for r in rows]
     n = sum(f.n for f in found)
@@ -148,7 +145,7 @@ def _median_size(values: Sequence[float]) -> float:
     return float(np.median(np.abs(values)))
 
 
-def _distinct(rows: Sequence[Left]) -> list[str]:
+def _distinct(rows: Sequence[LeftOutRun]) -> list[str]:
     return list(dict.fromkeys(r.group for r in rows))
 
 
@@ -159,7 +156,7 @@ def score_steps(paths: Sequence[Path], tell: Callable[[str], None], seed: int = 
 def score_logs(
     logs: Logs, name_of_all: str, tell: Callable[[str], None], seed: int = 0, pool: Pool = SERIAL
 ) -> StepsResult:
-    rows: list[Left] = []
+    rows: list[LeftOutRun] = []
     skipped = [Skipped(*s) for s in logs.skipped]
     for kind, groups in _by_kind(logs).items():
         fits = dict(zip(groups, pool.map(fit, groups.values()), strict=True))
@@ -202,21 +199,23 @@ def _prior_without(fits: dict[str, SeriesFit], name: str) -> SeriesPrior | None:
     return learn(others) if len(others) >= MIN_GROUPS else None
 
 
-def _left_out(out: _Out) -> Left:
+def _left_out(out: _Out) -> LeftOutRun:
     rng = np.random.default_rng(out.seed)
     log, train = out.runs[out.which], [x for j, x in enumerate(out.runs) if j != out.which]
     cut = min(CUT, len(log.seconds) - 1) if log.single else 0
     draws = fit(train, out.prior).predict_like(log, rng, DRAWS).draws
-    ours = Guess(
+    ours = RunForecast(
         forecast(draws[:, cut:], log.seconds[cut:]),
         forecast(draws, log.seconds),
         _whole(draws @ log.counts, log.total),
     )
     family, iid, name = _baselines(train, log, cut, rng)
-    return Left(log.group, log.kind, log.run, cut, ours, family, name, iid)
+    return LeftOutRun(log.group, log.kind, log.run, cut, ours, family, name, iid)
 
 
-def _baselines(train: Sequence[StepLog], log: StepLog, cut: int, rng: np.random.Generator) -> tuple[Guess, Guess, str]:
+def _baselines(
+    train: Sequence[StepLog], log: StepLog, cut: int, rng: np.random.Generator
+) -> tuple[RunForecast, RunForecast, str]:
     """The best single family and the pool: all steps independent and alike."""
     pools = {c: np.concatenate([x.seconds[min(c, len(x.seconds) - 1) :] for x in train]) for c in (0, cut)}
     families = {c: best_family(pool) for c, pool in pools.items()}
@@ -225,19 +224,19 @@ def _baselines(train: Sequence[StepLog], log: StepLog, cut: int, rng: np.random.
     return family, iid, families[cut][0]
 
 
-def _flat(quantiles: dict[int, Floats], log: StepLog, cut: int, rng: np.random.Generator) -> Guess:
+def _flat(quantiles: dict[int, Floats], log: StepLog, cut: int, rng: np.random.Generator) -> RunForecast:
     """A guess that has the same distribution for every step."""
     drawn = quantiles[0][rng.integers(0, len(EVEN), (500, len(log.seconds)))]
-    return Guess(
+    return RunForecast(
         forecast(quantiles[cut][:, None], log.seconds[cut:], quantiles[cut]),
         forecast(quantiles[0][:, None], log.seconds, quantiles[0]),
         _whole(drawn @ log.counts, log.total),
     )
 
 
-def _whole(drawn: Floats, total: float) -> Whole:
+def _whole(drawn: Floats, total: float) -> TotalError:
     low, middle, high = np.quantile(drawn, [0.05, 0.5, 0.95])
-    return Whole(float(middle / total - 1), bool(low <= total <= high))
+    return TotalError(float(middle / total - 1), bool(low <= total <= high))
 
 
 # How far p95 is above p50 in a job of which no step was seen: predicted from GPU, nodes and step time alone.

@@ -23,7 +23,6 @@ from presage_fit import opreplay, optable
 from presage_fit.opreplay import PARTS, OpTableReplay, without_host
 from presage_fit.opsteps import Steps, split
 from presage_fit.optable import COMMUNICATION, OpTable
-from presage_validation import straggler_cost as stragglers
 from presage_validation.score import AccuracyResult, Row, Skipped
 
 Floats = NDArray[np.float64]
@@ -49,7 +48,7 @@ def typical(table: OpTable, parts: Iterable[tuple[Steps, Floats]]) -> Floats:
     return np.array([float(f(np.concatenate(x))) if x else 0.0 for f, x in zip(centre, pool, strict=True)])
 
 
-def idealised(steps: Steps, seconds: Floats, typical: Floats, keep: Bools | None = None) -> Floats:
+def idealize(steps: Steps, seconds: Floats, typical: Floats, keep: Bools | None = None) -> Floats:
     """Every operation at its type's typical seconds, but those of `keep` as measured."""
     ideal = np.broadcast_to(typical[steps.op][:, None], seconds.shape)
     return ideal.copy() if keep is None else np.where(keep[:, None], seconds, ideal)
@@ -121,7 +120,7 @@ class StragglerJob:
 
     def _ideal(self, part: OpClass, keep: Callable[[Steps], Bools] | None) -> Floats:
         chosen = None if keep is None else keep(part.steps)
-        seconds = idealised(part.steps, part.seconds, self.typical, chosen)
+        seconds = idealize(part.steps, part.seconds, self.typical, chosen)
         if chosen is None or not chosen.any():
             return np.repeat(part.times(seconds[:, :1]), seconds.shape[1])
         return part.times(seconds)
@@ -193,18 +192,18 @@ def whatif_slowdown(path: str | Path) -> AccuracyResult:
     if answer is None:
         missing = Skipped(f"result-{table.job}.json", "no published answer beside the table")
         return AccuracyResult(KIND, str(path), (), (*_unknown(table), missing))
-    job = stragglers.job(table)
+    costs = job(table)
     parts = [
-        _compared("step_no_host", table.job, job.actual(), answer.step_t_nodelay),
-        _compared("slowdown_by_stage", table.job, job.by_stage(), answer.blocking_decompose_by_stage),
-        _compared("slowdown_by_replica", table.job, job.by_replica(), answer.blocking_decompose_by_dp_rank),
-        _compared("slowdown_by_op", table.job, job.by_op(), answer.blocking_decompose_by_optype),
+        _compared("step_no_host", table.job, costs.actual(), answer.step_t_nodelay),
+        _compared("slowdown_by_stage", table.job, costs.by_stage(), answer.blocking_decompose_by_stage),
+        _compared("slowdown_by_replica", table.job, costs.by_replica(), answer.blocking_decompose_by_dp_rank),
+        _compared("slowdown_by_op", table.job, costs.by_op(), answer.blocking_decompose_by_optype),
     ]
     rows = [
-        Row("slowdown", table.job, "job", job.slowdown(), answer.blocking_slowdown),
-        Row("ideal_step", table.job, "job", job.mean(), float(np.mean(list(answer.step_t_noblk.values())))),
+        Row("slowdown", table.job, "job", costs.slowdown(), answer.blocking_slowdown),
+        Row("ideal_step", table.job, "job", costs.mean(), float(np.mean(list(answer.step_t_noblk.values())))),
         *(r for found, _ in parts for r in found),
-        *_fixed(path, job),
+        *_fixed(path, costs),
     ]
     skipped = (*_unknown(table), *(x for _, lost in parts for x in lost))
     return AccuracyResult(KIND, str(path), tuple(rows), skipped)

@@ -28,7 +28,7 @@ from presage_fit.ops.sizes import sizes_of
 from presage_fit.opsteps import split
 from presage_fit.optable import OpTable
 from presage_validation.score import Skipped, run_cases
-from presage_validation.temporal import EVEN, best_family, forecast, ks_critical, of_sample
+from presage_validation.temporal import EVEN, best_family, forecast, ks_critical, sample_quantile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -69,7 +69,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Sure:
+class P95Uncertainty:
     """How sure the predicted p95 is, as fractions of it: by the number of draws, and by which steps were fitted."""
 
     monte_carlo: float
@@ -88,7 +88,7 @@ class JobForecast:
     back: Figures  # the other way round
     iid: Figures
     family: str
-    sure: Sure
+    sure: P95Uncertainty
     total_error: float  # of the median predicted total of the test steps
     rows: tuple[tuple[int, float, float], ...]  # step, seconds, predicted probability of no more
     effects: OpEffects = field(repr=False)
@@ -171,7 +171,7 @@ def score_stragglers(
 
 def _file_scored(seed: int, effort: Effort, file: Path) -> tuple[list[Skipped], JobForecast | None]:
     """What of a table is not used, and its score."""
-    table = unfolded(optable.read(file))
+    table = unfold_ranks(optable.read(file))
     named = list(_named(table))
     try:
         return named, score_table(table, seed, effort)
@@ -200,7 +200,7 @@ def _named(table: OpTable) -> Iterator[Skipped]:
             yield Skipped(f"{table.job}: step {s.ids[0]}", "not fitted: no other training step has its operations")
 
 
-def unfolded(table: OpTable) -> OpTable:
+def unfold_ranks(table: OpTable) -> OpTable:
     """A table with rows of several ranks a worker, each rank as a replica of its own."""
     worker = table.dp * table.stages + table.stage
     pairs = np.unique(np.stack([worker, table.rank]), axis=1)
@@ -222,12 +222,12 @@ def score_table(table: OpTable, seed: int = 0, effort: Effort = EFFORT) -> JobFo
         raise InputError(table.path, what, "step")
     even, odd = table.steps[::2], table.steps[1::2]
     sets, seen = fit_sets(table, even), _measured(table, odd)
-    times = drawn(sets, np.random.default_rng(seed), effort.draws)
+    times = draw_steps(sets, np.random.default_rng(seed), effort.draws)
     name, family = best_family(_measured(table, even))
     yardstick = _crps(family.quantile(EVEN), seen)
     sure, totals = _sureness(sets, times, seen, odd, seed, effort)
     pools = [(iid_pool(s.played, s.bias), s.share) for s in sets]
-    iid = drawn_of(pools, np.random.default_rng(seed), effort.draws)
+    iid = draw_mixture(pools, np.random.default_rng(seed), effort.draws)
     inside = float(np.quantile(totals, 0.05) <= seen.sum() <= np.quantile(totals, 0.95))
     below = np.searchsorted(np.sort(times), seen) / len(times)
     return JobForecast(
@@ -259,7 +259,7 @@ def _crps(pool: Floats, seen: Floats) -> float:
 def figures(times: Floats, seen: Floats, yardstick: float, inside: float | None = None) -> Figures:
     """Figures of predicted times of a step, the same for every step; `yardstick`: the single family's CRPS."""
     f = forecast(times[:, None], seen, np.sort(times))
-    errors = [of_sample(times, f.n, p) / float(np.quantile(seen, p)) - 1 for p in (0.5, 0.95, 0.99)]
+    errors = [sample_quantile(times, f.n, p) / float(np.quantile(seen, p)) - 1 for p in (0.5, 0.95, 0.99)]
     return Figures(
         n=f.n,
         p50_error=errors[0],
@@ -276,12 +276,12 @@ def figures(times: Floats, seen: Floats, yardstick: float, inside: float | None 
     )
 
 
-def drawn(sets: Sequence[OpEffects], rng: np.random.Generator, draws: int) -> Floats:
+def draw_steps(sets: Sequence[OpEffects], rng: np.random.Generator, draws: int) -> Floats:
     """Seconds of steps, of every set as often as it was among the training steps."""
-    return drawn_of([(s, s.share) for s in sets], rng, draws)
+    return draw_mixture([(s, s.share) for s in sets], rng, draws)
 
 
-def drawn_of(models: Sequence[tuple[Any, float]], rng: np.random.Generator, draws: int) -> Floats:
+def draw_mixture(models: Sequence[tuple[Any, float]], rng: np.random.Generator, draws: int) -> Floats:
     """Draws of models that have `times`, each with its share."""
     counts = rng.multinomial(draws, [share for _, share in models])
     return np.concatenate([m.times(rng, int(k)) for (m, _), k in zip(models, counts, strict=True) if k])
@@ -290,27 +290,27 @@ def drawn_of(models: Sequence[tuple[Any, float]], rng: np.random.Generator, draw
 def _back(table: OpTable, seed: int, draws: int) -> Figures:
     even, odd = table.steps[::2], table.steps[1::2]
     seen, train = _measured(table, even), _measured(table, odd)
-    times = drawn(fit_sets(table, odd), np.random.default_rng(seed), draws)
+    times = draw_steps(fit_sets(table, odd), np.random.default_rng(seed), draws)
     return figures(times, seen, _crps(best_family(train)[1].quantile(EVEN), seen))
 
 
 def _sureness(
     sets: Sequence[OpEffects], times: Floats, seen: Floats, ids: Ints, seed: int, effort: Effort
-) -> tuple[Sure, Floats]:
+) -> tuple[P95Uncertainty, Floats]:
     """How sure the p95 is, and predicted totals of the steps `ids`, with training steps drawn anew each time."""
     rng = np.random.default_rng([seed, 1])
     truth = float(np.quantile(seen, 0.95))
     refit, totals = [], []
     for _ in range(effort.refits):
         again = [s.resampled(rng) for s in sets]
-        refit.append(float(np.quantile(drawn(again, rng, REFIT_DRAWS), 0.95)))
+        refit.append(float(np.quantile(draw_steps(again, rng, REFIT_DRAWS), 0.95)))
         totals.append(_totals(again, sets, rng, ids))
     parts = [float(np.quantile(p, 0.95)) for p in np.array_split(np.random.default_rng(seed).permutation(times), 10)]
     p95 = float(np.quantile(times, 0.95))
     other = [np.random.default_rng([seed, 2, k]) for k in range(effort.seeds)]
-    seeds = [of_sample(drawn(sets, rng, effort.draws), len(seen), 0.95) for rng in other]
+    seeds = [sample_quantile(draw_steps(sets, rng, effort.draws), len(seen), 0.95) for rng in other]
     chance = float(np.std(parts, ddof=1) / np.sqrt(len(parts)))
-    sure = Sure(chance / p95, float(np.std(refit, ddof=1)) / p95, tuple(float(q / truth - 1) for q in seeds))
+    sure = P95Uncertainty(chance / p95, float(np.std(refit, ddof=1)) / p95, tuple(float(q / truth - 1) for q in seeds))
     return sure, np.concatenate(totals)
 
 

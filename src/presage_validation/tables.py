@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from presage_validation.steps import StepsResult
     from presage_validation.stragglers import StragglersResult
     from presage_validation.temporal import Ratio, TemporalResult
-    from presage_validation.whatif import PairResult, Scored
+    from presage_validation.whatif import PairResult, ScoredEdit
 
 T = TypeVar("T")
 Cells = Mapping[str, Callable[[T], str]]  # by the column's title: a row's cell
@@ -128,7 +128,7 @@ def fleet_tables(result: FleetResult) -> Shown:
 
 def pair_tables(result: PairResult) -> Shown:
     """Every pair, the largest differences first; then all pairs, by bound and by edit."""
-    columns: Cells[Scored] = {
+    columns: Cells[ScoredEdit] = {
         "pair": lambda p: p.measured.name,
         "bound": lambda p: p.measured.bound.removesuffix("-bound"),
         "predicted": lambda p: f"{p.speedup:.3f}",

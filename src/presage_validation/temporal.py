@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import MOST, read_json
 from presage.pool.pool import SERIAL, Pool
-from presage_fit.series.model import continued, settled, slow_share
+from presage_fit.series.model import continue_series, settled, slow_share
 from presage_validation.score import Skipped, run_cases
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _half(name: str, values: Floats, clock: Floats | None, rng: np.random.Generator) -> Half:
     half = len(values) // 2
     first, second = values[:half], values[half:]
-    drawn = continued(first, len(second), rng)
+    drawn = continue_series(first, len(second), rng)
     ratios = {q: _ratio(first, second, drawn, p) for q, p in TAIL_LEVELS.items()}
     warm, share = settled(first), slow_share(first[settled(first) :])
     mhz = (float(clock[:, 1].min()), float(clock[:, 1].max())) if clock is not None else None
@@ -214,7 +214,7 @@ def own_distribution(draws: Floats) -> Floats:
     return np.asarray(np.sort(np.median(np.sort(draws, axis=1), axis=0)))
 
 
-def of_sample(times: Floats, n: int, p: float) -> float:
+def sample_quantile(times: Floats, n: int, p: float) -> float:
     """The quantile that n steps show, in the middle of many such samples: few steps show less of a tail than there is,
     or one step makes all of it."""
     count = max(1, len(times) // n)

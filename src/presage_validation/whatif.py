@@ -94,11 +94,11 @@ class MeasuredEdit:
         """Points between a run and the median of the runs, at most."""
         if len(self.runs) < 2:
             return None
-        return max(abs(saved(r[2]) - saved(self.speedup)) for r in self.runs)
+        return max(abs(points_saved(r[2]) - points_saved(self.speedup)) for r in self.runs)
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredEdit:
     """A pair predicted and measured."""
 
     measured: MeasuredEdit
@@ -112,7 +112,7 @@ class Scored:
     @property
     def points(self) -> float:
         """Predicted less measured, of the time saved."""
-        return saved(self.speedup) - saved(self.measured.speedup)
+        return points_saved(self.speedup) - points_saved(self.measured.speedup)
 
     @property
     def has_effect(self) -> bool:
@@ -136,7 +136,7 @@ class Scored:
         }  # fmt: skip
 
 
-def saved(speedup: float) -> float:
+def points_saved(speedup: float) -> float:
     """Points of the step's time that a speed-up saves."""
     return 100 * (1 - 1 / speedup)
 
@@ -145,7 +145,7 @@ def saved(speedup: float) -> float:
 class PairResult(AccuracyResult):
     """Rows of ratios, and the pairs themselves."""
 
-    pairs: tuple[Scored, ...] = field(default=())
+    pairs: tuple[ScoredEdit, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
         groups = {g: rates(some) for g, some in self.parts().items()}
@@ -158,9 +158,9 @@ class PairResult(AccuracyResult):
         rows = [p.to_json() for p in self.pairs]
         return [tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)] if rows else []
 
-    def parts(self) -> dict[str, list[Scored]]:
+    def parts(self) -> dict[str, list[ScoredEdit]]:
         """The pairs by bound, by edit, and those that were used for development."""
-        out: dict[str, list[Scored]] = {}
+        out: dict[str, list[ScoredEdit]] = {}
         for p in self.pairs:
             for group in _groups(p.measured):
                 out.setdefault(group, []).append(p)
@@ -282,24 +282,24 @@ class _Steps:
         return self.graphs[key]
 
 
-def _scored(steps: _Steps, m: MeasuredEdit) -> Scored:
+def _scored(steps: _Steps, m: MeasuredEdit) -> ScoredEdit:
     from presage.whatif import what_if
 
     step, arguments = steps.step(m)
     found = what_if(step, steps.edit(m), arguments=arguments, draws=DRAWS, capture=steps.capture)
     gpu = found.base.gpu_active / found.edited.gpu_active
     s = found.speedup
-    return Scored(m, s.p50, s.p5, s.p95, gpu, float(found.memory_change), found.reason)
+    return ScoredEdit(m, s.p50, s.p5, s.p95, gpu, float(found.memory_change), found.reason)
 
 
-def _rows(p: Scored) -> Iterator[Row]:
+def _rows(p: ScoredEdit) -> Iterator[Row]:
     m, groups = p.measured, _groups(p.measured)
     yield Row("speedup", groups[0], m.name, p.speedup, m.speedup, groups[1:])
     yield Row("gpu_speedup", groups[0], m.name, p.gpu_speedup, m.gpu_speedup, groups[1:])
     yield Row("edited_memory", groups[0], m.name, m.base_memory + p.memory, m.base_memory + m.memory, groups[1:])
 
 
-def rates(pairs: Sequence[Scored]) -> dict[str, float]:
+def rates(pairs: Sequence[ScoredEdit]) -> dict[str, float]:
     """What the bars are on, and what stands beside it."""
     if not pairs:
         return {}

@@ -11,7 +11,7 @@ from presage.noise.files import format_noise, parse_noise
 from presage.noise.model import NO_NOISE, CommonNoise, NoiseModel, Stalls
 from presage_fit.series import SeriesFit, SeriesPrior, fit, learn
 from presage_fit.series.drift import joint, kinds_of, smooth
-from presage_fit.series.model import continued, settled, slow_share, steps_of
+from presage_fit.series.model import continue_series, settled, slow_share, steps_of
 from presage_fit.series.prior import prior_of, prior_table, shipped
 from presage_fit.series.residuals import CELLS, ODD, SDS, SLOWER, evidence, learn_levels
 from presage_fit.step_logs import LogEvent, StepLog, step_log
@@ -325,7 +325,7 @@ def test_settled_and_continued() -> None:
     values[:300] += 0.1
     assert 200 <= settled(values) <= 500
     assert settled(values[300:]) == 0
-    drawn = continued(values, 1000, rng, 50)
+    drawn = continue_series(values, 1000, rng, 50)
     assert drawn.shape == (50, 1000) and np.quantile(drawn, 0.95) < 1.01
     assert slow_share(values[300:]) < 0.1 < 0.9 < slow_share(np.repeat(rng.standard_normal(40), 100))
 

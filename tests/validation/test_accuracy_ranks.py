@@ -17,7 +17,7 @@ from presage.pool import SERIAL
 from presage.prediction.api import predict_ranks
 from presage_validation import command as command
 from presage_validation.public_table import read_setups, setup
-from presage_validation.ranks import Found, _predict, score_ranks
+from presage_validation.ranks import RanksForecast, _predict, score_ranks
 
 BUILDERS = Path(__file__).resolve().parents[2] / "workloads/public.py"
 MPT = {
@@ -141,8 +141,8 @@ def test_rows_left_out_are_told_by_line(tmp_path: Path) -> None:
 
 
 def test_microbatches_are_extended_from_two() -> None:
-    one, two = Found(10.0, 8.0, 3.0, 1.0, 100.0), Found(18.0, 15.0, 6.0, 1.5, 110.0)
-    assert one.extended(two, 3) == Found(34.0, 29.0, 12.0, 2.5, 110.0)
+    one, two = RanksForecast(10.0, 8.0, 3.0, 1.0, 100.0), RanksForecast(18.0, 15.0, 6.0, 1.5, 110.0)
+    assert one.extended(two, 3) == RanksForecast(34.0, 29.0, 12.0, 2.5, 110.0)
     assert one.extended(two, 1) == two
 
 
@@ -157,7 +157,7 @@ def test_runs_are_predicted(tmp_path: Path) -> None:
     assert result.metrics("llm_foundry H100-80GB-SXM")["step_time"].n == 1
     s = setup(MPT)
     found = _predict(str(BUILDERS), [s])[s.line]
-    assert isinstance(found, Found) and found.step == result.rows[0].predicted
+    assert isinstance(found, RanksForecast) and found.step == result.rows[0].predicted
     whole = capture(load(f"{BUILDERS}:build"), {**s.arguments, "accumulate": 4})
     direct = predict_ranks(whole, 8, s.strategy, "dgx-a100", draws=1)
     assert found.step == pytest.approx(direct.step.p50, rel=0.02)

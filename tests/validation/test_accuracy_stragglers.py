@@ -22,7 +22,7 @@ from presage_validation.stragglers import (
     StragglersResult,
     score_stragglers,
     score_table,
-    unfolded,
+    unfold_ranks,
 )
 
 COLUMNS = ("op", "dp", "stage", "rank", "step", "seq", "chunk", "microbatch", "model_chunk", "start", "duration")
@@ -114,13 +114,13 @@ def test_several_ranks_a_worker_are_replicas_that_go_together() -> None:
     table = table_of(Planted(replicas=4, microbatches=4), 12)
     twice = replace(table, **{k: np.concatenate([getattr(table, k)] * 2) for k in COLUMNS})  # type: ignore[arg-type]
     twice = replace(twice, rank=twice.rank + np.repeat([0, 1000], len(table)))
-    apart = unfolded(twice)
-    assert apart.replicas == 8 and unfolded(table) is table
+    apart = unfold_ranks(twice)
+    assert apart.replicas == 8 and unfold_ranks(table) is table
     found = score_table(apart, effort=QUICK)
     assert found.effects.parts.together == 2
     more = replace(twice, rank=np.where(twice.dp == 0, twice.rank + 2000 * (twice.step % 3), twice.rank))
     with pytest.raises(InputError, match="ranks a worker"):
-        unfolded(more)
+        unfold_ranks(more)
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from presage.errors import InputError, PresageError
-from presage_validation.whatif import MeasuredEdit, Scored, Side, measured_pairs, rates, saved, score_whatif
+from presage_validation.whatif import MeasuredEdit, ScoredEdit, Side, measured_pairs, points_saved, rates, score_whatif
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "h200_edits"
@@ -19,12 +19,12 @@ def measured(*speedups: float, active: float = 0.5) -> MeasuredEdit:
     return MeasuredEdit("cuda_graph/x", "cuda_graph", runs)
 
 
-def scored(predicted: float, found: float) -> Scored:
-    return Scored(measured(found), predicted, predicted * 0.9, predicted * 1.1, predicted, 0.0, "")
+def scored(predicted: float, found: float) -> ScoredEdit:
+    return ScoredEdit(measured(found), predicted, predicted * 0.9, predicted * 1.1, predicted, 0.0, "")
 
 
 def test_points_signs_and_ranges() -> None:
-    assert saved(2.0) == 50.0 and saved(0.5) == -100.0 and saved(1.0) == 0.0
+    assert points_saved(2.0) == 50.0 and points_saved(0.5) == -100.0 and points_saved(1.0) == 0.0
     pairs = [scored(2.0, 2.0), scored(1.1, 1.25), scored(1.05, 0.9), scored(0.99, 1.02)]
     found = rates(pairs)
     assert [round(p.points, 1) for p in pairs] == [0.0, -10.9, 15.9, -3.0]

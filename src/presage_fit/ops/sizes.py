@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 from presage.noise.distribution import Distribution, Empirical, Fixed, LogNormal
 from presage.noise.model import Belief, CommonNoise, NoiseModel, SlowGpus, WorkSpread
 from presage_fit.ops.pool import ENOUGH
-from presage_fit.random_effects import Estimate, sd_estimate
+from presage_fit.random_effects import EffectEstimate, sd_estimate
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,7 +33,7 @@ COLLECTIVES = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-
 class Sizes:
     """`by_name`: rank, step, replica, load, own, transfers, collectives, optimizer, host."""
 
-    by_name: Mapping[str, Estimate]
+    by_name: Mapping[str, EffectEstimate]
     slow: Mapping[tuple[int, int], float]  # (replica, stage): how many times as long as the others
     workers: int
     step_correlation: float  # of a step with the one before
@@ -70,16 +70,16 @@ def sizes_of(effects: OpEffects) -> Sizes:
     )
 
 
-def _sd(values: Floats, freedom: int) -> Estimate:
+def _sd(values: Floats, freedom: int) -> EffectEstimate:
     there = values[np.isfinite(values)]
     square = float((there**2).mean()) if len(there) else 0.0
     return _estimate(square if np.isfinite(square) else 0.0, len(there), freedom)
 
 
-def _estimate(square: float, n: int, freedom: int) -> Estimate:
+def _estimate(square: float, n: int, freedom: int) -> EffectEstimate:
     """A standard deviation from n values, `freedom` of which are free; of no interval where none is."""
     sd = float(np.sqrt(square))
-    return replace(sd_estimate(square, freedom), n=n) if freedom > 0 else Estimate(sd, math.nan, math.nan, n)
+    return replace(sd_estimate(square, freedom), n=n) if freedom > 0 else EffectEstimate(sd, math.nan, math.nan, n)
 
 
 def _workers(effects: OpEffects) -> tuple[Floats, dict[tuple[int, int], float]]:
@@ -108,11 +108,11 @@ def _once_a_step(effects: OpEffects) -> dict[str, Bools]:
     }
 
 
-def _interval(e: Estimate) -> CredibleInterval | None:
+def _interval(e: EffectEstimate) -> CredibleInterval | None:
     return None if math.isnan(e.low) else e.interval
 
 
-def _once(effects: OpEffects, which: Bools) -> Estimate:
+def _once(effects: OpEffects, which: Bools) -> EffectEstimate:
     """Spread of the sum in a step, from the middle of the distribution: a first call's set-up is not its spread."""
     steps = len(effects.ids)
     total = effects.rest[which].sum(axis=0)

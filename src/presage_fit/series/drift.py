@@ -171,13 +171,13 @@ LEAST = 2e-4  # of a step: noise there always is
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
+class JointFit:
     levels: Floats  # [runs]
     values: Floats  # [records]: the curve
     known: float  # share of the records' noise that levels and curve go along with
 
 
-def joint(x: Floats, plain: Bools) -> Joint:
+def joint(x: Floats, plain: Bools) -> JointFit:
     """Joint fit of records x [runs, records], of which the `plain` ones count."""
     kept = np.where(plain, x, np.nan)
     run, at = np.nonzero(plain)
@@ -188,7 +188,7 @@ def joint(x: Floats, plain: Bools) -> Joint:
         weights = 1 / (1 + (np.maximum(above, 0.0) / (FAR * spread)) ** 4)
         levels, values, known = _solved(y, run, at, weights, x.shape)
         above = y - levels[run] - values[at]
-    return Joint(levels, values, known)
+    return JointFit(levels, values, known)
 
 
 def _spread(kept: Floats) -> float:

@@ -79,7 +79,7 @@ def _event_place(excess: Floats, here: Bools, where: Floats, who: Ints, place: f
     return Recurring(by_clock, place, (len(who) + 0.5) / (len(here) + 1), tuple(shapes), tuple(offsets))
 
 
-def placed(events: Sequence[Recurring], numbers: Floats, clock: Floats, rng: np.random.Generator) -> Floats:
+def place_recurring(events: Sequence[Recurring], numbers: Floats, clock: Floats, rng: np.random.Generator) -> Floats:
     """Seconds they add, in runs whose records have these numbers [records] and end at these times [draws, records]."""
     added = np.zeros(clock.shape)
     draws, records = clock.shape
@@ -97,7 +97,7 @@ def placed(events: Sequence[Recurring], numbers: Floats, clock: Floats, rng: np.
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenStalls:
     """Stalls of sister runs."""
 
     counts: Ints  # [runs]: those that do not recur
@@ -107,11 +107,11 @@ class Seen:
     recurring: tuple[Recurring, ...]
 
 
-def stalls_of(excess: Floats, stalled: Bools, plain: Bools, steps: Ints, clock: Floats) -> Seen:
+def stalls_of(excess: Floats, stalled: Bools, plain: Bools, steps: Ints, clock: Floats) -> SeenStalls:
     """Stalls from excess seconds [runs, records] where `stalled`; `clock`: usual steps since the job's start."""
     again, taken = recurring(excess, stalled, plain, clock)
     alone = stalled & ~taken
-    return Seen(
+    return SeenStalls(
         alone.sum(axis=1),
         plain.sum(axis=1),
         np.maximum(excess[alone], 1e-9),

@@ -13,7 +13,7 @@ from presage.noise.distribution import Empirical
 from presage.noise.model import Belief, NoiseModel
 from presage.noise.priors import SCORES
 from presage_fit.series.drift import Shared, SisterRuns, kinds_of, lead_of, shared, table_of
-from presage_fit.series.events import Seen, placed, stalls_of
+from presage_fit.series.events import SeenStalls, place_recurring, stalls_of
 from presage_fit.series.prior import SeriesPrior, belief_of, shipped
 from presage_fit.series.residuals import CELLS, LIMIT, Bulk, Levels, bulk_of, evidence, latent, levels_of
 from presage_fit.step_logs import LogEvent, StepLog
@@ -24,7 +24,7 @@ LEAST_EVENT = 0.002  # of a step: events differ by this at least
 
 
 @dataclass(frozen=True)
-class Slowed:
+class EventExcess:
     """What an event of the schedule adds to a step, of the level."""
 
     excess: float
@@ -73,8 +73,8 @@ class SeriesFit:
     last: int
     shared: Shared
     bulk: Bulk
-    stalls: Seen
-    events: Mapping[str, Slowed]
+    stalls: SeenStalls
+    events: Mapping[str, EventExcess]
     prior: SeriesPrior
     nodes: float = 1.0
     stride: int = 1
@@ -193,7 +193,7 @@ class SeriesFit:
         pauses = np.bincount([np.searchsorted(steps, e.after_step, "right") for e in events], minlength=len(steps) + 1)
         clock = self.start + np.cumsum(seconds + self.pause * pauses[: len(steps)], axis=1)
         numbers = np.searchsorted(self.shared.curve.steps, steps).astype(np.float64)
-        return placed(self.stalls.recurring, numbers, clock / (self.level * self.stride), rng)
+        return place_recurring(self.stalls.recurring, numbers, clock / (self.level * self.stride), rng)
 
     def _stall_seconds(self, rng: np.random.Generator, n: int) -> Floats:
         """Draws of stall seconds: those seen, a little longer or shorter, and the prior's by its weight."""
@@ -235,7 +235,7 @@ def fit(logs: Sequence[StepLog], prior: SeriesPrior | None = None) -> SeriesFit:
     )
 
 
-def _events(table: SisterRuns, parts: Shared) -> dict[str, Slowed]:
+def _events(table: SisterRuns, parts: Shared) -> dict[str, EventExcess]:
     """What each kind of event adds, from all runs."""
     seen: dict[str, list[float]] = {}
     for r, row in enumerate(table.kinds):
@@ -245,10 +245,10 @@ def _events(table: SisterRuns, parts: Shared) -> dict[str, Slowed]:
     return {kind: _slowed(np.array(v)) for kind, v in seen.items()}
 
 
-def _slowed(excess: Floats) -> Slowed:
+def _slowed(excess: Floats) -> EventExcess:
     middle = float(np.median(excess))
     off = (excess - middle) / (abs(middle) + LEAST_EVENT)
-    return Slowed(middle, float(np.sum(np.clip(off, -2, 2) ** 2)), len(excess) - 1.0, len(excess))
+    return EventExcess(middle, float(np.sum(np.clip(off, -2, 2) ** 2)), len(excess) - 1.0, len(excess))
 
 
 def _squares(x: Floats) -> float:
@@ -276,7 +276,7 @@ def settled(values: Floats) -> int:
     return int(parts[int(np.argmax(like))][0])
 
 
-def continued(values: Floats, records: int, rng: np.random.Generator, draws: int = 200) -> Floats:
+def continue_series(values: Floats, records: int, rng: np.random.Generator, draws: int = 200) -> Floats:
     """[draws, records]: what may come next."""
     past = values[settled(values) :]
     size = max(1, len(past) // BLOCKS)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.priors import skewed_shape
-from presage_fit.random_effects import Estimate, sd_estimate
+from presage_fit.random_effects import EffectEstimate, sd_estimate
 from presage_fit.series.residuals import CELLS, LevelPrior, learn_levels
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Scale:
         """Draws of the variance, after deviations whose squares sum up to `squares`."""
         return np.asarray((self.dof * self.sd**2 + squares) / rng.chisquare(self.dof + dof, draws))
 
-    def posterior(self, squares: float, dof: float) -> Estimate:
+    def posterior(self, squares: float, dof: float) -> EffectEstimate:
         """What it is after deviations whose squares sum up to `squares`."""
         return sd_estimate((self.dof * self.sd**2 + squares) / (self.dof + dof), self.dof + dof)
 
