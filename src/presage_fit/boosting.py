@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from presage.costs.trees import Trees
 from presage.errors import PresageError
 
 OBJECTIVES = ("regression", "regression_l1", "huber", "fair", "quantile")  # the same with a constant taken off y
+DUMPED_INF = 1e300  # LightGBM's dump has this for an infinite threshold: all but NaN go left
 NO_LIGHTGBM = "fitting trees needs LightGBM: pip install 'presage[fit]'"
 
 
@@ -82,6 +84,7 @@ def _walk(root: Mapping[str, Any]) -> Iterator[tuple[int, float, bool] | float]:
         if node["decision_type"] != "<=" or node["missing_type"] == "Zero":
             raise PresageError("trees with categorical splits, or with zeros for missing values, cannot be arrays")
         threshold = float(node["threshold"])
+        threshold = inf if threshold >= DUMPED_INF else threshold
         yield (
             node["split_feature"],
             threshold,
