@@ -80,17 +80,17 @@ def lines(found: GraphDiff, most: int = 40) -> list[str]:
     if not found:
         return [f"no difference in {found.same} ops"]
     shown = [c for c in found.changes if c.kernels]
-    told = Counter((_pattern(c.module), c.phase, c.kind, c.name, c.detail) for c in shown)
+    counts = Counter((_pattern(c.module), c.phase, c.kind, c.name, c.detail) for c in shown)
     numbers = ", ".join(f"{found.count(k)} {k}" for k in KINDS if found.count(k))
     out, heading = [f"{numbers}; {found.same} ops the same"], ""
-    for (module, phase, kind, name, detail), times in list(told.items())[:most]:
+    for (module, phase, kind, name, detail), times in list(counts.items())[:most]:
         here = f"{module or '(top level)'}, {phase}"
         if here != heading:
             out.append(here)
             heading = here
         out.append(f"  {_SIGN[kind]} {name} {detail}" + (f"  ({times} times)" if times > 1 else ""))
-    if len(told) > most:
-        out.append(f"... and {len(told) - most} more kinds of change")
+    if len(counts) > most:
+        out.append(f"... and {len(counts) - most} more kinds of change")
     if len(shown) < len(found.changes):
         out.append(f"... and {len(found.changes) - len(shown)} changes of ops that launch nothing (views, bookkeeping)")
     return out

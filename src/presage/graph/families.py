@@ -35,9 +35,9 @@ _MATRIX = re.compile(r"mm(_|$)|addmv|::mv$|::v?dot$|::linear$")
 @cache
 def family(name: str) -> str:
     """The family of an op, by its name; an op of no known library is 'other'."""
-    for found, pattern in _PATTERNS:
+    for result, pattern in _PATTERNS:
         if pattern.search(name):
-            return found
+            return result
     if _MATRIX.search(name):
         return "matrix multiply"
     return "elementwise" if name.startswith("aten::") else "other"

@@ -172,10 +172,10 @@ def references(values: Iterable[Any]) -> Iterator[int]:
 
 def tensor(graph: Graph, op: Op, place: int) -> Tensor:
     """The tensor that has to be at this place of the op's inputs."""
-    found = optional_tensor(graph, op, place)
-    if found is None:
+    result = optional_tensor(graph, op, place)
+    if result is None:
         raise PresageError(f"{op.name}: input {place} should be a tensor")
-    return found
+    return result
 
 
 def tensors(graph: Graph, value: Arg) -> list[Tensor]:

@@ -43,8 +43,8 @@ class SummaryRow:
 
     @property
     def figures(self) -> tuple[int, ...]:
-        found: tuple[int, ...] = _figures(self)
-        return found
+        result: tuple[int, ...] = _figures(self)
+        return result
 
     def __add__(self, other: SummaryRow) -> SummaryRow:
         sums = [a + b for a, b in zip(self.figures, other.figures, strict=True)]

@@ -150,12 +150,12 @@ class _Sharding:
         """The rank's parts side by side, and all ranks' parts gathered."""
         builder, like, dtype = self.builder, self.source.ops[place], self._dtype(unit)
         sizes = [shard_elements(self.tensors[p.id], self.ranks) for p in unit.parameters]
-        mine = builder.add_buffer(sum(sizes), dtype, "workspace", f"{unit.name} all-gather input")
+        own = builder.add_buffer(sum(sizes), dtype, "workspace", f"{unit.name} all-gather input")
         flat = builder.add_buffer(sum(sizes) * self.ranks, dtype, "workspace", f"{unit.name} all-gather output")
         self._gathered[unit.name] = flat, turn
-        views = self._views(builder.tensors[mine].storage, [(n,) for n in sizes], sizes, dtype)
+        views = self._views(builder.tensors[own].storage, [(n,) for n in sizes], sizes, dtype)
         parts = [self.parts[p.id] for p in unit.parameters]
-        both = [Ref(flat), Ref(mine), Ref(turn)]
+        both = [Ref(flat), Ref(own), Ref(turn)]
         gather = new_op(ALL_GATHER, both, writes=(flat, turn), like=like, stream=self.group, group=self.group)
         hooks = [host_op("FSDP::all_gather", parts, like), *self._cast(dtype, like)]
         return *hooks, _copies(views, parts, like, COPY_IN), gather
@@ -182,12 +182,12 @@ class _Sharding:
         backward, turn = self.passes[k], self._turn()
         found: dict[str, Gradient] = {g.parameter: g for g in gradients(self.source, backward)}
         for u in order:
-            mine = [found[p.name] for p in u.parameters if p.name in found]
-            if mine:
-                last = max(*(g.ready for g in mine), (u.backward[k] or (0, 0))[1])
+            own = [found[p.name] for p in u.parameters if p.name in found]
+            if own:
+                last = max(*(g.ready for g in own), (u.backward[k] or (0, 0))[1])
                 place = backward[-1] if u.name == ROOT else last
                 self._reshard(u, "backward" if self._again(u) else "forward", k, place)
-                self._send(u, mine, place, turn)
+                self._send(u, own, place, turn)
 
     def _send(self, unit: FsdpUnit, mine: list[Gradient], place: int, turn: int) -> None:
         builder, like = self.builder, self.source.ops[place]

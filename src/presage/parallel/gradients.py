@@ -139,10 +139,10 @@ def make_buckets(found: Sequence[Gradient], limit_mb: float = 25.0, first_mb: fl
     open_: dict[str, list[Gradient]] = {}
     closed: list[list[Gradient]] = []
     for g in found:
-        mine = open_.setdefault(g.tensor.dtype, [])
-        mine.append(g)
+        own = open_.setdefault(g.tensor.dtype, [])
+        own.append(g)
         limit = (limit_mb if closed else first_mb) * MIB
-        if sum(x.tensor.nbytes for x in mine) >= limit:
+        if sum(x.tensor.nbytes for x in own) >= limit:
             closed.append(open_.pop(g.tensor.dtype))
     closed += [rest for rest in open_.values() if rest]
     out, ready = [], -1
@@ -197,11 +197,11 @@ def shard_update(builder: GraphBuilder, ranks: int, end: int, held: dict[int, in
     touched = {s.id for s in graph.storages if s.role in TRAINED}
     parts = dict(held)
     for i in range(end + 1, len(graph.ops)):
-        mine = uses(graph, graph.ops[i])
-        if not mine & touched:
+        own = uses(graph, graph.ops[i])
+        if not own & touched:
             continue
-        touched |= mine
-        for s in mine - parts.keys():
+        touched |= own
+        for s in own - parts.keys():
             parts[s] = _part(builder, tensors[s], ranks, dtype)
         named = (*graph.inputs_of(graph.ops[i]), *graph.outputs_of(graph.ops[i]))
         builder.ops[i] = retarget(builder.ops[i], {t.id: parts[t.storage] for t in named})

@@ -64,13 +64,13 @@ class _Found:
 
 def _regions(graph: SplitGraph) -> _Found:
     """What each weight's cut reaches, in the order of the forward pass; those that an earlier one reached are done."""
-    found = _Found()
+    result = _Found()
     for seed in weight_seeds(graph):
-        _try(graph, seed, found)
+        _try(graph, seed, result)
     if graph.vocabulary:
-        for seed in vocabulary_seeds(graph, found.regions):
-            _try(graph, seed, found)
-    return found
+        for seed in vocabulary_seeds(graph, result.regions):
+            _try(graph, seed, result)
+    return result
 
 
 def _try(graph: SplitGraph, seed: SplitSeed, found: _Found) -> None:

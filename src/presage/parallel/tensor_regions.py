@@ -72,14 +72,14 @@ class SplitGraph:
 def _weights(graph: Graph) -> dict[int, int]:
     """Storages that hold parameters, or casts of them, and the parameter's own."""
     trained = {graph.tensors[i].storage for op in graph.ops if op.phase == "optimizer" for i in op.writes}
-    found = {s.id: s.id for s in graph.storages if s.role == "parameter" or (s.role == "input" and s.id in trained)}
+    result = {s.id: s.id for s in graph.storages if s.role == "parameter" or (s.role == "input" and s.id in trained)}
     for op in graph.ops:
         if op.name in _CASTS and op.kernels and len(op.outputs) == 1 and op.phase != "optimizer":
             out = graph.tensors[op.outputs[0]]
             sources = [t for t in graph.inputs_of(op) if t.id != out.id]
-            if len(sources) == 1 and sources[0].storage in found and sources[0].shape == out.shape:
-                found[out.storage] = found[sources[0].storage]
-    return found
+            if len(sources) == 1 and sources[0].storage in result and sources[0].shape == out.shape:
+                result[out.storage] = result[sources[0].storage]
+    return result
 
 
 def grow_region(graph: SplitGraph, seed: SplitSeed, taken: Mapping[int, int]) -> tuple[SplitRegion | None, str]:
@@ -236,13 +236,13 @@ def vocabulary_seeds(graph: SplitGraph, regions: Iterable[SplitRegion]) -> list[
     classes = {
         graph.graph.inputs_of(ops[p])[0].shape[-1] for r in regions for p in r.softmaxes if "softmax" in ops[p].name
     }
-    found = []
+    result = []
     for place, op in enumerate(ops):
         if op.name == "aten::gather" and op.kernels and op.phase == "forward":
             table = graph.graph.inputs_of(op)[0]
             if table.storage in graph.weights and table.shape[0] in classes:
-                found.append(SplitSeed(place, table.id, 0, op.outputs[0]))
-    return found
+                result.append(SplitSeed(place, table.id, 0, op.outputs[0]))
+    return result
 
 
 def weight_seeds(graph: SplitGraph) -> list[SplitSeed]:

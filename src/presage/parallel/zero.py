@@ -97,13 +97,13 @@ def _gather(builder: GraphBuilder, some: list[Bucket], masters: dict[int, int], 
     for bucket in some:
         ids = [by_name[g.parameter] for g in bucket.gradients if g.parameter in by_name]
         wholes = [tensors[i].id for i in ids]
-        mine = [builder.add_tensor(i, (shard_elements(tensors[i], ranks),), tensors[i].dtype) for i in ids]
-        copied = [(m, masters[i]) for i, m in zip(ids, mine, strict=True) if builder.tensors[masters[i]].storage != i]
+        own = [builder.add_tensor(i, (shard_elements(tensors[i], ranks),), tensors[i].dtype) for i in ids]
+        copied = [(m, masters[i]) for i, m in zip(ids, own, strict=True) if builder.tensors[masters[i]].storage != i]
         if copied:
             lists = [[Ref(m) for m, _ in copied], [Ref(s) for _, s in copied]]
             builder.after(
                 place, new_op("aten::_foreach_copy_", lists, writes=[m for m, _ in copied], phase="optimizer")
             )
-        both = [[*map(Ref, wholes)], [*map(Ref, mine)]]
+        both = [[*map(Ref, wholes)], [*map(Ref, own)]]
         gather = new_op("c10d::_allgather_base_", both, writes=wholes, phase="optimizer", stream=group, group=group)
         builder.after(place, gather)

@@ -156,16 +156,16 @@ def _read_protobuf(path: str, data: bytes) -> ExecutionGraph:
 
 
 def _metadata(message: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for number, wire, value in _fields(message):
         if wire != BYTES:
             raise ValueError(f"the first message is not global metadata: field {number} {ANOTHER_SCHEMA}")
         if number == 2 or (number == 1 and value[:1] == b"\n"):  # attributes were field 1 before there was a version
             name, attribute = _attribute(value)
-            found[name] = attribute
+            result[name] = attribute
         elif number == 1:
-            found["version"] = _text(value)
-    return found
+            result["version"] = _text(value)
+    return result
 
 
 def _node(message: bytes, read: Arguments, converted: bool) -> ExecutionNode:
@@ -374,11 +374,11 @@ def _sized(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _varints(data: bytes) -> list[int]:
-    found, at = [], 0
+    result, at = [], 0
     while at < len(data):
         value, at = _varint(data, at)
-        found.append(value)
-    return found
+        result.append(value)
+    return result
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -174,16 +174,16 @@ def producers(graph: ExecutionGraph, identity: Literal["tensor", "storage"] = "t
     """
     ends = _ends(graph)
     writer: dict[Hashable, int] = {}
-    found: dict[int, tuple[int, ...]] = {}
+    result: dict[int, tuple[int, ...]] = {}
     for i, node in enumerate(graph.nodes):
         if node.on_gpu:  # carries a copy of the arguments of the op that launched it
             continue
         reads = (writer.get(_key(t, identity)) for t in tensors(node.inputs))
-        found[node.id] = tuple(dict.fromkeys(w for w in reads if w is not None))
+        result[node.id] = tuple(dict.fromkeys(w for w in reads if w is not None))
         for j in ends[i]:
             done = graph.nodes[j]
             writer.update((_key(t, identity), done.id) for t in tensors(done.outputs))
-    return found
+    return result
 
 
 def _key(tensor: TensorRef, identity: str) -> Hashable:

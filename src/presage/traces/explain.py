@@ -93,8 +93,8 @@ def _window(r: RankTasks) -> tuple[float, float]:
         return lo * NS, hi * NS
     lo, hi = trace.steps[0].start, trace.steps[-1].end
     sent = launch_times(trace.host, trace.gpu)
-    mine = (trace.gpu.launch >= 0) & (sent >= lo) & (sent < hi)
-    return lo * NS, max(hi, int(trace.gpu.end[mine].max(initial=hi))) * NS
+    own = (trace.gpu.launch >= 0) & (sent >= lo) & (sent < hi)
+    return lo * NS, max(hi, int(trace.gpu.end[own].max(initial=hi))) * NS
 
 
 def _waiting(replay: Replay, place: int) -> Floats | None:

@@ -117,8 +117,8 @@ def _requested(trace: Trace, work: Ints) -> NDArray[np.int32]:
     out = np.full(len(work), -1, np.int32)
     kinds = [_kind(trace.host_name(e).removeprefix(PREFIX)) for e in work]
     for kind in dict.fromkeys(kinds):
-        mine = np.array([i for i, k in enumerate(kinds) if k == kind])
-        out[mine] = _in_order(host, asking[kind], work[mine])
+        own = np.array([i for i, k in enumerate(kinds) if k == kind])
+        out[own] = _in_order(host, asking[kind], work[own])
     return out
 
 

@@ -93,11 +93,11 @@ def segments(trace: Trace) -> Segments:
 def _launches(trace: Trace) -> Bools:
     """The calls that GPU work links to, without those that such calls are nested in."""
     linked = np.unique(trace.gpu.launch[trace.gpu.launch >= 0])
-    found = np.zeros(len(trace.host), np.bool_)
-    found[linked] = True
+    result = np.zeros(len(trace.host), np.bool_)
+    result[linked] = True
     for around in trace.host.ancestors(trace.host.parent[linked]):
-        found[around[around >= 0]] = False
-    return found
+        result[around[around >= 0]] = False
+    return result
 
 
 def _thread(host: HostEvents, mine: Ints, unit: Ints, launch: Bools) -> Segments:
@@ -273,10 +273,10 @@ def overheads(samples: Samples, per_event_cost_ns: float = 0.0) -> Overheads:
     seconds = np.maximum(samples.ns - per_event_cost_ns * samples.events, 0.0) * NS
     table: dict[tuple[Kind, str, Role], Overhead] = {}
     for kind, role in ((k, r) for k in Kind for r in Role):
-        mine = np.flatnonzero((samples.kind == kind) & (samples.role == role))
-        mine = mine[np.argsort(samples.key[mine], kind="stable")]
-        groups = np.split(mine, np.flatnonzero(np.diff(samples.key[mine])) + 1) if len(mine) else []
-        table |= {(kind, ANY, role): overhead(seconds[mine])} if groups else {}
+        own = np.flatnonzero((samples.kind == kind) & (samples.role == role))
+        own = own[np.argsort(samples.key[own], kind="stable")]
+        groups = np.split(own, np.flatnonzero(np.diff(samples.key[own])) + 1) if len(own) else []
+        table |= {(kind, ANY, role): overhead(seconds[own])} if groups else {}
         table |= {(kind, samples.keys[samples.key[g[0]]], role): overhead(seconds[g]) for g in groups}
     return Overheads(table, samples.platform, per_event_cost_ns * NS)
 

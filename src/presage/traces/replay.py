@@ -70,13 +70,13 @@ def _steps(r: RankTasks, host_start: Floats, host_end: Floats, gpu_end: Floats) 
     """A step is done when its host window is over and the GPU work launched in it has ended."""
     windows = _windows(r.trace)
     launched = waits.launch_times(r.trace.host, r.trace.gpu)
-    mine = r.trace.gpu.launch >= 0
+    own = r.trace.gpu.launch >= 0
     out: list[StepTime] = []
     for k, (name, thread, lo, hi) in enumerate(windows):
         until = windows[k + 1][2] if k + 1 < len(windows) else hi
         on = np.flatnonzero((r.stretches.lo >= lo) & (r.stretches.hi <= hi))
         on = on[r.stretches.thread[on] == thread] if thread >= 0 else on
-        sent = gpu_end[mine & (launched >= lo) & (launched < until)]
+        sent = gpu_end[own & (launched >= lo) & (launched < until)]
         ends = [float(host_end[on].max())] if len(on) else []
         ends += [float(sent.max())] if len(sent) else []
         if not ends:
@@ -136,13 +136,13 @@ def _meet(run: TraceSet, ranks: Sequence[RankTasks], durations: Floats) -> NDArr
         members = np.array([ranks[r].gpu_task[e] for r, e in meeting.members])
         lead = np.array([ranks[r].lead[e] for r, e in meeting.members]) * NS
         group[members] = g
-        took = (durations[members] - lead).min()
+        seconds = (durations[members] - lead).min()
         if run.one_clock:
             start, end = (_seconds(ranks, meeting, column) for column in ("start", "end"))
-            took = max(0.0, float(end.min() - start.max()))
+            seconds = max(0.0, float(end.min() - start.max()))
             for (r, e), late in zip(meeting.members, end - end.min(), strict=True):
                 durations[waiting[r].get(e, [])] += late
-        durations[members] = took + lead
+        durations[members] = seconds + lead
     return group
 
 
@@ -154,11 +154,11 @@ def _seconds(ranks: Sequence[RankTasks], meeting: Meeting, column: str) -> Float
 
 def _woken_by(r: RankTasks) -> dict[int, list[int]]:
     """By GPU event the tasks of the host that went on when it ended."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for b in r.blocked:
         last = max(b.events, key=lambda e: int(r.trace.gpu.end[e]))
-        found.setdefault(last, []).append(int(r.stretch_task[b.stretch]))
-    return found
+        result.setdefault(last, []).append(int(r.stretch_task[b.stretch]))
+    return result
 
 
 # ---- One rank of a run as tasks: its lanes, the durations of its host stretches and GPU events, what waits for what

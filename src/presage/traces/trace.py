@@ -180,10 +180,10 @@ class Trace:
     def is_collective(self) -> NDArray[np.bool_]:
         """Which GPU events are collectives (or sends and receives), by what they say or by their name."""
         by_name = np.array(["nccl" in n.lower() or "rccl" in n.lower() for n in self.names], np.bool_)
-        found = by_name[self.gpu.name] & (self.gpu.kind == GpuKind.KERNEL) if len(self.gpu) else np.zeros(0, np.bool_)
-        found = found.copy()
-        found[list(self.collectives)] = True
-        return found
+        result = by_name[self.gpu.name] & (self.gpu.kind == GpuKind.KERNEL) if len(self.gpu) else np.zeros(0, np.bool_)
+        result = result.copy()
+        result[list(self.collectives)] = True
+        return result
 
     def shifted_gpu(self, ns: int) -> Trace:
         """The same trace with the GPU's clock moved."""

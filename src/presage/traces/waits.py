@@ -202,8 +202,8 @@ def _cause(gpu: GpuEvents, launched: Ints, by_end: Ints, ends: Ints, event: int,
 
 def _drains(gpu: GpuEvents, event: int, at: int) -> bool:
     """Whether a kernel is in its last part at that time, when some of its blocks have left room."""
-    took = int(gpu.end[event] - gpu.start[event])
-    return int(gpu.end[event]) - at <= max(ROOM_LEAST, ROOM_SHARE * took)
+    seconds = int(gpu.end[event] - gpu.start[event])
+    return int(gpu.end[event]) - at <= max(ROOM_LEAST, ROOM_SHARE * seconds)
 
 
 def stated_stream_waits(trace: Trace) -> list[StreamWait]:
@@ -298,14 +298,14 @@ def handovers(host: HostEvents, s: Stretches) -> list[Handover]:
     quiet = {int(t): _quiet(s, silent, np.flatnonzero(s.thread == t)) for t in np.unique(s.thread)}
     # a thread that only polls the runtime (a watchdog) hands nothing over
     working = {t: q for t, q in quiet.items() if (host.kind[host.thread == t] == HostKind.OP).any()}
-    found: list[Handover] = []
+    result: list[Handover] = []
     for thread, q in quiet.items():
         for k in np.flatnonzero((q.following >= 0) & (q.hi - q.lo >= LEAST_SILENCE)):
             lo, hi = int(q.lo[k]), int(q.hi[k])
             fell = [f for other, theirs in working.items() if other != thread and (f := theirs.fell_within(lo, hi))]
             if fell:
-                found.append(Handover(max(fell)[1], int(q.following[k]), int(q.index[k])))
-    return found
+                result.append(Handover(max(fell)[1], int(q.following[k]), int(q.index[k])))
+    return result
 
 
 @dataclass(frozen=True, eq=False)

@@ -134,9 +134,9 @@ def drop_rank_delay(rank: int) -> ReplayEdit:
         if len(places) < 2:
             raise PresageError("--drop-rank-delay compares ranks: give the traces of all ranks")
         lists = [_by_place(x) for x in r.ranks]
-        mine = lists.pop(places[rank])
+        own = lists.pop(places[rank])
         durations = r.durations.astype(np.float64)
-        for key, tasks in mine.items():
+        for key, tasks in own.items():
             others = [r.durations[found[key]].astype(np.float64) for found in lists if key in found]
             if others:
                 _level(durations, tasks, others)
@@ -160,8 +160,8 @@ def _level(durations: NDArray[np.float64], tasks: NDArray[np.int64], others: lis
     """Lower the tasks that are late against the same occurrence on other ranks (or against their median)."""
     same = [o for o in others if len(o) == len(tasks)]
     usual = np.median(same, axis=0) if same else np.full(len(tasks), np.median(np.concatenate(others)))
-    took = durations[tasks]
-    late = (took > LATE_FACTOR * usual) & (took > usual + LATE_SECONDS)
+    seconds = durations[tasks]
+    late = (seconds > LATE_FACTOR * usual) & (seconds > usual + LATE_SECONDS)
     durations[tasks[late]] = usual[late]
 
 
@@ -190,8 +190,8 @@ def kernels_of(replay: Replay, other: Replay) -> tuple[Replay, float]:
         raise PresageError(f"{len(replay.ranks)} ranks cannot take the kernels of {len(other.ranks)}")
     durations = replay.durations.astype(np.float64)
     given = whole = 0.0
-    for mine, theirs in zip(replay.ranks, other.ranks, strict=True):
-        placed, total = _transplant(durations, mine, theirs)
+    for own, theirs in zip(replay.ranks, other.ranks, strict=True):
+        placed, total = _transplant(durations, own, theirs)
         given, whole = given + placed, whole + total
     covered = given / whole if whole else 0.0
     if covered < LEAST_COVERED:
@@ -205,14 +205,16 @@ def kernels_of(replay: Replay, other: Replay) -> tuple[Replay, float]:
 def _transplant(durations: NDArray[np.float64], mine: RankTasks, theirs: RankTasks) -> tuple[float, float]:
     """Change one rank's durations; (placed, total) seconds of the other's kernels."""
     ours, others = launching_ops(mine.trace), launching_ops(theirs.trace)
-    took = (mine.trace.gpu.end - mine.trace.gpu.start) * NS
+    seconds = (mine.trace.gpu.end - mine.trace.gpu.start) * NS
     took_there = (theirs.trace.gpu.end - theirs.trace.gpu.start) * NS
     placed = 0.0
     names, other_names = [name for name, _ in ours], [name for name, _ in others]
     for block in SequenceMatcher(None, names, other_names, autojunk=False).get_matching_blocks():
         for k in range(block.size):
             events, there = ours[block.a + k][1], float(took_there[others[block.b + k][1]].sum())
-            here = float(took[events].sum())
-            durations[mine.gpu_task[events]] = mine.lead[events] * NS + took[events] * (there / here if here else 0.0)
+            here = float(seconds[events].sum())
+            durations[mine.gpu_task[events]] = mine.lead[events] * NS + seconds[events] * (
+                there / here if here else 0.0
+            )
             placed += there
     return placed, float(sum(took_there[events].sum() for _, events in others))

@@ -105,7 +105,7 @@ def _faster(base: Trial) -> list[ParsedEdit]:
     cost: dict[str, float] = {}
     for op, time in zip(base.timed.scenario.graph.ops, base.timed.times, strict=True):
         cost[op.name] = cost.get(op.name, 0.0) + time.seconds
-    names = sorted((n for n, took in cost.items() if took > 0), key=lambda n: -cost[n])[:COSTLIEST]
+    names = sorted((n for n, seconds in cost.items() if seconds > 0), key=lambda n: -cost[n])[:COSTLIEST]
     return [of_kind(EDITS[SUPPOSED], f"{re.escape(name)}:2") for name in names]
 
 

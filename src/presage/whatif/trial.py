@@ -89,11 +89,11 @@ def edited_trial(scenario: Scenario, how: Drawing, base: Trial) -> Trial:
     """Another scenario under the same luck, with what is not known of its new ops."""
     timed = _timed(scenario)
     kernels, hosts = _new(timed, base.timed)
-    took = _usual(timed, how)
-    if took.count > 1:
-        took = _less_known(took, timed.built, kernels, hosts, how)
+    seconds = _usual(timed, how)
+    if seconds.count > 1:
+        seconds = _less_known(seconds, timed.built, kernels, hosts, how)
     same = (timed.kernels, timed.hosts) == (base.timed.kernels, base.timed.hosts)
-    found = _trial(timed, took, how, None if same else base.seconds)
+    found = _trial(timed, seconds, how, None if same else base.seconds)
     return replace(found, modelled=_modelled(timed, kernels))
 
 
@@ -151,9 +151,9 @@ def _less_known(took: Durations, built: StepProgram, kernels: Mask, hosts: Mask,
 
 
 def _modelled(timed: TimedScenario, new: Mask) -> float:
-    took = np.array([t.seconds for t in timed.times]) * new
+    seconds = np.array([t.seconds for t in timed.times]) * new
     known = np.array([t.source in MODELLED for t in timed.times], np.bool_)
-    return float(took[known].sum() / took.sum()) if took.sum() else 1.0
+    return float(seconds[known].sum() / seconds.sum()) if seconds.sum() else 1.0
 
 
 def _result(timed: TimedScenario, seconds: Quantiles, how: Drawing) -> StepResult:

@@ -103,11 +103,11 @@ def _compiled(
     places: ValuePlaces, low: Lowering, k: int, together: list[KernelGroup], found: list[Piece], live_out: set[int]
 ) -> list[tuple[Op, int]]:
     """The ops of region `k`, with the places of those that run as they are."""
-    ops, mine = places.graph.ops, [p for p in found if p.region == k]
+    ops, own = places.graph.ops, [p for p in found if p.region == k]
     producers = {v: g for g, group in enumerate(together) for v in group.writes}
     crossed = {v: parts for group in together for v, parts in group.crossed.items()}
-    wanted = values_to_write(together, mine, [p for p in found if p.region != k], live_out)
-    sequence = max((ops[p.node.op].sequence for p in mine), default=-1)
+    wanted = values_to_write(together, own, [p for p in found if p.region != k], live_out)
+    sequence = max((ops[p.node.op].sequence for p in own), default=-1)
     phase, thread = next((op.phase, op.thread) for op, number in zip(ops, low.region, strict=True) if number == k)
     out: list[tuple[Op, int]] = []
     for g in topological_order(together, producers):
@@ -118,7 +118,7 @@ def _compiled(
             op = _summed(places, ops[first.op], first.reads[0], crossed[first.reads[0]], first.writes)
         else:
             like = ops[max(together[g].nodes, key=lambda n: n.elements).op]
-            op = fused_op(places, together[g], mine, wanted[g], like, "triton")
+            op = fused_op(places, together[g], own, wanted[g], like, "triton")
         out.append((replace(op, phase=phase, thread=thread, within=WITHIN[thread], sequence=sequence), at))
     return out
 

@@ -33,13 +33,13 @@ def cuda_graph(graph: Graph) -> Graph:
 
 def _stretches(ops: tuple[Op, ...]) -> list[list[int]]:
     """Ops between those that cannot be in a graph: those that wait, and those of an unknown kind."""
-    found: list[list[int]] = [[]]
+    result: list[list[int]] = [[]]
     for i, op in enumerate(ops):
         if op.sync or op.opaque:
-            found.append([])
+            result.append([])
         else:
-            found[-1].append(i)
-    return found
+            result[-1].append(i)
+    return result
 
 
 # ---- waits of the host for the GPU
@@ -203,8 +203,8 @@ def _move(graph: Graph, order: list[int], group: range, host: set[int]) -> None:
     thread = graph.ops[group.start].thread
     while at > 0:
         before = graph.ops[order[at - 1]]
-        mine = _touched(graph, range(order[at - 1], order[at - 1] + 1), host)
-        if before.thread != thread or before.stream or mine[1] & (read | written) or mine[0] & written:
+        own = _touched(graph, range(order[at - 1], order[at - 1] + 1), host)
+        if before.thread != thread or before.stream or own[1] & (read | written) or own[0] & written:
             break
         at -= 1
         if at == 0 or not _together(graph.ops[order[at - 1]], before):

@@ -128,10 +128,10 @@ def _left_before(graph: Graph, storage: int, own: frozenset[int]) -> int | None:
 
 def _alone(graph: Graph, table: JoinableTable) -> bool:
     """Whether all other ops that touch the table's memory touch nothing else, or lists."""
-    mine = {p for x in table.lookups for p in x.places} | {p for b in table.backwards for p in (b.place, *b.others)}
+    own = {p for x in table.lookups for p in x.places} | {p for b in table.backwards for p in (b.place, *b.others)}
     for i, op in enumerate(graph.ops):
         touched = {graph.tensors[r].storage for r in references(op.inputs)}
-        if i in mine or not touched & table.memory or lane_count(op):
+        if i in own or not touched & table.memory or lane_count(op):
             continue
         listed = {graph.tensors[r].storage for a in op.inputs if isinstance(a, list) for r in references(a)}
         single = {graph.tensors[r].storage for a in op.inputs if isinstance(a, Ref) for r in references([a])}
@@ -170,8 +170,8 @@ def _place(graph: Graph, found: Sequence[TableLookup]) -> int | None:
     if all(_ready(graph, x) < first for x in found):
         return first
     outs = {graph.tensors[x.results[0]].storage for x in found}
-    mine = {p for x in found for p in x.places}
-    used = (i for i in range(first, last) if i not in mine)
+    own = {p for x in found for p in x.places}
+    used = (i for i in range(first, last) if i not in own)
     early = any(outs & {graph.tensors[r].storage for r in references(graph.ops[i].inputs)} for i in used)
     return None if early else last
 

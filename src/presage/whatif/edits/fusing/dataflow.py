@@ -327,14 +327,14 @@ def _missing(
     flow: Flow, reads: Iterable[int], made: Mapping[int, int], saved: Callable[[int], bool], again: Mapping[int, int]
 ) -> set[int]:
     """The nodes to run once more for these values."""
-    found: set[int] = set()
+    result: set[int] = set()
     queue = list(reads)
     while queue:
         v = queue.pop()
-        if v in made and v not in again and not saved(v) and made[v] not in found:
-            found.add(made[v])
+        if v in made and v not in again and not saved(v) and made[v] not in result:
+            result.add(made[v])
             queue += flow.nodes[made[v]].reads
-    return found
+    return result
 
 
 def _like(flow: Flow, v: int) -> int:

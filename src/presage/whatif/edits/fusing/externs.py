@@ -55,16 +55,16 @@ def rewrite_externs(graph: Graph, regions: Callable[[Graph], Sequence[int]]) -> 
 def _low_precision(graph: Graph, region: Sequence[int]) -> Graph:
     """The graph with the float32 products of its compiled backward regions in autocast's type."""
     half = _autocast(graph)
-    mine = [
+    own = [
         i for i, op in enumerate(graph.ops)
         if half and region[i] != OUTSIDE and op.thread == "autograd" and op.name in PRODUCTS
         and all(t.dtype == "float32" for t in graph.inputs_of(op))
     ]  # fmt: skip
-    results = {t.storage for i in mine for t in graph.outputs_of(graph.ops[i])}
-    if not mine:
+    results = {t.storage for i in own for t in graph.outputs_of(graph.ops[i])}
+    if not own:
         return graph
     builder = GraphBuilder(_narrowed(graph, region, results, half))
-    for i in mine:
+    for i in own:
         op, casts, copies = builder.ops[i], dict[int, int](), list[Op]()
         for t in builder.source.inputs_of(op):
             if t.dtype == "float32" and t.id not in casts:

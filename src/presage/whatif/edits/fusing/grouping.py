@@ -115,8 +115,8 @@ def _partner(
 
 def _shared(group: KernelGroup, piece: Piece, v: int) -> bool:
     """Whether both work on the same of a value, and not on different parts of it."""
-    mine, theirs = ({start for w, start in s if w == v} for s in (piece.slices, group.slices))
-    return v in group.writes or (v in group.reads and (not mine or not theirs or bool(mine & theirs)))
+    own, theirs = ({start for w, start in s if w == v} for s in (piece.slices, group.slices))
+    return v in group.writes or (v in group.reads and (not own or not theirs or bool(own & theirs)))
 
 
 def _touched(piece: Piece, value: Value) -> int:
@@ -346,9 +346,9 @@ class _Joining:
 
     def _at_once(self, members: Sequence[int]) -> bool:
         """Whether they can all run where the last of them runs: nothing else has used what they make by then."""
-        mine, last = set(members), max(self.found[i].node.op for i in members)
+        own, last = set(members), max(self.found[i].node.op for i in members)
         made = {v for i in members for v in self.found[i].writes}
-        users = {k for v in made for k in self.users.get(v, ())} - mine
+        users = {k for v in made for k in self.users.get(v, ())} - own
         if any(self.found[k].node.op <= last for k in users):
             return False
         return self._undisturbed(members, last)
@@ -356,10 +356,10 @@ class _Joining:
     def _undisturbed(self, members: Sequence[int], last: int) -> bool:
         """Whether what they read is there until then, and of what they write in place only the last is read."""
         ops, tensors = self.graph.ops, self.graph.tensors
-        mine = {op for i in members for op in (self.found[i].node.op, *self.found[i].node.also)}
+        own = {op for i in members for op in (self.found[i].node.op, *self.found[i].node.also)}
         held = {self.values[v].storage for i in members for v in self.found[i].reads}
-        for i in range(min(mine), last):
-            if i not in mine and ops[i].writes and held & {tensors[t].storage for t in ops[i].writes}:
+        for i in range(min(own), last):
+            if i not in own and ops[i].writes and held & {tensors[t].storage for t in ops[i].writes}:
                 return False
         final: dict[int, int] = {}
         made = [v for i in sorted(members) for v in self.found[i].writes]
