@@ -73,10 +73,8 @@ def command(
         show_answer(replay_edits_answer(), json)
         return
     from presage.errors import PresageError
-    from presage.files import write_whole
     from presage.report.replay_answer import replay_answer
     from presage.traces.findings import rank_labels
-    from presage.traces.perfetto import chrome_trace
     from presage.whatif import replay_edits as make
     from presage.whatif.replay_names import parse
     from presage.whatif.replay_result import ReplayFindings
@@ -96,9 +94,16 @@ def command(
         result = ReplayFindings([_replayed(run, names, wanted, kernels_from, ignore) for run, names in labelled], edits)
         answer = replay_answer(result, report is not None)
     if trace is not None:
-        shown = result.runs[0].after or result.runs[0].before
-        write_whole(trace, chrome_trace(shown.replay, shown.timeline))
+        _write_trace(result.runs[0], trace)
     show_answer(answer, json, report, {"timeline": trace})
+
+
+def _write_trace(run: ReplayedRun, path: Path) -> None:
+    from presage.files import write_whole
+    from presage.traces.perfetto import chrome_trace
+
+    shown = run.after or run.before
+    write_whole(path, chrome_trace(shown.replay, shown.timeline))
 
 
 def _replayed(
