@@ -187,13 +187,13 @@ def _walk(roots: Any) -> Iterator[Nested]:
     todo: list[tuple[Any, tuple[str, ...], int]] = [(e, (), -1) for e in reversed(roots)]
     while todo:
         event, within, sequence = todo.pop()
-        name = event.name
-        number = getattr(event.extra_fields, "sequence_number", -1) if event.typed[0].name == "TorchOp" else -1
-        number = number if 0 <= number < 1 << 62 else sequence
-        children = event.children
+        name: str = event.name
         if name.startswith(_GPU):
             yield Nested(event.start_time_ns, int(name[len(_GPU) :]), "", within, sequence, event.start_tid)
             continue
+        number = getattr(event.extra_fields, "sequence_number", -1)
+        number = number if 0 <= number < _NO_NUMBER else sequence
+        children = event.children
         if name.startswith(_HOST):
             yield Nested(event.start_time_ns, int(name[len(_HOST) :]), "", within, sequence, event.start_tid)
             # what a host op runs inside is real: a foreach over host tensors is one op for each
@@ -204,7 +204,7 @@ def _walk(roots: Any) -> Iterator[Nested]:
             continue
         if name.startswith(_ENGINE) and not any(outer.startswith(_ENGINE) for outer in within):
             within = ()  # autograd has a thread of its own on a GPU: nothing of the caller's is around it
-        inner = within if _is_region(event) else (*within, name)
+        inner = within if name.startswith(_REGIONS) else (*within, name)
         todo += [(c, inner, number) for c in reversed(children)]
 
 
@@ -217,7 +217,3 @@ def _cast_arguments(event: Any, within: tuple[str, ...]) -> tuple[Any, ...]:
     if not typed or not hasattr(given[0], "sizes"):
         return ()
     return (list(given[0].sizes), str(given[0].dtype).removeprefix("torch."))
-
-
-def _is_region(event: Any) -> bool:
-    return str(event.name).startswith(_REGIONS)

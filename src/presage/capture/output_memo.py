@@ -38,12 +38,21 @@ class _Output(NamedTuple):
     offset: int
 
 
+_KNOWN: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}  # of all captures, as PyTorch's own memory of such is
+
+
+class _Number(NamedTuple):
+    """An output that is no tensor: a size, or nothing."""
+
+    value: int | None
+
+
 class OutputMemo:
-    """What ops of one capture returned."""
+    """What ops returned, for tensors of one mode, whose own memory of it (slower to ask) is switched off."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self._known: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+        mode.cache_enabled = False
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of every new fake tensor on a device
 
     def run(self, func: Any, args: Any, kwargs: Any, compute: Callable[[], Any]) -> Any:
@@ -60,9 +69,9 @@ class OutputMemo:
         except _Unknown:
             return compute()
         found = tuple(key)
-        if found not in self._known:
+        if found not in _KNOWN:
             return self._first(found, tensors, compute)
-        outputs = self._known[found]
+        outputs = _KNOWN[found]
         if outputs is None:
             return compute()
         return self._built(outputs, tensors)
@@ -96,24 +105,27 @@ class OutputMemo:
                 raise _Unknown
             outputs = self._describe(out, tensors, [s for _, s in before])
             _check(self._built(outputs, tensors), out)
-            self._known[key] = outputs
+            _KNOWN[key] = outputs
         except _Unknown:
-            self._known[key] = None
+            _KNOWN[key] = None
         return out
 
     def _describe(self, out: Any, tensors: list[Any], storages: list[int]) -> tuple[Any, ...]:
-        """How to build the outputs: of each its place among the argument tensors, its description or itself."""
+        """How to build the outputs: each by its place among the argument tensors, a description or a number."""
         if type(out) not in (FakeTensor, tuple, list):
             raise _Unknown
         each = [out] if type(out) is FakeTensor else out
-        if any(x is not None and (type(x) is not FakeTensor or x.layout is not torch.strided) for x in each):
+        tensors_out = [x for x in each if x is not None and type(x) is not int]
+        if any(type(x) is not FakeTensor or x.layout is not torch.strided for x in tensors_out):
             raise _Unknown
         places = {id(t): i for i, t in enumerate(tensors)}
-        held = [_storage(x) for x in each if x is not None and id(x) not in places]
-        described = tuple(
-            x if x is None else places[id(x)] if id(x) in places else self._describe_one(x, storages, held)
-            for x in each
-        )
+        held = [_storage(x) for x in tensors_out if id(x) not in places]
+        described: list[Any] = []
+        for x in each:
+            if type(x) is not FakeTensor:
+                described.append(_Number(x))
+            else:
+                described.append(places[id(x)] if id(x) in places else self._describe_one(x, storages, held))
         return type(out), described
 
     def _describe_one(self, t: Any, storages: list[int], held: list[int]) -> _Output:
@@ -126,7 +138,10 @@ class OutputMemo:
 
     def _built(self, outputs: tuple[Any, ...], tensors: list[Any]) -> Any:
         kind, described = outputs
-        made = [self._tensor(d, tensors) if type(d) is _Output else d if d is None else tensors[d] for d in described]
+        made = [
+            self._tensor(d, tensors) if type(d) is _Output else d.value if type(d) is _Number else tensors[d]
+            for d in described
+        ]
         return made[0] if kind is FakeTensor else kind(made)
 
     def _tensor(self, d: _Output, tensors: list[Any]) -> FakeTensor:
@@ -166,7 +181,7 @@ def _check(built: Any, out: Any) -> None:
     """Raise `_Unknown` where what was built differs from what the op returned."""
     pairs = [(built, out)] if isinstance(out, torch.Tensor) else zip(built, out, strict=True)
     for one, other in pairs:
-        if one is not other and _facts(one) != _facts(other):
+        if one is not other and (type(one) is not FakeTensor or _facts(one) != _facts(other)):
             raise _Unknown
 
 
