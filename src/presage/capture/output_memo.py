@@ -114,7 +114,7 @@ class OutputMemo:
         """How to build the outputs: each by its place among the argument tensors, a description or a number."""
         if type(out) not in (FakeTensor, tuple, list):
             raise _Unknown
-        each = [out] if type(out) is FakeTensor else out
+        each: list[Any] = [out] if type(out) is FakeTensor else list(out)
         tensors_out = [x for x in each if x is not None and type(x) is not int]
         if any(type(x) is not FakeTensor or x.layout is not torch.strided for x in tensors_out):
             raise _Unknown
