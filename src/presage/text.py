@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+
+# What a terminal obeys or reorders text by: C0 and C1 but for tab and newline, DEL, line separators, bidi controls.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def seconds(value: float) -> str:
@@ -41,3 +45,8 @@ def size(nbytes: float) -> str:
         if abs(nbytes) >= scale:
             return f"{nbytes / scale:.4g} {unit}"
     return f"{nbytes:.0f} B" if nbytes else "-"
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out, as \\x1b: names from files never reach a terminal raw."""
+    return CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode(), text)

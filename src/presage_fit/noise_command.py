@@ -91,7 +91,7 @@ def command(
         found = fit_files(files, facts, kind, collectives, parse_columns(column), group)
     if out is not None:
         write_noise(found.belief, out)
-    if emit(json, to_json(found)):
+    if emit(json, lambda: to_json(found)):
         _print(found, out)
 
 

@@ -42,7 +42,7 @@ def command(
         if merge_into is not None:
             found = [merge(found)]
             write(found[0], merge_into)
-    if emit(json, {"kind": "pack", "packs": [_value(p) for p in found]}):
+    if emit(json, lambda: {"kind": "pack", "packs": [_value(p) for p in found]}):
         _print(found, merge_into)
 
 

@@ -134,7 +134,7 @@ def command(
         _raise_nothing_scored(result.skipped)
     if out is not None:
         _save(out, result.lines())
-    if emit(json, value):
+    if emit(json, lambda: value):
         _show(result, value, claim)
 
 

@@ -26,6 +26,7 @@ OWN_OPTIONS = ("calibrate", "measure")  # those of `python -m presage.NAME`
 NO_JSON = ("ui",)  # it serves a page
 CODES = {
     "answered": faults.ANSWERED, "unanswered": faults.UNANSWERED, "mistaken": faults.MISTAKEN,
+    "condition_held": faults.CONDITION_HELD,
     "interrupted": faults.INTERRUPTED,
 }  # fmt: skip
 
@@ -86,6 +87,8 @@ def test_every_command_can_be_quiet_and_gives_json() -> None:
         found = " ".join(options(path, command))
         assert "--quiet" in found, path
         assert "--json" in found or path in NO_JSON, path
+        if path not in OWN_OPTIONS:
+            assert "--verbose" in found and ("--fail-if" in found) == ("--json" in found), path
 
 
 def test_every_command_teaches_with_an_example() -> None:

@@ -35,13 +35,13 @@ def printed(answer: Answer, quiet: bool = False) -> str:
 
 def test_a_terminal_shows_headline_tables_text_and_notes() -> None:
     text = printed(ANSWER)
-    assert text.splitlines()[:2] == ["job on 8 GPUs", "1 s/step."]
+    assert text.splitlines()[:2] == ["1 s/step.", "job on 8 GPUs"]
     assert "[bold]a" in text and "Because." in text and "note: a note" in text
     assert "Only on the page" not in text and "brief" not in text
 
 
 def test_quiet_leaves_headline_and_brief() -> None:
-    assert printed(ANSWER, quiet=True).splitlines() == ["job on 8 GPUs", "1 s/step.", "brief"]
+    assert printed(ANSWER, quiet=True).splitlines() == ["1 s/step.", "job on 8 GPUs", "brief"]
 
 
 def test_a_page_shows_all_tables_and_the_command() -> None:

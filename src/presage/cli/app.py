@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from presage.cli.faults import run_guarded
-from presage.cli.options import HelpCommand, Quiet, option, output_options, plain_types, with_common_options
+from presage.cli.options import HelpCommand, Quiet, Verbose, option, output_options, plain_types, with_common_options
 from presage.cli.plugins import COMMANDS as PLUGINS
 from presage.cli.plugins import load_command
 
@@ -97,10 +97,11 @@ def _version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     _debug: Annotated[bool, option("--debug", "", "Show a traceback if presage fails.")] = False,
     _version: Annotated[bool, option("--version", "", "Print the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
-    context.with_resource(output_options(quiet))
+    context.with_resource(output_options(quiet, verbose=verbose))
 
 
 @cache
@@ -150,6 +151,6 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that knows no UTF-8
     given = [a for a in sys.argv[1:] if a != "--debug"]  # it may stand anywhere
     debug = len(given) < len(sys.argv) - 1 or bool(os.environ.get("PRESAGE_DEBUG"))
-    first = next((a for a in given if a not in ("-q", "--quiet")), None)
+    first = next((a for a in given if a not in ("-q", "--quiet", "-v", "--verbose")), None)
     only = first if first in {name for _, name, _, _ in COMMANDS} else None
     sys.exit(run_guarded(lambda: build(only)(given, prog_name="presage", standalone_mode=False), debug))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from presage.cli.options import Json, Report
-from presage.cli.output import check_report, show_answer
+from presage.cli.output import show_answer
 
 
 def command(
@@ -39,7 +39,6 @@ def command(
     from presage.measure.prediction import read
     from presage.report.compare_answer import compare_answer
 
-    check_report(report)
     try:
         comparison = comparison_from_json(read_json(run))
     except (ValueError, TypeError, AttributeError, KeyError) as e:

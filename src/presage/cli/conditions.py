@@ -46,16 +46,25 @@ class Quantity:
     scale: float = 1.0
 
 
-def holds(condition: str, data: Mapping[str, Any]) -> bool:
-    """Whether the condition holds for an answer's JSON."""
-    text = NUMBER.sub(lambda m: f"_unit({m[1]}, {m[2]!r})", condition)
+def parse_condition(condition: str) -> ast.expr:
+    """The condition as a syntax tree; raises for what is no condition, whatever the answer."""
     if len(condition) > LONGEST:
         raise _error(condition, f"longer than {LONGEST} characters")
+    text = NUMBER.sub(lambda m: f"_unit({m[1]}, {m[2]!r})", condition)
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
         raise _error(condition, f"cannot be read; {EXAMPLE}") from e
-    found = _Evaluator(condition, data).visit(tree.body)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and not hasattr(_Evaluator, f"visit_{type(node).__name__}"):
+            what = "only names, numbers, comparisons, and/or/not and + - * / are known"
+            raise _error(condition, f"{what}; {EXAMPLE}")
+    return tree
+
+
+def holds(condition: str, data: Mapping[str, Any]) -> bool:
+    """Whether the condition holds for an answer's JSON."""
+    found = _Evaluator(condition, data).visit(parse_condition(condition))
     if not isinstance(found.value, bool):
         raise _error(condition, f"is a value, not a condition: compare it with something, {EXAMPLE}")
     return found.value
@@ -72,12 +81,7 @@ class _Evaluator:
         self.condition, self.data = condition, data
 
     def visit(self, node: ast.expr) -> Quantity:
-        method = getattr(self, f"visit_{type(node).__name__}", None)
-        if method is None:
-            raise _error(
-                self.condition, f"only names, numbers, comparisons, and/or/not and + - * / are known; {EXAMPLE}"
-            )
-        return method(node)  # type: ignore[no-any-return]
+        return getattr(self, f"visit_{type(node).__name__}")(node)  # type: ignore[no-any-return]
 
     def visit_Constant(self, node: ast.Constant) -> Quantity:
         return Quantity(node.value)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from presage.cli.options import Json, Report
-from presage.cli.output import check_report, load_runs, show_answer, status
+from presage.cli.output import load_runs, show_answer, status
 
 WHAT = "An answer written with --json, a Kineto trace (file or folder), a .presage graph, or a job file."
 
@@ -33,7 +33,6 @@ def command(
     from presage.errors import PresageError
     from presage.report.diff_answer import diff_answer
 
-    check_report(report)
     a, b = _data(before), _data(after)
     if a.get("kind") != b.get("kind"):
         raise PresageError(f"{before} is a {a.get('kind')}, {after} a {b.get('kind')}: compare two of the same kind")

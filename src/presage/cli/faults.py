@@ -1,7 +1,7 @@
 """How a command ends without an answer: one sentence on stderr and an exit code.
 
 0 answered; 1 not answered although the input was valid (nothing fits, out of memory, disk full, internal error);
-2 user error; 130 interrupted.
+2 user error; 3 the condition of --fail-if holds; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from presage.errors import PresageError, near
+from presage.text import printable
 
-ANSWERED, UNANSWERED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
+ANSWERED, UNANSWERED, MISTAKEN, CONDITION_HELD, INTERRUPTED = 0, 1, 2, 3, 130
 GUESSES = ((".py", "predict"), (".presage", "predict"), (".toml", "job"), (".json", "trace"), (".json.gz", "trace"))
 
 
@@ -33,7 +34,7 @@ def run_guarded(run: Callable[[], Any], debug: bool) -> int:
             _trace()
         text, code = describe_error(e)
         if text:
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
     return code if isinstance(code, int) else ANSWERED
 
 

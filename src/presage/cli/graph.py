@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.capture.variants import AS_WRITTEN, Variant
-from presage.cli.options import Json, option
+from presage.cli.options import Json, option, out_option
 from presage.cli.output import show_answer, status
 from presage.usercode import parse_arguments
 
@@ -35,7 +35,7 @@ def command(
     step: Step,
     arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
     depth: Annotated[int, option("--depth", "N", "Module depth to list.", min=1)] = 2,
-    out: Annotated[Path | None, option("--out", "FILE.presage", "Save the graph to a file.")] = None,
+    out: Annotated[Path | None, out_option("--out", "FILE.presage", "Save the graph to a file.")] = None,
     diff: Annotated[
         str | None, option("--diff", "OTHER.presage", "Show what changed from OTHER to this graph.")
     ] = None,

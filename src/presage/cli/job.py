@@ -20,7 +20,7 @@ from presage.cli.options import (
     Workers,
     option,
 )
-from presage.cli.output import check_report, pool_progress, show_answer, status, write_timeline
+from presage.cli.output import pool_progress, show_answer, status, write_timeline
 from presage.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ def command(
     from presage.prediction.jobs.job_prediction import predict_job
     from presage.report.job_answer import job_answer
 
-    check_report(report)
     many = None if tokens is None else parse_tokens(tokens)
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
     result = predict_job(job_from_options(job, gpus, change, terms), convention=flops or DEFAULT)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +19,11 @@ import typer
 from typer.core import TyperCommand
 
 from presage.cli import complete
+from presage.cli.faults import CONDITION_HELD
 from presage.errors import PresageError
 from presage.files.finite import finite
+from presage.files.writing import check_writable
+from presage.text import printable
 
 OUTPUT = "Output"
 
@@ -33,26 +36,66 @@ def option(names: str, metavar: str, help: str, panel: str | None = None, comple
     )
 
 
+def out_option(names: str, metavar: str, help: str, panel: str | None = None, check: Any = None) -> Any:
+    """An option that names a file to be written: that it can be written is checked before any work."""
+
+    def checked(path: Any) -> Any:
+        if path is not None and str(path) != "-":
+            check_writable(path)
+            if check is not None:
+                check(path)
+        return path
+
+    return option(names, metavar, help, panel=panel, callback=checked)
+
+
+def _check_plot(path: Path) -> None:
+    from presage.report.plots import check_plottable
+
+    check_plottable(path)
+
+
+def _check_report(_: Path) -> None:
+    from presage.report.html import check_installed
+
+    check_installed()
+
+
+def _check_condition(text: str | None) -> str | None:
+    if text is not None:
+        from presage.cli.conditions import parse_condition
+
+        parse_condition(text)
+    return text
+
+
 Quiet = Annotated[bool, option("--quiet -q", "", "Print only the answer: no tables, notes or progress.", panel=OUTPUT)]
-Json = Annotated[str | None, option("--json", "FILE|-", "Write JSON to FILE, or to stdout with '-'.", panel=OUTPUT)]
+Verbose = Annotated[bool, option("--verbose -v", "", "Print every table and note.", panel=OUTPUT)]
+FailIf = Annotated[
+    str | None,
+    option(
+        "--fail-if",
+        "CONDITION",
+        "Exit with status 3 if CONDITION holds for the JSON, e.g. 'not fits' or 'p95 > 40ms' (docs/terminal.md).",
+        panel=OUTPUT,
+        callback=_check_condition,
+    ),
+]
+Json = Annotated[str | None, out_option("--json", "FILE|-", "Write JSON to FILE, or to stdout with '-'.", panel=OUTPUT)]
 Report = Annotated[
     Path | None,
-    option("--report", "OUT.html", "Write charts and tables as one HTML file (works offline).", panel=OUTPUT),
+    out_option(
+        "--report",
+        "OUT.html",
+        "Write charts and tables as one HTML file (works offline).",
+        panel=OUTPUT,
+        check=_check_report,
+    ),
 ]
-
-
-def _check_plot(path: Path | None) -> Path | None:
-    if path is not None:
-        from presage.report.plots import check_plottable
-
-        check_plottable(path)
-    return path
-
-
 Plot = Annotated[
     Path | None,
-    option(
-        "--plot", "OUT.svg", "Draw a chart (.svg, .png or .pdf; needs matplotlib).", callback=_check_plot, panel=OUTPUT
+    out_option(
+        "--plot", "OUT.svg", "Draw a chart (.svg, .png or .pdf; needs matplotlib).", panel=OUTPUT, check=_check_plot
     ),
 ]
 Traces = Annotated[
@@ -92,9 +135,11 @@ RunDraws = Annotated[
     int, option("--draws", "N", "Runs to draw for the interval of the step time.", min=1, max=1_000_000)
 ]
 Price = Annotated[float | None, option("--price", "P", "Price per GPU-hour, in any currency.")]
-TraceOut = Annotated[Path | None, option("--trace", "OUT.json", "Write the predicted timeline as a Perfetto trace.")]
+TraceOut = Annotated[
+    Path | None, out_option("--trace", "OUT.json", "Write the predicted timeline as a Perfetto trace.")
+]
 SearchSeconds = Annotated[float, option("--seconds", "S", "Time limit of the search, s.", min=0.0)]
-ShardingOut = Annotated[Path | None, option("--out", "PLAN.json", "Write the sharding plan.")]
+ShardingOut = Annotated[Path | None, out_option("--out", "PLAN.json", "Write the sharding plan.")]
 Seed = Annotated[int, option("--seed", "N", "Random seed.", min=0)]
 
 
@@ -112,6 +157,9 @@ class OutputOptions:
 
     quiet: bool = False  # the answer only
     json_on_stdout: bool = False
+    verbose: bool = False  # every table and note
+    fail_if: str | None = None  # a condition over the JSON
+    failed: list[bool] = field(default_factory=list)  # whether it held, for each answer given
 
     @property
     def animated(self) -> bool:
@@ -129,10 +177,16 @@ def current_output() -> OutputOptions:
 
 
 @contextmanager
-def output_options(quiet: bool, json_on_stdout: bool = False) -> Iterator[None]:
+def output_options(
+    quiet: bool = False, json_on_stdout: bool = False, verbose: bool = False, fail_if: str | None = None
+) -> Iterator[None]:
     """Set output options for a block, on top of those already set."""
     now = _CURRENT.get()
-    token = _CURRENT.set(replace(now, quiet=quiet or now.quiet, json_on_stdout=json_on_stdout or now.json_on_stdout))
+    token = _CURRENT.set(
+        OutputOptions(
+            quiet or now.quiet, json_on_stdout or now.json_on_stdout, verbose or now.verbose, fail_if or now.fail_if
+        )
+    )
     try:
         yield
     finally:
@@ -155,19 +209,28 @@ def _option_name(parameter: inspect.Parameter) -> str:
 
 
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options that all commands have (--quiet)."""
+    """The command with the options that all commands have: --quiet, --verbose, and --fail-if where it has --json."""
     own = inspect.signature(command, eval_str=True)
-    extra = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    common: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False), "verbose": (Verbose, False)}
+    if "json" in own.parameters:
+        common["fail_if"] = (FailIf, None)
+    extra = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in common.items()
+    ]
 
     @wraps(command)
-    def run(*args: Any, quiet: bool = False, **values: Any) -> None:
+    def run(*args: Any, quiet: bool = False, verbose: bool = False, fail_if: str | None = None, **values: Any) -> None:
         _check_numbers(own, values)
-        with output_options(quiet, values.get("json") == "-"):
+        with output_options(quiet, values.get("json") == "-", verbose, fail_if):
             command(*args, **values)
+            if any(current_output().failed):
+                typer.echo(f"presage: --fail-if: {printable(str(fail_if))}", err=True)
+                raise typer.Exit(CONDITION_HELD)
 
     run.__doc__ = help_text(command)
-    run.__signature__ = own.replace(parameters=[*own.parameters.values(), extra])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in own.parameters.values()} | {"quiet": Quiet, "return": None}
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own.parameters.values(), *extra)} | {"return": None}
     return run
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import typer
 
+from presage.cli.conditions import holds
 from presage.cli.options import current_output
+from presage.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+C1 = re.compile(rb"\xc2[\x80-\x9f]")  # control characters that JSON leaves as they are
 HINTS = {"timeline": " (open it at ui.perfetto.dev)", "report": " (open it in a browser)"}
 
 
@@ -33,10 +37,14 @@ HINTS = {"timeline": " (open it at ui.perfetto.dev)", "report": " (open it in a 
 
 def console(answer: bool = False) -> Console:
     """A console that does not wrap in a pipe; under --quiet it prints only the answer."""
-    from rich.console import Console
+    from presage.report.terminal import SafeConsole
 
     mute = current_output().quiet and not answer
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, quiet=mute)
+    return SafeConsole(width=None if _on_a_terminal() else 160, highlight=False, quiet=mute)
+
+
+def _on_a_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def print_answer(text: Any) -> None:
@@ -53,18 +61,28 @@ def print_brief(text: str) -> None:
 def print_note(text: str) -> None:
     """Print a note to stderr."""
     if not current_output().quiet:
-        typer.echo(text, err=True)
+        typer.echo(printable(text), err=True)
 
 
 def show_answer(
-    answer: Answer, json: str | None = None, report: Path | None = None, files: Mapping[str, Path | None] = {}
+    answer: Answer,
+    json: str | None = None,
+    report: Path | None = None,
+    files: Mapping[str, Path | None] = {},
+    *,
+    notes: Sequence[str] = (),
+    then: str = "",
 ) -> None:
-    """Print the answer or write it as JSON, write its page, and name the files that were written."""
-    shown = json is None or emit(json, answer.data)
+    """Print the answer or write it as JSON, write its page, and name the files that were written.
+
+    `notes` say what the command assumed, before those of the answer; `then` is the command to try next.
+    """
+    answer = _with_notes(answer, notes) if notes else answer
+    shown = emit(json, answer.to_data)
     if shown:
         from presage.report.terminal import print_answer
 
-        print_answer(answer, console(), console(answer=True))
+        print_answer(answer, console(), console(answer=True), current_output().verbose)
     if report is not None:
         from presage.report.html import write_page
 
@@ -72,42 +90,55 @@ def show_answer(
     for name, path in {**files, "report": report}.items() if shown else ():
         if path is not None:
             console().print(f"\n{name}: {path}{HINTS.get(name, '')}", soft_wrap=True, markup=False)
+    if shown and then:
+        console().print(f"\nnext: {then}", soft_wrap=True, markup=False)
+
+
+def _with_notes(answer: Answer, notes: Sequence[str]) -> Answer:
+    """The answer with notes before its own, in the JSON too."""
+
+    def data() -> dict[str, Any]:
+        found = answer.data
+        return found | {"notes": [*notes, *found.get("notes", ())]}
+
+    return replace(answer, notes=(*notes, *answer.notes), to_data=data)
 
 
 # ---- files
 
 
-def emit(json: str | None, value: dict[str, Any]) -> bool:
-    """Write the value as JSON if --json was given; returns whether the tables should still be printed."""
+def emit(json: str | None, data: Callable[[], Mapping[str, Any]]) -> bool:
+    """Write the data as JSON if --json was given, and try the condition of --fail-if on it; returns whether the tables
+    should still be printed."""
+    condition = current_output().fail_if
+    if json is None and condition is None:
+        return True
+    value = _json_value(data())
+    if condition is not None:
+        current_output().failed.append(holds(condition, value))
     if json is None:
         return True
     import msgspec
 
     from presage.files import write_whole
 
-    data = msgspec.json.format(msgspec.json.encode(_without_nan(value)), indent=2) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     if json == "-":
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(C1.sub(lambda m: b"\\u00%02x" % m[0][1], text))
         return False
-    write_whole(json, data)
+    write_whole(json, text)
     return True
 
 
-def _without_nan(value: Any) -> Any:
-    """NaN is not JSON: unknown numbers become null."""
+def _json_value(value: Any) -> Any:
+    """What JSON can hold: NaN becomes null, half characters (of file names that are not UTF-8) become \\udcff."""
     if isinstance(value, dict):
-        return {k: _without_nan(v) for k, v in value.items()}
+        return {_json_value(k): _json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(v) for v in value]
+        return [_json_value(v) for v in value]
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
     return None if isinstance(value, float) and value != value else value
-
-
-def check_report(report: Path | None) -> None:
-    """Raise before any work if a report is requested and cannot be written."""
-    if report is not None:
-        from presage.report.html import check_installed
-
-        check_installed()
 
 
 def write_timeline(result: StepResult | JobResult, path: Path) -> None:

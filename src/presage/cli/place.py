@@ -5,8 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from presage.cli.options import Change, Columns, Gpus, JobFile, Json, NoiseFile, Report, Seed, option, parse_columns
-from presage.cli.output import check_report, show_answer, status
+from presage.cli.options import (
+    Change,
+    Columns,
+    Gpus,
+    JobFile,
+    Json,
+    NoiseFile,
+    Report,
+    Seed,
+    option,
+    out_option,
+    parse_columns,
+)
+from presage.cli.output import show_answer, status
 
 SLOWEST = 1e6  # times as long as a usual GPU
 
@@ -38,7 +50,7 @@ def command(
     seed: Seed = 0,
     gpus: Gpus = None,
     change: Change = [],  # noqa: B006
-    out: Annotated[Path | None, option("--out", "PLACEMENT.csv", "Write the best placement.")] = None,
+    out: Annotated[Path | None, out_option("--out", "PLACEMENT.csv", "Write the best placement.")] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
@@ -55,7 +67,6 @@ def command(
     from presage.placement import parse_fleet, place_job, write_placement
     from presage.report.place_answer import place_answer
 
-    check_report(report)
     parsed = transformer_job(job, gpus, change)
     fleet = parse_fleet(speeds, parse_columns(column), parsed.gpus + spares, parsed.platform.domain, seed)
     heat, how = _hot(hot), {"keep_nodes": not any_node, "seed": seed, "draws": draws, "randoms": randoms}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers, option
-from presage.cli.output import bar, check_report, show_answer
+from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers, option, out_option
+from presage.cli.output import bar, show_answer
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
@@ -47,7 +47,7 @@ def command(
     ray: RayAddress = None,
     noise: NoiseFile = None,
     seed: Seed = 0,
-    out: Annotated[Path | None, option("--out", "PLAN.toml", "Write the best plan as a job file.")] = None,
+    out: Annotated[Path | None, out_option("--out", "PLAN.toml", "Write the best plan as a job file.")] = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
@@ -65,7 +65,6 @@ def command(
     from presage.report.plan_answer import plan_answer
     from presage.search import parse_keep, search
 
-    check_report(report)
     kept = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
     read, cluster = _read(job, change)
     with _bar() as tell:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from presage.cli import complete
 from presage.cli.graph import Arguments, Step, graph_from_options
 from presage.cli.options import Json, Report, RunDraws, TraceOut, option
-from presage.cli.output import check_report, show_answer, status, write_timeline
+from presage.cli.output import show_answer, status, write_timeline
 from presage.cli.ranks import (
     Options,
     PlatformName,
@@ -64,7 +64,6 @@ def command(
     """
     from presage.report.predict_answer import predict_answer
 
-    check_report(report)
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
     result = _one(step, arg, gpu or "h200", draws, steps) if many is None else _ranks(step, arg, many, draws, steps)
     if trace is not None:

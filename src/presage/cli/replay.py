@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from presage.cli import complete
-from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces, option
-from presage.cli.output import check_report, load_runs, print_note, show_answer, status
+from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces, option, out_option
+from presage.cli.output import load_runs, print_note, show_answer, status
 
 if TYPE_CHECKING:
     from presage.traces.replay import Replay
@@ -33,7 +33,7 @@ KernelsFrom = Annotated[
     Path | None, option("--kernels-from", "TRACE", "Take kernel times from another trace of the same model.")
 ]
 Trace = Annotated[
-    Path | None, option("--trace", "OUT.json", "Write predicted and measured timelines as a Perfetto trace.")
+    Path | None, out_option("--trace", "OUT.json", "Write predicted and measured timelines as a Perfetto trace.")
 ]
 
 
@@ -81,7 +81,6 @@ def command(
 
     if not traces:
         raise PresageError("give the traces: presage replay rank_*.json.gz, or presage replay demo")
-    check_report(report)
     wanted = [*map(make.parse_scale, scale), *map(make.parse_remove, remove)]
     wanted += [*map(make.drop_rank_delay, drop_rank_delay), *(edit for text in apply for edit in parse(text))]
     runs = load_runs(traces, ignore, partial, cpu_only)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from presage.cli import complete
 from presage.cli.job import job_from_options
 from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Price, RayAddress, Report, Seed, Workers, option
-from presage.cli.output import check_report, pool_progress, show_answer
+from presage.cli.output import pool_progress, show_answer
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def command(
     from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
-    check_report(report)
     predicted = predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price}))
     kind = chosen_reliability(failures, rate, restart, superlinear)
     many = _steps(predicted, tokens, steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Plot, RayAddress, Report, Seed, Workers, option
-from presage.cli.output import check_report, pool_progress, show_answer
+from presage.cli.output import pool_progress, show_answer
 
 
 def command(
@@ -33,7 +33,6 @@ def command(
     from presage.prediction.draws.sensitivity import job_sensitivity
     from presage.report.sensitivity_answer import plot_sensitivity, sensitivity_answer
 
-    check_report(report)
     parsed = transformer_job(job, gpus, change)
     with pool_progress("drawing steps", open_pool(workers, ray, THREADS_2)) as pool:
         result = job_sensitivity(parsed, noise, seed, draws, pool)

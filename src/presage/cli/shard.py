@@ -11,7 +11,7 @@ import typer
 
 from presage.cli import complete
 from presage.cli.options import Json, Report, SearchSeconds, ShardingOut, option
-from presage.cli.output import bar, check_report, show_answer
+from presage.cli.output import bar, show_answer
 
 if TYPE_CHECKING:
     from presage.embeddings import Table
@@ -58,7 +58,6 @@ def command(
 
     presage shard demo --ranks 4
     """
-    check_report(report)
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
     from presage.report.shard_answer import shard_answer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces, option
-from presage.cli.output import check_report, load_runs, show_answer, status
+from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces, option, out_option
+from presage.cli.output import load_runs, show_answer, status
 
 
 def command(
@@ -16,7 +16,7 @@ def command(
         int | None, option("--rank", "R", "Rank whose ops and kernels are listed (default: the first).")
     ] = None,
     overheads: Annotated[
-        Path | None, option("--overheads", "OUT.toml", "Save the host overheads T1-T5, pooled over ranks.")
+        Path | None, out_option("--overheads", "OUT.toml", "Save the host overheads T1-T5, pooled over ranks.")
     ] = None,
     report: Report = None,
     json: Json = None,
@@ -39,7 +39,6 @@ def command(
     from presage.traces.findings import TraceFindings, rank_place
     from presage.traces.replay import replay_of
 
-    check_report(report)
     if len(traces) == 1 and traces[0].is_file() and trace_set.is_graph(traces[0]):
         if report is not None:
             raise InputError(traces[0], "is an execution graph without times, which has no report: omit --report")

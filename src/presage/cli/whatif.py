@@ -12,8 +12,8 @@ import typer
 
 from presage.cli import complete
 from presage.cli.graph import Arguments, capture_graph
-from presage.cli.options import Json, Report, Seed, option
-from presage.cli.output import bar, check_report, show_answer, status
+from presage.cli.options import Json, Report, Seed, option, out_option
+from presage.cli.output import bar, show_answer, status
 from presage.errors import PresageError
 from presage.usercode import parse_arguments
 
@@ -69,7 +69,7 @@ def command(
     draws: Draws = None,
     seed: Seed = 0,
     trace: Annotated[
-        Path | None, option("--trace", "OUT.json", "Write the step before and after as a Perfetto trace.")
+        Path | None, out_option("--trace", "OUT.json", "Write the step before and after as a Perfetto trace.")
     ] = None,
     report: Report = None,
     json: Json = None,
@@ -98,7 +98,6 @@ def command(
         raise PresageError(
             "give the edits: `presage whatif FILE.py:FUNCTION --apply EDITS`, or --suggest; --list shows all edits"
         )
-    check_report(report)
     asked = _Question(step, parse_arguments(arg), gpu, draws, seed, trace, report, json)
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)

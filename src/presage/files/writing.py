@@ -35,6 +35,19 @@ def write_whole(path: str | Path, data: bytes, level: int = 6) -> None:
         raise PresageError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
+def check_writable(path: str | Path) -> None:
+    """Raise where a file cannot be written: before the work, not after it."""
+    target = Path(os.path.realpath(path))
+    folder = target.parent
+    if target.is_dir():
+        raise PresageError(f"{path}: cannot be written: it is a folder")
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "there is no such folder; make it first"
+        raise PresageError(f"{path}: cannot be written: {Path(path).parent}: {what}")
+    if not os.access(target if target.exists() else folder, os.W_OK):
+        raise PresageError(f"{path}: cannot be written: permission denied")
+
+
 def _renamed(target: Path, data: bytes) -> None:
     """Rename after flushing to disk: after a power cut the name has the old or the new contents."""
     handle, name = _neighbour(target)

@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text, TextType
 
 from presage.report.answer import Answer, DataTable
+from presage.report.terms import plural
+from presage.text import CONTROL, printable
 
 GAP = 2  # between columns
+FEW_NOTES = 3  # that are printed without --verbose
 MOST_KEYS = 3  # columns that name a row
 NARROW, ROOMY = 10, 24  # that text is wrapped to: rather than cut the table in parts, and where it is cut anyway
 
 
+class SafeConsole(Console):
+    """A console on which no text, whatever file it is from, can send control characters to the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            raw = not segment.control and CONTROL.search(segment.text)
+            yield Segment(printable(segment.text), segment.style) if raw else segment
+
+
 def headline_text(answer: Answer) -> Text:
-    """The subject with the title in bold, and the headline below it."""
-    text = Text("\n".join(line for line in (answer.subject, answer.headline) if line))
-    if answer.title and text.plain.startswith(answer.title):
-        text.stylize("bold", 0, len(answer.title))
+    """The headline, and below it what was asked about."""
+    text = Text(answer.headline, "bold")
+    if answer.subject:
+        text.append("\n" * bool(answer.headline) + answer.subject, "not bold")
     return text
 
 
-def detail_lines(answer: Answer) -> Iterator[RenderableType]:
-    """Everything below the headline, with empty lines between."""
+def detail_lines(answer: Answer, verbose: bool = True) -> Iterator[RenderableType]:
+    """What stands below the headline, with empty lines between: everything, or one table and the first notes."""
+    tables = answer.tables("terminal")
+    for table in tables if verbose else tables[:1]:
+        yield ""
+        yield rich_table(table)
     for section in answer.sections:
-        if not section.on("terminal"):
-            continue
-        shown = [t for t in section.tables if t.where != "page"]
-        for table in shown:
-            yield ""
-            yield rich_table(table)
-        if section.text and not section.tables and section.chart is None:
+        if section.on("terminal") and section.text and not section.tables and section.chart is None:
             yield ""
             yield Text(section.text)
-    if answer.notes:
+    notes = answer.notes if verbose or len(answer.notes) <= FEW_NOTES + 1 else answer.notes[:FEW_NOTES]
+    if notes:
         yield ""
-    for note in answer.notes:
+    for note in notes:
         yield Text(f"note: {note}")
+    hidden = [] if verbose or len(tables) < 2 else [plural(len(tables) - 1, "more table")]
+    if len(notes) < len(answer.notes):
+        hidden.append(plural(len(answer.notes) - len(notes), "more note"))
+    if hidden:
+        yield ""
+        yield Text(f"-v prints {' and '.join(hidden)}", "dim")
 
 
-def print_answer(answer: Answer, out: Console, main: Console) -> None:
+def print_answer(answer: Answer, out: Console, main: Console, verbose: bool = True) -> None:
     """`main` prints what --quiet leaves, `out` the rest."""
     if answer.headline or answer.subject:
         main.print(headline_text(answer), soft_wrap=True)
     if out.quiet and answer.brief:
         main.print(Text(answer.brief), soft_wrap=True)
     first = not (answer.headline or answer.subject)
-    for line in detail_lines(answer):
+    for line in detail_lines(answer, verbose):
         if not (first and line == ""):
             out.print(line, soft_wrap=isinstance(line, Text))
         first = False
@@ -154,7 +172,7 @@ def progress_bars() -> Progress:
     text = TextColumn("{task.description}", markup=False)
     note = TextColumn("{task.fields[note]}", markup=False)
     columns = SpinnerColumn(), text, BarColumn(24), _CountColumn(), _TimeColumn(), note
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=SafeConsole(stderr=True), transient=True)
 
 
 class _CountColumn(ProgressColumn):

@@ -42,7 +42,7 @@ def render_page(answer: Answer, command: str = "") -> bytes:
         plotly=get_plotlyjs() if any(s.chart is not None for s in sections) else "",
         templates={"light": LIGHT, "dark": DARK},
     )
-    return text.encode()
+    return text.encode(errors="backslashreplace")
 
 
 def check_installed() -> None:
