@@ -19,6 +19,16 @@ def seconds(value: float) -> str:
     return "0" if value == 0 else f"{value / 1e-6:.2g} us"
 
 
+def known_seconds(value: float, low: float, high: float) -> str:
+    """A time with no more digits than its interval allows: 35.3 ms where it may be 33.1 to 37.6 ms."""
+    unit, scale = next(((u, s) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if abs(value) >= s), ("us", 1e-6))
+    half = (high - low) / 2 / scale
+    if not half > 0 or not math.isfinite(half):
+        return seconds(value)
+    digits = 1 - math.floor(math.log10(half))
+    return f"{round(value / scale, digits):,.{max(digits, 0)}f} {unit}"
+
+
 def percent(value: float, digits: int = 1) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.{digits}f}%"
 

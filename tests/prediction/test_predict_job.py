@@ -55,7 +55,9 @@ def test_examples(path: Path) -> None:
     adds_up(p)
     assert 0.05 < p.mfu <= p.hfu < 1
     assert len(p.stages) == p.job.parallel.pp
-    assert json.loads(msgspec.json.encode(p.to_json(1e12)))["step_ms"]["mean"] == pytest.approx(1e3 * p.seconds)
+    step = json.loads(msgspec.json.encode(p.to_json(1e12)))["step_ms"]
+    assert step["p50"] == pytest.approx(1e3 * p.step.p50) and step["point"] == pytest.approx(1e3 * p.seconds)
+    assert step["p5"] < step["p50"] < step["p95"]
 
 
 @pytest.mark.parametrize("name", SPREADS)
@@ -71,8 +73,8 @@ def test_parts_add_up(name: str, recompute: str) -> None:
 def test_figures_agree() -> None:
     p = predict_job(LLAMA)
     job = p.job
-    assert p.tokens_per_second_per_gpu * job.gpus * p.seconds == pytest.approx(job.tokens)
-    assert p.samples_per_second * p.seconds == pytest.approx(job.global_batch)
+    assert p.tokens_per_second_per_gpu * job.gpus * p.step.p50 == pytest.approx(job.tokens)
+    assert p.samples_per_second * p.step.p50 == pytest.approx(job.global_batch)
     assert p.mfu == pytest.approx(p.flops_per_gpu / job.platform.gpu.peak["bf16"])
     told = p.to_json()
     assert told["breakdown"].keys() >= {
@@ -122,7 +124,7 @@ def test_energy_and_money() -> None:
     p = predict_job(LLAMA, terms=CostTerms(price=2.5, pue=1.2))
     gpu, run = p.job.platform.gpu, p.spent(15e12)
     assert 0.3 * gpu.power_limit < p.watts / p.job.gpus / 1.2 <= gpu.power_limit
-    assert run.seconds == pytest.approx(15e12 / p.tokens_per_second)
+    assert run.seconds == pytest.approx(15e12 / p.job.tokens * p.step.mean)
     assert run.gpu_hours == pytest.approx(run.days * 24 * p.job.gpus)
     assert run.cost == pytest.approx(2.5 * run.gpu_hours)
     assert run.kwh == pytest.approx(p.watts / 1e3 * run.days * 24)

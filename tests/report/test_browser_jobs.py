@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,9 +38,9 @@ def narrow(seen: Any) -> None:
 
 
 def test_a_job(look: Looker) -> None:
-    p = job()
-    seen = seen_well(look, job_answer(p, surely(), 15e12, page=True))
-    parts = sum(1 for took in p.breakdown.values() if took > 0)
+    p = replace(job(), spread=surely())
+    seen = seen_well(look, job_answer(p, 15e12, page=True))
+    parts = sum(1 for seconds in p.step_parts.values() if seconds > 0)
     assert seen.count("#where-the-step-goes .bars path") == parts
     s = p.job_step.pipeline.schedule
     tasks = 2 * s.stages * s.virtual * s.microbatches + 2 * s.stages  # and what replicas send, and the optimizer

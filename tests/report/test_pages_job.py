@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from presage.report.html.charts.points import thin_plans
 from presage.report.job_answer import job_answer
 from presage.report.place_answer import place_answer
 from presage.report.plan_answer import plan_answer
-from presage.report.run_answer import run_answer, span
+from presage.report.run_answer import run_answer, span_known
 from presage.report.sensitivity_answer import sensitivity_answer
 from presage.report.shard_answer import shard_answer
+from presage.report.terms import step_text
 from presage.runs.failures import DAY
 from presage.search import job_plan, parse_keep, plan_words, search
-from presage.text import percent, seconds, size
+from presage.text import known_seconds, percent, seconds, size
 
 
 def section(page: Answer, key: str) -> Section:
@@ -147,11 +149,12 @@ def test_quicker_work_is_a_shorter_step() -> None:
 
 
 def test_the_job_page_agrees_with_the_prediction() -> None:
-    p, page = job(), job_answer(job(), surely(), 15e12, page=True)
-    assert page.headline.startswith(f"{seconds(p.seconds)}/step (p95 ")
-    assert "fits in memory with 14.63 GiB to spare; 15 T tokens take 50.9 days" in page.headline
+    p = replace(job(), spread=surely())
+    page = job_answer(p, 15e12, page=True)
+    assert page.headline.startswith("5.0 s/step (90% interval 4.3-6.5 s): ")
+    assert "15 T tokens take 5" in page.headline and "Fits in memory with 14.63 GiB to spare" in page.verdict
     (bars,) = section(page, "where-the-step-goes").figure.data  # type: ignore[union-attr]
-    assert numbers(bars.x).sum() == pytest.approx(p.seconds)
+    assert numbers(bars.x).sum() == pytest.approx(p.step.p50)
     kinds = section(page, "memory").figure.data  # type: ignore[union-attr]
     held = sum(numbers(k.y) for k in kinds) * 1024**3
     assert held == pytest.approx([m.needed for m in p.memory.stages])
@@ -172,7 +175,8 @@ def test_the_timeline_is_as_long_as_the_step() -> None:
 def test_a_job_that_does_not_fit_says_so() -> None:
     p = predict_job(LARGE, {"training": {"sequence": 32768}})
     page = job_answer(p)
-    assert f"does NOT fit in memory: {size(-p.memory.margin)} too much" in page.headline
+    assert f"Does NOT fit in memory: {size(-p.memory.margin)} too little" in page.verdict
+    assert "if it fitted" in page.verdict and page.verdict_tone == "bad"
     assert next(f for f in page.facts if f.label == "Memory per GPU").tone == "bad"
 
 
@@ -188,7 +192,7 @@ def test_the_plan_page_agrees_with_the_search() -> None:
     found = plans()
     page = plan_answer(predict_job(SMALL).job, found)
     best = found.best[0]
-    assert f"{seconds(best.seconds)}/step" in page.headline
+    assert step_text(found.chosen.step) in page.headline
     star = trace(page, "time-against-memory", "the best plan")
     dots = trace(page, "time-against-memory", "plans that fit")
     unit = time_unit(best.seconds).size
@@ -216,7 +220,7 @@ def test_where_nothing_fits_the_page_says_what_would_help() -> None:
 
 def test_the_run_page_agrees_with_the_draws() -> None:
     p, page = whole(), run_answer(whole())
-    assert f"p50 {span(p.outcome.quantile(0.5))}" in page.headline
+    assert page.headline.startswith(span_known(p.outcome.quantile(0.5)))
     done = next(f for f in page.facts if f.label.startswith("Done within"))
     assert done.value == percent(p.outcome.done_by(6.5 * DAY), 0)
     (bars,) = section(page, "where-the-time-goes").figure.data  # type: ignore[union-attr]
@@ -283,13 +287,13 @@ def test_the_place_page_shows_who_is_slow() -> None:
 
 
 def test_the_same_answer_is_the_same_bytes() -> None:
-    assert render_page(job_answer(job(), surely())) == render_page(job_answer(predict_job(LARGE), surely()))
+    assert render_page(job_answer(job())) == render_page(job_answer(predict_job(LARGE)))
     assert render_page(run_answer(whole())) == render_page(run_answer(whole()))
 
 
 def test_a_page_is_not_large_and_names_do_no_harm() -> None:
     p = predict_job(LARGE, {"name": "</script><b>x & y"})
-    text = render_page(job_answer(p, surely())).decode()
+    text = render_page(job_answer(p, page=True)).decode()
     assert "<b>x" not in text and "&lt;/script&gt;&lt;b&gt;x &amp; y" in text
     from plotly.offline import get_plotlyjs
 
@@ -300,4 +304,5 @@ def test_the_command_writes_the_page_beside_its_answer(tmp_path: Path) -> None:
     out = tmp_path / "job.html"
     told = json.loads(runner(app)("job", SMALL, "--report", out, "--json", "-"))
     assert "distribution" not in told  # drawn for the page alone
-    assert f"{seconds(told['step_ms']['mean'] / 1e3)}/step" in out.read_text("utf-8")
+    step = told["step_ms"]
+    assert f"{known_seconds(*(step[k] / 1e3 for k in ('p50', 'p5', 'p95')))}/step" in out.read_text("utf-8")

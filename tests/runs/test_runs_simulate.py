@@ -11,13 +11,14 @@ import pytest
 from presage.errors import PresageError
 from presage.noise.distribution import LogNormal
 from presage.noise.model import Stalls
+from presage.prediction.model_error import model_error
 from presage.runs.checkpoint import best_interval
 from presage.runs.failures import DAY, ByScale, Failure, Reliability, SlowEpisode
 from presage.runs.outcome import CAUSES, RunOutcome
 from presage.runs.run import CheckpointPlan, TrainingRun
 from presage.runs.sets import reliability
 from presage.runs.simulate import simulate
-from presage.runs.steps import MODEL_SD, StepTimes
+from presage.runs.steps import StepTimes
 from presage.runs.study import changes, grown, intervals, with_spares
 from run_times import USUAL
 
@@ -226,11 +227,12 @@ def test_worse_things_never_make_a_run_shorter() -> None:
 
 
 def test_presages_own_error_is_apart() -> None:
-    run = TrainingRun(50_000, 1024, StepTimes(5.0, model_sd=MODEL_SD), reliability("llama3"), CheckpointPlan(10.0))
+    sd = model_error("dense").sd
+    run = TrainingRun(50_000, 1024, StepTimes(5.0, model_sd=sd), reliability("llama3"), CheckpointPlan(10.0))
     sure, unsure = simulate(run.exact(), 2000), simulate(run, 2000)
     assert np.median(unsure.wall) == pytest.approx(np.median(sure.wall), rel=0.02)
     assert np.log(sure.wall).std() < 0.01
-    assert np.log(unsure.wall).std() == pytest.approx(MODEL_SD, rel=0.1)
+    assert np.log(unsure.wall).std() == pytest.approx(sd, rel=0.1)
 
 
 def test_draws_that_hardly_move_have_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,11 @@ def test_the_best_comes_first_and_is_explained() -> None:
     text = plan(LLAMA, *QUICK)
     what, best, *_ = text.splitlines()
     assert what.startswith("llama3.1-405b on NVIDIA H100 SXM 80 GB (dgx-h100), 2,048 samples of 8,192 tokens")
-    assert best.startswith("Best of 240 plans on 1,024 GPUs: tp8 ") and "/step, MFU " in best and "of 80 GiB" in best
+    assert (
+        best.startswith("Best of 240 plans on 1,024 GPUs: tp8 ")
+        and "/step (90% interval " in best
+        and "of 80 GiB" in best
+    )
     assert "legal plans" in text and "do not fit in memory" in text and "were evaluated" in text
     for title in ("Best plans", "Pareto front", "The best plan with each choice"):
         assert title in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,16 +93,9 @@ def command(
     data = lengths is not None or skew is not None
     load = _load(result, lengths, packed, skew, seed) if data else None
     spread = _draw_distribution(result, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
-    quick = _glance(result, seed) if report is not None and spread is None else None
-    show_answer(job_answer(result, spread, many, report is not None, quick), json, report, {"timeline": trace})
-
-
-def _glance(result: JobResult, seed: int) -> StepDistribution:
-    """A quick distribution for a report without --draws."""
-    from presage.prediction.draws.distribution import quick_distribution
-
     with status("drawing steps"):
-        return quick_distribution(result, seed)
+        answer = job_answer(replace(result, noise=noise, spread=spread), many, report is not None)
+    show_answer(answer, json, report, {"timeline": trace})
 
 
 def _load(result: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:

@@ -129,7 +129,7 @@ def command(
     from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
-    predicted = predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price}))
+    predicted = replace(predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price})), noise=noise)
     kind = chosen_reliability(failures, rate, restart, superlinear)
     many = _steps(predicted, tokens, steps)
     saves = checkpoints_of(predicted.job, kind, save, background, None if storage is None else storage * GB)

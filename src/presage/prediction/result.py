@@ -19,7 +19,7 @@ ResultKind: TypeAlias = Literal["step", "ranks", "job", "run"]
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Mean, median and 90% interval of a step time, in seconds."""
+    """Mean, median (p50) and 90% interval (p5 to p95) of a predicted step time, in seconds."""
 
     mean: float
     p5: float
@@ -59,7 +59,11 @@ class Result:
 
         @property
         def step(self) -> Quantiles:
-            """Step time; without draws all quantiles are the same."""
+            """Step time: the median of steps with the 90% interval of that prediction, presage's own error included."""
+
+        @property
+        def jitter(self) -> float:
+            """How much steps of a run differ from one another: p95 over p50, less one."""
 
         @property
         def memory_bytes(self) -> float:
@@ -105,3 +109,11 @@ class Result:
     def fits(self) -> bool:
         """Whether the fullest GPU has enough memory."""
         return self.memory_left_bytes >= 0
+
+    def verdict_json(self) -> dict[str, Any]:
+        """Keys that the JSON of every step and job has: does it fit, and how much do its steps differ?"""
+        return {
+            "fits": self.fits,
+            "memory_left_bytes": self.memory_left_bytes,
+            "step_p95_over_p50": 1 + self.jitter,
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from presage.prediction import breakdown
 from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage, RooflinePoint, roofline_points
 from presage.prediction.result import Floats, Quantiles, Result, ResultKind
 from presage.prediction.step_program import (
+    GPU_SD,
     NO_SPREAD,
     STREAM,
     StepSpread,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 Bound: TypeAlias = Literal["gpu", "host", "communication"]
 MS = 1e3
+P95 = 1.6448536  # standard deviations of a normal distribution
 GPU_BOUND = 0.93  # above this share of active time a step is the GPU's
 DRAWS, STEPS = 200, 8
 SIMULATED = 5  # steps of a timeline: the last but one is like all that follow, and the host is at work on the next
@@ -144,6 +147,12 @@ class StepResult(Result):
         return self.peak_memory
 
     @property
+    def jitter(self) -> float:
+        """From the host's step-to-step pace where it sets the pace, else from the GPU's."""
+        pace = self.basis.program.host.pace
+        return math.exp(P95 * (pace.step_sd if self.bound == "host" else GPU_SD)) - 1
+
+    @property
     def breakdown(self) -> dict[str, float]:
         """Kernel seconds by family of ops."""
         return {part.name: part.gpu for part in self.families}
@@ -192,6 +201,7 @@ class StepResult(Result):
             "host_ms": self.host * MS,
             "peak_memory_bytes": self.peak_memory,
             "gpu_memory_bytes": self.gpu_memory,
+            **self.verdict_json(),
             "bound": self.bound,
             "launches": self.launches,
             "breakdown": {p.name: _part(p) for p in self.families},

@@ -115,7 +115,8 @@ class Section:
 class Answer:
     """What a command found: the subject (what was asked about), the headline (the answer in a sentence), then details.
 
-    `brief` replaces the headline under --quiet where the answer is the tables; `to_data` gives the JSON.
+    `verdict` is the line below the headline, also under --quiet; `brief` replaces the headline under --quiet where the
+    answer is the tables; `to_data` gives the JSON.
     """
 
     title: str
@@ -127,6 +128,8 @@ class Answer:
     notes: tuple[str, ...] = ()
     to_data: Callable[[], Mapping[str, Any]] = dict
     brief: str = ""
+    verdict: str = ""  # line two: does it fit?
+    verdict_tone: Tone = ""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -141,7 +144,8 @@ class Answer:
     def _repr_html_(self) -> str:
         """For notebooks: headline, key figures and the tables of the terminal."""
         facts = "".join(f"<li>{escape(f.label)}: <b>{escape(f.value)}</b> {escape(f.note)}</li>" for f in self.facts)
-        head = f"<p>{escape(self.subject)}</p><h4>{escape(self.headline or self.title)}</h4><ul>{facts}</ul>"
+        head = f"<p>{escape(self.subject)}</p><h4>{escape(self.headline or self.title)}</h4>"
+        head += f"<p>{escape(self.verdict)}</p><ul>{facts}</ul>"
         notes = "".join(f"<li>{escape(n)}</li>" for n in self.notes)
         return head + "".join(map(_html_table, self.tables("terminal"))) + f"<ul>{notes}</ul>"
 

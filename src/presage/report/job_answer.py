@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
-from presage.report.terms import LEAST, MEMORY, count_text, interval, memory_fit, part_name, share_of, signed
+from presage.report.terms import (
+    LEAST,
+    MEMORY,
+    count_text,
+    interval,
+    part_name,
+    share_of,
+    signed,
+    step_interval,
+    step_text,
+    step_time,
+    verdict,
+)
 from presage.text import amount, percent, seconds, size
 
 if TYPE_CHECKING:
@@ -31,17 +42,9 @@ STAGES_SHOWN, SAVINGS_SHOWN = 20, 6
 MUCH = 0.15  # of the step: worth a look
 
 
-def job_answer(
-    p: JobResult,
-    spread: StepDistribution | None = None,
-    tokens: float | None = None,
-    page: bool = False,
-    quick: StepDistribution | None = None,
-) -> Answer:
-    """`spread` adds the distribution of the step time, `quick` one that is not in the JSON; `page`: with the timeline,
-    the roofline and the sensitivity."""
-    name, data = p.job.name or p.job.model.name or "job", partial(job_data, p, tokens, spread)
-    spread = spread or quick
+def job_answer(p: JobResult, tokens: float | None = None, page: bool = False) -> Answer:
+    """`page`: with the distribution, the timeline, the roofline and the sensitivity."""
+    name, spread = p.job.name or p.job.model.name or "job", p.distribution if page or p.spread else None
     sections = sections_of(
         parts.breakdown_section(p, step_table(p, tokens), breakdown_table(p)),
         parts.spread_section(p, spread, spread_table(spread), exceeding_table(spread)) if spread else None,
@@ -55,36 +58,21 @@ def job_answer(
         title=name,
         question="How long will a step take?",
         subject=f"{name}, {_parameters(p)}, on {_where(p)}\n{layout_text(p)}",
-        headline=headline(p, spread, tokens),
-        facts=facts(p, spread, tokens),
+        headline=headline(p, tokens),
+        verdict=verdict(p),
+        verdict_tone="good" if p.fits else "bad",
+        facts=facts(p, tokens),
         sections=sections,
-        notes=tuple(p.notes),
-        to_data=data,
+        notes=(p.model_error.note, *p.notes),
+        to_data=lambda: p.to_json(tokens),
     )
 
 
-def job_data(p: JobResult, tokens: float | None, spread: StepDistribution | None) -> dict[str, Any]:
-    """The JSON; a drawn distribution changes and adds keys."""
-    data = p.to_json(tokens)
-    if spread is None:
-        return data
-    drawn = spread.to_json()
-    step = {name: e["value"] for name, e in drawn["step_ms"].items()}
-    return data | {"step_ms": step | {"point": p.seconds * 1e3}, "distribution": drawn}
-
-
-def headline(p: JobResult, spread: StepDistribution | None = None, tokens: float | None = None) -> str:
+def headline(p: JobResult, tokens: float | None = None) -> str:
     use = percent(p.mfu) + (f" of {p.peak[0]} peak" if len(p.mfu_by_peak) > 1 else "")
-    late = f" ({spread_text(spread)})" if spread else ""
     rate = f"{_rate(p.tokens_per_second_per_gpu)} tokens/s/GPU, MFU {use}, {BOUND[p.bound]}"
-    run = f"; {_run_text(p.spent(tokens))}" if tokens else ""
-    return f"{seconds(p.seconds)}/step{late}: {rate}; {memory_fit(p.memory.margin)}{run}."
-
-
-def spread_text(s: StepDistribution) -> str:
-    """p95 step 5.13 s (+2.6% over p50)."""
-    p50, p95 = s.steps[0.5].value, s.steps[0.95].value
-    return f"p95 {seconds(p95)}, {signed(p95 / p50 - 1)} over p50"
+    run = f"; {_run_text(p.spent(tokens))}{'' if p.fits else ', if it fitted'}" if tokens else ""
+    return f"{step_text(p.step)}: {rate}{run}."
 
 
 def _run_text(s: TrainingCost) -> str:
@@ -93,7 +81,10 @@ def _run_text(s: TrainingCost) -> str:
 
 
 def _days(s: TrainingCost) -> str:
-    return f"{s.days:.3g} days" if s.days >= 1 else f"{s.days * 24:.3g} hours"
+    """Two digits: the step time has no more."""
+    return (
+        f"{s.days:,.0f} days" if s.days >= 10 else f"{s.days:.2g} days" if s.days >= 1 else f"{s.days * 24:.2g} hours"
+    )
 
 
 def _where(p: JobResult) -> str:
@@ -146,22 +137,23 @@ def _recompute(p: JobResult) -> str:
     return (f"recompute {', '.join(r.modules) or 'attention'}" if r.mode == "selective" else "full recompute") + part
 
 
-def facts(p: JobResult, spread: StepDistribution | None, tokens: float | None) -> tuple[Fact, ...]:
-    late = f"p95 {seconds(spread.steps[0.95].value)}" if spread else f"{p.job.global_batch:,} samples"
+def facts(p: JobResult, tokens: float | None) -> tuple[Fact, ...]:
     fits = "good" if p.memory.fits else "bad"
     out = [
-        Fact("Step time", seconds(p.seconds), late),
+        Fact("Step time", step_time(p.step), f"90% interval {step_interval(p.step)}"),
         Fact("Throughput", f"{p.tokens_per_second_per_gpu:,.0f}", "tokens/s/GPU"),
         Fact("MFU", percent(p.mfu), f"of {p.peak[0]}'s {p.peak[1] / 1e12:,.0f} TFLOPS"),
         Fact("Memory per GPU", size(p.memory.needed), f"of {size(p.memory.memory)}", fits),  # type: ignore[arg-type]
-        _share_fact("Exposed communication", p.exposed, p.seconds),
+        _share_fact("Exposed communication", p.exposed, p.step.p50),
     ]
     if p.job.parallel.pp > 1 and not tokens:
-        out.append(_share_fact("Pipeline bubble", p.breakdown.get("bubble", 0.0), p.seconds))
+        out.append(_share_fact("Pipeline bubble", p.breakdown.get("bubble", 0.0), p.step.p50))
     if tokens:
         spent = p.spent(tokens)
         cost = f"{amount(spent.gpu_hours)} GPU-hours" + ("" if spent.cost is None else f", cost {amount(spent.cost)}")
-        out.append(Fact("Whole training", _days(spent), cost))
+        out.append(
+            Fact("Whole training", _days(spent), cost if p.fits else f"{cost}, if it fitted", "" if p.fits else "bad")
+        )
     return tuple(out)
 
 
@@ -176,12 +168,12 @@ def step_table(p: JobResult, tokens: float | None = None) -> DataTable:
     peak, rate = p.peak
     others = "".join(f"; {percent(v)} of {k}'s" for k, v in p.mfu_by_peak.items() if k != peak)
     rows = [
-        ("step time", seconds(p.seconds), f"{count_text(p.job.tokens)} tokens in {p.job.global_batch:,} samples"),
+        ("step time", step_time(p.step), f"{count_text(p.job.tokens)} tokens in {p.job.global_batch:,} samples"),
         ("throughput", f"{count_text(p.tokens_per_second)} tokens/s", f"{_rate(p.samples_per_second)} samples/s"),
         ("MFU", percent(p.mfu), f"of {peak}'s peak of {rate / 1e12:.0f} TFLOPS{others}; FLOPs: {p.convention}"),
         ("HFU", percent(p.hfu), "with recomputation"),
-        ("compute", seconds(p.compute), share_of(p.compute, p.seconds)),
-        ("exposed communication", seconds(p.exposed), share_of(p.exposed, p.seconds)),
+        ("compute", seconds(p.compute), share_of(p.compute, p.step.p50)),
+        ("exposed communication", seconds(p.exposed), share_of(p.exposed, p.step.p50)),
         ("bound by", p.bound, ""),
         ("memory", size(p.memory.needed), f"of {size(p.memory.memory)}, on stage {_fullest(p)}"),
         *_spending(p, tokens),
@@ -210,8 +202,8 @@ def _spending(p: JobResult, tokens: float | None) -> list[tuple[str, str, str]]:
 
 def breakdown_table(p: JobResult) -> DataTable:
     """Parts of the step that take any time."""
-    rows = [(part_name(k), t) for k, t in p.breakdown.items() if t > LEAST * p.seconds]
-    return share_table("Where the step goes", ("part", "time", "share"), rows, ("step", p.seconds), seconds)
+    rows = [(part_name(k), t) for k, t in p.step_parts.items() if abs(t) > LEAST * p.seconds]
+    return share_table("Where the step goes", ("part", "time", "share"), rows, ("step", p.step.p50), seconds)
 
 
 def stage_table(p: JobResult) -> DataTable:

@@ -32,18 +32,18 @@ MOST_TASKS = 200_000  # of a timeline on a page
 
 def breakdown_section(p: JobResult, *tables: DataTable) -> Section:
     """Parts of the step."""
-    named = [(part_name(k), t) for k, t in p.breakdown.items()]
+    named, step = [(part_name(k), t) for k, t in p.step_parts.items()], p.step.p50
     first, *rest = sorted(named, key=lambda x: -x[1])
-    text = f"Parts of one step on the busiest stage. Most goes to {first[0]}, {percent(first[1] / p.seconds)}"
-    text += f"; then to {rest[0][0]}, {percent(rest[0][1] / p.seconds)}." if rest and rest[0][1] > 0 else "."
-    return Section("Where the step goes", tables, partial(parts_figure, named, p.seconds), text)
+    text = f"Parts of one step on the busiest stage. Most goes to {first[0]}, {percent(first[1] / step)}"
+    text += f"; then to {rest[0][0]}, {percent(rest[0][1] / step)}." if rest and rest[0][1] > 0 else "."
+    return Section("Where the step goes", tables, partial(parts_figure, named, step), text)
 
 
 def spread_section(p: JobResult, s: StepDistribution, *tables: DataTable) -> Section:
     """The distribution of the step time."""
     draws = s.draws.seconds.ravel()
     marks = {q: s.steps[q].value for q in MARKED}
-    chart = partial(distribution_figure, draws, marks, marks={"without noise": p.seconds})
+    chart = partial(distribution_figure, draws, marks, marks={"without draws": p.seconds})
     over = next(((t, e.value) for t, e in s.longer.items() if 0 < e.value < 0.5), None)
     more = f" One step in {1 / over[1]:,.0f} exceeds p50 by more than {percent(over[0] - 1, 0)}." if over else ""
     text = (

@@ -11,7 +11,7 @@ from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
 from presage.report.html.charts.bars import stacks_figure, time_unit
 from presage.report.html.charts.points import PLANS_SHOWN, PlanPoint, pareto_figure
-from presage.report.terms import part_name, signed
+from presage.report.terms import part_name, signed, step_text, step_time
 from presage.search import (
     PlanDifference,
     PricedPlan,
@@ -70,7 +70,7 @@ def headline(found: SearchResult) -> str:
     memory = f"{size(best.memory.needed)} of {size(best.memory.memory)}"
     return (
         f"Best of {found.counts.legal:,} plans on {best.job.gpus:,} GPUs: {plan_words(job_plan(best.job))}: "
-        f"{seconds(best.seconds)}/step{goal}, MFU {percent(best.mfu)}, {memory}{_than_own(found)}."
+        f"{step_text(found.chosen.step)}{goal}, MFU {percent(found.chosen.mfu)}, {memory}{_than_own(found)}."
     )
 
 
@@ -114,8 +114,8 @@ def facts(found: SearchResult) -> tuple[Fact, ...]:
     best, own = found.best[0], found.own
     late = f"p95 {seconds(found.late[0].value)}" if found.late else f"{best.job.gpus:,} GPUs"
     out = [
-        Fact("Step time", seconds(best.seconds), late),
-        Fact("MFU", percent(best.mfu), f"{best.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"),
+        Fact("Step time", step_time(found.chosen.step), late),
+        Fact("MFU", percent(found.chosen.mfu), f"{found.chosen.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"),
         Fact("Memory per GPU", size(best.memory.needed), f"of {size(best.memory.memory)}", "good"),
     ]
     if own is not None:

@@ -15,8 +15,17 @@ from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_t
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_section
 from presage.report.step_sections import memory_section, ranks_section, step_roofline_section, step_timeline_section
-from presage.report.terms import TAIL_HELP, family_name, first_few, interval, memory_fit, share_of
-from presage.text import percent, seconds, shorten, size
+from presage.report.terms import (
+    TAIL_HELP,
+    family_name,
+    first_few,
+    share_of,
+    step_interval,
+    step_text,
+    step_time,
+    verdict,
+)
+from presage.text import known_seconds, percent, seconds, shorten, size
 
 BOUND = {
     "gpu": "GPU-bound",
@@ -43,6 +52,8 @@ def predict_answer(p: StepResult, page: bool = False) -> Answer:
         question="How long will a training step take?",
         subject=subject(p),
         headline=headline(p),
+        verdict=verdict(p),
+        verdict_tone="good" if p.fits else "bad",
         facts=step_facts(p),
         sections=sections,
         notes=notes(p),
@@ -58,14 +69,13 @@ def subject(p: StepResult) -> str:
 
 
 def headline(p: StepResult) -> str:
-    step = f"{seconds(p.step.p50)}/step (90% interval {interval(p.step.p5, p.step.p95)})"
-    return f"{step}, {BOUND[p.bound]}; {memory_fit(int(p.memory_left_bytes))}."
+    return f"{step_text(p.step)}, {BOUND[p.bound]}."
 
 
 def step_facts(p: StepResult) -> tuple[Fact, ...]:
     """The key figures of a step."""
     facts = [
-        Fact("Step time", seconds(p.step.p50), f"90% interval {interval(p.step.p5, p.step.p95)}"),
+        Fact("Step time", step_time(p.step), f"90% interval {step_interval(p.step)}"),
         Fact("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
         Fact("Host time", seconds(p.host), f"{p.launches:,} launches", "warn" if p.bound == "host" else ""),
         Fact("Peak memory", size(p.peak_memory), f"of {size(p.gpu_memory)}", "good" if p.fits else "bad"),
@@ -94,7 +104,7 @@ def notes(p: StepResult) -> tuple[str, ...]:
 
 def step_table(p: StepResult) -> DataTable:
     rows = [
-        ("step time", seconds(p.step.p50), f"mean {seconds(p.step.mean)}"),
+        ("step time", step_time(p.step), f"mean {known_seconds(p.step.mean, p.step.p5, p.step.p95)}"),
         ("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
         ("host", seconds(p.host), f"{p.launches} launches, by itself"),
         ("bound by", p.bound, ""),

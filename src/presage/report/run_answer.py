@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
 from presage.report.html.charts.bars import Swing, parts_figure, time_unit, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.terms import TAIL_HELP, count_text
+from presage.report.terms import TAIL_HELP, count_text, interval, step_time, verdict
 from presage.runs.failures import DAY
 from presage.runs.outcome import CAUSES, RunOutcome, quantiles
 from presage.runs.whole import RunResult
@@ -48,8 +48,10 @@ def run_answer(p: RunResult) -> Answer:
     return Answer(
         title=name,
         question="When will the run be done?",
-        subject=f"{name}: {run.steps:,} steps of {seconds(run.times.seconds)}, {tokens} tokens, on {where}",
+        subject=f"{name}: {tokens} tokens, {run.steps:,} steps of {step_time(p.step)}, on {where}",
         headline=headline(p),
+        verdict=verdict(p),
+        verdict_tone="good" if p.fits else "bad",
         facts=facts(p),
         sections=sections,
         notes=notes(p),
@@ -60,14 +62,10 @@ def run_answer(p: RunResult) -> Answer:
 def headline(p: RunResult) -> str:
     o = p.outcome
     chance = "" if p.deadline is None else f"; {chance_text(o.done_by(p.deadline))} chance by {span(p.deadline)}"
-    exact = ""
-    if p.has_model_error:
-        low, high = span(p.exact.quantile(0.5)), span(p.exact.quantile(0.95))
-        exact = f" With exact step time and failure rates: p50 {low}, p95 {high}."
-    return (
-        f"p50 {span(o.quantile(0.5))}, p95 {span(o.quantile(0.95))}; {percent(float(o.goodput.mean()), 0)} goodput"
-        f"{chance}.{exact}"
-    )
+    ends = interval(o.quantile(0.05), o.quantile(0.95), span_known)
+    hold = "" if p.fits else ", if it fitted"
+    good = percent(float(o.goodput.mean()), 0)
+    return f"{span_known(o.quantile(0.5))} (90% interval {ends}){hold}; {good} goodput{chance}."
 
 
 def chance_text(share: float) -> str:
@@ -86,9 +84,19 @@ def span(value: float) -> str:
     return seconds(value)
 
 
+def span_known(value: float) -> str:
+    """A duration with two digits: the step time has no more."""
+    text, _, unit = span(value).rpartition(" ")
+    try:
+        return f"{float(text.replace(',', '')):.2g} {unit}" if float(text.replace(",", "")) < 100 else f"{text} {unit}"
+    except ValueError:
+        return span(value)
+
+
 def facts(p: RunResult) -> tuple[Fact, ...]:
     o = p.outcome
-    out = [Fact("Duration", span(o.quantile(0.5)), f"p95 {span(o.quantile(0.95))}")]
+    ends = interval(o.quantile(0.05), o.quantile(0.95), span_known)
+    out = [Fact("Duration", span_known(o.quantile(0.5)), f"90% interval {ends}", "" if p.fits else "bad")]
     if p.deadline:
         share = o.done_by(p.deadline)
         tone: Tone = "good" if share >= LIKELY else "warn" if share >= EVEN else "bad"
@@ -110,9 +118,15 @@ def notes(p: RunResult) -> tuple[str, ...]:
     rate = f"{1e3 * risk.unplanned * DAY / risk.nodes:.3g} per 1,000 node-days"
     failures = f"failures: {p.run.reliability.name}; {rate}, one every {span(risk.mttf)} for this job"
     errors = f"p50 {span(o.quantile_error(0.5))}, p95 {span(o.quantile_error(0.95))}"
-    fits = [] if p.job.memory.fits else ["the job does NOT fit in memory: see presage job"]
-    out = [failures if risk.unplanned else "no failures", f"standard errors of {p.draw_count:,} draws: {errors}"]
-    return (*out, f"step-time noise: {p.noise}", *fits, *p.job.notes)
+    exact = (
+        f"with exact step time and failure rates: p50 {span(p.exact.quantile(0.5))}, p95 {span(p.exact.quantile(0.95))}"
+    )
+    out = [
+        *([exact] if p.has_model_error else []),
+        failures if risk.unplanned else "no failures",
+        f"standard errors of {p.draw_count:,} draws: {errors}",
+    ]
+    return (*out, f"step-time noise: {p.noise}", p.job.model_error.note, *p.job.notes)
 
 
 # ---- duration

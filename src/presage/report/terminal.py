@@ -19,6 +19,7 @@ from presage.text import CONTROL, printable
 
 GAP = 2  # between columns
 FEW_NOTES = 3  # that are printed without --verbose
+TONES = {"bad": "bold red", "good": "green", "warn": "yellow"}
 MOST_KEYS = 3  # columns that name a row
 NARROW, ROOMY = 10, 24  # that text is wrapped to: rather than cut the table in parts, and where it is cut anyway
 
@@ -33,8 +34,10 @@ class SafeConsole(Console):
 
 
 def headline_text(answer: Answer) -> Text:
-    """The headline, and below it what was asked about."""
+    """The headline, below it the verdict, and what was asked about."""
     text = Text(answer.headline, "bold")
+    if answer.verdict:
+        text.append(f"\n{answer.verdict}", TONES.get(answer.verdict_tone, "not bold"))
     if answer.subject:
         text.append("\n" * bool(answer.headline) + answer.subject, "not bold")
     return text

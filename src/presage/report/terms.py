@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from presage.text import amount, percent, seconds, size
+from presage.prediction.result import Quantiles, Result
+from presage.text import amount, known_seconds, percent, seconds, size
 
 # Kinds of work by their keys in breakdowns and noise models.
 WORK = {
@@ -21,6 +22,7 @@ WORK = {
     "bubble": "pipeline bubble",
     "host": "host",
     "optimizer": "optimizer",
+    "jitter": "stragglers and jitter",
 }
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "sharding")
 # Parts of a step: of communication only what no computation hides.
@@ -80,12 +82,37 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def step_text(q: Quantiles) -> str:
+    """35.3 ms/step (90% interval 33.1-37.6 ms): the one sentence about a step's time."""
+    if q.p5 == q.p95:
+        return f"{seconds(q.p50)}/step"
+    return f"{step_time(q)}/step (90% interval {step_interval(q)})"
+
+
+def step_time(q: Quantiles) -> str:
+    """The median with the digits that are known: 35.3 ms."""
+    return known_seconds(q.p50, q.p5, q.p95)
+
+
+def step_interval(q: Quantiles) -> str:
+    """33.1-37.6 ms."""
+    return interval(q.p5, q.p95, lambda value: known_seconds(value, q.p5, q.p95))
+
+
+def verdict(p: Result) -> str:
+    """Line two of every answer about a step or a job: does it fit, and how much do steps differ?"""
+    vary = f"; steps vary: p95 {signed(p.jitter)} over p50" if p.jitter > 0 else ""
+    hold = "" if p.fits else "; time and cost are what they would be if it fitted"
+    fit = memory_fit(p.memory_left_bytes)
+    return f"{fit[0].upper()}{fit[1:]}{vary}{hold}."
+
+
 def memory_fit(margin: float) -> str:
     """Whether a job or step fits in the GPU's memory, and by how much."""
     return (
         f"fits in memory with {size(margin)} to spare"
         if margin >= 0
-        else f"does NOT fit in memory: {size(-margin)} too much"
+        else f"does NOT fit in memory: {size(-margin)} too little"
     )
 
 

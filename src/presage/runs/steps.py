@@ -21,7 +21,6 @@ from presage.prediction.draws.step_model import step_model
 from presage.prediction.jobs.job_prediction import JobResult
 
 Floats = NDArray[np.float64]
-MODEL_SD = 0.076 / 0.6745  # a median error of 7.6% on 1,287 public runs (docs/runs.md), were errors Normal
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def step_times(
         sd=found.step_sd,
         correlation=max(0.0, c.correlation),
         stalls=belief.noise.stalls,
-        model_sd=MODEL_SD,
+        model_sd=job.model_error.sd,
     )
     return times, source
 

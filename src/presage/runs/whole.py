@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -55,8 +55,12 @@ class RunResult(Result):
 
     @cached_property
     def step(self) -> Quantiles:
-        """Single steps of the run, without the model's own error."""
-        return Quantiles.of(self.steps)
+        """That of the job; with a measured step time, or without model error, of single drawn steps."""
+        return self.job.step if self.run.times.model_sd else Quantiles.of(self.steps)
+
+    @property
+    def jitter(self) -> float:
+        return self.job.jitter
 
     @property
     def draws(self) -> Floats:
@@ -198,7 +202,9 @@ def run_to_json(p: RunResult) -> dict[str, Any]:
         "draws": p.draw_count,
         "seed": p.seed,
         "noise": p.noise,
-        "step_ms": {"predicted": run.times.seconds * MS, **spread(p.steps * MS), "run_mean": spread(p.exact.step * MS)},
+        "step_ms": {name: value * MS for name, value in asdict(p.step).items()}
+        | {"predicted": run.times.seconds * MS, "steps": spread(p.steps * MS), "run_mean": spread(p.exact.step * MS)},
+        **p.verdict_json(),
         "days": _days(p.outcome),
         "days_without_model_error": _days(p.exact),
         "ettr": spread(p.outcome.ettr),

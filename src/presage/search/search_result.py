@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ MS = 1e3
 
 def predict_plan(job: Job, efficiency: Efficiency | None = None) -> JobResult:
     """A job as it is, with all that is known of its step."""
-    return JobResult(job, job_step(job, efficiency), job_memory(job))
+    return JobResult(job, job_step(job, efficiency), job_memory(job), drawn=False)
 
 
 class SearchProgress(NamedTuple):
@@ -82,6 +82,11 @@ class SearchResult:
     cloud: tuple[PricedPlan, ...] = ()  # all that were priced, best first
     late: tuple[Estimate, ...] = ()  # of the best, and then of `own`: p95 step times
     noise: str = ""  # where that noise is from
+
+    @cached_property
+    def chosen(self) -> JobResult:
+        """The best plan as `presage job` predicts it: with drawn steps and an interval."""
+        return replace(self.best[0], drawn=True)
 
     @cached_property
     def too_large(self) -> tuple[PricedPlan, ...]:

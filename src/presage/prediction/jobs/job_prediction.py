@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,11 @@ from presage.prediction.jobs.job_detail import (
 )
 from presage.prediction.jobs.job_flops import DEFAULT, JobFlops, job_flops, peak_of
 from presage.prediction.jobs.job_step import JobStep, job_step
+from presage.prediction.model_error import ModelError, model_error
 from presage.prediction.result import Floats, Quantiles, Result, ResultKind
+
+if TYPE_CHECKING:
+    from presage.prediction.draws.distribution import StepDistribution
 
 # Parts of a step, in the order they are listed; any others follow.
 COMPUTE = ("products", "attention", "streams")
@@ -64,6 +68,9 @@ class JobResult(Result):
     terms: CostTerms = field(default_factory=CostTerms)
     convention: str = DEFAULT
     notes: tuple[str, ...] = ()
+    noise: str | None = None  # a file or a preset: what makes steps differ
+    spread: StepDistribution | None = None  # drawn steps; by default few are drawn when needed
+    drawn: bool = True  # False: the step time is `seconds`, nothing is drawn (searches compare thousands of plans)
 
     # ---- what every result has
 
@@ -79,14 +86,35 @@ class JobResult(Result):
     def hardware(self) -> str:
         return self.job.platform.name
 
+    @cached_property
+    def distribution(self) -> StepDistribution:
+        """Drawn steps under the noise given, or else the noise assumed of such GPUs."""
+        from presage.prediction.draws.distribution import quick_distribution
+
+        return self.spread or quick_distribution(self, noise=self.noise)
+
     @property
+    def model_error(self) -> ModelError:
+        """presage's own error for such jobs."""
+        return model_error("moe" if self.job.model.experts else "dense")
+
+    @cached_property
     def step(self) -> Quantiles:
-        return Quantiles.constant(self.seconds)
+        if not self.drawn:
+            return Quantiles.constant(self.seconds)
+        d = self.distribution
+        median, runs = d.steps[0.5].value, d.runs[0.95].value / d.runs[0.5].value
+        low, high = self.model_error.interval(median, max(runs, 1.0))
+        return Quantiles(d.mean.value, low, median, high)
+
+    @property
+    def jitter(self) -> float:
+        return self.distribution.steps[0.95].value / self.step.p50 - 1 if self.drawn else 0.0
 
     @property
     def draws(self) -> Floats:
-        """Empty: `predict_distribution` draws steps."""
-        return np.empty(0)
+        """Seconds of the drawn steps."""
+        return self.distribution.draws.seconds.ravel() if self.drawn else np.empty(0)
 
     @property
     def memory_bytes(self) -> float:
@@ -109,13 +137,13 @@ class JobResult(Result):
 
     @property
     def seconds(self) -> float:
-        """Step time without noise."""
+        """Step time of the model without draws: what searches compare plans by. `step` is the prediction."""
         return float(self.job_step.seconds)
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput of all GPUs together."""
-        return self.job.tokens / self.seconds
+        """Throughput of all GPUs together, in a median step."""
+        return self.job.tokens / self.step.p50
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -123,7 +151,7 @@ class JobResult(Result):
 
     @property
     def samples_per_second(self) -> float:
-        return self.job.global_batch / self.seconds
+        return self.job.global_batch / self.step.p50
 
     # ---- efficiency
 
@@ -155,10 +183,10 @@ class JobResult(Result):
     @property
     def flops_per_gpu(self) -> float:
         """Model FLOP/s of one GPU."""
-        return self.flops.model / self.seconds / self.job.gpus
+        return self.flops.model / self.step.p50 / self.job.gpus
 
     def _use(self, flops: float, peak: float) -> float:
-        return flops / (self.seconds * self.job.gpus * peak)
+        return flops / (self.step.p50 * self.job.gpus * peak)
 
     # ---- breakdown
 
@@ -171,6 +199,11 @@ class JobResult(Result):
         parts |= {"pp": parts.get("pp", 0.0) + sends, "bubble": parts["bubble"] - sends}
         first = [name for name in (*COMPUTE, *TRANSFERS, *OTHERS) if name in parts]
         return {name: parts[name] for name in (*first, *(n for n in parts if n not in first))}
+
+    @property
+    def step_parts(self) -> dict[str, float]:
+        """Parts that add up to the median step: `breakdown`, and what stragglers and jitter add to it."""
+        return self.breakdown | ({"jitter": self.step.p50 - self.seconds} if self.drawn else {})
 
     @property
     def compute(self) -> float:
@@ -230,10 +263,10 @@ class JobResult(Result):
         return (share * work + (1 - share) * rest) * self.terms.pue * self.job.gpus
 
     def spent(self, tokens: float | None = None) -> TrainingCost:
-        """Time, energy and cost of one step, or of training on `tokens` tokens."""
+        """Time, energy and cost of one step, or of training on `tokens` tokens: from the mean step."""
         job = self.job
         steps = 1.0 if tokens is None else tokens / job.tokens
-        return TrainingCost.of(tokens or job.tokens, steps, self.seconds, job.gpus, self.watts, self.terms.price)
+        return TrainingCost.of(tokens or job.tokens, steps, self.step.mean, job.gpus, self.watts, self.terms.price)
 
     def to_json(self, tokens: float | None = None) -> dict[str, Any]:
         """Plain values with the units in their keys."""
@@ -276,12 +309,14 @@ def job_to_json(p: JobResult, tokens: float | None = None) -> dict[str, Any]:
         "gpus": p.job.gpus,
         "parallel": _parallel(p),
         **_speed(p),
+        **p.verdict_json(),
         "bound": p.bound,
-        "breakdown": {name: {"ms": s * MS, "share": s / p.seconds} for name, s in p.breakdown.items()},
+        "breakdown": {name: {"ms": s * MS, "share": s / p.step.p50} for name, s in p.step_parts.items()},
         "stages": [_stage(s, m) for s, m in zip(p.stages, p.memory.stages, strict=True)],
         "memory": _memory(p.memory) | {"helps": [_help(p, i) for i in range(min(HELPS, len(p.helps)))]},
         **_spending(p),
         **run,
+        **({"distribution": p.spread.to_json()} if p.spread else {}),
         "notes": list(p.notes),
     }
 
@@ -305,7 +340,7 @@ def _parallel(p: JobResult) -> dict[str, Any]:
 
 def _speed(p: JobResult) -> dict[str, Any]:
     return {
-        "step_ms": {"mean": p.seconds * MS},
+        "step_ms": {name: value * MS for name, value in asdict(p.step).items()} | {"point": p.seconds * MS},
         "tokens_per_step": p.job.tokens,
         "tokens_per_second": p.tokens_per_second,
         "tokens_per_second_per_gpu": p.tokens_per_second_per_gpu,
