@@ -59,6 +59,7 @@ def body(app: Any) -> dict[str, Any]:
         "output": asked["output"],
         "outputs": outputs,
         "inputs": [entry(i) for i in asked["inputs"]],
+        "state": [{"id": json.loads(i["id"]), "property": "data", "value": None} for i in asked["state"]],
         "changedPropIds": [],
     }
 
@@ -68,8 +69,9 @@ def _output(text: str) -> Any:
     if not ident.startswith("{"):
         return {"id": ident, "property": prop}
     found = json.loads(ident)
-    if found.get("field") == ["ALL"]:
-        return [{"id": {"plan": found["plan"], "field": n}, "property": prop} for n in NAMES]
+    for kind in ("field", "knob"):
+        if found.get(kind) == ["ALL"]:
+            return [{"id": {"plan": found["plan"], kind: n}, "property": prop} for n in NAMES]
     return {"id": found, "property": prop}
 
 

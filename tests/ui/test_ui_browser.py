@@ -173,10 +173,14 @@ def test_mistakes_are_sentences_and_the_page_goes_on(user: Callable[..., Tab]) -
     page = user()
     page.tab.locator("#tab-b").click()
     page.waits("64 x", "b")
-    page.write("gpus", 60, "b")
-    page.waits("cannot be run", "b")
-    assert "60 is no multiple of" in page.tab.locator("#wrong-b").inner_text()
+    page.write("gpus", "", "b")
+    page.tab.wait_for_selector("#notice-b .wrong:has-text('write a whole number')")
     assert "bad" in page.tab.locator("#controls-b .field.gpus").get_attribute("class")
+    assert page.fact("Step", "b") == seconds(told().seconds), "the last answer stays"
+    assert "stale" in page.tab.locator("#stale-b").get_attribute("class")
+    page.tab.locator("#notice-b button:text-is('Undo')").click()
+    page.tab.wait_for_selector("#notice-b:empty", state="attached")
+    assert page.tab.locator("#controls-b .field.gpus input[type=number]").input_value() == "64"
     assert page.fact("Step", "a") == seconds(told().seconds)
     page.tab.locator("#controls-b summary").click()
     text = page.tab.locator("#controls-b textarea")
@@ -192,6 +196,19 @@ def test_mistakes_are_sentences_and_the_page_goes_on(user: Callable[..., Tab]) -
     saved = Path(took.value.path()).read_text()
     assert plan_of_text(saved).knobs["model"] == "llama2-13b"
     assert page.fact("Step", "b") == seconds(predicted(saved).seconds)
+
+
+def test_a_plan_that_cannot_be_run_is_repaired_and_undone(user: Callable[..., Tab]) -> None:
+    page = user()
+    page.waits("64 x")
+    page.write("gpus", 60)
+    page.waits("60 x")
+    said = page.tab.locator("#notice-a .changed").inner_text()
+    assert said.startswith("Changed ") and "→" in said
+    page.tab.locator("#notice-a button:text-is('Undo')").click()
+    page.waits("64 x")
+    assert page.fact("Step") == seconds(told().seconds)
+    assert page.tab.locator("#controls-a .field.gpus input[type=number]").input_value() == "64"
 
 
 def test_dark_and_narrow_screens(user: Callable[..., Tab]) -> None:

@@ -17,7 +17,7 @@ from presage.ui.replies import (
     question_reply,
     run_reply,
     spread_reply,
-    step_reply,
+    turn_reply,
 )
 
 Value = Any
@@ -56,17 +56,22 @@ def _answers(app: Dash) -> None:
             Output(_store(p, "step"), "data"), Output(_store(p, "figures"), "data"),
             Output({"plan": p, "text": "toml"}, "value"), Output(f"wrong-{p}", "children"),
             Output(f"dp-{p}", "children"), Output({"plan": p, "field": ALL}, "className"),
+            Output(_knobs(p), "value", **ALLOWED), Output(_store(p, "kept"), "data"),
             *(Output({"plan": p, "knob": name}, "options") for name in (*CHOSEN, "model", "platform", "recompute")),
         ]  # fmt: skip
     outputs += [Output("wrong-asked", "children"), Output("link", "data")]
     asked = [Input("tokens", "value"), Input("days", "value"), Input("noise", "value"), Input("two", "data")]
 
-    @app.callback(outputs, [*inputs, *asked])
+    kept = [State(_store(p, "kept"), "data") for p in PLANS]
+    busy = [(Output("main", "className"), "busy", "")]
+
+    @app.callback(outputs, [*inputs, *asked], kept, prevent_initial_call="initial_duplicate", running=busy)
     def answers(a: Value, b: Value, rest_a: Value, rest_b: Value, *said: Value) -> list[Any]:
-        return answered({"a": (a, rest_a), "b": (b, rest_b)}, *said)
+        *said_of_run, kept_a, kept_b = said
+        return answered({"a": (a, rest_a, kept_a), "b": (b, rest_b, kept_b)}, *said_of_run)
 
 
-def answered(plans: Mapping[str, tuple[Any, Any]], tokens: Any, days: Any, noise: Any, two: Any) -> list[Any]:
+def answered(plans: Mapping[str, tuple[Any, Any, Any]], tokens: Any, days: Any, noise: Any, two: Any) -> list[Any]:
     """All that changes at once."""
     asked = question_reply(tokens, days, noise)
     out: list[Any] = []
@@ -76,7 +81,7 @@ def answered(plans: Mapping[str, tuple[Any, Any]], tokens: Any, days: Any, noise
         if p == "b" and two is not True:
             out += _nothing()
             continue
-        reply = step_reply(values, plans[p][1], asked.get("asked"))
+        reply = turn_reply(values, plans[p][1], asked.get("asked"), plans[p][2])
         texts |= {p: reply["text"]} if "text" in reply else {}
         out += _outputs_of(reply, values)
     return [*out, asked.get("wrong", ""), link(texts, asked.get("asked"))]
@@ -90,25 +95,30 @@ def named(values: Any) -> dict[str, Any]:
 
 
 def _outputs_of(reply: Mapping[str, Any], values: Mapping[str, Any]) -> list[Any]:
-    bad, figures = reply.get("knobs", ()), reply.get("figures")
-    kept = {k: v for k, v in reply.items() if k not in ("figures", "choices")}
+    bad, figures = reply.get("knobs", ()), reply.get("figures", no_update)
+    shown = {k: v for k, v in reply.items() if k not in ("figures", "choices", "kept", "values")}
+    now = dict(zip(NAMES, reply.get("values", values.values()), strict=True))
     classes = [f"field {name}{' bad' if name in bad else ''}" for name in NAMES]
     choices = reply.get("choices", {})
     options = [choices.get(name, no_update) for name in CHOSEN]
-    options += [options_of(knob(name), values.get(name)) for name in ("model", "platform", "recompute")]
+    options += [options_of(knob(name), now.get(name)) for name in ("model", "platform", "recompute")]
     return [
-        kept,
+        shown,
         figures,
         reply.get("text", no_update),
         reply.get("wrong", ""),
         reply.get("derived", ""),
         classes,
+        [now[name] if now[name] != values[name] else no_update for name in NAMES],
+        reply.get("kept", no_update),
         *options,
     ]
 
 
 def _nothing() -> list[Any]:
-    return [None, None, no_update, "", "", [f"field {n}" for n in NAMES], *([no_update] * (len(CHOSEN) + 3))]
+    same = [no_update] * len(NAMES)
+    classes = [f"field {n}" for n in NAMES]
+    return [None, None, no_update, "", "", classes, same, None, *([no_update] * (len(CHOSEN) + 3))]
 
 
 def link(texts: Mapping[str, str], asked: Mapping[str, Any] | None) -> str:
@@ -155,8 +165,15 @@ def _shown(app: Dash) -> None:
 
     def outputs(**more: Any) -> list[Any]:
         parts = [({"plan": p, part: kind}) for p in PLANS for kind in ("sure", "run") for part in ("lead", "numbers")]
-        ids: list[Any] = [*(f"answer-{p}" for p in PLANS), "difference", *parts, "notes"]
-        return [Output(i, "children", **more) for i in ids]
+        ids: list[Any] = [
+            *(f"notice-{p}" for p in PLANS),
+            *(f"answer-{p}" for p in PLANS),
+            "difference",
+            *parts,
+            "notes",
+        ]
+        stale = [Output(f"stale-{p}", "className", **more) for p in PLANS]
+        return [*(Output(i, "children", **more) for i in ids), *stale]
 
     def stores(kind: Any, *names: str) -> list[Any]:
         return [kind(_store(p, name), "data") for p in PLANS for name in names]
@@ -171,20 +188,27 @@ def _shown(app: Dash) -> None:
 
 
 def shown_of(replies: Mapping[str, Sequence[Any]]) -> list[Any]:
-    from presage.ui.shown import answer, collect_measures, difference, notes, numbers_table
+    """What is wrong with a plan leaves its last answer as it is, marked as such."""
+    from presage.ui.shown import answer, collect_measures, difference, notes, notice, numbers_table
 
     sound = {p: [r if isinstance(r, Mapping) else None for r in replies[p]] for p in PLANS}
+    wrong = {p: "wrong" in (sound[p][0] or {}) for p in PLANS}
     told = {p: collect_measures(*sound[p]) for p in PLANS}
-    two = bool(told["b"])
-    out = [answer(p, sound[p][0], told[p], told["a"] if p == "b" else {}, two) for p in PLANS]
+    two = sound["b"][0] is not None
+    out: list[Any] = [notice(p, sound[p][0], two) for p in PLANS]
+    out += [
+        no_update if wrong[p] else answer(p, sound[p], told["a"] if p == "b" else {}, two) for p in PLANS
+    ]  # fmt: skip
     texts = [(sound[p][0] or {}).get("text", "") for p in PLANS]
-    out.append(difference(told["a"], told["b"], texts))
+    out.append(no_update if any(wrong.values()) else difference(told["a"], told["b"], texts))
     for p in PLANS:
         step = sound[p][0] or {}
         for reply in sound[p][1:]:
             now = reply if reply and ("wrong" in reply or reply.get("key") == step.get("key")) else {}
-            out += [now.get("wrong") or now.get("lead", ""), numbers_table(now.get("numbers"))]
-    return [*out, notes({p: sound[p][0] for p in PLANS})]
+            lead = now.get("wrong") or now.get("lead", no_update if step else "")
+            out += [lead, numbers_table(now["numbers"]) if "numbers" in now else no_update if step else []]
+    out.append(notes({p: sound[p][0] for p in PLANS}))
+    return [*out, *(f"mark {p} {'stale' if wrong[p] else ''}".strip() for p in PLANS)]
 
 
 # ---- links, texts, the best plan
@@ -299,6 +323,9 @@ def _in_browser(app: Dash) -> None:
     own("copied", [*_into("b"), two], Input("copy-plan", "n_clicks"), Input("tab-b", "n_clicks"), State("two", "data"),
         *both["a"], prevent_initial_call=True)  # fmt: skip
     own("kept", _into("a"), Input("keep-b", "n_clicks"), *both["b"], prevent_initial_call=True)
+    for p in PLANS:
+        own("offered", Output(_knobs(p), "value", **ALLOWED), Input({"plan": p, "offer": ALL}, "n_clicks"),
+            State(_store(p, "step"), "data"), State(_knobs(p), "value"), prevent_initial_call=True)  # fmt: skip
     own("closed", two, Input("close-b", "n_clicks"), prevent_initial_call=True)
     own("saved", Output("download", "data"), *[Input(f"download-{p}", "n_clicks") for p in PLANS],
         *[State({"plan": p, "text": "toml"}, "value") for p in PLANS], prevent_initial_call=True)  # fmt: skip

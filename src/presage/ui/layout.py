@@ -48,7 +48,7 @@ def page(first: Plan) -> Any:
 
 
 def _stores(first: Plan) -> list[Any]:
-    kinds = ("step", "ask", "sure", "run", "figures")
+    kinds = ("step", "ask", "sure", "run", "figures", "kept")
     out = [dcc.Store(id={"plan": p, "store": kind}) for p in PLANS for kind in kinds]
     out += [dcc.Store(id={"plan": p, "store": "rest"}, data=dict(first.rest)) for p in PLANS]
     return [*out, dcc.Store(id="two", data=False), dcc.Store(id="theme"), dcc.Store(id="link"), dcc.Store(id="opened"),
@@ -172,10 +172,17 @@ def _ask(name: str, label: str, control: Any, about: str) -> Any:
 
 
 def _answers() -> Any:
-    answers = [html.Article("", id=f"answer-{p}", className=f"answer {p}", **LIVE) for p in PLANS]
-    heads = html.Div(answers, className="heads")
+    heads = html.Div([_head(p) for p in PLANS], className="heads")
     charts = html.Div([_chart(name, *words) for name, words in CHARTS.items()], className="charts")
-    return html.Main([heads, html.Div("", id="difference"), charts, html.Footer("", id="notes")])
+    marks = [html.I("", id=f"stale-{p}", className=f"mark {p}") for p in PLANS]  # rules of ui.css look at their classes
+    return html.Main([*marks, heads, html.Div("", id="difference"), charts, html.Footer("", id="notes")], id="main")
+
+
+def _head(p: str) -> Any:
+    """What was changed or is wrong, with buttons; and the answer."""
+    notice = html.Div("", id=f"notice-{p}", className="notice", role="alert")
+    answer = html.Article("", id=f"answer-{p}", className=f"answer {p}", **LIVE)
+    return html.Div([notice, answer], className=f"head {p}")
 
 
 def _chart(name: str, title: str, lead: str) -> Any:

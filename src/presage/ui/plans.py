@@ -50,7 +50,7 @@ def text_of(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> dict[str, Any]:
-    k, rest = plan.knobs, plan.rest
+    k, rest = plan.knobs, _still_said(plan)
     said: dict[str, Any] = {
         "name": rest.get("name") or (k["model"] if k["model"] != KEPT else "job"),
         "model": {} if k["model"] == KEPT else {"preset": k["model"]},
@@ -66,6 +66,16 @@ def _table(plan: Plan) -> dict[str, Any]:
     order = ("name", "model", "training", "parallel", "overlap", "framework", "cluster")
     found = merge_sections(rest, said)
     return {name: found[name] for name in order if found.get(name)} | {n: v for n, v in found.items() if n not in order}
+
+
+def _still_said(plan: Plan) -> dict[str, Any]:
+    """The rest without the model and the cluster that were described, where others are chosen."""
+    rest = dict(plan.rest)
+    if plan.knobs["model"] != KEPT:
+        rest.pop("model", None)
+    if plan.knobs["platform"] != KEPT and "gpu" in _subtable(rest, "cluster"):
+        rest.pop("cluster")
+    return rest
 
 
 def _parallel(k: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,22 @@ def step_reply(values: Mapping[str, Any], rest: Any, asked: Mapping[str, Any] | 
     return {"text": text, "key": reply_key(text, asked or {}), "asked": asked and dict(asked)} | found
 
 
+def turn_reply(values: Mapping[str, Any], rest: Any, asked: Mapping[str, Any] | None, kept: Any) -> Reply:
+    """`step_reply` of the nearest plan that can be run; with what was changed, and what can be done about it."""
+    from presage.ui.offers import offers_of
+    from presage.ui.repairs import sound_kept, turn
+
+    try:
+        plan, now = turn(values, rest, kept)
+    except PresageError:  # what is wrong is said by the reply
+        last = [kept["shown"][n] for n in NAMES] if sound_kept(kept) else None
+        back = [{"label": "Undo", "values": last}] if last else []
+        return step_reply(values, rest, asked) | {"kept": kept, "offers": back}
+    reply = step_reply(plan.knobs, plan.rest, asked)
+    more = {"kept": now, "changes": now["changes"], "values": [plan.knobs[n] for n in NAMES]}
+    return reply | more | {"offers": offers_of(plan, now, rest)}
+
+
 @_answered
 def question_reply(tokens: Any, days: Any, noise: Any) -> Reply:
     """What is asked of the run, if it can be."""
@@ -92,7 +108,7 @@ def _step(text: str, asked: Mapping[str, Any] | None) -> Reply:
         "choices": offered,
         "derived": f"{job.dp:,} replicas (dp), {job.microbatches:,} microbatches each",
         "notes": list(p.notes),
-        "helps": [] if p.memory.fits else [h.change for h in p.helps if h.fits][:3],
+        "fits": p.memory.fits,
     }
 
 

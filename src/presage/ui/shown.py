@@ -12,6 +12,7 @@ from presage.ui.answers import Measure
 
 Reply = Mapping[str, Any]
 FIRST = ("Step", "Throughput", "MFU", "Memory", "Exposed comm")  # tiles, in order
+IF_IT_FITTED = ("Whole run", "Goodput", "By the deadline", "Cost", "Steps alone", "GPU-hours")
 THEN = ("p95 step", "Whole run", "Goodput", "By the deadline", "Cost")
 SAME = 5e-4  # of a value: what differs by less is the same
 
@@ -24,18 +25,46 @@ def collect_measures(step: Reply | None, sure: Reply | None, run: Reply | None) 
     return {m[0]: Measure(*m) for r in replies for m in r.get("measures", ())}
 
 
-def answer(
-    name: str, step: Reply | None, mine: Mapping[str, Measure], other: Mapping[str, Measure], two: bool = False
-) -> list[Any]:
-    """A plan's sentence and tiles; `other` are those it is held against, `two` leaves room for differences."""
+def notice(name: str, step: Reply | None, two: bool = False) -> list[Any]:
+    """What is wrong with a plan, or was changed so that it can be run, and buttons for what can be done about it."""
+    if not step:
+        return []
+    offers = step.get("offers") or []
+    buttons = [
+        html.Button(o["label"], id={"plan": name, "offer": i}, className="offer", **_marked_offer(o))
+        for i, o in enumerate(offers)
+    ]
+    which = f"Plan {name.upper()}: " if two else ""
+    if "wrong" in step:
+        return [html.P([f"{which}{step['wrong']}"], className="wrong"), html.Div(buttons, className="acts")]
+    words = f"{which}{'c' if which else 'C'}hanged {step['changes']}." if step.get("changes") else ""
+    if not words and not buttons:
+        return []
+    return [html.P(words, className="changed"), html.Div(buttons, className="acts")]
+
+
+def _marked_offer(offer: Reply) -> dict[str, Any]:
+    return {"data-search": "yes"} if offer.get("search") else {}
+
+
+def answer(name: str, replies: Sequence[Reply | None], other: Mapping[str, Measure], two: bool = False) -> list[Any]:
+    """A plan's sentence and tiles; `other` are those it is held against, `two` leaves room for differences. Tiles
+    whose draws are under way show what was drawn last."""
+    step = replies[0]
     if not step:
         return []
     if "wrong" in step:
         return [_letter(name), html.H1("This plan cannot be run."), html.P(step["wrong"], className="wrong")]
-    helps = step.get("helps") or []
-    more = [html.P(f"It would fit with {', or with '.join(helps)}.", className="helps")] if helps else []
-    tiles = [_tile(n, mine.get(n), other.get(n), two) for n in (*FIRST, *_expected(step))]
-    return [_letter(name), html.H1(step["sentence"]), *more, html.Dl(tiles, className="facts")]
+    mine = collect_measures(*replies)
+    last = {m[0]: Measure(*m) for r in replies[1:] if r for m in r.get("measures", ())}
+    fits = step.get("fits", True)
+    tiles = []
+    for n in (*FIRST, *_expected(step)):
+        now = mine.get(n) or last.get(n)
+        marks = ["waits"] if n not in mine else []
+        marks += ["unfit"] if not fits and n in IF_IT_FITTED else []
+        tiles.append(_tile(n, now, other.get(n) if n in mine else None, two, marks))
+    return [_letter(name), html.H1(step["sentence"]), html.Dl(tiles, className="facts")]
 
 
 def _expected(step: Reply) -> list[str]:
@@ -51,14 +80,16 @@ def _letter(name: str) -> Any:
     return html.Span(name.upper(), className=f"letter {name}", title=f"Plan {name.upper()}")
 
 
-def _tile(name: str, m: Measure | None, other: Measure | None, two: bool) -> Any:
+def _tile(name: str, m: Measure | None, other: Measure | None, two: bool, marks: Sequence[str] = ()) -> Any:
     if m is None:
         waits = [html.Dt(name), html.Dd("…"), html.Dd("being drawn", className="detail")]
         return html.Div(waits, className="fact waits")
     changed = _change(m, other) if other and _differ(m.value, other.value) else "\u00a0"
     delta = [html.Dd(changed, className=f"delta {_verdict(m, other)}".strip())] if two else []
-    parts = [html.Dt(m.name), html.Dd(m.shown, className="value"), *delta, html.Dd(m.detail, className="detail")]
-    return html.Div(parts, className=f"fact {m.tone}".strip(), **_marked(m.name))
+    detail = f"if it fitted; {m.detail}" if "unfit" in marks else m.detail
+    parts = [html.Dt(m.name), html.Dd(m.shown, className="value"), *delta, html.Dd(detail, className="detail")]
+    tone = "" if "unfit" in marks else m.tone
+    return html.Div(parts, className=" ".join(filter(None, ("fact", tone, *marks))), **_marked(m.name))
 
 
 def _marked(name: str) -> dict[str, Any]:

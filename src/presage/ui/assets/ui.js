@@ -38,7 +38,8 @@
       settled: function (step) {
         const id = window.dash_clientside.callback_context.outputs_list.id.plan;
         const turn = (waits[id] = (waits[id] || 0) + 1);
-        if (!step || step.wrong || !step.asked) return null;
+        if (!step) return null;
+        if (step.wrong || !step.asked) return same();
         return new Promise((done) => setTimeout(() => done(waits[id] === turn ? { text: step.text, asked: step.asked } : same()), 300));
       },
       slid: function (power, gpus) {
@@ -76,6 +77,14 @@
       },
       kept: (_, values, rest) => [values, rest],
       closed: () => false,
+      // A button of a notice: undo, other settings, or a search.
+      offered: function (clicks, step, values) {
+        const at = (window.dash_clientside.callback_context.triggered || [])[0];
+        if (!at || !at.value || !step) return values.map(same);
+        const offer = (step.offers || [])[JSON.parse(at.prop_id.slice(0, at.prop_id.lastIndexOf("."))).offer];
+        if (offer && offer.search) document.getElementById("best").click();
+        return offer && offer.values ? offer.values : values.map(same);
+      },
       saved: function (a, b, textA, textB) {
         const which = asked().some((id) => id.startsWith("download-b")) ? ["b", textB] : ["a", textA];
         return which[1] ? { content: which[1], filename: "plan-" + which[0] + ".toml", type: "application/toml" } : same();
