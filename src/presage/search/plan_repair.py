@@ -119,11 +119,12 @@ def _apply(job: Job, d: PlanDegrees) -> Job:
     experts = p.expert_tp if job.model.experts and not holders * d.tp % (d.ep * p.expert_tp) else 1
     several = schedule_kind(p.schedule).interleaved
     own = d.pp > 1 and several == (d.virtual > 1)
+    ends = slots > 1 and bool(layers % slots) and (slots > layers or not (layers + 2) % slots)
     parallel = replace(
         p, tp=d.tp, cp=d.cp, pp=d.pp, ep=d.ep, virtual=d.virtual, expert_tp=experts,
         schedule=p.schedule if own else default_schedule(d.virtual) if d.pp > 1 else ONE_CHUNK,
         sequence_parallel=sequence and not job.sequence % (d.tp * d.cp),
         shard=p.shard if p.shard and not holders % p.shard else 0,
-        layers_as=(), ends_as_layers=slots > 1 and bool(layers % slots) and (slots > layers or not (layers + 2) % slots),
+        layers_as=(), ends_as_layers=ends,
     )  # fmt: skip
     return replace(job, parallel=parallel, micro_batch=d.micro_batch, global_batch=d.global_batch)

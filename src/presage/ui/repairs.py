@@ -35,7 +35,7 @@ def repair_plan(plan: Plan, keep: Collection[str] = ()) -> tuple[Plan, tuple[Kno
         raise InvalidPlan(f"no plan for {job.gpus:,} GPUs and a batch of {job.global_batch:,} samples", ("gpus",))
     if found is job:
         return plan, ()
-    made = plan_of({**plan.knobs, **_knobs_of(found)}, {**plan.rest, "parallel": _rest_of(plan, found)})
+    made = plan_of({**plan.knobs, **_knobs_of(found)}, {**plan.rest, "parallel": _rest_of(found)})
     changed = [KnobChange(k.name, plan.knobs[k.name], made.knobs[k.name]) for k in KNOBS]
     return made, tuple(c for c in changed if c.before != c.now)
 
@@ -50,7 +50,7 @@ def _knobs_of(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rest_of(plan: Plan, job: Job) -> dict[str, Any]:
+def _rest_of(job: Job) -> dict[str, Any]:
     """What of [parallel] no control has."""
     p = job.parallel
     out: dict[str, Any] = {"ends_as_layers": True} if p.ends_as_layers else {}
