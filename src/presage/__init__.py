@@ -6,17 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from presage import edits
+    from presage import edits, engine
     from presage.configs.job import Job
     from presage.configs.job_file import read_transformer_job
-    from presage.engine import Builder, Durations, Edges, Lane, LaneKind, Program, Timeline, period, repeat, simulate
     from presage.errors import InputError, PresageError
     from presage.measure.callbacks import lightning_callback, trainer_callback
     from presage.measure.monitor import watch
     from presage.noise.files import read_noise, write_noise
     from presage.noise.model import NoiseModel
     from presage.placement import place, place_job
-    from presage.prediction.api import predict, predict_ranks, step_graph
+    from presage.prediction.api import model_step, predict, predict_ranks, step_graph
     from presage.prediction.draws.distribution import StepDistribution, predict_distribution
     from presage.prediction.draws.sensitivity import Sensitivity, job_sensitivity
     from presage.prediction.jobs.job_prediction import JobResult, predict_job
@@ -33,7 +32,6 @@ own_process = False  # whether only presage's code runs in this process, but for
 
 # Names are loaded when first used, so that `import presage` costs nothing.
 _HOMES = {
-    "presage.engine": ("Builder Durations Edges Lane LaneKind Program Timeline period repeat simulate"),
     "presage.errors": "InputError PresageError",
     "presage.prediction.draws.distribution": "StepDistribution predict_distribution",
     "presage.prediction.draws.sensitivity": "Sensitivity job_sensitivity",
@@ -47,7 +45,7 @@ _HOMES = {
     "presage.whatif.suggest": "suggest",
     "presage.whatif.before_after": "WhatIf what_if",
     "presage.placement": "place place_job",
-    "presage.prediction.api": "predict predict_ranks step_graph",
+    "presage.prediction.api": "model_step predict predict_ranks step_graph",
     "presage.prediction.result": "Quantiles Result",
     "presage.prediction.step": "StepResult predict_step",
     "presage.runs.whole": "RunResult predict_run",
@@ -64,20 +62,18 @@ _DEPRECATED = {
     "Sure": "StepDistribution",
     "sure": "predict_distribution",
 }
-_MODULES = {"edits": "presage.edits", "explain": "presage.traces.explain"}
+# Names of presage.engine, until the next release here too.
+_ENGINE = {
+    "Builder", "Durations", "Edges", "Lane", "LaneKind", "Program", "Timeline", "period", "repeat", "simulate",
+}  # fmt: skip
+_MODULES = {"edits": "presage.edits", "engine": "presage.engine", "explain": "presage.traces.explain"}
 
 __all__ = [
-    "Builder",
-    "Durations",
-    "Edges",
     "InputError",
     "Job",
     "JobResult",
-    "Lane",
-    "LaneKind",
     "NoiseModel",
     "PresageError",
-    "Program",
     "Quantiles",
     "Replay",
     "Result",
@@ -85,15 +81,15 @@ __all__ = [
     "Sensitivity",
     "StepDistribution",
     "StepResult",
-    "Timeline",
     "TraceSet",
     "WhatIf",
     "edits",
+    "engine",
     "explain",
     "job_sensitivity",
     "lightning_callback",
     "measured_steps",
-    "period",
+    "model_step",
     "place",
     "place_job",
     "predict",
@@ -105,10 +101,8 @@ __all__ = [
     "read_noise",
     "read_run",
     "read_transformer_job",
-    "repeat",
     "replay_of",
     "run_of",
-    "simulate",
     "step_graph",
     "suggest",
     "trainer_callback",
@@ -123,12 +117,12 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("presage")
-    if name in _DEPRECATED:
+    if name in _DEPRECATED or name in _ENGINE:
         from warnings import warn
 
-        new = _DEPRECATED[name]
+        new = _DEPRECATED.get(name, f"engine.{name}")
         warn(f"presage.{name} is now presage.{new}; the old name goes with the next release", DeprecationWarning, 2)
-        return __getattr__(new)
+        return getattr(import_module("presage.engine"), name) if name in _ENGINE else __getattr__(new)
     if name in _MODULES:
         return import_module(_MODULES[name])
     for home, names in _HOMES.items():

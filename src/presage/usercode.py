@@ -70,9 +70,13 @@ def parse_arguments(items: Sequence[str]) -> dict[str, Any]:
 def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
     """Raise, before any work, if FUNCTION(device, **given) cannot be called."""
     try:
-        every = list(inspect.signature(function).parameters.values())[1:]  # the device is first
+        every = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return
+    if not every or every[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        named = getattr(function, "__name__", "build")
+        raise PresageError(f"{named}() should take the device first: def {named}(device): ... return step")
+    every = every[1:]
     known = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     name, asked = getattr(function, "__name__", "it"), set(given)
     unknown = sorted(asked - known.keys())

@@ -139,6 +139,13 @@ def test_names_of_the_last_release_warn_and_work(old: str) -> None:
         assert getattr(presage, old).__name__ in presage.__all__
 
 
+@pytest.mark.parametrize("name", ["Builder", "Timeline", "simulate"])
+def test_engine_names_warn_and_work(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"presage.{name} is now presage.engine.{name}"):
+        assert getattr(presage, name) is getattr(presage.engine, name)
+    assert name not in dir(presage)
+
+
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "presage", "--version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.strip() == presage.__version__

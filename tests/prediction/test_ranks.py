@@ -196,7 +196,7 @@ def test_shares_beside_others(spans: list[tuple[float, float]]) -> None:
 
 def test_one_rank_is_one_gpu() -> None:
     graph = gpt(**BIG)
-    one, none = predict_ranks(graph, 1, "ddp", "dgx-h200", draws=1), predict(graph, "h200", draws=1)
+    one, none = predict_ranks(graph, 1, "ddp", "dgx-h200", draws=1), predict(graph, gpu="h200", draws=1)
     assert one.gpu_active == pytest.approx(none.gpu_active)
     assert one.peak_memory == none.peak_memory
     assert one.many is not None and one.many.communication == 0

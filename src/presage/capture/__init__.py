@@ -12,12 +12,19 @@ from presage.capture.variants import NotApplicable, Variant
 
 if TYPE_CHECKING:
     from presage.capture.fake_device import load, load_cases
+    from presage.capture.model_step import ModelStep
     from presage.capture.run import capture
 
-__all__ = ["NotApplicable", "Variant", "capture", "load", "load_cases"]
+__all__ = ["ModelStep", "NotApplicable", "Variant", "capture", "load", "load_cases"]
+_HOMES = {
+    "ModelStep": "presage.capture.model_step",
+    "capture": "presage.capture.run",
+    "load": "presage.capture.fake_device",
+    "load_cases": "presage.capture.fake_device",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("capture", "load", "load_cases"):
+    if name not in _HOMES:
         raise AttributeError(f"module 'presage.capture' has no attribute {name!r}")
-    return getattr(import_module("presage.capture.run" if name == "capture" else "presage.capture.fake_device"), name)
+    return getattr(import_module(_HOMES[name]), name)

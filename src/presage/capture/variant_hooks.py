@@ -70,7 +70,8 @@ class _Hooks:
 
     def patches(self) -> Iterator[tuple[Any, str, Any]]:
         v = self.variant
-        yield nn.Module, "__init__", self._module_init()
+        yield nn.Module, "__init__", self._noted(nn.Module.__init__)
+        yield nn.Module, "__setstate__", self._noted(nn.Module.__setstate__)  # of a deep copy: it has no __init__
         yield Optimizer, "__init__", self._optimizer_init()
         if self.converts or v.checkpoint is not None:
             yield nn.Module, "__call__", self._module_call()
@@ -122,9 +123,7 @@ class _Hooks:
 
     # ---- modules: types, layouts, checkpoints
 
-    def _module_init(self) -> Any:
-        begin = nn.Module.__init__
-
+    def _noted(self, begin: Callable[..., None]) -> Any:
         def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             begin(module, *args, **kwargs)
             self.modules.append(weakref.ref(module))

@@ -78,7 +78,7 @@ def _one(step: str, arg: list[str], gpu: str, draws: int, steps: int) -> StepRes
     machine(gpu)  # reports an unknown GPU before the step is captured
     graph = graph_from_options(step, arg)
     with status(f"predicting {step}"):
-        return predict(graph, gpu, draws=draws, steps=steps)
+        return predict(graph, gpu=gpu, draws=draws, steps=steps)
 
 
 def _ranks(step: str, arg: list[str], many: RankOptions, draws: int, steps: int) -> StepResult:

@@ -1,11 +1,21 @@
-"""`presage.predict("train.py:build", gpu="h200")`: from training code to a prediction, on a machine without a GPU."""
+"""From training code, a function or a model to a prediction, on a machine without a GPU.
+
+presage.predict("train.py:build", gpu="h200")
+presage.predict(build, gpu="h200")  # a function build(device), also of a notebook
+presage.predict(model, batch, gpu="h200")
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+from warnings import warn
+
+from msgspec.structs import replace as with_fields
 
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
@@ -21,19 +31,39 @@ from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set,
 from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step
 from presage.usercode import check_arguments
 
+if TYPE_CHECKING:
+    from presage.capture.model_step import ModelStep
+
+Build: TypeAlias = Callable[..., Callable[[], Any]]  # build(device, **arguments) returns a callable that runs one step
+StepSource: TypeAlias = str | Path | Build  # FILE.py:FUNCTION, a saved graph's file, or the function itself
+
 
 def predict(
-    step: str | Path | Graph,
+    step: StepSource | Graph | Any,
+    batch: Any = None,
+    *,
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
-    *,
+    optimizer: Any = None,
+    loss: Any = None,
     draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
 ) -> StepResult:
-    """Predict a training step on one GPU: FILE.py:FUNCTION with its arguments, a saved graph's file, or a Graph."""
+    """Predict a training step on one GPU.
+
+    `step`: FILE.py:FUNCTION or a function build(device), with its `arguments`; a torch.nn.Module with an example
+    `batch` (see `model_step` for `optimizer` and `loss`); a Graph, or a saved graph's file.
+    """
+    if isinstance(batch, str | Path):
+        warn("predict(step, gpu) is now predict(step, gpu=gpu)", DeprecationWarning, 2)
+        gpu, batch = batch, None
+    if is_module(step) and batch is not None:
+        step = model_step(step, batch, optimizer=optimizer, loss=loss)
+    elif batch is not None or optimizer is not None or loss is not None:
+        raise PresageError("batch, optimizer and loss go with a model: presage.predict(model, batch)")
+    where = machine(gpu)  # an unknown GPU is reported before the step is captured
     graph = step if isinstance(step, Graph) else step_graph(step, arguments)
-    where = machine(gpu)
     times = kernel_times(graph, where)
     result = predict_step(
         graph, times, where.kernels.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
@@ -51,7 +81,7 @@ def default_platform(gpu: str | None = None) -> Platform:
 
 
 def predict_ranks(
-    step: str | Path | Graph | Sequence[Graph],
+    step: StepSource | Graph | Sequence[Graph],
     ranks: int,
     strategy: str | Strategy = "ddp",
     platform: str | Platform | None = None,
@@ -64,7 +94,8 @@ def predict_ranks(
     steps: int = STEPS,
     seed: int = 0,
 ) -> StepResult:
-    """Predict a training step on several ranks. `step` is that of one rank, captured as on a single GPU.
+    """Predict a training step on several ranks. `step` is that of one rank, captured as on a single GPU; of a model,
+    `model_step(model, batch)`.
 
     `tensor`: tensor-parallel size. `kinds`: ranks with their own settings, by number; several graphs are their steps.
     """
@@ -73,7 +104,7 @@ def predict_ranks(
 
 
 def rank_set_of(
-    step: str | Path | Graph | Sequence[Graph],
+    step: StepSource | Graph | Sequence[Graph],
     ranks: int,
     strategy: str | Strategy = "ddp",
     platform: str | Platform | None = None,
@@ -84,7 +115,7 @@ def rank_set_of(
     kinds: Mapping[int, RankOverride] | None = None,
 ) -> RankSet:
     """The ranks of a job with their tasks, for predictions and timelines."""
-    if isinstance(step, str | Path):
+    if isinstance(step, str | Path) or callable(step):
         step = step_graph(step, arguments)
     graphs = [step] if isinstance(step, Graph) else list(step)
     place = _platform(platform) if isinstance(platform, str) else platform or default_platform()
@@ -92,24 +123,63 @@ def rank_set_of(
     return rank_set(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
 
-def step_graph(step: str | Path, arguments: Mapping[str, Any] | None = None, *, variant: Variant = AS_WRITTEN) -> Graph:
-    """The graph of FILE.py:FUNCTION, captured with these arguments (which needs torch), or of a saved file.
+def model_step(model: Any, batch: Any, *, optimizer: Any = None, loss: Any = None) -> ModelStep:
+    """The training step of a torch.nn.Module on an example batch, wherever presage takes a step.
+
+    The batch is a tensor, a tuple (model(*batch)) or a dict (model(**batch)). `optimizer`: a class or function of the
+    parameters, or an optimizer (default: AdamW). `loss`: a function of (output, batch) (default: the output's own
+    loss, else its mean). The model is neither changed nor allocated again.
+    """
+    if not is_module(model):
+        raise PresageError(f"model_step takes a torch.nn.Module and a batch, not {type(model).__name__}")
+    return _capture_room().ModelStep(model, batch, optimizer, loss)  # type: ignore[no-any-return]
+
+
+def is_module(value: Any) -> bool:
+    """Whether it is a torch.nn.Module, without loading torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def step_graph(step: StepSource, arguments: Mapping[str, Any] | None = None, *, variant: Variant = AS_WRITTEN) -> Graph:
+    """The graph of FILE.py:FUNCTION or of a function, captured with these arguments (which needs torch), or of a file.
 
     `variant`: changes made around the code during the capture.
     """
-    step = str(step)
-    if save.is_saved(step) or step.endswith(save.SUFFIX):
-        if arguments:
-            raise PresageError(f"{step} is a saved graph, which takes no arguments")
-        return save.read(step)
+    values = dict(arguments or {})
+    if isinstance(step, str | Path):
+        name = str(step)
+        if save.is_saved(name) or name.endswith(save.SUFFIX):
+            if values:
+                raise PresageError(f"{name} is a saved graph, which takes no arguments")
+            return save.read(name)
+        function: Build = _capture_room().load(name)
+    else:
+        if is_module(step):
+            raise PresageError("give an example batch with the model: presage.predict(model, batch)")
+        if not callable(step):
+            raise PresageError(f"a step is FILE.py:FUNCTION, a function, a model or a Graph, not {type(step).__name__}")
+        function, name = step, getattr(step, "__name__", type(step).__name__)
+    check_arguments(function, values)
+    graph: Graph = _capture_room().capture(function, values, source=name, variant=variant)
+    shapes = getattr(function, "shapes", {})  # of a model's batch
+    return with_fields(graph, arguments={**shapes, **graph.arguments}, notes=(*graph.notes, *_assumed(function)))
+
+
+def _assumed(function: Build) -> tuple[str, ...]:
+    return tuple(getattr(function, "notes", ()))
+
+
+def _capture_room() -> ModuleType:
+    """presage.capture with torch loaded, or an error that says how to get it."""
+    from presage import capture
+
     try:
-        from presage.capture import capture, load
+        import torch  # noqa: F401
     except ModuleNotFoundError as e:
-        if (e.name or "").partition(".")[0] != "torch":
+        if e.name != "torch":
             raise
         raise PresageError(
             "capturing a training step needs torch (its CPU build is enough): pip install 'presage[torch]'"
         ) from e
-    function, values = load(step), dict(arguments or {})
-    check_arguments(function, values)
-    return capture(function, values, source=step, variant=variant)
+    return capture

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.prediction.displayed import Displayed, share_rows
+
 if TYPE_CHECKING:
     from presage.engine import Program, Timeline
     from presage.memory import JobMemory
@@ -37,8 +39,8 @@ class Quantiles:
         return Quantiles(seconds, seconds, seconds, seconds)
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(Displayed):
     """Base of StepResult, JobResult and RunResult. Times in seconds, memory in bytes.
 
     Subclasses store or compute the attributes declared here; whatever is costly is computed on first use, once.
@@ -117,3 +119,7 @@ class Result:
             "memory_left_bytes": self.memory_left_bytes,
             "step_p95_over_p50": 1 + self.jitter,
         }
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """Parts of the breakdown with their shares."""
+        return share_rows(self.breakdown)

@@ -105,7 +105,7 @@ class StepBasis:
         return roofline_points(self.program.graph, self.times, self.gpu)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepResult(Result):
     """Step time and memory of a training step on one GPU, or on several ranks (`many`)."""
 

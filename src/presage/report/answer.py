@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
+from presage.errors import PresageError
+from presage.prediction.displayed import Displayed, data_frame
 from presage.text import percent
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class Section:
         return self.where in ("both", where)
 
 
-@dataclass(frozen=True)
-class Answer:
+@dataclass(frozen=True, repr=False)
+class Answer(Displayed):
     """What a command found: the subject (what was asked about), the headline (the answer in a sentence), then details.
 
     `verdict` is the line below the headline, also under --quiet; `brief` replaces the headline under --quiet where the
@@ -141,19 +142,22 @@ class Answer:
         shown = (t for s in self.sections if s.on(where) for t in s.tables)
         return tuple(t for t in shown if t.where in ("both", where))
 
-    def _repr_html_(self) -> str:
-        """For notebooks: headline, key figures and the tables of the terminal."""
-        facts = "".join(f"<li>{escape(f.label)}: <b>{escape(f.value)}</b> {escape(f.note)}</li>" for f in self.facts)
-        head = f"<p>{escape(self.subject)}</p><h4>{escape(self.headline or self.title)}</h4>"
-        head += f"<p>{escape(self.verdict)}</p><ul>{facts}</ul>"
-        notes = "".join(f"<li>{escape(n)}</li>" for n in self.notes)
-        return head + "".join(map(_html_table, self.tables("terminal"))) + f"<ul>{notes}</ul>"
+    def frame_rows(self, title: str = "") -> list[dict[str, str]]:
+        """The rows of a table by its title, the first where none is given; cells are text, as printed."""
+        found = [t for t in self.tables("terminal") if t.rows and title in ("", t.title)]
+        if not found:
+            titles = ", ".join(t.title for t in self.tables("terminal") if t.title)
+            raise PresageError(f"no table {title!r} in this answer; it has {titles or 'none'}")
+        names = [c or ("" if k else "name") for k, c in enumerate(found[0].columns)]
+        return [dict(zip(names, row, strict=True)) for row in found[0].rows]
 
+    def to_frame(self, title: str = "") -> Any:
+        """A table as a pandas DataFrame, by its title."""
+        return data_frame(self.frame_rows(title))
 
-def _html_table(table: DataTable) -> str:
-    head = "".join(f"<th>{escape(c)}</th>" for c in table.columns)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in table.rows)
-    return f"<table><caption>{escape(table.title)}</caption><tr>{head}</tr>{rows}</table>"
+    def to_json(self) -> dict[str, Any]:
+        """What --json writes."""
+        return self.data
 
 
 def sections_of(*sections: Section | None) -> tuple[Section, ...]:

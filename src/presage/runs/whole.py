@@ -28,7 +28,7 @@ SINGLE = 100_000  # draws of single steps
 KWH = 3.6e6
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunResult(Result):
     """A training run of a job."""
 

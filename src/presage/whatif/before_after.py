@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from presage.capture.variants import Variant
 from presage.graph.graph import Graph
-from presage.prediction.api import step_graph
+from presage.prediction.api import StepSource, step_graph
+from presage.prediction.displayed import Displayed
 from presage.prediction.machine import Machine, machine
 from presage.prediction.result import Quantiles
 from presage.prediction.step import DRAWS, STEPS, StepResult
@@ -60,8 +61,8 @@ class Stage:
     speedup: Range  # against the step without any
 
 
-@dataclass(frozen=True)
-class WhatIf:
+@dataclass(frozen=True, repr=False)
+class WhatIf(Displayed):
     """A step before and after some edits. `speedup`: how many times as fast it is; `work`: how much more it does."""
 
     edits: tuple[str, ...]
@@ -115,6 +116,15 @@ class WhatIf:
         """How many times as fast a sample (or a token) is."""
         return Range(*(x * self.work for x in asdict(self.speedup).values()))
 
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """Parts of the breakdown before and after the edits."""
+        before, after = self.base.breakdown, self.edited.breakdown
+        parts = {name: (before.get(name, 0.0), after.get(name, 0.0)) for name in (*before, *after)}
+        return [
+            {"part": name, "before_seconds": a, "after_seconds": b, "change_seconds": b - a}
+            for name, (a, b) in parts.items()
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
         return {
@@ -158,7 +168,7 @@ def _stage(s: Stage) -> dict[str, Any]:
 
 
 def what_if(
-    step: str | Path | Graph,
+    step: StepSource | Graph,
     edits: Iterable[EditSpec] | EditSpec,
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
@@ -182,7 +192,7 @@ def what_if(
 
 
 def initial_scenario(
-    step: str | Path | Graph, gpu: str | Path | Machine, arguments: Mapping[str, Any] | None, capture: Capture
+    step: StepSource | Graph, gpu: str | Path | Machine, arguments: Mapping[str, Any] | None, capture: Capture
 ) -> Scenario:
     """The step as it is."""
     where = gpu if isinstance(gpu, Machine) else machine(gpu)

@@ -16,7 +16,7 @@ from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph, Op
-from presage.prediction.api import step_graph
+from presage.prediction.api import StepSource, step_graph
 from presage.usercode import parse_arguments
 
 SHOWN = 3  # kinds of ops in a sentence
@@ -32,14 +32,14 @@ ALONE = "a graph alone cannot be captured again: give FILE.py:FUNCTION"
 class Capture(Protocol):
     """Captures the graph of a step with these arguments, and with a variant's changes made around its code."""
 
-    def __call__(self, step: str, arguments: Mapping[str, Any], *, variant: Variant = ...) -> Graph: ...
+    def __call__(self, step: Any, arguments: Mapping[str, Any], *, variant: Variant = ...) -> Graph: ...
 
 
 @dataclass(frozen=True)
 class Source:
-    """FILE.py:FUNCTION with its arguments. `missing` says why the step cannot be captured again, where it cannot."""
+    """A step's code with its arguments. `missing` says why the step cannot be captured again, where it cannot."""
 
-    step: str = ""
+    step: StepSource = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     capture: Capture = step_graph
     missing: str = ""
@@ -94,7 +94,7 @@ class Source:
         from presage.capture import load
 
         names = NAMES.get(word, (word.removeprefix(ARGUMENT),))
-        parameters = inspect.signature(load(self.step)).parameters
+        parameters = inspect.signature(self.step if callable(self.step) else load(str(self.step))).parameters
         for name in names:
             if name in parameters:
                 default = parameters[name].default
@@ -103,15 +103,18 @@ class Source:
             given = [name for name in names if name in self.arguments]
             return (given or names)[0], None
         known = ", ".join(list(parameters)[1:]) or "none"
-        raise PresageError(f"{self.step} takes no argument {' or '.join(names[:2])}; it takes {known}")
+        name = getattr(self.step, "__name__", str(self.step))
+        raise PresageError(f"{name} takes no argument {' or '.join(names[:2])}; it takes {known}")
 
 
-def source_of(step: str | Path | Graph, arguments: Mapping[str, Any] | None, capture: Capture) -> tuple[Graph, Source]:
+def source_of(step: StepSource | Graph, arguments: Mapping[str, Any] | None, capture: Capture) -> tuple[Graph, Source]:
     """The graph of a step, and its source."""
     if isinstance(step, Graph):
         return step, Source.of_graph(step, capture)
-    source = Source(str(step), arguments or {}, capture)
+    source = Source(step if callable(step) else str(step), arguments or {}, capture)
     graph = source.graph()
+    if callable(step):
+        return graph, source
     saved = save.is_saved(step) or str(step).endswith(save.SUFFIX)
     return graph, Source.of_graph(graph, capture) if saved else source
 

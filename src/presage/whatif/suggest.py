@@ -10,7 +10,7 @@ from typing import Any
 
 from presage.errors import PresageError
 from presage.graph.graph import Graph
-from presage.prediction.api import step_graph
+from presage.prediction.api import StepSource, step_graph
 from presage.prediction.step import STEPS, StepResult
 from presage.whatif.before_after import WhatIf, compare, initial_scenario
 from presage.whatif.edit_spec import ParsedEdit, of_kind, parse
@@ -53,7 +53,7 @@ class Suggestions:
 
 
 def suggest(
-    step: str | Path | Graph,
+    step: StepSource | Graph,
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
     *,
@@ -66,7 +66,7 @@ def suggest(
 
 
 def suggestions(
-    step: str | Path | Graph,
+    step: StepSource | Graph,
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
     *,

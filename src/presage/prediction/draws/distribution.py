@@ -18,6 +18,7 @@ from presage.noise.model import Belief
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
 from presage.noise.sampling import Estimate
 from presage.pool.pool import THREADS_2, Pool
+from presage.prediction.displayed import Displayed
 from presage.prediction.draws.draw import DrawRequest, Draws, draw_all, transfers_vary, without_fitted_stragglers
 from presage.prediction.draws.step_model import NODE, StepModel, step_model
 from presage.prediction.jobs.job_prediction import JobResult
@@ -30,8 +31,8 @@ QUICK = 4_000  # draws of a distribution for a page
 TIMES = (1.02, 1.05, 1.1, 1.2, 1.5)  # as long as the median: how likely is a step longer than that
 
 
-@dataclass(frozen=True, eq=False)
-class StepDistribution:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepDistribution(Displayed):
     """Step times and run means of a job as quantiles with errors (`steps`, `runs`).
 
     `others` are draws with other noise models that the measurements allow: the spread of their quantiles gives the 90%
@@ -91,6 +92,13 @@ class StepDistribution:
             return value
         low, high = np.quantile([estimate(d).value for d in self.others], [0.05, 0.95])
         return replace(value, low=float(min(low, value.value)), high=float(max(high, value.value)))
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """Quantiles of a step and of a run's mean step."""
+        return [
+            {"quantile": p, "step_seconds": e.value, "run_mean_seconds": self.runs[p].value}
+            for p, e in self.steps.items()
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""

@@ -58,7 +58,7 @@ class StageSummary:
     memory: float  # bytes it cannot run without
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class JobResult(Result):
     """The step of a training job."""
 
