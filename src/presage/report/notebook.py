@@ -25,7 +25,7 @@ from presage.report.run_answer import run_answer
 from presage.report.terms import TAIL_HELP, signed
 from presage.report.whatif_answer import whatif_answer
 from presage.runs.whole import RunResult
-from presage.text import seconds
+from presage.text import printable, seconds
 from presage.whatif.before_after import WhatIf
 
 TONES = {"good": GOOD, "bad": BAD, "warn": PALETTE[1], "": "inherit"}
@@ -69,12 +69,12 @@ def distribution_answer(found: StepDistribution) -> Answer:
 
 
 def one_line(result: Any) -> str:
-    """<StepResult gpt.py:build: 35.3 ms/step (90% interval 33.1-37.6 ms), fits in memory>."""
+    """<StepResult gpt.py:build: 35.3 ms/step (90% interval 33.1-37.6 ms), GPU-bound, fits>."""
     answer = answer_of(result)
     sentence = answer.headline.split(". ")[0].rstrip(".")
     text = sentence if sentence.startswith(answer.title) else f"{answer.title}: {sentence}".removesuffix(": ")
-    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
-    return f"<{type(result).__name__} {plain}>"
+    fits = {True: ", fits", False: ", does NOT fit"}.get(getattr(result, "fits", None), "")
+    return f"<{type(result).__name__} {printable(' '.join(text.split()))}{fits}>"
 
 
 def html_of(result: Any) -> str:
@@ -86,6 +86,7 @@ def html_of(result: Any) -> str:
     return (
         f'<div style="max-width:{WIDTH + 40}px"><div style="color:{TEXT}">{escape(answer.subject)}</div>'
         f'<div style="font-size:1.25em;font-weight:600;margin:.3em 0">{escape(answer.headline or answer.title)}</div>'
+        f'<div style="color:{TONES[answer.verdict_tone]};margin:.3em 0">{escape(answer.verdict)}</div>'
         f'<div style="display:flex;flex-wrap:wrap;gap:8px">{facts}</div>{_chart(answer)}'
         + (f"<ul>{notes}</ul>" if notes else "")
         + (f"<details><summary>Tables</summary>{tables}</details>" if tables else "")
