@@ -73,7 +73,7 @@ def one_line(result: Any) -> str:
     answer = answer_of(result)
     sentence = answer.headline.split(". ")[0].rstrip(".")
     text = sentence if sentence.startswith(answer.title) else f"{answer.title}: {sentence}".removesuffix(": ")
-    fits = {True: ", fits", False: ", does NOT fit"}.get(getattr(result, "fits", None), "")
+    fits = (", fits" if result.fits else ", does NOT fit") if hasattr(result, "fits") else ""
     return f"<{type(result).__name__} {printable(' '.join(text.split()))}{fits}>"
 
 
