@@ -73,7 +73,7 @@ def test_an_answers_tables_are_frames_by_title(results: dict[str, Displayed]) ->
     pytest.importorskip("pandas")
     answer = answer_of(results["step"])
     assert "GEMM" in set(answer.to_frame("Op families")["family"]) and len(answer.to_frame()) > 3
-    with pytest.raises(ps.PresageError, match="no table 'x' in this answer; it has .*Op families"):
+    with pytest.raises(ps.PresageError, match=r"no table 'x' in this answer; it has .*Op families"):
         answer.to_frame("x")
 
 
@@ -90,7 +90,7 @@ def test_a_report_is_the_page_of_the_command(results: dict[str, Displayed], kind
     pytest.importorskip("plotly")
     results[kind].report(tmp_path / "out.html")
     page = (tmp_path / "out.html").read_text()
-    assert page.startswith("<!doctype html>") or page.startswith("<!DOCTYPE html>")
+    assert page.lower().startswith("<!doctype html>")
     assert answer_of(results[kind]).facts[0].label in page
 
 
