@@ -9,15 +9,18 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
+from presage.cli.options import output_options
+
 
 def runner(command: Callable[..., Any] | typer.Typer) -> Callable[..., str]:
-    """What the command (or one of an app's) prints, given its arguments; its errors are raised."""
+    """What the command (or one of an app's) prints with --verbose, given its arguments; its errors are raised."""
     app = command if isinstance(command, typer.Typer) else typer.Typer()
     if not isinstance(command, typer.Typer):
         app.command()(command)
 
     def run(*args: str | Path) -> str:
-        found = CliRunner().invoke(app, [str(a) for a in args])
+        with output_options(quiet=False, verbose=True):
+            found = CliRunner().invoke(app, [str(a) for a in args])
         if found.exception and not isinstance(found.exception, SystemExit):
             raise found.exception
         assert found.exit_code == 0, found.output

@@ -42,11 +42,12 @@ def text() -> str:
 
 
 def test_the_answer_comes_first(text: str) -> None:
-    what, answer, *_ = text.splitlines()
-    assert what.startswith("llama3.1-405b: 59,605 steps of ")
-    assert "1 T tokens, on 16,384 x NVIDIA H100" in what
-    assert answer.startswith("p50 3.") and "goodput; " in answer and "chance by 2.5 days." in answer
-    assert "With exact step time and failure rates: p50 3." in answer
+    answer, fit, what, *_ = text.splitlines()
+    assert what.startswith("llama3.1-405b: 1 T tokens, 59,605 steps of 5.0 s, on 16,384 x NVIDIA H100")
+    assert answer.startswith("3.") and "(90% interval " in answer
+    assert "goodput; " in answer and "chance by 2.5 days." in answer
+    assert fit.startswith("Fits in memory with ")
+    assert "with exact step time and failure rates: p50 3." in text
 
 
 def test_tables_tell_what_matters(text: str) -> None:
@@ -74,7 +75,7 @@ def test_json_carries_it_all() -> None:
     assert value["reliability"]["mttf_hours"] == pytest.approx(3.09, abs=0.01)
     assert "faulty GPU" in [c["class"] for c in value["classes"]]
     assert value["checkpoints"]["choices"][-1]["name"] == "this run"
-    assert value["step_ms"]["p99"] > value["step_ms"]["run_mean"]["p99"]
+    assert value["step_ms"]["steps"]["p99"] > value["step_ms"]["run_mean"]["p99"]
     assert value["spares"][0]["p50_days"] > value["spares"][-1]["p50_days"]
     assert value["changes"]
     assert value == found(LLAMA, "--tokens", "1T", "--deadline", "5d", "--price", "2", "--seed", "7")

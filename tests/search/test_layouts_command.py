@@ -36,7 +36,7 @@ def found(*args: str | Path) -> dict[str, Any]:
 
 def test_the_best_comes_first_and_is_explained() -> None:
     text = plan(LLAMA, *QUICK)
-    what, best, *_ = text.splitlines()
+    best, what, *_ = text.splitlines()
     assert what.startswith("llama3.1-405b on NVIDIA H100 SXM 80 GB (dgx-h100), 2,048 samples of 8,192 tokens")
     assert (
         best.startswith("Best of 240 plans on 1,024 GPUs: tp8 ")
