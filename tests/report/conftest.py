@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -35,6 +36,13 @@ class Look:
 
     def text(self, selector: str) -> str:
         return str(self.tab.locator(selector).first.inner_text())
+
+    def until(self, script: str, seconds: float = 10.0) -> None:
+        """Wait until an expression is true; the page's policy forbids Playwright's own wait_for_function."""
+        end = monotonic() + seconds
+        while not self(script):
+            assert monotonic() < end, f"never true: {script}"
+            self.tab.wait_for_timeout(50)
 
     def well(self) -> None:
         """Nothing failed, nothing was fetched, all charts are drawn."""

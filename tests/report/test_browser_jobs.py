@@ -18,6 +18,11 @@ from presage.report.shard_answer import shard_answer
 
 pytestmark = pytest.mark.xdist_group("browser")
 Looker = Callable[..., Any]
+MIXED = """(() => {
+  const chart = document.querySelector('#timeline-of-a-step .chart');
+  const pair = chart.data.filter((t) => ['forward', 'backward'].includes(t.name));
+  return pair.flatMap((t) => t.width.filter((w, i) => /% of this stretch/.test(t.hovertext[i])));
+})()"""  # heights of the shares in columns of bars that are too thin to be drawn
 WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -27,14 +32,14 @@ def seen_well(look: Looker, page: Answer, **how: Any) -> Any:
     seen.well()
     assert seen.text("#answer") == page.headline
     assert seen.count(".chart") == sum(1 for s in page.sections if s.figure is not None)
-    first = seen.tab.locator("main tbody").first.locator("tr").first.locator("td").all_inner_texts()
+    first = seen.tab.locator("main tbody").first.locator("tr").first.locator("td").all_text_contents()
     assert tuple(first) == page.sections[0].tables[0].rows[0]
     return seen
 
 
 def narrow(seen: Any) -> None:
     seen.tab.set_viewport_size({"width": 480, "height": 800})
-    seen.tab.wait_for_function(f"{WIDTH} <= 0", timeout=10_000)
+    seen.until(f"{WIDTH} <= 0")
 
 
 def test_a_job(look: Looker) -> None:
@@ -44,13 +49,16 @@ def test_a_job(look: Looker) -> None:
     assert seen.count("#where-the-step-goes .bars path") == parts
     s = p.job_step.pipeline.schedule
     tasks = 2 * s.stages * s.virtual * s.microbatches + 2 * s.stages  # and what replicas send, and the optimizer
-    assert seen.count("#timeline-of-a-step .bars path") == tasks
-    assert seen.count("#uncertainty .bars path") == 80
+    assert tasks - 2 * s.stages <= seen.count("#timeline-of-a-step .bars path") <= tasks
+    assert seen.count("#uncertainty .bars path") == 2 * int(400**0.5)
     assert seen.count("#uncertainty .scatterlayer .js-line") == 1
     assert seen.count("#memory .bars path") == len(p.memory.stages) * seen.count("#memory .legend .traces")
     assert seen.count("#roofline .scatterlayer .points path") >= 20
-    assert seen.count("#stages .heatmaplayer image") == 1
     narrow(seen)
+    seen.tab.set_viewport_size({"width": 390, "height": 800})
+    seen.until("document.querySelectorAll('#timeline-of-a-step .bars path').length != " + str(tasks))
+    shares = seen(MIXED)
+    assert len(shares) > 500 and 0.2 < min(shares) < max(shares) < 0.8  # forward and backward side by side
 
 
 def test_a_plan_in_the_dark(look: Looker) -> None:
@@ -75,5 +83,5 @@ def test_a_shard(look: Looker) -> None:
     problem, found = shards()
     seen = seen_well(look, shard_answer(problem, found))
     assert seen.count("#load-of-the-ranks .bars path") == 2 * problem.ranks
-    assert seen.count("#which-table-is-where .heatmaplayer image") == 1
+    assert seen.count("#which-table-is-where .bars path") == sum(len(set(t.ranks)) or 4 for t in found.plan.tables)
     narrow(seen)

@@ -84,8 +84,8 @@ def test_a_long_tail_does_not_squash_the_bars() -> None:
     draws = np.concatenate([np.linspace(1.0, 1.1, 990), np.linspace(5.0, 50.0, 10)])
     figure = distribution_figure(draws)
     assert figure.layout.xaxis.range[1] < 1.6
-    assert "1.00% are beyond the edge" in figure.layout.xaxis.title.text
-    assert figure.layout.xaxis2.range[1] > 50
+    assert "1.00% beyond the edge, at most 50 s" in figure.layout.xaxis2.title.text
+    assert figure.layout.xaxis2.range == figure.layout.xaxis.range  # both are read together
 
 
 @pytest.mark.parametrize("draws", [[], [np.nan], [np.inf, np.inf], [1e-3] * 5, [0.0], [1.0, np.inf, np.nan]])
@@ -108,7 +108,7 @@ def test_what_never_ends_is_counted() -> None:
 def test_the_longest_bar_is_on_top_and_small_ones_are_in_the_table_alone() -> None:
     swings = [Swing("a", (-0.01, 0.02)), Swing("b", (-0.3, float("nan"))), Swing("none", (0.0, 1e-6))]
     figure = tornado_figure(swings, ("less", "more"), "the step")
-    assert list(figure.data[0].y) == ["b", "a"]
+    assert list(figure.layout.yaxis.ticktext) == ["b", "a"]
     rows = tornado_table(swings, "what", ("less", "more")).rows
     assert rows == (("b", "-30.0%", "-"), ("a", "-1.00%", "+2.00%"), ("none", "~0", "~0"))
 
@@ -160,9 +160,9 @@ def test_the_job_page_agrees_with_the_prediction() -> None:
     assert held == pytest.approx([m.needed for m in p.memory.stages])
     keys = [s.key for s in page.sections]
     assert keys == [
-        "where-the-step-goes", "uncertainty", "timeline-of-a-step", "stages", "memory", "roofline", "sensitivity",
+        "what-to-do-next", "where-the-step-goes", "uncertainty", "timeline-of-a-step", "memory", "roofline", "sensitivity",
     ]  # fmt: skip
-    assert all(s.figure is not None and s.tables for s in page.sections)
+    assert all(s.figure is not None and s.tables for s in page.sections[1:])
 
 
 def test_the_timeline_is_as_long_as_the_step() -> None:
@@ -253,7 +253,7 @@ def test_the_shard_page_agrees_with_the_plan() -> None:
     unit = time_unit(float((found.cost.load.forward + found.cost.load.backward).max())).size
     assert numbers(lookups.y) * unit == pytest.approx(found.cost.load.forward)
     cells = section(page, "which-table-is-where").figure.data[0]  # type: ignore[union-attr]
-    assert np.isfinite(numbers(cells.z)).sum() == sum(len(set(t.ranks)) or 4 for t in found.plan.tables)
+    assert len(cells.x) == sum(len(set(t.ranks)) or 4 for t in found.plan.tables)
     assert len(section(page, "which-table-is-where").tables[0].rows) == len(problem.tables)
 
 
@@ -264,7 +264,7 @@ def test_the_sensitivity_page_agrees_with_its_rows() -> None:
     s, page = moves(), sensitivity_answer(moves())
     bars = trace(page, "classes-of-work", "if 10% faster")
     row = next(r for r in s.of("class") if r.name == "products")
-    at = list(bars.y).index("GEMM")
+    at = list(section(page, "classes-of-work").figure.layout.yaxis.ticktext).index("GEMM")  # type: ignore[union-attr]
     assert row.faster is not None
     assert numbers(bars.x)[at] == pytest.approx(row.faster.p95.value / s.draws.p95.value)
     assert page.headline.startswith("Varia")
@@ -279,7 +279,7 @@ def test_the_place_page_shows_who_is_slow() -> None:
     assert page.headline.startswith(("Best placement: p95 step ", "p95 step "))
     figure = section(page, "groups-of-the-best-placement").figure
     assert figure is not None
-    assert numbers(figure.data[0].z).shape == placed.best.placement.factors.shape
+    assert len(figure.data[0].x) == placed.best.placement.factors.size
     assert render_page(page)
 
 
@@ -295,9 +295,8 @@ def test_a_page_is_not_large_and_names_do_no_harm() -> None:
     p = predict_job(LARGE, {"name": "</script><b>x & y"})
     text = render_page(job_answer(p, page=True)).decode()
     assert "<b>x" not in text and "&lt;/script&gt;&lt;b&gt;x &amp; y" in text
-    from plotly.offline import get_plotlyjs
-
-    assert len(text) - len(get_plotlyjs()) < 1_000_000
+    assert len(text) < 2_000_000
+    assert "default-src &#39;none&#39;" in text  # and nothing is fetched
 
 
 def test_the_command_writes_the_page_beside_its_answer(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ _PATTERNS = tuple(
         ("recurrent", r"_rnn|lstm|gru"),
         ("normalisation", r"_norm(_|$)(?!al)|layer_norm|batch_norm|group_norm|rms_norm"),
         ("softmax and loss", r"softmax|nll_loss|cross_entropy|_loss(_|$)|logsumexp"),
-        ("optimizer", r"_fused_(adam|adamw|sgd|adagrad)|_foreach_"),
+        ("optimizer", r"_fused_(adam|adamw|sgd|adagrad)|_foreach_(?!copy)"),
         ("random", r"dropout|normal_|uniform_|random|rand|bernoulli|multinomial"),
         ("copy and cast", r"copy|clone|^aten::cat$|fill_|zero_|^aten::stack$|contiguous|memcpy"),
         ("index", r"index|gather|scatter|nonzero|sort|topk|masked_select|unique|take|searchsorted|coalesce|slice_"),

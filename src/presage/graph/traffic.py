@@ -42,6 +42,16 @@ def bytes_moved(graph: Graph, op: Op) -> MemoryTraffic:
     return rule(graph, op) if rule else _plain(graph, op)
 
 
+def bytes_touched(graph: Graph, op: Op) -> MemoryTraffic:
+    """What an op's own kernel moves: as `bytes_moved`, but a loss gradient that was filled with zeros by an op of its
+    own is written at one place per target."""
+    moved = bytes_moved(graph, op)
+    if op.name in _SPARSE_WRITES and moved.written:
+        gradient, target = graph.outputs_of(op)[0], tensor(graph, op, 2)
+        return MemoryTraffic(moved.read, min(moved.written, target.elements * gradient.itemsize))
+    return moved
+
+
 def footprint(graph: Graph, views: Iterable[Tensor]) -> int:
     """Bytes under these tensors. What two of them share counts once, as far as their storage's extent tells."""
     by_storage: dict[int, dict[tuple[object, ...], Tensor]] = {}
@@ -241,6 +251,7 @@ _SHAPE_OF_INPUT = aten(
     "avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"
 )
 
+_SPARSE_WRITES = aten("nll_loss_backward nll_loss2d_backward")
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_OVERWRITES, _without_reading(0)),
     **dict.fromkeys(_SHAPE_OF_INPUT, _without_reading(1)),

@@ -16,12 +16,13 @@ from typing import TypeAlias
 
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Tensor, argument, aten, flag, output_mask, references, tensor, tensors
-from presage.graph.traffic import MemoryTraffic, bytes_moved
+from presage.graph.traffic import MemoryTraffic, bytes_moved, bytes_touched
 
 __all__ = [
     "MemoryTraffic",
     "OpWork",
     "bytes_moved",
+    "bytes_touched",
     "collective",
     "collective_bytes",
     "family",

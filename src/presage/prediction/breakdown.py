@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from presage.costs.kernel_model import OpTime, least_seconds, rate
+from presage.costs.kernel_model import OpTime, rate
 from presage.graph import work
 from presage.graph.graph import Graph, Op
 from presage.hardware import Gpu
@@ -91,14 +91,19 @@ def _costly(
     graph: Graph, times: Sequence[OpTime], gpu: Gpu, ops: Sequence[int], seconds: float, total: float
 ) -> CostlyOps:
     op = graph.ops[ops[0]]
-    least = sum(least_seconds(graph, graph.ops[i], gpu) for i in ops)
-    moved = work.bytes_moved(graph, op)
-    by_memory = (moved.read + moved.written) / gpu.memory_bandwidth
-    limit = "compute" if least_seconds(graph, op, gpu) > by_memory else "memory"
+    least = sum(_least(graph, graph.ops[i], gpu) for i in ops)
+    by_memory = work.bytes_touched(graph, op).total / gpu.memory_bandwidth
+    limit = "compute" if _least(graph, op, gpu) > by_memory else "memory"
     share, efficiency = seconds / total if total else 0.0, least / seconds if seconds else 0.0
     source = times[ops[0]].source
     where = (op.name, shapes_of(graph, op), op.phase, op.module)
     return CostlyOps(*where, len(ops), seconds, share, efficiency, limit, source)
+
+
+def _least(graph: Graph, op: Op, gpu: Gpu) -> float:
+    """Seconds at the GPU's peaks: every FLOP, or every byte that the op touches."""
+    by_compute = work.flops(graph, op) / rate(graph, op, gpu)
+    return max(by_compute, work.bytes_touched(graph, op).total / gpu.memory_bandwidth)
 
 
 def shapes_of(graph: Graph, op: Op, most: int = 3) -> str:
@@ -141,6 +146,11 @@ class RooflinePoint:
     def of_peak(self) -> float:
         return self.least / self.seconds if self.seconds else 0.0
 
+    @property
+    def limit(self) -> str:
+        """What the least time is set by: compute or memory."""
+        return "compute" if self.flops and self.flops / self.peak >= (1 - 1e-9) * self.least else "memory"
+
 
 def roofline_points(graph: Graph, times: Sequence[OpTime], gpu: Gpu) -> tuple[RooflinePoint, ...]:
     """Roofline points, longest first; without collectives."""
@@ -162,7 +172,7 @@ def _worked(
         calls=len(ops),
         seconds=sum(times[i].seconds for i in places),
         flops=float(sum(work.flops(graph, op) for op in ops)),
-        moved=float(sum(work.bytes_moved(graph, op).total for op in ops)),
-        least=sum(least_seconds(graph, op, gpu) for op in ops),
+        moved=float(sum(work.bytes_touched(graph, op).total for op in ops)),
+        least=sum(_least(graph, op, gpu) for op in ops),
         peak=rate(graph, ops[0], gpu),
     )

@@ -89,7 +89,7 @@ def limit_rows(rows: Sequence[Sequence[str]], most: int) -> list[Sequence[str]]:
 class Section:
     """Tables with a chart of them. `text` introduces the chart; a section of text alone is shown at the terminal too.
 
-    `chart` makes the figure: only the HTML page calls it.
+    `chart` makes the figure: only the HTML page calls it. `wide`: as wide as the page, not half of it.
     """
 
     title: str
@@ -97,6 +97,7 @@ class Section:
     chart: Callable[[], Figure] | None = None
     text: str = ""
     where: Where = "both"
+    wide: bool = False
 
     @property
     def key(self) -> str:
@@ -117,7 +118,7 @@ class Answer(Displayed):
     """What a command found: the subject (what was asked about), the headline (the answer in a sentence), then details.
 
     `verdict` is the line below the headline, also under --quiet; `brief` replaces the headline under --quiet where the
-    answer is the tables; `to_data` gives the JSON.
+    answer is the tables; `to_data` gives the JSON; `basis` says in a page's footer which data the answer rests on.
     """
 
     title: str
@@ -131,6 +132,7 @@ class Answer(Displayed):
     brief: str = ""
     verdict: str = ""  # line two: does it fit?
     verdict_tone: Tone = ""
+    basis: str = ""
 
     @property
     def data(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
+from presage.report.next_sections import next_plans_section
 from presage.report.terms import (
     LEAST,
     MEMORY,
@@ -45,11 +46,13 @@ MUCH = 0.15  # of the step: worth a look
 def job_answer(p: JobResult, tokens: float | None = None, page: bool = False) -> Answer:
     """`page`: with the distribution, the timeline, the roofline and the sensitivity."""
     name, spread = p.job.name or p.job.model.name or "job", p.distribution if page or p.spread else None
+    timeline = parts.timeline_section(p, stage_table(p)) if page else None
     sections = sections_of(
+        next_plans_section(p) if page else None,
         parts.breakdown_section(p, step_table(p, tokens), breakdown_table(p)),
         parts.spread_section(p, spread, spread_table(spread), exceeding_table(spread)) if spread else None,
-        parts.timeline_section(p) if page else None,
-        parts.stages_section(p, stage_table(p)) if len(p.stages) > 1 else None,
+        timeline,
+        parts.stages_section(p, stage_table(p)) if timeline is None and len(p.stages) > 1 else None,
         parts.memory_section(p, memory_table(p), savings_table(p)),
         parts.roofline_section(p) if page else None,
         parts.sensitivity_section(p) if page else None,
@@ -208,7 +211,7 @@ def breakdown_table(p: JobResult) -> DataTable:
 
 def stage_table(p: JobResult) -> DataTable:
     """Equal stages share a row."""
-    columns = ("stage", "layers", "forward", "backward", "busy", "bubble", "memory")
+    columns = ("stage", "layers", "forward", "backward", "busy", "idle", "memory")
     rows = []
     for cells, group in groupby(p.stages, _stage_cells):
         first, *rest = [s.number for s in group]

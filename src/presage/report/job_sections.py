@@ -14,7 +14,7 @@ from presage.report import step_sections as step
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import GIB, Swing, parts_figure, stacks_figure, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.html.charts.heat import heat_figure, heat_table
+from presage.report.html.charts.heat import heat_figure
 from presage.report.html.charts.lanes import lanes_section, timeline_tasks
 from presage.report.terms import MEMORY, TAIL_HELP, part_name, share_of, work_name
 from presage.text import amount, percent, seconds, size
@@ -56,8 +56,8 @@ def spread_section(p: JobResult, s: StepDistribution, *tables: DataTable) -> Sec
 # ---- the pipeline
 
 
-def timeline_section(p: JobResult) -> Section | None:
-    """Every microbatch on every stage, unless they are too many to draw."""
+def timeline_section(p: JobResult, table: DataTable) -> Section | None:
+    """Every microbatch on every stage, with the stages' `table`, unless they are too many to draw."""
     s = p.job_step.pipeline.schedule
     if 2 * s.stages * s.virtual * s.microbatches > MOST_TASKS:
         return None
@@ -65,15 +65,22 @@ def timeline_section(p: JobResult) -> Section | None:
     tasks = timeline_tasks(
         p.timeline, None, _pass_name, lambda lane: f"{lane.name} ({layers.get(lane.rank, 0)} layers)"
     )
-    idle = share_of(float(p.job_step.pipeline.bubble.mean()), p.seconds)
-    text = (
-        f"One step of {s.microbatches} microbatches, one lane per pipeline stage. Gaps are the bubble: on average a "
-        f"stage is idle for {idle}."
-        if s.stages > 1
-        else f"One step: {s.microbatches} microbatches, DP communication, the optimizer."
-    )
+    text = f"One step: {s.microbatches} microbatches, DP communication, the optimizer."
+    if s.stages > 1:
+        text = f"One step of {s.microbatches} microbatches, one lane per pipeline stage. {_bubble_text(p)}"
     section = lanes_section("Timeline of a step", tasks, text, p.seconds)
-    return replace(section, tables=section.tables[:1])
+    tables = (table,) if s.stages > 1 else section.tables[:1]
+    return replace(section, tables=tables, where="both" if s.stages > 1 else "page")
+
+
+def _bubble_text(p: JobResult) -> str:
+    """How long the busiest stage idles, in the breakdown's words and numbers."""
+    busy, parts = max(p.stages, key=lambda s: s.busy), p.breakdown
+    over = busy.busy / float(np.mean([s.busy for s in p.stages])) - 1
+    waits = [(part_name(k), parts.get(k, 0.0)) for k in ("bubble", "pp") if parts.get(k, 0.0) > 0]
+    gaps = ", ".join(f"{name} {share_of(t, p.seconds)}" for name, t in waits)
+    text = f"Gaps of the busiest stage ({busy.number}): {gaps}." if gaps else "The busiest stage has no gaps."
+    return f"{text} It works {percent(over)} longer than the mean stage: others wait for it." if over > 1e-3 else text
 
 
 def _pass_name(name: str, _: Lane) -> str:
@@ -82,19 +89,11 @@ def _pass_name(name: str, _: Lane) -> str:
 
 def stages_section(p: JobResult, table: DataTable) -> Section:
     """Time of each stage, as a heat map."""
-    n, columns = p.job.microbatches, ("forward", "backward", "bubble")
+    n, columns = p.job.microbatches, ("forward", "backward", "idle")
     values = np.array([[s.forward * n, s.backward * n, s.bubble] for s in p.stages])
     names = [f"stage {s.number}" for s in p.stages]
-    busy = max(p.stages, key=lambda s: s.busy)
-    over = busy.busy / float(np.mean([s.busy for s in p.stages])) - 1
-    text = "Seconds per step by stage; red is above the median of its column, blue below. "
-    text += (
-        f"Stage {busy.number} is busiest, {percent(over)} above the mean: the others wait for it."
-        if over > 1e-3
-        else "All stages are equally busy."
-    )
-    cells = heat_table("stage", names, columns, values, title="Heat map")
-    return Section("Stages", (table, cells), partial(heat_figure, names, columns, values), text)
+    text = f"Seconds per step by stage; red is above the median of its column, blue below. {_bubble_text(p)}"
+    return Section("Stages", (table,), partial(heat_figure, names, columns, values), text)
 
 
 # ---- memory

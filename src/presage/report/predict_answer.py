@@ -14,11 +14,13 @@ from presage.prediction.step import StepResult
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, limit_rows, sections_of
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_section
+from presage.report.next_sections import next_edits_section
 from presage.report.step_sections import memory_section, ranks_section, step_roofline_section, step_timeline_section
 from presage.report.terms import (
     TAIL_HELP,
     family_name,
     first_few,
+    peak_share,
     share_of,
     step_interval,
     step_text,
@@ -38,6 +40,7 @@ FEWEST = 20  # draws: fewer have no shape
 def predict_answer(p: StepResult, page: bool = False) -> Answer:
     """Everything `presage predict` shows; `page`: with timeline, memory over the step and roofline."""
     sections = sections_of(
+        next_edits_section(p) if page else None,
         families_section(p, step_table(p)),
         ranks_section(p.many, rank_table(p.many)) if p.many is not None else None,
         collectives_section(p.many) if p.many is not None else None,
@@ -131,7 +134,7 @@ def costly_table(rows: Sequence[CostlyOps]) -> DataTable:
     cells = [
         (
             shorten(f"{r.name.removeprefix('aten::')} {r.shapes}", 70), r.phase, str(r.calls), seconds(r.seconds),
-            percent(r.share), percent(r.efficiency), r.limit, r.source,
+            percent(r.share), peak_share(r.efficiency, r.limit), r.limit, r.source,
         )
         for r in rows
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from functools import partial
 from math import nan
 
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
-from presage.report.html.charts.bars import AxisUnit, grouped_figure, time_unit
+from presage.report.html.charts.bars import band_figure, grouped_figure, time_unit
 from presage.report.html.charts.lanes import LaneTasks, lanes_section
 from presage.report.terms import plural, signed
 from presage.report.trace_answer import short_op
@@ -16,7 +16,6 @@ from presage.whatif.replay_result import ReplayFindings, SimulatedReplay, mean_s
 
 GOOD_ERROR, FAIR_ERROR = 0.02, 0.05  # of a step
 EQUAL = 0.0005  # of a step: less is no change
-PERCENT = AxisUnit("%", 0.01)
 PATH_ROWS = 14
 NOT_SHOWN = "work that no trace event shows counts as a gap where it was"
 
@@ -104,9 +103,10 @@ def _error_section(f: ReplayFindings) -> Section:
         for i, (m, r) in enumerate(zip(measured, replayed, strict=True))
     ]
     where, worst = max(rows, key=lambda r: abs(r[1]), default=("", nan))
-    text = f"Replay error per step; worst {signed(worst, 2)} ({where if several else f'step {where}'})."
+    at = where if several else f"step {where}"
+    text = f"Replay error per step; worst {signed(worst, 2)} ({at}). Green is within ±{percent(FAIR_ERROR, 0)}."
     table = data_table("Errors", ("step", "error"), [(name, percent(e, 2)) for name, e in rows])
-    chart = partial(grouped_figure, [n for n, _ in rows], {"error": [e for _, e in rows]}, "step", PERCENT)
+    chart = partial(band_figure, [n for n, _ in rows], [e for _, e in rows], FAIR_ERROR)
     return Section("Replay error", (table,), chart, text, where="page")
 
 

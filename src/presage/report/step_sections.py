@@ -19,7 +19,7 @@ from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.heat import heat_figure, heat_table
 from presage.report.html.charts.lanes import LaneTasks, lanes_section, timeline_tasks
 from presage.report.html.charts.points import memory_figure, roofline_figure
-from presage.report.terms import ROLES, family_name, share_of
+from presage.report.terms import ROLES, family_name, peak_share, share_of
 from presage.text import amount, percent, seconds, shorten, size
 
 TENSORS, COSTLY = 20, 20  # rows
@@ -181,16 +181,24 @@ def roofline_section(
     peaks = {" and ".join(d for d, p in gpu.peak.items() if p == peak) or "peak": peak for peak in run}
     text = (
         f"{dots} Lines are the limits of the {gpu.name}: at those limits it would take {seconds(least)}; it takes "
-        f"{seconds(total)} ({share_of(least, total, 'the limit')}).{more}"
+        f"{seconds(total)} ({share_of(least, total, 'the limit')}).{more}{_above_text(points)}"
     )
-    chart = partial(roofline_figure, points, gpu.memory_bandwidth, peaks)
+    chart = partial(roofline_figure, points, gpu.memory_bandwidth, peaks, gpu.l2)
     return Section("Roofline", (table,), chart, text, where="page")
+
+
+def _above_text(points: Sequence[RooflinePoint]) -> str:
+    """Why dots lie above a line, where any do."""
+    above = {w.limit for w in points if w.of_peak > 1}
+    memory = " Dots above the memory line find their data in the L2 cache." if "memory" in above else ""
+    peak = " Dots above a peak run at a higher clock than its datasheet's." if "compute" in above else ""
+    return memory + peak
 
 
 def roofline_cells(w: RooflinePoint) -> tuple[str, ...]:
     """TFLOP/s, TB/s and the share of the limit."""
     rate = f"{w.flops / w.seconds / TERA:.4g}" if w.flops else "-"
-    return rate, f"{w.moved / w.seconds / TERA:.3g}", percent(w.of_peak)
+    return rate, f"{w.moved / w.seconds / TERA:.3g}", peak_share(w.of_peak, w.limit)
 
 
 def _work_table(work: Sequence[RooflinePoint]) -> DataTable:

@@ -126,6 +126,12 @@ def share_of(part: float, whole: float, what: str = "the step") -> str:
     return f"{percent(part / whole if whole else 0.0)} of {what}"
 
 
+def peak_share(share: float, limit: str) -> str:
+    """12.3%; above 100% with the reason: data in the L2 cache, or a clock above the one of the datasheet's peak."""
+    why = "" if share <= 1 else " (from L2)" if limit == "memory" else " (boost clock)"
+    return percent(share) + why
+
+
 def family_name(name: str) -> str:
     """A family of ops as tables show it."""
     return "GEMM" if name == "matrix multiply" else name

@@ -82,11 +82,17 @@ def notes(found: WhatIf) -> tuple[str, ...]:
 
 
 def _facts(found: WhatIf) -> tuple[Fact, ...]:
-    faster, a, b = found.speedup, found.base, found.edited
-    tone: Tone = "good" if faster.p5 > 1 else "bad" if faster.p95 < 1 else "warn"
+    a, b = found.base, found.edited
+    each = found.per_work
+    tone: Tone = "good" if each.p5 > 1 else "bad" if each.p95 < 1 else "warn"
     memory = f"{size(b.peak_memory)} of {size(b.gpu_memory)}"
     return (
-        Fact("Speed-up", _x(faster.p50), f"90% interval {_x(faster.p5)}-{_x(faster.p95)}", tone),
+        Fact(
+            f"Speed-up per {found.unit}" if found.unit else "Speed-up",
+            _x(each.p50),
+            f"90% interval {_x(each.p5)}-{_x(each.p95)}",
+            tone,
+        ),
         Fact("Step time", seconds(b.step.p50), f"was {seconds(a.step.p50)}"),
         Fact("GPU active", seconds(b.gpu_active), f"was {seconds(a.gpu_active)}"),
         Fact("Host time", seconds(b.host), f"was {seconds(a.host)}"),
@@ -201,7 +207,7 @@ def _detail_sections(found: WhatIf, name: str) -> list[Section]:
 
 def suggest_answer(found: Suggestions, everything: bool = False) -> Answer:
     """Everything `presage whatif --suggest` shows; `everything`: also edits that do not apply."""
-    gains = [w for w in found.tried if w.fits and w.speedup.p50 > 1]
+    gains = [w for w in found.tried if w.fits and w.per_work.p50 > 1]
     missing = found.not_applicable
     hint = [f"{len(missing)} edits do not apply here: --all says why"] if missing and not everything else []
     return Answer(
@@ -223,7 +229,10 @@ def suggest_answer(found: Suggestions, everything: bool = False) -> Answer:
     )
 
 
-RANKING = "Speed-up of the step with each edit and its 90% interval: green helps, red harms, grey is uncertain."
+RANKING = (
+    "Speed-up per sample with each edit and its 90% interval: green helps, red harms, grey is uncertain. A step of "
+    "more samples is judged by its time per sample."
+)
 SUPPOSED = "Nobody has these kernels: an upper limit of what better ones could bring."
 
 
@@ -245,7 +254,7 @@ def _best_text(found: Suggestions, gains: Sequence[WhatIf]) -> str:
 def _suggest_facts(found: Suggestions, gains: Sequence[WhatIf]) -> tuple[Fact, ...]:
     facts = [Fact("Edits tried", str(len(found.tried)), f"{len(gains)} make it faster")]
     if gains:
-        facts.append(Fact("Best alone", _x(gains[0].speedup.p50), ", ".join(gains[0].edits), "good"))
+        facts.append(Fact("Best alone", _x(gains[0].per_work.p50), ", ".join(gains[0].edits), "good"))
     best = found.combination
     if best is not None:
         facts.append(Fact("Best together", _x(best.speedup.p50), ", ".join(best.edits), "good"))
@@ -253,21 +262,20 @@ def _suggest_facts(found: Suggestions, gains: Sequence[WhatIf]) -> tuple[Fact, .
 
 
 def _tried_section(title: str, tried: Sequence[WhatIf], text: str) -> Section:
-    bars = [IntervalBar(", ".join(w.edits), w.speedup.p5, w.speedup.p50, w.speedup.p95) for w in tried]
-    chart = partial(interval_figure, bars, SPEEDUP, "speed-up", base=1.0, judged=True)
+    bars = [IntervalBar(", ".join(w.edits), w.per_work.p5, w.per_work.p50, w.per_work.p95) for w in tried]
+    chart = partial(interval_figure, bars, SPEEDUP, "speed-up per sample", base=1.0, judged=True)
     return Section(title, (tried_table(title, tried),), chart, text)
 
 
 def tried_table(title: str, tried: Sequence[WhatIf]) -> DataTable:
-    """Edits, best first; where a step has more samples, the speed-up per sample as well."""
-    several = any(w.unit for w in tried)
+    """Edits, best first: the speed-up is that of a sample."""
     rows = []
     for w in tried:
-        cells = [seconds(w.edited.step.p50), _x(w.speedup.p50), f"{_x(w.speedup.p5)}-{_x(w.speedup.p95)}"]
-        cells += [_x(w.per_work.p50) if w.unit else ""] if several else []
         memory = _memory_change(w) if w.fits else f"{_memory_change(w)}, does not fit"
+        cells = (seconds(w.edited.step.p50), _x(w.per_work.p50), f"{_x(w.per_work.p5)}-{_x(w.per_work.p95)}")
         rows.append((", ".join(w.edits), *cells, memory, w.sureness))
-    columns = ("edit", "step", "speed-up", "90% interval", *(["per sample"] if several else []), "memory", "confidence")
+    several = any(w.unit for w in tried)
+    columns = ("edit", "step", f"speed-up{' per sample' if several else ''}", "90% interval", "memory", "confidence")
     return data_table(title, columns, rows)
 
 

@@ -40,6 +40,20 @@ def table_toml(table: Mapping[str, Any]) -> str:
     return "\n".join(_lines(table)).strip() + "\n"
 
 
+def changed_keys(before: Job, after: Job) -> list[tuple[str, str]]:
+    """Keys of a job file and the values that make one job the other, as `--set` takes them."""
+    one, other = (_flat({"training": _training(job), "parallel": _parallel(job)}) for job in (before, after))
+    return [(key, _value(value).strip('"')) for key, value in other.items() if one.get(key) != value]
+
+
+def _flat(table: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{section}.{key}" if section else key
+        out |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
+    return out
+
+
 def cluster_beside(cluster: Mapping[str, Any], before: Path, now: Path) -> dict[str, Any]:
     """The table of a file, for another file: names of files in it are beside the first."""
 

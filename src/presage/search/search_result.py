@@ -138,6 +138,8 @@ def _result_json(p: JobResult, late: Estimate | None) -> dict[str, Any]:
 # ---- Why the best layout is the best, in sentences: what it does better than others, and what holds it back.
 
 LEAST = 0.002  # of a step: smaller differences are left unsaid
+SECOND = 3  # plans whose neighbours are tried as well
+WORTH = 0.005  # of a step: smaller gains are not worth another plan
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,34 @@ def _near(job: Job) -> Iterator[Job]:
     for other in others:
         made = apply_plan(job, other)
         if other != x and not problems(made):
+            yield made
+
+
+def better_neighbours(own: JobResult, most: int = 3) -> tuple[JobResult, ...]:
+    """Plans that differ from a job's in a knob, fit in memory and are faster, the fastest first; where these are few,
+    also plans that differ in two. Where the job does not fit, the fastest that do."""
+    known = {job_plan(own.job): own}
+    for start in (own.job, None):
+        jobs = [start] if start else [p.job for p in sorted(known.values(), key=lambda p: p.seconds)[:SECOND]]
+        near = {job_plan(j): j for job in jobs for j in (*_near(job), *_opposite(job))}
+        known |= {plan: predict_plan(j) for plan, j in near.items() if plan not in known}
+        others = [p for p in known.values() if p is not own and p.memory.fits]
+        fit = [p for p in others if p.seconds < (1 - WORTH) * own.seconds or not own.memory.fits]
+        if len(fit) >= most:
+            break
+    return tuple(sorted(fit, key=lambda p: p.seconds)[:most])
+
+
+def _opposite(job: Job) -> Iterator[Job]:
+    """Plans with the knobs of `_near` turned the other way, and with more sharding; legal ones."""
+    x = job_plan(job)
+    p, change = x.parallel, x.with_parallel
+    others = [change(tp=2 * p.tp, sequence_parallel=True), change(pp=2 * p.pp), change(cp=2 * p.cp)]
+    others += [change(zero=z, fsdp=False, shard=0) for z in range(p.zero + 1, 2)]
+    others += [change(virtual=p.virtual // 2, schedule=ONE_CHUNK if p.virtual == 2 else p.schedule)]
+    others += [x._replace(micro_batch=x.micro_batch // 2)]
+    for other in others:
+        if other.micro_batch and other.parallel.virtual and not problems(made := apply_plan(job, other)):
             yield made
 
 

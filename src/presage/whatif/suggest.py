@@ -24,6 +24,11 @@ COMBINED = 3  # edits in the best combination
 WORTH = 1.01  # times as fast: less is not worth an edit more
 SUPPOSED = "faster"  # an edit that says what a better kernel would bring, not how to get one
 COSTLIEST = 3  # kinds of ops for which that is tried
+QUICK = (
+    "compile", "fused_adam", "cuda_graph", "bf16", "autocast", "tf32", "fused_attention", "no_sync", "overlap",
+    "channels_last", "table_batched",
+)  # fmt: skip
+QUICK_DRAWS = 8
 LAST = ("compile", "cuda_graph")  # what other edits come before
 
 Progress = Callable[[str, int, int], None]  # what is being tried, how many are done, of how many
@@ -88,6 +93,15 @@ def suggestions(
     own = [(e, w) for e, w in tried if not (e.machine or e.argument) and w.work == 1]
     best = search.together(own, combine) if combine > 1 else None
     return Suggestions(base.result, _found(tried), _found(supposed), best, tuple(missing))
+
+
+def next_edits(p: StepResult, most: int = 3) -> tuple[WhatIf, ...]:
+    """The edits that would gain a predicted step most, from a few draws of the usual candidates: within seconds."""
+    scenario, how = initial_scenario(p.graph, p.basis.gpu.key, None, step_graph), Drawing(QUICK_DRAWS, STEPS, 0)
+    names = (*QUICK, *(() if p.fits else ("checkpoint",)))
+    search = _Search(baseline_trial(scenario, how), scenario, how, lambda _what, _done, _all: None)
+    tried, _ = search.each([e for e in _candidates() if e.text in names])
+    return tuple(w for w in _found(tried) if _worth(w, 1.0) or (w.fits and not p.fits))[:most]
 
 
 def _found(pairs: Sequence[tuple[ParsedEdit, WhatIf]]) -> tuple[WhatIf, ...]:
@@ -159,9 +173,9 @@ def _ordered(edits: list[ParsedEdit]) -> list[ParsedEdit]:
     return sorted(edits, key=lambda e: LAST.index(e.text) + 1 if e.text in LAST else 0)
 
 
-def _rank(found: WhatIf) -> tuple[bool, bool, float]:
-    """What fits in memory first, then steps of as many samples, then the shortest step."""
-    return not found.fits, found.work != 1, found.edited.step.p50 / found.work
+def _rank(found: WhatIf) -> tuple[bool, float]:
+    """What fits in memory first, then the least time per sample."""
+    return not found.fits, found.edited.step.p50 / found.work
 
 
 def _worth(found: WhatIf, than: float) -> bool:

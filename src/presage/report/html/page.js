@@ -1,33 +1,135 @@
-// Draws the figures that stand in the page as JSON, in the colours of the day or the night, and in daylight on paper.
+// Draws the figures that stand in the page as JSON, fitted to the page's width, in light or dark.
 (function () {
-  const templates = JSON.parse(document.getElementById("templates").textContent);
+  const NARROW = 520; // pixels: names are wrapped, labels stacked
+  const THIN = 1.5; // pixels: a shorter bar is drawn as its share of a column
+  const COLUMN = 3; // pixels
   const root = document.documentElement;
   const night = window.matchMedia("(prefers-color-scheme: dark)");
-  const charts = [...document.querySelectorAll(".chart")];
-  const options = { responsive: true, displaylogo: false, scrollZoom: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const templates = read("templates");
+  const charts = [...document.querySelectorAll(".chart")].map((box) => ({ box, figure: read(box.dataset.figure) }));
   const theme = () => root.dataset.theme || (night.matches ? "dark" : "light");
-  const paint = (name) => charts.map((chart) => Plotly.relayout(chart, { template: templates[name] }));
 
-  function draw(chart) {
-    const figure = JSON.parse(document.getElementById(chart.dataset.figure).textContent);
-    figure.layout.template = templates[theme()];
-    if (figure.layout.height) chart.style.minHeight = figure.layout.height + "px";
-    return Plotly.newPlot(chart, figure.data, figure.layout, options);
+  function draw({ box, figure }, name) {
+    const width = box.clientWidth, narrow = width < NARROW;
+    const { data, layout } = structuredClone(figure);
+    const kind = (layout.meta || {}).kind;
+    Object.assign(layout, { template: templates[name || theme()], width, uirevision: "kept" });
+    layout.margin = { ...templates.light.layout.margin, ...layout.margin };
+    fitLegend(data, layout, width);
+    if (narrow) fitNarrow(data, layout, width, kind);
+    box.style.minHeight = (layout.height || 0) + "px";
+    const shown = kind === "lanes" ? mixed(data, seen(box, data), width - 120) : data;
+    const options = { displaylogo: false, scrollZoom: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+    return Plotly.react(box, shown, layout, narrow ? { ...options, displayModeBar: false } : options);
   }
 
+  // A legend of several rows needs room above the plot.
+  function fitLegend(data, layout, width) {
+    const names = data.filter((t) => t.showlegend !== false && t.name).map((t) => t.name);
+    if (layout.showlegend === false || names.length < 2) return;
+    const widths = names.map((n) => 46 + 6.3 * n.length), total = widths.reduce((a, b) => a + b, 0);
+    const each = Math.max(1, Math.floor((width - 30) / Math.max(...widths)));
+    const rows = total < width - 30 ? 1 : Math.ceil(names.length / each);
+    layout.margin.t = 18 + 20 * rows;
+    layout.height += 20 * (rows - 1);
+    layout.legend = { ...layout.legend, xref: "container", x: 0.02, maxheight: 400 };
+  }
+
+  function fitNarrow(data, layout, width, kind) {
+    const names = (layout.yaxis || {}).ticktext;
+    if (names) layout.yaxis.ticktext = names.map(wrapped);
+    if (names) layout.yaxis.tickfont = { size: 10.5 };
+    const labels = (layout.annotations || []).filter((a) => a.yref === "paper" && a.yanchor === "bottom");
+    labels.forEach((a, i) => Object.assign(a, { yshift: 15 * i, x: 1, xref: "paper", xanchor: "right" }));
+    if (labels.length > 1) layout.margin.t = 14 + 15 * labels.length;
+    if (labels.length > 1) layout.height += 15 * (labels.length - 1);
+    if (kind !== "parts" && kind !== "tornado") return;
+    const ends = data.flatMap((t) => t.x.filter(Number.isFinite)), room = 190 / Math.max(width - 120, 150);
+    const low = Math.min(0, ...ends), high = Math.max(0, ...ends);
+    if (kind === "parts") {
+      data.forEach((t) => { t.textposition = "outside"; });
+      layout.xaxis.range = [0, high * (1 + room)];
+    }
+    const more = (room * (high - low)) / 2;
+    if (kind === "tornado") layout.xaxis.range = [low - (low < 0) * more, high + (high > 0) * more];
+  }
+
+  // A name in lines of at most 16 characters; tags stay whole.
+  function wrapped(name) {
+    const lines = [""];
+    for (const word of String(name).replace(/\s*<b>/, " <b>").split(/ +(?![^<]*>)/)) {
+      const last = lines[lines.length - 1], plain = (last + " " + word).replace(/<[^>]*>/g, "");
+      if (last && plain.length > 16) lines.push(word);
+      else lines[lines.length - 1] = last ? last + " " + word : word;
+    }
+    return lines.join("<br>");
+  }
+
+  // The stretch of time in view: what was zoomed to, or all of it.
+  function seen(box, data) {
+    const axis = (box._fullLayout || {}).xaxis;
+    if (axis && axis.autorange === false) return axis.range;
+    const ends = data.flatMap((t) => t.base.map((b, i) => b + t.x[i]));
+    return [data.reduce((a, t) => t.base.reduce((x, y) => Math.min(x, y), a), Infinity), ends.reduce((a, b) => Math.max(a, b), 0)];
+  }
+
+  // Bars too short to be told apart become columns, in which each group is as high as its share of the time.
+  function mixed(traces, [low, high], pixels) {
+    const pixel = (high - low) / pixels, cell = COLUMN * pixel, columns = new Map();
+    const out = traces.map((t) => ({ ...t, base: [], x: [], y: [], width: [], hovertext: [] }));
+    const put = (g, ...bar) => ["base", "x", "y", "width", "hovertext"].forEach((k, i) => out[g][k].push(bar[i]));
+    traces.forEach((t, g) => t.x.forEach((length, i) => {
+      const own = [t.base[i], length, t.y[i], t.width, t.hovertext[i]];
+      const at = Math.floor((t.base[i] + length / 2 - low) / cell), key = t.y[i] + " " + at;
+      if (length >= THIN * pixel || at < 0 || at > pixels / COLUMN) return put(g, ...own);
+      if (!columns.has(key)) columns.set(key, { lane: t.y[i], at, thick: t.width, bars: [] });
+      columns.get(key).bars.push([g, own]);
+    }));
+    for (const { lane, at, thick, bars } of columns.values()) {
+      if (bars.length < 2) { put(bars[0][0], ...bars[0][1]); continue; }
+      const sums = new Map();
+      bars.forEach(([g, own]) => sums.set(g, (sums.get(g) || 0) + own[1]));
+      const whole = Math.max(cell, [...sums.values()].reduce((a, b) => a + b, 0));
+      let top = lane - thick / 2;
+      for (const [g, time] of [...sums].sort((a, b) => a[0] - b[0])) {
+        const high_ = (thick * time) / whole;
+        put(g, low + at * cell, cell, top + high_ / 2, high_, `${traces[g].name}: ${((100 * time) / whole).toFixed(0)}% of this stretch`);
+        top += high_;
+      }
+    }
+    return out;
+  }
+
+  function copyTable(button) {
+    const quoted = (cell) => { const text = cell.textContent.trim(); return /[",\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text; };
+    const rows = [...button.parentElement.querySelectorAll("tr")].map((row) => [...row.cells].map(quoted).join(","));
+    const done = () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy CSV"; }, 1500); };
+    const area = document.createElement("textarea");
+    area.value = rows.join("\n");
+    document.body.append(area);
+    area.select();
+    if (document.execCommand("copy")) done();
+    area.remove();
+  }
+
+  const all = (name) => charts.map((chart) => draw(chart, name));
+  const details = () => [...document.querySelectorAll("details")];
   document.getElementById("theme").addEventListener("click", () => {
     root.dataset.theme = theme() === "dark" ? "light" : "dark";
-    paint(theme());
+    all();
   });
-  night.addEventListener("change", () => root.dataset.theme || paint(theme()));
-  window.addEventListener("beforeprint", () => {
-    document.querySelectorAll("details").forEach((d) => { d.dataset.was = d.open; d.open = true; });
-    paint("light");
+  document.querySelectorAll(".csv").forEach((button) => button.addEventListener("click", () => copyTable(button)));
+  night.addEventListener("change", () => root.dataset.theme || all());
+  window.addEventListener("beforeprint", () => { details().forEach((d) => { d.dataset.was = d.open; d.open = true; }); all("light"); });
+  window.addEventListener("afterprint", () => { details().forEach((d) => { d.open = d.dataset.was === "true"; }); all(); });
+  let waiting, width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { if (window.innerWidth !== width) { width = window.innerWidth; all(); } }, 120);
   });
-  window.addEventListener("afterprint", () => {
-    document.querySelectorAll("details").forEach((d) => { d.open = d.dataset.was === "true"; });
-    paint(theme());
+  Promise.all(all()).then(() => {
+    charts.filter((c) => (c.figure.layout.meta || {}).kind === "lanes").forEach((c) => c.box.on("plotly_relayout", () => draw(c)));
+    root.dataset.drawn = charts.length;
   });
-  Promise.all(charts.map(draw)).then(() => { root.dataset.drawn = charts.length; });
 })();

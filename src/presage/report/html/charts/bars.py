@@ -72,7 +72,7 @@ def named_ticks(names: Sequence[str], most: int | None = None) -> dict[str, Any]
 # ---- parts of a whole, longest first, as bars
 
 
-PART_ROW, MARGIN = 26, 90  # pixels of a bar, and above and below all of them
+PART_ROW, PART_MARGIN = 24, 78  # pixels of a bar, and above and below all of them
 PARTS_SHOWN = 14
 
 
@@ -87,27 +87,30 @@ def parts_figure(parts: Sequence[tuple[str, float]], whole: float, shown: int = 
     unit = time_unit(rows[0][1] if rows else 0.0)
     bars = Bar(
         x=[t / unit.size for _, t in rows],
-        y=[label(name, 44) for name, _ in rows],
+        y=list(range(len(rows))),
         orientation="h",
         marker={"color": [paint[name] for name, _ in rows], "cornerradius": 3},
         text=[f"{(unit.format if unit.size > 1 else seconds)(t)}, {percent(t / whole)}" for _, t in rows],
         textposition="auto",
-        hovertemplate="%{y}: %{text}<extra></extra>",
+        textangle=0,
+        customdata=[label(name, 70) for name, _ in rows],
+        hovertemplate="%{customdata}: %{text}<extra></extra>",
         cliponaxis=False,
     )
     figure = Figure(bars)
     figure.update_xaxes(title_text=unit.name, rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", ticks="")
-    return figure.update_layout(height=MARGIN + PART_ROW * len(rows), showlegend=False, bargap=0.28)
+    figure.update_yaxes(autorange="reversed", **named_ticks([label(name, 44) for name, _ in rows]))
+    return figure.update_layout(
+        height=PART_MARGIN + PART_ROW * len(rows), showlegend=False, bargap=0.28, meta={"kind": "parts"}
+    )
 
 
 # ---- the same things several times, side by side: measured and predicted, before and after
 
 
-COLOURS = (PALETTE[-1], ACCENT, GOOD, PALETTE[1])
 GROUPS_SHOWN = 80  # more are not drawn
 NAMED_GROUPS = 30  # places that each have a name below
-GROUP_ROW, MARGIN = 21, 110
+GROUP_ROW, GROUP_MARGIN = 17, 92
 
 
 def grouped_figure(
@@ -116,9 +119,9 @@ def grouped_figure(
     """One group of bars per place, one bar per series; `across`: horizontal bars, for long names."""
     from plotly.graph_objects import Bar, Figure
 
-    figure, shown = Figure(), [label(p, 36) for p in places[:GROUPS_SHOWN]]
+    figure, shown, paint = Figure(), [label(p, 36) for p in places[:GROUPS_SHOWN]], colours(series)
     spots = list(range(len(shown)))
-    for i, (name, values) in enumerate(series.items()):
+    for name, values in series.items():
         drawn = np.asarray(values, dtype=float)[:GROUPS_SHOWN]
         axes = {"x": drawn / unit.size, "y": spots} if across else {"y": drawn / unit.size, "x": spots}
         text = [f"{place}, {label(name, 30)}: {unit.format(float(v))}" for place, v in zip(shown, drawn, strict=True)]
@@ -126,17 +129,38 @@ def grouped_figure(
             Bar(
                 **axes, name=label(name, 30), orientation="h" if across else "v", text=text, textposition="none",
                 hovertemplate="%{text}<extra></extra>",
-                marker={"color": COLOURS[i % len(COLOURS)], "line": {"width": 0}},
+                marker={"color": paint[name], "line": {"width": 0}},
             )
         )  # fmt: skip
     figure.update_layout(barmode="group", bargap=0.28, bargroupgap=0.05)
     if across:
         figure.update_xaxes(title_text=unit.name)
         figure.update_yaxes(autorange="reversed", **named_ticks(shown))
-        return figure.update_layout(height=MARGIN + GROUP_ROW * max(len(shown) * len(series), 4))
+        return figure.update_layout(height=GROUP_MARGIN + GROUP_ROW * max(len(shown) * len(series), 4))
     figure.update_xaxes(title_text=along, **named_ticks(shown, NAMED_GROUPS))
     figure.update_yaxes(title_text=unit.name)
-    return figure.update_layout(height=360)
+    return figure.update_layout(height=300)
+
+
+# ---- relative errors against a band that is always the same
+
+
+def band_figure(places: Sequence[str], errors: Sequence[float], band: float) -> Figure:
+    """A dot per place, between lines at plus and minus `band`; the axis shows twice the band, or what exceeds it."""
+    from plotly.graph_objects import Figure
+
+    figure, shown = Figure(), [label(p, 36) for p in places[:GROUPS_SHOWN]]
+    drawn = np.asarray(errors, dtype=float)[:GROUPS_SHOWN]
+    figure.add_scatter(
+        x=list(range(len(shown))), y=drawn, mode="markers", marker={"size": 8, "color": ACCENT}, showlegend=False,
+        text=[f"{place}: {100 * e:+.2f}%" for place, e in zip(shown, drawn, strict=True)],
+        hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip
+    figure.add_hrect(y0=-band, y1=band, fillcolor=GOOD, opacity=0.12, line_width=0, layer="below")
+    most = max(2 * band, 1.1 * float(np.nanmax(np.abs(drawn), initial=0.0)))
+    figure.update_xaxes(title_text="step", **named_ticks(shown, NAMED_GROUPS))
+    figure.update_yaxes(title_text="error", tickformat="+.0%", range=[-most, most], zeroline=True)
+    return figure.update_layout(height=230)
 
 
 # ---- parts on top of each other at several places (stages, ranks, plans), those below 0 downwards; a limit across
@@ -177,13 +201,13 @@ def stacks_figure(
     figure.update_xaxes(title_text=along, **named_ticks(shown, NAMED_STACKS) | {"ticks": "outside", "showgrid": True})
     figure.update_yaxes(title_text=unit.name, rangemode="tozero", zeroline=False)
     gap = 0.3 if len(places) <= NAMED_STACKS else 0.05
-    return figure.update_layout(height=400, barmode="relative", bargap=gap, legend_traceorder="normal")
+    return figure.update_layout(height=330, barmode="relative", bargap=gap, legend_traceorder="normal")
 
 
 # ---- bars with the range that nine of ten lie in: how much each of several things gains, or takes
 
 
-INTERVAL_ROW, MARGIN = 30, 96
+INTERVAL_ROW, INTERVAL_MARGIN = 24, 80
 INTERVALS_SHOWN = 30
 
 
@@ -227,7 +251,7 @@ def interval_figure(
     figure.update_yaxes(autorange="reversed", **named_ticks(names))
     if base:
         figure.add_vline(x=base / unit.size, line={"width": 1, "color": MUTED})
-    return figure.update_layout(height=MARGIN + INTERVAL_ROW * max(len(rows), 2), showlegend=False)
+    return figure.update_layout(height=INTERVAL_MARGIN + INTERVAL_ROW * max(len(rows), 2), showlegend=False)
 
 
 def _colour(r: IntervalBar, base: float) -> str:
@@ -242,7 +266,7 @@ def _interval_text(r: IntervalBar, unit: AxisUnit) -> str:
 # ---- what moves a number most: a row for each change, its bar as long as what it does, the longest on top
 
 
-SWING_ROW, MARGIN = 30, 112  # pixels of a row, and above and below all of them
+SWING_ROW, SWING_MARGIN = 26, 96  # pixels of a row, and above and below all of them
 SWINGS_SHOWN = 16
 ROOM = 0.2  # of the width, for a number
 LEAST = 5e-5  # what moves it less is not drawn
@@ -269,16 +293,17 @@ def tornado_figure(
     from plotly.graph_objects import Figure
 
     rows = [s for s in _by_size(swings)[:shown] if s.size >= LEAST]
-    paint = (ACCENT, PALETTE[1], PALETTE[2]) if apart else (GOOD, BAD, PALETTE[1])
-    figure = Figure([_swing_bars(rows, k, name, paint[k % 3]) for k, name in enumerate(series)])
+    paint = list(colours(series).values()) if apart else [GOOD, BAD, PALETTE[1]]
+    figure = Figure([_swing_bars(rows, k, name, paint[k % len(paint)]) for k, name in enumerate(series)])
     figure.update_xaxes(
         title_text=f"change in {what}", tickformat="+.2~%", zeroline=True, zerolinewidth=1.5, range=_swing_range(rows)
     )
-    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+    figure.update_yaxes(autorange="reversed", **named_ticks([label(s.name, 44) for s in rows]))
     each = SWING_ROW * (1 + 0.45 * (len(series) - 1)) if apart else SWING_ROW
     mode = "group" if apart else "overlay"
-    height = int(MARGIN + each * max(len(rows), 2))
-    return figure.update_layout(height=height, barmode=mode, bargap=0.3, hovermode="closest")
+    height = int(SWING_MARGIN + each * max(len(rows), 2))
+    kind = {"kind": "tornado"}
+    return figure.update_layout(height=height, barmode=mode, bargap=0.3, hovermode="closest", meta=kind)
 
 
 def tornado_table(swings: Sequence[Swing], first: str, series: Sequence[str], title: str = "") -> DataTable:
@@ -308,7 +333,7 @@ def _swing_bars(rows: Sequence[Swing], k: int, name: str, colour: str) -> Any:
     values = [s.changes[k] for s in rows]
     errors = [s.errors[k] if k < len(s.errors) else 0.0 for s in rows]
     return Bar(
-        y=[label(s.name, 44) for s in rows],
+        y=list(range(len(rows))),
         x=values,
         name=label(name, 40),
         orientation="h",
@@ -316,7 +341,8 @@ def _swing_bars(rows: Sequence[Swing], k: int, name: str, colour: str) -> Any:
         text=[_change_text(v, e) for v, e in zip(values, errors, strict=True)],
         textposition="outside",
         cliponaxis=False,
-        hovertemplate="%{y}, " + label(name, 40) + ": %{text}<extra></extra>",
+        customdata=[label(s.name, 70) for s in rows],
+        hovertemplate="%{customdata}, " + label(name, 40) + ": %{text}<extra></extra>",
     )
 
 

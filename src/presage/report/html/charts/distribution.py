@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.report.answer import DataTable, Section, data_table
 from presage.report.html.charts.bars import AxisUnit, time_unit
-from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE
+from presage.report.html.theme import ACCENT, GOOD, MEANINGS, MUTED
 from presage.text import percent
 
 if TYPE_CHECKING:
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 LEVELS = (0.5, 0.95, 0.99)
 TABULATED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
-BINS, POINTS = 80, 240
-TAIL = 0.002  # of the draws may lie past the right edge, or more where the tail is long; it says so
-LONG = 6.0  # times from the median to p90: where bars end at most
+BINS, FEWEST_BINS, POINTS = 80, 16, 240
+TAIL = 0.005  # of the draws may lie past the right edge, or more where the tail is long; it says so
+LONG = 6.0  # times from the median to p90: where both axes end at most
 WIDE = 0.24  # of the chart, that a label is at most
 FAR = 1.5  # widths: a mark that is farther away is named at the edge
-LINES = {0.5: MUTED, 0.95: PALETTE[1], 0.99: BAD}
 
 Values = NDArray[np.float64]
 
@@ -60,7 +59,7 @@ def distribution_figure(
     what: str = "steps",
     marks: Mapping[str, float] | None = None,
     unit: AxisUnit | None = None,
-    height: int = 500,
+    height: int = 390,
 ) -> Figure:
     """`draws` and `marks` (a deadline, the prediction without noise) in seconds, unless `unit` says of what.
 
@@ -74,12 +73,12 @@ def distribution_figure(
     if not finite.size:
         return _empty(what)
     unit = unit or time_unit(float(np.median(finite)))
-    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2, row_heights=[0.58, 0.42])
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07, row_heights=[0.58, 0.42])
     lines = _lines(quantiles_of(values) if quantiles is None else quantiles, marks or {})
     low, high = _window(finite, list((marks or {}).values()))
     many = int((~np.isnan(values)).sum())
     _bars(figure, finite, many, low, high, unit, what)
-    _curve(figure, finite, many, unit, what)
+    _curve(figure, finite, many, high, unit, what)
     _mark(figure, lines, low, high, unit)
     _dress(figure, finite, many, low, high, unit, what)
     return figure.update_layout(height=height, showlegend=False, bargap=0, margin_t=_top(lines, low, high))
@@ -129,7 +128,7 @@ def _window(finite: Values, marks: list[float]) -> tuple[float, float]:
 
 
 def _lines(quantiles: Mapping[float, float], marks: Mapping[str, float]) -> list[_Line]:
-    named = [_Line(v, f"p{100 * p:g}", LINES.get(p, MUTED), "dot") for p, v in quantiles.items()]
+    named = [_Line(v, f"p{100 * p:g}", MEANINGS.get(f"p{100 * p:g}", MUTED), "dot") for p, v in quantiles.items()]
     named += [_Line(v, name, GOOD) for name, v in marks.items()]
     return sorted((x for x in named if np.isfinite(x.at)), key=lambda x: x.at)
 
@@ -138,23 +137,26 @@ def _lines(quantiles: Mapping[float, float], marks: Mapping[str, float]) -> list
 
 
 def _bars(figure: Figure, finite: Values, total: int, low: float, high: float, unit: AxisUnit, what: str) -> None:
-    edges = np.linspace(low, high, BINS + 1)
+    bins = int(np.clip(2 * np.sqrt(finite.size), FEWEST_BINS, BINS))
+    edges = np.linspace(low, high, bins + 1)
     found, _ = np.histogram(finite, edges)
-    middle, step = (edges[:-1] + edges[1:]) / 2, (high - low) / BINS
+    middle, step = (edges[:-1] + edges[1:]) / 2, (high - low) / bins
     ends = [f"{unit.format(a)} to {unit.format(b)}" for a, b in pairwise(edges)]
     figure.add_bar(
-        x=middle / unit.size, y=found / total, width=np.full(BINS, 0.94 * step / unit.size), row=1, col=1,
+        x=middle / unit.size, y=found / total, width=np.full(bins, 0.94 * step / unit.size), row=1, col=1,
         marker={"color": ACCENT, "line": {"width": 0}}, name=what, customdata=ends,
         hovertemplate=f"%{{y:.2%}} of {what}<br>take %{{customdata}}<extra></extra>",
     )  # fmt: skip
 
 
-def _curve(figure: Figure, finite: Values, total: int, unit: AxisUnit, what: str) -> None:
-    """P(> x): evenly over its logarithm, so that the tail has as many points as the middle."""
+def _curve(figure: Figure, finite: Values, total: int, high: float, unit: AxisUnit, what: str) -> None:
+    """P(> x) up to the edge: evenly over its logarithm, so that the tail has as many points as the middle."""
     never = total - finite.size
     ranks = np.unique(finite.size - np.geomspace(1, finite.size, POINTS).round().astype(int))
     x, above = finite[ranks], (finite.size - ranks - 1 + never) / total
     x, above = np.append(finite[0], x), np.append(1.0, above)
+    inside = int((x <= high).sum()) + 1  # the first beyond the edge leads the line there
+    x, above = x[:inside], above[:inside]
     figure.add_scatter(
         x=x / unit.size, y=np.where(above > 0, above, np.nan), mode="lines", line={"color": ACCENT, "width": 2},
         row=2, col=1, name="longer",
@@ -168,9 +170,9 @@ def _mark(figure: Figure, lines: list[_Line], low: float, high: float, unit: Axi
         label = f"<b>{escape(line.name)}</b> {unit.format(line.at)}"
         look = {"color": line.colour, "width": 1.6, "dash": line.dash}
         x = line.at / unit.size
-        figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, xref="x2", yref="y2 domain", line=look)
         if low <= line.at <= high:
-            figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, xref="x", yref="y domain", line=look)
+            for row in ("", "2"):
+                figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, xref=f"x{row}", yref=f"y{row} domain", line=look)
         else:
             label = f"{label} →" if line.at > high else f"← {label}"
         figure.add_annotation(
@@ -198,16 +200,15 @@ def _top(lines: list[_Line], low: float, high: float) -> int:
 
 
 def _dress(figure: Figure, finite: Values, total: int, low: float, high: float, unit: AxisUnit, what: str) -> None:
+    """One x axis for both: what lies beyond its edge is said, the longest too."""
     beyond, never, longest = float((finite > high).mean()), total - finite.size, float(finite[-1])
-    top = unit.name + (f" ({percent(beyond, 2)} are beyond the edge: see below)" if beyond else "")
-    below = unit.name + (f" ({never:,} of {total:,} never finish)" if never else "")
-    around = 0.02 * max(longest - low, high - low)
-    figure.update_xaxes(title_text=top, range=[low / unit.size, high / unit.size], row=1, col=1)
-    figure.update_xaxes(
-        title_text=below, range=[low / unit.size, (max(longest, high) + around) / unit.size], row=2, col=1
-    )
+    more = [f"{percent(beyond, 2)} beyond the edge, at most {unit.format(longest)}"] if beyond else []
+    more += [f"{never:,} of {total:,} never finish"] if never else []
+    figure.update_xaxes(range=[low / unit.size, high / unit.size])
+    figure.update_xaxes(title_text=unit.name + (f" ({'; '.join(more)})" if more else ""), row=2, col=1)
     figure.update_yaxes(title_text=f"share of {what}", tickformat=".2~%", rangemode="tozero", row=1, col=1)
-    ends = [min(float(np.log10(0.7 / total)), -1.0), 0.05]
+    least = max(float((finite > high).sum() + never) / total, 0.7 / total)
+    ends = [min(float(np.log10(0.7 * least)), -1.0), 0.05]
     figure.update_yaxes(
         title_text="chance of exceeding", type="log", tickformat="~%", dtick=1, range=ends, row=2, col=1
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from presage.report.answer import DataTable, data_table
 from presage.report.html.charts.bars import AxisUnit, label, named_ticks, time_unit
-from presage.report.html.theme import ACCENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +27,8 @@ WRITTEN = 200  # cells: more have no number written in them
 ROW, LOW_ROW, AROUND = 26, 14, 64  # pixels of a row, of one of many, and above and below all of them
 LEAST = 0.1
 MOST_ALIKE = 1_000  # rows that one may stand for: more change no median
-SCALE = [[0.0, "rgba(76,120,168,0.8)"], [0.5, "rgba(150,160,170,0.12)"], [1.0, "rgba(217,83,79,0.8)"]]
+GAP = 0.04  # between cells
+BELOW, ABOVE, USUAL = "76,120,168", "217,83,79", "rgba(150,160,170,0.12)"
 
 
 def notable_rows(values: ArrayLike, most: int = ROWS) -> list[int]:
@@ -53,7 +53,7 @@ def heat_figure(
     `alike`: how many each row stands for, where that is not one. `apart`: columns are of different things, and each has
     its own scale of colours.
     """
-    from plotly.graph_objects import Figure, Heatmap
+    from plotly.graph_objects import Figure
 
     table = np.asarray(values, dtype=float).reshape(len(rows), len(columns))
     far, kept, shown = _from_usual(table, alike), notable_rows(table), min(len(columns), COLUMNS)
@@ -65,16 +65,33 @@ def heat_figure(
         [f"{r}, {c}: {_cell_text(table[i, j], unit)}<br>{far[i, j] / unit.size:+.3g} {unit.name} from the usual"
          for j, c in enumerate(heads)] for i, r in enumerate(names)
     ]  # fmt: skip
-    map_ = Heatmap(
-        z=far / scale, x=list(range(shown)), y=list(range(len(kept))), zmin=-1, zmax=1, colorscale=SCALE, xgap=2,
-        ygap=2, text=hover, hoverongaps=False, showscale=False, hovertemplate="%{text}<extra></extra>",
-    )  # fmt: skip
-    figure = Figure(map_)
+    figure = Figure(_cells([[_shade(x) for x in row] for row in far / scale], hover))
     if table.size <= WRITTEN:
         _add_numbers(figure, table, unit)
     _ticks(figure, names, heads)
     rows_high = (ROW if len(kept) <= TALL else LOW_ROW) * len(kept)
     return figure.update_layout(height=AROUND + max(rows_high, 90), showlegend=False, margin_b=12)
+
+
+def _shade(far: float) -> str:
+    """From blue (-1) to red (1), pale in the middle; none where nothing is."""
+    if np.isnan(far):
+        return "rgba(0,0,0,0)"
+    strength = 0.8 * min(abs(far), 1.0)
+    return f"rgba({ABOVE if far > 0 else BELOW},{strength:.2f})" if strength > 0.12 else USUAL
+
+
+def _cells(colours: Sequence[Sequence[str]], hover: Sequence[Sequence[str]]) -> Any:
+    """A map as bars, one per cell: Plotly's basic bundle has no heat maps."""
+    from plotly.graph_objects import Bar
+
+    places = [(i, j) for i, row in enumerate(hover) for j, text in enumerate(row) if text]
+    return Bar(
+        orientation="h", y=[i for i, _ in places], base=[j - 0.5 + GAP / 2 for _, j in places],
+        x=[1 - GAP] * len(places), width=1 - 2 * GAP, hovertext=[hover[i][j] for i, j in places],
+        marker={"color": [colours[i][j] for i, j in places], "line": {"width": 0}},
+        hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
 
 
 def _scales(far: Floats, apart: bool) -> Floats:
@@ -135,25 +152,23 @@ def _from_usual(table: Floats, alike: Sequence[int] | None = None) -> Floats:
 
 GRID_ROW, GRID_MARGIN = 15, 110
 GRID_NAMED = 32  # places that each have a name
-GRID_SCALE = [[0.0, "rgba(76,120,168,0.16)"], [1.0, ACCENT]]
 
 
 def grid_figure(rows: Sequence[str], columns: Sequence[str], values: ArrayLike, unit: AxisUnit, along: str) -> Figure:
     """`values` [rows, columns] in what `unit` says; nan where nothing is."""
-    from plotly.graph_objects import Figure, Heatmap
+    from plotly.graph_objects import Figure
 
     table = np.asarray(values, dtype=float).reshape(len(rows), len(columns)) / unit.size
     shade = np.log10(np.where(table > 0, table, np.nan))
+    low, high = (float(f(shade[np.isfinite(shade)], initial=s)) for f, s in ((np.min, np.inf), (np.max, -np.inf)))
+    strong = np.nan_to_num(0.16 + 0.84 * (shade - low) / max(high - low, 1e-9), nan=0.16)
     names, places = [label(r, 28) for r in rows], [label(c, 16) for c in columns]
-    cells = Heatmap(
-        z=np.round(shade, 3), x=list(range(len(columns))), y=list(range(len(rows))), colorscale=GRID_SCALE,
-        showscale=False, xgap=1, ygap=1, hoverongaps=False, customdata=_grid_text(names, places, table, along, unit),
-        hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
-    figure = Figure(cells)
+    colours = [[f"rgba({BELOW},{x:.2f})" for x in row] for row in strong.tolist()]
+    figure = Figure(_cells(colours, _grid_text(names, places, table, along, unit)))
     figure.update_xaxes(title_text=along, **named_ticks(places, GRID_NAMED))
     figure.update_yaxes(autorange="reversed", tickfont={"size": 10}, **named_ticks(names))
-    return figure.update_layout(height=GRID_MARGIN + max(GRID_ROW * len(names), 90), hovermode="closest")
+    height = GRID_MARGIN + max(GRID_ROW * len(names), 90)
+    return figure.update_layout(height=height, hovermode="closest", showlegend=False)
 
 
 def _grid_text(names: list[str], places: list[str], table: Floats, along: str, unit: AxisUnit) -> list[list[str]]:

@@ -30,8 +30,8 @@ Floats = NDArray[np.float64]
 MARKS = 5_000  # bars: more are slow to draw and cannot be told apart
 FINEST = 4_000  # parts of the span: the finest that is drawn when there are too many bars
 LANES = 24  # more rows cannot be read
-LANE_ROW, MARGIN = 30, 120  # pixels of a lane, and above and below all of them
-LEAST_HEIGHT = 270  # or a legend of many groups leaves nothing on a narrow screen
+LANE_ROW, MARGIN = 22, 92  # pixels of a lane, and above and below all of them
+LEAST_HEIGHT = 190  # or a legend of many groups leaves nothing on a narrow screen
 THICK = 0.86  # of a lane
 
 
@@ -114,9 +114,9 @@ def _renumbered(old: tuple[str, ...], new: tuple[str, ...]) -> Ints:
 
 
 def merge_short_tasks(bars: LaneTasks, most: int = MARKS) -> LaneTasks:
-    """At most about `most` bars: neighbours of a lane that are too short to be seen become one.
+    """At most about `most` bars: neighbours of a lane that are too short to be seen become one of each group.
 
-    It spans all of them, has the colour of the group that takes most of it, and says how many they are.
+    Those follow one another: each lasts as long as the tasks of its group together, and says how many they are.
     """
     if len(bars) <= most:
         return bars
@@ -133,31 +133,29 @@ def merge_short_tasks(bars: LaneTasks, most: int = MARKS) -> LaneTasks:
 
 
 def _merge_cells(bars: LaneTasks, width: float) -> LaneTasks:
-    """Bars that begin in the same stretch of so many seconds, and are shorter than it, as one."""
+    """Bars that begin in the same stretch of so many seconds, and are shorter than it, as one of each group."""
     short = bars.seconds < width
     cell = np.floor((bars.start - bars.span[0]) / width).astype(np.int64)
     new = np.ones(len(bars), np.bool_)
     new[1:] = (np.diff(bars.lane) != 0) | (np.diff(cell) != 0) | ~short[1:] | ~short[:-1]
-    first = np.flatnonzero(new)
-    count = np.diff(np.append(first, len(bars)))
-    group = _main_group(bars, np.cumsum(new) - 1, len(first))
-    names, name = _counted(bars, first, count, group)
-    seconds = np.maximum.reduceat(bars.end, first) - bars.start[first]
-    return LaneTasks(bars.lanes, bars.groups, names, bars.lane[first], bars.start[first], seconds, group, name)
+    run = np.cumsum(new) - 1
+    pairs, first, into, count = np.unique(
+        np.stack([run, bars.group]), axis=1, return_index=True, return_inverse=True, return_counts=True
+    )
+    seconds = np.bincount(into.reshape(-1), bars.seconds, len(first)).astype(np.float64)
+    before = np.cumsum(seconds) - seconds  # of all merged bars; from it, of those of the same run
+    begins = np.flatnonzero(np.append(True, np.diff(pairs[0]) != 0))
+    offset = before - np.repeat(before[begins], np.diff(np.append(begins, len(first))))
+    start = bars.start[np.flatnonzero(new)][pairs[0]] + offset
+    names, name = _counted(bars, first, count)
+    return LaneTasks(bars.lanes, bars.groups, names, bars.lane[first], start, seconds, pairs[1].astype(np.int64), name)
 
 
-def _main_group(bars: LaneTasks, into: Ints, count: int) -> Ints:
-    """The group that takes most of each merged bar."""
-    times = np.zeros((count, len(bars.groups)))
-    np.add.at(times, (into, bars.group), bars.seconds)
-    return np.asarray(times.argmax(axis=1), np.int64)
-
-
-def _counted(bars: LaneTasks, first: Ints, count: Ints, group: Ints) -> tuple[tuple[str, ...], Ints]:
+def _counted(bars: LaneTasks, first: Ints, count: Ints) -> tuple[tuple[str, ...], Ints]:
     """Names of merged bars: a task's own, or how many tasks they are."""
     names = [
-        bars.names[bars.name[i]] if n == 1 else f"{n} tasks, mostly {bars.groups[g]}"
-        for i, n, g in zip(first.tolist(), count.tolist(), group.tolist(), strict=True)
+        bars.names[bars.name[i]] if n == 1 else f"{n} tasks, {bars.groups[bars.group[i]]}"
+        for i, n in zip(first.tolist(), count.tolist(), strict=True)
     ]
     return _numbered(names)
 
@@ -185,7 +183,8 @@ def lanes_figure(
     names = [label(n, 36) for n in bars.lanes]
     figure.update_yaxes(fixedrange=True, range=[len(names) - 0.5, -0.5], **named_ticks(names))
     height = max(MARGIN + LANE_ROW * len(bars.lanes), LEAST_HEIGHT)
-    return figure.update_layout(height=height, barmode="overlay", hovermode="closest", dragmode="zoom")
+    how = {"barmode": "overlay", "hovermode": "closest", "dragmode": "zoom", "meta": {"kind": "lanes"}}
+    return figure.update_layout(height=height, **how)
 
 
 def _group(bars: LaneTasks, group: int, unit: AxisUnit, colour: str) -> Any:
@@ -194,15 +193,19 @@ def _group(bars: LaneTasks, group: int, unit: AxisUnit, colour: str) -> Any:
     tasks = bars.select(bars.group == group)
     return Drawn(
         orientation="h",
-        y=tasks.lane.astype(np.int16),
-        base=np.round(tasks.start / unit.size, 6),
-        x=tasks.seconds / unit.size,
+        y=tasks.lane.tolist(),  # lists: the page works with them
+        base=_rounded(tasks.start / unit.size),
+        x=_rounded(tasks.seconds / unit.size),
         width=THICK,  # a group with bars in few lanes would have thicker ones
         name=label(bars.groups[group], 40),
         hovertext=[label(bars.names[i]) for i in tasks.name],
         hovertemplate=f"%{{hovertext}}<br>at %{{base:.5~g}} {unit.name}, takes %{{x:.4~g}} {unit.name}",
         marker={"color": colour, "line": {"width": 0}},
     )
+
+
+def _rounded(values: Floats) -> list[float]:
+    return [float(f"{v:.6g}") for v in values.tolist()]
 
 
 # ---- a timeline as a section: its lanes over time, how busy each is, and what takes longest on them
@@ -257,12 +260,15 @@ def lanes_section(title: str, bars: LaneTasks, lead: str = "", whole: float | Se
         whole = bars.span[1] - bars.span[0]
     text = " ".join(x for x in (lead, _legend_help(bars)) if x)
     tables = (lane_table(bars, whole), longest_table(bars))
-    return Section(title, tables, partial(lanes_figure, bars) if len(bars) else None, text, where="page")
+    return Section(title, tables, partial(lanes_figure, bars) if len(bars) else None, text, where="page", wide=True)
 
 
 def _legend_help(bars: LaneTasks) -> str:
     """How to use the chart, and what was merged."""
-    out = "Drag to zoom, double-click to reset, click a legend entry to hide it."
+    out = (
+        "Where bars would be thinner than a pixel, a column shows the share of each kind. Drag to zoom, double-click "
+        "to reset."
+    )
     few = select_lanes(bars)
     if len(few.lanes) < len(bars.lanes):
         out += f" Of {len(bars.lanes)} lanes, the {LANES} busiest and least busy are drawn."

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from presage.prediction.breakdown import RooflinePoint
 from presage.report.html.charts.bars import AxisUnit, label, time_unit
 from presage.report.html.theme import ACCENT, BAD, GOOD, MUTED, PALETTE, colours
-from presage.text import percent, seconds, size
+from presage.report.terms import family_name, peak_share
+from presage.text import seconds, size
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -71,7 +72,7 @@ def pareto_figure(
     figure.update_yaxes(
         title_text=f"{what}, {unit.name}", zeroline=False, range=_time_range(kept, too_large, own, chosen, unit)
     )
-    return figure.update_layout(height=480, hovermode="closest")
+    return figure.update_layout(height=400, hovermode="closest")
 
 
 def thin_plans(seconds: Sequence[float], needed: Sequence[float], most: int) -> list[int]:
@@ -138,8 +139,11 @@ OPS_SHOWN = 1_500  # kinds of ops: the costliest are shown
 LARGEST = 34.0  # pixels: the dot of the op that takes longest
 
 
-def roofline_figure(points: Sequence[RooflinePoint], bandwidth: float, peaks: Mapping[str, float]) -> Figure:
-    """A dot a kind of op, its area the time all of them take. `peaks`: FLOP/s by type, of those that are run."""
+def roofline_figure(
+    points: Sequence[RooflinePoint], bandwidth: float, peaks: Mapping[str, float], cache: float = 0.0
+) -> Figure:
+    """A dot a kind of op, its area the time all of them take. `peaks`: FLOP/s by type, of those that are run; `cache`:
+    bytes of the L2, in which smaller ops may find their data."""
     from plotly.subplots import make_subplots
 
     points = points[:OPS_SHOWN]
@@ -150,7 +154,7 @@ def roofline_figure(points: Sequence[RooflinePoint], bandwidth: float, peaks: Ma
     figure = make_subplots(
         rows=max(len(rows), 1), cols=1, vertical_spacing=0.16, row_heights=[0.6, 0.4] if many else None
     )
-    paint, most = colours(p.family for p in points), max((p.seconds for p in points), default=1.0)
+    paint, most = colours(family_name(p.family) for p in points), max((p.seconds for p in points), default=1.0)
     if multiply:
         _roof(figure, multiply, bandwidth, peaks)
         _op_dots(figure, multiply, paint, most, 1, products=True)
@@ -158,12 +162,13 @@ def roofline_figure(points: Sequence[RooflinePoint], bandwidth: float, peaks: Ma
     if others:
         row, ends = len(rows), _log_range([p.moved / p.calls for p in others])
         _limit_line(figure, row, ends, [bandwidth] * 2, f"memory, {bandwidth / TERA:.3g} TB/s")
+        _cache_shade(figure, row, ends[0], min(cache, ends[1]))
         _op_dots(figure, others, paint, most, row, products=False)
         _axes(figure, row, "bytes moved per op (ops without GEMM)", "")
         figure.update_xaxes(ticksuffix="B", exponentformat="SI", dtick=None, row=row, col=1)
         figure.update_yaxes(ticksuffix="B/s", exponentformat="SI", dtick=None, row=row, col=1)
     return figure.update_layout(
-        height=680 if many else 430, hovermode="closest", legend={"traceorder": "normal", "itemsizing": "constant"}
+        height=520 if many else 330, hovermode="closest", legend={"traceorder": "normal", "itemsizing": "constant"}
     )
 
 
@@ -190,6 +195,17 @@ def _limit_line(figure: Figure, row: int, x: Sequence[float], y: Sequence[float]
     )  # fmt: skip
 
 
+def _cache_shade(figure: Figure, row: int, low: float, cache: float) -> None:
+    """Ops so small that the L2 may hold their data: above the memory's line they run from there."""
+    if cache <= low:
+        return
+    figure.add_vrect(x0=low, x1=cache, fillcolor=MUTED, opacity=0.10, line_width=0, layer="below", row=row, col=1)
+    figure.add_annotation(
+        x=np.log10(cache), y=0.02, yref=f"y{row if row > 1 else ''} domain", text="fits in L2", showarrow=False,
+        xref=f"x{row if row > 1 else ''}", xanchor="right", yanchor="bottom", opacity=0.8,
+    )  # fmt: skip
+
+
 def _log_range(values: Sequence[float]) -> tuple[float, float]:
     return min(values) / 1.5, max(values) * 1.5
 
@@ -197,8 +213,8 @@ def _log_range(values: Sequence[float]) -> tuple[float, float]:
 def _op_dots(
     figure: Figure, points: Sequence[RooflinePoint], paint: Mapping[str, str], most: float, row: int, products: bool
 ) -> None:
-    for family in dict.fromkeys(p.family for p in points):
-        own = [p for p in points if p.family == family]
+    for family in dict.fromkeys(family_name(p.family) for p in points):
+        own = [p for p in points if family_name(p.family) == family]
         x = [p.flops / p.moved if products else p.moved / p.calls for p in own]
         y = [p.flops / p.seconds / TERA if products else p.moved / p.seconds for p in own]
         figure.add_scatter(
@@ -216,13 +232,13 @@ def _op_text(p: RooflinePoint) -> str:
     what = label(f"{p.name.removeprefix('aten::')} {p.shapes}", 76)
     rate = f"{p.flops / p.seconds / TERA:.4g} TFLOP/s" if p.flops else f"{p.moved / p.seconds / TERA:.3g} TB/s"
     calls = f"{p.calls} call{'s' if p.calls > 1 else ''}, {seconds(p.seconds)} together"
-    near = f"{size(p.moved / p.calls)} each: {percent(p.of_peak)} of the limit"
+    near = f"{size(p.moved / p.calls)} each: {peak_share(p.of_peak, p.limit)} of the limit"
     return f"<b>{what}</b><br>{p.phase}, {calls}<br>{rate}, {near}"
 
 
 def _axes(figure: Figure, row: int, x: str, y: str) -> None:
-    figure.update_xaxes(type="log", title_text=x, dtick="D2", row=row, col=1)
-    figure.update_yaxes(type="log", title_text=y, dtick="D2", row=row, col=1)
+    figure.update_xaxes(type="log", title_text=x, dtick=1, row=row, col=1)
+    figure.update_yaxes(type="log", title_text=y, dtick=1, row=row, col=1)
 
 
 # ---- memory over a step, stacked by what it holds, with the peak marked
@@ -254,7 +270,7 @@ def memory_figure(
     _shades(figure, phases)
     figure.update_xaxes(title_text="ops in order", zeroline=False, range=[0, max(len(allocated) - 1, 1)])
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
-    return figure.update_layout(height=430, hovermode="x unified")
+    return figure.update_layout(height=330, hovermode="x unified")
 
 
 def _highest(allocated: Bytes) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ OUTSIDE = -1
 STATISTIC = 4  # bytes of a number that sums up a row
 
 _EXTERN = re.compile(
-    r"fft|linalg|cholesky|solve|histc|bincount|cdist|multinomial|ctc|median|kthvalue|cum(sum|prod|max|min)|logcumsum|"
+    r"_foreach_|fft|linalg|cholesky|solve|histc|bincount|cdist|multinomial|ctc|median|kthvalue|cum(sum|prod|max|min)|logcumsum|"
     r"sort|topk|nonzero|unique|masked_select|coalesce|embedding_bag|_to_sparse|sparse|repeat_interleave|"
     r"max_pool\w*_backward"  # generated, but it looks at every window an element is in, as PyTorch's own does
 )
