@@ -160,7 +160,8 @@ def test_the_job_page_agrees_with_the_prediction() -> None:
     assert held == pytest.approx([m.needed for m in p.memory.stages])
     keys = [s.key for s in page.sections]
     assert keys == [
-        "what-to-do-next", "where-the-step-goes", "uncertainty", "timeline-of-a-step", "memory", "roofline", "sensitivity",
+        "what-to-do-next", "where-the-step-goes", "uncertainty", "timeline-of-a-step", "memory", "roofline",
+        "sensitivity",
     ]  # fmt: skip
     assert all(s.figure is not None and s.tables for s in page.sections[1:])
 

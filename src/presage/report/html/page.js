@@ -1,8 +1,8 @@
 // Draws the figures that stand in the page as JSON, fitted to the page's width, in light or dark.
 (function () {
   const NARROW = 520; // pixels: names are wrapped, labels stacked
-  const THIN = 1.5; // pixels: a shorter bar is drawn as its share of a column
-  const COLUMN = 3; // pixels
+  const THIN = 1.6; // pixels: a shorter bar is drawn as its share of a column
+  const COLUMN = 4; // pixels
   const root = document.documentElement;
   const night = window.matchMedia("(prefers-color-scheme: dark)");
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
@@ -80,11 +80,14 @@
     const out = traces.map((t) => ({ ...t, base: [], x: [], y: [], width: [], hovertext: [] }));
     const put = (g, ...bar) => ["base", "x", "y", "width", "hovertext"].forEach((k, i) => out[g][k].push(bar[i]));
     traces.forEach((t, g) => t.x.forEach((length, i) => {
-      const own = [t.base[i], length, t.y[i], t.width, t.hovertext[i]];
-      const at = Math.floor((t.base[i] + length / 2 - low) / cell), key = t.y[i] + " " + at;
-      if (length >= THIN * pixel || at < 0 || at > pixels / COLUMN) return put(g, ...own);
-      if (!columns.has(key)) columns.set(key, { lane: t.y[i], at, thick: t.width, bars: [] });
-      columns.get(key).bars.push([g, own]);
+      const start = t.base[i], first = Math.floor((start - low) / cell), last = Math.floor((start + length - low) / cell);
+      if (length >= THIN * pixel || last < 0 || first > pixels / COLUMN) return put(g, start, length, t.y[i], t.width, t.hovertext[i]);
+      for (let at = first; at <= last; at++) {
+        const key = t.y[i] + " " + at, from = Math.max(start, low + at * cell);
+        const part = Math.min(start + length, low + (at + 1) * cell) - from;
+        if (!columns.has(key)) columns.set(key, { lane: t.y[i], at, thick: t.width, bars: [] });
+        columns.get(key).bars.push([g, [from, part, t.y[i], t.width, t.hovertext[i]]]);
+      }
     }));
     for (const { lane, at, thick, bars } of columns.values()) {
       if (bars.length < 2) { put(bars[0][0], ...bars[0][1]); continue; }

@@ -32,6 +32,7 @@ _COLOURS = {
     "#f2a0a0": "FSDP communication",
     "#c3c9d0": "pipeline bubble|idle|waiting for other ranks|waiting for ranks|waiting for the GPU",
     "#9aa3ad": "host|idle, waiting for the host",
+    "#8c6d8c": "stragglers and jitter",
     "#6aa6e8": "forward",
     "#1f4e8c": "backward",
     "#a9c8f0": "weight gradients",
