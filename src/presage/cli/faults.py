@@ -118,7 +118,7 @@ def _near_option(context: Any, name: str, like: Sequence[str]) -> str:
     owners = [c for c, command in getattr(root, "commands", {}).items() if any(name in p.opts for p in command.params)]
     if owners:
         return f"; {', '.join(owners[:4])} {'has' if len(owners) == 1 else 'have'} it"
-    close = get_close_matches(name, like, 2, 0.7) or sorted(like)
+    close = get_close_matches(name, like, 2, 0.75) or sorted(like)
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.capture.variants import AS_WRITTEN, Variant
+from presage.cli import complete
 from presage.cli.options import Json, option, out_option
 from presage.cli.output import show_answer, status
 from presage.usercode import parse_arguments
@@ -39,6 +40,10 @@ def command(
     diff: Annotated[
         str | None, option("--diff", "OTHER.presage", "Show what changed from OTHER to this graph.")
     ] = None,
+    gpu: Annotated[
+        str | None,
+        option("--gpu", "NAME", "Say whether the step fits in this GPU's memory.", complete=complete.gpus),
+    ] = None,
     json: Json = None,
 ) -> None:
     """List what one training step runs: ops, FLOPs, bytes, parameters and activations, by module, phase and family.
@@ -49,12 +54,18 @@ def command(
 
     presage graph train.py:build --arg batch=8 --arg 'sizes=[64, 32]' --depth 3
 
+    presage graph train.py:build --gpu h100
+
     presage graph train.py:build --arg batch=16 --diff batch8.presage
     """
     from presage.graph.diff import diff as compare
+    from presage.hardware import gpu as gpu_of
+    from presage.hardware import gpu_choice
     from presage.memory.step_memory import memory_profile
     from presage.report.graph_answer import graph_answer
 
+    chip = None if gpu is None else gpu_of(gpu)
+    notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
     graph = graph_from_options(step, arg)
     other = graph_from_options(diff, ()) if diff is not None else None
     if out is not None:
@@ -62,7 +73,14 @@ def command(
 
         save.write(graph, out)
     changes = compare(other, graph) if other is not None else None
-    show_answer(graph_answer(graph, memory_profile(graph), depth, changes), json)
+    answer = graph_answer(graph, memory_profile(graph), depth, changes, chip)
+    show_answer(answer, json, files={"graph": out}, notes=notes, then=["predict", *same_step(step, arg, gpu)])
+
+
+def same_step(step: str, arguments: Sequence[str], gpu: str | None) -> list[object]:
+    """The words that name this step on the command line, for a command to try next."""
+    given = [word for pair in arguments for word in ("--arg", pair)]
+    return [step, *given, *(["--gpu", gpu] if gpu is not None else [])]
 
 
 def graph_from_options(step: str, arguments: Sequence[str]) -> Graph:

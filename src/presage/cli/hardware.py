@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Json
+from presage.cli.options import Json, current_output
 from presage.cli.output import show_answer
 
 
@@ -22,7 +22,7 @@ def gpus_command(
     ] = None,
     json: Json = None,
 ) -> None:
-    """List the GPUs presage knows, with the source and date of every figure.
+    """List the GPUs presage knows; with NAME or --verbose, the source and date of every figure.
 
     A GPU is a TOML file: give its path here to check yours, and to --gpu to predict for it. A calibration pack of the
     GPU (`presage calibrate`) makes predictions more accurate.
@@ -35,7 +35,7 @@ def gpus_command(
     from presage.report.hardware_answer import gpus_answer
 
     chosen = [gpu(name)] if name is not None else list(gpus())
-    show_answer(gpus_answer(chosen, name is not None), json)
+    show_answer(gpus_answer(chosen, name is not None, current_output().verbose), json)
 
 
 def platforms_command(

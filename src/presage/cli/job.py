@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from presage.cli.job_source import GpuKind, OnPlatform, job_from_options, same_job
 from presage.cli.options import (
     Change,
     Draws,
@@ -22,11 +23,8 @@ from presage.cli.options import (
     option,
 )
 from presage.cli.output import pool_progress, show_answer, status, write_timeline
-from presage.errors import InputError
 
 if TYPE_CHECKING:
-    from presage.configs.job import Job
-    from presage.configs.job_file import ParsedJob
     from presage.noise.distribution import Distribution
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
@@ -52,6 +50,8 @@ Flops = Annotated[
 def command(
     job: JobFile,
     gpus: Gpus = None,
+    gpu: GpuKind = None,
+    on: OnPlatform = None,
     change: Change = [],  # noqa: B006
     tokens: Tokens = None,
     price: Price = None,
@@ -76,6 +76,8 @@ def command(
 
     presage job examples/jobs/llama3.1-405b.toml --tokens 15T --price 2.5
 
+    presage job llama3-8b --gpus 64 --gpu h100
+
     presage job examples/jobs/llama3.1-405b.toml --draws 10000 --report job.html
 
     presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
@@ -87,7 +89,7 @@ def command(
 
     many = None if tokens is None else parse_tokens(tokens)
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    result = predict_job(job_from_options(job, gpus, change, terms), convention=flops or DEFAULT)
+    result = predict_job(job_from_options(job, gpus, change, terms, gpu=gpu, on=on), convention=flops or DEFAULT)
     if trace is not None:
         write_timeline(result, trace)
     data = lengths is not None or skew is not None
@@ -95,7 +97,9 @@ def command(
     spread = _draw_distribution(result, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
     with status("drawing steps"):
         answer = job_answer(replace(result, noise=noise, spread=spread), many, report is not None)
-    show_answer(answer, json, report, {"timeline": trace})
+    verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]
+    then = [*verb[:1], *same_job(job, gpus, change, gpu, on), *verb[1:]]
+    show_answer(answer, json, report, {"timeline": trace}, then=then)
 
 
 def _load(result: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
@@ -117,27 +121,3 @@ def _draw_distribution(
 
     with pool_progress("drawing steps", open_pool(*where, THREADS_2)) as pool:
         return predict_distribution(result, noise, draws or 10_000, seed, load, pool)
-
-
-def job_from_options(
-    path: Path, gpus: int | None, change: list[str], terms: dict[str, float | None] | None = None, checked: bool = True
-) -> ParsedJob:
-    """The job of a file, with the overrides that options give."""
-    from presage.configs.job_file import JobTable
-    from presage.configs.schema import parse_overrides
-
-    if path.suffix == ".py":
-        raise InputError(path, f"is code, not a job file: use presage predict {path}:FUNCTION")
-    file = JobTable.read(path)
-    if file.has_embeddings:
-        raise InputError(path, f"is a recommendation job: use presage dlrm {path}")
-    out = parse_overrides(change, file.table)
-    if gpus is not None:
-        out["parallel"] = {"dp": None} | out.get("parallel", {}) | {"gpus": gpus}
-    out["cluster"] = out.get("cluster", {}) | {k: v for k, v in (terms or {}).items() if v is not None}
-    return file.parse(out, checked)
-
-
-def transformer_job(path: Path, gpus: int | None, change: list[str]) -> Job:
-    """The job of a file, with the overrides that options give."""
-    return job_from_options(path, gpus, change).job

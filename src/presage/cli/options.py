@@ -119,7 +119,9 @@ NoiseFile = Annotated[
         complete=complete.one_of(complete.CONDITIONS),
     ),
 ]
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file (see docs/jobs.md).")]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.toml|MODEL", help="A job file (see docs/jobs.md), or a model such as llama3-8b.")
+]
 Gpus = Annotated[int | None, option("--gpus", "N", "Number of GPUs (overrides the file).", min=1)]
 Change = Annotated[
     list[str], option("--set", "KEY=VALUE", "Override a key of the file, e.g. parallel.tp=4 (repeatable).")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import typer
 
-from presage.cli.conditions import holds
 from presage.cli.options import current_output
 from presage.text import printable
 
@@ -71,11 +70,11 @@ def show_answer(
     files: Mapping[str, Path | None] = {},
     *,
     notes: Sequence[str] = (),
-    then: str = "",
+    then: Sequence[object] = (),
 ) -> None:
     """Print the answer or write it as JSON, write its page, and name the files that were written.
 
-    `notes` say what the command assumed, before those of the answer; `then` is the command to try next.
+    `notes` say what the command assumed, before those of the answer; `then` are the words of a command to try next.
     """
     answer = _with_notes(answer, notes) if notes else answer
     shown = emit(json, answer.to_data)
@@ -91,7 +90,7 @@ def show_answer(
         if path is not None:
             console().print(f"\n{name}: {path}{HINTS.get(name, '')}", soft_wrap=True, markup=False)
     if shown and then:
-        console().print(f"\nnext: {then}", soft_wrap=True, markup=False)
+        console().print(f"\nnext: {shlex.join(['presage', *map(str, then)])}", soft_wrap=True, markup=False)
 
 
 def _with_notes(answer: Answer, notes: Sequence[str]) -> Answer:
@@ -115,6 +114,8 @@ def emit(json: str | None, data: Callable[[], Mapping[str, Any]]) -> bool:
         return True
     value = _json_value(data())
     if condition is not None:
+        from presage.cli.conditions import holds
+
         current_output().failed.append(holds(condition, value))
     if json is None:
         return True

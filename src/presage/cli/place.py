@@ -63,7 +63,7 @@ def command(
 
     presage place job.toml --speeds gpus.csv --out placement.csv
     """
-    from presage.cli.job import transformer_job
+    from presage.cli.job_source import transformer_job
     from presage.placement import parse_fleet, place_job, write_placement
     from presage.report.place_answer import place_answer
 

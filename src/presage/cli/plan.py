@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from presage.cli import complete
+from presage.cli.job_source import GpuKind, OnPlatform, job_from_options, same_job
 from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers, option, out_option
 from presage.cli.output import bar, show_answer
 
@@ -34,7 +35,11 @@ Objective = Annotated[
 
 def command(
     job: JobFile,
-    gpus: Annotated[str, option("--gpus", "N[,N...]", "Number of GPUs; with several, the best is chosen.")],
+    gpus: Annotated[
+        str | None, option("--gpus", "N[,N...]", "Number of GPUs (default: the file's); with several, the best.")
+    ] = None,
+    gpu: GpuKind = None,
+    on: OnPlatform = None,
     top: Annotated[int, option("--top", "N", "Plans to list.", min=1)] = 10,
     micro_batch: Annotated[
         list[int], option("--micro-batch", "N", "Allow only this microbatch size (repeatable).", min=1)
@@ -53,10 +58,11 @@ def command(
 ) -> None:
     """Find the best parallelism for a job: every legal plan that fits in memory, ranked and explained.
 
-    A plan keeps the model, global batch, sequence length and software. It chooses tensor, pipeline, context and expert
-    parallelism, the pipeline schedule, the microbatch size, the sharding and the recomputation.
+    It chooses tensor, pipeline, context and expert parallelism, schedule, microbatch size, sharding and recomputation.
 
-    presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --workers 2
+    presage plan examples/jobs/llama3.1-405b.toml --workers 2
+
+    presage plan llama3-70b --gpus 256 --gpu h200
 
     presage plan job.toml --gpus 1024 --keep tp=8,cp=1 --out best.toml --report plan.html
 
@@ -66,25 +72,29 @@ def command(
     from presage.search import parse_keep, search
 
     kept = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
-    read, cluster = _read(job, change)
+    many = None if gpus is None else _numbers(gpus)
+    read, cluster = _read(job, change, many, gpu, on)
     with _bar() as tell:
         result = search(
-            read, _numbers(gpus), objective=objective, limit=limit, workers=workers, ray=ray, keep=kept, top=top,
+            read, many or [read.gpus], objective=objective, limit=limit, workers=workers, ray=ray, keep=kept, top=top,
             noise=noise, seed=seed, tell=tell,
         )  # fmt: skip
     if out is not None and result.best:
         _write(result.best[0].job, cluster, job, out)
-    show_answer(plan_answer(read, result), json, report, {"job of the best plan": out})
+    again = ["plan", *same_job(job, gpus, change, gpu, on), "--out", "best.toml"]
+    then = [] if not result.best else again if out is None else ["job", out]
+    show_answer(plan_answer(read, result), json, report, {"job of the best plan": out}, then=then)
     if not result.best:
         raise typer.Exit(1)
 
 
-def _read(path: Path, change: list[str]) -> tuple[Job, dict[str, Any]]:
-    """The job of a file, and the [cluster] table of that file."""
-    from presage.cli.job import job_from_options
-
-    parsed = job_from_options(path, None, change, checked=False)
-    return parsed.job, dict(parsed.cluster)
+def _read(
+    path: Path, change: list[str], many: list[int] | None, gpu: str | None, on: str | None
+) -> tuple[Job, dict[str, Any]]:
+    """The job of a file or a model, and its [cluster] table."""
+    count = None if many is None or path.exists() else max(many)
+    parsed = job_from_options(path, count, change, checked=False, gpu=gpu, on=on)
+    return parsed.job, {k: v for k, v in parsed.cluster.items() if v is not None}
 
 
 def _numbers(text: str) -> list[int]:

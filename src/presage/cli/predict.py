@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from presage.cli import complete
-from presage.cli.graph import Arguments, Step, graph_from_options
+from presage.cli.graph import Arguments, Step, graph_from_options, same_step
 from presage.cli.options import Json, Report, RunDraws, TraceOut, option
 from presage.cli.output import show_answer, status, write_timeline
 from presage.cli.ranks import (
@@ -62,13 +62,17 @@ def command(
 
     presage predict step.presage --json - --trace out.json --report out.html
     """
+    from presage.hardware import gpu_choice
     from presage.report.predict_answer import predict_answer
 
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
     result = _one(step, arg, gpu or "h200", draws, steps) if many is None else _ranks(step, arg, many, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
-    show_answer(predict_answer(result, report is not None), json, report, {"timeline": trace})
+    notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
+    then = [] if many is not None else ["whatif", *same_step(step, arg, gpu), "--suggest"]
+    answer = predict_answer(result, report is not None)
+    show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
 
 
 def _one(step: str, arg: list[str], gpu: str, draws: int, steps: int) -> StepResult:

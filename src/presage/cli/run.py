@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from presage.cli import complete
-from presage.cli.job import job_from_options
+from presage.cli.job_source import GpuKind, OnPlatform, job_from_options, same_job
 from presage.cli.options import Change, Gpus, JobFile, Json, NoiseFile, Price, RayAddress, Report, Seed, Workers, option
 from presage.cli.output import pool_progress, show_answer
 from presage.errors import PresageError
@@ -108,6 +108,8 @@ def command(
     model_error: ModelError = True,
     price: Price = None,
     gpus: Gpus = None,
+    gpu: GpuKind = None,
+    on: OnPlatform = None,
     change: Change = [],  # noqa: B006
     draws: Draws = 2000,
     seed: Seed = 0,
@@ -129,7 +131,9 @@ def command(
     from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
-    predicted = replace(predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price})), noise=noise)
+    predicted = replace(
+        predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price}, gpu=gpu, on=on)), noise=noise
+    )
     kind = chosen_reliability(failures, rate, restart, superlinear)
     many = _steps(predicted, tokens, steps)
     saves = checkpoints_of(predicted.job, kind, save, background, None if storage is None else storage * GB)
@@ -138,7 +142,8 @@ def command(
     times = times if step is None else times.measured(step)
     result = predict_run(predicted, many, kind, saves, times, spares, draws, seed, until)
     result = replace(result, run=_with_interval(result.run, interval, model_error), noise=source)
-    show_answer(run_answer(_computed(result, workers, ray)), json, report)
+    then = ["sensitivity", *same_job(job, gpus, change, None, None)] if gpu is None and on is None else []
+    show_answer(run_answer(_computed(result, workers, ray)), json, report, then=then)
 
 
 def _computed(result: RunResult, workers: int, ray: str | None) -> RunResult:

@@ -28,7 +28,7 @@ def command(
 
     presage sensitivity job.toml --noise noise.toml --draws 8000
     """
-    from presage.cli.job import transformer_job
+    from presage.cli.job_source import transformer_job
     from presage.pool import THREADS_2, open_pool
     from presage.prediction.draws.sensitivity import job_sensitivity
     from presage.report.sensitivity_answer import plot_sensitivity, sensitivity_answer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from presage.cli.job import transformer_job
+from presage.cli.job_source import transformer_job
 from presage.cli.options import (
     Change,
     Gpus,

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces, option, out_option
 from presage.cli.output import load_runs, show_answer, status
+
+if TYPE_CHECKING:
+    from presage.traces.findings import TraceFindings
+
+HOST_BOUND = 0.1  # of the span: idle time for which the host is the cause
+FEW = 3  # traces that a command to try next names
 
 
 def command(
@@ -51,4 +57,12 @@ def command(
         answer = trace_answer(result, report is not None)
     if overheads is not None:
         result.overheads.to_toml(overheads)
-    show_answer(answer, json, report)
+    show_answer(answer, json, report, then=_next(result, traces))
+
+
+def _next(found: TraceFindings, traces: list[Path]) -> list[object]:
+    """CUDA graphs where the GPU waits for the host, else the list of edits."""
+    slowest = found.activity[found.slowest]
+    host_bound = slowest.idle.host > HOST_BOUND * slowest.span
+    where = traces if len(traces) <= FEW else [traces[0].parent]
+    return ["replay", *where, *(["--apply", "cuda_graph"] if host_bound else ["--list"])]

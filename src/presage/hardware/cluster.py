@@ -18,7 +18,8 @@ from presage.hardware.platform import NetworkLink, Platform, platforms
 
 US, GBIT = 1e-6, 1e9 / 8
 REDUCES = ("nvlink4", "nvlink5")  # whose switches can
-BRIDGED = ("a100_pcie_40gb", "a100_pcie_80gb", "a40", "h100_nvl", "h100_pcie")  # their NVLinks join two cards only
+# GPUs whose NVLinks join two cards only.
+BRIDGED = ("a100_pcie_40gb", "a100_pcie_80gb", "a40", "h100_nvl", "h100_pcie", "rtx3090", "rtxa6000")
 RACK = {"gb200": 72, "gb300": 72}
 USED_XGMI = 0.75  # of an Infinity Fabric link: 48 of 64 GB/s (rocm.blogs.amd.com, RCCL bandwidth on MI300X, 2025-03)
 QUAD_VOLTA = 2 / 3  # of six NVLinks four go to the three others of four V100

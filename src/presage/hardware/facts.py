@@ -138,9 +138,9 @@ def _figure(path: Path, name: str, value: Any, known: Mapping[str, Figure]) -> f
     return value * figure.unit
 
 
-def unknown_name(kind: str, name: str) -> PresageError:
+def unknown_name(kind: str, name: str, otherwise: str = "or give the path of a .toml file") -> PresageError:
     """The error for an unknown name."""
     known = [f.stem for f in shipped_files(f"{kind}s")]
     if close := near(name, known):
-        return PresageError(f"no {kind} {name!r}{close} `presage {kind}s` lists all; or give the path of a .toml file")
-    return PresageError(f"no {kind} {name!r}: choose from {', '.join(known)}, or the path of a .toml file")
+        return PresageError(f"no {kind} {name!r}{close} `presage {kind}s` lists all; {otherwise}")
+    return PresageError(f"no {kind} {name!r}: choose from {', '.join(known)}; {otherwise}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,15 @@ FIGURES = {
     "cublaslt_workspace_MiB": Figure(MIB, 1, 1024),
 }
 
+VENDOR = re.compile(r"nvidia|geforce|quadro|tesla|rtx|amd|instinct|[^a-z0-9]")  # what may be left out of a name
+# What people call a GPU of which there are several, and the one that most have.
+COMMON = {
+    "h100": "h100_sxm", "h10080gb": "h100_sxm", "h100pcie80gb": "h100_pcie", "a100": "a100_80gb",
+    "a100sxm": "a100_80gb", "a10080": "a100_80gb", "a10040": "a100_40gb", "a100pcie": "a100_pcie_80gb",
+    "v100": "v100_32gb", "v100sxm": "v100_32gb", "v100pcie": "v100_pcie_32gb", "p100": "p100_pcie", "mi300": "mi300x",
+    "mi325": "mi325x", "mi355": "mi355x",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -69,14 +79,30 @@ class Gpu:
 
 
 def gpu(name: str) -> Gpu:
-    """A GPU by its short name (h200), by what its driver calls it (NVIDIA H200), or from a .toml file."""
+    """A GPU by its short name (h200), what people or its driver call it (h100, RTX 4090), or from a .toml file."""
     path = find_file(KIND, name)
     if path is not None:
         return read_gpu(path)
     for known in gpus():
-        if name.lower() in (n.lower() for n in known.driver_names):
+        if name.lower() in (n.lower() for n in known.driver_names) or _folded(name) == _folded(known.key):
             return known
-    raise unknown_name("gpu", name)
+    if _folded(name) in COMMON:
+        return gpu(COMMON[_folded(name)])
+    raise unknown_name("gpu", name, "or give the path of a .toml file (docs/my_gpu.md)")
+
+
+def gpu_choice(name: str) -> str:
+    """Which GPU a name was taken for, in words, where it could be several; else nothing."""
+    key = COMMON.get(_folded(name))
+    if key is None or find_file(KIND, name) is not None:
+        return ""
+    others = [g.key for g in gpus() if g.key.startswith(_folded(name)) and g.key != key]
+    more = f"; others are {', '.join(others)}" if others else ""
+    return f"{name} was taken to be {key}, the {gpu(key).name}{more}"
+
+
+def _folded(name: str) -> str:
+    return VENDOR.sub("", name.lower())
 
 
 @cache

@@ -13,20 +13,24 @@ from presage.graph import summary
 from presage.graph.diff import KINDS, GraphDiff, lines
 from presage.graph.graph import Graph
 from presage.graph.summary import SummaryRow, collapsed
+from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile
 from presage.report.answer import Answer, DataTable, Section, data_table
 from presage.report.step_sections import peak_table, role_table
-from presage.report.terms import family_name
+from presage.report.terms import family_name, memory_fit
 from presage.text import amount, shorten, size
 from presage.traces.execution_graph import ExecutionGraph
 
 
-def graph_answer(graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None) -> Answer:
-    """Everything `presage graph` shows."""
+def graph_answer(
+    graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None, gpu: Gpu | None = None
+) -> Answer:
+    """Everything `presage graph` shows; `gpu`: and whether it fits in its memory."""
     total = summary.total(graph)
     given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
     name = graph.source or "graph"
     where = graph.ops[memory.peak_op].name if 0 <= memory.peak_op < len(graph.ops) else ""
+    left = 0 if gpu is None else gpu.memory - memory.peak_allocated
     tables = (
         module_table(summary.by_module(graph, depth), total),
         _work_table("Phases", "phase", [*summary.by_phase(graph), total], total),
@@ -42,12 +46,18 @@ def graph_answer(graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDif
     return Answer(
         title=name,
         subject=f"{name}{f' ({given})' if given else ''}",
+        headline=f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, "
+        f"peak memory {size(memory.peak_allocated)} per step.",
+        verdict="" if gpu is None else f"{_sentence(memory_fit(left))} ({size(gpu.memory)} of {gpu.name}).",
+        verdict_tone="" if gpu is None else "good" if left >= 0 else "bad",
         sections=(Section("Graph", tables), *changed),
         notes=tuple(notes),
-        to_data=partial(graph_data, graph, memory, depth, diff),
-        brief=f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, "
-        f"peak memory {size(memory.peak_allocated)}",
+        to_data=partial(graph_data, graph, memory, depth, diff, gpu),
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def module_table(modules: Sequence[SummaryRow], total: SummaryRow) -> DataTable:
@@ -119,7 +129,9 @@ def execution_graph_answer(graph: ExecutionGraph, path: Path, top: int) -> Answe
 # ---- JSON
 
 
-def graph_data(graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None) -> dict[str, Any]:
+def graph_data(
+    graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None, gpu: Gpu | None = None
+) -> dict[str, Any]:
     """Plain values of a step's graph."""
 
     def row(r: SummaryRow) -> dict[str, Any]:
@@ -143,6 +155,9 @@ def graph_data(graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff 
             "at_peak_by_role": memory.by_role(),
         },
     }
+    if gpu is not None:
+        left = gpu.memory - memory.peak_allocated
+        value |= {"gpu": gpu.name, "gpu_memory_bytes": gpu.memory, "fits": left >= 0, "memory_left_bytes": left}
     if diff is not None:
         counts = {kind: diff.count(kind) for kind in KINDS}
         value["diff"] = {"same": diff.same, **counts, "changes": [asdict(c) for c in diff.changes]}

@@ -15,10 +15,10 @@ from presage.text import seconds, size
 RATES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 
 
-def gpus_answer(gpus: Sequence[Gpu], one: bool) -> Answer:
-    """One GPU with every figure, or a row for each."""
+def gpus_answer(gpus: Sequence[Gpu], one: bool, sources: bool = True) -> Answer:
+    """One GPU with every figure, or a row for each and the sources of all."""
     brief = "\n".join(f"{g.key}: {g.name}" if one else g.key for g in gpus)
-    tables = (figure_table(gpus[0]),) if one else (gpu_table(gpus), source_table(gpus))
+    tables = (figure_table(gpus[0]),) if one else (gpu_table(gpus), *([source_table(gpus)] if sources else []))
     data = {"kind": "gpus", "gpus": [{"key": g.key, **g.facts.texts, "figures": _sourced(g.facts)} for g in gpus]}
     return Answer("GPUs", sections=(Section("GPUs", tables),), to_data=lambda: data, brief=brief)
 

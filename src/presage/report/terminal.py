@@ -18,7 +18,7 @@ from presage.report.terms import plural
 from presage.text import CONTROL, printable
 
 GAP = 2  # between columns
-FEW_NOTES = 3  # that are printed without --verbose
+FEW_NOTES = 4  # that are printed without --verbose
 TONES = {"bad": "bold red", "good": "green", "warn": "yellow"}
 MOST_KEYS = 3  # columns that name a row
 NARROW, ROOMY = 10, 24  # that text is wrapped to: rather than cut the table in parts, and where it is cut anyway
@@ -46,6 +46,7 @@ def headline_text(answer: Answer) -> Text:
 def detail_lines(answer: Answer, verbose: bool = True) -> Iterator[RenderableType]:
     """What stands below the headline, with empty lines between: everything, or one table and the first notes."""
     tables = answer.tables("terminal")
+    verbose = verbose or not answer.headline  # where the tables are the answer
     for table in tables if verbose else tables[:1]:
         yield ""
         yield rich_table(table)

@@ -3,6 +3,7 @@
 from presage.search.plan_search import OBJECTIVES, search
 from presage.search.plan_space import PlanSpace, parse_keep
 from presage.search.plans import JobPlan, apply_plan, job_plan, plan_words
+from presage.search.quick import quick_plan
 from presage.search.search_result import (
     PlanDifference,
     PricedPlan,
@@ -32,5 +33,6 @@ __all__ = [
     "parse_keep",
     "plan_words",
     "predict_plan",
+    "quick_plan",
     "search",
 ]
