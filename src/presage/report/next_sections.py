@@ -9,16 +9,15 @@ from presage.prediction.jobs.job_prediction import JobResult
 from presage.prediction.step import StepResult
 from presage.report.answer import Section, data_table
 from presage.report.terms import signed
-from presage.search import better_neighbours, compare_plans
-from presage.search.job_toml import changed_keys
 from presage.text import seconds, size
-from presage.whatif.suggest import next_edits
 
 TITLE = "What to do next"
 
 
 def next_edits_section(p: StepResult) -> Section | None:
     """The edits that would make a step of one GPU faster; None where none can be tried."""
+    from presage.whatif.suggest import next_edits
+
     if p.many is not None:
         return None
     try:
@@ -43,6 +42,9 @@ def next_edits_section(p: StepResult) -> Section | None:
 
 def next_plans_section(p: JobResult) -> Section:
     """Plans near the job's that would be faster."""
+    from presage.search import better_neighbours, compare_plans
+    from presage.search.job_toml import changed_keys
+
     found = better_neighbours(p)
     if not found:
         text = "No plan that differs in one knob fits and is faster. To search all plans: presage plan JOB.toml"

@@ -70,6 +70,12 @@ class StepDistribution(Displayed):
         middle = self.steps[0.5].value
         return {t: self.exceeds(t * middle) for t in TIMES}
 
+    @property
+    def figures(self) -> list[float]:
+        """Mean, median and p95 of a step, median and p95 of a run's mean step, in seconds."""
+        steps, runs = self.steps, self.runs
+        return [self.mean.value, steps[0.5].value, steps[0.95].value, runs[0.5].value, runs[0.95].value]
+
     @cached_property
     def mean(self) -> Estimate:
         return self._with_interval(lambda d: d.mean)

@@ -14,7 +14,9 @@ from presage.configs.job import Job
 from presage.configs.job_file import ParsedJob, read_job_file
 from presage.costs.closed_form import ClosedFormKernels
 from presage.engine import Timeline
+from presage.files.memo import remembered
 from presage.memory import JobMemory, MemorySaving, StageMemory, job_memory, memory_savings
+from presage.noise.priors import CONDITIONS
 from presage.parallel.plan import LAYER_AXES
 from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
@@ -99,17 +101,23 @@ class JobResult(Result):
         return model_error("moe" if self.job.model.experts else "dense")
 
     @cached_property
+    def _drawn_figures(self) -> list[float]:
+        """Mean, p50, p95 of drawn steps, p50 and p95 of run means; kept on disk where the noise is a preset."""
+        if self.spread or "distribution" in self.__dict__ or (self.noise and self.noise not in CONDITIONS):
+            return self.distribution.figures
+        return remembered(f"steps {self.noise} {self.job!r} {self.seconds!r}", lambda: self.distribution.figures)
+
+    @cached_property
     def step(self) -> Quantiles:
         if not self.drawn:
             return Quantiles.constant(self.seconds)
-        d = self.distribution
-        median, runs = d.steps[0.5].value, d.runs[0.95].value / d.runs[0.5].value
-        low, high = self.model_error.interval(median, max(runs, 1.0))
-        return Quantiles(d.mean.value, low, median, high)
+        mean, median, _, run_median, run_late = self._drawn_figures
+        low, high = self.model_error.interval(median, max(run_late / run_median, 1.0))
+        return Quantiles(mean, low, median, high)
 
     @property
     def jitter(self) -> float:
-        return self.distribution.steps[0.95].value / self.step.p50 - 1 if self.drawn else 0.0
+        return self._drawn_figures[2] / self._drawn_figures[1] - 1 if self.drawn else 0.0
 
     @property
     def draws(self) -> Floats:
