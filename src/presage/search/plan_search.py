@@ -37,6 +37,7 @@ from presage.search.search_result import (
     SearchCounts,
     SearchProgress,
     SearchResult,
+    StopSearch,
     predict_plan,
 )
 
@@ -83,7 +84,7 @@ def search(
         field = _surveyed(space, families, efficiency, pool, tell or _nothing)
         race = _race(field, objective, max(top, CANDIDATES) if surely else top, prune)
         one = partial(price_plans, job, efficiency)
-        complete = _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
+        complete = field.complete & _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
         found = _found(space, field, race, objective, efficiency, complete, begun)
         return rank_by_p95(found, noise, seed, top, begun, tell or _nothing, pool) if surely else found
 
@@ -114,9 +115,12 @@ def _surveyed(
     for piece, part in zip(pieces, pool.map(partial(survey_families, space, efficiency), pieces), strict=True):
         done += len(piece)
         total = total._replace(legal=total.legal + part.legal, smallest=min(total.smallest, part.smallest))
-        for whole, more in zip(total[2:], part[2:], strict=True):
+        for whole, more in zip(total[2:5], part[2:5], strict=True):
             whole.extend(more)  # type: ignore[attr-defined]
-        tell(SearchProgress("surveying", done, len(families), total.legal, float("inf")))
+        try:
+            tell(SearchProgress("surveying", done, len(families), total.legal, float("inf")))
+        except StopSearch:
+            return total._replace(complete=False)
     return total
 
 
@@ -154,7 +158,10 @@ def _run(
             many = np.array([layouts[i].gpus for i in piece]) if objective == "cost" else 1
             race.value[piece] = np.array(seconds) * many
             done += len(piece)
-            tell(SearchProgress("pricing", done, len(layouts), surveyed + done, float(race.value.min())))
+            try:
+                tell(SearchProgress("pricing", done, len(layouts), surveyed + done, float(race.value.min())))
+            except StopSearch:
+                return False
     return True
 
 
@@ -310,6 +317,7 @@ class Survey(NamedTuple):
     layouts: list[JobPlan]
     needed: list[float]  # bytes
     bound: list[float]  # seconds: no step takes less
+    complete: bool = True  # whether all families were looked at
 
 
 def survey_families(space: PlanSpace, efficiency: Efficiency | None, families: Sequence[PlanFamily]) -> Survey:

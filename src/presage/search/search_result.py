@@ -35,6 +35,10 @@ class SearchProgress(NamedTuple):
     best: float  # of what is known
 
 
+class StopSearch(Exception):
+    """Raised by what is told of the progress: the search ends, with the best plans so far."""
+
+
 OnProgress = Callable[[SearchProgress], None]
 
 

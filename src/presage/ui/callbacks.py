@@ -138,6 +138,13 @@ def _draws(app: Dash) -> None:
         Output(_store(MATCH, "ask"), "data"),
         Input(_store(MATCH, "step"), "data"),
     )
+    cast(Any, app).clientside_callback(
+        ClientsideFunction("presage", "again"),
+        Output(_store(MATCH, "ask"), "data", **ALLOWED),
+        [Input(_store(MATCH, "sure"), "data"), Input(_store(MATCH, "run"), "data")],
+        State(_store(MATCH, "ask"), "data"),
+        prevent_initial_call=True,
+    )
     for kind, reply in (("sure", spread_reply), ("run", run_reply)):
 
         @app.callback(Output(_store(MATCH, kind), "data"), Input(_store(MATCH, "ask"), "data"))

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from presage.errors import PresageError
+from presage.ui.drawing import BusyError, draw
 from presage.ui.knobs import KNOBS, InvalidPlan
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Reply = dict[str, Any]
-DRAWING, SEARCHING = threading.Semaphore(2), threading.Semaphore(1)  # at once: others wait, or are told to
+SEARCHING = threading.Semaphore(1)  # at once: others are told to wait
 PATIENCE = 60.0  # seconds of a search
 NAMES = tuple(k.name for k in KNOBS)
 
@@ -34,6 +35,8 @@ def _answered(reply: Callable[..., Reply]) -> Callable[..., Reply]:
             return reply(*given)
         except InvalidPlan as e:
             return {"wrong": str(e), "knobs": list(e.knobs)}
+        except BusyError as e:
+            return {"wrong": str(e), "knobs": [], "busy": True}
         except PresageError as e:
             return {"wrong": str(e), "knobs": []}
         except (MemoryError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as e:
@@ -122,8 +125,7 @@ def spread_reply(text: str, asked: Mapping[str, Any]) -> Reply:
     from presage.ui.question import parse_question
 
     said, p = parse_question(**asked), predicted(text)
-    with DRAWING:
-        g = draw_step(text, said.noise)
+    g = draw(lambda: draw_step(text, said.noise))
     lead = f"{draw_count(p):,} draws: p50 {_seconds(g.quantile(0.5).value)}."
     return {"key": reply_key(text, asked), "measures": [list(m) for m in spread_measures(p, g)], "lead": lead,
             "figure": spread_chart(p, g), "numbers": quantile_rows(g.draws.seconds)}  # fmt: skip
@@ -135,8 +137,7 @@ def run_reply(text: str, asked: Mapping[str, Any]) -> Reply:
     from presage.ui.question import parse_question
 
     said = parse_question(**asked)
-    with DRAWING:
-        r = draw_run(text, said)
+    r = draw(lambda: draw_run(text, said))
     return {"key": reply_key(text, asked), "measures": [list(m) for m in run_measures(r)],
             "lead": run_sentence(r, said), "figure": run_chart(r),
             "numbers": quantile_rows(r.outcome.wall)}  # fmt: skip

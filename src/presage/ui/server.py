@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from presage.errors import PresageError
 from presage.report.html.theme import DARK, LIGHT
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 
 HOST = "127.0.0.1"
-NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")
 MOST_BODY = 512 * 1024  # bytes of a request
 QUIET = 0.3  # seconds for the first page, before what answers need is loaded
-THREADS = 64  # most of them wait for draws, which run two at a time
+THREADS = 64  # some of them wait for draws
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<meta name="color-scheme" content="light dark">
@@ -84,6 +85,7 @@ def _guard(server: Flask, hashes: Sequence[str]) -> None:
     @server.before_request
     def only_here() -> Any:
         why = refused(request.headers.get("Host", ""), request.headers.get("Origin"))
+        why = why or from_elsewhere(request.headers, request.method, request.path)
         return Response(why, 403, mimetype="text/plain") if why else None
 
     @server.after_request
@@ -109,25 +111,27 @@ def _guard(server: Flask, hashes: Sequence[str]) -> None:
     def no_request(e: Exception) -> Any:
         """Replies never raise: what does is a request that this page does not send."""
         if request.method != "POST":
-            print(f"presage ui: {request.path}: {type(e).__name__}: {e}", file=sys.stderr)
-            return Response("presage: this cannot be shown\n", 500, mimetype="text/plain")
+            print(f"presage ui: {request.path!a}: {type(e).__name__}: {str(e)!a}", file=sys.stderr)
+            return Response("presage: there is no such page\n", 404, mimetype="text/plain")
         return Response("presage: that is no request of this page\n", 400, mimetype="text/plain")
 
 
 def refused(host: str, origin: str | None) -> str:
-    """Why a request is not answered: other names for this machine are other sites' tricks (DNS rebinding)."""
-    if _name(f"//{host}") not in NAMES:
+    """Why a request is not answered: other names for this machine are other sites' tricks (DNS rebinding), and other
+    ports of it are other programs."""
+    if not HOSTS.fullmatch(host):
         return "presage answers only to localhost\n"
-    if origin not in (None, "null") and _name(str(origin)) not in NAMES:
+    if origin is not None and origin != f"http://{host}":
         return "presage answers only to its own page\n"
     return ""
 
 
-def _name(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
+def from_elsewhere(sent: Mapping[str, str], method: str, path: str) -> str:
+    """Why a request that a browser sends for another site is not answered; a link that a person follows is."""
+    if sent.get("Sec-Fetch-Site", "none") in ("none", "same-origin"):
+        return ""
+    followed = sent.get("Sec-Fetch-Mode") == "navigate" and sent.get("Sec-Fetch-Dest") == "document"
+    return "" if followed and method == "GET" and path == "/" else "presage answers only to its own page\n"
 
 
 def headers(hashes: Sequence[str]) -> dict[str, str]:
@@ -153,6 +157,7 @@ def serve(app: Dash, port: int, ready: Any) -> None:
     """Until somebody stops it; `ready(address)` is called when it listens."""
     from waitress import create_server
 
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # how many wait is not for the user's terminal
     try:
         server = create_server(
             app.server, host=HOST, port=port, threads=THREADS, ident=None, max_request_body_size=MOST_BODY,

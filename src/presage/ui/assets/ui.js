@@ -42,6 +42,12 @@
         if (step.wrong || !step.asked) return same();
         return new Promise((done) => setTimeout(() => done(waits[id] === turn ? { text: step.text, asked: step.asked } : same()), 300));
       },
+      // Too many draws were waiting: ask again, unless something else has been asked for.
+      again: function (sure, run, ask) {
+        if (!ask || !((sure && sure.busy) || (run && run.busy))) return same();
+        const id = window.dash_clientside.callback_context.outputs_list.id.plan, turn = waits[id];
+        return new Promise((done) => setTimeout(() => done(waits[id] === turn ? Object.assign({}, ask, { again: (ask.again || 0) + 1 }) : same()), 1500));
+      },
       slid: function (power, gpus) {
         const moved = asked().some((id) => id.includes("slider"));
         if (moved) return [same(), Math.pow(2, power)];
