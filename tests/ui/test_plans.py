@@ -42,8 +42,8 @@ def test_the_downloaded_text_says_the_same_to_presage_job(tmp_path: Path) -> Non
     (tmp_path / "plan.toml").write_text(reply["text"])
     told = json.loads(runner(job.command)(tmp_path / "plan.toml", "--json", "-"))
     shown = {m[0]: m[3] for m in reply["measures"]}
-    assert shown["Step"] * 1e3 == pytest.approx(told["step_ms"]["mean"], rel=1e-12)
-    assert shown["MFU"] == pytest.approx(told["mfu"], rel=1e-12)
+    assert shown["Memory"] == pytest.approx(told["memory"]["needed_bytes"], rel=1e-12)
+    assert shown["Step"] * 1e3 == pytest.approx(told["step_ms"]["point"], rel=1e-12)
 
 
 def test_each_knob_changes_the_text() -> None:

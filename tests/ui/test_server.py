@@ -189,9 +189,9 @@ def test_draws_at_once_are_those_drawn_alone() -> None:
     with ThreadPoolExecutor(4) as users:
         jobs = [users.submit(reply, text, ASKED) for text in texts for reply in (spread_reply, run_reply)]
         together = [job.result()["measures"] for job in jobs]
-    from presage.ui.answers import draw_run, draw_step
+    from presage.ui.answers import draw_run, drawn_job
 
-    draw_step.cache_clear()
+    drawn_job.cache_clear()
     draw_run.cache_clear()
     assert together == [reply(text, ASKED)["measures"] for text in texts for reply in (spread_reply, run_reply)]
 
@@ -218,12 +218,73 @@ def test_the_drawn_step_is_that_of_presage_job(tmp_path: Any) -> None:
     (tmp_path / "plan.toml").write_text(text)
     shown = {m[0]: m[3] for m in spread_reply(text, ASKED)["measures"]}
     told = json.loads(runner(job.command)(tmp_path / "plan.toml", "--draws", "4000", "--json", "-"))
-    assert shown["p95 step"] * 1e3 == pytest.approx(told["step_ms"]["p95"], rel=1e-12)
+    assert shown["Step"] * 1e3 == pytest.approx(told["step_ms"]["p50"], rel=1e-12)
+    assert shown["p95 step"] * 1e3 == pytest.approx(told["distribution"]["step_ms"]["p95"]["value"], rel=1e-12)
 
 
 def test_runs_that_nobody_waits_for_and_noise_from_files() -> None:
     assert "years" in run_reply(small(8), {**ASKED, "tokens": "300T"})["wrong"]
     assert "choose one of" in spread_reply(small(8), {**ASKED, "noise": "/etc/passwd"})["wrong"]
+
+
+def test_the_page_says_what_the_command_says(tmp_path: Any) -> None:
+    from commands import runner
+    from presage.cli import job
+
+    text = small(8)
+    (tmp_path / "plan.toml").write_text(text)
+    reply, printed = spread_reply(text, ASKED), " ".join(runner(job.command)(tmp_path / "plan.toml").split())
+    assert reply["sentence"] in printed and reply["verdict"] in printed
+
+
+def test_slow_draws_leave_threads_for_certain_answers() -> None:
+    import threading
+
+    from presage.ui import drawing
+
+    go, started = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> bool:
+        started.release()
+        return go.wait(30)
+
+    with ThreadPoolExecutor(80) as users:
+        asked = [users.submit(drawing.draw, slow) for _ in range(80)]
+        for _ in range(drawing.AT_ONCE):
+            assert started.acquire(timeout=10)
+        plan = first_plan(None)
+        assert "measures" in step_reply(plan.knobs, plan.rest, ASKED)
+        assert "busy" in spread_reply(small(8), ASKED)
+        go.set()
+        ended = [f.exception() for f in asked]
+    most = drawing.AT_ONCE + drawing.WAITING
+    assert sum(e is None for e in ended) == most and sum(isinstance(e, drawing.BusyError) for e in ended) == 80 - most
+
+
+def test_hosts_and_origins_are_compared_exactly(client: FlaskClient) -> None:
+    for host in ("evil.com@localhost", "localhost:notaport", "localhost:", "LOCALHOST.evil", "127.0.0.1:8765:1"):
+        assert refused(host, None)
+    for origin in (
+        "null",
+        "http://localhost:1",
+        "https://localhost:8765",
+        "http://localhost:8765.evil",
+        "http://127.0.0.1:8765",
+    ):
+        assert refused("localhost:8765", origin)
+    elsewhere = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    assert client.get("/assets/ui.js", headers=elsewhere).status_code == 403
+    assert client.get("/", headers=elsewhere).status_code == 403
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client.get("/", headers=link).status_code == 200
+    assert client.post(POST, json={}, headers=link).status_code == 403
+
+
+def test_control_characters_of_a_path_never_reach_the_terminal(client: FlaskClient, capsys: Any) -> None:
+    reply = client.get("/_dash-component-suites/x%1b%5d0;pwned%07%1b%5b31mINJECTED/y.js")
+    said = capsys.readouterr()
+    assert reply.status_code == 404
+    assert "\x1b" not in said.err + said.out and "\x07" not in said.err + said.out
 
 
 def test_links_open() -> None:

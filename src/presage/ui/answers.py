@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +11,19 @@ from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.html.charts.bars import AxisUnit, parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.html.theme import BAD, PALETTE
-from presage.report.job_answer import BOUND
-from presage.report.terms import LEAST, MEMORY, count_text, memory_fit, part_name, share_of
-from presage.text import amount, percent, seconds, size
+from presage.report.job_answer import headline, layout_text
+from presage.report.terms import (
+    LEAST,
+    MEMORY,
+    count_text,
+    part_name,
+    share_of,
+    signed,
+    step_interval,
+    step_time,
+    verdict,
+)
+from presage.text import amount, known_seconds, percent, seconds, size
 from presage.ui.knobs import InvalidPlan
 from presage.ui.plans import predicted
 from presage.ui.question import DAY, RunQuestion
@@ -20,7 +31,6 @@ from presage.ui.question import DAY, RunQuestion
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from presage.prediction.draws.distribution import StepDistribution
     from presage.runs.whole import RunResult
 
 
@@ -28,6 +38,7 @@ DRAWS, RUNS, FEWEST = 4000, 500, 500
 STAGES, MOST = 64, 128  # of a pipeline whose steps are drawn so often; and those that are drawn here at all
 YEAR, LONG = 365.25 * DAY, 30  # a run of more years than that is none
 SEED = 0
+ABOUT = 0.85, 1.2  # presage's own error, roughly: the digits that are known before steps are drawn
 
 
 class Measure(NamedTuple):
@@ -45,22 +56,31 @@ class Measure(NamedTuple):
 
 
 def step_measures(p: JobResult, asked: RunQuestion | None) -> list[Measure]:
-    m = p.memory
+    """Of drawn steps the median and its interval; without draws what is known of them: about two digits."""
+    m, q = p.memory, p.step
     idle, each = p.breakdown.get("bubble", 0.0), f"{p.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
-    fits = f"of {size(m.memory)}, " + (f"{size(m.margin)} to spare" if m.fits else f"{size(-m.margin)} too much")
+    fits = f"of {size(m.memory)}, " + (f"{size(m.margin)} to spare" if m.fits else f"{size(-m.margin)} too little")
+    detail = f"90% interval {step_interval(q)}" if p.drawn else "interval being drawn"
     out = [
-        Measure("Step", seconds(p.seconds), f"{count_text(p.job.tokens)} tokens each", p.seconds, -1),
+        Measure("Step", step_shown(p), detail, q.p50, -1),
         Measure("Throughput", f"{count_text(p.tokens_per_second)}/s", each, p.tokens_per_second, 1),
         Measure("MFU", percent(p.mfu), f"of {p.peak[0]}'s {p.peak[1] / 1e12:.0f} TFLOPS", p.mfu, 1),
         Measure("Memory", size(m.needed), fits, m.needed, 0, "good" if m.fits else "bad"),
-        Measure("Exposed comm", seconds(p.exposed), share_of(p.exposed, p.seconds), p.exposed, -1),
-        Measure("Pipeline bubble", seconds(idle), share_of(idle, p.seconds), idle, -1),
+        Measure("Exposed comm", seconds(p.exposed), share_of(p.exposed, q.p50), p.exposed, -1),
+        Measure("Pipeline bubble", seconds(idle), share_of(idle, q.p50), idle, -1),
     ]  # fmt: skip
     return out if asked is None else [*out, *_spent(p, asked)]
 
 
+def step_shown(p: JobResult) -> str:
+    """5.0 s; without draws about 4.9 s."""
+    if p.drawn:
+        return step_time(p.step)
+    return f"≈ {known_seconds(p.seconds, ABOUT[0] * p.seconds, ABOUT[1] * p.seconds)}"
+
+
 def _spent(p: JobResult, asked: RunQuestion) -> list[Measure]:
-    """The training without noise and failures."""
+    """The training from the mean step, without failures."""
     s = p.spent(asked.tokens)
     return [
         Measure("Steps alone", _days(s.days), f"{s.steps:,.0f} steps without failures", s.days, -1),
@@ -68,29 +88,27 @@ def _spent(p: JobResult, asked: RunQuestion) -> list[Measure]:
     ]
 
 
-def step_sentence(p: JobResult) -> str:
+def step_sentences(p: JobResult) -> dict[str, str]:
+    """The headline and the verdict of `presage job`, and what it runs on."""
     job = p.job
     where = f"{job.gpus:,} x {job.platform.gpu.name}" if job.gpus > 1 else f"one {job.platform.gpu.name}"
-    return f"{seconds(p.seconds)}/step on {where}: {_loss(p)}; {memory_fit(p.memory.margin)}."
-
-
-def _loss(p: JobResult) -> str:
-    name, took = p.loss
-    lost = f", {percent(took / p.seconds, 0)} goes to {part_name(name)}" if took > 0.005 * p.seconds else ""
-    return BOUND[p.bound] + lost
+    first = headline(p)
+    if not p.drawn:
+        first = f"{step_shown(p)}/step{first[first.index(':') :]}"
+    return {"sentence": first, "verdict": verdict(p), "subject": f"{job.name} on {where}: {layout_text(p)}"}
 
 
 # ---- with draws
 
 
 @lru_cache(64)
-def draw_step(text: str, noise: str) -> StepDistribution:
+def drawn_job(text: str, noise: str) -> JobResult:
     """As `presage job --draws 4000` draws it, without intervals for the noise's own uncertainty."""
     from presage.prediction.draws.distribution import quick_distribution
 
     p = predicted(text)
     _drawable(p)
-    return quick_distribution(p, SEED, draw_count(p), noise)
+    return replace(p, drawn=True, noise=noise, spread=quick_distribution(p, SEED, draw_count(p), noise))
 
 
 def draw_count(p: JobResult) -> int:
@@ -103,11 +121,12 @@ def _drawable(p: JobResult) -> None:
         raise InvalidPlan(f"pp is {p.job.parallel.pp}: this page draws at most {MOST} stages; use presage job --draws")
 
 
-def spread_measures(p: JobResult, g: StepDistribution) -> list[Measure]:
+def spread_measures(p: JobResult) -> list[Measure]:
+    g = p.distribution
     late, middle = g.quantile(0.95).value, g.quantile(0.5).value
-    over, more = g.exceeds(1.1 * middle).value, percent(late / p.seconds - 1)
+    over = g.exceeds(1.1 * middle).value
     return [
-        Measure("p95 step", seconds(late), f"+{more} over the step without noise", late, -1),
+        Measure("p95 step", seconds(late), f"steps vary: {signed(p.jitter)} over p50", late, -1),
         Measure("P(> 1.1 x median)", percent(over, 2), f"a step over {seconds(1.1 * middle)}", over, -1),
     ]  # fmt: skip
 
@@ -224,8 +243,8 @@ def memory_chart(p: JobResult) -> Chart:
     return _plain(figure, (0.0, max(worst.needed, capacity) / GIB * 1.03))
 
 
-def spread_chart(p: JobResult, g: StepDistribution) -> Chart:
-    figure = distribution_figure(g.draws.seconds, marks={"without noise": p.seconds}, what="steps", height=450)
+def spread_chart(p: JobResult) -> Chart:
+    figure = distribution_figure(p.draws, marks={"no jitter": p.seconds}, what="steps", height=450)
     return _plain(figure, None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -206,11 +206,12 @@ def job_of_text(text: str, checked: bool = True) -> Job:
 
 @lru_cache(128)
 def predicted(text: str) -> JobResult:
-    """What presage says of a job's text. The same text, the same value: all users share it, and nobody changes it."""
+    """What presage says of a job's text without draws. The same text, the same value: all users share it, and nobody
+    changes it."""
     from presage.prediction.jobs.job_prediction import predict_job
 
     try:
-        return predict_job(_described(_parsed(text), checked=True))
+        return replace(predict_job(_described(_parsed(text), checked=True)), drawn=False)
     except InvalidPlan:
         raise
     except PresageError as e:

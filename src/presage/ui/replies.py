@@ -93,7 +93,7 @@ def question_reply(tokens: Any, days: Any, noise: Any) -> Reply:
 
 @_answered
 def _step(text: str, asked: Mapping[str, Any] | None) -> Reply:
-    from presage.ui.answers import memory_chart, parts_chart, step_measures, step_sentence
+    from presage.ui.answers import memory_chart, parts_chart, step_measures, step_sentences
     from presage.ui.layout import choices
     from presage.ui.plans import job_of_text, predicted
     from presage.ui.question import parse_question
@@ -105,7 +105,7 @@ def _step(text: str, asked: Mapping[str, Any] | None) -> Reply:
         return {"wrong": str(e), "knobs": list(e.knobs), "choices": offered}
     job = p.job
     return {
-        "sentence": step_sentence(p),
+        **step_sentences(p),
         "measures": [list(m) for m in step_measures(p, parse_question(**asked) if asked else None)],
         "figures": {"parts": parts_chart(p), "memory": memory_chart(p)},
         "choices": offered,
@@ -120,15 +120,23 @@ def _step(text: str, asked: Mapping[str, Any] | None) -> Reply:
 
 @_answered
 def spread_reply(text: str, asked: Mapping[str, Any]) -> Reply:
-    from presage.ui.answers import draw_count, draw_step, quantile_rows, spread_chart, spread_measures
-    from presage.ui.plans import predicted
+    from presage.ui.answers import (
+        draw_count,
+        drawn_job,
+        quantile_rows,
+        spread_chart,
+        spread_measures,
+        step_measures,
+        step_sentences,
+    )  # fmt: skip
     from presage.ui.question import parse_question
 
-    said, p = parse_question(**asked), predicted(text)
-    g = draw(lambda: draw_step(text, said.noise))
-    lead = f"{draw_count(p):,} draws: p50 {_seconds(g.quantile(0.5).value)}."
-    return {"key": reply_key(text, asked), "measures": [list(m) for m in spread_measures(p, g)], "lead": lead,
-            "figure": spread_chart(p, g), "numbers": quantile_rows(g.draws.seconds)}  # fmt: skip
+    said = parse_question(**asked)
+    p = draw(lambda: drawn_job(text, said.noise))
+    measures = [*step_measures(p, said), *spread_measures(p)]
+    return {"key": reply_key(text, asked), "measures": [list(m) for m in measures], **step_sentences(p),
+            "lead": f"{draw_count(p):,} drawn steps.", "figure": spread_chart(p),
+            "numbers": quantile_rows(p.draws), "notes": [p.model_error.note]}  # fmt: skip
 
 
 @_answered
@@ -141,12 +149,6 @@ def run_reply(text: str, asked: Mapping[str, Any]) -> Reply:
     return {"key": reply_key(text, asked), "measures": [list(m) for m in run_measures(r)],
             "lead": run_sentence(r, said), "figure": run_chart(r),
             "numbers": quantile_rows(r.outcome.wall)}  # fmt: skip
-
-
-def _seconds(value: float) -> str:
-    from presage.text import seconds
-
-    return seconds(value)
 
 
 # ---- links, texts, the best plan

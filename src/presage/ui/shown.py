@@ -64,7 +64,16 @@ def answer(name: str, replies: Sequence[Reply | None], other: Mapping[str, Measu
         marks = ["waits"] if n not in mine else []
         marks += ["unfit"] if not fits and n in IF_IT_FITTED else []
         tiles.append(_tile(n, now, other.get(n) if n in mine else None, two, marks))
-    return [_letter(name), html.H1(step["sentence"]), html.Dl(tiles, className="facts")]
+    drawn = replies[1] if replies[1] and replies[1].get("key") == step.get("key") and "sentence" in replies[1] else None
+    words = drawn or step
+    tone = "" if fits else " bad"
+    return [
+        _letter(name),
+        html.H1(words["sentence"], className="" if drawn else "waits"),
+        html.P(words["verdict"], className=f"verdict{tone}"),
+        html.P(words["subject"], className="subject"),
+        html.Dl(tiles, className="facts"),
+    ]
 
 
 def _expected(step: Reply) -> list[str]:
