@@ -87,7 +87,7 @@ def search(
         complete = field.complete & _run(
             race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal
         )
-        found = _found(space, field, race, objective, efficiency, complete, begun)
+        found = _found(space, field, race, objective, efficiency, field.complete and priced, begun)
         return rank_by_p95(found, noise, seed, top, begun, tell or _nothing, pool) if surely else found
 
 

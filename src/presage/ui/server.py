@@ -85,7 +85,7 @@ def _guard(server: Flask, hashes: Sequence[str]) -> None:
     @server.before_request
     def only_here() -> Any:
         why = refused(request.headers.get("Host", ""), request.headers.get("Origin"))
-        why = why or from_elsewhere(request.headers, request.method, request.path)
+        why = why or from_elsewhere(dict(request.headers), request.method, request.path)
         return Response(why, 403, mimetype="text/plain") if why else None
 
     @server.after_request
