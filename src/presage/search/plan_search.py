@@ -84,9 +84,7 @@ def search(
         field = _surveyed(space, families, efficiency, pool, tell or _nothing)
         race = _race(field, objective, max(top, CANDIDATES) if surely else top, prune)
         one = partial(price_plans, job, efficiency)
-        complete = field.complete & _run(
-            race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal
-        )
+        priced = _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
         found = _found(space, field, race, objective, efficiency, field.complete and priced, begun)
         return rank_by_p95(found, noise, seed, top, begun, tell or _nothing, pool) if surely else found
 
