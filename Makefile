@@ -45,7 +45,7 @@ browser: ## a Chromium for the browser tests; without one they are skipped
 	  || echo "no Chromium here: tests in a browser will be skipped (install the package chromium to run them)"
 
 docs: $(READY) ## the docs as a site, in out/site
-	$(BIN)/mkdocs build --strict --site-dir out/site
+	$(BIN)/python docs/make_site.py out/site
 	@echo "Open out/site/index.html"
 
 dist: $(READY) ## wheel and sdist, in dist/

@@ -1,6 +1,6 @@
 """Take the screenshots of the docs anew: reports and the planners' page, in the machine's own Chromium.
 
-python docs/make_screens.py
+python docs/make_screens.py [--gallery: those of the gallery only]
 """
 
 from __future__ import annotations
@@ -25,6 +25,18 @@ REPORTS = (
     ("report_run.png", ["run", JOB, "--tokens", "15T", "--deadline", "60d"], False, 1300),
     ("report_plan.png", ["plan", JOB, "--gpus", "16384"], False, 1300),
 )
+FULL = [JOB, "--tokens", "15T"]
+# The gallery: the reports that `make demo` writes, and some more.
+GALLERY = {
+    "step": ["predict", "examples/gpt.py:build", "--arg", "batch=8"],
+    "whatif": ["whatif", "examples/gpt.py:build", "--arg", "batch=1", "--apply", "bf16,cuda_graph"],
+    "job": ["job", *FULL, "--draws", "10000"],
+    "run": ["run", *FULL, "--deadline", "60d"],
+    "plan": ["plan", JOB, "--gpus", "16384"],
+    "trace": ["trace", "demo"],
+    "replay": ["replay", "demo", "--scale", "host=EmbeddingBag:0.25"],
+    "sensitivity": ["sensitivity", JOB, "--draws", "1000"],
+}
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -37,17 +49,26 @@ FLAGS = [
 def main() -> None:
     with sync_playwright() as p, tempfile.TemporaryDirectory() as folder:
         browser = p.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for name, asked, dark, height in REPORTS:
+        pictures = [(f"gallery/{name}.png", asked, False, 900, 820) for name, asked in GALLERY.items()]
+        if "--gallery" not in sys.argv:
+            pictures += [(name, asked, dark, 1200, height) for name, asked, dark, height in REPORTS]
+        for name, asked, dark, width, height in pictures:
             page = Path(folder) / "report.html"
-            subprocess.run([PRESAGE, *asked, "--report", str(page), "--quiet"], cwd=ROOT, check=True)
-            opened = _opened(browser, dark, 1200, height)
-            opened.goto(page.as_uri())
-            opened.wait_for_selector("html[data-drawn]", state="attached")
-            opened.wait_for_timeout(500)
-            opened.screenshot(path=str(DOCS / name))
-            opened.close()
-        _ui(browser)
+            subprocess.run([PRESAGE, "--quiet", *asked, "--report", str(page)], cwd=ROOT, check=True)
+            _picture(browser, page, DOCS / name, dark, width, height)
+        if "--gallery" not in sys.argv:
+            _ui(browser)
         browser.close()
+
+
+def _picture(browser: Any, page: Path, out: Path, dark: bool, width: int, height: int) -> None:
+    out.parent.mkdir(exist_ok=True)
+    opened = _opened(browser, dark, width, height)
+    opened.goto(page.as_uri())
+    opened.wait_for_selector("html[data-drawn]", state="attached")
+    opened.wait_for_timeout(500)
+    opened.screenshot(path=str(out))
+    opened.close()
 
 
 def _opened(browser: Any, dark: bool, width: int, height: int) -> Any:

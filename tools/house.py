@@ -18,7 +18,7 @@ SRC = ROOT / "src"
 # A room imports from its own layer's left only; rooms of one layer do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "text"),
-    ("files", "usercode"),
+    ("displayed", "files", "usercode"),
     ("examples", "pool"),
     ("hardware",),
     ("graph",),

@@ -56,14 +56,13 @@ class Reader(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     """The built site: every page by its path."""
-    for package in ("mkdocs", "material", "mkdocstrings_handlers"):
+    for package in ("zensical", "mkdocstrings_handlers"):
         if find_spec(package) is None:
             pytest.skip(f"no {package}: pip install -e '.[docs]'")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    folder = tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "docs/make_site.py", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     css = [*folder.rglob("*.css")]
     assert css and not any(re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", f.read_text()) for f in css)
     return {str(f.relative_to(folder)): Reader(f.read_text()) for f in folder.rglob("*.html")}
@@ -71,6 +70,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
 
 def test_every_page_is_on_the_site(site: dict[str, Reader]) -> None:
     assert {f"{p.stem}.html" for p in DOCS.glob("*.md")} <= set(site)
+    assert {f"notebooks/{p.stem}.html" for p in DOCS.glob("notebooks/*.ipynb")} <= set(site)
+
+
+def test_the_navigation_lists_every_page_once() -> None:
+    listed = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    pages = [p.name for p in DOCS.glob("*.md")] + [f"notebooks/{p.stem}.md" for p in DOCS.glob("notebooks/*.ipynb")]
+    assert sorted(listed) == sorted([*pages, "changelog.md", "contributing.md"])
+
+
+def test_pictures_of_the_gallery_are_small_and_shown() -> None:
+    pictures = sorted(DOCS.glob("gallery/*.png"))
+    text = (DOCS / "gallery.md").read_text()
+    assert len(pictures) >= 6 and all(f"(gallery/{p.name})" in text for p in pictures)
+    assert max(p.stat().st_size for p in pictures) < 150_000
 
 
 def test_nothing_is_loaded_from_elsewhere(site: dict[str, Reader]) -> None:

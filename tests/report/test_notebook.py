@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 import presage as ps
+from presage.displayed import Displayed
 from presage.graph import save
-from presage.prediction.displayed import Displayed
 from presage.report.answer import Answer, Fact
 from presage.report.notebook import answer_of
 

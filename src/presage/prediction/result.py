@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.prediction.displayed import Displayed, share_rows
+from presage.displayed import Displayed, share_rows
 
 if TYPE_CHECKING:
     from presage.engine import Program, Timeline

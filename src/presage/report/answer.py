@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from presage.displayed import Displayed, data_frame
 from presage.errors import PresageError
-from presage.prediction.displayed import Displayed, data_frame
 from presage.text import percent
 
 if TYPE_CHECKING:

@@ -23,9 +23,12 @@ from presage.report.job_answer import job_answer
 from presage.report.predict_answer import predict_answer
 from presage.report.run_answer import run_answer
 from presage.report.terms import TAIL_HELP, signed
+from presage.report.trace_answer import trace_answer
 from presage.report.whatif_answer import whatif_answer
 from presage.runs.whole import RunResult
 from presage.text import printable, seconds
+from presage.traces.findings import TraceFindings
+from presage.traces.replay import Replay
 from presage.whatif.before_after import WhatIf
 
 TONES = {"good": GOOD, "bad": BAD, "warn": PALETTE[1], "": "inherit"}
@@ -47,6 +50,8 @@ def answer_of(result: Any, page: bool = False) -> Answer:
         return whatif_answer(result, page)
     if isinstance(result, StepDistribution):
         return distribution_answer(result)
+    if isinstance(result, Replay):
+        return trace_answer(TraceFindings([result]), page)
     raise PresageError(f"no report of a {type(result).__name__}")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.displayed import Displayed
 from presage.engine import Edges, Lane, LaneKind, Program, Timeline, simulate
 from presage.traces import gloo, waits
 from presage.traces.links import Latencies, earlier_end, latencies
@@ -37,8 +38,8 @@ class StepTime:
     seconds: float  # from the step before being done (the first: from its own start)
 
 
-@dataclass(frozen=True, eq=False)
-class Replay:
+@dataclass(frozen=True, eq=False, repr=False)
+class Replay(Displayed):
     """The program of a run with its measured durations, and the way back from tasks to events."""
 
     run: TraceSet
@@ -56,6 +57,14 @@ class Replay:
         gpu_end = timeline.end[r.gpu_task]
         host_start = timeline.start[r.stretch_task]
         return _steps(r, host_start, host_end, gpu_end)
+
+    def frame_rows(self) -> list[dict[str, Any]]:
+        """The measured steps of every rank."""
+        return [
+            {"rank": self.run.rank(i), "step": s.name, "seconds": s.seconds}
+            for i in range(len(self.ranks))
+            for s in measured_steps(self, i)
+        ]
 
 
 def measured_steps(replay: Replay, place: int) -> list[StepTime]:

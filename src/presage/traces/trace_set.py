@@ -76,8 +76,8 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
 def read_run(
     paths: Iterable[str | Path], *, ignore: Iterable[str] = (), partial: bool = False, need_gpu: bool = True
 ) -> TraceSet:
-    """Read one run. With several files, every rank must be there unless `partial`."""
-    traces = _read(paths, ignore, need_gpu)
+    """Read one run: its files, their folder, or "demo". Of several files every rank must be there unless `partial`."""
+    traces = _read(files_of(paths), ignore, need_gpu)
     if not partial:
         _check_ranks(traces)
     return run_of(traces)

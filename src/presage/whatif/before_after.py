@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.capture.variants import Variant
+from presage.displayed import Displayed
 from presage.graph.graph import Graph
 from presage.prediction.api import StepSource, step_graph
-from presage.prediction.displayed import Displayed
 from presage.prediction.machine import Machine, machine
 from presage.prediction.result import Quantiles
 from presage.prediction.step import DRAWS, STEPS, StepResult

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from presage.configs.job import Job
+from presage.displayed import Displayed
 from presage.errors import PresageError, near
 from presage.noise.distribution import Distribution
 from presage.noise.files import read_noise
@@ -18,7 +19,6 @@ from presage.noise.model import Belief
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
 from presage.noise.sampling import Estimate
 from presage.pool.pool import THREADS_2, Pool
-from presage.prediction.displayed import Displayed
 from presage.prediction.draws.draw import DrawRequest, Draws, draw_all, transfers_vary, without_fitted_stragglers
 from presage.prediction.draws.step_model import NODE, StepModel, step_model
 from presage.prediction.jobs.job_prediction import JobResult
