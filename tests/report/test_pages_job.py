@@ -226,7 +226,10 @@ def test_the_run_page_agrees_with_the_draws() -> None:
     assert done.value == percent(p.outcome.done_by(6.5 * DAY), 0)
     (bars,) = section(page, "where-the-time-goes").figure.data  # type: ignore[union-attr]
     unit = time_unit(float(numbers(bars.x).max()) * DAY).size
-    assert numbers(bars.x).sum() * unit == pytest.approx(float(p.exact.wall.mean()))
+    assert numbers(bars.x).sum() * unit == pytest.approx(float(p.outcome.wall.mean()))
+    goodput = percent(float(p.outcome.goodput.mean()))  # one number wherever it stands
+    assert goodput in section(page, "where-the-time-goes").text
+    assert goodput in {f.value for f in page.facts} and bars.text[0].endswith(goodput)
     marks = [a.text for a in section(page, "how-long").figure.layout.annotations]  # type: ignore[union-attr]
     assert any(m.startswith("<b>deadline</b> 6.5 days") for m in marks)
     assert len(section(page, "what-would-change-it").figure.data) == 2  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
-from presage.report.html.charts.bars import Swing, parts_figure, time_unit, tornado_figure, tornado_table
+from presage.report.html.charts.bars import Swing, grouped_figure, parts_figure, time_unit, tornado_figure, tornado_table
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.terms import TAIL_HELP, count_text, interval, step_time, verdict
 from presage.runs.failures import DAY
@@ -101,10 +101,12 @@ def facts(p: RunResult) -> tuple[Fact, ...]:
         share = o.done_by(p.deadline)
         tone: Tone = "good" if share >= LIKELY else "warn" if share >= EVEN else "bad"
         out.append(Fact(f"Done within {span(p.deadline)}", chance_text(share), "of the drawn runs", tone))
-    often = f"one every {span(p.run.risk.mttf)}" if p.run.risk.unplanned else "none expected"
+    failures, often = float(o.failures.mean()), "none expected"
+    if p.run.risk.unplanned:
+        often = f"one every {span(o.quantile(0.5) / failures)}" if failures else f"one every {span(p.run.risk.mttf)}"
     out += [
         Fact("Goodput", percent(float(o.goodput.mean())), "of wall-clock time is useful training"),
-        Fact("Failures", _count(float(o.failures.mean())), often),
+        Fact("Failures", _count(failures), often),
         Fact("Energy", f"{float(p.kwh.mean()) / 1e3:,.0f} MWh", "on average"),
     ]
     if p.cost is not None:
@@ -116,7 +118,7 @@ def notes(p: RunResult) -> tuple[str, ...]:
     """What to know before trusting it."""
     risk, o = p.run.risk, p.outcome
     rate = f"{1e3 * risk.unplanned * DAY / risk.nodes:.3g} per 1,000 node-days"
-    failures = f"failures: {p.run.reliability.name}; {rate}, one every {span(risk.mttf)} for this job"
+    failures = f"failures: {p.run.reliability.name}; {rate}"
     errors = f"p50 {span(o.quantile_error(0.5))}, p95 {span(o.quantile_error(0.95))}"
     exact = (
         f"with exact step time and failure rates: p50 {span(p.exact.quantile(0.5))}, p95 {span(p.exact.quantile(0.95))}"
@@ -149,7 +151,8 @@ def duration_table(p: RunResult) -> DataTable:
         ("mean step of a run", *_cells(p.exact.step, seconds)),
         ("run", *_cells(p.exact.wall, span)),
         *([("run, with presage's own error", *_cells(p.outcome.wall, span))] if p.has_model_error else []),
-        ("ETTR (useful steps)", *_cells(p.outcome.ettr, percent)),
+        ("goodput", *_cells(p.outcome.goodput, percent)),
+        ("ETTR (slow steps count too)", *_cells(p.outcome.ettr, percent)),
         ("failures", *_cells(p.outcome.failures, _count)),
         *([("cost", *_cells(p.cost, amount))] if p.cost is not None else []),
         ("energy, MWh", *_cells(p.kwh / 1e3, lambda x: f"{x:,.0f}" if x >= 100 else f"{x:.3g}")),
@@ -170,32 +173,46 @@ def _cells(values: NDArray[np.float64], text: Callable[[float], str]) -> list[st
 
 
 def _causes_section(p: RunResult) -> Section:
-    parts = [(CAUSE_NAMES[c], float(p.exact.parts[c].mean())) for c in CAUSES]
-    whole = sum(t for _, t in parts)
+    shares, whole = _cause_shares(p), _finite_mean(p.outcome.wall)
+    parts = [(CAUSE_NAMES[c], share * whole) for c, share in shares.items()]
     lost = max(parts[1:], key=lambda x: x[1])
-    text = f"The mean run: {percent(parts[0][1] / whole)} are useful steps"
+    text = f"Goodput: {percent(shares['steps'])} of the time are useful steps"
     text += f"; most of the rest is {lost[0]}, {percent(lost[1] / whole)}." if lost[1] > 0 else "."
+    text += " ETTR counts stalls and slow episodes as training as well."
     return Section("Where the time goes", (cause_table(p),), partial(parts_figure, parts, whole), text)
+
+
+def _cause_shares(p: RunResult) -> dict[str, float]:
+    """The mean share of wall-clock time by cause, of runs that end: that of useful steps is the goodput."""
+    o: RunOutcome = p.outcome
+    ends = ~o.never if not o.never.all() else o.never
+    whole = sum(o.parts[c] for c in CAUSES)[ends]  # type: ignore[index]
+    return {c: float((o.parts[c][ends] / whole).mean()) for c in CAUSES}
+
+
+def _finite_mean(values: NDArray[np.float64]) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else inf
 
 
 def cause_table(p: RunResult) -> DataTable:
     """Wall-clock time by cause, on average."""
-    o: RunOutcome = p.exact
-    total, rows = float(o.wall.mean()), []
+    o, shares = p.outcome, _cause_shares(p)
+    rows = []
     for cause in CAUSES:
         part = o.parts[cause]
         if part.any():
             low, high = quantiles(part, [0.05, 0.95])
             mean = float(part.mean())
-            rows.append((CAUSE_NAMES[cause], span(mean), percent(mean / total), span(float(low)), span(float(high))))
-    rows.append(("run", span(total), percent(1.0), "", ""))
+            rows.append((CAUSE_NAMES[cause], span(mean), percent(shares[cause]), span(float(low)), span(float(high))))
+    rows.append(("run", span(_finite_mean(o.wall)), percent(1.0), "", ""))
     return data_table("Where the time goes", ("what", "time", "share", "p5", "p95"), rows, bold=(-1,))
 
 
 def _stops_section(p: RunResult) -> Section | None:
     if not p.run.risk.rate:
         return None
-    stops = sorted((s for s in p.exact.stops() if s.seconds > 0), key=lambda s: -s.seconds)
+    stops = sorted((s for s in p.outcome.stops() if s.seconds > 0), key=lambda s: -s.seconds)
     text = "Time lost to each class of failure: detection, restart and repeated steps."
     if stops:
         text += f" Most: {stops[0].name}, {span(stops[0].seconds)} in {stops[0].count:,.1f} stops."
@@ -206,7 +223,7 @@ def _stops_section(p: RunResult) -> Section | None:
 
 def stop_table(p: RunResult) -> DataTable:
     """Stops by class, the most expensive first."""
-    every = sorted((s for s in p.exact.stops() if s.per_node_day), key=lambda s: -s.seconds)
+    every = sorted((s for s in p.outcome.stops() if s.per_node_day), key=lambda s: -s.seconds)
     rows = [
         (
             s.name,
@@ -232,7 +249,10 @@ def stop_table(p: RunResult) -> DataTable:
 def _checkpoints_section(p: RunResult) -> Section | None:
     if not p.intervals:
         return None
-    text = "Checkpoint interval: too short costs writing, too long costs repeated steps."
+    text = (
+        "Checkpoint interval: too short costs writing, too long costs repeated steps. ETTR here is of closed formulas, "
+        "which know checkpoints, failures and restarts alone."
+    )
     return Section("Checkpoints", (interval_table(p),), None, text)
 
 
@@ -273,4 +293,7 @@ def _spares_section(p: RunResult) -> Section | None:
     rows = [(f"{s.spares:,}", span(s.middle), span(s.late), span(s.waits) if s.waits else "-") for s in p.spares]
     title = f"Spare nodes (a repair takes {span(p.run.reliability.repair)})"
     table = data_table(title, ("spares", "p50", "p95", "waiting"), rows)
-    return Section("Spare nodes", (table,), None, "The run with more or fewer spare nodes.")
+    series = {"p50": [s.middle for s in p.spares], "p95": [s.late for s in p.spares]}
+    finite = [v for values in series.values() for v in values if isfinite(v)]
+    chart = partial(grouped_figure, [f"{s.spares:,}" for s in p.spares], series, "spare nodes", time_unit(max(finite, default=1.0)))
+    return Section("Spare nodes", (table,), chart if finite else None, "The run with more or fewer spare nodes.")
