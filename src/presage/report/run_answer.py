@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
-from presage.report.html.charts.bars import Swing, grouped_figure, parts_figure, time_unit, tornado_figure, tornado_table
+from presage.report.html.charts.bars import (
+    Swing,
+    grouped_figure,
+    parts_figure,
+    time_unit,
+    tornado_figure,
+    tornado_table,
+)
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.terms import TAIL_HELP, count_text, interval, step_time, verdict
 from presage.runs.failures import DAY
@@ -295,5 +302,7 @@ def _spares_section(p: RunResult) -> Section | None:
     table = data_table(title, ("spares", "p50", "p95", "waiting"), rows)
     series = {"p50": [s.middle for s in p.spares], "p95": [s.late for s in p.spares]}
     finite = [v for values in series.values() for v in values if isfinite(v)]
-    chart = partial(grouped_figure, [f"{s.spares:,}" for s in p.spares], series, "spare nodes", time_unit(max(finite, default=1.0)))
+    chart = partial(
+        grouped_figure, [f"{s.spares:,}" for s in p.spares], series, "spare nodes", time_unit(max(finite, default=1.0))
+    )
     return Section("Spare nodes", (table,), chart if finite else None, "The run with more or fewer spare nodes.")
