@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from presage.configs.job import Job
     from presage.configs.job_file import read_transformer_job
     from presage.errors import InputError, PresageError
-    from presage.measure.callbacks import lightning_callback, trainer_callback
-    from presage.measure.monitor import watch
+    from presage.measure.monitor import lightning_callback, trainer_callback, watch
     from presage.noise.files import read_noise, write_noise
     from presage.noise.model import NoiseModel
     from presage.placement import place, place_job
@@ -38,8 +37,7 @@ _HOMES = {
     "presage.configs.job_file": "read_transformer_job",
     "presage.configs.job": "Job",
     "presage.prediction.jobs.job_prediction": "JobResult predict_job",
-    "presage.measure.callbacks": "lightning_callback trainer_callback",
-    "presage.measure.monitor": "watch",
+    "presage.measure.monitor": "lightning_callback trainer_callback watch",
     "presage.noise.files": "read_noise write_noise",
     "presage.noise.model": "NoiseModel",
     "presage.whatif.suggest": "suggest",

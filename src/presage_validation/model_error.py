@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from presage.files import write_whole
-from presage.prediction import model_error
+from presage.prediction import result
 from presage_validation.runs import score_runs
 from presage_validation.score import Row
 
@@ -69,7 +69,7 @@ def table(rows: Iterable[Row]) -> str:
 def main() -> None:
     data = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared")
     text = table(score_runs(data / "runs" / "public_runs.csv").rows)
-    write_whole(model_error.FILE, text.encode())
+    write_whole(result.MODEL_ERRORS, text.encode())
     print(text)
 
 

@@ -58,9 +58,7 @@ def test_a_timeline_is_simulated_once(results: dict[str, presage.Result], kind: 
 def test_the_trace_and_report_of_a_prediction_time_the_kernels_once(
     gpt: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        import_module("presage.whatif.suggest"), "next_edits", lambda _: ()
-    )
+    monkeypatch.setattr(import_module("presage.whatif.suggest"), "next_edits", lambda _: ())
     calls, op_times = [], CalibratedKernels.op_times
     monkeypatch.setattr(CalibratedKernels, "op_times", lambda self, graph: calls.append(1) or op_times(self, graph))
     save.write(gpt, tmp_path / "step.presage")

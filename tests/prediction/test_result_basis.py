@@ -22,9 +22,7 @@ def test_trace_and_report_simulate_once_and_profile_memory_once() -> None:
     with (
         patch.object(step, "simulate", wraps=step.simulate) as simulated,
         patch.object(step, "memory_profile", wraps=step_memory.memory_profile) as profiled,
-        patch.object(
-            import_module("presage.whatif.suggest"), "next_edits", return_value=()
-        ),
+        patch.object(import_module("presage.whatif.suggest"), "next_edits", return_value=()),
     ):
         result = predict(graph, draws=2)
         timeline_trace(result.timeline, {0: ""})

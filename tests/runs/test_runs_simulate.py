@@ -11,7 +11,7 @@ import pytest
 from presage.errors import PresageError
 from presage.noise.distribution import LogNormal
 from presage.noise.model import Stalls
-from presage.prediction.model_error import model_error
+from presage.prediction.result import model_error
 from presage.runs.checkpoint import best_interval
 from presage.runs.failures import DAY, ByScale, Failure, Reliability, SlowEpisode
 from presage.runs.outcome import CAUSES, RunOutcome

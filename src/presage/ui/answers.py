@@ -56,7 +56,7 @@ class Measure(NamedTuple):
 
 
 def step_measures(p: JobResult, asked: RunQuestion | None) -> list[Measure]:
-    """Of drawn steps the median and its interval; without draws what is known of them: about two digits."""
+    """Median and interval of drawn steps; without draws what is known of them: about two digits."""
     m, q = p.memory, p.step
     idle, each = p.breakdown.get("bubble", 0.0), f"{p.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
     fits = f"of {size(m.memory)}, " + (f"{size(m.margin)} to spare" if m.fits else f"{size(-m.margin)} too little")

@@ -46,7 +46,7 @@ def render_page(answer: Answer, command: str = "") -> bytes:
         cautions=[n for n in answer.notes if n.startswith("caution")],
         notes=[n for n in answer.notes if not n.startswith("caution")],
         command=command,
-        made=_made(),
+        made=_written_on(),
         sections=sections,
         style=(folder / "page.css").read_text("utf-8"),
         scripts=scripts,
@@ -62,7 +62,7 @@ def _policy(scripts: list[str]) -> str:
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 
 
-def _made() -> str:
+def _written_on() -> str:
     """presage 0.1.0, 2026-11-16."""
     try:
         number = version("presage")
