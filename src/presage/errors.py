@@ -44,6 +44,19 @@ def near(name: str, known: Iterable[str]) -> str:
     return f": did you mean {', '.join([*close[:-2], ' or '.join(close[-2:])])}?" if close else ""
 
 
+def missing_file(path: str | Path) -> InputError:
+    """The error for a file that is not there: files of its folder with similar names, and where examples are."""
+    path = Path(path)
+    try:
+        there = [p.name for p in path.parent.iterdir()] if len(path.name) < 256 else []
+    except (OSError, ValueError):
+        there = []
+    hint = near(path.name, there)
+    return InputError(
+        path, f"there is no such file{hint or ' (`presage examples FOLDER` copies examples to start from)'}"
+    )
+
+
 def _printable(text: str) -> str:
     """The text on one line, shortened, without control characters."""
     kept = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from presage.errors import InputError, PresageError, near
+from presage.errors import InputError, PresageError, missing_file, near
 
 Around = Callable[[], AbstractContextManager[None]]  # what the file is imported in
 _OURS = str(Path(__file__).parent)
@@ -88,6 +88,12 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
         raise PresageError(f"{name} needs {', '.join(missing)}: give --arg {missing[0]}=VALUE")
 
 
+def error_text(error: BaseException) -> str:
+    """The kind of an error and what it says, without PyTorch's list of all overloads."""
+    text = " ".join(str(error).partition(", but expected one of")[0].split())
+    return f"{type(error).__name__}: {text}"
+
+
 def user_code_line(error: BaseException) -> str:
     """`FILE:LINE` of the innermost frame in user code (not PyTorch, Python or presage)."""
     if isinstance(error, SyntaxError) and error.filename:
@@ -121,7 +127,7 @@ def _value_of(name: str, text: str) -> Any:
 
 def _imported(path: Path, around: Around) -> ModuleType:
     if not path.is_file():
-        raise InputError(path, "no such file")
+        raise missing_file(path)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(path, "not a Python file")

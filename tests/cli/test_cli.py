@@ -97,7 +97,7 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
         "negative duration": (negative.write(folder / "negative.json"), "dur"),
         "unknown category": (unknown.write(folder / "unknown.json"), "banana"),
         "0 bytes": (folder / "empty.json", "empty"),
-        "missing file": (folder / "nowhere.json", "cannot be read"),
+        "missing file": (folder / "nowhere.json", "no such file"),
     }
 
 

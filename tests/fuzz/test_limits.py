@@ -28,7 +28,7 @@ def odd(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "pipe": (tmp_path / "pipe", "pipe or a device"),
         "device": (Path("/dev/zero"), "pipe or a device"),
         "loop": (tmp_path / "loop", "cannot be read"),
-        "missing": (tmp_path / "missing", "cannot be read"),
+        "missing": (tmp_path / "missing", "no such file"),
         "empty": (tmp_path / "empty", "empty"),
     }
 

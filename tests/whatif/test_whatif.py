@@ -73,7 +73,7 @@ def test_edits_are_read_from_text(text: str, read: list[str]) -> None:
         ("cuda_graph=3", "cuda_graph takes no value"),
         ("host=0", "a factor above 0"),
         ("host=fast", "a factor above 0"),
-        ("host=nowhere.toml", "cannot be read"),
+        ("host=nowhere.toml", "no such file"),
         ("gpu=", "gpu needs a name"),
         ("gpu=h2000", "no gpu 'h2000'"),
         ("batch=many", "a whole number above 0"),

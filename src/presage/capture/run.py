@@ -21,7 +21,7 @@ from presage.capture.variant_hooks import hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op
-from presage.usercode import user_code_line
+from presage.usercode import error_text, user_code_line
 
 Step = Callable[[], Any]
 
@@ -45,9 +45,7 @@ def capture(
     with restore_settings(), _frozen_heap(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = Recorder()
         with recorder.places.following(), recorder, hooked(variant) as wrapped:
-            step = _users(recorder, lambda: wrapped(function("cuda", **arguments)))
-            if not callable(step):
-                raise PresageError(f"{source or function}: it must return a callable that runs one step, not {step!r}")
+            step = _users(recorder, lambda: wrapped(_checked(function("cuda", **arguments), source or function)))
             for _ in range(warm_up):
                 _users(recorder, step)
             nested = _record(recorder, step)
@@ -98,7 +96,17 @@ def _users(recorder: Recorder, run: Callable[[], Any]) -> Any:
         if isinstance(e, PresageError):
             raise e from error
         where = user_code_line(e) or user_code_line(error) or "the step"
-        raise PresageError(f"{where}: {type(e).__name__}: {e}") from e
+        raise PresageError(f"{where}: {error_text(e)}") from e
+
+
+def _checked(step: Any, source: Any) -> Step:
+    """What the user's function returned, if it can be run as a step."""
+    if isinstance(step, torch.nn.Module):
+        what = f"the model ({type(step).__name__})"
+        raise PresageError(f"{source}: it returned {what}: return a function that runs one training step with it")
+    if not callable(step):
+        raise PresageError(f"{source}: it must return a callable that runs one step, not {step!r}")
+    return step  # type: ignore[no-any-return]
 
 
 def _name_memory(recorder: Recorder) -> None:

@@ -146,11 +146,15 @@ def __getattr__(name: str) -> typer.Typer:
 def main() -> None:
     """Run the command line; a user error ends with one sentence and exit code 2, never with a traceback."""
     vars(sys.modules["presage"])["own_process"] = True
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (closed by the shell: >&-)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no UTF-8
     given = [a for a in sys.argv[1:] if a != "--debug"]  # it may stand anywhere
     debug = len(given) < len(sys.argv) - 1 or bool(os.environ.get("PRESAGE_DEBUG"))
-    first = next((a for a in given if a not in ("-q", "--quiet", "-v", "--verbose")), None)
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS")  # what a shell completes
+    words = given if line is None else line.split()[1:]
+    first = next((a for a in words if a not in ("-q", "--quiet", "-v", "--verbose")), None)
     only = first if first in {name for _, name, _, _ in COMMANDS} else None
     sys.exit(run_guarded(lambda: build(only)(given, prog_name="presage", standalone_mode=False), debug))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -163,7 +164,21 @@ def convert_section(path: str | Path, table: Mapping[str, Any], kind: type[Secti
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$")
         field = ".".join(p for p in (section, where.strip("`.")) if p)
-        raise InputError(path, what, field or None) from e
+        raise InputError(path, _wrong_type(what, table, where), field or None) from e
+
+
+TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+         "object": "a table"}  # fmt: skip
+
+
+def _wrong_type(what: str, table: Mapping[str, Any], where: str) -> str:
+    """msgspec's "Expected `int | null`, got `str`" in the words of job files."""
+    found = re.fullmatch(r"Expected `([\w |]+)`, got `\w+`", what)
+    if found is None:
+        return what
+    kinds = [TYPES.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
+    value = _given(table, where.strip("`.").split("."))
+    return f"is {value!r}: it should be {' or '.join(kinds)}"
 
 
 def check_keys(path: str | Path, table: Mapping[str, Any], kind: type[msgspec.Struct], section: str) -> None:

@@ -139,7 +139,8 @@ def _kept(function: Callable[..., object], **options: Any) -> Any:
         dispatcher = njit(cache=True, **options)(function)
     except RuntimeError:  # no folder that can be written to, not even the user's own
         return njit(**options)(function)
-    dispatcher._cache = _Forgiving(dispatcher._cache)
+    if hasattr(dispatcher, "_cache"):  # with NUMBA_DISABLE_JIT it is the function itself
+        dispatcher._cache = _Forgiving(dispatcher._cache)
     return dispatcher
 
 

@@ -18,7 +18,7 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
-from presage.errors import InputError
+from presage.errors import InputError, missing_file
 
 DATA = Path(__file__).resolve().parent.parent / "data"  # the data files that ship with presage
 MOST_TEXT = 64 << 20  # a file of settings, a script, a log
@@ -31,6 +31,7 @@ RATIO = 200  # times as large as the compressed file; the traces and graphs we h
 UNJUDGED = 32 << 20  # bytes before the ratio counts
 PIECE = 8 << 20
 TOML_TOKEN = re.compile(r"""(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[\w-]+|[ \t]+)|.""")
+NO_FILE = "is a pipe or a device, not a file: save what it gives to a file first"
 GZIP = b"\x1f\x8b"
 HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character that JSON writes as two
 
@@ -41,13 +42,23 @@ class ByteReader:
     def __init__(self, path: Path, most: int = MOST_STREAM) -> None:
         self.path, self.most, self.taken = path, most, 0
         self._raw = _opened(path)
-        magic = self._raw.read(2)
-        self._raw.seek(0)
+        magic = self._magic()
         if magic != GZIP and os.fstat(self._raw.fileno()).st_size > most:
             self._raw.close()
             raise _too_large(path, most)
         self._packed = gzip.GzipFile(fileobj=self._raw, mode="rb") if magic == GZIP else None
         self.empty = not magic
+
+    def _magic(self) -> bytes:
+        """The first two bytes; what cannot be read or has none to give yet (/proc/kmsg) is no file for us."""
+        try:
+            found = self._raw.read(2)
+            self._raw.seek(0)
+        except OSError as e:
+            raise InputError(self.path, f"cannot be read: {e.strerror or e}") from e
+        if found is None:
+            raise InputError(self.path, NO_FILE)
+        return found
 
     def read(self, size: int) -> bytes:
         """Up to this many bytes; empty at the end."""
@@ -180,10 +191,12 @@ def _opened(path: Path) -> IO[bytes]:
         if stat.S_ISDIR(kind):
             raise InputError(path, "is a folder, not a file")
         if not stat.S_ISREG(kind):
-            raise InputError(path, "is a pipe or a device, not a file: save what it gives to a file first")
-        return path.open("rb")
+            raise InputError(path, NO_FILE)
+        return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
     except ValueError as e:  # a NUL in its name
         raise InputError(path, f"is not a valid file name: {e}") from e
+    except FileNotFoundError as e:
+        raise missing_file(path) from e
     except OSError as e:
         raise InputError(path, f"cannot be read: {e.strerror or e}") from e
 

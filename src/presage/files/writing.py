@@ -32,7 +32,9 @@ def write_whole(path: str | Path, data: bytes, level: int = 6) -> None:
         _sweep(target)
         _renamed(target, data)
     except OSError as e:
-        raise PresageError(f"{path}: cannot be written: {e.strerror or e}") from e
+        error = PresageError(f"{path}: cannot be written: {e.strerror or e}")
+        error.exit_code = 1 if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else error.exit_code
+        raise error from e
 
 
 def check_writable(path: str | Path) -> None:

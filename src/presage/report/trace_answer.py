@@ -61,7 +61,7 @@ def trace_answer(f: TraceFindings, page: bool = True) -> Answer:
 
 def _brief(name: str, mean: float, a: LaneActivity) -> str:
     step = "no steps marked" if isnan(mean) else f"{seconds(mean)}/step"
-    return f"{name}: {step}, active {percent(a.active / a.span)} of {seconds(a.span)}"
+    return f"{name}: {step}, active {percent(a.active / (a.span or 1.0))} of {seconds(a.span)}"
 
 
 def headline(f: TraceFindings) -> str:
@@ -168,7 +168,7 @@ def activity_table(f: TraceFindings) -> DataTable:
 
 
 def _shares(values: Sequence[float], span: float) -> list[str]:
-    return [percent(v / span) for v in values]
+    return [percent(v / span) if span else "-" for v in values]
 
 
 def _timeline_section(f: TraceFindings) -> Section | None:
@@ -232,7 +232,9 @@ def op_table(f: TraceFindings) -> DataTable:
 
 def kernel_table(f: TraceFindings) -> DataTable:
     what, total = "collective" if f.cpu_only else "kernel", sum(k.gpu for k in f.kernels)
-    rows = [(shorten(k.name), str(k.calls), seconds(k.gpu), percent(k.gpu / total)) for k in f.kernels[: f.top]]
+    rows = [
+        (shorten(k.name), str(k.calls), seconds(k.gpu), percent(k.gpu / (total or 1.0))) for k in f.kernels[: f.top]
+    ]
     title = f"Top {what}s (rank {f.names[f.place]}, all steps)"
     return data_table(title, (what, "calls", "time", "share"), rows, wrap=True)
 
@@ -247,7 +249,9 @@ def _path_section(f: TraceFindings) -> Section:
     for p in f.path:
         key = f"{p.kind}: {short_op(p.name)}"
         sums[key] = sums.get(key, 0.0) + p.seconds
-    rows = [(p.kind, short_op(p.name, 60), seconds(p.seconds), percent(p.seconds / total)) for p in f.path[: f.top]]
+    rows = [
+        (p.kind, short_op(p.name, 60), seconds(p.seconds), percent(p.seconds / (total or 1.0))) for p in f.path[: f.top]
+    ]
     table = data_table(f"Critical path ({seconds(total)})", ("what", "name", "time", "share"), rows, text=2, wrap=True)
     text = "The chain of work that sets the end of the last step: only what is on it makes the run shorter."
     return Section("Critical path", (table,), partial(parts_figure, list(sums.items()), total) if total else None, text)

@@ -81,9 +81,13 @@ def _read(name: str, value: str) -> ParsedEdit:
     if name.startswith(ARGUMENT):
         return _argument(name, value)
     if name not in EDITS:
-        known = near(name, [*EDITS, *ALIASES, *OTHERS])
-        raise PresageError(f"unknown edit {name!r}{known or ': see `presage whatif --list`'}")
+        raise _unknown(name)
     return of_kind(EDITS[name], value)
+
+
+def _unknown(name: str) -> PresageError:
+    known = near(name, [*EDITS, *ALIASES, *OTHERS])
+    return PresageError(f"unknown edit {name!r}{known or ': see `presage whatif --list`'}")
 
 
 def of_kind(kind: EditKind[Edit], value: str) -> ParsedEdit:
@@ -159,6 +163,9 @@ def _faster(host: HostModel, times: float) -> HostModel:
 
 def _size(name: str) -> Callable[[str], ParsedEdit]:
     def make(value: str) -> ParsedEdit:
+        number, _, rest = value.partition(",")
+        if rest and number.isdigit():
+            raise _unknown(rest.partition("=")[0].strip())
         if not value.isdigit() or not int(value):
             raise PresageError(f"{name}={value}: it should be a whole number above 0")
         return ParsedEdit(f"{name}={value}", argument=(name, int(value)))
