@@ -13,6 +13,7 @@ from presage.report.terms import (
     LEAST,
     MEMORY,
     count_text,
+    gpu_basis,
     interval,
     part_name,
     share_of,
@@ -68,6 +69,7 @@ def job_answer(p: JobResult, tokens: float | None = None, page: bool = False) ->
         sections=sections,
         notes=(p.model_error.note, *p.notes),
         to_data=lambda: p.to_json(tokens),
+        basis=gpu_basis(p.job.platform.gpu),
     )
 
 

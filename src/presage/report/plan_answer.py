@@ -11,7 +11,7 @@ from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table
 from presage.report.html.charts.bars import stacks_figure, time_unit
 from presage.report.html.charts.points import PLANS_SHOWN, PlanPoint, pareto_figure
-from presage.report.terms import part_name, signed, step_text, step_time
+from presage.report.terms import gpu_basis, part_name, signed, step_text, step_time
 from presage.search import (
     PlanDifference,
     PricedPlan,
@@ -52,10 +52,10 @@ def plan_answer(job: Job, found: SearchResult) -> Answer:
         _front_section(found),
         Section("What each choice costs", (knob_line_table(found), _knob_table(found)), None, KNOB_HELP),
         Section("Why", text="\n".join(explanation(found))),
-        counts,
     )
     notes = (counts_line(found.counts, found.complete), *([f"noise: {found.noise}"] if found.noise else []))
-    return Answer(name, headline(found), subject, question, facts(found), sections, notes, to_data)
+    basis = gpu_basis(job.platform.gpu)
+    return Answer(name, headline(found), subject, question, facts(found), sections, notes, to_data, basis=basis)
 
 
 KNOB_HELP = "The best plan with each choice, against the best of all."

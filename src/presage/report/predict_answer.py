@@ -20,6 +20,7 @@ from presage.report.terms import (
     TAIL_HELP,
     family_name,
     first_few,
+    gpu_basis,
     peak_share,
     share_of,
     step_interval,
@@ -61,6 +62,7 @@ def predict_answer(p: StepResult, page: bool = False) -> Answer:
         sections=sections,
         notes=notes(p),
         to_data=p.to_json,
+        basis=gpu_basis(p.basis.gpu),
     )
 
 

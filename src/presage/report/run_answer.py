@@ -19,7 +19,7 @@ from presage.report.html.charts.bars import (
     tornado_table,
 )
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.terms import TAIL_HELP, count_text, interval, step_time, verdict
+from presage.report.terms import TAIL_HELP, count_text, gpu_basis, interval, step_time, verdict
 from presage.runs.failures import DAY
 from presage.runs.outcome import CAUSES, RunOutcome, quantiles
 from presage.runs.whole import RunResult
@@ -63,6 +63,7 @@ def run_answer(p: RunResult) -> Answer:
         sections=sections,
         notes=notes(p),
         to_data=p.to_json,
+        basis=gpu_basis(p.job.job.platform.gpu),
     )
 
 

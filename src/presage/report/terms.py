@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from presage.hardware import Gpu
 from presage.prediction.result import Quantiles, Result
 from presage.text import amount, known_seconds, percent, seconds, size
 
@@ -130,6 +131,11 @@ def peak_share(share: float, limit: str) -> str:
     """12.3%; above 100% with the reason: data in the L2 cache, or a clock above the one of the datasheet's peak."""
     why = "" if share <= 1 else " (from L2)" if limit == "memory" else " (boost clock)"
     return percent(share) + why
+
+
+def gpu_basis(gpu: Gpu) -> str:
+    """Which GPU's figures an answer rests on, and how old the newest of them are."""
+    return f"Data of {gpu.name}: {max((s.date for s in gpu.facts.sources.values()), default='no date')}"
 
 
 def family_name(name: str) -> str:

@@ -15,7 +15,7 @@ from presage.report.html.charts.distribution import distribution_figure, distrib
 from presage.report.html.charts.lanes import LaneTasks, lanes_section
 from presage.report.predict_answer import families_section, step_facts, step_table, subject
 from presage.report.step_sections import memory_section, step_tasks
-from presage.report.terms import family_name, first_few, interval
+from presage.report.terms import family_name, first_few, gpu_basis, interval
 from presage.text import percent, seconds, size
 from presage.whatif import ALIASES, OTHERS
 from presage.whatif.before_after import Range, WhatIf
@@ -46,15 +46,20 @@ def whatif_answer(found: WhatIf, page: bool = False) -> Answer:
         ),
         notes=notes(found),
         to_data=found.to_json,
+        basis=gpu_basis(found.base.basis.gpu),
     )  # fmt: skip
 
 
 def effect_text(found: WhatIf) -> str:
-    """35.3 ms -> 20.1 ms/step, 1.76x as fast (90% interval 1.5x-2x), memory the same. CPU-bound today: ..."""
+    """35.3 ms -> 20.1 ms/step, 1.76x as fast (90% interval 1.5x-2x), memory unchanged. Why: ..."""
+    return f"{_short_effect(found)}. Why: {found.reason}."
+
+
+def _short_effect(found: WhatIf) -> str:
     step = f"{seconds(found.base.step.p50)} -> {seconds(found.edited.step.p50)}/step"
     each = f", {_x(found.per_work.p50)} per {found.unit}" if found.unit else ""
     fits = "" if found.fits else " (does NOT fit)"
-    return f"{step}, {_speedup(found.speedup)}{each}, memory {_memory_change(found)}{fits}. Why: {found.reason}."
+    return f"{step}, {_speedup(found.speedup)}{each}, memory {_memory_change(found)}{fits}"
 
 
 def _speedup(r: Range) -> str:
@@ -226,6 +231,7 @@ def suggest_answer(found: Suggestions, everything: bool = False) -> Answer:
         ),
         notes=(*cautions(found), *hint),
         to_data=found.to_json,
+        basis=gpu_basis(found.base.basis.gpu),
     )
 
 
@@ -245,9 +251,9 @@ def families_section_page(p: StepResult) -> Section:
 def _best_text(found: Suggestions, gains: Sequence[WhatIf]) -> str:
     if not gains:
         return f"None of the {len(found.tried)} edits tried makes the step faster."
-    lines = [f"Best alone: {', '.join(gains[0].edits)}: {effect_text(gains[0])}"]
+    lines = [f"Best alone: {', '.join(gains[0].edits)}: {_short_effect(gains[0])}."]
     if found.combination is not None:
-        lines.append(f"Best together: {', '.join(found.combination.edits)}: {effect_text(found.combination)}")
+        lines.append(f"Best together: {', '.join(found.combination.edits)}: {_short_effect(found.combination)}.")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from presage.prediction.jobs.job_prediction import JobResult
 from presage.report.html.charts.bars import AxisUnit, parts_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.html.theme import BAD, PALETTE
+from presage.report.html.theme import BAD, colours
 from presage.report.job_answer import headline, layout_text
 from presage.report.terms import (
     LEAST,
@@ -221,6 +221,7 @@ def memory_chart(p: JobResult) -> Chart:
 
     worst, capacity = p.memory.worst, p.memory.memory
     held = [(words, float(getattr(worst, name))) for name, words in MEMORY.items()]
+    paint = colours(words for words, _ in held)
     figure = Figure(
         [
             Bar(
@@ -229,7 +230,7 @@ def memory_chart(p: JobResult) -> Chart:
                 insidetextanchor="middle", textangle=0,
                 hovertemplate=f"{words}: {size(nbytes)}, {percent(nbytes / worst.needed)}<extra></extra>",
             )
-            for (words, nbytes), colour in zip(held, PALETTE, strict=False) if nbytes
+            for (words, nbytes), colour in zip(held, paint.values(), strict=True) if nbytes
         ]
     )  # fmt: skip
     figure.add_vline(x=capacity / GIB, line={"color": BAD, "width": 2, "dash": "dash"})

@@ -16,7 +16,7 @@
     const kind = (layout.meta || {}).kind;
     Object.assign(layout, { template: templates[name || theme()], width, uirevision: "kept" });
     layout.margin = { ...templates.light.layout.margin, ...layout.margin };
-    fitLegend(data, layout, width);
+    fitLegend(data, layout, width, narrow);
     if (narrow) fitNarrow(data, layout, width, kind);
     box.style.minHeight = (layout.height || 0) + "px";
     const shown = kind === "lanes" ? mixed(data, seen(box, data), width - 120) : data;
@@ -25,21 +25,25 @@
   }
 
   // A legend of several rows needs room above the plot.
-  function fitLegend(data, layout, width) {
+  function fitLegend(data, layout, width, narrow) {
     const names = data.filter((t) => t.showlegend !== false && t.name).map((t) => t.name);
     if (layout.showlegend === false || names.length < 2) return;
-    const widths = names.map((n) => 46 + 6.3 * n.length), total = widths.reduce((a, b) => a + b, 0);
-    const each = Math.max(1, Math.floor((width - 30) / Math.max(...widths)));
-    const rows = total < width - 30 ? 1 : Math.ceil(names.length / each);
+    const letter = narrow ? 5.2 : 6.3, room = width - 110; // beside the names of the y axis
+    const widths = names.map((n) => 46 + letter * n.length), total = widths.reduce((a, b) => a + b, 0);
+    const each = Math.max(1, Math.floor(room / Math.max(...widths)));
+    const rows = total < room ? 1 : Math.ceil(names.length / each);
     layout.margin.t = 18 + 20 * rows;
     layout.height += 20 * (rows - 1);
-    layout.legend = { ...layout.legend, xref: "container", x: 0.02, maxheight: 400 };
+    layout.legend = { ...layout.legend, maxheight: 400, ...(narrow ? { font: { size: 9.5 } } : {}) };
   }
 
   function fitNarrow(data, layout, width, kind) {
     const names = (layout.yaxis || {}).ticktext;
-    if (names) layout.yaxis.ticktext = names.map(wrapped);
-    if (names) layout.yaxis.tickfont = { size: 10.5 };
+    if (names) {
+      const shown = kind === "lanes" ? names.map((n) => n.replace(/ \(.*\)$/, "")) : names.map(wrapped);
+      if (kind !== "lanes" && shown.some((n) => n.includes("<br>"))) layout.height += 5 * names.length;
+      Object.assign(layout.yaxis, { ticktext: shown, tickfont: { size: 10 } });
+    }
     const labels = (layout.annotations || []).filter((a) => a.yref === "paper" && a.yanchor === "bottom");
     labels.forEach((a, i) => Object.assign(a, { yshift: 15 * i, x: 1, xref: "paper", xanchor: "right" }));
     if (labels.length > 1) layout.margin.t = 14 + 15 * labels.length;
