@@ -236,9 +236,57 @@ def test_dark_and_narrow_screens(user: Callable[..., Tab]) -> None:
     page.tab.wait_for_selector("html[data-theme=light]")
     page.tab.wait_for_timeout(300)
     assert page.tab.evaluate(ink) != night
+    assert page.tab.locator(".panel input:visible").count() == 0
+    page.tab.locator("#drawer-open").click()
     assert page.tab.locator(".panel input:visible, .panel button:visible").count() > 10
     for box in page.tab.locator("#controls-a .field").all():
         assert box.get_attribute("aria-label") and box.locator("label").inner_text()
+
+
+def test_on_a_phone_the_answer_is_first_and_settings_are_a_drawer(user: Callable[..., Tab]) -> None:
+    page = user(width=390)
+    page.step({})
+    page.drawn()
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.tab.locator(".answer.a h1").bounding_box()["y"] < 250
+    bar = page.tab.locator("#bar-text").inner_text()
+    assert step_time(drawn().step) in bar and size(told().memory.needed) in bar and "days" in bar
+    page.tab.mouse.wheel(0, 2000)
+    page.tab.wait_for_timeout(200)
+    assert page.tab.locator("#bar").bounding_box()["y"] == 0
+    page.tab.locator("#drawer-open").click()
+    page.write("gpus", 32)
+    page.tab.locator("#drawer-close").click()
+    page.waits("32 x")
+    page.step({"gpus": 32})
+
+
+def test_the_ten_best_plans_are_a_table_to_choose_from(user: Callable[..., Tab]) -> None:
+    page = user()
+    page.waits("64 x")
+    page.tab.locator("#best").click()
+    page.tab.wait_for_selector("#search-box progress")
+    page.tab.wait_for_selector("#found-plans tbody tr >> nth=9")
+    page.waits("64 x", "b")
+    memory = page.tab.locator("#found-plans tbody tr >> nth=3").locator("td.n").nth(-2).inner_text()
+    page.tab.locator("#found-plans tbody tr >> nth=3").locator("button:text-is('A')").click()
+    page.tab.wait_for_selector(f".answer.a [data-fact='Memory'] .value:text-is('{memory}')")
+    assert page.tab.locator("#found-chart .scatterlayer path").count() > 20
+
+
+def test_an_answer_is_exported(user: Callable[..., Tab]) -> None:
+    import json
+
+    page = user()
+    page.step({})
+    page.tab.locator("#controls-a summary").click()
+    for name, sign in (("JSON", '"step_ms"'), ("CSV", "Step,"), ("Report", "<html")):
+        with page.tab.expect_download() as took:
+            page.tab.locator(f"#controls-a button:text-is('{name}')").click()
+        content = Path(took.value.path()).read_text()
+        assert sign in content
+        if name == "JSON":
+            assert json.loads(content)["step_ms"]["p50"] == pytest.approx(drawn().step.p50 * 1e3)
 
 
 def test_it_starts_in_less_than_two_seconds(served: Started) -> None:

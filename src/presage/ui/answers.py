@@ -212,7 +212,7 @@ def parts_chart(p: JobResult) -> Chart:
     parts = [(part_name(name), took) for name, took in p.breakdown.items() if took > LEAST * p.seconds]
     figure = parts_figure(parts, p.seconds)
     figure.update_layout(height=TALL)
-    return _plain(figure, (0.0, max(took for _, took in parts) * 1.02))
+    return plain_chart(figure, (0.0, max(took for _, took in parts) * 1.02))
 
 
 def memory_chart(p: JobResult) -> Chart:
@@ -241,12 +241,12 @@ def memory_chart(p: JobResult) -> Chart:
     figure.update_layout(barmode="stack", height=TALL, bargap=0.62, legend={"traceorder": "normal"}, margin_t=90)
     figure.update_xaxes(title_text="GiB", rangemode="tozero")
     figure.update_yaxes(showticklabels=False, ticks="")
-    return _plain(figure, (0.0, max(worst.needed, capacity) / GIB * 1.03))
+    return plain_chart(figure, (0.0, max(worst.needed, capacity) / GIB * 1.03))
 
 
 def spread_chart(p: JobResult) -> Chart:
     figure = distribution_figure(p.draws, marks={"no jitter": p.seconds}, what="steps", height=450)
-    return _plain(figure, None)
+    return plain_chart(figure, None)
 
 
 def run_chart(r: RunResult) -> Chart:
@@ -254,10 +254,10 @@ def run_chart(r: RunResult) -> Chart:
     middle = r.outcome.quantile(0.5)
     unit = AxisUnit("days", DAY) if DAY <= middle < float("inf") else None
     figure = distribution_figure(r.outcome.wall, marks=marks, what="runs", unit=unit, height=450)
-    return _plain(figure, None)
+    return plain_chart(figure, None)
 
 
-def _plain(figure: Figure, span: tuple[float, float] | None) -> Chart:
+def plain_chart(figure: Figure, span: tuple[float, float] | None = None) -> Chart:
     """`meta.span`: what its x axis should show at least, so that charts side by side can share it."""
     import json
 

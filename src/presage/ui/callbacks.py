@@ -12,6 +12,7 @@ from presage.ui.layout import BEST, CHARTS, CHOSEN, PLANS, options_of
 from presage.ui.replies import (
     NAMES,
     best_reply,
+    export_reply,
     link_reply_of,
     open_text,
     question_reply,
@@ -180,7 +181,7 @@ def _shown(app: Dash) -> None:
             "notes",
         ]
         stale = [Output(f"stale-{p}", "className", **more) for p in PLANS]
-        return [*(Output(i, "children", **more) for i in ids), *stale]
+        return [*(Output(i, "children", **more) for i in ids), *stale, Output("bar-text", "children", **more)]
 
     def stores(kind: Any, *names: str) -> list[Any]:
         return [kind(_store(p, name), "data") for p in PLANS for name in names]
@@ -196,7 +197,7 @@ def _shown(app: Dash) -> None:
 
 def shown_of(replies: Mapping[str, Sequence[Any]]) -> list[Any]:
     """What is wrong with a plan leaves its last answer as it is, marked as such."""
-    from presage.ui.shown import answer, collect_measures, difference, notes, notice, numbers_table
+    from presage.ui.shown import answer, bar, collect_measures, difference, notes, notice, numbers_table
 
     sound = {p: [r if isinstance(r, Mapping) else None for r in replies[p]] for p in PLANS}
     wrong = {p: "wrong" in (sound[p][0] or {}) for p in PLANS}
@@ -215,7 +216,8 @@ def shown_of(replies: Mapping[str, Sequence[Any]]) -> list[Any]:
             lead = now.get("wrong") or now.get("lead", no_update if step else "")
             out += [lead, numbers_table(now["numbers"]) if "numbers" in now else no_update if step else []]
     out.append(notes({p: sound[p][0] for p in PLANS}))
-    return [*out, *(f"mark {p} {'stale' if wrong[p] else ''}".strip() for p in PLANS)]
+    marks = (f"mark {p} {'stale' if wrong[p] else ''}".strip() for p in PLANS)
+    return [*out, *marks, bar({p: sound[p] for p in PLANS})]
 
 
 # ---- links, texts, the best plan
@@ -245,17 +247,72 @@ def _opening(app: Dash) -> None:
         def applied(_: Value, file: Value, text: Value) -> list[Any]:
             return text_reply(file, text)
 
+    _searching(app, told)
+
+
+def _searching(app: Dash, told: Any) -> None:
+    running = [
+        (Output("best", "disabled"), True, False), (Output("best", "children"), "Searching …", BEST),
+        (Output("search-box", "hidden"), False, True), (Output("search-tick", "disabled"), False, True),
+    ]  # fmt: skip
+
     @app.callback(
-        [*_into("b"), Output("two", "data", **ALLOWED), told],
-        Input("best", "n_clicks"), State(_store("a", "step"), "data"), prevent_initial_call=True,
-        running=[(Output("best", "disabled"), True, False), (Output("best", "children"), "Searching …", BEST)],
+        [*_into("b"), Output("two", "data", **ALLOWED), told, Output("found", "data"),
+         Output("found-table", "children"), Output("found-text", "children"), Output("found-plans", "hidden")],
+        Input("best", "n_clicks"), [State(_store("a", "step"), "data"), State("page-id", "data")],
+        prevent_initial_call=True, running=running,
     )  # fmt: skip
-    def best(_: Value, step: Value) -> list[Any]:
-        text = step.get("text") if isinstance(step, Mapping) else None
-        found = best_reply(text) if isinstance(text, str) else {"wrong": "mend plan A first"}
-        if "wrong" in found:
-            return [[no_update] * len(NAMES), no_update, no_update, found["wrong"]]
-        return [found["knobs_set"], found["rest"], True, "Plan B is the best that was found"]
+    def best(_: Value, step: Value, page: Value) -> list[Any]:
+        return searched(step, page)
+
+    @app.callback(
+        [Output("search-done", "value"), Output("search-text", "children")],
+        Input("search-tick", "n_intervals"), State("page-id", "data"), prevent_initial_call=True,
+    )  # fmt: skip
+    def how_far(_: Value, page: Value) -> list[Any]:
+        from presage.ui.searching import progress
+
+        done, words = progress(page)
+        return [f"{done:.0f}", words]
+
+    @app.callback(Output("search-text", "children", **ALLOWED), Input("search-stop", "n_clicks"),
+                  State("page-id", "data"), prevent_initial_call=True)  # fmt: skip
+    def stopped(_: Value, page: Value) -> str:
+        from presage.ui.searching import stop
+
+        stop(page)
+        return "Stopping …"
+
+    for p in PLANS:
+
+        @app.callback(Output("download", "data", **ALLOWED), Input({"plan": p, "export": ALL}, "n_clicks"),
+                      State(_store(p, "step"), "data"), prevent_initial_call=True)  # fmt: skip
+        def exported(_: Value, step: Value) -> Any:
+            return export_of(step)
+
+
+def export_of(step: Any) -> Any:
+    """The file of the button that was pressed."""
+    from dash import ctx
+
+    kind = ctx.triggered_id.get("export") if isinstance(ctx.triggered_id, Mapping) else None
+    if not any(t.get("value") for t in ctx.triggered) or not isinstance(step, Mapping) or not step.get("asked"):
+        return no_update
+    found = export_reply(step["text"], step["asked"], kind)
+    return no_update if "wrong" in found else found
+
+
+def searched(step: Any, page: Any) -> list[Any]:
+    """Plan B, and the table of the best plans."""
+    from presage.ui.shown import found_table
+
+    text = step.get("text") if isinstance(step, Mapping) else None
+    found = best_reply(text, str(page)) if isinstance(text, str) else {"wrong": "mend plan A first"}
+    if "wrong" in found:
+        return [[no_update] * len(NAMES), no_update, no_update, found["wrong"], *([no_update] * 4)]
+    kept = {"plans": found["plans"], "figure": found["figure"]}
+    told = "Plan B is the best that was found"
+    return [found["knobs_set"], found["rest"], True, told, kept, found_table(found), found["lead"], False]
 
 
 def link_reply(fragment: Any, now: Any) -> list[Any]:
@@ -333,6 +390,9 @@ def _in_browser(app: Dash) -> None:
     for p in PLANS:
         own("offered", Output(_knobs(p), "value", **ALLOWED), Input({"plan": p, "offer": ALL}, "n_clicks"),
             State(_store(p, "step"), "data"), State(_knobs(p), "value"), prevent_initial_call=True)  # fmt: skip
+    own("drawn_found", Output("found-chart", "figure"), Input("found", "data"), Input("theme", "data"))
+    own("chosen", [*_into("a"), *_into("b"), two], Input({"found": ALL, "to": ALL}, "n_clicks"), State("found", "data"),
+        *[State(_knobs(p), "value") for p in PLANS], prevent_initial_call=True)  # fmt: skip
     own("closed", two, Input("close-b", "n_clicks"), prevent_initial_call=True)
     own("saved", Output("download", "data"), *[Input(f"download-{p}", "n_clicks") for p in PLANS],
         *[State({"plan": p, "text": "toml"}, "value") for p in PLANS], prevent_initial_call=True)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from dash import dcc, html
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PLANS = ("a", "b")
 BEST = "Best plan for these GPUs"
+EXPORTS = {"json": "JSON", "csv": "CSV", "html": "Report"}  # beside the TOML
 LIVE: dict[str, Any] = {"aria-live": "polite"}  # read out when it changes
 CHARTS = {
     "parts": ("Where the step goes", "Seconds on the busiest stage; communication where it is exposed."),
@@ -41,6 +43,9 @@ def page(first: Plan) -> Any:
             dcc.Location(id="url", refresh=False),
             *_stores(first),
             _top(),
+            html.Div(
+                [html.Div("", id="bar-text"), html.Button("Settings", id="drawer-open")], id="bar", className="bar"
+            ),
             html.Div([_panel(first), _answers()], id="work", className="work one"),
         ],
         id="page",
@@ -52,6 +57,8 @@ def _stores(first: Plan) -> list[Any]:
     out = [dcc.Store(id={"plan": p, "store": kind}) for p in PLANS for kind in kinds]
     out += [dcc.Store(id={"plan": p, "store": "rest"}, data=dict(first.rest)) for p in PLANS]
     return [*out, dcc.Store(id="two", data=False), dcc.Store(id="theme"), dcc.Store(id="link"), dcc.Store(id="opened"),
+            dcc.Store(id="page-id", data=uuid4().hex), dcc.Store(id="found"),
+            dcc.Interval(id="search-tick", interval=400, disabled=True),
             dcc.Download(id="download")]  # fmt: skip
 
 
@@ -85,7 +92,8 @@ def _panel(first: Plan) -> Any:
         role="tablist",
     )
     sides = [_controls(p, first, hidden=p != "a") for p in PLANS]
-    return html.Aside([tabs, *sides, _run()], className="panel", **_aria(label="Plans"))
+    done = html.Button("Show the answer", id="drawer-close")
+    return html.Aside([done, tabs, *sides, _run()], className="panel", **_aria(label="Plans"))
 
 
 def _controls(plan: str, first: Plan, hidden: bool) -> Any:
@@ -129,6 +137,7 @@ def _text(plan: str) -> Any:
                 [
                     html.Button("Apply", id=f"apply-{plan}", title="Set the controls as this text says"),
                     html.Button("Download", id=f"download-{plan}", title="A file that `presage job` takes"),
+                    *(html.Button(label, id={"plan": plan, "export": kind}) for kind, label in EXPORTS.items()),
                     dcc.Upload(html.Button("Upload"), id=f"upload-{plan}", accept=".toml", max_size=65_536),
                 ],
                 className="acts",
@@ -175,7 +184,27 @@ def _answers() -> Any:
     heads = html.Div([_head(p) for p in PLANS], className="heads")
     charts = html.Div([_chart(name, *words) for name, words in CHARTS.items()], className="charts")
     marks = [html.I("", id=f"stale-{p}", className=f"mark {p}") for p in PLANS]  # rules of ui.css look at their classes
-    return html.Main([*marks, heads, html.Div("", id="difference"), charts, html.Footer("", id="notes")], id="main")
+    parts = [heads, _search(), html.Div("", id="difference"), charts, html.Footer("", id="notes")]
+    return html.Main([*marks, *parts], id="main")
+
+
+def _search() -> Any:
+    """A search under way, and the plans that it found."""
+    under_way = html.Div(
+        [
+            html.Progress(id="search-done", max="100", value="0", **_aria(label="Search")),
+            html.Span("", id="search-text", **LIVE),
+            html.Button("Stop and show the best so far", id="search-stop"),
+        ],
+        id="search-box",
+        className="search",
+        hidden=True,
+    )
+    chart = dcc.Graph(id="found-chart", config=GRAPH, figure=_blank(), responsive=True, style={"height": "420px"})
+    table = html.Div([html.Div("", id="found-table", className="scroll"), chart], className="pair")
+    found = html.Section([html.H2("The ten best plans"), html.P("", id="found-text", className="lead"), table],
+                         id="found-plans", hidden=True)  # fmt: skip
+    return html.Div([under_way, found])
 
 
 def _head(p: str) -> Any:

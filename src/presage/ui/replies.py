@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from presage.errors import PresageError
 from presage.ui.drawing import BusyError, draw
 from presage.ui.knobs import KNOBS, InvalidPlan
 
-if TYPE_CHECKING:
-    from presage.configs.job import Job
-
-
 Reply = dict[str, Any]
-SEARCHING = threading.Semaphore(1)  # at once: others are told to wait
-PATIENCE = 60.0  # seconds of a search
 NAMES = tuple(k.name for k in KNOBS)
 
 
@@ -177,33 +170,21 @@ def link_reply_of(fragment: str) -> Reply:
 
 
 @_answered
-def best_reply(text: str) -> Reply:
-    """The best plan that presage's search finds for the job of this text, on as many GPUs."""
-    from presage.ui.plans import plan_like
+def best_reply(text: str, page: str = "") -> Reply:
+    """The best plans that presage's search finds for the job of this text, on as many GPUs; the best for controls."""
+    from presage.ui.answers import plain_chart
+    from presage.ui.searching import find_plans, found_text, plan_rows, plan_scatter
 
-    if not SEARCHING.acquire(blocking=False):
-        raise InvalidPlan("another search is running: try again when it is done")
-    try:
-        plan = plan_like(text, _best(text))
-    finally:
-        SEARCHING.release()
-    return {"knobs_set": [plan.knobs[name] for name in NAMES], "rest": dict(plan.rest)}
+    found = find_plans(text, page)
+    table = plan_rows(text, found)
+    first = table["plans"][0]
+    return {"knobs_set": first["values"], "rest": first["rest"], "lead": found_text(found), **table,
+            "figure": plain_chart(plan_scatter(found))}  # fmt: skip
 
 
-def _best(text: str) -> Job:
-    import time
+@_answered
+def export_reply(text: str, asked: Mapping[str, Any], kind: str) -> Reply:
+    """The answer to a plan as a file: its job as TOML, the JSON of `presage job`, key figures as CSV, the report."""
+    from presage.ui.exports import export
 
-    from presage.search import search
-    from presage.ui.plans import job_of_text
-
-    job, until = job_of_text(text, checked=False), time.monotonic() + PATIENCE
-
-    def tell(_: Any) -> None:
-        if time.monotonic() > until:
-            more = f"presage plan JOB.toml --gpus {job.gpus} has no limit"
-            raise InvalidPlan(f"the search exceeded {PATIENCE:.0f} s: {more}")
-
-    found = search(job, job.gpus, top=1, tell=tell)
-    if not found.best:
-        raise InvalidPlan("no plan fits on these GPUs: use more or larger ones", ("gpus",))
-    return found.best[0].job
+    return export(text, asked, kind)

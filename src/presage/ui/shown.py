@@ -13,6 +13,7 @@ from presage.ui.answers import Measure
 Reply = Mapping[str, Any]
 FIRST = ("Step", "Throughput", "MFU", "Memory", "Exposed comm")  # tiles, in order
 IF_IT_FITTED = ("Whole run", "Goodput", "By the deadline", "Cost", "Steps alone", "GPU-hours")
+IN_BAR = ("Step", "Memory", "Whole run")
 THEN = ("p95 step", "Whole run", "Goodput", "By the deadline", "Cost")
 SAME = 5e-4  # of a value: what differs by less is the same
 
@@ -181,3 +182,25 @@ def notes(steps: Mapping[str, Reply | None]) -> list[Any]:
     said = [(p, note) for p, step in steps.items() if step for note in step.get("notes", ())]
     rows = [html.Li([html.B(f"{p.upper()}: "), note]) for p, note in said]
     return [html.Details([html.Summary(f"Notes ({len(rows)})"), html.Ul(rows)])] if rows else []
+
+
+def bar(replies: Mapping[str, Sequence[Reply | None]]) -> list[Any]:
+    """Step, memory and end of each plan in a line, for narrow screens."""
+    out: list[Any] = []
+    for name, given in replies.items():
+        found = {m[0]: Measure(*m) for r in given if r for m in r.get("measures", ())}
+        parts = [html.Span(found[n].shown, className=found[n].tone) for n in IN_BAR if n in found]
+        out += [html.Div([_letter(name), *parts], className=f"line {name}")] if parts else []
+    return out
+
+
+def found_table(found: Reply) -> Any:
+    """The best plans, each with buttons that make it plan A or B."""
+    rows = []
+    for i, row in enumerate(found["rows"]):
+        buttons = [
+            html.Button(to.upper(), id={"found": i, "to": to}, title=f"Make it plan {to.upper()}") for to in "ab"
+        ]
+        cells = [html.Td(c, className="n" if k else "") for k, c in enumerate((str(i + 1), *row))]
+        rows.append(html.Tr([*cells, html.Td(buttons, className="use")]))
+    return _table(("", *found["head"], "use as"), rows)

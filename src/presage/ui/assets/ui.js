@@ -83,6 +83,15 @@
       },
       kept: (_, values, rest) => [values, rest],
       closed: () => false,
+      drawn_found: (found) => draw([found && found.figure])[0],
+      chosen: function (clicks, found, a, b) {
+        const at = (window.dash_clientside.callback_context.triggered || [])[0];
+        const none = [a.map(same), same(), b.map(same), same(), same()];
+        if (!at || !at.value || !found) return none;
+        const id = JSON.parse(at.prop_id.slice(0, at.prop_id.lastIndexOf("."))), plan = found.plans[id.found];
+        if (!plan) return none;
+        return id.to === "a" ? [plan.values, plan.rest, b.map(same), same(), same()] : [a.map(same), same(), plan.values, plan.rest, true];
+      },
       // A button of a notice: undo, other settings, or a search.
       offered: function (clicks, step, values) {
         const at = (window.dash_clientside.callback_context.triggered || [])[0];
@@ -96,6 +105,12 @@
         return which[1] ? { content: which[1], filename: "plan-" + which[0] + ".toml", type: "application/toml" } : same();
       },
     },
+  });
+  // On narrow screens the settings are a drawer over the answer.
+  document.addEventListener("click", (e) => {
+    if (!e.target.closest) return;
+    if (e.target.closest("#drawer-open")) root.dataset.drawer = "open";
+    if (e.target.closest("#drawer-close, #best")) delete root.dataset.drawer;
   });
   // The system's own change of theme: as if somebody had switched.
   night.addEventListener("change", () => { if (!root.dataset.theme) window.dash_clientside.set_props("theme", { data: theme() }); });
