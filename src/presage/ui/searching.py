@@ -124,4 +124,5 @@ def _point(p: JobResult) -> PlanPoint:
 def found_text(found: SearchResult) -> str:
     c = found.counts
     cut = "" if found.complete else " The search was cut off: these are the best so far."
-    return f"{count_text(c.legal)} legal plans, {count_text(c.fit)} fit, {c.priced:,} evaluated in {found.took:.0f} s.{cut}"
+    counts = f"{count_text(c.legal)} legal plans, {count_text(c.fit)} fit, {c.priced:,} evaluated"
+    return f"{counts} in {found.took:.0f} s.{cut}"
