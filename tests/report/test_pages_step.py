@@ -68,7 +68,7 @@ def test_a_prediction_s_page_says_what_it_found(predicted: StepResult) -> None:
     page = predict_answer(predicted, page=True)
     assert page.headline.startswith(step_text(predicted.step))
     assert page.headline.endswith(".") and ". " not in page.headline  # one sentence
-    assert "fits in memory" in page.headline
+    assert page.verdict.startswith("Fits in memory")
     families = section(page, "where-the-step-goes")
     assert families.tables[1].rows[0][0] == family_name(predicted.families[0].name)
     whole = sum(numbers(families.figure.data[0].x)) * 1e-3  # type: ignore[union-attr]
@@ -273,3 +273,10 @@ def test_a_graph_without_times_has_no_report(shared: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match="omit --report"):
         runner(app)("trace", path, "--report", tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_family_has_one_share_in_chart_and_table(predicted: StepResult) -> None:
+    where = section(predict_answer(predicted), "where-the-step-goes")
+    (bars,) = where.figure.data  # type: ignore[union-attr]
+    shown = dict(zip(bars.customdata, bars.text, strict=True))
+    assert all(shown[row[0]].endswith(f", {row[3]}") for row in where.tables[-1].rows if row[0] in shown)

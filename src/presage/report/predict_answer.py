@@ -124,10 +124,18 @@ def step_table(p: StepResult) -> DataTable:
     return data_table("Step", ("", "", ""), rows, wrap=True)
 
 
-def part_table(title: str, first: str, parts: Sequence[BreakdownPart], most: int = 20) -> DataTable:
-    """Families or modules, largest first."""
-    rows = [(family_name(x.name), str(x.ops), seconds(x.gpu), percent(x.share), seconds(x.host)) for x in parts]
-    return data_table(title, (first, "ops", "GPU", "share", "host"), limit_rows(rows, most))
+def part_table(
+    title: str, first: str, parts: Sequence[BreakdownPart], whole: tuple[str, float], most: int = 20
+) -> DataTable:
+    """Families or modules, largest first, with their shares of the `whole`: its name and its seconds."""
+    rows = [
+        (
+            family_name(x.name), str(x.ops), seconds(x.gpu), percent(x.gpu / whole[1] if whole[1] else 0.0),
+            seconds(x.host),
+        )
+        for x in parts
+    ]  # fmt: skip
+    return data_table(title, (first, "ops", "GPU", f"of {whole[0]}", "host"), limit_rows(rows, most))
 
 
 def costly_table(rows: Sequence[CostlyOps]) -> DataTable:
@@ -186,7 +194,7 @@ def families_section(p: StepResult, *tables: DataTable) -> Section:
     if idle > 0.01 * p.step.p50:
         parts.append(("idle, waiting for the host" if p.bound == "host" else "idle", idle))
     chart = partial(parts_figure, parts, p.step.p50) if any(gpu > 0 for _, gpu in parts) else None
-    shown = (*tables, part_table("Op families", "family", p.families))
+    shown = (*tables, part_table("Op families", "family", p.families, ("the step", p.step.p50)))
     return Section("Where the step goes", shown, chart, _families_text(p))
 
 
@@ -224,4 +232,6 @@ def collectives_section(m: RankResults) -> Section | None:
 def _modules_section(p: StepResult) -> Section:
     chart = partial(parts_figure, [(m.name, m.gpu) for m in p.modules], p.gpu_active) if p.gpu_active else None
     text = "GPU time by module of the model, and the costliest single ops with how near the GPU's peak they run."
-    return Section("By module", (part_table("Modules", "module", p.modules), costly_table(p.costliest)), chart, text)
+    modules = part_table("Modules", "module", p.modules, ("GPU time", p.gpu_active))
+    tables = (modules, costly_table(p.costliest))
+    return Section("By module", tables, chart, text)
