@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="capture needs PyTorch: pip install 
 from torch import nn  # noqa: E402
 
 from presage.capture import capture  # noqa: E402
-from presage.costs.call import DTYPES  # noqa: E402
+from presage.graph.dtypes import DTYPES  # noqa: E402
 from presage.graph.graph import Graph, Ref  # noqa: E402
 
 PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack" / "norm.jsonl.gz"
