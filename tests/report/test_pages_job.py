@@ -26,6 +26,7 @@ from presage.report.html.charts.bars import TIMES, Swing, time_unit, tornado_fig
 from presage.report.html.charts.distribution import distribution_figure, distribution_table, quantiles_of
 from presage.report.html.charts.points import thin_plans
 from presage.report.job_answer import job_answer
+from presage.report.next_sections import next_plans_section
 from presage.report.place_answer import place_answer
 from presage.report.plan_answer import plan_answer
 from presage.report.run_answer import run_answer, span_known
@@ -33,7 +34,7 @@ from presage.report.sensitivity_answer import sensitivity_answer
 from presage.report.shard_answer import shard_answer
 from presage.report.terms import step_text
 from presage.runs.failures import DAY
-from presage.search import job_plan, parse_keep, plan_words, search
+from presage.search import better_neighbours, job_plan, parse_keep, plan_words, search
 from presage.text import known_seconds, percent, seconds, size
 
 
@@ -309,3 +310,16 @@ def test_the_command_writes_the_page_beside_its_answer(tmp_path: Path) -> None:
     assert "distribution" not in told  # drawn for the page alone
     step = told["step_ms"]
     assert f"{known_seconds(*(step[k] / 1e3 for k in ('p50', 'p5', 'p95')))}/step" in out.read_text("utf-8")
+
+
+def test_what_to_do_next_is_faster_fits_and_says_how_to_try_it() -> None:
+    p = predict_job(SMALL)
+    found = better_neighbours(p)
+    assert found and all(n.memory.fits and n.seconds < p.seconds for n in found)
+    assert [n.seconds for n in found] == sorted(n.seconds for n in found)
+    card = next_plans_section(p)
+    assert len(card.tables[0].rows) == len(found) <= 3
+    change, _, memory, options = card.tables[0].rows[0]
+    assert "recompute every-2 -> none" in change and memory.startswith("+")
+    assert options == "--set training.recompute=none"
+    assert predict_job(SMALL, {"training": {"recompute": "none"}}).seconds == pytest.approx(found[0].seconds)

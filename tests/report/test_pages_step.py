@@ -21,6 +21,7 @@ from presage.prediction.rank_set import RankOverride, predict_rank_set
 from presage.prediction.step import StepResult
 from presage.report.answer import Answer, Section
 from presage.report.html import render_page
+from presage.report.next_sections import next_edits_section
 from presage.report.predict_answer import predict_answer
 from presage.report.replay_answer import replay_answer
 from presage.report.terms import family_name, step_text
@@ -280,3 +281,11 @@ def test_a_family_has_one_share_in_chart_and_table(predicted: StepResult) -> Non
     (bars,) = where.figure.data  # type: ignore[union-attr]
     shown = dict(zip(bars.customdata, bars.text, strict=True))
     assert all(shown[row[0]].endswith(f", {row[3]}") for row in where.tables[-1].rows if row[0] in shown)
+
+
+def test_what_to_do_next_has_the_edits_that_gain_most(predicted: StepResult) -> None:
+    card = next_edits_section(predicted)
+    assert card is not None and 1 <= len(card.tables[0].rows) <= 3
+    speedups = [float(row[1].rstrip("x")) for row in card.tables[0].rows]
+    assert speedups == sorted(speedups, reverse=True) and speedups[-1] > 1
+    assert "presage whatif" in card.text

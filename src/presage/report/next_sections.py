@@ -29,13 +29,10 @@ def next_edits_section(p: StepResult) -> Section | None:
         text = f"None of the usual edits makes this step faster or smaller. To try all: {command} --suggest"
         return Section(TITLE, (), None, text, where="page")
     rows = [
-        (
-            ", ".join(w.edits), f"{w.per_work.p50:.2f}x", seconds(w.edited.step.p50), _memory(w.memory_change),
-            f"--apply {','.join(w.edits)}",
-        )
+        (", ".join(w.edits), f"{w.per_work.p50:.2f}x", seconds(w.edited.step.p50), _memory(w.memory_change))
         for w in found
-    ]  # fmt: skip
-    table = data_table("Edits", ("edit", "speed-up", "step", "memory", "try it"), rows, text=(0, 4))
+    ]
+    table = data_table("Edits", ("edit", "speed-up", "step", "memory"), rows)
     text = f"The edits that gain most. Try one with: {command} --apply EDIT; all, and together: --suggest"
     return Section(TITLE, (table,), None, text, where="page")
 
