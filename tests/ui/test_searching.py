@@ -11,9 +11,9 @@ from presage.ui.knobs import InvalidPlan
 from presage.ui.plans import first_plan, job_of_text, plan_of, predicted, text_of
 
 
-def small(gpus: int = 64) -> str:
+def small(gpus: int = 8) -> str:
     first = first_plan(None)
-    knobs = {"model": "llama3-8b", "gpus": gpus, "tp": 4, "pp": 2, "cp": 1, "virtual": 1, "global_batch": 256}
+    knobs = {"model": "llama3-8b", "gpus": gpus, "tp": 4, "pp": 2, "cp": 1, "virtual": 1, "global_batch": 8}
     return text_of(plan_of({**first.knobs, **knobs}, {}))
 
 
@@ -26,9 +26,9 @@ def test_a_search_that_is_cut_off_returns_its_best_so_far() -> None:
         return tell
 
     job = job_of_text(small())
-    whole = search(job, 64, top=3)
+    whole = search(job, 8, top=3)
     for what in ("surveying", "pricing"):
-        found = search(job, 64, top=3, tell=stop_when(what))  # type: ignore[arg-type]
+        found = search(job, 8, top=3, tell=stop_when(what))  # type: ignore[arg-type]
         assert found.best and not found.complete and found.best[0].seconds >= whole.best[0].seconds
         assert found.counts.priced < whole.counts.priced
 

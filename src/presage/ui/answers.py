@@ -246,7 +246,7 @@ def memory_chart(p: JobResult) -> Chart:
 
 def spread_chart(p: JobResult) -> Chart:
     figure = distribution_figure(p.draws, marks={"no jitter": p.seconds}, what="steps", height=450)
-    return plain_chart(figure, None)
+    return plain_chart(figure, _x_range(figure))
 
 
 def run_chart(r: RunResult) -> Chart:
@@ -254,7 +254,12 @@ def run_chart(r: RunResult) -> Chart:
     middle = r.outcome.quantile(0.5)
     unit = AxisUnit("days", DAY) if DAY <= middle < float("inf") else None
     figure = distribution_figure(r.outcome.wall, marks=marks, what="runs", unit=unit, height=450)
-    return plain_chart(figure, None)
+    return plain_chart(figure, _x_range(figure))
+
+
+def _x_range(figure: Figure) -> tuple[float, float] | None:
+    found = figure.layout.xaxis.range
+    return None if found is None else (float(found[0]), float(found[1]))
 
 
 def plain_chart(figure: Figure, span: tuple[float, float] | None = None) -> Chart:

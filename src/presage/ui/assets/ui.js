@@ -11,13 +11,15 @@
   function draw(figures) {
     const there = figures.filter(Boolean);
     const spans = there.map((f) => (f.layout.meta || {}).span).filter(Boolean);
+    const units = there.map((f) => ["xaxis", "xaxis2"].map((a) => (((f.layout[a] || {}).title || {}).text || "")).join());
+    const alike = new Set(units).size === 1; // seconds beside days have no axis in common
     return figures.map((f) => {
       if (!f) return { data: [], layout: { xaxis: { visible: false }, yaxis: { visible: false }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" } };
       const layout = Object.assign({}, f.layout, { template: templates()[theme()], autosize: true });
       delete layout.height;
-      if (spans.length === 2) {
-        const x = Object.assign({}, layout.xaxis, { range: [Math.min(spans[0][0], spans[1][0]), Math.max(spans[0][1], spans[1][1])] });
-        layout.xaxis = x;
+      if (spans.length === 2 && alike) {
+        const range = [Math.min(spans[0][0], spans[1][0]), Math.max(spans[0][1], spans[1][1])];
+        for (const axis of ["xaxis", "xaxis2"]) if (layout[axis]) layout[axis] = Object.assign({}, layout[axis], { range: range });
       }
       return { data: f.data, layout: layout };
     });
