@@ -53,7 +53,8 @@ def missing_file(path: str | Path) -> InputError:
         there = []
     hint = near(path.name, there)
     return InputError(
-        path, f"there is no such file{hint or ' (`presage examples FOLDER` copies examples to start from)'}"
+        path,
+        f"cannot be read: there is no such file{hint or ' (`presage examples FOLDER` copies examples to start from)'}",
     )
 
 

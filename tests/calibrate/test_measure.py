@@ -314,9 +314,9 @@ def test_the_command_predicts_by_itself(
         (["train.py:build", "--arg", "size=1"], r"TypeError: build\(\) got an unexpected keyword argument 'size'"),
         (["train.py:absent"], r"train\.py: no function 'absent' in it; it has build, fails"),
         (["train.py"], "as FILE.py:FUNCTION"),
-        (["absent.py:build"], r"absent\.py: there is no such file"),
+        (["absent.py:build"], r"absent\.py: cannot be read: there is no such file"),
         (["train.py:build", "--arg", "batch"], "--arg batch: should be NAME=VALUE"),
-        (["train.py:build", "--predicted", "absent.json"], r"absent\.json: there is no such file"),
+        (["train.py:build", "--predicted", "absent.json"], r"absent\.json: cannot be read: there is no such file"),
     ],
 )
 @pytest.mark.usefixtures("on_a_gpu")

@@ -36,7 +36,7 @@ def found(*args: str | Path) -> dict[str, Any]:
 
 def test_the_answer_comes_first(speeds: Path) -> None:
     text = place(JOB, "--speeds", speeds, *QUICK, "--hot", "1.3")
-    what, best, *_ = text.splitlines()
+    best, what, *_ = text.splitlines()
     assert " on 128 of 132 GPUs, relative times 0.9" in what
     assert what.endswith("4 replicas x 4 stages x 8 GPUs in lockstep")
     assert best.startswith("Best placement: p95 step ") and "faster than as given" in best

@@ -38,9 +38,9 @@ MISTAKES = {
     "graph train.py:good --arg batch=eight": "randn() received an invalid combination of arguments - got (str, int",
     "whatif train.py:good --apply batch=16,fp9": "unknown edit 'fp9': did you mean fp8?",
     "job job.toml": "job.toml: parallel.gpus: is 'eight': it should be a whole number",
-    "graph trian.py:good": "trian.py: there is no such file: did you mean train.py?",
-    "job jobs.toml": "jobs.toml: there is no such file: did you mean job.toml?",
-    "trace nothere.json": "nothere.json: there is no such file (`presage examples FOLDER` copies examples",
+    "graph trian.py:good": "trian.py: cannot be read: there is no such file: did you mean train.py?",
+    "job jobs.toml": "jobs.toml: cannot be read: there is no such file: did you mean job.toml?",
+    "trace nothere.json": "nothere.json: cannot be read: there is no such file (`presage examples FOLDER` copies examples",
     "trace /proc/self/mem": "/proc/self/mem: cannot be read: Input/output error",
 }
 

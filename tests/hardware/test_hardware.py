@@ -98,7 +98,7 @@ def test_names_and_paths(tmp_path: Path) -> None:
         gpu("zzz")
     with pytest.raises(PresageError, match=r"no gpu 'h300': did you mean .*h200"):
         gpu("h300")
-    with pytest.raises(InputError, match=r"absent\.toml: there is no such file"):
+    with pytest.raises(InputError, match=r"absent\.toml: cannot be read: there is no such file"):
         gpu(str(tmp_path / "absent.toml"))
     (tmp_path / "mine.toml").write_text(GOOD.replace("sms = 132", "sms = 99"))
     assert gpu(str(tmp_path / "mine.toml")).sms == 99
