@@ -40,7 +40,7 @@ MISTAKES = {
     "job job.toml": "job.toml: parallel.gpus: is 'eight': it should be a whole number",
     "graph trian.py:good": "trian.py: cannot be read: there is no such file: did you mean train.py?",
     "job jobs.toml": "jobs.toml: cannot be read: there is no such file: did you mean job.toml?",
-    "trace nothere.json": "nothere.json: cannot be read: there is no such file (`presage examples FOLDER` copies examples",
+    "trace nothere.json": "nothere.json: cannot be read: there is no such file (`presage examples FOLDER`",
     "trace /proc/self/mem": "/proc/self/mem: cannot be read: Input/output error",
 }
 
