@@ -91,7 +91,7 @@ def test_rank_step_and_rest_are_told_apart() -> None:
             held[name].append(found[name].low <= truth <= found[name].high)
     assert all(0.84 <= np.mean(h) <= 0.96 for h in held.values()), {k: np.mean(h) for k, h in held.items()}
     still = two_way(np.zeros((4, 3)))
-    assert all(c.sd == c.low == c.high == 0 for c in still.values())
+    assert all(c.value == c.low == c.high == 0 for c in still.values())
 
 
 def test_kernels_have_classes() -> None:

@@ -277,7 +277,7 @@ def test_the_timeline_has_a_row_for_each_lane(saved: Path, tmp_path: Path) -> No
         "autograd thread",
         "GPU stream",
     }
-    assert sum(e["ph"] == "X" and e["tid"] == STREAM for e in events) == 3 * 36
+    assert sum(e["ph"] == "X" and e["tid"] == STREAM for e in events) == 5 * 36
     assert all(e["dur"] > 0 for e in events if e["ph"] == "X")
 
 
