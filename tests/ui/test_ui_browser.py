@@ -289,6 +289,15 @@ def test_an_answer_is_exported(user: Callable[..., Tab]) -> None:
             assert json.loads(content)["step_ms"]["p50"] == pytest.approx(drawn().step.p50 * 1e3)
 
 
+def test_a_job_file_dropped_on_the_page_is_opened(user: Callable[..., Tab]) -> None:
+    page = user()
+    page.waits("64 x")
+    drop = """(text) => { const data = new DataTransfer(); data.items.add(new File([text], "job.toml"));
+        document.querySelector("main").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true})); }"""
+    page.tab.evaluate(drop, text(gpus=128))
+    page.waits("128 x")
+
+
 def test_it_starts_in_less_than_two_seconds(served: Started) -> None:
     again = start()
     stop(again)

@@ -114,6 +114,17 @@
     if (e.target.closest("#drawer-open")) root.dataset.drawer = "open";
     if (e.target.closest("#drawer-close, #best")) delete root.dataset.drawer;
   });
+  // A job file dropped anywhere on the page is opened as plan A.
+  document.addEventListener("dragover", (e) => e.preventDefault());
+  document.addEventListener("drop", (e) => {
+    e.preventDefault();
+    const file = e.dataTransfer && e.dataTransfer.files[0];
+    if (!file || (e.target.closest && e.target.closest(".dash-upload"))) return;
+    if (file.size > 65536) return window.dash_clientside.set_props("told", { children: file.name + " is too large for a job file" });
+    const reader = new FileReader();
+    reader.onload = () => window.dash_clientside.set_props("upload-a", { contents: reader.result });
+    reader.readAsDataURL(file);
+  });
   // The system's own change of theme: as if somebody had switched.
   night.addEventListener("change", () => { if (!root.dataset.theme) window.dash_clientside.set_props("theme", { data: theme() }); });
 })();
