@@ -293,7 +293,8 @@ def test_a_job_file_dropped_on_the_page_is_opened(user: Callable[..., Tab]) -> N
     page = user()
     page.waits("64 x")
     drop = """(text) => { const data = new DataTransfer(); data.items.add(new File([text], "job.toml"));
-        document.querySelector("main").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true})); }"""
+        const how = {dataTransfer: data, bubbles: true, cancelable: true};
+        document.querySelector("main").dispatchEvent(new DragEvent("drop", how)); }"""
     page.tab.evaluate(drop, text(gpus=128))
     page.waits("128 x")
 
