@@ -22,11 +22,10 @@ from presage.hardware import platform
 from presage.parallel.plan import Axis, ParallelPlan
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, overlap_loss
 from presage.prediction.jobs.efficiency import LAWS
-from presage.prediction.jobs.embedding_head import embedding_graph, head_graph
 from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.layer_graph import LayerBuilder, LayerGraph
 from presage.prediction.jobs.stages import MODULES, layer_passes
-from presage.prediction.jobs.transformer_layer import layer_graph
+from presage.prediction.jobs.transformer_layer import embedding_graph, head_graph, layer_graph
 
 GPT = Transformer(2048, 4, 16, 32000, 8192, 16, 128, activation="gelu", norm="layernorm", bias=True)
 GROUPED = Transformer(4096, 4, 32, 32000, 14336, 8, 128)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from commands import runner
-from presage.cli.diff import command
+from presage.cli.compare import diff_command
 from presage.errors import PresageError
 from presage.report.diff_answer import changes, diff_answer
 
 JOB = Path(__file__).parents[2] / "examples/jobs/llama3.1-405b.toml"
-diff = runner(command)
+diff = runner(diff_command)
 
 
 def test_equal_answers_have_no_difference() -> None:

@@ -34,7 +34,7 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     (STEP, "graph", "graph:command", "List what a step runs: ops, FLOPs, bytes, memory, by module"),
     (STEP, "trace", "trace:command", "Explain where the time of a step goes, from profiler traces"),
     (STEP, "replay", "replay:command", "Re-simulate a trace, then change kernel or CPU times"),
-    (STEP, "diff", "diff:command", "Show what changed between two answers, traces, graphs or jobs, and why"),
+    (STEP, "diff", "compare:diff_command", "Show what changed between two answers, traces, graphs or jobs, and why"),
     (MANY, "job", "job:command", "Predict a job on many GPUs: step time, memory, days, cost"),
     (MANY, "plan", "plan:command", "Find the best parallelism: every legal plan, ranked"),
     (MANY, "run", "run:command", "Predict when a whole run ends: failures, checkpoints, a deadline"),

@@ -21,12 +21,11 @@ from presage.parallel.plan import Axis
 from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, communicators
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
-from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
 from presage.prediction.jobs.job_flops import peak_of
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.layer_graph import LayerGraph
 from presage.prediction.jobs.stages import assign_layers, recomputed_share
-from presage.prediction.jobs.transformer_layer import layer_graph
+from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
 from presage.prediction.jobs.work_pace import WorkPaces
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Transformer
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, Passes
-from presage.prediction.jobs.embedding_head import embedding_graph, further_graph, head_graph
-from presage.prediction.jobs.transformer_layer import layer_graph
+from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
 
 Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
 
