@@ -155,7 +155,8 @@ class ModelError:
     @property
     def note(self) -> str:
         """Where the interval is from, in a line."""
-        return f"90% interval: presage's error on {self.runs:,} published runs of {self.what}, from {self.sources} source{'' if self.sources == 1 else 's'}"
+        where = f"{self.sources} source{'' if self.sources == 1 else 's'}"
+        return f"90% interval: presage's error on {self.runs:,} published runs of {self.what}, from {where}"
 
     def interval(self, median: float, spread: float = 1.0) -> tuple[float, float]:
         """90% interval around a predicted median; `spread` is p95 over p50 of what varies besides, run to run."""
