@@ -109,7 +109,8 @@ def test_every_command_is_here() -> None:
     without = {
         "whatif": "the same capture and draws as predict", "ui": "a server", "examples": "a list of files",
         "calibrate": "needs a GPU", "measure": "needs a GPU", "pack": "prints what is in a file",
-        "accuracy": "needs the measured data", "sensitivity": "the draws of job",
+        "accuracy": "needs the measured data", "diff": "reads two answers", "compare": "reads a file",
+        "sensitivity": "the draws of job",
         "study": "the draws of job", "shard": "searches for seconds; see test_a_search_that_ends_by_itself",
     }  # fmt: skip
     assert {name for _, name, _, _ in THERE} == set(COMMANDS) | set(without)

@@ -138,7 +138,7 @@ def test_a_job_from_tables() -> None:
         (LEAST + "[parallel]\nxyz = 2", "parallel.xyz: is unknown: choose from gpus, tp, sequence_parallel"),
         (LEAST + "[model.experts]\ntopk = 2", "model.experts.topk: is unknown: did you mean 'top_k'?"),
         (LEAST + "[model.experts]\ntop_k = 2", "experts"),
-        (LEAST.replace("8192", '"8k"'), "training.sequence: Expected `int | null`, got `str`"),
+        (LEAST.replace("8192", '"8k"'), "training.sequence: is '8k': it should be a whole number"),
         (LEAST.replace("llama3-8b", "llama3-9b"), "no model 'llama3-9b': did you mean llama3-8b"),
         (LEAST.replace("dgx-h100", "dgx-h101"), "no platform 'dgx-h101'"),
         (LEAST.replace("sequence = 8192", ""), "training.sequence: is missing"),

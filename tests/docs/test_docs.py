@@ -29,6 +29,8 @@ SPREAD = "minutes, or another machine: test_scale.py does smaller ones in every 
 NOT_RUN = {
     "make demo": SETS_UP,
     "make test": SETS_UP,
+    "presage predict train.py:build --gpu h100 --fail-if 'not fits or p95 > 40ms'": "the reader's own step",
+    "presage job job.toml --fail-if 'mfu < 45% or memory_left_bytes < 4GiB'": "the reader's own job",
     "pip install .": INSTALLS,
     "pip install '.[torch,report,ui]'": INSTALLS,
     "presage --install-completion": "changes files of the reader's shell",

@@ -189,7 +189,7 @@ def test_the_slow_end_of_real_fleets_is_predicted(shared: Path, tmp_path: Path) 
     assert [s.row for s in result.skipped] == ["small.csv"]
     assert result.sizes["frontera-bert"] == (276, 226, 256)
     again = score_fleets([shared / TABLES / "frontera-bert-agg.csv"], sets=12)
-    assert again.result.metrics() == result.metrics("frontera-bert"), "the same seed, the same figures"
+    assert again.metrics() == result.metrics("frontera-bert"), "the same seed, the same figures"
     assert set(result.to_json()["baselines"]) == {"normal", "sample"}
 
 

@@ -74,7 +74,7 @@ def test_a_saved_graph_takes_no_arguments(saved: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(PresageError, match="No such file"):
+    with pytest.raises(PresageError, match="no such file"):
         run(tmp_path / "none.presage")
 
 

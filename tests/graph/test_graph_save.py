@@ -105,7 +105,7 @@ def test_bad_files_are_named(tmp_path: Path, data: bytes, said: str) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="no such file"):
         save.read(tmp_path / "none.presage")
     with pytest.raises(PresageError, match="cannot be written"):
         save.write(SAMPLE, tmp_path / "no" / "folder.presage")
