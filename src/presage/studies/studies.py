@@ -157,7 +157,7 @@ def power_study(
 
 def _power_point(job: Job, cap: float, usual: NoiseModel, more: float, setup: StudySetup) -> StudyPoint:
     """The laws know the usual spread already, a wider one comes on top: see `without_fitted_stragglers`."""
-    found, noise = predict_job(job), with_wider_spread(usual, more)
+    found, noise = replace(predict_job(job), drawn=False), with_wider_spread(usual, more)
     shape = without_fitted_stragglers(step_model(job, found.job_step), usual)
     sd, watts = noise.of("products").rank, job.platform.gpu.power_limit
     name = f"{watts:,.0f} W, spread {100 * sd:.2g}%"

@@ -143,7 +143,7 @@ def study_pair(setup: StudySetup, named: tuple[str, Job]) -> StudyPoint | Skippe
 
 def predict_point(name: str, job: Job, setup: StudySetup) -> StudyPoint:
     """With what is believed of the noise of such a job."""
-    found = predict_job(job)
+    found = replace(predict_job(job), drawn=False)  # its own draws follow
     noise = belief_of(job, found.seconds, setup.noise)[0].noise
     shape = without_fitted_stragglers(step_model(job, found.job_step), noise)
     return StudyPoint(name, found, shape, noise, draw_point(shape, noise, setup))
