@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def trainer(predicted: Any, out: Path) -> None:
             return {"input_ids": tokens, "labels": tokens}
 
     arguments = TrainingArguments(
-        "/tmp/trainer", per_device_train_batch_size=8, max_steps=STEPS, bf16=True, report_to=[], disable_tqdm=True,
+        tempfile.mkdtemp(), per_device_train_batch_size=8, max_steps=STEPS, bf16=True, report_to=[], disable_tqdm=True,
         save_strategy="no", logging_steps=1000, dataloader_num_workers=4, optim="adamw_torch_fused",
     )  # fmt: skip
     model = GPT2LMHeadModel(GPT2Config(use_cache=False))

@@ -274,7 +274,7 @@ def fails(device):
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(STEP)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "_torch", fake_torch)
+    monkeypatch.setattr(command, "cuda_torch", lambda *_: fake_torch())
     monkeypatch.setattr(command, "profiled", lambda *_: activity(recorded("two_tower"), 2))
     return tmp_path
 

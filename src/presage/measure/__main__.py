@@ -26,14 +26,14 @@ from presage.hardware import gpu as gpu_facts
 from presage.measure.activity import profiled
 from presage.measure.prediction import Prediction, can_predict, predict, read
 from presage.measure.result import MeasureResult, brief, page, to_json
-from presage.measure.timing import timed
+from presage.measure.timing import cuda_torch, timed
 from presage.usercode import load, parse_arguments, user_code_line
 
 
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
     values, told = parse_arguments(args.arg), read(args.predicted) if args.predicted else None
-    torch = _torch()
+    torch = cuda_torch("measuring", " (presage predict needs none)")
     name = torch.cuda.get_device_name()
     why = ""
     with redirect_stdout(sys.stderr):  # what the user's code prints must not get between the lines of our own output
@@ -75,16 +75,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("should be 1 or more")
     return value
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as e:
-        raise PresageError("measuring needs torch, which is not installed here: pip install torch") from e
-    if not torch.cuda.is_available():
-        raise PresageError("no CUDA GPU on this machine (presage predict needs none)")
-    return torch
 
 
 def _own_prediction(args: argparse.Namespace, gpu: str) -> tuple[Prediction | None, str]:

@@ -33,26 +33,14 @@ SLOW = 0.10  # slower than predicted by this share: worth a warning
 Log = Callable[[Mapping[str, float], int], None]
 
 
-def watch(
-    predicted: Any = None,
-    *,
-    out: str | Path | None = None,
-    every: int = WINDOW,
-    log: str | Log | None = None,
-    profile: bool = True,
-    quiet: bool = False,
-) -> StepMonitor:
-    """Time the steps of a training loop and compare them with a prediction.
+class StepMonitor:
+    """Times the steps of a training loop and compares them with a prediction; `presage.watch` is this class.
 
     `predicted`: a file that `presage predict --json` wrote, a result of `presage.predict` or `presage.predict_job`, or
     seconds per step. `out`: a JSON file for `presage compare`. `every`: steps between two lines on stderr. `log`:
-    "tensorboard", "wandb", "mlflow", or a function of (metrics, step).
+    "tensorboard", "wandb", "mlflow", or a function of (metrics, step). Used as a context manager, or by the callbacks
+    through begin(), end() and finish().
     """
-    return StepMonitor(predicted, out=out, every=every, log=log, profile=profile, quiet=quiet)
-
-
-class StepMonitor:
-    """Times steps beside a prediction; used as a context manager, or by the callbacks through begin() and end()."""
 
     def __init__(
         self,
@@ -105,13 +93,15 @@ class StepMonitor:
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        with suppress(Exception) if failure[0] is not None else nullcontext():
-            self.finish()
+        failed = failure[0] is not None
+        with suppress(Exception) if failed else nullcontext():
+            self.finish(gather=not failed)
 
-    def finish(self) -> RunComparison:
-        """The comparison over all timed steps; written to `out`, and printed."""
+    def finish(self, gather: bool = True) -> RunComparison:
+        """The comparison over all timed steps; written to `out`, and printed. `gather`: with the figures of other
+        ranks, which all have to call this: not where one of them has failed."""
         self._collect()
-        ranks = _gathered(self._timing)
+        ranks = _gathered(self._timing) if gather else ()
         self.result = RunComparison(self.prediction, self._timing, ranks)
         if _rank() == 0:
             if self.out is not None:
@@ -144,6 +134,9 @@ class StepMonitor:
         if slower is not None and slower > SLOW and not self._warned and not self.quiet:
             self._warned = True
             print(f"presage: warning: {100 * slower:.0f}% slower than predicted; {latest.advice}", file=sys.stderr)
+
+
+watch = StepMonitor
 
 
 class _HostClock:

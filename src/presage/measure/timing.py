@@ -8,8 +8,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from presage.errors import PresageError
+
 WARM_UP = 10
 SECONDS, FEWEST, MOST = 2.5, 20, 400  # of timed steps in all, and how many those can be
+
+
+def cuda_torch(doing: str, otherwise: str) -> Any:
+    """torch, on a machine with a CUDA GPU; an error says what needs it and what to do otherwise."""
+    try:
+        import torch
+    except ImportError as e:
+        raise PresageError(f"{doing} needs torch, which is not installed here: pip install torch") from e
+    if not torch.cuda.is_available():
+        raise PresageError(f"no CUDA GPU on this machine{otherwise}")
+    return torch
 
 
 @dataclass(frozen=True, slots=True)

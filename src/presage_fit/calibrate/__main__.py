@@ -34,6 +34,7 @@ from typing import Any
 
 from presage.errors import PresageError
 from presage.files import write_whole
+from presage.measure.timing import cuda_torch
 from presage.pool.processes import end_with_parent
 from presage_fit.calibrate.host import copies, host_costs, latencies
 from presage_fit.calibrate.measure import REPEATS, Flush, cache_reuse, profile_batch, read_batch
@@ -161,7 +162,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    torch, progress = _torch(), (lambda _: None) if args.quiet else print_progress
+    torch = cuda_torch("calibrating", ": run it where the GPU is")
+    progress = (lambda _: None) if args.quiet else print_progress
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
     for name, measure in (
@@ -180,16 +182,6 @@ def main(argv: list[str] | None = None) -> None:
             if not sweep(torch, name, args.out, limit, args.seed, pool, progress) and time.monotonic() > end:
                 break
     _finish(args.out, families, args.seed, args.json)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as e:
-        raise PresageError("calibrating needs torch, which is not installed here: pip install torch") from e
-    if not torch.cuda.is_available():
-        raise PresageError("no CUDA GPU on this machine: run it where the GPU is")
-    return torch
 
 
 def _finish(out: Path, families: list[str], seed: int, path: str | None) -> None:
