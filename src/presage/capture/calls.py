@@ -63,6 +63,9 @@ class MemoryTracker:
     def start(self, now: Callable[[], int]) -> None:
         """The recorded step begins; what is alive now was there before it."""
         self._now = now
+        self.tensors, self.moments = [], []
+        self._known.clear()
+        self.sparse.clear()
         self.before = {number for number, _ in self._alive.values()}
 
     def stop(self) -> None:

@@ -95,6 +95,10 @@ class IndexValues:
                 dim = args[1] if name == "index" and len(args) > 1 and type(args[1]) is int else None
                 self._asked.setdefault(memory.tensor(found[0]), view if dim is None else view.once(dim))
 
+    def forget(self) -> None:
+        """A new step is recorded: what lookups of the last one asked for is not wanted any more."""
+        self._asked.clear()
+
     def facts(self) -> dict[int, tuple[int, int]]:
         """Distinct values and the count of the most frequent one, by the numbers of the tensors asked for."""
         worker, out = Worker(), {}

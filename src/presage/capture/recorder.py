@@ -66,8 +66,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """The stretch of the run that becomes the graph."""
+        """The stretch of the run that becomes the graph, in the place of one before."""
         self.recording = True
+        self.calls.clear()
+        self.notes.clear()
+        self.shadows.forget()
         self.memory.start(lambda: len(self.calls))
         listeners.append(self._waited)
         try:

@@ -6,18 +6,18 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
 
 from presage.capture import rules_index, rules_layers, rules_math, rules_memory
-from presage.capture.call_sites import Nested, profiled
+from presage.capture.call_sites import Nested, Profile, profiled
 from presage.capture.calls import MemoryEvent, RecordedCall
 from presage.capture.fake_device import fake_cuda, restore_settings, torch_flags
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.recorder import Recorder
-from presage.capture.variant_hooks import hooked
+from presage.capture.variant_hooks import VariantHooks, hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Event, Graph, Op
@@ -41,16 +41,33 @@ def capture(
     changes to make around it, such as autocast or another optimizer.
     """
     arguments = arguments or {}
-    # autograd's own threads know only the devices that were there when the process first ran a backward
-    with restore_settings(), _frozen_heap(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
-        recorder = Recorder()
-        with recorder.places.following(), recorder, hooked(variant) as wrapped:
-            step = _users(recorder, lambda: wrapped(_checked(function("cuda", **arguments), source or function)))
-            for _ in range(warm_up):
-                _users(recorder, step)
-            nested = _record(recorder, step)
+    with on_fake_gpu(Recorder(), variant) as (recorder, hooks):
+        step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
+        for _ in range(warm_up):
+            users(recorder, step)
+        with recorded(recorder) as profile:
+            users(recorder, step)
         flags = torch_flags()
-    return replace(_graph(recorder, nested, source, arguments, flags), variant=variant.changes())
+    return replace(graph_of(recorder, profile, source, arguments, flags), variant=variant.changes())
+
+
+R = TypeVar("R", bound=Recorder)
+
+
+@contextmanager
+def on_fake_gpu(recorder: R, variant: Variant) -> Iterator[tuple[R, VariantHooks]]:
+    """Code that runs inside sees a GPU, with the changes of a variant; the recorder sees its ops."""
+    # autograd's own threads know only the devices that were there when the process first ran a backward
+    with (
+        restore_settings(),
+        _frozen_heap(),
+        fake_cuda(),
+        torch.autograd.set_multithreading_enabled(False),
+        recorder.places.following(),
+        recorder,
+        hooked(variant) as hooks,
+    ):
+        yield recorder, hooks
 
 
 @contextmanager
@@ -65,24 +82,25 @@ def _frozen_heap() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _record(recorder: Recorder, step: Step) -> list[Nested]:
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[Profile]:
+    """What runs inside becomes the graph; the profile is filled in at the end."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     recorder.places.forget()
     _name_memory(recorder)
-    recorder.places.before_step.append(lambda _: _name_gradients(recorder))
+    recorder.places.before_step = [lambda _: _name_gradients(recorder)]
     try:
         with profiled() as profile, recorder.listening():
-            _users(recorder, step)
+            yield profile
         _name_memory(recorder)
     finally:
         if was_on:
             gc.enable()
-    return profile.nested
 
 
-def _users(recorder: Recorder, run: Callable[[], Any]) -> Any:
+def users(recorder: Recorder, run: Callable[[], Any]) -> Any:
     """Run the user's code; what goes wrong in it is told with the user's line."""
     try:
         out = run()
@@ -136,13 +154,14 @@ def _name_gradients(recorder: Recorder) -> None:
         recorder.memory.name(p.grad, "gradient", name, name.rpartition(".")[0])
 
 
-def _graph(
-    recorder: Recorder, nested: list[Nested], source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
+def graph_of(
+    recorder: Recorder, profile: Profile, source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
 ) -> Graph:
+    """The recorded step as a graph."""
     made, storages, moments = recorder.memory.compact(_homes(recorder))
     lowering = CallLowering(made, storages, recorder.memory.sparse, recorder.shadows.facts())
     lowering.notes += recorder.notes
-    starts = _lower_all(lowering, recorder, nested, moments)
+    starts = _lower_all(lowering, recorder, profile.nested, moments)
     return lowering.finish(
         _frees(moments, starts, len(lowering.ops)),
         source=source,

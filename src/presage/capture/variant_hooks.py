@@ -26,29 +26,28 @@ from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
 
 Step = Callable[[], Any]
-Wrap = Callable[[Step], Step]
 FORMS: dict[str, dict[str, Any]] = {"fused": {"fused": True, "foreach": None}, "foreach": {"foreach": True}}
 
 
 @contextmanager
-def hooked(variant: Variant) -> Iterator[Wrap]:
-    """The variant is in force; gives what the step that the user's function returns is to be wrapped with."""
+def hooked(variant: Variant) -> Iterator[VariantHooks]:
+    """The variant is in force while this lasts."""
     with ExitStack() as stack:
-        hooks = _Hooks(variant)
+        hooks = VariantHooks(variant)
         for owner, name, value in hooks.patches():
             stack.enter_context(fake_device.patched(owner, name, value))
         for hook in hooks.optimizer_hooks():
             stack.callback(hook.remove)
         stack.enter_context(fused_attention.intercepted() if variant.fused_attention else nullcontext())
         stack.enter_context(fake_device.fake_tracing() if variant.traced else nullcontext())
-        yield hooks.wrapped
+        yield hooks
 
 
 class _Stop(BaseException):
     """Ends a microbatch after its backward pass."""
 
 
-class _Hooks:
+class VariantHooks:
     """State of a variant during one capture."""
 
     def __init__(self, variant: Variant) -> None:
