@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 
 from presage.ui.knobs import KNOBS
 from presage.ui.plans import first_plan, text_of
-from presage.ui.question import SharedPlans, make_link
+from presage.ui.question import FIRST_QUESTION, SharedPlans, make_link
 from presage.ui.replies import run_reply, spread_reply, step_reply
 from presage.ui.server import make_app, refused
 
@@ -40,7 +40,7 @@ def body(app: Any) -> dict[str, Any]:
     client = app.server.test_client()
     listed = client.get("/_dash-dependencies", headers={"Host": "localhost"}).json
     asked = next(c for c in listed if "wrong-asked.children" in c["output"])
-    values = {"tokens.value": "15T", "days.value": 60, "noise.value": "production", "two.data": False}
+    values = {f"{name}.value": value for name, value in FIRST_QUESTION.items()} | {"two.data": False}
     plan = first_plan(None)
 
     def entry(i: dict[str, str]) -> Any:
@@ -240,7 +240,7 @@ def test_the_page_says_what_the_command_says(tmp_path: Any) -> None:
 def test_slow_draws_leave_threads_for_certain_answers() -> None:
     import threading
 
-    from presage.ui import drawing
+    from presage.ui import replies as drawing
 
     go, started = threading.Event(), threading.Semaphore(0)
 

@@ -26,6 +26,7 @@ from presage.ui.question import parse_question
 pytestmark = pytest.mark.xdist_group("browser")
 COMMAND = [str(Path(sys.executable).with_name("presage")), "ui", "--port", "0", "--no-open"]
 SMALL = Path(__file__).with_name("small.toml")
+ROOT = SMALL.parents[2]
 SOON = 40_000  # ms: a busy machine is slow
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -266,7 +267,7 @@ def test_the_ten_best_plans_are_a_table_to_choose_from(user: Callable[..., Tab])
     page.waits("64 x")
     page.tab.locator("#best").click()
     page.tab.wait_for_selector("#search-box progress")
-    page.tab.wait_for_selector("#found-plans tbody tr >> nth=9")
+    page.tab.wait_for_selector("#found-plans tbody tr >> nth=9", timeout=2.5 * SOON)
     page.waits("64 x", "b")
     memory = page.tab.locator("#found-plans tbody tr >> nth=3").locator("td.n").nth(-2).inner_text()
     page.tab.locator("#found-plans tbody tr >> nth=3").locator("button:text-is('A')").click()
@@ -289,14 +290,61 @@ def test_an_answer_is_exported(user: Callable[..., Tab]) -> None:
             assert json.loads(content)["step_ms"]["p50"] == pytest.approx(drawn().step.p50 * 1e3)
 
 
-def test_a_job_file_dropped_on_the_page_is_opened(user: Callable[..., Tab]) -> None:
+DROP = """([name, text]) => { const data = new DataTransfer(); data.items.add(new File([text], name));
+    const how = {dataTransfer: data, bubbles: true, cancelable: true};
+    document.querySelector("main").dispatchEvent(new DragEvent("drop", how)); }"""
+
+
+def test_a_job_file_or_a_models_config_dropped_on_the_page_is_opened(user: Callable[..., Tab]) -> None:
     page = user()
     page.waits("64 x")
-    drop = """(text) => { const data = new DataTransfer(); data.items.add(new File([text], "job.toml"));
-        const how = {dataTransfer: data, bubbles: true, cancelable: true};
-        document.querySelector("main").dispatchEvent(new DragEvent("drop", how)); }"""
-    page.tab.evaluate(drop, text(gpus=128))
+    page.tab.evaluate(DROP, ["job.toml", text(gpus=128) + '\n[run]\ntokens = "2T"\nspares = 3\n'])
     page.waits("128 x")
+    assert page.tab.locator("#spares").input_value() == "3" and page.tab.locator("#tokens").input_value() == "2T"
+    page.tab.evaluate(DROP, ["config.json", (ROOT / "examples/jobs/mixtral/config.json").read_text()])
+    page.waits("mixtral")
+    page.tab.evaluate(DROP, ["list.txt", "eggs and butter"])
+    page.tab.wait_for_selector("#told:has-text('list.txt names no model')")
+
+
+def test_a_trace_is_explained_on_the_page(user: Callable[..., Tab]) -> None:
+    from presage.traces.trace_set import DEMO
+
+    page = user(width=390)
+    with page.tab.expect_file_chooser() as chosen:
+        page.tab.locator("#open-file").click()
+    chosen.value.set_files(str(DEMO))
+    page.tab.wait_for_selector("#dropped-card:has-text('Top kernels')")
+    assert "/step" in page.tab.locator("#dropped-card .headline").inner_text()
+    page.tab.wait_for_selector("#dropped-chart .bars path")
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == 390
+    with page.tab.expect_download() as took:
+        page.tab.locator("#dropped-save").click()
+    assert "<html" in Path(took.value.path()).read_text()
+    page.tab.locator("#dropped-close").click()
+    page.tab.wait_for_selector("#dropped-trace", state="hidden")
+
+
+def test_failures_and_spares_change_the_run_and_stay_in_the_link(user: Callable[..., Tab]) -> None:
+    page = user()
+    page.drawn()
+    page.tab.locator("#rate").fill("400")
+    page.tab.locator("#spares").fill("2")
+    page.tab.locator("#interval").fill("500")
+    page.tab.locator("#interval").press("Enter")
+    page.tab.wait_for_selector(".fact:not(.waits)[data-fact=Goodput] .detail:has-text('2 spares; checkpoint every')")
+    page.tab.locator("#controls-a summary").click()
+    assert "rate = 400" in page.tab.locator("#controls-a textarea").input_value()
+    other = user(page.tab.evaluate("location.hash"))
+    other.tab.wait_for_selector(".fact:not(.waits)[data-fact=Goodput] .detail:has-text('2 spares; checkpoint every')")
+    assert [other.tab.locator(f"#{name}").input_value() for name in ("rate", "spares", "interval")] == [
+        "400",
+        "2",
+        "500",
+    ]
+    page.tab.locator("#interval").fill("often")
+    page.tab.locator("#interval").press("Enter")
+    page.tab.wait_for_selector("#wrong-asked:has-text('auto, a number of steps')")
 
 
 def test_it_starts_in_less_than_two_seconds(served: Started) -> None:

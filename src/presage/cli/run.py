@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from presage.cli import complete
 from presage.cli.job_source import GpuKind, OnPlatform, job_from_options, same_job
@@ -14,13 +16,12 @@ from presage.cli.output import pool_progress, show_answer
 from presage.errors import PresageError
 
 if TYPE_CHECKING:
+    from presage.configs.job_file import ParsedJob
     from presage.prediction.jobs.job_prediction import JobResult
     from presage.runs.run import TrainingRun
     from presage.runs.whole import RunResult
 
-UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "d": 86400.0,
-         "days": 86400.0, "w": 604800.0, "weeks": 604800.0}  # fmt: skip
-GB = 1e9
+GB, DAY = 1e9, 86400.0
 LONGEST = 1_000_000_000  # steps
 FAILURES, CHECKPOINTS = "Failures", "Checkpoints"
 
@@ -71,7 +72,10 @@ Storage = Annotated[
     float | None, option("--storage-GBps", "X", "Checkpoint write bandwidth, GB/s.", panel=CHECKPOINTS, min=0.001)
 ]
 Every = Annotated[
-    str, option("--interval", "auto|N|30min", "Checkpoint interval: best, in steps, or a time.", panel=CHECKPOINTS)
+    str | None,
+    option(
+        "--interval", "auto|N|30min", "Checkpoint interval: best (default), in steps, or a time.", panel=CHECKPOINTS
+    ),
 ]
 SpareNodes = Annotated[
     int | None,
@@ -101,7 +105,7 @@ def command(
     save: SaveSeconds = None,
     background: Background = 0.0,
     storage: Storage = None,
-    interval: Every = "auto",
+    interval: Every = None,
     spares: SpareNodes = None,
     noise: NoiseFile = None,
     step: StepSeconds = None,
@@ -131,17 +135,20 @@ def command(
     from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
-    predicted = replace(
-        predict_job(job_from_options(job, gpus, change, {"price_per_gpu_hour": price}, gpu=gpu, on=on)), noise=noise
-    )
-    kind = chosen_reliability(failures, rate, restart, superlinear)
-    many = _steps(predicted, tokens, steps)
+    read = job_from_options(job, gpus, change, {"price_per_gpu_hour": price}, gpu=gpu, on=on)
+    asked = _run_section(read)
+    noise, failures = noise or asked.get("noise"), failures or asked.get("failures")
+    predicted = replace(predict_job(read), noise=noise)
+    kind = chosen_reliability(failures, _or(rate, asked, "rate"), _or(restart, asked, "restart_seconds"), superlinear)
+    many = _steps(predicted, tokens or (None if steps else asked.get("tokens")), steps)
     saves = checkpoints_of(predicted.job, kind, save, background, None if storage is None else storage * GB)
-    until = _until(deadline, start)
+    until = _until(deadline or asked.get("deadline"), start)
     times, source = step_times(predicted, noise, bool(kind.slow), seed)
     times = times if step is None else times.measured(step)
-    result = predict_run(predicted, many, kind, saves, times, spares, draws, seed, until)
-    result = replace(result, run=_with_interval(result.run, interval, model_error), noise=source)
+    result = predict_run(predicted, many, kind, saves, times, _or(spares, asked, "spares"), draws, seed, until)
+    result = replace(
+        result, run=_interval(result.run, interval or asked.get("interval") or "auto", model_error), noise=source
+    )
     then = ["sensitivity", *same_job(job, gpus, change, None, None)] if gpu is None and on is None else []
     show_answer(run_answer(_computed(result, workers, ray)), json, report, then=then)
 
@@ -166,46 +173,51 @@ def _steps(predicted: JobResult, tokens: str | None, steps: int | None) -> int:
     return many
 
 
-def _with_interval(run: TrainingRun, interval: str, model_error: bool) -> TrainingRun:
+def _interval(run: TrainingRun, interval: str, model_error: bool) -> TrainingRun:
     """The run with the given checkpoint interval, with or without presage's own uncertainty."""
-    run = replace(run, checkpoints=replace(run.checkpoints, every=_every(interval, run)))
+    from presage.runs.run import with_interval
+
+    with _named("--interval"):
+        run = with_interval(run, interval)
     return run if model_error else run.exact()
 
 
-def _every(text: str, run: TrainingRun) -> int | None:
-    """Steps between checkpoints; None for the best interval."""
-    if text == "auto":
-        return None
-    whole = re.fullmatch(r"(\d+)(?: ?steps?)?", text.strip())
-    if whole:
-        if int(whole[1]) < 1:
-            raise PresageError("--interval 0: should be at least 1 step")
-        return min(int(whole[1]), run.steps)
-    return run.whole_steps(_duration(text, "--interval", "auto, a number of steps, or a time such as 30min"))
-
-
-def _duration(text: str, option: str, write: str) -> float:
-    match = re.fullmatch(r"([\d.]+) ?([a-z]+)", text.strip().lower())
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """Puts the option's name before what is wrong with its value."""
     try:
-        value = float(match[1]) * UNITS[match[2]] if match else 0.0
-    except (ValueError, KeyError):
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise PresageError(f"{option} {text}: write {write}")
-    return value
+        yield
+    except PresageError as e:
+        raise PresageError(f"{option} {e}") from e
+
+
+def _or(option: Any, asked: dict[str, Any], name: str) -> Any:
+    return asked.get(name) if option is None else option
+
+
+def _run_section(job: ParsedJob) -> dict[str, Any]:
+    """The [run] of a job file, whose options are the defaults of this command's; files in it are beside the job's."""
+    found = dict(job.run)
+    for name in ("noise", "failures"):
+        if str(found.get(name, "")).endswith(".toml"):
+            found[name] = str(job.path.parent / str(found[name]))
+    return found
 
 
 def _until(text: str | None, start: str | None) -> float | None:
     """Seconds from the start to the deadline."""
+    from presage.runs.run import parse_duration
+
     if text is None:
         return None
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", text.strip()):
-        return _duration(text, "--deadline", "60d, 900h or a date such as 2027-03-31")
+        with _named("--deadline"):
+            return parse_duration(text, "60d, 900h or a date such as 2027-03-31")
     first = datetime.now(UTC).date() if start is None else _date(start, "--start")
     days = (_date(text, "--deadline") - first).days
     if days <= 0:
         raise PresageError(f"--deadline {text}: should be after the start, {first}")
-    return days * UNITS["d"]
+    return days * DAY
 
 
 def _date(text: str, option: str) -> date:

@@ -38,12 +38,13 @@ EVEN = ("megatron-core", "megatron-2021", "nemo")
 
 
 class ParsedJob(NamedTuple):
-    """A job, what its owner should know (arguments not understood, what is unusual in it), and its [cluster] table."""
+    """A job, what its owner should know (arguments not understood, what is unusual in it), its [cluster] and [run]."""
 
     job: Job
     notes: tuple[str, ...] = ()
     cluster: Table = MappingProxyType({})
     path: Path = Path("job")
+    run: Table = MappingProxyType({})
 
 
 class JobTable(NamedTuple):
@@ -78,7 +79,7 @@ class JobTable(NamedTuple):
         if checked:
             _check_even(path, job)
             notes = (*notes, *job_notes(job))
-        return ParsedJob(job, (*foreign, *notes), sections.get("cluster", {}), path)
+        return ParsedJob(job, (*foreign, *notes), sections.get("cluster", {}), path, sections.get("run", {}))
 
 
 def read_transformer_job(path: str | Path, overrides: Table | None = None, checked: bool = True) -> Job:

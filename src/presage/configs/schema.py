@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -136,6 +136,19 @@ class ClusterConfig(msgspec.Struct):
     pue: float | None = None
 
 
+class RunConfig(msgspec.Struct):
+    """What `presage run` and the planning page ask of the whole run, where no option says otherwise."""
+
+    tokens: str | None = None
+    deadline: str | None = None
+    noise: str | None = None
+    failures: str | None = None
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # failures per 1,000 node-days
+    restart_seconds: Annotated[float, msgspec.Meta(ge=0.001, le=1e9)] | None = None
+    spares: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None  # nodes
+    interval: str | None = None
+
+
 class JobConfig(msgspec.Struct):
     name: str = ""
     arguments: str | None = None  # a Megatron script
@@ -146,12 +159,13 @@ class JobConfig(msgspec.Struct):
     overlap: OverlapConfig = msgspec.field(default_factory=OverlapConfig)
     framework: str | FrameworkConfig = "megatron-core"
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
+    run: RunConfig = msgspec.field(default_factory=RunConfig)
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": ModelConfig, "model.experts": ExpertConfig, "model.latent": LatentConfig, "training": TrainingConfig,
     "training.recompute": RecomputeConfig, "parallel": ParallelConfig, "overlap": OverlapConfig,
-    "framework": FrameworkConfig, "cluster": ClusterConfig,
+    "framework": FrameworkConfig, "cluster": ClusterConfig, "run": RunConfig,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -97,6 +98,42 @@ class TrainingRun:
         times = replace(self.times, seconds=self.times.seconds * seconds)
         checkpoints = replace(self.checkpoints, save=self.checkpoints.save * save)
         return replace(self, times=times, checkpoints=checkpoints)
+
+
+# ---- durations and checkpoint intervals as people write them: 60d, 30min, 500 steps
+
+UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "d": 86400.0,
+         "days": 86400.0, "w": 604800.0, "weeks": 604800.0}  # fmt: skip
+INTERVALS = "auto, a number of steps, or a time such as 30min"
+
+
+def parse_duration(text: str, write: str) -> float:
+    """Seconds of 60d, 900h or 30min; `write` says what to write instead of what is none."""
+    match = re.fullmatch(r"([\d.]+) ?([a-z]+)", text.strip().lower())
+    try:
+        value = float(match[1]) * UNITS[match[2]] if match else 0.0
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 0 < value < inf:
+        raise PresageError(f"{text}: write {write}")
+    return value
+
+
+def parse_interval(text: str) -> int | float | None:
+    """Whole steps, seconds (a float), or None for the best interval."""
+    if text.strip() == "auto":
+        return None
+    whole = re.fullmatch(r"(\d{1,12})(?: ?steps?)?", text.strip())
+    if whole and int(whole[1]) < 1:
+        raise PresageError(f"{text}: should be at least 1 step")
+    return int(whole[1]) if whole else parse_duration(text, INTERVALS)
+
+
+def with_interval(run: TrainingRun, text: str) -> TrainingRun:
+    """The run with checkpoints at the interval that a text says."""
+    found = parse_interval(text)
+    every = run.whole_steps(found) if isinstance(found, float) else None if found is None else min(found, run.steps)
+    return replace(run, checkpoints=replace(run.checkpoints, every=every))
 
 
 # ---- What a checkpoint of a job takes, from its size and the storage.

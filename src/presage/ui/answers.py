@@ -134,7 +134,8 @@ def spread_measures(p: JobResult) -> list[Measure]:
 @lru_cache(64)
 def draw_run(text: str, asked: RunQuestion) -> RunResult:
     """As `presage run --draws 500` draws it."""
-    from presage.runs.sets import DEFAULT, reliability
+    from presage.runs.run import with_interval
+    from presage.runs.sets import chosen_reliability
     from presage.runs.steps import step_times
     from presage.runs.whole import predict_run
 
@@ -143,10 +144,11 @@ def draw_run(text: str, asked: RunQuestion) -> RunResult:
     steps = asked.steps(p.job.tokens)
     if (years := steps * p.seconds / YEAR) > LONG:
         raise InvalidPlan(f"the run would take {years:,.0f} years: choose fewer tokens or more GPUs", ("tokens",))
-    kind = reliability(DEFAULT)
+    kind = chosen_reliability(asked.failures, asked.rate, asked.restart)
     times, _ = step_times(p, asked.noise, bool(kind.slow), SEED)
     until = None if asked.days is None else asked.days * DAY
-    found = predict_run(p, steps, kind, times=times, draws=RUNS, seed=SEED, deadline=until)
+    found = predict_run(p, steps, kind, times=times, spares=asked.spares, draws=RUNS, seed=SEED, deadline=until)
+    found = replace(found, run=with_interval(found.run, asked.interval))
     assert found.outcome.draws == RUNS  # drawn here, so that whoever waits for it waits outside the cache's lock
     return found
 
@@ -159,7 +161,7 @@ def run_measures(r: RunResult) -> list[Measure]:
     good = float(o.goodput.mean())
     out = [
         Measure("Whole run", _days(middle), f"p95 {_days(late)}", middle, -1),
-        Measure("Goodput", percent(good), f"{float(o.failures.mean()):,.0f} failures", good, 1),
+        Measure("Goodput", percent(good), _stops_text(r), good, 1),
     ]
     if r.deadline is not None:
         chance = o.done_by(r.deadline)
@@ -170,6 +172,15 @@ def run_measures(r: RunResult) -> list[Measure]:
         cost = float(quantiles(r.cost, 0.5))
         out.append(Measure("Cost", count_text(cost), f"at {r.job.terms.price:g} per GPU-hour", cost, -1))
     return out
+
+
+def _stops_text(r: RunResult) -> str:
+    """412 failures, 3 spares; checkpoint every 38 min."""
+    every = f"{r.run.every * r.run.step / 60:.3g} min" if r.run.every < r.run.steps else "never"
+    spares = "" if r.run.spares is None else f", {count_text(r.run.spares)} spare{'' if r.run.spares == 1 else 's'}"
+    failures = float(r.outcome.failures.mean())
+    saves = f"checkpoint every {every}" if every != "never" else "no checkpoints"
+    return f"{failures:,.0f} failures{spares}; {saves}"
 
 
 def run_sentence(r: RunResult, asked: RunQuestion) -> str:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dash import dcc, html
 
-from presage.configs.frameworks import frameworks
-from presage.configs.models import preset_facts
-from presage.hardware import platforms
-from presage.ui.knobs import KEPT, KNOBS, Knob
+from presage.ui.controls import aria, fields
 
 if TYPE_CHECKING:
-    from presage.configs.job import Job
     from presage.ui.plans import Plan
 
 
 PLANS = ("a", "b")
 BEST = "Best plan for these GPUs"
+OPENED = "A job's TOML, a Hugging Face config.json, Megatron arguments, TorchTitan's TOML, or a trace"
 EXPORTS = {"json": "JSON", "csv": "CSV", "html": "Report"}  # beside the TOML
 LIVE: dict[str, Any] = {"aria-live": "polite"}  # read out when it changes
 CHARTS = {
@@ -32,6 +28,19 @@ CHARTS = {
 CONDITIONS = {
     "screened": "screened, as for benchmarks", "production": "in production", "unscreened": "never screened",
 }  # fmt: skip
+# What is asked of the run: labels and explanations.
+ASKED = {
+    "tokens": ("Tokens", "Training tokens, e.g. 15T or 300B"),
+    "days": ("Deadline, days", "After the start; empty: none"),
+    "noise": ("GPUs are", "Noise preset: how much steps differ"),
+    "failures": ("Failures as in", "Measured failure rates and restart times"),
+    "rate": ("Failure rate", "Failures per 1,000 node-days; empty: as in the set"),
+    "restart": ("Restart, s", "From detecting a failure to the next step; empty: as in the set"),
+    "spares": ("Spare nodes", "Nodes that replace failed ones; empty: one is always ready"),
+    "interval": ("Checkpoint every", "auto (the best interval), a number of steps, or a time such as 30min"),
+}
+TYPED: Any = {"debounce": 0.4, "autoComplete": "off"}
+CHOSEN_ONE: Any = {"clearable": False, "searchable": False}
 TALL = {"parts": 350, "memory": 350, "sure": 450, "run": 450}  # pixels
 GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 
@@ -58,6 +67,7 @@ def _stores(first: Plan) -> list[Any]:
     out += [dcc.Store(id={"plan": p, "store": "rest"}, data=dict(first.rest)) for p in PLANS]
     return [*out, dcc.Store(id="two", data=False), dcc.Store(id="theme"), dcc.Store(id="link"), dcc.Store(id="opened"),
             dcc.Store(id="page-id", data=uuid4().hex), dcc.Store(id="found"),
+            dcc.Store(id="dropped"),
             dcc.Interval(id="search-tick", interval=400, disabled=True),
             dcc.Download(id="download")]  # fmt: skip
 
@@ -69,8 +79,9 @@ def _top() -> Any:
             html.Div(
                 [
                     html.Span("", id="told", role="status", **LIVE),
+                    html.Button("Open a file …", id="open-file", className="open-file", title=OPENED),
                     html.Button("Copy link", id="copy-link", title="A link that opens both plans as they are now"),
-                    html.Button("◐", id="theme-switch", title="Light or dark", **_aria(label="Light or dark")),
+                    html.Button("◐", id="theme-switch", title="Light or dark", **aria(label="Light or dark")),
                 ],
                 className="buttons",
             ),
@@ -85,15 +96,22 @@ def _top() -> Any:
 def _panel(first: Plan) -> Any:
     tabs = html.Div(
         [
-            html.Button("Plan A", id="tab-a", className="side on", role="tab", **_aria(selected="true")),
-            html.Button("Compare …", id="tab-b", className="side", role="tab", **_aria(selected="false")),
+            html.Button("Plan A", id="tab-a", className="side on", role="tab", **aria(selected="true")),
+            html.Button("Compare …", id="tab-b", className="side", role="tab", **aria(selected="false")),
         ],
         className="sides",
         role="tablist",
     )
     sides = [_controls(p, first, hidden=p != "a") for p in PLANS]
     done = html.Button("Show the answer", id="drawer-close")
-    return html.Aside([done, tabs, *sides, _run()], className="panel", **_aria(label="Plans"))
+    return html.Aside([done, tabs, *sides, _run(_question(first))], className="panel", **aria(label="Plans"))
+
+
+def _question(first: Plan) -> dict[str, Any]:
+    """What the page begins with, or the [run] of the job it is started with."""
+    from presage.ui.question import FIRST_QUESTION, question_of
+
+    return question_of(first.run) or FIRST_QUESTION
 
 
 def _controls(plan: str, first: Plan, hidden: bool) -> Any:
@@ -138,7 +156,7 @@ def _text(plan: str) -> Any:
                     html.Button("Apply", id=f"apply-{plan}", title="Set the controls as this text says"),
                     html.Button("Download", id=f"download-{plan}", title="A file that `presage job` takes"),
                     *(html.Button(label, id={"plan": plan, "export": kind}) for kind, label in EXPORTS.items()),
-                    dcc.Upload(html.Button("Upload"), id=f"upload-{plan}", accept=".toml", max_size=65_536),
+                    html.Button("Open …", id=f"open-{plan}", className="open-file", title=OPENED),
                 ],
                 className="acts",
             ),
@@ -147,23 +165,34 @@ def _text(plan: str) -> Any:
     )  # fmt: skip
 
 
-def _run() -> Any:
-    from presage.ui.question import FIRST_QUESTION as asked
+def _run(said: Mapping[str, Any]) -> Any:
+    """What is asked of the run: by when, and what goes wrong until then."""
+    from presage.runs.sets import names, reliability
 
-    options = [{"value": k, "label": v} for k, v in CONDITIONS.items()]
+    conditions = [{"value": k, "label": v} for k, v in CONDITIONS.items()]
+    sets = [{"value": n, "label": reliability(n).name} for n in names()]
+    controls = {
+        "tokens": dcc.Input(id="tokens", type="text", value=said["tokens"], **TYPED),
+        "days": _number("days", said),
+        "noise": dcc.Dropdown(id="noise", options=conditions, value=said["noise"], **CHOSEN_ONE),
+        "failures": dcc.Dropdown(id="failures", options=sets, value=said["failures"], **CHOSEN_ONE),
+        "rate": _number("rate", said, "as in these"),
+        "restart": _number("restart", said, "as in these"),
+        "spares": _number("spares", said, "always one"),
+        "interval": dcc.Input(id="interval", type="text", value=said["interval"], placeholder="auto", **TYPED),
+    }
     return html.Fieldset(
         [
             html.Legend("The run, for both plans"),
-            _ask("tokens", "Tokens", dcc.Input(id="tokens", type="text", value=asked["tokens"], debounce=0.4,
-                                                 autoComplete="off"), "Training tokens, e.g. 15T or 300B"),
-            _ask("days", "Deadline, days", dcc.Input(id="days", type="number", value=asked["days"], min=0, step="any",
-                                                       debounce=0.4, autoComplete="off"), "After the start"),
-            _ask("noise", "GPUs are", dcc.Dropdown(id="noise", options=options, value=asked["noise"], clearable=False,
-                                                     searchable=False), "Noise preset"),
+            *(_ask(name, label, controls[name], about) for name, (label, about) in ASKED.items()),
             html.P("", id="wrong-asked", className="wrong", role="alert"),
         ],
         className="asked",
-    )  # fmt: skip
+    )
+
+
+def _number(name: str, said: Mapping[str, Any], empty: str = "") -> Any:
+    return dcc.Input(id=name, type="number", value=said[name], min=0, step="any", placeholder=empty, **TYPED)
 
 
 def _ask(name: str, label: str, control: Any, about: str) -> Any:
@@ -173,7 +202,7 @@ def _ask(name: str, label: str, control: Any, about: str) -> Any:
         className=f"field {name}",
         title=about,
         role="group",
-        **_aria(label=label),
+        **aria(label=label),
     )
 
 
@@ -184,15 +213,24 @@ def _answers() -> Any:
     heads = html.Div([_head(p) for p in PLANS], className="heads")
     charts = html.Div([_chart(name, *words) for name, words in CHARTS.items()], className="charts")
     marks = [html.I("", id=f"stale-{p}", className=f"mark {p}") for p in PLANS]  # rules of ui.css look at their classes
-    parts = [heads, _search(), html.Div("", id="difference"), charts, html.Footer("", id="notes")]
+    parts = [_dropped(), heads, _search(), html.Div("", id="difference"), charts, html.Footer("", id="notes")]
     return html.Main([*marks, *parts], id="main")
+
+
+def _dropped() -> Any:
+    """The answer to a trace that was dropped on the page."""
+    chart = dcc.Graph(id="dropped-chart", config=GRAPH, figure=_blank(), responsive=True, style={"height": "320px"})
+    buttons = [html.Button("Save the report", id="dropped-save"), html.Button("Close", id="dropped-close")]
+    top = html.Div([html.H2("", id="dropped-title"), html.Div(buttons, className="acts")], className="title")
+    return html.Section([top, html.Div(chart, id="dropped-figure"), html.Div("", id="dropped-card")],
+                        id="dropped-trace", className="dropped", hidden=True)  # fmt: skip
 
 
 def _search() -> Any:
     """A search under way, and the plans that it found."""
     under_way = html.Div(
         [
-            html.Progress(id="search-done", max="100", value="0", **_aria(label="Search")),
+            html.Progress(id="search-done", max="100", value="0", **aria(label="Search")),
             html.Span("", id="search-text", **LIVE),
             html.Button("Stop and show the best so far", id="search-stop"),
         ],
@@ -241,132 +279,3 @@ def _blank() -> dict[str, Any]:
     axis = {"visible": False}
     return {"data": [], "layout": {"xaxis": axis, "yaxis": axis, "paper_bgcolor": "rgba(0,0,0,0)",
                                    "plot_bgcolor": "rgba(0,0,0,0)"}}  # fmt: skip
-
-
-def _aria(**words: str) -> dict[str, Any]:
-    """Attributes for screen readers: aria-label, aria-selected."""
-    return {f"aria-{name}": word for name, word in words.items()}
-
-
-# ---- The controls of a plan: a labelled field for every knob, with the choices that its model and GPUs leave.
-
-GROUPS = ("What", "Parallelism", "Training")
-CHOSEN = ("tp", "pp", "cp", "ep", "virtual", "micro_batch", "precision")  # whose choices depend on the others
-LARGEST = 20  # 2 to the power of it GPUs are the slider's end
-MOST_TP, LEAST_TOKENS, MANY = 72, 256, 64
-TYPED = ("gpus", "global_batch", "sequence")
-
-
-def fields(plan: str, values: Mapping[str, Any]) -> list[Any]:
-    """All controls of a plan, in groups."""
-    return [
-        html.Fieldset([html.Legend(group), *(_field(plan, k, values) for k in KNOBS if k.group == group)])
-        for group in GROUPS
-    ]
-
-
-def _field(plan: str, k: Knob, values: Mapping[str, Any]) -> Any:
-    ident = {"plan": plan, "knob": k.name}
-    name = f"{k.name}-{plan}-label"
-    parts = [html.Label(k.label, id=name, title=k.about), _control(k, ident, values.get(k.name))]
-    if k.name == "gpus":
-        parts.append(_slider(plan, values["gpus"]))
-    place = {"plan": plan, "field": k.name}
-    return html.Div(parts, id=place, className=f"field {k.name}", title=k.about, role="group", **_aria(label=k.label))
-
-
-def _control(k: Knob, ident: dict[str, str], value: Any) -> Any:
-    if k.kind == "price" or k.name in TYPED:
-        least, step = (0, "any") if k.kind == "price" else (1, 1)
-        return dcc.Input(id=ident, type="number", value=value, min=least, step=step, debounce=0.25, inputMode="numeric",
-                         placeholder="per GPU-hour" if k.kind == "price" else "", autoComplete="off")  # fmt: skip
-    return dcc.Dropdown(id=ident, options=options_of(k, value), value=value, clearable=False,
-                        searchable=k.name in ("model", "platform", "framework"), optionHeight="auto")  # fmt: skip
-
-
-def _slider(plan: str, gpus: int) -> Any:
-    marks = {i: {"label": _short(2**i)} for i in (0, 5, 10, 15, 20)}
-    return dcc.Slider(id={"plan": plan, "slider": "gpus"}, min=0, max=LARGEST, step=1, value=round(_log2(gpus)),
-                      marks=marks, updatemode="drag", allow_direct_input=False)  # fmt: skip
-
-
-def _log2(gpus: int) -> float:
-    return min(float(LARGEST), float(max(1, gpus).bit_length() - 1))
-
-
-def _short(count: int) -> str:
-    return f"{count >> 20}M" if count >= 1 << 20 else f"{count >> 10}K" if count >= 1 << 10 else str(count)
-
-
-# ---- choices
-
-
-def options_of(k: Knob, value: Any) -> list[dict[str, Any]]:
-    """The options of a knob before anything else is known."""
-    if k.name == "model":
-        return _with(_models(), value)
-    if k.name == "platform":
-        return _with(_clusters(), value)
-    if k.name == "framework":
-        return _with([_choice(name) for name in frameworks()], value)
-    if k.kind == "count":
-        return _with([_choice(n) for n in (1, 2, 4, 8, 16)], value)
-    return _with([_choice(word) for word in k.words], value)
-
-
-@cache
-def _models() -> list[dict[str, Any]]:
-    return [_choice(name, f"{name}, {f['parameters_B']:.4g} B") for name, f in preset_facts().items()]
-
-
-@cache
-def _clusters() -> list[dict[str, Any]]:
-    return [_choice(p.key, f"{p.key}: {p.gpu.name}") for p in platforms()]
-
-
-def _choice(value: Any, label: str | None = None) -> dict[str, Any]:
-    return {"value": value, "label": label or str(value)}
-
-
-def _with(options: list[dict[str, Any]], value: Any) -> list[dict[str, Any]]:
-    """What is chosen stays in the list, so that the page can say what is wrong with it."""
-    known = any(o["value"] == value for o in options)
-    if known or value is None:
-        return options
-    if value == KEPT:
-        return [_choice(KEPT), *options]
-    return [*options, {"value": value, "label": f"{value} (not possible)"}]
-
-
-def choices(job: Job) -> dict[str, list[dict[str, Any]]]:
-    """Degrees that divide what they have to, with what the job has now."""
-    m, p = job.model, job.parallel
-    experts = m.experts.experts if m.experts else 1
-    peaks = _precisions(job)
-    found: dict[str, tuple[list[Any], Any]] = {
-        "tp": ([t for t in divisors(m.heads) if t <= MOST_TP and not m.ffn % t and not job.gpus % t], p.tp),
-        "pp": ([n for n in divisors(job.gpus) if n <= min(m.layers + 2, MANY)], p.pp),
-        "cp": ([n for n in divisors(job.gpus) if n == 1 or _context(job, n)], p.cp),
-        "ep": ([n for n in divisors(experts) if not job.gpus % n], p.ep),
-        "virtual": ([n for n in range(1, 17) if n == 1 or (p.pp > 1 and n * p.pp <= m.layers + 2)], p.virtual),
-        "micro_batch": ([1 << i for i in range(8) if 1 << i <= job.global_batch], job.micro_batch),
-        "precision": (peaks, job.precision),
-    }  # fmt: skip
-    return {name: _with([_choice(v) for v in values], now) for name, (values, now) in found.items()}
-
-
-def divisors(n: int) -> list[int]:
-    """Up to those that a knob may be turned to."""
-    return [d for d in range(1, min(n, 4096) + 1) if not n % d]
-
-
-def _context(job: Job, n: int) -> bool:
-    return n <= MANY and not job.sequence % (2 * n) and job.sequence // n >= LEAST_TOKENS
-
-
-def _precisions(job: Job) -> list[str]:
-    from presage.configs.check import supported
-    from presage.configs.job import PRECISIONS
-
-    gpu = job.platform.gpu
-    return [p for p in PRECISIONS if supported(p, gpu.peak, gpu.architecture)]

@@ -28,10 +28,11 @@ PLACE = "plan"
 
 @dataclass(frozen=True)
 class Plan:
-    """`rest` are sections of a job's file without what knobs say."""
+    """`rest` are sections of a job's file without what knobs say, `run` what it asks of the whole run."""
 
     knobs: Mapping[str, Any]
     rest: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_of(values: Mapping[str, Any], rest: Any = None) -> Plan:
@@ -126,8 +127,8 @@ def _dealt(job: Job, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan_of_text(text: str) -> Plan:
     """The knobs of a job's text, and the rest of it."""
-    table = _parsed(text)
-    return plan_of_job(job_of_table(table), table)
+    table = parse_text(text)
+    return replace(plan_of_job(job_of_table(table), table), run=table.get("run", {}))
 
 
 def plan_of_job(job: Job, table: Mapping[str, Any]) -> Plan:
@@ -153,7 +154,7 @@ def plan_of_job(job: Job, table: Mapping[str, Any]) -> Plan:
 
 def plan_like(text: str, best: Job) -> Plan:
     """The plan of a text, laid out over GPUs as another job."""
-    table, p = _parsed(text), best.parallel
+    table, p = parse_text(text), best.parallel
     parallel = {n: v for n, v in table.get("parallel", {}).items() if n not in OWN}
     said = {"ends_as_layers": p.ends_as_layers, "expert_tp": p.expert_tp if p.expert_tp > 1 else 0}
     parallel |= {n: v for n, v in said.items() if v}
@@ -180,7 +181,8 @@ def _rest(table: Mapping[str, Any], job: Job, knobs: Mapping[str, Any], software
     return {name: value for name, value in out.items() if value}
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parse_text(text: str) -> dict[str, Any]:
+    """The table of a job's text, which names no files."""
     if len(text) > LONGEST:
         raise InvalidPlan(f"that text has {len(text):,} letters: a job's has {LONGEST:,} at most")
     try:
@@ -201,7 +203,7 @@ def job_of_table(table: Mapping[str, Any], checked: bool = False) -> Job:
 
 
 def job_of_text(text: str, checked: bool = True) -> Job:
-    return job_of_table(_parsed(text), checked)
+    return job_of_table(parse_text(text), checked)
 
 
 @lru_cache(128)
@@ -211,7 +213,7 @@ def predicted(text: str) -> JobResult:
     from presage.prediction.jobs.job_prediction import predict_job
 
     try:
-        return replace(predict_job(_described(_parsed(text), checked=True)), drawn=False)
+        return replace(predict_job(_described(parse_text(text), checked=True)), drawn=False)
     except InvalidPlan:
         raise
     except PresageError as e:
@@ -308,4 +310,5 @@ def _job_text(path: Path) -> str:
         return read_text(path)
     except InvalidPlan:
         parsed = file.parse(checked=False)
-        return job_toml(parsed.job, file.table.get("cluster", {}))
+        run = {"run": file.table["run"]} if "run" in file.table else {}
+        return job_toml(parsed.job, file.table.get("cluster", {})) + "\n" + table_toml(run)

@@ -5,18 +5,51 @@ Whatever is wrong with a plan is a sentence in its reply; the other plan's reply
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
+import json
+import re
 import sys
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 from presage.errors import PresageError
-from presage.ui.drawing import BusyError, draw
 from presage.ui.knobs import KNOBS, InvalidPlan
 
 Reply = dict[str, Any]
 NAMES = tuple(k.name for k in KNOBS)
+
+# ---- Draws in threads of their own: two at a time, a few that wait, and others are told to come again.
+
+AT_ONCE, WAITING = 2, 14  # all others are turned away, so that threads are left for answers that need no draws
+ADMITTED = threading.BoundedSemaphore(AT_ONCE + WAITING)
+T = TypeVar("T")
+
+
+class BusyError(PresageError):
+    """Too many draws wait already: ask again in a moment."""
+
+
+def draw(work: Callable[[], T]) -> T:
+    """What `work` returns, when its turn has come."""
+    if not ADMITTED.acquire(blocking=False):
+        raise BusyError(f"{AT_ONCE + WAITING} draws are waiting: this one is asked for again in a moment")
+    try:
+        return _threads().submit(work).result()
+    finally:
+        ADMITTED.release()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="draw")
+
+
+# ---- replies
 
 
 def _answered(reply: Callable[..., Reply]) -> Callable[..., Reply]:
@@ -34,14 +67,14 @@ def _answered(reply: Callable[..., Reply]) -> Callable[..., Reply]:
             return {"wrong": str(e), "knobs": []}
         except (MemoryError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as e:
             print(f"presage ui: {reply.__name__} failed: {type(e).__name__}: {e}", file=sys.stderr)
-            return {"wrong": f"presage failed on this plan ({type(e).__name__}): please report it", "knobs": []}
+            return {"wrong": f"presage failed on this ({type(e).__name__}): please report it", "knobs": []}
 
     return answer
 
 
 def reply_key(text: str, asked: Mapping[str, Any]) -> str:
     """A key of a plan and its question, to tell late replies from new ones."""
-    said = repr((text, asked.get("tokens"), asked.get("days"), asked.get("noise")))
+    said = repr((text, sorted((k, v) for k, v in asked.items() if v not in (None, ""))))
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
@@ -61,8 +94,7 @@ def step_reply(values: Mapping[str, Any], rest: Any, asked: Mapping[str, Any] | 
 
 def turn_reply(values: Mapping[str, Any], rest: Any, asked: Mapping[str, Any] | None, kept: Any) -> Reply:
     """`step_reply` of the nearest plan that can be run; with what was changed, and what can be done about it."""
-    from presage.ui.offers import offers_of
-    from presage.ui.repairs import sound_kept, turn
+    from presage.ui.repairs import offers_of, sound_kept, turn
 
     try:
         plan, now = turn(values, rest, kept)
@@ -76,18 +108,18 @@ def turn_reply(values: Mapping[str, Any], rest: Any, asked: Mapping[str, Any] | 
 
 
 @_answered
-def question_reply(tokens: Any, days: Any, noise: Any) -> Reply:
+def question_reply(said: Mapping[str, Any]) -> Reply:
     """What is asked of the run, if it can be."""
     from presage.ui.question import parse_question
 
-    parse_question(tokens, days, noise)
-    return {"asked": {"tokens": str(tokens), "days": days, "noise": noise}}
+    parse_question(**said)
+    return {"asked": {**said, "tokens": str(said["tokens"])}}
 
 
 @_answered
 def _step(text: str, asked: Mapping[str, Any] | None) -> Reply:
     from presage.ui.answers import memory_chart, parts_chart, step_measures, step_sentences
-    from presage.ui.layout import choices
+    from presage.ui.controls import choices
     from presage.ui.plans import job_of_text, predicted
     from presage.ui.question import parse_question
 
@@ -151,22 +183,31 @@ def run_reply(text: str, asked: Mapping[str, Any]) -> Reply:
 def open_text(text: str) -> Reply:
     """A job's text as the values of controls and the rest."""
     from presage.ui.plans import plan_of_text
+    from presage.ui.question import question_of
 
     plan = plan_of_text(text)
-    return {"knobs_set": [plan.knobs[name] for name in NAMES], "rest": dict(plan.rest)}
+    return {"knobs_set": [plan.knobs[name] for name in NAMES], "rest": dict(plan.rest), "asked": question_of(plan.run)}
+
+
+@_answered
+def open_files_reply(files: Sequence[tuple[str, bytes]], text: str) -> Reply:
+    """Files that were dropped on the page: a plan, or the answer to a trace."""
+    from presage.ui.dropped import open_files
+
+    return open_files(files, text)
 
 
 @_answered
 def link_reply_of(fragment: str) -> Reply:
     """Plans and questions of a link."""
-    from presage.ui.question import read_link
+    from presage.ui.question import link_values, read_link
 
     shared = read_link(fragment)
     found = {name: open_text(text) for name, text in shared.texts.items()}
     for name, reply in found.items():
         if "wrong" in reply:
             raise InvalidPlan(f"plan {name.upper()} of this link: {reply['wrong']}")
-    return {"plans": found, "asked": shared.asked}
+    return {"plans": found, "asked": link_values(shared.asked)}
 
 
 @_answered
@@ -182,9 +223,43 @@ def best_reply(text: str, page: str = "") -> Reply:
             "figure": plain_chart(plan_scatter(found))}  # fmt: skip
 
 
+EXPORTS = {"toml": "application/toml", "json": "application/json", "csv": "text/csv", "html": "text/html"}
+
+
 @_answered
 def export_reply(text: str, asked: Mapping[str, Any], kind: str) -> Reply:
-    """The answer to a plan as a file: its job as TOML, the JSON of `presage job`, key figures as CSV, the report."""
-    from presage.ui.exports import export
+    """The answer to a plan as a file: its job as TOML, the JSON of `presage job`, key figures as CSV, the report.
 
-    return export(text, asked, kind)
+    `content`, `filename` and `type`, as a browser's download takes them.
+    """
+    from presage.ui.answers import drawn_job
+    from presage.ui.question import parse_question
+
+    if kind not in EXPORTS:
+        raise InvalidPlan(f"no such file: choose from {', '.join(EXPORTS)}")
+    said = parse_question(**asked)
+    p = draw(lambda: drawn_job(text, said.noise))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", p.job.name or "plan")[:60]
+    if kind == "toml":
+        content = text
+    elif kind == "json":
+        content = json.dumps(p.to_json(said.tokens), indent=2)
+    elif kind == "csv":
+        content = _csv(p, said)
+    else:
+        from presage.report.html import render_page
+        from presage.report.job_answer import job_answer
+
+        content = render_page(job_answer(p, said.tokens, page=True)).decode()
+    return {"content": content, "filename": f"{name}.{kind}", "type": EXPORTS[kind]}
+
+
+def _csv(p: Any, said: Any) -> str:
+    from presage.ui.answers import step_measures
+
+    out = io.StringIO()
+    rows = csv.writer(out)
+    rows.writerow(["figure", "value", "shown", "detail"])
+    rows.writerows([m.name, m.value, m.shown, m.detail] for m in step_measures(p, said))
+    rows.writerows([f"{part}, seconds", took, "", ""] for part, took in p.breakdown.items())
+    return out.getvalue()

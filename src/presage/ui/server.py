@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")
 MOST_BODY = 512 * 1024  # bytes of a request
+MOST_OPENED = (64 << 20) + MOST_BODY  # of one with files
+OPEN, MOST_AT_ONCE = "/open", 64  # where files are sent, and how many
 QUIET = 0.3  # seconds for the first page, before what answers need is loaded
 THREADS = 64  # some of them wait for draws
 INDEX = """<!DOCTYPE html>
@@ -84,6 +86,7 @@ def _guard(server: Flask, hashes: Sequence[str]) -> None:
 
     @server.before_request
     def only_here() -> Any:
+        request.max_content_length = MOST_OPENED if request.path == OPEN else MOST_BODY
         why = refused(request.headers.get("Host", ""), request.headers.get("Origin"))
         why = why or from_elsewhere(dict(request.headers), request.method, request.path)
         return Response(why, 403, mimetype="text/plain") if why else None
@@ -102,6 +105,17 @@ def _guard(server: Flask, hashes: Sequence[str]) -> None:
     @server.get("/page.css")
     def shared_style() -> Any:
         return Response(style, mimetype="text/css")
+
+    @server.post(OPEN)
+    def opened() -> Any:
+        """Files that were dropped on the page, beside the text of the plan that they are put into."""
+        from plotly.utils import PlotlyJSONEncoder
+
+        from presage.ui.replies import open_files_reply
+
+        files = [(f.filename or "file", f.read()) for f in request.files.getlist("files")[:MOST_AT_ONCE]]
+        reply = open_files_reply(files, request.form.get("text", ""))
+        return Response(json.dumps(reply, cls=PlotlyJSONEncoder), mimetype="application/json")
 
     @server.errorhandler(HTTPException)
     def turned_down(e: Any) -> Any:
@@ -160,7 +174,7 @@ def serve(app: Dash, port: int, ready: Any) -> None:
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # how many wait is not for the user's terminal
     try:
         server = create_server(
-            app.server, host=HOST, port=port, threads=THREADS, ident=None, max_request_body_size=MOST_BODY,
+            app.server, host=HOST, port=port, threads=THREADS, ident=None, max_request_body_size=MOST_OPENED,
             channel_timeout=60, clear_untrusted_proxy_headers=True,
         )  # fmt: skip
     except OSError as e:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dash import html
 
+from presage.report.answer import Answer, DataTable
 from presage.ui.answers import Measure
 
 Reply = Mapping[str, Any]
@@ -182,6 +183,28 @@ def notes(steps: Mapping[str, Reply | None]) -> list[Any]:
     said = [(p, note) for p, step in steps.items() if step for note in step.get("notes", ())]
     rows = [html.Li([html.B(f"{p.upper()}: "), note]) for p, note in said]
     return [html.Details([html.Summary(f"Notes ({len(rows)})"), html.Ul(rows)])] if rows else []
+
+
+def answer_card(answer: Answer) -> list[Any]:
+    """Any command's answer: its headline, key figures and tables, those with most rows of work open."""
+    facts = [
+        html.Div([html.Dt(f.label), html.Dd(f.value, className="value"), html.Dd(f.note, className="detail")],
+                 className=f"fact {f.tone}".strip())
+        for f in answer.facts
+    ]  # fmt: skip
+    tables = [
+        html.Details([html.Summary(t.title), html.Div(_data_table(t), className="scroll")], open="Top" in t.title)
+        for t in answer.tables("terminal") if t.rows
+    ]  # fmt: skip
+    parts: list[Any] = [html.P(answer.headline, className="headline"), html.P(answer.subject, className="subject")]
+    parts += [html.Dl(facts, className="facts")] if facts else []
+    return [*parts, *tables, *(html.P(f"Note: {n}", className="lead") for n in answer.notes)]
+
+
+def _data_table(t: DataTable) -> Any:
+    head = [html.Th(c, className="" if i in t.text_columns else "n") for i, c in enumerate(t.columns)]
+    rows = [[html.Td(c, className="" if i in t.text_columns else "n") for i, c in enumerate(r)] for r in t.rows]
+    return html.Table([html.Thead(html.Tr(head)), html.Tbody([html.Tr(r) for r in rows])])
 
 
 def bar(replies: Mapping[str, Sequence[Reply | None]]) -> list[Any]:

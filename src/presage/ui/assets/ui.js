@@ -33,6 +33,39 @@
     return same();
   }
 
+  // Files: a job or a model becomes the plan whose settings are open, a trace is explained.
+  const texts = {};
+  const MOST = 64 * 1024 * 1024;
+  const tell = (words) => window.dash_clientside.set_props("told", { children: words });
+  function send(files, plan) {
+    const list = Array.from(files || []);
+    if (!list.length) return;
+    const name = list.length > 1 ? list.length + " files" : list[0].name;
+    const bytes = list.reduce((sum, f) => sum + f.size, 0);
+    if (bytes > MOST) return tell(name + " (" + Math.round(bytes / 1e6) + " MB) is too large for the page: use presage trace");
+    const form = new FormData();
+    form.append("text", texts[plan] || texts.a || "");
+    list.forEach((f) => form.append("files", f, f.name));
+    tell("Reading " + name + " …");
+    root.dataset.reading = "yes";
+    fetch("/open", { method: "POST", body: form })
+      .then((reply) => (reply.ok ? reply.json() : { wrong: name + " could not be read by this page" }))
+      .catch(() => ({ wrong: name + " could not be read: is presage ui still running?" }))
+      .then((found) => {
+        delete root.dataset.reading;
+        if (found.wrong) tell(found.wrong);
+        else window.dash_clientside.set_props("dropped", { data: Object.assign(found, { plan: plan }) });
+      });
+  }
+  const open_plan = () => (document.getElementById("controls-b") || { hidden: true }).hidden ? "a" : "b";
+  function choose(plan) {
+    const input = document.createElement("input");
+    input.type = "file";
+    input.multiple = true;
+    input.onchange = () => send(input.files, plan);
+    input.click();
+  }
+
   const waits = {};
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     presage: {
@@ -40,6 +73,7 @@
       settled: function (step) {
         const id = window.dash_clientside.callback_context.outputs_list.id.plan;
         const turn = (waits[id] = (waits[id] || 0) + 1);
+        if (step && step.text) texts[id] = step.text;
         if (!step) return null;
         if (step.wrong || !step.asked) return same();
         return new Promise((done) => setTimeout(() => done(waits[id] === turn ? { text: step.text, asked: step.asked } : same()), 300));
@@ -85,6 +119,22 @@
       },
       kept: (_, values, rest) => [values, rest],
       closed: () => false,
+      placed: function (found, a, b) {
+        const asked = ["tokens", "days", "noise", "failures", "rate", "restart", "spares", "interval"];
+        const none = asked.map(same);
+        if (!found || !found.knobs_set) return [a.map(same), same(), b.map(same), same(), ...none, found ? found.told : same()];
+        const said = Object.keys(found.asked || {}).length ? asked.map((n) => found.asked[n]) : none;
+        const plan = [found.knobs_set, found.rest];
+        return found.plan === "b" ? [a.map(same), same(), ...plan, ...said, found.told] : [...plan, b.map(same), same(), ...said, found.told];
+      },
+      carded: function (found) {
+        if (asked().some((id) => id.startsWith("dropped-close"))) return [true, same(), same(), same(), same()];
+        if (!found || !found.card) return [same(), same(), same(), same(), same()];
+        window.scrollTo({ top: 0 });
+        return [false, found.title, found.card, !found.figure, !found.report];
+      },
+      drawn_dropped: (found) => draw([found && found.figure])[0],
+      report_saved: (_, found) => (found && found.report ? { content: found.report, filename: found.title + ".html", type: "text/html" } : same()),
       drawn_found: (found) => draw([found && found.figure])[0],
       chosen: function (clicks, found, a, b) {
         const at = (window.dash_clientside.callback_context.triggered || [])[0];
@@ -114,16 +164,15 @@
     if (e.target.closest("#drawer-open")) root.dataset.drawer = "open";
     if (e.target.closest("#drawer-close, #best")) delete root.dataset.drawer;
   });
-  // A job file dropped anywhere on the page is opened as plan A.
+  // Files dropped anywhere on the page, or chosen with a button.
   document.addEventListener("dragover", (e) => e.preventDefault());
   document.addEventListener("drop", (e) => {
     e.preventDefault();
-    const file = e.dataTransfer && e.dataTransfer.files[0];
-    if (!file || (e.target.closest && e.target.closest(".dash-upload"))) return;
-    if (file.size > 65536) return window.dash_clientside.set_props("told", { children: file.name + " is too large for a job file" });
-    const reader = new FileReader();
-    reader.onload = () => window.dash_clientside.set_props("upload-a", { contents: reader.result });
-    reader.readAsDataURL(file);
+    send(e.dataTransfer && e.dataTransfer.files, open_plan());
+  });
+  document.addEventListener("click", (e) => {
+    const button = e.target.closest && e.target.closest(".open-file");
+    if (button) choose(button.id === "open-a" ? "a" : button.id === "open-b" ? "b" : open_plan());
   });
   // The system's own change of theme: as if somebody had switched.
   night.addEventListener("change", () => { if (!root.dataset.theme) window.dash_clientside.set_props("theme", { data: theme() }); });
