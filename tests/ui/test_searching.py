@@ -63,3 +63,25 @@ def test_rows_are_plans_that_controls_can_show() -> None:
         made = plan_of(dict(zip((k.name for k in KNOBS), plan["values"], strict=True)), plan["rest"])
         assert predicted(text_of(made)).seconds == pytest.approx(own.seconds, rel=1e-9)
     assert searching.plan_scatter(replace(found, own=None)).data
+
+
+def test_a_sweep_has_the_steps_of_the_page_and_stops_with_what_it_has() -> None:
+    from presage.ui.answers import drawn_job
+    from presage.ui.replies import sweep_reply
+
+    text = small(16)
+    lines = searching.sweep({"a": text}, "production", "mine", drawn_job)
+    same, grows = lines
+    assert [p.job.gpus for p in same.points] == [2, 4, 8, 16, 32, 64, 128] == [p.job.gpus for p in grows.points]
+    assert same.points[3].step == drawn_job(text, "production").step == grows.points[3].step
+    assert grows.points[-1].job.global_batch == 64 and same.points[4].job.global_batch == 8
+
+    def stopping(plan: str, noise: str) -> object:
+        searching.stop("mine")
+        return drawn_job(plan, noise)
+
+    cut = searching.sweep({"a": text, "b": small(8)}, "production", "mine", stopping)  # type: ignore[arg-type]
+    assert [(line.name, len(line.points)) for line in cut] == [("plan A", 1)]
+    reply = sweep_reply({"a": text}, {"tokens": "1T", "days": None, "noise": "production"})
+    assert len(reply["rows"]) == 14 and len(reply["figure"]["data"]) == 8
+    assert searching.progress("mine") == (0.0, "Searching …")

@@ -18,7 +18,7 @@ pytest.importorskip("dash", reason="pip install 'presage[ui]'")
 pytest.importorskip("waitress", reason="pip install 'presage[ui]'")
 
 from presage.report.terms import step_time
-from presage.text import size
+from presage.text import seconds, size
 from presage.ui.answers import drawn_job, step_measures
 from presage.ui.plans import first_plan, plan_of, plan_of_text, predicted, text_of
 from presage.ui.question import parse_question
@@ -273,6 +273,16 @@ def test_the_ten_best_plans_are_a_table_to_choose_from(user: Callable[..., Tab])
     page.tab.locator("#found-plans tbody tr >> nth=3").locator("button:text-is('A')").click()
     page.tab.wait_for_selector(f".answer.a [data-fact='Memory'] .value:text-is('{memory}')")
     assert page.tab.locator("#found-chart .scatterlayer path").count() > 20
+
+
+def test_a_sweep_over_gpus_is_drawn_as_curves(user: Callable[..., Tab]) -> None:
+    page = user()
+    page.step({})
+    page.tab.locator("#sweep").click()
+    page.tab.wait_for_selector("#search-box progress")
+    page.tab.wait_for_selector("#sweep-chart .scatterlayer .trace >> nth=7", timeout=2.5 * SOON)
+    row = page.tab.locator("#sweep-table tr:has(td:text-is('same batch')):has(td:text-is('64'))").text_content()
+    assert seconds(drawn().step.p50) in row
 
 
 def test_an_answer_is_exported(user: Callable[..., Tab]) -> None:

@@ -231,6 +231,7 @@ def _in_browser(app: Dash) -> None:
         own("offered", Output(knobs_of(p), "value", **ALLOWED), Input({"plan": p, "offer": ALL}, "n_clicks"),
             State(store(p, "step"), "data"), State(knobs_of(p), "value"), prevent_initial_call=True)  # fmt: skip
     own("drawn_found", Output("found-chart", "figure"), Input("found", "data"), Input("theme", "data"))
+    own("drawn_found", Output("sweep-chart", "figure"), Input("swept", "data"), Input("theme", "data"))
     own("chosen", [*into("a"), *into("b"), two], Input({"found": ALL, "to": ALL}, "n_clicks"), State("found", "data"),
         *[State(knobs_of(p), "value") for p in PLANS], prevent_initial_call=True)  # fmt: skip
     dropped, told = Input("dropped", "data"), Output("told", "children", **ALLOWED)

@@ -67,7 +67,7 @@ def _stores(first: Plan) -> list[Any]:
     out += [dcc.Store(id={"plan": p, "store": "rest"}, data=dict(first.rest)) for p in PLANS]
     return [*out, dcc.Store(id="two", data=False), dcc.Store(id="theme"), dcc.Store(id="link"), dcc.Store(id="opened"),
             dcc.Store(id="page-id", data=uuid4().hex), dcc.Store(id="found"),
-            dcc.Store(id="dropped"),
+            dcc.Store(id="dropped"), dcc.Store(id="swept"),
             dcc.Interval(id="search-tick", interval=400, disabled=True),
             dcc.Download(id="download")]  # fmt: skip
 
@@ -130,6 +130,7 @@ def _acts(plan: str) -> Any:
         return html.Div(
             [
                 html.Button(BEST, id="best", title="Search all legal plans; the best goes to plan B"),
+                html.Button("Fewer and more GPUs", id="sweep", title="Curves of the plan on 1/8 to 8 times as many"),
                 html.Button("Copy A to B", id="copy-plan", title="Plan B becomes what plan A is now"),
             ],
             className="acts",
@@ -232,7 +233,7 @@ def _search() -> Any:
         [
             html.Progress(id="search-done", max="100", value="0", **aria(label="Search")),
             html.Span("", id="search-text", **LIVE),
-            html.Button("Stop and show the best so far", id="search-stop"),
+            html.Button("Stop and show what there is", id="search-stop"),
         ],
         id="search-box",
         className="search",
@@ -242,7 +243,11 @@ def _search() -> Any:
     table = html.Div([html.Div("", id="found-table", className="scroll"), chart], className="pair")
     found = html.Section([html.H2("The ten best plans"), html.P("", id="found-text", className="lead"), table],
                          id="found-plans", hidden=True)  # fmt: skip
-    return html.Div([under_way, found])
+    curves = dcc.Graph(id="sweep-chart", config=GRAPH, figure=_blank(), responsive=True, style={"height": "560px"})
+    about = "The plan on other numbers of GPUs, repaired where it cannot be run; hollow where it does not fit."
+    sweep = html.Section([html.H2("Fewer and more GPUs"), html.P(about, className="lead"), curves,
+                          html.Div("", id="sweep-table")], id="sweep-plans", hidden=True)  # fmt: skip
+    return html.Div([under_way, found, sweep])
 
 
 def _head(p: str) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 from dash import ALL, Dash, Input, Output, State, no_update
 
 from presage.ui.layout import ASKED, BEST, PLANS
-from presage.ui.replies import NAMES, best_reply, export_reply, link_reply_of, open_text
+from presage.ui.replies import NAMES, best_reply, export_reply, link_reply_of, open_text, sweep_reply
 
 Value = Any
+MEND = "mend plan A first"
 ALLOWED: Any = {"allow_duplicate": True}
 
 
@@ -72,6 +73,16 @@ def _searching(app: Dash, told: Any) -> None:
     def best(_: Value, step: Value, page: Value) -> list[Any]:
         return searched(step, page)
 
+    busy = [(Output("sweep", "disabled"), True, False), *running[2:]]
+
+    @app.callback(
+        [Output("swept", "data"), Output("sweep-table", "children"), Output("sweep-plans", "hidden"), told],
+        Input("sweep", "n_clicks"), [*(State(store(p, "step"), "data") for p in PLANS), State("page-id", "data")],
+        prevent_initial_call=True, running=busy,
+    )  # fmt: skip
+    def sweep(_: Value, a: Value, b: Value, page: Value) -> list[Any]:
+        return swept(a, b, page)
+
     @app.callback(
         [Output("search-done", "value"), Output("search-text", "children")],
         Input("search-tick", "n_intervals"), State("page-id", "data"), prevent_initial_call=True,
@@ -98,6 +109,18 @@ def _searching(app: Dash, told: Any) -> None:
             return export_of(step)
 
 
+def swept(a: Any, b: Any, page: Any) -> list[Any]:
+    """The curves, their numbers, and whether they are shown."""
+    from presage.ui.shown import sweep_table
+
+    steps = {p: s for p, s in (("a", a), ("b", b)) if isinstance(s, Mapping) and isinstance(s.get("text"), str)}
+    asked = (steps.get("a") or {}).get("asked")
+    found = sweep_reply({p: s["text"] for p, s in steps.items()}, asked, str(page)) if asked else {"wrong": MEND}
+    if "wrong" in found:
+        return [no_update, no_update, no_update, found["wrong"]]
+    return [{"figure": found["figure"]}, sweep_table(found), False, ""]
+
+
 def export_of(step: Any) -> Any:
     """The file of the button that was pressed."""
     from dash import ctx
@@ -114,7 +137,7 @@ def searched(step: Any, page: Any) -> list[Any]:
     from presage.ui.shown import found_table
 
     text = step.get("text") if isinstance(step, Mapping) else None
-    found = best_reply(text, str(page)) if isinstance(text, str) else {"wrong": "mend plan A first"}
+    found = best_reply(text, str(page)) if isinstance(text, str) else {"wrong": MEND}
     if "wrong" in found:
         return [[no_update] * len(NAMES), no_update, no_update, found["wrong"], *([no_update] * 4)]
     kept = {"plans": found["plans"], "figure": found["figure"]}

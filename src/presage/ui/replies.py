@@ -223,6 +223,18 @@ def best_reply(text: str, page: str = "") -> Reply:
             "figure": plain_chart(plan_scatter(found))}  # fmt: skip
 
 
+@_answered
+def sweep_reply(texts: Mapping[str, str], asked: Mapping[str, Any], page: str = "") -> Reply:
+    """Plans on fewer and more GPUs: curves, their numbers, and what they are of."""
+    from presage.ui.answers import drawn_job, plain_chart
+    from presage.ui.question import parse_question
+    from presage.ui.searching import sweep, sweep_figure, sweep_rows
+
+    said = parse_question(**asked)
+    lines = sweep(texts, said.noise, page, drawn_job)
+    return {"figure": plain_chart(sweep_figure(lines, said.tokens)), **sweep_rows(lines, said.tokens)}
+
+
 EXPORTS = {"toml": "application/toml", "json": "application/json", "csv": "text/csv", "html": "text/html"}
 
 

@@ -217,6 +217,14 @@ def bar(replies: Mapping[str, Sequence[Reply | None]]) -> list[Any]:
     return out
 
 
+def sweep_table(found: Reply) -> list[Any]:
+    """The numbers of a sweep's curves, folded."""
+    rows = [
+        html.Tr([html.Td(c, className="n" if k not in (0, 2) else "") for k, c in enumerate(r)]) for r in found["rows"]
+    ]
+    return [html.Details([html.Summary("Numbers"), html.Div(_table(found["head"], rows), className="scroll")])]
+
+
 def found_table(found: Reply) -> Any:
     """The best plans, each with buttons that make it plan A or B."""
     rows = []

@@ -162,7 +162,7 @@
   document.addEventListener("click", (e) => {
     if (!e.target.closest) return;
     if (e.target.closest("#drawer-open")) root.dataset.drawer = "open";
-    if (e.target.closest("#drawer-close, #best")) delete root.dataset.drawer;
+    if (e.target.closest("#drawer-close, #best, #sweep")) delete root.dataset.drawer;
   });
   // Files dropped anywhere on the page, or chosen with a button.
   document.addEventListener("dragover", (e) => e.preventDefault());
