@@ -31,8 +31,8 @@ class Displayed:
         import_module(NOTEBOOK).write_report(self, path)
 
     def to_frame(self) -> Any:
-        """The breakdown as a pandas DataFrame: a row for each part, times in seconds."""
-        return data_frame(self.frame_rows())
+        """The breakdown as a pandas DataFrame: a row for each part, in the report's words, times in seconds."""
+        return data_frame(import_module(NOTEBOOK).in_words(self.frame_rows()))
 
     def frame_rows(self) -> Iterable[dict[str, Any]]:
         """The rows of `to_frame`."""

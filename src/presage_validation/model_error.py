@@ -2,8 +2,9 @@
 
 python -m presage_validation.model_error ../shared
 
-Every source counts the same, for runs of one source are alike. Predictions are those with efficiencies fitted without
-the run's source; the coverage is that of intervals taken from all other sources.
+Every source counts the same, for runs of one source are alike. Predictions of jobs are those with efficiencies fitted
+without the run's source; nothing was fitted to the runs that are predicted from code ("ranks"). The coverage is that of
+intervals taken from all other sources.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from pathlib import Path
 import numpy as np
 
 from presage.files import write_whole
+from presage.pool import processes
 from presage.prediction import result
+from presage_validation.ranks import score_ranks
 from presage_validation.runs import score_runs
 from presage_validation.score import Row
 
+WORKLOADS = Path(__file__).resolve().parents[2] / "workloads" / "public.py"
 KINDS = {
     "dense": ("transformer jobs", "step_time_left_out", "dense"),
     "moe": ("mixture-of-experts jobs", "step_time_left_out", "MoE"),
     "recommendation": ("recommendation jobs", "step_time_recommendation", ""),
+    "ranks": ("captured steps on several GPUs", "step_time", ""),
 }
 HEAD = """\
 # Measured over predicted step time by kind of prediction: 5th and 95th percentile over runs that presage's parameters
@@ -53,11 +58,12 @@ def coverage(rows: Sequence[Row]) -> float | None:
     return float(np.mean(held))
 
 
-def table(rows: Iterable[Row]) -> str:
-    """The file of intervals."""
-    every, out = list(rows), [HEAD]
+def table(jobs: Iterable[Row], ranks: Iterable[Row]) -> str:
+    """The file of intervals, from the rows of jobs and those of captured steps on several ranks."""
+    every, from_code, out = list(jobs), list(ranks), [HEAD]
     for kind, (what, metric, group) in KINDS.items():
-        chosen = [r for r in every if r.metric == metric and (not group or group in r.also)]
+        rows = from_code if kind == "ranks" else every
+        chosen = [r for r in rows if r.metric == metric and (not group or group in r.also)]
         low, high = interval(chosen)
         lines = [f"[{kind}]", f'what = "{what}"', f"low = {low:.2f}", f"high = {high:.2f}", f"runs = {len(chosen)}"]
         lines.append(f"sources = {len({r.group for r in chosen})}")
@@ -68,7 +74,10 @@ def table(rows: Iterable[Row]) -> str:
 
 def main() -> None:
     data = Path(sys.argv[1] if len(sys.argv) > 1 else "../shared")
-    text = table(score_runs(data / "runs" / "public_runs.csv").rows)
+    runs = data / "runs" / "public_runs.csv"
+    with processes(2, fresh=True) as pool:
+        ranks = score_ranks(WORKLOADS, runs, pool=pool).rows
+    text = table(score_runs(runs).rows, ranks)
     write_whole(result.MODEL_ERRORS, text.encode())
     print(text)
 

@@ -20,6 +20,9 @@ DATA: dict[str, Any] = {
     "a": {"x": 1},
     "b": {"x": 2},
     "price": None,
+    "gpu": "NVIDIA H200",
+    "modules": {"blocks.0": {"ms": 3.5}, "(top level)": {"ms": 1.0}},
+    "torch.version": 2,
 }
 
 
@@ -42,6 +45,11 @@ DATA: dict[str, Any] = {
         "days.p50 < 51 days",
         "days.p50 < 51",
         "a.x == 1 or b.x == 3",
+        'modules."blocks.0".ms > 3ms',
+        "modules.'(top level)'.ms <= 1",
+        '"blocks.0".ms == 3.5 and "torch.version" == 2',
+        'bound == "gpu"',  # a plain word in quotes is a text, though there is such a key
+        "bound != '40 ms'",
     ],
 )
 def test_conditions_that_hold(condition: str) -> None:
@@ -56,6 +64,8 @@ def test_conditions_that_hold(condition: str) -> None:
         ("p59 > 40ms", "did you mean"),
         ("x == 1", "several places: say a.x, b.x"),
         ("p95 >", "cannot be read"),
+        ('modules."blocks.1".ms > 3', 'no modules."blocks.1".ms in'),
+        ('modules."blocks.0" > 3', 'modules."blocks.0" is not a single value; name one of ms'),
         ("p95 > 40GB", "a time with a size"),
         ("__import__('os')", "functions are not known"),
         ("[1]", "only names"),

@@ -30,6 +30,8 @@ SOURCES = {
     "replay, all ranks": ("accuracy.md", rf"^\| all ranks of a run, Kineto \| 102 \| {N}"),
     "collectives": ("ranks_accuracy.md", rf"^\| time \| 691 \| {N}"),
     "ranks": ("ranks_accuracy.md", rf"^\| step_time \| 75 \| {N}"),
+    "ranks, llm_foundry": ("ranks_accuracy.md", rf"^\| llm_foundry \| 69 \| {N}"),
+    "ranks, neusight": ("ranks_accuracy.md", rf"^\| neusight_train \| 6 \| {N}"),
     "ranks, worst": ("ranks_accuracy.md", rf"^\| step_time \| 75 \|(?:[^|]*\|){{4}} {N}"),
 }
 CLAIMS = [
@@ -67,6 +69,10 @@ CLAIMS = [
     ("limits.md", rf"[\d.]+% error on average, {N} at worst \(\[runs", "jobs, worst"),
     ("limits.md", rf"with FSDP are predicted {N} too short", "ranks"),
     ("limits.md", rf"too short on average, up to {N}", "ranks, worst"),
+    ("ranks.md", rf"^\| all \| 75 \| \| {N}", "ranks"),
+    ("ranks.md", rf"^\| all \| 75 \| (?:[^|]*\|){{4}} {N}", "ranks, worst"),
+    ("ranks.md", rf"^\| llm_foundry \| 69 \|[^|]*\| {N}", "ranks, llm_foundry"),
+    ("ranks.md", rf"^\| neusight_train \| 6 \|[^|]*\| {N}", "ranks, neusight"),
     ("my_gpu.md", rf"GPU time {N} off on average", "steps, GPU time"),
     ("my_gpu.md", rf"off on average, {N} at worst, on 25 steps", "steps, GPU time worst"),
     ("my_gpu.md", rf"{N} off on average, nearly always too fast", "ranks"),

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from graph_sketches import training_step
 from presage.errors import InputError, PresageError
 from presage.graph import save
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, Tensor
 
 FUZZ = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SAMPLE = training_step()
@@ -70,6 +70,10 @@ def test_texts_of_another_kind_become_text() -> None:
         save.to_bytes(replace(SAMPLE, torch=object()))
 
 
+def wide(tensor: Tensor) -> Tensor:
+    return replace(tensor, shape=(10**6,) * 3, strides=(10**12, 10**6, 1))
+
+
 def with_field(**changes: Any) -> bytes:
     return packed(msgspec.msgpack.encode(msgspec.to_builtins(SAMPLE) | changes))
 
@@ -92,6 +96,8 @@ def with_field(**changes: Any) -> bytes:
         (packed(msgspec.msgpack.encode({"ops": []})), "object missing required field `tensors`"),
         (with_field(ops=[{"name": 5}]), "ops[0].name: expected `str`, got `int`"),
         (with_field(tensors=[]), "ops[0].inputs: names a tensor that is not there"),
+        (with_field(tensors=[wide(t) for t in SAMPLE.tensors]), "tensors[0]: is larger than 1 PiB, as no step is"),
+        (with_field(storages=[replace(s, nbytes=2**62) for s in SAMPLE.storages]), "storages: is larger than 1 PiB"),
         (with_field(events=[[0, 99, True]]), "events[0].storage: names storage 99 of"),
     ],
 )

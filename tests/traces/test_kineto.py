@@ -12,6 +12,7 @@ import pytest
 from presage.errors import InputError
 from presage.traces import jsonfile, kineto
 from presage.traces.trace import GpuKind, HostKind
+from presage.traces.trace_set import read_run
 from synthetic import Tracer
 
 
@@ -180,3 +181,36 @@ def test_counts_agree_with_the_check_table(shared: Path) -> None:
         assert linked == pytest.approx(float(row["launch_linked"]), abs=0.006), row["file"]
         steps = 0 if row["steps"] == "-" else int(row["steps"].split("x")[0])
         assert len(trace.steps) == steps, row["file"]
+
+
+def impossible(kind: str) -> Tracer:
+    """Three steps with a launch each, of which something cannot have been so."""
+    t = Tracer()
+    for i in range(3):
+        t.step(i, 1000 * i, 5000 if kind == "steps" else 900)
+        t.launch("gemm", 1000 * i + 400, 1000 * i + (100 if kind == "kernels" else 450), 90)
+        t.correlation -= kind == "ids"
+    return t
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("steps", "2 of 3 steps overlap the next (ProfilerStep#0): step times are in doubt"),
+        ("kernels", "kernels start before their launch: the GPU's times were moved by 0.305 ms"),
+        ("ids", "3 of 3 GPU events share a correlation id: which call launched them is unknown"),
+    ],
+)
+def test_what_cannot_have_been_so_is_noted(tmp_path: Path, kind: str, says: str) -> None:
+    assert read_run([impossible(kind).write(tmp_path / "t.json")]).notes == [f"t.json: {says}"]
+
+
+def test_a_trace_without_contradictions_has_no_notes(tmp_path: Path) -> None:
+    assert read_run([impossible("none").write(tmp_path / "t.json")]).notes == []
+
+
+def test_a_negative_rank_is_refused(tmp_path: Path) -> None:
+    t = Tracer(rank=-1, world=2)
+    t.launch("gemm", 0, 10, 5)
+    with pytest.raises(InputError, match=r"distributedInfo.rank: is -1: ranks are 0 and up"):
+        kineto.read(t.write(tmp_path / "t.json"))

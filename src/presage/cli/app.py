@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from presage.cli.faults import run_guarded
+from presage.cli.faults import INTERRUPTED, run_guarded
 from presage.cli.options import HelpCommand, Quiet, Verbose, option, output_options, plain_types, with_common_options
 from presage.cli.plugins import COMMANDS as PLUGINS
 from presage.cli.plugins import load_command
@@ -157,4 +157,8 @@ def main() -> None:
     words = given if line is None else line.split()[1:]
     first = next((a for a in words if a not in ("-q", "--quiet", "-v", "--verbose")), None)
     only = first if first in {name for _, name, _, _ in COMMANDS} else None
-    sys.exit(run_guarded(lambda: build(only)(given, prog_name="presage", standalone_mode=False), debug))
+    code = run_guarded(lambda: build(only)(given, prog_name="presage", standalone_mode=False), debug)
+    if code == INTERRUPTED:
+        sys.stderr.flush()
+        os._exit(code)  # an ordinary exit waits for threads at work
+    sys.exit(code)

@@ -1,7 +1,8 @@
 """Conditions over an answer's JSON, for --fail-if: `not fits`, `p95 > 40ms and peak_memory_bytes < 70GiB`.
 
 Names are keys of the JSON, dotted where needed (`step_ms.p95`, `memory.margin_bytes`); a bare key is looked up at the
-outermost level that has it. Numbers may carry a unit; one without a unit is in the unit of the key it is compared with.
+outermost level that has it. A key that is no plain word is quoted: `modules."blocks.0".ms`, `"a.b" > 3`. Numbers may
+carry a unit; one without a unit is in the unit of the key it is compared with.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,13 @@ UNITS: dict[str, tuple[str, float]] = {
     "KiB": ("B", 2.0**10), "MiB": ("B", 2.0**20), "GiB": ("B", 2.0**30), "TiB": ("B", 2.0**40), "%": ("1", 0.01),
 }  # fmt: skip
 KEYS = {"_ms": "ms", "_us": "us", "_s": "s", "_bytes": "B", "days": "days", "hours": "h"}  # endings of keys
-NUMBER = re.compile(
-    r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(us|ms|min|hours?|days?|[smhd]|[kMGT]B|[KMGT]iB|B|%)(?!\w)"
-)
+QUOTED = r"""(?:"[^"]*"|'[^']*')"""
+KEY = rf"(?:{QUOTED}|[A-Za-z_]\w*)"
+TOKEN = re.compile(
+    rf"(?P<path>{QUOTED}(?:\.{KEY})+|(?:[A-Za-z_]\w*\.)+{QUOTED}(?:\.{KEY})*)|{QUOTED}|"
+    r"(?<![\w.])(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
+    r"\s*(?P<unit>us|ms|min|hours?|days?|[smhd]|[kMGT]B|[KMGT]iB|B|%)(?!\w)"
+)  # quoted keys joined by dots, other quoted text, and numbers with a unit
 SHORT = ("step_ms", "days")  # blocks whose quantiles may be named alone: p95
 COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
@@ -34,6 +39,7 @@ COMPUTE: dict[type, Callable[[float, float], float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
 EXAMPLE = "e.g. --fail-if 'not fits' or --fail-if 'p95 > 40ms'"
+QUOTES = "\"'"
 LONGEST = 2000  # characters
 
 
@@ -50,7 +56,7 @@ def parse_condition(condition: str) -> ast.expr:
     """The condition as a syntax tree; raises for what is no condition, whatever the answer."""
     if len(condition) > LONGEST:
         raise _error(condition, f"longer than {LONGEST} characters")
-    text = NUMBER.sub(lambda m: f"_unit({m[1]}, {m[2]!r})", condition)
+    text = TOKEN.sub(_python, condition)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
@@ -70,6 +76,13 @@ def holds(condition: str, data: Mapping[str, Any]) -> bool:
     return found.value
 
 
+def _python(token: re.Match[str]) -> str:
+    """What Python cannot read, as a call that it can."""
+    if token["path"]:
+        return f"_key({', '.join(repr(key.strip(QUOTES)) for key in re.findall(KEY, token['path']))})"
+    return f"_unit({token['number']}, {token['unit']!r})" if token["unit"] else token[0]
+
+
 def _error(condition: str, why: str) -> PresageError:
     return PresageError(f"--fail-if {condition!r}: {why}")
 
@@ -84,11 +97,18 @@ class _Evaluator:
         return getattr(self, f"visit_{type(node).__name__}")(node)  # type: ignore[no-any-return]
 
     def visit_Constant(self, node: ast.Constant) -> Quantity:
-        return Quantity(node.value)
+        """A number or a text; a text that is no plain word is a key where the JSON has such a one."""
+        name = node.value
+        if isinstance(name, str) and not name.isidentifier() and _holds_key(self.data, name):
+            return self._lookup([name])
+        return Quantity(name)
 
     def visit_Call(self, node: ast.Call) -> Quantity:
         given = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        if not isinstance(node.func, ast.Name) or node.func.id != "_unit" or len(given) != 2:
+        called = node.func.id if isinstance(node.func, ast.Name) else ""
+        if called == "_key":
+            return self._lookup([str(key) for key in given])
+        if called != "_unit" or len(given) != 2:
             raise _error(self.condition, "functions are not known")
         unit, scale = UNITS[str(given[1])]
         return Quantity(float(given[0]) * scale, unit)  # type: ignore[arg-type]
@@ -96,7 +116,7 @@ class _Evaluator:
     def visit_Name(self, node: ast.Name) -> Quantity:
         if node.id in ("true", "false"):
             return Quantity(node.id == "true")
-        return self._lookup(node.id)
+        return self._lookup([node.id])
 
     def visit_Attribute(self, node: ast.Attribute) -> Quantity:
         parts: list[str] = []
@@ -106,7 +126,7 @@ class _Evaluator:
             inner = inner.value
         if not isinstance(inner, ast.Name):
             raise _error(self.condition, "a dot joins names of the JSON, as in step_ms.p95")
-        return self._lookup(".".join([inner.id, *reversed(parts)]))
+        return self._lookup([inner.id, *reversed(parts)])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Quantity:
         value = self.visit(node.operand)
@@ -160,8 +180,8 @@ class _Evaluator:
 
     # ---- names
 
-    def _lookup(self, name: str) -> Quantity:
-        path = self._path(name.split("."))
+    def _lookup(self, parts: list[str]) -> Quantity:
+        path, name = self._path(parts), dotted(parts)
         value: Any = self.data
         for key in path:
             value = value[key]
@@ -184,13 +204,13 @@ class _Evaluator:
         while level:
             hits = [(*where, *parts) for where, value in level if _has(value, parts)]
             if len(hits) > 1 and len({len(h) for h in hits}) == 1 and hits[0][:1] not in [(b,) for b in SHORT]:
-                names = ", ".join(".".join(h) for h in hits[:5])
-                raise _error(self.condition, f"{'.'.join(parts)} stands in several places: say {names}")
+                names = ", ".join(dotted(h) for h in hits[:5])
+                raise _error(self.condition, f"{dotted(parts)} stands in several places: say {names}")
             if hits:
                 return hits[0]
             level = [((*where, k), v) for where, value in level if isinstance(value, dict) for k, v in value.items()]
         known = sorted({*_keys(self.data), *(k for b in SHORT for k in _keys(self.data.get(b)))})
-        raise _error(self.condition, f"no {'.'.join(parts)} in this answer's JSON{near(parts[-1], known)}")
+        raise _error(self.condition, f"no {dotted(parts)} in this answer's JSON{near(parts[-1], known)}")
 
 
 def _has(value: Any, parts: list[str]) -> bool:
@@ -199,6 +219,15 @@ def _has(value: Any, parts: list[str]) -> bool:
             return False
         value = value[key]
     return True
+
+
+def _holds_key(value: Any, name: str) -> bool:
+    return isinstance(value, dict) and (name in value or any(_holds_key(v, name) for v in value.values()))
+
+
+def dotted(keys: Sequence[str]) -> str:
+    """The name of a key as a condition writes it."""
+    return ".".join(key if key.isidentifier() else f'"{key}"' for key in keys)
 
 
 def _keys(value: Any) -> list[str]:

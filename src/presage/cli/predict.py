@@ -70,7 +70,7 @@ def command(
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
-    then = [] if many is not None else ["whatif", *same_step(step, arg, gpu), "--suggest"]
+    then = _next(result, step, arg, gpu, many)
     answer = predict_answer(result, report is not None)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
 
@@ -101,6 +101,17 @@ def _ranks(step: str, arg: list[str], many: RankOptions, draws: int, steps: int)
             draws=draws,
             steps=steps,
         )
+
+
+def _next(result: StepResult, step: str, arg: list[str], gpu: str | None, many: RankOptions | None) -> list[object]:
+    """The command to try next: edits of the step, or another strategy where memory, or what strategies add, matters."""
+    if many is not None:
+        sharded = many.strategy in ("fsdp", "zero3")
+        other = "ddp" if sharded else "fsdp"
+        if (sharded and result.fits and result.bound != "gpu") or (not sharded and not result.fits):
+            ranks = ["--ranks", many.ranks, "--platform", many.platform, "--strategy", other]
+            return ["predict", *same_step(step, arg, None), *ranks]
+    return ["whatif", *same_step(step, arg, gpu if many is None else result.basis.gpu.key), "--suggest"]
 
 
 def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:

@@ -30,8 +30,7 @@ from presage.prediction.overlap_contention import apply_contention, overlap_slow
 from presage.prediction.rank_program import Member, rank_program
 from presage.prediction.rank_results import collective_times, groups_of
 from presage.prediction.rank_set import SIMULATED, RankOverride, RankSet, predict_rank_set
-from presage.prediction.result import model_error
-from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult, step_program
+from presage.prediction.step import DRAWS, STEPS, StepProgram, StepResult, step_program, with_model_error
 from presage.prediction.step_program import STREAM
 
 NAME = "sharded embeddings + ddp"
@@ -199,8 +198,4 @@ def predict_dlrm(ranks: DlrmRanks, *, draws: int = DRAWS, steps: int = STEPS, se
     many = result.many
     if many is not None:
         many = replace(many, kinds=tuple(replace(k, peak_memory=int(memory[k.rank])) for k in many.kinds))
-    error, q = model_error("recommendation"), result.step
-    low, high = error.interval(q.p50, q.p95 / q.p50)
-    off = f"published runs took {error.low:g} to {error.high:g} times the time predicted for them"
-    notes = (*result.notes, f"{error.note}: {off}")
-    return replace(result, many=many, peak_memory=int(memory.max()), step=replace(q, p5=low, p95=high), notes=notes)
+    return with_model_error(replace(result, many=many, peak_memory=int(memory.max())), "recommendation")

@@ -14,6 +14,8 @@ Phase: TypeAlias = Literal["forward", "backward", "optimizer", "other"]
 Thread: TypeAlias = Literal["main", "autograd"]
 Role: TypeAlias = Literal["parameter", "gradient", "optimizer", "buffer", "input", "activation", "workspace"]
 
+MOST_BYTES = 1 << 50  # of a step's memory, far above any GPU's: sums of it stay below what 64 bits hold
+TOO_LARGE = "is larger than 1 PiB, as no step is"
 HOST_MEMORY = "host memory"  # the name of the storage that stands for all of it: copies from and to it use PCIe
 
 DTYPE_BYTES = {
@@ -204,7 +206,7 @@ def faults(graph: Graph) -> Iterator[tuple[str, str]]:
     """What is wrong, as (field, problem). None of it: the graph is valid, which means
 
     - tensors and storages stand at the place their id says, and everything an op or tensor refers to is there;
-    - sizes are not negative, a tensor has a stride per dimension (or none if it is sparse) and a dtype of known size;
+    - sizes are not negative and below a pebibyte, a tensor has a stride per dimension (or none if it is sparse) and a dtype of known size;
     - what an op writes in place is among its inputs;
     - facts are about tensors that are there, of whose values at least one is distinct and comes at least once;
     - events are in program order; a storage is allocated at most once, freed at most once, and not before that;
@@ -230,6 +232,8 @@ def _places(graph: Graph) -> Iterator[tuple[str, str]]:
             yield f"storages[{i}].id", f"is {s.id}, and should be its place"
         if s.nbytes < 0:
             yield f"storages[{i}].nbytes", "is negative"
+    if sum(s.nbytes for s in graph.storages) > MOST_BYTES:
+        yield "storages", TOO_LARGE
 
 
 def _tensor_fault(graph: Graph, place: int, t: Tensor) -> str:
@@ -241,7 +245,9 @@ def _tensor_fault(graph: Graph, place: int, t: Tensor) -> str:
         return f"has the unknown dtype {t.dtype!r}"
     if len(t.shape) != len(t.strides) and t.strides:
         return f"has {len(t.shape)} dimensions and {len(t.strides)} strides"
-    return "has a negative size, stride or offset" if min((*t.shape, *t.strides, t.offset)) < 0 else ""
+    if min(numbers := (*t.shape, *t.strides, t.offset)) < 0:
+        return "has a negative size, stride or offset"
+    return TOO_LARGE if max(*numbers, t.nbytes) > MOST_BYTES else ""
 
 
 def _references(graph: Graph) -> Iterator[tuple[str, str]]:

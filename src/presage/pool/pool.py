@@ -37,8 +37,11 @@ class Threads:
     many: int
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        with ThreadPoolExecutor(self.many) as pool:
+        pool = ThreadPoolExecutor(self.many)
+        try:
             yield from pool.map(function, items)
+        finally:  # where the iteration is stopped, by Ctrl-C perhaps, without waiting for what is at work
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 SERIAL = Serial()

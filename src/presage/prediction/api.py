@@ -28,7 +28,7 @@ from presage.parallel.strategy import Strategy
 from presage.parallel.strategy import strategy as _strategy
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set, rank_set
-from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step
+from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step, with_model_error
 from presage.usercode import check_arguments
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def predict_ranks(
     `tensor`: tensor-parallel size. `kinds`: ranks with their own settings, by number; several graphs are their steps.
     """
     team = rank_set_of(step, ranks, strategy, platform, arguments, options=options, tensor=tensor, kinds=kinds)
-    return predict_rank_set(team, machine(team.platform.gpu.key), draws=draws, steps=steps, seed=seed)
+    result = predict_rank_set(team, machine(team.platform.gpu.key), draws=draws, steps=steps, seed=seed)
+    return with_model_error(result, "ranks") if ranks > 1 else result
 
 
 def rank_set_of(

@@ -15,8 +15,8 @@ from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.parallel.rank_layout import RankLayout, fold_ranks
-from presage.parallel.strategy import Strategy
-from presage.prediction.machine import Machine, kernel_times
+from presage.parallel.strategy import STRATEGIES, Strategy
+from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
 from presage.prediction.rank_program import Member, RankProgram, rank_program
 from presage.prediction.rank_results import (
@@ -41,6 +41,8 @@ from presage.prediction.step import (
 )
 from presage.prediction.step_program import step_seconds
 
+DATA_PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
+WORTH = 1.01  # times as fast: less is not worth naming
 SIMULATED = 4  # steps: the last is like all that follow
 CELLS = 60e6  # task-draws held at a time
 
@@ -73,6 +75,7 @@ class RankSet:
     steps: tuple[StepProgram, ...]  # by captured step
     times: tuple[tuple[OpTime, ...], ...]
     ranks: RankProgram
+    captured: tuple[Graph, ...] = ()  # the steps on one GPU that the strategy was applied to
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -131,7 +134,7 @@ def rank_set(
         mine.append(kind)
         members.append(Member(f, built[kind.step]).paced(kind.speed, kind.host))
     ranks = apply_contention(rank_program(members, steps), [slow[k.step] for k in mine])
-    return RankSet(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks)
+    return RankSet(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks, tuple(graphs))
 
 
 def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, seed: int = 0) -> StepResult:
@@ -149,6 +152,26 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
     peak = max(k.peak_memory for k in ranks.kinds)
     notes = (*out.notes, *where.notes)
     return replace(out, many=ranks, peak_memory=peak, notes=notes, draws=drawn)
+
+
+def other_strategies(p: StepResult, most: int = 3) -> list[tuple[Strategy, float, StepResult]]:
+    """Strategies that make equal ranks faster, or fit where the given one does not: with their speed-up, fastest first."""
+    team = p.basis.team if isinstance(p.basis, RankBasis) else None
+    if team is None or set(team.kinds) != {USUAL} or not team.captured:
+        return []
+    where, how, count = machine(team.platform.gpu.key), team.strategy, team.layout.ranks
+    usual = predict_rank_set(team, where, draws=1, steps=SIMULATED).step.p50
+    found = []
+    for name in DATA_PARALLEL:
+        way = Strategy(name, STRATEGIES[name].options, how.tensor, how.vocabulary)
+        if STRATEGIES[name].apply is STRATEGIES[how.name].apply:
+            continue
+        other = rank_set(team.captured, team.platform, way, count, where)
+        result = predict_rank_set(other, where, draws=1, steps=SIMULATED)
+        gain = usual / result.step.p50
+        if result.fits and (not p.fits or gain > WORTH):
+            found.append((way, gain, result))
+    return sorted(found, key=lambda f: -f[1])[:most]
 
 
 def _rank_results(found: RankSet) -> RankResults:

@@ -167,5 +167,5 @@ class ModelError:
 
 @cache
 def model_error(kind: str) -> ModelError:
-    """The error of a kind of prediction: dense, moe, recommendation."""
+    """The error of a kind of prediction: dense, moe, recommendation (jobs) or ranks (captured steps on several)."""
     return ModelError(**load_toml(MODEL_ERRORS)[kind])

@@ -19,7 +19,7 @@ from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.prediction import breakdown
 from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage, RooflinePoint, roofline_points
-from presage.prediction.result import Floats, Quantiles, Result, ResultKind
+from presage.prediction.result import Floats, Quantiles, Result, ResultKind, model_error
 from presage.prediction.step_program import (
     GPU_SD,
     NO_SPREAD,
@@ -285,3 +285,11 @@ def result_of(basis: StepBasis, step: Quantiles, bound: Bound, draws: int, steps
         steps=steps,
         basis=basis,
     )
+
+
+def with_model_error(p: StepResult, kind: str) -> StepResult:
+    """The step with presage's error on published runs of this kind in its 90% interval."""
+    error, q = model_error(kind), p.step
+    low, high = error.interval(q.p50, q.p95 / q.p50)
+    off = f"published runs took {error.low:g} to {error.high:g} times the time predicted for them"
+    return replace(p, step=replace(q, p5=low, p95=high), notes=(f"{error.note}: {off}", *p.notes))

@@ -6,6 +6,7 @@ from shlex import quote
 
 from presage.errors import PresageError
 from presage.prediction.jobs.job_prediction import JobResult
+from presage.prediction.rank_set import RankBasis, RankSet, other_strategies
 from presage.prediction.step import StepResult
 from presage.report.answer import Section, data_table
 from presage.report.terms import signed
@@ -15,11 +16,11 @@ TITLE = "What to do next"
 
 
 def next_edits_section(p: StepResult) -> Section | None:
-    """The edits that would make a step of one GPU faster; None where none can be tried."""
+    """The edits that would make a step of one GPU faster; None where none can be tried. Of ranks: other strategies."""
     from presage.whatif.suggest import next_edits
 
-    if p.many is not None:
-        return None
+    if isinstance(p.basis, RankBasis):
+        return _next_strategies_section(p, p.basis.team)
     try:
         found = next_edits(p)
     except PresageError:  # the GPU is a calibration pack of the user's
@@ -34,6 +35,23 @@ def next_edits_section(p: StepResult) -> Section | None:
     ]
     table = data_table("Edits", ("edit", "speed-up", "step", "memory"), rows)
     text = f"The edits that gain most. Try one with: {command} --apply EDIT; all, and together: --suggest"
+    return Section(TITLE, (table,), None, text, where="page")
+
+
+def _next_strategies_section(p: StepResult, team: RankSet) -> Section:
+    """The strategies that would make the ranks faster, or fit."""
+    found = other_strategies(p)
+    one = f"edits of one rank's step: presage whatif {quote(p.source or 'STEP')} --gpu {p.basis.gpu.key} --suggest"
+    if not found:
+        text = f"No other strategy is faster and fits. To try {one}"
+        return Section(TITLE, (), None, text, where="page")
+    rows = [
+        (way.name, f"{gain:.2f}x", seconds(r.step.p50), _memory(r.memory_bytes - p.memory_bytes))
+        for way, gain, r in found
+    ]
+    table = data_table("Strategies", ("strategy", "speed-up", "step", "memory per GPU"), rows)
+    ranks = f"--ranks {team.layout.ranks} --platform {team.platform.key} --strategy NAME"
+    text = f"The strategies that gain most. Try one with: presage predict {quote(p.source or 'STEP')} {ranks}; {one}"
     return Section(TITLE, (table,), None, text, where="page")
 
 

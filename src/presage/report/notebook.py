@@ -6,6 +6,7 @@ The chart is a picture in the page: it needs no script, so that it shows in save
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ from presage.report.html.theme import ACCENT, BAD, FONT, GOOD, PALETTE
 from presage.report.job_answer import job_answer
 from presage.report.predict_answer import predict_answer
 from presage.report.run_answer import run_answer
-from presage.report.terms import TAIL_HELP, signed
+from presage.report.terms import TAIL_HELP, family_name, part_name, signed
 from presage.report.trace_answer import trace_answer
 from presage.report.whatif_answer import whatif_answer
 from presage.runs.whole import RunResult
@@ -80,6 +81,11 @@ def one_line(result: Any) -> str:
     text = sentence if sentence.startswith(answer.title) else f"{answer.title}: {sentence}".removesuffix(": ")
     fits = (", fits" if result.fits else ", does NOT fit") if hasattr(result, "fits") else ""
     return f"<{type(result).__name__} {printable(' '.join(text.split()))}{fits}>"
+
+
+def in_words(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a breakdown, whose parts have the names that reports have."""
+    return [row | {"part": family_name(part_name(row["part"]))} if "part" in row else row for row in rows]
 
 
 def html_of(result: Any) -> str:

@@ -33,7 +33,7 @@ def replay_answer(f: ReplayFindings, page: bool = True) -> Answer:
         sections=sections_of(
             _steps_section(f), _error_section(f), _timeline_section(f) if page else None, _path_section(f)
         ),
-        notes=(*(f"why: {reason}" for reason in f.reasons), NOT_SHOWN),
+        notes=(*(f"why: {reason}" for reason in f.reasons), *f.notes, NOT_SHOWN),
         to_data=f.to_json,
     )
 

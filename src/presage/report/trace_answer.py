@@ -52,6 +52,7 @@ def trace_answer(f: TraceFindings, page: bool = True) -> Answer:
         ),
         notes=(
             "times are as profiled: the profiler slows the host, so steps without it are shorter",
+            *f.notes,
             *([f"{wrong} collectives could not be matched between ranks"] if wrong else []),
         ),
         to_data=f.to_json,

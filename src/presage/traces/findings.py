@@ -53,6 +53,11 @@ class TraceFindings:
         return [(r, i) for r in self.replays for i in range(len(r.run))]
 
     @cached_property
+    def notes(self) -> list[str]:
+        """What in the traces contradicts itself."""
+        return [note for r in self.replays for note in r.run.notes]
+
+    @cached_property
     def names(self) -> list[str]:
         """Labels of all ranks."""
         return [name for names in rank_labels([r.run for r in self.replays]) for name in names]
@@ -131,6 +136,7 @@ class TraceFindings:
             "mismatched_collectives": sum(r.run.mismatched for r in self.replays),
             "critical_path": [asdict(p) for p in self.path[: self.top]],
             "late": [asdict(x) for x in self.late],
+            "notes": self.notes,
         }
 
     def _rank(self, replay: Replay, timeline: Timeline, i: int) -> dict[str, Any]:

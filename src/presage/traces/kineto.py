@@ -123,6 +123,8 @@ class _Columns:
         if file.distributed is not None:
             self.rank = _integer(file.distributed.rank)
             self.world = _integer(file.distributed.world)
+            if self.rank is not None and self.rank < 0:
+                raise InputError(self.path, f"is {self.rank}: ranks are 0 and up", "distributedInfo.rank")
         self.base_ns = file.base or self.base_ns
         self.stacks = self.stacks or bool(file.stacks)
         self.machine = self.machine or str(file.machine or "")

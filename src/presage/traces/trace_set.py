@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from presage.traces.chakra import read_chakra
 from presage.traces.execution_graph import ExecutionGraph
 from presage.traces.execution_trace import read_et
 from presage.traces.links import gpu_clock_shift
-from presage.traces.trace import Trace
+from presage.traces.trace import HostKind, Trace
 from presage.traces.waits import launch_times
 
 # Collectives known by their kernel's name, where the trace has no metadata.
@@ -28,6 +28,7 @@ KIND = re.compile(
 )
 # How far apart in time the members of one collective may seem, clocks being what they are.
 APART_NS = 200_000
+CLOCKS_APART_NS = 200_000  # more between the clocks of host and GPU is worth a note; traces seen have 41 us at most
 SOME = 8  # missing ranks that are named
 DEMO = Path(__file__).resolve().parent.parent / "data" / "dlrm_mlperf_b2048.json.gz"
 
@@ -57,6 +58,27 @@ class TraceSet:
     def rank(self, i: int) -> int:
         found = self.traces[i].rank
         return i if found is None else found
+
+    @property
+    def notes(self) -> list[str]:
+        """What in the traces contradicts itself, so that times taken from them are in doubt."""
+        shifts = self.gpu_shift_ns or (0,) * len(self)
+        return [
+            f"{Path(t.path).name}: {text}" for t, ns in zip(self.traces, shifts, strict=True) for text in _doubts(t, ns)
+        ]
+
+
+def _doubts(trace: Trace, shift_ns: int) -> Iterator[str]:
+    over = [a.name for a, b in pairwise(trace.steps) if a.end > b.start]
+    if over:
+        yield f"{len(over)} of {len(trace.steps)} steps overlap the next ({over[0]}): step times are in doubt"
+    if shift_ns > CLOCKS_APART_NS:
+        yield f"kernels start before their launch: the GPU's times were moved by {shift_ns / 1e6:.3g} ms"
+    calls = trace.host.correlation[(trace.host.kind == HostKind.CALL) & (trace.host.correlation > 0)]
+    ids, count = np.unique(calls, return_counts=True)
+    shared = np.isin(trace.gpu.correlation, ids[count > 1])
+    if shared.any():
+        yield f"{shared.sum():,} of {len(shared):,} GPU events share a correlation id: which call launched them is unknown"
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:

@@ -76,6 +76,11 @@ class ReplayFindings:
         return [reason for run in self.runs for reason in run.reasons]
 
     @property
+    def notes(self) -> list[str]:
+        """What in the traces contradicts itself."""
+        return [note for run in self.runs for note in run.before.replay.run.notes]
+
+    @property
     def measured(self) -> float:
         """The mean measured step of the slowest rank."""
         return max((mean_seconds(m) for _, m, _, _ in self.rows), default=nan)
@@ -109,7 +114,13 @@ class ReplayFindings:
             }
             for rank, measured, replayed, edited in self.rows
         ]
-        return {"kind": "replay", "edits": list(self.edits), "reasons": self.reasons, "ranks": ranks}
+        return {
+            "kind": "replay",
+            "edits": list(self.edits),
+            "reasons": self.reasons,
+            "ranks": ranks,
+            "notes": self.notes,
+        }
 
 
 def mean_seconds(steps: Sequence[StepTime]) -> float:
