@@ -206,7 +206,8 @@ def faults(graph: Graph) -> Iterator[tuple[str, str]]:
     """What is wrong, as (field, problem). None of it: the graph is valid, which means
 
     - tensors and storages stand at the place their id says, and everything an op or tensor refers to is there;
-    - sizes are not negative and below a pebibyte, a tensor has a stride per dimension (or none if it is sparse) and a dtype of known size;
+    - sizes are not negative and below a pebibyte, a tensor has a stride per dimension (or none if it is sparse) and a
+      dtype of known size;
     - what an op writes in place is among its inputs;
     - facts are about tensors that are there, of whose values at least one is distinct and comes at least once;
     - events are in program order; a storage is allocated at most once, freed at most once, and not before that;

@@ -155,7 +155,7 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
 
 
 def other_strategies(p: StepResult, most: int = 3) -> list[tuple[Strategy, float, StepResult]]:
-    """Strategies that make equal ranks faster, or fit where the given one does not: with their speed-up, fastest first."""
+    """Strategies that make equal ranks faster, or fit where theirs does not: with their speed-up, fastest first."""
     team = p.basis.team if isinstance(p.basis, RankBasis) else None
     if team is None or set(team.kinds) != {USUAL} or not team.captured:
         return []

@@ -78,7 +78,8 @@ def _doubts(trace: Trace, shift_ns: int) -> Iterator[str]:
     ids, count = np.unique(calls, return_counts=True)
     shared = np.isin(trace.gpu.correlation, ids[count > 1])
     if shared.any():
-        yield f"{shared.sum():,} of {len(shared):,} GPU events share a correlation id: which call launched them is unknown"
+        share = f"{shared.sum():,} of {len(shared):,} GPU events"
+        yield f"{share} share a correlation id: which call launched them is unknown"
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
