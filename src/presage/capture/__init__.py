@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from presage.capture.fake_device import load, load_cases
     from presage.capture.model_step import ModelStep
     from presage.capture.run import capture
+    from presage.capture.script import capture_script
 
-__all__ = ["ModelStep", "NotApplicable", "Variant", "capture", "load", "load_cases"]
+__all__ = ["ModelStep", "NotApplicable", "Variant", "capture", "capture_script", "load", "load_cases"]
 _HOMES = {
     "ModelStep": "presage.capture.model_step",
     "capture": "presage.capture.run",
+    "capture_script": "presage.capture.script",
     "load": "presage.capture.fake_device",
     "load_cases": "presage.capture.fake_device",
 }

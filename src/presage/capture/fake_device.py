@@ -151,6 +151,11 @@ def _deepcopied(tensor: Any, memo: dict[int, Any]) -> Any:
     return memo[id(tensor)]
 
 
+def _formatted(tensor: Any, spec: str) -> str:
+    """As of a plain tensor: a scalar's is its number's."""
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
 def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
     subclass, tensor_dispatch, mode_dispatch = (
         torch.Tensor._make_subclass,
@@ -187,6 +192,7 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         (torch._subclasses, "FakeTensor", _NotFake),
         (torch.utils, "swap_tensors", _swap),
         (FakeTensor, "__deepcopy__", _deepcopied),
+        (FakeTensor, "__format__", _formatted),
         (FakeTensor, "_normalize_fake_device", staticmethod(_normalized)),
         (fake_tensor, "init_gpu_context", lambda device: None),  # noqa: ARG005
     ]

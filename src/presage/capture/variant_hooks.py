@@ -98,18 +98,14 @@ class VariantHooks:
         if not callable(step):
             return step
         v = self.variant
-        self._see_all()
-        if v.checkpoint is not None and not self.blocks and self.modules:
-            _no_blocks(v.checkpoint)
-        if v.tf32:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        self._built()
 
         def run() -> Any:
-            with torch.autocast("cuda", dtype=getattr(torch, v.autocast)) if v.autocast else nullcontext():
+            with self._autocast():
                 return self._microbatches(step) if v.accumulate > 1 else step()
 
         def first() -> Any:
-            with torch.autocast("cuda", dtype=getattr(torch, v.autocast)) if v.autocast else nullcontext():
+            with self._autocast():
                 result = step()
             self._convert_inputs()
             if v.accumulate > 1 and not self.backwards:
@@ -119,6 +115,30 @@ class VariantHooks:
 
         calls = iter([first])
         return lambda: next(calls, run)()
+
+    @contextmanager
+    def around_script(self) -> Iterator[None]:
+        """The variant around a whole script, whose steps are not ours to call."""
+        if self.variant.accumulate > 1:
+            raise NotApplicable("a script's own loop cannot be made to accumulate: change its arguments, after --")
+        with self._autocast():
+            yield
+
+    def between_steps(self) -> None:
+        """A step of a script has ended, and its model is built."""
+        self._built()
+        self._convert_inputs()
+
+    def _built(self) -> None:
+        self._see_all()
+        if self.variant.checkpoint is not None and not self.blocks and self.modules:
+            _no_blocks(self.variant.checkpoint)
+        if self.variant.tf32:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+    def _autocast(self) -> Any:
+        dtype = self.variant.autocast
+        return torch.autocast("cuda", dtype=getattr(torch, dtype)) if dtype else nullcontext()
 
     # ---- modules: types, layouts, checkpoints
 

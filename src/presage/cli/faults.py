@@ -83,7 +83,9 @@ def describe_usage_error(e: Any) -> str:
     context, name = getattr(e, "ctx", None), getattr(e, "option_name", None)
     path = context.command_path if context is not None else "presage"
     if type(e).__name__ == "NoSuchOption":
-        problem = f"unknown option {name}{_near_option(context, str(name), e.possibilities or ())}"
+        problem = (
+            f"unknown option {name}{_near_option(context, str(name), e.possibilities or ())}{_after_dashes(context)}"
+        )
     elif type(e).__name__ == "MissingParameter":
         problem = _lowered(text.rstrip(".").replace("'", "")) + _example(context)
     elif text.startswith("No such command") and context is not None:
@@ -120,6 +122,12 @@ def _near_option(context: Any, name: str, like: Sequence[str]) -> str:
         return f"; {', '.join(owners[:4])} {'has' if len(owners) == 1 else 'have'} it"
     close = get_close_matches(name, like, 2, 0.75) or sorted(like)
     return f": did you mean {' or '.join(close)}?" if close else ""
+
+
+def _after_dashes(context: Any) -> str:
+    """A reminder, where a script may have been meant to get the option."""
+    takes = context is not None and any(p.name == "words" for p in context.command.params)
+    return "; a script's own arguments go after --" if takes else ""
 
 
 def _no_command(name: str, context: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,27 +15,109 @@ from presage.capture.variants import AS_WRITTEN, Variant
 from presage.cli import complete
 from presage.cli.options import Json, option, out_option
 from presage.cli.output import show_answer, status
+from presage.errors import PresageError
+from presage.scripts import LIMIT, MODULE, is_script
 from presage.usercode import parse_arguments
 
 if TYPE_CHECKING:
     from presage.graph.graph import Graph
 
+SCRIPT = "Scripts"
 Step = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="FILE.py:FUNCTION",
-        help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
-        "Or a graph saved by `presage graph --out`.",
+        metavar="TRAIN.py|FILE.py:FUNCTION",
+        show_default=False,
+        help="A training script, run as it is with the arguments after --. Or a function: FUNCTION(device, **args) "
+        "builds a model and returns a callable that runs one training step. Or a graph saved by `presage graph --out`.",
     ),
+]
+ScriptArguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- ARGUMENTS", show_default=False, help="The script's own arguments, as after `python train.py`."
+    ),
+]
+Module = Annotated[
+    str | None, option("-m", "MODULE", "A module as the script, as in `python -m MODULE`.", panel=SCRIPT)
+]
+StepFunction = Annotated[
+    str,
+    option(
+        "--step",
+        "FUNCTION",
+        "A step is one call of this function (train_step, Trainer.training_step); by default it is what lies between "
+        "two steps of the same optimizer.",
+        panel=SCRIPT,
+    ),
+]
+StepAt = Annotated[
+    int | None,
+    option("--step-at", "N", "Take step N; otherwise the first that is like one before it.", panel=SCRIPT, min=1),
+]
+Limit = Annotated[
+    float, option("--limit", "SECONDS", "Stop the script if it has not come that far by then.", panel=SCRIPT, min=1.0)
 ]
 Arguments = Annotated[
     list[str], option("--arg", "K=V", "Argument of FUNCTION: a number, true, false, text, or a JSON list (repeatable).")
 ]
 
 
+@dataclass(frozen=True)
+class StepName:
+    """The step that a command line names, with its arguments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    given: tuple[str, ...] = ()  # of --arg
+
+    def words(self, *options: object) -> list[object]:
+        """The same step on the command line of another command, with options of that."""
+        more = [word for pair in self.given for word in ("--arg", pair)]
+        for key, name in (("step", "--step"), ("step_at", "--step-at"), ("limit", "--limit")):
+            more += [name, str(self.arguments[key])] if key in self.arguments and is_script(self.name) else []
+        argv = self.arguments.get("argv", ()) if is_script(self.name) else ()
+        return [*self.name.split(" ", 1), *more, *options, *(["--", *argv] if argv else [])]
+
+
+def step_name(
+    step: str | None,
+    words: Sequence[str],
+    arg: Sequence[str],
+    module: str | None,
+    function: str = "",
+    step_at: int | None = None,
+    limit: float = LIMIT,
+) -> StepName:
+    """From the options that name a step."""
+    if module is not None:
+        step, words = f"{MODULE}{module}", [*([step] if step is not None else []), *words]
+    if step is None:
+        raise PresageError(
+            "name the step: TRAIN.py, as in `presage predict train.py -- --batch_size 12`, or FILE.py:FUNCTION"
+        )
+    if not is_script(step):
+        if words:
+            raise PresageError(f"{words[0]}: only a script takes arguments of its own; those of FUNCTION are --arg K=V")
+        if function or step_at is not None:
+            raise PresageError(f"--step and --step-at choose the step of a script: {step} is one already")
+        return StepName(step, parse_arguments(arg), tuple(arg))
+    if arg:
+        raise PresageError(f"--arg {arg[0]}: the arguments of a script go after --, as in: {step} -- --batch_size 12")
+    values: dict[str, Any] = {"argv": list(words)} if words else {}
+    values |= {"step": function} if function else {}
+    values |= {"step_at": step_at} if step_at is not None else {}
+    return StepName(step, values | ({"limit": limit} if limit != LIMIT else {}))
+
+
 def command(
-    step: Step,
-    arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    step: Step = None,
+    words: ScriptArguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    arg: Arguments = [],  # noqa: B006
+    module: Module = None,
+    step_function: StepFunction = "",
+    step_at: StepAt = None,
+    limit: Limit = LIMIT,
     depth: Annotated[int, option("--depth", "N", "Module depth to list.", min=1)] = 2,
     out: Annotated[Path | None, out_option("--out", "FILE.presage", "Save the graph to a file.")] = None,
     diff: Annotated[
@@ -52,6 +135,8 @@ def command(
     are the minimum traffic: each input read once, each output written once. Activations are the tensors that the
     forward pass keeps for the backward pass.
 
+    presage graph train.py -- --batch_size 12
+
     presage graph train.py:build --arg batch=8 --arg 'sizes=[64, 32]' --depth 3
 
     presage graph train.py:build --gpu h100
@@ -66,32 +151,31 @@ def command(
 
     chip = None if gpu is None else gpu_of(gpu)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
-    graph = graph_from_options(step, arg)
-    other = graph_from_options(diff, ()) if diff is not None else None
+    named = step_name(step, words, arg, module, step_function, step_at, limit)
+    graph = captured(named)
+    other = captured(StepName(diff, {})) if diff is not None else None
     if out is not None:
         from presage.graph import save
 
         save.write(graph, out)
     changes = compare(other, graph) if other is not None else None
     answer = graph_answer(graph, memory_profile(graph), depth, changes, chip)
-    show_answer(answer, json, files={"graph": out}, notes=notes, then=["predict", *same_step(step, arg, gpu)])
+    show_answer(answer, json, files={"graph": out}, notes=notes, then=["predict", *named.words(*gpu_words(gpu))])
 
 
-def same_step(step: str, arguments: Sequence[str], gpu: str | None) -> list[object]:
-    """The words that name this step on the command line, for a command to try next."""
-    given = [word for pair in arguments for word in ("--arg", pair)]
-    return [step, *given, *(["--gpu", gpu] if gpu is not None else [])]
+def gpu_words(gpu: str | None) -> list[object]:
+    return [] if gpu is None else ["--gpu", gpu]
 
 
-def graph_from_options(step: str, arguments: Sequence[str]) -> Graph:
-    """The graph of FILE.py:FUNCTION, captured with these arguments, or of a saved file."""
-    return capture_graph(step, parse_arguments(arguments), spinner=True)
+def captured(step: StepName) -> Graph:
+    """The graph of a script or of FILE.py:FUNCTION, or of a saved file."""
+    return capture_graph(step.name, step.arguments, spinner=True)
 
 
 def capture_graph(
     step: str, arguments: Mapping[str, Any], *, spinner: bool = False, variant: Variant = AS_WRITTEN
 ) -> Graph:
-    """The graph of FILE.py:FUNCTION with argument values, or a saved graph."""
+    """The graph of a script or of FILE.py:FUNCTION with these arguments, or a saved graph."""
     from presage.graph import save
     from presage.prediction.api import step_graph
 

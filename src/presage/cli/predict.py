@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from presage.cli import complete
-from presage.cli.graph import Arguments, Step, graph_from_options, same_step
+from presage.cli.graph import (
+    Arguments,
+    Limit,
+    Module,
+    ScriptArguments,
+    Step,
+    StepAt,
+    StepFunction,
+    StepName,
+    captured,
+    gpu_words,
+    step_name,
+)
 from presage.cli.options import Json, Report, RunDraws, TraceOut, option
 from presage.cli.output import show_answer, status, write_timeline
 from presage.cli.ranks import (
@@ -18,14 +30,21 @@ from presage.cli.ranks import (
     Tensor,
     parse_rank_options,
 )
+from presage.scripts import LIMIT
+from presage.usercode import parse_arguments
 
 if TYPE_CHECKING:
     from presage.prediction.step import StepResult
 
 
 def command(
-    step: Step,
-    arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    step: Step = None,
+    words: ScriptArguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    arg: Arguments = [],  # noqa: B006
+    module: Module = None,
+    step_function: StepFunction = "",
+    step_at: StepAt = None,
+    limit: Limit = LIMIT,
     gpu: Annotated[
         str | None,
         option(
@@ -53,8 +72,13 @@ def command(
 
     The step time comes with a 90% interval, because hosts and GPUs of one kind differ from machine to machine.
 
-    With several ranks, FUNCTION builds the step of one rank as on a single GPU (with the batch of that rank), and
-    --strategy turns it into what each rank runs.
+    A script is run as it is, on a fake GPU, until its steps are alike. With several ranks, the script runs (FUNCTION
+    builds) the step of one rank as on a single GPU, with the batch of that rank, and --strategy turns it into what each
+    rank runs.
+
+    presage predict train.py -- --batch_size 12
+
+    presage predict -m package.train --gpu h100 -- --config small.yaml
 
     presage predict train.py:build --arg batch=8 --gpu h200
 
@@ -66,30 +90,32 @@ def command(
     from presage.report.predict_answer import predict_answer
 
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
-    result = _one(step, arg, gpu or "h200", draws, steps) if many is None else _ranks(step, arg, many, draws, steps)
+    named = step_name(step, words, arg, module, step_function, step_at, limit)
+    result = _one(named, gpu or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
-    then = _next(result, step, arg, gpu, many)
+    then = _next(result, named, gpu, many)
     answer = predict_answer(result, report is not None)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
 
 
-def _one(step: str, arg: list[str], gpu: str, draws: int, steps: int) -> StepResult:
+def _one(step: StepName, gpu: str, draws: int, steps: int) -> StepResult:
     from presage.prediction.api import predict
     from presage.prediction.machine import machine
 
     machine(gpu)  # reports an unknown GPU before the step is captured
-    graph = graph_from_options(step, arg)
-    with status(f"predicting {step}"):
+    graph = captured(step)
+    with status(f"predicting {step.name}"):
         return predict(graph, gpu=gpu, draws=draws, steps=steps)
 
 
-def _ranks(step: str, arg: list[str], many: RankOptions, draws: int, steps: int) -> StepResult:
+def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepResult:
     from presage.prediction.api import predict_ranks
 
-    graphs = [graph_from_options(step, arg), *(graph_from_options(step, _instead(arg, own)) for own in many.variants)]
-    with status(f"predicting {step} on {many.ranks} ranks"):
+    own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
+    graphs = [captured(step), *map(captured, own)]
+    with status(f"predicting {step.name} on {many.ranks} ranks"):
         return predict_ranks(
             graphs,
             many.ranks,
@@ -103,18 +129,12 @@ def _ranks(step: str, arg: list[str], many: RankOptions, draws: int, steps: int)
         )
 
 
-def _next(result: StepResult, step: str, arg: list[str], gpu: str | None, many: RankOptions | None) -> list[object]:
+def _next(result: StepResult, step: StepName, gpu: str | None, many: RankOptions | None) -> list[object]:
     """The command to try next: edits of the step, or another strategy where memory, or what strategies add, matters."""
     if many is not None:
         sharded = many.strategy in ("fsdp", "zero3")
         other = "ddp" if sharded else "fsdp"
         if (sharded and result.fits and result.bound != "gpu") or (not sharded and not result.fits):
-            ranks = ["--ranks", many.ranks, "--platform", many.platform, "--strategy", other]
-            return ["predict", *same_step(step, arg, None), *ranks]
-    return ["whatif", *same_step(step, arg, gpu if many is None else result.basis.gpu.key), "--suggest"]
-
-
-def _instead(arg: list[str], own: tuple[str, ...]) -> list[str]:
-    """Arguments of a rank: its own override the common ones."""
-    names = {item.partition("=")[0] for item in own}
-    return [*(a for a in arg if a.partition("=")[0] not in names), *own]
+            ranks: list[object] = ["--ranks", many.ranks, "--platform", many.platform, "--strategy", other]
+            return ["predict", *step.words(*ranks)]
+    return ["whatif", *step.words(*gpu_words(gpu if many is None else result.basis.gpu.key), "--suggest")]

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from presage.cli import complete
-from presage.cli.graph import Arguments, capture_graph
+from presage.cli.graph import (
+    Arguments,
+    Limit,
+    Module,
+    ScriptArguments,
+    Step,
+    StepAt,
+    StepFunction,
+    capture_graph,
+    step_name,
+)
 from presage.cli.options import Json, Report, Seed, option, out_option
 from presage.cli.output import bar, show_answer, status
 from presage.errors import PresageError
-from presage.usercode import parse_arguments
+from presage.scripts import LIMIT
 
 if TYPE_CHECKING:
     from presage.whatif import WhatIf
 
-Step = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE.py:FUNCTION",
-        help="FUNCTION(device, **args) builds a model and returns a callable that runs one training step. "
-        "Or a graph saved by `presage graph --out`.",
-    ),
-]
 Apply = Annotated[
     list[str],
     option(
@@ -56,7 +56,12 @@ Draws = Annotated[
 
 def command(
     step: Step = None,
-    arg: Arguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    words: ScriptArguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
+    arg: Arguments = [],  # noqa: B006
+    module: Module = None,
+    step_function: StepFunction = "",
+    step_at: StepAt = None,
+    limit: Limit = LIMIT,
     gpu: Gpu = "h200",
     apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, option("--suggest", "", "Try every edit and rank them by gain.")] = False,
@@ -81,6 +86,8 @@ def command(
     (host=1.5), another batch or sequence length (batch=16, seq=2048, arg:width=2048), or FILE.py:FUNCTION, your own
     function from Graph to Graph.
 
+    presage whatif train.py --apply fused_adam,cuda_graph -- --batch_size 12
+
     presage whatif train.py:build --apply fused_adam,cuda_graph
 
     presage whatif train.py:build --arg batch=8 --apply batch=16 --apply checkpoint=blocks --trace out.json
@@ -94,11 +101,12 @@ def command(
 
         show_answer(step_edits_answer(), json)
         return
-    if step is None or bool(apply) == suggest:
+    if (step is None and module is None) or bool(apply) == suggest:
         raise PresageError(
-            "give the edits: `presage whatif FILE.py:FUNCTION --apply EDITS`, or --suggest; --list shows all edits"
+            "give the edits: `presage whatif TRAIN.py --apply EDITS`, or --suggest; --list shows all edits"
         )
-    asked = _Question(step, parse_arguments(arg), gpu, draws, seed, trace, report, json)
+    named = step_name(step, words, arg, module, step_function, step_at, limit)
+    asked = _Question(named.name, named.arguments, gpu, draws, seed, trace, report, json)
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
     else:
@@ -110,7 +118,7 @@ class _Question:
     """What --apply and --suggest have in common."""
 
     step: str
-    arguments: dict[str, Any]
+    arguments: Mapping[str, Any]
     gpu: str
     draws: int | None
     seed: int

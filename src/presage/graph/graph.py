@@ -129,6 +129,7 @@ class Graph(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()  # what could not be captured exactly
     # Of tensors that look something up, by id, where known: distinct values, and how often the most frequent one comes.
     facts: dict[int, tuple[int, int]] = {}
+    loading: dict[str, float] = {}  # of a script's data loader, on the host it ran on: 'batch_seconds', 'workers'
     variant: dict[str, bool | int | str] = {}  # changes made around the code while it was captured (capture.Variant)
 
     def inputs_of(self, op: Op) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """From training code, a function or a model to a prediction, on a machine without a GPU.
 
+presage.predict("train.py", argv=["--batch_size", "12"], gpu="h200")  # a script as it is
 presage.predict("train.py:build", gpu="h200")
 presage.predict(build, gpu="h200")  # a function build(device), also of a notebook
 presage.predict(model, batch, gpu="h200")
@@ -29,13 +30,14 @@ from presage.parallel.strategy import strategy as _strategy
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set, rank_set
 from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step, with_model_error
+from presage.scripts import TrainingScript, is_script
 from presage.usercode import check_arguments
 
 if TYPE_CHECKING:
     from presage.capture.model_step import ModelStep
 
 Build: TypeAlias = Callable[..., Callable[[], Any]]  # build(device, **arguments) returns a callable that runs one step
-StepSource: TypeAlias = str | Path | Build  # FILE.py:FUNCTION, a saved graph's file, or the function itself
+StepSource: TypeAlias = str | Path | Build  # FILE.py, FILE.py:FUNCTION, a saved graph's file, or a function
 
 
 def predict(
@@ -44,6 +46,7 @@ def predict(
     *,
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
+    argv: Sequence[str] | None = None,
     optimizer: Any = None,
     loss: Any = None,
     draws: int = DRAWS,
@@ -52,8 +55,9 @@ def predict(
 ) -> StepResult:
     """Predict a training step on one GPU.
 
-    `step`: FILE.py:FUNCTION or a function build(device), with its `arguments`; a torch.nn.Module with an example
-    `batch` (see `model_step` for `optimizer` and `loss`); a Graph, or a saved graph's file.
+    `step`: a script, FILE.py or "-m MODULE", with its own `argv`; FILE.py:FUNCTION or a function build(device), with
+    its `arguments`; a torch.nn.Module with an example `batch` (see `model_step` for `optimizer` and `loss`); a Graph,
+    or a saved graph's file.
     """
     if isinstance(batch, str | Path):
         warn("predict(step, gpu) is now predict(step, gpu=gpu)", DeprecationWarning, 2)
@@ -62,6 +66,10 @@ def predict(
         step = model_step(step, batch, optimizer=optimizer, loss=loss)
     elif batch is not None or optimizer is not None or loss is not None:
         raise PresageError("batch, optimizer and loss go with a model: presage.predict(model, batch)")
+    if argv is not None:
+        if not is_script(step):
+            raise PresageError('argv goes with a script: presage.predict("train.py", argv=["--batch_size", "12"])')
+        arguments = {**(arguments or {}), "argv": list(argv)}
     where = machine(gpu)  # an unknown GPU is reported before the step is captured
     graph = step if isinstance(step, Graph) else step_graph(step, arguments)
     times = kernel_times(graph, where)
@@ -143,11 +151,16 @@ def is_module(value: Any) -> bool:
 
 
 def step_graph(step: StepSource, arguments: Mapping[str, Any] | None = None, *, variant: Variant = AS_WRITTEN) -> Graph:
-    """The graph of FILE.py:FUNCTION or of a function, captured with these arguments (which needs torch), or of a file.
+    """The graph of a script, of FILE.py:FUNCTION or of a function, captured with these arguments (which needs torch),
+    or of a file.
 
+    A script's arguments: `argv`, `step` (its function that runs one step), `step_at` and `limit`.
     `variant`: changes made around the code during the capture.
     """
     values = dict(arguments or {})
+    if is_script(step):
+        script = TrainingScript.of(str(step), values)
+        return _capture_room().capture_script(script, variant=variant)  # type: ignore[no-any-return]
     if isinstance(step, str | Path):
         name = str(step)
         if save.is_saved(name) or name.endswith(save.SUFFIX):

@@ -17,15 +17,21 @@ from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph, Op
 from presage.prediction.api import StepSource, step_graph
+from presage.scripts import MODULE, TrainingScript, is_script
 from presage.usercode import parse_arguments
 
 SHOWN = 3  # kinds of ops in a sentence
 ARGUMENT = "arg:"
 # Names that a training function may give to these arguments.
 NAMES = {
-    "batch": ("batch", "batch_size", "bs", "b", "micro_batch", "micro_batch_size", "n"),
-    "seq": ("seq", "seq_len", "seq_length", "sequence", "sequence_length", "s", "length", "context", "tokens"),
-}
+    "batch": (
+        "batch", "batch_size", "bs", "b", "micro_batch", "micro_batch_size", "per_device_train_batch_size", "n",
+    ),
+    "seq": (
+        "seq", "seq_len", "seq_length", "sequence", "sequence_length", "s", "length", "context", "tokens", "block_size",
+        "max_length", "max_seq_length",
+    ),
+}  # fmt: skip
 ALONE = "a graph alone cannot be captured again: give FILE.py:FUNCTION"
 
 
@@ -49,10 +55,10 @@ class Source:
     @staticmethod
     def of_graph(graph: Graph, capture: Capture = step_graph) -> Source:
         """The source that a captured graph names, if it is there."""
-        path = graph.source.rpartition(":")[0]
+        path = graph.source if is_script(graph.source) else graph.source.rpartition(":")[0]
         if not path:
             return Source(missing=ALONE)
-        if not Path(path).is_file():
+        if not Path(path).is_file() and not path.startswith(MODULE):
             return Source(missing=f"the graph's code, {graph.source}, is not here: give FILE.py:FUNCTION")
         if find_spec("torch") is None:
             return Source(missing="capturing a step needs torch: pip install 'presage[torch]'")
@@ -83,10 +89,15 @@ class Source:
         """The step with another argument, and how many times as much work a step then is: nan if that is not known."""
         if self.missing:
             raise PresageError(f"{word}={value}: {self.missing}")
-        name, default = self._argument(word)
-        before = self.arguments.get(name, default)
+        if is_script(self.step):
+            names = NAMES.get(word, (word.removeprefix(ARGUMENT),))
+            script, text = TrainingScript.of(str(self.step), self.arguments).with_option(names, value)
+            before, changed = parse_arguments([f"before={text}"])["before"], {"argv": list(script.argv)}
+        else:
+            name, default = self._argument(word)
+            before, changed = self.arguments.get(name, default), {name: value}
         sized = word in NAMES and isinstance(before, int | float) and before > 0
-        other = replace(self, arguments={**self.arguments, name: value}, given=None)
+        other = replace(self, arguments={**self.arguments, **changed}, given=None)
         return other, value / before if sized else float("nan")
 
     def _argument(self, word: str) -> tuple[str, Any]:

@@ -1,0 +1,233 @@
+"""Captures a step of a training script as it is: it runs on a fake GPU until one step is like another, and no further.
+
+Data loaders run in this process, and what they take is measured beside the step.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from msgspec.structs import replace as with_fields
+
+from presage.capture.call_sites import Profile, host_thread
+from presage.capture.contents import leaves
+from presage.capture.fake_device import torch_flags
+from presage.capture.loaders import Loading
+from presage.capture.recorder import Recorder
+from presage.capture.run import graph_of, on_fake_gpu, recorded, users
+from presage.capture.variant_hooks import VariantHooks
+from presage.capture.variants import AS_WRITTEN, Variant
+from presage.errors import PresageError
+from presage.graph.graph import Graph
+from presage.scripts import ScriptRun, StepWatch, TrainingScript
+
+STEPS = 8  # that are looked at for two alike
+
+
+class _Stop(BaseException):
+    """Ends the script: its step is recorded, or its time is up."""
+
+
+class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Also keeps a signature of what has run since it was last asked, and stops a script that is to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopping = False
+        self._hash, self._ops = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.stopping:
+            self.stop()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def stop(self) -> None:
+        """Now, or as soon as autograd is left, whose engine an exception must not cross."""
+        self.stopping = True
+        if host_thread() == "main":
+            raise _Stop
+
+    def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._hash = hash((self._hash, func, *(x.shape for x in leaves(args) if isinstance(x, torch.Tensor))))
+        self._ops += 1
+        return super()._run_gpu(func, args, kwargs)
+
+    def signature(self) -> tuple[int, int]:
+        """A hash and the number of the GPU ops since the last time."""
+        out = self._hash, self._ops
+        self._hash, self._ops = 0, 0
+        return out
+
+
+class _StepRecorder:
+    """Records a script's steps, until one is like one before."""
+
+    def __init__(self, script: TrainingScript, recorder: _ScriptRecorder, hooks: VariantHooks) -> None:
+        self.script, self.recorder, self.hooks = script, recorder, hooks
+        self.seen: list[tuple[tuple[int, ...], int]] = []  # signature and number of ops of each step
+        self.profile: Profile | None = None  # of the step that is taken
+        self.flags: dict[str, bool | str] = {}
+        self.number = 0
+        self._parts: list[tuple[int, int]] = []
+        self._open = ExitStack()
+        self._recording: Profile | None = None
+        self._tried = 0
+
+    def mark(self) -> None:
+        self._parts.append(self.recorder.signature())
+
+    def begin(self, number: int) -> None:
+        self.close()
+        self.hooks.between_steps()
+        if self.script.step_at is not None and number != self.script.step_at:
+            return
+        if self.script.step_at is None and number == 1:
+            return
+        if not self._tried:
+            gc.collect()
+            gc.freeze()  # what the script has imported and built by now: later collections are quick
+        self._tried += 1
+        self._recording = self._open.enter_context(recorded(self.recorder))
+
+    def end(self, number: int, parts: int) -> None:
+        signature = tuple(part for part, _ in self._parts[-parts:])
+        ops = sum(n for _, n in self._parts[-parts:])
+        recording, again = self._recording, any(signature == s for s, _ in self.seen)
+        self.close()
+        self.seen += [(signature, ops)] if number > 1 else []
+        if recording is not None and (again or self._tried == STEPS or self.script.step_at is not None):
+            self.profile, self.number, self.flags = recording, number, torch_flags()
+            self.recorder.stop()
+
+    def close(self) -> None:
+        """Ends a recording, if there is one."""
+        self._recording = None
+        self._open.close()
+
+    def notes(self) -> Iterator[str]:
+        """How the step that was taken compares with the others."""
+        counts = [ops for _, ops in self.seen]
+        if len(set(self.seen)) > 1:
+            yield (
+                f"the {len(counts)} steps looked at are not all alike ({min(counts):,} to {max(counts):,} GPU ops): "
+                f"this is step {self.number}, with {counts[-1]:,}"
+            )
+
+
+def capture_script(script: TrainingScript, *, variant: Variant = AS_WRITTEN) -> Graph:
+    """One step of a script as it would run on an H200: the first that is like one before it.
+
+    The script is run with its own argv, imports and working folder, and ended once its step is recorded.
+    """
+    graph, watch = _captured(script, variant)
+    if graph is None and watch.steps >= (1 if script.step else 2) and script.step_at is None:
+        # it has too few steps for two to be compared: its last one is taken
+        graph, _ = _captured(replace(script, step_at=watch.steps), variant, watch.cycle.period)
+    if graph is None:
+        raise PresageError(_too_short(script, watch))
+    if not any(op.kernels for op in graph.ops):
+        raise PresageError(
+            f"the step of {script.name} ran on the CPU: nothing to predict; "
+            "does the script need --device cuda, or .cuda()?"
+        )
+    return with_fields(graph, notes=(*_missing(graph), *graph.notes), variant=variant.changes())
+
+
+def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tuple[Graph | None, StepWatch]:
+    recorder, loading = _ScriptRecorder(), Loading()
+    with (
+        ScriptRun(script).prepared() as process,
+        on_fake_gpu(recorder, variant) as (_, hooks),
+        loading.in_process(),
+    ):
+        steps = _StepRecorder(script, recorder, hooks)
+        watch = StepWatch(script, steps, expected)
+        with watch.following(), _alarm(script.limit, recorder.stop):
+            _run(process, recorder, steps, watch)
+    if steps.profile is None:
+        return None, watch
+    graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags)
+    return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary()), watch
+
+
+def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, watch: StepWatch) -> None:
+    """Until it ends or is stopped; what it says as it is unwound does not matter."""
+    script = process.script
+    hooks = steps.hooks
+    try:
+        with hooks.around_script():
+            users(recorder, process.run)
+    except _Stop:
+        pass
+    except SystemExit as e:
+        if steps.profile is None and e.code not in (0, None):
+            said = e.code if isinstance(e.code, str) else process.printed or f"exit code {e.code}"
+            raise PresageError(f"{script.name} ended before its step was captured: {said}") from e
+    except BaseException:
+        if steps.profile is None:
+            raise
+    finally:
+        steps.close()
+    if recorder.stopping and steps.profile is None:
+        reached = f"reached {watch.stepped} optimizer steps" if watch.stepped else "did not reach optimizer.step()"
+        raise PresageError(
+            f"{script.name} {reached} in {script.limit:g} s: give it more time (--limit SECONDS), or less to do "
+            "before its first step"
+            + ("" if watch.stepped else "; without an optimizer, name the step's function (--step)")
+        )
+    if steps.profile is None and not watch.stepped:
+        raise PresageError(_no_step(process))
+
+
+def _no_step(process: ScriptRun) -> str:
+    name, target = process.script.name, process.script.target
+    if process.script.step:
+        return f"{name} ended without a call of {process.script.step}"
+    for key, value in process.names.items():
+        if inspect.isfunction(value) and next(iter(inspect.signature(value).parameters), "") == "device":
+            return f"{name} ended without optimizer.step(): did you mean the step that {key} builds, {target}:{key}?"
+    return (
+        f"{name} ended without optimizer.step(): a step is what lies between two of them; does it need arguments to "
+        "train (after --)? For a loop without an optimizer name the function that runs one step: --step FUNCTION"
+    )
+
+
+def _too_short(script: TrainingScript, watch: StepWatch) -> str:
+    if script.step_at is not None:
+        return f"{script.name} ended after {watch.steps} steps: there is no step {script.step_at} (--step-at)"
+    return (
+        f"{script.name} ended after {watch.stepped} optimizer step{'s' * (watch.stepped > 1)}: a step is what lies "
+        "between two of the same optimizer; let it run for 3 or more"
+    )
+
+
+def _missing(graph: Graph) -> Iterator[str]:
+    """What a training step has and this one does not."""
+    phases = {op.phase for op in graph.ops if op.kernels}
+    if "backward" not in phases:
+        yield "the step has no backward pass on the GPU"
+    if "optimizer" not in phases:
+        yield "the step has no optimizer on the GPU"
+
+
+@contextmanager
+def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
+    """Calls `ring` after so many seconds, and again until this ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, lambda *_: ring())
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,363 @@
+"""Training scripts as their users run them, and where in them one step ends and the next begins.
+
+A step is what lies between two steps of the same optimizer. Where several take turns (a GAN's two, one for each
+parameter) it is one round of all of them: the shortest cycle in the order in which they step.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import runpy
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from presage.errors import PresageError, missing_file
+
+MODULE = "-m "
+LIMIT = 300.0  # seconds
+ENOUGH = 16  # rounds of the same optimizers, after which one that has not stepped yet is no longer waited for
+_INSTALLED = (os.path.dirname(os.__file__), os.path.dirname(__file__))
+QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled"}  # loggers that would call home
+
+
+@dataclass(frozen=True)
+class TrainingScript:
+    """FILE.py or `-m MODULE` with its own arguments; how to tell its steps, and how long it may run."""
+
+    target: str
+    argv: tuple[str, ...] = ()
+    step: str = ""  # a function: one call of it is a step
+    step_at: int | None = None  # the step to take, counted from 1; by default the first that is like one before
+    limit: float = LIMIT
+
+    @staticmethod
+    def of(target: str, arguments: Mapping[str, Any]) -> TrainingScript:
+        """From the arguments of a step: argv (a list, or text as a shell takes it), step, step_at and limit."""
+        values = dict(arguments)
+        argv = values.pop("argv", ())
+        words = shlex.split(argv) if isinstance(argv, str) else [str(word) for word in argv]
+        unknown = sorted(values.keys() - {"step", "step_at", "limit"})
+        if unknown:
+            raise PresageError(
+                f"--arg {unknown[0]}: {target} is run as a script, whose arguments go after --, "
+                f"as in: presage predict {target} -- --{unknown[0]} {values[unknown[0]]}"
+            )
+        return TrainingScript(target, tuple(words), **values)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `of` makes the same script from."""
+        out: dict[str, Any] = {"argv": shlex.join(self.argv)} if self.argv else {}
+        out |= {"step": self.step} if self.step else {}
+        return out | ({"step_at": self.step_at} if self.step_at is not None else {})
+
+    @property
+    def name(self) -> str:
+        """As its own messages call it."""
+        return self.target if self.is_module else Path(self.target).name
+
+    @property
+    def is_module(self) -> bool:
+        return self.target.startswith(MODULE)
+
+    def with_option(self, names: Sequence[str], value: Any) -> tuple[TrainingScript, Any]:
+        """With another value of the first of these options that it is given, and the value it had."""
+        argv = list(self.argv)
+        for k, word in enumerate(argv):
+            option, equals, before = word.partition("=")
+            if option.lstrip("-").replace("-", "_") not in names:
+                continue
+            if equals:
+                argv[k] = f"{option}={value}"
+            elif k + 1 < len(argv):
+                before, argv[k + 1] = argv[k + 1], str(value)
+            return TrainingScript(self.target, tuple(argv), self.step, self.step_at, self.limit), before
+        raise PresageError(
+            f"{self.name} was given no {' or '.join(names[:2])}: name it after --, as in: -- --{names[-1]} {value}"
+        )
+
+
+def is_script(target: Any) -> bool:
+    """Whether a step is named as a script is, and not FILE.py:FUNCTION."""
+    return isinstance(target, str | Path) and (str(target).startswith(MODULE) or str(target).endswith(".py"))
+
+
+# ---- running it
+
+
+class ScriptRun:
+    """A script in this process, as `python` would run it: its argv, imports and output (to stderr), seeded."""
+
+    def __init__(self, script: TrainingScript) -> None:
+        self.script = script
+        self.names: dict[str, Any] = {}  # what it has defined, once it has ended
+        self.printed = ""  # its last words on stderr
+
+    def run(self) -> None:
+        """SystemExit is the caller's, like any other exception."""
+        target = self.script.target
+        if self.script.is_module:
+            self.names = runpy.run_module(target.removeprefix(MODULE), run_name="__main__", alter_sys=True)
+        else:
+            self.names = runpy.run_path(target, run_name="__main__")
+
+    @contextmanager
+    def prepared(self) -> Iterator[ScriptRun]:
+        """What it changes in the process (folder, environment, its modules) is put back at the end."""
+        import numpy as np
+        import torch
+
+        script = self.script
+        if not script.is_module and not Path(script.target).is_file():
+            raise missing_file(script.target)
+        first = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))
+        with ExitStack() as stack:
+            stack.callback(_put_back, sys.argv, list(sys.path), dict(os.environ), os.getcwd(), set(sys.modules))
+            stack.callback(random.setstate, random.getstate())
+            stack.callback(np.random.set_state, np.random.get_state())
+            stack.callback(torch.set_rng_state, torch.get_rng_state())
+            stack.callback(setattr, sys, "stdin", sys.stdin)
+            sys.argv, sys.path[:] = [script.target, *script.argv], [first, *sys.path]
+            sys.stdin = stack.enter_context(open(os.devnull))  # it must not wait for its user
+            for name, value in QUIET.items():
+                os.environ.setdefault(name, value)
+            heard = _Overheard(sys.stderr, self)
+            stack.enter_context(redirect_stderr(heard))  # type: ignore[type-var]
+            stack.enter_context(redirect_stdout(heard))  # type: ignore[type-var]
+            random.seed(0)
+            np.random.seed(0)
+            torch.manual_seed(0)
+            yield self
+
+
+class _Overheard:
+    """stderr, of which the last line is kept: what a script says as it gives up."""
+
+    def __init__(self, stream: Any, run: ScriptRun) -> None:
+        self._stream, self._run = stream, run
+
+    def write(self, text: str) -> int:
+        words = text.strip()
+        self._run.printed = words.rpartition("\n")[2] if words else self._run.printed
+        return int(self._stream.write(text) or 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _put_back(argv: list[str], path: list[str], environment: dict[str, str], folder: str, modules: set[str]) -> None:
+    sys.argv, sys.path[:] = argv, path
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for name in set(sys.modules) - modules:
+        place = getattr(sys.modules[name], "__file__", None) or ""
+        if place.endswith(".py") and not place.startswith(_INSTALLED) and "site-packages" not in place:
+            del sys.modules[name]  # the script's own: another run imports them anew
+
+
+# ---- where steps end
+
+
+class StepListener(Protocol):
+    """Is told of a script's steps."""
+
+    def mark(self) -> None:
+        """A part of a step has ended: an optimizer has stepped."""
+
+    def begin(self, number: int) -> None:
+        """Step `number` begins, counted from 1; one that has begun and not ended was none."""
+
+    def end(self, number: int, parts: int) -> None:
+        """Step `number` has ended, which consists of the last so many parts."""
+
+
+@dataclass
+class OptimizerCycle:
+    """Finds the cycle in the order in which optimizers step."""
+
+    order: list[int] = field(default_factory=list)
+    expected: int = 0  # steps of optimizers in a cycle, where that is known from another run
+    period: int = 0  # the same as found; 0 while there is none
+    _due: int = 0
+
+    @property
+    def number(self) -> int:
+        """Cycles that have ended so far."""
+        return len(self.order) // self.period if self.period else 0
+
+    def stepped(self, optimizer: int, others: set[int]) -> bool:
+        """Whether a cycle ends with this step. `others`: the optimizers that there are."""
+        self.order.append(optimizer)
+        if len(self.order) == self.expected:
+            self.period = self._due = self.expected
+            return True
+        if self.period and optimizer == self.order[-1 - self.period]:
+            self._due -= 1
+            if not self._due:
+                self._due = self.period
+            return self._due == self.period
+        self.period = self._due = self._found(others | {optimizer})
+        return bool(self.period)
+
+    def _found(self, all_: set[int]) -> int:
+        order, n = self.order, len(self.order)
+        for p in range(1, n // 2 + 1):
+            if order[-1 - p] != order[-1] or order[-2 * p : -p] != order[-p:]:
+                continue
+            whole = all_ <= set(order[-p:]) and (n % p == 0 or n > 4 * p)
+            if whole or order[-p * ENOUGH :] == order[-p:] * ENOUGH:
+                return p
+        return 0
+
+
+class StepWatch:
+    """Tells a listener of the steps of a script: by its optimizers, or by calls of its `step` function."""
+
+    def __init__(self, script: TrainingScript, listener: StepListener, expected: int = 0) -> None:
+        self.script, self.listener = script, listener
+        self.cycle = OptimizerCycle(expected=expected)
+        self.stepped = 0  # steps of any optimizer, or calls of the function
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of optimizers that there are
+        self._next = count()
+        self._begun_at = -1
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """While the script runs."""
+        with ExitStack() as stack:
+            if self.script.step:
+                watch = _Calls(self.script.step, self._called, self._returned)
+                stack.callback(watch.close)
+                watch.open()
+            else:
+                self._follow_optimizers(stack)
+            yield
+
+    def _follow_optimizers(self, stack: ExitStack) -> None:
+        from torch.optim import Optimizer
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        begin = Optimizer.__init__
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            self._number(optimizer)
+
+        Optimizer.__init__ = init  # type: ignore[assignment, method-assign]
+        stack.callback(setattr, Optimizer, "__init__", begin)
+        stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+
+    @property
+    def steps(self) -> int:
+        """Whole steps so far."""
+        return self.stepped if self.script.step else self.cycle.number
+
+    def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        self.stepped += 1
+        self.listener.mark()
+        if not self.cycle.stepped(self._number(optimizer), set(self._numbers.values())):
+            return
+        period, now = self.cycle.period, len(self.cycle.order)
+        if self._begun_at < 0 or now - self._begun_at == period:
+            self.listener.end(self.cycle.number, period)
+        self._begun_at = now
+        self.listener.begin(self.cycle.number + 1)
+
+    def _number(self, optimizer: Any) -> int:
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = next(self._next)
+        return self._numbers[optimizer]
+
+    def _called(self) -> None:
+        self.listener.mark()
+        self.listener.begin(self.stepped + 1)
+
+    def _returned(self) -> None:
+        self.stepped += 1
+        self.listener.mark()
+        self.listener.end(self.stepped, 1)
+
+
+class _Calls:
+    """Follows the calls of a function by its name, wherever it is defined: found when it is called for the first time,
+    and from then on led past here."""
+
+    def __init__(self, name: str, called: Callable[[], None], returned: Callable[[], None]) -> None:
+        self.name, self.last = name, name.rpartition(".")[2]
+        self.called, self.returned = called, returned
+        self.depth = 0
+        self._led: list[tuple[FunctionType, Any, Any, Any]] = []
+
+    def open(self) -> None:
+        sys.setprofile(self._profile)
+
+    def close(self) -> None:
+        sys.setprofile(None)
+        for function, *before in self._led:
+            function.__code__, function.__defaults__, function.__kwdefaults__ = before
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        del arg
+        code = frame.f_code
+        if code.co_name != self.last or event not in ("call", "return"):
+            return
+        if not f".{code.co_qualname}".endswith(f".{self.name}"):
+            return
+        if event == "call":
+            self._enter()
+        else:
+            self._leave()
+            self._lead(frame)
+
+    def _enter(self) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            self.called()
+
+    def _leave(self) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            self.returned()
+
+    def _lead(self, frame: FrameType) -> None:
+        """Further calls come by here without the profiler, which slows all others down. Closures stay as they are."""
+        code = frame.f_code
+        if self.depth or code.co_freevars:
+            return
+        holders = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        if len(holders) != 1:
+            return
+        (function,) = holders
+        own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+        own.__kwdefaults__ = function.__kwdefaults__
+
+        def run(args: Any, kwargs: Any) -> Any:
+            self._enter()
+            try:
+                return own(*args, **kwargs)
+            finally:
+                self._leave()
+
+        self._led.append((function, code, function.__defaults__, function.__kwdefaults__))
+        function.__globals__[_LED] = {**function.__globals__.get(_LED, {}), self.last: run}
+        source = f"def {self.last}(*args, **kwargs): return {_LED}[{self.last!r}](args, kwargs)"
+        made: dict[str, Any] = {}
+        exec(source, made)
+        function.__code__, function.__defaults__, function.__kwdefaults__ = made[self.last].__code__, None, None
+        with suppress(ValueError):
+            sys.setprofile(None)
+
+
+_LED = "_presage_step"
