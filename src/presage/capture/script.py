@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from msgspec.structs import replace as with_fields
 
-from presage.capture.call_sites import Profile, host_thread
+from presage.capture.call_sites import Profile
 from presage.capture.contents import leaves
 from presage.capture.fake_device import torch_flags
 from presage.capture.loaders import Loading
@@ -42,17 +43,22 @@ class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.stopping = False
+        self.later: list[Callable[[], None]] = []  # to be done once autograd is left
         self._hash, self._ops = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.stopping:
-            self.stop()
+        if (self.later or self.stopping) and not _in_backward():
+            later, self.later = self.later, []
+            for run in later:
+                run()
+            if self.stopping:
+                raise _Stop
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def stop(self) -> None:
         """Now, or as soon as autograd is left, whose engine an exception must not cross."""
         self.stopping = True
-        if host_thread() == "main":
+        if not _in_backward():
             raise _Stop
 
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -85,6 +91,12 @@ class _StepRecorder:
         self._parts.append(self.recorder.signature())
 
     def begin(self, number: int) -> None:
+        if _in_backward():  # of an optimizer that steps there: a profile cannot begin or end in it
+            self.recorder.later.append(partial(self._begin, number))
+        else:
+            self._begin(number)
+
+    def _begin(self, number: int) -> None:
         self.close()
         self.hooks.between_steps()
         if self.script.step_at is not None and number != self.script.step_at:
@@ -100,6 +112,12 @@ class _StepRecorder:
     def end(self, number: int, parts: int) -> None:
         signature = tuple(part for part, _ in self._parts[-parts:])
         ops = sum(n for _, n in self._parts[-parts:])
+        if _in_backward():
+            self.recorder.later.append(partial(self._end, number, signature, ops))
+        else:
+            self._end(number, signature, ops)
+
+    def _end(self, number: int, signature: tuple[int, ...], ops: int) -> None:
         recording, again = self._recording, any(signature == s for s, _ in self.seen)
         self.close()
         self.seen += [(signature, ops)] if number > 1 else []
@@ -120,6 +138,10 @@ class _StepRecorder:
                 f"the {len(counts)} steps looked at are not all alike ({min(counts):,} to {max(counts):,} GPU ops): "
                 f"this is step {self.number}, with {counts[-1]:,}"
             )
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def capture_script(script: TrainingScript, *, variant: Variant = AS_WRITTEN) -> Graph:
