@@ -63,7 +63,8 @@ def test_a_frameworks_own_settings_become_a_plan_on_the_cluster_that_is_shown(na
 
 def test_a_trace_gets_the_answer_of_presage_trace() -> None:
     reply = opened("demo.json.gz", DEMO.read_bytes())
-    shown, printed = json.dumps(reply["card"], default=lambda c: c.to_plotly_json()), runner(trace_command)("demo")
+    shown = json.dumps([reply["card"], reply["tables"]], default=lambda c: c.to_plotly_json())
+    printed = runner(trace_command)("demo")
     first = next(line for line in printed.splitlines() if "/step" in line)
     assert first[:30] in shown and "Top kernels" in shown and "Top ops" in shown
     assert reply["figure"]["data"] and "<html" in str(reply["report"])  # type: ignore[index]

@@ -141,6 +141,7 @@ def test_a_moved_slider_changes_the_answer(user: Callable[..., Tab]) -> None:
     page = user()
     page.waits("64 x")
     page.step({})
+    assert page.tab.locator(".answer.a").bounding_box()["width"] > 900
     handle = page.tab.locator("#controls-a [role=slider]")
     handle.focus()
     handle.press("ArrowLeft")
@@ -168,6 +169,9 @@ def test_two_plans_and_a_link_that_carries_them(user: Callable[..., Tab]) -> Non
     page.step({}, "a")
     page.step({"gpus": 16}, "b")
     page.tab.wait_for_selector(".answer.b [data-fact=Step] .delta.worse")
+    for chart, bars in (("parts", 2), ("sure", 2), ("run", 2)):
+        page.tab.wait_for_selector(f".chart-{chart} .cell.a .barlayer .trace.bars >> nth={bars - 1}")
+        assert page.tab.locator(f".chart-{chart} .cell.b .dash-graph").is_hidden(), "one chart for both plans"
     rows = page.tab.locator("#difference tr:has-text('parallel.gpus')")
     assert rows.inner_text().split() == ["parallel.gpus", "64", "16"]
     page.tab.locator("#tokens").fill("2T")
@@ -324,7 +328,7 @@ def test_a_trace_is_explained_on_the_page(user: Callable[..., Tab]) -> None:
     with page.tab.expect_file_chooser() as chosen:
         page.tab.locator("#open-file").click()
     chosen.value.set_files(str(DEMO))
-    page.tab.wait_for_selector("#dropped-card:has-text('Top kernels')")
+    page.tab.wait_for_selector("#dropped-tables:has-text('Top kernels')")
     assert "/step" in page.tab.locator("#dropped-card .headline").inner_text()
     page.tab.wait_for_selector("#dropped-chart .bars path")
     assert page.tab.evaluate("document.documentElement.scrollWidth") == 390

@@ -238,7 +238,8 @@ def _in_browser(app: Dash) -> None:
     own("placed", [*into("a"), *into("b"), *into_question(), told], dropped,
         *[State(knobs_of(p), "value") for p in PLANS], prevent_initial_call=True)  # fmt: skip
     own("carded", [Output("dropped-trace", "hidden"), Output("dropped-title", "children"),
-                   Output("dropped-card", "children"), Output("dropped-figure", "hidden"),
+                   Output("dropped-card", "children"), Output("dropped-tables", "children"),
+                   Output("dropped-figure", "hidden"),
                    Output("dropped-save", "hidden")],
         dropped, Input("dropped-close", "n_clicks"), prevent_initial_call=True)  # fmt: skip
     own("drawn_dropped", Output("dropped-chart", "figure"), dropped, Input("theme", "data"))

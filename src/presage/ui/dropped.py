@@ -167,7 +167,8 @@ def _card(paths: Sequence[Path], answer_of: Any) -> dict[str, Any]:
         name = paths[0].name if len(paths) == 1 else f"{len(paths)} traces"
         chart = next((s.figure for s in answer.sections if s.chart is not None), None)
         report = None if chart is None else render_page(answer).decode()
-        return {"card": answer_card(answer), "title": name, "figure": chart and plain_chart(chart), "report": report,
+        head, tables = answer_card(answer)
+        return {"card": head, "tables": tables, "title": name, "figure": chart and plain_chart(chart), "report": report,
                 "told": ""}  # fmt: skip
     finally:
         READING.release()

@@ -130,7 +130,9 @@ def _acts(plan: str) -> Any:
         return html.Div(
             [
                 html.Button(BEST, id="best", title="Search all legal plans; the best goes to plan B"),
-                html.Button("Fewer and more GPUs", id="sweep", title="Curves of the plan on 1/8 to 8 times as many"),
+                html.Button(
+                    "Fewer and more GPUs", id="sweep", title="Curves of the plan on an eighth to eight times as many"
+                ),
                 html.Button("Copy A to B", id="copy-plan", title="Plan B becomes what plan A is now"),
             ],
             className="acts",
@@ -223,7 +225,8 @@ def _dropped() -> Any:
     chart = dcc.Graph(id="dropped-chart", config=GRAPH, figure=_blank(), responsive=True, style={"height": "320px"})
     buttons = [html.Button("Save the report", id="dropped-save"), html.Button("Close", id="dropped-close")]
     top = html.Div([html.H2("", id="dropped-title"), html.Div(buttons, className="acts")], className="title")
-    return html.Section([top, html.Div(chart, id="dropped-figure"), html.Div("", id="dropped-card")],
+    return html.Section([top, html.Div("", id="dropped-card"), html.Div(chart, id="dropped-figure"),
+                         html.Div("", id="dropped-tables")],
                         id="dropped-trace", className="dropped", hidden=True)  # fmt: skip
 
 

@@ -228,7 +228,11 @@ def sweep_figure(lines: Sequence[SweepLine], tokens: float) -> Any:
                 text=words, hovertemplate="%{x:,} GPUs: %{y:.4s}<br>%{text}<extra></extra>",
             )  # fmt: skip
     ticks = sorted({p.job.gpus for line in lines for p in line.points})
-    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{n:,}" for n in ticks], tickangle=0)
+    named = ticks[1::2] or ticks  # with room for their names on a phone, and the plan's own among them
+    words = [f"{n >> 10}K" if n >= 1024 and not n % 1024 else str(n) for n in named]
+    figure.update_xaxes(type="log", tickvals=named, ticktext=words, tickangle=0)
     figure.update_yaxes(rangemode="tozero")
-    figure.update_layout(legend={"orientation": "h", "y": 1.14, "x": 0}, margin_t=80, hovermode="closest")
+    figure.update_layout(
+        legend={"orientation": "h", "y": 1.1, "x": 0, "yanchor": "bottom"}, margin_t=76, hovermode="closest"
+    )
     return figure

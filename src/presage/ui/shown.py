@@ -185,8 +185,8 @@ def notes(steps: Mapping[str, Reply | None]) -> list[Any]:
     return [html.Details([html.Summary(f"Notes ({len(rows)})"), html.Ul(rows)])] if rows else []
 
 
-def answer_card(answer: Answer) -> list[Any]:
-    """Any command's answer: its headline, key figures and tables, those with most rows of work open."""
+def answer_card(answer: Answer) -> tuple[list[Any], list[Any]]:
+    """Any command's answer: its headline and key figures; its tables, those of the longest work open."""
     facts = [
         html.Div([html.Dt(f.label), html.Dd(f.value, className="value"), html.Dd(f.note, className="detail")],
                  className=f"fact {f.tone}".strip())
@@ -198,7 +198,7 @@ def answer_card(answer: Answer) -> list[Any]:
     ]  # fmt: skip
     parts: list[Any] = [html.P(answer.headline, className="headline"), html.P(answer.subject, className="subject")]
     parts += [html.Dl(facts, className="facts")] if facts else []
-    return [*parts, *tables, *(html.P(f"Note: {n}", className="lead") for n in answer.notes)]
+    return parts, [*tables, *(html.P(f"Note: {n}", className="lead") for n in answer.notes)]
 
 
 def _data_table(t: DataTable) -> Any:

@@ -7,24 +7,83 @@
   const theme = () => root.dataset.theme || (night.matches ? "dark" : "light");
   const templates = () => window.presageTemplates;
 
-  // Charts of both plans with one x axis, in the colours of the day.
-  function draw(figures) {
-    const there = figures.filter(Boolean);
-    const spans = there.map((f) => (f.layout.meta || {}).span).filter(Boolean);
-    const units = there.map((f) => ["xaxis", "xaxis2"].map((a) => (((f.layout[a] || {}).title || {}).text || "")).join());
-    const alike = new Set(units).size === 1; // seconds beside days have no axis in common
-    return figures.map((f) => {
-      if (!f) return { data: [], layout: { xaxis: { visible: false }, yaxis: { visible: false }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" } };
-      const layout = Object.assign({}, f.layout, { template: templates()[theme()], autosize: true });
-      delete layout.height;
-      if (spans.length === 2 && alike) {
-        const range = [Math.min(spans[0][0], spans[1][0]), Math.max(spans[0][1], spans[1][1])];
-        for (const axis of ["xaxis", "xaxis2"]) if (layout[axis]) layout[axis] = Object.assign({}, layout[axis], { range: range });
-      }
-      return { data: f.data, layout: layout };
-    });
+  // Charts in the colours of the day; those of two plans over one another, on one axis and in one unit.
+  const NONE = { data: [], layout: { xaxis: { visible: false }, yaxis: { visible: false }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" } };
+  const COLOURS = ["#4c78a8", "#d9822b"], SIZES = { us: 1e-6, ms: 1e-3, s: 1, minutes: 60, hours: 3600, days: 86400 };
+  const copy = (value) => JSON.parse(JSON.stringify(value));
+  function dressed(f) {
+    if (!f) return NONE;
+    const layout = Object.assign({}, f.layout, { template: templates()[theme()], autosize: true });
+    delete layout.height;
+    return { data: f.data, layout: layout };
   }
-  const of = (name) => (a, b) => draw([a && a[name], b && b[name]]);
+  const axes = (f) => ["xaxis2", "xaxis"].map((a) => f.layout[a]).filter(Boolean);
+  const unit = (f) => (axes(f).map((a) => ((a.title || {}).text || "").split(" ")[0]).find(Boolean) || "");
+  const ARRAYS = { f8: Float64Array, f4: Float32Array, i4: Int32Array, i2: Int16Array, i1: Int8Array, u4: Uint32Array, u2: Uint16Array, u1: Uint8Array };
+  const plain = (v) => (v && v.bdata ? Array.from(new ARRAYS[v.dtype](Uint8Array.from(atob(v.bdata), (c) => c.charCodeAt(0)).buffer)) : v);
+  const scaled = (values, by) => (values || []).map((x) => (typeof x === "number" ? x * by : x));
+  function both(a, b) {
+    [a, b] = [copy(a), copy(b)];
+    a.data.concat(b.data).forEach((t) => ["x", "y", "width"].forEach((k) => { if (t[k]) t[k] = plain(t[k]); }));
+    const by = SIZES[unit(b)] && SIZES[unit(a)] ? SIZES[unit(b)] / SIZES[unit(a)] : 1;
+    const spans = [(a.layout.meta || {}).span, scaled((b.layout.meta || {}).span, by)];
+    const range = [Math.min(spans[0][0], spans[1][0]), Math.max(spans[0][1], spans[1][1])];
+    b.data.forEach((t) => { t.x = scaled(t.x, by); if (t.width) t.width = scaled(t.width, by); });
+    (b.layout.shapes || []).concat(b.layout.annotations || []).forEach((s) => ["x", "x0", "x1"].forEach((k) => { if (typeof s[k] === "number") s[k] *= by; }));
+    axes(a).forEach((axis) => { axis.range = range; if (axis.title && axis.title.text) axis.title.text = unit(a); });
+    return [a, b];
+  }
+  // Bars of the same parts side by side.
+  function together_parts(a, b) {
+    [a, b] = both(a, b);
+    const of = (f) => f.data[0].customdata, names = of(a).concat(of(b).filter((n) => !of(a).includes(n)));
+    const labels = {};
+    [a, b].forEach((f) => of(f).forEach((n, i) => { labels[n] = f.layout.yaxis.ticktext[i]; }));
+    a.data = [a, b].map((f, i) => Object.assign(f.data[0], { name: "plan " + "AB"[i], y: of(f).map((n) => names.indexOf(n)), marker: { color: COLOURS[i] } }));
+    Object.assign(a.layout.yaxis, { tickvals: names.map((_, i) => i), ticktext: names.map((n) => labels[n]) });
+    return { data: a.data, layout: Object.assign(a.layout, { barmode: "group", bargap: 0.22, bargroupgap: 0.05, showlegend: true, legend: { orientation: "h", y: 1.12, traceorder: "normal" }, margin: { t: 40 } }) };
+  }
+  // Stacks one below the other.
+  function together_memory(a, b) {
+    [a, b] = both(a, b);
+    const seen = a.data.map((t) => t.name);
+    a.data.forEach((t) => { t.y = ["A"]; t.legendgroup = t.name; });
+    b.data.forEach((t) => Object.assign(t, { y: ["B"], legendgroup: t.name, showlegend: !seen.includes(t.name) }));
+    const other = (b.layout.shapes || [])[0].x0 !== (a.layout.shapes || [])[0].x0;
+    if (other) { a.layout.shapes.push(...b.layout.shapes); b.layout.annotations.forEach((n) => Object.assign(n, { text: "B: " + n.text, yshift: 16 })); a.layout.annotations.forEach((n) => { n.text = "A: " + n.text; }); a.layout.annotations.push(...b.layout.annotations); }
+    a.layout.yaxis = { showticklabels: true, ticks: "", autorange: "reversed", type: "category" };
+    return { data: a.data.concat(b.data), layout: Object.assign(a.layout, { bargap: 0.35 }) };
+  }
+  // Histograms and curves over one another; p50 and p95 are named, a row for each.
+  function together_drawn(a, b) {
+    if (a.data.length < 2 || b.data.length < 2) return a;
+    [a, b] = both(a, b);
+    const wide = b.data[0].width[0] ? a.data[0].width[0] / b.data[0].width[0] : 1; // shares of bins of one width
+    b.data[0].y = b.data[0].y.map((y) => y * wide);
+    const shapes = [], notes = [];
+    [a, b].forEach((f, i) => {
+      Object.assign(f.data[0], { name: "plan " + "AB"[i], opacity: 0.55 });
+      f.data[0].marker.color = COLOURS[i];
+      f.data[1].line.color = COLOURS[i];
+      (f.layout.annotations || []).forEach((n) => {
+        const name = (n.text.match(/<b>(.*?)<.b>/) || [])[1], row = ["p95", "p50"].indexOf(name);
+        if (row >= 0) notes.push(Object.assign(n, { text: "<b>" + "AB"[i] + " " + name + "</b>" + n.text.split("</b>")[1], yshift: 15 * (row + 2 * (1 - i)), font: { size: 11, color: COLOURS[i] } }));
+        else if (name === "deadline" && i === 0) notes.push(Object.assign(n, { yshift: 60 }));
+        if (row < 0 && !(name === "deadline" && i === 0)) return;
+        (f.layout.shapes || []).filter((s) => Math.abs(s.x0 - n.x) < 1e-9 * Math.abs(n.x)).forEach((s) => shapes.push(row < 0 ? s : Object.assign(s, { line: { color: COLOURS[i], width: 1.6, dash: "dot" } })));
+      });
+    });
+    const [low, high] = axes(a)[0].range;
+    notes.forEach((n) => { n.xanchor = (n.x - low) / (high - low) < 0.6 ? "left" : "right"; });
+    const ends = [a, b].map((f) => f.layout.yaxis2.range);
+    a.layout.yaxis2.range = [Math.min(ends[0][0], ends[1][0]), ends[0][1]];
+    const top = notes.some((n) => n.yshift === 60) ? 92 : 76;
+    return { data: a.data.concat(b.data), layout: Object.assign(a.layout, { shapes: shapes, annotations: notes, barmode: "overlay", showlegend: false, margin: { t: top } }) };
+  }
+  const of = (name, together) => (a, b) => {
+    const [one, other] = [a && a[name], b && b[name]];
+    return one && other ? [dressed(together(one, other)), NONE] : [dressed(one), dressed(other)];
+  };
 
   function put(name) {
     if (!name) return same();
@@ -94,10 +153,10 @@
         if (clicks) root.dataset.theme = theme() === "dark" ? "light" : "dark";
         return theme();
       },
-      draw_parts: of("parts"),
-      draw_memory: of("memory"),
-      draw_sure: of("figure"),
-      draw_run: of("figure"),
+      draw_parts: of("parts", together_parts),
+      draw_memory: of("memory", together_memory),
+      draw_sure: of("figure", together_drawn),
+      draw_run: of("figure", together_drawn),
       linked: function (link, opened) {
         if (!asked().some((id) => id.startsWith("copy-link"))) return opened ? put(link) : same();
         put(link);
@@ -128,14 +187,14 @@
         return found.plan === "b" ? [a.map(same), same(), ...plan, ...said, found.told] : [...plan, b.map(same), same(), ...said, found.told];
       },
       carded: function (found) {
-        if (asked().some((id) => id.startsWith("dropped-close"))) return [true, same(), same(), same(), same()];
-        if (!found || !found.card) return [same(), same(), same(), same(), same()];
+        if (asked().some((id) => id.startsWith("dropped-close"))) return [true, same(), same(), same(), same(), same()];
+        if (!found || !found.card) return [same(), same(), same(), same(), same(), same()];
         window.scrollTo({ top: 0 });
-        return [false, found.title, found.card, !found.figure, !found.report];
+        return [false, found.title, found.card, found.tables, !found.figure, !found.report];
       },
-      drawn_dropped: (found) => draw([found && found.figure])[0],
+      drawn_dropped: (found) => dressed(found && found.figure),
       report_saved: (_, found) => (found && found.report ? { content: found.report, filename: found.title + ".html", type: "text/html" } : same()),
-      drawn_found: (found) => draw([found && found.figure])[0],
+      drawn_found: (found) => dressed(found && found.figure),
       chosen: function (clicks, found, a, b) {
         const at = (window.dash_clientside.callback_context.triggered || [])[0];
         const none = [a.map(same), same(), b.map(same), same(), same()];
