@@ -3,6 +3,7 @@ PYTHON ?= python3
 DATA ?= $(or $(PRESAGE_DATA),../shared)
 BIN := .venv/bin
 READY := .venv/.ready
+unexport PYTHONDONTWRITEBYTECODE  # the tests start presage hundreds of times: each module is compiled once
 
 .PHONY: demo test test-torch lint house same browser accuracy bench fuzz docs dist clean
 

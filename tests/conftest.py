@@ -2,6 +2,7 @@ import gc
 import os
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def _settled() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of jobs are drawn from few replicas: for tests of what is told, not of how precise the figures are."""
+    draw = import_module("presage.prediction.draws.draw")  # the package has a function of that name
+    monkeypatch.setattr(draw, "GPUS", 200)
+    monkeypatch.setattr(draw, "TASKS", 50_000)
+    monkeypatch.setenv("PRESAGE_CACHE", "off")  # which keeps the figures of whole draws for later commands
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ AGAIN = {"conv": 2700, "copy": 3600, "pool": 700, "reduce": 2500, "rnn": 175, "s
 SLOW = ("unique", "nonzero")  # their results' sizes depend on numbers, which a capture does not have
 
 
+@cache
 def measured(name: str) -> list[dict[str, Any]]:
     with gzip.open(PACK / f"{name}.jsonl.gz", "rt") as f:
         return [json.loads(line) for line in f]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from presage.cli.app import app
 from presage.errors import PresageError
+from presage_validation import fleet
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 JOB = str(JOBS / "hugging_face.toml")
@@ -124,6 +126,7 @@ def strictly(text: str) -> None:
     raise AssertionError(f"{text} is no JSON")
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(
     "command",
     [
@@ -144,6 +147,7 @@ def strictly(text: str) -> None:
     ids=lambda c: c.split(" --")[0].replace(str(JOBS) + "/", ""),
 )
 def test_json_is_all_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(fleet, "score_fleets", partial(fleet.score_fleets, sets=10))
     found = ran(f"{command} --json -", folder, monkeypatch)
     assert found.exit_code == 0, found.exception
     assert json.loads(found.stdout, parse_constant=strictly)

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 from shown import PAGES, Command, Snippet, commands, inline, lines, place, played, run, snippets  # noqa: E402
 
+from presage.report.answer import Answer  # noqa: E402
+from presage.report.terminal import print_answer  # noqa: E402
 from stand_ins import put  # noqa: E402
 
 # Shown, but not run here: the reason stands beside each. Options of presage's commands are checked all the same.
@@ -86,14 +89,58 @@ RUN: dict[tuple[str, Any], list[Command]] = {}  # the same command of several pa
 for command in ALL:
     if command.text not in NOT_RUN:
         RUN.setdefault((command.text, command.files), []).append(command)
+TWINS = {text for text, _ in RUN} & {text.removesuffix(" -v") for text, _ in RUN if text.endswith(" -v")}
 WITH_PYTHON = [page for page in PAGES if snippets(page)]
 
 
+class Printed:
+    """What commands print, and the folder they were run in; those that differ by -v alone are run once."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self.factory = factory
+        self.done: dict[Any, tuple[str, str, Path]] = {}
+
+    def of(self, command: Command) -> tuple[str, Path]:
+        text = command.text.removesuffix(" -v")
+        text = text if text in TWINS else command.text
+        key = text, tuple(f for f in command.files if f[0] in text)
+        if key not in self.done:
+            folder = place(self.factory.mktemp("shown") / "root", command.files)
+            self.done[key] = (*(brief_and_verbose if text in TWINS else alike)(text, folder), folder)
+        brief, verbose, folder = self.done[key]
+        return (brief if text == command.text else verbose), folder
+
+
+def alike(text: str, folder: Path) -> tuple[str, str]:
+    return (printed := run(text, folder)), printed
+
+
+def brief_and_verbose(text: str, folder: Path) -> tuple[str, str]:
+    """What a command prints without and with -v, by printing its one answer both ways."""
+    mark = "<<answer>>"
+
+    def twice(answer: Answer, out: Console, main: Console, verbose: bool) -> None:
+        assert not verbose
+        for way in (False, True):
+            sys.stdout.write(mark)
+            print_answer(answer, out, main, way)
+        sys.stdout.write(mark)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("presage.report.terminal.print_answer", twice)
+        before, brief, verbose, after = run(text, folder).split(mark)
+    return before + brief + after, before + verbose + after
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
+    return Printed(tmp_path_factory)
+
+
 @pytest.mark.parametrize("shown", RUN.values(), ids=[text for text, _ in RUN])
-def test_the_output_shown_is_the_output(shown: list[Command], tmp_path: Path) -> None:
+def test_the_output_shown_is_the_output(shown: list[Command], printed: Printed) -> None:
     assert shown[0].line.startswith("presage "), f"{shown[0].page}: run it here, or say in NOT_RUN why not"
-    folder = place(tmp_path / "root", shown[0].files)
-    found = run(shown[0].text, folder)
+    found, folder = printed.of(shown[0])
     for written in re.findall(r"--(?:report|out|trace|json) ([\w./]+)", shown[0].text):
         assert (folder / written).stat().st_size
     for command in shown:

@@ -255,7 +255,8 @@ def join_beliefs(first: Belief, later: Belief) -> Belief:
         later.noise, **{n: _over(getattr(first.noise, n), getattr(later.noise, n), n, paths) for n in names}
     )
     intervals = {p: i for p, i in first.intervals.items() if not _under(p, paths)} | dict(later.intervals)
-    intervals = {p: i for p, i in intervals.items() if p in noise.numbers()}
+    numbers = noise.numbers()
+    intervals = {p: i for p, i in intervals.items() if p in numbers}
     return Belief(
         noise, intervals, {p: s for p, s in first.sources.items() if not _under(p, paths)} | dict(later.sources)
     )
