@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -22,11 +23,21 @@ _OURS = str(Path(__file__).parent)
 _PYTHON = str(Path(traceback.__file__).parent)
 
 
+def _example(path: str) -> str:
+    """, e.g. train.py:build: the first function of a file that takes a device."""
+    try:
+        functions = [f for f in ast.parse(Path(path).read_bytes()).body if isinstance(f, ast.FunctionDef)]
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    taking = [f.name for f in functions if f.args.args and f.args.args[0].arg == "device"]
+    return f", e.g. {path}:{taking[0]}" if taking else ""
+
+
 def load(target: str, around: Around = nullcontext) -> Callable[..., Callable[[], Any]]:
     """The function given as `FILE.py:FUNCTION`."""
     path, colon, name = target.rpartition(":")
     if not colon or not path or not name:
-        raise PresageError(f"{target}: give the function that builds the step as FILE.py:FUNCTION")
+        raise PresageError(f"{target}: give the function that builds the step as FILE.py:FUNCTION{_example(target)}")
     module = _imported(Path(path), around)
     function = getattr(module, name, None)
     if function is None:

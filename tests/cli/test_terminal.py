@@ -317,7 +317,7 @@ MISUSES = {
     "gpus h200 h100": "unexpected extra argument",
     "study scal x": "did you mean scale?",
     "job llama3-8bb": "no such file, and no model of that name: did you mean llama3-8b",
-    "job llama3-8b": "llama3-8b is a model: give the number of GPUs, e.g. presage job llama3-8b --gpus 64 --gpu h100",
+    "job llama3-8b": "llama3-8b is a model: give the number of GPUs, e.g. llama3-8b --gpus 64 --gpu h100",
     "job llama3-8b --gpus 8 --gpu h100 --on p4d": "--platform p4d has NVIDIA A100",
     "predict x.py:f --gpu RTX-3070": "the path of a .toml file (docs/my_gpu.md)",
     "gpus h20o": "no gpu 'h20o': did you mean h20, h200 or gh200? `presage gpus` lists all",

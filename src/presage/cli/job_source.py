@@ -119,9 +119,7 @@ def _preset_job(
     from presage.configs.preset_job import preset_job
 
     if gpus is None:
-        raise PresageError(
-            f"{model} is a model: give the number of GPUs, e.g. presage job {model} --gpus 64 --gpu h100"
-        )
+        raise PresageError(f"{model} is a model: give the number of GPUs, e.g. {model} --gpus 64 --gpu h100")
     if not cluster:
         cluster, notes = (
             {"platform": DEFAULT_PLATFORM},

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from presage.hardware import Platform
     from presage.prediction.rank_set import RankOverride
 
-RankCount = Annotated[int | None, option("--ranks", "N", "Number of ranks (default: all GPUs of one node).", min=1)]
+RankCount = Annotated[
+    int | None,
+    option(
+        "--ranks", "N", "Number of ranks (default: one GPU; with --platform or --strategy, those of a node).", min=1
+    ),
+]
 StrategyName = Annotated[
     str | None,
     option(

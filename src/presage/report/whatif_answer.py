@@ -117,7 +117,7 @@ def _before_after_section(found: WhatIf) -> Section:
         for n, a, b in zip(names, series["before"], series["after"], strict=True)
     ]
     families = data_table("GPU time by family", ("family", "before", "after", "change"), rows, where="page")
-    text = "GPU time of each op family in a step before and after, and the GPU's idle time."
+    text = f"GPU time of each op family in a step before and after, and the GPU's idle time. Why: {found.reason}."
     chart = partial(grouped_figure, names, series, "", unit, across=True) if names else None
     return Section("Before and after", (before_after_table(found), families), chart, text)
 

@@ -48,15 +48,25 @@
     labels.forEach((a, i) => Object.assign(a, { yshift: 15 * i, x: 1, xref: "paper", xanchor: "right" }));
     if (labels.length > 1) layout.margin.t = 14 + 15 * labels.length;
     if (labels.length > 1) layout.height += 15 * (labels.length - 1);
+    Object.entries(layout).filter(([k]) => k.startsWith("xaxis")).forEach(([, axis]) => {
+      const title = (axis.title || {}).text || "";
+      if (title.length < 36 || !title.includes(" (")) return;
+      axis.title.text = title.replace(" (", "<br>(");
+      layout.height += 16;
+    });
     if (kind !== "parts" && kind !== "tornado") return;
-    const ends = data.flatMap((t) => t.x.filter(Number.isFinite)), room = 190 / Math.max(width - 120, 150);
+    const ends = data.flatMap((t) => t.x.filter(Number.isFinite));
     const low = Math.min(0, ...ends), high = Math.max(0, ...ends);
-    if (kind === "parts") {
-      data.forEach((t) => { t.textposition = "outside"; });
-      layout.xaxis.range = [0, high * (1 + room)];
-    }
-    const more = (room * (high - low)) / 2;
-    if (kind === "tornado") layout.xaxis.range = [low - (low < 0) * more, high + (high > 0) * more];
+    data.forEach((t) => Object.assign(t, { textposition: "outside", textfont: { size: 10.5 } }));
+    const left = textRoom(data, (x) => x < 0), right = textRoom(data, (x) => x >= 0);
+    const each = (high - low) / Math.max(width - 135 - left - right, 60);
+    layout.xaxis.range = [low - each * left, high + each * right];
+  }
+
+  // Pixels that the numbers at the ends of bars take on one side.
+  function textRoom(data, side) {
+    const texts = data.flatMap((t) => (t.text || []).filter((_, i) => side(t.x[i])));
+    return texts.length ? 10 + 6 * Math.max(...texts.map((text) => text.length)) : 0;
   }
 
   // A name in lines of at most 16 characters; tags stay whole.

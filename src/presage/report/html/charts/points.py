@@ -269,7 +269,10 @@ def memory_figure(
     _peak(figure, allocated, scale)
     _shades(figure, phases)
     figure.update_xaxes(title_text="ops in order", zeroline=False, range=[0, max(len(allocated) - 1, 1)])
-    figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
+    above = 1.2 * float(max(allocated.max(initial=0), reserved.max(initial=0))) / scale  # room for the names of phases
+    figure.update_yaxes(
+        title_text=unit, rangemode="tozero", zeroline=False, autorangeoptions={"include": above} if above else None
+    )
     return figure.update_layout(height=330, hovermode="x unified")
 
 
