@@ -150,10 +150,10 @@ def test_whatever_it_is_given_it_answers(changes: dict[str, int], gpus: int, bat
 
 def test_it_is_fast_enough_for_a_search() -> None:
     def once() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(500):
             problems(DENSE)
-        return (time.perf_counter() - start) / 500
+        return (time.process_time() - start) / 500
 
     assert min(once() for _ in range(10)) < 20e-6
 

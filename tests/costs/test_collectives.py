@@ -3,6 +3,7 @@
 import math
 import timeit
 from dataclasses import replace
+from time import process_time
 
 import numpy as np
 import pytest
@@ -227,4 +228,7 @@ def test_answers_are_quick() -> None:
     """Below a job search's budget of 20 us, on any machine."""
     model, group = Collectives.of(platform("dgx-h100")), RankGroup(8, 8)
     model.seconds("all_reduce", 1.0, group)
-    assert min(timeit.repeat(lambda: model.seconds("all_reduce", 1e6, group), number=1000, repeat=5)) < 20e-3
+    assert (
+        min(timeit.repeat(lambda: model.seconds("all_reduce", 1e6, group), number=1000, repeat=5, timer=process_time))
+        < 20e-3
+    )

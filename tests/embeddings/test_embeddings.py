@@ -110,10 +110,10 @@ def test_a_hundred_thousand_placements_a_second() -> None:
 
     terms = MODEL.terms(MIXED, 4096)
     many = np.broadcast_to(terms.sum(axis=0), (50_000, terms.shape[1]))
-    start = time.perf_counter()
+    start = time.process_time()
     MODEL.forward_of(many, corrected=False)
     MODEL.backward_of(many, corrected=False)
-    assert time.perf_counter() - start < 2.5  # 0.05 s on a machine at rest
+    assert time.process_time() - start < 2.5  # 0.05 s on a machine at rest
 
 
 def test_parts_of_tables() -> None:

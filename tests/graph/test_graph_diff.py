@@ -171,6 +171,6 @@ def test_every_op_is_told_once(old: list[str], new: list[str]) -> None:
 
 
 def test_ten_thousand_ops_in_one_module() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(diff(chain(*"abcd" * 2500), chain(*"abdc" * 2500)).changes) > 0
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5

@@ -157,8 +157,8 @@ def test_changed_bytes_inside(changes: list[tuple[int, int]], at: int, gone: int
 def test_ten_thousand_ops_are_small_and_fast() -> None:
     graph = training_step(layers=1667)
     assert len(graph.ops) >= 10_000
-    began = time.perf_counter()
+    began = time.process_time()
     data = save.to_bytes(graph)
     assert len(data) < 400_000
     assert save.from_bytes(data) == graph
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5

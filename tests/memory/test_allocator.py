@@ -233,6 +233,6 @@ def test_a_hundred_thousand_events_take_under_a_second() -> None:
         else:
             live.append(key)
             events.append((key, rng.choice((400, 20_000, 3 * MIB, 30 * MIB))))
-    start = time.perf_counter()
+    start = time.process_time()
     replay(events)
-    assert time.perf_counter() - start < 1.5  # well under a second on an idle machine
+    assert time.process_time() - start < 1.5  # well under a second on an idle machine

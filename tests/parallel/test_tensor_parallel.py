@@ -6,7 +6,7 @@ import sys
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -387,6 +387,6 @@ def test_an_op_without_a_rule_leaves_its_pair_whole_and_is_named():
 def test_five_thousand_ops_in_half_a_second():
     whole = capture(load(f"{ROOT}/examples/gpt.py:build"), {"layers": 36})
     assert len(whole.ops) > 5_000
-    start = perf_counter()
+    start = process_time()
     tensor_parallel(whole, 8)
-    assert perf_counter() - start < 1.0  # twice as long as it may, for a busy machine
+    assert process_time() - start < 1.0  # twice as long as it may, for a busy machine

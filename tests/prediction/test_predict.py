@@ -229,10 +229,10 @@ def test_a_step_of_2500_kernels_takes_less_than_a_second() -> None:
     graph = training_step(500)
     times = times_of(graph, 20.0)
     predict_step(training_step(2), times_of(training_step(2), 1.0), H200, HOST)  # the engine is compiled once
-    start = time.perf_counter()
+    start = time.process_time()
     p = predict_step(graph, times, H200, HOST)
     assert p.launches >= 2500
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 # ---------------------------------------------------------------- the command, with kernel models of ours
