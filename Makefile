@@ -80,6 +80,7 @@ bench: $(READY) ## speed of the engine, the trace reader and predictions, next t
 	$(BIN)/python bench/pipeline.py
 	$(BIN)/python bench/jobs.py
 	$(BIN)/python bench/draws.py
+	$(BIN)/python bench/ui_change.py
 	$(BIN)/python bench/sharding.py $(DATA)/h200/tbe_sharding.json
 
 clean:

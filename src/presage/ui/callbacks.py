@@ -38,34 +38,36 @@ def _answers(app: Dash) -> None:
             Output(knobs_of(p), "value", **ALLOWED), Output(store(p, "kept"), "data"),
             *(Output({"plan": p, "knob": name}, "options") for name in (*CHOSEN, "model", "platform", "recompute")),
         ]  # fmt: skip
-    outputs += [Output("wrong-asked", "children"), Output("link", "data")]
+    outputs += [Output("wrong-asked", "children"), Output("link", "data"), *_elements()]
     asked = [*(Input(name, "value") for name in ASKED), Input("two", "data")]
 
-    kept = [State(store(p, "kept"), "data") for p in PLANS]
+    kept = _stores(State, "kept", "sure", "run")
     busy = [(Output("main", "className"), "busy", "")]
 
     @app.callback(outputs, [*inputs, *asked], kept, prevent_initial_call="initial_duplicate", running=busy)
     def answers(a: Value, b: Value, rest_a: Value, rest_b: Value, *said: Value) -> list[Any]:
-        *of_run, two, kept_a, kept_b = said
-        return answered(
-            {"a": (a, rest_a, kept_a), "b": (b, rest_b, kept_b)}, dict(zip(ASKED, of_run, strict=True)), two
-        )
+        of_run, (two, kept_a, *drawn_a, kept_b, sure_b, run_b) = said[: len(ASKED)], said[len(ASKED) :]
+        plans = {"a": (a, rest_a, kept_a, drawn_a), "b": (b, rest_b, kept_b, [sure_b, run_b])}
+        return answered(plans, dict(zip(ASKED, of_run, strict=True)), two)
 
 
-def answered(plans: Mapping[str, tuple[Any, Any, Any]], said: Mapping[str, Any], two: Any) -> list[Any]:
-    """All that changes at once."""
+def answered(plans: Mapping[str, Sequence[Any]], said: Mapping[str, Any], two: Any) -> list[Any]:
+    """All that changes at once; what is shown of it is in the same reply, so that it is painted without another."""
     asked = question_reply(said)
     out: list[Any] = []
     texts: dict[str, str] = {}
+    replies: dict[str, Sequence[Any]] = {}
     for p in PLANS:
-        values = named(plans[p][0])
+        values, rest, kept, drawn = named(plans[p][0]), *plans[p][1:]
         if p == "b" and two is not True:
-            out += _nothing()
-            continue
-        reply = turn_reply(values, plans[p][1], asked.get("asked"), plans[p][2])
-        texts |= {p: reply["text"]} if "text" in reply else {}
-        out += _outputs_of(reply, values, asked.get("asked"))
-    return [*out, asked.get("wrong", ""), link(texts, asked.get("asked"))]
+            made = _nothing()
+        else:
+            reply = turn_reply(values, rest, asked.get("asked"), kept)
+            texts |= {p: reply["text"]} if "text" in reply else {}
+            made = _outputs_of(reply, values, asked.get("asked"))
+        out += made
+        replies[p] = (made[0], *drawn)
+    return [*out, asked.get("wrong", ""), link(texts, asked.get("asked")), *shown_of(replies)]
 
 
 def named(values: Any) -> dict[str, Any]:
@@ -149,30 +151,23 @@ def drawn_reply(reply: Any, ask: Any) -> Any:
 # ---- what is shown
 
 
+def _elements(**more: Any) -> list[Any]:
+    parts = [({"plan": p, part: kind}) for p in PLANS for kind in ("sure", "run") for part in ("lead", "numbers")]
+    ids: list[Any] = [*(f"notice-{p}" for p in PLANS), *(f"answer-{p}" for p in PLANS), "difference", *parts, "notes"]
+    stale = [Output(f"stale-{p}", "className", **more) for p in PLANS]
+    return [*(Output(i, "children", **more) for i in ids), *stale, Output("bar-text", "children", **more)]
+
+
+def _stores(kind: Any, *names: str) -> list[Any]:
+    return [kind(store(p, name), "data") for p in PLANS for name in names]
+
+
 def _shown(app: Dash) -> None:
-    """Twice, once for what is known at once and once for draws: Dash holds a callback back while any of its inputs is
-    being worked out, and the first must not wait for the second."""
+    """Once more, when steps and runs have been drawn."""
 
-    def outputs(**more: Any) -> list[Any]:
-        parts = [({"plan": p, part: kind}) for p in PLANS for kind in ("sure", "run") for part in ("lead", "numbers")]
-        ids: list[Any] = [
-            *(f"notice-{p}" for p in PLANS),
-            *(f"answer-{p}" for p in PLANS),
-            "difference",
-            *parts,
-            "notes",
-        ]
-        stale = [Output(f"stale-{p}", "className", **more) for p in PLANS]
-        return [*(Output(i, "children", **more) for i in ids), *stale, Output("bar-text", "children", **more)]
-
-    def stores(kind: Any, *names: str) -> list[Any]:
-        return [kind(store(p, name), "data") for p in PLANS for name in names]
-
-    @app.callback(outputs(), stores(Input, "step"), stores(State, "sure", "run"))
-    def at_once(a: Value, b: Value, *drawn: Value) -> list[Any]:
-        return shown_of({"a": (a, *drawn[:2]), "b": (b, *drawn[2:])})
-
-    @app.callback(outputs(**ALLOWED), stores(Input, "sure", "run"), stores(State, "step"), prevent_initial_call=True)
+    @app.callback(
+        _elements(**ALLOWED), _stores(Input, "sure", "run"), _stores(State, "step"), prevent_initial_call=True
+    )
     def when_drawn(sure_a: Value, run_a: Value, sure_b: Value, run_b: Value, a: Value, b: Value) -> list[Any]:
         return shown_of({"a": (a, sure_a, run_a), "b": (b, sure_b, run_b)})
 

@@ -41,7 +41,7 @@
     [a, b].forEach((f) => of(f).forEach((n, i) => { labels[n] = f.layout.yaxis.ticktext[i]; }));
     a.data = [a, b].map((f, i) => Object.assign(f.data[0], { name: "plan " + "AB"[i], y: of(f).map((n) => names.indexOf(n)), marker: { color: COLOURS[i] } }));
     Object.assign(a.layout.yaxis, { tickvals: names.map((_, i) => i), ticktext: names.map((n) => labels[n]) });
-    return { data: a.data, layout: Object.assign(a.layout, { barmode: "group", bargap: 0.22, bargroupgap: 0.05, showlegend: true, legend: { orientation: "h", y: 1.12, traceorder: "normal" }, margin: { t: 40 } }) };
+    return { data: a.data, layout: Object.assign(a.layout, { barmode: "group", bargap: 0.22, bargroupgap: 0.05, showlegend: true, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal" }, margin: { t: 44 } }) };
   }
   // Stacks one below the other.
   function together_memory(a, b) {
@@ -82,7 +82,8 @@
   }
   const of = (name, together) => (a, b) => {
     const [one, other] = [a && a[name], b && b[name]];
-    return one && other ? [dressed(together(one, other)), NONE] : [dressed(one), dressed(other)];
+    const drawn = () => (one && other ? [dressed(together(one, other)), NONE] : [dressed(one), dressed(other)]);
+    return new Promise((done) => setTimeout(() => done(drawn()), 40)); // after the answer in words has been painted
   };
 
   function put(name) {
