@@ -26,8 +26,10 @@ from presage.prediction.api import predict, predict_ranks, rank_set_of  # noqa: 
 from presage.prediction.machine import machine  # noqa: E402
 from presage.prediction.overlap_contention import _covered  # noqa: E402
 from presage.prediction.rank_results import groups_of, rank_uses  # noqa: E402
-from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set  # noqa: E402
+from presage.prediction.rank_set import RankOverride, RankSet, other_strategies, predict_rank_set  # noqa: E402
+from presage.prediction.result import model_error  # noqa: E402
 from presage.prediction.stream_dependencies import crossings  # noqa: E402
+from presage.report.next_sections import next_edits_section  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 BIG = {"layers": 4, "batch": 8}
@@ -273,3 +275,31 @@ def test_command_prints_tables_of_ranks() -> None:
     assert "3 (host x2, batch=3)" in said
     assert "Collectives per rank" in said
     assert "all_reduce" in said
+
+
+# The interval, and what to try next
+
+
+def test_the_interval_of_several_ranks_has_the_error_of_published_runs() -> None:
+    error = model_error("ranks")
+    one, two = (predict_ranks(gpt(layers=1), n, draws=1) for n in (1, 2))
+    assert two.step.p95 / two.step.p50 == pytest.approx(error.high)
+    assert two.step.p5 / two.step.p50 == pytest.approx(error.low)
+    assert two.notes[0].startswith(f"90% interval: presage's error on {error.runs} published runs")
+    assert one.step.p95 == one.step.p50, "one GPU sends nothing"
+
+
+def test_strategies_that_gain_are_named_with_their_memory() -> None:
+    found = predict_ranks(gpt(layers=2, batch=1), 8, "fsdp", draws=1)
+    ways = other_strategies(found)
+    gains = [gain for _, gain, _ in ways]
+    assert "ddp" in {way.name for way, _, _ in ways} and gains == sorted(gains, reverse=True) and gains[-1] > 1
+    section = next_edits_section(found)
+    assert section is not None and section.title == "What to do next" and len(section.tables[0].rows) == len(ways)
+    assert not other_strategies(predict_ranks(gpt(layers=2, batch=1), 2, kinds={1: RankOverride(0.9)}, draws=1))
+
+
+def test_the_terminal_names_a_command_to_try_next() -> None:
+    step = [f"{ROOT}/examples/gpt.py:build", "--arg", "layers=2", "--arg", "batch=1", "--draws", "1"]
+    told = predict_command(*step, "--ranks", "8", "--strategy", "fsdp")
+    assert told.splitlines()[-1].endswith("--ranks 8 --platform dgx-h200 --strategy ddp")
