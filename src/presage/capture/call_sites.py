@@ -21,7 +21,7 @@ from presage.graph.graph import Thread
 
 _OURS = str(Path(__file__).parent)
 _NO_NUMBER = 1 << 62  # nodes that accumulate gradients have a number above it
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def host_thread() -> Thread:
@@ -111,13 +111,24 @@ class CallSites:
 
     def line(self) -> str:
         """The innermost line that is neither PyTorch's nor ours."""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            path = frame.f_code.co_filename
-            if not path.startswith((_TORCH, _OURS, "<")) and "contextlib" not in path:
-                return f"{Path(path).name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return ""
+        frame = _users_frame(sys._getframe(1))
+        return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+    def reader(self) -> tuple[str, tuple[int, int]]:
+        """That line, with the identities of its frame and of the user's frame that called it."""
+        inner = _users_frame(sys._getframe(1))
+        outer = None if inner is None else _users_frame(inner.f_back)
+        return self.line(), (id(inner), id(outer))
+
+
+def _users_frame(frame: Any) -> Any:
+    """The innermost frame from here outwards that is neither PyTorch's nor ours."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((_TORCH, _OURS, "<")) and "contextlib" not in path:
+            return frame
+        frame = frame.f_back
+    return None
 
 
 # ---- What each call was nested in, as PyTorch's own profiler saw it.

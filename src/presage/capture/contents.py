@@ -14,6 +14,7 @@ MOST_ELEMENTS = 1 << 24  # of one tensor
 MOST_BYTES = 1 << 29  # in memory at once
 MOST_WORK = 1 << 32  # bytes of results of one capture, one after the other
 MOST_DEPTH = 100  # ops one after the other
+SMALL = 1 << 14  # elements: tensors up to this size are computed when they are made, larger ones when they are asked for
 
 
 def leaves(value: Any) -> list[Any]:
@@ -70,13 +71,22 @@ class Content:
     place: int = 0  # which of the op's outputs it is
     base: Content | None = None
     seed: int | None = None  # of an op that draws random numbers
+    data: torch.Tensor | None = None  # the numbers themselves, where they are computed already
+    assumed: bool = False  # some of the numbers it follows from are not known and drawn at random
     depth: int = field(init=False, default=1)  # ops that have to run one after the other
 
     def __post_init__(self) -> None:
         given = leaves([self.args, *self.kwargs.values()])
-        below = [v.content.depth for v in given if isinstance(v, View)]
-        below += [self.base.depth] if self.base is not None else []
-        object.__setattr__(self, "depth", 1 + max(below, default=0))
+        below = [v.content for v in given if isinstance(v, View)]
+        below += [self.base] if self.base is not None else []
+        object.__setattr__(self, "depth", 1 + max((c.depth for c in below), default=0))
+        object.__setattr__(self, "assumed", self.assumed or any(c.assumed for c in below))
+
+    def small(self) -> bool:
+        """Whether it was made of small tensors alone, so that computing it at once costs next to nothing."""
+        given = [v.content.elements for v in leaves([self.args, *self.kwargs.values()]) if isinstance(v, View)]
+        given += [self.base.elements] if self.base is not None else []
+        return max(given, default=0) <= SMALL and self.elements <= SMALL
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,35 @@ class View:
         return flat.as_strided(self.shape, self.strides, self.offset)
 
 
+def drawn(elements: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Numbers for a tensor of which nothing is known: standard normal ones, but positive where it is a single one (a
+    loss, a norm, a scale); half of all truth values true; whole numbers 0."""
+    source = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.rand(elements, generator=source) < 0.5
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(elements, dtype=dtype)
+    if elements == 1:
+        return (torch.rand(1, generator=source) + 0.5).to(dtype)
+    return torch.randn(elements, generator=source).to(dtype)
+
+
+class unprofiled:
+    """What runs inside is in no profile of the step."""
+
+    __slots__ = ()
+    depth = 0
+
+    def __enter__(self) -> None:
+        unprofiled.depth += 1
+        torch._C._autograd._enable_record_function(False)
+
+    def __exit__(self, *error: object) -> None:
+        unprofiled.depth -= 1
+        if not unprofiled.depth:
+            torch._C._autograd._enable_record_function(True)
+
+
 class TooMuch(Exception):
     """More work or memory than the answer is worth."""
 
@@ -111,14 +150,27 @@ class Worker:
         self.work, self.room = MOST_WORK, MOST_BYTES
         self._made: dict[int, torch.Tensor] = {}
 
-    def numbers(self, view: View) -> np.ndarray[Any, Any] | None:
+    def tensor(self, view: View) -> torch.Tensor | None:
         """A tensor's numbers, or None where they cannot be had."""
         if prod(view.shape) > MOST_ELEMENTS:
             return None
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                return self._read(view).numpy()
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), unprofiled():
+                return self._read(view)
         except Exception:  # the user's ops, on values that are ours: whatever goes wrong, there is just no answer
+            return None
+
+    def numbers(self, view: View) -> np.ndarray[Any, Any] | None:
+        """The same as an array."""
+        found = self.tensor(view)
+        return None if found is None else found.numpy()
+
+    def computed(self, content: Content) -> Content | None:
+        """The same content with its numbers, and without the ops that led to them."""
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=content.seed is not None), unprofiled():
+                return Content(content.dtype, content.elements, data=self._whole(content), assumed=content.assumed)
+        except Exception:
             return None
 
     def forget(self) -> None:
@@ -142,6 +194,10 @@ class Worker:
             raise TooMuch
 
     def _computed(self, c: Content) -> torch.Tensor:
+        if c.data is not None:
+            return c.data
+        if c.op is None and c.assumed:
+            return drawn(c.elements, c.dtype, c.seed or 0)
         if c.op is None:
             return torch.zeros(c.elements, dtype=c.dtype, device="cpu")
         if c.base is not None:

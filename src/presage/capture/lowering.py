@@ -33,6 +33,7 @@ class CallLowering(GraphBuilder):
         self.sparse = sparse  # shapes of the values of sparse tensors
         self.call: RecordedCall | None = None
         self.within: tuple[str, ...] = ()
+        self.hanging: dict[int, tuple[int, ...]] = {}  # assumptions that calls hang on
         self.merged: dict[int, int] = {}  # storages that on CUDA are another one, changed in place
         self._temporaries: list[int] = []
         self._spare: list[int] = []  # storages whose allocation is due in this call
@@ -129,6 +130,7 @@ class CallLowering(GraphBuilder):
                 opaque=c.opaque,
                 sequence=c.sequence,
                 line=c.line,
+                assumed=self.hanging.get(c.index, ()),
             )
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,24 +17,20 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from presage.capture.assumptions import Assumptions
 from presage.capture.backend import CUDA, NAME, listeners, stand_in
 from presage.capture.call_sites import CallSites, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
-from presage.capture.contents import leaves, mapped
+from presage.capture.contents import leaves, mapped, unprofiled
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
-from presage.capture.index_values import IndexValues
 from presage.capture.output_memo import OutputMemo
+from presage.capture.tensor_values import SHAPE_GIVERS, Numbers, TensorValues
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
 aten = torch.ops.aten
 REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; larger ones (weights, mostly) are fake too
-# A mask asked whether all of it is set most often is; asked whether any of it is wrong, is not.
-LIKELY = {
-    "aten::all": 1.0, "aten::eq": 1.0, "aten::any": 0.0, "aten::zeros": 0.0, "aten::zeros_like": 0.0,
-    "aten::zero_": 0.0, "aten::ones": 1.0, "aten::ones_like": 1.0,
-}  # fmt: skip
 _device_of = torch.ops.prim.device.default
 _scalar = aten._local_scalar_dense.default
 _copies = (aten._to_copy.default, aten.copy_.default)
@@ -50,8 +46,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     numbers (samplers, schedules, step counts) works.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, assumptions: Assumptions | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.assumptions = assumptions or Assumptions()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.memo = OutputMemo(self.fake)
         self.recording = False
@@ -60,8 +57,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places = CallSites()
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
-        self.shadows = IndexValues()
-        self.values: dict[int, float] = {}  # what scalars on the GPU were set to, by storage
+        self.shadows = TensorValues()
         self._seen_from_cpp = {CUDA: stand_in()}
 
     @contextmanager
@@ -71,6 +67,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.clear()
         self.notes.clear()
         self.shadows.forget()
+        self.assumptions.begin()
         self.memory.start(lambda: len(self.calls))
         listeners.append(self._waited)
         try:
@@ -123,7 +120,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _fake_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _scalar:
             return self._value(args[0])
-        out = self._computed(func, args, kwargs)
+        out = self._computed(func, args, kwargs, (args, kwargs))
         self.shadows.follow(func, args, kwargs, out)
         return out
 
@@ -139,15 +136,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
         if not self.recording:
-            out = self._followed(self._outcome(func, args, kwargs, None))
+            out = self._followed(self._outcome(func, args, kwargs, given, None))
             self.shadows.follow(func, *given, out)
             return out
         call = self._begin(func, host=False)
         call.called = called
         call.inputs = self._arguments(func, args, kwargs)
         self.shadows.ask(func, *given, self.memory)
-        with _mark(call), _unprofiled():
-            out = self._outcome(func, args, kwargs, call)
+        with _mark(call), unprofiled():
+            out = self._outcome(func, args, kwargs, given, call)
         self._finish(call, func, args, kwargs, out)
         self.shadows.follow(func, *given, out)
         return out
@@ -159,7 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.memory.storage_of(x)
         return out
 
-    def _outcome(self, func: Any, args: Any, kwargs: Any, call: RecordedCall | None) -> Any:
+    def _outcome(self, func: Any, args: Any, kwargs: Any, given: Any, call: RecordedCall | None) -> Any:
         if func is _scalar:
             if call:
                 call.sync = True
@@ -174,46 +171,87 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self.fake:
                 return OUTCOMES[func](*args, **kwargs)
         try:
-            out = self._computed(func, args, kwargs)
+            out = self._computed(func, args, kwargs, given, call)
         except UnsupportedOperatorException:
             out = self._opaque(func, args, call)
         if func in _copies:
-            out = self._copied_over(func, args, kwargs, out, call)
-        self._remember(func, args, out)
+            out = self._copied_over(func, args, kwargs, given, out, call)
         return out
 
-    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _computed(self, func: Any, args: Any, kwargs: Any, given: Any, call: RecordedCall | None = None) -> Any:
         """What the op returns, as a fake run has it and CUDA lays it out."""
 
         def compute() -> Any:
-            with _explained(func, self.places), self.fake:
+            with _explained(func), self.fake:
                 out = func(*args, **kwargs)
                 return as_on_cuda(func, args, out) if any(_on_gpu(x) for x in leaves(out)) else out
 
-        return self.memo.run(func, args, kwargs, compute)
+        try:
+            return self.memo.run(func, args, kwargs, compute)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            if call:
+                call.sync = True  # the host waits to learn the size
+            return self._sized(func, *given)
 
-    def _remember(self, func: Any, args: Any, out: Any) -> None:
-        """Constants that GPU scalars were filled with: a value read back later is likely still that."""
-        if not isinstance(out, torch.Tensor) or out.is_sparse or out.numel() != 1 or out.device.type != "cuda":
-            return
-        name = _signature(func).name
-        value = LIKELY.get(name)
-        if name in ("aten::full", "aten::fill_", "aten::full_like", "aten::scalar_tensor"):
-            given = args[0 if name == "aten::scalar_tensor" else 1]
-            value = float(given) if isinstance(given, int | float) else None
-        elif name in ("aten::_to_copy", "aten::clone") and isinstance(args[0], FakeTensor):
-            value = self.values.get(self.memory.storage_of(args[0]))
-        if value is not None:
-            self.values[self.memory.storage_of(out)] = value
+    def _sized(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op returns whose output's size, or value, depends on its inputs' numbers: it runs on the host."""
+        found: list[Numbers] = []
+        needed = SHAPE_GIVERS.get(_signature(func).name)
+
+        def real(place: int, x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return torch.device("cpu") if isinstance(x, torch.device) else x
+            if needed is not None and place not in needed:
+                return torch.zeros((), dtype=x.dtype).expand(x.shape)
+            numbers = self.shadows.numbers(x)
+            if numbers is None:
+                raise PresageError(
+                    f"{self.places.line() or 'the step'}: the size of what {func._schema.name} returns depends on the "
+                    f"numbers in a tensor of {x.numel():,} elements, which are not known; give it a fixed size (a mask, "
+                    "or padding) for the capture"
+                )
+            found.append(numbers)
+            return numbers.data
+
+        host = [mapped(partial(real, i), a) for i, a in enumerate(args)]
+        options = {k: mapped(partial(real, -1), v) for k, v in kwargs.items()}
+        with torch.no_grad(), unprofiled():
+            out = func(*host, **options)
+        if any(n.assumed for n in found):
+            shapes = [list(x.shape) for x in leaves(out) if isinstance(x, torch.Tensor)]
+            what = f"the size of {func._schema.name}" if shapes else f"what {func._schema.name} says"
+            answer = self._assume(what, ", ".join(map(str, shapes)) if shapes else out)
+            out = out if shapes else answer
+        return self._as_fake(out)
+
+    def _as_fake(self, out: Any) -> Any:
+        """Real host tensors as tensors of the same sizes on the fake GPU."""
+
+        def fake(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA)
+
+        with self.fake:
+            made = mapped(fake, out)
+        return tuple(made) if isinstance(out, tuple) else made
+
+    def _assume(self, what: str, value: Any) -> Any:
+        """A value that is not known is read here."""
+        line, frames = self.places.reader()
+        value = self.assumptions.read(line, what, value)
+        if self.recording:
+            self.assumptions.follow(frames)
+        return value
 
     def _value(self, tensor: torch.Tensor) -> Any:
-        known = self.values.get(self.memory.storage_of(tensor))
-        if known is None:
-            self.note(f"a tensor's value was read at {self.places.line()}: taken to be 1 (a truth value: false)")
-            known = 0.0 if tensor.dtype == torch.bool else 1.0
-        return torch.tensor(known, dtype=tensor.dtype).item()
+        numbers = self.shadows.numbers(tensor)
+        if numbers is None:
+            return torch.ones((), dtype=tensor.dtype).item()
+        value = numbers.data.item()
+        return self._assume("a truth value" if isinstance(value, bool) else "a number", value) if numbers.assumed else value
 
-    def _copied_over(self, func: Any, args: Any, kwargs: Any, out: Any, call: RecordedCall | None) -> Any:
+    def _copied_over(self, func: Any, args: Any, kwargs: Any, given: Any, out: Any, call: RecordedCall | None) -> Any:
         source = args[0] if func is aten._to_copy.default else args[1]
         if not isinstance(source, torch.Tensor) or _on_gpu(source) == _on_gpu(out):
             return out
@@ -221,10 +259,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call.sync = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
         if _on_gpu(out):
             return out
-        if func is aten._to_copy.default and out.numel() <= REAL_ELEMENTS:
-            self.note(f"a tensor was copied to the host at {self.places.line()}: its numbers are taken to be 0")
-            return torch.zeros(out.shape, dtype=out.dtype)
-        return out
+        target = given[0][0] if func is aten.copy_.default else None
+        if out.numel() > REAL_ELEMENTS or (target is not None and not _is_real(target)):
+            return out
+        numbers = self.shadows.numbers(source)
+        if numbers is None:
+            return out
+        if numbers.assumed:
+            self._assume("a tensor copied to the host", f"{source.dtype} {list(source.shape)} drawn at random")
+        with torch.no_grad(), unprofiled():
+            if target is None:
+                return numbers.data.to(out.dtype).clone()
+            return target.copy_(numbers.data)
 
     def _opaque(self, func: Any, args: Any, call: RecordedCall | None) -> Any:
         """A custom op with nothing to say about its outputs: each is taken to be like its first input."""
@@ -251,6 +297,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = RecordedCall(index=len(self.calls), name=called.name, overload=called.overload, host=host)
         self.places.fill(call)
         self.calls.append(call)
+        self.assumptions.ran(call.index)
         return call
 
     def _finish(self, call: RecordedCall, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -294,18 +341,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _mark(call: RecordedCall) -> Any:
     """Shows up in PyTorch's own profile, which so tells what the call was nested in."""
     return torch._C._profiler._RecordFunctionFast(f"{'host' if call.host else 'gpu'}#{call.index}")
-
-
-class _unprofiled:
-    """What runs inside is not in the profile: there it would be below the call's mark, where nobody looks."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        torch._C._autograd._enable_record_function(False)
-
-    def __exit__(self, *error: object) -> None:
-        torch._C._autograd._enable_record_function(True)
 
 
 class _Signature(NamedTuple):
@@ -364,15 +399,10 @@ def _is_composite(func: Any) -> bool:
 
 
 @contextmanager
-def _explained(func: Any, places: CallSites) -> Iterator[None]:
+def _explained(func: Any) -> Iterator[None]:
     try:
         yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as e:
-        raise PresageError(
-            f"{places.line() or 'the step'}: the size of what {func._schema.name} returns depends on the numbers in "
-            "its input, which a capture does not have; give it a fixed size (a mask, or padding) for the capture"
-        ) from e
-    except UnsupportedOperatorException:
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
         raise
     except Exception as e:
         # Some of PyTorch's own exceptions cannot be carried from autograd's thread to the caller's.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
+from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture import rules_index, rules_layers, rules_math, rules_memory
+from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Nested, Profile, profiled
 from presage.capture.calls import MemoryEvent, RecordedCall
-from presage.capture.fake_device import fake_cuda, restore_settings, torch_flags
+from presage.capture.fake_device import fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.recorder import Recorder
 from presage.capture.variant_hooks import VariantHooks, hooked
@@ -33,15 +35,17 @@ def capture(
     source: str = "",
     warm_up: int = 1,
     variant: Variant = AS_WRITTEN,
+    assume: Mapping[str, str] | None = None,
 ) -> Graph:
     """One training step as it would run on an H200.
 
     `function(device, **arguments)` builds the model on `device` and returns a callable that runs one step. It is built
     once, run `warm_up` times (optimizers make their state on the first step), and once more for the record. `variant`:
-    changes to make around it, such as autocast or another optimizer.
+    changes to make around it, such as autocast or another optimizer. `assume`: what to take unknown values for that the
+    code reads, by their lines, {"train.py:41": "true"}.
     """
     arguments = arguments or {}
-    with on_fake_gpu(Recorder(), variant) as (recorder, hooks):
+    with on_fake_gpu(Recorder(Assumptions(assume)), variant) as (recorder, hooks):
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
         for _ in range(warm_up):
             users(recorder, step)
@@ -63,6 +67,7 @@ def on_fake_gpu(recorder: R, variant: Variant) -> Iterator[tuple[R, VariantHooks
         _frozen_heap(),
         fake_cuda(),
         torch.autograd.set_multithreading_enabled(False),
+        patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item)),
         recorder.places.following(),
         recorder,
         hooked(variant) as hooks,
@@ -161,6 +166,8 @@ def graph_of(
     made, storages, moments = recorder.memory.compact(_homes(recorder))
     lowering = CallLowering(made, storages, recorder.memory.sparse, recorder.shadows.facts())
     lowering.notes += recorder.notes
+    assumptions, hanging = recorder.assumptions.found(steady=True)
+    lowering.hanging = _with_backward(hanging, recorder.calls)
     starts = _lower_all(lowering, recorder, profile.nested, moments)
     return lowering.finish(
         _frees(moments, starts, len(lowering.ops)),
@@ -168,7 +175,16 @@ def graph_of(
         arguments={k: str(v) for k, v in arguments.items()},
         flags=flags,
         torch=torch.__version__,
+        assumptions=assumptions,
     )
+
+
+def _with_backward(hanging: dict[int, tuple[int, ...]], calls: list[RecordedCall]) -> dict[int, tuple[int, ...]]:
+    """The calls that hang on assumptions, with those of their backward passes."""
+    forward = {calls[i].sequence: numbers for i, numbers in hanging.items() if calls[i].phase == "forward"}
+    forward.pop(-1, None)
+    backward = {c.index: forward[c.sequence] for c in calls if c.phase == "backward" and c.sequence in forward}
+    return backward | hanging
 
 
 def _homes(recorder: Recorder) -> dict[int, str]:

@@ -95,6 +95,7 @@ class Op(msgspec.Struct, frozen=True):
     group: str = ""  # of a collective, the dimension of ranks that take part: 'dp', 'tp'
     replayed: str = ""  # the CUDA graph it is part of: the host starts the whole graph with one call
     speed: float = 1.0  # its kernels are so many times as fast as they are known to be
+    assumed: tuple[int, ...] = ()  # the graph's assumptions that decided whether it runs, or on how much
 
 
 class Storage(msgspec.Struct, frozen=True, gc=False):
@@ -115,6 +116,15 @@ class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
     allocates: bool
 
 
+class Assumption(msgspec.Struct, frozen=True):
+    """A number that the code read, and that follows from data which a capture does not have."""
+
+    line: str  # 'train.py:41', the line that read it
+    what: str  # 'a truth value', 'a number', 'the size of aten::nonzero', 'a tensor copied to the host'
+    value: str  # what it was taken to be
+    decides: bool  # the code branched on it, or steps with other values ran other ops
+
+
 class Graph(msgspec.Struct, frozen=True):
     """One step. Storages without an allocation event were there before it; those never freed are there after it."""
 
@@ -130,6 +140,7 @@ class Graph(msgspec.Struct, frozen=True):
     # Of tensors that look something up, by id, where known: distinct values, and how often the most frequent one comes.
     facts: dict[int, tuple[int, int]] = {}
     loading: dict[str, float] = {}  # of a script's data loader, on the host it ran on: 'batch_seconds', 'workers'
+    assumptions: tuple[Assumption, ...] = ()  # what was read and is not known
     variant: dict[str, bool | int | str] = {}  # changes made around the code while it was captured (capture.Variant)
 
     def inputs_of(self, op: Op) -> list[Tensor]:

@@ -1,17 +1,22 @@
-"""Follows the numbers of tensors that are made without data of a model: indices, mostly, drawn or counted or loaded.
+"""Follows the numbers of tensors on the fake GPU: what code reads back, counts, indexes and branches on comes out true.
 
-How long a lookup takes depends on how often rows repeat, which no shape tells. So ops that make, convert and rearrange
-such tensors are written down (see `contents`), those that lookups of the step use are worked out after it, and of each
-two facts are kept: how many values are distinct, and how often the most frequent one comes.
+Small tensors are computed on the host as soon as they are made. Larger ones are written down as the ops that make them
+(see `contents`) and computed when somebody asks. Where a number follows from something that is not known (a large
+matrix product, a weight that was never allocated), that is drawn at random, and what follows from it is `assumed`.
+
+How long a lookup takes depends on how often rows repeat, which no shape tells: of index tensors that lookups of the step
+use, two facts are kept: how many values are distinct, and how often the most frequent one comes.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from ctypes import string_at
 from functools import cache, partial
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +26,7 @@ from presage.capture.contents import (
     MOST_BYTES,
     MOST_DEPTH,
     MOST_ELEMENTS,
+    SMALL,
     Blank,
     Content,
     Copy,
@@ -28,13 +34,14 @@ from presage.capture.contents import (
     Worker,
     leaves,
     mapped,
+    unprofiled,
 )
 
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 FILLS_AT_RANDOM = {"random_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
 RANDOM = FILLS_AT_RANDOM | {
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli",
-    "multinomial", "poisson", "bernoulli_",
+    "multinomial", "poisson", "bernoulli_", "native_dropout",
 }  # fmt: skip
 FILLS = FILLS_AT_RANDOM | {"copy_", "fill_", "zero_"}
 SHAPED = {  # like another tensor, whose numbers do not matter
@@ -51,18 +58,40 @@ PLAIN = {
     "frac", "square", "sin", "cos", "tanh", "sigmoid", "erf", "erfinv", "clamp", "clamp_min", "clamp_max", "minimum",
     "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift",
     "logical_and", "logical_or", "logical_not", "logical_xor", "eq", "ne", "lt", "le", "gt", "ge", "where", "isnan",
-    "lerp", "masked_fill", "_to_copy", "clone", "cat", "stack", "repeat", "roll", "flip", "index", "index_select",
-    "gather", "take", "index_put", "index_fill", "index_copy", "index_add", "scatter", "scatter_add", "sort", "argsort",
-    "topk", "cumsum", "cumprod", "constant_pad_nd", "tril", "triu", "bucketize", "searchsorted", "max", "min", "amax",
-    "amin", "argmax", "argmin", "sum", "mean", "copy",
+    "isinf", "isfinite", "lerp", "masked_fill", "_to_copy", "clone", "cat", "stack", "repeat", "roll", "flip", "index",
+    "index_select", "gather", "take", "index_put", "index_fill", "index_copy", "index_add", "scatter", "scatter_add",
+    "scatter_reduce", "sort", "argsort", "topk", "kthvalue", "median", "cumsum", "cumprod", "cummax", "cummin",
+    "constant_pad_nd", "tril", "triu", "bucketize", "searchsorted", "max", "min", "amax", "amin", "aminmax", "argmax",
+    "argmin", "sum", "mean", "prod", "all", "any", "count_nonzero", "bincount", "var", "std", "copy", "nonzero",
+    "masked_select", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "histc", "_softmax",
+    "_log_softmax", "logsumexp", "relu", "gelu", "silu", "leaky_relu", "hardtanh", "softplus", "threshold",
+    "linalg_vector_norm", "norm", "embedding", "diff", "unfold", "_unsafe_index", "atan2", "acos", "asin", "atan",
+    "hypot", "sgn", "heaviside", "nan_to_num", "_cdist_forward", "roi_align", "nms",
 }  # fmt: skip
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "_cdist_forward"}  # cost more than they read
+MOST_PRODUCT = 1 << 26  # elements of one side times elements of the other, of a product that is computed
 INDICES = ("index", "indices")
+# Ops whose outputs' sizes depend on numbers of some arguments only, by the places of those.
+SHAPE_GIVERS = {
+    "aten::index": (1,), "aten::masked_select": (1,), "aten::_ctc_loss": (2, 3), "aten::_pack_padded_sequence": (1,),
+    "aten::repeat_interleave": (0,), "aten::nonzero": (0,),
+}  # fmt: skip
 WHOLE_NUMBERS = (torch.int64, torch.int32)
-SMALL = 1 << 16  # elements of host tensors of any type that are copied; larger ones of numbers with a point are weights
+MOST_COPIED = 1 << 16  # elements of host tensors of floats that are copied; larger ones are weights
+MOST_ASSUMED = 1 << 22  # elements of a tensor whose numbers are partly drawn, and still followed
 SEED, NEXT_SEED = 0x5EED, 0x9E3779B97F4A7C15
+# The check for infinities of torch.amp.GradScaler: gradients are taken to be finite.
+FINITE = {"_amp_foreach_non_finite_check_and_unscale_"}
 
 
-class IndexValues:
+class Numbers(NamedTuple):
+    """A tensor's numbers, on the host."""
+
+    data: torch.Tensor
+    assumed: bool  # not known: drawn at random, or computed from what was
+
+
+class TensorValues:
     """Contents of storages that are alive, and what lookups asked for."""
 
     def __init__(self) -> None:
@@ -73,18 +102,94 @@ class IndexValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """After an op: what its outputs hold, or what became of the tensors it changed."""
+        if _is_view(func):
+            return
         if _write_arguments(func):
             written = _written(func, args, kwargs)
+            if _short(func) in FINITE:
+                written = written[:-1]
+            elif self._beside(func, args, kwargs, out, written):
+                return
             known = len(written) == 1 and _is_known(func)
             content = self._changed(func, args, kwargs, written[0]) if known else None
             for t in written:
                 self._hold(t, content)
-        elif _is_known(func) and (_short(func) in UNREAD or all(self._is_open(x) for x in args)):
+        elif _is_known(func):
             self._outputs(func, args, kwargs, out)
+        else:
+            self._beside(func, args, kwargs, out, [])
 
-    def _is_open(self, x: Any) -> bool:
-        """A quick look: whether the numbers may be known."""
-        return not isinstance(x, FakeTensor) or (_is_strided(x) and x.untyped_storage()._cdata in self._held)
+    def numbers(self, t: torch.Tensor) -> Numbers | None:
+        """What a tensor holds, drawn at random where nothing is known; None where it is too large to say."""
+        if not isinstance(t, FakeTensor):
+            return Numbers(t.detach(), False)
+        if not _is_strided(t):
+            return None
+        view = self._view(t) or self._drawn(t)
+        found = None if view is None else Worker().tensor(view)
+        if found is None and view is not None and (view := self._drawn(t)) is not None:
+            found = Worker().tensor(view)
+        return None if found is None or view is None else Numbers(found, view.content.assumed)
+
+    def set(self, t: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Say what a tensor that fills its storage holds."""
+        if isinstance(t, FakeTensor) and _is_strided(t) and numbers.numel() == t.numel():
+            flat = torch.zeros(_zeros(t).elements, dtype=t.dtype)
+            flat.as_strided(t.shape, t.stride(), int(t.storage_offset())).copy_(numbers)
+            self._hold(t, Content(t.dtype, flat.numel(), data=flat))
+
+    def _beside(self, func: Any, args: Any, kwargs: Any, out: Any, written: list[torch.Tensor]) -> bool:
+        """Run an op of any kind on small tensors whose numbers are known, on the host."""
+        given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
+        if func in _FAILED or not given or not all(self._is_at_hand(x) for x in given) or not _is_cheap(func, given):
+            return False
+        own: dict[int, torch.Tensor] = {}  # numbers of the storages, copied where they are written to
+        changed = {t.untyped_storage()._cdata for t in written}
+
+        def real(x: Any) -> Any:
+            if isinstance(x, torch.device):
+                return torch.device("cpu")
+            if not isinstance(x, FakeTensor):
+                return x
+            key = x.untyped_storage()._cdata
+            if key not in own:
+                data = self._held[key][0].data
+                assert data is not None
+                own[key] = data.clone() if key in changed else data
+            return _placed(self._held[key][0], x).of(own[key])
+
+        options = {k: mapped(real, v) for k, v in _on_host(func, kwargs, None).items()}
+        try:
+            with torch.no_grad(), unprofiled():
+                result = leaves(func(*mapped(real, args), **options))
+        except Exception:  # a kernel of CUDA's alone, mostly
+            _FAILED.add(func)
+            return False
+        for t in written:
+            key = t.untyped_storage()._cdata
+            self._hold(t, Content(own[key].dtype, own[key].numel(), data=own[key]))
+        for made, numbers in zip(leaves(out), result, strict=False):
+            if isinstance(made, FakeTensor) and _is_strided(made) and made.untyped_storage()._cdata not in own:
+                self.set(made, numbers)
+        return True
+
+    def _is_at_hand(self, x: torch.Tensor) -> bool:
+        """Small, and its numbers are there."""
+        if not isinstance(x, FakeTensor):
+            return x.numel() <= SMALL and _is_strided(x)
+        held = self._held.get(x.untyped_storage()._cdata) if _is_strided(x) else None
+        return held is not None and held[0].data is not None and not held[0].assumed
+
+    def _drawn(self, t: torch.Tensor) -> View | None:
+        """A tensor of which nothing is known."""
+        blank = _zeros(t)
+        if blank.elements > MOST_ELEMENTS:
+            return None
+        self._draws[-1] += 1
+        seed = (SEED + self._draws[-1] * NEXT_SEED) % (1 << 63)
+        content = Content(blank.dtype, blank.elements, seed=seed, assumed=True)
+        self._hold(t, content)
+        return _placed(content, t)
 
     def ask(self, func: Any, args: Any, kwargs: Any, memory: Any) -> None:
         """Before an op of the step: if it looks something up, its index is worth knowing."""
@@ -93,7 +198,8 @@ class IndexValues:
             found = [x for x in leaves(value) if isinstance(x, torch.Tensor)]
             if len(found) == 1 and found[0].dtype in WHOLE_NUMBERS and (view := self._view(found[0])) is not None:
                 dim = args[1] if name == "index" and len(args) > 1 and type(args[1]) is int else None
-                self._asked.setdefault(memory.tensor(found[0]), view if dim is None else view.once(dim))
+                if not view.content.assumed:
+                    self._asked.setdefault(memory.tensor(found[0]), view if dim is None else view.once(dim))
 
     def forget(self) -> None:
         """A new step is recorded: what lookups of the last one asked for is not wanted any more."""
@@ -122,6 +228,10 @@ class IndexValues:
         handle = t.untyped_storage()
         key = handle._cdata
         self._held.pop(key, None)
+        if content is None or (content.assumed and content.elements > MOST_ASSUMED):
+            return
+        if content.data is None and not content.assumed and content.small():
+            content = Worker().computed(content)
         if content is not None and content.depth <= MOST_DEPTH:
             self._held[key] = (content, weakref.ref(handle, partial(self._ended, key)))
 
@@ -160,37 +270,41 @@ class IndexValues:
         return Content(base.dtype, base.elements, func, *known, base=base, seed=seed)
 
     def _known(self, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[Any, Any] | None:
-        """The op's arguments with numbers in the place of fake tensors; None where one has none."""
+        """The op's arguments with contents in the place of fake tensors; None where one is too large."""
         shaped = _short(func) in SHAPED
 
         def number(x: Any) -> Any:
             if isinstance(x, FakeTensor):
                 if shaped:
                     return Blank(tuple(x.shape), x.dtype)
-                return self._view(x) or _UNKNOWN
+                if not _is_strided(x):
+                    return _UNKNOWN
+                return self._view(x) or (self._drawn(x) if x.numel() <= MOST_ASSUMED else None) or _UNKNOWN
             if isinstance(x, torch.Tensor):
                 return self._copy(x)
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
-        fakes = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, FakeTensor)]
-        if not shaped and any(self._view(x) is None for x in fakes):
-            return None
         options = {k: mapped(number, v) for k, v in _on_host(func, kwargs, out).items()}
         found = mapped(number, args), options
         return None if any(x is _UNKNOWN for x in leaves([found[0], *options.values()])) else found
 
     def _copy(self, x: torch.Tensor) -> Any:
         """A host tensor as it is now, read without any op: a profile of the step would show it."""
-        most = SMALL if x.dtype.is_floating_point else MOST_ELEMENTS
-        if x.requires_grad or not _is_strided(x) or x.numel() > most:
+        most = MOST_COPIED if x.dtype.is_floating_point else MOST_ELEMENTS
+        if not _is_strided(x) or x.numel() > most or type(x) not in (torch.Tensor, torch.nn.Parameter):
             return _UNKNOWN
         steps = zip(x.shape, x.stride(), strict=True)
         span = 1 + sum((n - 1) * s for n, s in steps) if x.numel() else 0
-        self._copied += span * x.element_size()
-        if span > MOST_ELEMENTS or self._copied > MOST_BYTES:
+        nbytes = span * x.element_size()
+        if span > MOST_ELEMENTS or self._copied + nbytes > MOST_BYTES:
             return _UNKNOWN
-        data = string_at(x.data_ptr(), span * x.element_size()) if span else b""
-        return Copy(data, tuple(x.shape), tuple(x.stride()), x.dtype)
+        copy = Copy(string_at(x.data_ptr(), nbytes) if span else b"", tuple(x.shape), tuple(x.stride()), x.dtype)
+        self._copied += nbytes
+        weakref.finalize(copy, self._forget, nbytes)
+        return copy
+
+    def _forget(self, nbytes: int) -> None:
+        self._copied -= nbytes
 
     def _seed(self, func: Any, kwargs: Any) -> int | None:
         """A generator's own seed the first time it is used, others after; without a generator, ours."""
@@ -264,13 +378,30 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return [x for x in leaves(values) if isinstance(x, torch.Tensor)]
 
 
-def _on_host(func: Any, kwargs: Any, out: torch.Tensor) -> dict[str, Any]:
+@cache
+def _is_view(func: Any) -> bool:
+    """Whether its outputs lie in its inputs' memory, which it leaves as it is."""
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+_FAILED: set[Any] = set()  # ops that do not run on the host
+
+
+def _is_cheap(func: Any, given: Sequence[torch.Tensor]) -> bool:
+    name = _short(func)
+    if name.removesuffix("_").removesuffix("_backward") not in PRODUCTS:
+        return name not in EMPTY
+    sizes = sorted((x.numel() for x in given), reverse=True)
+    return prod(sizes[:2]) <= MOST_PRODUCT
+
+
+def _on_host(func: Any, kwargs: Any, out: torch.Tensor | None) -> dict[str, Any]:
     """Options of the same op on the host: where it runs, of which type, and whose random numbers."""
     names = _names(func)
     own = dict(kwargs)
     if "device" in names:
         own["device"] = torch.device("cpu")
-    if "dtype" in names and _short(func) in MADE | RANDOM:
+    if out is not None and "dtype" in names and _short(func) in MADE | RANDOM:
         own["dtype"] = out.dtype
     if own.get("generator") is not None:
         own["generator"] = torch.default_generator
