@@ -243,7 +243,7 @@ def test_reading_a_value_is_a_wait() -> None:
 
     graph = capture(build)
     assert [o.name for o in graph.ops if o.sync] == ["aten::_local_scalar_dense", "aten::copy_", "cuda::synchronize"]
-    assert any("test_capture.py" in note for note in graph.notes)
+    assert not graph.assumptions  # all of it is known
 
 
 def test_cuda_may_be_named_in_many_ways() -> None:
@@ -303,15 +303,6 @@ def test_an_activation_is_freed_when_its_last_user_has_run() -> None:
     before = {e.storage for e in graph.events if e.allocates}
     inputs = [graph.tensors[a.id].storage for a in product.inputs if isinstance(a, Ref)]
     assert not before & set(inputs)
-
-
-def test_sizes_that_depend_on_numbers_are_refused_with_the_line() -> None:
-    def build(device: Any) -> Callable[[], Any]:
-        x = torch.randn(4, device=device)
-        return lambda: x[x > 0].sum()
-
-    with pytest.raises(PresageError, match=r"test_capture\.py:\d+: .*aten::nonzero|aten::index"):
-        capture(build)
 
 
 def test_a_mistake_in_the_users_code_is_told_with_its_line() -> None:

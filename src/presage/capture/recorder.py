@@ -34,6 +34,10 @@ REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; large
 _device_of = torch.ops.prim.device.default
 _scalar = aten._local_scalar_dense.default
 _copies = (aten._to_copy.default, aten.copy_.default)
+_indexing = {
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}  # fmt: skip
 _overrides = {
     getattr(getattr(aten, n.partition(".")[0]), n.partition(".")[2] or "default"): f for n, f in OVERRIDES.items()
 }
@@ -93,6 +97,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _overrides:
             with self:
                 return _overrides[func](*args, **kwargs)
+        if on_gpu and func in _indexing and any(_is_host_index(x) for x in args[1]):
+            with self:  # as on CUDA: indices that lie on the host are copied over first
+                indices = [x.to(CUDA) if _is_host_index(x) else x for x in args[1]]
+                return func(args[0], indices, *args[2:], **kwargs)
         if on_gpu and _is_composite(func):
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -217,6 +225,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         options = {k: mapped(partial(real, -1), v) for k, v in kwargs.items()}
         with torch.no_grad(), unprofiled():
             out = func(*host, **options)
+        if func is aten._pack_padded_sequence.default:
+            return self._as_fake(out[0]), out[1]  # the sizes of its batches stay on the host
         if any(n.assumed for n in found):
             shapes = [list(x.shape) for x in leaves(out) if isinstance(x, torch.Tensor)]
             what = f"the size of {func._schema.name}" if shapes else f"what {func._schema.name} says"
@@ -368,6 +378,10 @@ def _on_gpu(x: Any) -> bool:
     if isinstance(x, FakeTensor):
         return x.fake_device.type == "cuda"
     return isinstance(x, torch.device) and x.type in ("cuda", NAME)
+
+
+def _is_host_index(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not _on_gpu(x)
 
 
 def _is_real(x: Any) -> bool:

@@ -145,6 +145,49 @@ def _index_put(b: CallLowering, call: RecordedCall) -> None:
                 _sorted_put(b, given, values)
 
 
+def _index(b: CallLowering, call: RecordedCall) -> None:
+    """A mask is first turned into the places where it is set, whose number the host waits for."""
+    target, indices = call.inputs[:2]
+    if not isinstance(indices, list) or not any(_is_mask(b, i) for i in indices):
+        b.same()
+        return
+    places: list[Arg] = []
+    with b.inside("aten::index"):
+        for i in indices:
+            if not _is_mask(b, i):
+                places.append(i)
+                continue
+            dims = len(b.get(i).shape)
+            count = b.get(b.out()).shape[_first_mask(b, indices)] if b.get(b.out()).shape else 1
+            found = b.new((count, dims), "int64", (1, max(count, 1)))
+            b.op("aten::nonzero", [i], [found], sync=True)
+            storage = b.get(found).storage
+            places += [b.view(storage, (count,), "int64", offset=d * count) for d in range(dims)]
+    b.op("aten::index", [target, places], call.outputs, overload="Tensor")
+
+
+def _is_mask(b: CallLowering, index: Arg) -> bool:
+    return isinstance(index, Ref) and b.get(index).dtype in ("bool", "uint8")
+
+
+def _first_mask(b: CallLowering, indices: list[Arg]) -> int:
+    """The dimension of the output that runs over the places of a mask: where its first index tensor stands."""
+    return next(place for place, i in enumerate(indices) if isinstance(i, Ref))
+
+
+def _masked_select(b: CallLowering, call: RecordedCall) -> None:
+    """Expanded to one shape, then looked up by the mask's places."""
+    x, mask = call.inputs[:2]
+    count = b.get(b.out()).elements
+    dims = len(b.get(mask).shape)
+    with b.inside("aten::masked_select", "aten::index"):
+        found = b.new((count, dims), "int64", (1, max(count, 1)))
+        b.op("aten::nonzero", [mask], [found], sync=True)
+        storage = b.get(found).storage
+        places: list[Arg] = [b.view(storage, (count,), "int64", offset=d * count) for d in range(dims)]
+        b.op("aten::index", [x, places], call.outputs, overload="Tensor")
+
+
 def _sorted_put(b: CallLowering, indices: list[Ref], values: Arg) -> None:
     """Adding at indices that may repeat: linear indices, sorted."""
     linear = None
@@ -204,4 +247,6 @@ RULES: dict[str, Rule] = {
     "aten::scatter_reduce": _copied_first,
     "aten::masked_scatter": _copied_first,
     "aten::sort": _sort,
+    "aten::index": _index,
+    "aten::masked_select": _masked_select,
 }

@@ -68,7 +68,7 @@ PLAIN = {
     "linalg_vector_norm", "norm", "embedding", "diff", "unfold", "_unsafe_index", "atan2", "acos", "asin", "atan",
     "hypot", "sgn", "heaviside", "nan_to_num", "_cdist_forward", "roi_align", "nms",
 }  # fmt: skip
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "convolution", "_cdist_forward"}  # cost more than they read
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_cdist_forward"}  # cost more than they read
 MOST_PRODUCT = 1 << 26  # elements of one side times elements of the other, of a product that is computed
 INDICES = ("index", "indices")
 # Ops whose outputs' sizes depend on numbers of some arguments only, by the places of those.
@@ -80,6 +80,8 @@ WHOLE_NUMBERS = (torch.int64, torch.int32)
 MOST_COPIED = 1 << 16  # elements of host tensors of floats that are copied; larger ones are weights
 MOST_ASSUMED = 1 << 22  # elements of a tensor whose numbers are partly drawn, and still followed
 SEED, NEXT_SEED = 0x5EED, 0x9E3779B97F4A7C15
+# Of numbers that are not known: they are finite, and a check of all of them finds nothing.
+UNKNOWN_ARE = {"isnan": 0, "isinf": 0, "isfinite": 1, "all": 1, "any": 0}
 # The check for infinities of torch.amp.GradScaler: gradients are taken to be finite.
 FINITE = {"_amp_foreach_non_finite_check_and_unscale_"}
 
@@ -145,6 +147,8 @@ class TensorValues:
             return False
         own: dict[int, torch.Tensor] = {}  # numbers of the storages, copied where they are written to
         changed = {t.untyped_storage()._cdata for t in written}
+        keys = {x.untyped_storage()._cdata for x in given if isinstance(x, FakeTensor)}
+        at_hand: dict[int, Any] = {key: self._held[key][0] for key in keys}
 
         def real(x: Any) -> Any:
             if isinstance(x, torch.device):
@@ -153,10 +157,8 @@ class TensorValues:
                 return x
             key = x.untyped_storage()._cdata
             if key not in own:
-                data = self._held[key][0].data
-                assert data is not None
-                own[key] = data.clone() if key in changed else data
-            return _placed(self._held[key][0], x).of(own[key])
+                own[key] = at_hand[key].data.clone() if key in changed else at_hand[key].data
+            return _placed(at_hand[key], x).of(own[key])
 
         options = {k: mapped(real, v) for k, v in _on_host(func, kwargs, None).items()}
         try:
@@ -166,11 +168,12 @@ class TensorValues:
             _FAILED.add(func)
             return False
         for t in written:
-            key = t.untyped_storage()._cdata
-            self._hold(t, Content(own[key].dtype, own[key].numel(), data=own[key]))
+            if (key := t.untyped_storage()._cdata) in own:
+                self._hold(t, Content(own[key].dtype, own[key].numel(), data=own[key]))
         for made, numbers in zip(leaves(out), result, strict=False):
-            if isinstance(made, FakeTensor) and _is_strided(made) and made.untyped_storage()._cdata not in own:
-                self.set(made, numbers)
+            if isinstance(made, FakeTensor) and _is_strided(made) and isinstance(numbers, torch.Tensor):
+                if made.untyped_storage()._cdata not in own:
+                    self.set(made, numbers)
         return True
 
     def _is_at_hand(self, x: torch.Tensor) -> bool:
@@ -249,12 +252,22 @@ class TensorValues:
         if _short(func) in EMPTY:
             for _, o in fresh:
                 self._hold(o, _zeros(o))
-        elif (known := self._known(func, args, kwargs, fresh[0][1])) is not None:
+        elif (known := self._known(func, args, kwargs, fresh[0][1])) is None or self._is_finite(func, known):
+            likely = UNKNOWN_ARE.get(_short(func))
+            for _, o in fresh if likely is not None else ():
+                n = _zeros(o).elements
+                self._hold(o, Content(o.dtype, n, _full, ([n], likely), {"dtype": o.dtype}, assumed=True))
+        else:
             seed = self._seed(func, kwargs)
             for i, o in fresh:
                 blank = _zeros(o)
                 where = None if o.is_contiguous() and blank.elements == o.numel() else _placed(blank, o)
                 self._hold(o, Content(blank.dtype, blank.elements, func, *known, where, i, None, seed))
+
+    def _is_finite(self, func: Any, known: tuple[Any, Any]) -> bool:
+        """A check for infinities of numbers that are not known."""
+        drawn = any(isinstance(x, View) and x.content.assumed for x in leaves(known[0]))
+        return drawn and _short(func) in ("isnan", "isinf", "isfinite")
 
     def _changed(self, func: Any, args: Any, kwargs: Any, target: torch.Tensor) -> Content | None:
         if not isinstance(target, FakeTensor) or not _is_strided(target) or target.numel() > MOST_ELEMENTS:
@@ -384,6 +397,7 @@ def _is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
+_full = torch.ops.aten.full.default
 _FAILED: set[Any] = set()  # ops that do not run on the host
 
 

@@ -50,6 +50,35 @@ class Coverage:
     unknown_host_ops: tuple[str, ...]  # their host time is their class's mean
 
 
+@dataclass(frozen=True)
+class StepAssumption:
+    """A value that the code read and a capture does not have (see `graph.Assumption`), with its weight."""
+
+    line: str
+    what: str
+    value: str  # what it was taken to be
+    decides: bool  # the code branched on it; else it was only logged or passed on
+    share: float  # of the step's time that can hang on it, at most
+
+
+def assumptions(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[StepAssumption, ...]:
+    """What was assumed, heaviest first: the larger of the shares of GPU time and of host time."""
+    if not graph.assumptions:
+        return ()
+    sums = [[0.0, 0.0] for _ in graph.assumptions]
+    for op, t, h in zip(graph.ops, times, host, strict=True):
+        for number in op.assumed:
+            sums[number][0] += t.seconds
+            sums[number][1] += h
+    whole = (sum(t.seconds for t in times) or 1.0, sum(host) or 1.0)
+    shares = [max(part / total for part, total in zip(s, whole, strict=True)) for s in sums]
+    found = [
+        StepAssumption(a.line, a.what, a.value, a.decides, share if a.decides else 0.0)
+        for a, share in zip(graph.assumptions, shares, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda a: (-a.share, not a.decides)))
+
+
 def families(times: Sequence[OpTime], host: Sequence[float]) -> tuple[BreakdownPart, ...]:
     """Ops that launch kernels, by family, most GPU time first."""
     return _parts((t.family, t.seconds, h) for t, h in zip(times, host, strict=True) if t.launches)

@@ -127,6 +127,7 @@ class StepResult(Result):
     draw_count: int
     steps: int
     basis: StepBasis = field(repr=False, compare=False)
+    assumptions: tuple[breakdown.StepAssumption, ...] = ()  # values that the code read and that are not known
     many: RankResults | None = None  # with several ranks
     draws: Floats = field(default_factory=lambda: np.empty(0), repr=False, compare=False)  # seconds per step, by draw
 
@@ -208,6 +209,7 @@ class StepResult(Result):
             "modules": {p.name: _part(p) for p in self.modules},
             "costliest": [_costly(c) for c in self.costliest],
             "coverage": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.coverage).items()},
+            "assumptions": [asdict(a) for a in self.assumptions],
             "notes": list(self.notes),
             "draws": self.draw_count,
             "steps": self.steps,
@@ -281,6 +283,7 @@ def result_of(basis: StepBasis, step: Quantiles, bound: Bound, draws: int, steps
         costliest=breakdown.costliest(graph, times, gpu),
         coverage=breakdown.coverage(graph, times, built.unknown_host_ops),
         notes=graph.notes,
+        assumptions=breakdown.assumptions(graph, times, by_op),
         draw_count=draws,
         steps=steps,
         basis=basis,

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.prediction.breakdown import BreakdownPart, CostlyOps
+from presage.prediction.breakdown import BreakdownPart, CostlyOps, StepAssumption
 from presage.prediction.rank_results import RankClass, RankResults
 from presage.prediction.step import StepResult
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, limit_rows, sections_of
@@ -56,8 +56,8 @@ def predict_answer(p: StepResult, page: bool = False) -> Answer:
         question="How long will a training step take?",
         subject=subject(p),
         headline=headline(p),
-        verdict=verdict(p),
-        verdict_tone="good" if p.fits else "bad",
+        verdict=f"{verdict(p)}{assumed_text(p.assumptions)}",
+        verdict_tone=("warn" if _deciding(p.assumptions) else "good") if p.fits else "bad",
         facts=step_facts(p),
         sections=sections,
         notes=notes(p),
@@ -101,7 +101,34 @@ def notes(p: StepResult) -> tuple[str, ...]:
         out.append(f"{rest} of the GPU time is from a roofline: no kernel model for {first_few(c.fallback_ops)}")
     if c.unknown_host_ops:
         out.append(f"host time of {first_few(c.unknown_host_ops)} is that of similar ops (never traced)")
-    return (*out, *p.notes)
+    return (*out, *assumption_notes(p.assumptions), *p.notes)
+
+
+def assumed_text(assumptions: Sequence[StepAssumption]) -> str:
+    """' Assumed: 2 values decide what runs (train.py:31, model.py:8), up to 40% of the step.', or nothing."""
+    found = _deciding(assumptions)
+    if not found:
+        return ""
+    values = "a value that decides" if len(found) == 1 else f"{len(found)} values that decide"
+    lines = first_few(list(dict.fromkeys(a.line for a in found)), 3)
+    return f" Assumed: {values} what runs ({lines}), up to {percent(found[0].share)} of the step."
+
+
+def assumption_notes(assumptions: Sequence[StepAssumption]) -> tuple[str, ...]:
+    """What was assumed, with how to say otherwise."""
+    out = []
+    for a in _deciding(assumptions):
+        remedy = "" if a.what.startswith("the size") else f" (--assume {a.line}=VALUE)"
+        share = f"up to {percent(a.share)} of the step hangs on it{remedy}"
+        out.append(f"{a.line}: {a.what} is not known and taken to be {a.value}; {share}")
+    logged = list(dict.fromkeys(a.line for a in assumptions if not a.decides or not a.share))
+    if logged:
+        out.append(f"values read at {first_few(logged)} are not known; nothing was seen to depend on them")
+    return tuple(out)
+
+
+def _deciding(assumptions: Sequence[StepAssumption]) -> list[StepAssumption]:
+    return [a for a in assumptions if a.decides and a.share > 0]
 
 
 # ---- tables

@@ -1,0 +1,174 @@
+"""Numbers that code reads from the GPU: computed where they can be known, assumed in the open where not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from presage.capture import capture
+from presage.errors import PresageError
+from presage.graph.graph import Graph
+
+Build = Callable[[str], Callable[[], Any]]
+LARGE = 1024  # of a square weight whose numbers no capture computes
+
+
+def products(graph: Graph) -> int:
+    return sum(op.name in ("aten::mm", "aten::addmm") for op in graph.ops)
+
+
+def repeated(times: Callable[[str], Any]) -> Build:
+    """A step with as many layers as a tensor says."""
+
+    def build(device: str) -> Callable[[], Any]:
+        layer, x = nn.Linear(8, 8).to(device), torch.randn(4, 8, device=device)
+
+        def step() -> None:
+            y = x
+            for _ in range(int(times(device))):
+                y = layer(y)
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        lambda d: torch.full((), 3, device=d),
+        lambda d: torch.ones((), device=d).add_(2).item(),
+        lambda d: torch.zeros((), device=d).copy_(torch.tensor(3.0)),
+        lambda d: torch.arange(4, device=d).max(),
+        lambda d: torch.arange(4, device=d).cpu().numpy().max(),
+        lambda d: torch.tensor([0, 3, 3, 1], device=d).unique().numel(),
+        lambda d: torch.tensor([True, False, True, True], device=d).nonzero().shape[0],
+        lambda d: (torch.arange(6, device=d).float() @ torch.eye(6, device=d))[3],
+        lambda d: torch.arange(100_000, device=d)[::30_000].max() / 30_000,
+        lambda d: len(torch.arange(6, device=d).float()[torch.arange(6, device=d) > 2]),
+        lambda d: torch.repeat_interleave(torch.tensor([1, 2], device=d)).numel(),
+        lambda d: 3 if torch.equal(torch.ones(3, device=d), torch.ones(3, device=d)) else 1,
+        lambda d: 3 if not (torch.zeros((), device=d) + 5) == 4 else 1,
+    ],
+)
+def test_a_number_that_can_be_known_is_right(times: Callable[[str], Any]) -> None:
+    graph = capture(repeated(times))
+    assert products(graph) == 3
+    assert not graph.assumptions
+
+
+def test_widths_computed_with_tensors_while_the_model_is_built_are_right() -> None:
+    def build(device: str) -> Callable[[], Any]:
+        with torch.device(device):
+            widths = (torch.arange(1, 4) * 16).int().tolist()
+            model = nn.Sequential(*[nn.Linear(a, b) for a, b in zip([8, *widths], widths, strict=False)])
+            x = torch.randn(4, 8)
+        return lambda: model(x).sum().backward()
+
+    graph = capture(build)
+    assert sum(s.nbytes for s in graph.storages if s.role == "parameter") == 4 * (9 * 16 + 17 * 32 + 33 * 48)
+
+
+def unknown(read: Callable[[torch.Tensor], Any]) -> Build:
+    def build(device: str) -> Callable[[], Any]:
+        model = nn.Linear(LARGE, LARGE).to(device)
+        x = torch.randn(512, LARGE, device=device)
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            if read(loss):
+                loss.backward()
+                optimizer.step()
+
+        return step
+
+    return build
+
+
+def test_a_loss_is_taken_to_be_finite_and_the_branch_on_it_is_an_assumption() -> None:
+    graph = capture(unknown(torch.isfinite))
+    assert any(op.phase == "optimizer" for op in graph.ops)
+    (assumption,) = graph.assumptions
+    assert assumption.what == "a truth value" and assumption.value == "True" and assumption.decides
+    assert assumption.line.startswith("test_values.py:")
+    hanging = {op.phase for op in graph.ops if op.assumed}
+    assert hanging == {"backward", "optimizer"}
+
+
+def test_a_number_that_is_only_logged_decides_nothing() -> None:
+    logged = []
+    graph = capture(unknown(lambda loss: logged.append(f"{loss.item() * 2:.3f}") or True))
+    (assumption,) = graph.assumptions
+    assert not assumption.decides and float(logged[-1]) > 0
+    assert not any(op.assumed for op in graph.ops)
+
+
+def test_a_number_that_is_compared_decides() -> None:
+    (assumption,) = capture(unknown(lambda loss: loss.item() / 2 < 1e9)).assumptions
+    assert assumption.decides and assumption.what == "a number"
+
+
+def test_a_value_may_be_given() -> None:
+    build = unknown(lambda loss: loss.item() < 2)
+    (line,) = (a.line for a in capture(build).assumptions)
+    without = capture(build, assume={line: "7"})
+    assert not any(op.phase == "backward" for op in without.ops)
+    assert without.assumptions[0].value == "7"
+    with pytest.raises(PresageError, match="no unknown value is read there"):
+        capture(build, assume={"train.py:1": "7"})
+    with pytest.raises(PresageError, match="true or false is read there"):
+        capture(unknown(torch.isfinite), assume={f"test_values.py:{unknown_line()}": "7"})
+
+
+def unknown_line() -> str:
+    (assumption,) = capture(unknown(torch.isfinite)).assumptions
+    return assumption.line.partition(":")[2]
+
+
+def test_experts_get_a_share_of_the_tokens_each() -> None:
+    def build(device: str) -> Callable[[], Any]:
+        gate, x = nn.Linear(LARGE, 4).to(device), torch.randn(2048, LARGE, device=device)
+        experts = nn.ModuleList(nn.Linear(LARGE, LARGE) for _ in range(4)).to(device)
+
+        def step() -> None:
+            chosen = gate(x).softmax(-1).argmax(-1)
+            for i, expert in enumerate(experts):
+                expert(x[chosen == i])
+
+        return step
+
+    graph = capture(build)
+    rows = [graph.tensors[op.outputs[0]].shape for op in graph.ops if op.name == "aten::addmm"]
+    assert sum(n for n, width in rows if width == LARGE) == 2048
+    assert all(2048 / 8 < n < 2048 / 2 for n, width in rows if width == LARGE)
+    assert any(a.what == "the size of aten::index" for a in graph.assumptions)
+
+
+def test_indices_on_the_host_are_copied_over_as_on_a_gpu() -> None:
+    def build(device: str) -> Callable[[], Any]:
+        x, rows = torch.randn(64, 8, device=device), torch.tensor([3, 1])
+        return lambda: x[rows]
+
+    graph = capture(build)
+    assert [op.name for op in graph.ops if op.kernels][-2:] == ["aten::copy_", "aten::index"]
+
+
+def test_a_mask_as_an_index_waits_for_its_count() -> None:
+    def build(device: str) -> Callable[[], Any]:
+        x = torch.randn(4, 8, device=device)
+        mask = torch.tensor([True, False, True, True], device=device)
+        return lambda: x[mask]
+
+    graph = capture(build)
+    found, index = (op for op in graph.ops if op.name in ("aten::nonzero", "aten::index"))
+    assert found.sync and graph.tensors[found.outputs[0]].shape == (3, 1)
+    assert graph.tensors[index.outputs[0]].shape == (3, 8)
+
+
+def test_the_same_capture_has_the_same_assumptions() -> None:
+    one, other = (capture(unknown(lambda loss: loss.item() < 2)) for _ in range(2))
+    assert one.assumptions == other.assumptions
