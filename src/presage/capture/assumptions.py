@@ -38,6 +38,7 @@ class Assumptions:
         self.used: set[str] = set()
         self.readings: dict[tuple[str, str], Reading] = {}
         self.last: Reading | None = None
+        self.recorded = False  # the step is recorded: values of a further run do not count
         self._open: list[tuple[Reading, int, int]] = []  # with the frames it was read in
 
     def read(self, line: str, what: str, value: Any) -> Any:
@@ -46,7 +47,8 @@ class Assumptions:
         if line in self.given:
             self.used.add(line)
             value = _as_given(self.given[line], value, line)
-        reading.value = f"{value:.4g}" if isinstance(value, float) else str(value)
+        if not (self.recorded and reading.value):
+            reading.value = f"{value:.4g}" if isinstance(value, float) else str(value)
         reading.decides |= isinstance(value, bool) or what.startswith("the size")
         self.last = reading
         return value
@@ -62,6 +64,11 @@ class Assumptions:
             return (AssumedFloat if type(value) is float else AssumedInt)(value).of(self.last)
 
         return item
+
+    @property
+    def undecided(self) -> bool:
+        """Whether something was read of which only another run can tell whether anything depends on it."""
+        return any(not r.decides for r in self.readings.values())
 
     def follow(self, frames: tuple[int, int]) -> None:
         """From now on, ops that run in these frames hang on the last reading."""
@@ -161,7 +168,19 @@ def _carried(plain: type, name: str) -> Callable[..., Any]:
     return run
 
 
-_DECIDING = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__", "__int__", "__trunc__", "__floor__", "__ceil__")
+_DECIDING = (
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__eq__",
+    "__ne__",
+    "__bool__",
+    "__int__",
+    "__trunc__",
+    "__floor__",
+    "__ceil__",
+)
 _CARRIED = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "neg", "abs", "pow", "mod")
 for _kind, _plain in ((AssumedFloat, float), (AssumedInt, int)):
     for _name in _DECIDING:

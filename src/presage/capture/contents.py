@@ -14,7 +14,9 @@ MOST_ELEMENTS = 1 << 24  # of one tensor
 MOST_BYTES = 1 << 29  # in memory at once
 MOST_WORK = 1 << 32  # bytes of results of one capture, one after the other
 MOST_DEPTH = 100  # ops one after the other
-SMALL = 1 << 14  # elements: tensors up to this size are computed when they are made, larger ones when they are asked for
+SMALL = (
+    1 << 14
+)  # elements: tensors up to this size are computed when they are made, larger ones when they are asked for
 
 
 def leaves(value: Any) -> list[Any]:

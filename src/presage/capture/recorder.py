@@ -62,6 +62,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
         self.shadows = TensorValues()
+        self._hash, self._ops = 0, 0
         self._seen_from_cpp = {CUDA: stand_in()}
 
     @contextmanager
@@ -132,7 +133,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.shadows.follow(func, args, kwargs, out)
         return out
 
+    def signature(self) -> tuple[int, int]:
+        """A hash and the number of the GPU ops since the last time."""
+        out = self._hash, self._ops
+        self._hash, self._ops = 0, 0
+        return out
+
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._hash = hash((self._hash, func, *(x.shape for x in leaves(args) if isinstance(x, torch.Tensor))))
+        self._ops += 1
         called = _signature(func).name
         if (node := torch._C._current_autograd_node()) is not None and not torch.is_grad_enabled():
             if func is aten.clone.default and args[0].is_sparse and "AccumulateGrad" in node.name():
@@ -259,7 +268,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if numbers is None:
             return torch.ones((), dtype=tensor.dtype).item()
         value = numbers.data.item()
-        return self._assume("a truth value" if isinstance(value, bool) else "a number", value) if numbers.assumed else value
+        return (
+            self._assume("a truth value" if isinstance(value, bool) else "a number", value)
+            if numbers.assumed
+            else value
+        )
 
     def _copied_over(self, func: Any, args: Any, kwargs: Any, given: Any, out: Any, call: RecordedCall | None) -> Any:
         source = args[0] if func is aten._to_copy.default else args[1]

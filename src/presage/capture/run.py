@@ -49,10 +49,21 @@ def capture(
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
         for _ in range(warm_up):
             users(recorder, step)
+        recorder.signature()
         with recorded(recorder) as profile:
             users(recorder, step)
+        steady = not recorder.assumptions.undecided or _runs_alike(recorder, step)
         flags = torch_flags()
-    return replace(graph_of(recorder, profile, source, arguments, flags), variant=variant.changes())
+    return replace(graph_of(recorder, profile, source, arguments, flags, steady), variant=variant.changes())
+
+
+def _runs_alike(recorder: Recorder, step: Step) -> bool:
+    """Whether a step with other values where they are assumed runs the same ops."""
+    before, notes = recorder.signature(), dict(recorder.notes)
+    recorder.assumptions.recorded = True
+    users(recorder, step)
+    recorder.notes = notes
+    return recorder.signature() == before
 
 
 R = TypeVar("R", bound=Recorder)
@@ -160,13 +171,18 @@ def _name_gradients(recorder: Recorder) -> None:
 
 
 def graph_of(
-    recorder: Recorder, profile: Profile, source: str, arguments: dict[str, Any], flags: dict[str, bool | str]
+    recorder: Recorder,
+    profile: Profile,
+    source: str,
+    arguments: dict[str, Any],
+    flags: dict[str, bool | str],
+    steady: bool = True,
 ) -> Graph:
     """The recorded step as a graph."""
     made, storages, moments = recorder.memory.compact(_homes(recorder))
     lowering = CallLowering(made, storages, recorder.memory.sparse, recorder.shadows.facts())
     lowering.notes += recorder.notes
-    assumptions, hanging = recorder.assumptions.found(steady=True)
+    assumptions, hanging = recorder.assumptions.found(steady)
     lowering.hanging = _with_backward(hanging, recorder.calls)
     starts = _lower_all(lowering, recorder, profile.nested, moments)
     return lowering.finish(

@@ -19,7 +19,6 @@ import torch
 from msgspec.structs import replace as with_fields
 
 from presage.capture.call_sites import Profile
-from presage.capture.contents import leaves
 from presage.capture.fake_device import torch_flags
 from presage.capture.loaders import Loading
 from presage.capture.recorder import Recorder
@@ -38,13 +37,12 @@ class _Stop(BaseException):
 
 
 class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """Also keeps a signature of what has run since it was last asked, and stops a script that is to end."""
+    """Also stops a script that is to end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stopping = False
         self.later: list[Callable[[], None]] = []  # to be done once autograd is left
-        self._hash, self._ops = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (self.later or self.stopping) and not _in_backward():
@@ -60,17 +58,6 @@ class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.stopping = True
         if not _in_backward():
             raise _Stop
-
-    def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self._hash = hash((self._hash, func, *(x.shape for x in leaves(args) if isinstance(x, torch.Tensor))))
-        self._ops += 1
-        return super()._run_gpu(func, args, kwargs)
-
-    def signature(self) -> tuple[int, int]:
-        """A hash and the number of the GPU ops since the last time."""
-        out = self._hash, self._ops
-        self._hash, self._ops = 0, 0
-        return out
 
 
 class _StepRecorder:
@@ -176,7 +163,8 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
             _run(process, recorder, steps, watch)
     if steps.profile is None:
         return None, watch
-    graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags)
+    steady = len(set(steps.seen)) <= 1
+    graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags, steady)
     return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary()), watch
 
 
