@@ -187,4 +187,4 @@ for _kind, _plain in ((AssumedFloat, float), (AssumedInt, int)):
         setattr(_kind, _name, _deciding(_plain, _name))
     for _name in _CARRIED:
         setattr(_kind, f"__{_name}__", _carried(_plain, f"__{_name}__"))
-    _kind.__hash__ = _plain.__hash__  # type: ignore[method-assign, assignment]
+    _kind.__hash__ = _plain.__hash__  # type: ignore[method-assign]

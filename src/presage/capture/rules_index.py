@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from presage.capture.calls import RecordedCall
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.rules_memory import contiguous, copy, fill
@@ -147,18 +149,19 @@ def _index_put(b: CallLowering, call: RecordedCall) -> None:
 
 def _index(b: CallLowering, call: RecordedCall) -> None:
     """A mask is first turned into the places where it is set, whose number the host waits for."""
-    target, indices = call.inputs[:2]
+    target: Any = call.inputs[0]
+    indices: Any = call.inputs[1]
     if not isinstance(indices, list) or not any(_is_mask(b, i) for i in indices):
         b.same()
         return
-    places: list[Arg] = []
+    places: list[Any] = []
     with b.inside("aten::index"):
         for i in indices:
             if not _is_mask(b, i):
                 places.append(i)
                 continue
             dims = len(b.get(i).shape)
-            count = b.get(b.out()).shape[_first_mask(b, indices)] if b.get(b.out()).shape else 1
+            count = b.get(b.out()).shape[_first_mask(indices)] if b.get(b.out()).shape else 1
             found = b.new((count, dims), "int64", (1, max(count, 1)))
             b.op("aten::nonzero", [i], [found], sync=True)
             storage = b.get(found).storage
@@ -166,11 +169,11 @@ def _index(b: CallLowering, call: RecordedCall) -> None:
     b.op("aten::index", [target, places], call.outputs, overload="Tensor")
 
 
-def _is_mask(b: CallLowering, index: Arg) -> bool:
+def _is_mask(b: CallLowering, index: Any) -> bool:
     return isinstance(index, Ref) and b.get(index).dtype in ("bool", "uint8")
 
 
-def _first_mask(b: CallLowering, indices: list[Arg]) -> int:
+def _first_mask(indices: list[Any]) -> int:
     """The dimension of the output that runs over the places of a mask: where its first index tensor stands."""
     return next(place for place, i in enumerate(indices) if isinstance(i, Ref))
 
@@ -184,7 +187,7 @@ def _masked_select(b: CallLowering, call: RecordedCall) -> None:
         found = b.new((count, dims), "int64", (1, max(count, 1)))
         b.op("aten::nonzero", [mask], [found], sync=True)
         storage = b.get(found).storage
-        places: list[Arg] = [b.view(storage, (count,), "int64", offset=d * count) for d in range(dims)]
+        places: list[Any] = [b.view(storage, (count,), "int64", offset=d * count) for d in range(dims)]
         b.op("aten::index", [x, places], call.outputs, overload="Tensor")
 
 
