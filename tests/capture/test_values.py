@@ -50,7 +50,7 @@ def repeated(times: Callable[[str], Any]) -> Build:
         lambda d: len(torch.arange(6, device=d).float()[torch.arange(6, device=d) > 2]),
         lambda d: torch.repeat_interleave(torch.tensor([1, 2], device=d)).numel(),
         lambda d: 3 if torch.equal(torch.ones(3, device=d), torch.ones(3, device=d)) else 1,
-        lambda d: 3 if not (torch.zeros((), device=d) + 5) == 4 else 1,
+        lambda d: 3 if torch.zeros((), device=d) + 5 != 4 else 1,
     ],
 )
 def test_a_number_that_can_be_known_is_right(times: Callable[[str], Any]) -> None:

@@ -224,8 +224,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if numbers is None:
                 raise PresageError(
                     f"{self.places.line() or 'the step'}: the size of what {func._schema.name} returns depends on the "
-                    f"numbers in a tensor of {x.numel():,} elements, which are not known; give it a fixed size (a mask, "
-                    "or padding) for the capture"
+                    f"numbers of {x.numel():,} elements, which are not known; give it a fixed size (a mask, or padding) "
+                    "for the capture"
                 )
             found.append(numbers)
             return numbers.data

@@ -4,8 +4,8 @@ Small tensors are computed on the host as soon as they are made. Larger ones are
 (see `contents`) and computed when somebody asks. Where a number follows from something that is not known (a large
 matrix product, a weight that was never allocated), that is drawn at random, and what follows from it is `assumed`.
 
-How long a lookup takes depends on how often rows repeat, which no shape tells: of index tensors that lookups of the step
-use, two facts are kept: how many values are distinct, and how often the most frequent one comes.
+How long a lookup takes depends on how often rows repeat, which no shape tells: of index tensors that lookups of the
+step use, two facts are kept: how many values are distinct, and how often the most frequent one comes.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ class TensorValues:
             if (key := t.untyped_storage()._cdata) in own:
                 self._hold(t, Content(own[key].dtype, own[key].numel(), data=own[key]))
         for made, numbers in zip(leaves(out), result, strict=False):
-            if isinstance(made, FakeTensor) and _is_strided(made) and isinstance(numbers, torch.Tensor):
-                if made.untyped_storage()._cdata not in own:
-                    self.set(made, numbers)
+            both = isinstance(made, FakeTensor) and _is_strided(made) and isinstance(numbers, torch.Tensor)
+            if both and made.untyped_storage()._cdata not in own:
+                self.set(made, numbers)
         return True
 
     def _is_at_hand(self, x: torch.Tensor) -> bool:
