@@ -223,9 +223,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             numbers = self.shadows.numbers(x)
             if numbers is None:
                 raise PresageError(
-                    f"{self.places.line() or 'the step'}: the size of what {func._schema.name} returns depends on the "
-                    f"numbers of {x.numel():,} elements, which are not known; give it a fixed size (a mask, or padding) "
-                    "for the capture"
+                    f"{self.places.line() or 'the step'}: the size of what {func._schema.name} returns is set by the "
+                    f"numbers of {x.numel():,} elements, which are not known; give it a fixed size for the capture "
+                    "(a mask, or padding)"
                 )
             found.append(numbers)
             return numbers.data
