@@ -95,8 +95,7 @@ def command(
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
-    then = _next(result, named, gpu, many)
-    answer = predict_answer(result, report is not None)
+    answer, then = predict_answer(result, report is not None), _next(result, named, gpu, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
 
 
