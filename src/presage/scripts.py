@@ -134,10 +134,18 @@ class ScriptRun:
             heard = _Overheard(sys.stderr, self)
             stack.enter_context(redirect_stderr(heard))  # type: ignore[type-var]
             stack.enter_context(redirect_stdout(heard))  # type: ignore[type-var]
+            _forget_settings()
             random.seed(0)
             np.random.seed(0)
             torch.manual_seed(0)
             yield self
+
+
+def _forget_settings() -> None:
+    """accelerate (and so Hugging Face's Trainer) keeps the settings of a process's first run for all others."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(True)
 
 
 class _Overheard:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class CallSites:
         self.roots: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.in_optimizer = False
+        self._backward = -1  # the backward pass that an optimizer steps in, from a hook
         self._stacks: dict[Thread, list[str]] = {}
         self._forward: dict[int, tuple[str, str]] = {}  # module and line of the op with that autograd number
         self.before_step: list[Any] = []
@@ -73,16 +75,25 @@ class CallSites:
         if stack:
             stack.pop()
 
-    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        del args, kwargs
-        self.in_optimizer = True
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        self.in_optimizer, self._backward = True, torch._C._current_graph_task_id()
         self.optimizers[id(optimizer)] = optimizer
         for listener in self.before_step:
             listener(optimizer)
 
+        def in_closure(closure: Any) -> Any:
+            self.in_optimizer = False
+            out = closure()
+            self.in_optimizer = True
+            for listener in self.before_step:
+                listener(optimizer)
+            return out
+
+        return with_closure(args, kwargs, in_closure)
+
     def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
-        self.in_optimizer = False
+        self.in_optimizer, self._backward = False, -1
 
     def fill(self, call: RecordedCall) -> None:
         """Write down where a call comes from."""
@@ -94,7 +105,8 @@ class CallSites:
             number = node._sequence_nr()
             call.sequence = number if number < _NO_NUMBER else -1
             call.module, call.line = self._forward.get(call.sequence, ("", ""))
-            call.phase = "backward"
+            in_hook = self._backward != -1 and self._backward == torch._C._current_graph_task_id()
+            call.phase = "optimizer" if in_hook else "backward"
             return
         call.module, call.line = stack[-1] if stack else "", self.line()
         call.phase = self._phase(call.thread == "autograd" or node is not None, bool(stack))
@@ -129,6 +141,17 @@ def _users_frame(frame: Any) -> Any:
             return frame
         frame = frame.f_back
     return None
+
+
+def with_closure(args: Any, kwargs: Any, around: Callable[[Any], Any]) -> Any:
+    """The arguments of an optimizer's step, its closure (forward and backward pass, in Lightning) run by `around`; None
+    where it has none, as a hook before the step returns it."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": partial(around, closure)}
+    return (args[0], partial(around, closure), *args[2:]), kwargs
 
 
 # ---- What each call was nested in, as PyTorch's own profiler saw it.

@@ -45,7 +45,7 @@ def capture(
     code reads, by their lines, {"train.py:41": "true"}.
     """
     arguments = arguments or {}
-    with on_fake_gpu(Recorder(Assumptions(assume)), variant) as (recorder, hooks):
+    with on_fake_gpu(lambda: Recorder(Assumptions(assume)), variant) as (recorder, hooks):
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
         for _ in range(warm_up):
             users(recorder, step)
@@ -70,20 +70,14 @@ R = TypeVar("R", bound=Recorder)
 
 
 @contextmanager
-def on_fake_gpu(recorder: R, variant: Variant) -> Iterator[tuple[R, VariantHooks]]:
-    """Code that runs inside sees a GPU, with the changes of a variant; the recorder sees its ops."""
+def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, VariantHooks]]:
+    """Code that runs inside sees a GPU, with the changes of a variant; a recorder of this kind sees its ops."""
     # autograd's own threads know only the devices that were there when the process first ran a backward
-    with (
-        restore_settings(),
-        _frozen_heap(),
-        fake_cuda(),
-        torch.autograd.set_multithreading_enabled(False),
-        patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item)),
-        recorder.places.following(),
-        recorder,
-        hooked(variant) as hooks,
-    ):
-        yield recorder, hooks
+    with restore_settings(), _frozen_heap(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
+        recorder = kind()  # which loads PyTorch's compiler, unless there is a fake GPU already
+        reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
+        with reading, recorder.places.following(), recorder, hooked(variant) as hooks:
+            yield recorder, hooks
 
 
 @contextmanager

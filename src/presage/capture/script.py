@@ -19,10 +19,10 @@ import torch
 from msgspec.structs import replace as with_fields
 
 from presage.capture.call_sites import Profile
-from presage.capture.fake_device import torch_flags
-from presage.capture.loaders import Loading
+from presage.capture.fake_device import patched, torch_flags
 from presage.capture.recorder import Recorder
 from presage.capture.run import graph_of, on_fake_gpu, recorded, users
+from presage.capture.script_files import Checkpoints, Loading
 from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
@@ -45,12 +45,8 @@ class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.later: list[Callable[[], None]] = []  # to be done once autograd is left
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (self.later or self.stopping) and not _in_backward():
-            later, self.later = self.later, []
-            for run in later:
-                run()
-            if self.stopping:
-                raise _Stop
+        if self.stopping and not _in_backward():
+            raise _Stop
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def stop(self) -> None:
@@ -59,12 +55,29 @@ class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         if not _in_backward():
             raise _Stop
 
+    @contextmanager
+    def catching_up(self) -> Iterator[None]:
+        """What was put off is done as soon as a backward pass has ended."""
+        backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = backward(*args, **kwargs)
+            while self.later and not _in_backward():
+                self.later.pop(0)()
+            return out
+
+        with patched(torch.autograd, "_engine_run_backward", run):
+            yield
+
 
 class _StepRecorder:
     """Records a script's steps, until one is like one before."""
 
-    def __init__(self, script: TrainingScript, recorder: _ScriptRecorder, hooks: VariantHooks) -> None:
-        self.script, self.recorder, self.hooks = script, recorder, hooks
+    def __init__(
+        self, script: TrainingScript, recorder: _ScriptRecorder, hooks: VariantHooks, loading: Loading
+    ) -> None:
+        self.script, self.recorder, self.hooks, self.loading = script, recorder, hooks, loading
+        self.batches = slice(0)  # of the step that is taken
         self.seen: list[tuple[tuple[int, ...], int]] = []  # signature and number of ops of each step
         self.profile: Profile | None = None  # of the step that is taken
         self.flags: dict[str, bool | str] = {}
@@ -94,6 +107,7 @@ class _StepRecorder:
             gc.collect()
             gc.freeze()  # what the script has imported and built by now: later collections are quick
         self._tried += 1
+        self.batches = slice(len(self.loading.batches), None)
         self._recording = self._open.enter_context(recorded(self.recorder))
 
     def end(self, number: int, parts: int) -> None:
@@ -110,6 +124,7 @@ class _StepRecorder:
         self.seen += [(signature, ops)] if number > 1 else []
         if recording is not None and (again or self._tried == STEPS or self.script.step_at is not None):
             self.profile, self.number, self.flags = recording, number, torch_flags()
+            self.batches = slice(self.batches.start, len(self.loading.batches))
             self.recorder.stop()
 
     def close(self) -> None:
@@ -151,13 +166,15 @@ def capture_script(script: TrainingScript, *, variant: Variant = AS_WRITTEN) -> 
 
 
 def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tuple[Graph | None, StepWatch]:
-    recorder, loading = _ScriptRecorder(), Loading()
+    loading = Loading()
     with (
         ScriptRun(script).prepared() as process,
-        on_fake_gpu(recorder, variant) as (_, hooks),
+        on_fake_gpu(_ScriptRecorder, variant) as (recorder, hooks),
+        recorder.catching_up(),
         loading.in_process(),
+        Checkpoints().in_memory(),
     ):
-        steps = _StepRecorder(script, recorder, hooks)
+        steps = _StepRecorder(script, recorder, hooks, loading)
         watch = StepWatch(script, steps, expected)
         with watch.following(), _alarm(script.limit, recorder.stop):
             _run(process, recorder, steps, watch)
@@ -165,7 +182,7 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
         return None, watch
     steady = len(set(steps.seen)) <= 1
     graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags, steady)
-    return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary()), watch
+    return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary(steps.batches)), watch
 
 
 def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, watch: StepWatch) -> None:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from presage.capture import fake_device, fused_attention
+from presage.capture.call_sites import with_closure
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
 
@@ -274,10 +275,16 @@ class VariantHooks:
         torch.clear_autocast_cache()
         return torch.autocast("cuda", enabled=False)
 
-    def _optimizer_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del optimizer, args, kwargs
+    def _optimizer_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        del optimizer
         self.outside.append(self._off())
         self.outside[-1].__enter__()
+
+        def in_closure(closure: Any) -> Any:
+            with self._autocast():
+                return closure()
+
+        return with_closure(args, kwargs, in_closure)
 
     def _optimizer_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs

@@ -139,7 +139,8 @@ class Graph(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()  # what could not be captured exactly
     # Of tensors that look something up, by id, where known: distinct values, and how often the most frequent one comes.
     facts: dict[int, tuple[int, int]] = {}
-    loading: dict[str, float] = {}  # of a script's data loader, on the host it ran on: 'batch_seconds', 'workers'
+    # Of a script's data loader, on the host that captured it: 'batch_seconds', 'workers', 'batches' of a step.
+    loading: dict[str, float] = {}
     assumptions: tuple[Assumption, ...] = ()  # what was read and is not known
     variant: dict[str, bool | int | str] = {}  # changes made around the code while it was captured (capture.Variant)
 

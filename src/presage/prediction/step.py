@@ -105,6 +105,15 @@ class StepBasis:
         return roofline_points(self.program.graph, self.times, self.gpu)
 
 
+@dataclass(frozen=True)
+class DataLoading:
+    """Loading the batches of a step: it is no part of the step time."""
+
+    seconds: float  # of one process, for all batches of a step
+    workers: int  # processes; with none the training process loads between its steps
+    keeps_up: bool  # the workers load as fast as the step needs it
+
+
 @dataclass(frozen=True, repr=False)
 class StepResult(Result):
     """Step time and memory of a training step on one GPU, or on several ranks (`many`)."""
@@ -164,6 +173,15 @@ class StepResult(Result):
         return self.basis.program.graph
 
     @property
+    def data_loading(self) -> DataLoading | None:
+        """Of a script with a data loader: what loading takes on the host that captured it, beside the step."""
+        found = self.graph.loading
+        if not found:
+            return None
+        seconds, workers = found["batch_seconds"] * found["batches"], int(found["workers"])
+        return DataLoading(seconds, workers, workers > 0 and seconds / workers <= self.step.p50)
+
+    @property
     def memory(self) -> MemoryProfile:
         """Memory over the step; with several ranks that of the first."""
         return self.basis.memory
@@ -213,6 +231,7 @@ class StepResult(Result):
             "notes": list(self.notes),
             "draws": self.draw_count,
             "steps": self.steps,
+            **({} if self.data_loading is None else {"data_loading": asdict(self.data_loading)}),
             **(self.many.to_json() if self.many else {}),
         }
 

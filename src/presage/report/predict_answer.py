@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from presage.prediction.breakdown import BreakdownPart, CostlyOps, StepAssumption
 from presage.prediction.rank_results import RankClass, RankResults
-from presage.prediction.step import StepResult
+from presage.prediction.step import DataLoading, StepResult
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, limit_rows, sections_of
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_section
@@ -148,7 +148,16 @@ def step_table(p: StepResult) -> DataTable:
             ("  exposed", seconds(p.many.exposed), "not overlapped by kernels"),
             ("wait for ranks", seconds(p.many.wait), "longest of all ranks, not overlapped"),
         ]
+    if p.data_loading is not None:
+        rows.append(("data loading", f"about {seconds(p.data_loading.seconds)}", _loading_text(p.data_loading)))
     return data_table("Step", ("", "", ""), rows, wrap=True)
+
+
+def _loading_text(d: DataLoading) -> str:
+    if not d.workers:
+        return "on this host, in the training process: comes on top of the step"
+    each = f"on this host, {d.workers} worker{'s' * (d.workers > 1)}"
+    return f"{each}: {'keeps up with the step' if d.keeps_up else 'too slow for the step, which waits for it'}"
 
 
 def part_table(
