@@ -22,7 +22,7 @@ from presage.capture.call_sites import Profile
 from presage.capture.fake_device import patched, torch_flags
 from presage.capture.recorder import Recorder
 from presage.capture.run import graph_of, on_fake_gpu, recorded, users
-from presage.capture.script_files import Checkpoints, Loading
+from presage.capture.script_files import CheckpointFiles, Loading
 from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
@@ -43,6 +43,7 @@ class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().__init__()
         self.stopping = False
         self.later: list[Callable[[], None]] = []  # to be done once autograd is left
+        self.compiled: dict[str, None] = {}  # notes on what would be
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.stopping and not _in_backward():
@@ -142,6 +143,16 @@ class _StepRecorder:
             )
 
 
+def _uncompiled(recorder: _ScriptRecorder, model: Any = None, **options: Any) -> Any:
+    """In the place of torch.compile: the code as it is."""
+    if model is None:
+        return partial(_uncompiled, recorder, **options)
+    recorder.compiled[
+        f"torch.compile at {recorder.places.line()} is left out: the step is predicted as it runs without it"
+    ] = None
+    return model
+
+
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
@@ -172,7 +183,8 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
         on_fake_gpu(_ScriptRecorder, variant) as (recorder, hooks),
         recorder.catching_up(),
         loading.in_process(),
-        Checkpoints().in_memory(),
+        CheckpointFiles().in_memory(),
+        patched(torch, "compile", partial(_uncompiled, recorder)),
     ):
         steps = _StepRecorder(script, recorder, hooks, loading)
         watch = StepWatch(script, steps, expected)
@@ -180,6 +192,7 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
             _run(process, recorder, steps, watch)
     if steps.profile is None:
         return None, watch
+    recorder.notes |= dict.fromkeys(recorder.compiled)
     steady = len(set(steps.seen)) <= 1
     graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags, steady)
     return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary(steps.batches)), watch

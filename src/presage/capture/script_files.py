@@ -99,7 +99,7 @@ def _tensors(batch: Any) -> list[Any]:
     return [x for v in batch for x in _tensors(v)] if isinstance(batch, list | tuple) else leaves(batch)
 
 
-class Checkpoints:
+class CheckpointFiles:
     """What `torch.save` is given and `torch.load` asked for, by the file's path."""
 
     def __init__(self) -> None:

@@ -174,7 +174,7 @@ class StepResult(Result):
 
     @property
     def data_loading(self) -> DataLoading | None:
-        """Of a script with a data loader: what loading takes on the host that captured it, beside the step."""
+        """What loading its batches takes on the host that captured it, where a script has a data loader."""
         found = self.graph.loading
         if not found:
             return None
