@@ -77,7 +77,7 @@ def _opened(browser: Any, dark: bool, width: int, height: int) -> Any:
 
 
 def _ui(browser: Any) -> None:
-    """Two plans by day, the second the best that is found; one by night."""
+    """Two plans by day, the second the best that is found; one by night, and on fewer and more GPUs."""
     server = subprocess.Popen(
         [PRESAGE, "ui", "--port", "0", "--no-open"],
         stdout=subprocess.PIPE,
@@ -95,8 +95,15 @@ def _ui(browser: Any) -> None:
             if compared:
                 opened.get_by_text("Best plan for these GPUs").first.click()
                 opened.wait_for_selector("text=Plan B is the best", timeout=90_000)
-            opened.wait_for_timeout(8000)
+            for plan in "ab" if compared else "a":
+                opened.wait_for_selector(f".answer.{plan} .fact:not(.waits)[data-fact='Whole run']", timeout=120_000)
+            opened.wait_for_timeout(3000)
             opened.screenshot(path=str(DOCS / name))
+            if not compared:
+                opened.locator("#sweep").click()
+                opened.wait_for_selector("#sweep-plans .scatterlayer .trace >> nth=7", timeout=120_000)
+                opened.wait_for_timeout(1000)
+                opened.locator("#sweep-plans").screenshot(path=str(DOCS / "ui_sweep.png"))
             opened.close()
     finally:
         server.terminate()

@@ -180,12 +180,17 @@ def shown_of(replies: Mapping[str, Sequence[Any]]) -> list[Any]:
     wrong = {p: "wrong" in (sound[p][0] or {}) for p in PLANS}
     told = {p: collect_measures(*sound[p]) for p in PLANS}
     two = sound["b"][0] is not None
+    drawn = {p: bool(r[1]) and (r[1] or {}).get("key") == (r[0] or {}).get("key") for p, r in sound.items()}
+    alike = told  # what is compared: steps with draws are not held against steps without
+    if two and drawn["a"] != drawn["b"]:
+        alike = {p: collect_measures(sound[p][0], None, sound[p][2]) for p in PLANS}
+    other = {} if drawn["b"] and not drawn["a"] else alike["a"]
     out: list[Any] = [notice(p, sound[p][0], two) for p in PLANS]
     out += [
-        no_update if wrong[p] else answer(p, sound[p], told["a"] if p == "b" else {}, two) for p in PLANS
+        no_update if wrong[p] else answer(p, sound[p], other if p == "b" else {}, two) for p in PLANS
     ]  # fmt: skip
     texts = [(sound[p][0] or {}).get("text", "") for p in PLANS]
-    out.append(no_update if any(wrong.values()) else difference(told["a"], told["b"], texts))
+    out.append(no_update if any(wrong.values()) else difference(alike["a"], alike["b"], texts))
     for p in PLANS:
         step = sound[p][0] or {}
         for reply in sound[p][1:]:

@@ -138,7 +138,7 @@ def found_text(found: SearchResult) -> str:
     c = found.counts
     cut = "" if found.complete else " The search was cut off: these are the best so far."
     counts = f"{count_text(c.legal)} legal plans, {count_text(c.fit)} fit, {c.priced:,} evaluated"
-    return f"{counts} in {found.took:.0f} s.{cut}"
+    return f"{counts} in {found.took:.0f} s; step times are without jitter.{cut}"
 
 
 # ---- a sweep over numbers of GPUs

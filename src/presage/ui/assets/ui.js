@@ -15,6 +15,9 @@
     if (!f) return NONE;
     const layout = Object.assign({}, f.layout, { template: templates()[theme()], autosize: true });
     delete layout.height;
+    const bars = f.data.filter((t) => t.orientation === "h" && t.text);
+    if (window.innerWidth < 700 && bars.length && layout.barmode !== "stack") // room for the numbers beside bars
+      layout.xaxis = Object.assign({}, layout.xaxis, { range: [0, 2.5 * Math.max(...bars.flatMap((t) => plain(t.x)))], nticks: 4 });
     return { data: f.data, layout: layout };
   }
   const axes = (f) => ["xaxis2", "xaxis"].map((a) => f.layout[a]).filter(Boolean);
