@@ -11,7 +11,9 @@ import os
 import random
 import runpy
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
@@ -111,6 +113,10 @@ class ScriptRun:
         else:
             self.names = runpy.run_path(target, run_name="__main__")
 
+    def last_words(self, exit_: SystemExit) -> str:
+        """What it said as it gave up."""
+        return exit_.code if isinstance(exit_.code, str) else self.printed or f"exit code {exit_.code}"
+
     @contextmanager
     def prepared(self) -> Iterator[ScriptRun]:
         """What it changes in the process (folder, environment, its modules) is put back at the end."""
@@ -172,6 +178,21 @@ def _put_back(argv: list[str], path: list[str], environment: dict[str, str], fol
         place = getattr(sys.modules[name], "__file__", None) or ""
         if place.endswith(".py") and not place.startswith(_INSTALLED) and "site-packages" not in place:
             del sys.modules[name]  # the script's own: another run imports them anew
+
+
+@contextmanager
+def alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
+    """Calls `ring` after so many seconds, and again until this ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, lambda *_: ring())
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # ---- where steps end

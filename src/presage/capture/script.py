@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,7 +25,7 @@ from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Graph
-from presage.scripts import ScriptRun, StepWatch, TrainingScript
+from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm
 
 STEPS = 8  # that are looked at for two alike
 
@@ -188,7 +186,7 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
     ):
         steps = _StepRecorder(script, recorder, hooks, loading)
         watch = StepWatch(script, steps, expected)
-        with watch.following(), _alarm(script.limit, recorder.stop):
+        with watch.following(), alarm(script.limit, recorder.stop):
             _run(process, recorder, steps, watch)
     if steps.profile is None:
         return None, watch
@@ -209,8 +207,7 @@ def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, wa
         pass
     except SystemExit as e:
         if steps.profile is None and e.code not in (0, None):
-            said = e.code if isinstance(e.code, str) else process.printed or f"exit code {e.code}"
-            raise PresageError(f"{script.name} ended before its step was captured: {said}") from e
+            raise PresageError(f"{script.name} ended before its step was captured: {process.last_words(e)}") from e
     except BaseException:
         if steps.profile is None:
             raise
@@ -256,18 +253,3 @@ def _missing(graph: Graph) -> Iterator[str]:
         yield "the step has no backward pass on the GPU"
     if "optimizer" not in phases:
         yield "the step has no optimizer on the GPU"
-
-
-@contextmanager
-def _alarm(seconds: float, ring: Callable[[], None]) -> Iterator[None]:
-    """Calls `ring` after so many seconds, and again until this ends."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, lambda *_: ring())
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -83,7 +83,9 @@ class _Group(TyperGroup):
 
 
 # These run on bare machines too, as Python modules (see device.py), and own their options.
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+PASSED_ON = {
+    "allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": [],
+}  # fmt: skip
 
 
 def _version(wanted: bool) -> None:

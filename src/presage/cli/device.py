@@ -24,4 +24,4 @@ def measure_command(context: typer.Context) -> None:
 
 
 def _arguments(context: typer.Context) -> list[str]:
-    return [*context.args, *(["--quiet"] if current_output().quiet else [])]
+    return [*(["--quiet"] if current_output().quiet else []), *context.args]

@@ -1,10 +1,13 @@
 """Run a training step on this machine's GPU and compare the measurement with the prediction.
 
-FUNCTION(device, **args) of FILE.py builds a model and returns a callable that runs one training step, as for
-`presage graph` and `presage predict`. 10 warm-up steps are run, then about 2.5 seconds of steps back to back, then 2
-steps under the profiler. Needs only Python, torch and numpy, and an otherwise idle GPU.
+A training script is run as it is, with the arguments after --, until its steps have been timed. FUNCTION(device,
+**args) of FILE.py builds a model and returns a callable that runs one training step, as for `presage predict`. 10
+warm-up steps are run, about 2.5 seconds of steps back to back, and 2 steps under the profiler. Needs only Python, torch
+and numpy, and an otherwise idle GPU.
 
 Examples:
+  presage measure train.py -- --batch_size 12
+  presage measure -m package.train --json measured.json -- --config small.yaml
   presage measure train.py:build --arg batch=8
   presage measure train.py:build --predicted prediction.json --json measured.json
 """
@@ -23,25 +26,29 @@ from typing import Any
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.hardware import gpu as gpu_facts
-from presage.measure.activity import profiled
+from presage.measure.activity import Activity, profiled
 from presage.measure.prediction import Prediction, can_predict, predict, read
 from presage.measure.result import MeasureResult, brief, page, to_json
-from presage.measure.timing import cuda_torch, timed
+from presage.measure.timing import ScriptTimer, StopScript, Timing, cuda_torch, timed
+from presage.scripts import LIMIT, MODULE, ScriptRun, StepWatch, TrainingScript, alarm, is_script
 from presage.usercode import load, parse_arguments, user_code_line
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
-    values, told = parse_arguments(args.arg), read(args.predicted) if args.predicted else None
+    args = _arguments(sys.argv[1:] if argv is None else argv)
+    values, told = args.values, read(args.predicted) if args.predicted else None
     torch = cuda_torch("measuring", " (presage predict needs none)")
     name = torch.cuda.get_device_name()
     why = ""
     with redirect_stdout(sys.stderr):  # what the user's code prints must not get between the lines of our own output
         if told is None:
             told, why = _own_prediction(args, name)
-        build = load(args.step)
-        timing, step = _users(args.step, lambda: timed(torch, lambda: _step(build("cuda", **values)), args.steps))
-        activity = _users(args.step, lambda: profiled(torch, step))
+        if args.script is not None:
+            timing, activity = _timed_script(torch, args.script, args.steps)
+        else:
+            build = load(args.step)
+            timing, step = _users(args.step, lambda: timed(torch, lambda: _step(build("cuda", **values)), args.steps))
+            activity = _users(args.step, lambda: profiled(torch, step))
     result = MeasureResult(args.step, values, _machine(torch, name), timing, activity, told, why)
     if args.json is not None:
         data = json.dumps(_finite(to_json(result)), indent=2) + "\n"
@@ -56,7 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
         prog="presage measure", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    out.add_argument("step", metavar="FILE.py:FUNCTION", help="Function that builds the step.")
+    out.add_argument(
+        "step", nargs="?", metavar="TRAIN.py|FILE.py:FUNCTION", help="Script, or function that builds the step."
+    )
+    out.add_argument("-m", dest="module", metavar="MODULE", help="A module as the script, as in `python -m MODULE`.")
+    out.add_argument("--step", dest="function", default="", metavar="FUNCTION", help="A step is one call of it.")
+    out.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="Stop the script after that time.")
     out.add_argument("--arg", action="append", default=[], metavar="K=V", help="Argument of FUNCTION (repeatable).")
     out.add_argument(
         "--steps", type=_positive, metavar="N", help="Number of timed steps (default: about 2.5 seconds of them)."
@@ -68,6 +80,47 @@ def _parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--no-predict", action="store_true", help="Do not predict on this machine.")
     return out
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    """With `values` of FUNCTION's arguments, or the `script` and, in `words`, what names the step to `predict`."""
+    cut = words.index("--") if "--" in words else len(words)
+    args, argv = _parser().parse_args(words[:cut]), words[cut + 1 :]
+    if args.module is not None:
+        args.step, argv = f"{MODULE}{args.module}", [*([args.step] if args.step else []), *argv]
+    if args.step is None:
+        raise PresageError("name the step: TRAIN.py, as in `presage measure train.py -- --batch_size 12`")
+    args.script, args.values, args.argv = None, parse_arguments(args.arg), argv
+    args.words = [*args.step.split(" ", 1), *(word for a in args.arg for word in ("--arg", a))]
+    if is_script(args.step):
+        args.script = TrainingScript.of(args.step, {"argv": argv, "step": args.function, "limit": args.limit})
+        args.values = args.script.arguments
+        args.words += ["--step", args.function] if args.function else []
+    return args
+
+
+def _timed_script(torch: Any, script: TrainingScript, steps: int | None) -> tuple[Timing, Activity]:
+    timer = ScriptTimer(torch, steps)
+
+    def stop() -> None:
+        raise StopScript
+
+    def run(process: ScriptRun) -> None:
+        with StepWatch(script, timer).following(), alarm(script.limit, stop):
+            process.run()
+
+    with ScriptRun(script).prepared() as process:
+        try:
+            _users(script.name, lambda: run(process))
+        except (StopScript, SystemExit) as e:
+            if isinstance(e, SystemExit) and e.code not in (0, None):
+                raise PresageError(f"{script.name} ended before it was timed: {process.last_words(e)}") from e
+        except PresageError:
+            if not timer.done:
+                raise
+        timing = timer.timing()
+    assert timer.activity is not None
+    return timing, timer.activity
 
 
 def _positive(text: str) -> int:
@@ -84,7 +137,7 @@ def _own_prediction(args: argparse.Namespace, gpu: str) -> tuple[Prediction | No
     if not can_predict():
         return None, "not predicted: presage is only partly installed here; give --predicted PRED.json"
     try:
-        return predict(args.step, args.arg, gpu_facts(gpu).key), ""
+        return predict(args.words, args.argv, gpu_facts(gpu).key), ""
     except PresageError as e:
         return None, f"not predicted: {e}"
 

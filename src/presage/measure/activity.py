@@ -38,13 +38,25 @@ class Activity:
 
 def profiled(torch: Any, step: Callable[[], Any]) -> Activity:
     """Run a step under the profiler and read what it recorded."""
+    stop = start_profile(torch)
+    for _ in range(STEPS):
+        step()
+    return stop()
+
+
+def start_profile(torch: Any) -> Callable[[], Activity]:
+    """Starts the profiler; gives what stops it after STEPS steps and reads what it recorded."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
-        for _ in range(STEPS):
-            step()
+    prof = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    prof.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop() -> Activity:
         torch.cuda.synchronize()
-    return activity(read_events(export_trace(prof)), STEPS)
+        prof.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return activity(read_events(export_trace(prof)), STEPS)
+
+    return stop
 
 
 def export_trace(prof: Any) -> str:
