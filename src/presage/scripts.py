@@ -250,6 +250,13 @@ class OptimizerCycle:
         return 0
 
 
+def in_backward() -> bool:
+    """Whether autograd's engine is at work on this thread."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 class StepWatch:
     """Tells a listener of the steps of a script: by its optimizers, or by calls of its `step` function."""
 
@@ -260,6 +267,7 @@ class StepWatch:
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of optimizers that there are
         self._next = count()
         self._begun_at = -1
+        self._later: list[Callable[[], None]] = []  # what is put off to the end of a backward pass
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -274,6 +282,7 @@ class StepWatch:
             yield
 
     def _follow_optimizers(self, stack: ExitStack) -> None:
+        import torch
         from torch.optim import Optimizer
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -283,8 +292,18 @@ class StepWatch:
             begin(optimizer, *args, **kwargs)
             self._number(optimizer)
 
-        Optimizer.__init__ = init  # type: ignore[assignment, method-assign]
+        backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            out = backward(*args, **kwargs)
+            while self._later and not in_backward():
+                self._later.pop(0)()
+            return out
+
         stack.callback(setattr, Optimizer, "__init__", begin)
+        Optimizer.__init__ = init  # type: ignore[assignment, method-assign]
+        stack.callback(setattr, torch.autograd, "_engine_run_backward", backward)
+        torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
         stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
 
     @property
@@ -298,6 +317,12 @@ class StepWatch:
         self.listener.mark()
         if not self.cycle.stepped(self._number(optimizer), set(self._numbers.values())):
             return
+        if in_backward():  # a hook's step: profiles do not begin or end there
+            self._later.append(self._step_ended)
+        else:
+            self._step_ended()
+
+    def _step_ended(self) -> None:
         period, now = self.cycle.period, len(self.cycle.order)
         if self._begun_at < 0 or now - self._begun_at == period:
             self.listener.end(self.cycle.number, period)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Graph
-from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm
+from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm, in_backward
 
 STEPS = 8  # that are looked at for two alike
 
@@ -40,33 +40,18 @@ class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.stopping = False
-        self.later: list[Callable[[], None]] = []  # to be done once autograd is left
         self.compiled: dict[str, None] = {}  # notes on what would be
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.stopping and not _in_backward():
+        if self.stopping and not in_backward():
             raise _Stop
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def stop(self) -> None:
         """Now, or as soon as autograd is left, whose engine an exception must not cross."""
         self.stopping = True
-        if not _in_backward():
+        if not in_backward():
             raise _Stop
-
-    @contextmanager
-    def catching_up(self) -> Iterator[None]:
-        """What was put off is done as soon as a backward pass has ended."""
-        backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            out = backward(*args, **kwargs)
-            while self.later and not _in_backward():
-                self.later.pop(0)()
-            return out
-
-        with patched(torch.autograd, "_engine_run_backward", run):
-            yield
 
 
 class _StepRecorder:
@@ -90,12 +75,6 @@ class _StepRecorder:
         self._parts.append(self.recorder.signature())
 
     def begin(self, number: int) -> None:
-        if _in_backward():  # of an optimizer that steps there: a profile cannot begin or end in it
-            self.recorder.later.append(partial(self._begin, number))
-        else:
-            self._begin(number)
-
-    def _begin(self, number: int) -> None:
         self.close()
         self.hooks.between_steps()
         if self.script.step_at is not None and number != self.script.step_at:
@@ -112,12 +91,6 @@ class _StepRecorder:
     def end(self, number: int, parts: int) -> None:
         signature = tuple(part for part, _ in self._parts[-parts:])
         ops = sum(n for _, n in self._parts[-parts:])
-        if _in_backward():
-            self.recorder.later.append(partial(self._end, number, signature, ops))
-        else:
-            self._end(number, signature, ops)
-
-    def _end(self, number: int, signature: tuple[int, ...], ops: int) -> None:
         recording, again = self._recording, any(signature == s for s, _ in self.seen)
         self.close()
         self.seen += [(signature, ops)] if number > 1 else []
@@ -151,10 +124,6 @@ def _uncompiled(recorder: _ScriptRecorder, model: Any = None, **options: Any) ->
     return model
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
 def capture_script(script: TrainingScript, *, variant: Variant = AS_WRITTEN) -> Graph:
     """One step of a script as it would run on an H200: the first that is like one before it.
 
@@ -179,7 +148,6 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
     with (
         ScriptRun(script).prepared() as process,
         on_fake_gpu(_ScriptRecorder, variant) as (recorder, hooks),
-        recorder.catching_up(),
         loading.in_process(),
         CheckpointFiles().in_memory(),
         patched(torch, "compile", partial(_uncompiled, recorder)),
