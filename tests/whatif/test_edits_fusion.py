@@ -16,15 +16,15 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.fused import fused_parts
 from presage.costs.host_constants import COMPILED_GRAPH, COMPILED_KERNEL, COMPILED_US, is_compiled
 from presage.costs.kernel_files import load
+from presage.fusing.dataflow import Node, Piece, Value, reduction_splits, saved_values
+from presage.fusing.grouping import group_pieces
+from presage.fusing.inductor import compile_regions
+from presage.fusing.rules import lower_for_compile
 from presage.graph import work
 from presage.graph.graph import Graph, faults
 from presage.memory.step_memory import memory_profile
 from presage.prediction.api import predict
 from presage.whatif.edits import NotApplicable, compiled, cuda_graph, fused_chains
-from presage.whatif.edits.fusing.dataflow import Node, Piece, Value, reduction_splits, saved_values
-from presage.whatif.edits.fusing.grouping import group_pieces
-from presage.whatif.edits.fusing.rules import lower_for_compile
-from presage.whatif.edits.inductor import compile_regions
 
 
 class Block(nn.Module):

@@ -17,6 +17,7 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
+from presage.capture import compiled
 from presage.capture.calls import RecordedCall
 from presage.graph.graph import Thread
 
@@ -40,7 +41,7 @@ class CallSites:
         self.in_optimizer = False
         self._backward = -1  # the backward pass that an optimizer steps in, from a hook
         self._stacks: dict[Thread, list[str]] = {}
-        self._forward: dict[int, tuple[str, str]] = {}  # module and line of the op with that autograd number
+        self._forward: dict[int, tuple[str, str, str]] = {}  # by autograd's number: module, line, compiled call
         self.before_step: list[Any] = []
 
     @contextmanager
@@ -59,14 +60,16 @@ class CallSites:
     def forget(self) -> None:
         """A new step: autograd's numbers of the last one mean nothing any more."""
         self._forward.clear()
+        compiled.calls.restart()
 
     def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
         del inputs
         if id(module) not in self.names:
-            prefix = type(module).__name__ if self.roots else ""
+            own = module._orig_mod if isinstance(module, compiled.OptimizedModule) else module
+            prefix = type(own).__name__ if self.roots else ""
             self.roots.append(module)
             for name, child in module.named_modules(prefix=prefix):
-                self.names.setdefault(id(child), name)
+                self.names.setdefault(id(child), compiled.plain_name(name))
         self._stacks.setdefault(host_thread(), []).append(self.names[id(module)])
 
     def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -104,15 +107,18 @@ class CallSites:
         if node is not None and not stack:
             number = node._sequence_nr()
             call.sequence = number if number < _NO_NUMBER else -1
-            call.module, call.line = self._forward.get(call.sequence, ("", ""))
+            call.module, call.line, call.compiled = self._forward.get(call.sequence, ("", "", ""))
             in_hook = self._backward != -1 and self._backward == torch._C._current_graph_task_id()
             call.phase = "optimizer" if in_hook else "backward"
             return
         call.module, call.line = stack[-1] if stack else "", self.line()
+        call.compiled = compiled.calls.label
+        if node is not None and not call.compiled:  # a checkpoint's forward pass, run again
+            call.compiled = self._forward.get(node._sequence_nr(), ("", "", ""))[2]
         call.phase = self._phase(call.thread == "autograd" or node is not None, bool(stack))
         if torch.is_grad_enabled():
             call.sequence = torch._C._autograd._get_sequence_nr() - 1
-            self._forward.setdefault(call.sequence, (call.module, call.line))
+            self._forward.setdefault(call.sequence, (call.module, call.line, call.compiled))
 
     def _phase(self, backward: bool, in_module: bool) -> Any:
         if backward:

@@ -33,6 +33,7 @@ class RecordedCall:
     module: str = ""
     line: str = ""
     sequence: int = -1
+    compiled: str = ""  # the call of a compiled function that it ran in
     called: str = ""  # the op autograd called, where it would have called this one on plain tensors
 
 

@@ -130,6 +130,7 @@ class CallLowering(GraphBuilder):
                 opaque=c.opaque,
                 sequence=c.sequence,
                 line=c.line,
+                compiled=c.compiled,
                 assumed=self.hanging.get(c.index, ()),
             )
         )

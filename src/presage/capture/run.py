@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,12 +16,14 @@ from presage.capture import rules_index, rules_layers, rules_math, rules_memory
 from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Nested, Profile, profiled
 from presage.capture.calls import MemoryEvent, RecordedCall
+from presage.capture.compiled import compile_notes, plain_name
 from presage.capture.fake_device import fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.recorder import Recorder
 from presage.capture.variant_hooks import VariantHooks, hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
+from presage.fusing.inductor import as_compiled
 from presage.graph.graph import Event, Graph, Op
 from presage.usercode import error_text, user_code_line
 
@@ -140,9 +142,9 @@ def _checked(step: Any, source: Any) -> Step:
 def _name_memory(recorder: Recorder) -> None:
     memory, places = recorder.memory, recorder.places
     for root in places.roots:
-        for name, p in root.named_parameters():
+        for name, p in _named(root.named_parameters()):
             memory.name(p, "parameter", name, name.rpartition(".")[0])
-        for name, b in root.named_buffers():
+        for name, b in _named(root.named_buffers()):
             memory.name(b, "buffer", name, name.rpartition(".")[0])
     for optimizer in places.optimizers.values():
         for state in optimizer.state.values():
@@ -152,10 +154,14 @@ def _name_memory(recorder: Recorder) -> None:
     _name_gradients(recorder)
 
 
+def _named(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((plain_name(name), tensor) for name, tensor in tensors)
+
+
 def _name_gradients(recorder: Recorder) -> None:
     seen: dict[int, tuple[str, torch.Tensor]] = {}
     for root in recorder.places.roots:
-        seen |= {id(p): (name, p) for name, p in root.named_parameters()}
+        seen |= {id(p): (name, p) for name, p in _named(root.named_parameters())}
     for optimizer in recorder.places.optimizers.values():
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -179,7 +185,8 @@ def graph_of(
     assumptions, hanging = recorder.assumptions.found(steady)
     lowering.hanging = _with_backward(hanging, recorder.calls)
     starts = _lower_all(lowering, recorder, profile.nested, moments)
-    return lowering.finish(
+    lowering.notes += compile_notes(c.compiled for c in recorder.calls)
+    graph = lowering.finish(
         _frees(moments, starts, len(lowering.ops)),
         source=source,
         arguments={k: str(v) for k, v in arguments.items()},
@@ -187,6 +194,7 @@ def graph_of(
         torch=torch.__version__,
         assumptions=assumptions,
     )
+    return as_compiled(graph)
 
 
 def _with_backward(hanging: dict[int, tuple[int, ...]], calls: list[RecordedCall]) -> dict[int, tuple[int, ...]]:
@@ -235,7 +243,19 @@ def _host_event(n: Nested, recorder: Recorder, call: int) -> Op:
     """An op that never reached a device: it belongs where its neighbour in time does."""
     near = recorder.calls[min(call, len(recorder.calls) - 1)]
     asked = n.asked if near.phase == "forward" and near.thread == "main" else ()
-    return Op(n.name, "", asked, (), near.phase, near.thread, near.module, n.within, kernels=False, line=near.line)
+    return Op(
+        n.name,
+        "",
+        asked,
+        (),
+        near.phase,
+        near.thread,
+        near.module,
+        n.within,
+        kernels=False,
+        line=near.line,
+        compiled=near.compiled,
+    )
 
 
 def _frees(moments: list[MemoryEvent], starts: list[int], end: int) -> list[Event]:

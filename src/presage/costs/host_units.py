@@ -80,7 +80,7 @@ def _goes_on(ops: Sequence[Op], unit: Sequence[int], op: Op, in_backward: bool) 
     backward pass."""
     first, last = ops[unit[0]], ops[unit[-1]]
     if is_compiled(op) or is_compiled(last):
-        return op.within == last.within
+        return (op.within, op.compiled) == (last.within, last.compiled)
     if not op.within or _outermost(first) != op.within[0] or (op.phase, op.thread) != (first.phase, first.thread):
         return False
     if op.thread == "autograd":

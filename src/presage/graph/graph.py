@@ -95,6 +95,7 @@ class Op(msgspec.Struct, frozen=True):
     group: str = ""  # of a collective, the dimension of ranks that take part: 'dp', 'tp'
     replayed: str = ""  # the CUDA graph it is part of: the host starts the whole graph with one call
     speed: float = 1.0  # its kernels are so many times as fast as they are known to be
+    compiled: str = ""  # the call of a compiled function that it is part of: 'inductor#2', 'inductor, CUDA graphs#1'
     assumed: tuple[int, ...] = ()  # the graph's assumptions that decided whether it runs, or on how much
 
 

@@ -12,7 +12,7 @@ Edits of a trace's replay (`scale`, `remove`, `drop_rank_delay`) make functions 
 from __future__ import annotations
 
 from presage.capture.variants import NotApplicable
-from presage.whatif.edits import captured, chains, inductor, scheduling, tables
+from presage.whatif.edits import captured, chains, scheduling, tables
 from presage.whatif.edits import fp8 as low_precision
 from presage.whatif.edits.captured import (
     accumulate,
@@ -25,10 +25,9 @@ from presage.whatif.edits.captured import (
     fused_attention,
     tf32,
 )  # fmt: skip
-from presage.whatif.edits.chains import fused_chains
+from presage.whatif.edits.chains import compiled, fused_chains
 from presage.whatif.edits.edit import CaptureEdit, Change, Edit, EditKind
 from presage.whatif.edits.fp8 import fp8
-from presage.whatif.edits.inductor import compiled
 from presage.whatif.edits.scheduling import cuda_graph, faster, no_sync, overlap
 from presage.whatif.edits.tables import table_batched
 from presage.whatif.replay_edits import (
@@ -51,6 +50,6 @@ __all__ = [
 EDITS: dict[str, EditKind[Edit]] = {
     kind.name: kind
     for kind in (
-        *scheduling.EDITS, *captured.EDITS, *tables.EDITS, *inductor.EDITS, *chains.EDITS, *low_precision.EDITS,
+        *scheduling.EDITS, *captured.EDITS, *tables.EDITS, *chains.EDITS, *low_precision.EDITS,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fused chains, without a compiler: the small ops of one module as one op forward and one or two backward, as
+"""Fusion: by a compiler, or without one in chains of ops: the small ops of one module as one op forward and one or two backward, as
 hand-written kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and activation, dropout and
 residual).
 """
@@ -9,18 +9,31 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from presage.capture.variants import NotApplicable
+from presage.capture.variants import NotApplicable, Variant
+from presage.fusing.dataflow import Flow, Piece, inlined_pieces, with_recompute
+from presage.fusing.grouping import Chain, find_chains, residuals, sum_residuals_first
+from presage.fusing.inductor import INDUCTOR, compile_regions
+from presage.fusing.inductor import compiled as as_inductor_runs_it
+from presage.fusing.lower import OUTSIDE
+from presage.fusing.rebuild import ValuePlaces, fused_op, values_to_write
+from presage.fusing.rules import lower_op_by_op
 from presage.graph.graph import Graph, Op, references, uses
 from presage.whatif.edits.edit import plain
-from presage.whatif.edits.fusing.dataflow import Flow, Piece, inlined_pieces, with_recompute
-from presage.whatif.edits.fusing.grouping import Chain, find_chains, residuals, sum_residuals_first
-from presage.whatif.edits.fusing.lower import OUTSIDE
-from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op, values_to_write
-from presage.whatif.edits.fusing.rules import lower_op_by_op
-from presage.whatif.edits.inductor import compile_regions
 
 ENGINE = "autograd::engine::evaluate_function: "
 BACKWARD = "FusedChainBackward"
+
+
+def compiled(graph: Graph) -> Graph:
+    """The step with its loss compiled (default mode: no CUDA graphs, no tuning of products)."""
+    if any(INDUCTOR in op.compiled for op in graph.ops):
+        raise NotApplicable("the code compiles the step already (torch.compile)")
+    edited = as_inductor_runs_it(graph)
+    if edited is graph:
+        raise NotApplicable(
+            "no elementwise work or reductions in a forward or backward pass, which a compiler would fuse"
+        )
+    return edited
 
 
 def fused_chains(graph: Graph) -> Graph:
@@ -116,6 +129,16 @@ def _idle(graph: Graph, changes: Mapping[int, Sequence[Op]]) -> list[int]:
 
 
 EDITS = (
+    plain(
+        "compile",
+        "Forward and backward run as torch.compile's default mode (Inductor) would run them: elementwise work and "
+        "reductions fused into one kernel each, products, convolutions and attention as they are (large products "
+        "padded to multiples of 16 bytes, under autocast also backward in low precision); cheap values are computed "
+        "again in the backward pass and not kept. The optimizer stays as it is. Shapes must not change.",
+        compiled,
+        caution="the first step compiles for minutes, and again where shapes change; graph breaks gain less",
+        variant=Variant(traced=True),
+    ),
     plain(
         "fused_chains",
         "Chains of small ops in one module run as library kernels would run them: a norm or softmax written out as one "

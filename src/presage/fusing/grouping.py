@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from presage.fusing.dataflow import SMS, Flow, Node, Piece, Value
+from presage.fusing.lower import RANDOM
 from presage.graph.graph import Graph, Op
-from presage.whatif.edits.fusing.dataflow import SMS, Flow, Node, Piece, Value
-from presage.whatif.edits.fusing.lower import RANDOM
 
 MOST, FAR = 64, 64  # pieces in a kernel; pieces between two that only read the same
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from presage.fusing.dataflow import Function, reduction_splits
+from presage.fusing.lower import OUTSIDE, RANDOM, Lowering, sort_of
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Tensor, aten
-from presage.whatif.edits.fusing.dataflow import Function, reduction_splits
-from presage.whatif.edits.fusing.lower import OUTSIDE, RANDOM, Lowering, sort_of
 
 Rule: TypeAlias = Callable[[Lowering, Op], None]
 

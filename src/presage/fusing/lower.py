@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from presage.fusing.dataflow import Flow, Function, Node, reduction_splits
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Ref, Tensor
-from presage.whatif.edits.fusing.dataflow import Flow, Function, Node, reduction_splits
 
 OUTSIDE = -1
 STATISTIC = 4  # bytes of a number that sums up a row

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from presage.fusing.dataflow import Flow, Piece
+from presage.fusing.grouping import KernelGroup
+from presage.fusing.lower import OUTSIDE
 from presage.graph.builder import GraphBuilder
 from presage.graph.graph import Graph, Op, Ref, Tensor, uses
-from presage.whatif.edits.fusing.dataflow import Flow, Piece
-from presage.whatif.edits.fusing.grouping import KernelGroup
-from presage.whatif.edits.fusing.lower import OUTSIDE
 
 FUNCTIONS = ("random", "erf", "exp")
 NAMES = ("inputs", "read_bytes", "written_bytes", "rows", "columns", "down", *FUNCTIONS, "turned")

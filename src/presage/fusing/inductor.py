@@ -1,40 +1,50 @@
-"""torch.compile: forward and backward as Inductor would run them, the optimizer as it is."""
+"""torch.compile: a step, or the calls of compiled functions in it, as Inductor would run them.
+
+Ops that ran in a call of a compiled function (and in its backward pass) say so: `Op.compiled` is how it was compiled
+(`INDUCTOR`, `CUDA_GRAPHS`, both, or another backend's name), "#" and the number of the call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
+from functools import partial
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from presage.capture.variants import NotApplicable, Variant
-from presage.graph.builder import map_tensors
+from presage.fusing.dataflow import Flow, Piece, inlined_pieces, saved_values, with_recompute
+from presage.fusing.externs import rewrite_externs
+from presage.fusing.grouping import KernelGroup, group_pieces
+from presage.fusing.lower import OUTSIDE, Lowering
+from presage.fusing.rebuild import ValuePlaces, fused_op, rebuild_graph, topological_order, values_to_write
+from presage.fusing.rules import lower_for_compile
+from presage.graph.builder import map_ops, map_tensors
 from presage.graph.graph import Graph, Op, Ref
-from presage.whatif.edits.edit import plain
-from presage.whatif.edits.fusing.dataflow import Flow, Piece, inlined_pieces, saved_values, with_recompute
-from presage.whatif.edits.fusing.externs import rewrite_externs
-from presage.whatif.edits.fusing.grouping import KernelGroup, group_pieces
-from presage.whatif.edits.fusing.lower import OUTSIDE, Lowering
-from presage.whatif.edits.fusing.rebuild import ValuePlaces, fused_op, rebuild_graph, topological_order, values_to_write
-from presage.whatif.edits.fusing.rules import lower_for_compile
 
 ENGINE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
 WITHIN = {"main": (FORWARD,), "autograd": (ENGINE + BACKWARD, BACKWARD)}
 
 
-def compiled(graph: Graph) -> Graph:
-    """The step with its loss compiled (default mode: no CUDA graphs, no tuning of products)."""
-    graph = rewrite_externs(graph, compile_regions)
-    region = compile_regions(graph)
+INDUCTOR, CUDA_GRAPHS = "inductor", "CUDA graphs"
+Chosen: TypeAlias = Callable[[Op], bool]
+
+
+def compiled(graph: Graph, chosen: Chosen | None = None) -> Graph:
+    """The step with its loss, or the `chosen` ops, compiled (default mode: no CUDA graphs, no tuning of products).
+
+    The graph itself where there is nothing to fuse.
+    """
+    regions = partial(compile_regions, chosen=chosen or _of_the_loss)
+    before, graph = graph, rewrite_externs(graph, regions)
+    region = regions(graph)
     low = lower_for_compile(graph, region)
     flow = _partitioned(low.flow, region, graph)
     live_out = _lasting(graph, low)
     found = inlined_pieces(flow, live_out)
     if not any(p.node.fuses for p in found):
-        raise NotApplicable(
-            "no elementwise work or reductions in a forward or backward pass, which a compiler would fuse"
-        )
+        return before
     together = {k: group_pieces([p for p in found if p.region == k], flow.values) for k in set(region) - {OUTSIDE}}
     for group in (g for some in together.values() for g in some):
         for v, (parts, results) in group.crossed.items():
@@ -44,21 +54,30 @@ def compiled(graph: Graph) -> Graph:
     return rebuild_graph(graph, places, region, made)
 
 
-def compile_regions(graph: Graph) -> list[int]:
-    """The number of the region of ops that each is compiled in: a run of forward or of backward ops.
+def as_compiled(graph: Graph) -> Graph:
+    """The step with the calls of its compiled functions as their compiler has them run."""
+    if any(INDUCTOR in op.compiled for op in graph.ops):
+        graph = compiled(graph, lambda op: INDUCTOR in op.compiled)
+    replayed = [i for i, op in enumerate(graph.ops) if CUDA_GRAPHS in op.compiled and not _waits(op)]
+    return map_ops(graph, replayed, lambda _, op: replace(op, replayed=f"{op.compiled} {op.phase}"))
+
+
+def compile_regions(graph: Graph, chosen: Chosen | None = None) -> list[int]:
+    """The number of the region of ops that each is compiled in: a run of forward or of backward ops, of one call.
 
     What waits for the GPU ends a region, as do other streams and what is compiled already; what adds up gradients is
     no part of it, and runs after it.
     """
+    chosen = chosen or _of_the_loss
     out: list[int] = []
-    number, where = -1, ("", "")
+    number, where = -1, ("", "", "")
     for op in graph.ops:
-        here: tuple[str, str] = (op.phase, op.thread)
+        here: tuple[str, str, str] = (op.phase, op.thread, op.compiled)
         if op.within and op.within[0].endswith("AccumulateGrad"):
             out.append(OUTSIDE)
-        elif op.phase not in ("forward", "backward") or _apart(op):
+        elif not chosen(op) or _apart(op):
             out.append(OUTSIDE)
-            where = ("", "")
+            where = ("", "", "")
         else:
             number += here != where
             where = here
@@ -66,22 +85,34 @@ def compile_regions(graph: Graph) -> list[int]:
     return out
 
 
+def _of_the_loss(op: Op) -> bool:
+    return op.phase in ("forward", "backward")
+
+
+def _waits(op: Op) -> bool:
+    return op.sync or op.opaque
+
+
 def _apart(op: Op) -> bool:
-    return op.sync or op.opaque or bool(op.stream or op.group) or op.within in WITHIN.values()
+    return _waits(op) or bool(op.stream or op.group) or op.within in WITHIN.values()
 
 
 def _partitioned(flow: Flow, region: Sequence[int], graph: Graph) -> Flow:
-    """Every backward region with what it computes again of the forward regions before it."""
+    """Every backward region with what it computes again of the forward regions before it, of the same call."""
     order = [k for k in dict.fromkeys(region) if k != OUTSIDE]
-    thread = {k: op.thread for k, op in zip(region, graph.ops, strict=True)}
-    forward: list[int] = []
-    for before, k in zip([OUTSIDE, *order], order, strict=False):
-        if thread[k] == "autograd":
-            flow = with_recompute(flow, forward, k, saved_values(flow, forward, k).__contains__)
-        elif thread.get(before) == "autograd":
-            forward = [k]
+    first = {k: op for k, op in reversed(list(zip(region, graph.ops, strict=True)))}
+    forward: dict[str, list[int]] = {}
+    last: dict[str, str] = {}  # by call the thread of its last region
+    for k in order:
+        call, thread = first[k].compiled, first[k].thread
+        if thread == "autograd":
+            own = forward.get(call, [])
+            flow = with_recompute(flow, own, k, saved_values(flow, own, k).__contains__)
+        elif last.get(call) == "autograd":
+            forward[call] = [k]
         else:
-            forward.append(k)
+            forward.setdefault(call, []).append(k)
+        last[call] = thread
     return flow
 
 
@@ -141,17 +172,3 @@ def _extern(places: ValuePlaces, low: Lowering, at: int) -> Op:
         return places.view(t, written.get(t.storage) if i in op.writes or i in op.outputs else read.get(i))
 
     return map_tensors(op, tensor)
-
-
-EDITS = (
-    plain(
-        "compile",
-        "Forward and backward run as torch.compile's default mode (Inductor) would run them: elementwise work and "
-        "reductions fused into one kernel each, products, convolutions and attention as they are (large products "
-        "padded to multiples of 16 bytes, under autocast also backward in low precision); cheap values are computed "
-        "again in the backward pass and not kept. The optimizer stays as it is. Shapes must not change.",
-        compiled,
-        caution="the first step compiles for minutes, and again where shapes change; graph breaks gain less",
-        variant=Variant(traced=True),
-    ),
-)

@@ -16,11 +16,11 @@ from math import prod
 
 from msgspec.structs import replace
 
+from presage.fusing.lower import OUTSIDE, sort_of
+from presage.fusing.rebuild import dense_strides
+from presage.fusing.rules import RULES
 from presage.graph.builder import GraphBuilder, retarget
 from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Tensor, aten, uses
-from presage.whatif.edits.fusing.lower import OUTSIDE, sort_of
-from presage.whatif.edits.fusing.rebuild import dense_strides
-from presage.whatif.edits.fusing.rules import RULES
 
 PRODUCTS = aten("mm addmm bmm baddbmm")
 POOLS = aten("max_pool2d_with_indices")
