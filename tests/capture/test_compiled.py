@@ -128,7 +128,7 @@ def test_scripted_and_traced_code_runs_as_python() -> None:
         def double(x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-        model = torch.jit.trace(torch.jit.script(_model()), torch.randn(2, 64))
+        model = torch.jit.trace(torch.jit.script(_model().to(device)), torch.randn(2, 64))
         return _step(lambda x: double(model(x)), torch.optim.AdamW(model.parameters()))
 
     graph = capture(build)

@@ -1,7 +1,7 @@
 """Compiled code during a capture: it runs as plain Python, and its ops say which compiled call they are part of.
 
-`torch.compile` (models, functions, methods, an optimizer's step) marks ops for `presage.fusing`, which gives the step as
-the compiler has it run. TorchScript's functions and modules stay as they were written.
+`torch.compile` (models, functions, methods, an optimizer's step) marks ops for `presage.fusing`, which gives the step
+as the compiler has it run. TorchScript's functions and modules stay as they were written.
 """
 
 from __future__ import annotations

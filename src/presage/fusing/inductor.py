@@ -100,7 +100,7 @@ def _apart(op: Op) -> bool:
 def _partitioned(flow: Flow, region: Sequence[int], graph: Graph) -> Flow:
     """Every backward region with what it computes again of the forward regions before it, of the same call."""
     order = [k for k in dict.fromkeys(region) if k != OUTSIDE]
-    first = {k: op for k, op in reversed(list(zip(region, graph.ops, strict=True)))}
+    first = dict(reversed(list(zip(region, graph.ops, strict=True))))
     forward: dict[str, list[int]] = {}
     last: dict[str, str] = {}  # by call the thread of its last region
     for k in order:

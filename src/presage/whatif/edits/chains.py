@@ -1,6 +1,6 @@
-"""Fusion: by a compiler, or without one in chains of ops: the small ops of one module as one op forward and one or two backward, as
-hand-written kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and activation, dropout and
-residual).
+"""Fusion: by a compiler, or without one in chains of small ops of one module, which become one op forward and one or two
+backward, as hand-written kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and activation,
+dropout and residual).
 """
 
 from __future__ import annotations
