@@ -172,7 +172,7 @@ def _disabled(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
     @wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         if not _capturing():
-            real[:] = real or [_disable(fn, recursive, **options)]
+            real[:] = real or [_disable(fn, recursive, **options)]  # type: ignore[no-untyped-call]
             return real[0](*args, **kwargs)
         with calls.outside():
             return fn(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Fusion: by a compiler, or without one in chains of small ops of one module, which become one op forward and one or two
+"""Fusion: by a compiler, or without one in chains of small ops of a module, which become one op forward and one or two
 backward, as hand-written kernels do it (a norm made of small ops, GELU or SiLU times a gate, bias and activation,
 dropout and residual).
 """
