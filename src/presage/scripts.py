@@ -138,8 +138,8 @@ class ScriptRun:
             for name, value in QUIET.items():
                 os.environ.setdefault(name, value)
             heard = _Overheard(sys.stderr, self)
-            stack.enter_context(redirect_stderr(heard))  # type: ignore[type-var]
-            stack.enter_context(redirect_stdout(heard))  # type: ignore[type-var]
+            stack.enter_context(redirect_stderr(heard))
+            stack.enter_context(redirect_stdout(heard))
             _forget_settings()
             random.seed(0)
             np.random.seed(0)
