@@ -177,6 +177,7 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
         (torch.cuda, "stream", lambda s: nullcontext(s)),
         (torch.cuda.amp.common, "amp_definitely_not_available", _always(False)),
         (torch, "Generator", Generator),
+        (torch._C, "_cuda_getCurrentRawStream", _always(0)),
         (torch.backends.cuda, "is_built", _always(True)),
         (torch.backends.cudnn, "is_available", _always(True)),
         # asked only before an RNN's weights are laid into one buffer, which needs real memory

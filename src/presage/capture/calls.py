@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from presage.capture.contents import parts
 from presage.graph.graph import HOST_MEMORY, Arg, Phase, Role, Storage, Tensor, Thread
 
 
@@ -116,8 +117,9 @@ class MemoryTracker:
 
     def name(self, x: torch.Tensor | None, role: Role, name: str = "", module: str = "") -> None:
         """Say what a tensor's memory is for."""
-        if x is not None and x.device.type == "cuda":
-            self.roles[self.storage_of(x)] = (role, name, module)
+        for part in () if x is None else parts(x):
+            if part.device.type == "cuda":
+                self.roles[self.storage_of(part)] = (role, name, module)
 
     def compact(self, modules: dict[int, str]) -> tuple[list[Tensor], list[Storage], list[MemoryEvent]]:
         """Tensors, storages and moments of the recorded step alone, its storages numbered from 0."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -35,6 +36,21 @@ def leaves(value: Any) -> list[Any]:
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """The same lists with other leaves."""
     return [mapped(function, v) for v in value] if isinstance(value, (list, tuple)) else function(value)
+
+
+@cache
+def is_made_of_tensors(kind: Any) -> bool:
+    """Whether tensors of a class hold plain ones and run their ops on those: DTensor, float8, quantised weights."""
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that one is made of: as a rule, itself."""
+    if not is_made_of_tensors(type(tensor)):
+        return [tensor]
+    held: Any = tensor
+    inner = [getattr(tensor, name) for name in held.__tensor_flatten__()[0]]
+    return [x for part in inner if isinstance(part, torch.Tensor) for x in parts(part)]
 
 
 @dataclass(frozen=True)

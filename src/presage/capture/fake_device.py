@@ -6,11 +6,13 @@ Everything replaced here is put back when the context ends.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from presage.capture.backend import CUDA, NAME, cuda_patches, stand_in
 from presage.capture.compiled import compile_patches
 
 _device_of = torch.ops.prim.device.default
+_DATA_SETTER: Any = torch.Tensor.data.__set__
 _MISSING = object()
 _PATCHES: list[tuple[Any, str, Any, Any]] = []  # owner, name, value before, value now
 
@@ -138,6 +141,19 @@ def _swap(one: Any, other: Any) -> None:
     torch._C._swap_tensor_impl(one, other)
 
 
+def _set_data(tensor: Any, value: Any) -> None:
+    """`tensor.data = value` where one is on the host and the other on the GPU, which PyTorch allows plain tensors."""
+    fresh, kind, wanted = value.detach(), type(tensor), tensor.requires_grad
+    if isinstance(tensor, torch.nn.Parameter):
+        fresh = torch.nn.Parameter(fresh, requires_grad=False)
+    own = {k: v for k, v in vars(tensor).items() if k not in vars(fresh)}
+    _swap(tensor, fresh)
+    vars(tensor).update(own)
+    if kind not in (torch.Tensor, torch.nn.Parameter, FakeTensor) and isinstance(tensor, FakeTensor):
+        tensor.__class__ = _faked_class(kind)
+    tensor.requires_grad_(wanted)
+
+
 def _deepcopied(tensor: Any, memo: dict[int, Any]) -> Any:
     """A copy with memory of its own. PyTorch's copies the storage, and a fake tensor's views then do not share it."""
     if id(tensor) not in memo:
@@ -152,14 +168,63 @@ def _deepcopied(tensor: Any, memo: dict[int, Any]) -> Any:
     return memo[id(tensor)]
 
 
+@cache
+def _faked_class(kind: Any) -> Any:
+    """A class of tensors whose tensors are fake ones, under its own name."""
+    if issubclass(kind, FakeTensor):
+        return kind
+    faked: Any = type(kind)(kind.__name__, (kind, FakeTensor), {})
+    faked.__torch_function__ = inspect.getattr_static(kind, "__torch_function__")  # which fake tensors have none of
+    if issubclass(kind, torch.nn.Parameter):  # a module's parameters are moved by a detached copy
+        faked.detach = _detached_parameter
+    faked.__module__, faked.__qualname__ = kind.__module__, kind.__qualname__
+    return faked
+
+
+def _detached_parameter(parameter: Any) -> Any:
+    out = torch.Tensor.detach(parameter)
+    vars(out).update({k: v for k, v in vars(parameter).items() if k not in vars(out)})
+    out.__class__ = type(parameter)
+    return out
+
+
+def _as_subclass(tensor: Any, kind: Any) -> Any:
+    """A fake tensor as one of a class of the user's or a library's, which stays a fake one."""
+    if issubclass(FakeTensor, kind):
+        return tensor
+    out = tensor.view_as(tensor)
+    out.__class__ = _faked_class(kind)
+    return out
+
+
+def _ragged_size(tensor: Any, *, coeff: int = 1) -> Any:
+    """The symbol for the ragged dimension of a nested tensor with these offsets, as plain tensors have one."""
+    from torch.nested._internal import nested_tensor as nested
+
+    known = nested._tensor_symint_registry
+    if tensor not in known:
+        known[tensor] = torch.SymInt(nested.NestedIntNode(nested._tensor_id_counter, coeff))
+        nested._tensor_id_counter += 1
+    return known[tensor]
+
+
+def _set_ragged_size(tensor: Any, size: Any) -> None:
+    if size is not None:
+        from torch.nested._internal import nested_tensor as nested
+
+        nested._tensor_symint_registry[tensor] = size
+
+
 def _formatted(tensor: Any, spec: str) -> str:
     """As of a plain tensor: a scalar's is its number's."""
     return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
 
 def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
-    subclass, tensor_dispatch, mode_dispatch = (
+    device_of: Any = torch.Tensor.device.__get__
+    subclass, wrapper, tensor_dispatch, mode_dispatch = (
         torch.Tensor._make_subclass,
+        torch.Tensor._make_wrapper_subclass,
         FakeTensor.__torch_dispatch__.__func__,  # type: ignore[attr-defined]
         FakeTensorMode.dispatch,
     )
@@ -168,7 +233,15 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         device = kwargs.get("device_for_backend_keys")
         if device is not None and device.type == "cuda":
             kwargs["device_for_backend_keys"] = stand_in()
+        if isinstance(data, FakeTensor) and not issubclass(FakeTensor, cls) and "__torch_dispatch__" not in vars(cls):
+            return _as_subclass(data.detach(), cls).requires_grad_(require_grad)
         return subclass(cls, data, require_grad, **kwargs)
+
+    def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(stand_in() if _is_cuda(a) else a for a in args)
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = stand_in()
+        return wrapper(cls, *args, **kwargs)
 
     def dispatch_tensor(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _device_of:
@@ -185,6 +258,8 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
 
     return [
         (torch.Tensor, "_make_subclass", staticmethod(make_subclass)),
+        (torch.Tensor, "_make_wrapper_subclass", staticmethod(make_wrapper)),
+        (torch.Tensor, "device", property(lambda t: _normalized(device_of(t)))),
         (FakeTensor, "__torch_dispatch__", classmethod(dispatch_tensor)),
         (FakeTensorMode, "dispatch", dispatch_mode),
         (FakeTensor, "is_cuda", property(lambda t: t.fake_device.type == "cuda")),
@@ -193,7 +268,11 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         (torch._subclasses, "FakeTensor", _NotFake),
         (torch.utils, "swap_tensors", _swap),
         (FakeTensor, "__deepcopy__", _deepcopied),
+        (FakeTensor, "get_nested_int", _ragged_size),
+        (FakeTensor, "nested_int_memo", property(_ragged_size, _set_ragged_size)),
+        (torch.Tensor, "nested_int_memo", property(_ragged_size, _set_ragged_size)),
         (FakeTensor, "__format__", _formatted),
+        (FakeTensor, "as_subclass", _as_subclass),
         (FakeTensor, "_normalize_fake_device", staticmethod(_normalized)),
         (fake_tensor, "init_gpu_context", lambda device: None),  # noqa: ARG005
     ]
@@ -252,6 +331,8 @@ class _Devices(TorchFunctionMode):
         if func is torch.Tensor.__setitem__ and isinstance(args[2], bool | int | float) and args[0].is_cuda:
             # a number put into a CUDA tensor travels as a host scalar
             return func(args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
+        if func == _DATA_SETTER and args[0].device != args[1].device and isinstance(args[1], FakeTensor):
+            return _set_data(*args)
         if func is torch.Tensor.is_pinned:
             return False
         if func is torch.Tensor.pin_memory:

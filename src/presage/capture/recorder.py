@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from presage.capture.backend import CUDA, NAME, listeners, stand_in
 from presage.capture.call_sites import CallSites, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
-from presage.capture.contents import leaves, mapped, unprofiled
+from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
 from presage.capture.output_memo import OutputMemo
 from presage.capture.tensor_values import SHAPE_GIVERS, Numbers, TensorValues
@@ -62,6 +63,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
         self.shadows = TensorValues()
+        self._one_at_a_time = RLock()
         self._hash, self._ops = 0, 0
         self._seen_from_cpp = {CUDA: stand_in()}
 
@@ -84,9 +86,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _device_of:
-            device = args[0].fake_device
+            device = parts(args[0])[0].device
             return self._seen_from_cpp.get(device, device)
-        kwargs = kwargs or {}
+        if any(is_made_of_tensors(kind) for kind in types):
+            return NotImplemented  # its own code runs, and what that does to the tensors inside comes by here
+        with self._one_at_a_time:
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if kwargs:
