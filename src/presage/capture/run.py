@@ -276,7 +276,8 @@ HOST = {
     "aten::resize_", "aten::set_", "aten::as_strided", "aten::lift_fresh", "aten::detach_", "aten::squeeze_",
     "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::as_strided_", "aten::_unsafe_view",
     "aten::_reshape_alias", "aten::alias", "aten::_coalesced_", "aten::_sparse_coo_tensor_with_dims_and_tensors",
-    "aten::is_coalesced", "aten::sparse_dim", "aten::dense_dim", "aten::_nnz", "aten::record_stream", "_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor",
+    "aten::is_coalesced", "aten::sparse_dim", "aten::dense_dim", "aten::_nnz", "aten::record_stream",
+    "_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor",
 }  # fmt: skip
 
 
