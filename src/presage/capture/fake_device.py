@@ -27,7 +27,7 @@ from presage.capture.backend import CUDA, NAME, cuda_patches, stand_in
 from presage.capture.compiled import compile_patches
 
 _device_of = torch.ops.prim.device.default
-_DATA_SETTER: Any = torch.Tensor.data.__set__
+_DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 _MISSING = object()
 _PATCHES: list[tuple[Any, str, Any, Any]] = []  # owner, name, value before, value now
 
@@ -143,7 +143,8 @@ def _swap(one: Any, other: Any) -> None:
 
 def _set_data(tensor: Any, value: Any) -> None:
     """`tensor.data = value` where one is on the host and the other on the GPU, which PyTorch allows plain tensors."""
-    fresh, kind, wanted = value.detach(), type(tensor), tensor.requires_grad
+    kind: Any = type(tensor)
+    fresh, wanted = value.detach(), tensor.requires_grad
     if isinstance(tensor, torch.nn.Parameter):
         fresh = torch.nn.Parameter(fresh, requires_grad=False)
     own = {k: v for k, v in vars(tensor).items() if k not in vars(fresh)}
@@ -199,11 +200,13 @@ def _as_subclass(tensor: Any, kind: Any) -> Any:
 
 def _ragged_size(tensor: Any, *, coeff: int = 1) -> Any:
     """The symbol for the ragged dimension of a nested tensor with these offsets, as plain tensors have one."""
-    from torch.nested._internal import nested_tensor as nested
+    import torch.nested._internal.nested_tensor
 
+    nested: Any = torch.nested._internal.nested_tensor
     known = nested._tensor_symint_registry
     if tensor not in known:
-        known[tensor] = torch.SymInt(nested.NestedIntNode(nested._tensor_id_counter, coeff))
+        symbol: Any = torch.SymInt
+        known[tensor] = symbol(nested.NestedIntNode(nested._tensor_id_counter, coeff))
         nested._tensor_id_counter += 1
     return known[tensor]
 
