@@ -183,6 +183,14 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
         # asked only before an RNN's weights are laid into one buffer, which needs real memory
         (torch.backends.cudnn, "is_acceptable", _always(False)),
     ]
+    asked = {"is_available": True, "device_count": 1, "current_device_index": 0, "set_device_index": None}
+    out += [(torch.accelerator, name, _always(value)) for name, value in asked.items()]
+    out += [
+        (torch.accelerator, "current_accelerator", _always(torch.device("cuda"))),
+        (torch.accelerator, "synchronize", _synchronize),
+        # DataParallel on one GPU: the batch is moved there as it is
+        (torch.nn.parallel.comm, "scatter", lambda tensor, *_, **__: (tensor.to(CUDA, non_blocking=True),)),
+    ]
     out += [
         (torch.cuda.nvtx, name, _always(0)) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")
     ]

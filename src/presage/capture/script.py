@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace as with_fields
+from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture.call_sites import Profile
 from presage.capture.fake_device import patched, torch_flags
@@ -108,10 +109,10 @@ class _StepRecorder:
         """How the step that was taken compares with the others."""
         counts = [ops for _, ops in self.seen]
         if len(set(self.seen)) > 1:
-            yield (
-                f"the {len(counts)} steps looked at are not all alike ({min(counts):,} to {max(counts):,} GPU ops): "
-                f"this is step {self.number}, with {counts[-1]:,}"
+            many = (
+                f"{min(counts):,} to {max(counts):,} GPU ops" if len(set(counts)) > 1 else "in shapes or kinds of ops"
             )
+            yield f"the {len(counts)} steps looked at are not all alike ({many}): this is step {self.number}"
 
 
 def _uncompiled(recorder: _ScriptRecorder, model: Any = None, **options: Any) -> Any:
@@ -122,6 +123,19 @@ def _uncompiled(recorder: _ScriptRecorder, model: Any = None, **options: Any) ->
         f"torch.compile at {recorder.places.line()} is left out: the step is predicted as it runs without it"
     ] = None
     return model
+
+
+def _zeros(recorder: _ScriptRecorder) -> Any:
+    """In the place of Tensor.numpy for large host tensors, whose numbers are not kept."""
+
+    def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+        if tensor.device.type != "cpu" and not force:
+            raise TypeError(f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() first.")
+        recorder.note(f"numbers of a large tensor were read at {recorder.places.line()}: taken to be 0")
+        with torch.utils._python_dispatch._disable_current_modes():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
+
+    return numpy
 
 
 def capture_script(script: TrainingScript, *, variant: Variant = AS_WRITTEN) -> Graph:
@@ -151,6 +165,7 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
         loading.in_process(),
         CheckpointFiles().in_memory(),
         patched(torch, "compile", partial(_uncompiled, recorder)),
+        patched(FakeTensor, "numpy", _zeros(recorder)),
     ):
         steps = _StepRecorder(script, recorder, hooks, loading)
         watch = StepWatch(script, steps, expected)
