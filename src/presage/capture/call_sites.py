@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch._C import _profiler
 from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
+from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from presage.capture import compiled
 from presage.capture.calls import RecordedCall
@@ -31,6 +34,31 @@ def host_thread() -> Thread:
     return "main" if torch._C._current_autograd_node() is None else "autograd"
 
 
+@contextmanager
+def entering_threads(recorder: Any, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Threads that start while this lasts see the recorder and what is `around` their code, which PyTorch keeps apart
+    for each thread. They end with the next op that they run after it."""
+    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def run(thread: Any) -> None:
+        report = thread._invoke_excepthook
+        # what the recorder has heard of is told in the main thread
+        thread._invoke_excepthook = lambda t: None if sys.exc_info()[1] is recorder.failure else report(t)
+        _push_mode(recorder)
+        try:
+            with around(), torch.autograd.set_multithreading_enabled(False):
+                begin(thread)
+        finally:
+            _pop_mode()
+
+    threading.Thread._bootstrap_inner = run  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        threading.Thread._bootstrap_inner = begin  # type: ignore[attr-defined]
+        recorder.ended = True
+
+
 class CallSites:
     """Follows modules and optimizers through global hooks, which `following` sets and removes."""
 
@@ -39,8 +67,9 @@ class CallSites:
         self.roots: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.in_optimizer = False
+        self._stepping = 0  # the thread an optimizer steps in
         self._backward = -1  # the backward pass that an optimizer steps in, from a hook
-        self._stacks: dict[Thread, list[str]] = {}
+        self._stacks: dict[tuple[int, Thread], list[str]] = {}
         self._forward: dict[int, tuple[str, str, str]] = {}  # by autograd's number: module, line, compiled call
         self.before_step: list[Any] = []
 
@@ -70,16 +99,17 @@ class CallSites:
             self.roots.append(module)
             for name, child in module.named_modules(prefix=prefix):
                 self.names.setdefault(id(child), compiled.plain_name(name))
-        self._stacks.setdefault(host_thread(), []).append(self.names[id(module)])
+        self._stacks.setdefault((get_ident(), host_thread()), []).append(self.names[id(module)])
 
     def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         del module, inputs, output
-        stack = self._stacks.get(host_thread())
+        stack = self._stacks.get((get_ident(), host_thread()))
         if stack:
             stack.pop()
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self.in_optimizer, self._backward = True, torch._C._current_graph_task_id()
+        self._stepping = get_ident()
         self.optimizers[id(optimizer)] = optimizer
         for listener in self.before_step:
             listener(optimizer)
@@ -101,7 +131,7 @@ class CallSites:
     def fill(self, call: RecordedCall) -> None:
         """Write down where a call comes from."""
         thread = host_thread()
-        stack = self._stacks.get(thread)
+        stack = self._stacks.get((get_ident(), thread))
         node = torch._C._current_autograd_node()
         call.thread = thread
         if node is not None and not stack:
@@ -123,7 +153,7 @@ class CallSites:
     def _phase(self, backward: bool, in_module: bool) -> Any:
         if backward:
             return "backward"
-        if self.in_optimizer:
+        if self.in_optimizer and get_ident() == self._stepping:
             return "optimizer"
         return "forward" if in_module or torch.is_grad_enabled() else "other"
 
@@ -189,8 +219,9 @@ class Profile:
 def profiled() -> Iterator[Profile]:
     """Profile what runs inside; the result is filled in at the end."""
     config = _profiler.ProfilerConfig(
-        _profiler.ProfilerState.KINETO, True, False, False, False, False, _profiler._ExperimentalConfig()
-    )
+        _profiler.ProfilerState.KINETO, True, False, False, False, False,
+        _profiler._ExperimentalConfig(profile_all_threads=True),
+    )  # fmt: skip
     activities = {_profiler.ProfilerActivity.CPU}
     out = Profile()
     with _silent():

@@ -84,7 +84,7 @@ def fake_cuda() -> Iterator[None]:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") builds on the host, then copies
         stack.callback(_restore_default_device, default)
         stack.callback(autocast.clear)
-        stack.enter_context(_Devices())
+        stack.enter_context(Devices())
         yield
 
 
@@ -324,7 +324,7 @@ def _is_cuda(value: Any) -> bool:
     return isinstance(value, str) and value.split(":")[0] == "cuda"
 
 
-class _Devices(TorchFunctionMode):
+class Devices(TorchFunctionMode):
     """Leads every mention of CUDA in a call of PyTorch to the stand-in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from threading import RLock
+from threading import RLock, get_ident
+from time import sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
 
 aten = torch.ops.aten
+SETTLING = 100  # times 50 ms that other threads are waited for
 REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; larger ones (weights, mostly) are fake too
 _device_of = torch.ops.prim.device.default
 _scalar = aten._local_scalar_dense.default
@@ -63,7 +65,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
         self.shadows = TensorValues()
-        self._one_at_a_time = RLock()
+        self.elsewhere = 0  # ops that other threads than the main one ran
+        self.ended = False  # the capture is over: threads that were started in it end
+        self._one_at_a_time, self._owner = RLock(), get_ident()
         self._hash, self._ops = 0, 0
         self._seen_from_cpp = {CUDA: stand_in()}
 
@@ -90,8 +94,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._seen_from_cpp.get(device, device)
         if any(is_made_of_tensors(kind) for kind in types):
             return NotImplemented  # its own code runs, and what that does to the tensors inside comes by here
+        if get_ident() == self._owner:
+            with self._one_at_a_time:
+                return self._dispatch(func, args, kwargs or {})
+        return self._in_thread(func, args, kwargs or {})
+
+    def _in_thread(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """As in the main thread, which fails too where this does."""
+        if self.ended:
+            raise SystemExit
         with self._one_at_a_time:
-            return self._dispatch(func, args, kwargs or {})
+            self.elsewhere += 1
+            try:
+                return self._dispatch(func, args, kwargs)
+            except Exception as e:
+                self.failure = self.failure or e
+                raise
+
+    def settle(self) -> None:
+        """Let other threads run until they wait for the main one: so the same ops fall into the step in every run."""
+        for _ in range(SETTLING if self.elsewhere else 0):
+            before = self.elsewhere
+            sleep(0.05)
+            if self.elsewhere == before:
+                break
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace == "profiler":

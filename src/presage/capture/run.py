@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture import rules_index, rules_layers, rules_math, rules_memory
 from presage.capture.assumptions import Assumptions
-from presage.capture.call_sites import Nested, Profile, profiled
+from presage.capture.call_sites import Nested, Profile, entering_threads, profiled
 from presage.capture.calls import MemoryEvent, RecordedCall
 from presage.capture.compiled import compile_notes, plain_name
-from presage.capture.fake_device import fake_cuda, patched, restore_settings, torch_flags
+from presage.capture.fake_device import Devices, fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.recorder import Recorder
 from presage.capture.variant_hooks import VariantHooks, hooked
@@ -78,7 +78,8 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
     with restore_settings(), _frozen_heap(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = kind()  # which loads PyTorch's compiler, unless there is a fake GPU already
         reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
-        with reading, recorder.places.following(), recorder, hooked(variant) as hooks:
+        threads = entering_threads(recorder, Devices)
+        with reading, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
             yield recorder, hooks
 
 
@@ -97,6 +98,8 @@ def _frozen_heap() -> Iterator[None]:
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[Profile]:
     """What runs inside becomes the graph; the profile is filled in at the end."""
+    recorder.settle()
+    elsewhere = recorder.elsewhere
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -106,6 +109,11 @@ def recorded(recorder: Recorder) -> Iterator[Profile]:
     try:
         with profiled() as profile, recorder.listening():
             yield profile
+            recorder.settle()
+            if recorder.elsewhere > elsewhere:
+                recorder.note(
+                    f"{recorder.elsewhere - elsewhere:,} ops of other threads are taken to run among the main one's"
+                )
         _name_memory(recorder)
     finally:
         if was_on:
