@@ -1,15 +1,19 @@
 """Numbers that code reads from the GPU: computed where they can be known, assumed in the open where not."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from commands import runner
 from presage.capture import capture
+from presage.cli.graph import command
 from presage.errors import PresageError
 from presage.graph.graph import Graph
+from presage.prediction.api import step_graph
 
 Build = Callable[[str], Callable[[], Any]]
 LARGE = 1024  # of a square weight whose numbers no capture computes
@@ -188,3 +192,38 @@ def test_a_copy_on_which_sizes_depend_decides() -> None:
 
     (assumption,) = capture(build).assumptions
     assert assumption.what == "a tensor copied to the host" and assumption.decides
+
+
+SCRIPT = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(512, 1024).cuda()
+for i in range(20):
+    loss = model(x).square().mean()
+    if loss.item() > 10:
+        model(x).mean().backward()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if i % 10 == 0:
+        print(i, f"{loss:.3f}", loss.item())
+"""
+
+
+def test_a_scripts_values_are_assumed_or_given(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    plain = step_graph(path)
+    assert [(a.line, a.decides) for a in plain.assumptions] == [("train.py:8", True), ("train.py:14", False)]
+    assert products(step_graph(path, assume={"train.py:8": "20"})) > products(plain)
+
+
+def test_strict_refuses_to_assume(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    graph = runner(command)
+    with pytest.raises(PresageError, match="train.py:8: the code branches on a number that is not known"):
+        graph(path, "--strict")
+    with pytest.raises(PresageError, match="should be FILE:LINE=VALUE"):
+        graph(path, "--assume", "loss=3")

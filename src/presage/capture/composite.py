@@ -103,6 +103,20 @@ def _softmax_of(op: Any) -> Callable[..., torch.Tensor]:
     return run
 
 
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """The lengths go to the host first."""
+    lengths = input_lengths.tolist(), target_lengths.tolist()
+    return aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)  # type: ignore[no-any-return]
+
+
 # Taken apart elsewhere, whole on CUDA.
 
 
@@ -219,6 +233,7 @@ OVERRIDES: dict[str, Callable[..., Any]] = {
     "softmax.int": _softmax_of(aten._softmax),
     "log_softmax.int": _softmax_of(aten._log_softmax),
     "scaled_dot_product_attention": attention,
+    "ctc_loss.Tensor": ctc_loss,
     "lstm.input": lstm,
     "lstm.data": lstm_packed,
     "gru.input": gru,

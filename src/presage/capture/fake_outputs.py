@@ -81,7 +81,14 @@ def _rms_norm_backward(grad: Any, x: Any, shape: Any, rows: Any, weight: Any, wa
     return tuple(torch.empty_like(t, memory_format=whole) if want and t is not None else None for t, want in given)
 
 
+def _like_second(grad: Any, x: Any, *rest: Any) -> Any:
+    del grad, rest
+    return torch.empty_like(x)
+
+
 OUTCOMES: dict[Any, Callable[..., Any]] = {
+    aten._ctc_loss_backward.default: _like_second,
+    aten._ctc_loss_backward.Tensor: _like_second,
     aten._cudnn_rnn.default: _recurrent,
     aten._cudnn_rnn_backward.default: _recurrent_backward,
     aten._grouped_mm.default: _grouped_mm,

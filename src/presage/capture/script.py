@@ -17,6 +17,7 @@ import torch
 from msgspec.structs import replace as with_fields
 from torch._subclasses.fake_tensor import FakeTensor
 
+from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Profile
 from presage.capture.fake_device import patched, torch_flags
 from presage.capture.recorder import Recorder
@@ -38,8 +39,8 @@ class _Stop(BaseException):
 class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Also stops a script that is to end."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, assumptions: Assumptions) -> None:
+        super().__init__(assumptions)
         self.stopping = False
         self.compiled: dict[str, None] = {}  # notes on what would be
 
@@ -138,15 +139,17 @@ def _zeros(recorder: _ScriptRecorder) -> Any:
     return numpy
 
 
-def capture_script(script: TrainingScript, *, variant: Variant = AS_WRITTEN) -> Graph:
+def capture_script(
+    script: TrainingScript, *, variant: Variant = AS_WRITTEN, assume: Mapping[str, str] | None = None
+) -> Graph:
     """One step of a script as it would run on an H200: the first that is like one before it.
 
     The script is run with its own argv, imports and working folder, and ended once its step is recorded.
     """
-    graph, watch = _captured(script, variant)
+    graph, watch = _captured(script, variant, assume)
     if graph is None and watch.steps >= (1 if script.step else 2) and script.step_at is None:
         # it has too few steps for two to be compared: its last one is taken
-        graph, _ = _captured(replace(script, step_at=watch.steps), variant, watch.cycle.period)
+        graph, _ = _captured(replace(script, step_at=watch.steps), variant, assume, watch.cycle.period)
     if graph is None:
         raise PresageError(_too_short(script, watch))
     if not any(op.kernels for op in graph.ops):
@@ -157,14 +160,19 @@ def capture_script(script: TrainingScript, *, variant: Variant = AS_WRITTEN) -> 
     return with_fields(graph, notes=(*_missing(graph), *graph.notes), variant=variant.changes())
 
 
-def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tuple[Graph | None, StepWatch]:
+def _captured(
+    script: TrainingScript, variant: Variant, assume: Mapping[str, str] | None, expected: int = 0
+) -> tuple[Graph | None, StepWatch]:
     loading = Loading()
     with (
         ScriptRun(script).prepared() as process,
-        on_fake_gpu(_ScriptRecorder, variant) as (recorder, hooks),
+        on_fake_gpu(lambda: _ScriptRecorder(Assumptions(assume)), variant) as (recorder, hooks),
         loading.in_process(),
         CheckpointFiles().in_memory(),
         patched(torch, "compile", partial(_uncompiled, recorder)),
+        # a profile that ends inside a region that began in it would leave that region writing to freed memory
+        patched(torch.autograd.profiler.record_function, "__enter__", lambda region: region),
+        patched(torch.autograd.profiler.record_function, "__exit__", lambda *_: None),
         patched(FakeTensor, "numpy", _zeros(recorder)),
     ):
         steps = _StepRecorder(script, recorder, hooks, loading)
@@ -174,7 +182,7 @@ def _captured(script: TrainingScript, variant: Variant, expected: int = 0) -> tu
     if steps.profile is None:
         return None, watch
     recorder.notes |= dict.fromkeys(recorder.compiled)
-    steady = len(set(steps.seen)) <= 1
+    steady = len(steps.seen) < 2 or steps.seen[-1] in steps.seen[:-1]
     graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags, steady)
     return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary(steps.batches)), watch
 

@@ -63,6 +63,7 @@ PLAIN = {
     "scatter_reduce", "sort", "argsort", "topk", "kthvalue", "median", "cumsum", "cumprod", "cummax", "cummin",
     "constant_pad_nd", "tril", "triu", "bucketize", "searchsorted", "max", "min", "amax", "amin", "aminmax", "argmax",
     "argmin", "sum", "mean", "prod", "all", "any", "count_nonzero", "bincount", "var", "std", "copy", "nonzero",
+    "_is_all_true", "_is_any_true",
     "masked_select", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "histc", "_softmax",
     "_log_softmax", "logsumexp", "relu", "gelu", "silu", "leaky_relu", "hardtanh", "softplus", "threshold",
     "linalg_vector_norm", "norm", "embedding", "diff", "unfold", "_unsafe_index", "atan2", "acos", "asin", "atan",
@@ -81,7 +82,7 @@ MOST_COPIED = 1 << 16  # elements of host tensors of floats that are copied; lar
 MOST_ASSUMED = 1 << 22  # elements of a tensor whose numbers are partly drawn, and still followed
 SEED, NEXT_SEED = 0x5EED, 0x9E3779B97F4A7C15
 # Of numbers that are not known: they are finite, and a check of all of them finds nothing.
-UNKNOWN_ARE = {"isnan": 0, "isinf": 0, "isfinite": 1, "all": 1, "any": 0}
+UNKNOWN_ARE = {"isnan": 0, "isinf": 0, "isfinite": 1, "all": 1, "any": 0, "_is_all_true": 1, "_is_any_true": 0}
 # The check for infinities of torch.amp.GradScaler: gradients are taken to be finite.
 FINITE = {"_amp_foreach_non_finite_check_and_unscale_"}
 
@@ -110,16 +111,23 @@ class TensorValues:
             written = _written(func, args, kwargs)
             if _short(func) in FINITE:
                 written = written[:-1]
-            elif self._beside(func, args, kwargs, out, written):
+            elif self._run_small(func, args, kwargs, out, written):
                 return
             known = len(written) == 1 and _is_known(func)
             content = self._changed(func, args, kwargs, written[0]) if known else None
             for t in written:
                 self._hold(t, content)
-        elif _is_known(func):
+        elif _is_known(func) or (
+            not self._run_small(func, args, kwargs, out, []) and self._all_known(func, args, kwargs)
+        ):
             self._outputs(func, args, kwargs, out)
-        else:
-            self._beside(func, args, kwargs, out, [])
+
+    def _all_known(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an op of any kind could be run on the host if somebody asked."""
+        given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
+        views = [self._view(x) for x in given if isinstance(x, FakeTensor)]
+        known = bool(views) and all(v is not None and not v.content.assumed for v in views)
+        return known and func.namespace == "aten" and func not in _FAILED and _is_cheap(func, given)
 
     def numbers(self, t: torch.Tensor) -> Numbers | None:
         """What a tensor holds, drawn at random where nothing is known; None where it is too large to say."""
@@ -140,7 +148,7 @@ class TensorValues:
             flat.as_strided(t.shape, t.stride(), int(t.storage_offset())).copy_(numbers)
             self._hold(t, Content(t.dtype, flat.numel(), data=flat))
 
-    def _beside(self, func: Any, args: Any, kwargs: Any, out: Any, written: list[torch.Tensor]) -> bool:
+    def _run_small(self, func: Any, args: Any, kwargs: Any, out: Any, written: list[torch.Tensor]) -> bool:
         """Run an op of any kind on small tensors whose numbers are known, on the host."""
         given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
         if func in _FAILED or not given or not all(self._is_at_hand(x) for x in given) or not _is_cheap(func, given):

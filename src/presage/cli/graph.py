@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +58,19 @@ StepAt = Annotated[
 Limit = Annotated[
     float, option("--limit", "SECONDS", "Stop the script if it has not come that far by then.", panel=SCRIPT, min=1.0)
 ]
+ASSUMED = "Unknown values"
+Assume = Annotated[
+    list[str],
+    option(
+        "--assume",
+        "FILE:LINE=VALUE",
+        "What a value is that the code reads on this line and that a capture cannot know (repeatable).",
+        panel=ASSUMED,
+    ),
+]
+Strict = Annotated[
+    bool, option("--strict", "", "Refuse a step whose code branches on values that are not known.", panel=ASSUMED)
+]
 Arguments = Annotated[
     list[str], option("--arg", "K=V", "Argument of FUNCTION: a number, true, false, text, or a JSON list (repeatable).")
 ]
@@ -70,10 +83,17 @@ class StepName:
     name: str
     arguments: Mapping[str, Any]
     given: tuple[str, ...] = ()  # of --arg
+    assume: tuple[str, ...] = ()
+    strict: bool = False
+
+    def with_assumptions(self, assume: Sequence[str], strict: bool) -> StepName:
+        """With the options on values that are not known."""
+        return replace(self, assume=tuple(assume), strict=strict)
 
     def words(self, *options: object) -> list[object]:
         """The same step on the command line of another command, with options of that."""
         more = [word for pair in self.given for word in ("--arg", pair)]
+        more += [word for pair in self.assume for word in ("--assume", pair)]
         for key, name in (("step", "--step"), ("step_at", "--step-at"), ("limit", "--limit")):
             more += [name, str(self.arguments[key])] if key in self.arguments and is_script(self.name) else []
         argv = self.arguments.get("argv", ()) if is_script(self.name) else ()
@@ -118,6 +138,8 @@ def command(
     step_function: StepFunction = "",
     step_at: StepAt = None,
     limit: Limit = LIMIT,
+    assume: Assume = [],  # noqa: B006
+    strict: Strict = False,
     depth: Annotated[int, option("--depth", "N", "Module depth to list.", min=1)] = 2,
     out: Annotated[Path | None, out_option("--out", "FILE.presage", "Save the graph to a file.")] = None,
     diff: Annotated[
@@ -152,7 +174,7 @@ def command(
     chip = None if gpu is None else gpu_of(gpu)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
     named = step_name(step, words, arg, module, step_function, step_at, limit)
-    graph = captured(named)
+    graph = captured(named.with_assumptions(assume, strict))
     other = captured(StepName(diff, {})) if diff is not None else None
     if out is not None:
         from presage.graph import save
@@ -169,11 +191,35 @@ def gpu_words(gpu: str | None) -> list[object]:
 
 def captured(step: StepName) -> Graph:
     """The graph of a script or of FILE.py:FUNCTION, or of a saved file."""
-    return capture_graph(step.name, step.arguments, spinner=True)
+    graph = capture_graph(step.name, step.arguments, spinner=True, assume=_assumed(step.assume))
+    deciding = [a for a in graph.assumptions if a.decides]
+    if step.strict and deciding:
+        first = deciding[0]
+        more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
+        raise PresageError(
+            f"{first.line}: the code branches on {first.what} that is not known and was taken to be {first.value}{more}: "
+            f"give it with --assume {first.line}=VALUE, or leave out --strict"
+        )
+    return graph
+
+
+def _assumed(given: Sequence[str]) -> dict[str, str]:
+    out = {}
+    for item in given:
+        line, equals, value = item.rpartition("=")
+        if not equals or not value or not line.rpartition(":")[2].isdigit():
+            raise PresageError(f"--assume {item}: should be FILE:LINE=VALUE, as in train.py:41=true")
+        out[line] = value
+    return out
 
 
 def capture_graph(
-    step: str, arguments: Mapping[str, Any], *, spinner: bool = False, variant: Variant = AS_WRITTEN
+    step: str,
+    arguments: Mapping[str, Any],
+    *,
+    spinner: bool = False,
+    variant: Variant = AS_WRITTEN,
+    assume: Mapping[str, str] | None = None,
 ) -> Graph:
     """The graph of a script or of FILE.py:FUNCTION with these arguments, or a saved graph."""
     from presage.graph import save
@@ -182,4 +228,4 @@ def capture_graph(
     spinner = spinner and not (save.is_saved(step) or step.endswith(save.SUFFIX))
     # what the user's code prints must not get between the lines of our own output
     with status(f"capturing {step}") if spinner else nullcontext(), redirect_stdout(sys.stderr):
-        return step_graph(step, arguments, variant=variant)
+        return step_graph(step, arguments, variant=variant, assume=assume)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from presage.cli import complete
 from presage.cli.graph import (
     Arguments,
+    Assume,
     Limit,
     Module,
     ScriptArguments,
@@ -14,6 +15,7 @@ from presage.cli.graph import (
     StepAt,
     StepFunction,
     StepName,
+    Strict,
     captured,
     gpu_words,
     step_name,
@@ -45,6 +47,8 @@ def command(
     step_function: StepFunction = "",
     step_at: StepAt = None,
     limit: Limit = LIMIT,
+    assume: Assume = [],  # noqa: B006
+    strict: Strict = False,
     gpu: Annotated[
         str | None,
         option(
@@ -68,13 +72,10 @@ def command(
     report: Report = None,
     json: Json = None,
 ) -> None:
-    """Predict the time and memory of a training step. Needs no GPU and allocates no weights.
+    """Predict the time and memory of a training step, with a 90% interval. Needs no GPU and allocates no weights.
 
-    The step time comes with a 90% interval, because hosts and GPUs of one kind differ from machine to machine.
-
-    A script is run as it is, on a fake GPU, until its steps are alike. With several ranks, the script runs (FUNCTION
-    builds) the step of one rank as on a single GPU, with the batch of that rank, and --strategy turns it into what each
-    rank runs.
+    A script is run as it is, on a fake GPU, until its steps are alike. With several ranks, it is the step of one rank
+    as on a single GPU, with the batch of that rank, and --strategy turns it into what each rank runs.
 
     presage predict train.py -- --batch_size 12
 
@@ -90,7 +91,7 @@ def command(
     from presage.report.predict_answer import predict_answer
 
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
-    named = step_name(step, words, arg, module, step_function, step_at, limit)
+    named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     result = _one(named, gpu or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
     if trace is not None:
         write_timeline(result, trace)

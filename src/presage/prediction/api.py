@@ -150,17 +150,24 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def step_graph(step: StepSource, arguments: Mapping[str, Any] | None = None, *, variant: Variant = AS_WRITTEN) -> Graph:
+def step_graph(
+    step: StepSource,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    variant: Variant = AS_WRITTEN,
+    assume: Mapping[str, str] | None = None,
+) -> Graph:
     """The graph of a script, of FILE.py:FUNCTION or of a function, captured with these arguments (which needs torch),
     or of a file.
 
     A script's arguments: `argv`, `step` (its function that runs one step), `step_at` and `limit`.
-    `variant`: changes made around the code during the capture.
+    `variant`: changes made around the code during the capture. `assume`: values for what the code reads and is not
+    known, by line: {"train.py:41": "true"}.
     """
     values = dict(arguments or {})
     if is_script(step):
         script = TrainingScript.of(str(step), values)
-        return _capture_room().capture_script(script, variant=variant)  # type: ignore[no-any-return]
+        return _capture_room().capture_script(script, variant=variant, assume=assume)  # type: ignore[no-any-return]
     if isinstance(step, str | Path):
         name = str(step)
         if save.is_saved(name) or name.endswith(save.SUFFIX):
@@ -175,7 +182,7 @@ def step_graph(step: StepSource, arguments: Mapping[str, Any] | None = None, *, 
             raise PresageError(f"a step is FILE.py:FUNCTION, a function, a model or a Graph, not {type(step).__name__}")
         function, name = step, getattr(step, "__name__", type(step).__name__)
     check_arguments(function, values)
-    graph: Graph = _capture_room().capture(function, values, source=name, variant=variant)
+    graph: Graph = _capture_room().capture(function, values, source=name, variant=variant, assume=assume)
     shapes = getattr(function, "shapes", {})  # of a model's batch
     return with_fields(graph, arguments={**shapes, **graph.arguments}, notes=(*graph.notes, *_assumed(function)))
 

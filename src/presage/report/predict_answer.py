@@ -111,7 +111,8 @@ def assumed_text(assumptions: Sequence[StepAssumption]) -> str:
         return ""
     values = "a value that decides" if len(found) == 1 else f"{len(found)} values that decide"
     lines = first_few(list(dict.fromkeys(a.line for a in found)), 3)
-    return f" Assumed: {values} what runs ({lines}), up to {percent(found[0].share)} of the step."
+    share = f", up to {percent(found[0].share)} of the step" if found[0].share else ""
+    return f" Assumed: {values} what runs ({lines}){share}."
 
 
 def assumption_notes(assumptions: Sequence[StepAssumption]) -> tuple[str, ...]:
@@ -119,16 +120,16 @@ def assumption_notes(assumptions: Sequence[StepAssumption]) -> tuple[str, ...]:
     out = []
     for a in _deciding(assumptions):
         remedy = "" if a.what.startswith("the size") else f" (--assume {a.line}=VALUE)"
-        share = f"up to {percent(a.share)} of the step hangs on it{remedy}"
-        out.append(f"{a.line}: {a.what} is not known and taken to be {a.value}; {share}")
-    logged = list(dict.fromkeys(a.line for a in assumptions if not a.decides or not a.share))
+        share = f"up to {percent(a.share)} of the step hangs on it" if a.share else "the code branched on it"
+        out.append(f"{a.line}: {a.what} is not known and taken to be {a.value}; {share}{remedy}")
+    logged = list(dict.fromkeys(a.line for a in assumptions if not a.decides))
     if logged:
         out.append(f"values read at {first_few(logged)} are not known; nothing was seen to depend on them")
     return tuple(out)
 
 
 def _deciding(assumptions: Sequence[StepAssumption]) -> list[StepAssumption]:
-    return [a for a in assumptions if a.decides and a.share > 0]
+    return [a for a in assumptions if a.decides]
 
 
 # ---- tables
