@@ -223,7 +223,7 @@ def test_strict_refuses_to_assume(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     graph = runner(command)
-    with pytest.raises(PresageError, match="train.py:8: the code branches on a number that is not known"):
+    with pytest.raises(PresageError, match=r"train\.py:8: the code branches on a number that is not known"):
         graph(path, "--strict")
     with pytest.raises(PresageError, match="should be FILE:LINE=VALUE"):
         graph(path, "--assume", "loss=3")
