@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
