@@ -197,7 +197,7 @@ def captured(step: StepName) -> Graph:
         first = deciding[0]
         more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
         raise PresageError(
-            f"{first.line}: the code branches on {first.what} that is not known and was taken to be {first.value}{more}: "
+            f"{first.line}: the code branches on {first.what} that is not known and taken to be {first.value}{more}: "
             f"give it with --assume {first.line}=VALUE, or leave out --strict"
         )
     return graph
