@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -80,6 +81,8 @@ def fake_cuda() -> Iterator[None]:
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
         # A module moved to the GPU keeps its parameters' identity: tied weights stay tied, optimizers keep theirs.
         torch.__future__.set_swap_module_params_on_conversion(True)
+        moves = "get_swap_module_params_on_conversion"
+        stack.enter_context(patched(torch.__future__, moves, lambda: sys._getframe(1).f_code.co_name == "_apply"))
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") builds on the host, then copies
         stack.callback(_restore_default_device, default)
@@ -136,6 +139,8 @@ def _normalized(device: torch.device) -> torch.device:
 
 def _swap(one: Any, other: Any) -> None:
     """Two tensors change places. PyTorch's own refuses where weak references exist, as fake tensors' own do."""
+    if (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride()):
+        return  # a module that is moved to where it is
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     torch._C._swap_tensor_impl(one, other)
@@ -275,6 +280,7 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         (FakeTensor, "nested_int_memo", property(_ragged_size, _set_ragged_size)),
         (torch.Tensor, "nested_int_memo", property(_ragged_size, _set_ragged_size)),
         (FakeTensor, "__format__", _formatted),
+        (FakeTensor, "record_stream", lambda _tensor, _stream: None),
         (FakeTensor, "as_subclass", _as_subclass),
         (FakeTensor, "_normalize_fake_device", staticmethod(_normalized)),
         (fake_tensor, "init_gpu_context", lambda device: None),  # noqa: ARG005

@@ -12,6 +12,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -116,7 +118,7 @@ class CheckpointFiles:
             ExitStack() as stack,
         ):
             for owner, name, moves_it in moves:
-                stack.enter_context(patched(owner, name, self._moved(getattr(owner, name), moves_it)))
+                stack.enter_context(patched(owner, name, self._moving(getattr(owner, name), moves_it)))
             yield
 
     def _save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -125,19 +127,20 @@ class CheckpointFiles:
 
     def _loading(self, load: Callable[..., Any]) -> Any:
         def run(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            where = torch.device(map_location).type if isinstance(map_location, str | torch.device) else ""
             if _key(f) in self.saved:
-                return self.saved[_key(f)]
-            with _elsewhere():
-                found = load(f, "cpu", *args, **kwargs)
-            on_gpu = isinstance(map_location, str | torch.device) and torch.device(map_location).type == "cuda"
-            return tree_map(_to_cuda, found) if on_gpu else found
+                found = deepcopy(self.saved[_key(f)])
+            else:
+                with _elsewhere():
+                    found = load(f, "cpu", *args, **kwargs)
+            return tree_map(partial(_moved, where), found) if where else found
 
         return run
 
     def _exists(self, exists: Callable[[Any], bool]) -> Any:
         return lambda path: _key(path) in self.saved or exists(path)
 
-    def _moved(self, move: Callable[..., Any], moves: bool) -> Any:
+    def _moving(self, move: Callable[..., Any], moves: bool) -> Any:
         def run(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             if _key(source) not in self.saved:
                 return move(source, target, *args, **kwargs)
@@ -151,5 +154,5 @@ def _key(file: Any) -> Any:
     return os.path.abspath(file) if isinstance(file, str | os.PathLike) else file
 
 
-def _to_cuda(value: Any) -> Any:
-    return value.cuda() if isinstance(value, torch.Tensor | torch.nn.Module) else value
+def _moved(device: str, value: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor | torch.nn.Module) else value
