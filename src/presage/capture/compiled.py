@@ -75,10 +75,16 @@ def compile_later(model: Any = None, **options: Any) -> Any:
     """As torch.compile; what it returns is compiled only where it is called outside a capture."""
     if model is None:
         return lambda function: compile_later(function, **options)
-    if options.get("disable"):
+    if options.get("disable") or _is_own_wrapper(model):
         return model
     how = _how(options)
     return OptimizedModule(model, how, options) if isinstance(model, nn.Module) else _wrapped(model, how, options)
+
+
+def _is_own_wrapper(function: Any) -> bool:
+    """Whether PyTorch compiles it around one of its higher-order ops."""
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith("torch.") and getattr(function, "__name__", "").endswith("_wrapper")
 
 
 def _how(options: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from presage import usercode
 from presage.capture import autocast
 from presage.capture.backend import CUDA, NAME, cuda_patches, stand_in
 from presage.capture.compiled import compile_patches
+from presage.capture.higher_order import higher_order_patches
 
 _device_of = torch.ops.prim.device.default
 _DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
@@ -75,7 +76,13 @@ def fake_cuda() -> Iterator[None]:
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
-        for owner, name, value in [*_fake_tensor_patches(), *_autocast_patches(), *cuda_patches(), *compile_patches()]:
+        for owner, name, value in [
+            *_fake_tensor_patches(),
+            *_autocast_patches(),
+            *cuda_patches(),
+            *compile_patches(),
+            *higher_order_patches(),
+        ]:
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_foreach_takes_fakes())
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)

@@ -5,6 +5,8 @@ The numbers and where they are from: `data/host_constants.toml`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from presage.files.reading import shipped_toml
 from presage.graph.graph import Op, references
 from presage.graph.work import collective
@@ -14,6 +16,7 @@ COLLECTIVE_US: float = _FILE["collective"]["call_us"]
 # Work of a framework in a hook: for each call, and for each tensor of it. An op within such a hook is part of it.
 HOOKS_US: dict[str, tuple[float, float]] = {k: (h["call_us"], h["tensor_us"]) for k, h in _FILE["hooks"].items()}
 COMPILED_KERNEL, COMPILED_CALL, COMPILED_GRAPH = "compiled kernel", "compiled call", "compiled graph"
+LATER_GRAPH, FUSED_GRAPH = "later compiled graph", "compiled graph of fused kernels"
 COMPILED_US: dict[str, float] = _FILE["compiled"]
 CUDA_GRAPH_US: dict[str, float] = _FILE["cuda_graph"]
 LAYER: dict[str, float] = _FILE["layer"]
@@ -28,6 +31,13 @@ def hook_us(op: Op) -> float | None:
         return None
     once, each = HOOKS_US[name]
     return once + (each * sum(1 for _ in references(op.inputs)) if each else 0.0)
+
+
+def compiled_graph(ops: Sequence[Op], first: bool) -> str:
+    """The host term of a call of compiled code, of these ops."""
+    if all(op.name.startswith("triton::") for op in ops if op.kernels):
+        return FUSED_GRAPH
+    return COMPILED_GRAPH if first else LATER_GRAPH
 
 
 def is_compiled(op: Op) -> bool:

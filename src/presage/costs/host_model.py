@@ -114,12 +114,13 @@ class HostModel:
     def _replay(self, graph: Graph, launches: Sequence[int], gap: Floats, own: Floats, extra: Floats) -> None:
         """Ops of a CUDA graph cost no host time; the first carries the graph launch."""
         first: dict[str, int] = {}
+        begun = {op.compiled and op.replayed: gap[i] for i, op in reversed(list(enumerate(graph.ops)))}
         for i, op in enumerate(graph.ops):
             if op.replayed:
                 gap[i] = own[i] = extra[i] = 0.0
                 own[first.setdefault(op.replayed, i)] += self.calls.replay_node_us * launches[i]
-        for i in first.values():
-            own[i] += self.calls.replay_call_us
+        for name, i in first.items():
+            own[i] += self.calls.replay_call_us + (begun[name] if graph.ops[i].compiled else 0.0)
 
     def with_terms(self, us: Mapping[str, float]) -> HostModel:
         """A copy with other terms."""

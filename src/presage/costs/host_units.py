@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from presage.costs.host_constants import COMPILED_CALL, COMPILED_GRAPH, COMPILED_KERNEL, is_compiled
+from presage.costs.host_constants import COMPILED_CALL, COMPILED_KERNEL, compiled_graph, is_compiled
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Ref, Thread
 
@@ -111,7 +111,7 @@ def host_terms(graph: Graph, host_units: Sequence[HostUnit]) -> Iterator[tuple[i
     skipped, recomputed = _Empty(graph), _recomputed(graph)
     checkpointed = checkpoints(graph, recomputed)
     parameters = sum(s.role == "parameter" for s in graph.storages)
-    before, module, nodes = None, "", set[int]()
+    before, module, nodes, compiled = None, "", set[int](), set[str]()
     for unit in host_units:
         first = graph.ops[unit.ops[0]]
         gap = [*_between(before, first, unit, parameters, len(nodes), _list(graph, unit))]
@@ -122,7 +122,9 @@ def host_terms(graph: Graph, host_units: Sequence[HostUnit]) -> Iterator[tuple[i
             nodes = nodes if before is not None and before.thread == "main" else set()
             nodes |= {graph.ops[i].sequence for i in unit.ops if graph.ops[i].sequence >= 0}
         if is_compiled(first):
-            gap.append((COMPILED_GRAPH, 1.0))
+            own = [graph.ops[i] for i in unit.ops]
+            gap.append((compiled_graph(own, first.thread not in compiled), 1.0))
+            compiled.add(first.thread)
         elif role(first) == "forward":
             gap.append(("module border", _borders(module, first.module)))
             module = first.module

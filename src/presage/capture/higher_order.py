@@ -1,0 +1,200 @@
+"""Higher-order ops during a capture: `torch.cond`, `while_loop` and `flex_attention` with the functions they are given.
+
+Compiled, `flex_attention` is one kernel each way that skips the blocks its mask leaves out: it is recorded as flash
+attention over as many keys as each query sees. Not compiled, PyTorch writes it out, scores and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+
+from presage.capture import compiled
+from presage.capture.attention import LOW
+from presage.capture.contents import unprofiled
+from presage.errors import PresageError
+from presage.fusing.inductor import INDUCTOR
+
+aten = torch.ops.aten
+_call = HigherOrderOperator.__call__
+SAMPLED = 64  # positions of queries and of keys at which a mask is looked at where its blocks are not known
+MOST_ROUNDS = 10_000
+
+
+def higher_order_patches() -> list[tuple[Any, str, Any]]:
+    return [(HigherOrderOperator, "__call__", _run)]
+
+
+def _run(op: Any, /, *args: Any, **kwargs: Any) -> Any:
+    handler = HANDLERS.get(op.name())
+    if handler is not None:
+        return handler(*args, **kwargs)
+    try:
+        return _call(op, *args, **kwargs)
+    except (NotImplementedError, RuntimeError) as e:
+        if "rule registered for HigherOrderOperator" not in str(e):
+            raise
+        raise PresageError(
+            f"the higher-order op {op.name()} cannot be captured: write it as plain PyTorch (a loop or an if) for the "
+            "capture"
+        ) from e
+
+
+def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any) -> Any:
+    return (true_fn if bool(pred) else false_fn)(*operands)
+
+
+def _while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, additional: Any = ()) -> Any:
+    for _ in range(MOST_ROUNDS):
+        if not bool(cond_fn(*carried, *additional)):
+            return carried
+        out = body_fn(*carried, *additional)
+        carried = tuple(out) if isinstance(out, list | tuple) else (out,)
+    raise PresageError(f"a while_loop did not end within {MOST_ROUNDS:,} rounds of the capture")
+
+
+def _invoke(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def _invoke_named(function: Callable[..., Any], _identifier: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+# ---- flex_attention
+
+
+def _flex(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    score_mod: Any,
+    block_mask: tuple[Any, ...],
+    scale: float,
+    *_: Any,
+) -> tuple[torch.Tensor, ...]:
+    if INDUCTOR not in compiled.calls.label:
+        out = _written_out(q, k, v, score_mod, block_mask[-1], scale)
+    else:
+        with _unrecorded() as recorder:
+            seen = _share_seen(recorder, block_mask, q.shape[-2], k.shape[-2])
+        keys = max(1, round(k.shape[-2] * seen))
+        compiled.calls.notes[
+            f"flex_attention is modelled as flash attention over the {seen:.0%} of keys that its mask leaves a query"
+        ] = None
+        if _has_parameters(score_mod):
+            compiled.calls.notes["the gradients of what flex_attention's score_mod captures are not modelled"] = None
+        out = _FlexAttention.apply(q, k, v, keys, scale)
+    rows = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return out, rows, rows
+
+
+@contextmanager
+def _unrecorded() -> Iterator[Any]:
+    """The recorder, if there is one; ops that run inside are no part of the step."""
+    from presage.capture.recorder import Recorder
+
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    recorder = next((m for m in reversed(modes) if isinstance(m, Recorder)), None)
+    if recorder is None:
+        yield None
+        return
+    before, recorder.recording = recorder.recording, False
+    try:
+        with unprofiled(), torch.no_grad():
+            yield recorder
+    finally:
+        recorder.recording = before
+
+
+def _share_seen(recorder: Any, block_mask: tuple[Any, ...], queries: int, keys: int) -> float:
+    """The share of blocks of keys that a block of queries is computed with, on average."""
+    number, full, size, mask_mod = block_mask[2], block_mask[4], block_mask[-2], block_mask[-1]
+    if size > keys:  # one block: no mask
+        return 1.0
+    blocks = number.numel() * -(-keys // size)
+    totals = [_known(recorder, x.sum()) for x in (number, full) if x is not None]
+    if None not in totals:
+        return min(1.0, sum(totals) / blocks)  # type: ignore[arg-type]
+    q = torch.arange(0, queries, max(1, queries // SAMPLED), device=number.device)
+    k = torch.arange(0, keys, max(1, keys // SAMPLED), device=number.device)
+    zero = torch.zeros((), dtype=torch.long, device=number.device)
+    seen = mask_mod(zero, zero, q[:, None], k[None, :])
+    share = _known(recorder, seen.float().mean()) if isinstance(seen, torch.Tensor) else None
+    if share is None:
+        compiled.calls.notes["the blocks of a flex_attention mask are not known: all are taken to be computed"] = None
+        return 1.0
+    return float(share)
+
+
+def _known(recorder: Any, scalar: torch.Tensor) -> float | None:
+    """A number of the fake GPU, where it follows from what is known."""
+    numbers = recorder.shadows.numbers(scalar) if recorder is not None else None
+    return None if numbers is None or numbers.assumed else float(numbers.data)
+
+
+def _has_parameters(function: Any) -> bool:
+    cells = [c.cell_contents for c in getattr(function, "__closure__", None) or ()]
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in cells)
+
+
+def _written_out(q: Any, k: Any, v: Any, score_mod: Any, mask_mod: Any, scale: float) -> torch.Tensor:
+    """As PyTorch runs it uncompiled: with all scores, in float32."""
+    heads = q.shape[1] // k.shape[1]
+    if heads > 1:
+        k, v = k.repeat_interleave(heads, dim=1), v.repeat_interleave(heads, dim=1)
+    scores = (q @ k.transpose(-2, -1)).float() * scale
+    b, h, i, j = (
+        torch.arange(n, device=q.device).view([-1 if d == p else 1 for d in range(4)])
+        for p, n in enumerate(scores.shape)
+    )
+    scores = score_mod(scores, b, h, i, j)
+    scores = torch.where(mask_mod(b, h, i, j), scores, -float("inf"))
+    return (scores.softmax(-1).to(q.dtype)) @ v  # type: ignore[no-any-return]
+
+
+class _FlexAttention(torch.autograd.Function):
+    """The fused kernels, on as many keys as a query sees."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, keys: int, scale: float) -> torch.Tensor:
+        few = [x[:, :, :keys] for x in (k, v)]
+        if q.dtype in LOW and max(q.shape[-1], v.shape[-1]) <= 256 and q.shape[-1] == v.shape[-1]:
+            made = aten._scaled_dot_product_flash_attention(q, *few, 0.0, False, False, scale=scale)
+        else:
+            few = [x.expand(-1, q.shape[1], -1, -1) if x.shape[1] == 1 else x for x in few]
+            made = aten._scaled_dot_product_efficient_attention(q, *few, None, True, 0.0, False, scale=scale)
+        ctx.keys, ctx.scale, ctx.made = keys, scale, made[1:]
+        ctx.save_for_backward(q, k, v, made[0])
+        return made[0]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        q, k, v, out = ctx.saved_tensors
+        few = [x[:, :, : ctx.keys] for x in (k, v)]
+        if len(ctx.made) > 4:
+            lse, cum_q, cum_k, longest_q, longest_k, seed, offset = ctx.made[:7]
+            gq, _, _ = aten._scaled_dot_product_flash_attention_backward(
+                grad, q, *few, out, lse, cum_q, cum_k, longest_q, longest_k, 0.0, False, seed, offset, scale=ctx.scale
+            )
+        else:
+            lse, seed, offset = ctx.made[:3]
+            gq, *_rest = aten._scaled_dot_product_efficient_attention_backward(
+                grad, q, *few, None, out, lse, seed, offset, 0.0, [True, True, True, False], False, scale=ctx.scale
+            )
+        return gq, torch.empty_like(k), torch.empty_like(v), None, None
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "flex_attention": _flex,
+    "invoke_subgraph": _invoke_named,
+    "tag_activation_checkpoint": _invoke,
+    "wrap_activation_checkpoint": _invoke,
+    "wrap": _invoke,
+}
