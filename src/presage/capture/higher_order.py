@@ -144,9 +144,7 @@ def _has_parameters(function: Any) -> bool:
 
 def _written_out(q: Any, k: Any, v: Any, score_mod: Any, mask_mod: Any, scale: float) -> torch.Tensor:
     """As PyTorch runs it uncompiled: with all scores, in float32."""
-    heads = q.shape[1] // k.shape[1]
-    if heads > 1:
-        k, v = k.repeat_interleave(heads, dim=1), v.repeat_interleave(heads, dim=1)
+    k, v = _for_each_head([k, v], q)
     scores = (q @ k.transpose(-2, -1)).float() * scale
     b, h, i, j = (
         torch.arange(n, device=q.device).view([-1 if d == p else 1 for d in range(4)])
@@ -157,17 +155,24 @@ def _written_out(q: Any, k: Any, v: Any, score_mod: Any, mask_mod: Any, scale: f
     return (scores.softmax(-1).to(q.dtype)) @ v  # type: ignore[no-any-return]
 
 
+def _for_each_head(tensors: list[torch.Tensor], q: torch.Tensor) -> list[torch.Tensor]:
+    heads = q.shape[1] // tensors[0].shape[1]
+    return [t.repeat_interleave(heads, dim=1) for t in tensors] if heads > 1 else tensors
+
+
 class _FlexAttention(torch.autograd.Function):
     """The fused kernels, on as many keys as a query sees."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, keys: int, scale: float) -> torch.Tensor:
-        few = [x[:, :, :keys] for x in (k, v)]
-        if q.dtype in LOW and max(q.shape[-1], v.shape[-1]) <= 256 and q.shape[-1] == v.shape[-1]:
-            made = aten._scaled_dot_product_flash_attention(q, *few, 0.0, False, False, scale=scale)
-        else:
-            few = [x.expand(-1, q.shape[1], -1, -1) if x.shape[1] == 1 else x for x in few]
-            made = aten._scaled_dot_product_efficient_attention(q, *few, None, True, 0.0, False, scale=scale)
+        with torch.enable_grad():  # its op is part of the forward pass
+            own = q.detach()
+            few = [x.detach()[:, :, :keys] for x in (k, v)]
+            if q.dtype in LOW and max(q.shape[-1], v.shape[-1]) <= 256 and q.shape[-1] == v.shape[-1]:
+                made = aten._scaled_dot_product_flash_attention(own, *few, 0.0, False, False, scale=scale)
+            else:
+                few = _for_each_head(few, q)
+                made = aten._scaled_dot_product_efficient_attention(own, *few, None, True, 0.0, False, scale=scale)
         ctx.keys, ctx.scale, ctx.made = keys, scale, made[1:]
         ctx.save_for_backward(q, k, v, made[0])
         return made[0]  # type: ignore[no-any-return]
@@ -183,6 +188,7 @@ class _FlexAttention(torch.autograd.Function):
             )
         else:
             lse, seed, offset = ctx.made[:3]
+            few = _for_each_head(few, q)
             gq, *_rest = aten._scaled_dot_product_efficient_attention_backward(
                 grad, q, *few, None, out, lse, seed, offset, 0.0, [True, True, True, False], False, scale=ctx.scale
             )
