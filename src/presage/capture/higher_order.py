@@ -20,7 +20,7 @@ from presage.errors import PresageError
 from presage.fusing.inductor import INDUCTOR
 
 aten = torch.ops.aten
-_call = HigherOrderOperator.__call__
+_call: Any = HigherOrderOperator.__call__
 SAMPLED = 64  # positions of queries and of keys at which a mask is looked at where its blocks are not known
 MOST_ROUNDS = 10_000
 
@@ -88,7 +88,7 @@ def _flex(
         ] = None
         if _has_parameters(score_mod):
             compiled.calls.notes["the gradients of what flex_attention's score_mod captures are not modelled"] = None
-        out = _FlexAttention.apply(q, k, v, keys, scale)
+        out = _FlexAttention.apply(q, k, v, keys, scale)  # type: ignore[no-untyped-call]
     rows = q.new_empty(q.shape[:-1], dtype=torch.float32)
     return out, rows, rows
 
