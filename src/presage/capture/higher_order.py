@@ -178,7 +178,7 @@ class _FlexAttention(torch.autograd.Function):
         return made[0]  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         q, k, v, out = ctx.saved_tensors
         few = [x[:, :, : ctx.keys] for x in (k, v)]
         if len(ctx.made) > 4:
