@@ -113,30 +113,6 @@ class Generator(torch.Generator):
         return CUDA if self._on.type == "cuda" else self._on
 
 
-class _Nothing:
-    """A stream or an event: any method may be called, and there is never anything to wait for."""
-
-    cuda_stream, device_index, stream_id = 0, 0, 0
-    device = CUDA
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: 0.0 if name == "elapsed_time" else self  # noqa: ARG005
-
-    def query(self) -> bool:
-        return True
-
-
 def _always(value: Any) -> Any:
     return lambda *args, **kwargs: value  # noqa: ARG005
 
@@ -162,8 +138,8 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
         "max_memory_reserved": 0, "reset_peak_memory_stats": None, "reset_max_memory_allocated": None,
         "mem_get_info": (MEMORY, MEMORY), "memory_stats": {}, "manual_seed": None, "manual_seed_all": None,
         "seed": None, "seed_all": None, "get_rng_state_all": [], "set_rng_state_all": None, "set_rng_state": None,
-        "is_current_stream_capturing": False, "ipc_collect": None, "set_stream": None, "_lazy_init": None,
-        "current_stream": _Nothing(), "default_stream": _Nothing(), "memory_summary": "",
+        "is_current_stream_capturing": False, "ipc_collect": None, "_lazy_init": None,
+        "memory_summary": "",
         "can_device_access_peer": False, "set_per_process_memory_fraction": None, "get_allocator_backend": "native",
     }  # fmt: skip
     out: list[tuple[Any, str, Any]] = [(torch.cuda, name, _always(value)) for name, value in answers.items()]
@@ -172,9 +148,6 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
         (torch.cuda, "get_rng_state", lambda device=0: torch.zeros(16, dtype=torch.uint8)),  # noqa: ARG005
         (torch.cuda, "device", _device),
         (torch.cuda, "device_of", _always(nullcontext())),
-        (torch.cuda, "Stream", _Nothing),
-        (torch.cuda, "Event", _Nothing),
-        (torch.cuda, "stream", lambda s: nullcontext(s)),
         (torch.cuda.amp.common, "amp_definitely_not_available", _always(False)),
         (torch, "Generator", Generator),
         (torch._C, "_cuda_getCurrentRawStream", _always(0)),

@@ -20,11 +20,12 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
-from presage.capture import compiled
+from presage.capture import compiled, streams
 from presage.capture.calls import RecordedCall
 from presage.graph.graph import Thread
 
 _OURS = str(Path(__file__).parent)
+_NOWHERE = ("", "", "", "")
 _NO_NUMBER = 1 << 62  # nodes that accumulate gradients have a number above it
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
@@ -70,7 +71,7 @@ class CallSites:
         self._stepping = 0  # the thread an optimizer steps in
         self._backward = -1  # the backward pass that an optimizer steps in, from a hook
         self._stacks: dict[tuple[int, Thread], list[str]] = {}
-        self._forward: dict[int, tuple[str, str, str]] = {}  # by autograd's number: module, line, compiled call
+        self._forward: dict[int, tuple[str, str, str, str]] = {}  # by autograd's number: module, line, call, stream
         self.before_step: list[Any] = []
 
     @contextmanager
@@ -137,18 +138,18 @@ class CallSites:
         if node is not None and not stack:
             number = node._sequence_nr()
             call.sequence = number if number < _NO_NUMBER else -1
-            call.module, call.line, call.compiled = self._forward.get(call.sequence, ("", "", ""))
+            call.module, call.line, call.compiled, call.stream = self._forward.get(call.sequence, _NOWHERE)
             in_hook = self._backward != -1 and self._backward == torch._C._current_graph_task_id()
             call.phase = "optimizer" if in_hook else "backward"
             return
         call.module, call.line = stack[-1] if stack else "", self.line()
-        call.compiled = compiled.calls.label
+        call.compiled, call.stream = compiled.calls.label, streams.current_stream().name
         if node is not None and not call.compiled:  # a checkpoint's forward pass, run again
-            call.compiled = self._forward.get(node._sequence_nr(), ("", "", ""))[2]
+            call.compiled = self._forward.get(node._sequence_nr(), _NOWHERE)[2]
         call.phase = self._phase(call.thread == "autograd" or node is not None, bool(stack))
         if torch.is_grad_enabled():
             call.sequence = torch._C._autograd._get_sequence_nr() - 1
-            self._forward.setdefault(call.sequence, (call.module, call.line, call.compiled))
+            self._forward.setdefault(call.sequence, (call.module, call.line, call.compiled, call.stream))
 
     def _phase(self, backward: bool, in_module: bool) -> Any:
         if backward:

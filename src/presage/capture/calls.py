@@ -34,6 +34,8 @@ class RecordedCall:
     module: str = ""
     line: str = ""
     sequence: int = -1
+    stream: str = ""
+    replayed: str = ""  # the CUDA graph that it is part of
     compiled: str = ""  # the call of a compiled function that it ran in
     called: str = ""  # the op autograd called, where it would have called this one on plain tensors
 
@@ -85,6 +87,10 @@ class MemoryTracker:
         if self._now is not None:
             self.moments.append(MemoryEvent(self._now() - 1, number, True))
         return number
+
+    def alive(self) -> list[tuple[int, Any]]:
+        """Storages that are not given back: their numbers and weak references."""
+        return list(self._alive.values())
 
     def _ended(self, key: int, number: int, _: Any) -> None:
         if self._alive.get(key, (-1,))[0] == number:

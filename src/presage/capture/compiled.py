@@ -134,6 +134,17 @@ def _fuse_step(optimizer: Optimizer) -> None:
         calls.notes[f"the compiled step of {name} is modelled op by op where it works on lists of tensors"] = None
 
 
+def as_graphs(callables: Any, *args: Any, **kwargs: Any) -> Any:
+    """As torch.cuda.make_graphed_callables: forward and backward of each call are a CUDA graph each."""
+    if isinstance(callables, tuple):
+        return tuple(as_graphs(c, *args, **kwargs) for c in callables)
+    options = {"backend": "cudagraphs"}
+    if isinstance(callables, nn.Module):
+        callables.forward = _wrapped(callables.forward, CUDA_GRAPHS, options)  # type: ignore[method-assign]
+        return callables
+    return _wrapped(callables, CUDA_GRAPHS, options)
+
+
 class OptimizedModule(nn.Module):
     """As torch._dynamo.OptimizedModule: the module itself is `_orig_mod`, whose attributes this one has."""
 
@@ -204,10 +215,14 @@ def compile_notes(labels: Iterable[str]) -> Iterator[str]:
     for how, numbers in found.items():
         if not how:
             continue
-        what = f"torch.compile: {len(numbers)} call{'s' * (len(numbers) > 1)}"
-        if INDUCTOR in how or how == CUDA_GRAPHS:
-            fused = "as Inductor fuses them (products not tuned)" if INDUCTOR in how else "op by op"
-            yield f"{what} compiled: modelled {fused}{', replayed as CUDA graphs' if CUDA_GRAPHS in how else ''}"
+        what = f"{len(numbers)} call{'s' * (len(numbers) > 1)}"
+        if how == CUDA_GRAPHS:
+            yield f"{what} replayed as CUDA graphs, forward and backward"
+            continue
+        what = f"torch.compile: {what}"
+        if INDUCTOR in how:
+            replayed = ", replayed as CUDA graphs" if CUDA_GRAPHS in how else ""
+            yield f"{what} compiled: modelled as Inductor fuses them (products not tuned){replayed}"
         elif how in _AS_WRITTEN:
             yield f"{what} with the backend {how}, which fuses nothing: modelled as eager code"
         else:

@@ -27,6 +27,7 @@ from presage.capture import autocast
 from presage.capture.backend import CUDA, NAME, cuda_patches, stand_in
 from presage.capture.compiled import compile_patches
 from presage.capture.higher_order import higher_order_patches
+from presage.capture.streams import stream_patches
 
 _device_of = torch.ops.prim.device.default
 _DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
@@ -82,6 +83,7 @@ def fake_cuda() -> Iterator[None]:
             *cuda_patches(),
             *compile_patches(),
             *higher_order_patches(),
+            *stream_patches(),
         ]:
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_foreach_takes_fakes())

@@ -131,6 +131,8 @@ class CallLowering(GraphBuilder):
                 sequence=c.sequence,
                 line=c.line,
                 compiled=c.compiled,
+                stream=c.stream,
+                replayed=c.replayed,
                 assumed=self.hanging.get(c.index, ()),
             )
         )

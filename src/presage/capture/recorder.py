@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import count
 from threading import RLock, get_ident
 from time import sleep
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
 from presage.capture.output_memo import OutputMemo
+from presage.capture.streams import FakeCudaGraph
 from presage.capture.tensor_values import SHAPE_GIVERS, Numbers, TensorValues
 from presage.errors import PresageError
 from presage.graph.graph import Arg, Ref
@@ -70,6 +72,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._one_at_a_time, self._owner = RLock(), get_ident()
         self._hash, self._ops = 0, 0
         self._seen_from_cpp = {CUDA: stand_in()}
+        self.tape: FakeCudaGraph | None = None  # the CUDA graph that is being captured
+        self.graph_numbers = count(1)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -187,6 +191,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs = {**kwargs, "generator": None}
         if not self.recording:
             out = self._followed(self._outcome(func, args, kwargs, given, None))
+            if self.tape is not None:
+                self.tape.add(self, func, args, kwargs, out)
             self.shadows.follow(func, *given, out)
             return out
         call = self._begin(func, host=False)
@@ -355,6 +361,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(call)
         self.assumptions.ran(call.index)
         return call
+
+    def described(self, func: Any) -> RecordedCall:
+        """A call that is not recorded now, with where it comes from."""
+        called = _signature(func)
+        call = RecordedCall(index=-1, name=called.name, overload=called.overload, host=False, called=called.name)
+        self.places.fill(call)
+        return call
+
+    def recorded_again(self, call: RecordedCall, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """A call that a CUDA graph replays."""
+        self._hash, self._ops = hash((self._hash, func)), self._ops + 1
+        if self.recording:
+            call.inputs = self._arguments(func, args, kwargs)
+            self.calls.append(call)
+            with _mark(call):
+                self._finish(call, func, args, kwargs, out)
 
     def _finish(self, call: RecordedCall, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         signature = _signature(func)

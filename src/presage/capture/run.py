@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch._subclasses.fake_tensor import FakeTensor
 
-from presage.capture import rules_index, rules_layers, rules_math, rules_memory
+from presage.capture import rules_index, rules_layers, rules_math, rules_memory, streams
 from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Nested, Profile, entering_threads, profiled
 from presage.capture.calls import MemoryEvent, RecordedCall
@@ -74,6 +74,7 @@ R = TypeVar("R", bound=Recorder)
 @contextmanager
 def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, VariantHooks]]:
     """Code that runs inside sees a GPU, with the changes of a variant; a recorder of this kind sees its ops."""
+    streams.restart()
     # autograd's own threads know only the devices that were there when the process first ran a backward
     with restore_settings(), _frozen_heap(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
         recorder = kind()  # which loads PyTorch's compiler, unless there is a fake GPU already
