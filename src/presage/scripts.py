@@ -6,7 +6,6 @@ parameter) it is one round of all of them: the shortest cycle in the order in wh
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import runpy
@@ -15,15 +14,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from types import FrameType, FunctionType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from presage.errors import PresageError, missing_file
+from presage.usercode import FunctionCalls
 
 MODULE = "-m "
 LIMIT = 300.0  # seconds
@@ -274,7 +273,7 @@ class StepWatch:
         """While the script runs."""
         with ExitStack() as stack:
             if self.script.step:
-                watch = _Calls(self.script.step, self._called, self._returned)
+                watch = FunctionCalls(self.script.step, self._called, self._returned)
                 stack.callback(watch.close)
                 watch.open()
             else:
@@ -342,76 +341,3 @@ class StepWatch:
         self.stepped += 1
         self.listener.mark()
         self.listener.end(self.stepped, 1)
-
-
-class _Calls:
-    """Follows the calls of a function by its name, wherever it is defined: found when it is called for the first time,
-    and from then on led past here."""
-
-    def __init__(self, name: str, called: Callable[[], None], returned: Callable[[], None]) -> None:
-        self.name, self.last = name, name.rpartition(".")[2]
-        self.called, self.returned = called, returned
-        self.depth = 0
-        self._led: list[tuple[FunctionType, Any, Any, Any]] = []
-
-    def open(self) -> None:
-        sys.setprofile(self._profile)
-
-    def close(self) -> None:
-        sys.setprofile(None)
-        for function, *before in self._led:
-            function.__code__, function.__defaults__, function.__kwdefaults__ = before
-
-    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        del arg
-        code = frame.f_code
-        if code.co_name != self.last or event not in ("call", "return"):
-            return
-        if not f".{code.co_qualname}".endswith(f".{self.name}"):
-            return
-        if event == "call":
-            self._enter()
-        else:
-            self._leave()
-            self._lead(frame)
-
-    def _enter(self) -> None:
-        self.depth += 1
-        if self.depth == 1:
-            self.called()
-
-    def _leave(self) -> None:
-        self.depth -= 1
-        if self.depth == 0:
-            self.returned()
-
-    def _lead(self, frame: FrameType) -> None:
-        """Further calls come by here without the profiler, which slows all others down. Closures stay as they are."""
-        code = frame.f_code
-        if self.depth or code.co_freevars:
-            return
-        holders = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
-        if len(holders) != 1:
-            return
-        (function,) = holders
-        own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-        own.__kwdefaults__ = function.__kwdefaults__
-
-        def run(args: Any, kwargs: Any) -> Any:
-            self._enter()
-            try:
-                return own(*args, **kwargs)
-            finally:
-                self._leave()
-
-        self._led.append((function, code, function.__defaults__, function.__kwdefaults__))
-        function.__globals__[_LED] = {**function.__globals__.get(_LED, {}), self.last: run}
-        source = f"def {self.last}(*args, **kwargs): return {_LED}[{self.last!r}](args, kwargs)"
-        made: dict[str, Any] = {}
-        exec(source, made)
-        function.__code__, function.__defaults__, function.__kwdefaults__ = made[self.last].__code__, None, None
-        with suppress(ValueError):
-            sys.setprofile(None)
-
-
-_LED = "_presage_step"

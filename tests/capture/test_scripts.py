@@ -77,8 +77,10 @@ def test_settings_of_a_script_are_overridden_as_its_author_meant() -> None:
     assert small.arguments == {"argv": "--batch_size=2"}
 
 
-def test_a_compiled_model_does_not_stop_the_capture() -> None:
-    assert names(graph_of("gpt.py", "--compile=True"), "optimizer")
+def test_a_compiled_model_is_captured_as_compiled() -> None:
+    graph = graph_of("gpt.py", "--compile=True")
+    assert names(graph, "optimizer")
+    assert any("compile" in note for note in graph.notes)
 
 
 @pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
@@ -174,6 +176,12 @@ def test_a_file_that_builds_a_step_is_told_how_to_name_it() -> None:
     Path("mine.py").write_text("def build(device):\n    return lambda: None\n")
     with pytest.raises(PresageError, match=r"did you mean the step that build builds, mine\.py:build\?"):
         ps.step_graph("mine.py")
+
+
+def test_a_function_whose_step_stays_on_the_cpu_is_told_so() -> None:
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(PresageError, match="the step ran on the CPU: nothing to predict; build the model"):
+        ps.step_graph(lambda device: lambda: model(torch.zeros(1, 4)).sum().backward())  # noqa: ARG005
 
 
 def test_a_script_leaves_the_process_as_it_was() -> None:

@@ -56,7 +56,15 @@ def capture(
             users(recorder, step)
         steady = not recorder.assumptions.undecided or _runs_alike(recorder, step)
         flags = torch_flags()
-    return replace(graph_of(recorder, profile, source, arguments, flags, steady), variant=variant.changes())
+    graph = replace(graph_of(recorder, profile, source, arguments, flags, steady), variant=variant.changes())
+    check_on_gpu(graph, source or "the step", "build the model and its inputs on the device that FUNCTION is given")
+    return graph
+
+
+def check_on_gpu(graph: Graph, source: str, remedy: str) -> None:
+    """Raise an error where a step runs nothing on the GPU."""
+    if not any(op.kernels for op in graph.ops):
+        raise PresageError(f"{source}: the step ran on the CPU: nothing to predict; {remedy}")
 
 
 def _runs_alike(recorder: Recorder, step: Step) -> bool:

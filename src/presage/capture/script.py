@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Profile
 from presage.capture.fake_device import patched, torch_flags
 from presage.capture.recorder import Recorder
-from presage.capture.run import graph_of, on_fake_gpu, recorded, users
+from presage.capture.run import check_on_gpu, graph_of, on_fake_gpu, recorded, users
 from presage.capture.script_files import CheckpointFiles, Loading
 from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
@@ -42,7 +41,6 @@ class _ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self, assumptions: Assumptions) -> None:
         super().__init__(assumptions)
         self.stopping = False
-        self.compiled: dict[str, None] = {}  # notes on what would be
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.stopping and not in_backward():
@@ -116,16 +114,6 @@ class _StepRecorder:
             yield f"the {len(counts)} steps looked at are not all alike ({many}): this is step {self.number}"
 
 
-def _uncompiled(recorder: _ScriptRecorder, model: Any = None, **options: Any) -> Any:
-    """In the place of torch.compile: the code as it is."""
-    if model is None:
-        return partial(_uncompiled, recorder, **options)
-    recorder.compiled[
-        f"torch.compile at {recorder.places.line()} is left out: the step is predicted as it runs without it"
-    ] = None
-    return model
-
-
 def _zeros(recorder: _ScriptRecorder) -> Any:
     """In the place of Tensor.numpy for large host tensors, whose numbers are not kept."""
 
@@ -152,11 +140,7 @@ def capture_script(
         graph, _ = _captured(replace(script, step_at=watch.steps), variant, assume, watch.cycle.period)
     if graph is None:
         raise PresageError(_too_short(script, watch))
-    if not any(op.kernels for op in graph.ops):
-        raise PresageError(
-            f"the step of {script.name} ran on the CPU: nothing to predict; "
-            "does the script need --device cuda, or .cuda()?"
-        )
+    check_on_gpu(graph, script.name, "does the script need --device cuda, or .cuda()?")
     return with_fields(graph, notes=(*_missing(graph), *graph.notes), variant=variant.changes())
 
 
@@ -169,7 +153,6 @@ def _captured(
         on_fake_gpu(lambda: _ScriptRecorder(Assumptions(assume)), variant) as (recorder, hooks),
         loading.in_process(),
         CheckpointFiles().in_memory(),
-        patched(torch, "compile", partial(_uncompiled, recorder)),
         # a profile that ends inside a region that began in it would leave that region writing to freed memory
         patched(torch.autograd.profiler.record_function, "__enter__", lambda region: region),
         patched(torch.autograd.profiler.record_function, "__exit__", lambda *_: None),
@@ -181,7 +164,6 @@ def _captured(
             _run(process, recorder, steps, watch)
     if steps.profile is None:
         return None, watch
-    recorder.notes |= dict.fromkeys(recorder.compiled)
     steady = len(steps.seen) < 2 or steps.seen[-1] in steps.seen[:-1]
     graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags, steady)
     return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary(steps.batches)), watch
