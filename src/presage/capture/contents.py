@@ -14,6 +14,7 @@ import torch
 MOST_ELEMENTS = 1 << 24  # of one tensor
 MOST_BYTES = 1 << 29  # in memory at once
 MOST_WORK = 1 << 32  # bytes of results of one capture, one after the other
+MOST_KEPT = 1 << 20  # elements of a result that is kept as long as its tensor lives
 MOST_DEPTH = 100  # ops one after the other
 SMALL = (
     1 << 14
@@ -203,6 +204,8 @@ class Worker:
         if id(content) not in self._made:
             self._spend(content.elements * content.dtype.itemsize)
             self._made[id(content)] = self._computed(content)
+            if content.elements <= MOST_KEPT:  # the next question need not go back as far
+                object.__setattr__(content, "data", self._made[id(content)])
         return self._made[id(content)]
 
     def _spend(self, nbytes: int) -> None:
