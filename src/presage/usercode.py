@@ -19,7 +19,7 @@ from typing import Any
 
 from presage.errors import InputError, PresageError, missing_file, near
 
-Around = Callable[[], AbstractContextManager[None]]  # what the file is imported in
+Around = Callable[[], AbstractContextManager[Any]]  # what the file is imported in
 _OURS = str(Path(__file__).parent)
 _PYTHON = str(Path(traceback.__file__).parent)
 

@@ -6,7 +6,8 @@ other devices goes through it.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from presage.hardware import gpu
 
 NAME = "presage"
 CUDA = torch.device("cuda", 0)
-GPU = gpu("h200")  # the device that a captured step sees
+GPU = gpu("h200")  # whose kernels PyTorch's choices are taken from
 SUPPORTED = (2, 10), (2, 16)  # torch from, and below; pyproject.toml has the same
 
 
@@ -90,9 +91,78 @@ def register() -> None:
     composite.register_composites()
 
 
-# ---- answers of `torch.cuda` during a capture: one idle H200
+# ---- answers of `torch.cuda` during a capture
 
-MEMORY = 150_754_820_096  # bytes of an H200 as the driver reports them
+
+class GpuAnswers:
+    """What `torch.cuda` says of the GPU that is predicted; of its memory, what the capture has taken so far."""
+
+    memory: Any = None  # the capture's MemoryTracker, while there is one
+
+    def __init__(self, name: str = "h200") -> None:
+        chip = gpu(name)
+        self.name = chip.driver_names[0] if chip.driver_names else chip.name
+        major, _, minor = chip.compute_capability.partition(".")
+        self.capability = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (9, 0)
+        self.bf16 = self.capability >= (8, 0)
+        self.total = chip.memory
+        self.properties = SimpleNamespace(
+            name=self.name, major=self.capability[0], minor=self.capability[1], total_memory=chip.memory,
+            multi_processor_count=chip.sms, L2_cache_size=chip.l2, max_threads_per_multi_processor=chip.threads_per_sm,
+            is_integrated=False, warp_size=32, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
+            shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, gcnArchName="",
+            is_multi_gpu_board=False, uuid="",
+        )  # fmt: skip
+
+    def live(self, device: Any = None) -> int:
+        del device
+        return int(self.memory.live) if self.memory else 0
+
+    def peak(self, device: Any = None) -> int:
+        del device
+        return int(self.memory.peak) if self.memory else 0
+
+    def free(self, device: Any = None) -> tuple[int, int]:
+        return max(0, self.total - self.live(device)), self.total
+
+    def reset(self, device: Any = None) -> None:
+        if self.memory:
+            self.memory.peak = self.live(device)
+
+    def stats(self, device: Any = None) -> Counter[str]:
+        """All figures but these are 0."""
+        live, peak = self.live(device), self.peak(device)
+        now = {"current": live, "peak": peak, "allocated": peak}
+        kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
+        return Counter({f"{kind}.all.{when}": value for kind in kinds for when, value in now.items()})
+
+    def summary(self, device: Any = None, abbreviated: bool = False) -> str:
+        del abbreviated
+        return f"{self.name}: {self.live(device):,} bytes allocated, at most {self.peak(device):,}"
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        answers = {
+            "get_device_capability": _always(self.capability), "get_device_name": _always(self.name),
+            "get_device_properties": _always(self.properties), "is_bf16_supported": _always(self.bf16),
+            "is_tf32_supported": _always(self.bf16), "get_arch_list": _always([f"sm_{self.capability[0]}{self.capability[1]}"]),
+            "memory_allocated": self.live, "max_memory_allocated": self.peak, "memory_reserved": self.live,
+            "max_memory_reserved": self.peak, "memory_cached": self.live, "max_memory_cached": self.peak,
+            "mem_get_info": self.free, "memory_stats": self.stats, "memory_summary": self.summary,
+            "reset_peak_memory_stats": self.reset, "reset_max_memory_allocated": self.reset,
+            "reset_accumulated_memory_stats": self.reset,
+        }  # fmt: skip
+        out: list[tuple[Any, str, Any]] = [
+            (owner, name, answer)
+            for owner in (torch.cuda, torch.cuda.memory)
+            for name, answer in answers.items()
+            if hasattr(owner, name)
+        ]
+        return out + [
+            (torch.accelerator, name, answers[name])
+            for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+                         "memory_stats", "reset_peak_memory_stats")
+            if hasattr(torch.accelerator, name)
+        ]  # fmt: skip
 
 
 class Generator(torch.Generator):
@@ -117,37 +187,64 @@ def _always(value: Any) -> Any:
     return lambda *args, **kwargs: value  # noqa: ARG005
 
 
-@contextmanager
-def _device(device: Any) -> Any:
-    del device
-    yield
+class _Device:
+    """`with torch.cuda.device(0):`; a class, as others ask whether something is one."""
+
+    def __init__(self, device: Any = None) -> None:
+        check_index(device)
+        self.idx, self.prev_idx = 0, -1
+
+    def __enter__(self) -> _Device:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+class _DeviceOf(_Device):
+    def __init__(self, tensor: Any = None) -> None:
+        del tensor
+        super().__init__()
+
+
+def check_index(device: Any) -> None:
+    """Refuse another GPU than the first."""
+    if isinstance(device, str):
+        device = torch.device(device)
+    number = device.index if isinstance(device, torch.device) else device
+    if type(number) is int and number > 0:
+        raise PresageError(
+            f"{users_line()}: cuda:{number} is a second GPU in one process, which a capture does not have: "
+            "write one rank's step on one GPU, and let --ranks and --strategy spread it over many"
+        )
+
+
+def users_line() -> str:
+    """FILE:LINE of the user's code that runs now."""
+    from presage.capture.call_sites import CallSites
+
+    return CallSites().line() or "the step"
+
+
+def _set_device(device: Any = None) -> None:
+    check_index(device)
 
 
 def cuda_patches() -> list[tuple[Any, str, Any]]:
-    properties = SimpleNamespace(
-        name="NVIDIA H200", major=9, minor=0, total_memory=MEMORY, multi_processor_count=GPU.sms, is_integrated=False,
-        warp_size=32, max_threads_per_multi_processor=2048, L2_cache_size=62914560, regs_per_multiprocessor=65536,
-        shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, shared_memory_per_block=49152,
-        gcnArchName="", is_multi_gpu_board=False, uuid="",
-    )  # fmt: skip
     answers: dict[str, Any] = {
         "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True, "init": None,
-        "get_device_capability": (9, 0), "get_device_name": "NVIDIA H200", "get_device_properties": properties,
-        "is_bf16_supported": True, "is_tf32_supported": True, "get_arch_list": ["sm_90"], "set_device": None,
-        "empty_cache": None, "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0,
-        "max_memory_reserved": 0, "reset_peak_memory_stats": None, "reset_max_memory_allocated": None,
-        "mem_get_info": (MEMORY, MEMORY), "memory_stats": {}, "manual_seed": None, "manual_seed_all": None,
+        "empty_cache": None, "manual_seed": None, "manual_seed_all": None,
         "seed": None, "seed_all": None, "get_rng_state_all": [], "set_rng_state_all": None, "set_rng_state": None,
         "is_current_stream_capturing": False, "ipc_collect": None, "_lazy_init": None,
-        "memory_summary": "",
         "can_device_access_peer": False, "set_per_process_memory_fraction": None, "get_allocator_backend": "native",
     }  # fmt: skip
     out: list[tuple[Any, str, Any]] = [(torch.cuda, name, _always(value)) for name, value in answers.items()]
     out += [
         (torch.cuda, "synchronize", _synchronize),
         (torch.cuda, "get_rng_state", lambda device=0: torch.zeros(16, dtype=torch.uint8)),  # noqa: ARG005
-        (torch.cuda, "device", _device),
-        (torch.cuda, "device_of", _always(nullcontext())),
+        (torch.cuda, "device", _Device),
+        (torch.cuda, "device_of", _DeviceOf),
+        (torch.cuda, "set_device", _set_device),
         (torch.cuda.amp.common, "amp_definitely_not_available", _always(False)),
         (torch, "Generator", Generator),
         (torch._C, "_cuda_getCurrentRawStream", _always(0)),

@@ -59,6 +59,8 @@ class MemoryTracker:
     moments: list[MemoryEvent] = field(default_factory=list)
     before: set[int] = field(default_factory=set)
     host: int = -1
+    live: int = 0  # bytes of storages that are alive, in blocks as the GPU's allocator gives them
+    peak: int = 0
     sparse: dict[int, tuple[int, ...]] = field(default_factory=dict)  # shapes of sparse tensors' values
     _alive: dict[int, tuple[int, Any]] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class MemoryTracker:
             return found[0]
         number = len(self.sizes)
         self.sizes.append(handle.nbytes())
+        self.live += _block(self.sizes[number])
+        self.peak = max(self.peak, self.live)
         self._alive[key] = (number, weakref.ref(handle, partial(self._ended, key, number)))
         if self._now is not None:
             self.moments.append(MemoryEvent(self._now() - 1, number, True))
@@ -95,6 +99,7 @@ class MemoryTracker:
     def _ended(self, key: int, number: int, _: Any) -> None:
         if self._alive.get(key, (-1,))[0] == number:
             del self._alive[key]
+        self.live -= _block(self.sizes[number])
         if self._now is not None:
             self.moments.append(MemoryEvent(self._now(), number, False))
 
@@ -139,6 +144,10 @@ class MemoryTracker:
         tensors = [replace(t, storage=number[t.storage]) for t in self.tensors]
         moments = [MemoryEvent(m.call, number[m.storage], m.allocates) for m in self.moments]
         return tensors, storages, moments
+
+
+def _block(nbytes: int) -> int:
+    return -(-nbytes // 512) * 512
 
 
 def _handle(tensor: torch.Tensor) -> Any:

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from presage import usercode
 from presage.capture import autocast
-from presage.capture.backend import CUDA, NAME, cuda_patches, stand_in
+from presage.capture.backend import CUDA, NAME, GpuAnswers, check_index, cuda_patches, stand_in
 from presage.capture.compiled import compile_patches
 from presage.capture.higher_order import higher_order_patches
 from presage.capture.streams import stream_patches
@@ -71,20 +71,15 @@ def unpatched() -> Iterator[None]:
 
 
 @contextmanager
-def fake_cuda() -> Iterator[None]:
-    """Python code inside sees one H200."""
+def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
+    """Python code inside sees one GPU of this name."""
+    answers = GpuAnswers(gpu)
     stand_in()
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
-        for owner, name, value in [
-            *_fake_tensor_patches(),
-            *_autocast_patches(),
-            *cuda_patches(),
-            *compile_patches(),
-            *higher_order_patches(),
-            *stream_patches(),
-        ]:
+        patches = [*_fake_tensor_patches(), *_autocast_patches(), *cuda_patches(), *compile_patches()]
+        for owner, name, value in [*patches, *higher_order_patches(), *stream_patches(), *answers.patches()]:
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_foreach_takes_fakes())
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
@@ -97,7 +92,7 @@ def fake_cuda() -> Iterator[None]:
         stack.callback(_restore_default_device, default)
         stack.callback(autocast.clear)
         stack.enter_context(Devices())
-        yield
+        yield answers
 
 
 @contextmanager
@@ -212,6 +207,18 @@ def _as_subclass(tensor: Any, kind: Any) -> Any:
     return out
 
 
+def _pickled(tensor: Any, protocol: Any) -> Any:
+    """Its numbers are not known: what is read back has its shape, type and place."""
+    del protocol
+    kind = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else None
+    return _unpickled, (tensor.shape, tensor.stride(), tensor.dtype, str(tensor.device), tensor.requires_grad, kind)
+
+
+def _unpickled(shape: Any, stride: Any, dtype: Any, device: str, trained: bool, kind: Any) -> Any:
+    out = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return kind(out, trained) if kind else out.requires_grad_(trained)
+
+
 def _ragged_size(tensor: Any, *, coeff: int = 1) -> Any:
     """The symbol for the ragged dimension of a nested tensor with these offsets, as plain tensors have one."""
     import torch.nested._internal.nested_tensor
@@ -285,6 +292,7 @@ def _fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         (torch._subclasses, "FakeTensor", _NotFake),
         (torch.utils, "swap_tensors", _swap),
         (FakeTensor, "__deepcopy__", _deepcopied),
+        (FakeTensor, "__reduce_ex__", _pickled),
         (FakeTensor, "get_nested_int", _ragged_size),
         (FakeTensor, "nested_int_memo", property(_ragged_size, _set_ragged_size)),
         (torch.Tensor, "nested_int_memo", property(_ragged_size, _set_ragged_size)),
@@ -335,7 +343,7 @@ def _for_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_cuda(value: Any) -> bool:
     if isinstance(value, torch.device):
-        return value.type == "cuda"
+        return value.type in ("cuda", NAME)
     return isinstance(value, str) and value.split(":")[0] == "cuda"
 
 
@@ -355,9 +363,11 @@ class Devices(TorchFunctionMode):
             return False
         if func is torch.Tensor.pin_memory:
             return args[0]
-        if _is_cuda(kwargs.get("device")) or isinstance(kwargs.get("device"), int):
+        if _is_cuda(kwargs.get("device")) or type(kwargs.get("device")) is int:
+            check_index(kwargs["device"])
             kwargs = {**kwargs, "device": stand_in()}
         if func is torch.Tensor.to and len(args) > 1 and (_is_cuda(args[1]) or type(args[1]) is int):
+            check_index(args[1])
             args = (args[0], stand_in(), *args[2:])
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
@@ -367,7 +377,7 @@ class Devices(TorchFunctionMode):
 def _to_cuda(
     tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
 ) -> torch.Tensor:
-    del device
+    check_index(device)
     return tensor.to(CUDA, non_blocking=non_blocking, memory_format=memory_format)
 
 
@@ -433,9 +443,9 @@ def restore_settings() -> Iterator[None]:
 # ---- Finds the user's functions, their files imported with a CUDA device in sight.
 
 
-def load(target: str) -> Callable[..., Callable[[], Any]]:
-    """The function that `FILE.py:FUNCTION` names."""
-    return usercode.load(target, fake_cuda)
+def load(target: str, gpu: str = "h200") -> Callable[..., Callable[[], Any]]:
+    """The function that `FILE.py:FUNCTION` names, its file imported where this GPU is."""
+    return usercode.load(target, lambda: fake_cuda(gpu))
 
 
 def load_cases(path: str | Path) -> dict[str, Callable[..., Callable[[], Any]]]:

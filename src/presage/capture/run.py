@@ -20,6 +20,7 @@ from presage.capture.compiled import compile_notes, plain_name
 from presage.capture.fake_device import Devices, fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.recorder import Recorder
+from presage.capture.script_files import CheckpointFiles
 from presage.capture.variant_hooks import VariantHooks, hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
@@ -39,7 +40,7 @@ def capture(
     variant: Variant = AS_WRITTEN,
     assume: Mapping[str, str] | None = None,
 ) -> Graph:
-    """One training step as it would run on an H200.
+    """One training step as it would run on a GPU (`variant.gpu`).
 
     `function(device, **arguments)` builds the model on `device` and returns a callable that runs one step. It is built
     once, run `warm_up` times (optimizers make their state on the first step), and once more for the record. `variant`:
@@ -84,8 +85,15 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
     """Code that runs inside sees a GPU, with the changes of a variant; a recorder of this kind sees its ops."""
     streams.restart()
     # autograd's own threads know only the devices that were there when the process first ran a backward
-    with restore_settings(), _frozen_heap(), fake_cuda(), torch.autograd.set_multithreading_enabled(False):
+    with (
+        restore_settings(),
+        _frozen_heap(),
+        fake_cuda(variant.gpu) as answers,
+        torch.autograd.set_multithreading_enabled(False),
+        CheckpointFiles().in_memory(),
+    ):
         recorder = kind()  # which loads PyTorch's compiler, unless there is a fake GPU already
+        answers.memory = recorder.memory
         reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
         threads = entering_threads(recorder, Devices)
         with reading, recorder.places.following(), threads, recorder, hooked(variant) as hooks:

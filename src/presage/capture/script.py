@@ -21,7 +21,7 @@ from presage.capture.call_sites import Profile
 from presage.capture.fake_device import patched, torch_flags
 from presage.capture.recorder import Recorder
 from presage.capture.run import check_on_gpu, graph_of, on_fake_gpu, recorded, users
-from presage.capture.script_files import CheckpointFiles, Loading
+from presage.capture.script_files import Loading
 from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
@@ -152,7 +152,6 @@ def _captured(
         ScriptRun(script).prepared() as process,
         on_fake_gpu(lambda: _ScriptRecorder(Assumptions(assume)), variant) as (recorder, hooks),
         loading.in_process(),
-        CheckpointFiles().in_memory(),
         # a profile that ends inside a region that began in it would leave that region writing to freed memory
         patched(torch.autograd.profiler.record_function, "__enter__", lambda region: region),
         patched(torch.autograd.profiler.record_function, "__exit__", lambda *_: None),

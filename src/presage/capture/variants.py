@@ -31,6 +31,7 @@ class Variant:
     checkpoint: str | None = None  # modules to checkpoint, by a regular expression; '' for repeated blocks
     accumulate: int = 1  # microbatches: forward and backward passes for each optimizer step
     traced: bool = False  # as the code runs while a CUDA graph is captured or a compiler traces it
+    gpu: str = "h200"  # the GPU that the code sees, and asks about itself
 
     def __or__(self, other: Variant) -> Variant:
         both = replace(self, **other.changes())

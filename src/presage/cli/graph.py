@@ -174,7 +174,7 @@ def command(
     chip = None if gpu is None else gpu_of(gpu)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
     named = step_name(step, words, arg, module, step_function, step_at, limit)
-    graph = captured(named.with_assumptions(assume, strict))
+    graph = captured(named.with_assumptions(assume, strict), gpu or "h200")
     other = captured(StepName(diff, {})) if diff is not None else None
     if out is not None:
         from presage.graph import save
@@ -189,9 +189,10 @@ def gpu_words(gpu: str | None) -> list[object]:
     return [] if gpu is None else ["--gpu", gpu]
 
 
-def captured(step: StepName) -> Graph:
-    """The graph of a script or of FILE.py:FUNCTION, or of a saved file."""
-    graph = capture_graph(step.name, step.arguments, spinner=True, assume=_assumed(step.assume))
+def captured(step: StepName, gpu: str = "h200") -> Graph:
+    """The graph of a script or of FILE.py:FUNCTION, as it runs on a GPU, or of a saved file."""
+    given = _assumed(step.assume)
+    graph = capture_graph(step.name, step.arguments, spinner=True, variant=Variant(gpu=gpu), assume=given)
     deciding = [a for a in graph.assumptions if a.decides]
     if step.strict and deciding:
         first = deciding[0]

@@ -105,16 +105,18 @@ def _one(step: StepName, gpu: str, draws: int, steps: int) -> StepResult:
     from presage.prediction.machine import machine
 
     machine(gpu)  # reports an unknown GPU before the step is captured
-    graph = captured(step)
+    graph = captured(step, gpu)
     with status(f"predicting {step.name}"):
         return predict(graph, gpu=gpu, draws=draws, steps=steps)
 
 
 def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepResult:
+    from presage.hardware import platform
     from presage.prediction.api import predict_ranks
 
     own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
-    graphs = [captured(step), *map(captured, own)]
+    seen = platform(many.platform).gpu.key
+    graphs = [captured(one, seen) for one in (step, *own)]
     with status(f"predicting {step.name} on {many.ranks} ranks"):
         return predict_ranks(
             graphs,

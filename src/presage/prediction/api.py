@@ -71,7 +71,7 @@ def predict(
             raise PresageError('argv goes with a script: presage.predict("train.py", argv=["--batch_size", "12"])')
         arguments = {**(arguments or {}), "argv": list(argv)}
     where = machine(gpu)  # an unknown GPU is reported before the step is captured
-    graph = step if isinstance(step, Graph) else step_graph(step, arguments)
+    graph = step if isinstance(step, Graph) else step_graph(step, arguments, variant=Variant(gpu=str(gpu)))
     times = kernel_times(graph, where)
     result = predict_step(
         graph, times, where.kernels.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
@@ -124,10 +124,10 @@ def rank_set_of(
     kinds: Mapping[int, RankOverride] | None = None,
 ) -> RankSet:
     """The ranks of a job with their tasks, for predictions and timelines."""
-    if isinstance(step, str | Path) or callable(step):
-        step = step_graph(step, arguments)
-    graphs = [step] if isinstance(step, Graph) else list(step)
     place = _platform(platform) if isinstance(platform, str) else platform or default_platform()
+    if isinstance(step, str | Path) or callable(step):
+        step = step_graph(step, arguments, variant=Variant(gpu=place.gpu.key))
+    graphs = [step] if isinstance(step, Graph) else list(step)
     way = _strategy(strategy, options, tensor) if isinstance(strategy, str) else strategy
     return rank_set(graphs, place, way, ranks, machine(place.gpu.key), kinds)
 
@@ -174,7 +174,7 @@ def step_graph(
             if values:
                 raise PresageError(f"{name} is a saved graph, which takes no arguments")
             return save.read(name)
-        function: Build = _capture_room().load(name)
+        function: Build = _capture_room().load(name, variant.gpu)
     else:
         if is_module(step):
             raise PresageError("give an example batch with the model: presage.predict(model, batch)")

@@ -196,7 +196,9 @@ def initial_scenario(
 ) -> Scenario:
     """The step as it is."""
     where = gpu if isinstance(gpu, Machine) else machine(gpu)
-    graph, source = source_of(step, arguments, capture)
+    graph, source = source_of(
+        step, arguments, capture, Variant(gpu=where.kernels.gpu.key if isinstance(gpu, Machine) else str(gpu))
+    )
     return Scenario(graph, where, source, Variant(**graph.variant))  # type: ignore[arg-type]
 
 

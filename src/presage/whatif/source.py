@@ -118,12 +118,14 @@ class Source:
         raise PresageError(f"{name} takes no argument {' or '.join(names[:2])}; it takes {known}")
 
 
-def source_of(step: StepSource | Graph, arguments: Mapping[str, Any] | None, capture: Capture) -> tuple[Graph, Source]:
-    """The graph of a step, and its source."""
+def source_of(
+    step: StepSource | Graph, arguments: Mapping[str, Any] | None, capture: Capture, variant: Variant = AS_WRITTEN
+) -> tuple[Graph, Source]:
+    """The graph of a step, captured with a variant where it is code, and its source."""
     if isinstance(step, Graph):
         return step, Source.of_graph(step, capture)
     source = Source(step if callable(step) else str(step), arguments or {}, capture)
-    graph = source.graph()
+    graph = source.graph(variant)
     if callable(step):
         return graph, source
     saved = save.is_saved(step) or str(step).endswith(save.SUFFIX)
