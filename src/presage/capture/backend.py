@@ -7,7 +7,6 @@ other devices goes through it.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
