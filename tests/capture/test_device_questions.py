@@ -69,8 +69,7 @@ def test_allocated_memory_is_what_lives():
 @pytest.mark.parametrize("place", [lambda m: m.to("cuda:1"), lambda m: m.cuda(1), lambda m: m.to(1)])
 def test_a_second_gpu_is_refused_by_its_line(place):
     def build(device):
-        place(layers(1, "cpu"))
-        return lambda: None
+        return trained(place(layers(1, "cpu")), torch.randn(32, 64, device=device))
 
     with pytest.raises(PresageError, match=r"test_device_questions.py:\d+: cuda:1 is a second GPU"):
         capture(build)

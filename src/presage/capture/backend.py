@@ -143,7 +143,8 @@ class GpuAnswers:
         answers = {
             "get_device_capability": _always(self.capability), "get_device_name": _always(self.name),
             "get_device_properties": _always(self.properties), "is_bf16_supported": _always(self.bf16),
-            "is_tf32_supported": _always(self.bf16), "get_arch_list": _always([f"sm_{self.capability[0]}{self.capability[1]}"]),
+            "is_tf32_supported": _always(self.bf16),
+            "get_arch_list": _always([f"sm_{self.capability[0]}{self.capability[1]}"]),
             "memory_allocated": self.live, "max_memory_allocated": self.peak, "memory_reserved": self.live,
             "max_memory_reserved": self.peak, "memory_cached": self.live, "max_memory_cached": self.peak,
             "mem_get_info": self.free, "memory_stats": self.stats, "memory_summary": self.summary,
