@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from presage import edits, engine
+    from presage.capture.custom_ops import register_op
     from presage.configs.job import Job
     from presage.configs.job_file import read_transformer_job
     from presage.errors import InputError, PresageError
@@ -32,6 +33,7 @@ own_process = False  # whether only presage's code runs in this process, but for
 # Names are loaded when first used, so that `import presage` costs nothing.
 _HOMES = {
     "presage.errors": "InputError PresageError",
+    "presage.capture.custom_ops": "register_op",
     "presage.prediction.draws.distribution": "StepDistribution predict_distribution",
     "presage.prediction.draws.sensitivity": "Sensitivity job_sensitivity",
     "presage.configs.job_file": "read_transformer_job",
@@ -99,6 +101,7 @@ __all__ = [
     "read_noise",
     "read_run",
     "read_transformer_job",
+    "register_op",
     "replay_of",
     "run_of",
     "step_graph",

@@ -353,19 +353,6 @@ def test_nothing_is_left_behind() -> None:
     assert _state() == before
 
 
-def test_a_custom_op_without_a_fake_form_is_opaque() -> None:
-    library: Any = torch.library.Library("presage_test", "FRAGMENT")
-    library.define("twice(Tensor x) -> Tensor")
-
-    def build(device: Any) -> Callable[[], Any]:
-        x = torch.randn(4, device=device)
-        return lambda: torch.ops.presage_test.twice(x)
-
-    graph = capture(build)
-    (op,) = [o for o in graph.ops if o.name == "presage_test::twice"]
-    assert op.opaque and op.kernels and any("presage_test::twice" in n for n in graph.notes)
-
-
 def test_load_finds_functions_and_says_what_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "steps.py"
     file.write_text("def build(device):\n    return lambda: None\n\nCASES = {'one': (build, {})}\n")

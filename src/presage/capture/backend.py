@@ -84,9 +84,10 @@ def register() -> None:
 
     torch_shells.install(fake_device.unpatched)
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    from presage.capture import autocast, composite
+    from presage.capture import autocast, composite, custom_ops
 
     autocast.register()
+    custom_ops.install()
     composite.register_composites()
 
 

@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 
 from presage.capture.contents import parts
-from presage.graph.graph import HOST_MEMORY, Arg, Phase, Role, Storage, Tensor, Thread
+from presage.graph.graph import HOST_MEMORY, Arg, OpCost, Phase, Role, Storage, Tensor, Thread
 
 
 @dataclass
@@ -35,6 +35,7 @@ class RecordedCall:
     line: str = ""
     sequence: int = -1
     stream: str = ""
+    cost: OpCost | None = None  # of a custom kernel
     replayed: str = ""  # the CUDA graph that it is part of
     compiled: str = ""  # the call of a compiled function that it ran in
     called: str = ""  # the op autograd called, where it would have called this one on plain tensors

@@ -98,7 +98,7 @@ def _how(options: dict[str, Any]) -> str:
     return f"{INDUCTOR}, {CUDA_GRAPHS}" if graphs else INDUCTOR
 
 
-def _capturing() -> bool:
+def is_capturing() -> bool:
     return torch.compile is compile_later
 
 
@@ -108,7 +108,7 @@ def _wrapped(function: Callable[..., Any], how: str, options: dict[str, Any]) ->
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not _capturing():
+        if not is_capturing():
             real[:] = real or [_compile(function, **options)]
             return real[0](*args, **kwargs)
         if isinstance(optimizer, Optimizer) and INDUCTOR in how:
@@ -156,7 +156,7 @@ class OptimizedModule(nn.Module):
         self._modules["_orig_mod"] = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not _capturing():
+        if not is_capturing():
             self._real[:] = self._real or [_compile(self._orig_mod, **self._options)]
             return self._real[0](*args, **kwargs)
         with calls.inside(self._how):
@@ -188,7 +188,7 @@ def _disabled(fn: Any = None, recursive: bool = True, **options: Any) -> Any:
 
     @wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not _capturing():
+        if not is_capturing():
             real[:] = real or [_disable(fn, recursive, **options)]  # type: ignore[no-untyped-call]
             return real[0](*args, **kwargs)
         with calls.outside():

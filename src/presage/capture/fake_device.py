@@ -26,6 +26,7 @@ from presage import usercode
 from presage.capture import autocast
 from presage.capture.backend import CUDA, NAME, GpuAnswers, check_index, cuda_patches, stand_in
 from presage.capture.compiled import compile_patches
+from presage.capture.custom_ops import extension_patches
 from presage.capture.higher_order import higher_order_patches
 from presage.capture.streams import stream_patches
 
@@ -78,8 +79,7 @@ def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
-        patches = [*_fake_tensor_patches(), *_autocast_patches(), *cuda_patches(), *compile_patches()]
-        for owner, name, value in [*patches, *higher_order_patches(), *stream_patches(), *answers.patches()]:
+        for owner, name, value in [*_device_patches(), *_code_patches(), *answers.patches()]:
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_foreach_takes_fakes())
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
@@ -93,6 +93,14 @@ def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
         stack.callback(autocast.clear)
         stack.enter_context(Devices())
         yield answers
+
+
+def _device_patches() -> list[tuple[Any, str, Any]]:
+    return [*_fake_tensor_patches(), *_autocast_patches(), *cuda_patches(), *stream_patches()]
+
+
+def _code_patches() -> list[tuple[Any, str, Any]]:
+    return [*compile_patches(), *higher_order_patches(), *extension_patches()]
 
 
 @contextmanager

@@ -26,12 +26,13 @@ from presage.capture.call_sites import CallSites, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
+from presage.capture.custom_ops import KNOWN, no_outputs, registered
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
 from presage.capture.output_memo import OutputMemo
 from presage.capture.streams import FakeCudaGraph
 from presage.capture.tensor_values import SHAPE_GIVERS, Numbers, TensorValues
 from presage.errors import PresageError
-from presage.graph.graph import Arg, Ref
+from presage.graph.graph import Arg, OpCost, Ref
 
 aten = torch.ops.aten
 SETTLING = 100  # times 50 ms that other threads are waited for
@@ -74,6 +75,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen_from_cpp = {CUDA: stand_in()}
         self.tape: FakeCudaGraph | None = None  # the CUDA graph that is being captured
         self.graph_numbers = count(1)
+        self.unpriced: dict[str, None] = {}  # custom kernels whose cost nobody says
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -81,6 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recording = True
         self.calls.clear()
         self.notes.clear()
+        self.unpriced.clear()
         self.shadows.forget()
         self.assumptions.begin()
         self.memory.start(lambda: len(self.calls))
@@ -201,6 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.shadows.ask(func, *given, self.memory)
         with _mark(call), unprofiled():
             out = self._outcome(func, args, kwargs, given, call)
+        self._price(call, func, *given)
         self._finish(call, func, args, kwargs, out)
         self.shadows.follow(func, *given, out)
         return out
@@ -229,7 +233,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             out = self._computed(func, args, kwargs, given, call)
         except UnsupportedOperatorException:
-            out = self._opaque(func, args, call)
+            known = registered(_signature(func).name)
+            if known is None or known.outputs is None:
+                raise no_outputs(_signature(func).name, self.places.line()) from None
+            with self.fake:
+                out = known.outputs(*args, **kwargs)
         if func in _copies:
             out = self._copied_over(func, args, kwargs, given, out, call)
         return out
@@ -334,13 +342,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return numbers.data.to(out.dtype).clone()
             return target.copy_(numbers.data)
 
-    def _opaque(self, func: Any, args: Any, call: RecordedCall | None) -> Any:
-        """A custom op with nothing to say about its outputs: each is taken to be like its first input."""
-        self.note(f"{func.name()} has no fake implementation: its outputs are taken to be like its first input")
-        if call:
-            call.opaque = True
-        return self._guess(func, args)
-
     def _guess(self, func: Any, args: Any) -> Any:
         first = next((x for x in leaves(args) if _on_gpu(x)), None)
         with self.fake:
@@ -361,6 +362,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(call)
         self.assumptions.ran(call.index)
         return call
+
+    def _price(self, call: RecordedCall, func: Any, args: Any, kwargs: Any) -> None:
+        """What a custom op costs, where somebody says so."""
+        if func.namespace in KNOWN:
+            return
+        if (known := registered(call.name)) is not None:
+            call.cost = known.cost_of(args, kwargs)
+        elif not _signature(func).view:
+            self.unpriced[call.name] = None
+
+    def record_kernel(self, name: str, given: Any, made: Any, written: Any, cost: OpCost) -> None:
+        """A kernel that does not come through PyTorch's dispatcher."""
+        self._hash, self._ops = hash((self._hash, name, *(x.shape for x in given))), self._ops + 1
+        self.shadows.lose([*made, *written])
+        if not self.recording:
+            return
+        call = RecordedCall(index=len(self.calls), name=name, overload="", host=False, cost=cost)
+        self.places.fill(call)
+        self.calls.append(call)
+        self.assumptions.ran(call.index)
+        call.inputs = tuple(self._argument(x) for x in given)
+        call.outputs, call.writes = (tuple(self.memory.tensor(x) for x in some) for some in (made, written))
+        with _mark(call):
+            pass
 
     def described(self, func: Any) -> RecordedCall:
         """A call that is not recorded now, with where it comes from."""

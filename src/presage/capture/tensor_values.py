@@ -212,6 +212,12 @@ class TensorValues:
                 if not view.content.assumed:
                     self._asked.setdefault(memory.tensor(found[0]), view if dim is None else view.once(dim))
 
+    def lose(self, tensors: list[torch.Tensor]) -> None:
+        """What is in these tensors is not known any more."""
+        for t in tensors:
+            if isinstance(t, FakeTensor):
+                self._hold(t, None)
+
     def forget(self) -> None:
         """A new step is recorded: what lookups of the last one asked for is not wanted any more."""
         self._asked.clear()

@@ -223,6 +223,8 @@ def _plan(graph: Graph, op: Op) -> tuple[Source, list[Call]]:
     """How an op is to be timed, and the calls it is the sum of."""
     if not op.kernels:
         return "none", []
+    if op.cost is not None:
+        return "roofline", []
     call = from_graph(graph, op)
     if op.name in FUSED:
         return "likeness", fused_parts(call)
@@ -250,6 +252,8 @@ def _op_time(
         return OpTime(host_copy_seconds(over_pcie, models.gpu), 1, kind, "model")
     if op.name == SCALED:
         return OpTime(scaled_seconds(graph, op, models.gpu), 1, kind, "model")
+    if op.cost is not None and op.cost.seconds:
+        return OpTime(op.cost.seconds, 1, kind, "model")
     if source == "roofline":
         seconds = least_seconds(graph, op, models.gpu, REACHED_FLOPS, REACHED_BANDWIDTH)
         return OpTime(models.rates.floor + seconds, 1, kind, "roofline")

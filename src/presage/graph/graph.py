@@ -69,6 +69,14 @@ Single: TypeAlias = Ref | bool | int | float | str | None
 Arg: TypeAlias = Single | list[Single | list[Single]]
 
 
+class OpCost(msgspec.Struct, frozen=True, gc=False):
+    """What an op is said to cost: FLOPs and bytes moved, or seconds."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+
+
 class Op(msgspec.Struct, frozen=True):
     """One op that reaches the GPU (or only the host, where `kernels` is False), under the name a CUDA run would show.
 
@@ -96,6 +104,7 @@ class Op(msgspec.Struct, frozen=True):
     replayed: str = ""  # the CUDA graph it is part of: the host starts the whole graph with one call
     speed: float = 1.0  # its kernels are so many times as fast as they are known to be
     compiled: str = ""  # the call of a compiled function that it is part of: 'inductor#2', 'inductor, CUDA graphs#1'
+    cost: OpCost | None = None  # of a custom kernel, as its author or its arguments say
     assumed: tuple[int, ...] = ()  # the graph's assumptions that decided whether it runs, or on how much
 
 

@@ -38,6 +38,8 @@ def bytes_moved(graph: Graph, op: Op) -> MemoryTraffic:
     """What one op moves; nothing where it launches nothing (views, bookkeeping)."""
     if not op.kernels:
         return MemoryTraffic()
+    if op.cost is not None and op.cost.bytes:
+        return MemoryTraffic(int(op.cost.bytes), 0)
     rule = _RULES.get(op.name)
     return rule(graph, op) if rule else _plain(graph, op)
 

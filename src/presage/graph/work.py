@@ -69,6 +69,8 @@ Rule: TypeAlias = Callable[[Graph, Op], int]
 
 def flops(graph: Graph, op: Op) -> int:
     """Floating-point operations of one op; 0 for an op that multiplies no matrices."""
+    if op.cost is not None:
+        return int(op.cost.flops)
     rule = _RULES.get(op.name)
     return rule(graph, op) if rule else 0
 

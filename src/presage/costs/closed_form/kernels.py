@@ -82,6 +82,14 @@ class ClosedFormKernels:
         kind_of_op = family(op.name)
         if not op.kernels or kind_of_op == "communication":
             return OpTime(0.0, 0, kind_of_op, "none")
+        if op.cost is not None:
+            floor = self.memory_bound(op.cost.bytes, 1)
+            return OpTime(
+                op.cost.seconds or max(floor, least_seconds(graph, op, self.gpu, REACHED_FLOPS)),
+                1,
+                kind_of_op,
+                "roofline",
+            )
         shape = shape_of(graph, op)
         if isinstance(shape, MemoryBound):
             seconds = self.memory_bound(shape.nbytes, shape.launches, shape.kind)

@@ -1,0 +1,240 @@
+"""Kernels that are not PyTorch's own: ops of torch.library, Triton kernels and functions of extensions.
+
+What they compute is not known here. `register_op` says what one costs (and what it returns, where nothing else does);
+without it, kernels are priced by the bytes that they read and write.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from presage.capture.compiled import is_capturing
+from presage.capture.contents import leaves
+from presage.errors import PresageError
+from presage.graph.graph import OpCost
+
+TRITON = "triton::"
+_HOOKED = "triton.runtime.autotuner"  # which imports all that is replaced
+KNOWN = {
+    "aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp", "profiler", "torchvision",
+    "quantized", "symm_mem", "inductor", "_dtensor",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RegisteredOp:
+    """What is known of an op that PyTorch does not come with."""
+
+    name: str
+    cost: Callable[..., Mapping[str, float]]
+    outputs: Callable[..., Any] | None = None
+
+    def cost_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpCost:
+        found = self.cost(*args, **kwargs)
+        ok = isinstance(found, Mapping) and found and found.keys() <= {"flops", "bytes", "seconds"}
+        if not ok or not all(isinstance(v, int | float) and 0 <= v < float("inf") for v in found.values()):
+            raise PresageError(
+                f"the cost of {self.name} is {found!r}: return a dict with 'flops' and 'bytes', or with 'seconds'"
+            )
+        return OpCost(**{k: float(v) for k, v in found.items()})
+
+
+_registered: dict[str, RegisteredOp] = {}
+
+
+def register_op(
+    name: str, *, cost: Callable[..., Mapping[str, float]], outputs: Callable[..., Any] | None = None
+) -> None:
+    """Say what a custom op, a Triton kernel or an extension's function costs.
+
+    `name`: "mylib::pool" (an op of torch.library), "triton::add_kernel" (a function of @triton.jit) or
+    "my_ext.forward" (a function of a module). `cost(*args)` is called with its arguments and returns a dict: "flops"
+    and "bytes", which are priced at the rates that kernels of the GPU reach, or "seconds". `outputs(*args)` returns
+    tensors like those it returns, for what has no fake implementation.
+    """
+    if not callable(cost) or not (outputs is None or callable(outputs)):
+        raise PresageError(f"register_op({name!r}): cost and outputs are functions of the op's arguments")
+    _registered[name] = RegisteredOp(name, cost, outputs)
+
+
+def registered(name: str) -> RegisteredOp | None:
+    return _registered.get(name)
+
+
+def no_outputs(name: str, line: str) -> PresageError:
+    """The refusal of an op that says nothing of what it returns."""
+    return PresageError(
+        f"{line or 'the step'}: {name} has no fake implementation: what it returns, and its cost, are not known; give "
+        f"it one (torch.library.register_fake), or presage.register_op({name!r}, cost=..., outputs=...)"
+    )
+
+
+def unpriced_note(names: Iterable[str]) -> Iterator[str]:
+    found = sorted(names)
+    if found:
+        yield (
+            f"priced by the bytes they read and write, for their FLOPs are not known: {', '.join(found)}; "
+            f"presage.register_op({found[0]!r}, cost=...) says what one costs"
+        )
+
+
+# ---- functions of extensions
+
+
+def extension_patches() -> list[tuple[Any, str, Any]]:
+    """Registered functions of modules, by their dotted names."""
+    out = []
+    for name, op in _registered.items():
+        module, _, attribute = name.rpartition(".")
+        if "::" in name or not module:
+            continue
+        try:
+            owner = import_module(module)
+        except ImportError:
+            continue
+        out.append((owner, attribute, _extension(op)))
+    return out
+
+
+def _extension(op: RegisteredOp) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        out = op.outputs(*args, **kwargs) if op.outputs is not None else None
+        given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
+        made = [x for x in leaves(out) if isinstance(x, torch.Tensor)]
+        if recorder is not None:
+            recorder.record_kernel(op.name, given, made, (), op.cost_of(args, kwargs))
+        return out
+
+    return run
+
+
+def _recorder() -> Any:
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return next((m for m in reversed(modes) if hasattr(m, "record_kernel")), None)
+
+
+# ---- Triton
+
+
+class _TritonFinder(MetaPathFinder):
+    """Replaces the launcher of Triton's kernels once Triton is loaded."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != _HOOKED:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _replace_launchers(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    """Launches of Triton kernels are recorded while a capture lasts, whenever Triton is loaded."""
+    if _HOOKED in sys.modules:
+        _replace_launchers(sys.modules[_HOOKED])
+    else:
+        sys.meta_path.insert(0, _TritonFinder())
+
+
+def _replace_launchers(autotuner: Any) -> None:
+    kernel, tuned = autotuner.JITFunction, autotuner.Autotuner
+    run, tune = kernel.run, tuned.run
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder() if is_capturing() else None
+        if recorder is None:
+            return run(self, *args, **kwargs)
+        _record_launch(recorder, self, args, kwargs)
+        return None
+
+    def first_choice(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Which of the choices is fastest does not matter to what is recorded."""
+        if not is_capturing() or _recorder() is None:
+            return tune(self, *args, **kwargs)
+        return self.fn.run(*args, **{**kwargs, **self.configs[0].kwargs})
+
+    kernel.run, tuned.run = launch, first_choice
+
+
+def _record_launch(recorder: Any, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    name = TRITON + kernel.fn.__name__
+    given = dict(zip(kernel.arg_names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in kernel.arg_names}
+    tensors = {k: _tensor(v) for k, v in given.items() if isinstance(_tensor(v), FakeTensor)}
+    known = registered(name)
+    loaded, stored = _pointers(kernel)
+    if not (loaded | stored) & tensors.keys():
+        loaded = stored = set(tensors)
+    written = [t for k, t in tensors.items() if k in stored]
+    if known is not None:
+        cost = known.cost_of(args, {k: v for k, v in kwargs.items() if k in kernel.arg_names})
+    else:
+        read = [t for k, t in tensors.items() if k in loaded]
+        cost = OpCost(bytes=float(sum(_nbytes(t) for t in (*read, *written))))
+        recorder.unpriced[name] = None
+    recorder.record_kernel(name, list(tensors.values()), (), written, cost)
+
+
+def _tensor(value: Any) -> Any:
+    """The tensor of an argument; Triton's own view of one with another type holds it."""
+    return getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
+
+
+def _nbytes(t: torch.Tensor) -> int:
+    """Bytes under a tensor; what a stride of zero repeats counts once."""
+    elements = 1
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        elements *= size if stride else 1
+    return elements * t.element_size()
+
+
+@cache
+def _pointers(kernel: Any) -> tuple[set[str], set[str]]:
+    """The arguments that a kernel loads from, and those that it stores to, as its code says."""
+    try:
+        tree = ast.parse(textwrap.dedent(kernel.src))
+    except (SyntaxError, AttributeError, TypeError):
+        return set(), set()
+    reached: dict[str, set[str]] = {name: {name} for name in kernel.arg_names}
+    loaded, stored = set[str](), set[str]()
+    for _ in range(2):  # loops: what is assigned below may be used above
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in (n for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)):
+                    reached.setdefault(target.id, set()).update(_names(node.value, reached))
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        what = called.attr if isinstance(called, ast.Attribute) else ""
+        if not isinstance(node, ast.Call) or not (what == "load" or what == "store" or what.startswith("atomic_")):
+            continue
+        pointers = _names(node.args[0], reached) if node.args else set[str]()
+        (loaded if what == "load" else stored).update(pointers)
+    return loaded, stored
+
+
+def _names(node: ast.AST, reached: Mapping[str, set[str]]) -> set[str]:
+    """The arguments that a value is computed from, but for those that were loaded."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+        return set()
+    if isinstance(node, ast.Name):
+        return set(reached.get(node.id, ()))
+    return {name for child in ast.iter_child_nodes(node) for name in _names(child, reached)}

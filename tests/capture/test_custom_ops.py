@@ -1,0 +1,148 @@
+"""Kernels that are not PyTorch's own: torch.library ops, Triton kernels, functions of extensions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import presage
+from presage.capture import capture, custom_ops
+from presage.errors import PresageError
+from presage.graph.graph import Graph, Op
+from presage.graph.work import bytes_moved, flops
+from presage.prediction.machine import kernel_times, machine
+
+_library: Any = torch.library.Library("presage_test", "FRAGMENT")
+_library.define("pool(Tensor x) -> Tensor")
+_library.define("known(Tensor x) -> Tensor")
+torch.library.register_fake("presage_test::known", lambda x: x.new_empty(x.shape), lib=_library)
+
+
+@pytest.fixture(autouse=True)
+def _registry() -> Iterator[None]:
+    before = dict(custom_ops._registered)
+    yield
+    custom_ops._registered.clear()
+    custom_ops._registered.update(before)
+
+
+def _calls(name: str) -> Callable[[str], Any]:
+    def build(device: str) -> Any:
+        x = torch.randn(64, 32, device=device)
+        return lambda: getattr(torch.ops.presage_test, name)(x)
+
+    return build
+
+
+def _only(graph: Graph, name: str) -> Op:
+    (op,) = [op for op in graph.ops if op.name == name]
+    return op
+
+
+def test_an_op_that_does_not_say_what_it_returns_is_refused_with_the_remedy() -> None:
+    with pytest.raises(PresageError, match=r"presage_test::pool has no fake implementation.*presage.register_op"):
+        capture(_calls("pool"))
+
+
+def test_a_registered_op_has_the_outputs_and_the_cost_it_was_given() -> None:
+    presage.register_op(
+        "presage_test::pool",
+        cost=lambda x: {"flops": 1e12, "bytes": x.numel() * 4},
+        outputs=lambda x: x.new_empty(8, 32),
+    )
+    graph = capture(_calls("pool"))
+    op = _only(graph, "presage_test::pool")
+    assert [t.shape for t in graph.outputs_of(op)] == [(8, 32)]
+    assert flops(graph, op) == 1e12 and bytes_moved(graph, op).total == 64 * 32 * 4
+    assert not graph.notes
+    (time,) = [t for o, t in zip(graph.ops, kernel_times(graph, machine("h200")), strict=True) if o is op]
+    assert time.source == "roofline" and 1e12 / 67e12 < time.seconds < 1.0
+
+
+def test_seconds_are_taken_as_they_are_given() -> None:
+    presage.register_op("presage_test::known", cost=lambda _: {"seconds": 0.25})
+    graph = capture(_calls("known"))
+    times = kernel_times(graph, machine("h200"))
+    assert times[graph.ops.index(_only(graph, "presage_test::known"))].seconds == 0.25
+
+
+def test_an_op_of_unknown_cost_is_priced_by_its_bytes_and_named() -> None:
+    graph = capture(_calls("known"))
+    assert any("presage_test::known" in note and "register_op" in note for note in graph.notes)
+
+
+@pytest.mark.parametrize("cost", [3.0, {}, {"time": 1.0}, {"flops": -1.0}, {"seconds": "1"}])
+def test_a_cost_that_is_none_is_refused(cost: Any) -> None:
+    presage.register_op("presage_test::known", cost=lambda _: cost)
+    with pytest.raises(PresageError, match="the cost of presage_test::known is"):
+        capture(_calls("known"))
+
+
+def test_a_function_of_an_extension_is_recorded_where_it_is_registered(monkeypatch: Any) -> None:
+    extension: Any = ModuleType("presage_test_extension")
+    extension.forward = lambda x: 1 / 0  # noqa: ARG005
+    monkeypatch.setitem(sys.modules, "presage_test_extension", extension)
+    presage.register_op(
+        "presage_test_extension.forward", cost=lambda x: {"bytes": x.numel()}, outputs=lambda x: torch.empty_like(x)
+    )
+
+    def build(device: str) -> Any:
+        layer, x = nn.Linear(32, 32).to(device), torch.randn(64, 32, device=device)
+        return lambda: layer(extension.forward(x)).sum().backward()
+
+    assert _only(capture(build), "presage_test_extension.forward").kernels
+
+
+ADD = """
+@triton.jit
+def add(x_ptr, index_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y_ptrs = y_ptr + at
+    rows = tl.load(index_ptr + at, mask=at < n)
+    tl.store(y_ptrs + rows, tl.load(x_ptr + at))
+"""
+
+
+def _kernel() -> Any:
+    def add() -> None: ...
+
+    return _Kernel(fn=add, src=ADD, arg_names=("x_ptr", "index_ptr", "y_ptr", "n", "BLOCK"))
+
+
+class _Kernel(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def test_a_triton_kernel_is_priced_by_what_its_code_loads_and_stores() -> None:
+    kernel = _kernel()
+    loaded, stored = (names - {"BLOCK"} for names in custom_ops._pointers(kernel))  # a number in the addresses
+    assert (loaded, stored) == ({"x_ptr", "index_ptr"}, {"y_ptr"})
+
+    def build(device: str) -> Any:
+        x, y = torch.randn(1024, device=device), torch.empty(1024, device=device)
+        index = torch.zeros(1024, dtype=torch.int64, device=device)
+
+        def step() -> None:
+            custom_ops._record_launch(custom_ops._recorder(), kernel, (x, index, y, 1024), {"BLOCK": 128, "grid": (8,)})
+            y.exp()
+
+        return step
+
+    graph = capture(build)
+    op = _only(graph, "triton::add")
+    assert bytes_moved(graph, op).total == 1024 * (4 + 8 + 4)
+    assert [graph.tensors[i].shape for i in op.writes] == [(1024,)] and len(list(graph.inputs_of(op))) == 3
+    assert any("triton::add" in note for note in graph.notes)
+
+
+def test_the_launchers_of_triton_are_replaced_only_while_capturing() -> None:
+    kernel = type("JITFunction", (), {"run": lambda _self, *_args, **_kwargs: "launched"})
+    tuner = type("Autotuner", (), {"run": lambda _self, *_args, **_kwargs: "tuned"})
+    custom_ops._replace_launchers(SimpleNamespace(JITFunction=kernel, Autotuner=tuner))
+    assert kernel().run() == "launched" and tuner().run() == "tuned"
