@@ -28,7 +28,7 @@ class _Unknown(Exception):
 
 
 class _Output(NamedTuple):
-    """A tensor to build. `place` is that of the argument whose memory it is in, or -1."""
+    """A tensor to build. `place` is that of the argument whose memory it is in, or -1; `offset` counts from there."""
 
     place: int
     shape: tuple[int, ...]
@@ -61,11 +61,14 @@ class OutputMemo:
             return compute()
         tensors: list[Any] = []
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        placed = _depends_on_offset(func)
         try:
             self._add(key, args, tensors)
             for name, value in kwargs.items():
                 key.append(name)
                 self._add(key, (value,), tensors)
+            if placed:
+                key += [t.storage_offset() for t in tensors]
         except _Unknown:
             return compute()
         found = tuple(key)
@@ -81,7 +84,7 @@ class OutputMemo:
             kind = type(x)
             if kind is FakeTensor:
                 tensors.append(x)
-                key.append(self._metadata(x))
+                key.append(self._metadata(x)[:-1])
             elif kind in _PLAIN:
                 key.append(kind)
                 key.append(x)
@@ -95,7 +98,7 @@ class OutputMemo:
         if t.constant is not None or t.layout is not torch.strided or t.fake_mode is not self.mode:
             raise _Unknown
         signs = t.is_conj(), t.is_neg(), t.requires_grad
-        return t.shape, t.stride(), t.dtype, t.fake_device, t.storage_offset(), signs
+        return t.shape, t.stride(), t.dtype, t.fake_device, signs, t.storage_offset()
 
     def _first(self, key: tuple[Any, ...], tensors: list[Any], compute: Callable[[], Any]) -> Any:
         before = [(self._metadata(t), _storage(t)) for t in tensors]
@@ -125,15 +128,16 @@ class OutputMemo:
             if type(x) is not FakeTensor:
                 described.append(_Number(x))
             else:
-                described.append(places[id(x)] if id(x) in places else self._describe_one(x, storages, held))
+                described.append(places[id(x)] if id(x) in places else self._describe_one(x, tensors, storages, held))
         return type(out), described
 
-    def _describe_one(self, t: Any, storages: list[int], held: list[int]) -> _Output:
-        shape, strides, dtype, device, offset, signs = self._metadata(t)
+    def _describe_one(self, t: Any, tensors: list[Any], storages: list[int], held: list[int]) -> _Output:
+        shape, strides, dtype, device, signs, offset = self._metadata(t)
         storage = _storage(t)
         of = [i for i, s in enumerate(storages) if s == storage]
         if any(signs) or len(of) > 1 or (not of and (offset or held.count(storage) > 1)):
             raise _Unknown
+        offset -= tensors[of[0]].storage_offset() if of else 0
         return _Output(of[0] if of else -1, tuple(shape), tuple(strides), dtype, device, offset)
 
     def _built(self, outputs: tuple[Any, ...], tensors: list[Any]) -> Any:
@@ -149,8 +153,10 @@ class OutputMemo:
             if d.place < 0:
                 data = torch.empty_strided(d.shape, d.strides, dtype=d.dtype, device="meta")
             else:
-                storage: Any = tensors[d.place].untyped_storage()
-                data = torch.empty(0, dtype=d.dtype, device="meta").set_(storage, d.offset, d.shape, d.strides)
+                base = tensors[d.place]
+                storage: Any = base.untyped_storage()
+                offset = base.storage_offset() + d.offset
+                data = torch.empty(0, dtype=d.dtype, device="meta").set_(storage, offset, d.shape, d.strides)
         attributes = self._attributes.get(d.device)
         if attributes is None:
             out = FakeTensor(self.mode, data, d.device)
@@ -175,6 +181,23 @@ def _storage(t: Any) -> int:
 def _is_safe(func: Any) -> bool:
     """An op of PyTorch's own whose outputs depend on its arguments' shapes alone."""
     return func.namespace in ("aten", "prims") and (func is _INDEX or not _UNSAFE & set(func.tags))
+
+
+@cache
+def _depends_on_offset(func: Any) -> bool:
+    """A view whose place in memory is given, or counted in elements of another type."""
+    return _is_view(func) and func.overloadpacket not in _FROM_ARGUMENT
+
+
+def _is_view(func: Any) -> bool:
+    return any(r.alias_info is not None for r in func._schema.returns)
+
+
+_FROM_ARGUMENT = {  # views that lie where their argument does, or a fixed distance from it
+    aten.select, aten.slice, aten.unsqueeze, aten.squeeze, aten.transpose, aten.t, aten.permute, aten.expand,
+    aten.detach, aten.alias, aten.view_as, aten.unbind, aten.split, aten.split_with_sizes, aten.narrow, aten.diagonal,
+    aten.add_, aten.mul_, aten.sub_, aten.div_, aten.copy_, aten.zero_, aten.fill_, aten._unsafe_view,
+}  # fmt: skip
 
 
 def _check(built: Any, out: Any) -> None:
