@@ -274,3 +274,22 @@ def test_options_of_a_script_are_found_in_all_their_forms() -> None:
     assert is_script("train.py")
     assert is_script("-m package.train")
     assert not is_script("train.py:build")
+
+
+def test_checkpoints_are_saved_moved_and_loaded_without_a_file() -> None:
+    Path("resumes.py").write_text(
+        "import os, torch\n"
+        "net = torch.nn.Linear(64, 64).cuda(); opt = torch.optim.AdamW(net.parameters())\n"
+        "for i in range(50):\n"
+        "    net(torch.randn(8, 64, device='cuda')).sum().backward(); opt.step(); opt.zero_grad()\n"
+        "    torch.save({'net': net.state_dict(), 'opt': opt.state_dict(), 'i': i}, 'part.pt')\n"
+        "    os.replace('part.pt', 'last.pt')\n"
+        "    assert os.path.exists('last.pt') and not os.path.exists('part.pt')\n"
+        "    state = torch.load('last.pt', map_location='cpu', weights_only=True)\n"
+        "    assert state['i'] == i and not state['net']['weight'].is_cuda\n"
+        "    net.load_state_dict(state['net']); opt.load_state_dict(state['opt'])\n"
+    )
+    Path("last.pt").write_text("the user's")
+    assert names(ps.step_graph("resumes.py"), "optimizer")
+    assert Path("last.pt").read_text() == "the user's"
+    assert not Path("part.pt").exists()

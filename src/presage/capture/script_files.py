@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -123,13 +124,13 @@ class CheckpointFiles:
 
     def _save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
-        self.saved[_key(f)] = obj
+        self.saved[_key(f)] = tree_map(_without_memory, obj)
 
     def _loading(self, load: Callable[..., Any]) -> Any:
         def run(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
             where = torch.device(map_location).type if isinstance(map_location, str | torch.device) else ""
             if _key(f) in self.saved:
-                found = deepcopy(self.saved[_key(f)])
+                found = tree_map(_with_memory, deepcopy(self.saved[_key(f)]))
             else:
                 with _elsewhere():
                     found = load(f, "cpu", *args, **kwargs)
@@ -148,6 +149,23 @@ class CheckpointFiles:
             return target
 
         return run
+
+
+@dataclass(frozen=True)
+class _SavedTensor:
+    """A tensor of the GPU in a checkpoint, whose memory is not kept from being freed."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _without_memory(value: Any) -> Any:
+    on_gpu = isinstance(value, torch.Tensor) and value.is_cuda
+    return _SavedTensor(tuple(value.shape), value.dtype) if on_gpu else value
+
+
+def _with_memory(value: Any) -> Any:
+    return torch.empty(value.shape, dtype=value.dtype, device="cuda") if isinstance(value, _SavedTensor) else value
 
 
 def _key(file: Any) -> Any:
