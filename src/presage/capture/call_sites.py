@@ -68,6 +68,7 @@ class CallSites:
         self.roots: list[torch.nn.Module] = []
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.in_optimizer = False
+        self.stepped = 0  # steps of optimizers so far
         self._stepping = 0  # the thread an optimizer steps in
         self._backward = -1  # the backward pass that an optimizer steps in, from a hook
         self._stacks: dict[tuple[int, Thread], list[str]] = {}
@@ -128,6 +129,7 @@ class CallSites:
     def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
         self.in_optimizer, self._backward = False, -1
+        self.stepped += 1
 
     def fill(self, call: RecordedCall) -> None:
         """Write down where a call comes from."""

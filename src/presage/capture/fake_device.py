@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -76,9 +78,16 @@ def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
     """Python code inside sees one GPU of this name."""
     answers = GpuAnswers(gpu)
     stand_in()
+    seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
+        stack.callback(random.setstate, seeds[0])
+        stack.callback(np.random.set_state, seeds[1])
+        stack.callback(torch.set_rng_state, seeds[2])
+        random.seed(0)
+        np.random.seed(0)
+        torch.default_generator.manual_seed(0)
         for owner, name, value in [*_device_patches(), *_code_patches(), *answers.patches()]:
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_foreach_takes_fakes())

@@ -30,6 +30,7 @@ from presage.graph.graph import Event, Graph, Op
 from presage.usercode import error_text, user_code_line
 
 Step = Callable[[], Any]
+MOST_CALLS = 64  # between two steps of an optimizer
 
 
 def capture(
@@ -51,11 +52,7 @@ def capture(
     arguments = arguments or {}
     with on_fake_gpu(lambda: Recorder(Assumptions(assume)), variant) as (recorder, hooks):
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
-        for _ in range(warm_up):
-            users(recorder, step)
-        recorder.signature()
-        with recorded(recorder) as profile:
-            users(recorder, step)
+        step, profile = _recorded_step(recorder, step, warm_up)
         steady = not recorder.assumptions.undecided or _runs_alike(recorder, step)
         flags = torch_flags()
     graph = replace(graph_of(recorder, profile, source, arguments, flags, steady), variant=variant.changes())
@@ -67,6 +64,42 @@ def check_on_gpu(graph: Graph, source: str, remedy: str) -> None:
     """Raise an error where a step runs nothing on the GPU."""
     if not any(op.kernels for op in graph.ops):
         raise PresageError(f"{source}: the step ran on the CPU: nothing to predict; {remedy}")
+
+
+def _recorded_step(recorder: Recorder, step: Step, warm_up: int) -> tuple[Step, Profile]:
+    """The step, and its profile: one call, or, where the optimizer steps in some calls only (gradients are added up by
+    a counter of the code's own), all calls from one of its steps to the next."""
+    for _ in range(warm_up):
+        first = _stepped(recorder, step)
+    recorder.signature()
+    with recorded(recorder) as profile:
+        second = _stepped(recorder, step)
+    if not warm_up or first == second != 0 or not _has_optimizer(recorder):
+        return step, profile
+    if not second and not any(_stepped(recorder, step) for _ in range(MOST_CALLS)):
+        return step, profile
+    recorder.signature()
+    with recorded(recorder) as profile:
+        calls = next((n for n in range(1, MOST_CALLS + 1) if _stepped(recorder, step)), MOST_CALLS)
+        if calls > 1:
+            recorder.note(f"the optimizer steps once in {calls} calls: the step is {calls} calls")
+
+    def whole() -> None:
+        for _ in range(calls):
+            step()
+
+    return whole, profile
+
+
+def _stepped(recorder: Recorder, step: Step) -> int:
+    """Run a call; returns the steps of optimizers in it."""
+    before = recorder.places.stepped
+    users(recorder, step)
+    return recorder.places.stepped - before
+
+
+def _has_optimizer(recorder: Recorder) -> bool:
+    return bool(recorder.places.optimizers) or any(isinstance(x, torch.optim.Optimizer) for x in gc.get_objects())
 
 
 def _runs_alike(recorder: Recorder, step: Step) -> bool:
@@ -221,7 +254,16 @@ def graph_of(
         torch=torch.__version__,
         assumptions=assumptions,
     )
-    return as_compiled(graph)
+    return as_compiled(replace(graph, notes=(*_missing(graph), *graph.notes)))
+
+
+def _missing(graph: Graph) -> Iterator[str]:
+    """What a training step has and this one does not."""
+    phases = {op.phase for op in graph.ops if op.kernels}
+    if "backward" not in phases:
+        yield "the step has no backward pass on the GPU"
+    if "optimizer" not in phases:
+        yield "the step has no optimizer on the GPU"
 
 
 def _with_backward(hanging: dict[int, tuple[int, ...]], calls: list[RecordedCall]) -> dict[int, tuple[int, ...]]:

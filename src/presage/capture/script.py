@@ -141,7 +141,7 @@ def capture_script(
     if graph is None:
         raise PresageError(_too_short(script, watch))
     check_on_gpu(graph, script.name, "does the script need --device cuda, or .cuda()?")
-    return with_fields(graph, notes=(*_missing(graph), *graph.notes), variant=variant.changes())
+    return with_fields(graph, variant=variant.changes())
 
 
 def _captured(
@@ -216,12 +216,3 @@ def _too_short(script: TrainingScript, watch: StepWatch) -> str:
         f"{script.name} ended after {watch.stepped} optimizer step{'s' * (watch.stepped > 1)}: a step is what lies "
         "between two of the same optimizer; let it run for 3 or more"
     )
-
-
-def _missing(graph: Graph) -> Iterator[str]:
-    """What a training step has and this one does not."""
-    phases = {op.phase for op in graph.ops if op.kernels}
-    if "backward" not in phases:
-        yield "the step has no backward pass on the GPU"
-    if "optimizer" not in phases:
-        yield "the step has no optimizer on the GPU"
