@@ -146,3 +146,62 @@ def test_the_launchers_of_triton_are_replaced_only_while_capturing() -> None:
     tuner = type("Autotuner", (), {"run": lambda _self, *_args, **_kwargs: "tuned"})
     custom_ops._replace_launchers(SimpleNamespace(JITFunction=kernel, Autotuner=tuner))
     assert kernel().run() == "launched" and tuner().run() == "tuned"
+
+
+def test_flash_attn_is_priced_as_pytorchs_own_flash_attention() -> None:
+    library: Any = torch.library.Library("flash_attn", "FRAGMENT")
+    library.define("_flash_attn_forward(Tensor q, Tensor k, Tensor v, float p, float scale, bool causal) -> Tensor[]")
+    library.define(
+        "_flash_attn_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor(a!) dq, "
+        "Tensor(b!) dk, Tensor(c!) dv, float p, float scale, bool causal) -> Tensor"
+    )
+    fake = torch.library.register_fake
+    fake("flash_attn::_flash_attn_forward", lambda q, *_: [q.new_empty(q.shape), q.new_empty(2, 8, 512)], lib=library)
+    fake("flash_attn::_flash_attn_backward", lambda _, q, *__: q.new_empty(2, 8, 512), lib=library)
+
+    def build(device: str) -> Any:
+        q = torch.randn(2, 512, 8, 64, device=device, dtype=torch.bfloat16)
+        grads = [torch.empty_like(q) for _ in range(3)]
+
+        def step() -> None:
+            out, lse = torch.ops.flash_attn._flash_attn_forward(q, q, q, 0.0, 0.125, True)
+            torch.ops.flash_attn._flash_attn_backward(out, q, q, q, out, lse, *grads, 0.0, 0.125, True)
+
+        return step
+
+    graph = capture(build)
+    work = {op.name: flops(graph, op) for op in graph.ops if op.kernels}
+    forward = 2 * 2 * 2 * 8 * 512 * 512 * 64
+    assert work == {"aten::_flash_attention_forward": forward, "aten::_flash_attention_backward": 5 * forward // 2}
+    assert not graph.notes
+    times = kernel_times(graph, machine("h200"))
+    assert {t.source for op, t in zip(graph.ops, times, strict=True) if op.kernels} == {"model"}
+
+
+def test_an_extension_that_needs_a_gpu_is_refused_with_the_remedy() -> None:
+    def build(device: str) -> Any:
+        del device
+
+        def step() -> None:
+            raise RuntimeError("x must be a CUDA tensor")  # as an extension's own check says
+
+        return step
+
+    with pytest.raises(PresageError, match=r"compiled code .* needs a real GPU.*presage.register_op"):
+        capture(build)
+
+
+def test_a_model_without_its_kernels_says_which_path_it_took(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "state_space.py").write_text(
+        "try:\n    from mamba_ssm.ops import selective_scan_fn\nexcept ImportError:\n    selective_scan_fn = None\n"
+        "import torch\nclass Mixer(torch.nn.Linear):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def build(device: str) -> Any:
+        import state_space
+
+        mixer, x = state_space.Mixer(8, 8).to(device), torch.randn(4, 8, device=device)
+        return lambda: mixer(x).sum().backward()
+
+    assert any("state_space ran in plain PyTorch, for mamba_ssm is not installed" in n for n in capture(build).notes)

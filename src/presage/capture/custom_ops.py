@@ -7,6 +7,7 @@ without it, kernels are priced by the bytes that they read and write.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from functools import cache
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +73,7 @@ def register_op(
 
 
 def registered(name: str) -> RegisteredOp | None:
-    return _registered.get(name)
+    return _registered.get(name) or BUILT_IN.get(name)
 
 
 def no_outputs(name: str, line: str) -> PresageError:
@@ -238,3 +241,106 @@ def _names(node: ast.AST, reached: Mapping[str, set[str]]) -> set[str]:
     if isinstance(node, ast.Name):
         return set(reached.get(node.id, ()))
     return {name for child in ast.iter_child_nodes(node) for name in _names(child, reached)}
+
+
+# ---- libraries whose kernels are known
+
+_FLASH_FORWARD, _FLASH_BACKWARD = "aten::_flash_attention_forward", "aten::_flash_attention_backward"
+_BYTES_ALONE = re.compile(r"^bitsandbytes::(de)?quantize_|^bitsandbytes::optimizer_update|^flash_attn::")
+_KERNEL_PACKAGES = {
+    "mamba_ssm": re.compile(r"mamba[-_]ssm"),
+    "causal_conv1d": re.compile(r"causal[-_]conv1d"),
+    "fla": re.compile(r"flash[-_]linear[-_]attention|\bfrom fla\b"),
+}
+
+
+def same_as(name: str, args: Sequence[Any]) -> tuple[str, tuple[Any, ...]] | None:
+    """PyTorch's own op that runs the same kernel, with its arguments: flash-attn's and PyTorch's are the same code."""
+    if name == "flash_attn::_flash_attn_forward":
+        q, k, v, dropout, _, causal = args[:6]
+        return _FLASH_FORWARD, (q, k, v, None, None, q.shape[1], k.shape[1], dropout, causal, False)
+    if name == "flash_attn::_flash_attn_backward":
+        grad, q, k, v, out, lse, _, _, _, dropout, _, causal = args[:12]
+        lengths = None, None, q.shape[1], k.shape[1]
+        return _FLASH_BACKWARD, (grad, q, k, v, out, lse, *lengths, dropout, causal, None, None)
+    return None
+
+
+def _flash_varlen(products: int) -> Callable[..., Mapping[str, float]]:
+    """Sequences of several lengths, one after the other: [tokens, heads, depth]."""
+
+    def cost(*args: Any) -> Mapping[str, float]:
+        q, k, v = args[:3] if products == 2 else args[1:4]
+        numbers = [a for a in args if type(a) is int]
+        causal = next((a for a in args if type(a) is bool), False)
+        keys = numbers[1] if len(numbers) > 1 else k.shape[0]
+        flops = 2 * products * q.numel() * keys * (0.5 if causal else 1.0)
+        return {"flops": flops, "bytes": (2 if products == 2 else 4) * sum(_nbytes(t) for t in (q, k, v))}
+
+    return cost
+
+
+def _product_4bit(a: Any, b: Any, shape: Sequence[int], *_: Any) -> Mapping[str, float]:
+    rows = a.numel() // a.shape[-1]
+    moved = _nbytes(a) + _nbytes(b) + rows * shape[0] * a.element_size()
+    return {"flops": 2.0 * rows * shape[0] * shape[1], "bytes": float(moved)}
+
+
+def _product_int8(a: Any, b: Any, *_: Any) -> Mapping[str, float]:
+    return {"flops": 2.0 * a.numel() * b.shape[0], "bytes": float(_nbytes(a) + _nbytes(b))}
+
+
+BUILT_IN = {
+    name: RegisteredOp(name, cost)
+    for name, cost in {
+        "bitsandbytes::gemm_4bit": _product_4bit,
+        "bitsandbytes::gemv_4bit": _product_4bit,
+        "bitsandbytes::int8_linear_matmul": _product_int8,
+        "bitsandbytes::int8_scaled_mm": _product_int8,
+        "flash_attn::_flash_attn_varlen_forward": _flash_varlen(2),
+        "flash_attn::_flash_attn_varlen_backward": _flash_varlen(5),
+    }.items()
+}
+
+
+def is_priced_by_bytes(name: str) -> bool:
+    """Whether bytes are all that a custom op costs."""
+    return bool(_BYTES_ALONE.search(name))
+
+
+def slow_paths(roots: Iterable[torch.nn.Module]) -> Iterator[str]:
+    """Notes on models whose code has kernels of packages that are not installed here, and ran without them."""
+    kinds = {type(m) for root in roots for m in root.modules()}
+    for module in sorted({kind.__module__ for kind in kinds if not kind.__module__.startswith("torch.")}):
+        missing = [p for p in _packages_named(module) if p not in sys.modules and find_spec(p) is None]
+        if missing:
+            yield (
+                f"{module} ran in plain PyTorch, for {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not installed here; with their kernels the step is faster"
+            )
+
+
+@cache
+def _packages_named(module: str) -> tuple[str, ...]:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        text = Path(file).read_text() if file else ""
+    except (OSError, UnicodeDecodeError):
+        return ()
+    return tuple(p for p, pattern in _KERNEL_PACKAGES.items() if pattern.search(text))
+
+
+_NOT_RUN = re.compile(
+    r"data pointer|no NVIDIA driver|no CUDA-capable device|driver version is insufficient|must be (a|on) CUDA|CUDA error"
+)
+
+
+def unreadable(error: BaseException) -> str:
+    """What to say where compiled code looked for a real GPU, or for the numbers in its memory; '' for other errors."""
+    text = str(error)
+    if not _NOT_RUN.search(text) or text.startswith("aten::"):
+        return ""
+    return (
+        "compiled code was called that needs a real GPU: say what its function returns and costs with "
+        f'presage.register_op("module.function", cost=..., outputs=...) ({text.strip().splitlines()[0][:120]})'
+    )

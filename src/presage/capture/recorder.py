@@ -26,7 +26,7 @@ from presage.capture.call_sites import CallSites, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
-from presage.capture.custom_ops import KNOWN, no_outputs, registered
+from presage.capture.custom_ops import KNOWN, is_priced_by_bytes, no_outputs, registered, same_as
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
 from presage.capture.output_memo import OutputMemo
 from presage.capture.streams import FakeCudaGraph
@@ -367,9 +367,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What a custom op costs, where somebody says so."""
         if func.namespace in KNOWN:
             return
-        if (known := registered(call.name)) is not None:
+        if (own := same_as(call.name, args)) is not None:
+            call.name, call.overload = own[0], ""
+            call.inputs = tuple(self._argument(x) for x in own[1])
+        elif (known := registered(call.name)) is not None:
             call.cost = known.cost_of(args, kwargs)
-        elif not _signature(func).view:
+        elif not _signature(func).view and not is_priced_by_bytes(call.name):
             self.unpriced[call.name] = None
 
     def record_kernel(self, name: str, given: Any, made: Any, written: Any, cost: OpCost) -> None:
@@ -413,6 +416,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value = args[place] if place < len(args) else kwargs.get(name)
             written = [x for x in leaves(value) if isinstance(x, torch.Tensor) and _on_gpu(x)]
             call.writes += tuple(self.memory.tensor(x) for x in written)
+        if call.name != signature.name:  # PyTorch's own op for it returns what this one writes
+            call.outputs, call.writes = call.writes + call.outputs, ()
 
     def _arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Arg, ...]:
         named = _signature(func).arguments[len(args) :]

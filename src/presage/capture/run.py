@@ -17,7 +17,7 @@ from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Nested, Profile, entering_threads, profiled
 from presage.capture.calls import MemoryEvent, RecordedCall
 from presage.capture.compiled import compile_notes, plain_name
-from presage.capture.custom_ops import unpriced_note
+from presage.capture.custom_ops import slow_paths, unpriced_note, unreadable
 from presage.capture.fake_device import Devices, fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.lowering import CallLowering, Rule
 from presage.capture.recorder import Recorder
@@ -185,7 +185,7 @@ def users(recorder: Recorder, run: Callable[[], Any]) -> Any:
         if isinstance(e, PresageError):
             raise e from error
         where = user_code_line(e) or user_code_line(error) or "the step"
-        raise PresageError(f"{where}: {error_text(e)}") from e
+        raise PresageError(f"{where}: {unreadable(e) or error_text(e)}") from e
 
 
 def _checked(step: Any, source: Any) -> Step:
@@ -244,7 +244,7 @@ def graph_of(
     assumptions, hanging = recorder.assumptions.found(steady)
     lowering.hanging = _with_backward(hanging, recorder.calls)
     starts = _lower_all(lowering, recorder, profile.nested, moments)
-    lowering.notes += unpriced_note(recorder.unpriced)
+    lowering.notes += [*unpriced_note(recorder.unpriced), *slow_paths(recorder.places.roots)]
     lowering.notes += compile_notes(c.compiled for c in recorder.calls)
     graph = lowering.finish(
         _frees(moments, starts, len(lowering.ops)),
