@@ -331,7 +331,7 @@ def _packages_named(module: str) -> tuple[str, ...]:
 
 
 _NOT_RUN = re.compile(
-    r"data pointer|no NVIDIA driver|no CUDA-capable device|driver version is insufficient|must be (a|on) CUDA|CUDA error"
+    r"data pointer|no NVIDIA driver|no CUDA-capable device|driver version is ins|must be (a|on) CUDA|CUDA error"
 )
 
 
