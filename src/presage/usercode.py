@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,10 +102,66 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
         raise PresageError(f"{name} needs {', '.join(missing)}: give --arg {missing[0]}=VALUE")
 
 
+# What other libraries' errors mean in a capture, by a pattern in their text; {0}, {1} are its groups.
+_PLAIN_RANK = "build one rank's plain model, and let --ranks N --strategy ddp (or fsdp, zero1, ...) spread it"
+SENTENCES: tuple[tuple[str, str], ...] = (
+    (
+        r"(\w+::_?sparse\w*): |(\w+::\w+): .*'Sparse\w*' backend",
+        "{0} works on sparse tensors, which is not captured: use dense tensors, index_add or scatter for the capture",
+    ),
+    (
+        r"(Sparse \w+) tensors do not have strides",
+        "{0} tensors are not captured: use dense tensors, index_add or scatter for the capture",
+    ),
+    (
+        r"(\w+::\w+): (?:Could not run|Found no NVIDIA driver|PyTorch is not linked with support for cuda)",
+        "{0} cannot be run without a GPU: say what it costs with presage.register_op('{0}', cost=...)",
+    ),
+    (
+        r"Found no NVIDIA driver|not linked with support for cuda|driver version is insufficient|not compiled with CUDA"
+        r"|libcuda|_cuda_\w+|_CudaDeviceProperties",
+        "this needs the driver of a real GPU: leave it out of the captured step, or say what its ops cost with "
+        "presage.register_op(name, cost=...)",
+    ),
+    (r"PrivateUse1HooksInterface", "pinned memory of this kind is not captured: allocate without pin_memory"),
+    (
+        r"rule registered for HigherOrderOperator (\w+)",
+        "torch's higher-order op {0} is not captured: write it in plain PyTorch for the capture",
+    ),
+    (
+        r"torch\.compile with fullgraph|found no compiled frames|non-infra torch dispatch mode|torch\._dynamo",
+        "PyTorch's compiler cannot trace inside a capture: leave torch.compile out here and predict it with "
+        "`presage whatif --apply compile`",
+    ),
+    (
+        r"ProcessGroupNCCL|NCCL built in|DDP expects same model|Expects the parameter to already be moved to device"
+        r"|init_process_group|process group has not been",
+        f"the code spreads itself over ranks, which a capture of one does not have: {_PLAIN_RANK}",
+    ),
+    (
+        r"Creating a new Tensor subclass (\w+)",
+        "tensors of class {0} cannot be made on a pretended GPU: use plain tensors for the capture",
+    ),
+    (
+        r"HTTPError|ConnectionError|Max retries exceeded|name resolution|URLError|LocalEntryNotFound|couldn't connect"
+        r"|offline mode is enabled|Connection refused",
+        "it downloads something, and there is no network: download it before, or build the model from its config",
+    ),
+    (
+        r"uninitialized parameter",
+        "a lazy module's sizes are not known yet: call the model once on the host, before it is moved to the GPU",
+    ),
+)
+MOST_LETTERS = 300
+
+
 def error_text(error: BaseException) -> str:
-    """The kind of an error and what it says, without PyTorch's list of all overloads."""
-    text = " ".join(str(error).partition(", but expected one of")[0].split())
-    return f"{type(error).__name__}: {text}"
+    """What an error of the user's code means in a capture, or else its kind and the beginning of what it says."""
+    told = f"{type(error).__name__}: {' '.join(str(error).partition(', but expected one of')[0].split())}"
+    for pattern, sentence in SENTENCES:
+        if found := re.search(pattern, told):
+            return sentence.format(*(group for group in found.groups() if group))
+    return told if len(told) <= MOST_LETTERS else f"{told[:MOST_LETTERS]} ..."
 
 
 def user_code_line(error: BaseException) -> str:
@@ -111,7 +169,7 @@ def user_code_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    not_users = ("<", _OURS, *([str(Path(torch).parent)] if torch else []))
+    not_users = ("<", _OURS, *([str(Path(torch).parent) + os.sep] if torch else []))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         installed = "site-packages" in frame.filename
         if not frame.filename.startswith(not_users) and (installed or not frame.filename.startswith(_PYTHON)):

@@ -6,7 +6,9 @@ other devices goes through it.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -266,6 +268,66 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
         (torch.cuda.nvtx, name, _always(0)) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")
     ]
     return out
+
+
+# ---- torch.distributed: one rank is a group of its own, and others are not waited for
+
+
+def rank_patches() -> list[tuple[Any, str, Any]]:
+    """A process group of one rank needs no network; one of several is refused at once."""
+    if not torch.distributed.is_available():
+        return []
+    parallel = torch.nn.parallel
+    begin = torch.distributed.init_process_group
+
+    def init(backend: Any = None, *args: Any, world_size: int = -1, store: Any = None, **kwargs: Any) -> None:
+        if backend == "fake":
+            return begin(backend, *args, world_size=world_size, store=store, **kwargs)
+        given = os.environ.get("WORLD_SIZE", "1")
+        size = world_size if world_size > 0 else int(given) if given.isdigit() else 1
+        if size > 1:
+            raise PresageError(
+                f"{users_line()}: a process group of {size} ranks waits for the others, which a capture does not have: "
+                "run one rank's plain model (WORLD_SIZE=1, without DDP or FSDP), and let --ranks and --strategy "
+                "spread it over many"
+            )
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        return begin("fake", store=FakeStore(), rank=0, world_size=1)
+
+    return [
+        (torch.distributed, "init_process_group", init),
+        (torch.distributed.distributed_c10d, "init_process_group", init),
+        (parallel, "DistributedDataParallel", _OneRank),
+        (parallel.distributed, "DistributedDataParallel", _OneRank),
+    ]
+
+
+class _OneRank(torch.nn.Module):
+    """DistributedDataParallel of one rank: the model itself."""
+
+    def __init__(self, module: Any, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        super().__init__()
+        size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        if size > 1:
+            raise PresageError(
+                f"{users_line()}: DistributedDataParallel over {size} ranks is not captured: run one rank's plain "
+                "model, and let --ranks and --strategy ddp spread it over many"
+            )
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> Any:
+        return nullcontext()
+
+
+def leave_group() -> None:
+    """End the process group that code has begun in a capture."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _synchronize(device: Any = None) -> None:

@@ -26,7 +26,16 @@ from torch.overrides import TorchFunctionMode
 
 from presage import usercode
 from presage.capture import autocast
-from presage.capture.backend import CUDA, NAME, GpuAnswers, check_index, cuda_patches, stand_in
+from presage.capture.backend import (
+    CUDA,
+    NAME,
+    GpuAnswers,
+    check_index,
+    cuda_patches,
+    leave_group,
+    rank_patches,
+    stand_in,
+)
 from presage.capture.compiled import compile_patches
 from presage.capture.custom_ops import extension_patches
 from presage.capture.higher_order import higher_order_patches
@@ -82,6 +91,8 @@ def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
     swap = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            stack.callback(leave_group)
         stack.callback(random.setstate, seeds[0])
         stack.callback(np.random.set_state, seeds[1])
         stack.callback(torch.set_rng_state, seeds[2])
@@ -109,7 +120,7 @@ def _device_patches() -> list[tuple[Any, str, Any]]:
 
 
 def _code_patches() -> list[tuple[Any, str, Any]]:
-    return [*compile_patches(), *higher_order_patches(), *extension_patches()]
+    return [*compile_patches(), *higher_order_patches(), *extension_patches(), *rank_patches()]
 
 
 @contextmanager

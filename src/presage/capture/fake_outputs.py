@@ -86,11 +86,24 @@ def _like_second(grad: Any, x: Any, *rest: Any) -> Any:
     return torch.empty_like(x)
 
 
+def _gru_cell(x: Any, h: Any, hx: Any, *biases: Any) -> Any:
+    del h, biases
+    return torch.empty_like(hx), x.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(grad: Any, kept: Any, has_bias: bool) -> Any:
+    gates = (grad.shape[0], 3 * grad.shape[1])
+    biases = [grad.new_empty(gates[1]) if has_bias else None for _ in range(2)]
+    return kept.new_empty(gates), kept.new_empty(gates), torch.empty_like(grad), *biases
+
+
 OUTCOMES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _like_second,
     aten._ctc_loss_backward.Tensor: _like_second,
     aten._cudnn_rnn.default: _recurrent,
     aten._cudnn_rnn_backward.default: _recurrent_backward,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_rms_norm.default: _rms_norm,
     aten._fused_rms_norm_backward.default: _rms_norm_backward,

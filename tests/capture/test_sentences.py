@@ -1,0 +1,77 @@
+"""What cannot be captured is told in one sentence, with the user's line and a remedy."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from presage.capture import capture
+from presage.errors import PresageError
+from presage.usercode import SENTENCES, error_text
+
+RAW = ("PrivateUse1", "Dynamo", "fburl", "HigherOrderOperator", "NVIDIA driver")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("aten::_coalesce: Could not run 'aten::empty' with arguments from the 'SparseCUDA' backend", "index_add"),
+        ("aten::_thing: Found no NVIDIA driver on your system.", "register_op('aten::_thing'"),
+        ("You should register `PrivateUse1HooksInterface`", "pin_memory"),
+        ("There was no rule registered for HigherOrderOperator flex_attention and mode <x>", "flex_attention"),
+        ("DDP expects same model across all ranks, but Rank 0 has 8 params", "--strategy ddp"),
+        ("HTTPConnectionPool: Max retries exceeded with url", "download it before"),
+    ],
+)
+def test_errors_of_other_libraries_become_sentences_with_a_remedy(text, said):
+    told = error_text(RuntimeError(text))
+    assert said in told and not any(word in told for word in RAW) and len(told) < 300
+
+
+def test_an_error_without_a_sentence_is_cut_short():
+    assert len(error_text(RuntimeError("word " * 1000))) < 330
+    assert all(sentence for _, sentence in SENTENCES)
+
+
+def grouped(device):
+    torch.distributed.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).to(device), device_ids=[0])
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(32, 64, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_a_process_group_of_one_rank_works_and_is_left(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    graph = capture(grouped)
+    assert sum(op.name in ("aten::mm", "aten::addmm") for op in graph.ops if op.kernels) == 2
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_process_group_of_several_ranks_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(PresageError, match=r"test_sentences.py:\d+: a process group of 8 ranks .*--strategy"):
+        capture(grouped)
+    assert os.environ["WORLD_SIZE"] == "8"
+
+
+def test_cells_of_recurrent_networks_and_saved_tensors_on_the_host_are_captured():
+    def build(device):
+        lstm, gru, x = nn.LSTMCell(64, 64).to(device), nn.GRUCell(64, 64).to(device), torch.randn(32, 64, device=device)
+
+        def step():
+            with torch.autograd.graph.save_on_cpu(pin_memory=True):
+                hidden, cell = lstm(x)
+                loss = gru(x, hidden).sum() + cell.sum()
+            loss.backward()
+
+        return step
+
+    graph = capture(build)
+    assert {"aten::_thnn_fused_gru_cell", "aten::_thnn_fused_lstm_cell"} <= {op.name for op in graph.ops}
