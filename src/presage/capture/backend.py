@@ -278,7 +278,7 @@ def rank_patches() -> list[tuple[Any, str, Any]]:
     if not torch.distributed.is_available():
         return []
     parallel = torch.nn.parallel
-    begin = torch.distributed.init_process_group
+    begin: Any = torch.distributed.init_process_group
 
     def init(backend: Any = None, *args: Any, world_size: int = -1, store: Any = None, **kwargs: Any) -> None:
         if backend == "fake":
