@@ -84,3 +84,26 @@ def test_models_on_the_gpu_are_saved_loaded_pickled_and_copied(tmp_path):
 
     assert products(capture(build)) == 5
     assert not list(tmp_path.iterdir())
+
+
+def test_a_search_for_a_batch_size_runs_out_of_memory_where_the_gpu_would():
+    found = []
+
+    def build(device):
+        model, rows = layers(2), 1 << 30
+        while True:
+            try:
+                model(torch.randn(rows, 64, device=device)).sum().backward()
+                break
+            except torch.cuda.OutOfMemoryError:
+                rows //= 2
+        found.append(rows)
+        return trained(model, torch.randn(32, 64, device=device))
+
+    for gpu in ("v100_16gb", "h200"):
+        capture(build, variant=Variant(gpu=gpu))
+    assert found[0] * 8 == found[1] < 1 << 30
+
+
+def test_a_step_that_is_not_ready_for_it_goes_on_where_it_does_not_fit():
+    assert products(capture(lambda device: trained(layers(2), torch.randn(1 << 26, 64, device=device)))) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 import threading
@@ -191,6 +192,23 @@ def with_closure(args: Any, kwargs: Any, around: Callable[[Any], Any]) -> Any:
     if "closure" in kwargs:
         return args, {**kwargs, "closure": partial(around, closure)}
     return (args[0], partial(around, closure), *args[2:]), kwargs
+
+
+_MEMORY_HANDLERS = {"OutOfMemoryError", "is_oom_error", "should_reduce_batch_size"}
+
+
+def expects_out_of_memory() -> bool:
+    """Whether a function that runs now is ready to run out of memory (a search for a batch size), in a `try` of it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        told = any(isinstance(c, str) and "out of memory" in c for c in code.co_consts)
+        if (told or not _MEMORY_HANDLERS.isdisjoint(code.co_names)) and not code.co_filename.startswith(_OURS):
+            entries: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+            if any(entry.start <= frame.f_lasti < entry.end for entry in entries):
+                return True
+        frame = frame.f_back
+    return False
 
 
 # ---- What each call was nested in, as PyTorch's own profiler saw it.

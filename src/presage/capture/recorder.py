@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from presage.capture.assumptions import Assumptions
 from presage.capture.backend import CUDA, NAME, listeners, stand_in
-from presage.capture.call_sites import CallSites, host_thread
+from presage.capture.call_sites import CallSites, expects_out_of_memory, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
@@ -69,6 +69,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.failure: Exception | None = None  # what went wrong on autograd's thread
         self.shadows = TensorValues()
         self.elsewhere = 0  # ops that other threads than the main one ran
+        self.capacity = 1 << 62  # bytes of the GPU's memory
+        self._too_large = False  # more than that was allocated
         self.ended = False  # the capture is over: threads that were started in it end
         self._one_at_a_time, self._owner = RLock(), get_ident()
         self._hash, self._ops = 0, 0
@@ -197,6 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.tape is not None:
                 self.tape.add(self, func, args, kwargs, out)
             self.shadows.follow(func, *given, out)
+            self._check_memory()
             return out
         call = self._begin(func, host=False)
         call.called = called
@@ -207,7 +210,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._price(call, func, *given)
         self._finish(call, func, args, kwargs, out)
         self.shadows.follow(func, *given, out)
+        self._check_memory()
         return out
+
+    def _check_memory(self) -> None:
+        """Run out of memory where the code is ready for it; elsewhere the answer says that the step does not fit."""
+        if self.memory.live > self.capacity:
+            self._too_large = True
+        if self._too_large and torch._C._current_graph_task_id() == -1:  # an exception must not cross autograd's engine
+            self._too_large = False
+            if expects_out_of_memory():
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. GPU 0 has a total capacity of {self.capacity / 2**30:.2f} GiB, of which "
+                    f"{self.memory.live / 2**30:.2f} GiB would be allocated by PyTorch."
+                )
 
     def _followed(self, out: Any) -> Any:
         """Know of memory taken before the recorded step, so that it is not taken for new in it."""

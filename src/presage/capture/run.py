@@ -127,7 +127,7 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
         CheckpointFiles().in_memory(),
     ):
         recorder = kind()  # which loads PyTorch's compiler, unless there is a fake GPU already
-        answers.memory = recorder.memory
+        answers.memory, recorder.capacity = recorder.memory, answers.total
         reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
         threads = entering_threads(recorder, Devices)
         with reading, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
