@@ -149,3 +149,19 @@ def test_functions_scripted_before_the_capture_run_as_python() -> None:
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)
+
+
+def test_code_compiled_before_the_capture_is_compiled_in_it() -> None:
+    model = torch.compile(_model_on_host(), mode="reduce-overhead", fullgraph=True)
+
+    def build(device: str) -> Any:
+        copy = model.to(device)
+        return _step(copy, torch.optim.SGD(copy.parameters()))
+
+    graph = capture(build)
+    assert {op.replayed for op in graph.ops if op.name == "triton::pointwise"} >= {"inductor, CUDA graphs#1 forward"}
+    assert "torch.compile: 1 call compiled" in _notes(graph)
+
+
+def _model_on_host() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))

@@ -7,6 +7,7 @@ as the compiler has it run. TorchScript's functions and modules stay as they wer
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -68,7 +69,37 @@ def compile_patches() -> list[tuple[Any, str, Any]]:
         (torch.jit, "load", _no_archive),
         (torch._C.ScriptFunction, "__call__", _run_script),
     ]
+    out += _earlier_patches()
     return out + [(torch.jit, n, _as_python) for n in ("trace", "trace_module", "freeze", "optimize_for_inference")]
+
+
+def _earlier_patches() -> list[tuple[Any, str, Any]]:
+    """For code that was compiled before the capture: the compiler's switch, which its calls turn on and off."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None or not hasattr(compiler, "_maybe_set_eval_frame"):
+        return []
+    running: dict[int, Any] = {}  # by the frame of the call
+
+    def switch(callback: Any) -> None:
+        key = id(sys._getframe(1))
+        if key in running:
+            running.pop(key).__exit__(None, None, None)
+        elif callback:
+            running[key] = calls.inside(_how_before(callback))
+            running[key].__enter__()
+
+    out: list[tuple[Any, str, Any]] = [(compiler, "_maybe_set_eval_frame", switch)]
+    counter = "set_fullgraph_compiled_frame_count"
+    return out + ([(compiler, counter, lambda _: 0)] if hasattr(compiler, counter) else [])
+
+
+def _how_before(callback: Any) -> str:
+    """How code is compiled that the real torch.compile has wrapped."""
+    backend = getattr(callback, "_torchdynamo_orig_backend", callback)
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", type(backend).__name__)
+    return _how({"backend": name, "options": getattr(backend, "config", None)})
 
 
 def compile_later(model: Any = None, **options: Any) -> Any:
