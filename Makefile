@@ -62,6 +62,7 @@ accuracy: $(READY) ## reproduce every accuracy figure on the measured data and r
 	$(BIN)/python docs/make_accuracy.py $(DATA)
 	$(BIN)/python docs/make_kernels.py $(DATA)
 	$(BIN)/python docs/make_labels.py $(DATA)
+	$(BIN)/python docs/make_scripts.py
 	$(BIN)/python docs/make_whatif.py $(DATA)
 	$(BIN)/python docs/make_ranks.py $(DATA)
 	$(BIN)/python docs/make_runs.py $(DATA)

@@ -68,6 +68,9 @@ CLAIMS = {
         "WORKLOADS.py MEASURED.json [TRACES_DIR]", "steps from code", "workloads:score_workloads", (2, 3),
         user_code=True,
     ),
+    "scripts": Claim(
+        "SCRIPTS_DIR MEASURED.json", "training scripts as they are", "scripts:score_scripts", (2,), user_code=True
+    ),
     "whatif": Claim(
         "PAIRS.py MEASURED...", "steps with and without an edit", "whatif:score_whatif", (), "pair_tables",
         user_code=True, needs_rows=True,

@@ -39,6 +39,16 @@ def repeated(times: Callable[[str], Any]) -> Build:
     return build
 
 
+def test_a_small_buffer_keeps_its_numbers_however_often_it_is_written_to() -> None:
+    def most(device: str) -> Any:
+        weight, buffer = torch.empty(LARGE, LARGE, device=device), torch.zeros(150, 8, device=device)
+        for k in range(150):
+            buffer[k] = torch.mm(weight, weight)[:8].argmax(1) * 0 + 3  # not known, but for its largest number
+        return buffer.min()
+
+    assert products(capture(repeated(most))) == 150 + 3
+
+
 @pytest.mark.parametrize(
     "times",
     [

@@ -247,7 +247,8 @@ class TensorValues:
         self._held.pop(key, None)
         if content is None or (content.assumed and content.elements > MOST_ASSUMED):
             return
-        if content.data is None and not content.assumed and content.small():
+        long = content.base is not None and content.elements <= SMALL and content.depth > MOST_DEPTH  # a small buffer
+        if content.data is None and (long or (not content.assumed and content.small())):
             content = Worker().computed(content)
         if content is not None and content.depth <= MOST_DEPTH:
             self._held[key] = (content, weakref.ref(handle, partial(self._ended, key)))
