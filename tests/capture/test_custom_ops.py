@@ -60,7 +60,7 @@ def test_a_registered_op_has_the_outputs_and_the_cost_it_was_given() -> None:
     op = _only(graph, "presage_test::pool")
     assert [t.shape for t in graph.outputs_of(op)] == [(8, 32)]
     assert flops(graph, op) == 1e12 and bytes_moved(graph, op).total == 64 * 32 * 4
-    assert not graph.notes
+    assert not [note for note in graph.notes if not note.startswith("the step has no")]
     (time,) = [t for o, t in zip(graph.ops, kernel_times(graph, machine("h200")), strict=True) if o is op]
     assert time.source == "roofline" and 1e12 / 67e12 < time.seconds < 1.0
 
@@ -173,7 +173,7 @@ def test_flash_attn_is_priced_as_pytorchs_own_flash_attention() -> None:
     work = {op.name: flops(graph, op) for op in graph.ops if op.kernels}
     forward = 2 * 2 * 2 * 8 * 512 * 512 * 64
     assert work == {"aten::_flash_attention_forward": forward, "aten::_flash_attention_backward": 5 * forward // 2}
-    assert not graph.notes
+    assert not [note for note in graph.notes if not note.startswith("the step has no")]
     times = kernel_times(graph, machine("h200"))
     assert {t.source for op, t in zip(graph.ops, times, strict=True) if op.kernels} == {"model"}
 

@@ -4,9 +4,11 @@ import random
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from presage.capture import capture
+from presage.capture import capture, run
+from presage.errors import PresageError
 
 
 def products(graph):
@@ -55,3 +57,24 @@ def test_random_numbers_of_the_host_are_the_same_in_every_capture(draw):
     state = random.getstate()
     assert products(capture(build)) == products(capture(build))
     assert random.getstate() == state
+
+
+def test_ops_and_products_that_are_lost_between_run_and_graph_are_an_error():
+    def build(device):
+        model, x = nn.Linear(64, 64).to(device), torch.randn(32, 64, device=device)
+        return lambda: model(x).sum().backward()
+
+    kept = {}
+
+    def keeping(graph, calls, seen):
+        kept.update(graph=graph, calls=calls, seen=seen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "check_complete", keeping)
+        capture(build)
+    run.check_complete(kept["graph"], kept["calls"], kept["seen"])
+    with pytest.raises(PresageError, match="lost"):
+        run.check_complete(kept["graph"], kept["calls"], set())
+    without = replace(kept["graph"], ops=[op for op in kept["graph"].ops if op.name != "aten::addmm"])
+    with pytest.raises(PresageError, match="FLOPs"):
+        run.check_complete(without, kept["calls"], {c.index for c in kept["calls"]})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,8 @@ from presage.capture.variant_hooks import VariantHooks, hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.fusing.inductor import as_compiled
-from presage.graph.graph import Event, Graph, Op
+from presage.graph import work
+from presage.graph.graph import Event, Graph, Op, Ref
 from presage.usercode import error_text, user_code_line
 
 Step = Callable[[], Any]
@@ -254,7 +256,36 @@ def graph_of(
         torch=torch.__version__,
         assumptions=assumptions,
     )
+    check_complete(graph, recorder.calls, {n.call for n in profile.nested})
     return as_compiled(replace(graph, notes=(*_missing(graph), *graph.notes)))
+
+
+_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
+
+
+def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[int]) -> None:
+    """Raise an error where ops that ran, or FLOPs of their products by PyTorch's own formula, are not in the graph."""
+    ran = [c for i, c in enumerate(calls) if not c.host and i not in profiled_calls]
+    lost = [c.name for c in ran if not (c.view or c.replayed or c.name in HOST)]
+    if lost:
+        raise PresageError(
+            f"{len(lost)} of the step's {len(calls)} ops ({lost[0]}) are lost between run and graph: a fault of presage's "
+            "own, please report it"
+        )
+    wanted = sum(
+        _product_flops(graph, c.inputs[_PRODUCTS[c.name] :]) for c in calls if c.name in _PRODUCTS and c.inputs
+    )
+    have = sum(work.flops(graph, op) for op in graph.ops if op.name in _PRODUCTS)
+    if have < wanted:
+        raise PresageError(
+            f"the step's matrix products have {wanted:,} FLOPs and the graph's {have:,}: a fault of presage's own, "
+            "please report it"
+        )
+
+
+def _product_flops(graph: Graph, inputs: Sequence[Any]) -> int:
+    one, other = (graph.tensors[x.id].shape if isinstance(x, Ref) else () for x in inputs[:2])
+    return 2 * prod(one) * other[-1] if one and other else 0
 
 
 def _missing(graph: Graph) -> Iterator[str]:
