@@ -284,8 +284,8 @@ def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[
 
 
 def _product_flops(graph: Graph, inputs: Sequence[Any]) -> int:
-    one, other = (graph.tensors[x.id].shape if isinstance(x, Ref) else () for x in inputs[:2])
-    return 2 * prod(one) * other[-1] if one and other else 0
+    shapes = [graph.tensors[x.id].shape if isinstance(x, Ref) else () for x in inputs[:2]]
+    return 2 * prod(shapes[0]) * shapes[1][-1] if len(shapes) == 2 and all(shapes) else 0
 
 
 def _missing(graph: Graph) -> Iterator[str]:
