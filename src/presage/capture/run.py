@@ -269,8 +269,8 @@ def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[
     lost = [c.name for c in ran if not (c.view or c.replayed or c.name in HOST)]
     if lost:
         raise PresageError(
-            f"{len(lost)} of the step's {len(calls)} ops ({lost[0]}) are lost between run and graph: a fault of presage's "
-            "own, please report it"
+            f"{len(lost)} of the step's {len(calls)} ops ({lost[0]}) are lost between run and graph: a fault of "
+            "presage's own, please report it"
         )
     wanted = sum(
         _product_flops(graph, c.inputs[_PRODUCTS[c.name] :]) for c in calls if c.name in _PRODUCTS and c.inputs
