@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
 from itertools import count
 from threading import RLock, get_ident
 from time import sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -21,22 +20,32 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from presage.capture.assumptions import Assumptions
-from presage.capture.backend import CUDA, NAME, listeners, stand_in
+from presage.capture.backend import CUDA, listeners, stand_in
 from presage.capture.call_sites import CallSites, expects_out_of_memory, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
-from presage.capture.composite import OVERRIDES, WHOLE
+from presage.capture.composite import OVERRIDES
 from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
 from presage.capture.custom_ops import KNOWN, is_priced_by_bytes, no_outputs, registered, same_as
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
+from presage.capture.host_reads import HostReads
+from presage.capture.op_schema import (
+    explained,
+    is_composite,
+    is_host_index,
+    is_large_factory,
+    is_real,
+    led_to_cuda,
+    mark,
+    on_gpu,
+    signature_of,
+)
 from presage.capture.output_memo import OutputMemo
 from presage.capture.streams import FakeCudaGraph
-from presage.capture.tensor_values import SHAPE_GIVERS, Numbers, TensorValues
-from presage.errors import PresageError
+from presage.capture.tensor_values import TensorValues
 from presage.graph.graph import Arg, OpCost, Ref
 
 aten = torch.ops.aten
 SETTLING = 100  # times 50 ms that other threads are waited for
-REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; larger ones (weights, mostly) are fake too
 _device_of = torch.ops.prim.device.default
 _scalar = aten._local_scalar_dense.default
 _copies = (aten._to_copy.default, aten.copy_.default)
@@ -68,6 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: dict[str, None] = {}
         self.failure: Exception | None = None  # what went wrong on autograd's thread
         self.shadows = TensorValues()
+        self.reads = HostReads(self.fake, self.shadows, self.assumptions, self.places)
         self.elsewhere = 0  # ops that other threads than the main one ran
         self.capacity = 1 << 62  # bytes of the GPU's memory
         self._too_large = False  # more than that was allocated
@@ -82,7 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def listening(self) -> Iterator[None]:
         """The stretch of the run that becomes the graph, in the place of one before."""
-        self.recording = True
+        self.recording = self.reads.recording = True
         self.calls.clear()
         self.notes.clear()
         self.unpriced.clear()
@@ -94,7 +104,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             listeners.remove(self._waited)
-            self.recording = False
+            self.recording = self.reads.recording = False
             self.memory.stop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,24 +142,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if kwargs:
-            kwargs = _led_to_cuda(kwargs)
+            kwargs = led_to_cuda(kwargs)
         given = leaves([args, *kwargs.values()])
-        on_gpu = any(_on_gpu(x) for x in given)
-        if not on_gpu and not any(isinstance(x, FakeTensor) for x in given) and not _large(func, args):
+        reaches_gpu = any(on_gpu(x) for x in given)
+        if not reaches_gpu and not any(isinstance(x, FakeTensor) for x in given) and not is_large_factory(func, args):
             return self._run_host(func, args, kwargs)
         if func in _overrides:
             with self:
                 return _overrides[func](*args, **kwargs)
-        if on_gpu and func in _indexing and any(_is_host_index(x) for x in args[1]):
+        if reaches_gpu and func in _indexing and any(is_host_index(x) for x in args[1]):
             with self:  # as on CUDA: indices that lie on the host are copied over first
-                indices = [x.to(CUDA) if _is_host_index(x) else x for x in args[1]]
+                indices = [x.to(CUDA) if is_host_index(x) else x for x in args[1]]
                 return func(args[0], indices, *args[2:], **kwargs)
-        if on_gpu and _is_composite(func):
+        if reaches_gpu and is_composite(func):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        run = self._run_gpu if on_gpu else self._fake_host
+        run = self._run_gpu if reaches_gpu else self._fake_host
         if host_thread() == "main":
             if self.failure is not None:
                 raise self.failure
@@ -165,12 +175,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.recording:
             return func(*args, **kwargs)
         call = self._begin(func, host=True)
-        with _mark(call):
+        with mark(call):
             return func(*args, **kwargs)
 
     def _fake_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _scalar:
-            return self._value(args[0])
+            return self.reads.value(args[0])
         out = self._computed(func, args, kwargs, (args, kwargs))
         self.shadows.follow(func, args, kwargs, out)
         return out
@@ -184,13 +194,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._hash = hash((self._hash, func, *(x.shape for x in leaves(args) if isinstance(x, torch.Tensor))))
         self._ops += 1
-        called = _signature(func).name
+        called = signature_of(func).name
         if (node := torch._C._current_autograd_node()) is not None and not torch.is_grad_enabled():
             if func is aten.clone.default and args[0].is_sparse and "AccumulateGrad" in node.name():
                 return args[0]  # a plain sparse gradient is taken over, not copied
             func, args = as_on_plain_tensors(func, args, node)
         given = args, kwargs
-        if any(_is_real(x) for x in leaves([args, *kwargs.values()])):
+        if any(is_real(x) for x in leaves([args, *kwargs.values()])):
             args, kwargs = mapped(self._faked, args), {k: mapped(self._faked, v) for k, v in kwargs.items()}
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
@@ -205,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call.called = called
         call.inputs = self._arguments(func, args, kwargs)
         self.shadows.ask(func, *given, self.memory)
-        with _mark(call), unprofiled():
+        with mark(call), unprofiled():
             out = self._outcome(func, args, kwargs, given, call)
         self._price(call, func, *given)
         self._finish(call, func, args, kwargs, out)
@@ -228,7 +238,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _followed(self, out: Any) -> Any:
         """Know of memory taken before the recorded step, so that it is not taken for new in it."""
         for x in leaves(out):
-            if isinstance(x, FakeTensor) and _on_gpu(x):
+            if isinstance(x, FakeTensor) and on_gpu(x):
                 self.memory.storage_of(x)
         return out
 
@@ -236,10 +246,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _scalar:
             if call:
                 call.sync = True
-            return self._value(args[0])
+            return self.reads.value(args[0])
         if func is aten.add_.Tensor and isinstance(args[1], torch.Tensor) and args[1].is_sparse:
             return args[0]  # its shape is all there is to know, and fake tensors cannot add these
-        if not _signature(func).returns:
+        if not signature_of(func).returns:
             return None  # a fused optimizer's step, or the like: it changes its inputs, whose shapes stay
         if func in OUTCOMES:
             if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
@@ -249,130 +259,45 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             out = self._computed(func, args, kwargs, given, call)
         except UnsupportedOperatorException:
-            known = registered(_signature(func).name)
+            known = registered(signature_of(func).name)
             if known is None or known.outputs is None:
-                raise no_outputs(_signature(func).name, self.places.line()) from None
+                raise no_outputs(signature_of(func).name, self.places.line()) from None
             with self.fake:
                 out = known.outputs(*args, **kwargs)
         if func in _copies:
-            out = self._copied_over(func, args, kwargs, given, out, call)
+            out = self.reads.copied_over(func, args, kwargs, given, out, call)
         return out
 
     def _computed(self, func: Any, args: Any, kwargs: Any, given: Any, call: RecordedCall | None = None) -> Any:
         """What the op returns, as a fake run has it and CUDA lays it out."""
 
         def compute() -> Any:
-            with _explained(func), self.fake:
+            with explained(func), self.fake:
                 out = func(*args, **kwargs)
-                return as_on_cuda(func, args, out) if any(_on_gpu(x) for x in leaves(out)) else out
+                return as_on_cuda(func, args, out) if any(on_gpu(x) for x in leaves(out)) else out
 
         try:
             return self.memo.run(func, args, kwargs, compute)
         except (DataDependentOutputException, DynamicOutputShapeException):
             if call:
                 call.sync = True  # the host waits to learn the size
-            return self._sized(func, *given)
-
-    def _sized(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op returns whose output's size, or value, depends on its inputs' numbers: it runs on the host."""
-        found: list[Numbers] = []
-        needed = SHAPE_GIVERS.get(_signature(func).name)
-
-        def real(place: int, x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return torch.device("cpu") if isinstance(x, torch.device) else x
-            if needed is not None and place not in needed:
-                return torch.zeros((), dtype=x.dtype).expand(x.shape)
-            numbers = self.shadows.numbers(x)
-            if numbers is None:
-                raise PresageError(
-                    f"{self.places.line() or 'the step'}: the size of what {func._schema.name} returns is set by the "
-                    f"numbers of {x.numel():,} elements, which are not known; give it a fixed size for the capture "
-                    "(a mask, or padding)"
-                )
-            found.append(numbers)
-            return numbers.data
-
-        host = [mapped(partial(real, i), a) for i, a in enumerate(args)]
-        options = {k: mapped(partial(real, -1), v) for k, v in kwargs.items()}
-        with torch.no_grad(), unprofiled():
-            out = func(*host, **options)
-        if func is aten._pack_padded_sequence.default:
-            return self._as_fake(out[0]), out[1]  # the sizes of its batches stay on the host
-        if any(n.assumed for n in found):
-            shapes = [list(x.shape) for x in leaves(out) if isinstance(x, torch.Tensor)]
-            what = f"the size of {func._schema.name}" if shapes else f"what {func._schema.name} says"
-            answer = self._assume(what, ", ".join(map(str, shapes)) if shapes else out)
-            out = out if shapes else answer
-        return self._as_fake(out)
-
-    def _as_fake(self, out: Any) -> Any:
-        """Real host tensors as tensors of the same sizes on the fake GPU."""
-
-        def fake(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return x
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA)
-
-        with self.fake:
-            made = mapped(fake, out)
-        return tuple(made) if isinstance(out, tuple) else made
-
-    def _assume(self, what: str, value: Any) -> Any:
-        """A value that is not known is read here."""
-        line, frames = self.places.reader()
-        value = self.assumptions.read(line, what, value)
-        if self.recording:
-            self.assumptions.follow(frames)
-        return value
-
-    def _value(self, tensor: torch.Tensor) -> Any:
-        numbers = self.shadows.numbers(tensor)
-        if numbers is None:
-            return torch.ones((), dtype=tensor.dtype).item()
-        value = numbers.data.item()
-        return (
-            self._assume("a truth value" if isinstance(value, bool) else "a number", value)
-            if numbers.assumed
-            else value
-        )
-
-    def _copied_over(self, func: Any, args: Any, kwargs: Any, given: Any, out: Any, call: RecordedCall | None) -> Any:
-        source = args[0] if func is aten._to_copy.default else args[1]
-        if not isinstance(source, torch.Tensor) or _on_gpu(source) == _on_gpu(out):
-            return out
-        if call:  # either way the host waits for the copy, unless told not to
-            call.sync = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-        if _on_gpu(out):
-            return out
-        target = given[0][0] if func is aten.copy_.default else None
-        if out.numel() > REAL_ELEMENTS or (target is not None and not _is_real(target)):
-            return out
-        numbers = self.shadows.numbers(source)
-        if numbers is None:
-            return out
-        if numbers.assumed:
-            self._assume("a tensor copied to the host", f"{source.dtype} {list(source.shape)} drawn at random")
-        with torch.no_grad(), unprofiled():
-            if target is None:
-                return numbers.data.to(out.dtype).clone()
-            return target.copy_(numbers.data)
+            return self.reads.sized(func, *given)
 
     def _guess(self, func: Any, args: Any) -> Any:
-        first = next((x for x in leaves(args) if _on_gpu(x)), None)
+        first = next((x for x in leaves(args) if on_gpu(x)), None)
         with self.fake:
             out = tuple(None if first is None else torch.empty_like(first) for _ in func._schema.returns)
         return out[0] if len(out) == 1 else (out or None)
 
     def _faked(self, x: Any) -> Any:
         """A host tensor as an argument of a GPU op: only its shape matters."""
-        if not _is_real(x) or x.is_sparse:
+        if not is_real(x) or x.is_sparse:
             return x
         with self.fake:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
     def _begin(self, func: Any, host: bool) -> RecordedCall:
-        called = _signature(func)
+        called = signature_of(func)
         call = RecordedCall(index=len(self.calls), name=called.name, overload=called.overload, host=host)
         self.places.fill(call)
         self.calls.append(call)
@@ -388,7 +313,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call.inputs = tuple(self._argument(x) for x in own[1])
         elif (known := registered(call.name)) is not None:
             call.cost = known.cost_of(args, kwargs)
-        elif not _signature(func).view and not is_priced_by_bytes(call.name):
+        elif not signature_of(func).view and not is_priced_by_bytes(call.name):
             self.unpriced[call.name] = None
 
     def record_kernel(self, name: str, given: Any, made: Any, written: Any, cost: OpCost) -> None:
@@ -403,12 +328,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.assumptions.ran(call.index)
         call.inputs = tuple(self._argument(x) for x in given)
         call.outputs, call.writes = (tuple(self.memory.tensor(x) for x in some) for some in (made, written))
-        with _mark(call):
+        with mark(call):
             pass
 
     def described(self, func: Any) -> RecordedCall:
         """A call that is not recorded now, with where it comes from."""
-        called = _signature(func)
+        called = signature_of(func)
         call = RecordedCall(index=-1, name=called.name, overload=called.overload, host=False, called=called.name)
         self.places.fill(call)
         return call
@@ -419,31 +344,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.recording:
             call.inputs = self._arguments(func, args, kwargs)
             self.calls.append(call)
-            with _mark(call):
+            with mark(call):
                 self._finish(call, func, args, kwargs, out)
 
     def _finish(self, call: RecordedCall, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        signature = _signature(func)
+        signature = signature_of(func)
         call.view = signature.view
         copied = func in _copies
-        outputs = [x for x in leaves(out) if isinstance(x, torch.Tensor) and (_on_gpu(x) or copied)]
+        outputs = [x for x in leaves(out) if isinstance(x, torch.Tensor) and (on_gpu(x) or copied)]
         call.outputs = tuple(self.memory.tensor(x) for x in outputs)
         for place, name in signature.writes:
             value = args[place] if place < len(args) else kwargs.get(name)
-            written = [x for x in leaves(value) if isinstance(x, torch.Tensor) and _on_gpu(x)]
+            written = [x for x in leaves(value) if isinstance(x, torch.Tensor) and on_gpu(x)]
             call.writes += tuple(self.memory.tensor(x) for x in written)
         if call.name != signature.name:  # PyTorch's own op for it returns what this one writes
             call.outputs, call.writes = call.writes + call.outputs, ()
 
     def _arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Arg, ...]:
-        named = _signature(func).arguments[len(args) :]
+        named = signature_of(func).arguments[len(args) :]
         values = [*args, *(kwargs.get(name, default) for name, default in named)]
         return tuple(self._argument(value) for value in values)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             # a number in a host tensor is a number; anything larger has a shape that an op shows
-            return Ref(self.memory.tensor(value)) if _on_gpu(value) or value.dim() else None
+            return Ref(self.memory.tensor(value)) if on_gpu(value) or value.dim() else None
         if isinstance(value, list | tuple):
             return [self._argument(v) for v in value]
         if isinstance(value, bool | int | float | str) or value is None:
@@ -458,82 +383,5 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = RecordedCall(index=len(self.calls), name=name, overload="", host=True, sync=True)
         self.places.fill(call)
         self.calls.append(call)
-        with _mark(call):
+        with mark(call):
             pass
-
-
-def _mark(call: RecordedCall) -> Any:
-    """Shows up in PyTorch's own profile, which so tells what the call was nested in."""
-    return torch._C._profiler._RecordFunctionFast(f"{'host' if call.host else 'gpu'}#{call.index}")
-
-
-class _Signature(NamedTuple):
-    """What an op's schema says, which takes long to ask."""
-
-    name: str
-    overload: str
-    arguments: tuple[tuple[str, Any], ...]  # name and default
-    writes: tuple[tuple[int, str], ...]
-    returns: bool
-    view: bool
-
-
-@cache
-def _signature(func: Any) -> _Signature:
-    schema = func._schema
-    arguments = tuple((a.name, a.default_value if a.has_default_value() else None) for a in schema.arguments)
-    written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-    writes = tuple((i, arguments[i][0]) for i, w in enumerate(written) if w)
-    view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    return _Signature(schema.name, schema.overload_name, arguments, writes, bool(schema.returns), view)
-
-
-def _on_gpu(x: Any) -> bool:
-    if isinstance(x, FakeTensor):
-        return x.fake_device.type == "cuda"
-    return isinstance(x, torch.device) and x.type in ("cuda", NAME)
-
-
-def _is_host_index(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and not _on_gpu(x)
-
-
-def _is_real(x: Any) -> bool:
-    return not isinstance(x, FakeTensor) and isinstance(x, torch.Tensor)
-
-
-def _led_to_cuda(kwargs: dict[str, Any]) -> dict[str, Any]:
-    if kwargs.get("pin_memory"):
-        kwargs = {**kwargs, "pin_memory": False}
-    device = kwargs.get("device")
-    if device is not None and device.type == NAME:
-        return {**kwargs, "device": CUDA}
-    return kwargs
-
-
-def _large(func: Any, args: Any) -> bool:
-    """A factory of a large host tensor: weights on their way to the GPU."""
-    if not args or not isinstance(args[0], list | tuple) or not all(type(n) is int for n in args[0]):
-        return False
-    size = 1
-    for n in args[0]:
-        size *= n
-    return size > REAL_ELEMENTS and func._schema.returns and not any(isinstance(a, torch.Tensor) for a in args)
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """It reaches the recorder only where autograd is off (inference mode), and is still to be taken apart."""
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    return bool(composite) and func._schema.name.removeprefix("aten::") not in WHOLE
-
-
-@contextmanager
-def _explained(func: Any) -> Iterator[None]:
-    try:
-        yield
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
-        raise
-    except Exception as e:
-        # Some of PyTorch's own exceptions cannot be carried from autograd's thread to the caller's.
-        raise RuntimeError(f"{func._schema.name}: {e}") from e

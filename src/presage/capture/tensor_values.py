@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from ctypes import string_at
-from functools import cache, partial
-from math import prod
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -36,55 +33,29 @@ from presage.capture.contents import (
     mapped,
     unprofiled,
 )
-
-EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
-FILLS_AT_RANDOM = {"random_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
-RANDOM = FILLS_AT_RANDOM | {
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli",
-    "multinomial", "poisson", "bernoulli_", "native_dropout",
-}  # fmt: skip
-FILLS = FILLS_AT_RANDOM | {"copy_", "fill_", "zero_"}
-SHAPED = {  # like another tensor, whose numbers do not matter
-    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
-    "new_full",
-}  # fmt: skip
-UNREAD = SHAPED | EMPTY
-MADE = {
-    "zeros", "ones", "full", "arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "scalar_tensor",
-}  # fmt: skip
-PLAIN = {
-    "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "exp", "exp2", "expm1", "log",
-    "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "sign", "floor", "ceil", "round", "trunc",
-    "frac", "square", "sin", "cos", "tanh", "sigmoid", "erf", "erfinv", "clamp", "clamp_min", "clamp_max", "minimum",
-    "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift",
-    "logical_and", "logical_or", "logical_not", "logical_xor", "eq", "ne", "lt", "le", "gt", "ge", "where", "isnan",
-    "isinf", "isfinite", "lerp", "masked_fill", "_to_copy", "clone", "cat", "stack", "repeat", "roll", "flip", "index",
-    "index_select", "gather", "take", "index_put", "index_fill", "index_copy", "index_add", "scatter", "scatter_add",
-    "scatter_reduce", "sort", "argsort", "topk", "kthvalue", "median", "cumsum", "cumprod", "cummax", "cummin",
-    "constant_pad_nd", "tril", "triu", "bucketize", "searchsorted", "max", "min", "amax", "amin", "aminmax", "argmax",
-    "argmin", "sum", "mean", "prod", "all", "any", "count_nonzero", "bincount", "var", "std", "copy", "nonzero",
-    "_is_all_true", "_is_any_true",
-    "masked_select", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "histc", "_softmax",
-    "_log_softmax", "logsumexp", "relu", "gelu", "silu", "leaky_relu", "hardtanh", "softplus", "threshold",
-    "linalg_vector_norm", "norm", "embedding", "diff", "unfold", "_unsafe_index", "atan2", "acos", "asin", "atan",
-    "hypot", "sgn", "heaviside", "nan_to_num", "_cdist_forward", "roi_align", "nms",
-}  # fmt: skip
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_cdist_forward"}  # cost more than they read
-MOST_PRODUCT = 1 << 26  # elements of one side times elements of the other, of a product that is computed
-INDICES = ("index", "indices")
-# Ops whose outputs' sizes depend on numbers of some arguments only, by the places of those.
-SHAPE_GIVERS = {
-    "aten::index": (1,), "aten::masked_select": (1,), "aten::_ctc_loss": (2, 3), "aten::_pack_padded_sequence": (1,),
-    "aten::repeat_interleave": (0,), "aten::nonzero": (0,),
-}  # fmt: skip
-WHOLE_NUMBERS = (torch.int64, torch.int32)
-MOST_COPIED = 1 << 16  # elements of host tensors of floats that are copied; larger ones are weights
-MOST_ASSUMED = 1 << 22  # elements of a tensor whose numbers are partly drawn, and still followed
-SEED, NEXT_SEED = 0x5EED, 0x9E3779B97F4A7C15
-# Of numbers that are not known: they are finite, and a check of all of them finds nothing.
-UNKNOWN_ARE = {"isnan": 0, "isinf": 0, "isfinite": 1, "all": 1, "any": 0, "_is_all_true": 1, "_is_any_true": 0}
-# The check for infinities of torch.amp.GradScaler: gradients are taken to be finite.
-FINITE = {"_amp_foreach_non_finite_check_and_unscale_"}
+from presage.capture.value_ops import (
+    EMPTY,
+    FILLS,
+    FINITE,
+    MOST_ASSUMED,
+    MOST_COPIED,
+    NEXT_SEED,
+    RANDOM,
+    SEED,
+    SHAPED,
+    UNKNOWN_ARE,
+    WHOLE_NUMBERS,
+    index_arguments,
+    is_cheap,
+    is_known,
+    is_strided,
+    is_view,
+    on_host,
+    repeats,
+    short_name,
+    write_arguments,
+    written_tensors,
+)
 
 
 class Numbers(NamedTuple):
@@ -105,19 +76,19 @@ class TensorValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """After an op: what its outputs hold, or what became of the tensors it changed."""
-        if _is_view(func):
+        if is_view(func):
             return
-        if _write_arguments(func):
-            written = _written(func, args, kwargs)
-            if _short(func) in FINITE:
+        if write_arguments(func):
+            written = written_tensors(func, args, kwargs)
+            if short_name(func) in FINITE:
                 written = written[:-1]
             elif self._run_small(func, args, kwargs, out, written):
                 return
-            known = len(written) == 1 and _is_known(func)
+            known = len(written) == 1 and is_known(func)
             content = self._changed(func, args, kwargs, written[0]) if known else None
             for t in written:
                 self._hold(t, content)
-        elif _is_known(func) or (
+        elif is_known(func) or (
             not self._run_small(func, args, kwargs, out, []) and self._all_known(func, args, kwargs)
         ):
             self._outputs(func, args, kwargs, out)
@@ -127,13 +98,13 @@ class TensorValues:
         given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
         views = [self._view(x) for x in given if isinstance(x, FakeTensor)]
         known = bool(views) and all(v is not None and not v.content.assumed for v in views)
-        return known and func.namespace == "aten" and func not in _FAILED and _is_cheap(func, given)
+        return known and func.namespace == "aten" and func not in _FAILED and is_cheap(func, given)
 
     def numbers(self, t: torch.Tensor) -> Numbers | None:
         """What a tensor holds, drawn at random where nothing is known; None where it is too large to say."""
         if not isinstance(t, FakeTensor):
             return Numbers(t.detach(), False)
-        if not _is_strided(t):
+        if not is_strided(t):
             return None
         view = self._view(t) or self._drawn(t)
         found = None if view is None else Worker().tensor(view)
@@ -143,7 +114,7 @@ class TensorValues:
 
     def set(self, t: torch.Tensor, numbers: torch.Tensor) -> None:
         """Say what a tensor that fills its storage holds."""
-        if isinstance(t, FakeTensor) and _is_strided(t) and numbers.numel() == t.numel():
+        if isinstance(t, FakeTensor) and is_strided(t) and numbers.numel() == t.numel():
             flat = torch.zeros(_zeros(t).elements, dtype=t.dtype)
             flat.as_strided(t.shape, t.stride(), int(t.storage_offset())).copy_(numbers)
             self._hold(t, Content(t.dtype, flat.numel(), data=flat))
@@ -151,7 +122,7 @@ class TensorValues:
     def _run_small(self, func: Any, args: Any, kwargs: Any, out: Any, written: list[torch.Tensor]) -> bool:
         """Run an op of any kind on small tensors whose numbers are known, on the host."""
         given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
-        if func in _FAILED or not given or not all(self._is_at_hand(x) for x in given) or not _is_cheap(func, given):
+        if func in _FAILED or not given or not all(self._is_at_hand(x) for x in given) or not is_cheap(func, given):
             return False
         own: dict[int, torch.Tensor] = {}  # numbers of the storages, copied where they are written to
         changed = {t.untyped_storage()._cdata for t in written}
@@ -168,7 +139,7 @@ class TensorValues:
                 own[key] = at_hand[key].data.clone() if key in changed else at_hand[key].data
             return _placed(at_hand[key], x).of(own[key])
 
-        options = {k: mapped(real, v) for k, v in _on_host(func, kwargs, None).items()}
+        options = {k: mapped(real, v) for k, v in on_host(func, kwargs, None).items()}
         try:
             with torch.no_grad(), unprofiled():
                 result = leaves(func(*mapped(real, args), **options))
@@ -179,7 +150,7 @@ class TensorValues:
             if (key := t.untyped_storage()._cdata) in own:
                 self._hold(t, Content(own[key].dtype, own[key].numel(), data=own[key]))
         for made, numbers in zip(leaves(out), result, strict=False):
-            both = isinstance(made, FakeTensor) and _is_strided(made) and isinstance(numbers, torch.Tensor)
+            both = isinstance(made, FakeTensor) and is_strided(made) and isinstance(numbers, torch.Tensor)
             if both and made.untyped_storage()._cdata not in own:
                 self.set(made, numbers)
         return True
@@ -187,8 +158,8 @@ class TensorValues:
     def _is_at_hand(self, x: torch.Tensor) -> bool:
         """Small, and its numbers are there."""
         if not isinstance(x, FakeTensor):
-            return x.numel() <= SMALL and _is_strided(x)
-        held = self._held.get(x.untyped_storage()._cdata) if _is_strided(x) else None
+            return x.numel() <= SMALL and is_strided(x)
+        held = self._held.get(x.untyped_storage()._cdata) if is_strided(x) else None
         return held is not None and held[0].data is not None and not held[0].assumed
 
     def _drawn(self, t: torch.Tensor) -> View | None:
@@ -204,7 +175,7 @@ class TensorValues:
 
     def ask(self, func: Any, args: Any, kwargs: Any, memory: Any) -> None:
         """Before an op of the step: if it looks something up, its index is worth knowing."""
-        for place, name in _index_arguments(func):
+        for place, name in index_arguments(func):
             value = args[place] if place < len(args) else kwargs.get(name)
             found = [x for x in leaves(value) if isinstance(x, torch.Tensor)]
             if len(found) == 1 and found[0].dtype in WHOLE_NUMBERS and (view := self._view(found[0])) is not None:
@@ -231,16 +202,16 @@ class TensorValues:
         for group in by_content.values():
             for number, view in group:
                 if (values := worker.numbers(view)) is not None and values.size:
-                    out[number] = _repeats(values.ravel())
+                    out[number] = repeats(values.ravel())
             worker.forget()
         return out
 
     def _view(self, t: torch.Tensor) -> View | None:
-        held = self._held.get(t.untyped_storage()._cdata) if isinstance(t, FakeTensor) and _is_strided(t) else None
+        held = self._held.get(t.untyped_storage()._cdata) if isinstance(t, FakeTensor) and is_strided(t) else None
         return None if held is None else _placed(held[0], t)
 
     def _hold(self, t: torch.Tensor, content: Content | None) -> None:
-        if not _is_strided(t):
+        if not is_strided(t):
             return
         handle = t.untyped_storage()
         key = handle._cdata
@@ -259,16 +230,16 @@ class TensorValues:
 
     def _outputs(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         inputs = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
-        given = {x.untyped_storage()._cdata for x in inputs if _is_strided(x)}
-        made = [(i, o) for i, o in enumerate(leaves(out)) if isinstance(o, FakeTensor) and _is_strided(o)]
+        given = {x.untyped_storage()._cdata for x in inputs if is_strided(x)}
+        made = [(i, o) for i, o in enumerate(leaves(out)) if isinstance(o, FakeTensor) and is_strided(o)]
         fresh = [(i, o) for i, o in made if o.untyped_storage()._cdata not in given and o.numel() <= MOST_ELEMENTS]
         if not fresh:
             return
-        if _short(func) in EMPTY:
+        if short_name(func) in EMPTY:
             for _, o in fresh:
                 self._hold(o, _zeros(o))
         elif (known := self._known(func, args, kwargs, fresh[0][1])) is None or self._is_finite(func, known):
-            likely = UNKNOWN_ARE.get(_short(func))
+            likely = UNKNOWN_ARE.get(short_name(func))
             for _, o in fresh if likely is not None else ():
                 n = _zeros(o).elements
                 self._hold(o, Content(o.dtype, n, _full, ([n], likely), {"dtype": o.dtype}, assumed=True))
@@ -282,13 +253,13 @@ class TensorValues:
     def _is_finite(self, func: Any, known: tuple[Any, Any]) -> bool:
         """A check for infinities of numbers that are not known."""
         drawn = any(isinstance(x, View) and x.content.assumed for x in leaves(known[0]))
-        return drawn and _short(func) in ("isnan", "isinf", "isfinite")
+        return drawn and short_name(func) in ("isnan", "isinf", "isfinite")
 
     def _changed(self, func: Any, args: Any, kwargs: Any, target: torch.Tensor) -> Content | None:
-        if not isinstance(target, FakeTensor) or not _is_strided(target) or target.numel() > MOST_ELEMENTS:
+        if not isinstance(target, FakeTensor) or not is_strided(target) or target.numel() > MOST_ELEMENTS:
             return None
         blank = _zeros(target)
-        if _short(func) in FILLS and blank.elements == target.numel():
+        if short_name(func) in FILLS and blank.elements == target.numel():
             self._hold(target, blank)  # what was there does not matter
         view = self._view(target)
         known = self._known(func, args, kwargs, target)
@@ -299,27 +270,27 @@ class TensorValues:
 
     def _known(self, func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> tuple[Any, Any] | None:
         """The op's arguments with contents in the place of fake tensors; None where one is too large."""
-        shaped = _short(func) in SHAPED
+        shaped = short_name(func) in SHAPED
 
         def number(x: Any) -> Any:
             if isinstance(x, FakeTensor):
                 if shaped:
                     return Blank(tuple(x.shape), x.dtype)
-                if not _is_strided(x):
+                if not is_strided(x):
                     return _UNKNOWN
                 return self._view(x) or (self._drawn(x) if x.numel() <= MOST_ASSUMED else None) or _UNKNOWN
             if isinstance(x, torch.Tensor):
                 return self._copy(x)
             return torch.device("cpu") if isinstance(x, torch.device) else x
 
-        options = {k: mapped(number, v) for k, v in _on_host(func, kwargs, out).items()}
+        options = {k: mapped(number, v) for k, v in on_host(func, kwargs, out).items()}
         found = mapped(number, args), options
         return None if any(x is _UNKNOWN for x in leaves([found[0], *options.values()])) else found
 
     def _copy(self, x: torch.Tensor) -> Any:
         """A host tensor as it is now, read without any op: a profile of the step would show it."""
         most = MOST_COPIED if x.dtype.is_floating_point else MOST_ELEMENTS
-        if not _is_strided(x) or x.numel() > most or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        if not is_strided(x) or x.numel() > most or type(x) not in (torch.Tensor, torch.nn.Parameter):
             return _UNKNOWN
         steps = zip(x.shape, x.stride(), strict=True)
         span = 1 + sum((n - 1) * s for n, s in steps) if x.numel() else 0
@@ -336,7 +307,7 @@ class TensorValues:
 
     def _seed(self, func: Any, kwargs: Any) -> int | None:
         """A generator's own seed the first time it is used, others after; without a generator, ours."""
-        if _short(func) not in RANDOM:
+        if short_name(func) not in RANDOM:
             return None
         generator = kwargs.get("generator")
         own = SEED if generator is None else generator.initial_seed()
@@ -351,19 +322,6 @@ class _Unknown:
 _UNKNOWN = _Unknown()
 
 
-def _repeats(values: np.ndarray[Any, Any]) -> tuple[int, int]:
-    low = int(values.min())
-    if int(values.max()) - low <= max(4 * values.size, 1 << 20):
-        counts = np.bincount(values - low)
-    else:
-        counts = np.unique(values, return_counts=True)[1]
-    return int(np.count_nonzero(counts)), int(counts.max())
-
-
-def _is_strided(t: torch.Tensor) -> bool:
-    return t.layout == torch.strided
-
-
 def _zeros(t: torch.Tensor) -> Content:
     return Content(t.dtype, t.untyped_storage().nbytes() // t.dtype.itemsize)
 
@@ -372,67 +330,5 @@ def _placed(content: Content, t: torch.Tensor) -> View:
     return View(content, tuple(t.shape), tuple(t.stride()), int(t.storage_offset()), t.dtype)
 
 
-@cache
-def _short(func: Any) -> str:
-    return str(func._schema.name).removeprefix("aten::")
-
-
-@cache
-def _is_known(func: Any) -> bool:
-    """Whether the op may be run for real; forms that work in place go by the name of the one that does not."""
-    name = _short(func)
-    known = EMPTY | RANDOM | SHAPED | FILLS | MADE | PLAIN
-    return func.namespace == "aten" and (name in known or name.removesuffix("_") in PLAIN)
-
-
-@cache
-def _index_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    return tuple((i, a.name) for i, a in enumerate(func._schema.arguments) if a.name in INDICES)
-
-
-@cache
-def _write_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    arguments = enumerate(func._schema.arguments)
-    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
-
-
-@cache
-def _names(func: Any) -> frozenset[str]:
-    return frozenset(a.name for a in func._schema.arguments)
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in _write_arguments(func)]
-    return [x for x in leaves(values) if isinstance(x, torch.Tensor)]
-
-
-@cache
-def _is_view(func: Any) -> bool:
-    """Whether its outputs lie in its inputs' memory, which it leaves as it is."""
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-
-
 _full = torch.ops.aten.full.default
 _FAILED: set[Any] = set()  # ops that do not run on the host
-
-
-def _is_cheap(func: Any, given: Sequence[torch.Tensor]) -> bool:
-    name = _short(func)
-    if name.removesuffix("_").removesuffix("_backward") not in PRODUCTS:
-        return name not in EMPTY
-    sizes = sorted((x.numel() for x in given), reverse=True)
-    return prod(sizes[:2]) <= MOST_PRODUCT
-
-
-def _on_host(func: Any, kwargs: Any, out: torch.Tensor | None) -> dict[str, Any]:
-    """Options of the same op on the host: where it runs, of which type, and whose random numbers."""
-    names = _names(func)
-    own = dict(kwargs)
-    if "device" in names:
-        own["device"] = torch.device("cpu")
-    if out is not None and "dtype" in names and _short(func) in MADE | RANDOM:
-        own["dtype"] = out.dtype
-    if own.get("generator") is not None:
-        own["generator"] = torch.default_generator
-    own.pop("pin_memory", None)
-    return own
