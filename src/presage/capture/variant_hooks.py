@@ -21,7 +21,8 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from presage.capture import fake_device, fused_attention
+from presage.capture import attention as fused_attention
+from presage.capture import fake_device
 from presage.capture.call_sites import with_closure
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError
