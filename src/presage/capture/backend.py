@@ -282,7 +282,8 @@ def rank_patches() -> list[tuple[Any, str, Any]]:
 
     def init(backend: Any = None, *args: Any, world_size: int = -1, store: Any = None, **kwargs: Any) -> None:
         if backend == "fake":
-            return begin(backend, *args, world_size=world_size, store=store, **kwargs)
+            begin(backend, *args, world_size=world_size, store=store, **kwargs)
+            return
         given = os.environ.get("WORLD_SIZE", "1")
         size = world_size if world_size > 0 else int(given) if given.isdigit() else 1
         if size > 1:
@@ -293,7 +294,7 @@ def rank_patches() -> list[tuple[Any, str, Any]]:
             )
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        return begin("fake", store=FakeStore(), rank=0, world_size=1)
+        begin("fake", store=FakeStore(), rank=0, world_size=1)
 
     return [
         (torch.distributed, "init_process_group", init),

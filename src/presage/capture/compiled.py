@@ -171,7 +171,7 @@ def as_graphs(callables: Any, *args: Any, **kwargs: Any) -> Any:
         return tuple(as_graphs(c, *args, **kwargs) for c in callables)
     options = {"backend": "cudagraphs"}
     if isinstance(callables, nn.Module):
-        callables.forward = _wrapped(callables.forward, CUDA_GRAPHS, options)  # type: ignore[method-assign]
+        callables.forward = _wrapped(callables.forward, CUDA_GRAPHS, options)
         return callables
     return _wrapped(callables, CUDA_GRAPHS, options)
 

@@ -119,7 +119,7 @@ def _share_seen(recorder: Any, block_mask: tuple[Any, ...], queries: int, keys: 
     blocks = number.numel() * -(-keys // size)
     totals = [_known(recorder, x.sum()) for x in (number, full) if x is not None]
     if None not in totals:
-        return min(1.0, sum(totals) / blocks)  # type: ignore[arg-type]
+        return float(min(1.0, sum(totals) / blocks))  # type: ignore[arg-type]
     q = torch.arange(0, queries, max(1, queries // SAMPLED), device=number.device)
     k = torch.arange(0, keys, max(1, keys // SAMPLED), device=number.device)
     zero = torch.zeros((), dtype=torch.long, device=number.device)

@@ -207,7 +207,9 @@ class FakeCudaGraph:
 
     def _memory(self, storage: int) -> torch.Tensor:
         if storage in self._held:
-            return torch.empty(0, dtype=torch.uint8, device=CUDA).set_(self._held[storage])  # type: ignore[call-overload, no-any-return]
+            memory: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=CUDA)
+            memory.set_(self._held[storage])
+            return memory
         return torch.empty(self._sizes[storage], dtype=torch.uint8, device=CUDA)
 
 
