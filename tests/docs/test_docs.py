@@ -48,6 +48,8 @@ NOT_RUN = {
     "presage calibrate --out h200/ --minutes 8": GPU,
     "presage measure train.py:build --arg batch=8": GPU,
     "presage predict YOUR_FILE.py:FUNCTION": OTHER,
+    "presage predict train.py -- --batch_size 12": OTHER,
+    "presage predict -m package.train -- --config small.yaml": OTHER,
     "presage job YOUR_JOB.toml": OTHER,
     "presage trace YOUR_TRACE.json.gz": OTHER,
     "presage predict train.py:build --gpu PACK": OTHER,
@@ -198,6 +200,7 @@ def group() -> Any:
 def strange(text: str) -> list[str]:
     """What presage would not know of a command: its name, or options."""
     words = shlex.split(re.sub(r"[\[\]]", " ", text.replace("...", " ").partition(" | ")[0]))[1:]
+    words = words[: words.index("--")] if "--" in words else words  # what follows is the script's own
     at, options = group(), options_of(group())
     while words and (words[0] in getattr(at, "commands", ()) or words[0] in options):
         word = words.pop(0)
@@ -224,3 +227,4 @@ def test_a_strange_option_is_found() -> None:
     assert strange("presage plot x") == ["plot"]
     assert strange("presage --quiet plan JOB.toml --loud") == ["--loud"]
     assert not strange("presage study scale JOB.toml --draws 4000")
+    assert strange("presage predict train.py --loud -- --batch_size 12") == ["--loud"]
