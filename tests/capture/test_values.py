@@ -235,5 +235,6 @@ def test_strict_refuses_to_assume(tmp_path: Path) -> None:
     graph = runner(command)
     with pytest.raises(PresageError, match=r"train\.py:8: the code branches on a number that is not known"):
         graph(path, "--strict")
+    assert "ops" in graph(path, "--strict", "--assume", "train.py:8=1")
     with pytest.raises(PresageError, match="should be FILE:LINE=VALUE"):
         graph(path, "--assume", "loss=3")

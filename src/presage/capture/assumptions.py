@@ -26,8 +26,8 @@ class Reading:
     calls: set[int] = field(default_factory=set)  # recorded calls that ran after it in the same function
     later: set[int] = field(default_factory=set)  # the same for the function that called it
 
-    def assumption(self, steady: bool) -> Assumption:
-        return Assumption(self.line, self.what, self.value, self.decides or not steady)
+    def assumption(self, steady: bool, given: bool) -> Assumption:
+        return Assumption(self.line, self.what, self.value, self.decides or not steady, given)
 
 
 class Assumptions:
@@ -105,7 +105,7 @@ class Assumptions:
             lines = ", ".join(sorted({r.line for r in self.readings.values()})) or "none"
             raise PresageError(f"--assume {unused[0]}: no unknown value is read there; lines that read one: {lines}")
         calls: dict[int, tuple[int, ...]] = {}
-        out = tuple(r.assumption(steady) for r in self.readings.values())
+        out = tuple(r.assumption(steady, r.line in self.given) for r in self.readings.values())
         for number, reading in enumerate(self.readings.values()):
             if out[number].decides:
                 for call in reading.calls or reading.later:

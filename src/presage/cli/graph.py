@@ -93,7 +93,6 @@ class StepName:
     def words(self, *options: object) -> list[object]:
         """The same step on the command line of another command, with options of that."""
         more = [word for pair in self.given for word in ("--arg", pair)]
-        more += [word for pair in self.assume for word in ("--assume", pair)]
         for key, name in (("step", "--step"), ("step_at", "--step-at"), ("limit", "--limit")):
             more += [name, str(self.arguments[key])] if key in self.arguments and is_script(self.name) else []
         argv = self.arguments.get("argv", ()) if is_script(self.name) else ()
@@ -193,7 +192,7 @@ def captured(step: StepName, gpu: str = "h200") -> Graph:
     """The graph of a script or of FILE.py:FUNCTION, as it runs on a GPU, or of a saved file."""
     given = _assumed(step.assume)
     graph = capture_graph(step.name, step.arguments, spinner=True, variant=Variant(gpu=gpu), assume=given)
-    deciding = [a for a in graph.assumptions if a.decides]
+    deciding = [a for a in graph.assumptions if a.decides and not a.given]
     if step.strict and deciding:
         first = deciding[0]
         more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""

@@ -133,6 +133,7 @@ class Assumption(msgspec.Struct, frozen=True):
     what: str  # 'a truth value', 'a number', 'the size of aten::nonzero', 'a tensor copied to the host'
     value: str  # what it was taken to be
     decides: bool  # the code branched on it, or steps with other values ran other ops
+    given: bool = False  # the value is the user's
 
 
 class Graph(msgspec.Struct, frozen=True):

@@ -59,6 +59,7 @@ class StepAssumption:
     value: str  # what it was taken to be
     decides: bool  # the code branched on it; else it was only logged or passed on
     share: float  # of the step's time that can hang on it, at most
+    given: bool = False  # the value is the user's
 
 
 def assumptions(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[StepAssumption, ...]:
@@ -73,7 +74,7 @@ def assumptions(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) ->
     whole = (sum(t.seconds for t in times) or 1.0, sum(host) or 1.0)
     shares = [max(part / total for part, total in zip(s, whole, strict=True)) for s in sums]
     found = [
-        StepAssumption(a.line, a.what, a.value, a.decides, share if a.decides else 0.0)
+        StepAssumption(a.line, a.what, a.value, a.decides, share if a.decides else 0.0, a.given)
         for a, share in zip(graph.assumptions, shares, strict=True)
     ]
     return tuple(sorted(found, key=lambda a: (-a.share, not a.decides)))

@@ -122,14 +122,15 @@ def assumption_notes(assumptions: Sequence[StepAssumption]) -> tuple[str, ...]:
         remedy = "" if a.what.startswith("the size") else f" (--assume {a.line}=VALUE)"
         share = f"up to {percent(a.share)} of the step hangs on it" if a.share else "the code branched on it"
         out.append(f"{a.line}: {a.what} is not known and taken to be {a.value}; {share}{remedy}")
-    logged = list(dict.fromkeys(a.line for a in assumptions if not a.decides))
+    out += [f"{a.line}: {a.what} is taken to be {a.value}, as given" for a in assumptions if a.given]
+    logged = list(dict.fromkeys(a.line for a in assumptions if not a.decides and not a.given))
     if logged:
         out.append(f"values read at {first_few(logged)} are not known; nothing was seen to depend on them")
     return tuple(out)
 
 
 def _deciding(assumptions: Sequence[StepAssumption]) -> list[StepAssumption]:
-    return [a for a in assumptions if a.decides]
+    return [a for a in assumptions if a.decides and not a.given]
 
 
 # ---- tables
