@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from presage import edits, engine
-    from presage.capture.custom_ops import register_op
     from presage.configs.job import Job
     from presage.configs.job_file import read_transformer_job
     from presage.errors import InputError, PresageError
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from presage.noise.files import read_noise, write_noise
     from presage.noise.model import NoiseModel
     from presage.placement import place, place_job
-    from presage.prediction.api import model_step, predict, predict_ranks, step_graph
+    from presage.prediction.api import model_step, predict, predict_ranks, register_op, step_graph
     from presage.prediction.draws.distribution import StepDistribution, predict_distribution
     from presage.prediction.draws.sensitivity import Sensitivity, job_sensitivity
     from presage.prediction.jobs.job_prediction import JobResult, predict_job
@@ -33,7 +32,6 @@ own_process = False  # whether only presage's code runs in this process, but for
 # Names are loaded when first used, so that `import presage` costs nothing.
 _HOMES = {
     "presage.errors": "InputError PresageError",
-    "presage.capture.custom_ops": "register_op",
     "presage.prediction.draws.distribution": "StepDistribution predict_distribution",
     "presage.prediction.draws.sensitivity": "Sensitivity job_sensitivity",
     "presage.configs.job_file": "read_transformer_job",
@@ -45,7 +43,7 @@ _HOMES = {
     "presage.whatif.suggest": "suggest",
     "presage.whatif.before_after": "WhatIf what_if",
     "presage.placement": "place place_job",
-    "presage.prediction.api": "model_step predict predict_ranks step_graph",
+    "presage.prediction.api": "model_step predict predict_ranks register_op step_graph",
     "presage.prediction.result": "Quantiles Result",
     "presage.prediction.step": "StepResult predict_step",
     "presage.runs.whole": "RunResult predict_run",

@@ -252,11 +252,11 @@ def test_its_own_prediction_is_asked_in_a_process_without_a_gpu(monkeypatch: pyt
     monkeypatch.setattr(
         prediction, "CALL", echo + "assert os.environ['CUDA_VISIBLE_DEVICES'] == ''; print(json.dumps(p))"
     )
-    found = prediction.predict("train.py:build", ["batch=8"], "h200")
+    found = prediction.predict(["train.py:build", "--arg", "batch=8"], [], "h200")
     assert found.gpu_active == pytest.approx(9e-3)  # -c predict train.py:build --arg batch=8 --gpu h200 --json -
     monkeypatch.setattr(prediction, "CALL", "import sys; sys.exit('presage: no pack of this GPU')")
     with pytest.raises(PresageError, match=r"^no pack of this GPU$"):
-        prediction.predict("train.py:build", [], "h200")
+        prediction.predict(["train.py:build"], [], "h200")
 
 
 STEP = """
@@ -299,7 +299,7 @@ def test_the_command_predicts_by_itself(
     told = prediction.from_json(PREDICTED)
     monkeypatch.setattr(command, "predict", lambda *a: asked.append(a) or told)
     command.main(["train.py:build", "--arg", "batch=8", "--steps", "5"])
-    assert asked == [("train.py:build", ["batch=8"], "h200")] and "11 ms" in capsys.readouterr().out
+    assert asked == [(["train.py:build", "--arg", "batch=8"], [], "h200")] and "11 ms" in capsys.readouterr().out
     monkeypatch.setattr(command, "can_predict", lambda: False)
     command.main(["train.py:build", "--steps", "5"])
     assert "not predicted: presage is only partly installed here" in capsys.readouterr().out
@@ -313,7 +313,7 @@ def test_the_command_predicts_by_itself(
         (["train.py:fails"], r"train\.py:8: ZeroDivisionError: division by zero"),
         (["train.py:build", "--arg", "size=1"], r"TypeError: build\(\) got an unexpected keyword argument 'size'"),
         (["train.py:absent"], r"train\.py: no function 'absent' in it; it has build, fails"),
-        (["train.py"], "as FILE.py:FUNCTION"),
+        (["train.py"], "the script ended after 0 steps"),
         (["absent.py:build"], r"absent\.py: cannot be read: there is no such file"),
         (["train.py:build", "--arg", "batch"], "--arg batch: should be NAME=VALUE"),
         (["train.py:build", "--predicted", "absent.json"], r"absent\.json: cannot be read: there is no such file"),

@@ -137,8 +137,8 @@ def test_views_inside_the_step() -> None:
 
 def test_what_depends_on_the_model_is_not_known() -> None:
     def build(device: Any) -> Callable[[], Any]:
-        score, table = nn.Linear(8, ROWS, device=device), nn.Embedding(ROWS, 16, device=device)
-        x = torch.randn(64, 8, device=device)
+        score, table = nn.Linear(2048, ROWS, device=device), nn.Embedding(ROWS, 16, device=device)
+        x = torch.randn(64, 2048, device=device)
         return lambda: table(score(x).argmax(1)).sum().backward()
 
     assert capture(build, warm_up=0).facts == {}
@@ -146,7 +146,7 @@ def test_what_depends_on_the_model_is_not_known() -> None:
 
 def test_what_an_unknown_op_wrote_into_is_forgotten() -> None:
     def make(d: Any) -> Any:
-        index, scores = torch.arange(64, device=d), torch.randn(64, 8, device=d) @ torch.randn(8, 3, device=d)
+        index, scores = torch.arange(64, device=d), torch.randn(64, 2048, device=d) @ torch.randn(2048, 3, device=d)
         return index.copy_(scores.argmax(1))
 
     assert lookups(make).facts == {}

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 from presage.capture.variants import NotApplicable, Variant
 
 if TYPE_CHECKING:
+    from presage.capture.custom_ops import register_op
     from presage.capture.fake_device import load, load_cases
     from presage.capture.model_step import ModelStep
     from presage.capture.run import capture
     from presage.capture.script import capture_script
 
-__all__ = ["ModelStep", "NotApplicable", "Variant", "capture", "capture_script", "load", "load_cases"]
+__all__ = ["ModelStep", "NotApplicable", "Variant", "capture", "capture_script", "load", "load_cases", "register_op"]
 _HOMES = {
     "ModelStep": "presage.capture.model_step",
     "capture": "presage.capture.run",
     "capture_script": "presage.capture.script",
     "load": "presage.capture.fake_device",
     "load_cases": "presage.capture.fake_device",
+    "register_op": "presage.capture.custom_ops",
 }
 
 

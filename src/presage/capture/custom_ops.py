@@ -60,13 +60,7 @@ _registered: dict[str, RegisteredOp] = {}
 def register_op(
     name: str, *, cost: Callable[..., Mapping[str, float]], outputs: Callable[..., Any] | None = None
 ) -> None:
-    """Say what a custom op, a Triton kernel or an extension's function costs.
-
-    `name`: "mylib::pool" (an op of torch.library), "triton::add_kernel" (a function of @triton.jit) or
-    "my_ext.forward" (a function of a module). `cost(*args)` is called with its arguments and returns a dict: "flops"
-    and "bytes", which are priced at the rates that kernels of the GPU reach, or "seconds". `outputs(*args)` returns
-    tensors like those it returns, for what has no fake implementation.
-    """
+    """Say what a custom op, a Triton kernel or an extension's function costs (see `prediction.api.register_op`)."""
     if not callable(cost) or not (outputs is None or callable(outputs)):
         raise PresageError(f"register_op({name!r}): cost and outputs are functions of the op's arguments")
     _registered[name] = RegisteredOp(name, cost, outputs)

@@ -275,7 +275,7 @@ def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[
     wanted = sum(
         _product_flops(graph, c.inputs[_PRODUCTS[c.name] :]) for c in calls if c.name in _PRODUCTS and c.inputs
     )
-    have = sum(work.flops(graph, op) for op in graph.ops if op.name in _PRODUCTS)
+    have = sum(work.flops(graph, op) for op in graph.ops if op.name in _PRODUCTS and op.inputs)
     if have < wanted:
         raise PresageError(
             f"the step's matrix products have {wanted:,} FLOPs and the graph's {have:,}: a fault of presage's own, "

@@ -187,6 +187,19 @@ def step_graph(
     return with_fields(graph, arguments={**shapes, **graph.arguments}, notes=(*graph.notes, *_assumed(function)))
 
 
+def register_op(
+    name: str, *, cost: Callable[..., Mapping[str, float]], outputs: Callable[..., Any] | None = None
+) -> None:
+    """Say what a custom op, a Triton kernel or an extension's function costs.
+
+    `name`: "mylib::pool" (an op of torch.library), "triton::add_kernel" (a function of @triton.jit) or
+    "my_ext.forward" (a function of a module). `cost(*args)` is called with its arguments and returns a dict: "flops"
+    and "bytes", which are priced at the rates that kernels of the GPU reach, or "seconds". `outputs(*args)` returns
+    tensors like those it returns, for what has no fake implementation.
+    """
+    _capture_room().register_op(name, cost=cost, outputs=outputs)
+
+
 def _assumed(function: Build) -> tuple[str, ...]:
     return tuple(getattr(function, "notes", ()))
 
