@@ -204,6 +204,24 @@ def test_a_copy_on_which_sizes_depend_decides() -> None:
     assert assumption.what == "a tensor copied to the host" and assumption.decides
 
 
+def test_a_large_host_tensor_as_an_array_has_its_numbers_or_assumed_ones() -> None:
+    seen: list[Any] = []
+
+    def build(device: str) -> Callable[[], Any]:
+        counted, weights = torch.zeros(300, 300), torch.empty(300, 300).normal_()
+        layer = nn.Linear(8, 8).to(device)
+        x = torch.randn(4, 8, device=device)
+
+        def step() -> None:
+            seen.append((float(counted.numpy().sum()), weights.numpy().shape))
+            layer(x).sum().backward()
+
+        return step
+
+    capture(build)
+    assert seen[-1] == (0.0, (300, 300))
+
+
 SCRIPT = """
 import torch
 model = torch.nn.Linear(1024, 1024).cuda()

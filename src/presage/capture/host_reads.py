@@ -89,6 +89,18 @@ class HostReads:
             return value
         return self.assume("a truth value" if isinstance(value, bool) else "a number", value)
 
+    def numpy(self, tensor: torch.Tensor, *, force: bool = False) -> Any:
+        """In the place of Tensor.numpy, of a host tensor too large to hold real numbers."""
+        if on_gpu(tensor) and not force:
+            raise TypeError(f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() first.")
+        with torch.utils._python_dispatch._disable_current_modes():  # it comes past the recorder, not through it
+            numbers = self.values.numbers(tensor)
+            data = torch.zeros(tensor.shape, dtype=tensor.dtype) if numbers is None else numbers.data.clone()
+        if numbers is None or numbers.assumed:
+            kind = "0" if numbers is None else "drawn at random"
+            self.assume("a tensor copied to the host", f"{tensor.dtype} {list(tensor.shape)} {kind}")
+        return data.numpy()
+
     def copied_over(self, func: Any, args: Any, kwargs: Any, given: Any, out: Any, call: RecordedCall | None) -> Any:
         """A copy between the GPU and the host; to the host it brings the numbers, where they are known."""
         source = args[0] if func is aten._to_copy.default else args[1]

@@ -131,8 +131,9 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
         recorder = kind()  # which loads PyTorch's compiler, unless there is a fake GPU already
         answers.memory, recorder.capacity = recorder.memory, answers.total
         reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
+        arrays = patched(FakeTensor, "numpy", lambda tensor, **options: recorder.reads.numpy(tensor, **options))
         threads = entering_threads(recorder, Devices)
-        with reading, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
+        with reading, arrays, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
             yield recorder, hooks
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace as with_fields
-from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Profile
@@ -114,19 +113,6 @@ class _StepRecorder:
             yield f"the {len(counts)} steps looked at are not all alike ({many}): this is step {self.number}"
 
 
-def _zeros(recorder: _ScriptRecorder) -> Any:
-    """In the place of Tensor.numpy for large host tensors, whose numbers are not kept."""
-
-    def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
-        if tensor.device.type != "cpu" and not force:
-            raise TypeError(f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() first.")
-        recorder.note(f"numbers of a large tensor were read at {recorder.places.line()}: taken to be 0")
-        with torch.utils._python_dispatch._disable_current_modes():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
-
-    return numpy
-
-
 def capture_script(
     script: TrainingScript, *, variant: Variant = AS_WRITTEN, assume: Mapping[str, str] | None = None
 ) -> Graph:
@@ -155,7 +141,6 @@ def _captured(
         # a profile that ends inside a region that began in it would leave that region writing to freed memory
         patched(torch.autograd.profiler.record_function, "__enter__", lambda region: region),
         patched(torch.autograd.profiler.record_function, "__exit__", lambda *_: None),
-        patched(FakeTensor, "numpy", _zeros(recorder)),
     ):
         steps = _StepRecorder(script, recorder, hooks, loading)
         watch = StepWatch(script, steps, expected)

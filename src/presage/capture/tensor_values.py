@@ -33,6 +33,7 @@ from presage.capture.contents import (
     mapped,
     unprofiled,
 )
+from presage.capture.op_schema import signature_of
 from presage.capture.value_ops import (
     EMPTY,
     FILLS,
@@ -49,11 +50,9 @@ from presage.capture.value_ops import (
     is_cheap,
     is_known,
     is_strided,
-    is_view,
     on_host,
     repeats,
     short_name,
-    write_arguments,
     written_tensors,
 )
 
@@ -76,9 +75,9 @@ class TensorValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """After an op: what its outputs hold, or what became of the tensors it changed."""
-        if is_view(func):
+        if signature_of(func).view:
             return
-        if write_arguments(func):
+        if signature_of(func).writes:
             written = written_tensors(func, args, kwargs)
             if short_name(func) in FINITE:
                 written = written[:-1]

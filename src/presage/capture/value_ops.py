@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from presage.capture.contents import leaves
+from presage.capture.op_schema import signature_of
 
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 FILLS_AT_RANDOM = {"random_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
@@ -64,7 +65,7 @@ FINITE = {"_amp_foreach_non_finite_check_and_unscale_"}
 
 @cache
 def short_name(func: Any) -> str:
-    return str(func._schema.name).removeprefix("aten::")
+    return signature_of(func).name.removeprefix("aten::")
 
 
 @cache
@@ -77,29 +78,12 @@ def is_known(func: Any) -> bool:
 
 @cache
 def index_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    return tuple((i, a.name) for i, a in enumerate(func._schema.arguments) if a.name in INDICES)
-
-
-@cache
-def write_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    arguments = enumerate(func._schema.arguments)
-    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
-
-
-@cache
-def argument_names(func: Any) -> frozenset[str]:
-    return frozenset(a.name for a in func._schema.arguments)
+    return tuple((i, name) for i, (name, _) in enumerate(signature_of(func).arguments) if name in INDICES)
 
 
 def written_tensors(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in write_arguments(func)]
+    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in signature_of(func).writes]
     return [x for x in leaves(values) if isinstance(x, torch.Tensor)]
-
-
-@cache
-def is_view(func: Any) -> bool:
-    """Whether its outputs lie in its inputs' memory, which it leaves as it is."""
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def is_cheap(func: Any, given: Sequence[torch.Tensor]) -> bool:
@@ -112,7 +96,7 @@ def is_cheap(func: Any, given: Sequence[torch.Tensor]) -> bool:
 
 def on_host(func: Any, kwargs: Any, out: torch.Tensor | None) -> dict[str, Any]:
     """Options of the same op on the host: where it runs, of which type, and whose random numbers."""
-    names = argument_names(func)
+    names = {name for name, _ in signature_of(func).arguments}
     own = dict(kwargs)
     if "device" in names:
         own["device"] = torch.device("cpu")
