@@ -7,20 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from part_models import trained
 from presage.capture import capture
 from presage.capture.variants import Variant
 from presage.errors import PresageError
-
-
-def trained(model, batch):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step():
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-
-    return step
 
 
 def layers(n, device="cuda"):

@@ -3,19 +3,9 @@
 import torch
 from torch import nn
 
+from part_models import trained
 from presage.capture import capture
 from presage.graph import summary
-
-
-def trained(model, batch):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step():
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-
-    return step
 
 
 def products(graph):

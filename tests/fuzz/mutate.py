@@ -236,10 +236,9 @@ def zipped(data: bytes, rng: Random) -> bytes:
         bad = rng.choice(names)
         for name in names:
             part = old.read(name)
-            new.writestr(
-                rng.choice((name, "x", "../" + name)) if rng.randrange(8) == 0 else name,
-                damaged(part, rng) if name == bad else part,
-            )
+            called = rng.choice((name, "x", "../" + name)) if rng.randrange(8) == 0 else name
+            made = zipfile.ZipInfo(called)  # of 1980: with the time of day, the same seed gives other bytes
+            new.writestr(made, damaged(part, rng) if name == bad else part, zipfile.ZIP_DEFLATED)
     return out.getvalue()
 
 
