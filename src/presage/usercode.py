@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import gc
 import importlib
@@ -48,7 +49,24 @@ def load(target: str, around: Around = nullcontext) -> Callable[..., Callable[[]
         raise InputError(path, f"no function {name!r} in it; it has {there or 'none'}{near(name, vars(module))}")
     if not callable(function):
         raise InputError(path, f"{name!r} is not a function but {type(function).__name__}")
-    return function  # type: ignore[no-any-return]
+    return _with_own_argv(Path(path))(function)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _with_own_argv(path: Path) -> Iterator[None]:
+    """The file's code sees a command line of its own, without arguments, not presage's."""
+    before, refuse = sys.argv, argparse.ArgumentParser.error
+    sys.argv = [str(path)]
+    argparse.ArgumentParser.error = lambda _, message: sys.exit(message)  # type: ignore[method-assign]
+    try:
+        yield
+    except SystemExit as e:
+        raise PresageError(
+            f"{user_code_line(e) or path}: the code reads a command line and ended itself ({e.code}): run the file as "
+            f"a script, as in `presage predict {path} -- ARGS`"
+        ) from e
+    finally:
+        sys.argv, argparse.ArgumentParser.error = before, refuse  # type: ignore[method-assign]
 
 
 def load_cases(path: str | Path, around: Around = nullcontext) -> dict[str, Callable[..., Callable[[], Any]]]:
@@ -89,7 +107,11 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
         return
     if not every or every[0].kind is inspect.Parameter.KEYWORD_ONLY:
         named = getattr(function, "__name__", "build")
-        raise PresageError(f"{named}() should take the device first: def {named}(device): ... return step")
+        file = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", "train.py")
+        raise PresageError(
+            f"{named}() should take the device first: def {named}(device): ... return step; a script is run as it is: "
+            f"`presage predict {file} -- ARGS`"
+        )
     every = every[1:]
     known = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     name, asked = getattr(function, "__name__", "it"), set(given)
@@ -203,7 +225,7 @@ def _imported(path: Path, around: Around) -> ModuleType:
         raise InputError(path, "not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
-        with around(), _neighbours_importable(path):
+        with around(), _neighbours_importable(path), _with_own_argv(path):
             spec.loader.exec_module(module)
     except PresageError:
         raise

@@ -8,7 +8,7 @@ from torch import nn
 
 from presage.capture import capture
 from presage.errors import PresageError
-from presage.usercode import SENTENCES, error_text
+from presage.usercode import SENTENCES, check_arguments, error_text, load
 
 RAW = ("PrivateUse1", "Dynamo", "fburl", "HigherOrderOperator", "NVIDIA driver")
 
@@ -75,3 +75,33 @@ def test_cells_of_recurrent_networks_and_saved_tensors_on_the_host_are_captured(
 
     graph = capture(build)
     assert {"aten::_thnn_fused_gru_cell", "aten::_thnn_fused_lstm_cell"} <= {op.name for op in graph.ops}
+
+
+ARGPARSE = """
+import argparse
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, {0})
+    return parser.parse_args()
+{1}
+def build(device):
+    assert parse().batch == 4
+    return lambda: None
+def main():
+    parse()
+"""
+
+
+@pytest.mark.parametrize("at_import", ["", "args = parse()"])
+def test_a_file_that_needs_a_command_line_is_sent_to_run_as_a_script(tmp_path, capfd, at_import):
+    path = tmp_path / "train.py"
+    path.write_text(ARGPARSE.format("required=True", at_import))
+    with pytest.raises(
+        PresageError, match=r"train\.py:6: .* required: --batch.* `presage predict .*train\.py -- ARGS`"
+    ):
+        load(f"{path}:build")("cuda")
+    assert capfd.readouterr().err == ""
+    path.write_text(ARGPARSE.format("default=4", at_import))
+    assert callable(load(f"{path}:build")("cuda"))  # presage's own arguments are not in its way
+    with pytest.raises(PresageError, match=r"should take the device first.* `presage predict .*train\.py -- ARGS`"):
+        check_arguments(load(f"{path}:main"), ())

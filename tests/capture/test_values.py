@@ -11,6 +11,7 @@ from torch import nn
 from commands import runner
 from presage.capture import capture
 from presage.cli.graph import command
+from presage.cli.whatif import command as whatif_command
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.api import step_graph
@@ -256,3 +257,12 @@ def test_strict_refuses_to_assume(tmp_path: Path) -> None:
     assert "ops" in graph(path, "--strict", "--assume", "train.py:8=1")
     with pytest.raises(PresageError, match="should be FILE:LINE=VALUE"):
         graph(path, "--assume", "loss=3")
+
+
+def test_whatif_takes_given_values_and_refuses_assumed_ones_where_strict(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    whatif = runner(whatif_command)
+    with pytest.raises(PresageError, match=r"train\.py:8: the code branches on a number that is not known"):
+        whatif(path, "--apply", "fused_adam", "--strict")
+    assert "fused_adam" in whatif(path, "--apply", "fused_adam", "--strict", "--assume", "train.py:8=1")

@@ -168,6 +168,52 @@ class GpuAnswers:
         ]  # fmt: skip
 
 
+_TYPES = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool,
+}  # fmt: skip
+
+
+def legacy_dtype(kind: Any) -> torch.dtype | None:
+    """The dtype of torch.cuda.FloatTensor and its like, or of their names."""
+    if isinstance(kind, _LegacyType):
+        return kind.of
+    name = kind.removeprefix("torch.cuda.") if isinstance(kind, str) and kind.startswith("torch.cuda.") else ""
+    return _TYPES.get(name.removesuffix("Tensor"))
+
+
+def legacy_name(dtype: torch.dtype) -> str:
+    return next((f"torch.cuda.{name}Tensor" for name, of in _TYPES.items() if of == dtype), str(dtype))
+
+
+class _LegacyType(type):
+    """The class of torch.cuda.FloatTensor and its like: tensors of a dtype on the GPU."""
+
+    of: torch.dtype
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, torch.Tensor) and x.is_cuda and x.dtype == cls.of
+
+    def __call__(cls, *args: Any, **_: Any) -> Any:
+        if args and all(type(n) is int for n in args):
+            return torch.empty(*args, dtype=cls.of, device=CUDA)
+        given = args[0] if args else ()
+        if isinstance(given, torch.Size):
+            return torch.empty(given, dtype=cls.of, device=CUDA)
+        return torch.as_tensor(given, dtype=cls.of, device=CUDA)
+
+
+def _set_default_type(kind: Any) -> None:
+    """torch.set_default_tensor_type of a CUDA type: its device and dtype."""
+    dtype = legacy_dtype(kind)
+    torch.set_default_device("cpu" if dtype is None else CUDA)
+    if dtype is None:
+        torch._C._set_default_tensor_type(kind)
+    else:
+        torch.set_default_dtype(dtype)
+
+
 class Generator(torch.Generator):
     """A generator that says it is on the device it was asked for."""
 
@@ -256,6 +302,9 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
         # asked only before an RNN's weights are laid into one buffer, which needs real memory
         (torch.backends.cudnn, "is_acceptable", _always(False)),
     ]
+    for name, of in _TYPES.items():
+        out.append((torch.cuda, f"{name}Tensor", _LegacyType(f"{name}Tensor", (), {"of": of})))
+    out.append((torch, "set_default_tensor_type", _set_default_type))
     asked = {"is_available": True, "device_count": 1, "current_device_index": 0, "set_device_index": None}
     out += [(torch.accelerator, name, _always(value)) for name, value in asked.items()]
     out += [

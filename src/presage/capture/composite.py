@@ -16,15 +16,9 @@ _library: list[Any] = []
 
 
 def _cudnn_batch_norm_takes(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    var: torch.Tensor | None,
-    training: bool,
-    eps: float,
-    enabled: bool,
-) -> bool:
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
+    var: torch.Tensor | None, training: bool, eps: float, enabled: bool,
+) -> bool:  # fmt: skip
     if not enabled or weight is None or bias is None or x.dtype == torch.bfloat16 or weight.dtype == torch.bfloat16:
         return False
     statistics = (mean is not None and var is not None) or (mean is None and var is None and training)
@@ -47,16 +41,9 @@ def _layout(x: torch.Tensor) -> torch.memory_format:
 
 
 def batch_norm_impl_index(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
+    var: torch.Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:  # fmt: skip
     if x.numel() and _cudnn_batch_norm_takes(x, weight, bias, mean, var, training, eps, cudnn_enabled):
         whole = x.contiguous(memory_format=_layout(x))
         out, save_mean, save_var, reserve = aten.cudnn_batch_norm(
@@ -77,13 +64,9 @@ def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def group_norm(
-    x: torch.Tensor,
-    groups: int,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> torch.Tensor:
+    x: torch.Tensor, groups: int, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    eps: float = 1e-5, cudnn_enabled: bool = True,
+) -> torch.Tensor:  # fmt: skip
     del cudnn_enabled
     batch, channels = x.shape[:2]
     weight = None if weight is None else weight.contiguous()
@@ -117,9 +100,6 @@ def ctc_loss(
     return aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)  # type: ignore[no-any-return]
 
 
-# Taken apart elsewhere, whole on CUDA.
-
-
 # ---- cuDNN's recurrent layers: on CUDA a whole LSTM, GRU or RNN is one op.
 
 DROPOUT_STATE = GPU.sms * GPU.threads_per_sm * 24  # bytes of random state: one per resident thread
@@ -127,19 +107,10 @@ RELU, TANH, LSTM, GRU = 0, 1, 2, 3  # cuDNN's modes
 
 
 def _run(
-    mode: int,
-    x: torch.Tensor,
-    hidden: torch.Tensor,
-    cell: torch.Tensor | None,
-    weights: Sequence[torch.Tensor],
-    biased: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both_ways: bool,
-    batch_first: bool,
+    mode: int, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor | None, weights: Sequence[torch.Tensor],
+    biased: bool, layers: int, dropout: float, train: bool, both_ways: bool, batch_first: bool,
     batches: Sequence[int] = (),
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     size = cell.shape[2] if cell is not None else hidden.shape[2]
     projected = hidden.shape[2] if cell is not None and cell.shape[2] != hidden.shape[2] else 0
     per_layer = (4 if biased else 2) + (1 if projected else 0)
@@ -153,71 +124,20 @@ def _run(
     return out[0], out[1], out[2]
 
 
-def lstm(
-    x: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _run(LSTM, x, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+def lstm(x: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], *how: Any) -> tuple[Any, ...]:
+    return _run(LSTM, x, hx[0], hx[1], params, *how)
 
 
-def lstm_packed(
-    data: torch.Tensor,
-    batch_sizes: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    sizes = batch_sizes.tolist()
-    return _run(LSTM, data, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
+def lstm_packed(data: torch.Tensor, batches: torch.Tensor, hx: Any, params: Any, *how: Any) -> tuple[Any, ...]:
+    return _run(LSTM, data, hx[0], hx[1], params, *how, False, batches.tolist())
 
 
 def _gated(mode: int) -> Any:
-    def run(
-        x: torch.Tensor,
-        hx: torch.Tensor,
-        params: Sequence[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, hidden, _ = _run(
-            mode, x, hx, None, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
-        return out, hidden
-
-    return run
+    return lambda x, hx, params, *how: _run(mode, x, hx, None, params, *how)[:2]
 
 
-def gru_packed(
-    data: torch.Tensor,
-    batch_sizes: torch.Tensor,
-    hx: torch.Tensor,
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    sizes = batch_sizes.tolist()
-    out, hidden, _ = _run(
-        GRU, data, hx, None, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
-    )
-    return out, hidden
+def gru_packed(data: torch.Tensor, batches: torch.Tensor, hx: Any, params: Any, *how: Any) -> tuple[Any, ...]:
+    return _run(GRU, data, hx, None, params, *how, False, batches.tolist())[:2]
 
 
 gru, rnn_tanh, rnn_relu = _gated(GRU), _gated(TANH), _gated(RELU)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from presage import usercode
@@ -29,12 +30,14 @@ from presage.capture.backend import (
     check_index,
     cuda_patches,
     leave_group,
+    legacy_dtype,
+    legacy_name,
     rank_patches,
     stand_in,
 )
 from presage.capture.compiled import compile_patches
 from presage.capture.custom_ops import extension_patches
-from presage.capture.fake_tensors import fake_tensor_patches, is_cuda, set_data
+from presage.capture.fake_tensors import fake_tensor_patches, is_cuda, moved_lazy, set_data
 from presage.capture.higher_order import higher_order_patches
 from presage.capture.streams import stream_patches
 
@@ -102,14 +105,19 @@ def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
         # A module moved to the GPU keeps its parameters' identity: tied weights stay tied, optimizers keep theirs.
         torch.__future__.set_swap_module_params_on_conversion(True)
-        moves = "get_swap_module_params_on_conversion"
-        stack.enter_context(patched(torch.__future__, moves, lambda: sys._getframe(1).f_code.co_name == "_apply"))
+        stack.enter_context(patched(torch.__future__, "get_swap_module_params_on_conversion", _moves_parameters))
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") builds on the host, then copies
         stack.callback(_restore_default_device, default)
         stack.callback(autocast.clear)
         stack.enter_context(Devices())
         yield answers
+
+
+def _moves_parameters() -> bool:
+    """Whether a module is being moved, all of whose parameters have sizes."""
+    frame = sys._getframe(1)
+    return frame.f_code.co_name == "_apply" and not any(map(is_lazy, frame.f_locals["self"].parameters(recurse=False)))
 
 
 def _device_patches() -> list[tuple[Any, str, Any]]:
@@ -194,13 +202,17 @@ class Devices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.Tensor.cuda:
+        if func is torch.Tensor.cuda and not is_lazy(args[0]):
             return _to_cuda(*args, **kwargs)
         if func is torch.Tensor.__setitem__ and isinstance(args[2], bool | int | float) and args[0].is_cuda:
             # a number put into a CUDA tensor travels as a host scalar
             return func(args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
         if func == _DATA_SETTER and args[0].device != args[1].device and isinstance(args[1], FakeTensor):
             return set_data(*args)
+        if func in (torch.Tensor.to, torch.Tensor.cuda) and is_lazy(args[0]):
+            return moved_lazy(func, *args, **kwargs)
+        if func is torch.Tensor.type:
+            return _typed(*args, **kwargs)
         if func is torch.Tensor.is_pinned:
             return False
         if func is torch.Tensor.pin_memory:
@@ -221,6 +233,15 @@ def _to_cuda(
 ) -> torch.Tensor:
     check_index(device)
     return tensor.to(CUDA, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _typed(tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """`tensor.type()` and `tensor.type(torch.cuda.FloatTensor)`."""
+    if dtype is None:
+        return legacy_name(tensor.dtype) if tensor.is_cuda else torch.Tensor.type(tensor)
+    if (of := legacy_dtype(dtype)) is not None:
+        return tensor.to(device=CUDA, dtype=of, non_blocking=non_blocking)
+    return tensor.to(dtype) if isinstance(dtype, torch.dtype) else torch.Tensor.type(tensor, dtype)
 
 
 # ---- PyTorch's switches: read for the graph, and put back as they were.

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import _prims_common
 
+from presage.graph.graph import OpCost
+
 aten = torch.ops.aten
 _prims: Any = _prims_common  # the function has its suffix since torch 2.11
 is_dense = getattr(_prims, "is_non_overlapping_and_dense_or_false", None) or _prims.is_non_overlapping_and_dense
@@ -195,3 +197,175 @@ def _only_here(tensor: Any, holders: int | None) -> bool:
     handle = tensor.untyped_storage()
     count = torch._C._storage_Use_Count(handle._cdata)
     return count <= _STORAGE_HOLDERS and bool(is_dense(tensor))
+
+
+# ---- Sparse tensors: fake tensors have few of their ops, so these are taken apart as CUDA takes them apart. A matrix in
+# compressed rows (CSR) becomes one in coordinates: its products run the same kernels of cuSPARSE.
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_ROWS_AT_HAND = "_rows_at_hand"  # the mark of a matrix that came in compressed rows: its products need no sorting
+Kernel = Callable[..., None]  # records a kernel: name, inputs, outputs, written, cost
+
+
+def is_sparse(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout != torch.strided
+
+
+def _coordinates(indices: Any, values: Any, shape: Any, coalesced: bool) -> Any:
+    out = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+    return out._coalesced_(coalesced)
+
+
+def moved(x: Any, *, device: Any = None, dtype: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+    """A sparse host tensor on the GPU: its indices and its values are copied."""
+    compressed = x.layout in _COMPRESSED
+    source = x.to_sparse(layout=torch.sparse_coo) if compressed else x
+    indices, values = source._indices(), source._values()
+    if device is not None:
+        indices = indices.to(device, non_blocking=non_blocking)
+        values = values.to(device, non_blocking=non_blocking)
+    values = values if dtype is None else values.to(dtype)
+    out = _coordinates(indices, values, x.shape, compressed or source.is_coalesced())
+    if compressed or hasattr(x, _ROWS_AT_HAND):
+        setattr(out, _ROWS_AT_HAND, True)
+    return out
+
+
+def _compressed(record: Kernel, rows: Any, columns: Any, values: Any, shape: Any, **_: Any) -> Any:
+    """A matrix in compressed rows, made of tensors on the GPU."""
+    del record
+    each = rows.diff()
+    numbers = torch.arange(len(each), device=rows.device)
+    row = numbers.repeat_interleave(each, output_size=columns.numel())
+    out = _coordinates(torch.stack([row, columns.to(row.dtype)]), values, shape, coalesced=True)
+    setattr(out, _ROWS_AT_HAND, True)
+    return out
+
+
+def _flat(indices: Any, shape: Any) -> Any:
+    """The place of each entry along all sparse dimensions at once."""
+    out = indices[0]
+    for dim in range(1, len(indices)):
+        out = out * shape[dim] + indices[dim]
+    return out
+
+
+def _coalesce(record: Kernel, x: Any) -> Any:
+    """Sorted, and entries of the same place summed; how many are left decides the size."""
+    del record
+    if x.is_coalesced():
+        return x
+    indices, values = x._indices(), x._values()
+    place, order = _flat(indices, x.shape).sort()
+    kept, inverse = torch.unique_consecutive(place, return_inverse=True)
+    total = values.new_zeros(len(kept), *values.shape[1:])
+    total.index_add_(0, inverse, values.index_select(0, order))
+    found, rest = [], kept
+    for size in reversed(x.shape[1 : len(indices)]):
+        found.append(rest % size)
+        rest = rest // size
+    return _coordinates(torch.stack([rest, *reversed(found)]), total, x.shape, coalesced=True)
+
+
+def _product(record: Kernel, name: str, a: Any, b: Any) -> Any:
+    """A sparse matrix times a dense one, by cuSPARSE: every entry reads a row of the dense one."""
+    a = _coalesce(record, a)
+    values = a._values()
+    entries, columns = values.shape[0], b.shape[1] if b.dim() > 1 else 1
+    out = b.new_empty(a.shape[0], *b.shape[1:])
+    if not hasattr(a, _ROWS_AT_HAND):
+        row = a._indices()[0]
+        bounds = row.new_empty(a.shape[0] + 1, dtype=torch.int32)
+        record("aten::_convert_indices_from_coo_to_csr", [row], [bounds], (), OpCost(bytes=8.0 * entries))
+    moved_bytes = entries * (4 + values.element_size() * (1 + columns)) + out.numel() * out.element_size()
+    cost = OpCost(flops=2.0 * entries * columns, bytes=float(moved_bytes))
+    record(name, [a._indices(), values, b], [out], (), cost)
+    return out
+
+
+def _mm(record: Kernel, a: Any, b: Any) -> Any:
+    if not is_sparse(a):  # dense times sparse: the other way round, transposed
+        return _mm(record, _transpose(record, b), a.t()).t()
+    return _product(record, "aten::_sparse_mm", a, b)
+
+
+def _addmm(record: Kernel, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    out = _mm(record, a, b)
+    out = out if alpha == 1 else out * alpha
+    return out if beta == 0 else c * beta + out
+
+
+def _transpose(record: Kernel, x: Any, one: int = 0, other: int = 1) -> Any:
+    del record
+    order = list(range(x.dim()))
+    order[one], order[other] = order[other], order[one]
+    indices = torch.stack([x._indices()[dim] for dim in order[: x.sparse_dim()]])
+    compressed = hasattr(x, _ROWS_AT_HAND)
+    out = _coordinates(indices, x._values(), [x.shape[dim] for dim in order], compressed)
+    if compressed:
+        setattr(out, _ROWS_AT_HAND, True)
+    return out
+
+
+def _mask(record: Kernel, x: Any, mask: Any, *_: Any) -> Any:
+    """The entries of a dense tensor at the places of a sparse one."""
+    del record
+    indices, deep = mask._indices(), mask.sparse_dim()
+    rows = x.reshape(-1, *x.shape[deep:]).index_select(0, _flat(indices, x.shape))
+    return _coordinates(indices, rows, x.shape, mask.is_coalesced())
+
+
+def _dense(record: Kernel, x: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
+    del record
+    out = torch.zeros(x.shape, dtype=dtype or x.dtype, device=x.device)
+    return out.add_(x)
+
+
+def _with_values(op: Any) -> Callable[..., Any]:
+    """An op that changes each value by itself."""
+
+    def run(record: Kernel, x: Any, *args: Any, **kwargs: Any) -> Any:
+        del record
+        out = _coordinates(x._indices(), op(x._values(), *args, **kwargs), x.shape, x.is_coalesced())
+        if hasattr(x, _ROWS_AT_HAND):
+            setattr(out, _ROWS_AT_HAND, True)
+        return out
+
+    return run
+
+
+def _clone(record: Kernel, x: Any, **_: Any) -> Any:
+    node = torch._C._current_autograd_node()
+    if node is not None and not torch.is_grad_enabled() and "AccumulateGrad" in node.name():
+        return x  # a plain sparse gradient is taken over, not copied
+    return _with_values(aten.clone.default)(record, x)
+
+
+def _to_copy(record: Kernel, x: Any, **options: Any) -> Any:
+    del record
+    return moved(x, **options)
+
+
+SPARSE_OPS: dict[Any, Callable[..., Any]] = {
+    aten._to_copy.default: _to_copy,
+    aten.sparse_compressed_tensor.comp_plain_value_size: _compressed,
+    aten._sparse_compressed_tensor_unsafe.default: _compressed,
+    aten._sparse_csr_tensor_unsafe.default: _compressed,
+    aten._coalesce.default: _coalesce,
+    aten.mm.default: _mm,
+    aten.mv.default: lambda record, a, b: _product(record, "aten::_sparse_mm", a, b),
+    aten._sparse_mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten._sparse_addmm.default: _addmm,
+    aten.t.default: _transpose,
+    aten.transpose.int: _transpose,
+    aten.sparse_mask.default: _mask,
+    aten._to_dense.default: _dense,
+    aten.to_dense.default: _dense,
+    aten.clone.default: _clone,
+    aten.mul.Tensor: _with_values(aten.mul.Tensor),
+    aten.div.Tensor: _with_values(aten.div.Tensor),
+    aten.neg.default: _with_values(aten.neg.default),
+}
+
+ON_BOTH = {op for op in SPARSE_OPS if "sparse" not in op.name()}  # ops of dense tensors too

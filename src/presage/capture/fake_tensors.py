@@ -64,6 +64,25 @@ def set_data(tensor: Any, value: Any) -> None:
     tensor.requires_grad_(wanted)
 
 
+def moved_lazy(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """A lazy module's parameter, which has no size yet, stays on the host until it has one."""
+    given = [*args, *kwargs.values()]
+    if func is not torch.Tensor.cuda and not any(is_cuda(x) for x in given):
+        return torch.Tensor.__torch_function__(func, (), (tensor, *args), kwargs)
+    vars(tensor)["_on_gpu"] = True
+    for dtype in given:
+        if isinstance(dtype, torch.dtype):
+            tensor.data = tensor.data.to(dtype)
+    return tensor
+
+
+def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    device = device or (CUDA if vars(tensor).get("_on_gpu") else tensor.data.device)
+    made = torch.empty(shape, device=device, dtype=dtype or tensor.data.dtype)
+    tensor.__class__ = tensor.cls_to_become
+    tensor.data = made
+
+
 def _deepcopied(tensor: Any, memo: dict[int, Any]) -> Any:
     """A copy with memory of its own. PyTorch's copies the storage, and a fake tensor's views then do not share it."""
     if id(tensor) not in memo:
@@ -190,6 +209,7 @@ def fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         (FakeTensor, "get_device", lambda t: 0 if t.fake_device.type == "cuda" else -1),
         # Libraries take fake tensors for a sign that a compiler is at work, and run other code then.
         (torch._subclasses, "FakeTensor", _NotFake),
+        (torch.nn.parameter.UninitializedTensorMixin, "materialize", _materialize),
         (torch.utils, "swap_tensors", _swap),
         (FakeTensor, "__deepcopy__", _deepcopied),
         (FakeTensor, "__reduce_ex__", _pickled),

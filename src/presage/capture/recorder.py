@@ -26,7 +26,7 @@ from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.composite import OVERRIDES
 from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
 from presage.capture.custom_ops import KNOWN, is_priced_by_bytes, no_outputs, registered, same_as
-from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors
+from presage.capture.fake_outputs import ON_BOTH, OUTCOMES, SPARSE_OPS, as_on_cuda, as_on_plain_tensors, is_sparse
 from presage.capture.host_reads import HostReads
 from presage.capture.op_schema import (
     explained,
@@ -150,6 +150,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _overrides:
             with self:
                 return _overrides[func](*args, **kwargs)
+        if reaches_gpu and func in SPARSE_OPS and (func not in ON_BOTH or any(is_sparse(x) for x in given)):
+            with self:
+                return SPARSE_OPS[func](self.record_kernel, *args, **kwargs)
         if reaches_gpu and func in _indexing and any(is_host_index(x) for x in args[1]):
             with self:  # as on CUDA: indices that lie on the host are copied over first
                 indices = [x.to(CUDA) if is_host_index(x) else x for x in args[1]]
@@ -196,8 +199,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ops += 1
         called = signature_of(func).name
         if (node := torch._C._current_autograd_node()) is not None and not torch.is_grad_enabled():
-            if func is aten.clone.default and args[0].is_sparse and "AccumulateGrad" in node.name():
-                return args[0]  # a plain sparse gradient is taken over, not copied
             func, args = as_on_plain_tensors(func, args, node)
         given = args, kwargs
         if any(is_real(x) for x in leaves([args, *kwargs.values()])):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,17 +190,26 @@ def gpu_words(gpu: str | None) -> list[object]:
 
 def captured(step: StepName, gpu: str = "h200") -> Graph:
     """The graph of a script or of FILE.py:FUNCTION, as it runs on a GPU, or of a saved file."""
-    given = _assumed(step.assume)
-    graph = capture_graph(step.name, step.arguments, spinner=True, variant=Variant(gpu=gpu), assume=given)
-    deciding = [a for a in graph.assumptions if a.decides and not a.given]
-    if step.strict and deciding:
-        first = deciding[0]
-        more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
-        raise PresageError(
-            f"{first.line}: the code branches on {first.what} that is not known and taken to be {first.value}{more}: "
-            f"give it with --assume {first.line}=VALUE, or leave out --strict"
-        )
-    return graph
+    return assuming(step.assume, step.strict)(step.name, step.arguments, spinner=True, variant=Variant(gpu=gpu))
+
+
+def assuming(assume: Sequence[str], strict: bool) -> Callable[..., Graph]:
+    """`capture_graph` with the options on values that are not known."""
+    given = _assumed(assume)
+
+    def run(step: str, arguments: Mapping[str, Any], **options: Any) -> Graph:
+        graph = capture_graph(step, arguments, assume=given, **options)
+        deciding = [a for a in graph.assumptions if a.decides and not a.given]
+        if strict and deciding:
+            first = deciding[0]
+            more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
+            raise PresageError(
+                f"{first.line}: the code branches on {first.what} that is not known and taken to be {first.value}"
+                f"{more}: give it with --assume {first.line}=VALUE, or leave out --strict"
+            )
+        return graph
+
+    return run
 
 
 def _assumed(given: Sequence[str]) -> dict[str, str]:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from presage.cli import complete
 from presage.cli.graph import (
     Arguments,
+    Assume,
     Limit,
     Module,
     ScriptArguments,
     Step,
     StepAt,
     StepFunction,
-    capture_graph,
+    Strict,
+    assuming,
     step_name,
 )
 from presage.cli.options import Json, Report, Seed, option, out_option
@@ -26,6 +28,7 @@ from presage.errors import PresageError
 from presage.scripts import LIMIT
 
 if TYPE_CHECKING:
+    from presage.graph.graph import Graph
     from presage.whatif import WhatIf
 
 Apply = Annotated[
@@ -62,6 +65,8 @@ def command(
     step_function: StepFunction = "",
     step_at: StepAt = None,
     limit: Limit = LIMIT,
+    assume: Assume = [],  # noqa: B006
+    strict: Strict = False,
     gpu: Gpu = "h200",
     apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, option("--suggest", "", "Try every edit and rank them by gain.")] = False,
@@ -106,7 +111,7 @@ def command(
             "give the edits: `presage whatif TRAIN.py --apply EDITS`, or --suggest; --list shows all edits"
         )
     named = step_name(step, words, arg, module, step_function, step_at, limit)
-    asked = _Question(named.name, named.arguments, gpu, draws, seed, trace, report, json)
+    asked = _Question(named.name, named.arguments, gpu, draws, seed, trace, report, json, assuming(assume, strict))
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
     else:
@@ -125,6 +130,7 @@ class _Question:
     trace: Path | None
     report: Path | None
     json: str | None
+    capture: Callable[..., Graph]
 
 
 def _apply(q: _Question, edits: list[str]) -> None:
@@ -135,7 +141,7 @@ def _apply(q: _Question, edits: list[str]) -> None:
     wanted = parse_edits(edits)
     with status(f"capturing and predicting {q.step}"):
         result = what_if(
-            q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=capture_graph
+            q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=q.capture
         )  # fmt: skip
     _draw(result, q.trace)
     show_answer(whatif_answer(result, q.report is not None), q.json, q.report, {"timeline": q.trace})
@@ -152,7 +158,7 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
     with _bar() as tell:
         result = suggestions(
             q.step, q.gpu, q.arguments, gpus=gpus, combine=combine, draws=q.draws or DRAWS, seed=q.seed,
-            capture=capture_graph, tell=tell,
+            capture=q.capture, tell=tell,
         )  # fmt: skip
     best = result.combination or next(iter(result.tried), None)
     if best is not None:
