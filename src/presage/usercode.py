@@ -57,7 +57,7 @@ def _with_own_argv(path: Path) -> Iterator[None]:
     """The file's code sees a command line of its own, without arguments, not presage's."""
     before, refuse = sys.argv, argparse.ArgumentParser.error
     sys.argv = [str(path)]
-    argparse.ArgumentParser.error = lambda _, message: sys.exit(message)  # type: ignore[method-assign]
+    argparse.ArgumentParser.error = lambda self, message: sys.exit(message)  # type: ignore  # noqa: ARG005
     try:
         yield
     except SystemExit as e:

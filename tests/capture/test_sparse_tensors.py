@@ -64,7 +64,7 @@ def test_what_sparse_tensors_cannot_do_is_named():
 
 
 def test_cuda_tensor_types_make_convert_and_recognise_tensors():
-    def build(device):
+    def build(_):
         x = torch.cuda.FloatTensor(64, 32).normal_()
         assert isinstance(x, torch.cuda.FloatTensor) and x.type() == "torch.cuda.FloatTensor"
         assert not isinstance(torch.zeros(1), torch.cuda.FloatTensor)

@@ -129,7 +129,7 @@ def lstm(x: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Ten
 
 
 def lstm_packed(data: torch.Tensor, batches: torch.Tensor, hx: Any, params: Any, *how: Any) -> tuple[Any, ...]:
-    return _run(LSTM, data, hx[0], hx[1], params, *how, False, batches.tolist())
+    return _run(LSTM, data, hx[0], hx[1], params, *(*how, False, batches.tolist()))
 
 
 def _gated(mode: int) -> Any:
@@ -137,7 +137,7 @@ def _gated(mode: int) -> Any:
 
 
 def gru_packed(data: torch.Tensor, batches: torch.Tensor, hx: Any, params: Any, *how: Any) -> tuple[Any, ...]:
-    return _run(GRU, data, hx, None, params, *how, False, batches.tolist())[:2]
+    return _run(GRU, data, hx, None, params, *(*how, False, batches.tolist()))[:2]
 
 
 gru, rnn_tanh, rnn_relu = _gated(GRU), _gated(TANH), _gated(RELU)

@@ -68,7 +68,7 @@ def moved_lazy(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """A lazy module's parameter, which has no size yet, stays on the host until it has one."""
     given = [*args, *kwargs.values()]
     if func is not torch.Tensor.cuda and not any(is_cuda(x) for x in given):
-        return torch.Tensor.__torch_function__(func, (), (tensor, *args), kwargs)
+        return torch.Tensor.__torch_function__(func, (), (tensor, *args), kwargs)  # type: ignore[no-untyped-call]
     vars(tensor)["_on_gpu"] = True
     for dtype in given:
         if isinstance(dtype, torch.dtype):
@@ -209,7 +209,7 @@ def fake_tensor_patches() -> list[tuple[Any, str, Any]]:
         (FakeTensor, "get_device", lambda t: 0 if t.fake_device.type == "cuda" else -1),
         # Libraries take fake tensors for a sign that a compiler is at work, and run other code then.
         (torch._subclasses, "FakeTensor", _NotFake),
-        (torch.nn.parameter.UninitializedTensorMixin, "materialize", _materialize),
+        (vars(torch.nn.parameter)["UninitializedTensorMixin"], "materialize", _materialize),
         (torch.utils, "swap_tensors", _swap),
         (FakeTensor, "__deepcopy__", _deepcopied),
         (FakeTensor, "__reduce_ex__", _pickled),
