@@ -199,8 +199,8 @@ def _only_here(tensor: Any, holders: int | None) -> bool:
     return count <= _STORAGE_HOLDERS and bool(is_dense(tensor))
 
 
-# ---- Sparse tensors: fake tensors have few of their ops, so these are taken apart as CUDA takes them apart. A matrix in
-# compressed rows (CSR) becomes one in coordinates: its products run the same kernels of cuSPARSE.
+# ---- Sparse tensors: fake tensors have few of their ops, so these are taken apart as CUDA takes them apart. A matrix
+# in compressed rows (CSR) becomes one in coordinates: its products run the same kernels of cuSPARSE.
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _ROWS_AT_HAND = "_rows_at_hand"  # the mark of a matrix that came in compressed rows: its products need no sorting
