@@ -161,6 +161,10 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         f"the code spreads itself over ranks, which a capture of one does not have: {_PLAIN_RANK}",
     ),
     (
+        r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'",
+        "the script reads {0}, which torchrun sets: say how many processes there are (--ranks N, without --strategy)",
+    ),
+    (
         r"Creating a new Tensor subclass (\w+)",
         "tensors of class {0} cannot be made on a pretended GPU: use plain tensors for the capture",
     ),

@@ -6,9 +6,7 @@ other devices goes through it.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -256,12 +254,15 @@ class _DeviceOf(_Device):
         super().__init__()
 
 
+own_numbers: set[int] = set()  # by which code may call its one GPU, beside 0: its rank, and that in its node
+
+
 def check_index(device: Any) -> None:
-    """Refuse another GPU than the first."""
+    """Refuse another GPU than this process's own."""
     if isinstance(device, str):
         device = torch.device(device)
     number = device.index if isinstance(device, torch.device) else device
-    if type(number) is int and number > 0:
+    if type(number) is int and number > 0 and number not in own_numbers:
         raise PresageError(
             f"{users_line()}: cuda:{number} is a second GPU in one process, which a capture does not have: "
             "write one rank's step on one GPU, and let --ranks and --strategy spread it over many"
@@ -279,9 +280,10 @@ def _set_device(device: Any = None) -> None:
     check_index(device)
 
 
-def cuda_patches() -> list[tuple[Any, str, Any]]:
+def cuda_patches(count: int) -> list[tuple[Any, str, Any]]:
+    """What `torch.cuda` says on a node of `count` GPUs."""
     answers: dict[str, Any] = {
-        "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True, "init": None,
+        "is_available": True, "device_count": count, "current_device": 0, "is_initialized": True, "init": None,
         "empty_cache": None, "manual_seed": None, "manual_seed_all": None,
         "seed": None, "seed_all": None, "get_rng_state_all": [], "set_rng_state_all": None, "set_rng_state": None,
         "is_current_stream_capturing": False, "ipc_collect": None, "_lazy_init": None,
@@ -305,7 +307,7 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
     for name, of in _TYPES.items():
         out.append((torch.cuda, f"{name}Tensor", _LegacyType(f"{name}Tensor", (), {"of": of})))
     out.append((torch, "set_default_tensor_type", _set_default_type))
-    asked = {"is_available": True, "device_count": 1, "current_device_index": 0, "set_device_index": None}
+    asked = {"is_available": True, "device_count": count, "current_device_index": 0, "set_device_index": None}
     out += [(torch.accelerator, name, _always(value)) for name, value in asked.items()]
     out += [
         (torch.accelerator, "current_accelerator", _always(torch.device("cuda"))),
@@ -317,67 +319,6 @@ def cuda_patches() -> list[tuple[Any, str, Any]]:
         (torch.cuda.nvtx, name, _always(0)) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")
     ]
     return out
-
-
-# ---- torch.distributed: one rank is a group of its own, and others are not waited for
-
-
-def rank_patches() -> list[tuple[Any, str, Any]]:
-    """A process group of one rank needs no network; one of several is refused at once."""
-    if not torch.distributed.is_available():
-        return []
-    parallel = torch.nn.parallel
-    begin: Any = torch.distributed.init_process_group
-
-    def init(backend: Any = None, *args: Any, world_size: int = -1, store: Any = None, **kwargs: Any) -> None:
-        if backend == "fake":
-            begin(backend, *args, world_size=world_size, store=store, **kwargs)
-            return
-        given = os.environ.get("WORLD_SIZE", "1")
-        size = world_size if world_size > 0 else int(given) if given.isdigit() else 1
-        if size > 1:
-            raise PresageError(
-                f"{users_line()}: a process group of {size} ranks waits for the others, which a capture does not have: "
-                "run one rank's plain model (WORLD_SIZE=1, without DDP or FSDP), and let --ranks and --strategy "
-                "spread it over many"
-            )
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        begin("fake", store=FakeStore(), rank=0, world_size=1)
-
-    return [
-        (torch.distributed, "init_process_group", init),
-        (torch.distributed.distributed_c10d, "init_process_group", init),
-        (parallel, "DistributedDataParallel", _OneRank),
-        (parallel.distributed, "DistributedDataParallel", _OneRank),
-    ]
-
-
-class _OneRank(torch.nn.Module):
-    """DistributedDataParallel of one rank: the model itself."""
-
-    def __init__(self, module: Any, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        super().__init__()
-        size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        if size > 1:
-            raise PresageError(
-                f"{users_line()}: DistributedDataParallel over {size} ranks is not captured: run one rank's plain "
-                "model, and let --ranks and --strategy ddp spread it over many"
-            )
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
-
-    def no_sync(self) -> Any:
-        return nullcontext()
-
-
-def leave_group() -> None:
-    """End the process group that code has begun in a capture."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _synchronize(device: Any = None) -> None:

@@ -142,6 +142,7 @@ class CallSites:
             number = node._sequence_nr()
             call.sequence = number if number < _NO_NUMBER else -1
             call.module, call.line, call.compiled, call.stream = self._forward.get(call.sequence, _NOWHERE)
+            call.stream = streams.current_stream().name or call.stream  # what a hook asks for
             in_hook = self._backward != -1 and self._backward == torch._C._current_graph_task_id()
             call.phase = "optimizer" if in_hook else "backward"
             return

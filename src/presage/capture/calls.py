@@ -35,6 +35,7 @@ class RecordedCall:
     line: str = ""
     sequence: int = -1
     stream: str = ""
+    group: str = ""  # of a collective, its process group
     cost: OpCost | None = None  # of a custom kernel
     replayed: str = ""  # the CUDA graph that it is part of
     compiled: str = ""  # the call of a compiled function that it ran in

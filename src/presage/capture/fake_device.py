@@ -29,17 +29,18 @@ from presage.capture.backend import (
     GpuAnswers,
     check_index,
     cuda_patches,
-    leave_group,
     legacy_dtype,
     legacy_name,
-    rank_patches,
+    own_numbers,
     stand_in,
 )
 from presage.capture.compiled import compile_patches
 from presage.capture.custom_ops import extension_patches
 from presage.capture.fake_tensors import fake_tensor_patches, is_cuda, moved_lazy, set_data
 from presage.capture.higher_order import higher_order_patches
+from presage.capture.process_groups import ProcessGroups, environment, group_patches, leave_group
 from presage.capture.streams import stream_patches
+from presage.capture.variants import AS_WRITTEN, Variant
 
 _device_of = torch.ops.prim.device.default
 _DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
@@ -83,9 +84,9 @@ def unpatched() -> Iterator[None]:
 
 
 @contextmanager
-def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
-    """Python code inside sees one GPU of this name."""
-    answers = GpuAnswers(gpu)
+def fake_cuda(gpu: str = "h200", groups: ProcessGroups | None = None) -> Iterator[GpuAnswers]:
+    """Python code inside sees one GPU of this name, and runs as one rank of `groups`."""
+    answers, groups = GpuAnswers(gpu), groups or ProcessGroups()
     stand_in()
     seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
     default = torch.get_default_device() if torch._GLOBAL_DEVICE_CONTEXT.__dict__ else None
@@ -99,7 +100,10 @@ def fake_cuda(gpu: str = "h200") -> Iterator[GpuAnswers]:
         random.seed(0)
         np.random.seed(0)
         torch.default_generator.manual_seed(0)
-        for owner, name, value in [*_device_patches(), *_code_patches(), *answers.patches()]:
+        stack.enter_context(environment(groups))
+        stack.callback(own_numbers.clear)
+        own_numbers.update((groups.rank, groups.rank % groups.per_node))
+        for owner, name, value in [*_device_patches(groups), *_code_patches(groups), *answers.patches()]:
             stack.enter_context(patched(owner, name, value))
         stack.enter_context(_foreach_takes_fakes())
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
@@ -120,12 +124,13 @@ def _moves_parameters() -> bool:
     return frame.f_code.co_name == "_apply" and not any(map(is_lazy, frame.f_locals["self"].parameters(recurse=False)))
 
 
-def _device_patches() -> list[tuple[Any, str, Any]]:
-    return [*fake_tensor_patches(), *_autocast_patches(), *cuda_patches(), *stream_patches()]
+def _device_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
+    count = min(groups.ranks, groups.per_node)
+    return [*fake_tensor_patches(), *_autocast_patches(), *cuda_patches(count), *stream_patches()]
 
 
-def _code_patches() -> list[tuple[Any, str, Any]]:
-    return [*compile_patches(), *higher_order_patches(), *extension_patches(), *rank_patches()]
+def _code_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
+    return [*compile_patches(), *higher_order_patches(), *extension_patches(), *group_patches(groups)]
 
 
 @contextmanager
@@ -306,9 +311,9 @@ def restore_settings() -> Iterator[None]:
 # ---- Finds the user's functions, their files imported with a CUDA device in sight.
 
 
-def load(target: str, gpu: str = "h200") -> Callable[..., Callable[[], Any]]:
+def load(target: str, variant: Variant = AS_WRITTEN) -> Callable[..., Callable[[], Any]]:
     """The function that `FILE.py:FUNCTION` names, its file imported where this GPU is."""
-    return usercode.load(target, lambda: fake_cuda(gpu))
+    return usercode.load(target, lambda: fake_cuda(variant.gpu, ProcessGroups(*variant.place)))
 
 
 def load_cases(path: str | Path) -> dict[str, Callable[..., Callable[[], Any]]]:

@@ -132,6 +132,7 @@ class CallLowering(GraphBuilder):
                 line=c.line,
                 compiled=c.compiled,
                 stream=c.stream,
+                group=c.group,
                 cost=c.cost,
                 replayed=c.replayed,
                 assumed=self.hanging.get(c.index, ()),

@@ -23,6 +23,7 @@ from presage.capture.assumptions import Assumptions
 from presage.capture.backend import CUDA, listeners, stand_in
 from presage.capture.call_sites import CallSites, expects_out_of_memory, host_thread
 from presage.capture.calls import MemoryTracker, RecordedCall
+from presage.capture.communicators import NAMESPACES, Communicators
 from presage.capture.composite import OVERRIDES
 from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
 from presage.capture.custom_ops import KNOWN, is_priced_by_bytes, no_outputs, registered, same_as
@@ -40,6 +41,7 @@ from presage.capture.op_schema import (
     signature_of,
 )
 from presage.capture.output_memo import OutputMemo
+from presage.capture.process_groups import ProcessGroups
 from presage.capture.streams import FakeCudaGraph
 from presage.capture.tensor_values import TensorValues
 from presage.graph.graph import Arg, OpCost, Ref
@@ -88,6 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tape: FakeCudaGraph | None = None  # the CUDA graph that is being captured
         self.graph_numbers = count(1)
         self.unpriced: dict[str, None] = {}  # custom kernels whose cost nobody says
+        self.groups, self.communicators = ProcessGroups(), Communicators(self)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -97,6 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes.clear()
         self.unpriced.clear()
         self.shadows.forget()
+        self.communicators.restart()
         self.assumptions.begin()
         self.memory.start(lambda: len(self.calls))
         listeners.append(self._waited)
@@ -141,6 +145,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace == "profiler":
             return func(*args, **kwargs)
+        if func.namespace in NAMESPACES:
+            return self.communicators.run(func, args, kwargs)
         if kwargs:
             kwargs = led_to_cuda(kwargs)
         given = leaves([args, *kwargs.values()])
@@ -329,6 +335,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.assumptions.ran(call.index)
         call.inputs = tuple(self._argument(x) for x in given)
         call.outputs, call.writes = (tuple(self.memory.tensor(x) for x in some) for some in (made, written))
+        with mark(call):
+            pass
+
+    def record_collective(self, name: str, given: Any, written: Any, group: str, *, sync: bool = False) -> None:
+        """A collective or a message of a process group, which runs on a stream of the group's own."""
+        self._hash, self._ops = hash((self._hash, name, group, *(x.shape for x in given))), self._ops + 1
+        if not self.recording:
+            return
+        call = RecordedCall(index=len(self.calls), name=name, overload="", host=False, sync=sync)
+        self.places.fill(call)
+        self.calls.append(call)
+        self.assumptions.ran(call.index)
+        call.group = call.stream = group
+        own = {id(x) for x in written}
+        sent = [x for x in given if id(x) not in own]
+        call.inputs = tuple([self._argument(x) for x in some] for some in (written, sent) if some)
+        call.writes = tuple(self.memory.tensor(x) for x in written)
         with mark(call):
             pass
 

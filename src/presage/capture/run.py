@@ -21,6 +21,7 @@ from presage.capture.compiled import compile_notes, plain_name
 from presage.capture.custom_ops import slow_paths, unpriced_note, unreadable
 from presage.capture.fake_device import Devices, fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.lowering import CallLowering, Rule
+from presage.capture.process_groups import ProcessGroups
 from presage.capture.recorder import Recorder
 from presage.capture.script_files import CheckpointFiles
 from presage.capture.variant_hooks import VariantHooks, hooked
@@ -54,6 +55,7 @@ def capture(
     arguments = arguments or {}
     with on_fake_gpu(lambda: Recorder(Assumptions(assume)), variant) as (recorder, hooks):
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
+        warm_up += recorder.groups.ranks > 1  # DDP lays its buckets anew after the first step
         step, profile = _recorded_step(recorder, step, warm_up)
         steady = not recorder.assumptions.undecided or _runs_alike(recorder, step)
         flags = torch_flags()
@@ -120,16 +122,18 @@ R = TypeVar("R", bound=Recorder)
 def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, VariantHooks]]:
     """Code that runs inside sees a GPU, with the changes of a variant; a recorder of this kind sees its ops."""
     streams.restart()
+    groups = ProcessGroups(*variant.place)
     # autograd's own threads know only the devices that were there when the process first ran a backward
     with (
         restore_settings(),
         _frozen_heap(),
-        fake_cuda(variant.gpu) as answers,
+        fake_cuda(variant.gpu, groups) as answers,
         torch.autograd.set_multithreading_enabled(False),
         CheckpointFiles().in_memory(),
     ):
         recorder = kind()  # which loads PyTorch's compiler, unless there is a fake GPU already
         answers.memory, recorder.capacity = recorder.memory, answers.total
+        recorder.groups = groups
         reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
         arrays = patched(FakeTensor, "numpy", lambda tensor, **options: recorder.reads.numpy(tensor, **options))
         threads = entering_threads(recorder, Devices)
@@ -256,6 +260,8 @@ def graph_of(
         flags=flags,
         torch=torch.__version__,
         assumptions=assumptions,
+        groups=recorder.communicators.groups,
+        ranks=recorder.communicators.alike(),
     )
     check_complete(graph, recorder.calls, {n.call for n in profile.nested})
     return as_compiled(replace(graph, notes=(*_missing(graph), *graph.notes)))
@@ -378,7 +384,6 @@ HOST = {
     "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::as_strided_", "aten::_unsafe_view",
     "aten::_reshape_alias", "aten::alias", "aten::_coalesced_", "aten::_sparse_coo_tensor_with_dims_and_tensors",
     "aten::is_coalesced", "aten::sparse_dim", "aten::dense_dim", "aten::_nnz", "aten::record_stream",
-    "_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor",
 }  # fmt: skip
 
 

@@ -32,6 +32,9 @@ class Variant:
     accumulate: int = 1  # microbatches: forward and backward passes for each optimizer step
     traced: bool = False  # as the code runs while a CUDA graph is captured or a compiler traces it
     gpu: str = "h200"  # the GPU that the code sees, and asks about itself
+    ranks: int = 1  # processes that the code sees, as torchrun starts them
+    rank: int = 0  # which of them it is
+    per_node: int = 8  # GPUs of a node
 
     def __or__(self, other: Variant) -> Variant:
         both = replace(self, **other.changes())
@@ -42,6 +45,11 @@ class Variant:
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.changes().items())
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The rank that the code runs as, of how many, and how many there are to a node."""
+        return self.rank, self.ranks, self.per_node
 
     def changes(self) -> dict[str, Any]:
         """The fields that are not as by default."""

@@ -188,9 +188,10 @@ def gpu_words(gpu: str | None) -> list[object]:
     return [] if gpu is None else ["--gpu", gpu]
 
 
-def captured(step: StepName, gpu: str = "h200") -> Graph:
+def captured(step: StepName, gpu: str = "h200", variant: Variant = AS_WRITTEN) -> Graph:
     """The graph of a script or of FILE.py:FUNCTION, as it runs on a GPU, or of a saved file."""
-    return assuming(step.assume, step.strict)(step.name, step.arguments, spinner=True, variant=Variant(gpu=gpu))
+    seen = replace(variant, gpu=gpu)
+    return assuming(step.assume, step.strict)(step.name, step.arguments, spinner=True, variant=seen)
 
 
 def assuming(assume: Sequence[str], strict: bool) -> Callable[..., Graph]:

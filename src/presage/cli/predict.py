@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from presage.cli import complete
@@ -111,12 +112,17 @@ def _one(step: StepName, gpu: str, draws: int, steps: int) -> StepResult:
 
 
 def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepResult:
+    from presage.capture.variants import Variant
     from presage.hardware import platform
-    from presage.prediction.api import predict_ranks
+    from presage.prediction.api import predict_ranks, rank_graphs
 
-    own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
-    seen = platform(many.platform).gpu.key
-    graphs = [captured(one, seen) for one in (step, *own)]
+    place = platform(many.platform)
+    seen = Variant(per_node=place.domain, ranks=1 if many.strategy or many.tensor > 1 or many.options else many.ranks)
+    if many.variants:
+        own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
+        graphs = [captured(one, place.gpu.key) for one in (step, *own)]
+    else:
+        graphs = rank_graphs(lambda r: captured(step, place.gpu.key, replace(seen, rank=r)), many.ranks)
     with status(f"predicting {step.name} on {many.ranks} ranks"):
         return predict_ranks(
             graphs,
@@ -134,6 +140,8 @@ def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepRes
 def _next(result: StepResult, step: StepName, gpu: str | None, many: RankOptions | None) -> list[object]:
     """The command to try next: edits of the step, or another strategy where memory, or what strategies add, matters."""
     if many is not None:
+        if result.many is not None and not result.many.by_strategy:
+            return []
         sharded = many.strategy in ("fsdp", "zero3")
         other = "ddp" if sharded else "fsdp"
         if (sharded and result.fits and result.bound != "gpu") or (not sharded and not result.fits):

@@ -25,7 +25,7 @@ StrategyName = Annotated[
     option(
         "--strategy",
         "NAME",
-        "Parallel strategy: ddp (default), fsdp, zero1, zero2, zero3 or tp.",
+        "Parallel strategy: ddp, fsdp, zero1, zero2, zero3 or tp (default: the code's own, else ddp).",
         complete=complete.one_of(complete.STRATEGIES),
     ),
 ]
@@ -57,7 +57,7 @@ class RankOptions:
 
     platform: str
     ranks: int
-    strategy: str
+    strategy: str | None  # None: the code's own, or ddp where it has none
     tensor: int
     options: dict[str, str]
     kinds: dict[int, RankOverride] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def parse_rank_options(
     kinds, variants = _kinds(specs, count)
     given = dict(_pair(o, "--option") for o in options)
     strategy_of(strategy or "ddp", given, tensor)  # a mistake in it is told before the step is captured
-    return RankOptions(platform or place.key, count, strategy or "ddp", tensor, given, kinds, variants)
+    return RankOptions(platform or place.key, count, strategy, tensor, given, kinds, variants)
 
 
 def _platform_of(gpu: str | None, platform: str | None) -> Platform:

@@ -75,6 +75,15 @@ def diff(before: Graph, after: Graph) -> GraphDiff:
     return GraphDiff((*changes, *_moved_groups(old, new)), same)
 
 
+def alike(one: Graph, other: Graph) -> bool:
+    """Whether two steps launch the same ops on tensors of the same shapes, in the same groups of ranks."""
+    return _launched(one) == _launched(other)
+
+
+def _launched(graph: Graph) -> list[tuple[Any, ...]]:
+    return [(op.name, op.group, *(t.shape for t in graph.inputs_of(op))) for op in graph.ops if op.kernels]
+
+
 def lines(found: GraphDiff, most: int = 40) -> list[str]:
     """A short printable form: ops that launch kernels; like changes of numbered modules ('blocks.3') are told once."""
     if not found:

@@ -153,6 +153,8 @@ class Graph(msgspec.Struct, frozen=True):
     # Of a script's data loader, on the host that captured it: 'batch_seconds', 'workers', 'batches' of a step.
     loading: dict[str, float] = {}
     assumptions: tuple[Assumption, ...] = ()  # what was read and is not known
+    groups: dict[str, tuple[int, ...]] = {}  # of code that spreads itself over ranks: who is in the groups of its ops
+    ranks: tuple[int, ...] = ()  # that run this step, where it is that of some ranks alone
     variant: dict[str, bool | int | str] = {}  # changes made around the code while it was captured (capture.Variant)
 
     def inputs_of(self, op: Op) -> list[Tensor]:

@@ -6,6 +6,7 @@ of them stands for all (`fold`): a thousand equal data-parallel ranks cost as mu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +54,39 @@ class RankLayout:
     def per_domain(self, name: str, domain: int) -> int:
         """How many ranks of a communicator share a domain of so many neighbours."""
         return max(1, min(self.size(name), domain // self.stride(name)))
+
+
+@dataclass(frozen=True)
+class CodeLayout:
+    """Ranks of code that spreads itself over them: who runs each captured step, and the process groups in it."""
+
+    holders: tuple[tuple[int, ...], ...]  # ranks, by step
+    groups: tuple[dict[str, tuple[int, ...]], ...]  # by step: who is in a group, by its name
+
+    @cached_property
+    def ranks(self) -> int:
+        return sum(map(len, self.holders))
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """Groups of collectives and their sizes; pairs that exchange messages are left out."""
+        found = {name: len(ranks) for groups in self.groups for name, ranks in groups.items() if " to " not in name}
+        return tuple(found.items())
+
+    def per_domain(self, step: int, name: str, domain: int) -> int:
+        """How many ranks of a communicator share a domain of so many neighbours."""
+        return max(Counter(r // domain for r in self.groups[step][name]).values())
+
+    def fold(self) -> list[FoldedRank]:
+        """One rank for each step; communicators in which the same steps meet are one."""
+        step_of = {rank: k for k, ranks in enumerate(self.holders) for rank in ranks}
+        number: dict[tuple[str, frozenset[int]], int] = {}
+        out = []
+        for ranks, groups in zip(self.holders, self.groups, strict=True):
+            mixes = {name: frozenset(step_of[r] for r in members if r in step_of) for name, members in groups.items()}
+            meets = {name: number.setdefault((name, mix), len(number)) for name, mix in mixes.items()}
+            out.append(FoldedRank(ranks[0], len(ranks), meets))
+        return out
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,15 @@ from msgspec.structs import replace as with_fields
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph import save
+from presage.graph.diff import alike
 from presage.graph.graph import Graph
 from presage.hardware import Platform, platforms
 from presage.hardware import gpu as _gpu
 from presage.hardware import platform as _platform
 from presage.parallel.strategy import Strategy
 from presage.parallel.strategy import strategy as _strategy
-from presage.prediction.machine import kernel_times, machine
-from presage.prediction.rank_set import RankOverride, RankSet, predict_rank_set, rank_set
+from presage.prediction.machine import Machine, kernel_times, machine
+from presage.prediction.rank_set import RankOverride, RankSet, code_rank_set, predict_rank_set, rank_set
 from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step, with_model_error
 from presage.scripts import TrainingScript, is_script
 from presage.usercode import check_arguments
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from presage.capture.model_step import ModelStep
 
 Build: TypeAlias = Callable[..., Callable[[], Any]]  # build(device, **arguments) returns a callable that runs one step
+MOST_UNLIKE = 16  # ranks that are captured one by one where their steps differ
 StepSource: TypeAlias = str | Path | Build  # FILE.py, FILE.py:FUNCTION, a saved graph's file, or a function
 
 
@@ -72,11 +74,59 @@ def predict(
         arguments = {**(arguments or {}), "argv": list(argv)}
     where = machine(gpu)  # an unknown GPU is reported before the step is captured
     graph = step if isinstance(step, Graph) else step_graph(step, arguments, variant=Variant(gpu=str(gpu)))
+    if graph.groups:  # the code spreads itself over ranks
+        return _predict_code([graph], default_platform(where.kernels.gpu.key), where, draws, steps, seed)
     times = kernel_times(graph, where)
     result = predict_step(
         graph, times, where.kernels.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
     )
     return replace(result, notes=(*result.notes, *where.notes))
+
+
+def _predict_code(
+    graphs: Sequence[Graph], platform: Platform, where: Machine, draws: int, steps: int, seed: int
+) -> StepResult:
+    team = code_rank_set(graphs, platform, where)
+    return with_model_error(predict_rank_set(team, where, draws=draws, steps=steps, seed=seed), "ranks")
+
+
+def rank_graphs(capture: Callable[[int], Graph], ranks: int) -> list[Graph]:
+    """The steps of code that spreads itself over ranks, each with the ranks that run it; `capture` captures a rank's.
+
+    Ranks that have the same place in all groups in which messages are sent run the same step: one of them is captured,
+    and the last of them too, to see whether it does. Code that does not communicate has one step.
+    """
+    first = capture(0)
+    if not first.groups:
+        return [first]
+    out, left = [], set(range(ranks))
+    graph: Graph | None = first
+    while left:
+        graph = graph or capture(min(left))
+        mine = [r for r in graph.ranks if r in left] or [min(left)]
+        out += _told_apart(graph, mine, capture)
+        left -= set(mine)
+        graph = None
+    return out
+
+
+def _told_apart(graph: Graph, ranks: Sequence[int], capture: Callable[[int], Graph]) -> list[Graph]:
+    """The step for all these ranks; or theirs by rank, where the last one's is not like the first one's."""
+    if len(ranks) == 1:
+        return [with_fields(graph, ranks=tuple(ranks))]
+    last = capture(ranks[-1])
+    if last.ranks[:1] != (ranks[-1],) or alike(graph, last):
+        return [with_fields(graph, ranks=tuple(ranks))]
+    middle = capture(ranks[len(ranks) // 2]) if len(ranks) > 2 else last
+    if alike(middle, last):  # the first does something of its own, such as logging
+        return [with_fields(graph, ranks=tuple(ranks[:1])), with_fields(last, ranks=tuple(ranks[1:]))]
+    if len(ranks) > MOST_UNLIKE:
+        note = f"ranks run different steps: 3 of {len(ranks)} were captured, and stand for all"
+        third = len(ranks) // 3
+        parts = ranks[:third], ranks[third : 2 * third], ranks[2 * third :]
+        three = zip((graph, middle, last), parts, strict=True)
+        return [with_fields(g, ranks=tuple(some), notes=(*g.notes, note)) for g, some in three]
+    return [with_fields(graph, ranks=(ranks[0],)), *(with_fields(capture(r), ranks=(r,)) for r in ranks[1:])]
 
 
 def default_platform(gpu: str | None = None) -> Platform:
@@ -91,7 +141,7 @@ def default_platform(gpu: str | None = None) -> Platform:
 def predict_ranks(
     step: StepSource | Graph | Sequence[Graph],
     ranks: int,
-    strategy: str | Strategy = "ddp",
+    strategy: str | Strategy | None = None,
     platform: str | Platform | None = None,
     arguments: Mapping[str, Any] | None = None,
     *,
@@ -103,7 +153,8 @@ def predict_ranks(
     seed: int = 0,
 ) -> StepResult:
     """Predict a training step on several ranks. `step` is that of one rank, captured as on a single GPU; of a model,
-    `model_step(model, batch)`.
+    `model_step(model, batch)`. Code that calls torch.distributed itself runs as each of the ranks, as torchrun would
+    start it, and takes no `strategy`.
 
     `tensor`: tensor-parallel size. `kinds`: ranks with their own settings, by number; several graphs are their steps.
     """
@@ -115,7 +166,7 @@ def predict_ranks(
 def rank_set_of(
     step: StepSource | Graph | Sequence[Graph],
     ranks: int,
-    strategy: str | Strategy = "ddp",
+    strategy: str | Strategy | None = None,
     platform: str | Platform | None = None,
     arguments: Mapping[str, Any] | None = None,
     *,
@@ -125,11 +176,22 @@ def rank_set_of(
 ) -> RankSet:
     """The ranks of a job with their tasks, for predictions and timelines."""
     place = _platform(platform) if isinstance(platform, str) else platform or default_platform()
+    own = strategy is None and tensor == 1 and not options
     if isinstance(step, str | Path) or callable(step):
-        step = step_graph(step, arguments, variant=Variant(gpu=place.gpu.key))
-    graphs = [step] if isinstance(step, Graph) else list(step)
-    way = _strategy(strategy, options, tensor) if isinstance(strategy, str) else strategy
-    return rank_set(graphs, place, way, ranks, machine(place.gpu.key), kinds)
+        source, seen = step, Variant(gpu=place.gpu.key, ranks=ranks if own else 1, per_node=place.domain)
+        graphs = rank_graphs(lambda r: step_graph(source, arguments, variant=replace(seen, rank=r)), ranks)
+    else:
+        graphs = [step] if isinstance(step, Graph) else list(step)
+    where = machine(place.gpu.key)
+    if any(g.groups for g in graphs):
+        if not own or kinds:
+            raise PresageError(
+                f"the code spreads itself over ranks already ({', '.join(graphs[0].groups)}): leave out the strategy, "
+                "its options and settings of single ranks"
+            )
+        return code_rank_set(graphs, place, where)
+    way = _strategy(strategy or "ddp", options, tensor) if not isinstance(strategy, Strategy) else strategy
+    return rank_set(graphs, place, way, ranks, where, kinds)
 
 
 def model_step(model: Any, batch: Any, *, optimizer: Any = None, loss: Any = None) -> ModelStep:
@@ -174,7 +236,7 @@ def step_graph(
             if values:
                 raise PresageError(f"{name} is a saved graph, which takes no arguments")
             return save.read(name)
-        function: Build = _capture_room().load(name, variant.gpu)
+        function: Build = _capture_room().load(name, variant)
     else:
         if is_module(step):
             raise PresageError("give an example batch with the model: presage.predict(model, batch)")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from presage.engine import Edges, Lane, Program, Timeline, simulate
 from presage.errors import PresageError
+from presage.graph.work import collective, collective_bytes
 from presage.parallel.rank_layout import FoldedRank
 from presage.prediction.step import StepProgram
 from presage.prediction.step_program import STREAM, StepTasks, edges, lanes
@@ -114,14 +115,42 @@ def _ordered(tasks: StepTasks) -> Iterator[tuple[int, str, int]]:
 
 
 def _check_meetings(members: Sequence[Member]) -> None:
-    """Refuse ranks that call a communicator unequally often."""
-    calls: dict[tuple[str, int], tuple[int, int]] = {}
+    """Refuse ranks whose collectives in a communicator do not match: they would wait for each other for ever."""
+    calls: dict[tuple[str, int], tuple[list[int], Member]] = {}
     for m in members:
-        for name in {name for _, name in m.tasks.meetings}:
-            count, key = sum(n == name for _, n in m.tasks.meetings), (name, m.fold.meets.get(name, -1))
-            other, rank = calls.setdefault(key, (count, m.fold.rank))
-            if other != count:
-                raise PresageError(
-                    f"rank {m.fold.rank} has {count} collectives in {name} and rank {rank} has {other}: they would "
-                    "wait for each other for ever"
-                )
+        by_group: dict[str, list[int]] = {}
+        for task, name in m.tasks.meetings:
+            by_group.setdefault(name, []).append(int(m.tasks.op[task]))
+        for name in by_group:
+            mine, key = by_group[name], (name, m.fold.meets.get(name, -1))
+            theirs, other = calls.setdefault(key, (mine, m))
+            if other is not m:
+                _check_order(name, (m, mine), (other, theirs))
+
+
+def _check_order(name: str, one: tuple[Member, list[int]], two: tuple[Member, list[int]]) -> None:
+    """Refuse two ranks of a communicator that call it differently often, or for different things."""
+    (m, mine), (other, theirs) = one, two
+    for i, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+        first, second = _described(m, a), _described(other, b)
+        if first[0] != second[0]:
+            raise PresageError(
+                f"deadlock: call {i + 1} in {name} is {first[0]} on rank {m.fold.rank} ({first[1]}) and {second[0]} on "
+                f"rank {other.fold.rank} ({second[1]}): they would wait for each other for ever"
+            )
+    if len(mine) != len(theirs):
+        longer, ops = (m, mine) if len(mine) > len(theirs) else (other, theirs)
+        extra = _described(longer, ops[min(len(mine), len(theirs))])
+        raise PresageError(
+            f"deadlock: rank {m.fold.rank} has {len(mine)} collectives in {name} and rank {other.fold.rank} has "
+            f"{len(theirs)}, of which {extra[0]} of rank {longer.fold.rank} ({extra[1]}) has no match: they would wait "
+            "for each other for ever"
+        )
+
+
+def _described(m: Member, op: int) -> tuple[str, str]:
+    """What a rank calls, as far as others must do the same, and where."""
+    graph = m.step.graph
+    found, kind = graph.ops[op], collective(graph.ops[op])
+    size = "" if kind in (None, "all_to_all") else f" of {collective_bytes(graph, found):,} bytes"
+    return f"{kind}{size}", found.line or found.module or "no line known"

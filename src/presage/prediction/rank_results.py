@@ -17,12 +17,13 @@ from presage.graph.graph import Graph
 from presage.graph.work import collective, collective_bytes
 from presage.hardware import Platform
 from presage.noise.sampling import RANK_SD, pace_factors, step_paces
-from presage.parallel.rank_layout import RankLayout
+from presage.parallel.rank_layout import CodeLayout, RankLayout
 from presage.prediction.rank_program import Member, RankProgram
 from presage.prediction.step_program import AUTOGRAD, MAIN, STREAM, WARM_UP, StepSpread, step_seconds
 
 Floats = NDArray[np.float64]
 MS = 1e3
+OWN = "as written"  # the strategy of code that spreads itself
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class RankResults:
     kinds: tuple[RankClass, ...]
     collectives: tuple[CollectiveStats, ...]
 
+    @property
+    def by_strategy(self) -> bool:
+        """Whether a strategy of presage's was applied, and the code does not spread itself."""
+        return self.strategy != OWN
+
     def to_json(self) -> dict[str, Any]:
         return {
             "platform": self.platform,
@@ -100,8 +106,11 @@ class RankResults:
         }
 
 
-def groups_of(layout: RankLayout, platform: Platform) -> dict[str, RankGroup]:
-    """The communicator of each parallel dimension."""
+def groups_of(layout: RankLayout | CodeLayout, platform: Platform, step: int = 0) -> dict[str, RankGroup]:
+    """The communicator of each parallel dimension, or of each process group in a captured step."""
+    if isinstance(layout, CodeLayout):
+        sizes = {name: len(ranks) for name, ranks in layout.groups[step].items()}
+        return {name: RankGroup(n, layout.per_domain(step, name, platform.domain)) for name, n in sizes.items()}
     return {name: RankGroup(size, layout.per_domain(name, platform.domain)) for name, size in layout.sizes if size > 1}
 
 

@@ -14,12 +14,14 @@ from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Platform
 from presage.memory.step_memory import MemoryProfile, memory_profile
-from presage.parallel.rank_layout import RankLayout, fold_ranks
+from presage.parallel.rank_layout import CodeLayout, RankLayout, fold_ranks
 from presage.parallel.strategy import STRATEGIES, Strategy
 from presage.prediction.machine import Machine, kernel_times, machine
 from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
 from presage.prediction.rank_program import Member, RankProgram, rank_program
 from presage.prediction.rank_results import (
+    OWN,
+    CollectiveStats,
     RankClass,
     RankResults,
     collective_stats,
@@ -69,8 +71,8 @@ class RankSet:
     """The ranks of a job, identical ones folded, with their steps and kernel times."""
 
     platform: Platform
-    strategy: Strategy
-    layout: RankLayout
+    strategy: Strategy | None  # None: the code's own
+    layout: RankLayout | CodeLayout
     kinds: tuple[RankOverride, ...]  # by member
     steps: tuple[StepProgram, ...]  # by captured step
     times: tuple[tuple[OpTime, ...], ...]
@@ -113,9 +115,7 @@ def rank_set(
 ) -> RankSet:
     """`count` ranks that run the first captured step, except those with settings in `kinds`."""
     layout = strategy.layout(count)
-    reach = platform.links[-1].ranks
-    if count > reach:
-        raise PresageError(f"{count} ranks do not fit: {platform.name} ({platform.key}) links {reach} GPUs")
+    _check_reach(count, platform)
     groups = groups_of(layout, platform)
     outside = [r for r in kinds or {} if not 0 <= r < count]
     if outside:
@@ -135,6 +135,29 @@ def rank_set(
         members.append(Member(f, built[kind.step]).paced(kind.speed, kind.host))
     ranks = apply_contention(rank_program(members, steps), [slow[k.step] for k in mine])
     return RankSet(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks, tuple(graphs))
+
+
+def _check_reach(count: int, platform: Platform) -> None:
+    reach = platform.links[-1].ranks
+    if count > reach:
+        raise PresageError(f"{count} ranks do not fit: {platform.name} ({platform.key}) links {reach} GPUs")
+
+
+def code_rank_set(graphs: Sequence[Graph], platform: Platform, where: Machine, steps: int = SIMULATED) -> RankSet:
+    """The ranks of code that spreads itself: each graph is the step of the ranks that it names."""
+    layout = CodeLayout(tuple(g.ranks for g in graphs), tuple(g.groups for g in graphs))
+    _check_reach(layout.ranks, platform)
+    built, timed, slow = [], [], []
+    for k, graph in enumerate(graphs):
+        groups = groups_of(layout, platform, k)
+        times = collective_times(graph, kernel_times(graph, where), platform, groups)
+        timed.append(tuple(times))
+        built.append(step_program(graph, times, where.host))
+        slow.append(overlap_slowdown(graph, times, platform, groups))
+    members = [Member(f, step) for f, step in zip(layout.fold(), built, strict=True)]
+    ranks = apply_contention(rank_program(members, steps), slow)
+    kinds = tuple(RankOverride(step=k) for k in range(len(graphs)))
+    return RankSet(platform, None, layout, kinds, tuple(built), tuple(timed), ranks)
 
 
 def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, seed: int = 0) -> StepResult:
@@ -157,7 +180,7 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
 def other_strategies(p: StepResult, most: int = 3) -> list[tuple[Strategy, float, StepResult]]:
     """Strategies that make equal ranks faster, or fit where theirs does not: with their speed-up, fastest first."""
     team = p.basis.team if isinstance(p.basis, RankBasis) else None
-    if team is None or set(team.kinds) != {USUAL} or not team.captured:
+    if team is None or set(team.kinds) != {USUAL} or not team.captured or team.strategy is None:
         return []
     where, how, count = machine(team.platform.gpu.key), team.strategy, team.layout.ranks
     usual = predict_rank_set(team, where, draws=1, steps=SIMULATED).step.p50
@@ -182,19 +205,27 @@ def _rank_results(found: RankSet) -> RankResults:
         host = found.steps[kind.step].host_total * kind.host
         how = kind.speed, kind.host, dict(kind.arguments)
         kinds.append(RankClass(m.fold.rank, m.fold.ranks, *use, host, peaks[kind.step], *how))
-    groups = groups_of(found.layout, found.platform)
     most = max(kinds, key=lambda k: k.exposed)
     return RankResults(
         platform=found.platform.name,
-        strategy=found.strategy.name,
+        strategy=OWN if found.strategy is None else found.strategy.name,
         layout=tuple((n, size) for n, size in found.layout.sizes if size > 1),
         ranks=found.layout.ranks,
         communication=most.communication,
         exposed=most.exposed,
         wait=max(k.wait for k in kinds),
         kinds=tuple(kinds),
-        collectives=collective_stats(found.steps[0].graph, found.platform, groups),
+        collectives=_collectives(found),
     )
+
+
+def _collectives(found: RankSet) -> tuple[CollectiveStats, ...]:
+    """The collectives of a step; of several, those that are not like ones before."""
+    out: dict[tuple[str, str, int, int], CollectiveStats] = {}
+    for k, step in enumerate(found.steps if found.strategy is None else found.steps[:1]):
+        for c in collective_stats(step.graph, found.platform, groups_of(found.layout, found.platform, k)):
+            out.setdefault((c.name, c.group, c.nbytes, c.calls), c)
+    return tuple(sorted(out.values(), key=lambda s: -s.nbytes * s.calls))
 
 
 def _bound(ranks: RankResults, step: Quantiles) -> Bound:

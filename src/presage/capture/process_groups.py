@@ -1,0 +1,211 @@
+"""torch.distributed during a capture: one rank of any number, whose process groups wait for nobody."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.cuda.nccl
+
+from presage.capture.backend import CUDA
+
+PER_NODE = 8  # GPUs of a node, where nobody says otherwise
+NCCL = "nccl"
+_DEFAULT = ("", "undefined", "default_pg")
+
+
+@dataclass
+class ProcessGroups:
+    """The rank that code runs as, and the groups it makes, of its own and of other ranks, in their order."""
+
+    rank: int = 0
+    ranks: int = 1
+    per_node: int = PER_NODE
+    made: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)  # PyTorch's name, description, ranks
+    objects: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _own: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    _counted: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What torchrun sets. Each process sees its GPU as the first."""
+        local = min(self.ranks, self.per_node)
+        return {
+            "RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(local),
+            "GROUP_RANK": str(self.rank // local), "GROUP_WORLD_SIZE": str(-(-self.ranks // local)),
+            "NODE_RANK": str(self.rank // local), "ROLE_RANK": str(self.rank), "ROLE_WORLD_SIZE": str(self.ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+        }  # fmt: skip
+
+    def labels(self) -> dict[int, dict[str, tuple[str, tuple[int, ...]]]]:
+        """Each rank's groups by PyTorch's name: what to call them (the same on all ranks), and who is in them."""
+        out: dict[int, dict[str, tuple[str, tuple[int, ...]]]] = {}
+        taken: Counter[tuple[int, str]] = Counter()
+        for name, description, ranks in self.made:
+            word = self._word(description, ranks)
+            for rank in ranks:
+                groups = out.setdefault(rank, {})
+                if name not in groups:
+                    taken[rank, word] += 1
+                    n = taken[rank, word]
+                    groups[name] = word if n == 1 else f"{word} {n}", ranks
+        return out
+
+    def alike(self, messages: set[str]) -> tuple[int, ...]:
+        """The ranks that have this one's place in all groups in which it exchanges messages, itself first."""
+        places = {
+            rank: {label: ranks.index(rank) for label, ranks in groups.values() if label in messages}
+            for rank, groups in self.labels().items()
+        }
+        own = places.get(self.rank, {})
+        return (self.rank, *(r for r in range(self.ranks) if r != self.rank and places.get(r) == own))
+
+    def _word(self, description: str, ranks: tuple[int, ...]) -> str:
+        plain = description.lower().removeprefix("mesh_").removesuffix("_group")
+        if len(ranks) == self.ranks:
+            return "world" if plain in _DEFAULT else plain
+        if plain not in _DEFAULT:
+            return plain
+        apart = {b - a for a, b in pairwise(ranks)}
+        return f"{len(ranks)} ranks" + (f", {apart.pop()} apart" if len(apart) == 1 else "")
+
+    def of(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """What a group of this rank is called, and its ranks."""
+        if len(self.made) != self._counted:
+            self._own, self._counted = self.labels().get(self.rank, {}), len(self.made)
+        return self._own.get(name) or ("world", tuple(range(self.ranks)))
+
+
+@contextmanager
+def environment(groups: ProcessGroups) -> Iterator[None]:
+    """The code sees torchrun's variables, where there are several ranks."""
+    before = dict(os.environ)
+    if groups.ranks > 1:
+        os.environ.update(groups.environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def leave_group() -> None:
+    """End the process group that code has begun in a capture."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
+    """Process groups of any backend and size that need no network, no GPU and no other process."""
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed import distributed_c10d as c10d
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    begin, make = c10d.init_process_group, c10d._new_process_group_helper
+    store = FakeStore()
+
+    def init(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
+             store: Any = None, group_name: str = "", pg_options: Any = None, device_id: Any = None,
+             **more: Any) -> None:  # fmt: skip
+        del backend, init_method, timeout, store, group_name, pg_options, device_id, more
+        groups.ranks = world_size if world_size > 0 else _given("WORLD_SIZE", groups.ranks)
+        groups.rank = rank if rank >= 0 else _given("RANK", groups.rank)
+        groups.made.append(("0", "", tuple(range(groups.ranks))))
+        begin("fake", store=FakeStore(), rank=groups.rank, world_size=groups.ranks)
+
+    def new_group(size: int, rank: int, ranks: Sequence[int], backend: Any, _: Any, group_name: str,
+                  backend_options: Any = None, timeout: Any = None, pg_tag: Any = None, device_id: Any = None,
+                  group_desc: str | None = None, **more: Any) -> Any:  # fmt: skip
+        del backend, backend_options, device_id, more
+        if ranks:
+            groups.made.append((str(group_name), group_desc or "", tuple(ranks)))
+        more_of = {"timeout": timeout, "pg_tag": pg_tag, "group_desc": group_desc}
+        return make(size, rank, ranks, "fake", store, group_name, **more_of)
+
+    out: list[tuple[Any, str, Any]] = [
+        (torch.distributed, "init_process_group", init),
+        (c10d, "init_process_group", init),
+        (c10d, "_new_process_group_helper", new_group),
+        *_answers(c10d),
+        *_objects(c10d, groups),
+    ]
+    return [*out, *_checks()]
+
+
+def _given(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else otherwise
+
+
+def _answers(c10d: Any) -> list[tuple[Any, str, Any]]:
+    """Questions about backends are answered as where they are."""
+    answers: dict[str, Any] = {
+        "is_nccl_available": lambda: True, "is_gloo_available": lambda: True, "get_backend": lambda group=None: NCCL,  # noqa: ARG005
+        "monitored_barrier": lambda *_, **__: None, "get_node_local_rank": lambda fallback_rank=None: 0,  # noqa: ARG005
+    }  # fmt: skip
+    out = [(owner, name, answer) for name, answer in answers.items() for owner in (torch.distributed, c10d)]
+    out += [(owner, "TCPStore", _store) for owner in (torch.distributed, c10d)]
+    out += [(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))]
+    return [*out, (torch.cuda.nccl, "version", lambda: (2, 27, 3))]
+
+
+def _store(*_: Any, **__: Any) -> Any:
+    return torch.distributed.HashStore()
+
+
+def _checks() -> list[tuple[Any, str, Any]]:
+    """Ranks that compare their parameters find them equal; the device called 0 is CUDA's."""
+    from torch.distributed.fsdp import _init_utils as fsdp
+
+    same, by_number = "_verify_param_shape_across_processes", "_get_device_from_device_id"
+    owners = [torch.distributed.utils, torch.nn.parallel.distributed]
+    out: list[tuple[Any, str, Any]] = [(owner, same, lambda *_, **__: None) for owner in owners if hasattr(owner, same)]
+    real: Any = getattr(fsdp, by_number, None)
+
+    def device(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        return found if found is None or found.type == "cpu" else CUDA
+
+    handle: Any = fsdp._FSDPDeviceHandle
+    out.append((handle, "from_device", lambda device: torch.cuda if device.type != "cpu" else handle(device)))
+    return [*out, (fsdp, by_number, device)] if real else out
+
+
+# ---- objects: other ranks are taken to have what this one has
+
+
+def _objects(c10d: Any, groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
+    def size(group: Any) -> int:
+        return int(c10d.get_world_size(group))
+
+    def gathered(object_list: Any, obj: Any, group: Any = None) -> None:
+        object_list[:] = [obj] * size(group)
+
+    def gathered_by_one(obj: Any, object_gather_list: Any = None, dst: Any = None, group: Any = None, **_: Any) -> None:
+        del dst
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * size(group)
+
+    def scattered(output: Any, given: Any = None, src: Any = None, group: Any = None, **_: Any) -> None:
+        del src
+        if given:
+            output[0] = given[max(0, c10d.get_rank(group))]
+
+    def broadcast(object_list: Any, src: Any = None, group: Any = None, **_: Any) -> None:
+        del src
+        key = "broadcast", tuple(c10d.get_process_group_ranks(group or c10d.GroupMember.WORLD)), len(groups.objects)
+        groups.objects[key] = list(object_list)
+
+    patches = {
+        "all_gather_object": gathered, "gather_object": gathered_by_one, "scatter_object_list": scattered,
+        "broadcast_object_list": broadcast,
+    }  # fmt: skip
+    return [(owner, name, f) for name, f in patches.items() for owner in (torch.distributed, c10d)]

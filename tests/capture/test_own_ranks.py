@@ -1,0 +1,172 @@
+"""Code that calls torch.distributed itself: captured as one rank of many, with no other process."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from presage.capture import capture
+from presage.capture.variants import Variant
+from presage.errors import PresageError
+from presage.graph.work import collective, collective_bytes
+from presage.prediction.api import predict_ranks, rank_graphs
+
+WIDTH = 64
+NUMBERS = WIDTH * WIDTH + WIDTH  # of a layer
+
+
+def layers(n=4):
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(n)]).cuda()
+
+
+def training(model):
+    x, opt = torch.randn(8, WIDTH, device="cuda"), torch.optim.SGD(model.parameters(), 0.1)
+
+    def step():
+        opt.zero_grad()
+        model(x).sum().backward()
+        opt.step()
+
+    return step
+
+
+def collectives(graph):
+    return [(collective(op), op.group, collective_bytes(graph, op)) for op in graph.ops if collective(op)]
+
+
+def ddp(_):
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return training(nn.parallel.DistributedDataParallel(layers(), device_ids=[0]))
+
+
+def fsdp2(_):
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("nccl")
+    model = layers()
+    for layer in model:
+        fully_shard(layer)
+    return training(fully_shard(model))
+
+
+def test_ddp_reduces_its_buckets():
+    graph = capture(ddp, variant=Variant(ranks=8))
+    assert collectives(graph) == [("all_reduce", "world", 4 * 4 * NUMBERS)]
+    assert graph.ranks == tuple(range(8)) and graph.groups == {"world": tuple(range(8))}
+
+
+def test_fsdp_gathers_each_layer_twice_and_scatters_its_gradients():
+    found = collectives(capture(fsdp2, variant=Variant(ranks=4)))
+    kinds = [kind for kind, _, _ in found]
+    assert kinds.count("all_gather") == 4 + 4 and kinds.count("reduce_scatter") == 4
+    assert {nbytes for _, _, nbytes in found} == {4 * NUMBERS}
+
+
+def test_the_optimizer_of_sharded_parameters_works_on_shards():
+    graph = capture(fsdp2, variant=Variant(ranks=4))
+    rows = {t.shape for op in graph.ops if op.phase == "optimizer" for t in graph.inputs_of(op)}
+    assert (WIDTH // 4, WIDTH) in rows and (WIDTH, WIDTH) not in rows
+
+
+def test_numbers_of_other_ranks_are_taken_to_be_this_ones():
+    seen = {}
+
+    def build(_):
+        dist.init_process_group("nccl")
+        step = training(layers(1))
+
+        def whole():
+            step()
+            ones, parts = torch.ones(2, device="cuda"), [torch.zeros(1, device="cuda") for _ in range(4)]
+            dist.all_reduce(ones)
+            dist.all_gather(parts, torch.full((1,), 3.0, device="cuda"))
+            counts, mine = torch.zeros(4, device="cuda"), torch.arange(4.0, device="cuda")
+            dist.all_to_all_single(counts, mine)
+            seen.update(sum=ones.tolist(), gathered=[p.item() for p in parts], counts=counts.tolist())
+
+        return whole
+
+    capture(build, variant=Variant(ranks=4, rank=2))
+    assert seen == {"sum": [4.0, 4.0], "gathered": [3.0] * 4, "counts": [2.0] * 4}
+
+
+def test_a_mesh_names_its_groups_after_its_dimensions():
+    def build(_):
+        dist.init_process_group("nccl")
+        mesh = dist.init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicas", "tensor"))
+        step = training(layers(1))
+
+        def whole():
+            step()
+            dist.all_reduce(torch.ones(8, device="cuda"), group=mesh.get_group("tensor"))
+            dist.all_reduce(torch.ones(8, device="cuda"), group=mesh.get_group("replicas"))
+
+        return whole
+
+    graph = capture(build, variant=Variant(ranks=8, rank=5))
+    assert graph.groups == {"tensor": (4, 5, 6, 7), "replicas": (1, 5)}
+
+
+def pipeline(_):
+    dist.init_process_group("nccl")
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    step = training(layers(1 + rank))
+
+    def whole():
+        x = torch.ones(1024, device="cuda")
+        if rank > 0:
+            dist.recv(x, rank - 1)
+        step()
+        if rank < last:
+            dist.send(x, rank + 1)
+
+    return whole
+
+
+def captures(build, ranks):
+    return rank_graphs(lambda rank: capture(build, variant=Variant(ranks=ranks, rank=rank)), ranks)
+
+
+def test_stages_that_send_to_each_other_are_captured_one_by_one():
+    graphs = captures(pipeline, 3)
+    assert [g.ranks for g in graphs] == [(0,), (1,), (2,)]
+    assert [set(g.groups) for g in graphs] == [{"world 0 to 1"}, {"world 0 to 1", "world 1 to 2"}, {"world 1 to 2"}]
+    found = predict_ranks(graphs, 3, draws=1)
+    assert found.many.ranks == 3 and found.many.strategy == "as written"
+
+
+def test_equal_ranks_are_captured_once_and_folded():
+    asked = []
+    graphs = rank_graphs(lambda rank: asked.append(rank) or capture(ddp, variant=Variant(ranks=64, rank=rank)), 64)
+    assert asked == [0, 63] and len(graphs) == 1 and graphs[0].ranks == tuple(range(64))
+
+
+def unmatched(_):
+    dist.init_process_group("nccl")
+    step = training(layers(1))
+
+    def whole():
+        step()
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(16, device="cuda"))
+        dist.all_reduce(torch.ones(1024, device="cuda"))
+
+    return whole
+
+
+def test_collectives_that_do_not_match_are_the_deadlock_they_would_be():
+    with pytest.raises(PresageError, match=r"deadlock: .* in world .*test_own_ranks.py:\d+.*test_own_ranks.py:\d+"):
+        predict_ranks(captures(unmatched, 2), 2)
+
+
+def test_a_strategy_is_refused_for_code_that_spreads_itself():
+    with pytest.raises(PresageError, match="spreads itself over ranks already"):
+        predict_ranks(captures(ddp, 2), 2, "fsdp")
+
+
+def test_more_ranks_make_the_step_longer_by_its_collectives():
+    few, many = (predict_ranks(captures(ddp, n), n, draws=1) for n in (2, 8))
+    assert many.many.communication > few.many.communication > 0
