@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from presage.capture.contents import leaves
+from presage.capture.contents import SMALL, leaves
 from presage.capture.op_schema import on_gpu
-from presage.capture.tensor_values import SMALL
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 aten = torch.ops.aten
@@ -251,9 +250,8 @@ class Communicators:
 
 def _resolved(group: Any) -> Any:
     """A process group, given as such or by its name."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
-    return _resolve_process_group(group) if isinstance(group, str) else group
+    c10d: Any = torch.distributed.distributed_c10d
+    return c10d._resolve_process_group(group) if isinstance(group, str) else group
 
 
 def _adds(reduce_op: Any) -> bool:
@@ -269,4 +267,5 @@ def _done(tensors: list[Any]) -> Any:
     """The work of a collective, whose tensors are there."""
     future: Any = torch.futures.Future()
     future.set_result(list(tensors))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    c10d: Any = torch._C._distributed_c10d
+    return c10d._create_work_from_future(future).boxed()

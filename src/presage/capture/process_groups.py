@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -106,9 +107,9 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
     """Process groups of any backend and size that need no network, no GPU and no other process."""
     if not torch.distributed.is_available():
         return []
-    from torch.distributed import distributed_c10d as c10d
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    c10d: Any = torch.distributed.distributed_c10d
     begin, make = c10d.init_process_group, c10d._new_process_group_helper
     store = FakeStore()
 
@@ -158,13 +159,13 @@ def _answers(c10d: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _store(*_: Any, **__: Any) -> Any:
-    return torch.distributed.HashStore()
+    c10d: Any = torch.distributed
+    return c10d.HashStore()
 
 
 def _checks() -> list[tuple[Any, str, Any]]:
     """Ranks that compare their parameters find them equal; the device called 0 is CUDA's."""
-    from torch.distributed.fsdp import _init_utils as fsdp
-
+    fsdp: Any = import_module("torch.distributed.fsdp._init_utils")
     same, by_number = "_verify_param_shape_across_processes", "_get_device_from_device_id"
     owners = [torch.distributed.utils, torch.nn.parallel.distributed]
     out: list[tuple[Any, str, Any]] = [(owner, same, lambda *_, **__: None) for owner in owners if hasattr(owner, same)]
