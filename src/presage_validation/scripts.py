@@ -1,8 +1,8 @@
 """The claim on training scripts: each predicted as `presage predict SCRIPT -- ARGV` says, against what a GPU measured.
 
 A step is the GPU's where its kernels are active for more than 93% of it, else the host's. The bars: the time of steps
-of the GPU's within 5%, steps of the host's inside their interval, peak memory within 1%. Each script is predicted in a
-process of its own, as its user would do it.
+of the GPU's within 5%, steps of the host's inside their interval, peak memory within 1%. A folder of measurements has a
+file for each machine, and each counts. Each script is predicted in a process of its own, as its user would do it.
 """
 
 from __future__ import annotations
@@ -58,21 +58,30 @@ class MeasuredScripts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ScoredScript:
-    """A script as measured and as predicted."""
+    """A script as measured, on each machine, and as predicted."""
 
     name: str
     group: str  # its framework, or that it is compiled
-    measured: MeasuredScript
+    runs: tuple[MeasuredScript, ...]
     predicted: Prediction
 
     @property
-    def inside(self) -> bool:
-        """Whether the median step lies in the predicted interval."""
-        return self.predicted.step["p5"] <= self.measured.step_ms * MS <= self.predicted.step["p95"]
+    def measured(self) -> MeasuredScript:
+        """On the first machine."""
+        return self.runs[0]
+
+    @property
+    def inside(self) -> tuple[bool, ...]:
+        """Whether the median step lies in the predicted interval, by run that its host limits."""
+        step, host = self.predicted.step, (m for m in self.runs if not m.gpu_bound)
+        return tuple(step["p5"] <= m.step_ms * MS <= step["p95"] for m in host)
 
     def rows(self) -> Iterator[Row]:
-        """Step, GPU time and peak memory."""
-        m, p = self.measured, self.predicted
+        """Step, GPU time and peak memory, of every run."""
+        return (row for m in self.runs for row in self._rows(m))
+
+    def _rows(self, m: MeasuredScript) -> Iterator[Row]:
+        p = self.predicted
         pairs = {
             "step_gpu_bound" if m.gpu_bound else "step_host_bound": (p.step["p50"], m.step_ms * MS),
             "gpu_active_gpu_bound" if m.gpu_bound else "gpu_active_host_bound": (p.gpu_active, m.gpu_active_ms * MS),
@@ -97,38 +106,49 @@ def scored_scripts(
 ) -> tuple[list[ScoredScript], list[Skipped]]:
     """Every measured script with its prediction, and those that failed on the GPU or could not be predicted."""
     found = measured_scripts(measured)
-    failed = [Skipped(name, f"not measured: {m.error.splitlines()[-1]}") for name, m in found.items() if m.error]
-    cases = [(name, m) for name, m in found.items() if not m.error]
+    failed = [
+        Skipped(name, f"not measured: {runs[0].error.splitlines()[-1]}")
+        for name, runs in found.items()
+        if all(m.error for m in runs)
+    ]
+    cases = [(name, good) for name, runs in found.items() if (good := tuple(m for m in runs if not m.error))]
     done, skipped = run_cases(partial(_scored, Path(folder)), cases, tell, lambda case: case[0], pool)
     return [scored for _, scored in done], [*failed, *skipped]
 
 
 def rates(scored: Iterable[ScoredScript]) -> dict[str, float]:
-    """Shares of the scripts that meet each bar."""
+    """Shares of the runs that meet each bar."""
     rows = [row for s in scored for row in s.rows()]
     hits = {
         "gpu_bound_steps_within_5pct": [abs(r.error) <= STEP_BAR for r in rows if r.metric == "step_gpu_bound"],
         "gpu_bound_gpu_time_within_5pct": [
             abs(r.error) <= STEP_BAR for r in rows if r.metric == "gpu_active_gpu_bound"
         ],
-        "host_bound_in_interval": [s.inside for s in scored if not s.measured.gpu_bound],
+        "host_bound_in_interval": [hit for s in scored for hit in s.inside],
         "peak_memory_within_1pct": [abs(r.error) <= MEMORY_BAR for r in rows if r.metric == "peak_memory"],
     }
     return {name: float(np.mean(hit)) for name, hit in hits.items() if hit}
 
 
-def measured_scripts(path: str | Path) -> dict[str, MeasuredScript]:
-    """By name."""
-    return read_checked(path, MeasuredScripts).cases
+def measured_scripts(path: str | Path) -> dict[str, tuple[MeasuredScript, ...]]:
+    """The runs of each, from a file or from all files of a folder."""
+    files = sorted(Path(path).glob("*.json")) if Path(path).is_dir() else [Path(path)]
+    if not files:
+        raise PresageError(f"{path} has no file that tools/measure_scripts.py wrote (*.json)")
+    out: dict[str, tuple[MeasuredScript, ...]] = {}
+    for cases in (read_checked(file, MeasuredScripts).cases for file in files):
+        out |= {name: (*out.get(name, ()), m) for name, m in cases.items()}
+    return out
 
 
-def _scored(folder: Path, case: tuple[str, MeasuredScript]) -> ScoredScript:
-    name, measured = case
+def _scored(folder: Path, case: tuple[str, tuple[MeasuredScript, ...]]) -> ScoredScript:
+    name, runs = case
+    measured = runs[0]
     script = folder / measured.file
     if not script.is_file():
         raise PresageError(f"{folder} has no {measured.file}")
     argv = shlex.split(measured.argv)
-    return ScoredScript(name, framework(script.read_text(), argv), measured, predict([str(script)], argv, "h200"))
+    return ScoredScript(name, framework(script.read_text(), argv), runs, predict([str(script)], argv, "h200"))
 
 
 def framework(source: str, argv: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ import presage as ps  # noqa: E402
 from commands import runner  # noqa: E402
 from presage.cli import graph, predict  # noqa: E402
 from presage.errors import PresageError  # noqa: E402
+from presage.graph.graph import HOST_MEMORY, ON_HOST, PINNED_MEMORY, Graph  # noqa: E402
 from presage.scripts import OptimizerCycle, TrainingScript, is_script  # noqa: E402
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -293,3 +294,50 @@ def test_checkpoints_are_saved_moved_and_loaded_without_a_file() -> None:
     assert names(ps.step_graph("resumes.py"), "optimizer")
     assert Path("last.pt").read_text() == "the user's"
     assert not Path("part.pt").exists()
+
+
+COPIES = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(64, 64).cuda()
+opt = torch.optim.SGD(model.parameters(), 0.1)
+pinned, made = torch.randn(64, 64).pin_memory(), torch.empty(64, 64, pin_memory=True)
+assert pinned.is_pinned() and made.is_pinned() and not torch.randn(2).is_pinned()
+for (batch,) in DataLoader(TensorDataset(torch.randn(8192, 64)), 64, pin_memory=True, num_workers=2):
+    x = batch.cuda(non_blocking=True) + made.cuda(non_blocking=True) + pinned[:1].cuda(non_blocking=True)  # pinned
+    x = x + torch.ones(64, 64).cuda(non_blocking=True)  # taken over
+    large = torch.zeros(1 << 20).cuda(non_blocking=True)  # waits
+    small = made.cuda()  # told to wait
+    opt.zero_grad()
+    (model(x).sum() + large.sum() + small.sum()).backward()
+    opt.step()
+    x.detach().to("cpu", non_blocking=True)  # made pinned
+    x.detach().cpu()  # back
+"""
+
+
+def copies_of(graph: Graph) -> dict[str, list[tuple[str, bool]]]:
+    """By the remark in the script's line: the host memory of each copy, and whether the host waits."""
+    remarks = {k: line.rpartition("# ")[2] for k, line in enumerate(COPIES.splitlines(), 1)}
+    out: dict[str, list[tuple[str, bool]]] = {}
+    for op in graph.ops:
+        found = {graph.storages[t.storage].name for t in graph.inputs_of(op)} & ON_HOST
+        if op.name == "aten::copy_" and found:
+            out.setdefault(remarks[int(op.line.rpartition(":")[2])], []).append((found.pop(), op.sync))
+    return out
+
+
+def test_copies_know_pinned_memory_and_when_the_host_waits(tmp_path: Path) -> None:
+    (tmp_path / "copies.py").write_text(COPIES)
+    graph = ps.step_graph(str(tmp_path / "copies.py"))
+    assert copies_of(graph) == {
+        "pinned": 3 * [(PINNED_MEMORY, False)],
+        "taken over": [(HOST_MEMORY, False)],
+        "waits": [(HOST_MEMORY, True)],
+        "told to wait": [(PINNED_MEMORY, True)],
+        "made pinned": [(PINNED_MEMORY, False)],
+        "back": [(HOST_MEMORY, True)],
+    }
+    found = graph.loading
+    assert (found["workers"], found["pinned"], found["batch_bytes"]) == (2, 1.0, 4 * 64 * 64)
+    assert found["batch_seconds"] < 0.02, "the time of its data, not of the fake tensors that stand for them"

@@ -30,6 +30,7 @@ from presage.prediction import api
 from presage.prediction.result import Quantiles
 from presage.prediction.step import StepResult, predict_step, step_program
 from presage.prediction.step_program import MAIN, NO_SPREAD, STREAM, StepSpread, program
+from presage.report.predict_answer import predict_answer
 from presage_validation.workloads import WorkloadCase, score_cases
 
 H200, HOST = gpu("h200"), host_model("h200")
@@ -153,6 +154,37 @@ def test_paces_of_steps_are_those_asked_for() -> None:
     within = found - runs
     assert within.std() == pytest.approx(0.1, rel=0.05)
     assert np.corrcoef(within[20], within[21])[0, 1] == pytest.approx(0.5, abs=0.05)
+
+
+def loaded(workers: int, batch_seconds: float, us: float = 20.0, **more: float) -> StepResult:
+    loading = {"batch_seconds": batch_seconds, "workers": workers, "batches": 1, **more}
+    graph = msgspec.structs.replace(training_step(6), loading=loading)
+    return predict_step(graph, times_of(graph, us), H200, HOST, draws=100)
+
+
+def test_a_step_that_its_loader_holds_up_takes_as_long_as_loading() -> None:
+    alone, kept, held = predicted(), loaded(4, 1e-6), loaded(4, 0.4)
+    assert kept.bound == alone.bound and kept.step.p50 == pytest.approx(alone.step.p50)
+    assert held.bound == "loading" and held.step.p50 == pytest.approx(0.1, rel=0.02)
+    assert held.step.p5 < 0.06 and held.step.p95 > 0.18, "another CPU may be twice as fast, or half"
+    found = held.to_json()["data_loading"]
+    assert found["pace"] == pytest.approx(0.1) and not found["keeps_up"] and kept.data_loading is not None
+    assert kept.data_loading.keeps_up and "bound by data loading" in predict_answer(held).headline
+
+
+def test_batches_pass_through_shared_memory_and_the_thread_that_pins_them() -> None:
+    few, many = (loaded(workers, 0.0, batch_bytes=154e6) for workers in (2, 16))
+    assert few.step.p50 == pytest.approx(8 * many.step.p50, rel=0.02), "154 MB written by one worker: 0.1 s"
+    pinned = [loaded(workers, 0.0, batch_bytes=154e6, pinned=1.0).step.p50 for workers in (8, 12)]
+    assert pinned == pytest.approx([0.061, 0.061], rel=0.03), "measured: 56 to 66 ms"
+
+
+def test_a_training_process_that_loads_its_batches_itself_takes_that_much_longer() -> None:
+    alone, own = predicted(), loaded(0, 0.05)
+    assert own.step.p50 == pytest.approx(alone.step.p50 + 0.05, rel=0.05) and own.bound == "loading"
+    assert own.host == pytest.approx(alone.host), "loading is told apart"
+    hidden = loaded(0, 1e-3, us=1e5)
+    assert hidden.bound == "gpu" and hidden.step.p50 == pytest.approx(predicted(1e5).step.p50, rel=0.01)
 
 
 def predicted(us: float = 20.0, draws: int = 100, **more: object) -> StepResult:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from presage.errors import InputError
+from presage.errors import InputError, PresageError
 from presage.measure.prediction import Prediction
 from presage_validation import scripts
 from presage_validation.scripts import MeasuredScript, ScoredScript, framework, rates, score_scripts
@@ -36,7 +36,7 @@ for _ in range(8):
 
 def scored(**changes: Any) -> ScoredScript:
     measured = MeasuredScript(**(RUN | changes))
-    return ScoredScript("a", "plain loop", measured, Prediction(STEP, 0.0099, 1000))
+    return ScoredScript("a", "plain loop", (measured,), Prediction(STEP, 0.0099, 1000))
 
 
 def written(folder: Path, **cases: Any) -> Path:
@@ -66,6 +66,20 @@ def test_what_was_not_measured_or_cannot_be_predicted_is_named(tmp_path: Path, m
     (tmp_path / "measured.json").write_text('{"cases": {"a": 3}}')
     with pytest.raises(InputError, match="cases"):
         score_scripts(tmp_path, path)
+
+
+def test_every_machine_of_a_folder_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.py").write_text("")
+    monkeypatch.setattr(scripts, "predict", lambda *_: Prediction(STEP, 0.0099, 1000))
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    with pytest.raises(PresageError, match="has no file"):
+        score_scripts(tmp_path, folder)
+    for k, ms in enumerate((10.0, 20.0)):
+        run = RUN | {"gpu_active_ms": 5.0, "step_ms": ms}
+        (folder / f"{k}.json").write_text(json.dumps({"machine": {}, "cases": {"one": run}}))
+    found = score_scripts(tmp_path, folder)
+    assert len(found.rows) == 6 and found.rates["host_bound_in_interval"] == 0.5
 
 
 def test_a_script_is_predicted_with_the_arguments_it_was_measured_with(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 import presage as ps
 from graph_sketches import Sketch, training_step
 from presage.capture.variants import Variant
-from presage.costs.calibrated_kernels import host_bytes, host_copy_seconds
-from presage.graph.graph import HOST_MEMORY, Graph
+from presage.costs.calibrated_kernels import host_bytes, host_copy, host_copy_seconds
+from presage.graph.graph import HOST_MEMORY, PINNED_MEMORY, STAGED, Graph
 from presage.hardware import gpu
 from presage.prediction.machine import kernel_times, machine
 from presage.prediction.step import step_program
@@ -88,9 +88,9 @@ def test_code_that_runs_otherwise_while_it_is_read_is_captured_so(tmp_path: Path
     assert alone.edited.launches == alone.base.launches, "a graph alone cannot be captured again"
 
 
-def copied(elements: int) -> Graph:
+def copied(elements: int, memory: str = PINNED_MEMORY) -> Graph:
     s = Sketch()
-    host = s.tensor(elements, name=HOST_MEMORY)
+    host = s.tensor(elements, name=memory)
     there, out = s.new(elements), s.new(elements)
     s.op("copy_", [there, host, False], [there])
     s.op("relu", [there], [out])
@@ -104,6 +104,25 @@ def test_copies_from_the_host_go_over_pcie() -> None:
     assert times[0].seconds == pytest.approx(4.86e-3, rel=0.02), "measured: 268 MB in 4.85 ms"
     assert times[0].seconds > 20 * times[1].seconds
     assert host_copy_seconds(1 << 30, gpu("a100_80gb")) > host_copy_seconds(1 << 30, gpu("h200"))
+
+
+@pytest.mark.parametrize(("nbytes", "us"), [(1 << 20, (71, 111)), (1 << 22, (270, 443)), (1 << 26, (7231, 8596))])
+def test_copies_of_pageable_memory_take_as_long_as_on_the_two_machines_measured(
+    nbytes: int, us: tuple[float, float]
+) -> None:
+    graph = copied(nbytes // 4, HOST_MEMORY)
+    on_gpu, on_host = host_copy(graph, graph.ops[0], gpu("h200"))
+    assert us[0] < 1e6 * (on_gpu + on_host) < us[1]
+    pinned = copied(nbytes // 4)
+    assert host_copy(pinned, pinned.ops[0], gpu("h200")) == (host_copy_seconds(nbytes, gpu("h200")), 0.0)
+
+
+def test_what_the_driver_takes_over_at_once_the_host_copies_before_the_gpu_begins() -> None:
+    small, large = copied(STAGED // 4, HOST_MEMORY), copied(STAGED, HOST_MEMORY)
+    on_gpu, on_host = host_copy(small, small.ops[0], gpu("h200"))
+    assert on_gpu == pytest.approx(host_copy_seconds(STAGED, gpu("h200"))) and on_gpu < on_host / 2
+    on_gpu, on_host = host_copy(large, large.ops[0], gpu("h200"))
+    assert on_gpu > 5 * on_host > 0
 
 
 def test_memory_made_anew_is_not_waited_for_in_the_next_step() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from presage.capture.contents import parts
-from presage.graph.graph import HOST_MEMORY, Arg, OpCost, Phase, Role, Storage, Tensor, Thread
+from presage.capture.contents import is_pinned, parts
+from presage.graph.graph import HOST_MEMORY, PINNED_MEMORY, Arg, OpCost, Phase, Role, Storage, Tensor, Thread
 
 
 @dataclass
@@ -60,7 +60,7 @@ class MemoryTracker:
     roles: dict[int, tuple[Role, str, str]] = field(default_factory=dict)
     moments: list[MemoryEvent] = field(default_factory=list)
     before: set[int] = field(default_factory=set)
-    host: int = -1
+    hosts: dict[str, int] = field(default_factory=dict)  # the storages of host memory, by name
     live: int = 0  # bytes of storages that are alive, in blocks as the GPU's allocator gives them
     peak: int = 0
     sparse: dict[int, tuple[int, ...]] = field(default_factory=dict)  # shapes of sparse tensors' values
@@ -105,16 +105,17 @@ class MemoryTracker:
         if self._now is not None:
             self.moments.append(MemoryEvent(self._now(), number, False))
 
-    def _host(self) -> int:
-        """All host memory is one storage of no bytes: of host tensors only the shape matters."""
-        if self.host < 0:
-            self.host = len(self.sizes)
+    def _host(self, name: str) -> int:
+        """Pageable and pinned host memory are a storage of no bytes each: of host tensors only the shape matters."""
+        if name not in self.hosts:
+            self.hosts[name] = len(self.sizes)
             self.sizes.append(0)
-            self.roles[self.host] = ("input", HOST_MEMORY, "")
-        return self.host
+            self.roles[self.hosts[name]] = ("input", name, "")
+        return self.hosts[name]
 
     def tensor(self, x: torch.Tensor) -> int:
-        storage = self.storage_of(x) if x.device.type == "cuda" else self._host()
+        on_gpu = x.device.type == "cuda"
+        storage = self.storage_of(x) if on_gpu else self._host(PINNED_MEMORY if is_pinned(x) else HOST_MEMORY)
         strided = x.layout == torch.strided
         shape = tuple(int(n) for n in x.shape)
         strides = tuple(int(n) for n in x.stride()) if strided else ()
@@ -137,7 +138,7 @@ class MemoryTracker:
     def compact(self, modules: dict[int, str]) -> tuple[list[Tensor], list[Storage], list[MemoryEvent]]:
         """Tensors, storages and moments of the recorded step alone, its storages numbered from 0."""
         made = {m.storage for m in self.moments if m.allocates}
-        number = {old: new for new, old in enumerate(sorted(self.before | made | ({self.host} - {-1})))}
+        number = {old: new for new, old in enumerate(sorted(self.before | made | set(self.hosts.values())))}
         storages = []
         for old, new in number.items():
             unnamed: Role = "activation" if old in made else "input"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -19,6 +20,20 @@ MOST_DEPTH = 100  # ops one after the other
 SMALL = (
     1 << 14
 )  # elements: tensors up to this size are computed when they are made, larger ones when they are asked for
+
+
+_PINNED: WeakSet[Any] = WeakSet()  # storages in pinned host memory; all other host memory is pageable
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, whose host memory counts as pinned from now on."""
+    if tensor.layout == torch.strided:
+        _PINNED.add(tensor.untyped_storage())
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.untyped_storage() in _PINNED
 
 
 def leaves(value: Any) -> list[Any]:

@@ -35,6 +35,7 @@ from presage.capture.backend import (
     stand_in,
 )
 from presage.capture.compiled import compile_patches
+from presage.capture.contents import is_pinned, pin
 from presage.capture.custom_ops import extension_patches
 from presage.capture.fake_tensors import fake_tensor_patches, is_cuda, moved_lazy, set_data
 from presage.capture.higher_order import higher_order_patches
@@ -219,9 +220,9 @@ class Devices(TorchFunctionMode):
         if func is torch.Tensor.type:
             return _typed(*args, **kwargs)
         if func is torch.Tensor.is_pinned:
-            return False
+            return is_pinned(args[0])
         if func is torch.Tensor.pin_memory:
-            return args[0]
+            return args[0] if is_pinned(args[0]) else pin(args[0].clone())
         if is_cuda(kwargs.get("device")) or type(kwargs.get("device")) is int:
             check_index(kwargs["device"])
             kwargs = {**kwargs, "device": stand_in()}
@@ -229,7 +230,7 @@ class Devices(TorchFunctionMode):
             check_index(args[1])
             args = (args[0], stand_in(), *args[2:])
         if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
+            return pin(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
 
 

@@ -25,7 +25,7 @@ from presage.capture.call_sites import CallSites, expects_out_of_memory, host_th
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.communicators import NAMESPACES, Communicators
 from presage.capture.composite import OVERRIDES
-from presage.capture.contents import is_made_of_tensors, leaves, mapped, parts, unprofiled
+from presage.capture.contents import is_made_of_tensors, is_pinned, leaves, mapped, parts, pin, unprofiled
 from presage.capture.custom_ops import KNOWN, is_priced_by_bytes, no_outputs, registered, same_as
 from presage.capture.fake_outputs import ON_BOTH, OUTCOMES, SPARSE_OPS, as_on_cuda, as_on_plain_tensors, is_sparse
 from presage.capture.host_reads import HostReads
@@ -301,7 +301,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not is_real(x) or x.is_sparse:
             return x
         with self.fake:
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+            fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+        return pin(fake) if is_pinned(x) else fake
 
     def _begin(self, func: Any, host: bool) -> RecordedCall:
         called = signature_of(func)

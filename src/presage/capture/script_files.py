@@ -8,30 +8,44 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from presage.capture.contents import leaves
+from presage.capture.contents import leaves, pin
 from presage.capture.fake_device import patched, unpatched
+
+
+class LoadedBatch(NamedTuple):
+    """One batch of a data loader."""
+
+    seconds: float  # of one process
+    workers: int
+    nbytes: int  # of its tensors
+    pinned: bool
 
 
 class Loading:
     """What loading batches takes on this host."""
 
     def __init__(self) -> None:
-        self.batches: list[tuple[float, int]] = []  # seconds, and workers of the loader
+        self.batches: list[LoadedBatch] = []
+        self.real: dict[int, float] = {}  # by loader, seconds of a batch, where its dataset is of fake tensors
 
     @contextmanager
     def in_process(self) -> Iterator[None]:
@@ -40,13 +54,20 @@ class Loading:
             yield
 
     def summary(self, step: slice) -> dict[str, float]:
-        """Seconds per batch, as one process takes, workers, and the batches of the step, by their places in `batches`;
-        nothing where a step loads none. The time is a round one (1, 2 or 5): it differs from run to run."""
+        """Seconds and bytes of a batch, as one process loads it, workers, whether they are pinned, and how many of the
+        batches are the step's; nothing where it has none. The time is a round one (1, 2 or 5): runs differ."""
         drawn = self.batches[step]
         if not drawn:
             return {}
-        seconds = median(t for t, workers in self.batches if workers == drawn[0][1])
-        return {"batch_seconds": _round(seconds), "workers": drawn[0][1], "batches": len(drawn)}
+        first = drawn[0]
+        alike = [b for b in self.batches if b.workers == first.workers]
+        return {
+            "batch_seconds": _round(median(b.seconds for b in alike)),
+            "workers": first.workers,
+            "batches": len(drawn),
+            "batch_bytes": max(b.nbytes for b in drawn),
+            "pinned": float(first.pinned),
+        }
 
 
 def _round(seconds: float) -> float:
@@ -58,7 +79,7 @@ class _Batches:
     """The iterator of a loader, in this process: of its workers only the number is kept."""
 
     def __init__(self, loader: Any, loading: Loading) -> None:
-        self._loading, self._workers = loading, loader.num_workers
+        self._loading, self._workers, self._pins = loading, loader.num_workers, loader.pin_memory
         self._on_gpu = self._workers == 0  # until a batch shows that it is not
         self._reset(loader)
 
@@ -67,7 +88,7 @@ class _Batches:
         plain = object.__new__(type(loader))
         plain.__dict__.update(loader.__dict__)
         plain.__dict__.update(num_workers=0, pin_memory=False, timeout=0, prefetch_factor=None)
-        self._inner = _SingleProcessDataLoaderIter(plain)
+        self._inner, self._loader = _SingleProcessDataLoaderIter(plain), plain
 
     def __iter__(self) -> _Batches:
         return self
@@ -76,13 +97,77 @@ class _Batches:
         return len(self._inner)
 
     def __next__(self) -> Any:
-        start = time.perf_counter()
         with nullcontext() if self._on_gpu else _elsewhere():
-            batch = next(self._inner)
-        self._loading.batches.append((time.perf_counter() - start, self._workers))
+            batch, seconds = _timed(lambda: next(self._inner))
+        tensors = [x for x in _tensors(batch) if isinstance(x, torch.Tensor)]
+        if any(isinstance(x, FakeTensor) for x in tensors):
+            seconds = self._with_real_data() or seconds
+        nbytes = sum(x.numel() * x.element_size() for x in tensors)
+        self._loading.batches.append(LoadedBatch(seconds, self._workers, nbytes, self._pins))
         if self._on_gpu:
-            self._on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in _tensors(batch))
+            self._on_gpu = any(x.is_cuda for x in tensors)
+        if self._pins:
+            for x in tensors:
+                pin(x)
         return batch
+
+    def _with_real_data(self) -> float:
+        """Seconds of a batch of zeros in the place of fake tensors, on which every op takes long; 0 if it cannot be."""
+        known, loader = self._loading.real, self._loader
+        if (key := id(loader.dataset)) not in known:
+            seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
+            try:
+                with _elsewhere():
+                    data = _real(loader.dataset)
+                    places = [k % len(data) for k in range(loader.batch_size)]
+                    loads = (_timed(lambda: loader.collate_fn([data[k] for k in places])) for _ in range(3))
+                    known[key] = min(seconds for _, seconds in loads)
+            except Exception:  # the user's code with data that are not the user's: whatever it does not like
+                known[key] = 0.0
+            finally:
+                random.setstate(seeds[0])
+                np.random.set_state(seeds[1])
+                torch.set_rng_state(seeds[2])
+        return known[key]
+
+
+def _timed(load: Callable[[], Any]) -> tuple[Any, float]:
+    """What a process with one thread loads, and its seconds: those of its own work where it waits for nothing, so that
+    what else this machine has to do does not count."""
+    threads, waits = torch.get_num_threads(), _waits()
+    torch.set_num_threads(1)
+    start, own = time.perf_counter(), time.thread_time()
+    try:
+        batch = load()
+    finally:
+        torch.set_num_threads(threads)
+    works = waits >= 0 and _waits() == waits
+    return batch, time.thread_time() - own if works else time.perf_counter() - start
+
+
+def _waits() -> int:
+    """How often this thread has waited for a disk, a network or another thread; -1 where that is not known."""
+    if sys.platform != "linux":
+        return -1
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def _real(data: Any, depth: int = 4) -> Any:
+    """A dataset with zeros in the place of fake tensors."""
+    if isinstance(data, FakeTensor):
+        numbers = np.zeros(data.numel() * data.element_size(), np.uint8)
+        return torch.from_numpy(numbers).view(data.dtype).view(data.shape)
+    if depth and isinstance(data, tuple | list):
+        return type(data)([_real(x, depth - 1) for x in data]) if type(data) in (tuple, list) else data
+    if depth and type(data) is dict:
+        return {k: _real(v, depth - 1) for k, v in data.items()}
+    if depth and hasattr(data, "__getitem__") and hasattr(data, "__dict__") and not isinstance(data, torch.Tensor):
+        own = copy(data)
+        own.__dict__.update({k: _real(v, depth - 1) for k, v in data.__dict__.items()})
+        return own
+    return data
 
 
 @contextmanager
@@ -97,7 +182,7 @@ def _elsewhere() -> Iterator[None]:
 
 
 def _tensors(batch: Any) -> list[Any]:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return [x for v in batch.values() for x in _tensors(v)]
     return [x for v in batch for x in _tensors(v)] if isinstance(batch, list | tuple) else leaves(batch)
 

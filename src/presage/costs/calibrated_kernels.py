@@ -25,7 +25,7 @@ from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS, Rates
 from presage.costs.trees import Trees
 from presage.errors import PresageError
 from presage.graph.families import family
-from presage.graph.graph import HOST_MEMORY, Graph, Op, references
+from presage.graph.graph import HOST_MEMORY, ON_HOST, STAGED, Graph, Op, references
 from presage.graph.work import flops
 from presage.hardware import Gpu, gpu
 
@@ -248,8 +248,9 @@ def _op_time(
     kind = family(op.name)
     if source == "none":
         return OpTime(0.0, 0, kind, "none")
-    if over_pcie := host_bytes(graph, op):
-        return OpTime(host_copy_seconds(over_pcie, models.gpu), 1, kind, "model")
+    if host_bytes(graph, op):
+        seconds, first = host_copy(graph, op, models.gpu)
+        return OpTime(seconds, 1, kind, "model", host=first)
     if op.name == SCALED:
         return OpTime(scaled_seconds(graph, op, models.gpu), 1, kind, "model")
     if op.cost is not None and op.cost.seconds:
@@ -263,11 +264,19 @@ def _op_time(
 
 
 # ---- copies between host and GPU memory over PCIe
+#
+# Pinned memory: a start, and the bytes at a share of what the bus can carry (copies.json of data/h200_pack: 1.4 us and
+# 55.3 of 64 GB/s). Pageable memory: the host copies it to or from pinned memory of the driver's, piece by piece. To the
+# GPU at the rates below, the geometric means of two machines with an H200 (that of copies.json, whose host had the data
+# in its cache, and one measured anew: 9.4 GB/s of 1 and 4 MiB, 7.8 of 64 MiB); to the host as in copies.json. It is the
+# host that takes this time, so other hosts are assumed to take as long, and no copy is faster than from pinned memory.
+# What the driver takes over at once (STAGED) the host copies before the GPU begins; of more, the first piece.
 
-# A start, and the bytes at a share of what the bus can carry: measured on an H200 with pinned memory (copies.json of
-# data/h200_pack: 1.4 us and 55.3 of 64 GB/s). Graphs do not tell whether memory is pinned; pageable memory takes 3 to 6
-# times as long, and the host waits.
 START, REACHED = 1.4e-6, 0.864
+PAGEABLE_SIZES = np.log([1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26])
+TO_GPU = np.array([7.4e9, 13e9, 11.8e9, 12.1e9, 12.3e9, 8.5e9])
+TO_HOST = np.array([5.2e9, 9.2e9, 11.5e9, 15.1e9, 16.9e9, 17.6e9])
+PIECE = 1 << 20
 
 
 def host_bytes(graph: Graph, op: Op) -> int:
@@ -275,12 +284,32 @@ def host_bytes(graph: Graph, op: Op) -> int:
     if op.name != "aten::copy_":
         return 0
     tensors = [graph.tensors[i] for i in references(op.inputs)][:2]
-    there = [graph.storages[t.storage].name == HOST_MEMORY for t in tensors]
+    there = [graph.storages[t.storage].name in ON_HOST for t in tensors]
     return max(t.nbytes for t in tensors) if any(there) and not all(there) else 0
 
 
+def host_copy(graph: Graph, op: Op, gpu: Gpu) -> tuple[float, float]:
+    """Seconds of the GPU, and of the host before it, of a copy between them."""
+    nbytes, tensors = host_bytes(graph, op), [graph.tensors[i] for i in references(op.inputs)][:2]
+    pinned = host_copy_seconds(nbytes, gpu)
+    names = [graph.storages[t.storage].name for t in tensors]
+    if HOST_MEMORY not in names:
+        return pinned, 0.0
+    to_host = names[0] == HOST_MEMORY
+    total = max(pinned, _pageable_seconds(nbytes, TO_HOST if to_host else TO_GPU))
+    if to_host:
+        return total, 0.0
+    first = total - pinned if nbytes <= STAGED else _pageable_seconds(PIECE, TO_GPU)
+    return total - first, first
+
+
 def host_copy_seconds(nbytes: int, gpu: Gpu) -> float:
+    """GPU seconds of a copy of pinned memory."""
     return START + nbytes / (REACHED * gpu.pcie)
+
+
+def _pageable_seconds(nbytes: int, rates: Floats) -> float:
+    return START + nbytes / float(np.interp(np.log(max(nbytes, 1)), PAGEABLE_SIZES, rates))
 
 
 # ---- Scaled 8-bit GEMMs, by the closed-form law: a GPU without fp8 units gets that of the next wider type

@@ -20,6 +20,7 @@ LATER_GRAPH, FUSED_GRAPH = "later compiled graph", "compiled graph of fused kern
 COMPILED_US: dict[str, float] = _FILE["compiled"]
 CUDA_GRAPH_US: dict[str, float] = _FILE["cuda_graph"]
 LAYER: dict[str, float] = _FILE["layer"]
+LOADER: dict[str, float] = _FILE["loader"]
 
 
 def hook_us(op: Op) -> float | None:

@@ -37,6 +37,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_sd: float  # from run to run
     step_sd: float  # from step to step within a run
     step_correlation: float  # of a step with the one before
+    machine_sd: float = 0.0  # of both threads together, from machine to machine and from hour to hour
 
 
 class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ class OpTime:
     nbytes: float = 0.0  # bytes moved, as its law counts them
     watts: float = 0.0  # power demand at the full clock
     tensor_cores: bool = False  # slowed down by the power limit
+    host: float = 0.0  # seconds in which the host copies pageable memory for it, before it starts
 
 
 class KernelModel(Protocol):

@@ -16,7 +16,10 @@ Role: TypeAlias = Literal["parameter", "gradient", "optimizer", "buffer", "input
 
 MOST_BYTES = 1 << 50  # of a step's memory, far above any GPU's: sums of it stay below what 64 bits hold
 TOO_LARGE = "is larger than 1 PiB, as no step is"
-HOST_MEMORY = "host memory"  # the name of the storage that stands for all of it: copies from and to it use PCIe
+# The names of the storages that stand for all memory of the host: copies from and to it use PCIe.
+HOST_MEMORY, PINNED_MEMORY = "host memory", "pinned host memory"
+ON_HOST = frozenset({HOST_MEMORY, PINNED_MEMORY})
+STAGED = 2 << 20  # bytes of pageable memory that a copy to the GPU takes over at once; of more it waits for the GPU
 
 DTYPE_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,

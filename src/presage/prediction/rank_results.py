@@ -173,6 +173,7 @@ def draw_steps(ranks: RankProgram, draws: int, spread: StepSpread, rng: np.rando
     common = np.empty((STREAM + 1, ranks.steps, draws))
     for lane in (MAIN, AUTOGRAD):
         common[lane] = step_paces(rng, p.run_sd, p.step_sd, p.step_correlation, ranks.steps, draws)
+    common[:STREAM] *= pace_factors(rng, p.machine_sd, draws)
     common[STREAM] = pace_factors(rng, spread.kernels, draws)
     took = np.concatenate([_drawn(m, common, spread.gpu, rng) for m in ranks.members])
     return step_seconds(ranks.program, Durations.of(took), ranks.step, ranks.steps)

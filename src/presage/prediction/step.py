@@ -27,15 +27,17 @@ from presage.prediction.step_program import (
     StepSpread,
     StepTasks,
     draw_durations,
+    loading_pace,
     program,
     step_seconds,
     step_tasks,
+    with_loading,
 )
 
 if TYPE_CHECKING:
     from presage.prediction.rank_results import RankResults
 
-Bound: TypeAlias = Literal["gpu", "host", "communication"]
+Bound: TypeAlias = Literal["gpu", "host", "loading", "communication"]
 MS = 1e3
 P95 = 1.6448536  # standard deviations of a normal distribution
 GPU_BOUND = 0.93  # above this share of active time a step is the GPU's
@@ -107,11 +109,12 @@ class StepBasis:
 
 @dataclass(frozen=True)
 class DataLoading:
-    """Loading the batches of a step: it is no part of the step time."""
+    """Loading the batches of a step."""
 
     seconds: float  # of one process, for all batches of a step
     workers: int  # processes; with none the training process loads between its steps
-    keeps_up: bool  # the workers load as fast as the step needs it
+    pace: float  # seconds a step for which batches arrive: of all workers, pinned where the loader does that
+    keeps_up: bool  # the workers load as fast as the step needs it; else the step time is that of loading
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,7 +163,7 @@ class StepResult(Result):
     def jitter(self) -> float:
         """From the host's step-to-step pace where it sets the pace, else from the GPU's."""
         pace = self.basis.program.host.pace
-        return math.exp(P95 * (pace.step_sd if self.bound == "host" else GPU_SD)) - 1
+        return math.exp(P95 * (pace.step_sd if self.bound in ("host", "loading") else GPU_SD)) - 1
 
     @property
     def breakdown(self) -> dict[str, float]:
@@ -179,7 +182,8 @@ class StepResult(Result):
         if not found:
             return None
         seconds, workers = found["batch_seconds"] * found["batches"], int(found["workers"])
-        return DataLoading(seconds, workers, workers > 0 and seconds / workers <= self.step.p50)
+        pace = loading_pace(self.graph)
+        return DataLoading(seconds, workers, pace, workers > 0 and self.bound != "loading" and pace <= self.step.p50)
 
     @property
     def memory(self) -> MemoryProfile:
@@ -248,9 +252,9 @@ def _costly(c: CostlyOps) -> dict[str, Any]:
 def step_program(graph: Graph, times: Sequence[OpTime], host: HostModel) -> StepProgram:
     """A captured step with its GPU and host times."""
     costs = host.costs(graph, [t.launches for t in times])
-    return StepProgram(
-        graph, step_tasks(graph, times, costs, host.calls), host, costs.seconds, costs.total, costs.unknown
-    )
+    copies = np.array([t.host for t in times])
+    tasks = step_tasks(graph, times, costs, host.calls)
+    return StepProgram(graph, tasks, host, costs.seconds + copies, costs.total + float(copies.sum()), costs.unknown)
 
 
 def predict_step(
@@ -267,11 +271,18 @@ def predict_step(
     """Predict a captured step from its kernel times, one for each op of the graph."""
     built = step_program(graph, times, host)
     spread = spread or StepSpread(host.pace)
-    drawn = built.step_seconds(draws, steps, spread, np.random.default_rng(seed))
-    step = Quantiles.of(drawn)
-    active = sum(t.seconds for t in times)
-    bound: Bound = "gpu" if active > GPU_BOUND * step.p50 else "host"
-    return replace(step_result(built, times, gpu, step, bound, draws, steps), draws=drawn)
+    alone = built.step_seconds(draws, steps, spread, np.random.default_rng(seed))
+    drawn = with_loading(graph, alone, seed)
+    bound = step_bound(graph, times, alone)
+    return replace(step_result(built, times, gpu, Quantiles.of(drawn), bound, draws, steps), draws=drawn)
+
+
+def step_bound(graph: Graph, times: Sequence[OpTime], alone: Floats) -> Bound:
+    """What sets the pace of steps that take so long where no loader's workers hold them up."""
+    seconds, loading = float(np.median(alone)), loading_pace(graph)
+    if loading > (seconds if graph.loading.get("workers") else seconds / 2):
+        return "loading"
+    return "gpu" if sum(t.seconds for t in times) > GPU_BOUND * seconds else "host"
 
 
 def step_result(

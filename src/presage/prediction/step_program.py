@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from presage.costs.host_constants import LOADER
 from presage.costs.host_model import US, Calls, HostCosts, Pace
 from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, Edges, Lane, LaneKind, Program
@@ -127,7 +128,7 @@ def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Ca
     before, after, between, call = (x.tolist() for x in (host.t1 + host.t2, host.t3, host.t5, host.t4))
     for i, (op, time) in enumerate(zip(graph.ops, times, strict=True)):
         issue.switch(AUTOGRAD if op.thread == "autograd" and not op.replayed else MAIN)
-        issue.pending += before[i]
+        issue.pending += before[i] + time.host
         n, gap = time.launches, (calls.replay_gap_us if op.replayed else calls.kernel_gap_us) * US
         for k in range(n):
             issue.launches(i, op)
@@ -138,9 +139,22 @@ def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Ca
             issue.waiting = True
         issue.pending += after[i] if n else after[i] + call[i] + between[i]
     issue.switch(MAIN)
-    issue.pending += host.end
+    issue.pending += host.end + (0.0 if graph.loading.get("workers") else loading_pace(graph))
     issue.host(REST)
     return _tasks(issue, graph, streams)
+
+
+def loading_pace(graph: Graph) -> float:
+    """Seconds a step for which its batches are loaded; 0 where it loads none. With workers, those of the slower: all
+    workers, or the thread that pins what they loaded. Without, the training process loads between its steps."""
+    found = graph.loading
+    if not found:
+        return 0.0
+    seconds, nbytes, workers = found["batch_seconds"], found.get("batch_bytes", 0.0), found["workers"]
+    if not workers:
+        return found["batches"] * seconds
+    pins = LOADER["pin_us"] * US + nbytes / LOADER["pin_bytes_per_s"] if found.get("pinned") else 0.0
+    return found["batches"] * max((seconds + nbytes / LOADER["shared_bytes_per_s"]) / workers, pins)
 
 
 def _tasks(issue: _Issue, graph: Graph, streams: tuple[str, ...]) -> StepTasks:
@@ -252,15 +266,27 @@ NO_SPREAD = StepSpread(Pace(0.0, 0.0, 0.0), 0.0, 0.0)
 
 def draw_durations(tasks: StepTasks, steps: int, draws: int, spread: StepSpread, rng: np.random.Generator) -> Durations:
     """Seconds of every task in every draw; a single draw without any spread is the usual pace itself."""
-    if spread.of_gpu == 0 and spread.host.run_sd == 0 and spread.host.step_sd == 0:
+    if spread == NO_SPREAD:
         return Durations.of(np.tile(tasks.seconds, steps))
     p = spread.host
     lanes = np.empty((3, steps, draws))
     for lane in (MAIN, AUTOGRAD):
         lanes[lane] = step_paces(rng, p.run_sd, p.step_sd, p.step_correlation, steps, draws)
     lanes[STREAM] = pace_factors(rng, spread.of_gpu, draws)
+    lanes[:STREAM] *= pace_factors(rng, p.machine_sd, draws)
     table = lanes[np.minimum(tasks.lane, STREAM)].swapaxes(0, 1) * tasks.seconds[None, :, None]
     return Durations.of(table.reshape(steps * len(tasks), draws))
+
+
+LOADING_SD = 0.4  # of what loading takes: it is measured on another CPU, to a round number; assumed
+
+
+def with_loading(graph: Graph, drawn: Floats, seed: int) -> Floats:
+    """Seconds a step, by draw, where it may have to wait for the workers of its data loader."""
+    if not graph.loading.get("workers"):
+        return drawn
+    factors = pace_factors(np.random.default_rng([seed, 3]), LOADING_SD, len(drawn))
+    return np.maximum(drawn, loading_pace(graph) * factors)
 
 
 def step_seconds(program: Program, took: Durations, step: NDArray[np.int32], steps: int) -> Floats:

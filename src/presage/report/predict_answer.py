@@ -33,6 +33,7 @@ from presage.text import known_seconds, percent, seconds, shorten, size
 BOUND = {
     "gpu": "GPU-bound",
     "host": "CPU-bound: the GPU waits for the host, so faster kernels would gain little",
+    "loading": "bound by data loading: the GPU waits for batches, so faster kernels would gain nothing",
     "communication": "communication-bound: GPUs wait for each other's data",
 }
 FEWEST = 20  # draws: fewer have no shape
@@ -157,9 +158,10 @@ def step_table(p: StepResult) -> DataTable:
 
 def _loading_text(d: DataLoading) -> str:
     if not d.workers:
-        return "on this host, in the training process: comes on top of the step"
+        return "on this host, in the training process: part of the step"
     each = f"on this host, {d.workers} worker{'s' * (d.workers > 1)}"
-    return f"{each}: {'keeps up with the step' if d.keeps_up else 'too slow for the step, which waits for it'}"
+    kept = "keeps up with the step" if d.keeps_up else "too slow for the step, which waits for it"
+    return f"{each}, a step's batches every {seconds(d.pace)}: {kept}"
 
 
 def part_table(

@@ -27,8 +27,8 @@ from presage.noise.sampling import pace_factors
 from presage.prediction.breakdown import MODELLED
 from presage.prediction.machine import kernel_times
 from presage.prediction.result import Quantiles
-from presage.prediction.step import GPU_BOUND, Bound, StepProgram, StepResult, step_program, step_result
-from presage.prediction.step_program import STREAM, draw_durations, program, step_seconds
+from presage.prediction.step import StepProgram, StepResult, step_bound, step_program, step_result
+from presage.prediction.step_program import STREAM, draw_durations, program, step_seconds, with_loading
 from presage.whatif.scenario import Scenario
 
 Floats = NDArray[np.float64]
@@ -116,7 +116,8 @@ def _trial(timed: TimedScenario, took: Durations, how: Drawing, before: Floats |
     if before is not None and len(seconds) > 1:
         change = abs(float(np.log(np.median(seconds) / np.median(before))))
         seconds = seconds * pace_factors(np.random.default_rng([how.seed, 2]), EFFECT * change, len(seconds))
-    return Trial(timed, seconds, replace(_result(timed, Quantiles.of(seconds), how), draws=seconds))
+    drawn = with_loading(built.graph, seconds, how.seed)
+    return Trial(timed, drawn, _result(timed, drawn, seconds, how))
 
 
 def _new(timed: TimedScenario, base: TimedScenario) -> tuple[Mask, Mask]:
@@ -156,12 +157,11 @@ def _modelled(timed: TimedScenario, new: Mask) -> float:
     return float(seconds[known].sum() / seconds.sum()) if seconds.sum() else 1.0
 
 
-def _result(timed: TimedScenario, seconds: Quantiles, how: Drawing) -> StepResult:
-    where = timed.scenario.machine
-    active = sum(t.seconds for t in timed.times)
-    bound: Bound = "gpu" if active > GPU_BOUND * seconds.p50 else "host"
-    result = step_result(timed.built, timed.times, where.kernels.gpu, seconds, bound, how.draws, how.steps)
-    return replace(result, notes=(*result.notes, *where.notes))
+def _result(timed: TimedScenario, drawn: Floats, alone: Floats, how: Drawing) -> StepResult:
+    where, built = timed.scenario.machine, timed.built
+    bound = step_bound(built.graph, timed.times, alone)
+    result = step_result(built, timed.times, where.kernels.gpu, Quantiles.of(drawn), bound, how.draws, how.steps)
+    return replace(result, notes=(*result.notes, *where.notes), draws=drawn)
 
 
 # ---- The critical path of one step at the usual pace: how much of it is the host's, the GPU's, and waiting.

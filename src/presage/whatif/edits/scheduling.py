@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from presage.capture.variants import NotApplicable, Variant
 from presage.errors import PresageError, compile_pattern
 from presage.graph.builder import map_ops, reorder, replace_ops
-from presage.graph.graph import HOST_MEMORY, Graph, Op, uses
+from presage.graph.graph import ON_HOST, PINNED_MEMORY, Graph, Op, uses
 from presage.graph.work import collective
 from presage.whatif.edits.edit import Change, plain, valued
 
@@ -123,7 +123,7 @@ def overlap(pattern: str = "") -> Change:
     wanted = compile_pattern(pattern)
 
     def change(graph: Graph) -> Graph:
-        host = {s.id for s in graph.storages if s.name == HOST_MEMORY}
+        host = {s.id for s in graph.storages if s.name in ON_HOST}
         chosen: Callable[[Op], bool] = (
             (lambda op: wanted.fullmatch(op.name) is not None) if pattern else lambda op: _transfers(graph, op, host)
         )
@@ -167,7 +167,11 @@ def _apart(graph: Graph, found: list[int], host: set[int]) -> Graph:
     def change(_: int, op: Op) -> Op:
         return replace(op, stream=op.stream or STREAM, sync=op.sync and not _from_host(graph, op, host))
 
-    return map_ops(graph, found, change)
+    changed = map_ops(graph, found, change)
+    if not any(_from_host(graph, graph.ops[i], host) for i in found):
+        return changed
+    pinned = (replace(s, name=PINNED_MEMORY) if s.id in host else s for s in changed.storages)
+    return replace(changed, storages=tuple(pinned))
 
 
 def _reordered(graph: Graph, found: list[int], host: set[int]) -> Graph:
