@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE  # the tests start presage hundreds of times: each module is compiled once
 
-.PHONY: demo test test-torch lint house same browser accuracy bench fuzz docs dist clean
+.PHONY: demo test test-slow test-torch lint house same browser accuracy bench fuzz docs dist clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,9 @@ demo: $(READY) ## a step from code and the effect of edits, a job on 16,384 GPUs
 
 test: $(READY) lint browser ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(READY) ## what `make test` leaves out: large jobs of the docs, accuracy that is fitted anew, whole notebooks
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-torch: $(READY) ## the capture tests on the oldest and the newest supported torch, and their captured kernels compared
 	$(BIN)/python tools/torch_versions.py

@@ -1,5 +1,6 @@
 """Numbers that code reads from the GPU: computed where they can be known, assumed in the open where not."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ def test_a_small_buffer_keeps_its_numbers_however_often_it_is_written_to() -> No
         return buffer.min()
 
     assert products(capture(repeated(most))) == 150 + 3
+
+
+def test_numbers_of_an_expanded_tensor_are_not_computed_one_by_one() -> None:
+    """The gradient of a sum over a large batch is one number, expanded: adding it up took seconds."""
+    start = time.process_time()
+    capture(repeated(lambda d: torch.ones(1, device=d).expand(1 << 36).sum() * 0 + 3))
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(

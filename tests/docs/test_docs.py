@@ -77,6 +77,21 @@ NOT_RUN = {
     "python docs/make_studies.py": WRITTEN,
     "python tools/fit_host.py workloads/varied.py data/h200_varied src/presage/data/h200/host.toml": WRITTEN,
 }
+# Run by `make test-slow`: 5 to 20 s each; tests/cli, tests/prediction and tests/report try the same on small jobs.
+SLOW = {
+    "presage job examples/jobs/llama3.1-405b.toml --draws 10000",
+    "presage sensitivity examples/jobs/llama3.1-405b.toml",
+    "presage sensitivity examples/jobs/llama3.1-405b.toml --draws 2000 -v",
+    "presage study scale examples/jobs/llama3.1-405b.toml",
+    "presage study compute examples/jobs/deepseek-v3.toml",
+    "presage study domain examples/jobs/deepseek-v3.toml",
+    "presage study power examples/jobs/llama3.1-405b.toml --draws 4000",
+    "presage place examples/jobs/llama3.1-405b.toml --speeds random:0.02:0.002:1.15 --hot 1.3 -v",
+    "presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5",
+    "presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5 -v",
+    "presage shard demo --ranks 4 -v",
+    "presage whatif examples/gpt.py:build --arg batch=1 --arg layers=4 --suggest",
+}
 # What a page's Python takes for granted.
 JOB = 'import presage as ps\njob = ps.read_transformer_job("job.toml")'
 BEFORE = {
@@ -139,7 +154,12 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     return Printed(tmp_path_factory)
 
 
-@pytest.mark.parametrize("shown", RUN.values(), ids=[text for text, _ in RUN])
+def timed(text: str, value: Any) -> Any:
+    """A parameter of a test, which is slow where its command is."""
+    return pytest.param(value, id=text, marks=pytest.mark.slow if text in SLOW else ())
+
+
+@pytest.mark.parametrize("shown", [timed(text, shown) for (text, _), shown in RUN.items()])
 def test_the_output_shown_is_the_output(shown: list[Command], printed: Printed) -> None:
     assert shown[0].line.startswith("presage "), f"{shown[0].page}: run it here, or say in NOT_RUN why not"
     found, folder = printed.of(shown[0])
@@ -177,10 +197,12 @@ def test_the_job_shown_is_the_example() -> None:
 
 
 def test_no_command_is_listed_that_no_page_shows() -> None:
-    assert set(NOT_RUN) <= {command.text for command in ALL}
+    assert set(NOT_RUN) | SLOW <= {command.text for command in ALL}
 
 
-@pytest.mark.parametrize("text", sorted({c.text for c in ALL if c.text in NOT_RUN and c.text.startswith("presage ")}))
+@pytest.mark.parametrize(
+    "text", sorted({c.text for c in ALL if c.text in SLOW | set(NOT_RUN) and c.text.startswith("presage ")})
+)
 def test_what_is_not_run_has_options_that_there_are(text: str) -> None:
     assert not strange(text)
 

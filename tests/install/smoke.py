@@ -25,8 +25,8 @@ def main(folder: Path, version: str | None) -> None:
     assert version is None or said("--version").strip() == version
     assert "presage trace demo" in said("--help")
     said("examples", "examples")
-    job = answer("job", "examples/jobs/llama3.1-405b.toml", "--draws", "1000", "--json", "-")
-    assert job["step_ms"]["p50"] > 1000
+    job = answer("job", OWN, "--draws", "20", "--json", "-")  # too few to compile anything for
+    assert job["step_ms"]["p50"] > 100
     assert answer("trace", "demo", "--json", "-")
     assert "With the edits" in said("replay", "demo", "--scale", "kernel=.*:0.5")
     assert "H200" in said("gpus") and "DGX" in said("platforms")

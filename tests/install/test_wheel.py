@@ -6,9 +6,14 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
+from email import message_from_string
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+
+Requirement = pytest.importorskip("packaging.requirements").Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 8e6  # bytes of either: the raw measurements stay out
@@ -48,17 +53,40 @@ def test_the_sdist_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
     assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
-def test_the_wheel_in_a_fresh_environment_passes_the_smoke_tests(built: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fetched", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["linked", "fetched"])
+def test_the_wheel_in_a_fresh_environment_passes_the_smoke_tests(built: Path, tmp_path: Path, fetched: bool) -> None:
+    """With what it says it needs and nothing else, linked from here or fetched by pip: 500 MB."""
     (wheel,) = built.glob("*.whl")
     _run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     python = str(tmp_path / "venv" / "bin" / "python")
-    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    _run(*pip, "install", "--quiet", "--no-compile", str(wheel))
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "--quiet")
+    if not fetched:
+        link_needed(_requirements(zipfile.Path(wheel)), packages)
+    _run(*pip, "--no-compile", *(() if fetched else ("--no-index",)), str(wheel))
     (tmp_path / "empty").mkdir()
     version = wheel.name.split("-")[1]
     assert "smoke tests passed" in _run(
         python, str(ROOT / "tests" / "install" / "smoke.py"), str(tmp_path / "empty"), version
     )
+
+
+def _requirements(wheel: zipfile.Path) -> list[str]:
+    (about,) = (p / "METADATA" for p in wheel.iterdir() if p.name.endswith(".dist-info"))
+    return message_from_string(about.read_text()).get_all("Requires-Dist") or []
+
+
+def link_needed(requirements: Sequence[str], packages: Path) -> None:
+    """Link the packages of this environment that are required, and those that they require."""
+    for text in requirements:
+        needed = Requirement(text)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        found = distribution(needed.name)
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(found.locate_file(top))
+                link_needed(found.requires or (), packages)
 
 
 def test_the_changelog_tells_of_this_version(built: Path) -> None:

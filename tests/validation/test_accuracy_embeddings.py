@@ -9,6 +9,7 @@ import pytest
 from commands import runner
 from presage.errors import InputError, PresageError
 from presage_validation import command as command
+from presage_validation import embeddings
 from presage_validation.embeddings import read_groups, score_embeddings, split
 from presage_validation.sharding import score_sharding
 
@@ -35,6 +36,7 @@ def value_of(path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_groups_left_out_are_within_the_bars(scored) -> None:  # type: ignore[no-untyped-def]
     found = scored.metrics()
     assert not scored.skipped and found["forward"].n == found["backward"].n == 176
@@ -43,6 +45,7 @@ def test_groups_left_out_are_within_the_bars(scored) -> None:  # type: ignore[no
     assert found["forward"].mape < found["forward_law"].mape and found["backward"].mape < found["backward_law"].mape
 
 
+@pytest.mark.slow
 def test_knowing_the_data_is_what_helps(scored) -> None:  # type: ignore[no-untyped-def]
     found = scored.metrics()
     for phase in ("forward", "backward"):
@@ -52,23 +55,30 @@ def test_knowing_the_data_is_what_helps(scored) -> None:  # type: ignore[no-unty
         assert found[f"{phase}_cold"].geomean < 0.04
 
 
+@pytest.mark.slow
 def test_notes_say_what_was_fitted(scored) -> None:  # type: ignore[no-untyped-def]
     assert "fitted on 175 of 351 groups" in scored.notes[0] and "seed 0" in scored.notes[0]
     assert "351 of the 351" in scored.notes[1] and scored.to_json()["n"] == 176
 
 
-def test_what_is_scored_is_not_fitted(groups_file: Path, tmp_path: Path, scored) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_scored_is_not_fitted(groups_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scored groups may say anything of their times: their predictions stay."""
+    monkeypatch.setattr(embeddings, "ENOUGH", 40)
+    monkeypatch.setattr(embeddings, "ABLATIONS", {"uniform": embeddings.ABLATIONS["uniform"]})
     value = value_of(groups_file)
-    names = {g.name for g in split(read_groups(groups_file).groups)[1]}
+    value["groups"] = value["groups"][::6]
+    (tmp_path / "sound.json").write_text(json.dumps(value))
+    names = {g.name for g in split(read_groups(tmp_path / "sound.json").groups)[1]}
     for g in value["groups"]:
         if f"group {g['id']}" in names:
             g |= dict.fromkeys(("fwd_ms", "bwd_ms", "fwd_cold_ms", "bwd_cold_ms", "check_ms"), 77.0)
     (tmp_path / "wild.json").write_text(json.dumps(value))
-    wild = score_embeddings(tmp_path / "wild.json")
+    sound, wild = (score_embeddings(tmp_path / f"{name}.json") for name in ("sound", "wild"))
     for metric in ("forward", "backward", "forward_uniform"):
-        before, after = ([r.predicted for r in s.rows if r.metric == metric] for s in (scored, wild))
-        assert before == after and len(before) == 176
+        before, after = ([r.predicted for r in s.rows if r.metric == metric] for s in (sound, wild))
+        assert before == after and len(before) == len(names) > 20
+    measured = ([r.measured for r in s.rows if r.metric == "forward"] for s in (sound, wild))
+    assert next(measured) != next(measured)
 
 
 def test_few_groups_are_scored_as_shipped(groups_file: Path, tmp_path: Path) -> None:
@@ -147,7 +157,8 @@ def test_the_commands(shared: Path, groups_file: Path, tmp_path: Path) -> None:
     assert found["kind"] == "embeddings" and set(found["metrics"]) >= {"forward", "backward", "forward_uniform"}
     assert (tmp_path / "rows.csv").read_text().startswith("metric,group,name,predicted,measured,error\n")
     assert "as shipped" in run("embeddings", tmp_path / "few.json")
-    path = shared / "h200/tbe_sharding.json"
+    path, value = tmp_path / "tasks.json", value_of(shared / "h200/tbe_sharding.json")
+    path.write_text(json.dumps(value | {"tasks": value["tasks"][:2]}))
     found = json.loads(run("sharding", path, "--json", "-", "--out", tmp_path / "ranks.csv"))
     keys = {"tasks", "top1", "within_5pct", "within_10pct", "mean_regret", "kendall_tau"}
     assert set(found["metrics"]) == keys and set(found["baselines"]["torchrec"]) == keys

@@ -118,7 +118,8 @@ class Content:
 
     def small(self) -> bool:
         """Whether it was made of small tensors alone, so that computing it at once costs next to nothing."""
-        given = [v.content.elements for v in leaves([self.args, *self.kwargs.values()]) if isinstance(v, View)]
+        views = [v for v in leaves([self.args, *self.kwargs.values()]) if isinstance(v, View)]
+        given = [max(v.content.elements, prod(v.shape)) for v in views]  # an expanded tensor is larger than its storage
         given += [self.base.elements] if self.base is not None else []
         return max(given, default=0) <= SMALL and self.elements <= SMALL
 
@@ -253,6 +254,8 @@ class Worker:
 
         def real(x: Any) -> Any:
             if isinstance(x, View):
+                if prod(x.shape) > MOST_ELEMENTS:
+                    raise TooMuch
                 return x.of(changed) if changed is not None and x.content is c.base else self._read(x)
             if isinstance(x, Blank):
                 return torch.empty((), dtype=x.dtype, device="cpu").expand(x.shape)

@@ -159,7 +159,9 @@ class TensorValues:
         if not isinstance(x, FakeTensor):
             return x.numel() <= SMALL and is_strided(x)
         held = self._held.get(x.untyped_storage()._cdata) if is_strided(x) else None
-        return held is not None and held[0].data is not None and not held[0].assumed
+        if held is None or held[0].data is None or held[0].assumed:
+            return False
+        return x.numel() <= max(SMALL, held[0].elements)  # not an expanded one, of which an op would make a large one
 
     def _drawn(self, t: torch.Tensor) -> View | None:
         """A tensor of which nothing is known."""
