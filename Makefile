@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE  # the tests start presage hundreds of times: each module is compiled once
 
-.PHONY: demo test test-slow test-torch lint house same browser accuracy bench fuzz docs dist clean
+.PHONY: demo test tests test-slow test-torch lint style types house same browser accuracy bench fuzz docs dist clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -23,8 +23,11 @@ demo: $(READY) ## a step from code and the effect of edits, a job on 16,384 GPUs
 	@echo "Timelines: out/step.json out/job.json out/replayed.json (open them in https://ui.perfetto.dev)"
 	@echo "Next: $(BIN)/presage ui, a page to plan with; $(BIN)/presage --help"
 
-test: $(READY) lint browser ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(READY) style browser ## style, types and all tests but the slow ones, below ten minutes on two cores
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+tests: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(READY) ## what `make test` leaves out: large jobs of the docs, accuracy that is fitted anew, whole notebooks
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
@@ -32,10 +35,14 @@ test-slow: $(READY) ## what `make test` leaves out: large jobs of the docs, accu
 test-torch: $(READY) ## the capture tests on the oldest and the newest supported torch, and their captured kernels compared
 	$(BIN)/python tools/torch_versions.py
 
-lint: $(READY) ## style and types
+lint: style types ## style and types
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+types: $(READY)
+	nice -n 10 $(BIN)/mypy  # beside the tests: some of them measure times
 
 house: $(READY) ## the rules of the layout and the sizes of all rooms
 	$(BIN)/python tools/house.py

@@ -25,6 +25,17 @@ OPTIONS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+# Files that take longest come first, so that no worker is left alone with one of them at the end.
+LONGEST = (
+    "test_docs.py", "test_notebooks.py", "test_determinism.py", "test_wheel.py", "test_ui_browser.py", "test_scale.py",
+    "test_predict_job.py", "test_cli_mistakes.py", "test_site.py", "test_gloo.py", "test_absurd.py", "test_terminal.py",
+    "test_capture_models.py", "test_calibrate.py", "test_layouts.py", "test_preset_jobs.py", "test_tensor_parallel.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="module", autouse=True)

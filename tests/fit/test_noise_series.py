@@ -233,10 +233,10 @@ def planted_groups(n: int, seed: int) -> list[list[StepLog]]:
 
 
 def test_predictions_of_planted_groups_are_calibrated() -> None:
-    """Two runs fitted, the third predicted, 200 times: quantiles hold as often as they say."""
-    prior = learn([fit(g, SeriesPrior()) for g in planted_groups(30, 21)])
+    """Two runs fitted, the third predicted, 80 times: quantiles hold as often as they say."""
+    prior = learn([fit(g, SeriesPrior()) for g in planted_groups(20, 21)])
     below, inside, rng = [], [], np.random.default_rng(0)
-    for group in planted_groups(200, 22):
+    for group in planted_groups(80, 22):
         p = fit(group[:2], prior).predict_like(group[2], rng, 300)
         seen = group[2].seconds
         below.append([(seen <= p.quantile(q)).mean() for q in (0.5, 0.95)])

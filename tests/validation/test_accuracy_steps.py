@@ -136,6 +136,7 @@ def averaged(run: dict[str, Any], stride: int = 32) -> dict[str, Any]:
     return {**run, "steps": steps, "step_end_s": run["step_end_s"][stride - 1 : many : stride], "step_stride": stride}
 
 
+@pytest.mark.slow
 def test_means_of_32_steps_meet_the_bars(means: StepsResult) -> None:
     assert means.kinds() == ["means of 32 steps"] and not means.skipped
     found = means.to_json()["metrics"]
@@ -148,6 +149,7 @@ def test_means_of_32_steps_meet_the_bars(means: StepsResult) -> None:
     assert found["crps_ratio"] < 0.85 * iid["crps_ratio"]
 
 
+@pytest.mark.slow
 def test_no_data_of_means(means: StepsResult) -> None:
     """No constant for all systems is within 1.5 points of more."""
     measured = np.array([r.measured for r in means.zero.rows])
@@ -155,6 +157,7 @@ def test_no_data_of_means(means: StepsResult) -> None:
     assert means.zero.metrics()["zero_data_within_1.5pt"] >= best > 0.75
 
 
+@pytest.mark.slow
 def test_left_out_runs_meet_the_bars(mlperf: StepsResult) -> None:
     found = mlperf.to_json()["metrics"]
     assert found["runs"] == 42 and found["n"] + found["cut"] == 12_203
@@ -164,6 +167,7 @@ def test_left_out_runs_meet_the_bars(mlperf: StepsResult) -> None:
     assert found["run_interval_90_coverage"] >= 0.85
 
 
+@pytest.mark.slow
 def test_baselines_are_worse(mlperf: StepsResult) -> None:
     ours, iid = summary(mlperf.rows), summary(mlperf.rows, "iid")
     assert ours["crps_ratio"] < iid["crps_ratio"] and ours["w1_over_mean"] < iid["w1_over_mean"]
@@ -171,6 +175,7 @@ def test_baselines_are_worse(mlperf: StepsResult) -> None:
     assert iid["coverage_95"] < 0.93
 
 
+@pytest.mark.slow
 def test_no_data_meets_its_bar(mlperf: StepsResult) -> None:
     assert len(mlperf.zero.rows) == 14
     assert mlperf.zero.metrics()["zero_data_within_1.5pt"] >= 0.8
