@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from presage.costs.calibrated_kernels import Cache, CallTime, call_times
 from presage.costs.call import Call, Shape
 from presage.costs.families import BY_OP, FAMILIES
+from presage.costs.families.copy import strided
 from presage.costs.kernel_files import load, save
 from presage.costs.kernel_model import OpTime, Power, slowdown
 from presage.errors import PresageError
@@ -174,3 +175,14 @@ def test_a_folder_that_is_called_as_a_known_gpu_is_said_with_its_path(
     assert load("h200").gpu.key == "h200"
     with pytest.raises(PresageError):
         load("./h200")
+
+
+def test_joining_channels_last_images_takes_as_long_as_joining_their_rows() -> None:
+    def joined(strides: tuple[int, ...], sizes: tuple[int, ...], dim: int) -> list[Call]:
+        piece = Shape(sizes, strides, "float16")
+        return strided(Call("aten::cat", ((piece, piece), dim)))
+
+    last = joined((64 * 320 * 320, 1, 320 * 64, 64), (8, 64, 320, 320), 1)
+    assert last == joined((320 * 320 * 64, 320 * 64, 64, 1), (8, 320, 320, 64), 3)
+    assert joined((64, 1), (8, 64), 1)[0].name == "aten::cat"
+    assert joined((1, 8), (8, 64), 1)[0].name == "aten::copy_", "other layouts run a strided copy"

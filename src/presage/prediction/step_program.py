@@ -54,6 +54,7 @@ class StepTasks:
     crossings: Ints = field(default_factory=_no_pairs)  # (kernel, kernel of another stream that waits for it)
     carried: Ints = field(default_factory=_no_pairs)  # the same, from a step to the one after
     meetings: tuple[tuple[int, str], ...] = ()  # kernels of collectives in order, and their groups
+    loading: float = 0.0  # seconds of the last task in which the training process loads data
 
     def __len__(self) -> int:
         return len(self.lane)
@@ -139,9 +140,10 @@ def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Ca
             issue.waiting = True
         issue.pending += after[i] if n else after[i] + call[i] + between[i]
     issue.switch(MAIN)
-    issue.pending += host.end + (0.0 if graph.loading.get("workers") else loading_pace(graph))
+    loading = 0.0 if graph.loading.get("workers") else loading_pace(graph)
+    issue.pending += host.end + loading
     issue.host(REST)
-    return _tasks(issue, graph, streams)
+    return replace(_tasks(issue, graph, streams), loading=loading)
 
 
 def loading_pace(graph: Graph) -> float:
@@ -246,6 +248,7 @@ def _edges(tasks: StepTasks, first: Ints, calls: Calls) -> Iterator[Edges]:
 
 WARM_UP = 2  # steps in which the host gets ahead of the GPU
 GPU_SD = 0.0025  # GPU time from run to run, measured: 0.2 to 0.3%
+LOADING_SD = 0.4  # of what loading takes: it is measured on another CPU, to a round number; assumed
 
 
 @dataclass(frozen=True)
@@ -275,10 +278,9 @@ def draw_durations(tasks: StepTasks, steps: int, draws: int, spread: StepSpread,
     lanes[STREAM] = pace_factors(rng, spread.of_gpu, draws)
     lanes[:STREAM] *= pace_factors(rng, p.machine_sd, draws)
     table = lanes[np.minimum(tasks.lane, STREAM)].swapaxes(0, 1) * tasks.seconds[None, :, None]
+    if tasks.loading:
+        table[:, -1] *= 1 + tasks.loading / tasks.seconds[-1] * (pace_factors(rng, LOADING_SD, draws) - 1)
     return Durations.of(table.reshape(steps * len(tasks), draws))
-
-
-LOADING_SD = 0.4  # of what loading takes: it is measured on another CPU, to a round number; assumed
 
 
 def with_loading(graph: Graph, drawn: Floats, seed: int) -> Floats:

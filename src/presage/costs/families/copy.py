@@ -12,6 +12,7 @@ from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, flat, ln, moved_law, plain_features
 from presage.costs.rates import Rates
 
+LAST = (0, 2, 3, 1)  # dimensions of a channels-last image, the slowest first
 CODES = codes(("copy_", "fill_", "zero_", "cat", "roll", "clone", "repeat", "stack"))
 KINDS = {"float32": 0.0, "bfloat16": 1.0, "float16": 2.0, "bool": 3.0, "int64": 4.0, "float64": 5.0, "int32": 6.0}
 FILLS = ("aten::fill_", "aten::zero_")
@@ -51,13 +52,24 @@ def _regime(target: Shape | None, source: Shape | None) -> list[float]:
 
 
 def strided(call: Call) -> list[Call]:
-    """Concatenation of pieces that are not contiguous runs a strided copy."""
+    """Concatenation of pieces that are not contiguous runs a strided copy; of channels-last ones one with their
+    dimensions in that order."""
     if call.name != "aten::cat" or all(t.is_contiguous for t in call.tensors):
         return [call]
+    if all(_channels_last(t) for t in call.tensors):
+        pieces = tuple(contiguous(tuple(t.sizes[k] for k in LAST), t.dtype) for t in call.tensors)
+        return [Call(call.name, (pieces, LAST.index(int(call.number(1)) % 4)))]
     rough = max(call.tensors, key=lambda t: (not t.is_contiguous, t.elements))
     times = max(1, sum(t.elements for t in call.tensors) // max(1, rough.elements))
     source = Shape((times, *rough.sizes), (2 * rough.elements, *rough.strides), rough.dtype)
     return [Call("aten::copy_", (contiguous(source.sizes, rough.dtype), source))]
+
+
+def _channels_last(t: Shape) -> bool:
+    if len(t.sizes) != 4 or len(t.strides) != 4:
+        return False
+    sizes, strides = (tuple(x[k] for k in LAST) for x in (t.sizes, t.strides))
+    return Shape(sizes, strides, t.dtype).is_contiguous
 
 
 def contiguous(sizes: tuple[int, ...], dtype: str) -> Shape:
