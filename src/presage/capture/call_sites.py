@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -134,10 +134,9 @@ class CallSites:
 
     def fill(self, call: RecordedCall) -> None:
         """Write down where a call comes from."""
-        thread = host_thread()
-        stack = self._stacks.get((get_ident(), thread))
         node = torch._C._current_autograd_node()
-        call.thread = thread
+        call.thread = "main" if node is None else "autograd"
+        stack = self._stacks.get((get_ident(), call.thread))
         if node is not None and not stack:
             number = node._sequence_nr()
             call.sequence = number if number < _NO_NUMBER else -1
@@ -165,7 +164,7 @@ class CallSites:
     def line(self) -> str:
         """The innermost line that is neither PyTorch's nor ours."""
         frame = _users_frame(sys._getframe(1))
-        return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        return "" if frame is None else f"{_name_of(frame.f_code.co_filename)}:{frame.f_lineno}"
 
     def reader(self) -> tuple[str, tuple[int, int]]:
         """That line, with the identities of its frame and of the user's frame that called it."""
@@ -177,11 +176,20 @@ class CallSites:
 def _users_frame(frame: Any) -> Any:
     """The innermost frame from here outwards that is neither PyTorch's nor ours."""
     while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith((_TORCH, _OURS, "<")) and "contextlib" not in path:
+        if _is_users(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None
+
+
+@cache
+def _is_users(path: str) -> bool:
+    return not path.startswith((_TORCH, _OURS, "<")) and "contextlib" not in path
+
+
+@cache
+def _name_of(path: str) -> str:
+    return Path(path).name
 
 
 def with_closure(args: Any, kwargs: Any, around: Callable[[Any], Any]) -> Any:
@@ -229,7 +237,6 @@ class Nested:
     within: tuple[str, ...]
     sequence: int
     thread: int
-    asked: tuple[Any, ...] = ()  # of a cast that did nothing: the tensor's shape and type
 
 
 @dataclass
@@ -241,7 +248,7 @@ class Profile:
 def profiled() -> Iterator[Profile]:
     """Profile what runs inside; the result is filled in at the end."""
     config = _profiler.ProfilerConfig(
-        _profiler.ProfilerState.KINETO, True, False, False, False, False,
+        _profiler.ProfilerState.KINETO, False, False, False, False, False,  # with shapes it is three times as slow
         _profiler._ExperimentalConfig(profile_all_threads=True),
     )  # fmt: skip
     activities = {_profiler.ProfilerActivity.CPU}
@@ -293,20 +300,9 @@ def _walk(roots: Any) -> Iterator[Nested]:
             todo += [(c, within, number) for c in reversed(children)]
             continue
         if not children and name.startswith("aten::"):
-            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid, _cast_arguments(event, within))
+            yield Nested(event.start_time_ns, -1, name, within, number, event.start_tid)
             continue
         if name.startswith(_ENGINE) and not any(outer.startswith(_ENGINE) for outer in within):
             within = ()  # autograd has a thread of its own on a GPU: nothing of the caller's is around it
         inner = within if name.startswith(_REGIONS) else (*within, name)
         todo += [(c, inner, number) for c in reversed(children)]
-
-
-def _cast_arguments(event: Any, within: tuple[str, ...]) -> tuple[Any, ...]:
-    """What a call of `to` with a type was about. Calls with a device alone look alike, but have more arguments."""
-    if event.name != "aten::to":
-        return ()
-    given = event.extra_fields.inputs
-    typed = len(given) in (5, 6) or within[-1:] == ("aten::type_as",)
-    if not typed or not hasattr(given[0], "sizes"):
-        return ()
-    return (list(given[0].sizes), str(given[0].dtype).removeprefix("torch."))

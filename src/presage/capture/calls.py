@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -42,8 +42,7 @@ class RecordedCall:
     called: str = ""  # the op autograd called, where it would have called this one on plain tensors
 
 
-@dataclass(frozen=True)
-class MemoryEvent:
+class MemoryEvent(NamedTuple):
     """Storage `storage` is taken or given back before call number `call`."""
 
     call: int
@@ -116,18 +115,17 @@ class MemoryTracker:
     def tensor(self, x: torch.Tensor) -> int:
         on_gpu = x.device.type == "cuda"
         storage = self.storage_of(x) if on_gpu else self._host(PINNED_MEMORY if is_pinned(x) else HOST_MEMORY)
-        strided = x.layout == torch.strided
-        shape = tuple(int(n) for n in x.shape)
-        strides = tuple(int(n) for n in x.stride()) if strided else ()
-        offset = int(x.storage_offset()) if strided else 0
-        key = (storage, shape, strides, x.dtype, offset)
-        if key not in self._known:
-            self._known[key] = len(self.tensors)
+        strided = x.layout is torch.strided
+        strides, offset = (x.stride(), x.storage_offset()) if strided else ((), 0)
+        key = (storage, x.shape, strides, x.dtype, offset)
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = len(self.tensors)
             dtype = str(x.dtype).removeprefix("torch.")
             if not strided:
-                self.sparse[len(self.tensors)] = tuple(_values(x).shape)
-            self.tensors.append(Tensor(len(self.tensors), storage, shape, strides, dtype, offset))
-        return self._known[key]
+                self.sparse[number] = tuple(_values(x).shape)
+            self.tensors.append(Tensor(number, storage, tuple(x.shape), tuple(strides), dtype, int(offset)))
+        return number
 
     def name(self, x: torch.Tensor | None, role: Role, name: str = "", module: str = "") -> None:
         """Say what a tensor's memory is for."""
@@ -155,7 +153,7 @@ def _block(nbytes: int) -> int:
 
 def _handle(tensor: torch.Tensor) -> Any:
     """The object whose life is the memory's: a sparse tensor's is that of its values."""
-    return (tensor if tensor.layout == torch.strided else _values(tensor)).untyped_storage()
+    return (tensor if tensor.layout is torch.strided else _values(tensor)).untyped_storage()
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -36,6 +36,22 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.untyped_storage() in _PINNED
 
 
+T = TypeVar("T")
+
+
+def per_op(ask: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Remember what was asked about an op, by its identity: its own hash takes longer than most questions."""
+    known: dict[int, tuple[Any, T]] = {}
+
+    def answer(func: Any) -> T:
+        found = known.get(id(func))
+        if found is None:
+            found = known[id(func)] = func, ask(func)
+        return found[1]
+
+    return answer
+
+
 def leaves(value: Any) -> list[Any]:
     """What is in lists of lists (arguments of ops are no deeper nests than that)."""
     if not isinstance(value, (list, tuple)):
@@ -47,6 +63,11 @@ def leaves(value: Any) -> list[Any]:
         else:
             out.append(v)
     return out
+
+
+def tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    given = leaves([args, *kwargs.values()]) if kwargs else leaves(args)
+    return [x for x in given if isinstance(x, torch.Tensor)]
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -92,7 +113,7 @@ class Copy:
         return torch.frombuffer(bytearray(self.data), dtype=self.dtype).as_strided(self.shape, self.strides)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Content:
     """All of one storage: an op's output, or what an op that works in place made of `base`. Without an op: zeros."""
 
@@ -110,21 +131,27 @@ class Content:
     depth: int = field(init=False, default=1)  # ops that have to run one after the other
 
     def __post_init__(self) -> None:
-        given = leaves([self.args, *self.kwargs.values()])
-        below = [v.content for v in given if isinstance(v, View)]
-        below += [self.base] if self.base is not None else []
-        object.__setattr__(self, "depth", 1 + max((c.depth for c in below), default=0))
-        object.__setattr__(self, "assumed", self.assumed or any(c.assumed for c in below))
+        below = [v.content for v in self._given() if isinstance(v, View)]
+        if self.base is not None:
+            below.append(self.base)
+        for content in below:
+            self.depth = max(self.depth, 1 + content.depth)
+            self.assumed = self.assumed or content.assumed
+
+    def _given(self) -> list[Any]:
+        if self.op is None:
+            return []
+        return leaves([self.args, *self.kwargs.values()]) if self.kwargs else leaves(self.args)
 
     def small(self) -> bool:
         """Whether it was made of small tensors alone, so that computing it at once costs next to nothing."""
-        views = [v for v in leaves([self.args, *self.kwargs.values()]) if isinstance(v, View)]
+        views = [v for v in self._given() if isinstance(v, View)]
         given = [max(v.content.elements, prod(v.shape)) for v in views]  # an expanded tensor is larger than its storage
         given += [self.base.elements] if self.base is not None else []
         return max(given, default=0) <= SMALL and self.elements <= SMALL
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class View:
     """A tensor in a storage."""
 
@@ -221,7 +248,7 @@ class Worker:
             self._spend(content.elements * content.dtype.itemsize)
             self._made[id(content)] = self._computed(content)
             if content.elements <= MOST_KEPT:  # the next question need not go back as far
-                object.__setattr__(content, "data", self._made[id(content)])
+                content.data = self._made[id(content)]
         return self._made[id(content)]
 
     def _spend(self, nbytes: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import _prims_common
 
+from presage.capture.contents import per_op
 from presage.graph.graph import OpCost
 
 aten = torch.ops.aten
@@ -112,6 +113,11 @@ OUTCOMES: dict[Any, Callable[..., Any]] = {
 }
 
 
+@per_op
+def has_outcome(func: Any) -> bool:
+    return func in OUTCOMES
+
+
 # ---- Strides that CUDA gives an op's outputs and a fake run does not.
 
 
@@ -196,7 +202,7 @@ def _only_here(tensor: Any, holders: int | None) -> bool:
         return False
     handle = tensor.untyped_storage()
     count = torch._C._storage_Use_Count(handle._cdata)
-    return count <= _STORAGE_HOLDERS and bool(is_dense(tensor))
+    return count <= _STORAGE_HOLDERS and (tensor.is_contiguous() or bool(is_dense(tensor)))
 
 
 # ---- Sparse tensors: fake tensors have few of their ops, so these are taken apart as CUDA takes them apart. A matrix

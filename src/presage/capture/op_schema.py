@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,18 @@ from torch._subclasses.fake_tensor import (
 
 from presage.capture.backend import CUDA, NAME
 from presage.capture.calls import RecordedCall
-from presage.capture.composite import WHOLE
+from presage.capture.composite import OVERRIDES, WHOLE
+from presage.capture.contents import per_op
+from presage.capture.fake_outputs import ON_BOTH, SPARSE_OPS, is_sparse
 
+aten = torch.ops.aten
+_INDEXING = {
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}  # fmt: skip
+_OVERRIDES = {
+    getattr(getattr(aten, n.partition(".")[0]), n.partition(".")[2] or "default"): f for n, f in OVERRIDES.items()
+}
 REAL_ELEMENTS = 1 << 16  # host tensors up to this size hold real numbers; larger ones (weights, mostly) are fake too
 
 
@@ -38,7 +48,7 @@ class OpSignature(NamedTuple):
     view: bool
 
 
-@cache
+@per_op
 def signature_of(func: Any) -> OpSignature:
     schema = func._schema
     arguments = tuple((a.name, a.default_value if a.has_default_value() else None) for a in schema.arguments)
@@ -49,8 +59,8 @@ def signature_of(func: Any) -> OpSignature:
 
 
 def on_gpu(x: Any) -> bool:
-    if isinstance(x, FakeTensor):
-        return x.fake_device.type == "cuda"
+    if isinstance(x, torch.Tensor):
+        return isinstance(x, FakeTensor) and x.fake_device.type == "cuda"
     return isinstance(x, torch.device) and x.type in ("cuda", NAME)
 
 
@@ -81,11 +91,35 @@ def is_large_factory(func: Any, args: Any) -> bool:
     return size > REAL_ELEMENTS and func._schema.returns and not any(isinstance(a, torch.Tensor) for a in args)
 
 
-@cache
+@per_op
 def is_composite(func: Any) -> bool:
     """It reaches the recorder only where autograd is off (inference mode), and is still to be taken apart."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
     return bool(composite) and func._schema.name.removeprefix("aten::") not in WHOLE
+
+
+@per_op
+def _is_taken_apart(func: Any) -> bool:
+    return func in _OVERRIDES or func in SPARSE_OPS or func in _INDEXING or is_composite(func)
+
+
+def ops_instead(func: Any, args: Any, given: list[Any] | None, record: Callable[..., None]) -> Any:
+    """What runs the other ops that CUDA's code for an op is made of, if any. `given`: the arguments, where the GPU is
+    reached; `record` records kernels."""
+    if not _is_taken_apart(func):
+        return None
+    if func in _OVERRIDES or given is None:
+        return _OVERRIDES.get(func)
+    if func in SPARSE_OPS and (func not in ON_BOTH or any(map(is_sparse, given))):
+        return partial(SPARSE_OPS[func], record)
+    if func in _INDEXING and any(map(is_host_index, args[1])):
+        return partial(_with_indices_copied, func)
+    return func.decompose if is_composite(func) else None
+
+
+def _with_indices_copied(func: Any, x: Any, indices: Any, *rest: Any, **options: Any) -> Any:
+    """As on CUDA: indices that lie on the host are copied over first."""
+    return func(x, [i.to(CUDA) if is_host_index(i) else i for i in indices], *rest, **options)
 
 
 @contextmanager

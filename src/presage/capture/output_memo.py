@@ -8,13 +8,16 @@ output is an argument, a new tensor in memory of its own, or a view of one argum
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from presage.capture.backend import CUDA, stand_in
+from presage.capture.contents import per_op
+
 aten = torch.ops.aten
+_make_subclass: Callable[..., FakeTensor] = torch._C.TensorBase._make_subclass
 _PLAIN = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex)
 )
@@ -53,14 +56,15 @@ class OutputMemo:
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
         mode.cache_enabled = False
-        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of every new fake tensor on a device
+        # of every new fake tensor on a device: its attributes, and the device that its dispatch keys are of
+        self._attributes: dict[torch.device, tuple[dict[str, Any], torch.device]] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any, compute: Callable[[], Any]) -> Any:
         """What `compute` returns for the op with these arguments."""
         if not _is_safe(func):
             return compute()
         tensors: list[Any] = []
-        key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        key: list[Any] = [id(func), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         placed = _depends_on_offset(func)
         try:
             self._add(key, args, tensors)
@@ -157,14 +161,13 @@ class OutputMemo:
                 storage: Any = base.untyped_storage()
                 offset = base.storage_offset() + d.offset
                 data = torch.empty(0, dtype=d.dtype, device="meta").set_(storage, offset, d.shape, d.strides)
-        attributes = self._attributes.get(d.device)
-        if attributes is None:
+        known = self._attributes.get(d.device)
+        if known is None:
             out = FakeTensor(self.mode, data, d.device)
-            self._attributes[d.device] = dict(vars(out))
+            self._attributes[d.device] = dict(vars(out)), stand_in() if d.device == CUDA else d.device
             return out
-        out = torch.Tensor._make_subclass(
-            FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=d.device
-        )
+        attributes, backend = known
+        out = _make_subclass(FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=backend)
         if self.mode._allow_unsafe_data_ptr_access:
             torch._C._set_warn_deprecated_on_mutable_data_ptr(out)
         else:
@@ -177,13 +180,13 @@ def _storage(t: Any) -> int:
     return int(t.untyped_storage()._cdata)
 
 
-@cache
+@per_op
 def _is_safe(func: Any) -> bool:
     """An op of PyTorch's own whose outputs depend on its arguments' shapes alone."""
     return func.namespace in ("aten", "prims") and (func is _INDEX or not _UNSAFE & set(func.tags))
 
 
-@cache
+@per_op
 def _depends_on_offset(func: Any) -> bool:
     """A view whose place in memory is given, or counted in elements of another type."""
     return _is_view(func) and func.overloadpacket not in _FROM_ARGUMENT

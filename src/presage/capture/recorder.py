@@ -21,23 +21,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from presage.capture.assumptions import Assumptions
 from presage.capture.backend import CUDA, listeners, stand_in
-from presage.capture.call_sites import CallSites, expects_out_of_memory, host_thread
+from presage.capture.call_sites import CallSites, expects_out_of_memory
 from presage.capture.calls import MemoryTracker, RecordedCall
 from presage.capture.communicators import NAMESPACES, Communicators
-from presage.capture.composite import OVERRIDES
-from presage.capture.contents import is_made_of_tensors, is_pinned, leaves, mapped, parts, pin, unprofiled
+from presage.capture.contents import is_made_of_tensors, is_pinned, leaves, mapped, parts, pin, tensors_in, unprofiled
 from presage.capture.custom_ops import KNOWN, is_priced_by_bytes, no_outputs, registered, same_as
-from presage.capture.fake_outputs import ON_BOTH, OUTCOMES, SPARSE_OPS, as_on_cuda, as_on_plain_tensors, is_sparse
+from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors, has_outcome
 from presage.capture.host_reads import HostReads
 from presage.capture.op_schema import (
     explained,
-    is_composite,
-    is_host_index,
     is_large_factory,
     is_real,
     led_to_cuda,
     mark,
     on_gpu,
+    ops_instead,
     signature_of,
 )
 from presage.capture.output_memo import OutputMemo
@@ -51,13 +49,6 @@ SETTLING = 100  # times 50 ms that other threads are waited for
 _device_of = torch.ops.prim.device.default
 _scalar = aten._local_scalar_dense.default
 _copies = (aten._to_copy.default, aten.copy_.default)
-_indexing = {
-    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
-    aten._unsafe_index.Tensor,
-}  # fmt: skip
-_overrides = {
-    getattr(getattr(aten, n.partition(".")[0]), n.partition(".")[2] or "default"): f for n, f in OVERRIDES.items()
-}
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -92,6 +83,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unpriced: dict[str, None] = {}  # custom kernels whose cost nobody says
         self.groups, self.communicators = ProcessGroups(), Communicators(self)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in a capture, and what would switch the compiler off is slow
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """The stretch of the run that becomes the graph, in the place of one before."""
@@ -113,10 +108,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _device_of:
-            device = parts(args[0])[0].device
+            device = (args[0] if type(args[0]) is FakeTensor else parts(args[0])[0]).device
             return self._seen_from_cpp.get(device, device)
-        if any(is_made_of_tensors(kind) for kind in types):
-            return NotImplemented  # its own code runs, and what that does to the tensors inside comes by here
+        for kind in types:
+            if kind is not FakeTensor and is_made_of_tensors(kind):
+                return NotImplemented  # its own code runs, and what that does to the tensors inside comes by here
         if get_ident() == self._owner:
             with self._one_at_a_time:
                 return self._dispatch(func, args, kwargs or {})
@@ -143,33 +139,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 break
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func.namespace == "profiler":
-            return func(*args, **kwargs)
         if func.namespace in NAMESPACES:
             return self.communicators.run(func, args, kwargs)
         if kwargs:
             kwargs = led_to_cuda(kwargs)
-        given = leaves([args, *kwargs.values()])
-        reaches_gpu = any(on_gpu(x) for x in given)
+        given = leaves([args, *kwargs.values()]) if kwargs else leaves(args)
+        reaches_gpu = any(map(on_gpu, given))
         if not reaches_gpu and not any(isinstance(x, FakeTensor) for x in given) and not is_large_factory(func, args):
-            return self._run_host(func, args, kwargs)
-        if func in _overrides:
+            return func(*args, **kwargs) if func.namespace == "profiler" else self._run_host(func, args, kwargs)
+        run = ops_instead(func, args, given if reaches_gpu else None, self.record_kernel)
+        if run is not None:
             with self:
-                return _overrides[func](*args, **kwargs)
-        if reaches_gpu and func in SPARSE_OPS and (func not in ON_BOTH or any(is_sparse(x) for x in given)):
-            with self:
-                return SPARSE_OPS[func](self.record_kernel, *args, **kwargs)
-        if reaches_gpu and func in _indexing and any(is_host_index(x) for x in args[1]):
-            with self:  # as on CUDA: indices that lie on the host are copied over first
-                indices = [x.to(CUDA) if is_host_index(x) else x for x in args[1]]
-                return func(args[0], indices, *args[2:], **kwargs)
-        if reaches_gpu and is_composite(func):
-            with self:
-                out = func.decompose(*args, **kwargs)
+                out = run(*args, **kwargs)
             if out is not NotImplemented:
                 return out
         run = self._run_gpu if reaches_gpu else self._fake_host
-        if host_thread() == "main":
+        if torch._C._current_autograd_node() is None:
             if self.failure is not None:
                 raise self.failure
             return run(func, args, kwargs)
@@ -201,13 +186,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self._hash = hash((self._hash, func, *(x.shape for x in leaves(args) if isinstance(x, torch.Tensor))))
+        tensors = tensors_in(args, kwargs)
+        self._hash = hash((self._hash, id(func), *[x.shape for x in tensors]))
         self._ops += 1
         called = signature_of(func).name
         if (node := torch._C._current_autograd_node()) is not None and not torch.is_grad_enabled():
             func, args = as_on_plain_tensors(func, args, node)
         given = args, kwargs
-        if any(is_real(x) for x in leaves([args, *kwargs.values()])):
+        if not all(isinstance(x, FakeTensor) for x in tensors):
             args, kwargs = mapped(self._faked, args), {k: mapped(self._faked, v) for k, v in kwargs.items()}
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}
@@ -258,7 +244,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]  # its shape is all there is to know, and fake tensors cannot add these
         if not signature_of(func).returns:
             return None  # a fused optimizer's step, or the like: it changes its inputs, whose shapes stay
-        if func in OUTCOMES:
+        if has_outcome(func):
             if func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
                 self.note(f"the sizes of the groups at {self.places.line()} are not known: taken to be equal")
             with self.fake:

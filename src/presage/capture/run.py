@@ -34,6 +34,7 @@ from presage.usercode import error_text, user_code_line
 
 Step = Callable[[], Any]
 MOST_CALLS = 64  # between two steps of an optimizer
+RARELY = 50_000  # objects made between two garbage collections
 
 
 def capture(
@@ -143,12 +144,16 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
 
 @contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """Keep what was loaded before the capture (torch itself, mostly) out of garbage collections during it."""
-    frozen = gc.get_freeze_count()
+    """Keep what was loaded before the capture (torch itself, mostly) out of garbage collections during it, which are
+    rare: every op leaves objects that stay to the end."""
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
     gc.freeze()
+    if threshold[0]:
+        gc.set_threshold(RARELY, *threshold[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*threshold)
         if not frozen:
             gc.unfreeze()
 
@@ -349,20 +354,8 @@ def _lower_all(
 def _host_event(n: Nested, recorder: Recorder, call: int) -> Op:
     """An op that never reached a device: it belongs where its neighbour in time does."""
     near = recorder.calls[min(call, len(recorder.calls) - 1)]
-    asked = n.asked if near.phase == "forward" and near.thread == "main" else ()
-    return Op(
-        n.name,
-        "",
-        asked,
-        (),
-        near.phase,
-        near.thread,
-        near.module,
-        n.within,
-        kernels=False,
-        line=near.line,
-        compiled=near.compiled,
-    )
+    place = near.phase, near.thread, near.module, n.within
+    return Op(n.name, "", (), (), *place, kernels=False, line=near.line, compiled=near.compiled)
 
 
 def _frees(moments: list[MemoryEvent], starts: list[int], end: int) -> list[Event]:

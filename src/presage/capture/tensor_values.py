@@ -31,6 +31,7 @@ from presage.capture.contents import (
     Worker,
     leaves,
     mapped,
+    tensors_in,
     unprofiled,
 )
 from presage.capture.op_schema import signature_of
@@ -75,9 +76,10 @@ class TensorValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """After an op: what its outputs hold, or what became of the tensors it changed."""
-        if signature_of(func).view:
+        signature = signature_of(func)
+        if signature.view:
             return
-        if signature_of(func).writes:
+        if signature.writes:
             written = written_tensors(func, args, kwargs)
             if short_name(func) in FINITE:
                 written = written[:-1]
@@ -94,7 +96,7 @@ class TensorValues:
 
     def _all_known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether an op of any kind could be run on the host if somebody asked."""
-        given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
+        given = tensors_in(args, kwargs)
         views = [self._view(x) for x in given if isinstance(x, FakeTensor)]
         known = bool(views) and all(v is not None and not v.content.assumed for v in views)
         return known and func.namespace == "aten" and func not in _FAILED and is_cheap(func, given)
@@ -114,13 +116,13 @@ class TensorValues:
     def set(self, t: torch.Tensor, numbers: torch.Tensor) -> None:
         """Say what a tensor that fills its storage holds."""
         if isinstance(t, FakeTensor) and is_strided(t) and numbers.numel() == t.numel():
-            flat = torch.zeros(_zeros(t).elements, dtype=t.dtype)
+            flat = torch.zeros(_elements(t), dtype=t.dtype)
             flat.as_strided(t.shape, t.stride(), int(t.storage_offset())).copy_(numbers)
             self._hold(t, Content(t.dtype, flat.numel(), data=flat))
 
     def _run_small(self, func: Any, args: Any, kwargs: Any, out: Any, written: list[torch.Tensor]) -> bool:
         """Run an op of any kind on small tensors whose numbers are known, on the host."""
-        given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
+        given = tensors_in(args, kwargs)
         if func in _FAILED or not given or not all(self._is_at_hand(x) for x in given) or not is_cheap(func, given):
             return False
         own: dict[int, torch.Tensor] = {}  # numbers of the storages, copied where they are written to
@@ -165,12 +167,12 @@ class TensorValues:
 
     def _drawn(self, t: torch.Tensor) -> View | None:
         """A tensor of which nothing is known."""
-        blank = _zeros(t)
-        if blank.elements > MOST_ELEMENTS:
+        elements = _elements(t)
+        if elements > MOST_ELEMENTS:
             return None
         self._draws[-1] += 1
         seed = (SEED + self._draws[-1] * NEXT_SEED) % (1 << 63)
-        content = Content(blank.dtype, blank.elements, seed=seed, assumed=True)
+        content = Content(t.dtype, elements, seed=seed, assumed=True)
         self._hold(t, content)
         return _placed(content, t)
 
@@ -230,7 +232,7 @@ class TensorValues:
             del self._held[key]
 
     def _outputs(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        inputs = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
+        inputs = tensors_in(args, kwargs)
         given = {x.untyped_storage()._cdata for x in inputs if is_strided(x)}
         made = [(i, o) for i, o in enumerate(leaves(out)) if isinstance(o, FakeTensor) and is_strided(o)]
         fresh = [(i, o) for i, o in made if o.untyped_storage()._cdata not in given and o.numel() <= MOST_ELEMENTS]
@@ -242,14 +244,14 @@ class TensorValues:
         elif (known := self._known(func, args, kwargs, fresh[0][1])) is None or self._is_finite(func, known):
             likely = UNKNOWN_ARE.get(short_name(func))
             for _, o in fresh if likely is not None else ():
-                n = _zeros(o).elements
+                n = _elements(o)
                 self._hold(o, Content(o.dtype, n, _full, ([n], likely), {"dtype": o.dtype}, assumed=True))
         else:
             seed = self._seed(func, kwargs)
             for i, o in fresh:
-                blank = _zeros(o)
-                where = None if o.is_contiguous() and blank.elements == o.numel() else _placed(blank, o)
-                self._hold(o, Content(blank.dtype, blank.elements, func, *known, where, i, None, seed))
+                n = _elements(o)
+                where = None if n == o.numel() and o.is_contiguous() else _placed(_zeros(o), o)
+                self._hold(o, Content(o.dtype, n, func, *known, where, i, None, seed))
 
     def _is_finite(self, func: Any, known: tuple[Any, Any]) -> bool:
         """A check for infinities of numbers that are not known."""
@@ -259,9 +261,8 @@ class TensorValues:
     def _changed(self, func: Any, args: Any, kwargs: Any, target: torch.Tensor) -> Content | None:
         if not isinstance(target, FakeTensor) or not is_strided(target) or target.numel() > MOST_ELEMENTS:
             return None
-        blank = _zeros(target)
-        if short_name(func) in FILLS and blank.elements == target.numel():
-            self._hold(target, blank)  # what was there does not matter
+        if short_name(func) in FILLS and _elements(target) == target.numel():
+            self._hold(target, _zeros(target))  # what was there does not matter
         view = self._view(target)
         known = self._known(func, args, kwargs, target)
         if view is None or known is None:
@@ -324,11 +325,16 @@ _UNKNOWN = _Unknown()
 
 
 def _zeros(t: torch.Tensor) -> Content:
-    return Content(t.dtype, t.untyped_storage().nbytes() // t.dtype.itemsize)
+    return Content(t.dtype, _elements(t))
+
+
+def _elements(t: torch.Tensor) -> int:
+    """Those of its storage."""
+    return t.untyped_storage().nbytes() // t.dtype.itemsize
 
 
 def _placed(content: Content, t: torch.Tensor) -> View:
-    return View(content, tuple(t.shape), tuple(t.stride()), int(t.storage_offset()), t.dtype)
+    return View(content, t.shape, t.stride(), int(t.storage_offset()), t.dtype)
 
 
 _full = torch.ops.aten.full.default

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
-from presage.capture.contents import leaves
+from presage.capture.contents import leaves, per_op
 from presage.capture.op_schema import signature_of
 
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
@@ -63,12 +62,12 @@ UNKNOWN_ARE = {"isnan": 0, "isinf": 0, "isfinite": 1, "all": 1, "any": 0, "_is_a
 FINITE = {"_amp_foreach_non_finite_check_and_unscale_"}
 
 
-@cache
+@per_op
 def short_name(func: Any) -> str:
     return signature_of(func).name.removeprefix("aten::")
 
 
-@cache
+@per_op
 def is_known(func: Any) -> bool:
     """Whether the op may be run for real; forms that work in place go by the name of the one that does not."""
     name = short_name(func)
@@ -76,7 +75,7 @@ def is_known(func: Any) -> bool:
     return func.namespace == "aten" and (name in known or name.removesuffix("_") in PLAIN)
 
 
-@cache
+@per_op
 def index_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple((i, name) for i, (name, _) in enumerate(signature_of(func).arguments) if name in INDICES)
 
@@ -96,11 +95,11 @@ def is_cheap(func: Any, given: Sequence[torch.Tensor]) -> bool:
 
 def on_host(func: Any, kwargs: Any, out: torch.Tensor | None) -> dict[str, Any]:
     """Options of the same op on the host: where it runs, of which type, and whose random numbers."""
-    names = {name for name, _ in signature_of(func).arguments}
+    placed, typed = _options_of(func)
     own = dict(kwargs)
-    if "device" in names:
+    if placed:
         own["device"] = torch.device("cpu")
-    if out is not None and "dtype" in names and short_name(func) in MADE | RANDOM:
+    if out is not None and typed:
         own["dtype"] = out.dtype
     if own.get("generator") is not None:
         own["generator"] = torch.default_generator
@@ -108,8 +107,15 @@ def on_host(func: Any, kwargs: Any, out: torch.Tensor | None) -> dict[str, Any]:
     return own
 
 
+@per_op
+def _options_of(func: Any) -> tuple[bool, bool]:
+    """Whether an op takes a device, and a type that has to be given."""
+    names = {name for name, _ in signature_of(func).arguments}
+    return "device" in names, "dtype" in names and short_name(func) in MADE | RANDOM
+
+
 def is_strided(t: torch.Tensor) -> bool:
-    return t.layout == torch.strided
+    return t.layout is torch.strided
 
 
 def repeats(values: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -122,12 +122,11 @@ def _groups(graph: Graph) -> _Groups:
 def _entry(graph: Graph, place: int, op: Op) -> _Entry:
     tensors = [*graph.inputs_of(op), *graph.outputs_of(op)]
     written = tuple(n for n, t in enumerate(graph.inputs_of(op)) if t.id in op.writes)
-    asked = op.inputs if op.name == "aten::to" and not tensors else ()  # a cast that did nothing tells of its tensor
     facets = (
-        ("shape", (*(t.shape for t in tensors), *(tuple(a) for a in asked if isinstance(a, list)))),
+        ("shape", tuple(t.shape for t in tensors)),
         ("dtype", tuple(t.dtype for t in tensors)),
         ("strides", tuple(t.strides for t in tensors)),
-        ("arguments", (op.overload, _scalars(() if asked else op.inputs))),
+        ("arguments", (op.overload, _scalars(op.inputs))),
         ("in place", written),
         ("thread", op.thread),
         ("kernels", (op.kernels, op.sync)),
