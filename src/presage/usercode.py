@@ -145,6 +145,20 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "this needs the driver of a real GPU: leave it out of the captured step, or say what its ops cost with "
         "presage.register_op(name, cost=...)",
     ),
+    (
+        r"No module named '((?:flash_attn|apex|transformer_engine|amp_C|fused_\w+_cuda)\b[\w.]*)'",
+        "{0} is not installed here, as its kernels are built for a GPU: use what PyTorch has of it for the capture "
+        "(scaled_dot_product_attention, nn.LayerNorm, nn.RMSNorm, AdamW(fused=True))",
+    ),
+    (
+        r"No module named '([\w.]+)'",
+        "{0} is not installed where presage runs: install it there (pip), or leave it out of the captured code",
+    ),
+    (
+        r"no fake impl registered for <CustomOpDef\(([\w:]+)",
+        "{0} has no fake implementation: give it one (torch.library.register_fake), or presage.register_op('{0}', "
+        "cost=..., outputs=...)",
+    ),
     (r"PrivateUse1HooksInterface", "pinned memory of this kind is not captured: allocate without pin_memory"),
     (
         r"rule registered for HigherOrderOperator (\w+)",

@@ -205,3 +205,19 @@ def test_a_model_without_its_kernels_says_which_path_it_took(tmp_path: Any, monk
         return lambda: mixer(x).sum().backward()
 
     assert any("state_space ran in plain PyTorch, for mamba_ssm is not installed" in n for n in capture(build).notes)
+
+
+def test_xformers_attention_runs_pytorchs_kernels_and_refuses_other_biases_by_name() -> None:
+    masks = SimpleNamespace(LowerTriangularMask=type("LowerTriangularMask", (), {}))
+    fmha = SimpleNamespace(memory_efficient_attention=None, attn_bias=masks)
+    custom_ops.HOOKED["xformers.ops.fmha"](fmha)
+
+    def build(device: str, bias: Any) -> Callable[[], None]:
+        q = torch.randn(2, 64, 4, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
+        return lambda: fmha.memory_efficient_attention(q, q, q, bias).sum().backward()
+
+    graph = capture(build, {"bias": masks.LowerTriangularMask()})
+    assert sum(flops(graph, op) for op in graph.ops) == (2 + 5) * 2 * 2 * 4 * 64 * 64 * 32
+    assert any("attention" in op.name for op in graph.ops)
+    with pytest.raises(PresageError, match=r"test_custom_ops.py:\d+: xformers' attention with BlockDiagonalMask"):
+        capture(build, {"bias": type("BlockDiagonalMask", (), {})()})

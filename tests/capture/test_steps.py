@@ -9,6 +9,7 @@ from torch import nn
 
 from presage.capture import capture, run
 from presage.errors import PresageError
+from presage.graph import work
 
 
 def products(graph):
@@ -59,11 +60,24 @@ def test_random_numbers_of_the_host_are_the_same_in_every_capture(draw):
     assert random.getstate() == state
 
 
-def test_ops_and_products_that_are_lost_between_run_and_graph_are_an_error():
-    def build(device):
-        model, x = nn.Linear(64, 64).to(device), torch.randn(32, 64, device=device)
-        return lambda: model(x).sum().backward()
+def linear(device):
+    model, x = nn.Linear(64, 64).to(device), torch.randn(32, 64, device=device)
+    return lambda: model(x).sum().backward()
 
+
+def convolved(device):
+    model, x = nn.Conv2d(4, 8, 3).to(device), torch.randn(2, 4, 8, 8, device=device)
+    return lambda: model(x).sum().backward()
+
+
+def attending(device):
+    q = torch.randn(2, 4, 64, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
+    return lambda: nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("build", [linear, convolved, attending])
+def test_ops_and_flops_that_are_lost_between_run_and_graph_are_an_error(build, phase):
     kept = {}
 
     def keeping(graph, calls, seen):
@@ -75,6 +89,8 @@ def test_ops_and_products_that_are_lost_between_run_and_graph_are_an_error():
     run.check_complete(kept["graph"], kept["calls"], kept["seen"])
     with pytest.raises(PresageError, match="lost"):
         run.check_complete(kept["graph"], kept["calls"], set())
-    without = replace(kept["graph"], ops=[op for op in kept["graph"].ops if op.name != "aten::addmm"])
+    graph = kept["graph"]
+    gone = next(op for op in graph.ops if op.phase == phase and work.flops(graph, op))
+    without = replace(graph, ops=[op for op in graph.ops if op is not gone])
     with pytest.raises(PresageError, match="FLOPs"):
         run.check_complete(without, kept["calls"], {c.index for c in kept["calls"]})

@@ -274,3 +274,23 @@ def test_whatif_takes_given_values_and_refuses_assumed_ones_where_strict(tmp_pat
     with pytest.raises(PresageError, match=r"train\.py:8: the code branches on a number that is not known"):
         whatif(path, "--apply", "fused_adam", "--strict")
     assert "fused_adam" in whatif(path, "--apply", "fused_adam", "--strict", "--assume", "train.py:8=1")
+
+
+def test_masks_of_a_contrastive_loss_that_are_made_on_the_host_are_computed() -> None:
+    def build(device: str) -> Any:
+        layer, x = torch.nn.Linear(64, 32).to(device), torch.randn(512, 64, device=device)
+
+        def step() -> None:
+            number = torch.arange(256).repeat(2)
+            same = (number[None] == number[:, None]).float().to(device)
+            own = torch.eye(512, dtype=torch.bool).to(device)
+            features = layer(x)
+            similar = (features @ features.T)[~own].view(512, -1)
+            same = same[~own].view(512, -1)
+            (similar[~same.bool()].sum() - similar[same.bool()].sum()).backward()
+
+        return step
+
+    graph = capture(build)
+    sizes = [graph.tensors[i].shape for op in graph.ops if op.name == "aten::index" for i in op.outputs]
+    assert sizes == [(512 * 511,), (512 * 511,), (512 * 510,), (512,)] and graph.assumptions == ()

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import msgspec
@@ -206,6 +207,12 @@ def test_a_step_of_the_gpus_has_the_kernel_models_spread_and_one_of_the_hosts_th
     assert 0.3 < of_host.step.p95 / of_host.step.p5 - 1 < 1.0
     sure = predicted(2000.0, spread=StepSpread(HOST.pace, kernels=0.0))
     assert sure.step.p95 / sure.step.p5 - 1 < 0.02
+
+
+def test_single_steps_vary_less_the_more_the_host_runs_ahead() -> None:
+    most = exp(1.645 * HOST.pace.step_sd) - 1
+    of_gpu, of_both, of_host = (predicted(us).jitter for us in (2000.0, 30.0, 1.0))
+    assert 0.003 < of_gpu < 0.005 < of_both < of_host < most
 
 
 def test_breakdowns_add_up() -> None:

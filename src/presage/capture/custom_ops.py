@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from presage.capture.backend import users_line
 from presage.capture.compiled import is_capturing
 from presage.capture.contents import leaves
 from presage.errors import PresageError
 from presage.graph.graph import OpCost
 
 TRITON = "triton::"
-_HOOKED = "triton.runtime.autotuner"  # which imports all that is replaced
 KNOWN = {
     "aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp", "profiler", "torchvision",
     "quantized", "symm_mem", "inductor", "_dtensor",
@@ -123,33 +123,56 @@ def _recorder() -> Any:
     return next((m for m in reversed(modes) if hasattr(m, "record_kernel")), None)
 
 
-# ---- Triton
+# ---- Triton and xformers
 
 
-class _TritonFinder(MetaPathFinder):
-    """Replaces the launcher of Triton's kernels once Triton is loaded."""
+class _HookedFinder(MetaPathFinder):
+    """Replaces functions of modules, while a capture lasts, once these are loaded."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != _HOOKED:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+        replace = HOOKED.get(fullname)
+        spec = PathFinder.find_spec(fullname, path, target) if replace is not None else None
+        if spec is not None and spec.loader is not None and replace is not None:
+            execute, change = spec.loader.exec_module, replace
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                _replace_launchers(module)
+                change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
 def install() -> None:
-    """Launches of Triton kernels are recorded while a capture lasts, whenever Triton is loaded."""
-    if _HOOKED in sys.modules:
-        _replace_launchers(sys.modules[_HOOKED])
-    else:
-        sys.meta_path.insert(0, _TritonFinder())
+    """Launches of Triton kernels and the like are recorded while a capture lasts, whenever their modules are loaded."""
+    for name, replace in HOOKED.items():
+        if name in sys.modules:
+            replace(sys.modules[name])
+    sys.meta_path.insert(0, _HookedFinder())
+
+
+def _replace_attention(fmha: Any) -> None:
+    """xformers' attention runs the kernels that PyTorch's own chooses from."""
+    own, causal = fmha.memory_efficient_attention, fmha.attn_bias.LowerTriangularMask
+
+    def attention(
+        query: Any, key: Any, value: Any, attn_bias: Any = None, p: float = 0.0, scale: Any = None, **more: Any
+    ) -> Any:
+        if not is_capturing():
+            return own(query, key, value, attn_bias, p, scale, **more)
+        if query.dim() > 4 or not (attn_bias is None or type(attn_bias) is causal or isinstance(attn_bias, FakeTensor)):
+            raise PresageError(
+                f"{users_line()}: xformers' attention with {type(attn_bias).__name__} and {query.dim()} dimensions is "
+                "not captured: give it 3 or 4, and a tensor, LowerTriangularMask or no bias, or say what it costs with "
+                "presage.register_op('xformers.ops.memory_efficient_attention', cost=..., outputs=...)"
+            )
+        heads = [x.unsqueeze(1) if x.dim() == 3 else x.transpose(1, 2) for x in (query, key, value)]
+        how: dict[str, Any] = {"is_causal": True} if type(attn_bias) is causal else {"attn_mask": attn_bias}
+        dot_product: Any = torch.nn.functional.scaled_dot_product_attention
+        out = dot_product(*heads, dropout_p=p, scale=scale, **how)
+        return out.squeeze(1) if query.dim() == 3 else out.transpose(1, 2)
+
+    fmha.memory_efficient_attention = attention
 
 
 def _replace_launchers(autotuner: Any) -> None:
@@ -170,6 +193,12 @@ def _replace_launchers(autotuner: Any) -> None:
         return self.fn.run(*args, **{**kwargs, **self.configs[0].kwargs})
 
     kernel.run, tuned.run = launch, first_choice
+
+
+HOOKED: dict[str, Callable[[Any], None]] = {
+    "triton.runtime.autotuner": _replace_launchers,  # which imports all that is replaced
+    "xformers.ops.fmha": _replace_attention,
+}
 
 
 def _record_launch(recorder: Any, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import flop_registry
 
 from presage.capture import rules_index, rules_layers, rules_math, rules_memory, streams
 from presage.capture.assumptions import Assumptions
@@ -175,7 +176,8 @@ def recorded(recorder: Recorder) -> Iterator[Profile]:
             recorder.settle()
             if recorder.elsewhere > elsewhere:
                 recorder.note(
-                    f"{recorder.elsewhere - elsewhere:,} ops of other threads are taken to run among the main one's"
+                    f"{recorder.elsewhere - elsewhere:,} ops of other threads run among the main one's, "
+                    "in an order that may change from capture to capture"
                 )
         _name_memory(recorder)
     finally:
@@ -272,11 +274,17 @@ def graph_of(
     return as_compiled(replace(graph, notes=(*_missing(graph), *graph.notes)))
 
 
-_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
+_KINDS = {
+    "matrix products and convolutions": re.compile(r"^aten::((b|add|baddb|_scaled_)?mm|.*conv.*)$"),
+    "attention": re.compile(r"^aten::.*attention.*"),
+}  # families of ops whose FLOPs PyTorch counts too
+_COUNTED = re.compile(
+    r"^aten::((b|add|baddb|_scaled_)?mm|convolution(_backward)?|_scaled_dot_product_\w+_attention(_backward)?)$"
+)
 
 
 def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[int]) -> None:
-    """Raise an error where ops that ran, or FLOPs of their products by PyTorch's own formula, are not in the graph."""
+    """Raise an error where ops that ran, or FLOPs of theirs by PyTorch's own formulas, are not in the graph."""
     ran = [c for i, c in enumerate(calls) if not c.host and i not in profiled_calls]
     lost = [c.name for c in ran if not (c.view or c.replayed or c.name in HOST)]
     if lost:
@@ -284,20 +292,31 @@ def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[
             f"{len(lost)} of the step's {len(calls)} ops ({lost[0]}) are lost between run and graph: a fault of "
             "presage's own, please report it"
         )
-    wanted = sum(
-        _product_flops(graph, c.inputs[_PRODUCTS[c.name] :]) for c in calls if c.name in _PRODUCTS and c.inputs
-    )
-    have = sum(work.flops(graph, op) for op in graph.ops if op.name in _PRODUCTS and op.inputs)
-    if have < wanted:
-        raise PresageError(
-            f"the step's matrix products have {wanted:,} FLOPs and the graph's {have:,}: a fault of presage's own, "
-            "please report it"
-        )
+    for kind, names in _KINDS.items():
+        wanted = sum(_flops_by_torch(graph, c) for c in calls if names.match(c.name))
+        have = sum(work.flops(graph, op) for op in graph.ops if op.inputs and names.match(op.name))
+        if have < wanted:
+            raise PresageError(
+                f"the step's {kind} have {wanted:,} FLOPs and the graph's {have:,}: a fault of presage's own, please "
+                "report it"
+            )
 
 
-def _product_flops(graph: Graph, inputs: Sequence[Any]) -> int:
-    shapes = [graph.tensors[x.id].shape if isinstance(x, Ref) else () for x in inputs[:2]]
-    return 2 * prod(shapes[0]) * shapes[1][-1] if len(shapes) == 2 and all(shapes) else 0
+def _flops_by_torch(graph: Graph, call: RecordedCall) -> int:
+    """By the formula of torch's FlopCounterMode, where it is right: not of gradients of grouped convolutions."""
+    formula = flop_registry.get(getattr(torch.ops.aten, call.name.removeprefix("aten::"), None))
+    grouped = call.name == "aten::convolution_backward" and call.inputs[9] != 1
+    if formula is None or not _COUNTED.match(call.name) or call.host or not call.inputs or grouped:
+        return 0
+    taken = 3 if call.name.endswith(("::addmm", "::baddbmm")) else 2 if call.name.endswith("mm") else None
+    shapes = [graph.tensors[x.id].shape if isinstance(x, Ref) else x for x in call.inputs[:taken]]
+    made = iter([graph.tensors[i].shape for i in call.outputs])
+    wanted: Any = call.inputs[10] if call.name == "aten::convolution_backward" else None
+    out: Any = next(made, ()) if wanted is None else [next(made) if want else None for want in wanted]
+    try:
+        return int(formula(*shapes, out_val=out))
+    except (TypeError, ValueError, IndexError, AssertionError):  # shapes that the formula is not for
+        return 0
 
 
 def _missing(graph: Graph) -> Iterator[str]:

@@ -53,7 +53,7 @@ SHAPE_GIVERS = {
     "aten::repeat_interleave": (0,), "aten::nonzero": (0,),
 }  # fmt: skip
 WHOLE_NUMBERS = (torch.int64, torch.int32)
-MOST_COPIED = 1 << 16  # elements of host tensors of floats that are copied; larger ones are weights
+MOST_COPIED = 1 << 20  # elements of host tensors of floats that are copied; larger ones are images and weights
 MOST_ASSUMED = 1 << 22  # elements of a tensor whose numbers are partly drawn, and still followed
 SEED, NEXT_SEED = 0x5EED, 0x9E3779B97F4A7C15
 # Of numbers that are not known: they are finite, and a check of all of them finds nothing.

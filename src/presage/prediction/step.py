@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.host_model import HostModel
+from presage.costs.host_model import HostModel, Pace
 from presage.costs.kernel_model import OpTime
 from presage.engine import Timeline, simulate
+from presage.engine.timeline import latest_ends
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile, memory_profile
@@ -71,6 +72,17 @@ class StepProgram:
         """Seconds per step at the usual pace, without spread."""
         return float(self.step_seconds(1, steps, NO_SPREAD, np.random.default_rng())[0])
 
+    def variation(self) -> float:
+        """How far a slow step (p95) of a run lies above a usual one: what the host runs ahead evens out its pace."""
+        count, runs, pace = 28, 10, self.host.pace
+        many = program(self.tasks, count, self.host.calls, [op.name for op in self.graph.ops])
+        spread = StepSpread(Pace(0.0, pace.step_sd, pace.step_correlation), GPU_SD, 0.0)
+        took = draw_durations(self.tasks, count, runs, spread, np.random.default_rng(0))
+        step = np.repeat(np.arange(count, dtype=np.int32), len(self.tasks))
+        steps = np.diff(latest_ends(many, took, step, count), axis=0)[8:]
+        usual, slow = np.quantile(steps, 0.5), np.quantile(steps, 0.95)
+        return max(float(slow / usual), math.exp(P95 * GPU_SD)) - 1 if usual > 0 else 0.0
+
     def timeline(self, steps: int) -> Timeline:
         """Start and end of each task of the first steps, at the usual pace."""
         many = program(self.tasks, steps, self.host.calls, [op.name for op in self.graph.ops])
@@ -100,6 +112,10 @@ class StepBasis:
         timeline = self.program.timeline(SIMULATED)
         ends = timeline.end.reshape(SIMULATED, -1).max(axis=1, initial=0.0)
         return StepWindow(timeline, (float(ends[-3]), float(ends[-2])))
+
+    @cached_property
+    def variation(self) -> float:
+        return self.program.variation()
 
     @cached_property
     def roofline(self) -> tuple[RooflinePoint, ...]:
@@ -161,9 +177,9 @@ class StepResult(Result):
 
     @property
     def jitter(self) -> float:
-        """From the host's step-to-step pace where it sets the pace, else from the GPU's."""
+        """Of loading batches, the host's pace from step to step; else what the simulated steps vary."""
         pace = self.basis.program.host.pace
-        return math.exp(P95 * (pace.step_sd if self.bound in ("host", "loading") else GPU_SD)) - 1
+        return math.exp(P95 * pace.step_sd) - 1 if self.bound == "loading" else self.basis.variation
 
     @property
     def breakdown(self) -> dict[str, float]:
