@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -9,8 +10,11 @@ from typing import Any, TypeAlias
 
 import torch
 from msgspec.structs import replace
+from torch.utils.flop_counter import flop_registry
 
 from presage.capture.calls import RecordedCall
+from presage.errors import PresageError
+from presage.graph import work
 from presage.graph.builder import GraphBuilder
 from presage.graph.graph import DTYPE_BYTES, Arg, Event, Graph, Op, Ref, Storage, Tensor
 
@@ -203,3 +207,57 @@ def names_of(name: str, overload: str, count: int) -> tuple[str, ...]:
         found = tuple(a.name for a in op._schema.arguments) if op is not None else ()
         _names[key] = found if len(found) == count else ()
     return _names[key]
+
+
+# ---- nothing is lost on the way from the calls to the graph
+
+HOST = {
+    "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided",
+    "aten::resize_", "aten::set_", "aten::as_strided", "aten::lift_fresh", "aten::detach_", "aten::squeeze_",
+    "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::as_strided_", "aten::_unsafe_view",
+    "aten::_reshape_alias", "aten::alias", "aten::_coalesced_", "aten::_sparse_coo_tensor_with_dims_and_tensors",
+    "aten::is_coalesced", "aten::sparse_dim", "aten::dense_dim", "aten::_nnz", "aten::record_stream",
+}  # fmt: skip
+_KINDS = {
+    "matrix products and convolutions": re.compile(r"^aten::((b|add|baddb|_scaled_)?mm|.*conv.*)$"),
+    "attention": re.compile(r"^aten::.*attention.*"),
+}  # families of ops whose FLOPs PyTorch counts too
+_COUNTED = re.compile(
+    r"^aten::((b|add|baddb|_scaled_)?mm|convolution(_backward)?|_scaled_dot_product_\w+_attention(_backward)?)$"
+)
+
+
+def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[int]) -> None:
+    """Raise an error where ops that ran, or FLOPs of theirs by PyTorch's own formulas, are not in the graph."""
+    ran = [c for i, c in enumerate(calls) if not c.host and i not in profiled_calls]
+    lost = [c.name for c in ran if not (c.view or c.replayed or c.name in HOST)]
+    if lost:
+        raise PresageError(
+            f"{len(lost)} of the step's {len(calls)} ops ({lost[0]}) are lost between run and graph: a fault of "
+            "presage's own, please report it"
+        )
+    for kind, names in _KINDS.items():
+        wanted = sum(_flops_by_torch(graph, c) for c in calls if names.match(c.name))
+        have = sum(work.flops(graph, op) for op in graph.ops if op.inputs and names.match(op.name))
+        if have < wanted:
+            raise PresageError(
+                f"the step's {kind} have {wanted:,} FLOPs and the graph's {have:,}: a fault of presage's own, please "
+                "report it"
+            )
+
+
+def _flops_by_torch(graph: Graph, call: RecordedCall) -> int:
+    """By the formula of torch's FlopCounterMode, where it is right: not of gradients of grouped convolutions."""
+    formula = flop_registry.get(getattr(torch.ops.aten, call.name.removeprefix("aten::"), None))
+    grouped = call.name == "aten::convolution_backward" and call.inputs[9] != 1
+    if formula is None or not _COUNTED.match(call.name) or call.host or not call.inputs or grouped:
+        return 0
+    taken = 3 if call.name.endswith(("::addmm", "::baddbmm")) else 2 if call.name.endswith("mm") else None
+    shapes = [graph.tensors[x.id].shape if isinstance(x, Ref) else x for x in call.inputs[:taken]]
+    made = iter([graph.tensors[i].shape for i in call.outputs])
+    wanted: Any = call.inputs[10] if call.name == "aten::convolution_backward" else None
+    out: Any = next(made, ()) if wanted is None else [next(made) if want else None for want in wanted]
+    try:
+        return int(formula(*shapes, out_val=out))
+    except (TypeError, ValueError, IndexError, AssertionError):  # shapes that the formula is not for
+        return 0

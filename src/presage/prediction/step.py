@@ -177,7 +177,7 @@ class StepResult(Result):
 
     @property
     def jitter(self) -> float:
-        """Of loading batches, the host's pace from step to step; else what the simulated steps vary."""
+        """The host's pace from step to step where it loads batches, else what the simulated steps vary."""
         pace = self.basis.program.host.pace
         return math.exp(P95 * pace.step_sd) - 1 if self.bound == "loading" else self.basis.variation
 
