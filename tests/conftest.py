@@ -15,8 +15,9 @@ except ImportError:  # a bare installation runs tests without it
 else:
     # The same examples every time, so that a change is to blame for what fails; HYPOTHESIS_PROFILE=random draws others,
     # and a failure there prints what repeats it.
-    settings.register_profile("same", derandomize=True, print_blob=True)
-    settings.register_profile("random", print_blob=True)
+    # No deadline: a busy machine would break it.
+    settings.register_profile("same", derandomize=True, print_blob=True, deadline=None)
+    settings.register_profile("random", print_blob=True, deadline=None)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,13 +47,18 @@ def _settled() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def few_draws_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("few_draws")
+
+
 @pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_draws(monkeypatch: pytest.MonkeyPatch, few_draws_cache: Path) -> None:
     """Steps of jobs are drawn from few replicas: for tests of what is told, not of how precise the figures are."""
     draw = import_module("presage.prediction.draws.draw")  # the package has a function of that name
     monkeypatch.setattr(draw, "GPUS", 200)
     monkeypatch.setattr(draw, "TASKS", 50_000)
-    monkeypatch.setenv("PRESAGE_CACHE", "off")  # which keeps the figures of whole draws for later commands
+    monkeypatch.setenv("PRESAGE_CACHE", str(few_draws_cache))  # not where figures of whole draws are kept
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,11 @@ from commands import runner
 from presage.cli.place import command
 from presage.errors import PresageError
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 JOB = JOBS / "hugging_face.toml"  # 128 GPUs: 4 replicas x 4 stages x 8
-QUICK = ("--draws", "1000", "--randoms", "8", "--evict", "2")
+QUICK = ("--draws", "300", "--randoms", "4", "--evict", "2")
 place = runner(command)
 
 

@@ -21,6 +21,8 @@ from presage.runs.steps import step_times
 from presage.runs.whole import predict_run
 from run_times import USUAL
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "examples" / "jobs" / "llama3.1-405b.toml"
 META = ROOT / "examples" / "jobs" / "llama3-405b-meta.toml"

@@ -12,6 +12,8 @@ from commands import runner
 from presage.cli.study import app
 from presage.errors import PresageError
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 JOB = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "hugging_face.toml"
 run = runner(app)
 

@@ -9,6 +9,8 @@ import pytest
 from presage.cli.conditions import holds
 from presage.errors import PresageError
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 DATA: dict[str, Any] = {
     "fits": True,
     "bound": "gpu",

@@ -12,6 +12,8 @@ from presage.cli.app import app
 from presage.cli.options import current_output
 from presage.errors import PresageError
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 JOB = str(Path(__file__).resolve().parents[2] / "examples" / "jobs" / "hugging_face.toml")
 
 

@@ -17,6 +17,8 @@ from presage.errors import PresageError
 from presage.hardware import cluster, gpu, gpu_choice
 from presage.search import quick_plan
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs"
 
 

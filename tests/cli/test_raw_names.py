@@ -48,6 +48,7 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("options", [[], ["-q"], ["-v"], ["--json", "-"]])
 def test_the_name_of_a_job(job: Path, options: list[str]) -> None:
     found = printed("job", job, *options)

@@ -13,6 +13,8 @@ from presage.errors import PresageError
 from presage.files import write_whole
 from synthetic import Tracer
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 CODE = """
 import torch
 

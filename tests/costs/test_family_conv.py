@@ -178,10 +178,20 @@ def test_planar_bilinear_upsampling_goes_through_the_planes() -> None:
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, list[fit.KernelSample]]:
-    return fit.samples(pack.read(PACK))
+    """Of our families; other draws are only counted, for they decide which are held out."""
+    measured = pack.read(PACK)
+    ours = {"conv", "pool"}
+    families = {n: r if n in ours else tuple(replace(x, ops=()) for x in r) for n, r in measured.families.items()}
+    return fit.samples(replace(measured, families=families))
 
 
-@pytest.mark.parametrize(("name", "rounds", "typical", "most"), [("conv", 600, 0.18, 0.75), ("pool", 300, 0.09, 0.55)])
+@pytest.mark.parametrize(
+    ("name", "rounds", "typical", "most"),
+    [
+        pytest.param("conv", 600, 0.18, 0.75, marks=pytest.mark.slow),
+        ("pool", 300, 0.09, 0.55),
+    ],
+)
 def test_error_on_held_out_draws(
     samples: dict[str, list[fit.KernelSample]], name: str, rounds: int, typical: float, most: float
 ) -> None:

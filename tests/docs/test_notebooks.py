@@ -19,7 +19,9 @@ def test_there_is_one_for_a_step_a_job_and_a_trace() -> None:
     assert {p.stem for p in NOTEBOOKS} == {"step", "job", "trace"}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.name, marks=() if p.stem == "trace" else pytest.mark.slow) for p in NOTEBOOKS]
+)
 def test_a_notebook_runs_and_shows_what_is_stored(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     stored = texts(nbformat.read(path, as_version=4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.memory.allocator import KIB, MIB, Allocator, MemoryBlock, rounded, segment_size
+from quickest import quickest
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +233,4 @@ def test_a_hundred_thousand_events_take_under_a_second() -> None:
         else:
             live.append(key)
             events.append((key, rng.choice((400, 20_000, 3 * MIB, 30 * MIB))))
-    start = time.process_time()
-    replay(events)
-    assert time.process_time() - start < 1.5  # well under a second on an idle machine
+    assert quickest(lambda: replay(events)) < 1.0

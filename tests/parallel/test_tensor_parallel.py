@@ -6,7 +6,6 @@ import sys
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
-from time import process_time
 
 import pytest
 
@@ -25,6 +24,7 @@ from presage.graph.graph import (  # noqa: E402
 from presage.graph.work import collective, collective_bytes  # noqa: E402
 from presage.memory.step_memory import memory_profile  # noqa: E402
 from presage.parallel.tensor import tensor_parallel  # noqa: E402
+from quickest import quickest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 CUT = ("attention.qkv", "attention.out", "feed.up", "feed.down")
@@ -386,6 +386,4 @@ def test_an_op_without_a_rule_leaves_its_pair_whole_and_is_named():
 def test_five_thousand_ops_in_half_a_second():
     whole = capture(load(f"{ROOT}/examples/gpt.py:build"), {"layers": 36})
     assert len(whole.ops) > 5_000
-    start = process_time()
-    tensor_parallel(whole, 8)
-    assert process_time() - start < 1.0  # twice as long as it may, for a busy machine
+    assert quickest(lambda: tensor_parallel(whole, 8)) < 0.75  # for a busy machine

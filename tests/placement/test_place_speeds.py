@@ -94,7 +94,7 @@ def test_longhorns_v100s_under_a_job_of_256_gpus(shared: Path) -> None:
     assert fleet.factors.max() == pytest.approx(1.203, abs=0.001)
     parallel = ParallelPlan(tp=4, sequence_parallel=True, pp=8, virtual=5, schedule="interleaved", zero=1)
     job = Job(preset("llama3.1-70b"), platform("dgx-h100"), 256, 8192, 1, 256, parallel)
-    found = place(step_model(job), fleet, operation_noise(0.01), draws=2_000, randoms=20)
+    found = place(step_model(job), fleet, operation_noise(0.01), draws=500, randoms=10)
     assert int(fleet.factors.argmax()) in found.best.placement.spares
     assert found.best.p95.value < 0.95 * found.randoms.p95 and found.gap < 0.005
     assert found.worst.p95.value > 1.05 * found.randoms.p95

@@ -170,6 +170,7 @@ def test_placing_gpus_by_their_speeds_gains_something(job: Job, setup: StudySetu
 
 
 def test_every_study_has_a_plot(job: Job, setup: StudySetup, tmp_path: Path) -> None:
+    setup = replace(setup, draws=20)
     studies = [
         scale_study(job, (128, 256), setup),
         compute_study(job, (1, 2), setup),
