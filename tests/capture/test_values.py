@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import presage
 from commands import runner
 from presage.capture import capture
 from presage.cli.graph import command
@@ -294,3 +295,15 @@ def test_masks_of_a_contrastive_loss_that_are_made_on_the_host_are_computed() ->
     graph = capture(build)
     sizes = [graph.tensors[i].shape for op in graph.ops if op.name == "aten::index" for i in op.outputs]
     assert sizes == [(512 * 511,), (512 * 511,), (512 * 510,), (512,)] and graph.assumptions == ()
+
+
+def test_all_of_the_step_hangs_on_an_unknown_number_that_decides_the_model() -> None:
+    def build(device: str) -> Any:
+        large = torch.randn(8192, 8192, device=device)
+        depth = int((large @ large).abs().mean().item()) % 3 + 1
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(depth)]).to(device)
+        x = torch.randn(32, 64, device=device)
+        return lambda: model(x).sum().backward()
+
+    (found,) = presage.predict(build).assumptions
+    assert found.decides and found.share == pytest.approx(1.0)

@@ -23,6 +23,7 @@ class Reading:
     what: str
     value: str = ""
     decides: bool = False
+    builds: bool = False  # it was read while the model was built: all of the step can hang on it
     calls: set[int] = field(default_factory=set)  # recorded calls that ran after it in the same function
     later: set[int] = field(default_factory=set)  # the same for the function that called it
 
@@ -91,6 +92,11 @@ class Assumptions:
             if outer in alive:
                 reading.later.add(call)
 
+    def built(self) -> None:
+        """The model is built, and the steps begin."""
+        for reading in self.readings.values():
+            reading.builds = True
+
     def begin(self) -> None:
         """The recorded step begins: calls of earlier steps are not its."""
         self._open.clear()
@@ -98,8 +104,8 @@ class Assumptions:
             reading.calls.clear()
             reading.later.clear()
 
-    def found(self, steady: bool) -> tuple[tuple[Assumption, ...], dict[int, tuple[int, ...]]]:
-        """All assumptions, and the numbers of those that each recorded call hangs on."""
+    def found(self, steady: bool, count: int) -> tuple[tuple[Assumption, ...], dict[int, tuple[int, ...]]]:
+        """All assumptions, and the numbers of those that each of so many recorded calls hangs on."""
         unused = sorted(set(self.given) - self.used)
         if unused:
             lines = ", ".join(sorted({r.line for r in self.readings.values()})) or "none"
@@ -108,7 +114,7 @@ class Assumptions:
         out = tuple(r.assumption(steady, r.line in self.given) for r in self.readings.values())
         for number, reading in enumerate(self.readings.values()):
             if out[number].decides:
-                for call in reading.calls or reading.later:
+                for call in range(count) if reading.builds else reading.calls or reading.later:
                     calls[call] = (*calls.get(call, ()), number)
         return out, calls
 

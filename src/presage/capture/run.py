@@ -54,6 +54,7 @@ def capture(
     arguments = arguments or {}
     with on_fake_gpu(lambda: Recorder(Assumptions(assume)), variant) as (recorder, hooks):
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
+        recorder.assumptions.built()
         warm_up += recorder.groups.ranks > 1  # DDP lays its buckets anew after the first step
         step, profile = _recorded_step(recorder, step, warm_up)
         steady = not recorder.assumptions.undecided or _runs_alike(recorder, step)
@@ -252,7 +253,7 @@ def graph_of(
     made, storages, moments = recorder.memory.compact(_homes(recorder))
     lowering = CallLowering(made, storages, recorder.memory.sparse, recorder.shadows.facts())
     lowering.notes += recorder.notes
-    assumptions, hanging = recorder.assumptions.found(steady)
+    assumptions, hanging = recorder.assumptions.found(steady, len(recorder.calls))
     lowering.hanging = _with_backward(hanging, recorder.calls)
     starts = _lower_all(lowering, recorder, profile.nested, moments)
     lowering.notes += [*unpriced_note(recorder.unpriced), *slow_paths(recorder.places.roots)]

@@ -214,7 +214,7 @@ def _recurrent(graph: Graph, op: Op) -> int:
 
 
 def _recurrent_backward(graph: Graph, op: Op) -> int:
-    """The data gradients cost a forward; so do the weights', where they are asked for."""
+    """The data gradients cost a forward, with the input's, which cuDNN computes wanted or not; so do the weights'."""
     mask = argument(op, "output_mask", len(op.inputs) - 1)
     weights = bool(mask[3]) if isinstance(mask, list) and len(mask) == 4 else True
     return _recurrent(graph, op) * (1 + weights)
