@@ -106,3 +106,26 @@ def test_shapes_that_depend_on_numbers_are_not_remembered() -> None:
 
     sizes = [t.shape for t in capture(shrinking, warm_up=1).tensors if t.dtype == "float32"]
     assert (1,) in sizes and (2,) not in sizes
+
+
+def test_parts_that_a_loop_takes_one_after_the_other_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, seen, worked_out = OutputMemo._first, [], []
+    monkeypatch.setattr(OutputMemo, "_first", lambda *a: worked_out.append(a[1]) or first(*a))
+
+    def make(device: str) -> Callable[[], None]:
+        x = torch.zeros(3, 11, 5, device=device, requires_grad=True)
+
+        def step() -> None:
+            before = len(worked_out)
+            parts = [x[:, 2:].select(1, i) for i in (0, 1, 8, -1)]
+            seen.append(([(p.shape, p.stride(), p.storage_offset()) for p in parts], len(worked_out) - before))
+            sum(p.sum() for p in parts).backward()
+
+        return step
+
+    capture(make, warm_up=0)
+    whole = torch.zeros(3, 11, 5)[:, 2:]
+    real = [whole.select(1, i) for i in (0, 1, 8, -1)]
+    assert seen == [([(p.shape, p.stride(), p.storage_offset()) for p in real], 2)]  # a slice and a select
+    with pytest.raises(Exception, match="out of range"):
+        capture(lambda device: lambda: torch.zeros(2, 3, device=device).select(0, 2), warm_up=0)

@@ -23,6 +23,7 @@ _PLAIN = frozenset(
 )
 _LISTS = frozenset((list, tuple, torch.Size))
 _UNSAFE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+_SELECT, _SELECT_BACKWARD = aten.select.int, aten.select_backward.default
 _INDEX = aten.index.Tensor  # its shape depends on data for masks alone, which fake tensors refuse
 
 
@@ -67,7 +68,8 @@ class OutputMemo:
         key: list[Any] = [id(func), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         placed = _depends_on_offset(func)
         try:
-            self._add(key, args, tensors)
+            kept, offset = _without_place(func, args)
+            self._add(key, kept, tensors)
             for name, value in kwargs.items():
                 key.append(name)
                 self._add(key, (value,), tensors)
@@ -81,6 +83,8 @@ class OutputMemo:
         outputs = _KNOWN[found]
         if outputs is None:
             return compute()
+        if offset is not None:
+            outputs = FakeTensor, [outputs[1][0]._replace(offset=offset)]
         return self._built(outputs, tensors)
 
     def _add(self, key: list[Any], values: Sequence[Any], tensors: list[Any]) -> None:
@@ -174,6 +178,19 @@ class OutputMemo:
             torch._C._set_throw_on_mutable_data_ptr(out)
         vars(out).update(attributes)
         return out
+
+
+def _without_place(func: Any, args: Any) -> tuple[Any, int | None]:
+    """The arguments without what says which part of a tensor is meant, as a loop over time takes one after the other;
+    of a view, its distance from the start of the tensor."""
+    if func is _SELECT and len(args) == 3 and type(args[0]) is FakeTensor:
+        x, dim, index = args
+        size = x.shape[dim] if -x.dim() <= dim < x.dim() else 0
+        if -size <= index < size:
+            return (x, dim), (index % size) * x.stride(dim)
+    if func is _SELECT_BACKWARD:
+        return args[:3], None
+    return args, None
 
 
 def _storage(t: Any) -> int:
