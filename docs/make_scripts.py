@@ -44,9 +44,9 @@ for the GPU's time, then about 2.5 s of steps, of which the median counts. The p
 - Split: nothing is fitted on these scripts. Kernel times, host costs and memory rules are from the sweeps of
   `data/h200_pack` and the traces named in [accuracy](accuracy.md); copies of pageable memory from
   `data/h200_pack/copies.json` and a second measurement of copies alone; data loaders from `data/h200_host_memory.json`
-  (a loader with nothing else at work); how much hosts differ from `data/h200_edits` (other steps, five runs). That
-  these things were missing is what an earlier version of this page showed. The scripts were written, and their sizes
-  chosen, before any of them was measured.
+  (a loader alone, and beside a step of 150 layers); how much hosts differ from `data/h200_edits` (other steps, five
+  runs). That these things were missing is what an earlier version of this page showed. The scripts were written, and
+  their sizes chosen, before any of them was measured.
 - Compiled scripts are a group of their own: their kernels are made by a compiler at run time.
 """
 SHORT = """
@@ -54,8 +54,9 @@ SHORT = """
 
 - **Host-bound steps: {inside} of {host} runs are inside their interval** (the compiled ones counted). Outside, with the
   error of the median on each machine: {outside}.
-- **Work of the host that is not PyTorch's** is not predicted: NumPy that gathers a replay buffer (dqn, 29 MB a step),
-  and ops on large host tensors (simclr joins 57 MB of images on the host: 39 ms in a trace).
+- **Work of the host that is not PyTorch's** is not predicted: NumPy that gathers a replay buffer (dqn, 29 MB a step).
+  Large host tensors cost more than predicted where all cores are busy: simclr joins 57 MB of images on the host in
+  39 ms (in a trace), predicted are 7.
 - **Loading** is timed on the machine that predicts, to a round number, and other CPUs are assumed to differ by 40%
   (standard deviation): where it decides, the interval is wide.
 - **cuDNN's LSTM is predicted too fast**: the step of lstm_lm is off by {lstm}.

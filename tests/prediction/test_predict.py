@@ -165,7 +165,7 @@ def loaded(workers: int, batch_seconds: float, us: float = 20.0, **more: float) 
 
 def test_a_step_that_its_loader_holds_up_takes_as_long_as_loading() -> None:
     alone, kept, held = predicted(), loaded(4, 1e-6), loaded(4, 0.4)
-    assert kept.bound == alone.bound and kept.step.p50 == pytest.approx(alone.step.p50)
+    assert kept.bound == alone.bound and kept.step.p50 == pytest.approx(alone.step.p50 + 0.36e-3, rel=0.05)
     assert held.bound == "loading" and held.step.p50 == pytest.approx(0.1, rel=0.02)
     assert held.step.p5 < 0.06 and held.step.p95 > 0.18, "another CPU may be twice as fast, or half"
     found = held.to_json()["data_loading"]
@@ -174,10 +174,18 @@ def test_a_step_that_its_loader_holds_up_takes_as_long_as_loading() -> None:
 
 
 def test_batches_pass_through_shared_memory_and_the_thread_that_pins_them() -> None:
-    few, many = (loaded(workers, 0.0, batch_bytes=154e6) for workers in (2, 16))
-    assert few.step.p50 == pytest.approx(8 * many.step.p50, rel=0.02), "154 MB written by one worker: 0.1 s"
+    one, two = (loaded(workers, 0.0, batch_bytes=154e6).step.p50 for workers in (1, 2))
+    assert one == pytest.approx(0.103, rel=0.03) and two == pytest.approx(one / 2, rel=0.1), "of a worker 1.5 GB/s"
     pinned = [loaded(workers, 0.0, batch_bytes=154e6, pinned=1.0).step.p50 for workers in (8, 12)]
     assert pinned == pytest.approx([0.061, 0.061], rel=0.03), "measured: 56 to 66 ms"
+
+
+def test_batches_of_workers_cost_the_thread_that_trains_time() -> None:
+    alone = predicted().step.p50
+    plain, pinned = (loaded(64, 0.0, batch_bytes=38.5e6, pinned=k).step.p50 - alone for k in (0.0, 1.0))
+    assert plain == pytest.approx(12.3e-3, rel=0.1), "measured: 7 to 9 ms to take it, 4 more to copy it"
+    assert 6e-3 < pinned < 18e-3
+    assert loaded(64, 0.0, batch_bytes=1e3).step.p50 - alone < 1e-3
 
 
 def test_a_training_process_that_loads_its_batches_itself_takes_that_much_longer() -> None:

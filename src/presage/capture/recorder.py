@@ -29,6 +29,7 @@ from presage.capture.custom_ops import KNOWN, is_priced_by_bytes, no_outputs, re
 from presage.capture.fake_outputs import OUTCOMES, as_on_cuda, as_on_plain_tensors, has_outcome
 from presage.capture.host_reads import HostReads
 from presage.capture.op_schema import (
+    REAL_ELEMENTS,
     explained,
     is_large_factory,
     is_real,
@@ -177,6 +178,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.reads.value(args[0])
         out = self._computed(func, args, kwargs, (args, kwargs))
         self.shadows.follow(func, args, kwargs, out)
+        filled = [x for x in leaves(out) if isinstance(x, torch.Tensor) and x.numel() > REAL_ELEMENTS]
+        if self.recording and filled and not signature_of(func).view:  # large tensors take the host time
+            call = self._begin(func, host=True)
+            call.outputs = tuple(self.memory.tensor(x) for x in filled)
+            with mark(call):
+                pass
         return out
 
     def signature(self) -> tuple[int, int]:

@@ -247,7 +247,7 @@ def _op_time(
 ) -> OpTime:
     kind = family(op.name)
     if source == "none":
-        return OpTime(0.0, 0, kind, "none")
+        return OpTime(0.0, 0, kind, "none", host=host_op_seconds(graph, op))
     if host_bytes(graph, op):
         seconds, first = host_copy(graph, op, models.gpu)
         return OpTime(seconds, 1, kind, "model", host=first)
@@ -277,6 +277,8 @@ PAGEABLE_SIZES = np.log([1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26])
 TO_GPU = np.array([7.4e9, 13e9, 11.8e9, 12.1e9, 12.3e9, 8.5e9])
 TO_HOST = np.array([5.2e9, 9.2e9, 11.5e9, 15.1e9, 16.9e9, 17.6e9])
 PIECE = 1 << 20
+RANDOM, RANDOM_NUMBER = ("rand", "normal", "uniform"), 6.5e-9
+NEW_MEMORY, HOST_FILLS = 1 << 25, 8.5e9
 
 
 def host_bytes(graph: Graph, op: Op) -> int:
@@ -306,6 +308,15 @@ def host_copy(graph: Graph, op: Op, gpu: Gpu) -> tuple[float, float]:
 def host_copy_seconds(nbytes: int, gpu: Gpu) -> float:
     """GPU seconds of a copy of pinned memory."""
     return START + nbytes / (REACHED * gpu.pcie)
+
+
+def host_op_seconds(graph: Graph, op: Op) -> float:
+    """Seconds of the host to fill large tensors of its own (data/h200_host_memory.json): random numbers one by one; of
+    other ops only what the allocator takes anew from the system counts, smaller results stay in caches."""
+    filled = [t for t in graph.outputs_of(op) if graph.storages[t.storage].name in ON_HOST]
+    if any(word in op.name for word in RANDOM):
+        return RANDOM_NUMBER * sum(t.elements for t in filled)
+    return sum(t.nbytes for t in filled if t.nbytes >= NEW_MEMORY) / HOST_FILLS
 
 
 def _pageable_seconds(nbytes: int, rates: Floats) -> float:

@@ -21,6 +21,7 @@ COMPILED_US: dict[str, float] = _FILE["compiled"]
 CUDA_GRAPH_US: dict[str, float] = _FILE["cuda_graph"]
 LAYER: dict[str, float] = _FILE["layer"]
 LOADER: dict[str, float] = _FILE["loader"]
+TAKING: dict[str, list[float]] = _FILE["taking"]
 
 
 def hook_us(op: Op) -> float | None:

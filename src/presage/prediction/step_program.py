@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.costs.host_constants import LOADER
+from presage.costs.host_constants import LOADER, TAKING
 from presage.costs.host_model import US, Calls, HostCosts, Pace
 from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, Edges, Lane, LaneKind, Program
@@ -141,7 +141,7 @@ def step_tasks(graph: Graph, times: Sequence[OpTime], host: HostCosts, calls: Ca
         issue.pending += after[i] if n else after[i] + call[i] + between[i]
     issue.switch(MAIN)
     loading = 0.0 if graph.loading.get("workers") else loading_pace(graph)
-    issue.pending += host.end + loading
+    issue.pending += host.end + loading + taking_seconds(graph)
     issue.host(REST)
     return replace(_tasks(issue, graph, streams), loading=loading)
 
@@ -157,6 +157,17 @@ def loading_pace(graph: Graph) -> float:
         return found["batches"] * seconds
     pins = LOADER["pin_us"] * US + nbytes / LOADER["pin_bytes_per_s"] if found.get("pinned") else 0.0
     return found["batches"] * max((seconds + nbytes / LOADER["shared_bytes_per_s"]) / workers, pins)
+
+
+def taking_seconds(graph: Graph) -> float:
+    """Seconds a step that batches loaded by workers cost the thread that trains."""
+    found = graph.loading
+    if not found.get("workers"):
+        return 0.0
+    mb, ms = found.get("batch_bytes", 0.0) / 1e6, TAKING["pinned_ms" if found.get("pinned") else "ms"]
+    sizes = TAKING["mb"]
+    beyond = max(0.0, mb - sizes[-1]) * (ms[-1] - ms[-2]) / (sizes[-1] - sizes[-2])
+    return found["batches"] * float(np.interp(mb, sizes, ms) + beyond) * 1e-3
 
 
 def _tasks(issue: _Issue, graph: Graph, streams: tuple[str, ...]) -> StepTasks:
