@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from presage_fit.calibrate.measure import FLUSH_OP, leaf_rows
@@ -23,8 +24,8 @@ SLOW = ("unique", "nonzero")  # their results' sizes depend on numbers, which a 
 
 @cache
 def measured(name: str) -> list[dict[str, Any]]:
-    with gzip.open(PACK / f"{name}.jsonl.gz", "rt") as f:
-        return [json.loads(line) for line in f]
+    with gzip.open(PACK / f"{name}.jsonl.gz") as f:
+        return [msgspec.json.decode(line) for line in f]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
