@@ -225,6 +225,13 @@ class Generator(torch.Generator):
     def __init__(self, device: Any = "cpu") -> None:
         del device
 
+    def get_state(self) -> torch.Tensor:
+        return super().get_state() if self._on.type == "cpu" else torch.zeros(16, dtype=torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> None:
+        if self._on.type == "cpu":
+            super().set_state(state)
+
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return CUDA if self._on.type == "cuda" else self._on
@@ -298,7 +305,11 @@ def cuda_patches(count: int) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "set_device", _set_device),
         (torch.cuda.amp.common, "amp_definitely_not_available", _always(False)),
         (torch, "Generator", Generator),
-        (torch._C, "_cuda_getCurrentRawStream", _always(0)),
+        (torch.cuda, "default_generators", (Generator("cuda"),) * count),
+        *(
+            (torch._C, f"_cuda_{name}", _always(0))
+            for name in ("getCurrentRawStream", "getDevice", "setDevice", "exchangeDevice", "maybeExchangeDevice")
+        ),
         (torch.backends.cuda, "is_built", _always(True)),
         (torch.backends.cudnn, "is_available", _always(True)),
         # asked only before an RNN's weights are laid into one buffer, which needs real memory
