@@ -1,18 +1,23 @@
 """Code that calls torch.distributed itself: captured as one rank of many, with no other process."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from presage.capture import capture
+from presage.capture import capture, load_cases
 from presage.capture.variants import Variant
 from presage.errors import PresageError
 from presage.graph.work import collective, collective_bytes
+from presage.hardware import gpu
+from presage.memory.step_memory import memory_profile
 from presage.prediction.api import predict_ranks, rank_graphs
 
+ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 64
 NUMBERS = WIDTH * WIDTH + WIDTH  # of a layer
 
@@ -170,3 +175,11 @@ def test_a_strategy_is_refused_for_code_that_spreads_itself():
 def test_more_ranks_make_the_step_longer_by_its_collectives():
     few, many = (predict_ranks(captures(ddp, n), n, draws=1) for n in (2, 8))
     assert many.many.communication > few.many.communication > 0
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp1", "zero_optimizer"])
+def test_the_memory_of_one_rank_is_that_of_a_real_one(name):
+    measured = json.loads((ROOT / "data/h200_ranks/own_ranks.json").read_bytes())["cases"][name]
+    graph = capture(load_cases(ROOT / "workloads/own_ranks.py")[name], variant=Variant(ranks=measured["ranks"]))
+    peak = memory_profile(graph, chip=gpu("h200")).peak_allocated
+    assert peak == pytest.approx(measured["peak_alloc"], rel=0.01)

@@ -80,11 +80,11 @@ class MemoryTracker:
 
     def storage_of(self, tensor: torch.Tensor) -> int:
         handle = _handle(tensor)
-        key = handle._cdata
-        found = self._alive.get(key)
-        if found is not None:
-            return found[0]
-        number = len(self.sizes)
+        found = self._alive.get(handle._cdata)
+        return self._begun(handle) if found is None else found[0]
+
+    def _begun(self, handle: Any) -> int:
+        key, number = handle._cdata, len(self.sizes)
         self.sizes.append(handle.nbytes())
         self.live += _block(self.sizes[number])
         self.peak = max(self.peak, self.live)
@@ -92,6 +92,16 @@ class MemoryTracker:
         if self._now is not None:
             self.moments.append(MemoryEvent(self._now() - 1, number, True))
         return number
+
+    def resized(self, handle: Any) -> None:
+        """A storage has given its memory back, or taken some anew, as sharded parameters do: it is another one now."""
+        found = self._alive.pop(handle._cdata, None)
+        if found is None:
+            return
+        self._ended(-1, found[0], None)
+        number = self._begun(handle)
+        if found[0] in self.roles:
+            self.roles[number] = self.roles[found[0]]
 
     def alive(self) -> list[tuple[int, Any]]:
         """Storages that are not given back: their numbers and weak references."""

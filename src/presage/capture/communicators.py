@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from presage.capture.contents import SMALL, leaves
 from presage.capture.op_schema import on_gpu
 
-NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
 aten = torch.ops.aten
 
 # The op that PyTorch's profiler shows, by the kind of collective; others are named like them.
@@ -154,6 +154,25 @@ class Communicators:
         self._record(RECEIVE, group.group_name, [], [given["tensor"]], peer=given["src"])
         self._lose([given["tensor"]])
         return given["tensor"]
+
+    # ---- FSDP's copies of parameters and gradients to and from one buffer: a kernel each
+
+    def _all_gather_copy_in(self, given: dict[str, Any]) -> Any:
+        whole, size = given["all_gather_output"], given["all_gather_input_numel"]
+        first = size * given["rank"]
+        own = self.recorder._dispatch(aten.slice.Tensor, (whole, 0, first, first + size), {})
+        self._copied(given["all_gather_inputs"], [own])
+        return own, whole
+
+    def _split_with_sizes_copy(self, given: dict[str, Any]) -> None:
+        self._copied([given["all_gather_output"]], given["out"])
+
+    def _chunk_cat(self, given: dict[str, Any]) -> None:
+        self._copied(given["tensors"], [given["out"]])
+
+    def _copied(self, inputs: list[Any], outputs: list[Any]) -> None:
+        self.recorder.record_collective("aten::_foreach_copy_", inputs, outputs, "")
+        self._lose(outputs)
 
     def _functional(self, kind: str, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> list[Any]:
         group = _resolved(given["group_name"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 from copy import deepcopy
 from functools import cache
@@ -16,6 +17,7 @@ from presage.capture.backend import (
     NAME,
     stand_in,
 )
+from presage.capture.contents import parts
 
 _device_of = torch.ops.prim.device.default
 _DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
@@ -41,10 +43,18 @@ def _normalized(device: torch.device) -> torch.device:
     return CUDA if device.type in ("cuda", NAME) else device
 
 
+def _laid_out(x: Any) -> tuple[Any, ...]:
+    return x.device, x.dtype, x.shape, x.stride()
+
+
 def _swap(one: Any, other: Any) -> None:
     """Two tensors change places. PyTorch's own refuses where weak references exist, as fake tensors' own do."""
-    if (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride()):
+    if [_laid_out(x) for x in parts(one)] == [_laid_out(x) for x in parts(other)]:
         return  # a module that is moved to where it is
+    for slot in {*copyreg._slotnames(type(one))} & {*copyreg._slotnames(type(other))}:  # type: ignore[attr-defined]
+        mine, theirs = getattr(one, slot), getattr(other, slot)
+        setattr(one, slot, theirs)
+        setattr(other, slot, mine)
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     torch._C._swap_tensor_impl(one, other)

@@ -333,7 +333,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             pass
 
     def record_collective(self, name: str, given: Any, written: Any, group: str, *, sync: bool = False) -> None:
-        """A collective or a message of a process group, which runs on a stream of the group's own."""
+        """A collective or a message of a process group, on a stream of the group's own; with no group, a copy."""
         self._hash, self._ops = hash((self._hash, name, group, *(x.shape for x in given))), self._ops + 1
         if not self.recording:
             return
@@ -341,7 +341,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places.fill(call)
         self.calls.append(call)
         self.assumptions.ran(call.index)
-        call.group = call.stream = group
+        call.group, call.stream = group, group or call.stream
         own = {id(x) for x in written}
         sent = [x for x in given if id(x) not in own]
         call.inputs = tuple([self._argument(x) for x in some] for some in (written, sent) if some)

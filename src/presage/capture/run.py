@@ -137,8 +137,20 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
         reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
         arrays = patched(FakeTensor, "numpy", lambda tensor, **options: recorder.reads.numpy(tensor, **options))
         threads = entering_threads(recorder, Devices)
-        with reading, arrays, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
+        resizing = patched(torch.UntypedStorage, "resize_", _resizing(recorder))
+        with reading, arrays, resizing, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
             yield recorder, hooks
+
+
+def _resizing(recorder: Recorder) -> Callable[[Any, int], Any]:
+    resize: Any = torch.UntypedStorage.resize_
+
+    def run(storage: Any, nbytes: int) -> Any:
+        out = resize(storage, nbytes)
+        recorder.memory.resized(storage)
+        return out
+
+    return run
 
 
 @contextmanager
