@@ -55,7 +55,7 @@ def capture(
     with on_fake_gpu(lambda: Recorder(Assumptions(assume)), variant) as (recorder, hooks):
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
         recorder.assumptions.built()
-        warm_up += recorder.groups.ranks > 1  # DDP lays its buckets anew after the first step
+        warm_up += bool(recorder.groups.made)  # DDP lays its buckets anew after the first step
         step, profile = _recorded_step(recorder, step, warm_up)
         steady = not recorder.assumptions.undecided or _runs_alike(recorder, step)
         flags = torch_flags()
@@ -363,7 +363,7 @@ def lower(builder: CallLowering, call: RecordedCall) -> None:
         builder.same(kernels=False)
         return
     rule = RULES.get(call.name)
-    if rule is not None and not call.opaque:
+    if rule is not None and not call.opaque and call.called:  # else it was recorded as the kernel it is
         rule(builder, call)
     else:
         builder.same(kernels=not call.view and call.name not in HOST)
