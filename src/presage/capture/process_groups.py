@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
@@ -15,6 +15,7 @@ import torch
 import torch.cuda.nccl
 
 from presage.capture.backend import CUDA
+from presage.capture.rank_objects import SentObjects, sent_objects
 
 PER_NODE = 8  # GPUs of a node, where nobody says otherwise
 NCCL = "nccl"
@@ -29,7 +30,7 @@ class ProcessGroups:
     ranks: int = 1
     per_node: int = PER_NODE
     made: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)  # PyTorch's name, description, ranks
-    objects: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    objects: SentObjects = field(default_factory=sent_objects)
     _own: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     _counted: int = 0
 
@@ -98,9 +99,12 @@ def environment(groups: ProcessGroups) -> Iterator[None]:
 
 
 def leave_group() -> None:
-    """End the process group that code has begun in a capture."""
+    """End the process group that code has begun in a capture, and what PyTorch remembers of its meshes."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        with suppress(ImportError, AttributeError):
+            debug: Any = import_module("torch.distributed.tensor.debug")
+            debug._clear_sharding_prop_cache()
 
 
 def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
@@ -138,7 +142,7 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
         *_answers(c10d),
         *_objects(c10d, groups),
     ]
-    return [*out, *_checks()]
+    return [*out, *_checks(), *(_votes() if groups.ranks > 1 else [])]
 
 
 def _given(name: str, otherwise: int) -> int:
@@ -180,6 +184,22 @@ def _checks() -> list[tuple[Any, str, Any]]:
     return [*out, (fsdp, by_number, device)] if real else out
 
 
+def _votes() -> list[tuple[Any, str, Any]]:
+    """Stages of a pipeline agree on whether their shapes are given: the others' are taken to be as this one's."""
+    try:
+        pipelining: Any = import_module("torch.distributed.pipelining.stage")
+        stage, mode = pipelining.PipelineStage, pipelining.InferenceMode
+    except (ImportError, AttributeError):
+        return []
+
+    def vote(own: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        mine = torch.tensor([0 if mode.needs_dynamic(own._user_meta, has_backward) else 1])
+        return mine if received_acc is None else received_acc * mine
+
+    asked = {"_warmup_forward_vote": vote, "_warmup_backward_result": lambda _, received_result=None: received_result}
+    return [(stage, name, answer) for name, answer in asked.items() if hasattr(stage, name)]
+
+
 # ---- objects: other ranks are taken to have what this one has
 
 
@@ -200,13 +220,34 @@ def _objects(c10d: Any, groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
         if given:
             output[0] = given[max(0, c10d.get_rank(group))]
 
-    def broadcast(object_list: Any, src: Any = None, group: Any = None, **_: Any) -> None:
-        del src
-        key = "broadcast", tuple(c10d.get_process_group_ranks(group or c10d.GroupMember.WORLD)), len(groups.objects)
-        groups.objects[key] = list(object_list)
+    def place(rank: Any, in_group: Any, group: Any) -> int:
+        return int(rank if in_group is None else c10d.get_global_rank(group or c10d.GroupMember.WORLD, in_group))
+
+    def broadcast(
+        object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+    ) -> None:
+        del device
+        sender = place(src or 0, group_src, group)
+        if sender == groups.rank:
+            for rank in c10d.get_process_group_ranks(group or c10d.GroupMember.WORLD):
+                groups.objects.send(groups.rank, rank, object_list)
+        elif any(value is None for value in object_list):
+            object_list[:] = groups.objects.receive(sender, groups.rank)
+
+    def send(object_list: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
+             use_batch: bool = False) -> None:  # fmt: skip
+        del device, use_batch
+        groups.objects.send(groups.rank, place(dst, group_dst, group), object_list)
+
+    def receive(object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
+                use_batch: bool = False) -> int:  # fmt: skip
+        del device, use_batch
+        sender = place(groups.rank - 1 if src is None else src, group_src, group)
+        object_list[:] = groups.objects.receive(sender, groups.rank)
+        return sender
 
     patches = {
         "all_gather_object": gathered, "gather_object": gathered_by_one, "scatter_object_list": scattered,
-        "broadcast_object_list": broadcast,
+        "broadcast_object_list": broadcast, "send_object_list": send, "recv_object_list": receive,
     }  # fmt: skip
     return [(owner, name, f) for name, f in patches.items() for owner in (torch.distributed, c10d)]

@@ -21,6 +21,7 @@ from presage.capture.custom_ops import slow_paths, unpriced_note, unreadable
 from presage.capture.fake_device import Devices, fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.lowering import HOST, CallLowering, Rule, check_complete
 from presage.capture.process_groups import ProcessGroups
+from presage.capture.rank_objects import with_senders
 from presage.capture.recorder import Recorder
 from presage.capture.script_files import CheckpointFiles
 from presage.capture.variant_hooks import VariantHooks, hooked
@@ -35,6 +36,7 @@ MOST_CALLS = 64  # between two steps of an optimizer
 RARELY = 50_000  # objects made between two garbage collections
 
 
+@with_senders
 def capture(
     function: Callable[..., Step],
     arguments: dict[str, Any] | None = None,

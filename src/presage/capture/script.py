@@ -18,6 +18,7 @@ from msgspec.structs import replace as with_fields
 from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Profile
 from presage.capture.fake_device import patched, torch_flags
+from presage.capture.rank_objects import with_senders
 from presage.capture.recorder import Recorder
 from presage.capture.run import check_on_gpu, graph_of, on_fake_gpu, recorded, users
 from presage.capture.script_files import Loading
@@ -113,6 +114,7 @@ class _StepRecorder:
             yield f"the {len(counts)} steps looked at are not all alike ({many}): this is step {self.number}"
 
 
+@with_senders
 def capture_script(
     script: TrainingScript, *, variant: Variant = AS_WRITTEN, assume: Mapping[str, str] | None = None
 ) -> Graph:

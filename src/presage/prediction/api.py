@@ -18,6 +18,7 @@ from warnings import warn
 
 from msgspec.structs import replace as with_fields
 
+from presage.capture.rank_objects import sharing_objects
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph import save
@@ -96,18 +97,19 @@ def rank_graphs(capture: Callable[[int], Graph], ranks: int) -> list[Graph]:
     Ranks that have the same place in all groups in which messages are sent run the same step: one of them is captured,
     and the last of them too, to see whether it does. Code that does not communicate has one step.
     """
-    first = capture(0)
-    if not first.groups:
-        return [first]
-    out, left = [], set(range(ranks))
-    graph: Graph | None = first
-    while left:
-        graph = graph or capture(min(left))
-        mine = [r for r in graph.ranks if r in left] or [min(left)]
-        out += _told_apart(graph, mine, capture)
-        left -= set(mine)
-        graph = None
-    return out
+    with sharing_objects():
+        first = capture(0)
+        if not first.groups:
+            return [first]
+        out, left = [], set(range(ranks))
+        graph: Graph | None = first
+        while left:
+            graph = graph or capture(min(left))
+            mine = [r for r in graph.ranks if r in left] or [min(left)]
+            out += _told_apart(graph, mine, capture)
+            left -= set(mine)
+            graph = None
+        return out
 
 
 def _told_apart(graph: Graph, ranks: Sequence[int], capture: Callable[[int], Graph]) -> list[Graph]:

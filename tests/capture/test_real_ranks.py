@@ -1,0 +1,262 @@
+"""Collectives and messages of a captured rank against those of real processes: four ranks on gloo, on the CPU.
+
+The processes start once for all steps (this file run as a program). Each records what PyTorch asks of c10d in a steady
+step, before gloo carries it out in its own way (it builds reduce-scatters of other collectives): kind, ranks, bytes,
+order.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from presage.capture import capture
+from presage.capture.rank_objects import sharing_objects
+from presage.capture.variants import Variant
+from presage.errors import PresageError
+from presage.graph.work import collective, collective_bytes
+from presage.prediction.api import predict_ranks, rank_graphs
+
+RANKS, WIDTH, ROWS, WARM_UP = 4, 64, 8, 3
+
+
+def layers(device, n=4):
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(n)]).to(device)
+
+
+def begin():
+    if not dist.is_initialized():
+        dist.init_process_group("nccl")
+
+
+def training(model, device, foreach=None):
+    x, opt = torch.randn(ROWS, WIDTH, device=device), torch.optim.SGD(model.parameters(), 0.01, foreach=foreach)
+
+    def step():
+        opt.zero_grad()
+        model(x).sum().backward()
+        opt.step()
+
+    return step
+
+
+def buckets(device):
+    begin()
+    model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)], nn.BatchNorm1d(512)).to(device)
+    ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=2)
+    x, opt = torch.randn(ROWS, 512, device=device), torch.optim.SGD(ddp.parameters(), 0.01)
+
+    def step():
+        opt.zero_grad()
+        with ddp.no_sync():
+            ddp(x).sum().backward()
+        ddp(x).sum().backward()
+        opt.step()
+
+    return step
+
+
+def fsdp2(device):
+    from torch.distributed.fsdp import fully_shard
+
+    begin()
+    model = layers(device)
+    for layer in model:
+        fully_shard(layer)
+    return training(fully_shard(model), device)
+
+
+def hsdp(device):
+    from torch.distributed.fsdp import fully_shard
+
+    begin()
+    mesh = dist.init_device_mesh(device, (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = layers(device)
+    for layer in model:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    return training(fully_shard(model, mesh=mesh), device)
+
+
+def split(model, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    ways = [ColwiseParallel(), RowwiseParallel()]
+    return parallelize_module(model, mesh, {str(i): ways[i % 2] for i in range(len(model))})
+
+
+def tensor_parallel(device):
+    begin()
+    return training(split(layers(device), dist.init_device_mesh(device, (RANKS,))), device, foreach=False)
+
+
+def sequence_parallel(device):
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    begin()
+    ways = {"0": ColwiseParallel(input_layouts=Shard(0)), "1": RowwiseParallel(output_layouts=Shard(0))}
+    more = {"2": ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate())}
+    model = parallelize_module(layers(device, 3), dist.init_device_mesh(device, (RANKS,)), ways | more)
+    return training(model, device, foreach=False)
+
+
+def fsdp_and_tensor(device):
+    from torch.distributed.fsdp import fully_shard
+
+    begin()
+    mesh = dist.init_device_mesh(device, (2, 2), mesh_dim_names=("dp", "tp"))
+    return training(fully_shard(split(layers(device), mesh["tp"]), mesh=mesh["dp"]), device, foreach=False)
+
+
+def pipeline(schedule, stages=1):
+    def build(device):
+        from torch.distributed import pipelining
+
+        begin()
+        rank = dist.get_rank()
+        parts = [layers(device, 1) for _ in range(stages)]
+        mine = [
+            pipelining.PipelineStage(part, rank + i * RANKS, RANKS * stages, torch.device(device))
+            for i, part in enumerate(parts)
+        ]
+        how = getattr(pipelining, schedule)
+        loss = nn.functional.mse_loss
+        run = how(mine[0] if stages == 1 else mine, n_microbatches=4, loss_fn=loss)
+        x = torch.randn(ROWS, WIDTH, device=device)
+        opt = torch.optim.SGD(nn.ModuleList(parts).parameters(), 0.01)
+
+        def step():
+            opt.zero_grad()
+            run.step(*([x] if rank == 0 else []), **({"target": x} if rank == RANKS - 1 else {}))
+            opt.step()
+
+        return step
+
+    return build
+
+
+CASES = {
+    f.__name__: f for f in (buckets, fsdp2, hsdp, tensor_parallel, sequence_parallel, fsdp_and_tensor)
+} | {
+    "GPipe": pipeline("ScheduleGPipe"),
+    "1F1B": pipeline("Schedule1F1B"),
+    "Interleaved1F1B": pipeline("ScheduleInterleaved1F1B", 2),
+}  # fmt: skip
+KINDS = {  # parts of the names of PyTorch's ops
+    "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all", "broadcast": "broadcast",
+    "send": "send_recv", "recv": "send_recv",
+}  # fmt: skip
+
+
+class Asked(TorchDispatchMode):
+    """What PyTorch asks of its process groups: kind, ranks, bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name
+        kind = next((kind for part, kind in KINDS.items() if part in name), None)
+        if "c10d" in name and kind is not None and "copy_in" not in name:
+            self.seen.append((kind, *self.asked(func, args, kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+    def asked(self, func, args, kwargs):
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        if "process_group" in given:
+            group = dist.ProcessGroup.unbox(given["process_group"])
+        else:
+            group = dist.distributed_c10d._resolve_process_group(given["group_name"])
+        ranks = dist.get_process_group_ranks(group)
+        if "dst" in given or "src" in given:
+            pair = (dist.get_rank(), ranks[given["dst"]]) if "dst" in given else (ranks[given["src"]], dist.get_rank())
+            ranks = list(pair)
+        by_argument = [sum(x.nbytes for x in tree_leaves(v) if isinstance(x, torch.Tensor)) for v in given.values()]
+        whole = max(by_argument)  # what is gathered, or what is there before it is scattered
+        if "all_gather" in func._schema.name and "group_size" in given:
+            whole *= given["group_size"]
+        return ranks, whole
+
+
+def work(rank, folder):
+    """One real rank: what each step asks for."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    found = {}
+    for name, build in CASES.items():
+        step = build("cpu")
+        for _ in range(WARM_UP):
+            step()
+        with Asked() as asked:
+            step()
+        found[name] = asked.seen
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gloo")
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, __file__, str(folder)], check=True, timeout=100, env=environment)
+    return [json.loads((folder / f"{rank}.json").read_bytes()) for rank in range(RANKS)]
+
+
+def captured(name, rank):
+    return capture(lambda _: CASES[name]("cuda"), variant=Variant(ranks=RANKS, rank=rank))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_captured_ranks_ask_for_what_real_ones_do(real, name):
+    with sharing_objects():
+        for rank, asked in enumerate(real):
+            graph = captured(name, rank)
+            found = [op for op in graph.ops if collective(op)]
+            told = [[collective(op), list(graph.groups[op.group]), collective_bytes(graph, op)] for op in found]
+            assert told and told == asked[name], f"rank {rank}"
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
+def test_stages_of_a_pipeline_meet_in_their_messages(name):
+    found = predict_ranks(rank_graphs(lambda rank: captured(name, rank), RANKS), RANKS, draws=1)
+    assert found.many.ranks == RANKS and len(found.many.kinds) == RANKS
+
+
+def test_a_rank_that_waits_for_an_object_that_nobody_sends_is_a_deadlock():
+    def build(_):
+        begin()
+        dist.recv_object_list([None], src=1) if dist.get_rank() == 0 else None
+        return training(layers("cuda"), "cuda")
+
+    with pytest.raises(PresageError, match="deadlock: rank 0 waits for object 1 of rank 1, which sends none"):
+        capture(build, variant=Variant(ranks=2))
+
+
+def test_a_rank_receives_the_objects_that_another_broadcasts():
+    seen = []
+
+    def build(_):
+        begin()
+        sent = [f"from {dist.get_rank()}" if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(sent, src=0)
+        seen.append((dist.get_rank(), *sent))
+        return training(layers("cuda"), "cuda")
+
+    capture(build, variant=Variant(ranks=2, rank=1))
+    assert seen[-1] == (1, "from 0")
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), RANKS, start_method="fork")
