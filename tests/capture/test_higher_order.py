@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from presage.capture import capture
+from presage.prediction.machine import kernel_times, machine
 
+ROOT = Path(__file__).resolve().parents[2]
 HEADS, DEPTH, LENGTH = 4, 64, 1024
 
 
@@ -68,3 +72,32 @@ def test_while_loop_runs_as_many_rounds_as_its_counter_says() -> None:
         return lambda: while_loop(lambda i, _: i < 5, lambda i, y: (i + 1, y @ y), (start, x))
 
     assert [op.name for op in capture(build).ops if op.kernels].count("aten::mm") == 5
+
+
+@pytest.mark.parametrize("window", [2, 8])
+def test_compiled_flex_attention_takes_what_was_measured(window):
+    case = f"flex H6 D128 S49152 window {window} blocks"
+    measured = json.loads((ROOT / "data/h200_compiled.json").read_bytes())["cases"][case]
+
+    def blocks(seen):
+        count = seen.sum(-1, dtype=torch.int32)
+        return count[None, None].contiguous(), seen.int().argsort(dim=-1, descending=True, stable=True)[
+            None, None
+        ].int()
+
+    def build(device):
+        q, k, v = (torch.randn(1, 6, 49152, 128, device=device, dtype=torch.bfloat16) for _ in range(3))
+        n = torch.arange(49152 // 128, device=device)
+        apart = n[:, None] - n
+        partial, full = blocks((apart == 0) | (apart == window)), blocks((apart > 0) & (apart < window))
+        mask = BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=128, mask_mod=lambda b, h, q, k: q >= k)  # noqa: ARG005
+        attend = torch.compile(flex_attention)
+        return lambda: attend(q.requires_grad_(), k, v, block_mask=mask).sum().backward()
+
+    graph = capture(build)
+    found = [
+        t.seconds
+        for op, t in zip(graph.ops, kernel_times(graph, machine("h200")), strict=True)
+        if "attention" in op.name
+    ]
+    assert 1e6 * sum(found) == pytest.approx(sum(time for _, time in measured.values()), rel=0.15)

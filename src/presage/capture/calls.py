@@ -37,6 +37,7 @@ class RecordedCall:
     stream: str = ""
     group: str = ""  # of a collective, its process group
     cost: OpCost | None = None  # of a custom kernel
+    speed: float = 1.0  # how many times as fast as it is known to be
     replayed: str = ""  # the CUDA graph that it is part of
     compiled: str = ""  # the call of a compiled function that it ran in
     called: str = ""  # the op autograd called, where it would have called this one on plain tensors

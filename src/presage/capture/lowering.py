@@ -138,6 +138,7 @@ class CallLowering(GraphBuilder):
                 stream=c.stream,
                 group=c.group,
                 cost=c.cost,
+                speed=c.speed,
                 replayed=c.replayed,
                 assumed=self.hanging.get(c.index, ()),
             )

@@ -81,6 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen_from_cpp = {CUDA: stand_in()}
         self.tape: FakeCudaGraph | None = None  # the CUDA graph that is being captured
         self.graph_numbers = count(1)
+        self.speed = 1.0  # of the kernels that are recorded now, against those known by their names
         self.unpriced: dict[str, None] = {}  # custom kernels whose cost nobody says
         self.groups, self.communicators = ProcessGroups(), Communicators(self)
 
@@ -301,6 +302,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         called = signature_of(func)
         call = RecordedCall(index=len(self.calls), name=called.name, overload=called.overload, host=host)
         self.places.fill(call)
+        call.speed = self.speed
         self.calls.append(call)
         self.assumptions.ran(call.index)
         return call

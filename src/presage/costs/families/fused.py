@@ -15,7 +15,11 @@ from presage.costs.call import Call, Shape
 FUSED_OPS = ("triton::pointwise", "triton::reduction", "fused::pointwise", "fused::reduction")
 RANDOM = 9.6  # bytes that could be moved while one random number is drawn
 ERF = 9.8  # while the error function of one element is computed
-EXP, LONG_EXP = 5.0, 10.5  # while an exponential is; and the same in a long row
+EXP = 5.0  # while an exponential is
+# In a row too long for a block: the first exponential of an element, what a row of so many elements adds to it, and
+# each further one of the same element (a capped logit's). From compiled cross entropies over 4,096 to 128,256 classes
+# (data/h200_compiled.json).
+LONG_EXP, LONG_ROW, NEXT_EXP = 5.1, 12e3, 1.9
 DOWN = 1.2  # bytes moved, for a byte read down columns
 TURNED = 1.5  # and for one that is written in another order than read
 START, START_DOWN = 1.5e6, 6e6  # while a reduction along rows or down columns gets going
@@ -32,7 +36,7 @@ def fused_parts(call: Call) -> list[Call]:
         0 if not reduces else START_DOWN if down else START
     )
     random, erf, exp = (call.number(k) for k in (6, 7, 8))
-    moved = max(moved, ERF * erf + (LONG_EXP if columns > LONG else EXP) * exp) + RANDOM * random
+    moved = max(moved, ERF * erf + _exponentials(exp, call.number(3) * columns, columns)) + RANDOM * random
     if len(call.sized) == 1 and read == 2 * written and moved == read + written:
         n = max(1, round(written / 2))
         return [Call("aten::copy_", (_row(n, "bfloat16"), _row(n, "float32"), False))]
@@ -41,6 +45,14 @@ def fused_parts(call: Call) -> list[Call]:
     inputs = 1 if read < 1.5 * written else 2 if read < 2.5 * written else 3
     name = {1: "aten::neg", 2: "aten::add", 3: "aten::addcmul"}[inputs]
     return [Call(name, (_row(max(1, round(moved / (inputs + 1) / WIDTH)), "float32"),) * inputs)]
+
+
+def _exponentials(count: float, elements: float, columns: float) -> float:
+    """Bytes that could be moved while so many exponentials are computed."""
+    if columns <= LONG:
+        return EXP * count
+    first = min(count, elements)
+    return (LONG_EXP + LONG_ROW / columns) * first + NEXT_EXP * (count - first)
 
 
 def _norm(moved: float, columns: int) -> Call:
