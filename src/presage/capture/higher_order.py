@@ -133,7 +133,7 @@ def _times_as_fast(factor: float) -> Iterator[None]:
 
 
 def _share_seen(recorder: Any, block_mask: tuple[Any, ...], queries: int, keys: int) -> tuple[float, float]:
-    """The share of blocks of keys that a block of queries is computed with, and the share of these with a mask inside."""
+    """The share of blocks of keys that a block of queries is computed with, and the share of these that are masked."""
     number, full, size, mask_mod = block_mask[2], block_mask[4], block_mask[-2], block_mask[-1]
     if size > keys:  # one block: no mask
         return 1.0, 0.0

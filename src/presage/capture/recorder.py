@@ -321,33 +321,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def record_kernel(self, name: str, given: Any, made: Any, written: Any, cost: OpCost) -> None:
         """A kernel that does not come through PyTorch's dispatcher."""
-        self._hash, self._ops = hash((self._hash, name, *(x.shape for x in given))), self._ops + 1
         self.shadows.lose([*made, *written])
-        if not self.recording:
-            return
-        call = RecordedCall(index=len(self.calls), name=name, overload="", host=False, cost=cost)
-        self.places.fill(call)
-        self.calls.append(call)
-        self.assumptions.ran(call.index)
-        call.inputs = tuple(self._argument(x) for x in given)
-        call.outputs, call.writes = (tuple(self.memory.tensor(x) for x in some) for some in (made, written))
-        with mark(call):
-            pass
+        self._record(name, tuple(given), made, written, cost=cost)
 
     def record_collective(self, name: str, given: Any, written: Any, group: str, *, sync: bool = False) -> None:
         """A collective or a message of a process group, on a stream of the group's own; with no group, a copy."""
-        self._hash, self._ops = hash((self._hash, name, group, *(x.shape for x in given))), self._ops + 1
+        own = {id(x) for x in written}
+        sent = [x for x in given if id(x) not in own]
+        self._record(name, tuple(x for x in (written, sent) if x), (), written, group=group, sync=sync)
+
+    def _record(self, name: str, given: Any, made: Any, written: Any, group: str = "", **fields: Any) -> None:
+        self._hash, self._ops = hash((self._hash, name, group, *(x.shape for x in leaves(given)))), self._ops + 1
         if not self.recording:
             return
-        call = RecordedCall(index=len(self.calls), name=name, overload="", host=False, sync=sync)
+        call = RecordedCall(index=len(self.calls), name=name, overload="", host=False, **fields)
         self.places.fill(call)
         self.calls.append(call)
         self.assumptions.ran(call.index)
         call.group, call.stream = group, group or call.stream
-        own = {id(x) for x in written}
-        sent = [x for x in given if id(x) not in own]
-        call.inputs = tuple([self._argument(x) for x in some] for some in (written, sent) if some)
-        call.writes = tuple(self.memory.tensor(x) for x in written)
+        call.inputs = tuple(self._argument(x) for x in given)
+        call.outputs, call.writes = (tuple(self.memory.tensor(x) for x in some) for some in (made, written))
         with mark(call):
             pass
 
