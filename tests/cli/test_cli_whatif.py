@@ -9,6 +9,7 @@ import pytest
 
 from commands import runner
 from graph_sketches import training_step
+from presage.cli import graph as graph_command
 from presage.cli import replay as replay_command
 from presage.cli import whatif as command
 from presage.errors import PresageError
@@ -114,3 +115,44 @@ def test_replay_takes_edits_by_name() -> None:
     assert sum(rank["edited_s"]) < 0.6 * sum(rank["replayed_s"])
     assert "why: 824.6 us of work" in replay("demo", "--apply", "faster=gemm:2")
     assert "Kernels that match are F times as fast." in replay("--list")
+
+
+DISTRIBUTED = MODEL.replace("    optimizer =", "    import torch.distributed as dist\n    dist.init_process_group()\n"
+    "    model = nn.parallel.DistributedDataParallel(model)\n    optimizer =")  # fmt: skip
+graph = runner(graph_command.command)
+
+
+@pytest.fixture
+def distributed(tmp_path: Path) -> str:
+    (tmp_path / "spread.py").write_text(DISTRIBUTED)
+    return f"{tmp_path / 'spread.py'}:build"
+
+
+def test_a_graph_of_several_ranks_shows_the_traffic_of_its_groups(distributed: str) -> None:
+    told = graph(distributed, "--ranks", "8", "--arg", "width=256")
+    row = next(line.split() for line in told.splitlines() if "all_reduce" in line)
+    assert row == ["0", "8", "ranks", "world", "0-7", "all_reduce", "1", "258", "KiB", "258", "KiB"]
+    found = json.loads(graph(distributed, "--ranks", "8", "--arg", "width=256", "--json", "-"))["traffic"]
+    numbers = 256 * 256 + 256 + 256 + 1
+    assert [(t["kind"], t["members"], t["calls"], t["bytes"]) for t in found] == [
+        ("all_reduce", [*range(8)], 1, 4 * numbers)
+    ]
+
+
+def test_ranks_of_code_that_does_not_communicate_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODEL)
+    with pytest.raises(PresageError, match="does not communicate: leave out --ranks"):
+        graph(f"{tmp_path / 'own.py'}:build", "--ranks", "8")
+
+
+def test_edits_of_a_rank_keep_its_collectives(distributed: str, tmp_path: Path) -> None:
+    wide = "--arg", "width=8192", "--apply", "batch=8", "--draws", "1", "--json", "-"
+    alone, one_of_many = (json.loads(run(distributed, "--ranks", n, *wide)) for n in ("1", "8"))
+    assert one_of_many["base"]["step_ms"]["p50"] > alone["base"]["step_ms"]["p50"] + 0.2  # 268 MB over NVLink
+    said = ["\n".join(found["edited"]["notes"]) for found in (alone, one_of_many)]
+    assert "the code communicates, here as the only rank: give --ranks N" in said[0]
+    assert "rank 0 alone: its collectives as on NVIDIA DGX H200" in said[1]
+    saved = tmp_path / "rank.presage"
+    graph(distributed, "--ranks", "8", "--arg", "width=8192", "--out", saved)
+    again = json.loads(run(saved, "--apply", "batch=8", "--draws", "1", "--json", "-"))
+    assert again["base"]["step_ms"] == one_of_many["base"]["step_ms"]

@@ -272,6 +272,8 @@ def graph_of(
     starts = _lower_all(lowering, recorder, profile.nested, moments)
     lowering.notes += [*unpriced_note(recorder.unpriced), *slow_paths(recorder.places.roots)]
     lowering.notes += compile_notes(c.compiled for c in recorder.calls)
+    if recorder.groups.made and recorder.groups.ranks == 1:
+        lowering.notes += ["the code communicates, here as the only rank: give --ranks N to see it as one of several"]
     graph = lowering.finish(
         _frees(moments, starts, len(lowering.ops)),
         source=source,

@@ -102,7 +102,7 @@ def _graph(path: Path) -> Mapping[str, Any]:
     from presage.report.graph_answer import graph_answer
 
     graph = save.read(path)
-    return graph_answer(graph, memory_profile(graph), 2, None).data
+    return graph_answer([graph], memory_profile(graph), 2, None).data
 
 
 def _trace(path: Path) -> Mapping[str, Any]:

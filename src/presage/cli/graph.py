@@ -58,6 +58,10 @@ StepAt = Annotated[
 Limit = Annotated[
     float, option("--limit", "SECONDS", "Stop the script if it has not come that far by then.", panel=SCRIPT, min=1.0)
 ]
+OwnRanks = Annotated[
+    int,
+    option("--ranks", "N", "Run code that calls torch.distributed as torchrun starts it with so many ranks.", min=1),
+]
 ASSUMED = "Unknown values"
 Assume = Annotated[
     list[str],
@@ -139,6 +143,7 @@ def command(
     limit: Limit = LIMIT,
     assume: Assume = [],  # noqa: B006
     strict: Strict = False,
+    ranks: OwnRanks = 1,
     depth: Annotated[int, option("--depth", "N", "Module depth to list.", min=1)] = 2,
     out: Annotated[Path | None, out_option("--out", "FILE.presage", "Save the graph to a file.")] = None,
     diff: Annotated[
@@ -163,25 +168,37 @@ def command(
     presage graph train.py:build --gpu h100
 
     presage graph train.py:build --arg batch=16 --diff batch8.presage
+
+    presage graph train.py --ranks 8
     """
     from presage.graph.diff import diff as compare
     from presage.hardware import gpu as gpu_of
     from presage.hardware import gpu_choice
     from presage.memory.step_memory import memory_profile
+    from presage.prediction.api import rank_graphs
     from presage.report.graph_answer import graph_answer
 
     chip = None if gpu is None else gpu_of(gpu)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
     named = step_name(step, words, arg, module, step_function, step_at, limit)
-    graph = captured(named.with_assumptions(assume, strict), gpu or "h200")
+    exact = named.with_assumptions(assume, strict)
+
+    def of_rank(rank: int) -> Graph:
+        return captured(exact, gpu or "h200", Variant(ranks=ranks, rank=rank))
+
+    graphs = rank_graphs(of_rank, ranks) if ranks > 1 else [of_rank(0)]
+    graph = graphs[0]
+    if ranks > 1 and not graph.groups:
+        raise PresageError(f"{named.name} does not communicate: leave out --ranks (one rank's step is all there is)")
     other = captured(StepName(diff, {})) if diff is not None else None
     if out is not None:
         from presage.graph import save
 
         save.write(graph, out)
     changes = compare(other, graph) if other is not None else None
-    answer = graph_answer(graph, memory_profile(graph), depth, changes, chip)
-    show_answer(answer, json, files={"graph": out}, notes=notes, then=["predict", *named.words(*gpu_words(gpu))])
+    answer = graph_answer(graphs, memory_profile(graph), depth, changes, chip)
+    options = [*gpu_words(gpu), *(["--ranks", ranks] if ranks > 1 else [])]
+    show_answer(answer, json, files={"graph": out}, notes=notes, then=["predict", *named.words(*options)])
 
 
 def gpu_words(gpu: str | None) -> list[object]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from presage.capture.variants import AS_WRITTEN
 from presage.cli import complete
 from presage.cli.graph import (
     Arguments,
     Assume,
     Limit,
     Module,
+    OwnRanks,
     ScriptArguments,
     Step,
     StepAt,
@@ -68,6 +70,7 @@ def command(
     assume: Assume = [],  # noqa: B006
     strict: Strict = False,
     gpu: Gpu = "h200",
+    ranks: OwnRanks = 1,
     apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, option("--suggest", "", "Try every edit and rank them by gain.")] = False,
     combine: Combine = 3,
@@ -111,11 +114,19 @@ def command(
             "give the edits: `presage whatif TRAIN.py --apply EDITS`, or --suggest; --list shows all edits"
         )
     named = step_name(step, words, arg, module, step_function, step_at, limit)
-    asked = _Question(named.name, named.arguments, gpu, draws, seed, trace, report, json, assuming(assume, strict))
+    capture = _as_rank(assuming(assume, strict), ranks)
+    asked = _Question(named.name, named.arguments, gpu, draws, seed, trace, report, json, capture)
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
     else:
         _apply(asked, apply)
+
+
+def _as_rank(capture: Callable[..., Graph], ranks: int) -> Callable[..., Graph]:
+    """Captures as the first of so many ranks."""
+    if ranks == 1:
+        return capture
+    return lambda *args, variant=AS_WRITTEN, **more: capture(*args, variant=replace(variant, ranks=ranks), **more)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from msgspec.structs import replace as with_fields
 
 from presage.capture.rank_objects import sharing_objects
 from presage.capture.variants import AS_WRITTEN, Variant
+from presage.costs.kernel_model import OpTime
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.diff import alike
@@ -27,9 +28,11 @@ from presage.graph.graph import Graph
 from presage.hardware import Platform, platforms
 from presage.hardware import gpu as _gpu
 from presage.hardware import platform as _platform
+from presage.parallel.rank_layout import CodeLayout
 from presage.parallel.strategy import Strategy
 from presage.parallel.strategy import strategy as _strategy
 from presage.prediction.machine import Machine, kernel_times, machine
+from presage.prediction.rank_results import collective_times, groups_of
 from presage.prediction.rank_set import RankOverride, RankSet, code_rank_set, predict_rank_set, rank_set
 from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step, with_model_error
 from presage.scripts import TrainingScript, is_script
@@ -89,6 +92,18 @@ def _predict_code(
 ) -> StepResult:
     team = code_rank_set(graphs, platform, where)
     return with_model_error(predict_rank_set(team, where, draws=draws, steps=steps, seed=seed), "ranks")
+
+
+def own_times(graph: Graph, where: Machine) -> tuple[list[OpTime], tuple[str, ...]]:
+    """Kernel times of a step, and notes on them. Collectives of code that spreads itself over ranks take their time on
+    the platform of the GPU, and the rank waits for no other."""
+    times = kernel_times(graph, where)
+    if not graph.groups:
+        return times, ()
+    place = default_platform(where.kernels.gpu.key)
+    groups = groups_of(CodeLayout((graph.ranks,), (graph.groups,)), place)
+    note = f"rank {graph.ranks[0]} alone: its collectives as on {place.name}, no waits for other ranks"
+    return collective_times(graph, times, place, groups), (note,)
 
 
 def rank_graphs(capture: Callable[[int], Graph], ranks: int) -> list[Graph]:

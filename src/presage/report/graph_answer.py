@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from presage.graph import summary
 from presage.graph.diff import KINDS, GraphDiff, lines
 from presage.graph.graph import Graph
 from presage.graph.summary import SummaryRow, collapsed
+from presage.graph.work import collective, collective_bytes
 from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile
 from presage.report.answer import Answer, DataTable, Section, data_table
@@ -23,9 +24,11 @@ from presage.traces.execution_graph import ExecutionGraph
 
 
 def graph_answer(
-    graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None, gpu: Gpu | None = None
+    graphs: Sequence[Graph], memory: MemoryProfile, depth: int, diff: GraphDiff | None, gpu: Gpu | None = None
 ) -> Answer:
-    """Everything `presage graph` shows; `gpu`: and whether it fits in its memory."""
+    """Everything `presage graph` shows of the first graph, and the traffic of all, which are steps of different ranks;
+    `gpu`: and whether it fits in its memory."""
+    graph = graphs[0]
     total = summary.total(graph)
     given = ", ".join(f"{k}={v}" for k, v in graph.arguments.items())
     name = graph.source or "graph"
@@ -38,6 +41,7 @@ def graph_answer(
         peak_table(memory, where),
         role_table(memory),
     )
+    groups = (Section("Process groups", (traffic_table(graphs),)),) if graph.groups else ()
     notes = list(graph.notes)
     if total.useful_flops != total.flops:
         hidden = 1 - total.useful_flops / total.flops
@@ -50,10 +54,61 @@ def graph_answer(
         f"peak memory {size(memory.peak_allocated)} per step.",
         verdict="" if gpu is None else f"{_sentence(memory_fit(left))} ({size(gpu.memory)} of {gpu.name}).",
         verdict_tone="" if gpu is None else "good" if left >= 0 else "bad",
-        sections=(Section("Graph", tables), *changed),
+        sections=(*groups, Section("Graph", tables), *changed),
         notes=tuple(notes),
-        to_data=partial(graph_data, graph, memory, depth, diff, gpu),
+        to_data=partial(graph_data, graphs, memory, depth, diff, gpu),
     )
+
+
+@dataclass(frozen=True)
+class GroupTraffic:
+    """Collectives or messages of one kind that a rank issues in a process group, in a step."""
+
+    rank: int  # the first of those that run this step
+    ranks: int  # how many do
+    group: str
+    members: tuple[int, ...]
+    kind: str
+    calls: int
+    bytes: int  # of all of them
+
+
+def traffic(graphs: Sequence[Graph]) -> list[GroupTraffic]:
+    """By step, process group and kind, in the order in which they come."""
+    out = []
+    for graph in graphs:
+        calls: Counter[tuple[str, str]] = Counter()
+        nbytes: Counter[tuple[str, str]] = Counter()
+        for op in graph.ops:
+            kind = collective(op)
+            if kind is not None and op.group in graph.groups:
+                calls[op.group, kind] += 1
+                nbytes[op.group, kind] += collective_bytes(graph, op)
+        holders = graph.ranks[0], len(graph.ranks)
+        for (group, kind), n in calls.items():
+            out.append(GroupTraffic(*holders, group, graph.groups[group], kind, n, nbytes[group, kind]))
+    return out
+
+
+def traffic_table(graphs: Sequence[Graph]) -> DataTable:
+    """Process groups with their ranks, and what a rank sends or receives in them in a step."""
+    columns = ("rank", "runs on", "group", "its ranks", "kind", "calls", "bytes", "each")
+    rows = [
+        (
+            str(t.rank), f"{t.ranks:,} rank{'s' if t.ranks > 1 else ''}", t.group, _numbers(t.members), t.kind,
+            str(t.calls), size(t.bytes), size(t.bytes / t.calls),
+        )
+        for t in traffic(graphs)
+    ]  # fmt: skip
+    return data_table("Process groups and their traffic, per rank and step", columns, rows)
+
+
+def _numbers(ranks: Sequence[int], most: int = 4) -> str:
+    """0-7; 0, 2, 4; 0, 8 ... 56."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    shown = ranks if len(ranks) <= most else ranks[:2]
+    return ", ".join(map(str, shown)) + (f" ... {ranks[-1]}" if len(ranks) > most else "")
 
 
 def _sentence(text: str) -> str:
@@ -130,9 +185,10 @@ def execution_graph_answer(graph: ExecutionGraph, path: Path, top: int) -> Answe
 
 
 def graph_data(
-    graph: Graph, memory: MemoryProfile, depth: int, diff: GraphDiff | None, gpu: Gpu | None = None
+    graphs: Sequence[Graph], memory: MemoryProfile, depth: int, diff: GraphDiff | None, gpu: Gpu | None = None
 ) -> dict[str, Any]:
     """Plain values of a step's graph."""
+    graph = graphs[0]
 
     def row(r: SummaryRow) -> dict[str, Any]:
         return {k: v for k, v in asdict(r).items() if k not in ("depth", "alike")} | {"flops": r.flops}
@@ -155,6 +211,8 @@ def graph_data(
             "at_peak_by_role": memory.by_role(),
         },
     }
+    if graph.groups:
+        value["traffic"] = [asdict(t) for t in traffic(graphs)]
     if gpu is not None:
         left = gpu.memory - memory.peak_allocated
         value |= {"gpu": gpu.name, "gpu_memory_bytes": gpu.memory, "fits": left >= 0, "memory_left_bytes": left}

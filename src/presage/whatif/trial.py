@@ -24,8 +24,8 @@ from presage.costs.call import from_graph
 from presage.costs.kernel_model import OpTime
 from presage.engine import Durations
 from presage.noise.sampling import pace_factors
+from presage.prediction.api import own_times
 from presage.prediction.breakdown import MODELLED
-from presage.prediction.machine import kernel_times
 from presage.prediction.result import Quantiles
 from presage.prediction.step import StepProgram, StepResult, step_bound, step_program, step_result
 from presage.prediction.step_program import STREAM, draw_durations, program, step_seconds, with_loading
@@ -52,6 +52,7 @@ class TimedScenario:
     scenario: Scenario
     times: tuple[OpTime, ...]
     built: StepProgram
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def path(self) -> CriticalPath:
@@ -98,8 +99,9 @@ def edited_trial(scenario: Scenario, how: Drawing, base: Trial) -> Trial:
 
 
 def _timed(scenario: Scenario) -> TimedScenario:
-    times = tuple(kernel_times(scenario.graph, scenario.machine))
-    return TimedScenario(scenario, times, step_program(scenario.graph, times, scenario.machine.host))
+    times, notes = own_times(scenario.graph, scenario.machine)
+    built = step_program(scenario.graph, times, scenario.machine.host)
+    return TimedScenario(scenario, tuple(times), built, notes)
 
 
 def _usual(timed: TimedScenario, how: Drawing) -> Durations:
@@ -161,7 +163,7 @@ def _result(timed: TimedScenario, drawn: Floats, alone: Floats, how: Drawing) ->
     where, built = timed.scenario.machine, timed.built
     bound = step_bound(built.graph, timed.times, alone)
     result = step_result(built, timed.times, where.kernels.gpu, Quantiles.of(drawn), bound, how.draws, how.steps)
-    return replace(result, notes=(*result.notes, *where.notes), draws=drawn)
+    return replace(result, notes=(*result.notes, *where.notes, *timed.notes), draws=drawn)
 
 
 # ---- The critical path of one step at the usual pace: how much of it is the host's, the GPU's, and waiting.
