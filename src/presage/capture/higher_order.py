@@ -138,7 +138,7 @@ def _share_seen(recorder: Any, block_mask: tuple[Any, ...], queries: int, keys: 
     if size > keys:  # one block: no mask
         return 1.0, 0.0
     blocks = number.numel() * -(-keys // size)
-    totals = [_known(recorder, x.sum()) for x in (number, full) if x is not None]
+    totals = [_known(recorder, x.clamp(min=0).sum()) for x in (number, full) if x is not None]
     if None not in totals:
         total = sum(float(n or 0) for n in totals)
         return min(1.0, total / blocks), float(totals[0] or 0) / max(total, 1.0)
